@@ -1,0 +1,33 @@
+"""The three API versions of RawKV."""
+
+from __future__ import annotations
+
+import enum
+
+from formats.errors import UnsupportedFormat
+
+
+class ApiVersion(enum.IntEnum):
+    """Numbers as in ``kvrpcpb.APIVersion``."""
+
+    V1 = 0
+    V1TTL = 1
+    V2 = 2
+
+    @property
+    def label(self) -> str:
+        """The flag's form: ``v1``, ``v1ttl`` or ``v2``."""
+        return self.name.lower()
+
+    @property
+    def has_ttl(self) -> bool:
+        """Whether stored values can carry an expiry."""
+        return self is not ApiVersion.V1
+
+    @classmethod
+    def from_label(cls, label: str) -> ApiVersion:
+        """Parse ``v1``, ``v1ttl`` or ``v2``, in any case. Raises `UnsupportedFormat`."""
+        try:
+            return cls[label.strip().upper()]
+        except KeyError:
+            raise UnsupportedFormat(f"unknown API version {label!r}: v1, v1ttl or v2") from None
