@@ -1,0 +1,53 @@
+"""Fixtures and settings that every tier shares."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import hypothesis
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+TIERS = ("unit", "golden", "integration", "e2e")
+
+# A deadline measures the machine, not the code. CI looks further than a developer's quick run.
+hypothesis.settings.register_profile("quick", deadline=None, max_examples=200)
+hypothesis.settings.register_profile(
+    "ci",
+    deadline=None,
+    max_examples=3000,
+    print_blob=True,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+)
+hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.get("CI") else "quick"))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark every test with its tier: the folder it lives in."""
+    for item in items:
+        parts = item.path.relative_to(ROOT).parts
+        if len(parts) > 1 and parts[1] in TIERS:
+            item.add_marker(parts[1])
+
+
+@pytest.fixture(scope="session")
+def golden() -> Path:
+    """Return the folder of data recorded from real servers (``TIKV_BR_GOLDEN`` or ``../shared/golden``)."""
+    path = Path(os.environ.get("TIKV_BR_GOLDEN", ROOT.parent / "shared" / "golden"))
+    if not path.is_dir():
+        message = f"no golden data at {path}: set TIKV_BR_GOLDEN"
+        if os.environ.get("CI") == "true":
+            pytest.fail(message)
+        pytest.skip(message)
+    return path
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep the developer's own settings and credentials out of every test."""
+    for name in list(os.environ):
+        if re.match(r"(TIKV_BR_(?!GOLDEN)|AWS_)", name):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")

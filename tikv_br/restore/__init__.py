@@ -1,0 +1,4 @@
+"""Restoring a backup set into a cluster: checks, split and scatter, download, ingest, checksum.
+
+Imports the engines (spark, cluster, storage, backupset) and formats; never backup, incremental or the command line.
+"""
