@@ -1,0 +1,108 @@
+"""Columns of bytes as numpy sees them, and batches of them: no copies, no Python object per row."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from formats.errors import DamagedBytes, FormatError
+from formats.records import SCHEMA, STORAGE_SCHEMA
+
+Bytes = npt.NDArray[np.uint8]
+Offsets = npt.NDArray[np.int64]
+Scalar = TypeVar("Scalar", bound=np.generic)
+
+
+def view(array: pa.LargeBinaryArray) -> tuple[Offsets, Bytes]:
+    """The offsets, shape (rows + 1,), and the data that they point into; row i is ``data[offsets[i]:offsets[i + 1]]``.
+
+    Both are read-only views of the array's memory. In a slice the first offset need not be 0, and data reaches beyond
+    the slice. Offsets are checked (they ascend and lie within the data), so that kernels may trust them.
+    Raises `FormatError` for another type or for nulls, `DamagedBytes` for offsets that point astray.
+    """
+    if array.type != pa.large_binary():
+        raise FormatError(f"column of {array.type} where large_binary is due")
+    try:
+        array.validate(full=True)
+    except pa.ArrowInvalid as error:
+        raise DamagedBytes(f"column of bytes: {error}") from error
+    if array.null_count:
+        raise FormatError(f"column of bytes: {array.null_count} nulls")
+    _, offsets, data = array.buffers()
+    if not len(array):
+        return _frozen(np.zeros(1, np.int64)), _frozen(np.zeros(0, np.uint8))
+    return (
+        _frozen(np.frombuffer(offsets, np.int64, len(array) + 1, offset=array.offset * 8)),
+        _frozen(np.frombuffer(data, np.uint8) if data is not None and data.size else np.zeros(0, np.uint8)),
+    )
+
+
+def numbers(array: pa.Array) -> npt.NDArray[np.uint64]:
+    """A column of uint64 as a read-only view. Raises `FormatError` for another type or for nulls."""
+    if array.type != pa.uint64() or array.null_count:
+        raise FormatError(f"column of {array.type} with {array.null_count} nulls where uint64 without is due")
+    values: npt.NDArray[np.uint64] = array.to_numpy(zero_copy_only=True)
+    return _frozen(values)
+
+
+def flags(array: pa.Array) -> npt.NDArray[np.bool_]:
+    """A column of bool, unpacked to a byte a row. Raises `FormatError` for another type or for nulls."""
+    if array.type != pa.bool_() or array.null_count:
+        raise FormatError(f"column of {array.type} with {array.null_count} nulls where bool without is due")
+    values: npt.NDArray[np.bool_] = array.to_numpy(zero_copy_only=False)
+    return _frozen(values)
+
+
+def build(offsets: Offsets, data: Bytes) -> pa.LargeBinaryArray:
+    """The column over this memory, which it keeps alive. `offsets` has shape (rows + 1,) and must be right."""
+    return pa.LargeBinaryArray.from_buffers(
+        pa.large_binary(), len(offsets) - 1, [None, pa.py_buffer(offsets), pa.py_buffer(data)], null_count=0
+    )
+
+
+def from_list(rows: Sequence[bytes]) -> pa.LargeBinaryArray:
+    """A column of these rows: for tests and for handfuls, never for bulk."""
+    return pa.array(rows, pa.large_binary())
+
+
+def concat(arrays: Sequence[pa.LargeBinaryArray]) -> pa.LargeBinaryArray:
+    """One column of all rows in order; a single array is returned as it is."""
+    if not arrays:
+        return from_list([])
+    return arrays[0] if len(arrays) == 1 else pa.concat_arrays(arrays)
+
+
+def records(
+    keys: pa.LargeBinaryArray,
+    values: pa.LargeBinaryArray,
+    *,
+    expire_ts: npt.NDArray[np.uint64] | None = None,
+    ts: npt.NDArray[np.uint64] | None = None,
+    deleted: npt.NDArray[np.bool_] | None = None,
+) -> pa.RecordBatch:
+    """A batch of `SCHEMA`; what is not given is 0 or false in every row."""
+    rows = len(keys)
+    return pa.RecordBatch.from_arrays(
+        [
+            keys,
+            values,
+            pa.array(np.zeros(rows, np.uint64) if expire_ts is None else expire_ts),
+            pa.array(np.zeros(rows, np.uint64) if ts is None else ts),
+            pa.array(np.zeros(rows, np.bool_) if deleted is None else deleted),
+        ],
+        schema=SCHEMA,
+    )
+
+
+def storage_rows(keys: pa.LargeBinaryArray, values: pa.LargeBinaryArray) -> pa.RecordBatch:
+    """A batch of `STORAGE_SCHEMA`."""
+    return pa.RecordBatch.from_arrays([keys, values], schema=STORAGE_SCHEMA)
+
+
+def _frozen(array: npt.NDArray[Scalar]) -> npt.NDArray[Scalar]:
+    array.flags.writeable = False
+    return array

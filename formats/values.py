@@ -1,0 +1,74 @@
+"""The stored form of one value: with its expiry and flags.
+
+===== ==================================================================
+V1    value
+V1TTL value ‖ u64be(expiry), 0 = never
+V2    value ‖ [u64be(expiry) if flag 1] ‖ flags; flag 2 = deleted
+===== ==================================================================
+
+An expiry is absolute, in seconds since the epoch. Whole columns of values: `formats.rows`.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from formats.api_version import ApiVersion
+from formats.errors import DamagedBytes, UnsupportedFormat
+
+EXPIRE_SIZE = 8
+"""Bytes of an expiry."""
+FLAG_EXPIRE = 1
+"""The flag of V2 that says that an expiry stands before the flags."""
+FLAG_DELETED = 2
+"""The flag of V2 that makes a tombstone."""
+
+
+class StoredValue(NamedTuple):
+    """A value with what the store knows of it."""
+
+    value: bytes
+    expire_ts: int = 0
+    deleted: bool = False
+
+    def is_live(self, now: int) -> bool:
+        """Whether a reader sees it at `now`, in seconds since the epoch; an expiry equal to `now` is over."""
+        return not self.deleted and (self.expire_ts == 0 or self.expire_ts > now)
+
+
+def encode_value(api_version: ApiVersion, stored: StoredValue) -> bytes:
+    """The bytes in RocksDB. Raises `UnsupportedFormat` for an expiry or tombstone that the version cannot hold."""
+    value, expire_ts, deleted = stored
+    if api_version is ApiVersion.V2:
+        expiry = expire_ts.to_bytes(EXPIRE_SIZE, "big") if expire_ts else b""
+        return value + expiry + bytes([FLAG_EXPIRE * bool(expire_ts) | FLAG_DELETED * deleted])
+    if deleted:
+        raise UnsupportedFormat(f"API {api_version.label} stores no tombstones")
+    if api_version is ApiVersion.V1TTL:
+        return value + expire_ts.to_bytes(EXPIRE_SIZE, "big")
+    if expire_ts:
+        raise UnsupportedFormat("API v1 stores no expiry")
+    return value
+
+
+def decode_value(api_version: ApiVersion, data: bytes) -> StoredValue:
+    """The value in the bytes from RocksDB. Raises `DamagedBytes`."""
+    if api_version is ApiVersion.V1:
+        return StoredValue(data)
+    if api_version is ApiVersion.V1TTL:
+        return StoredValue(*_split_expiry(data))
+    if not data:
+        raise DamagedBytes("stored value: no flags")
+    flags = data[-1]
+    if flags & ~(FLAG_EXPIRE | FLAG_DELETED):
+        raise DamagedBytes(f"stored value: unknown flags {flags:#04x}")
+    value, expire_ts = _split_expiry(data[:-1]) if flags & FLAG_EXPIRE else (data[:-1], 0)
+    if flags & FLAG_EXPIRE and not expire_ts:
+        raise DamagedBytes("stored value: flagged to expire, at 0")
+    return StoredValue(value, expire_ts, bool(flags & FLAG_DELETED))
+
+
+def _split_expiry(data: bytes) -> tuple[bytes, int]:
+    if len(data) < EXPIRE_SIZE:
+        raise DamagedBytes(f"stored value: {len(data)} bytes where an expiry takes {EXPIRE_SIZE}")
+    return data[:-EXPIRE_SIZE], int.from_bytes(data[-EXPIRE_SIZE:], "big")
