@@ -1,0 +1,143 @@
+"""The planner: exact cover, cuts at region starts only, balance, and size of the job."""
+
+from __future__ import annotations
+
+import itertools
+import time
+import tracemalloc
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given
+
+from formats import mce
+from formats.api_version import ApiVersion
+from formats.keys import KeyCodec
+from tikv_br.backup.plan import (
+    LARGEST_TASK,
+    MIB,
+    REGION_OVERHEAD,
+    SMALLEST_TASK,
+    Interval,
+    RegionSize,
+    plan_intervals,
+    task_bytes,
+)
+
+CODECS = [KeyCodec(ApiVersion.V1), KeyCodec(ApiVersion.V1TTL), KeyCodec(ApiVersion.V2, 7)]
+WANTED = 64 * MIB
+
+
+def region_list(codec: KeyCodec, starts: list[bytes], sizes: list[int]) -> list[RegionSize]:
+    """The regions that PD would list: the first from the beginning of all keys, then at each RPC key."""
+    bounds = [b"", *(codec.bound(codec.rpc_key(start)) for start in starts)]
+    return [RegionSize(bound, size) for bound, size in zip(bounds, sizes, strict=False)]
+
+
+@st.composite
+def tables(draw: st.DrawFn) -> tuple[KeyCodec, list[RegionSize], bytes, bytes]:
+    """A codec, its regions, and the RPC range to plan, whose ends need not be region bounds."""
+    codec = draw(st.sampled_from(CODECS))
+    keys = st.binary(min_size=1, max_size=20)
+    starts = sorted(draw(st.sets(keys, max_size=40)))
+    sizes = draw(st.lists(st.integers(0, 200 * MIB), min_size=len(starts) + 1, max_size=len(starts) + 1))
+    start, end = sorted([draw(st.just(b"") | keys), draw(keys)])
+    rpc_start, rpc_end = codec.rpc_range(start, draw(st.sampled_from([end, b""])))
+    return codec, region_list(codec, starts, sizes), rpc_start, rpc_end
+
+
+@given(tables())
+def test_intervals_cover_the_range_exactly(table: tuple[KeyCodec, list[RegionSize], bytes, bytes]) -> None:
+    """Each interval starts where the one before ends; the first and the last have the range's own ends."""
+    codec, regions, start, end = table
+    intervals = plan_intervals(regions, codec, start, end, WANTED)
+    assert intervals[0].start == start
+    assert intervals[-1].end == end
+    assert all(left.end == right.start for left, right in itertools.pairwise(intervals))
+    assert all(interval.start < interval.end for interval in intervals[:-1])
+
+
+@given(tables())
+def test_cuts_are_region_starts(table: tuple[KeyCodec, list[RegionSize], bytes, bytes]) -> None:
+    """No region is cut in two by the plan: that would cost a second request to it."""
+    codec, regions, start, end = table
+    starts = {codec.from_bound(region.start) for region in regions}
+    cuts = {interval.start for interval in plan_intervals(regions, codec, start, end, WANTED)[1:]}
+    assert cuts <= starts
+
+
+@given(tables())
+def test_intervals_weigh_about_the_same(table: tuple[KeyCodec, list[RegionSize], bytes, bytes]) -> None:
+    """Only a single region can be much above the wanted size, and only where none could be added is one below it."""
+    codec, regions, start, end = table
+    intervals = plan_intervals(regions, codec, start, end, WANTED)
+    largest = max(*(region.size for region in regions), REGION_OVERHEAD)
+    inside = [region for region in regions if codec.from_bound(region.start) > start]
+    if len(inside) == len(regions) - 1 and (not end or all(codec.from_bound(r.start) < end for r in regions)):
+        assert all(interval.size <= WANTED + largest // 2 or interval.regions == 1 for interval in intervals)
+        assert all(interval.size + largest // 2 + 1 >= WANTED or interval.regions == 1 for interval in intervals[:-1])
+        assert sum(interval.regions for interval in intervals) == len(regions)
+
+
+def test_a_huge_region_stays_one_task() -> None:
+    """A region larger than the wanted size is neither cut nor joined with its neighbours."""
+    codec = KeyCodec(ApiVersion.V1)
+    regions = region_list(codec, [b"g", b"p"], [60 * MIB, 5000 * MIB, 60 * MIB])
+    intervals = plan_intervals(regions, codec, b"", b"", WANTED)
+    assert intervals == [
+        Interval(b"", b"g", 60 * MIB, 1),
+        Interval(b"g", b"p", 5000 * MIB, 1),
+        Interval(b"p", b"", 60 * MIB, 1),
+    ]
+
+
+def test_a_broken_region_bound_is_no_place_to_cut() -> None:
+    """PD splits at any bytes; a bound that is no encoded key is passed over, and the cover stays exact."""
+    codec = KeyCodec(ApiVersion.V2)
+    start, end = codec.rpc_range(b"", b"")
+    regions = [
+        RegionSize(mce.encode(start), 96 * MIB),
+        RegionSize(b"r\0\0\0half", 96 * MIB),
+        RegionSize(mce.encode(b"r\0\0\0m"), 96 * MIB),
+        RegionSize(mce.encode(b"r\0\0\0m") + bytes(8), 96 * MIB),
+    ]
+    cuts = [(interval.start, interval.end) for interval in plan_intervals(regions, codec, start, end, WANTED)]
+    assert cuts == [(start, b"r\0\0\0m"), (b"r\0\0\0m", end)]
+
+
+def test_empty_regions_share_a_task_but_not_all_of_them() -> None:
+    """A region without data still costs a request, so ten thousand of them are not one task."""
+    codec = KeyCodec(ApiVersion.V1)
+    starts = [index.to_bytes(4, "big") for index in range(1, 10_000)]
+    intervals = plan_intervals(region_list(codec, starts, [0] * 10_000), codec, b"", b"", WANTED)
+    assert 100 < len(intervals) < 200
+
+
+@pytest.mark.parametrize(
+    ("total", "concurrency", "wanted"),
+    [
+        (0, 2, SMALLEST_TASK),
+        (8 * 100 * MIB, 2, 100 * MIB),
+        (10 << 40, 64, LARGEST_TASK),
+    ],
+)
+def test_task_size_follows_total_and_concurrency(total: int, concurrency: int, wanted: int) -> None:
+    """Small backups make few tasks, large ones several a slot, and no task is too long to repeat."""
+    assert task_bytes(total, concurrency) == wanted
+
+
+def test_a_hundred_thousand_regions_plan_quickly_in_little_memory() -> None:
+    """100,000 regions of 96 MiB take seconds and megabytes, not minutes and gigabytes."""
+    codec = KeyCodec(ApiVersion.V2, 1)
+    start, end = codec.rpc_range(b"", b"")
+    regions = [RegionSize(codec.bound(start + index.to_bytes(4, "big")), 96 * MIB) for index in range(1, 100_001)]
+    began = time.perf_counter()
+    tracemalloc.start()
+    intervals = plan_intervals(regions, codec, start, end, task_bytes(100_000 * 96 * MIB, 64))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert time.perf_counter() - began < 10
+    assert peak < 64 * MIB
+    assert 9_000 < len(intervals) < 11_000
+    assert intervals[0].start == start
+    assert intervals[-1].end == end
