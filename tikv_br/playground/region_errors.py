@@ -1,0 +1,77 @@
+"""The region errors of a store, worded as TiKV words them (recorded in golden/wire)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from tikv_br.cluster.pb import errorpb_pb2, metapb_pb2
+from tikv_br.playground.region import Peer, Region
+
+
+def store_not_match(asked: int, mine: int) -> errorpb_pb2.Error:
+    """The request was meant for another store."""
+    return errorpb_pb2.Error(
+        message=f"to store id {asked}, mine {mine}",
+        store_not_match=errorpb_pb2.StoreNotMatch(request_store_id=asked, actual_store_id=mine),
+    )
+
+
+def region_not_found(region_id: int, *, read: bool) -> errorpb_pb2.Error:
+    """The store has no peer of the region; reads and writes word it differently."""
+    return errorpb_pb2.Error(
+        message=f"region {region_id} is missing" if read else f"region {region_id} not found",
+        region_not_found=errorpb_pb2.RegionNotFound(region_id=region_id),
+    )
+
+
+def mismatch_peer_id(asked: int, mine: int) -> errorpb_pb2.Error:
+    """The store's peer of the region is another than the one asked for."""
+    return errorpb_pb2.Error(
+        message=f"mismatch peer id {asked} != {mine}",
+        mismatch_peer_id=errorpb_pb2.MismatchPeerId(request_peer_id=asked, store_peer_id=mine),
+    )
+
+
+def not_leader(region_id: int, leader: Peer | None) -> errorpb_pb2.Error:
+    """The store only follows; with a hint at who leads, if anyone does."""
+    hint = f"Some(id: {leader.id} store_id: {leader.store_id})" if leader else "None"
+    return errorpb_pb2.Error(
+        message=f"peer is not leader for region {region_id}, leader may {hint}",
+        not_leader=errorpb_pb2.NotLeader(region_id=region_id, leader=leader.to_pb() if leader else None),
+    )
+
+
+def epoch_not_match(
+    region: Region, sent: metapb_pb2.RegionEpoch, current: Iterable[Region], *, split: bool = False
+) -> errorpb_pb2.Error:
+    """The region has changed since the caller looked; ``current`` are the regions that took its place."""
+    now = f"conf_ver: {region.conf_ver} version: {region.version}"
+    then = f"conf_ver: {sent.conf_ver} version: {sent.version}"
+    if split:
+        peer_id = region.leader.id
+        message = f"EpochNotMatch [region {region.id}] {peer_id} epoch changed {now} != {then}, retry later"
+    else:
+        message = f"EpochNotMatch current epoch of region {region.id} is {now}, but you sent {then}"
+    return errorpb_pb2.Error(
+        message=message,
+        epoch_not_match=errorpb_pb2.EpochNotMatch(current_regions=[each.to_pb() for each in current]),
+    )
+
+
+def key_not_in_region(region: Region, key: bytes) -> errorpb_pb2.Error:
+    """A storage key (V2: memcomparable, with or without ts) outside the region's bounds."""
+    bounds = f"[{region.start.hex().upper()}, {region.end.hex().upper()})"
+    return errorpb_pb2.Error(
+        message=f"key {key.hex().upper()} is not in region key range {bounds} for region {region.id}",
+        key_not_in_region=errorpb_pb2.KeyNotInRegion(
+            key=key, region_id=region.id, start_key=region.start, end_key=region.end
+        ),
+    )
+
+
+def max_timestamp_not_synced(region_id: int) -> errorpb_pb2.Error:
+    """A new leader takes no raw writes of V2 before it has flushed its causal timestamps."""
+    return errorpb_pb2.Error(
+        message=f"Max timestamp not synced: region {region_id} has a potentially stale max timestamp",
+        max_timestamp_not_synced=errorpb_pb2.MaxTimestampNotSynced(),
+    )
