@@ -1,0 +1,61 @@
+"""Conversions and feature gates."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from formats.api_version import ApiVersion
+from tikv_br.backup.conversion import (
+    BACKUP_TS,
+    CHECKSUM,
+    CONVERSION,
+    Feature,
+    release,
+    require_conversion,
+    require_feature,
+)
+from tikv_br.errors import ClusterUnfit, ConversionUnsupported
+
+V1, V1TTL, V2 = ApiVersion.V1, ApiVersion.V1TTL, ApiVersion.V2
+KEEPS_ALL = {(V1, V1), (V1, V1TTL), (V1, V2), (V1TTL, V1TTL), (V1TTL, V2), (V2, V2)}
+
+
+@pytest.mark.parametrize(("source", "target"), list(itertools.product(ApiVersion, ApiVersion)))
+def test_only_conversions_that_keep_all_data_pass(source: ApiVersion, target: ApiVersion) -> None:
+    """Six of the nine pairs lose nothing; the others are refused, naming both versions."""
+    if (source, target) in KEEPS_ALL:
+        require_conversion(source, target)
+    else:
+        with pytest.raises(ConversionUnsupported, match=rf"API {source.label}; .* as {target.label}: "):
+            require_conversion(source, target)
+
+
+@pytest.mark.parametrize(
+    ("version", "feature", "fits"),
+    [
+        ("6.0.9", CONVERSION, False),
+        ("6.1.0", CONVERSION, True),
+        ("6.1.0", CHECKSUM, False),
+        ("6.1.1", CHECKSUM, True),
+        ("6.1.9", BACKUP_TS, False),
+        ("6.2.0-alpha", BACKUP_TS, True),
+        ("9.0.0-beta.2", BACKUP_TS, True),
+        ("10.0.0", BACKUP_TS, True),
+    ],
+)
+def test_features_are_gated_by_cluster_version(version: str, feature: Feature, fits: bool) -> None:
+    """Versions compare as numbers, and a pre-release counts as its release."""
+    if fits:
+        require_feature(version, feature)
+    else:
+        with pytest.raises(ClusterUnfit, match=version.replace(".", r"\.")):
+            require_feature(version, feature)
+
+
+def test_versions_come_in_several_forms() -> None:
+    """PD quotes its version in JSON and stores may write a v before it; anything else is said to be no version."""
+    assert release('"8.5.2"') == release("v8.5.2") == release("8.5.2-nightly+x") == (8, 5, 2)
+    with pytest.raises(ClusterUnfit, match="unknown"):
+        release("unknown")
