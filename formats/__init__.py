@@ -2,3 +2,5 @@
 
 No I/O, no gRPC, no clock, no randomness, and no import from the floors above.
 """
+
+__part_of__ = "tikv-br"  # what tells this package from another of the same name (see tikv_br.cli.clash)

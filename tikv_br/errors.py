@@ -15,6 +15,7 @@ The tree (indentation = inheritance; the number is the exit code)::
         SafePointError               10   GC has passed, or would pass, the data we need
         TimestampAheadOfTso          11   restored data would shadow later writes
         DangerousRequest             12   a request that would kill a store; never sent
+        KeyNotFound                  13   the key asked for does not exist
       StorageError
         StorageUnreachable           20   the object store does not answer
         StorageDenied                21   credentials or rights do not suffice
@@ -37,6 +38,7 @@ The tree (indentation = inheritance; the number is the exit code)::
         PackageClash                 52   another package hides one of ours
         PlaygroundError              53   the playground cannot do what was asked
       Interrupted                   130   SIGINT
+      OutputClosed                  141   the reader of our output has gone (SIGPIPE)
       Terminated                    143   SIGTERM
 
 Docs: ``docs/exit-codes.md`` is generated from these classes.
@@ -161,6 +163,13 @@ class DangerousRequest(ClusterError):
 
     exit_code = 12
     default_hint = "This is a defect of tikv-br: please report it."
+
+
+class KeyNotFound(ClusterError):
+    """The key asked for does not exist, or has expired."""
+
+    exit_code = 13
+    default_hint = "Check the key and --format; `tikv-br raw scan` shows what is there."
 
 
 class StorageError(TikvBrError):
@@ -303,6 +312,13 @@ class Interrupted(TikvBrError):
 
     exit_code = 130
     default_hint = "Run the same command again when you are ready."
+
+
+class OutputClosed(TikvBrError):
+    """Whoever read our standard output has gone (SIGPIPE)."""
+
+    exit_code = 141
+    default_hint = "Nothing to do where the reader stopped on purpose, as `head` does."
 
 
 class Terminated(TikvBrError):

@@ -1,0 +1,62 @@
+"""Command groups that import a command's module only when that command runs: ``--help`` stays quick."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import typer
+import typer.main
+from typer.core import TyperCommand, TyperGroup
+
+if TYPE_CHECKING:
+    from typer._click import Command, Context
+
+
+_COMPLETION = ("install_completion", "show_completion")  # the root offers them; once is enough
+
+
+@dataclass(frozen=True, slots=True)
+class LazyCommand:
+    """A command that is not imported yet: ``module`` holds its Typer ``app``, ``help`` stands in the list."""
+
+    module: str
+    help: str
+
+    def load(self, name: str) -> Command:
+        """Import the module and build its command."""
+        app: typer.Typer = importlib.import_module(self.module).app
+        command = typer.main.get_command(app)
+        command.name = name
+        command.params = [param for param in command.params if param.name not in _COMPLETION]
+        return command
+
+
+class LazyGroup(TyperGroup):
+    """A group whose commands stand in `table`; a subclass fills it."""
+
+    table: ClassVar[dict[str, LazyCommand]]
+
+    def __init__(self, **attributes: Any) -> None:  # noqa: ANN401 - handed through to Typer
+        super().__init__(**attributes)
+        for name, lazy in self.table.items():
+            self.add_command(TyperCommand(name=name, help=lazy.help), name)
+
+    def resolve_command(self, ctx: Context, args: list[str]) -> tuple[str | None, Command | None, list[str]]:
+        """Find the command by its stand-in (with suggestions for typing errors), then import the real one."""
+        name, command, rest = super().resolve_command(ctx, args)
+        lazy = self.table.get(name or "")
+        return name, command if lazy is None or name is None else lazy.load(name), rest
+
+
+class DefaultCommandGroup(TyperGroup):
+    """A group that runs ``raw`` where no command is named: ``restore -s URL`` is ``restore raw -s URL``."""
+
+    default_command: ClassVar[str] = "raw"
+
+    def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
+        """Put the default command in front unless one is named or only help is wanted."""
+        if args and args[0] not in self.commands and args[0] not in ctx.help_option_names:
+            args = [self.default_command, *args]
+        return super().parse_args(ctx, args)
