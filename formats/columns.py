@@ -14,6 +14,8 @@ from formats.records import SCHEMA, STORAGE_SCHEMA
 
 Bytes = npt.NDArray[np.uint8]
 Offsets = npt.NDArray[np.int64]
+Numbers = npt.NDArray[np.uint64]
+Flags = npt.NDArray[np.bool_]
 Scalar = TypeVar("Scalar", bound=np.generic)
 
 
@@ -41,19 +43,19 @@ def view(array: pa.LargeBinaryArray) -> tuple[Offsets, Bytes]:
     )
 
 
-def numbers(array: pa.Array) -> npt.NDArray[np.uint64]:
+def numbers(array: pa.Array) -> Numbers:
     """A column of uint64 as a read-only view. Raises `FormatError` for another type or for nulls."""
     if array.type != pa.uint64() or array.null_count:
         raise FormatError(f"column of {array.type} with {array.null_count} nulls where uint64 without is due")
-    values: npt.NDArray[np.uint64] = array.to_numpy(zero_copy_only=True)
+    values: Numbers = array.to_numpy(zero_copy_only=True)
     return _frozen(values)
 
 
-def flags(array: pa.Array) -> npt.NDArray[np.bool_]:
+def flags(array: pa.Array) -> Flags:
     """A column of bool, unpacked to a byte a row. Raises `FormatError` for another type or for nulls."""
     if array.type != pa.bool_() or array.null_count:
         raise FormatError(f"column of {array.type} with {array.null_count} nulls where bool without is due")
-    values: npt.NDArray[np.bool_] = array.to_numpy(zero_copy_only=False)
+    values: Flags = array.to_numpy(zero_copy_only=False)
     return _frozen(values)
 
 
@@ -69,6 +71,11 @@ def from_list(rows: Sequence[bytes]) -> pa.LargeBinaryArray:
     return pa.array(rows, pa.large_binary())
 
 
+def from_bytes(data: bytes) -> Bytes:
+    """A read-only view of these bytes."""
+    return np.frombuffer(data, np.uint8)
+
+
 def concat(arrays: Sequence[pa.LargeBinaryArray]) -> pa.LargeBinaryArray:
     """One column of all rows in order; a single array is returned as it is."""
     if not arrays:
@@ -80,9 +87,9 @@ def records(
     keys: pa.LargeBinaryArray,
     values: pa.LargeBinaryArray,
     *,
-    expire_ts: npt.NDArray[np.uint64] | None = None,
-    ts: npt.NDArray[np.uint64] | None = None,
-    deleted: npt.NDArray[np.bool_] | None = None,
+    expire_ts: Numbers | None = None,
+    ts: Numbers | None = None,
+    deleted: Flags | None = None,
 ) -> pa.RecordBatch:
     """A batch of `SCHEMA`; what is not given is 0 or false in every row."""
     rows = len(keys)

@@ -21,9 +21,15 @@ def njit(function: Callable[P, R] | None = None, /, **options: Any) -> Any:
     Use it bare (``@njit``) or with options of ``numba.njit``. Division by zero follows numpy, so that integer division
     costs no check; indexing is NOT checked, so a kernel must prove every index before it uses one.
 
-    The cache follows the file that defines the kernel, not the files of kernels it calls: keep a kernel and the kernels
-    it calls in one module, or a change to the callee goes unseen by a warm cache.
+    The cache follows the file that defines the kernel, not the files of kernels it calls: after a change to a shared
+    kernel, remove ``__pycache__``. Where nothing can be cached (no writable folder) each process compiles for itself.
     """
     settings: dict[str, Any] = {"cache": True, "nogil": True, "error_model": "numpy", **options}
-    compiler = cast("Callable[[Callable[P, R]], Callable[P, R]]", numba.njit(**settings))
+
+    def compiler(kernel: Callable[P, R]) -> Callable[P, R]:
+        try:
+            return cast("Callable[P, R]", numba.njit(**settings)(kernel))
+        except RuntimeError:  # numba finds no folder for its cache
+            return cast("Callable[P, R]", numba.njit(**settings | {"cache": False})(kernel))
+
     return compiler if function is None else compiler(function)

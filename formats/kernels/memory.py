@@ -1,0 +1,49 @@
+"""Copies and numbers in byte buffers, shaped so that LLVM turns them into wide moves.
+
+Two things matter, each worth a factor of 5 to 10. Indices are unsigned: signed ones may be negative to numba, which then
+counts from the end, in a branch that keeps a loop from being vectorised. And eight bytes at once are read and written
+as one number. Callers prove that all of it lies within the buffers: nothing is checked here.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from formats.columns import Bytes
+from formats.jit import njit
+
+WORD = 8
+U64 = np.uint64
+
+
+@njit
+def get_u64(source: Bytes, at: int) -> np.uint64:
+    """The big-endian number in the 8 bytes at `at`."""
+    start, number = U64(at), U64(0)
+    for index in range(U64(WORD)):
+        number = (number << U64(8)) | U64(source[start + index])
+    return number
+
+
+@njit
+def put_u64(target: Bytes, at: int, number: np.uint64) -> None:
+    """Write `number`, big endian, to the 8 bytes at `at`."""
+    start = U64(at)
+    for index in range(U64(WORD)):
+        target[start + index] = np.uint8((number >> (U64(56) - U64(8) * index)) & U64(0xFF))
+
+
+@njit
+def copy(target: Bytes, at: int, source: Bytes, start: int, size: int) -> None:
+    """Copy `size` bytes."""
+    to, since = U64(at), U64(start)
+    for index in range(U64(size)):
+        target[to + index] = source[since + index]
+
+
+@njit
+def xor(target: Bytes, at: int, source: Bytes, start: int, size: int) -> None:
+    """XOR `size` bytes of `source` into `target`."""
+    to, since = U64(at), U64(start)
+    for index in range(U64(size)):
+        target[to + index] ^= source[since + index]

@@ -1,0 +1,272 @@
+"""Keys and values between their user and storage forms, a column at a time.
+
+A decoder first measures, proving each length before it reads, and says which row is wrong and how; only then is
+anything copied. All offsets have shape (rows + 1,); what is returned starts at 0.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from formats.columns import Bytes, Flags, Numbers, Offsets
+from formats.jit import njit
+from formats.kernels.memory import copy, get_u64, put_u64
+from formats.keys import PREFIX_SIZE, TS_SIZE
+from formats.mce import ENCODED_GROUP, FULL, GROUP
+from formats.values import EXPIRE_SIZE, FLAG_DELETED, FLAG_EXPIRE
+
+Signs = npt.NDArray[np.int8]
+
+Z = np.uint8(ord("z"))
+FILL = np.uint8(FULL)
+FIRST = GROUP - PREFIX_SIZE  # user bytes beside the prefix in the first group
+
+GOOD = 0
+NO_DATA_PREFIX = 1
+BAD_LENGTH = 2
+BAD_MARKER = 3
+BAD_PADDING = 4
+OTHER_KEYSPACE = 5
+BAD_TS = 6
+NO_FLAGS = 7
+BAD_FLAGS = 8
+NO_EXPIRY = 9
+ZERO_EXPIRY = 10
+
+
+@njit
+def add_data_prefix(offsets: Offsets, data: Bytes) -> tuple[Offsets, Bytes]:
+    """Storage keys before V2: ``z`` and the user key."""
+    rows = len(offsets) - 1
+    ends = np.empty(rows + 1, np.int64)
+    for row in range(rows + 1):
+        ends[row] = offsets[row] - offsets[0] + row
+    out = np.empty(ends[rows], np.uint8)
+    for row in range(rows):
+        out[ends[row]] = Z
+        copy(out, ends[row] + 1, data, offsets[row], offsets[row + 1] - offsets[row])
+    return ends, out
+
+
+@njit
+def strip_data_prefix(offsets: Offsets, data: Bytes) -> tuple[int, int, Offsets, Bytes]:
+    """User keys before V2: (wrong row, reason or `GOOD`, offsets, data)."""
+    rows = len(offsets) - 1
+    ends = np.zeros(rows + 1, np.int64)
+    for row in range(rows):
+        if offsets[row + 1] == offsets[row] or data[offsets[row]] != Z:
+            return row, NO_DATA_PREFIX, ends, np.empty(0, np.uint8)
+        ends[row + 1] = offsets[row + 1] - offsets[0] - row - 1
+    out = np.empty(ends[rows], np.uint8)
+    for row in range(rows):
+        copy(out, ends[row], data, offsets[row] + 1, ends[row + 1] - ends[row])
+    return 0, GOOD, ends, out
+
+
+@njit
+def _encode_key(out: Bytes, at: int, prefix: Bytes, data: Bytes, start: int, stop: int) -> int:
+    """Write the MCE of prefix and user key; returns where it ends."""
+    copy(out, at, prefix, 0, PREFIX_SIZE)
+    filled = PREFIX_SIZE
+    if stop - start >= FIRST:
+        copy(out, at + PREFIX_SIZE, data, start, FIRST)
+        out[at + GROUP] = FILL
+        at, start, filled = at + ENCODED_GROUP, start + FIRST, 0
+    while stop - start >= GROUP:
+        put_u64(out, at, get_u64(data, start))
+        out[at + GROUP] = FILL
+        at, start = at + ENCODED_GROUP, start + GROUP
+    copy(out, at + filled, data, start, stop - start)
+    filled += stop - start
+    for index in range(filled, GROUP):
+        out[at + index] = 0
+    out[at + GROUP] = np.uint8(FULL - GROUP + filled)
+    return at + ENCODED_GROUP
+
+
+@njit
+def encode_v2_keys(
+    offsets: Offsets, data: Bytes, prefix: Bytes, ts: Numbers, default_ts: np.uint64
+) -> tuple[Offsets, Bytes]:
+    """Storage keys of V2: ``z``, MCE(prefix + user key), ~ts big endian; a ts of 0 becomes `default_ts`."""
+    rows = len(offsets) - 1
+    ends = np.zeros(rows + 1, np.int64)
+    for row in range(rows):
+        size = PREFIX_SIZE + offsets[row + 1] - offsets[row]
+        ends[row + 1] = ends[row] + 1 + (size // GROUP + 1) * ENCODED_GROUP + TS_SIZE
+    out = np.empty(ends[rows], np.uint8)
+    for row in range(rows):
+        out[ends[row]] = Z
+        at = _encode_key(out, ends[row] + 1, prefix, data, offsets[row], offsets[row + 1])
+        put_u64(out, at, ~(ts[row] or default_ts))
+    return ends, out
+
+
+@njit
+def _check_groups(data: Bytes, start: int, last: int) -> tuple[int, int]:
+    """(reason or `GOOD`, padding) of the groups from `start` to the one at `last`, all of them within `data`."""
+    for marker in range(start + GROUP, last, ENCODED_GROUP):
+        if data[marker] != FILL:
+            return BAD_MARKER, 0
+    padding = FULL - int(data[last + GROUP])
+    if padding < 1 or padding > GROUP:
+        return BAD_MARKER, 0
+    for index in range(last + GROUP - padding, last + GROUP):
+        if data[index]:
+            return BAD_PADDING, 0
+    return GOOD, padding
+
+
+@njit
+def _check_v2_key(data: Bytes, start: int, stop: int, prefix: Bytes) -> tuple[int, int]:
+    """(reason or `GOOD`, size of the user key) of one storage key."""
+    if stop == start or data[start] != Z:
+        return NO_DATA_PREFIX, 0
+    groups, rest = divmod(stop - start - 1 - TS_SIZE, ENCODED_GROUP)
+    if groups < 1 or rest:
+        return BAD_LENGTH, 0
+    reason, padding = _check_groups(data, start + 1, start + 1 + (groups - 1) * ENCODED_GROUP)
+    if reason != GOOD:
+        return reason, 0
+    size = groups * GROUP - padding - PREFIX_SIZE
+    if size < 0:
+        return OTHER_KEYSPACE, 0
+    for index in range(PREFIX_SIZE):
+        if data[start + 1 + index] != prefix[index]:
+            return OTHER_KEYSPACE, 0
+    return GOOD, size
+
+
+@njit
+def _decode_key(out: Bytes, at: int, size: int, data: Bytes, start: int) -> None:
+    """Copy the user key of a checked storage key whose groups begin at `start`."""
+    first = min(size, FIRST)
+    copy(out, at, data, start + PREFIX_SIZE, first)
+    at, stop, start = at + first, at + size, start + ENCODED_GROUP
+    while stop - at >= GROUP:
+        put_u64(out, at, get_u64(data, start))
+        at, start = at + GROUP, start + ENCODED_GROUP
+    copy(out, at, data, start, stop - at)
+
+
+@njit
+def decode_v2_keys(offsets: Offsets, data: Bytes, prefix: Bytes) -> tuple[int, int, Offsets, Bytes, Numbers]:
+    """User keys and ts of V2: (wrong row, reason or `GOOD`, offsets, data, ts)."""
+    rows = len(offsets) - 1
+    ends = np.zeros(rows + 1, np.int64)
+    ts = np.empty(rows, np.uint64)
+    for row in range(rows):
+        reason, size = _check_v2_key(data, offsets[row], offsets[row + 1], prefix)
+        if reason == GOOD:
+            ts[row] = ~get_u64(data, offsets[row + 1] - TS_SIZE)
+            reason = GOOD if ts[row] else BAD_TS
+        if reason != GOOD:
+            return row, reason, ends, np.empty(0, np.uint8), ts
+        ends[row + 1] = ends[row] + size
+    out = np.empty(ends[rows], np.uint8)
+    for row in range(rows):
+        _decode_key(out, ends[row], ends[row + 1] - ends[row], data, offsets[row] + 1)
+    return 0, GOOD, ends, out, ts
+
+
+@njit
+def encode_v1ttl_values(offsets: Offsets, data: Bytes, expire_ts: Numbers) -> tuple[Offsets, Bytes]:
+    """Stored values of V1TTL: value, expiry big endian."""
+    rows = len(offsets) - 1
+    ends = np.empty(rows + 1, np.int64)
+    for row in range(rows + 1):
+        ends[row] = offsets[row] - offsets[0] + row * EXPIRE_SIZE
+    out = np.empty(ends[rows], np.uint8)
+    for row in range(rows):
+        copy(out, ends[row], data, offsets[row], offsets[row + 1] - offsets[row])
+        put_u64(out, ends[row + 1] - EXPIRE_SIZE, expire_ts[row])
+    return ends, out
+
+
+@njit
+def decode_v1ttl_values(offsets: Offsets, data: Bytes) -> tuple[int, int, Offsets, Bytes, Numbers]:
+    """User values and expiries of V1TTL: (wrong row, reason or `GOOD`, offsets, data, expire_ts)."""
+    rows = len(offsets) - 1
+    ends = np.zeros(rows + 1, np.int64)
+    expire_ts = np.empty(rows, np.uint64)
+    for row in range(rows):
+        if offsets[row + 1] - offsets[row] < EXPIRE_SIZE:
+            return row, NO_EXPIRY, ends, np.empty(0, np.uint8), expire_ts
+        expire_ts[row] = get_u64(data, offsets[row + 1] - EXPIRE_SIZE)
+        ends[row + 1] = offsets[row + 1] - offsets[0] - (row + 1) * EXPIRE_SIZE
+    out = np.empty(ends[rows], np.uint8)
+    for row in range(rows):
+        copy(out, ends[row], data, offsets[row], ends[row + 1] - ends[row])
+    return 0, GOOD, ends, out, expire_ts
+
+
+@njit
+def encode_v2_values(offsets: Offsets, data: Bytes, expire_ts: Numbers, deleted: Flags) -> tuple[Offsets, Bytes]:
+    """Stored values of V2: value, expiry big endian if there is one, flags."""
+    rows = len(offsets) - 1
+    ends = np.zeros(rows + 1, np.int64)
+    for row in range(rows):
+        tail = 1 + (EXPIRE_SIZE if expire_ts[row] else 0)
+        ends[row + 1] = ends[row] + offsets[row + 1] - offsets[row] + tail
+    out = np.empty(ends[rows], np.uint8)
+    for row in range(rows):
+        copy(out, ends[row], data, offsets[row], offsets[row + 1] - offsets[row])
+        stop = ends[row + 1] - 1
+        out[stop] = np.uint8((FLAG_EXPIRE if expire_ts[row] else 0) | (FLAG_DELETED if deleted[row] else 0))
+        if expire_ts[row]:
+            put_u64(out, stop - EXPIRE_SIZE, expire_ts[row])
+    return ends, out
+
+
+@njit
+def _check_v2_value(data: Bytes, start: int, stop: int) -> tuple[int, int, np.uint64]:
+    """(reason or `GOOD`, bytes after the user value, expiry) of one stored value."""
+    if stop == start:
+        return NO_FLAGS, 0, np.uint64(0)
+    flags = np.int64(data[stop - 1])
+    if flags > FLAG_EXPIRE | FLAG_DELETED:
+        return BAD_FLAGS, 0, np.uint64(0)
+    if not flags & FLAG_EXPIRE:
+        return GOOD, 1, np.uint64(0)
+    if stop - start < 1 + EXPIRE_SIZE:
+        return NO_EXPIRY, 0, np.uint64(0)
+    expiry = get_u64(data, stop - 1 - EXPIRE_SIZE)
+    return (GOOD if expiry else ZERO_EXPIRY), 1 + EXPIRE_SIZE, expiry
+
+
+@njit
+def decode_v2_values(offsets: Offsets, data: Bytes) -> tuple[int, int, Offsets, Bytes, Numbers, Flags]:
+    """User values of V2: (wrong row, reason or `GOOD`, offsets, data, expire_ts, deleted)."""
+    rows = len(offsets) - 1
+    ends = np.zeros(rows + 1, np.int64)
+    expire_ts = np.empty(rows, np.uint64)
+    deleted = np.empty(rows, np.bool_)
+    for row in range(rows):
+        reason, tail, expire_ts[row] = _check_v2_value(data, offsets[row], offsets[row + 1])
+        if reason != GOOD:
+            return row, reason, ends, np.empty(0, np.uint8), expire_ts, deleted
+        deleted[row] = data[offsets[row + 1] - 1] & FLAG_DELETED != 0
+        ends[row + 1] = ends[row] + offsets[row + 1] - offsets[row] - tail
+    out = np.empty(ends[rows], np.uint8)
+    for row in range(rows):
+        copy(out, ends[row], data, offsets[row], ends[row + 1] - ends[row])
+    return 0, GOOD, ends, out, expire_ts, deleted
+
+
+@njit
+def compare_neighbours(offsets: Offsets, data: Bytes) -> Signs:
+    """For each row the sign of its key minus the key before it, shape (rows,); 1 for the first row."""
+    rows = len(offsets) - 1
+    signs = np.ones(rows, np.int8)
+    for row in range(1, rows):
+        before, start, stop = offsets[row - 1], offsets[row], offsets[row + 1]
+        common = min(start - before, stop - start)
+        index = 0
+        while index < common and data[before + index] == data[start + index]:
+            index += 1
+        if index < common:
+            signs[row] = 1 if data[start + index] > data[before + index] else -1
+        else:
+            signs[row] = np.sign((stop - start) - (start - before))
+    return signs
