@@ -1,0 +1,243 @@
+"""A directory as an object store: whole objects by temporary file, fsync and rename (or link, for exactly once)."""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from tikv_br.errors import (
+    StorageConflict,
+    StorageDenied,
+    StorageError,
+    StorageFull,
+    StorageObjectMissing,
+    StorageReadOnly,
+)
+from tikv_br.storage.base import ObjectInfo, ObjectStore, Writer, check_name
+from tikv_br.storage.open import open_store
+from tikv_br.storage.url import StorageLocation
+
+TEMPORARY_PREFIX = ".tikv-br-"
+"""Names of files being written: never listed. One stays behind when a writer is killed; nothing reads it."""
+
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_REFUSED = {errno.EACCES, errno.EPERM}
+_NO_PLACE = {errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENOENT}
+_NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK}
+_NO_DIRECTORY_SYNC = {errno.EINVAL, errno.ENOTSUP}
+_DIRECTORY_ATTEMPTS = 10
+
+
+class LocalObjectStore(ObjectStore):
+    """Objects as files below a directory. Makes directories when it writes, removes empty ones when it deletes."""
+
+    def __init__(self, location: StorageLocation) -> None:
+        self._location = location
+        self._root = Path(location.path)
+
+    def __reduce__(self) -> tuple[Callable[[StorageLocation], ObjectStore], tuple[StorageLocation]]:
+        return (open_store, (self._location,))
+
+    @property
+    def location(self) -> StorageLocation:
+        """The directory."""
+        return self._location
+
+    def put(self, name: str, data: bytes) -> ObjectInfo:
+        """See `ObjectStore.put`."""
+        with self.open_writer(name) as writer:
+            writer.write(data)
+            return writer.close()
+
+    def put_if_absent(self, name: str, data: bytes) -> ObjectInfo:
+        """See `ObjectStore.put_if_absent`: the link is made by one process only, of a file already durable."""
+        with _LocalWriter(self._path(name), name, publish=_link) as writer:
+            writer.write(data)
+            return writer.close()
+
+    def get(self, name: str) -> bytes:
+        """See `ObjectStore.get`."""
+        path = self._path(name)
+        with _reading(path):
+            return path.read_bytes()
+
+    def get_range(self, name: str, offset: int, length: int) -> bytes:
+        """See `ObjectStore.get_range`."""
+        path = self._path(name)
+        with _reading(path), path.open("rb", buffering=0) as file:
+            file.seek(offset)
+            return _read_up_to(file.fileno(), length)
+
+    def stat(self, name: str) -> ObjectInfo:
+        """See `ObjectStore.stat`."""
+        path = self._path(name)
+        with _reading(path):
+            if not path.is_file():
+                raise FileNotFoundError
+            return ObjectInfo(name, path.stat().st_size)
+
+    def list(self, folder: str = "") -> Iterator[ObjectInfo]:
+        """See `ObjectStore.list`."""
+        top = self._path(folder) if folder else self._root
+        for directory, _folders, files in os.walk(top, onerror=_listing_failed):
+            for file in files:
+                path = Path(directory, file)
+                if not file.startswith(TEMPORARY_PREFIX):
+                    with suppress(FileNotFoundError):  # removed by another process meanwhile
+                        yield ObjectInfo(path.relative_to(self._root).as_posix(), path.stat().st_size)
+
+    def delete(self, name: str) -> None:
+        """See `ObjectStore.delete`."""
+        path = self._path(name)
+        with _writing(path):
+            path.unlink(missing_ok=True)
+        with suppress(OSError):  # a directory that is not empty, or in use, stays
+            for parent in path.relative_to(self._root).parents:
+                if parent != Path():
+                    (self._root / parent).rmdir()
+
+    def open_writer(self, name: str) -> Writer:
+        """See `ObjectStore.open_writer`."""
+        return _LocalWriter(self._path(name), name, publish=_rename)
+
+    def _path(self, name: str) -> Path:
+        return self._root / check_name(name)
+
+
+class _LocalWriter(Writer):
+    """A temporary file beside the object's place until `close`."""
+
+    def __init__(self, path: Path, name: str, publish: Callable[[Path, Path], None]) -> None:
+        self._path = path
+        self._name = name
+        self._publish = publish
+        self._size = 0
+        with _writing(path):
+            self._temporary = _temporary_beside(path)
+            self._file = self._temporary.open("wb", buffering=1 << 20)
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        with _writing(self._path):
+            self._size += self._file.write(data)
+
+    def close(self) -> ObjectInfo:
+        with _writing(self._path):
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            self._file.close()
+            self._publish(self._temporary, self._path)
+            _sync_directory(self._path.parent)
+        return ObjectInfo(self._name, self._size)
+
+    def abort(self) -> None:
+        with suppress(OSError):  # what is buffered may still not fit on the disk
+            self._file.close()
+        with suppress(OSError):  # gone after `close`; else a leftover that nothing reads
+            self._temporary.unlink()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.abort()
+
+
+def _temporary_beside(path: Path) -> Path:
+    """A new, empty file in the object's directory, which is made if need be."""
+    temporary = path.parent / f"{TEMPORARY_PREFIX}{secrets.token_hex(8)}"
+    for _attempt in range(_DIRECTORY_ATTEMPTS):
+        with suppress(FileNotFoundError):  # no directory yet, or a deletion just took it away as empty
+            temporary.touch(mode=0o644, exist_ok=False)
+            return temporary
+        with suppress(FileNotFoundError):
+            _make_directory(path.parent)
+    raise FileNotFoundError(errno.ENOENT, "the directory cannot be made")
+
+
+def _make_directory(directory: Path) -> None:
+    missing = [folder for folder in (directory, *directory.parents) if not folder.exists()]
+    for folder in reversed(missing):
+        folder.mkdir(exist_ok=True)
+        _sync_directory(folder.parent)
+
+
+def _sync_directory(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in _NO_DIRECTORY_SYNC:  # some network file systems
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def _rename(temporary: Path, path: Path) -> None:
+    temporary.replace(path)
+
+
+def _link(temporary: Path, path: Path) -> None:
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
+        raise StorageConflict(f"{path} exists already") from None
+    except OSError as error:
+        if error.errno in _NO_LINKS:
+            raise StorageError(
+                f"the file system of {path.parent} knows no hard links, which writing a file exactly once needs",
+                hint="Use another file system, or S3.",
+            ) from None
+        raise
+    temporary.unlink()
+
+
+def _read_up_to(descriptor: int, length: int) -> bytes:
+    """Read until ``length`` bytes or the end: one call of the kernel gives at most 2 GiB."""
+    pieces: list[bytes] = []
+    while length > 0 and (piece := os.read(descriptor, length)):
+        pieces.append(piece)
+        length -= len(piece)
+    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        raise StorageObjectMissing(f"{path} does not exist") from None
+    except OSError as error:
+        raise _refusal(error, path, "read") from None
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise _refusal(error, path, "written") from None
+
+
+def _listing_failed(error: OSError) -> None:
+    if not isinstance(error, (FileNotFoundError, NotADirectoryError)):
+        raise _refusal(error, Path(str(error.filename)), "listed") from None
+
+
+def _refusal(error: OSError, path: Path, done: str) -> StorageError:
+    """What the kernel said, as one of our errors."""
+    reason = f"{path} cannot be {done}: {os.strerror(error.errno) if error.errno else error}"
+    if error.errno in _FULL:
+        return StorageFull(reason)
+    if done == "written" and error.errno in _REFUSED | _NO_PLACE:
+        return StorageReadOnly(reason)
+    if error.errno in _REFUSED:
+        return StorageDenied(reason)
+    return StorageError(reason, hint="Check the path and the health of its disk.")

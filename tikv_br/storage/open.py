@@ -1,0 +1,20 @@
+"""From a location to its store."""
+
+from __future__ import annotations
+
+from tikv_br.storage.base import ObjectStore
+from tikv_br.storage.url import StorageLocation
+
+
+def open_store(location: StorageLocation) -> ObjectStore:
+    """The store at ``location``. Cheap, and silent: nothing is asked of the store before its first use.
+
+    Raises `StorageDenied` when S3 credentials are found neither in the URL nor in the AWS credential chain.
+    """
+    if location.scheme == "local":
+        from tikv_br.storage.local import LocalObjectStore
+
+        return LocalObjectStore(location)
+    from tikv_br.storage.s3 import S3ObjectStore
+
+    return S3ObjectStore(location)

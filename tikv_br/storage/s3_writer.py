@@ -1,0 +1,180 @@
+"""A large object on its way to S3: parts upload while the next ones are written."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+import obstore
+from obstore.exceptions import BaseError
+
+from tikv_br.errors import StorageError
+from tikv_br.storage.base import ObjectInfo, Writer
+
+if TYPE_CHECKING:
+    from obstore import Attributes, PutResult
+    from obstore.store import S3Store
+
+PART_SIZE = 8 << 20
+"""S3 allows 10,000 parts: objects up to 78 GiB."""
+PARTS_WAITING = 1
+PARTS_UPLOADING = 2
+_PATIENCE = 0.1
+"""Seconds after which a waiting writer looks whether the upload has failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class UploadTarget:
+    """Where an object goes, and how its failure is said."""
+
+    store: S3Store
+    name: str
+    attributes: Attributes | None
+    translate: Callable[[Exception], StorageError]
+
+
+class S3Writer(Writer):
+    """Holds back up to one part; an object no larger goes in one request, a larger one as a multipart upload.
+
+    Keeps at most about ``2 + PARTS_WAITING + PARTS_UPLOADING`` parts in memory: `write` waits while the network is slower.
+    An aborted upload leaves no parts behind; a killed process does, for the bucket's lifecycle rule to remove.
+    """
+
+    def __init__(self, target: UploadTarget) -> None:
+        self._target = target
+        self._buffer = bytearray()
+        self._size = 0
+        self._upload: _Upload | None = None
+        self._finished = False
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        """See `Writer.write`."""
+        rest = memoryview(data).cast("B")
+        self._size += len(rest)
+        while rest:
+            if len(self._buffer) == PART_SIZE:
+                self._send_buffer()
+            room = PART_SIZE - len(self._buffer)
+            self._buffer += rest[:room]
+            rest = rest[room:]
+
+    def close(self) -> ObjectInfo:
+        """See `Writer.close`."""
+        if self._finished:
+            raise ValueError(f"{self._target.name} is closed already")
+        result = self._finish()
+        self._finished = True
+        return ObjectInfo(self._target.name, self._size, plain_etag(result["e_tag"]))
+
+    def abort(self) -> None:
+        """See `Writer.abort`."""
+        if self._finished:
+            return
+        self._finished = True
+        self._buffer = bytearray()
+        if self._upload is not None:
+            self._upload.abort()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.abort()
+
+    def _finish(self) -> PutResult:
+        if self._upload is not None:
+            self._send_buffer()
+            return self._upload.result()
+        target = self._target
+        try:
+            return obstore.put(
+                target.store, target.name, self._buffer, attributes=target.attributes, use_multipart=False
+            )
+        except (BaseError, OSError, ValueError) as error:
+            raise target.translate(error) from None
+
+    def _send_buffer(self) -> None:
+        if self._upload is None:
+            self._upload = _Upload(self._target)
+        self._upload.send(self._buffer)
+        self._buffer = bytearray()
+
+
+class _Aborted(Exception):
+    """No failure: ends obstore's pulling of parts, upon which it removes those uploaded."""
+
+
+class _Upload:
+    """A thread in which obstore pulls parts from a queue."""
+
+    def __init__(self, target: UploadTarget) -> None:
+        self._target = target
+        self._queue: queue.Queue[bytearray | _Aborted | None] = queue.Queue(maxsize=PARTS_WAITING)
+        self._ended = threading.Event()
+        self._result: PutResult | None = None
+        self._error: Exception | None = None
+        self._thread = threading.Thread(target=self._run, name=f"upload {target.name}", daemon=True)
+        self._thread.start()
+
+    def send(self, part: bytearray) -> None:
+        """Hand over a part, waiting for room. Raises what the upload has failed with meanwhile."""
+        self._offer(part)
+        if self._error is not None:
+            raise self._target.translate(self._error)
+
+    def result(self) -> PutResult:
+        """Wait until everything sent is an object."""
+        self._offer(None)
+        self._thread.join()
+        if self._result is None:
+            raise self._target.translate(self._error or StorageError("the upload ended without a result"))
+        return self._result
+
+    def abort(self) -> None:
+        """Wait until nothing sent is left."""
+        self._offer(_Aborted())
+        self._thread.join()
+
+    def _offer(self, item: bytearray | _Aborted | None) -> None:
+        while not self._ended.is_set():
+            try:
+                self._queue.put(item, timeout=_PATIENCE)
+            except queue.Full:
+                continue
+            return
+
+    def _run(self) -> None:
+        target = self._target
+        try:
+            self._result = obstore.put(
+                target.store,
+                target.name,
+                self._parts(),
+                attributes=target.attributes,
+                use_multipart=True,
+                chunk_size=PART_SIZE,
+                max_concurrency=PARTS_UPLOADING,
+            )
+        except _Aborted:
+            pass
+        except (BaseError, OSError, ValueError) as error:
+            self._error = error
+        finally:
+            self._ended.set()
+
+    def _parts(self) -> Iterator[bytearray]:
+        while (item := self._queue.get()) is not None:
+            if isinstance(item, _Aborted):
+                raise item
+            yield item
+
+
+def plain_etag(etag: str | None) -> str:
+    """An ETag without its quotes."""
+    return (etag or "").strip('"')

@@ -1,0 +1,245 @@
+"""Storage URLs, as the Go TiKV-BR writes them, to a `StorageLocation`.
+
+===============================================  =========================================================
+``/backup/1``                                    a local directory
+``local:///backup/1``, ``file:///backup/1``      the same, percent-decoded
+``s3://bucket/prefix?endpoint=…&region=…``       S3; parameters override the ``--s3.*`` flags of that name
+===============================================  =========================================================
+
+Parameters are spelled with ``-`` or ``_`` in any case. ``+`` stands for itself, for secret keys contain it. What cannot be
+honoured is refused, never ignored; no message repeats a URL, which may hold secrets.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os.path
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+from urllib.parse import SplitResult, quote, unquote, urlsplit
+
+from tikv_br.errors import UsageError
+from tikv_br.storage.secret import SecretText
+
+DEFAULT_REGION = "us-east-1"
+VIRTUAL_HOST_PROVIDERS = frozenset({"alibaba", "netease"})
+"""Providers that know no path-style requests; the Go tool's list."""
+
+_ENCRYPTIONS = ("", "AES256", "aws:kms", "aws:kms:dsse")
+_TRUE = frozenset({"1", "t", "true"})
+_FALSE = frozenset({"0", "f", "false"})
+
+
+@dataclass(frozen=True, slots=True)
+class S3Options:
+    """How to talk to S3: the ``--s3.*`` flags and the URL's parameters. ``""`` = not said."""
+
+    endpoint: str = ""
+    """``http://`` or ``https://`` URL; ``""`` = Amazon's of the region."""
+    region: str = ""
+    storage_class: str = ""
+    sse: str = ""
+    sse_kms_key_id: str = ""
+    acl: str = ""
+    """Always refused: the Go tool's flag is known so that the refusal can say why."""
+    provider: str = ""
+    force_path_style: bool | None = None
+    """Bucket in the path, not in the host name; ``None`` = yes, but for `VIRTUAL_HOST_PROVIDERS`."""
+    access_key: SecretText = field(default_factory=SecretText)
+    secret_access_key: SecretText = field(default_factory=SecretText)
+    session_token: SecretText = field(default_factory=SecretText)
+
+    @property
+    def path_style(self) -> bool:
+        """`force_path_style`, decided."""
+        if self.provider.lower() in VIRTUAL_HOST_PROVIDERS:
+            return False
+        return self.force_path_style is not False
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class StorageLocation:
+    """A place for objects. Travels to tasks by pickle, secrets included; shows itself without them."""
+
+    scheme: Literal["local", "s3"]
+    path: str
+    """Local: an absolute directory. S3: the prefix, no slash at either end, possibly ``""``."""
+    bucket: str = ""
+    s3: S3Options = field(default_factory=S3Options)
+
+    def child(self, name: str) -> StorageLocation:
+        """The place ``name`` below this one."""
+        base = self.path.rstrip("/")
+        path = f"{base}/{name}" if base or self.scheme == "local" else name
+        return dataclasses.replace(self, path=path)
+
+    def redacted(self) -> str:
+        """A URL of this place without credentials; `parse` reads it."""
+        if self.scheme == "local":
+            return f"local://{quote(self.path)}"
+        said = {name: value for name, value in _public_parameters(self.s3).items() if value}
+        query = "&".join(f"{name}={quote(value, safe=':/')}" for name, value in said.items())
+        return f"s3://{self.bucket}/{quote(self.path)}".rstrip("/") + (f"?{query}" if query else "")
+
+    def __str__(self) -> str:
+        return self.redacted()
+
+    def __repr__(self) -> str:
+        return f"StorageLocation({self.redacted()!r})"
+
+
+def parse(url: str, options: S3Options | None = None) -> StorageLocation:
+    """Read a storage URL; ``options`` are the ``--s3.*`` flags, used for S3 only. Raises `UsageError`."""
+    if not url:
+        raise UsageError("no storage given", hint="Say --storage with a directory or an s3:// URL.")
+    if re.search(r"[\x00-\x1f\x7f]", url):
+        raise UsageError("the storage URL contains a control character")
+    if url.startswith("/"):
+        return _local(url)
+    if "://" not in url:
+        raise UsageError(
+            "the storage is neither a URL nor an absolute path",
+            hint="Write /path, local:///path or s3://bucket/prefix.",
+        )
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        raise UsageError("the storage URL does not parse") from None
+    if parts.fragment:
+        raise UsageError("the storage URL contains a '#'", hint="Write it as %23.")
+    if parts.scheme in {"local", "file"}:
+        return _local_url(parts)
+    if parts.scheme == "s3":
+        return _s3(parts, options or S3Options())
+    raise UsageError(f"storage of kind {parts.scheme!r} is not supported", hint="Use local://, file:// or s3://.")
+
+
+def _local_url(parts: SplitResult) -> StorageLocation:
+    if parts.netloc not in {"", "localhost"}:
+        raise UsageError(
+            f"{parts.scheme}:// takes an absolute path", hint=f"Write {parts.scheme}:///path, with three slashes."
+        )
+    if parts.query:
+        raise UsageError(f"{parts.scheme}:// takes no parameters", hint="Write a '?' in a path as %3F.")
+    return _local(unquote(parts.path))
+
+
+def _local(path: str) -> StorageLocation:
+    if not path.startswith("/") or "\0" in path:
+        raise UsageError("local storage takes an absolute path")
+    return StorageLocation("local", "/" + os.path.normpath(path).lstrip("/"))
+
+
+def _s3(parts: SplitResult, flags: S3Options) -> StorageLocation:
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", parts.netloc):
+        raise UsageError(
+            "an s3:// URL starts with the name of a bucket, and nothing else before the next slash",
+            hint="Write s3://bucket/prefix; endpoint and credentials are parameters or flags.",
+        )
+    prefix = unquote(parts.path).strip("/")
+    if prefix and any(segment in {"", ".", ".."} for segment in prefix.split("/")):
+        raise UsageError("the prefix of an s3:// URL must not contain '//', '.' or '..' as a segment")
+    options = dataclasses.replace(flags, **_parameters(parts.query))
+    _check_options(options)
+    return StorageLocation(
+        "s3", prefix, parts.netloc, dataclasses.replace(options, endpoint=options.endpoint.rstrip("/"))
+    )
+
+
+def _parameters(query: str) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for part in filter(None, query.split("&")):
+        raw_name, _, raw_value = part.partition("=")
+        name = raw_name.lower().replace("-", "_")
+        reader = _READERS.get(name)
+        if reader is None:
+            known = ", ".join(sorted(known.replace("_", "-") for known in _READERS))
+            raise UsageError(f"unknown parameter {raw_name!r} in the storage URL", hint=f"Known are {known}.")
+        if name in found:
+            raise UsageError(f"parameter {raw_name!r} stands twice in the storage URL")
+        found[name] = reader(name, unquote(raw_value))
+    found.pop("use_accelerate_endpoint", None)
+    return found
+
+
+def _text(_name: str, value: str) -> str:
+    return value
+
+
+def _secret(_name: str, value: str) -> SecretText:
+    return SecretText(value)
+
+
+def _flag(name: str, value: str) -> bool:
+    if value.lower() in _TRUE | _FALSE:
+        return value.lower() in _TRUE
+    raise UsageError(f"parameter {name.replace('_', '-')!r} of the storage URL is true or false")
+
+
+def _no_acceleration(name: str, value: str) -> bool:
+    if _flag(name, value):
+        raise UsageError("accelerated endpoints of S3 are not supported", hint="Leave out use-accelerate-endpoint.")
+    return False
+
+
+_READERS: dict[str, Callable[[str, str], object]] = {
+    "endpoint": _text,
+    "region": _text,
+    "storage_class": _text,
+    "sse": _text,
+    "sse_kms_key_id": _text,
+    "acl": _text,
+    "provider": _text,
+    "force_path_style": _flag,
+    "use_accelerate_endpoint": _no_acceleration,
+    "access_key": _secret,
+    "secret_access_key": _secret,
+    "session_token": _secret,
+}
+
+
+def _public_parameters(options: S3Options) -> dict[str, str]:
+    style = options.force_path_style
+    return {
+        "endpoint": options.endpoint,
+        "region": options.region,
+        "storage-class": options.storage_class,
+        "sse": options.sse,
+        "sse-kms-key-id": options.sse_kms_key_id,
+        "provider": options.provider,
+        "force-path-style": "" if style is None else str(style).lower(),
+    }
+
+
+def _check_options(options: S3Options) -> None:
+    _check_endpoint(options.endpoint)
+    if options.acl:
+        raise UsageError(
+            "canned ACLs (s3.acl) are not supported: the upload cannot set them",
+            hint="Leave the flag out; set the bucket's object ownership and policy instead.",
+        )
+    if options.sse not in _ENCRYPTIONS:
+        raise UsageError(f"s3.sse is not {options.sse!r} but one of {', '.join(_ENCRYPTIONS[1:])}")
+    if options.sse_kms_key_id and not options.sse.startswith("aws:kms"):
+        raise UsageError("s3.sse-kms-key-id needs s3.sse aws:kms")
+    if bool(options.access_key) != bool(options.secret_access_key):
+        raise UsageError("access-key and secret-access-key come together or not at all")
+    if options.session_token and not options.access_key:
+        raise UsageError("session-token comes with access-key and secret-access-key")
+
+
+def _check_endpoint(endpoint: str) -> None:
+    if not endpoint:
+        return
+    hint = "Write http://host:port or https://host:port."
+    try:
+        parts = urlsplit(endpoint)
+        host, _port = parts.hostname, parts.port
+    except ValueError:
+        raise UsageError("the S3 endpoint does not parse", hint=hint) from None
+    if parts.scheme not in {"http", "https"} or not host:
+        raise UsageError("the S3 endpoint is no http:// or https:// URL", hint=hint)
+    if "@" in parts.netloc or parts.query or parts.fragment or parts.path.strip("/"):
+        raise UsageError("the S3 endpoint has more than scheme, host and port", hint=hint)
