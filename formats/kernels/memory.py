@@ -16,7 +16,7 @@ WORD = 8
 U64 = np.uint64
 
 
-@njit
+@njit(forceinline=True)
 def get_u64(source: Bytes, at: int) -> np.uint64:
     """The big-endian number in the 8 bytes at `at`."""
     start, number = U64(at), U64(0)
@@ -25,7 +25,7 @@ def get_u64(source: Bytes, at: int) -> np.uint64:
     return number
 
 
-@njit
+@njit(forceinline=True)
 def put_u64(target: Bytes, at: int, number: np.uint64) -> None:
     """Write `number`, big endian, to the 8 bytes at `at`."""
     start = U64(at)
@@ -33,7 +33,7 @@ def put_u64(target: Bytes, at: int, number: np.uint64) -> None:
         target[start + index] = np.uint8((number >> (U64(56) - U64(8) * index)) & U64(0xFF))
 
 
-@njit
+@njit(forceinline=True)
 def copy(target: Bytes, at: int, source: Bytes, start: int, size: int) -> None:
     """Copy `size` bytes."""
     to, since = U64(at), U64(start)
@@ -41,7 +41,7 @@ def copy(target: Bytes, at: int, source: Bytes, start: int, size: int) -> None:
         target[to + index] = source[since + index]
 
 
-@njit
+@njit(forceinline=True)
 def xor(target: Bytes, at: int, source: Bytes, start: int, size: int) -> None:
     """XOR `size` bytes of `source` into `target`."""
     to, since = U64(at), U64(start)

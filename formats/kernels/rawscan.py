@@ -11,7 +11,7 @@ import numpy as np
 
 from formats.columns import Bytes, Offsets
 from formats.jit import njit
-from formats.kernels.memory import copy
+from formats.kernels.memory import U64, copy
 
 TAG_PAIR = 0x12  # RawScanResponse.kvs = 2, length-delimited
 TAG_KEY = 0x12  # KvPair.key = 2
@@ -22,14 +22,14 @@ MAX_SHIFT = 56  # eight groups of 7 bits: longer lengths cannot be, and other fo
 NOT_THERE = -1
 
 
-@njit
+@njit(forceinline=True)
 def _length(data: Bytes, at: int, stop: int) -> tuple[int, int]:
     """The length written at `at`, and where what it measures begins; `NOT_THERE` when that is not all before `stop`."""
     number = 0
     for shift in range(0, MAX_SHIFT, 7):
         if at >= stop:
             return NOT_THERE, at
-        byte = int(data[at])
+        byte = int(data[U64(at)])
         at += 1
         number |= (byte & PAYLOAD) << shift
         if not byte & MORE:
@@ -37,15 +37,15 @@ def _length(data: Bytes, at: int, stop: int) -> tuple[int, int]:
     return NOT_THERE, at
 
 
-@njit
+@njit(forceinline=True)
 def _field(data: Bytes, at: int, stop: int, tag: int) -> tuple[int, int]:
     """Size and start of the field of this tag at `at`; size 0 at `at` itself when another tag or the end is there."""
-    if at >= stop or data[at] != tag:
+    if at >= stop or data[U64(at)] != tag:
         return 0, at
     return _length(data, at + 1, stop)
 
 
-@njit
+@njit(forceinline=True)
 def _pair(data: Bytes, at: int) -> tuple[int, int, int, int, int]:
     """(end of the pair, start and size of its key, start and size of its value); the end is `NOT_THERE` if unexpected."""
     size, at = _field(data, at, len(data), TAG_PAIR)
@@ -66,7 +66,7 @@ def measure(data: Bytes) -> tuple[int, int, int]:
     """(pairs, bytes of keys, bytes of values); the pairs are `NOT_THERE` when anything else is in the message."""
     pairs = key_bytes = value_bytes = at = 0
     while at < len(data):
-        if data[at] != TAG_PAIR:
+        if data[U64(at)] != TAG_PAIR:
             return NOT_THERE, 0, 0
         at, _, key_size, _, value_size = _pair(data, at)
         if at == NOT_THERE:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from formats.columns import Bytes, Flags, Numbers, Offsets
 from formats.jit import njit
-from formats.kernels.memory import copy, get_u64, put_u64
+from formats.kernels.memory import U64, copy, get_u64, put_u64
 from formats.keys import PREFIX_SIZE, TS_SIZE
 from formats.mce import ENCODED_GROUP, FULL, GROUP
 from formats.values import EXPIRE_SIZE, FLAG_DELETED, FLAG_EXPIRE
@@ -64,7 +64,7 @@ def strip_data_prefix(offsets: Offsets, data: Bytes) -> tuple[int, int, Offsets,
     return 0, GOOD, ends, out
 
 
-@njit
+@njit(forceinline=True)
 def _encode_key(out: Bytes, at: int, prefix: Bytes, data: Bytes, start: int, stop: int) -> int:
     """Write the MCE of prefix and user key; returns where it ends."""
     copy(out, at, prefix, 0, PREFIX_SIZE)
@@ -103,7 +103,7 @@ def encode_v2_keys(
     return ends, out
 
 
-@njit
+@njit(forceinline=True)
 def _check_groups(data: Bytes, start: int, last: int) -> tuple[int, int]:
     """(reason or `GOOD`, padding) of the groups from `start` to the one at `last`, all of them within `data`."""
     for marker in range(start + GROUP, last, ENCODED_GROUP):
@@ -118,7 +118,7 @@ def _check_groups(data: Bytes, start: int, last: int) -> tuple[int, int]:
     return GOOD, padding
 
 
-@njit
+@njit(forceinline=True)
 def _check_v2_key(data: Bytes, start: int, stop: int, prefix: Bytes) -> tuple[int, int]:
     """(reason or `GOOD`, size of the user key) of one storage key."""
     if stop == start or data[start] != Z:
@@ -138,7 +138,7 @@ def _check_v2_key(data: Bytes, start: int, stop: int, prefix: Bytes) -> tuple[in
     return GOOD, size
 
 
-@njit
+@njit(forceinline=True)
 def _decode_key(out: Bytes, at: int, size: int, data: Bytes, start: int) -> None:
     """Copy the user key of a checked storage key whose groups begin at `start`."""
     first = min(size, FIRST)
@@ -219,7 +219,7 @@ def encode_v2_values(offsets: Offsets, data: Bytes, expire_ts: Numbers, deleted:
     return ends, out
 
 
-@njit
+@njit(forceinline=True)
 def _check_v2_value(data: Bytes, start: int, stop: int) -> tuple[int, int, np.uint64]:
     """(reason or `GOOD`, bytes after the user value, expiry) of one stored value."""
     if stop == start:
@@ -263,7 +263,7 @@ def compare_neighbours(offsets: Offsets, data: Bytes) -> Signs:
         before, start, stop = offsets[row - 1], offsets[row], offsets[row + 1]
         common = min(start - before, stop - start)
         index = 0
-        while index < common and data[before + index] == data[start + index]:
+        while index < common and data[U64(before + index)] == data[U64(start + index)]:
             index += 1
         if index < common:
             signs[row] = 1 if data[start + index] > data[before + index] else -1
