@@ -1,0 +1,178 @@
+"""Tasks on a real Spark of two local threads, and the same on threads of the driver."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from tikv_br.errors import Interrupted, SparkUnavailable, StorageFull, TaskFailed
+from tikv_br.progress_events import Event, TasksProgress
+from tikv_br.spark.executor import ExecutorKind, ExecutorOptions, run_tasks
+from tikv_br.spark.task import TaskContext
+
+SPARK = ExecutorOptions("spark", "local[2]")
+DRIVER = ExecutorOptions("driver", concurrency=2)
+BOTH = pytest.mark.parametrize("options", [SPARK, DRIVER], ids=["spark", "driver"])
+
+
+def square(task: int, context: TaskContext) -> tuple[int, int]:
+    """Return the square, and report three bytes and one key."""
+    context.report(data_bytes=3, keys=1)
+    return task, task * task
+
+
+def slow_square(task: int, context: TaskContext) -> int:
+    """Take half a second in steps, reporting each."""
+    for _ in range(5):
+        context.report(data_bytes=100, keys=10)
+        time.sleep(0.1)
+    return task * task
+
+
+def full_at_three(task: int, context: TaskContext) -> int:
+    """Fail at task 3 with an error of ours; the others wait long enough to be cancelled."""
+    if task == 3:
+        raise StorageFull("no space in bucket b", hint="Free some.")
+    for _ in range(300):
+        context.report(data_bytes=1)
+        time.sleep(0.1)
+    return task
+
+
+def defective(task: int, context: TaskContext) -> int:
+    """Divide by zero, as a defect of a task would."""
+    return task // context.attempt
+
+
+def dies_once(task: tuple[int, str], context: TaskContext) -> tuple[int, int]:
+    """Kill the own worker at the first attempt of task 1."""
+    index, _ = task
+    if index == 1 and context.attempt == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return index, context.attempt
+
+
+def process_of(_task: int, _context: TaskContext) -> int:
+    """Return the process the task ran in."""
+    return os.getpid()
+
+
+@BOTH
+def test_each_result_arrives_once_and_progress_adds_up(options: ExecutorOptions) -> None:
+    """Every task's result comes exactly once, and the last progress is the whole."""
+    results: list[tuple[int, int]] = []
+    events: list[Event] = []
+    run_tasks(range(20), square, options=options, on_result=results.append, reporter=events.append)
+    assert sorted(results) == [(n, n * n) for n in range(20)]
+    last = events[-1]
+    assert isinstance(last, TasksProgress)
+    assert (last.tasks_done, last.bytes_done, last.keys_done, last.fraction) == (20, 60, 20, 1.0)
+
+
+@BOTH
+def test_progress_is_live_and_never_falls(options: ExecutorOptions) -> None:
+    """Bytes are seen while no task has ended yet, and the fraction only grows."""
+    events: list[Event] = []
+    run_tasks(
+        range(2),
+        slow_square,
+        options=options,
+        on_result=lambda _: None,
+        reporter=events.append,
+        expected_task_bytes=500,
+    )
+    progress = [event for event in events if isinstance(event, TasksProgress)]
+    assert any(event.tasks_done == 0 and event.bytes_done > 0 and 0 < event.fraction < 1 for event in progress)
+    fractions = [event.fraction for event in progress]
+    assert fractions == sorted(fractions)
+
+
+@BOTH
+def test_first_error_is_raised_as_itself_and_cancels_the_rest(options: ExecutorOptions) -> None:
+    """An error of ours comes back with class, hint and the task's name, long before the other tasks would have ended."""
+    begin = time.monotonic()
+    with pytest.raises(StorageFull) as caught:
+        run_tasks(
+            [1, 2, 3],
+            full_at_three,
+            options=ExecutorOptions(options.executor, "local[3]", 3),
+            on_result=lambda _: None,
+            name_of=lambda task: f"interval-{task}",
+        )
+    assert caught.value.message == "task interval-3: no space in bucket b"
+    assert caught.value.hint == "Free some."
+    assert time.monotonic() - begin < 25
+
+
+@BOTH
+def test_defect_in_a_task_becomes_task_failed(options: ExecutorOptions) -> None:
+    """An error that is not ours names its class, its message and where it happened."""
+    with pytest.raises(
+        TaskFailed, match=r"task 7: unexpected ZeroDivisionError.*(?s:.*)def.*|ZeroDivisionError"
+    ) as caught:
+        run_tasks([7], defective, options=options, on_result=lambda _: None)
+    assert "in defective" in caught.value.message
+
+
+def test_killed_worker_is_replaced_and_its_task_run_again(tmp_path: Path) -> None:
+    """A Python worker that is killed costs an attempt, not the run."""
+    results: list[tuple[int, int]] = []
+    run_tasks([(n, str(tmp_path)) for n in range(3)], dies_once, options=SPARK, on_result=results.append)
+    attempts = dict(results)
+    assert sorted(attempts) == [0, 1, 2]
+    assert attempts[1] >= 1
+
+
+def test_spark_runs_elsewhere_and_driver_here() -> None:
+    """Tasks of Spark run in other processes, tasks of the driver in this one."""
+    for options, here in ((SPARK, False), (DRIVER, True)):
+        processes: list[int] = []
+        run_tasks(range(4), process_of, options=options, on_result=processes.append)
+        assert (set(processes) == {os.getpid()}) is here
+
+
+@BOTH
+def test_failing_consumer_ends_the_run(options: ExecutorOptions) -> None:
+    """What ``on_result`` raises is raised, and nothing is left running."""
+
+    def refuse(_result: int) -> None:
+        raise Interrupted("enough")
+
+    threads = set(threading.enumerate())
+    with pytest.raises(Interrupted, match="enough"):
+        run_tasks(range(4), slow_square, options=options, on_result=refuse)
+    time.sleep(1)
+    assert {thread.name for thread in set(threading.enumerate()) - threads if not thread.daemon} == set()
+
+
+def test_nothing_to_do_starts_no_java(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty list of tasks is done at once, Java or not."""
+    monkeypatch.setenv("JAVA_HOME", "/nowhere")
+    kinds: list[ExecutorKind] = ["spark", "driver"]
+    for kind in kinds:
+        run_tasks([], square, options=ExecutorOptions(kind), on_result=lambda _: None)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # pyspark forgets the pipe of a dead JVM
+def test_spark_that_cannot_start_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Java that dies is an error with its own last words, not a stack trace."""
+    java = tmp_path / "bin" / "java"
+    java.parent.mkdir()
+    java.write_text(
+        '#!/bin/sh\n[ "$1" = -version ] && echo \'version "21"\' && exit\necho Error: out of bits >&2\nexit 1\n'
+    )
+    java.chmod(0o755)
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    with pytest.raises(SparkUnavailable, match=r"does not start on local\[2\]: Error: out of bits"):
+        run_tasks([1], square, options=SPARK, on_result=lambda _: None)
+
+
+def test_spark_is_quiet(capfd: pytest.CaptureFixture[str]) -> None:
+    """Neither the JVM nor Spark writes a word to our own stdout or stderr."""
+    run_tasks([1], square, options=SPARK, on_result=lambda _: None)
+    assert capfd.readouterr() == ("", "")

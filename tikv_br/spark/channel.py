@@ -1,0 +1,130 @@
+"""The channel from tasks to the driver: Spark's own accumulators arrive only when a task has ended.
+
+Every message is signed: the listener's handshake proves who connects, the signature that nobody has altered or
+added a message on the way, which matters as outcomes are pickles and a cluster's network is not ours.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import logging
+import pickle
+import queue
+import secrets
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Client, Connection, Listener
+from typing import Self
+
+from tikv_br.spark.task import Message
+
+logger = logging.getLogger(__name__)
+_DIGEST = "sha256"
+_DIGEST_SIZE = 32
+_QUEUE_BOUND = 1000
+ANY_HOST = "0.0.0.0"  # noqa: S104 - a cluster's executors connect from elsewhere, with the key
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelAddress:
+    """Where the driver listens and the key of this run; travels to the tasks inside Spark's own (trusted) closure."""
+
+    host: str
+    port: int
+    key: bytes
+
+
+class ProgressListener:
+    """The driver's end: hands every message to ``receive``, from threads of its own. A context manager."""
+
+    def __init__(
+        self, receive: Callable[[Message], None], host: str = "127.0.0.1", advertise: str | None = None
+    ) -> None:
+        key = secrets.token_bytes(32)
+        self._receive = receive
+        self._host = host
+        self._listener = Listener((host, 0), backlog=64, authkey=key)
+        port: int = self._listener.address[1]
+        self.address = ChannelAddress(advertise or host, port, key)
+        self._closing = False
+        self._accepting = threading.Thread(target=self._accept, name="progress-accept", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._accepting.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._closing = True
+        host = "127.0.0.1" if self._host == ANY_HOST else self._host
+        with contextlib.suppress(OSError):
+            Client((host, self.address.port)).close()  # wakes accept
+        self._accepting.join(timeout=2)
+        self._listener.close()
+
+    def _accept(self) -> None:
+        while not self._closing:
+            try:
+                connection = self._listener.accept()
+            except (OSError, EOFError, AuthenticationError) as error:
+                if not self._closing:
+                    logger.debug("a connection to the progress listener failed: %s", error)
+                continue
+            threading.Thread(target=self._read, args=(connection,), name="progress-read", daemon=True).start()
+
+    def _read(self, connection: Connection) -> None:
+        with connection:
+            while True:
+                try:
+                    packet = connection.recv_bytes()
+                except (EOFError, OSError):
+                    return
+                signature, payload = packet[:_DIGEST_SIZE], packet[_DIGEST_SIZE:]
+                if not hmac.compare_digest(signature, hmac.digest(self.address.key, payload, _DIGEST)):
+                    logger.warning("a progress message with a wrong signature was dropped, and its connection closed")
+                    return
+                self._receive(pickle.loads(payload))  # noqa: S301 - signed by a task of this run
+
+
+class ProgressSender:
+    """A task's end, one for each Python worker and run: a thread sends, so that the task itself never waits on the driver.
+
+    What cannot be sent is dropped: outcomes return with the task as well, progress is only shown.
+    """
+
+    def __init__(self, address: ChannelAddress) -> None:
+        self._address = address
+        self._queue: queue.Queue[Message] = queue.Queue(_QUEUE_BOUND)
+        self._lost = False
+        threading.Thread(target=self._run, name="progress-send", daemon=True).start()
+
+    def send(self, message: Message) -> None:
+        """Queue a message; drops it when the queue is full or the driver is lost."""
+        if not self._lost:
+            with contextlib.suppress(queue.Full):
+                self._queue.put_nowait(message)
+
+    def _run(self) -> None:
+        try:
+            with Client((self._address.host, self._address.port), authkey=self._address.key) as connection:
+                while True:
+                    payload = pickle.dumps(self._queue.get())
+                    connection.send_bytes(hmac.digest(self._address.key, payload, _DIGEST) + payload)
+        except (OSError, EOFError, AuthenticationError) as error:
+            self._lost = True
+            logger.debug("progress is not shown any more: the driver is lost: %s", error)
+
+
+_senders: dict[ChannelAddress, ProgressSender] = {}
+_senders_lock = threading.Lock()
+
+
+def sender_to(address: ChannelAddress) -> ProgressSender:
+    """Return this worker's sender for a run: workers are used again for many tasks."""
+    with _senders_lock:
+        if address not in _senders:
+            _senders.clear()  # of runs that are over
+            _senders[address] = ProgressSender(address)
+        return _senders[address]

@@ -1,0 +1,180 @@
+"""Runs tasks, on Spark or on threads of the driver, by one code path for results, errors and progress."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Literal, TypeVar
+
+from tikv_br.errors import TaskFailed
+from tikv_br.progress_events import Reporter, silent
+from tikv_br.spark.channel import ANY_HOST, ChannelAddress, ProgressListener, sender_to
+from tikv_br.spark.collector import Collector
+from tikv_br.spark.task import Message, TaskContext, run_task
+
+if TYPE_CHECKING:
+    from pyspark import SparkContext
+
+T = TypeVar("T")
+R = TypeVar("R")
+ExecutorKind = Literal["spark", "driver"]
+DRIVER_THREADS = 16
+_POLL_SECONDS = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorOptions:
+    """Where tasks run: ``executor`` "spark" on ``master``, or "driver" (threads); ``concurrency`` None: as many as fit."""
+
+    executor: ExecutorKind = "spark"
+    master: str = "local[*]"
+    concurrency: int | None = None
+
+
+def run_tasks(
+    tasks: Sequence[T],
+    function: Callable[[T, TaskContext], R],
+    *,
+    options: ExecutorOptions = ExecutorOptions(),
+    on_result: Callable[[R], None],
+    name_of: Callable[[T], str] = str,
+    reporter: Reporter = silent,
+    expected_task_bytes: int = 0,
+) -> None:
+    """Run ``function(task, context)`` for every task; ``on_result`` gets each result once, in the caller's thread, as it comes.
+
+    ``function``, tasks and results must pickle (a function of a module, not a lambda). A task may run more than once
+    (``context.attempt`` tells) when its worker dies; only one result counts. The first error that a task raises cancels
+    the rest and is raised here as itself, its message led by the task's name; what is not ours becomes `TaskFailed`.
+    Raises `SparkUnavailable` when no session can be had. ``expected_task_bytes`` makes progress finer than whole tasks.
+    """
+    if not tasks:
+        return
+    collector: Collector[R] = Collector(len(tasks), on_result, reporter, expected_task_bytes)
+    names = [name_of(task) for task in tasks]
+    run = _run_on_spark if options.executor == "spark" else _run_on_threads
+    run(tasks, names, function, options, collector)
+
+
+def _run_on_threads(
+    tasks: Sequence[T],
+    names: Sequence[str],
+    function: Callable[[T, TaskContext], R],
+    options: ExecutorOptions,
+    collector: Collector[R],
+) -> None:
+    cancelled = threading.Event()
+
+    def work(index: int) -> None:
+        if not cancelled.is_set():
+            context = TaskContext(index, 0, collector.put, cancelled)
+            collector.put(run_task(function, tasks[index], names[index], context))
+
+    with ThreadPoolExecutor(options.concurrency or DRIVER_THREADS, thread_name_prefix="task") as pool:
+        try:
+            for index in range(len(tasks)):
+                pool.submit(work, index)
+            while not collector.complete:
+                collector.take(_POLL_SECONDS)
+        except BaseException:
+            cancelled.set()
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+def _run_on_spark(
+    tasks: Sequence[T],
+    names: Sequence[str],
+    function: Callable[[T, TaskContext], R],
+    options: ExecutorOptions,
+    collector: Collector[R],
+) -> None:
+    from tikv_br.spark.session import driver_host, is_local, spark_context
+
+    host = "127.0.0.1" if is_local(options.master) else ANY_HOST
+    with (
+        spark_context(options.master, concurrency=options.concurrency) as context,
+        ProgressListener(collector.put, host, driver_host(context)) as listener,
+        _spark_job(context, list(enumerate(zip(tasks, names, strict=True))), function, listener.address) as job,
+    ):
+        while not collector.complete and job.is_alive():
+            collector.take(_POLL_SECONDS)
+        job.join()
+        if not collector.complete:
+            for message in job.outcomes():  # whatever the listener has missed
+                collector.book(message)
+            collector.take(0)
+
+
+class _SparkJob(threading.Thread):
+    """The one Spark job of a run, in a thread of its own so that the caller can follow its messages."""
+
+    GROUP = "tikv-br"
+
+    def __init__(self, context: SparkContext, work: Callable[[], list[Message]]) -> None:
+        super().__init__(name="spark-job", daemon=True)
+        self._context = context
+        self._work = work
+        self._outcomes: list[Message] = []
+        self._failure: Exception | None = None
+
+    def run(self) -> None:
+        """Run the job to its end, well or not."""
+        from py4j.protocol import Py4JError
+
+        try:
+            self._context.setJobGroup(self.GROUP, "tikv-br tasks", interruptOnCancel=True)
+            self._outcomes = self._work()
+        except (Py4JError, OSError) as error:
+            self._failure = error
+
+    def outcomes(self) -> list[Message]:
+        """Return the outcome of every task. Raises `TaskFailed` when Spark has given up."""
+        if self._failure is not None:
+            raise TaskFailed(f"Spark gave up: {_first_cause(self._failure)}") from self._failure
+        return self._outcomes
+
+
+@contextlib.contextmanager
+def _spark_job(
+    context: SparkContext,
+    work: list[tuple[int, tuple[T, str]]],
+    function: Callable[[T, TaskContext], R],
+    address: ChannelAddress,
+) -> Iterator[_SparkJob]:
+    """Run the job while the block runs; a block that raises cancels it and the Python workers in it."""
+    rows = context.parallelize(work, len(work))
+    job = _SparkJob(context, rows.map(partial(_run_one, function, address)).collect)
+    job.start()
+    try:
+        yield job
+    except BaseException:
+        context.cancelJobGroup(_SparkJob.GROUP)
+        job.join(timeout=10)
+        raise
+
+
+def _run_one(
+    function: Callable[[T, TaskContext], R], address: ChannelAddress, row: tuple[int, tuple[T, str]]
+) -> Message:
+    """Run one task inside a Spark worker; its outcome goes both ways, live and as the row's result."""
+    from pyspark import TaskContext as SparkTaskContext
+
+    index, (task, name) = row
+    spark_task = SparkTaskContext.get()
+    sender = sender_to(address)
+    context = TaskContext(index, spark_task.attemptNumber() if spark_task else 0, sender.send)
+    outcome = run_task(function, task, name, context)
+    sender.send(outcome)
+    return outcome
+
+
+def _first_cause(error: Exception) -> str:
+    """Return the line of Spark's long report that says what happened."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    causes = [line for line in lines if "Exception: " in line or "Error: " in line or "Job aborted" in line]
+    return (causes or lines or [type(error).__name__])[0]

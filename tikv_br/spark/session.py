@@ -1,0 +1,200 @@
+"""Starts and stops Spark: checks Java first, keeps it quiet, and keeps it off the network where it is local."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from tikv_br.errors import SparkUnavailable, UsageError
+
+if TYPE_CHECKING:
+    from pyspark import SparkConf, SparkContext
+
+logger = logging.getLogger(__name__)
+MIN_JAVA = 17
+_ATTEMPTS = 4  # of a task whose worker dies; tasks that fail by themselves are not run again
+_MASTER = re.compile(r"local|local\[(\*|[1-9]\d*)(,\d+)?\]|spark://[^/\s]+|yarn|k8s://\S+")
+_LOOPBACK = "127.0.0.1"
+_LOG_CONFIG = Path(__file__).with_name("log4j2.properties")
+
+
+def is_local(master: str) -> bool:
+    """Whether ``master`` means threads of this machine."""
+    return master == "local" or master.startswith("local[")
+
+
+def check_master(master: str) -> None:
+    """Raise `UsageError` for a master that Spark would not understand: no JVM has to start to find out."""
+    if not _MASTER.fullmatch(master):
+        raise UsageError(
+            f"no Spark master: {master!r}", hint="Write local[*], local[4], spark://host:7077, yarn or k8s://…."
+        )
+
+
+def check_java() -> int:
+    """Return the major version of the Java that Spark will use. Raises `SparkUnavailable` below 17 or without one."""
+    home = os.environ.get("JAVA_HOME")
+    java = str(Path(home, "bin", "java")) if home else shutil.which("java")
+    if java is None:
+        raise SparkUnavailable("no Java: neither JAVA_HOME nor `java` on the PATH")
+    try:
+        answer = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=30, check=True)
+    except (OSError, subprocess.SubprocessError) as error:
+        raise SparkUnavailable(f"Java at {java} does not run: {error}") from error
+    version = re.search(r'version "(\d+)', answer.stderr + answer.stdout)
+    major = int(version[1]) if version else 0
+    if major < MIN_JAVA:
+        raise SparkUnavailable(f"Java at {java} is version {major or 'unknown'}, Spark needs {MIN_JAVA} or newer")
+    return major
+
+
+@contextlib.contextmanager
+def spark_context(master: str, *, concurrency: int | None = None, app_name: str = "tikv-br") -> Iterator[SparkContext]:
+    """Start a session for the length of the block; it is stopped, JVM and all, however the block ends.
+
+    ``concurrency`` sets the threads of a plain ``local[*]`` or the most cores to take of a cluster. Raises `UsageError`
+    for a malformed master and `SparkUnavailable`.
+    """
+    check_master(master)
+    check_java()
+    begin = time.monotonic()
+    with tempfile.TemporaryFile() as log, _environment(master), _session(master, concurrency, app_name, log) as context:
+        logger.debug("Spark session on %s after %.1f s", master, time.monotonic() - begin)
+        yield context
+
+
+def driver_host(context: SparkContext) -> str:
+    """Return the address under which executors reach this process."""
+    return context.getConf().get("spark.driver.host") or _LOOPBACK
+
+
+@contextlib.contextmanager
+def _session(master: str, concurrency: int | None, app_name: str, log: IO[bytes]) -> Iterator[SparkContext]:
+    from py4j.protocol import Py4JError
+    from pyspark import SparkContext
+    from pyspark.errors import PySparkException
+    from pyspark.java_gateway import launch_gateway
+
+    conf = _conf(master, concurrency, app_name)
+    gateway: Any = None
+    context: SparkContext | None = None
+    try:
+        with _own_signals():
+            gateway = launch_gateway(conf, {"stdout": log, "stderr": log})  # type: ignore[no-untyped-call]
+            context = SparkContext(conf=conf, gateway=gateway)
+    except (Py4JError, PySparkException, OSError) as error:
+        _stop(None, gateway)
+        raise SparkUnavailable(f"Spark does not start on {master}: {_reason(log) or error}") from error
+    try:
+        yield context
+    finally:
+        with _own_signals():
+            _stop(context, gateway)
+        if logger.isEnabledFor(logging.DEBUG):
+            logger.debug("Spark said: %s", _tail(log) or "nothing")
+
+
+def _conf(master: str, concurrency: int | None, app_name: str) -> SparkConf:
+    from pyspark import SparkConf
+
+    settings = {
+        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={_LOG_CONFIG.as_uri()}",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.python.worker.reuse": "true",
+        "spark.task.maxFailures": str(_ATTEMPTS),
+    }
+    if is_local(master):
+        settings |= {"spark.driver.host": _LOOPBACK, "spark.driver.bindAddress": _LOOPBACK}
+    elif concurrency is not None:
+        settings["spark.cores.max"] = str(concurrency)
+    conf = SparkConf(loadDefaults=False)
+    conf.setMaster(_master(master, concurrency)).setAppName(app_name)
+    return conf.setAll(list(settings.items()))
+
+
+def _master(master: str, concurrency: int | None) -> str:
+    """Let a local master run a task again whose worker died (plain ``local[n]`` never does), with ``concurrency`` threads."""
+    threads = "1" if master == "local" else master.removeprefix("local[").removesuffix("]")
+    if not is_local(master) or "," in threads:
+        return master
+    return f"local[{concurrency if concurrency and threads == '*' else threads},{_ATTEMPTS}]"
+
+
+@contextlib.contextmanager
+def _environment(master: str) -> Iterator[None]:
+    """Set what Spark reads from the environment only, for the length of the session."""
+    wanted = {"PYSPARK_DRIVER_PYTHON": sys.executable}
+    if is_local(master):
+        wanted |= {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": _LOOPBACK}
+    before = {name: os.environ.get(name) for name in wanted}
+    os.environ.update(wanted)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+@contextlib.contextmanager
+def _own_signals() -> Iterator[None]:
+    """Keep our SIGINT handler: a new SparkContext sets one that cancels jobs and raises KeyboardInterrupt."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    handler = signal.getsignal(signal.SIGINT)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+
+
+def _stop(context: SparkContext | None, gateway: Any) -> None:  # noqa: ANN401 - py4j has no types
+    """Stop the session and end the JVM; nothing of it is left for the next one in this process."""
+    from py4j.protocol import Py4JError
+    from pyspark import SparkContext
+
+    with contextlib.suppress(Py4JError, OSError):
+        if context is not None:
+            context.stop()
+    SparkContext._active_spark_context = None  # noqa: SLF001
+    SparkContext._gateway = None  # noqa: SLF001
+    SparkContext._jvm = None  # noqa: SLF001
+    if gateway is None:
+        return
+    with contextlib.suppress(Py4JError, OSError):
+        gateway.shutdown()
+    gateway.proc.stdin.close()  # the JVM ends when its standard input does
+    try:
+        gateway.proc.wait(timeout=10)
+    except subprocess.TimeoutExpired:
+        gateway.proc.kill()
+        gateway.proc.wait()
+
+
+def _tail(log: IO[bytes]) -> str:
+    """Return the last 4 KiB of what the JVM wrote."""
+    size = log.seek(0, os.SEEK_END)
+    log.seek(max(0, size - 4096))
+    return log.read().decode(errors="replace").strip()
+
+
+def _reason(log: IO[bytes]) -> str:
+    """Return the first line in which the JVM says what is wrong."""
+    lines = [line.strip() for line in _tail(log).splitlines()]
+    return next((line for line in lines if "Exception" in line or "rror" in line), lines[-1] if lines else "")
