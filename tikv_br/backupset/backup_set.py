@@ -1,0 +1,220 @@
+"""A backup as a whole: `BackupWriter` makes one, `BackupSet` reads one, ours or the Go tool's.
+
+Written in this order: lock, files, ledger, manifest, ``backupmeta``. Read in the reverse: nothing is believed that the
+object written after it does not name.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from formats.api_version import ApiVersion
+from tikv_br.backupset import layout, ledger, lock, manifest, meta
+from tikv_br.backupset.coverage import KeyRange, prove, prove_disjoint
+from tikv_br.backupset.files import FileEntry, Totals, totals
+from tikv_br.backupset.identity import verify_file_content, verify_file_identity
+from tikv_br.backupset.ledger import LedgerEntry
+from tikv_br.backupset.manifest import Description, Manifest, Statistics
+from tikv_br.backupset.meta import MetaContent
+from tikv_br.errors import (
+    BackupDamaged,
+    BackupNotFound,
+    BackupPathInUse,
+    StorageConflict,
+    StorageError,
+    StorageObjectMissing,
+)
+from tikv_br.storage.base import ObjectStore
+
+log = logging.getLogger(__name__)
+
+
+class BackupWriter:
+    """A backup under way at a path that is this run's alone."""
+
+    def __init__(self, store: ObjectStore) -> None:
+        self._store = store
+
+    @classmethod
+    def create(cls, store: ObjectStore) -> BackupWriter:
+        """Take the path. Raises `BackupPathInUse` when it holds a backup or a part of one."""
+        lock.check_path_free(store)
+        lock.acquire(store)
+        return cls(store)
+
+    def commit(
+        self,
+        description: Description,
+        entries: Iterable[LedgerEntry],
+        *,
+        dropped_ttls: int = 0,
+        dropped_tombstones: int = 0,
+    ) -> Manifest:
+        """Prove that the entries cover the source ranges and that their files are there, then make it a backup.
+
+        Raises `CoverageError`, `BackupDamaged` for a file that is not there as recorded, `BackupPathInUse` when there is
+        another `backupmeta` by now. May be repeated after an error. Removes the ledger and the files of failed attempts.
+        """
+        done = ledger.one_an_interval(entries)
+        files = _present_files(self._store, _proven_files(description, done))
+        sums = totals(files)
+        data = meta.encode(_meta_content(description, files))
+        meta.decode(data)  # what `open` would refuse is not published
+        made = Manifest(
+            description=description,
+            statistics=Statistics(
+                crc64xor=sums.crc64xor,
+                total_kvs=sums.total_kvs,
+                total_bytes=sums.total_bytes,
+                backup_size=sums.size,
+                finished_ms=time.time_ns() // 1_000_000,
+                tasks=len(done),
+                dropped_ttls=dropped_ttls,
+                dropped_tombstones=dropped_tombstones,
+            ),
+            files=files,
+            backupmeta_sha256=hashlib.sha256(data).digest(),
+        )
+        self._store.put(layout.MANIFEST, manifest.dump(made))
+        self._publish(data)
+        self._remove_leftovers(files)
+        return made
+
+    def discard(self) -> None:
+        """Remove all that was written, the lock last. Refuses (`BackupPathInUse`) a backup that is complete."""
+        names = [info.name for info in self._store.list()]
+        if layout.META in names:
+            raise BackupPathInUse(f"{self._store.location} holds a complete backup, which is not removed")
+        for name in names:
+            if name.endswith(".sst") or name.startswith(f"{layout.FOLDER}/"):
+                self._store.delete(name)
+        lock.release(self._store)
+
+    def _publish(self, data: bytes) -> None:
+        try:
+            self._store.put_if_absent(layout.META, data)
+        except StorageConflict:
+            if self._store.get(layout.META) != data:  # else an answer got lost, and it is ours
+                raise BackupPathInUse(f"another run has finished a backup at {self._store.location}") from None
+
+    def _remove_leftovers(self, files: Sequence[FileEntry]) -> None:
+        """The backup is complete: what cannot be removed is an untidiness, not a failure."""
+        wanted = {file.name for file in files}
+        try:
+            ledger.remove_entries(self._store)
+            for info in list(self._store.list()):
+                if info.name.endswith(".sst") and info.name not in wanted:
+                    self._store.delete(info.name)
+        except StorageError as error:
+            log.warning("some leftovers of the backup stay in the storage: %s", error.message)
+
+
+@dataclass(frozen=True, slots=True)
+class BackupSet:
+    """A complete backup, as far as its own records tell."""
+
+    store: ObjectStore
+    api_version: ApiVersion
+    """In which the files are written."""
+    cluster_id: int
+    cluster_version: str
+    ranges: tuple[KeyRange, ...]
+    """RPC keys of `api_version`."""
+    files: tuple[FileEntry, ...]
+    backup_ts: int
+    """0 = none."""
+    manifest: Manifest | None
+    """None for a backup of the Go tool."""
+
+    @classmethod
+    def open(cls, store: ObjectStore) -> BackupSet:
+        """Read the records and hold them against each other; no file is looked at.
+
+        Raises `BackupNotFound`, `BackupDamaged` naming the object, `BackupUnsupported`.
+        """
+        try:
+            data = store.get(layout.META)
+        except StorageObjectMissing as error:
+            raise BackupNotFound(f"no finished backup at {store.location}: {error.message}") from None
+        known = _read_manifest(store)
+        if known is not None and hashlib.sha256(data).digest() != known.backupmeta_sha256:
+            raise BackupDamaged(f"{layout.META} is not the one that {layout.MANIFEST} was written with")
+        content = meta.decode(data)
+        if known is None and content.tool.startswith(meta.TOOL_PREFIX):
+            raise BackupDamaged(f"{layout.MANIFEST} is missing, though {layout.META} is of this tool")
+        files = content.files if known is None else known.files
+        if known is not None:
+            _check_agreement(content, known)
+        return cls(
+            store=store,
+            api_version=content.api_version,
+            cluster_id=content.cluster_id,
+            cluster_version=content.cluster_version,
+            ranges=content.ranges,
+            files=files,
+            backup_ts=content.backup_ts,
+            manifest=known,
+        )
+
+    @property
+    def totals(self) -> Totals:
+        """Sums over all files."""
+        return totals(self.files)
+
+    def verify_identity(self, file: FileEntry) -> None:
+        """See `verify_file_identity`; the storage's marks count only where the backup was written."""
+        at_home = self.manifest is not None and self.manifest.description.storage == self.store.location.redacted()
+        verify_file_identity(self.store, file, etag_counts=at_home)
+
+    def verify_content(self, file: FileEntry) -> None:
+        """See `verify_file_content`."""
+        verify_file_content(self.store, file)
+
+
+def _proven_files(description: Description, entries: Sequence[LedgerEntry]) -> tuple[FileEntry, ...]:
+    """The files by key, once it is proved that the entries cover the source, and that no files overlap."""
+    prove(description.source_ranges, (entry.interval for entry in entries))
+    files = sorted((file for entry in entries for file in entry.files), key=lambda file: file.key_range)
+    prove_disjoint(file.key_range for file in files)
+    return tuple(files)
+
+
+def _present_files(store: ObjectStore, files: Sequence[FileEntry]) -> tuple[FileEntry, ...]:
+    """The files with the storage's marks, once a listing has shown that each is there in its size."""
+    there = {info.name: info for info in store.list()}
+    for file in files:
+        if file.name not in there:
+            raise BackupDamaged(f"{file.name} was written and is gone")
+        if there[file.name].size != file.size:
+            raise BackupDamaged(f"{file.name} has {there[file.name].size} bytes, {file.size} were written")
+    return tuple(file if file.etag else replace(file, etag=there[file.name].etag) for file in files)
+
+
+def _meta_content(description: Description, files: tuple[FileEntry, ...]) -> MetaContent:
+    return MetaContent(
+        cluster_id=description.cluster_id,
+        cluster_version=description.cluster_version,
+        tool=f"{meta.TOOL_PREFIX}{description.tool_version}",
+        api_version=description.dst_api_version,
+        ranges=description.ranges,
+        files=files,
+        backup_ts=description.backup_ts,
+    )
+
+
+def _read_manifest(store: ObjectStore) -> Manifest | None:
+    try:
+        data = store.get(layout.MANIFEST)
+    except StorageObjectMissing:
+        return None
+    return manifest.load(data)
+
+
+def _check_agreement(content: MetaContent, known: Manifest) -> None:
+    """Both carry hashes of their own; this finds what a faulty writer, or a patient editor, has made of them."""
+    if content != meta.decode(meta.encode(_meta_content(known.description, known.files))):
+        raise BackupDamaged(f"{layout.META} and {layout.MANIFEST} contradict each other")

@@ -1,0 +1,35 @@
+"""Names of the objects of a backup, relative to its place. The first two are the Go tool's."""
+
+from __future__ import annotations
+
+import hashlib
+
+from tikv_br.backupset.coverage import KeyRange
+
+META = "backupmeta"
+"""Written last: without it there is no backup."""
+LOCK = "backup.lock"
+FOLDER = "tikv-br"
+"""What only this tool reads."""
+MANIFEST = f"{FOLDER}/manifest.json"
+LEDGER = f"{FOLDER}/ledger"
+"""Folder of what tasks have done; gone after the commit."""
+SST_FOLDER = "sst"
+SST_SUFFIX = "_default.sst"
+"""The Go tool takes the column family from the name of a file, not from its record."""
+
+
+def interval_id(interval: KeyRange) -> str:
+    """A name for an interval: 16 hex digits."""
+    length = len(interval.start).to_bytes(4, "big")
+    return hashlib.sha256(length + interval.start + interval.end).hexdigest()[:16]
+
+
+def sst_name(interval: KeyRange, attempt: str, number: int) -> str:
+    """Name of a task's SST; ``attempt`` is the attempt's own, so that no two ever write to one name."""
+    return f"{SST_FOLDER}/{interval_id(interval)}_{attempt}_{number:05d}{SST_SUFFIX}"
+
+
+def ledger_name(interval: KeyRange, attempt: str) -> str:
+    """Name of the record that an attempt leaves when it has done its interval."""
+    return f"{LEDGER}/{interval_id(interval)}-{attempt}.json"

@@ -1,0 +1,54 @@
+"""The ledger: what each task has done, as objects, so that a later run can tell what is left to do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from tikv_br.backupset import layout, sealed_json
+from tikv_br.backupset.coverage import KeyRange
+from tikv_br.backupset.files import FileEntry
+from tikv_br.storage.base import ObjectStore
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerEntry:
+    """An attempt has done its interval: the files hold all of its rows. No files = the interval is empty."""
+
+    start: bytes
+    """RPC keys of the source, as planned; `end` empty = unbounded."""
+    end: bytes
+    attempt: str
+    """The attempt's own name: letters, digits and ``-``."""
+    files: tuple[FileEntry, ...]
+
+    @property
+    def interval(self) -> KeyRange:
+        """`start` and `end`."""
+        return KeyRange(self.start, self.end)
+
+
+def write_entry(store: ObjectStore, entry: LedgerEntry) -> None:
+    """Record it; the files it names must be there already. Raises `StorageError`."""
+    store.put(layout.ledger_name(entry.interval, entry.attempt), sealed_json.dump(entry))
+
+
+def read_entries(store: ObjectStore) -> list[LedgerEntry]:
+    """All entries, by interval and attempt. Raises `BackupDamaged` when one does not read."""
+    names = [info.name for info in store.list(layout.LEDGER)]
+    entries = [sealed_json.load(LedgerEntry, store.get(name), name) for name in names]
+    return sorted(entries, key=lambda entry: (entry.interval, entry.attempt))
+
+
+def one_an_interval(entries: Iterable[LedgerEntry]) -> list[LedgerEntry]:
+    """Of several attempts at the very same interval (a task ran twice), the first by name; in the order of keys."""
+    chosen: dict[KeyRange, LedgerEntry] = {}
+    for entry in sorted(entries, key=lambda entry: (entry.interval, entry.attempt)):
+        chosen.setdefault(entry.interval, entry)
+    return list(chosen.values())
+
+
+def remove_entries(store: ObjectStore) -> None:
+    """Delete the ledger. Idempotent."""
+    for info in list(store.list(layout.LEDGER)):
+        store.delete(info.name)

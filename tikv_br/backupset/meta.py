@@ -1,0 +1,175 @@
+"""``backupmeta``: the one object that makes a directory a backup, in the Go TiKV-BR's form.
+
+What that tool demands of it, and what it silently gets wrong otherwise, is said at the fields in docs/backup-set.md.
+"""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass
+
+from google.protobuf.message import DecodeError
+
+from formats.api_version import ApiVersion
+from tikv_br.backupset import layout
+from tikv_br.backupset.coverage import KeyRange
+from tikv_br.backupset.files import FileEntry
+from tikv_br.cluster.pb import brpb_pb2, kvrpcpb_pb2
+from tikv_br.errors import BackupDamaged, BackupUnsupported, StorageError
+from tikv_br.storage.base import check_name
+
+COLUMN_FAMILY = "default"
+TOOL_PREFIX = "tikv-br "
+"""How `MetaContent.tool` begins in our own metas; such a backup has a manifest."""
+
+_NO_DDLS = b"[]"  # of the transactional tool; the Go code parses it as JSON
+_INLINE_LAYOUT = 0
+_SMALLEST_CIPHERTEXT = 64
+_KEYSPACE_PREFIX_SIZE = 4
+
+
+@dataclass(frozen=True, slots=True)
+class MetaContent:
+    """What `backupmeta` says. Keys are RPC keys of `api_version`."""
+
+    cluster_id: int
+    cluster_version: str
+    tool: str
+    api_version: ApiVersion
+    """Of the files."""
+    ranges: tuple[KeyRange, ...]
+    files: tuple[FileEntry, ...]
+    backup_ts: int = 0
+    """0 = not recorded; the Go tool never does."""
+
+
+def encode(content: MetaContent) -> bytes:
+    """The object's bytes; the same content gives the same bytes."""
+    message = brpb_pb2.BackupMeta(
+        cluster_id=content.cluster_id,
+        cluster_version=content.cluster_version,
+        br_version=content.tool,
+        version=_INLINE_LAYOUT,
+        is_raw_kv=True,
+        api_version=kvrpcpb_pb2.APIVersion.ValueType(content.api_version),
+        ddls=_NO_DDLS,
+        end_version=content.backup_ts,
+        raw_ranges=[
+            brpb_pb2.RawRange(start_key=part.start, end_key=part.end, cf=COLUMN_FAMILY) for part in content.ranges
+        ],
+        files=[_encode_file(file) for file in content.files],
+    )
+    return message.SerializeToString(deterministic=True)
+
+
+def decode(data: bytes) -> MetaContent:
+    """Read and check the object.
+
+    Raises `BackupDamaged` when it is cut, altered or contradicts itself, `BackupUnsupported` when it is sound but of a
+    kind that cannot be restored: transactional, encrypted, with file lists in objects of their own.
+    """
+    message = _parse(data)
+    _check_kind(message)
+    content = MetaContent(
+        cluster_id=message.cluster_id,
+        cluster_version=message.cluster_version,
+        tool=message.br_version,
+        api_version=_api_version(message),
+        ranges=tuple(KeyRange(part.start_key, part.end_key) for part in message.raw_ranges),
+        files=tuple(_decode_file(file) for file in message.files),
+        backup_ts=message.end_version,
+    )
+    _check_content(content)
+    return content
+
+
+def _parse(data: bytes) -> brpb_pb2.BackupMeta:
+    try:
+        message = brpb_pb2.BackupMeta.FromString(data)
+    except DecodeError:
+        if _looks_encrypted(data):
+            raise BackupUnsupported(
+                f"{layout.META} is encrypted, or not of a backup at all", hint="Encrypted backups cannot be read yet."
+            ) from None
+        raise BackupDamaged(f"{layout.META} does not decode: it is cut or altered") from None
+    # A cut between two fields still decodes. The last field that every tool writes is `br_version`.
+    if not message.br_version:
+        raise BackupDamaged(f"{layout.META} ends too early, or is not of a backup")
+    return message
+
+
+def _looks_encrypted(data: bytes) -> bool:
+    """Whether the bytes are as good as random; a damaged meta still repeats its names and keys."""
+    return len(data) >= _SMALLEST_CIPHERTEXT and len(zlib.compress(data)) >= len(data)
+
+
+def _check_kind(message: brpb_pb2.BackupMeta) -> None:
+    if not message.is_raw_kv or message.is_txn_kv:
+        raise BackupUnsupported("the backup is of transactional data, not of RawKV")
+    index = message.file_index
+    if not message.files and (index.meta_files or index.data_files):
+        raise BackupUnsupported("the backup keeps its list of files in objects of their own")
+    for family in {item.cf for item in (*message.raw_ranges, *message.files)} - {COLUMN_FAMILY}:
+        if not family:
+            raise BackupDamaged(f"{layout.META} has a range or file without column family")
+        raise BackupUnsupported(f"the backup has data of column family {family!r}, which RawKV does not use")
+
+
+def _api_version(message: brpb_pb2.BackupMeta) -> ApiVersion:
+    try:
+        return ApiVersion(message.api_version)
+    except ValueError:
+        raise BackupUnsupported(f"the backup is of API version number {message.api_version}") from None
+
+
+def _check_content(content: MetaContent) -> None:
+    if not content.ranges:
+        raise BackupDamaged(f"{layout.META} says no range")
+    names: set[str] = set()
+    for file in content.files:
+        _check_file_name(file.name)
+        if file.name in names:
+            raise BackupDamaged(f"{layout.META} lists {file.name} twice")
+        names.add(file.name)
+        if file.key_range.is_empty or not any(whole.contains(file.key_range) for whole in content.ranges):
+            raise BackupDamaged(f"{layout.META} gives {file.name} the range {file.key_range}, outside of the backup's")
+    if content.api_version is ApiVersion.V2:
+        for part in (*content.ranges, *(file.key_range for file in content.files)):
+            if len(part.start) < _KEYSPACE_PREFIX_SIZE or not part.start.startswith(b"r") or not part.end:
+                raise BackupDamaged(f"{layout.META} has the range {part}, which is none of API V2")
+
+
+def _check_file_name(name: str) -> None:
+    try:
+        check_name(name)
+    except StorageError as error:
+        raise BackupDamaged(f"{layout.META} lists a file that it may not: {error.message}") from None
+
+
+def _encode_file(file: FileEntry) -> brpb_pb2.File:
+    return brpb_pb2.File(
+        name=file.name,
+        sha256=file.sha256,
+        start_key=file.start_key,
+        end_key=file.end_key,
+        crc64xor=file.crc64xor,
+        total_kvs=file.total_kvs,
+        total_bytes=file.total_bytes,
+        cf=COLUMN_FAMILY,
+        size=file.size,
+        cipher_iv=file.cipher_iv,
+    )
+
+
+def _decode_file(file: brpb_pb2.File) -> FileEntry:
+    return FileEntry(
+        name=file.name,
+        size=file.size,
+        start_key=file.start_key,
+        end_key=file.end_key,
+        crc64xor=file.crc64xor,
+        total_kvs=file.total_kvs,
+        total_bytes=file.total_bytes,
+        sha256=file.sha256,
+        cipher_iv=file.cipher_iv,
+    )
