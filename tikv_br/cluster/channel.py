@@ -1,0 +1,105 @@
+"""gRPC channels to PD and stores, and what their failures mean."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import cast
+
+import grpc
+
+from tikv_br.cluster.config import split_address
+from tikv_br.cluster.tls import TlsFiles, explain_failure
+from tikv_br.errors import (
+    ApiVersionMismatch,
+    ClusterError,
+    ClusterTlsError,
+    ClusterUnfit,
+    ClusterUnreachable,
+    RequestRefused,
+)
+
+
+class CallUnsupported(ClusterUnfit):
+    """The server does not know this call: it is too old, or built without it."""
+
+
+CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
+    # Pages of a scan and change events go far beyond gRPC's default of 4 MiB.
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),
+    # Find a dead peer in seconds. No pings without a call: PD counts those as abuse and hangs up.
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 3_000),
+    ("grpc.keepalive_permit_without_calls", 0),
+    ("grpc.http2.max_pings_without_data", 0),
+    # Large stream windows and frames: 64 KiB of either throttle a scan.
+    ("grpc.http2.lookahead_bytes", 16 << 20),
+    ("grpc.http2.max_frame_size", 4 << 20),
+    # A store that comes back is tried again soon, not after gRPC's two minutes.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+    # Retries are ours (retry.py); proxies are for the web.
+    ("grpc.enable_retries", 0),
+    ("grpc.enable_http_proxy", 0),
+)
+
+STATUS_ERRORS: Mapping[grpc.StatusCode, type[ClusterError]] = {
+    grpc.StatusCode.OK: RequestRefused,  # a failure that says OK: never seen, never retried
+    grpc.StatusCode.CANCELLED: ClusterUnreachable,
+    grpc.StatusCode.UNKNOWN: RequestRefused,
+    grpc.StatusCode.INVALID_ARGUMENT: RequestRefused,
+    grpc.StatusCode.DEADLINE_EXCEEDED: ClusterUnreachable,
+    grpc.StatusCode.NOT_FOUND: RequestRefused,
+    grpc.StatusCode.ALREADY_EXISTS: RequestRefused,
+    grpc.StatusCode.PERMISSION_DENIED: ClusterTlsError,  # the server's list of certificate names
+    grpc.StatusCode.RESOURCE_EXHAUSTED: ClusterUnreachable,
+    grpc.StatusCode.FAILED_PRECONDITION: ClusterUnfit,  # "mismatch cluster id"
+    grpc.StatusCode.ABORTED: ClusterUnreachable,
+    grpc.StatusCode.OUT_OF_RANGE: RequestRefused,
+    grpc.StatusCode.UNIMPLEMENTED: CallUnsupported,
+    grpc.StatusCode.INTERNAL: ClusterUnreachable,
+    grpc.StatusCode.UNAVAILABLE: ClusterUnreachable,
+    grpc.StatusCode.DATA_LOSS: RequestRefused,
+    grpc.StatusCode.UNAUTHENTICATED: ClusterTlsError,
+}
+"""The class of each status. `ClusterUnreachable` is the one that another try may cure."""
+
+_TLS_WORDS = ("handshake", "certificate", "ssl", "tsi_")
+
+
+def open_channel(address: str, tls: TlsFiles) -> grpc.Channel:
+    """A channel to ``host:port``; it connects with the first call. Raises `UsageError` for unreadable TLS files."""
+    if not tls.enabled:
+        return grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
+    pem = tls.read()
+    credentials = grpc.ssl_channel_credentials(pem.ca, pem.key, pem.cert)
+    return grpc.secure_channel(address, credentials, options=CHANNEL_OPTIONS)
+
+
+def status_of(error: grpc.RpcError) -> tuple[grpc.StatusCode, str]:
+    """Code and text of a failed call."""
+    call = cast("grpc.Call", error)  # what stubs raise is both
+    return call.code(), call.details() or ""
+
+
+def to_cluster_error(error: grpc.RpcError, who: str, tls: TlsFiles) -> ClusterError:
+    """Our error for a failed call to `who`, such as ``store 4 (host:port)``; TLS trouble is told from silence."""
+    code, details = status_of(error)
+    if code is grpc.StatusCode.UNAVAILABLE and tls.enabled and _mentions_tls(details):
+        return ClusterTlsError(f"{who}: the TLS handshake failed: {details}")
+    if "IncompatibleApiVersion" in details:
+        return ApiVersionMismatch(f"{who}: {details}")
+    return STATUS_ERRORS[code](f"{who}: {code.name}: {details}" if details else f"{who}: {code.name}")
+
+
+def explain_unreachable(address: str, tls: TlsFiles, error: ClusterError) -> ClusterError:
+    """`error`, or a `ClusterTlsError` in plain words when a handshake of our own shows that TLS is what is wrong."""
+    host, port = split_address(address)
+    reason = explain_failure(host, port, tls)
+    return error if reason is None else ClusterTlsError(f"{address}: {reason}")
+
+
+def _mentions_tls(details: str) -> bool:
+    lowered = details.lower()
+    return any(word in lowered for word in _TLS_WORDS)

@@ -1,0 +1,216 @@
+"""PD's gRPC: time, stores, regions, safe points and keyspaces."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+from tikv_br.cluster import retry
+from tikv_br.cluster.channel import CallUnsupported
+from tikv_br.cluster.config import ClusterConfig
+from tikv_br.cluster.pb import keyspacepb_pb2, pdpb_pb2
+from tikv_br.cluster.pd_connection import PdConnection
+from tikv_br.cluster.regions import Region
+from tikv_br.cluster.topology import Store
+from tikv_br.cluster.tso import Tso
+from tikv_br.errors import UsageError
+
+SCAN_PAGE = 1024
+"""Regions that one ScanRegions asks for."""
+NULL_KEYSPACE = 0xFFFF_FFFF
+"""The scope of what belongs to no keyspace: all of a cluster without keyspace-level GC."""
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """What PD is doing with a region, such as ``scatter-region``."""
+
+    desc: str
+    running: bool
+
+
+class PdClient:
+    """A cluster's PD. Every call raises `ClusterError` after ``config.retry_budget`` seconds of trouble. Thread-safe.
+
+    Keys are physical bounds as PD holds them (`formats.keys.KeyCodec.bound`); an empty end is no end.
+    """
+
+    def __init__(self, config: ClusterConfig) -> None:
+        """Connect. Raises `ClusterUnreachable` or `ClusterTlsError` within ``config.connect_timeout`` seconds or so."""
+        self.connection = PdConnection(config)
+        self._tso = Tso(self.connection)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connections."""
+        self.connection.close()
+
+    @property
+    def cluster_id(self) -> int:
+        """The cluster's id."""
+        return self.connection.cluster_id
+
+    def tso(self, count: int = 1) -> int:
+        """A fresh timestamp, or the first of `count` consecutive ones (at most 262143). See `timestamp`."""
+        return self._tso.get(count)
+
+    # Stores
+
+    def stores(self, *, tombstones: bool = False) -> list[Store]:
+        """All stores, also offline ones and TiFlash; those that are gone only on request."""
+        request = pdpb_pb2.GetAllStoresRequest(exclude_tombstone_stores=not tombstones)
+        response = self.connection.unary(lambda leader: leader.pd.GetAllStores, request)
+        return [Store.of(store) for store in response.stores]
+
+    def store(self, store_id: int) -> Store:
+        """One store. Raises `RequestRefused` for an unknown id."""
+        request = pdpb_pb2.GetStoreRequest(store_id=store_id)
+        return Store.of(self.connection.unary(lambda leader: leader.pd.GetStore, request).store)
+
+    # Regions
+
+    def region_by_key(self, bound: bytes) -> Region:
+        """The region of a key. Waits, within the retry budget, while PD knows none."""
+        response = self.connection.unary(
+            lambda leader: leader.pd.GetRegion,
+            pdpb_pb2.GetRegionRequest(region_key=bound),
+            lacks=lambda answer: None if answer.HasField("region") else f"no region holds key {bound.hex()}",
+        )
+        return Region.of(response.region, response.leader)
+
+    def region_by_id(self, region_id: int) -> Region | None:
+        """A region by its id; None when PD knows none: merged away, or too new."""
+        request = pdpb_pb2.GetRegionByIDRequest(region_id=region_id)
+        response = self.connection.unary(
+            lambda leader: leader.pd.GetRegionByID, request, allow=[pdpb_pb2.REGION_NOT_FOUND]
+        )
+        return Region.of(response.region, response.leader) if response.HasField("region") else None
+
+    def scan_regions(self, start: bytes, end: bytes, limit: int = 0) -> list[Region]:
+        """The regions that cover [start, end), in order and without a hole; the first and last may reach beyond.
+
+        `limit` ends the list after so many; 0 does not. Regions may split and merge while the pages come in: where a
+        later page contradicts an earlier one, the later counts. Waits, within the retry budget, while PD's picture has
+        a hole.
+        """
+        found: list[Region] = []
+        backoffer = retry.Backoffer("PD ScanRegions", self.connection.config.retry_budget)
+        while not _covers(found, start, end, limit):
+            cursor = found[-1].end if found else start
+            if not _extend(found, self._scan_page(cursor, end, limit), start):
+                backoffer.wait(retry.PD_TROUBLE, f"PD knows no region that follows {cursor.hex() or 'the start'}")
+        return found[:limit] if limit else found
+
+    def scatter(self, region_ids: Sequence[int], group: str = "") -> list[int]:
+        """Ask PD to spread these regions over the stores, and those of a `group` evenly.
+
+        Returns the ids that could not be: retry those a moment later. Follow the rest by `operator`.
+        """
+        request = pdpb_pb2.ScatterRegionRequest(
+            regions_id=region_ids, group=group, retry_limit=5, skip_store_limit=True
+        )
+        response = self.connection.unary(lambda leader: leader.pd.ScatterRegion, request)
+        return list(response.failed_regions_id)
+
+    def operator(self, region_id: int) -> Operator | None:
+        """What PD is doing, or did last, with a region; None when it has nothing to do or forgot."""
+        request = pdpb_pb2.GetOperatorRequest(region_id=region_id)
+        response = self.connection.unary(
+            lambda leader: leader.pd.GetOperator, request, allow=[pdpb_pb2.REGION_NOT_FOUND]
+        )
+        if response.header.error.type == pdpb_pb2.REGION_NOT_FOUND:
+            return None
+        return Operator(desc=response.desc.decode(errors="replace"), running=response.status == pdpb_pb2.RUNNING)
+
+    # Safe points
+
+    def gc_safe_point(self) -> int:
+        """The timestamp below which GC may remove old versions."""
+        request = pdpb_pb2.GetGCSafePointRequest()
+        return self.connection.unary(lambda leader: leader.pd.GetGCSafePoint, request).safe_point
+
+    def update_service_safe_point(self, service_id: str, ttl_seconds: int, safe_point: int) -> int:
+        """Register, renew or, with a TTL of 0, remove a service's safe point.
+
+        Returns the minimum that holds now. A minimum above `safe_point` means that GC has passed it; PD calls that no
+        error, `safepoint.protect` does.
+        """
+        request = pdpb_pb2.UpdateServiceGCSafePointRequest(
+            service_id=service_id.encode(), TTL=ttl_seconds, safe_point=safe_point
+        )
+        return self.connection.unary(lambda leader: leader.pd.UpdateServiceGCSafePoint, request).min_safe_point
+
+    def set_gc_barrier(self, barrier_id: str, ts: int, ttl_seconds: int) -> bool:
+        """Set or renew a GC barrier of the whole cluster; False when this PD has no barriers (before 9.0).
+
+        Raises `RequestRefused` when GC has passed `ts`.
+        """
+        request = pdpb_pb2.SetGCBarrierRequest(
+            keyspace_scope=pdpb_pb2.KeyspaceScope(keyspace_id=NULL_KEYSPACE),
+            barrier_id=barrier_id,
+            barrier_ts=ts,
+            ttl_seconds=ttl_seconds,
+        )
+        try:
+            self.connection.unary(lambda leader: leader.pd.SetGCBarrier, request)
+        except CallUnsupported:
+            return False
+        return True
+
+    def delete_gc_barrier(self, barrier_id: str) -> bool:
+        """Remove a GC barrier, which need not exist; False when this PD has no barriers (before 9.0)."""
+        request = pdpb_pb2.DeleteGCBarrierRequest(
+            keyspace_scope=pdpb_pb2.KeyspaceScope(keyspace_id=NULL_KEYSPACE), barrier_id=barrier_id
+        )
+        try:
+            self.connection.unary(lambda leader: leader.pd.DeleteGCBarrier, request)
+        except CallUnsupported:
+            return False
+        return True
+
+    # Keyspaces
+
+    def keyspace_id(self, name: str) -> int:
+        """The id of a keyspace. Raises `UsageError` when there is none of that name."""
+        response = self.connection.unary(
+            lambda leader: leader.keyspace.LoadKeyspace,
+            keyspacepb_pb2.LoadKeyspaceRequest(name=name),
+            allow=[pdpb_pb2.ENTRY_NOT_FOUND],
+        )
+        if response.header.error.type == pdpb_pb2.ENTRY_NOT_FOUND:
+            raise UsageError(f"the cluster has no keyspace {name!r}")
+        return response.keyspace.id
+
+    def _scan_page(self, start: bytes, end: bytes, limit: int) -> list[Region]:
+        page = min(limit, SCAN_PAGE) if limit else SCAN_PAGE
+        request = pdpb_pb2.ScanRegionsRequest(start_key=start, end_key=end, limit=page)
+        response = self.connection.unary(lambda leader: leader.pd.ScanRegions, request)
+        return [Region.of(item.region, item.leader) for item in response.regions]
+
+
+def _covers(found: Sequence[Region], start: bytes, end: bytes, limit: int) -> bool:
+    if end and start >= end:
+        return True
+    if not found:
+        return False
+    return not found[-1].end or bool(end and found[-1].end >= end) or bool(limit and len(found) >= limit)
+
+
+def _extend(found: list[Region], page: Sequence[Region], start: bytes) -> bool:
+    """Append a page to what was found from `start` on; False when it leaves a hole or brings nothing."""
+    for region in page:
+        while found and (not found[-1].end or found[-1].end > region.start):
+            found.pop()
+        if region.start > (found[-1].end if found else start):
+            return False
+        found.append(region)
+    return bool(page)

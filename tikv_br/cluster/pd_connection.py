@@ -1,0 +1,190 @@
+"""The connection to PD's leader: found from any member, found again when it moves."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+import grpc
+
+from tikv_br.cluster import retry
+from tikv_br.cluster.channel import explain_unreachable, open_channel, to_cluster_error
+from tikv_br.cluster.config import ClusterConfig, bare_address
+from tikv_br.cluster.pb import pdpb_pb2
+from tikv_br.cluster.pb.keyspacepb_pb2_grpc import KeyspaceStub
+from tikv_br.cluster.pb.pdpb_pb2_grpc import PDStub
+from tikv_br.errors import ClusterError, ClusterUnfit, ClusterUnreachable, RequestRefused
+
+HEADER_ERRORS: Mapping[int, type[ClusterError]] = {
+    pdpb_pb2.UNKNOWN: RequestRefused,
+    pdpb_pb2.NOT_BOOTSTRAPPED: ClusterUnfit,
+    pdpb_pb2.STORE_TOMBSTONE: RequestRefused,
+    pdpb_pb2.ALREADY_BOOTSTRAPPED: RequestRefused,
+    pdpb_pb2.INCOMPATIBLE_VERSION: ClusterUnfit,
+    pdpb_pb2.REGION_NOT_FOUND: ClusterUnreachable,  # a moment later PD may know it
+    pdpb_pb2.GLOBAL_CONFIG_NOT_FOUND: RequestRefused,
+    pdpb_pb2.DUPLICATED_ENTRY: RequestRefused,
+    pdpb_pb2.ENTRY_NOT_FOUND: RequestRefused,
+    pdpb_pb2.INVALID_VALUE: RequestRefused,
+    pdpb_pb2.DATA_COMPACTED: RequestRefused,
+    pdpb_pb2.REGIONS_NOT_CONTAIN_ALL_KEY_RANGE: ClusterUnreachable,
+}
+"""The class of each error that a response header can carry."""
+
+
+@dataclass(frozen=True, slots=True)
+class Leader:
+    """PD's leader and the stubs to call it."""
+
+    address: str
+    url: str
+    """As PD advertises it, with ``http://`` or ``https://``."""
+    pd: PDStub
+    keyspace: KeyspaceStub
+
+
+class _Request(Protocol):
+    @property
+    def header(self) -> pdpb_pb2.RequestHeader: ...
+
+
+class _Response(Protocol):
+    @property
+    def header(self) -> pdpb_pb2.ResponseHeader: ...
+
+
+Request = TypeVar("Request", bound=_Request)
+Response = TypeVar("Response", bound=_Response)
+T = TypeVar("T")
+
+
+class PdConnection:
+    """Calls PD's leader; looks for it again when it moves or falls silent. Thread-safe."""
+
+    def __init__(self, config: ClusterConfig) -> None:
+        """Connect. Raises `ClusterUnreachable` or `ClusterTlsError` within ``config.connect_timeout`` seconds or so."""
+        if config.tls.enabled:
+            config.tls.ssl_context()  # unusable files are told at once, in plain words
+        self.config = config
+        self._lock = threading.Lock()
+        self._channels: dict[str, grpc.Channel] = {}
+        self._addresses = config.pd
+        self.cluster_id = 0
+        self._leader = self._find_leader()
+
+    def close(self) -> None:
+        """Close the channels; calls under way end with `ClusterUnreachable`."""
+        with self._lock:
+            channels, self._channels = self._channels, {}
+        for channel in channels.values():
+            channel.close()
+
+    @property
+    def leader(self) -> Leader:
+        """Who was the leader when last asked."""
+        return self._leader
+
+    def unary(
+        self,
+        pick: Callable[[Leader], grpc.UnaryUnaryMultiCallable[Request, Response]],
+        request: Request,
+        *,
+        allow: Collection[int] = (),
+        lacks: Callable[[Response], str | None] = lambda _: None,
+    ) -> Response:
+        """Send one request to the leader, with our header; again, within the retry budget, when PD is in trouble.
+
+        Raises what `HEADER_ERRORS` says for an error in the answer's header, except the types in `allow`. `lacks` says
+        what a good answer still misses, such as a region that PD is about to learn of; it is then asked for again.
+        """
+
+        def send(leader: Leader) -> Response:
+            response = pick(leader)(request, timeout=self.config.request_timeout)
+            self._check_header(response.header.error, leader, allow)
+            if missing := lacks(response):
+                raise ClusterUnreachable(f"PD {leader.address}: {missing}")
+            return response
+
+        request.header.cluster_id = self.cluster_id
+        return self.call(send, f"PD {type(request).__name__.removesuffix('Request')}")
+
+    def call(self, send: Callable[[Leader], T], what: str) -> T:
+        """Run `send` with the leader until it succeeds, PD refuses for good, or the retry budget is spent."""
+        backoffer = retry.Backoffer(what, self.config.retry_budget)
+        while True:
+            leader = self._leader
+            try:
+                return send(leader)
+            except grpc.RpcError as error:
+                trouble = to_cluster_error(error, f"PD {leader.address}", self.config.tls)
+            except ClusterUnreachable as error:
+                trouble = error
+            if not trouble.retryable:
+                raise trouble
+            backoffer.wait(retry.PD_TROUBLE, trouble)
+            self.refresh(leader, backoffer)
+
+    def refresh(self, stale: Leader, backoffer: retry.Backoffer) -> None:
+        """Look for the leader again, unless another thread found one other than `stale` meanwhile."""
+        if self._leader is not stale:
+            return
+        try:
+            self._leader = self._find_leader()
+        except ClusterUnreachable as error:
+            backoffer.wait(retry.PD_TROUBLE, error)
+
+    def _find_leader(self) -> Leader:
+        """Ask all members at once who leads; the first that knows is believed."""
+        asked = {
+            address: PDStub(self._channel(address)).GetMembers.future(
+                pdpb_pb2.GetMembersRequest(), timeout=self.config.connect_timeout
+            )
+            for address in self._addresses
+        }
+        failures: dict[str, ClusterError] = {}
+        for address, answer in asked.items():
+            try:
+                members = answer.result()
+            except grpc.RpcError as error:
+                failures[address] = to_cluster_error(error, f"PD {address}", self.config.tls)
+                continue
+            except grpc.FutureCancelledError:
+                failures[address] = ClusterUnreachable(f"PD {address}: the connection was closed")
+                continue
+            if members.leader.client_urls:
+                return self._take(members)
+            failures[address] = ClusterUnreachable(f"PD {address}: there is no leader at the moment")
+        raise self._unreachable(failures)
+
+    def _take(self, members: pdpb_pb2.GetMembersResponse) -> Leader:
+        cluster_id = members.header.cluster_id
+        if self.cluster_id and cluster_id != self.cluster_id:
+            raise ClusterUnfit(f"PD {', '.join(self._addresses)}: another cluster ({cluster_id}) answers now")
+        self.cluster_id = cluster_id
+        known = (bare_address(url) for member in members.members for url in member.client_urls)
+        self._addresses = tuple(dict.fromkeys((*self.config.pd, *known)))
+        url = members.leader.client_urls[0]
+        channel = self._channel(bare_address(url))
+        return Leader(bare_address(url), url, PDStub(channel), KeyspaceStub(channel))
+
+    def _unreachable(self, failures: Mapping[str, ClusterError]) -> ClusterError:
+        for address, failure in failures.items():
+            explained = explain_unreachable(address, self.config.tls, failure)
+            if not explained.retryable:
+                return explained
+        causes = "; ".join(failure.message for failure in failures.values())
+        return ClusterUnreachable(f"no PD answers at {', '.join(failures)}: {causes}")
+
+    def _channel(self, address: str) -> grpc.Channel:
+        with self._lock:
+            if address not in self._channels:
+                self._channels[address] = open_channel(address, self.config.tls)
+            return self._channels[address]
+
+    def _check_header(self, error: pdpb_pb2.Error, leader: Leader, allow: Collection[int]) -> None:
+        if error.type == pdpb_pb2.OK or error.type in allow:
+            return
+        error_class = HEADER_ERRORS.get(error.type, RequestRefused)
+        raise error_class(f"PD {leader.address}: {error.message or pdpb_pb2.ErrorType.Name(error.type)}")

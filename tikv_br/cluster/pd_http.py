@@ -1,0 +1,72 @@
+"""PD's HTTP API: what its gRPC does not tell, and what only HTTP can set."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+from urllib.parse import quote
+
+from tikv_br.cluster import retry
+from tikv_br.cluster.config import ClusterConfig
+from tikv_br.cluster.http_json import request_json
+from tikv_br.cluster.pd_connection import PdConnection
+from tikv_br.errors import ClusterUnreachable, RequestRefused
+
+API = "/pd/api/v1"
+MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class RegionSize:
+    """PD's estimate of a region, some seconds old; sizes are in whole MiB and so often 0 or 1."""
+
+    bytes: int
+    keys: int
+
+
+class PdHttp:
+    """PD's leader over HTTP. Every call raises `ClusterError` after ``config.retry_budget`` seconds of trouble."""
+
+    def __init__(self, connection: PdConnection) -> None:
+        self._connection = connection
+        self._config: ClusterConfig = connection.config
+
+    def cluster_version(self) -> str:
+        """The version that all stores have at least, such as ``8.5.2``."""
+        version = self._request("GET", "/config/cluster-version")
+        if not isinstance(version, str):
+            raise RequestRefused(f"PD: the cluster version is no text: {version!r}")
+        return version.removeprefix("v")
+
+    def region_sizes(self) -> dict[int, RegionSize]:
+        """Estimates for all regions, by id. One large answer: about 500 bytes a region."""
+        document = cast("dict[str, Any]", self._request("GET", "/regions"))
+        return {
+            region["id"]: RegionSize(region.get("approximate_size", 0) * MIB, region.get("approximate_keys", 0))
+            for region in document.get("regions") or ()
+        }
+
+    def max_replicas(self) -> int:
+        """How many copies of a region PD aims at."""
+        document = cast("dict[str, Any]", self._request("GET", "/config/replicate"))
+        return int(document["max-replicas"])
+
+    def schedulers(self) -> list[str]:
+        """Names of the schedulers that PD runs."""
+        return list(cast("Sequence[str]", self._request("GET", "/schedulers") or ()))
+
+    def pause_scheduler(self, name: str, seconds: int) -> None:
+        """Keep a scheduler still for so many seconds; 0 lets it go on at once."""
+        self._request("POST", f"/schedulers/{quote(name, safe='')}", {"delay": seconds})
+
+    def _request(self, method: str, path: str, payload: object = None) -> object:
+        backoffer = retry.Backoffer(f"PD {path}", self._config.retry_budget)
+        while True:
+            leader = self._connection.leader
+            url = f"{self._config.tls.scheme}://{leader.address}{API}{path}"
+            try:
+                return request_json(method, url, self._config.tls, self._config.request_timeout, payload)
+            except ClusterUnreachable as error:
+                backoffer.wait(retry.PD_TROUBLE, error)
+                self._connection.refresh(leader, backoffer)

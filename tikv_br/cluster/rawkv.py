@@ -1,0 +1,294 @@
+"""RawKV calls with user keys, on one keyspace; they find their regions and retry."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, Protocol, TypeVar
+
+from formats.checksum import Checksum
+from formats.keys import KeyCodec
+from tikv_br.cluster.batches import BatchSender
+from tikv_br.cluster.pb import errorpb_pb2, kvrpcpb_pb2
+from tikv_br.cluster.ranges import RangeWalk
+from tikv_br.cluster.region_errors import check_error_text, check_pairs, check_region_error
+from tikv_br.cluster.regions import Region
+from tikv_br.cluster.router import Router
+from tikv_br.cluster.store import StoreClient
+from tikv_br.errors import UsageError
+
+if TYPE_CHECKING:
+    from formats.rawscan import ScanPage
+
+PAGE_ROWS = 10_240
+"""The most rows of a scan's page, unless told otherwise."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Swapped:
+    """What a compare-and-swap found and did."""
+
+    succeeded: bool
+    previous: bytes | None
+    """The value before; None when there was none."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Put:
+    """One pair of a batch, with its RPC key."""
+
+    key: bytes
+    value: bytes
+    ttl: int
+
+    @property
+    def size(self) -> int:
+        return len(self.key) + len(self.value)
+
+
+class RawClient:
+    """RawKV on one keyspace. Thread-safe.
+
+    Every call raises `RetryBudgetExhausted`, `RequestRefused`, `ApiVersionMismatch` or another `ClusterError`.
+    TTLs are in seconds from now, on the server's clock; 0 is never.
+    """
+
+    def __init__(self, router: Router, codec: KeyCodec, cluster_id: int) -> None:
+        self._router = router
+        self._cluster_id = cluster_id
+        self.codec = codec
+
+    def get(self, key: bytes) -> bytes | None:
+        """The value of a key; None when there is none."""
+
+        def send(store: StoreClient, context: kvrpcpb_pb2.Context, rpc_key: bytes) -> bytes | None:
+            answer = store.call(store.kv.RawGet, kvrpcpb_pb2.RawGetRequest(context=context, key=rpc_key))
+            _check(answer)
+            return None if answer.not_found else answer.value
+
+        return self._on_key(key, send, "RawGet")
+
+    def batch_get(self, keys: Iterable[bytes]) -> dict[bytes, bytes]:
+        """The values of those of the keys that exist."""
+        found: dict[bytes, bytes] = {}
+
+        def send(store: StoreClient, context: kvrpcpb_pb2.Context, batch: Sequence[bytes]) -> None:
+            request = kvrpcpb_pb2.RawBatchGetRequest(context=context, keys=batch)
+            answer = store.call(store.kv.RawBatchGet, request)
+            check_region_error(answer)
+            check_pairs(answer.pairs)
+            found.update((self.codec.user_key(pair.key), pair.value) for pair in answer.pairs)
+
+        rpc_keys = sorted({self.codec.rpc_key(key) for key in keys})
+        self._in_batches(rpc_keys, _itself, len, send, "RawBatchGet")
+        return found
+
+    def put(self, key: bytes, value: bytes, ttl: int = 0) -> None:
+        """Write one pair. Raises `UsageError` for a TTL on a cluster without TTL, before anything is sent."""
+        self._check_ttl(ttl)
+
+        def send(store: StoreClient, context: kvrpcpb_pb2.Context, rpc_key: bytes) -> None:
+            request = kvrpcpb_pb2.RawPutRequest(context=context, key=rpc_key, value=value, ttl=ttl)
+            _check(store.call(store.kv.RawPut, request))
+
+        self._on_key(key, send, "RawPut")
+
+    def batch_put(self, pairs: Mapping[bytes, bytes] | Iterable[tuple[bytes, bytes]], ttl: int = 0) -> None:
+        """Write pairs in batches; of equal keys the last counts. Not atomic: after an error some may be written."""
+        items = pairs.items() if isinstance(pairs, Mapping) else pairs
+        self.batch_put_with_ttls((key, value, ttl) for key, value in items)
+
+    def batch_put_with_ttls(self, rows: Iterable[tuple[bytes, bytes, int]]) -> None:
+        """As `batch_put`, with a TTL for each pair."""
+        puts: dict[bytes, _Put] = {}
+        for key, value, ttl in rows:
+            self._check_ttl(ttl)
+            rpc_key = self.codec.rpc_key(key)
+            puts[rpc_key] = _Put(rpc_key, value, ttl)
+
+        def send(store: StoreClient, context: kvrpcpb_pb2.Context, batch: Sequence[_Put]) -> None:
+            request = kvrpcpb_pb2.RawBatchPutRequest(context=context)
+            for put in batch:
+                request.pairs.add(key=put.key, value=put.value)
+            if any(put.ttl for put in batch):
+                request.ttls.extend(put.ttl for put in batch)
+            _check(store.call(store.kv.RawBatchPut, request))
+
+        ordered = [puts[key] for key in sorted(puts)]
+        self._in_batches(ordered, lambda put: put.key, lambda put: put.size, send, "RawBatchPut")
+
+    def delete(self, key: bytes) -> None:
+        """Remove one key, if it exists; in V2 this writes a tombstone."""
+
+        def send(store: StoreClient, context: kvrpcpb_pb2.Context, rpc_key: bytes) -> None:
+            _check(store.call(store.kv.RawDelete, kvrpcpb_pb2.RawDeleteRequest(context=context, key=rpc_key)))
+
+        self._on_key(key, send, "RawDelete")
+
+    def batch_delete(self, keys: Iterable[bytes]) -> None:
+        """Remove keys, in batches."""
+
+        def send(store: StoreClient, context: kvrpcpb_pb2.Context, batch: Sequence[bytes]) -> None:
+            request = kvrpcpb_pb2.RawBatchDeleteRequest(context=context, keys=batch)
+            _check(store.call(store.kv.RawBatchDelete, request))
+
+        rpc_keys = sorted({self.codec.rpc_key(key) for key in keys})
+        self._in_batches(rpc_keys, _itself, len, send, "RawBatchDelete")
+
+    def delete_range(self, start: bytes, end: bytes) -> None:
+        """Remove all of [start, end), where an empty end is no end: at once and for good, with all versions.
+
+        Change feeds do not see it.
+        """
+
+        def send(store: StoreClient, context: kvrpcpb_pb2.Context, start: bytes, end: bytes) -> None:
+            request = kvrpcpb_pb2.RawDeleteRangeRequest(context=context, start_key=start, end_key=end)
+            _check(store.call(store.kv.RawDeleteRange, request))
+
+        walk = self.walk(start, end)
+        while not walk.done:
+            _, reached = walk.send_part(send, "RawDeleteRange")
+            walk.advance(reached)
+
+    def get_ttl(self, key: bytes) -> int | None:
+        """Seconds until a key expires, 0 for never; None when there is no such key.
+
+        Raises `UsageError` on a cluster without TTL: nothing is sent, because such a store would die of the request.
+        """
+        if not self.codec.api_version.has_ttl:
+            raise UsageError("this cluster keeps no TTLs (API V1 without storage.enable-ttl)")
+
+        def send(store: StoreClient, context: kvrpcpb_pb2.Context, rpc_key: bytes) -> int | None:
+            request = kvrpcpb_pb2.RawGetKeyTTLRequest(context=context, key=rpc_key)
+            answer = store.raw_get_key_ttl(request, self.codec.api_version)
+            _check(answer)
+            return None if answer.not_found else answer.ttl
+
+        ttl = self._on_key(key, send, "RawGetKeyTTL")
+        if ttl == 0 and self.codec.is_v2 and self.get(key) is None:
+            return None  # a V2 store finds the tombstone of a deleted key
+        return ttl
+
+    def compare_and_swap(self, key: bytes, previous: bytes | None, value: bytes, ttl: int = 0) -> Swapped:
+        """Write `value` if the key's value is `previous`; None means that there must be none.
+
+        Raises `ClusterUnreachable` when it is not known whether a try took effect: it is not repeated then.
+        """
+        self._check_ttl(ttl)
+
+        def send(store: StoreClient, context: kvrpcpb_pb2.Context, rpc_key: bytes) -> Swapped:
+            request = kvrpcpb_pb2.RawCASRequest(
+                context=context,
+                key=rpc_key,
+                value=value,
+                previous_not_exist=previous is None,
+                previous_value=previous or b"",
+                ttl=ttl,
+            )
+            answer = store.call(store.kv.RawCompareAndSwap, request)
+            _check(answer)
+            return Swapped(answer.succeed, None if answer.previous_not_exist else answer.previous_value)
+
+        return self._on_key(key, send, "RawCompareAndSwap", repeatable=False)
+
+    def checksum(self, start: bytes = b"", end: bytes = b"") -> Checksum:
+        """The servers' checksum over the live pairs of [start, end), where an empty end is no end."""
+
+        def send(store: StoreClient, context: kvrpcpb_pb2.Context, start: bytes, end: bytes) -> Checksum:
+            request = kvrpcpb_pb2.RawChecksumRequest(context=context)
+            request.ranges.add(start_key=start, end_key=end)
+            answer = store.call(store.kv.RawChecksum, request, timeout=store.long_timeout)
+            _check(answer)
+            return Checksum(answer.checksum, answer.total_kvs, answer.total_bytes)
+
+        total = Checksum()
+        walk = self.walk(start, end)
+        while not walk.done:
+            part, reached = walk.send_part(send, "RawChecksum")
+            total += part
+            walk.advance(reached)
+        return total
+
+    def scan_pages(
+        self, start_rpc: bytes, end_rpc: bytes, page_rows: int = PAGE_ROWS, *, key_only: bool = False
+    ) -> Iterator[ScanPage]:
+        """Pages of RPC keys and user values of the RPC range; see `scan.scan_pages`."""
+        from tikv_br.cluster.scan import scan_pages
+
+        return scan_pages(self._walk_rpc(start_rpc, end_rpc), page_rows, key_only=key_only)
+
+    def walk(self, start: bytes, end: bytes) -> RangeWalk:
+        """A cursor over a range of user keys, region by region."""
+        return self._walk_rpc(*self.codec.rpc_range(start, end))
+
+    def _walk_rpc(self, start: bytes, end: bytes) -> RangeWalk:
+        return RangeWalk(self._router, self.codec, self._cluster_id, start, end)
+
+    def _on_key(
+        self,
+        key: bytes,
+        send: Callable[[StoreClient, kvrpcpb_pb2.Context, bytes], T],
+        what: str,
+        *,
+        repeatable: bool = True,
+    ) -> T:
+        rpc_key = self.codec.rpc_key(key)
+
+        def send_to(region: Region, store: StoreClient) -> T:
+            return send(store, self._context(region), rpc_key)
+
+        return self._router.call(self.codec.bound(rpc_key), send_to, what, repeatable=repeatable)
+
+    def _in_batches(
+        self,
+        items: Sequence[T],
+        key_of: Callable[[T], bytes],
+        size_of: Callable[[T], int],
+        send: Callable[[StoreClient, kvrpcpb_pb2.Context, Sequence[T]], None],
+        what: str,
+    ) -> None:
+        """Send items, ascending by RPC key, in batches that follow the regions as they are at that moment."""
+
+        def send_batch(region: Region, store: StoreClient, batch: Sequence[T]) -> None:
+            send(store, self._context(region), batch)
+
+        def send_next(region: Region, store: StoreClient) -> int:
+            return sender.send_head(region, store, items, done)
+
+        sender = BatchSender(lambda item: self.codec.bound(key_of(item)), size_of, send_batch)
+        done = 0
+        while done < len(items):
+            done += self._router.call(sender.bound_of(items[done]), send_next, what)
+
+    def _context(self, region: Region) -> kvrpcpb_pb2.Context:
+        return region.context(self.codec.api_version, self._cluster_id)
+
+    def _check_ttl(self, ttl: int) -> None:
+        if ttl and not self.codec.api_version.has_ttl:
+            raise UsageError("this cluster keeps no TTLs (API V1 without storage.enable-ttl)")
+        if ttl < 0:
+            raise UsageError(f"a TTL of {ttl} s: it cannot be negative")
+
+
+def _itself(key: bytes) -> bytes:
+    return key
+
+
+class _Answer(Protocol):
+    """What most answers have."""
+
+    def HasField(self, field_name: Literal["region_error"]) -> bool: ...  # noqa: N802 - protobuf's name
+
+    @property
+    def region_error(self) -> errorpb_pb2.Error: ...
+
+    @property
+    def error(self) -> str: ...
+
+
+def _check(answer: _Answer) -> None:
+    """Raise what an answer carries as a region error or as an error text."""
+    check_region_error(answer)
+    check_error_text(answer.error)

@@ -1,0 +1,149 @@
+"""Regions as values, and the cache that routes requests to them."""
+
+from __future__ import annotations
+
+import bisect
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+
+from formats.api_version import ApiVersion
+from tikv_br.cluster.pb import kvrpcpb_pb2, metapb_pb2
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """One copy of a region on a store."""
+
+    id: int
+    store_id: int
+    voter: bool = True
+
+    @classmethod
+    def of(cls, peer: metapb_pb2.Peer) -> Peer:
+        """From the wire."""
+        return cls(peer.id, peer.store_id, voter=peer.role != metapb_pb2.Learner)
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """A range of keys [start, end) as PD knows it: physical bounds (V2: memcomparable), an empty end is no end."""
+
+    id: int
+    start: bytes
+    end: bytes
+    conf_ver: int
+    version: int
+    leader: Peer
+    """A guess when PD does not know: a store that does not lead says who does."""
+    peers: tuple[Peer, ...]
+
+    @classmethod
+    def of(cls, region: metapb_pb2.Region, leader: metapb_pb2.Peer | None = None) -> Region:
+        """From the wire; without a leader the first voter is taken for it."""
+        peers = tuple(Peer.of(peer) for peer in region.peers)
+        guess = next((peer for peer in peers if peer.voter), Peer(0, 0))
+        return cls(
+            id=region.id,
+            start=region.start_key,
+            end=region.end_key,
+            conf_ver=region.region_epoch.conf_ver,
+            version=region.region_epoch.version,
+            leader=Peer.of(leader) if leader is not None and leader.id else guess,
+            peers=peers,
+        )
+
+    def contains(self, bound: bytes) -> bool:
+        """Whether a physical key lies in the region."""
+        return self.start <= bound and (not self.end or bound < self.end)
+
+    def overlaps(self, other: Region) -> bool:
+        """Whether the two share keys."""
+        return (not other.end or self.start < other.end) and (not self.end or other.start < self.end)
+
+    def led_from(self, store_id: int) -> Region:
+        """The same region with the peer on this store as leader, or unchanged when there is none."""
+        peer = next((peer for peer in self.peers if peer.store_id == store_id), self.leader)
+        return replace(self, leader=peer)
+
+    def context(self, api_version: ApiVersion, cluster_id: int) -> kvrpcpb_pb2.Context:
+        """The context of a request to the leader. Clients say V1 to a V1TTL store; it refuses its own name."""
+        version = kvrpcpb_pb2.V2 if api_version is ApiVersion.V2 else kvrpcpb_pb2.V1
+        return kvrpcpb_pb2.Context(
+            region_id=self.id,
+            region_epoch=metapb_pb2.RegionEpoch(conf_ver=self.conf_ver, version=self.version),
+            peer=metapb_pb2.Peer(id=self.leader.id, store_id=self.leader.store_id),
+            api_version=version,
+            cluster_id=cluster_id,
+        )
+
+
+class RegionCache:
+    """Regions by their keys, fetched from PD when unknown. Thread-safe."""
+
+    def __init__(self, fetch: Callable[[bytes], Region]) -> None:
+        """`fetch` asks PD for the region of a physical key."""
+        self._fetch = fetch
+        self._lock = threading.Lock()
+        self._regions: dict[int, Region] = {}
+        self._starts: list[tuple[bytes, int]] = []
+
+    def locate(self, bound: bytes) -> Region:
+        """The region of a physical key. Raises `ClusterError` when PD cannot say."""
+        with self._lock:
+            found = self._find(bound)
+        if found is not None:
+            return found
+        region = self._fetch(bound)
+        self.update([region])
+        return region
+
+    def update(self, regions: Iterable[Region]) -> None:
+        """Take these in place of whatever overlaps them."""
+        with self._lock:
+            for region in regions:
+                self._drop_overlapping(region)
+                self._regions[region.id] = region
+                bisect.insort(self._starts, (region.start, region.id))
+
+    def invalidate(self, region_id: int) -> None:
+        """Forget a region; the next `locate` asks PD."""
+        with self._lock:
+            self._drop(region_id)
+
+    def switch_leader(self, region_id: int, leader: Peer) -> None:
+        """Note a new leader, if the region has such a peer; else forget the region."""
+        with self._lock:
+            region = self._regions.get(region_id)
+            if region is None:
+                return
+            if any(peer.id == leader.id for peer in region.peers):
+                self._regions[region_id] = replace(region, leader=leader)
+            else:
+                self._drop(region_id)
+
+    def _find(self, bound: bytes) -> Region | None:
+        after = bisect.bisect_right(self._starts, bound, key=lambda entry: entry[0])
+        if after == 0:
+            return None
+        region = self._regions[self._starts[after - 1][1]]
+        return region if region.contains(bound) else None
+
+    def _drop_overlapping(self, region: Region) -> None:
+        self._drop(region.id)
+        at = bisect.bisect_right(self._starts, region.start, key=lambda entry: entry[0])
+        first = max(at - 1, 0)
+        stale = []
+        for _start, region_id in self._starts[first:]:
+            other = self._regions[region_id]
+            if region.overlaps(other):
+                stale.append(region_id)
+            elif other.start > region.start:
+                break
+        for region_id in stale:
+            self._drop(region_id)
+
+    def _drop(self, region_id: int) -> None:
+        region = self._regions.pop(region_id, None)
+        if region is not None:
+            self._starts.remove((region.start, region_id))

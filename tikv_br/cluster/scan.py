@@ -1,0 +1,87 @@
+"""Scans a range page by page, across regions, from the bytes on the wire into Arrow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from formats import rawscan
+from formats.rawscan import ScanPage
+from tikv_br.cluster.pb import kvrpcpb_pb2
+from tikv_br.cluster.ranges import RangeWalk
+from tikv_br.cluster.region_errors import check_pairs, check_region_error
+from tikv_br.cluster.store import StoreClient
+
+PAGE_BYTES = 4 << 20
+"""What a page should weigh: enough to hide the round trip, little enough to hold a few."""
+FIRST_ROWS = 64
+"""Rows of the first page: even values of 1 MiB then fit into memory."""
+GROWTH = 8
+"""How much larger the next page may be at most."""
+
+
+@dataclass(slots=True)
+class PageSizer:
+    """Chooses the rows of the next page by the weight of the last: stores have no limit by bytes."""
+
+    most: int
+    rows: int = FIRST_ROWS
+
+    def __post_init__(self) -> None:
+        self.rows = min(self.rows, self.most)
+
+    def learn(self, rows: int, size: int) -> None:
+        """Note that a page of `rows` rows weighed `size` bytes."""
+        if rows:
+            fitting = PAGE_BYTES * rows // max(size, 1)
+            self.rows = max(1, min(fitting, self.rows * GROWTH, self.most))
+
+
+def scan_pages(walk: RangeWalk, page_rows: int, *, key_only: bool = False) -> Iterator[ScanPage]:
+    """Pages of RPC keys and user values of the walk's range, ascending; none is empty.
+
+    `page_rows` is the most rows of a page; large values make smaller pages. Each page is its region's state at that
+    moment: this is no snapshot. Raises as `Router.call` does.
+    """
+    sizer = PageSizer(page_rows)
+    while not walk.done:
+        limit = sizer.rows
+        answer, end = walk.send_part(_Scan(limit, key_only=key_only), "RawScan")
+        rows = len(answer.page.keys)
+        sizer.learn(rows, answer.size)
+        walk.advance(answer.page.keys[rows - 1].as_py() + b"\0" if rows >= limit else end)
+        if rows:
+            yield answer.page
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    page: ScanPage
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Scan:
+    """Sends one RawScan; a `SendPart`."""
+
+    limit: int
+    key_only: bool
+
+    def __call__(self, store: StoreClient, context: kvrpcpb_pb2.Context, start: bytes, end: bytes) -> _Answer:
+        request = kvrpcpb_pb2.RawScanRequest(
+            context=context, start_key=start, end_key=end, limit=self.limit, key_only=self.key_only
+        )
+        data = store.raw_scan(request)
+        return _Answer(rawscan.parse(data) or parse_with_protobuf(data), len(data))
+
+
+def parse_with_protobuf(data: bytes) -> ScanPage:
+    """The page of an answer that `formats.rawscan` did not take. Raises `RegionErrorSeen` or what its errors mean."""
+    answer = kvrpcpb_pb2.RawScanResponse.FromString(data)
+    check_region_error(answer)
+    check_pairs(answer.kvs)
+    keys = pa.array([pair.key for pair in answer.kvs], type=pa.large_binary())
+    values = pa.array([pair.value for pair in answer.kvs], type=pa.large_binary())
+    return ScanPage(keys, values)

@@ -1,0 +1,191 @@
+"""One store: its calls, with timeouts and our errors; and the pool of all stores."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeVar
+
+import grpc
+
+from formats.api_version import ApiVersion
+from tikv_br.cluster import guard
+from tikv_br.cluster.channel import open_channel, to_cluster_error
+from tikv_br.cluster.config import ClusterConfig
+from tikv_br.cluster.pb import brpb_pb2, import_sstpb_pb2, kvrpcpb_pb2
+from tikv_br.cluster.pb.brpb_pb2_grpc import BackupStub
+from tikv_br.cluster.pb.import_sstpb_pb2_grpc import ImportSSTStub
+from tikv_br.cluster.pb.tikvpb_pb2_grpc import TikvStub
+from tikv_br.cluster.topology import Store
+from tikv_br.errors import ClusterUnreachable, DangerousRequest
+
+LONG_FACTOR = 10
+
+Request = TypeVar("Request")
+Response = TypeVar("Response")
+
+
+class StoreClient:
+    """Calls one store, once: no retry and no routing here. Thread-safe.
+
+    Every call raises `ClusterUnreachable` (another try may help), `ClusterTlsError`, `ClusterUnfit` or
+    `RequestRefused` for a gRPC failure, and returns region errors inside the answer.
+    """
+
+    def __init__(self, store: Store, config: ClusterConfig) -> None:
+        """Connects with the first call."""
+        self.store = store
+        self._config = config
+        self._closed = False
+        self._channel = open_channel(store.address, config.tls)
+        self.kv = TikvStub(self._channel)
+        self._backup = BackupStub(self._channel)
+        self._import = ImportSSTStub(self._channel)
+        self._raw_scan: grpc.UnaryUnaryMultiCallable[kvrpcpb_pb2.RawScanRequest, bytes] = self._channel.unary_unary(
+            "/tikvpb.Tikv/RawScan", request_serializer=kvrpcpb_pb2.RawScanRequest.SerializeToString
+        )
+
+    def close(self) -> None:
+        """Close the channel; calls under way and later ones end with `ClusterUnreachable`."""
+        self._closed = True
+        self._channel.close()
+
+    @property
+    def long_timeout(self) -> float:
+        """Seconds for a call that moves or reads a whole region's data."""
+        return LONG_FACTOR * self._config.request_timeout
+
+    def call(
+        self,
+        method: grpc.UnaryUnaryMultiCallable[Request, Response],
+        request: Request,
+        *,
+        timeout: float | None = None,
+    ) -> Response:
+        """Send one request of `kv`; `timeout` in seconds, by default the config's."""
+        return self._run(lambda: method(request, timeout=timeout or self._config.request_timeout))
+
+    def raw_scan(self, request: kvrpcpb_pb2.RawScanRequest) -> bytes:
+        """RawScan, with the answer as the bytes on the wire: `formats.rawscan` reads them without protobuf."""
+        return self.call(self._raw_scan, request)
+
+    def raw_get_key_ttl(
+        self, request: kvrpcpb_pb2.RawGetKeyTTLRequest, api_version: ApiVersion
+    ) -> kvrpcpb_pb2.RawGetKeyTTLResponse:
+        """RawGetKeyTTL. Raises `DangerousRequest` for a store without TTL."""
+        guard.check_get_ttl(api_version)
+        return self.call(self.kv.RawGetKeyTTL, request)
+
+    def split_region(self, request: kvrpcpb_pb2.SplitRegionRequest) -> kvrpcpb_pb2.SplitRegionResponse:
+        """Split a region that this store leads."""
+        return self.call(self.kv.SplitRegion, request)
+
+    def backup(self, request: brpb_pb2.BackupRequest) -> Iterator[brpb_pb2.BackupResponse]:
+        """Have the store back up what it leads of a range; one answer a region, in no order.
+
+        Closing the iterator cancels the rest. Raises `DangerousRequest` for a range that is none.
+        """
+        guard.check_backup(request)
+        return self._stream(request)
+
+    def download(self, request: import_sstpb_pb2.DownloadRequest) -> import_sstpb_pb2.DownloadResponse:
+        """Have the store fetch an SST from storage. The timeout is `long_timeout`."""
+        guard.check_sst(request.sst)
+        return self.call(self._import.Download, request, timeout=self.long_timeout)
+
+    def upload(self, meta: import_sstpb_pb2.SSTMeta, chunks: Iterable[bytes], *, verified: bool) -> None:
+        """Send an SST, in chunks, to the store. Empty chunks are left out: stores refuse them.
+
+        `verified` says that every block's checksum was checked: stores compare ``meta.crc32`` only, and die of a
+        damaged block at ingest.
+        """
+        if not verified:
+            raise DangerousRequest("an upload of unverified bytes would kill the store at ingest")
+        guard.check_sst(meta)
+        parts = (import_sstpb_pb2.UploadRequest(data=chunk) for chunk in chunks if chunk)
+        requests = _chain(import_sstpb_pb2.UploadRequest(meta=meta), parts)
+        self._run(lambda: self._import.Upload(requests, timeout=self.long_timeout))
+
+    def ingest(self, request: import_sstpb_pb2.IngestRequest) -> import_sstpb_pb2.IngestResponse:
+        """Take a downloaded or uploaded SST into a region that this store leads."""
+        guard.check_sst(request.sst)
+        return self.call(self._import.Ingest, request)
+
+    def multi_ingest(self, request: import_sstpb_pb2.MultiIngestRequest) -> import_sstpb_pb2.IngestResponse:
+        """As `ingest`, for several SSTs of one region at once."""
+        for meta in request.ssts:
+            guard.check_sst(meta)
+        return self.call(self._import.MultiIngest, request)
+
+    def switch_mode(self, mode: import_sstpb_pb2.SwitchMode.ValueType) -> None:
+        """Enter or leave import mode; a store leaves it by itself after ten minutes."""
+        self.call(self._import.SwitchMode, import_sstpb_pb2.SwitchModeRequest(mode=mode))
+
+    def set_download_speed_limit(self, bytes_per_second: int) -> None:
+        """Limit downloads of this store; 0 is no limit."""
+        request = import_sstpb_pb2.SetDownloadSpeedLimitRequest(speed_limit=bytes_per_second)
+        self.call(self._import.SetDownloadSpeedLimit, request)
+
+    def _stream(self, request: brpb_pb2.BackupRequest) -> Iterator[brpb_pb2.BackupResponse]:
+        answers = self._backup.backup(request)
+        try:
+            yield from answers
+        except grpc.RpcError as error:
+            raise to_cluster_error(error, str(self), self._config.tls) from None
+        finally:
+            answers.cancel()
+
+    def _run(self, send: Callable[[], Response]) -> Response:
+        try:
+            return send()
+        except grpc.RpcError as error:
+            raise to_cluster_error(error, str(self), self._config.tls) from None
+        except ValueError:  # gRPC's way to say that a channel is closed
+            if self._closed:
+                raise ClusterUnreachable(f"{self}: the connection was closed") from None
+            raise
+
+    def __str__(self) -> str:
+        return f"store {self.store.id} ({self.store.address})"
+
+
+class StorePool:
+    """Clients by store id, made when first needed. Thread-safe."""
+
+    def __init__(self, find: Callable[[int], Store], config: ClusterConfig) -> None:
+        """`find` asks PD for a store."""
+        self._find = find
+        self._config = config
+        self._lock = threading.Lock()
+        self._clients: dict[int, StoreClient] = {}
+
+    def get(self, store_id: int) -> StoreClient:
+        """The client of a store. Raises `RequestRefused` for an unknown id, `ClusterError` when PD cannot say."""
+        with self._lock:
+            client = self._clients.get(store_id)
+        if client is not None:
+            return client
+        store = self._find(store_id)
+        with self._lock:
+            if store_id not in self._clients:
+                self._clients[store_id] = StoreClient(store, self._config)
+            return self._clients[store_id]
+
+    def forget(self, store_id: int) -> None:
+        """Ask PD again for this store's address before the next use; calls under way go on."""
+        with self._lock:
+            self._clients.pop(store_id, None)
+
+    def close(self) -> None:
+        """Close all channels."""
+        with self._lock:
+            clients, self._clients = list(self._clients.values()), {}
+        for client in clients:
+            client.close()
+
+
+def _chain(
+    first: import_sstpb_pb2.UploadRequest, rest: Iterable[import_sstpb_pb2.UploadRequest]
+) -> Iterator[import_sstpb_pb2.UploadRequest]:
+    yield first
+    yield from rest
