@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+import pytest
+from fastcrc import crc64
+from hypothesis import given
+from hypothesis import strategies as st
+
+from formats import columns
+from formats.checksum import Checksum, checksum
+from formats.errors import FormatError
+from tests.unit.formats.examples import keys, many
+
+Pairs = list[tuple[bytes, bytes]]
+pairs = st.lists(st.tuples(keys(14), st.binary(max_size=20)), max_size=7)
+prefixes = st.sampled_from([b"", b"r\0\0\0", b"r\0\x10\x92"])
+
+
+def row_by_row(rows: Pairs, prefix: bytes = b"") -> Checksum:
+    """The checksum as it is defined, with one CRC a row, by fastcrc."""
+    total = Checksum()
+    for key, value in rows:
+        row = prefix + key + value
+        total += Checksum(crc64.xz(row), 1, len(row))
+    return total
+
+
+def at_once(rows: Pairs, prefix: bytes = b"") -> Checksum:
+    """The checksum of the rows as slices of larger columns."""
+    padded = [(b"before", b"x"), *rows, (b"after", b"y")]
+    key_column, value_column = (columns.from_list([row[column] for row in padded]) for column in range(2))
+    return checksum(key_column.slice(1, len(rows)), value_column.slice(1, len(rows)), prefix)
+
+
+def test_the_check_value_of_crc_64_xz() -> None:
+    """The catalogue's check value for "123456789" comes out, wherever the row is cut into prefix, key and value."""
+    for cut in range(10):
+        for other in range(cut, 10):
+            text = b"123456789"
+            row = at_once([(text[cut:other], text[other:])], text[:cut])
+            assert row == Checksum(0x995D_C9BB_DF19_39FA, 1, 9)
+
+
+@many(2)
+@given(pairs, prefixes)
+def test_one_crc_equals_a_crc_for_each_row(rows: Pairs, prefix: bytes) -> None:
+    """The CRC of the folded rows is the XOR of the CRCs of all rows, for rows of any mixture of lengths."""
+    assert at_once(rows, prefix) == row_by_row(rows, prefix)
+
+
+@many(1)
+@given(st.lists(st.integers(0, 40), max_size=40), st.binary(min_size=40, max_size=40))
+def test_many_rows_of_few_lengths(sizes: list[int], data: bytes) -> None:
+    """Even and odd numbers of rows of a length, shorter and longer than the register, all come out right."""
+    rows = [(data[:size], data[size // 2 : size]) for size in sizes]
+    assert at_once(rows) == row_by_row(rows)
+
+
+@many(1)
+@given(pairs, pairs)
+def test_parts_add_up(one: Pairs, other: Pairs) -> None:
+    """Checksums of parts merge to that of the whole, in any order."""
+    whole = at_once(one + other)
+    assert at_once(one).merge(at_once(other)) == whole
+    assert at_once(other) + at_once(one) == whole
+
+
+def test_no_rows_have_the_empty_checksum() -> None:
+    """Nothing sums to zeros, also with a prefix."""
+    assert at_once([], b"r\0\0\0") == Checksum(0, 0, 0)
+
+
+def test_rows_of_a_mebibyte() -> None:
+    """Large values beside small ones, as in a backup, equal the CRCs row by row."""
+    rows = [
+        (b"k%d" % size, bytes(range(256)) * (size // 256) + b"!" * (size % 256)) for size in (1 << 20, 0, 100_001, 7)
+    ]
+    assert at_once(rows, b"r\0\0\1") == row_by_row(rows, b"r\0\0\1")
+
+
+def test_columns_of_unequal_length_are_refused() -> None:
+    """A key without a value is an error of the caller, not a read beyond the column."""
+    with pytest.raises(FormatError, match="2 keys with 1 values"):
+        checksum(columns.from_list([b"a", b"b"]), columns.from_list([b""]))

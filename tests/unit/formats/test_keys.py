@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from formats.api_version import ApiVersion
+from formats.errors import DamagedBytes, UnsupportedFormat
+from formats.keys import MAX_KEYSPACE, KeyCodec
+from tests.unit.formats.examples import keys, keyspaces, many, timestamps
+
+V1, V1TTL, V2 = (KeyCodec(api_version) for api_version in ApiVersion)
+codecs = st.sampled_from([V1, V1TTL]) | keyspaces.map(lambda keyspace: KeyCodec(ApiVersion.V2, keyspace))
+
+
+def test_known_forms_of_v2() -> None:
+    """The forms of one key of keyspace 4242 are those that real servers showed."""
+    codec = KeyCodec(ApiVersion.V2, 4242)
+    rpc = codec.rpc_key(b"big/r")
+    assert rpc.hex() == "720010926269672f72"
+    assert codec.bound(rpc).hex() == "720010926269672fff7200000000000000f8"
+    assert codec.storage_key(rpc, 2).hex() == "720010926269672fff7200000000000000f8fffffffffffffffd"
+
+
+def test_keys_before_v2_have_one_form() -> None:
+    """V1 and V1TTL keys are the same bytes everywhere, and storage tells no ts."""
+    for codec in (V1, V1TTL):
+        forms = codec.rpc_key(b"k"), codec.user_key(b"k"), codec.bound(b"k"), codec.from_bound(b"k")
+        assert set(forms) == {b"k"}
+        assert codec.storage_key(b"k", 7) == b"k"
+        assert codec.parse_storage_key(b"k") == (b"k", 0)
+        assert codec.rpc_range(b"", b"") == (b"", b"")
+
+
+@pytest.mark.parametrize(
+    ("keyspace", "start", "end", "expected"),
+    [
+        (0, b"", b"", (b"r\0\0\0", b"r\0\0\1")),
+        (255, b"a", b"b", (b"r\0\0\xffa", b"r\0\0\xffb")),
+        (255, b"a", b"", (b"r\0\0\xffa", b"r\0\1\0")),
+        (MAX_KEYSPACE, b"", b"", (b"r\xff\xff\xff", b"s")),
+    ],
+)
+def test_ranges_of_v2_have_both_ends(keyspace: int, start: bytes, end: bytes, expected: tuple[bytes, bytes]) -> None:
+    """An open range ends where the keyspace does; the last keyspace ends at the one form that servers accept."""
+    assert KeyCodec(ApiVersion.V2, keyspace).rpc_range(start, end) == expected
+
+
+def test_no_bound_stays_no_bound() -> None:
+    """The empty bound means "unbounded" and never becomes the encoding of an empty string."""
+    assert V2.bound(b"") == b""
+    assert V2.from_bound(b"") == b""
+
+
+@many(2)
+@given(codecs, keys(), timestamps)
+def test_round_trip(codec: KeyCodec, user: bytes, ts: int) -> None:
+    """A user key comes back from its RPC form, its bound (also with a ts behind it) and its storage form."""
+    rpc = codec.rpc_key(user)
+    assert codec.user_key(rpc) == user
+    assert codec.from_bound(codec.bound(rpc)) == rpc
+    stored = codec.storage_key(rpc, ts)
+    if codec.is_v2:
+        assert codec.parse_storage_key(stored) == (rpc, ts)
+        assert codec.from_bound(stored) == rpc
+    else:
+        assert codec.parse_storage_key(stored) == (rpc, 0)
+
+
+@many(3)
+@given(keyspaces, keys(20), keys(20), timestamps, timestamps)
+def test_storage_order_is_by_key_then_newest_first(keyspace: int, one: bytes, other: bytes, a: int, b: int) -> None:
+    """Storage keys of V2 sort by user key, and the versions of one key by descending ts."""
+    codec = KeyCodec(ApiVersion.V2, keyspace)
+    for key in (other, one):
+        before = codec.storage_key(codec.rpc_key(one), a) < codec.storage_key(codec.rpc_key(key), b)
+        assert before == ((one, -a) < (key, -b))
+
+
+@many(2)
+@given(codecs, keys(12), keys(12), keys(12))
+def test_ranges_hold_the_same_keys_in_every_form(codec: KeyCodec, start: bytes, end: bytes, key: bytes) -> None:
+    """A key lies in a user range just when its RPC form lies in the RPC range and its bound between the bounds."""
+    inside = start <= key and (not end or key < end)
+    low, high = codec.rpc_range(start, end)
+    rpc = codec.rpc_key(key)
+    assert (low <= rpc and (not high or rpc < high)) == inside
+    assert (codec.bound(low) <= codec.bound(rpc) and (not high or codec.bound(rpc) < codec.bound(high))) == inside
+
+
+@many(1)
+@given(keyspaces, keyspaces, keys())
+def test_keyspaces_do_not_mix(mine: int, other: int, key: bytes) -> None:
+    """A key of another keyspace lies outside the keyspace's range and is refused as a user key."""
+    codec = KeyCodec(ApiVersion.V2, mine)
+    rpc = KeyCodec(ApiVersion.V2, other).rpc_key(key)
+    low, high = codec.rpc_range(b"", b"")
+    assert (low <= rpc < high) == (mine == other)
+    if mine != other:
+        with pytest.raises(DamagedBytes, match=rpc.hex()):
+            codec.user_key(rpc)
+
+
+@many(1)
+@given(keys(50))
+def test_only_canonical_storage_keys_parse(data: bytes) -> None:
+    """Any bytes are either refused as a storage key of V2 or are the one form of what comes out."""
+    try:
+        rpc, ts = V2.parse_storage_key(data)
+    except DamagedBytes:
+        return
+    assert V2.storage_key(rpc, ts) == data
+
+
+def test_impossible_keyspaces_are_refused() -> None:
+    """Ids beyond three bytes, and any but 0 before V2, do not make a codec."""
+    for api_version, keyspace in ((ApiVersion.V2, -1), (ApiVersion.V2, 1 << 24), (ApiVersion.V1TTL, 1)):
+        with pytest.raises(UnsupportedFormat, match=str(keyspace)):
+            KeyCodec(api_version, keyspace)
