@@ -1,0 +1,54 @@
+"""One item ahead: order, errors, and not a second one."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from tikv_br.backup.ahead import Ahead
+from tikv_br.errors import ClusterUnreachable
+
+
+def test_the_next_item_is_under_way_while_one_is_worked_on() -> None:
+    """When the consumer holds item n, item n + 1 has been asked for, and no further one."""
+    asked: list[int] = []
+    progress = threading.Condition()
+
+    def items() -> Iterator[str]:
+        for number in range(5):
+            with progress:
+                asked.append(number)
+                progress.notify_all()
+            yield f"item {number}"
+
+    seen = []
+    for number, item in enumerate(Ahead(items())):
+        seen.append(item)
+        with progress:
+            assert progress.wait_for(lambda: len(asked) >= min(number + 2, 5), timeout=10)  # noqa: B023
+            assert len(asked) <= number + 2
+    assert seen == [f"item {number}" for number in range(5)]
+
+
+def test_an_error_reaches_the_consumer_after_the_items_before_it() -> None:
+    """The thread in between neither swallows nor changes it."""
+
+    def items() -> Iterator[str]:
+        yield "first"
+        raise ClusterUnreachable("store 4 is away")
+
+    seen: list[str] = []
+    with pytest.raises(ClusterUnreachable, match="store 4"):
+        seen.extend(Ahead(items()))
+    assert seen == ["first"]
+
+
+def test_a_consumer_that_stops_leaves_no_thread() -> None:
+    """After an early end the thread is gone: nothing reads on behind the back of a failed task."""
+    before = threading.active_count()
+    ahead = iter(Ahead(iter(range(100))))
+    assert next(ahead) == 0
+    ahead.close()  # type: ignore[attr-defined]
+    assert threading.active_count() == before
