@@ -1,0 +1,132 @@
+"""Conversion of pages: storage rows, ranges and both sides' checksums, against one-key-at-a-time references."""
+
+from __future__ import annotations
+
+import functools
+import operator
+
+import fastcrc
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import given
+
+from formats import columns, mce
+from formats.api_version import ApiVersion
+from formats.errors import DamagedBytes, UnsupportedFormat
+from formats.keys import KeyCodec
+from formats.rawscan import ScanPage
+from tikv_br.backup.convert import Converter, join_expiry
+from tikv_br.backupset.coverage import KeyRange
+from tikv_br.backupset.files import Expiry
+
+V1, V1TTL = KeyCodec(ApiVersion.V1), KeyCodec(ApiVersion.V1TTL)
+TS = 470_615_668_780_695_553
+
+Rows = dict[bytes, tuple[bytes, int]]
+row_maps: st.SearchStrategy[Rows] = st.dictionaries(
+    st.binary(max_size=20), st.tuples(st.binary(max_size=20), st.sampled_from([0, 1, 1_900_000_000])), min_size=1
+)
+
+
+def page_of(rows: Rows, codec: KeyCodec) -> tuple[ScanPage, columns.Numbers]:
+    """Return the rows as a store answers, and their expiries."""
+    keys = sorted(rows)
+    page = ScanPage(
+        columns.from_list([codec.prefix + key for key in keys]), columns.from_list([rows[key][0] for key in keys])
+    )
+    return page, np.array([rows[key][1] for key in keys], np.uint64)
+
+
+def crc(rows: list[bytes]) -> int:
+    """Return the XOR of the rows' CRCs, one at a time."""
+    return functools.reduce(operator.xor, (fastcrc.crc64.xz(row) for row in rows), 0)
+
+
+def stored(codec: KeyCodec, key: bytes, value: bytes, expire: int) -> tuple[bytes, bytes]:
+    """Return one row as the documentation of the stores says it is held."""
+    match codec.api_version:
+        case ApiVersion.V1:
+            return b"z" + key, value
+        case ApiVersion.V1TTL:
+            return b"z" + key, value + expire.to_bytes(8, "big")
+        case ApiVersion.V2:
+            tail = expire.to_bytes(8, "big") + b"\x01" if expire else b"\x00"
+            return b"z" + mce.encode(codec.prefix + key) + (2**64 - 1 - TS).to_bytes(8, "big"), value + tail
+
+
+@given(
+    row_maps,
+    st.sampled_from(
+        [(V1, V1), (V1, V1TTL), (V1, KeyCodec(ApiVersion.V2)), (V1TTL, V1TTL), (V1TTL, KeyCodec(ApiVersion.V2, 9))]
+        + [(KeyCodec(ApiVersion.V2, keyspace), KeyCodec(ApiVersion.V2, keyspace)) for keyspace in (0, 4242, 0xFFFFFF)]
+    ),
+)
+def test_pages_convert_to_rows_and_checksums(rows: Rows, codecs: tuple[KeyCodec, KeyCodec]) -> None:
+    """Each row equals its reference, and each side's checksum covers its own form of the key."""
+    source, target = codecs
+    if not source.api_version.has_ttl:
+        rows = {key: (value, 0) for key, (value, _) in rows.items()}
+    page, expire_ts = page_of(rows, source)
+    done = Converter(source, target, TS).convert(page, expire_ts)
+    ordered = [(key, *rows[key]) for key in sorted(rows)]
+    assert done.rows.to_pydict() == {
+        "key": [stored(target, *row)[0] for row in ordered],
+        "value": [stored(target, *row)[1] for row in ordered],
+    }
+    assert done.first_key == target.prefix + ordered[0][0]
+    for codec, sums in ((source, done.source), (target, done.target)):
+        bare = [codec.prefix + key + value for key, value, _ in ordered]
+        assert (sums.crc64xor, sums.total_kvs, sums.total_bytes) == (crc(bare), len(bare), sum(map(len, bare)))
+    expiring = [(target.prefix + key + value, expire) for key, value, expire in ordered if expire]
+    assert done.expiry.total_kvs == len(expiring)
+    assert done.expiry.crc64xor == crc([row for row, _ in expiring])
+    assert done.expiry.total_bytes == sum(len(row) for row, _ in expiring)
+    assert done.expiry.earliest == min((expire for _, expire in expiring), default=0)
+    assert done.expiry.latest == max((expire for _, expire in expiring), default=0)
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "interval", "expected"),
+    [
+        (V1, V1, (b"", b""), (b"", b"")),
+        (V1, KeyCodec(ApiVersion.V2), (b"", b""), (b"r\0\0\0", b"r\0\0\1")),
+        (V1, KeyCodec(ApiVersion.V2), (b"a", b"b"), (b"r\0\0\0a", b"r\0\0\0b")),
+        (KeyCodec(ApiVersion.V2, 5), KeyCodec(ApiVersion.V2, 5), (b"r\0\0\5", b"r\0\0\6"), (b"r\0\0\5", b"r\0\0\6")),
+        (
+            KeyCodec(ApiVersion.V2, 5),
+            KeyCodec(ApiVersion.V2, 5),
+            (b"r\0\0\5a", b"r\0\0\5b"),
+            (b"r\0\0\5a", b"r\0\0\5b"),
+        ),
+        (KeyCodec(ApiVersion.V2, 0xFFFFFF),) * 2 + ((b"r\xff\xff\xffa", b"s"),) * 2,
+    ],
+)
+def test_ranges_convert_with_their_bounds(
+    source: KeyCodec, target: KeyCodec, interval: tuple[bytes, bytes], expected: tuple[bytes, bytes]
+) -> None:
+    """No bound of a V1 range is the keyspace's bound in V2, also that of the last keyspace, whose end is special."""
+    assert Converter(source, target, 1).target_range(KeyRange(*interval)) == KeyRange(*expected)
+
+
+def test_keys_of_another_keyspace_are_refused() -> None:
+    """A server that answers beyond the range asked for must not put its rows under our prefix."""
+    codec = KeyCodec(ApiVersion.V2, 1)
+    page, _ = page_of({b"k": (b"v", 0)}, KeyCodec(ApiVersion.V2, 2))
+    with pytest.raises(DamagedBytes, match="keyspace 1"):
+        Converter(codec, codec, TS).convert(page)
+
+
+def test_an_expiry_never_goes_to_a_version_without() -> None:
+    """Should the checks before ever let it pass, the conversion does not: it raises instead of dropping."""
+    page, expire_ts = page_of({b"k": (b"v", 77)}, V1TTL)
+    with pytest.raises(UnsupportedFormat):
+        Converter(V1TTL, V1, TS).convert(page, expire_ts)
+
+
+def test_expiries_join() -> None:
+    """Sums add up, the span widens, and nothing joined with something changes nothing."""
+    one, other = Expiry(2, 20, 0b0110, 50, 90), Expiry(1, 5, 0b0101, 30, 60)
+    assert join_expiry(one, other) == Expiry(3, 25, 0b0011, 30, 90)
+    assert join_expiry(one, Expiry()) == join_expiry(Expiry(), one) == one
+    assert join_expiry(Expiry(), Expiry()) == Expiry()

@@ -1,0 +1,95 @@
+"""From scanned pages to the rows of an SST of another API version, with the checksums of both sides."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from formats import columns
+from formats.checksum import Checksum, checksum
+from formats.columns import Numbers
+from formats.errors import DamagedBytes
+from formats.keys import KeyCodec
+from formats.rawscan import ScanPage
+from formats.rows import to_storage
+from tikv_br.backupset.coverage import KeyRange
+from tikv_br.backupset.files import Expiry
+
+
+@dataclass(frozen=True, slots=True)
+class Converted:
+    """A page as it goes into a file."""
+
+    rows: pa.RecordBatch
+    """`STORAGE_SCHEMA`, in the target's encoding."""
+    first_key: bytes
+    """RPC key of the target."""
+    target: Checksum
+    """As the target's servers will count it."""
+    source: Checksum
+    """As the source's servers count it."""
+    expiry: Expiry
+    """Of the rows that expire, in the target's form."""
+
+
+@dataclass(frozen=True, slots=True)
+class Converter:
+    """Converts between two codecs; rows of API V2 are stamped with ``ts``. Pickles."""
+
+    source: KeyCodec
+    target: KeyCodec
+    ts: int
+
+    def target_range(self, interval: KeyRange) -> KeyRange:
+        """The target's RPC range of an RPC range of the source."""
+        whole_end = self.source.rpc_range(b"", b"")[1]
+        user_end = b"" if interval.end == whole_end else self.source.user_key(interval.end)
+        return KeyRange(*self.target.rpc_range(self.source.user_key(interval.start), user_end))
+
+    def convert(self, page: ScanPage, expire_ts: Numbers | None = None) -> Converted:
+        """Convert a page of at least one row; ``expire_ts`` has its rows' expiry in seconds since the epoch, 0 = never.
+
+        Raises `DamagedBytes` when a key is not of the source's keyspace, `UnsupportedFormat` for an expiry that the
+        target cannot hold.
+        """
+        keys = self._user_keys(page.keys)
+        target = checksum(keys, page.values, self.target.prefix)
+        return Converted(
+            rows=to_storage(columns.records(keys, page.values, expire_ts=expire_ts), self.target, self.ts or 1),
+            first_key=self.target.rpc_key(keys[0].as_py()),
+            target=target,
+            source=target if self.source.prefix == self.target.prefix else checksum(page.keys, page.values),
+            expiry=self._expiry(keys, page.values, expire_ts),
+        )
+
+    def _user_keys(self, keys: pa.LargeBinaryArray) -> pa.LargeBinaryArray:
+        prefix = self.source.prefix
+        if not prefix:
+            return keys
+        if not pc.all(pc.starts_with(keys, prefix)).as_py():
+            raise DamagedBytes(f"the cluster answered with keys outside of keyspace {self.source.keyspace_id}")
+        return pc.binary_replace_slice(keys, 0, len(prefix), b"")
+
+    def _expiry(self, keys: pa.LargeBinaryArray, values: pa.LargeBinaryArray, expire_ts: Numbers | None) -> Expiry:
+        if expire_ts is None or not expire_ts.any():
+            return Expiry()
+        expiring = expire_ts != 0
+        mask = pa.array(expiring)
+        sums = checksum(keys.filter(mask), values.filter(mask), self.target.prefix)
+        times = expire_ts[expiring]
+        return Expiry(sums.total_kvs, sums.total_bytes, sums.crc64xor, int(times.min()), int(times.max()))
+
+
+def join_expiry(one: Expiry, other: Expiry) -> Expiry:
+    """Both together."""
+    if not one.total_kvs or not other.total_kvs:
+        return one if one.total_kvs else other
+    return Expiry(
+        one.total_kvs + other.total_kvs,
+        one.total_bytes + other.total_bytes,
+        one.crc64xor ^ other.crc64xor,
+        min(one.earliest, other.earliest),
+        max(one.latest, other.latest),
+    )
