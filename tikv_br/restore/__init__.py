@@ -1,4 +1,4 @@
-"""Restoring a backup set into a cluster: checks, split and scatter, download, ingest, checksum.
+"""Restore: check the files and the target, split, ingest, prove equal; a list of steps.
 
-Imports the engines (spark, cluster, storage, backupset) and formats; never backup, incremental or the command line.
+May import the shared engines and ``formats``; not another operation, not the command line.
 """

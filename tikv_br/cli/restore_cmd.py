@@ -1,0 +1,174 @@
+"""``tikv-br restore raw`` and, for short, ``tikv-br restore``."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from formats.errors import InvalidKeyText
+from formats.keytext import parse_key
+from tikv_br.cli import log
+from tikv_br.cli.lazy import DefaultCommandGroup
+from tikv_br.cli.options import (
+    DEFAULT_PD,
+    CaOption,
+    CertOption,
+    DryRunOption,
+    EndOption,
+    FormatOption,
+    KeyForm,
+    KeyOption,
+    LogLevel,
+    LogLevelOption,
+    OutputForm,
+    OutputOption,
+    PdOption,
+    S3AclOption,
+    S3EndpointOption,
+    S3PathStyleOption,
+    S3ProviderOption,
+    S3RegionOption,
+    S3SseKmsKeyOption,
+    S3SseOption,
+    S3StorageClassOption,
+    SparkMasterOption,
+    StartOption,
+    StorageOption,
+)
+from tikv_br.cli.output import Output
+from tikv_br.cli.progress import progress_display
+from tikv_br.cli.storage_location import storage_location
+from tikv_br.cli.text import human_bytes, human_seconds
+from tikv_br.errors import UsageError
+
+if TYPE_CHECKING:
+    from tikv_br.restore.run import RestoreSummary
+
+app = typer.Typer(cls=DefaultCommandGroup, rich_markup_mode=None, no_args_is_help=True)
+CHECKS = ("auto", "identity", "content")
+EXECUTORS = ("auto", "driver", "spark")
+
+
+@app.callback()
+def group() -> None:
+    """Restore a backup into a cluster."""
+
+
+@app.command("raw")
+def restore_raw(
+    storage: StorageOption,
+    pd: PdOption = DEFAULT_PD,
+    start: StartOption = "",
+    end: EndOption = "",
+    key_form: FormatOption = KeyForm.HEX,
+    concurrency: Annotated[
+        int, typer.Option("--concurrency", envvar="TIKV_BR_CONCURRENCY", min=1, help="Files under way at once.")
+    ] = 16,
+    checksum: Annotated[
+        bool, typer.Option("--checksum/--no-checksum", help="Compare the cluster's checksums with the backup's.")
+    ] = True,
+    file_check: Annotated[
+        str, typer.Option("--file-check", metavar="|".join(CHECKS), help="How much of each file is read before.")
+    ] = "auto",
+    allow_overwrite: Annotated[
+        bool, typer.Option("--allow-overwrite", help="Restore into a range that holds data.")
+    ] = False,
+    send_credentials: Annotated[
+        bool,
+        typer.Option(
+            "--send-credentials-to-tikv/--no-send-credentials-to-tikv",
+            help="Give the stores this process's storage credentials; without, they use their own.",
+        ),
+    ] = True,
+    ca: CaOption = None,
+    cert: CertOption = None,
+    key: KeyOption = None,
+    s3_endpoint: S3EndpointOption = None,
+    s3_region: S3RegionOption = None,
+    s3_storage_class: S3StorageClassOption = None,
+    s3_sse: S3SseOption = None,
+    s3_sse_kms_key_id: S3SseKmsKeyOption = None,
+    s3_acl: S3AclOption = None,
+    s3_provider: S3ProviderOption = None,
+    s3_force_path_style: S3PathStyleOption = None,
+    executor: Annotated[
+        str, typer.Option("--executor", metavar="|".join(EXECUTORS), help="Where tasks run; auto: on this machine.")
+    ] = "auto",
+    spark_master: SparkMasterOption = "local[*]",
+    dry_run: DryRunOption = False,
+    output: OutputOption = OutputForm.CONSOLE,
+    log_level: LogLevelOption = LogLevel.INFO,
+) -> None:
+    """Restore a RawKV backup, of tikv-br or of the Go TiKV-BR, and prove the result."""
+    log.configure(log_level)
+    _one_of("--file-check", file_check, CHECKS)
+    _one_of("--executor", executor, EXECUTORS)
+    first, last = _parse_keys(start, end, key_form)
+    location = storage_location(
+        storage,
+        endpoint=s3_endpoint,
+        region=s3_region,
+        storage_class=s3_storage_class,
+        sse=s3_sse,
+        sse_kms_key_id=s3_sse_kms_key_id,
+        acl=s3_acl,
+        provider=s3_provider,
+        force_path_style=s3_force_path_style,
+    )
+    from tikv_br.cluster.config import ClusterConfig
+    from tikv_br.restore.inspect import FileCheck
+    from tikv_br.restore.options import RestoreOptions
+    from tikv_br.restore.run import restore
+    from tikv_br.spark.executor import ExecutorOptions
+
+    options = RestoreOptions(
+        cluster=ClusterConfig.from_flags(pd, ca=ca, cert=cert, key=key),
+        storage=location,
+        start=first,
+        end=last,
+        concurrency=concurrency,
+        file_check=FileCheck(file_check),
+        checksum=checksum,
+        allow_overwrite=allow_overwrite,
+        send_credentials=send_credentials,
+        dry_run=dry_run,
+        executor=ExecutorOptions("spark" if executor == "spark" else "driver", spark_master, concurrency),
+    )
+    out = Output(output)
+    with progress_display(out) as display:
+        summary = restore(options, display)
+    out.result("summary", asdict(summary), _text(summary))
+
+
+def _one_of(flag: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise UsageError(f"{flag} {value!r}: one of {', '.join(allowed)}")
+
+
+def _parse_keys(start: str, end: str, form: KeyForm) -> tuple[bytes, bytes]:
+    """The range of the flags. Raises `UsageError` for keys that do not parse and for a range that holds none."""
+    try:
+        first, last = parse_key(start, form.value), parse_key(end, form.value)
+    except InvalidKeyText as error:
+        raise UsageError(f"--start/--end: {error}", hint="See --format: hex is the default.") from None
+    if last and first >= last:
+        raise UsageError("--start must lie before --end")
+    return first, last
+
+
+def _text(summary: RestoreSummary) -> str:
+    """The summary for people, with the Go tool's names where it has them."""
+    figures = [
+        ("total-take", human_seconds(summary.seconds)),
+        ("total-kv", f"{summary.total_kvs:,}"),
+        ("total-kv-size", human_bytes(summary.total_bytes)),
+        ("average-speed", f"{human_bytes(summary.average_speed)}/s"),
+        ("restore-data-size", human_bytes(summary.backup_size)),
+        ("files", f"{summary.files:,}"),
+        ("api-version", summary.dst_api_version),
+        ("checksum", f"{summary.crc64xor:016x} {'equal' if summary.verified else 'not compared'}"),
+    ]
+    head = "Raw restore plan (dry run)" if summary.dry_run else "Raw restore success summary"
+    return head + "".join(f"\n  {name:<18} {value}" for name, value in figures)

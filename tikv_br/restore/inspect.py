@@ -1,0 +1,111 @@
+"""Look at a backup's files before any store does: a wrong file does not come back as an error, the store dies of it."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from formats.api_version import ApiVersion
+from formats.errors import FormatError
+from formats.keys import DATA_PREFIX, KeyCodec
+from formats.sst import SstFacts, SstReader
+from tikv_br.backupset.backup_set import BackupSet
+from tikv_br.backupset.files import FileEntry
+from tikv_br.errors import BackupDamaged
+from tikv_br.storage.base import ObjectStore
+
+_MAX_TS = "tikv.max_ts"
+_MAX_EXPIRY = "tikv.max_expire_ts"
+
+
+class FileCheck(enum.StrEnum):
+    """How much of each file is read before a store is given it."""
+
+    IDENTITY = "identity"
+    """Length, the storage's own mark, hash of the last part, structure: a few small reads."""
+    CONTENT = "content"
+    """The sha256 of all bytes besides."""
+    AUTO = "auto"
+    """`IDENTITY` where the backup recorded enough to tell files apart (ours), else `CONTENT`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Inspected:
+    """What a file says of itself."""
+
+    max_ts: int
+    """The largest ts known of its rows; 0 before V2."""
+    may_expire: bool
+    """Whether rows may vanish by themselves."""
+
+
+def inspect_files(
+    backup: BackupSet,
+    files: Sequence[FileEntry],
+    check: FileCheck,
+    threads: int,
+    on_done: Callable[[FileEntry], None] = lambda _file: None,
+) -> dict[str, Inspected]:
+    """Inspect all ``files``, several at once; facts by name. Raises `BackupDamaged` for the first that is not sound."""
+
+    def inspect(file: FileEntry) -> Inspected:
+        facts = inspect_file(backup, file, check)
+        on_done(file)
+        return facts
+
+    with ThreadPoolExecutor(threads, thread_name_prefix="inspect") as pool:
+        try:
+            return dict(zip((file.name for file in files), pool.map(inspect, files), strict=True))
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def inspect_file(backup: BackupSet, file: FileEntry, check: FileCheck) -> Inspected:
+    """Check identity, structure and, where wanted, content of one file. Raises `BackupDamaged` with its name."""
+    backup.verify_identity(file)
+    if check is FileCheck.CONTENT or (check is FileCheck.AUTO and not file.tail_sha256):
+        backup.verify_content(file)
+    codec = KeyCodec(backup.api_version)
+    try:
+        reader = SstReader(StoredSst(backup.store, file))
+        facts = reader.check_structure(backup.api_version, codec.bound(file.start_key), codec.bound(file.end_key))
+        if facts.entries != file.total_kvs:
+            raise BackupDamaged(f"{file.name} has {facts.entries} rows, the backup recorded {file.total_kvs}")
+        return Inspected(
+            _max_ts(file, facts, reader.properties, codec), _may_expire(file, reader.properties, backup.api_version)
+        )
+    except FormatError as error:
+        raise BackupDamaged(f"{file.name} is not sound: {error}") from None
+
+
+class StoredSst:
+    """An SST in the storage, read by ranges (`formats.sst.RandomAccess`)."""
+
+    def __init__(self, store: ObjectStore, file: FileEntry) -> None:
+        self._store = store
+        self._name = file.name
+        self.size = store.stat(file.name).size
+
+    def read_at(self, offset: int, length: int) -> bytes:
+        """Return ``length`` bytes from ``offset``. Raises `StorageError`."""
+        return self._store.get_range(self._name, offset, length)
+
+
+def _max_ts(file: FileEntry, facts: SstFacts, properties: dict[str, bytes], codec: KeyCodec) -> int:
+    if codec.api_version is not ApiVersion.V2:
+        return 0
+    if file.max_ts:
+        return file.max_ts
+    ends = (codec.parse_storage_key(key[len(DATA_PREFIX) :])[1] for key in (facts.first_key, facts.last_key))
+    return max(int.from_bytes(properties.get(_MAX_TS, b""), "big"), *ends)
+
+
+def _may_expire(file: FileEntry, properties: dict[str, bytes], api_version: ApiVersion) -> bool:
+    """Whether a row has an expiry; where neither manifest nor properties tell, it may."""
+    if not api_version.has_ttl:
+        return False
+    if file.sha256 and file.tail_sha256:
+        return file.expiry.total_kvs > 0
+    return _MAX_EXPIRY not in properties or any(properties[_MAX_EXPIRY])

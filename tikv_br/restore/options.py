@@ -1,0 +1,32 @@
+"""What a restore is asked to do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from tikv_br.cluster.config import ClusterConfig
+from tikv_br.restore.inspect import FileCheck
+from tikv_br.spark.executor import ExecutorOptions
+from tikv_br.storage.url import StorageLocation
+
+DEFAULT_CONCURRENCY = 16
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreOptions:
+    """One restore. Keys are user keys; an empty end is no end."""
+
+    cluster: ClusterConfig
+    storage: StorageLocation
+    start: bytes = b""
+    end: bytes = b""
+    concurrency: int = DEFAULT_CONCURRENCY
+    """Files under way at once."""
+    file_check: FileCheck = FileCheck.AUTO
+    checksum: bool = True
+    """Whether the cluster's own checksums are compared with the backup's afterwards."""
+    allow_overwrite: bool = False
+    send_credentials: bool = True
+    """Whether stores are sent the storage credentials of this process, or use their own."""
+    dry_run: bool = False
+    executor: ExecutorOptions = field(default_factory=lambda: ExecutorOptions("driver"))

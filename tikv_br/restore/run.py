@@ -1,0 +1,70 @@
+"""Run a restore from its options to its summary."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from tikv_br.backupset.files import totals
+from tikv_br.progress_events import Reporter, silent
+from tikv_br.restore.options import RestoreOptions
+from tikv_br.restore.steps import RestoreContext, restore_steps
+from tikv_br.steps import run_steps
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreSummary:
+    """What a restore did, or with a dry run would do. Bytes are of keys and values before encoding."""
+
+    total_kvs: int
+    total_bytes: int
+    backup_size: int
+    """Bytes of the files as stored."""
+    crc64xor: int
+    """Of the files' rows, as the backup recorded it; for files taken in part, of all their rows."""
+    verified: bool
+    """Whether the cluster's own checksums were found equal."""
+    backup_ts: int
+    seconds: float
+    average_speed: float
+    """Bytes a second."""
+    api_version: str
+    dst_api_version: str
+    engine: str
+    files: int
+    regions: int
+    cluster_id: int
+    dry_run: bool
+    step_seconds: dict[str, float]
+
+
+def restore(options: RestoreOptions, reporter: Reporter = silent) -> RestoreSummary:
+    """Restore a backup. Raises a `TikvBrError`; returns only when all that was asked is done and proven."""
+    began = time.monotonic()
+    context = RestoreContext(options, reporter)
+    timings = run_steps(restore_steps(options), context, reporter)
+    seconds = time.monotonic() - began
+    sums = totals(part.file for part in context.parts)
+    rows, size = sums.total_kvs, sums.total_bytes
+    if context.found is not None:
+        rows, size = context.found.total_kvs, context.found.total_bytes
+    manifest = context.backup.manifest
+    source = manifest.description.api_version if manifest else context.backup.api_version
+    return RestoreSummary(
+        total_kvs=rows,
+        total_bytes=size,
+        backup_size=sums.size,
+        crc64xor=context.found.crc64xor if context.found is not None else sums.crc64xor,
+        verified=context.found is not None,
+        backup_ts=context.backup.backup_ts,
+        seconds=round(seconds, 3),
+        average_speed=round(size / max(seconds, 1e-9)),
+        api_version=source.label,
+        dst_api_version=context.backup.api_version.label,
+        engine="ingest",
+        files=len(context.parts),
+        regions=context.regions_ingested,
+        cluster_id=context.info.cluster_id,
+        dry_run=options.dry_run,
+        step_seconds={name: round(value, 3) for name, value in timings.items()},
+    )

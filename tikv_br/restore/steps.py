@@ -1,0 +1,203 @@
+"""Restore as a runbook: each step is one line of it, and takes back what it did when a later one fails.
+
+What was ingested stays when a restore fails: it is what the backup says, and the same command goes over it again with
+``--allow-overwrite``. To remove it is the operator's decision.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+
+from formats.api_version import ApiVersion
+from formats.checksum import Checksum
+from tikv_br.backupset.backup_set import BackupSet
+from tikv_br.backupset.coverage import KeyRange
+from tikv_br.cluster import timestamp
+from tikv_br.cluster.cluster import Cluster
+from tikv_br.cluster.shared import shared_cluster
+from tikv_br.cluster.topology import ClusterInfo
+from tikv_br.errors import ApiVersionMismatch, ClusterUnfit, TargetNotEmpty, TimestampAheadOfTso, UsageError
+from tikv_br.progress_events import Notice, Reporter, silent
+from tikv_br.restore.ingest import IngestJob, ingest_part
+from tikv_br.restore.inspect import Inspected, inspect_files
+from tikv_br.restore.options import RestoreOptions
+from tikv_br.restore.plan import FilePart, choose_parts, intersection, split_keys
+from tikv_br.restore.prove import Prover
+from tikv_br.restore.ranges import codec_of
+from tikv_br.restore.split import scatter_regions, split_regions
+from tikv_br.spark.executor import run_tasks
+from tikv_br.steps import Step
+from tikv_br.storage.backend import to_backend
+from tikv_br.storage.open import open_store
+
+CHECKSUM_SINCE = (6, 1, 1)
+"""The first cluster version that answers RawChecksum."""
+
+
+@dataclass
+class RestoreContext:
+    """What the steps find out for one another."""
+
+    options: RestoreOptions
+    reporter: Reporter = silent
+    cluster: Cluster = field(init=False)
+    info: ClusterInfo = field(init=False)
+    backup: BackupSet = field(init=False)
+    wanted: list[KeyRange] = field(default_factory=list)
+    """RPC ranges to restore."""
+    parts: list[FilePart] = field(default_factory=list)
+    facts: dict[str, Inspected] = field(default_factory=dict)
+    splits: list[bytes] = field(default_factory=list)
+    regions_made: list[int] = field(default_factory=list)
+    regions_ingested: int = 0
+    found: Checksum | None = None
+    """What the cluster answered; None when it was not asked."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """A step that has nothing to take back."""
+
+    name: str
+    action: Callable[[RestoreContext], None]
+
+    def run(self, context: RestoreContext) -> None:
+        self.action(context)
+
+    def undo(self, context: RestoreContext) -> None:
+        """Nothing to take back."""
+
+
+def restore_steps(options: RestoreOptions) -> list[Step[RestoreContext]]:
+    """The runbook. A dry run ends before the first change."""
+    checks = [
+        _Line("connect", connect),
+        _Line("read the backup", read_backup),
+        _Line("check that backup and cluster fit", check_fit),
+        _Line("plan", plan),
+        _Line("check the target", check_target),
+        _Line("check every file", check_files),
+        _Line("check timestamps", check_timestamps),
+    ]
+    changes = [
+        _Line("split and scatter", split),
+        _Line("ingest", ingest),
+        _Line("flush timestamps", flush_timestamps),
+    ]
+    proof = [_Line("compare checksums", compare)] if options.checksum else []
+    return [*checks] if options.dry_run else [*checks, *changes, *proof]
+
+
+def connect(context: RestoreContext) -> None:
+    """Reach PD and learn what the cluster is."""
+    context.cluster = shared_cluster(context.options.cluster)
+    context.info = context.cluster.info()
+
+
+def read_backup(context: RestoreContext) -> None:
+    """Read the backup's own records."""
+    context.backup = BackupSet.open(open_store(context.options.storage))
+
+
+def check_fit(context: RestoreContext) -> None:
+    """Refuse a backup in another encoding than the cluster's, and a checksum that the cluster cannot give."""
+    backup, info = context.backup.api_version, context.info
+    if backup is not info.api_version:
+        raise ApiVersionMismatch(
+            f"the backup is in API {backup.label} encoding, the cluster runs API {info.api_version.label}"
+        )
+    if context.options.checksum and _version(info.version) < CHECKSUM_SINCE:
+        raise ClusterUnfit(
+            f"a cluster of version {info.version} cannot compute checksums", hint="Say --no-checksum, or use 6.1.1 on."
+        )
+
+
+def plan(context: RestoreContext) -> None:
+    """Choose the wanted parts of the files, and where to split before they come."""
+    options, backup = context.options, context.backup
+    for whole in backup.ranges:
+        if options.start or options.end:
+            codec = codec_of(backup.api_version, whole)
+            whole = intersection(whole, KeyRange(*codec.rpc_range(options.start, options.end)))  # noqa: PLW2901
+        if not whole.is_empty:
+            context.wanted.append(whole)
+    if not context.wanted:
+        raise UsageError("the backup holds nothing of the range", hint="See what the backup covers in its manifest.")
+    context.parts = choose_parts(backup.files, context.wanted)
+    context.splits = split_keys(context.parts)
+
+
+def check_target(context: RestoreContext) -> None:
+    """Refuse to restore over data, unless told to."""
+    if context.options.allow_overwrite:
+        return
+    for span in context.wanted:
+        raw = context.cluster.raw(codec_of(context.backup.api_version, span).keyspace_id)
+        first = next((page.keys[0].as_py() for page in raw.scan_pages(span.start, span.end, 1) if len(page.keys)), None)
+        if first is not None:
+            raise TargetNotEmpty(f"the target holds data in {span}: its first key is {first.hex()}")
+
+
+def check_files(context: RestoreContext) -> None:
+    """Look at every file before a store sees any."""
+    options = context.options
+    files = [part.file for part in context.parts]
+    context.facts = inspect_files(context.backup, files, options.file_check, options.concurrency)
+
+
+def check_timestamps(context: RestoreContext) -> None:
+    """Refuse rows from the target's future: they would hide what is written until its TSO has passed them."""
+    newest = max((facts.max_ts for facts in context.facts.values()), default=0)
+    now = context.cluster.pd.tso() if newest else 0
+    if newest > now:
+        ahead = (timestamp.physical_ms(newest) - timestamp.physical_ms(now)) / 1000
+        raise TimestampAheadOfTso(f"the backup's newest row has ts {newest}, {ahead:.1f} s ahead of the target's TSO")
+
+
+def split(context: RestoreContext) -> None:
+    """Make a region for about every 96 MiB."""
+    context.regions_made = split_regions(context.cluster, context.splits)
+    left = scatter_regions(context.cluster, context.regions_made) if context.regions_made else 0
+    if left:
+        context.reporter(Notice(f"{left} of {len(context.regions_made)} new regions stay where they were made"))
+
+
+def ingest(context: RestoreContext) -> None:
+    """Have the stores fetch and take in every part."""
+    options = context.options
+    backend = to_backend(options.storage, send_credentials=options.send_credentials)
+    job = IngestJob(options.cluster, context.backup.api_version, backend.SerializeToString())
+
+    def count(regions: int) -> None:
+        context.regions_ingested += regions
+
+    run_tasks(
+        context.parts,
+        partial(ingest_part, job),
+        options=options.executor,
+        on_result=count,
+        name_of=str,
+        reporter=context.reporter,
+        expected_task_bytes=sum(part.file.total_bytes for part in context.parts),
+    )
+
+
+def flush_timestamps(context: RestoreContext) -> None:
+    """Have the stores stamp the next writes above the restored rows: their cached timestamps may lie below."""
+    if context.backup.api_version is ApiVersion.V2:
+        context.cluster.flush_timestamps()
+
+
+def compare(context: RestoreContext) -> None:
+    """Compare what the stores now hold with what the backup says."""
+    prover = Prover(context.cluster, context.backup, context.facts)
+    context.found = prover.prove(context.parts, context.options.concurrency)
+
+
+def _version(text: str) -> tuple[int, ...]:
+    """The numbers of ``9.0.0-beta.2``: 9, 0, 0."""
+    return tuple(
+        int(part) for part in text.split("-", maxsplit=1)[0].split("+", maxsplit=1)[0].split(".") if part.isdigit()
+    )
