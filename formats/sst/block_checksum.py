@@ -1,0 +1,60 @@
+"""Checksums in block trailers: over the stored bytes and the byte that names their compression.
+
+As in RocksDB's public format: https://github.com/facebook/rocksdb/wiki/Rocksdb-BlockBasedTable-Format
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable
+
+import xxhash
+from fastcrc import crc32
+
+_LOW_32 = 0xFFFFFFFF
+_CRC_MASK_DELTA = 0xA282EAD8
+_XXH3_LAST_BYTE = 0x6B9083D9
+
+
+class ChecksumType(enum.IntEnum):
+    """Numbers as in a table's footer."""
+
+    NONE = 0
+    CRC32C = 1
+    XXHASH = 2
+    XXHASH64 = 3
+    XXH3 = 4
+
+    def compute(self, pieces: Iterable[bytes | memoryview], last: int) -> int:
+        """The 32 bits over `pieces` followed by the byte `last`."""
+        match self:
+            case ChecksumType.NONE:
+                return 0
+            case ChecksumType.CRC32C:
+                return _masked_crc32c(pieces, last)
+            case ChecksumType.XXHASH:
+                return _digest(xxhash.xxh32(), (*pieces, bytes([last])))
+            case ChecksumType.XXHASH64:
+                return _digest(xxhash.xxh64(), (*pieces, bytes([last]))) & _LOW_32
+            case ChecksumType.XXH3:
+                return _digest(xxhash.xxh3_64(), pieces) & _LOW_32 ^ last * _XXH3_LAST_BYTE & _LOW_32
+
+
+def context_modifier(base: int, offset: int) -> int:
+    """What format version 6 adds to a checksum so that a block found at another offset fails; 0 without a base."""
+    return base ^ (offset + (offset >> 32)) & _LOW_32 if base else 0
+
+
+def _masked_crc32c(pieces: Iterable[bytes | memoryview], last: int) -> int:
+    """RocksDB stores CRCs rotated and shifted, for bytes that hold CRCs themselves."""
+    crc = 0
+    for piece in pieces:
+        crc = crc32.iscsi(piece, crc)
+    crc = crc32.iscsi(bytes([last]), crc)
+    return (crc >> 15 | crc << 17) + _CRC_MASK_DELTA & _LOW_32
+
+
+def _digest(state: xxhash.xxh32 | xxhash.xxh64 | xxhash.xxh3_64, pieces: Iterable[bytes | memoryview]) -> int:
+    for piece in pieces:
+        state.update(piece)
+    return state.intdigest()

@@ -1,0 +1,133 @@
+"""Whether a store may be given a table, found out by ranged reads: no store tells, it dies.
+
+What a real store does with each defect is tabled in docs/formats-sst.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from formats.api_version import ApiVersion
+from formats.errors import DamagedBytes, UnsupportedFormat
+from formats.keys import DATA_PREFIX, PREFIX_SIZE, RAW_MODE, KeyCodec
+from formats.sst import properties as names
+from formats.sst.block import entries
+from formats.sst.source import RandomAccess
+from formats.sst.table import Table
+from formats.values import decode_value
+
+_EXTERNAL_VERSION = 2
+_GLOBAL_SEQNO_SIZE = 8
+_KEY_TRAILER = 8
+_PUT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class SstFacts:
+    """What the structure of a sound table says."""
+
+    size: int
+    """Bytes of the file."""
+    tail_offset: int
+    """Where the last data block ends; from here on see `formats.sst.tail_extent`."""
+    format_version: int
+    entries: int
+    data_blocks: int
+    first_key: bytes
+    """With the ``z`` and, in V2, the timestamp: as in the file."""
+    last_key: bytes
+    raw_key_size: int
+    """Bytes of keys before compression, eight more a row than user keys have; 0 = not said."""
+    raw_value_size: int
+
+
+def check_structure(source: RandomAccess, api_version: ApiVersion, start: bytes = b"", end: bytes = b"") -> SstFacts:
+    """Check all that can be checked without reading every row: footer, properties, index, first and last data block.
+
+    `start` and `end` are physical bounds as regions have them (`KeyCodec.bound`), without ``z``; empty = unbounded. All
+    checksums of what is read are verified. Not seen here: rows between the first and the last block (`check_rows`).
+    Raises `DamagedBytes`, `UnsupportedFormat` with what is wrong.
+    """
+    table = Table(source)
+    table.require_plain_rows()
+    _check_properties(table)
+    handles = table.index.handles
+    if not handles or not table.entries:
+        raise DamagedBytes("table without rows")
+    if names.number(table.properties, names.NUM_DATA_BLOCKS) not in {0, len(handles)}:
+        raise DamagedBytes(f"index of {len(handles)} blocks where the properties say otherwise")
+    first_key, last_key = _check_ends(table, api_version)
+    _check_range(first_key, last_key, start, end)
+    return SstFacts(
+        size=source.size,
+        tail_offset=table.tail_offset,
+        format_version=table.footer.format_version,
+        entries=table.entries,
+        data_blocks=len(handles),
+        first_key=first_key,
+        last_key=last_key,
+        raw_key_size=names.number(table.properties, names.RAW_KEY_SIZE),
+        raw_value_size=names.number(table.properties, names.RAW_VALUE_SIZE),
+    )
+
+
+def _check_properties(table: Table) -> None:
+    properties = table.properties
+    for name in (names.EXTERNAL_VERSION, names.GLOBAL_SEQNO, names.NUM_ENTRIES):
+        if name not in properties:
+            raise UnsupportedFormat(f"no property {name}: not a table for ingestion")
+    version = names.fixed_number(properties, names.EXTERNAL_VERSION)
+    if version != _EXTERNAL_VERSION:
+        raise UnsupportedFormat(f"{names.EXTERNAL_VERSION} is {version}, not {_EXTERNAL_VERSION}")
+    if len(properties[names.GLOBAL_SEQNO]) != _GLOBAL_SEQNO_SIZE:
+        raise DamagedBytes(f"{names.GLOBAL_SEQNO} of {len(properties[names.GLOBAL_SEQNO])} bytes")
+    for name in (names.DELETED_KEYS, names.MERGE_OPERANDS):
+        if names.number(properties, name):
+            raise UnsupportedFormat(f"{name} is {names.number(properties, name)}: only puts are ingested")
+
+
+def _check_ends(table: Table, api_version: ApiVersion) -> tuple[bytes, bytes]:
+    """Check the rows of the first and the last block against each other and the index; the first and the last key."""
+    separators, handles = table.index.separators, table.index.handles
+    first_block = list(_keys(table, 0, api_version))
+    last_block = list(_keys(table, len(handles) - 1, api_version))
+    if not first_block or not last_block:
+        raise DamagedBytes("data block without rows")
+    if first_block[-1] > separators[0] or last_block[-1] > separators[-1]:
+        raise DamagedBytes("index key before the last key of its block")
+    if len(handles) > 1 and last_block[0] <= separators[-2]:
+        raise DamagedBytes("index key at or after the first key of the next block")
+    return first_block[0], last_block[-1]
+
+
+def _keys(table: Table, number: int, api_version: ApiVersion) -> Iterator[bytes]:
+    last = b""
+    for internal, value in entries(table.blocks.read(table.index.handles[number])):
+        if len(internal) < _KEY_TRAILER:
+            raise DamagedBytes(f"key {internal.hex()} without sequence number")
+        key = internal[:-_KEY_TRAILER]
+        if internal[-_KEY_TRAILER] != _PUT:
+            raise UnsupportedFormat(f"row of type {internal[-_KEY_TRAILER]}: only puts are ingested")
+        if key <= last:
+            raise DamagedBytes(f"key {key.hex()} does not sort after {last.hex()}")
+        check_key(key, api_version)
+        decode_value(api_version, value)
+        yield key
+        last = key
+
+
+def check_key(key: bytes, api_version: ApiVersion) -> None:
+    """Raise `DamagedBytes` for a key that a store of this API version does not hold in its engine."""
+    if not key.startswith(DATA_PREFIX):
+        raise DamagedBytes(f"key {key.hex()} does not start with z")
+    rpc_key, ts = KeyCodec(api_version).parse_storage_key(key[len(DATA_PREFIX) :])
+    if api_version is ApiVersion.V2 and (len(rpc_key) < PREFIX_SIZE or not rpc_key.startswith(RAW_MODE) or not ts):
+        raise DamagedBytes(f"key {key.hex()}: not a keyspace of raw mode, or a timestamp of 0")
+
+
+def _check_range(first_key: bytes, last_key: bytes, start: bytes, end: bytes) -> None:
+    if first_key < DATA_PREFIX + start:
+        raise DamagedBytes(f"first key {first_key.hex()} before the start of the range, {start.hex()}")
+    if end and last_key >= DATA_PREFIX + end:
+        raise DamagedBytes(f"last key {last_key.hex()} at or after the end of the range, {end.hex()}")

@@ -1,0 +1,98 @@
+"""Raw memory inside kernels: what numpy indexing cannot say in one machine instruction or one memcpy.
+
+Addresses are plain integers. Nothing here checks anything: the kernel proves every range before it touches it.
+A change here needs the callers' caches cleared (numba follows the file of the kernel only).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from formats.jit import njit
+
+_I64 = ir.IntType(64)
+_BYTE_POINTER = ir.IntType(8).as_pointer()
+
+Codegen = Callable[[Any, Any, Any, Any], Any]
+Int = int | np.integer[Any]
+"""A number inside a kernel, where all integers have 64 bits."""
+
+
+def _address(_typing: Any, array: Any) -> tuple[Any, Codegen]:  # noqa: ANN401 - numba's own objects
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:  # noqa: ANN401
+        view = context.make_array(signature.args[0])(context, builder, args[0])
+        return builder.ptrtoint(view.data, _I64)
+
+    return types.int64(array), codegen
+
+
+def _copy(_typing: Any, _destination: Any, _source: Any, _count: Any) -> tuple[Any, Codegen]:  # noqa: ANN401
+    def codegen(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:  # noqa: ANN401
+        destination, source = (builder.inttoptr(address, _BYTE_POINTER) for address in args[:2])
+        cgutils.raw_memcpy(builder, destination, source, args[2], 1)  # type: ignore[no-untyped-call]
+
+    return types.void(types.int64, types.int64, types.int64), codegen
+
+
+def _load(_typing: Any, _address: Any) -> tuple[Any, Codegen]:  # noqa: ANN401
+    def codegen(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:  # noqa: ANN401
+        return builder.load(builder.inttoptr(args[0], _I64.as_pointer()), align=1)
+
+    return types.uint64(types.int64), codegen
+
+
+def _load_byte(_typing: Any, _address: Any) -> tuple[Any, Codegen]:  # noqa: ANN401
+    def codegen(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:  # noqa: ANN401
+        return builder.load(builder.inttoptr(args[0], _BYTE_POINTER))
+
+    return types.uint8(types.int64), codegen
+
+
+def _store(_typing: Any, _address: Any, _word: Any) -> tuple[Any, Codegen]:  # noqa: ANN401
+    def codegen(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:  # noqa: ANN401
+        builder.store(args[1], builder.inttoptr(args[0], _I64.as_pointer()), align=1)
+
+    return types.void(types.int64, types.uint64), codegen
+
+
+def _trailing_zeros(_typing: Any, _word: Any) -> tuple[Any, Codegen]:  # noqa: ANN401
+    def codegen(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:  # noqa: ANN401
+        return builder.cttz(args[0], ir.Constant(ir.IntType(1), 0))
+
+    return types.int64(types.uint64), codegen
+
+
+address = cast("Callable[[npt.NDArray[np.generic]], int]", intrinsic(_address))
+"""Where a contiguous array's first element lies."""
+copy = cast("Callable[[Int, Int, Int], None]", intrinsic(_copy))
+"""``copy(destination, source, count)``: bytes that do not overlap."""
+load = cast("Callable[[Int], np.uint64]", intrinsic(_load))
+"""The little-endian uint64 at an address, aligned or not."""
+load_byte = cast("Callable[[Int], np.uint8]", intrinsic(_load_byte))
+"""The byte at an address."""
+store = cast("Callable[[Int, Int], None]", intrinsic(_store))
+"""``store(address, word)``: write a uint64, little endian, aligned or not."""
+trailing_zeros = cast("Callable[[Int], int]", intrinsic(_trailing_zeros))
+"""How many low bits of a uint64 are zero; 64 for zero."""
+
+
+@njit(forceinline=True)
+def common_prefix(left: Int, right: Int, limit: Int) -> Int:
+    """How many bytes at two addresses are equal, at most `limit`, which both have."""
+    at = np.int64(0)
+    while at + 8 <= limit:
+        difference = load(left + at) ^ load(right + at)
+        if difference:
+            return at + (trailing_zeros(difference) >> 3)
+        at += 8
+    while at < limit and load_byte(left + at) == load_byte(right + at):
+        at += 1
+    return at

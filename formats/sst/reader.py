@@ -1,0 +1,199 @@
+"""Reads block-based tables into Arrow columns, no Python object per row."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from formats import columns
+from formats.api_version import ApiVersion
+from formats.errors import DamagedBytes, UnsupportedFormat
+from formats.sst import decode
+from formats.sst.check import SstFacts, check_structure
+from formats.sst.coding import BlockHandle, Readable
+from formats.sst.footer import TRAILER_SIZE, Footer
+from formats.sst.source import RandomAccess, read_exactly
+from formats.sst.table import Table
+
+_READ_SIZE = 4 << 20
+"""Bytes asked of the source at once, unless a block is larger."""
+_BATCH_BYTES = 8 << 20
+"""Bytes of keys and of values in a batch, unless a row is larger."""
+
+
+@dataclass(frozen=True, slots=True)
+class InternalRow:
+    """A row as the storage engine sees it. Type 1 is a put; 0, 2, 7 and others are what `SstReader.batches` refuses."""
+
+    key: bytes
+    value: bytes
+    sequence: int
+    type: int
+
+
+class SstReader:
+    """A table of format version 2 to 6, as TiKV 5 to 9 and RocksDB write them.
+
+    Footer, properties and index are read when first needed; rows by consecutive reads of a few MiB. Any use raises
+    `DamagedBytes` where the bytes contradict themselves and `UnsupportedFormat` for what is not handled. One thread at
+    a time; checksums, decompression and row decoding run without the GIL.
+    """
+
+    def __init__(self, source: RandomAccess) -> None:
+        self.table = Table(source)
+
+    @property
+    def footer(self) -> Footer:
+        """Format version and checksum type."""
+        return self.table.footer
+
+    @property
+    def properties(self) -> dict[str, bytes]:
+        """RocksDB's and TiKV's table properties, undecoded."""
+        return self.table.properties
+
+    @property
+    def tail_offset(self) -> int:
+        """Where the last data block ends: see `formats.sst.tail_extent`."""
+        return self.table.tail_offset
+
+    def check_structure(self, api_version: ApiVersion, start: bytes = b"", end: bytes = b"") -> SstFacts:
+        """See `formats.sst.check_structure`."""
+        return check_structure(self.table.source, api_version, start, end)
+
+    def batches(self, max_rows: int = 65_536) -> Iterator[pa.RecordBatch]:
+        """All rows in file order as batches of ``STORAGE_SCHEMA``, of at most `max_rows` rows and some MiB each.
+
+        Raises `UnsupportedFormat` for rows that are no puts, besides what any use raises.
+        """
+        self.table.require_plain_rows()
+        for rows in self._columns(max_rows, with_trailers=False):
+            if rows.not_puts:
+                raise UnsupportedFormat(f"{rows.not_puts} rows that are no puts")
+            yield rows.batch()
+
+    def internal_rows(self) -> Iterator[InternalRow]:
+        """All rows of any type with sequence numbers, the global one applied: for tests and inspection."""
+        for rows in self._columns(1024, with_trailers=True):
+            batch = rows.batch()
+            for key, value, trailer in zip(batch["key"], batch["value"], rows.trailers.tolist(), strict=False):
+                sequence = self.table.global_seqno or (trailer & 0xFFFFFFFFFFFFFFFF) >> 8
+                yield InternalRow(key.as_py(), value.as_py(), sequence, trailer & 0xFF)
+
+    def _columns(self, max_rows: int, *, with_trailers: bool) -> Iterator[_Columns]:
+        if max_rows < 1:
+            raise ValueError("a batch takes at least one row")
+        room = _Room(max_rows, _BATCH_BYTES, _BATCH_BYTES, max_rows if with_trailers else 0)
+        rows = _Columns(room)
+        cursor = _Cursor()
+        for block in self._blocks():
+            cursor.enter(block)
+            while not cursor.decode_into(rows):
+                if rows.count:
+                    yield rows
+                rows = _Columns(room.fitting(cursor))
+        if rows.count:
+            yield rows
+
+    def _blocks(self) -> Iterator[Readable]:
+        """The data blocks' contents in order."""
+        for run in _runs(self.table.index.handles):
+            start, end = run[0].offset, run[-1].offset + run[-1].size + TRAILER_SIZE
+            stored = memoryview(read_exactly(self.table.source, start, end - start))
+            for handle in run:
+                at = handle.offset - start
+                yield self.table.blocks.unpack(stored[at : at + handle.size + TRAILER_SIZE], handle)
+
+
+@dataclass(frozen=True, slots=True)
+class _Room:
+    """How much a batch holds."""
+
+    rows: int
+    key_bytes: int
+    value_bytes: int
+    trailers: int
+
+    def fitting(self, cursor: _Cursor) -> _Room:
+        """Room for at least the row at which the cursor stopped."""
+        key_bytes, value_bytes = cursor.need
+        return _Room(self.rows, max(self.key_bytes, key_bytes), max(self.value_bytes, value_bytes), self.trailers)
+
+
+class _Columns:
+    """Buffers that a batch grows in."""
+
+    def __init__(self, room: _Room) -> None:
+        self.key_offsets = np.empty(room.rows + 1, np.int64)
+        self.value_offsets = np.empty(room.rows + 1, np.int64)
+        self.key_offsets[0] = self.value_offsets[0] = 0
+        # Arrow's pool hands out the memory of batches that are gone; malloc would map fresh pages for each.
+        self.keys = np.frombuffer(pa.allocate_buffer(room.key_bytes + decode.SLACK), np.uint8)
+        self.values = np.frombuffer(pa.allocate_buffer(room.value_bytes), np.uint8)
+        self.trailers = np.empty(room.trailers, np.int64)
+        self.count = 0
+        self.not_puts = 0
+
+    def batch(self) -> pa.RecordBatch:
+        """What is in, without a copy."""
+        key_offsets, value_offsets = self.key_offsets[: self.count + 1], self.value_offsets[: self.count + 1]
+        return columns.storage_rows(
+            columns.build(key_offsets, self.keys[: key_offsets[-1]]),
+            columns.build(value_offsets, self.values[: value_offsets[-1]]),
+        )
+
+
+class _Cursor:
+    """The place in a block where decoding goes on."""
+
+    def __init__(self) -> None:
+        self._fields = np.zeros(decode.CURSOR_SIZE, np.int64)
+        self._block = np.empty(0, np.uint8)
+        self._last_key = np.empty(1 << 16, np.uint8)
+
+    @property
+    def need(self) -> tuple[int, int]:
+        """Bytes of key and of value that the next row needs."""
+        return int(self._fields[decode.NEED_KEY]), int(self._fields[decode.NEED_VALUE])
+
+    def enter(self, block: Readable) -> None:
+        """Go to the start of a block."""
+        self._block = np.frombuffer(block, np.uint8)
+        self._block.flags.writeable = False
+        if self._last_key.size < self._block.size:
+            self._last_key = np.empty(self._block.size, np.uint8)
+        self._fields[decode.POSITION] = -1
+
+    def decode_into(self, rows: _Columns) -> bool:
+        """Append rows until the block ends (True) or the columns are full (False). Raises `DamagedBytes`."""
+        fields = self._fields
+        fields[decode.ROWS], fields[decode.NOT_PUTS] = rows.count, rows.not_puts
+        result = decode.decode_rows(
+            self._block,
+            fields,
+            self._last_key,
+            rows.key_offsets,
+            rows.keys,
+            rows.value_offsets,
+            rows.values,
+            rows.trailers,
+        )
+        rows.count, rows.not_puts = int(fields[decode.ROWS]), int(fields[decode.NOT_PUTS])
+        if result == decode.DAMAGED:
+            raise DamagedBytes(f"entry at byte {fields[decode.POSITION]} of a data block reaches beyond it")
+        return bool(result == decode.DONE)
+
+
+def _runs(handles: list[BlockHandle]) -> Iterator[list[BlockHandle]]:
+    """Neighbouring blocks that one read fetches."""
+    run: list[BlockHandle] = []
+    for handle in handles:
+        if run and handle.offset + handle.size + TRAILER_SIZE - run[0].offset > _READ_SIZE:
+            yield run
+            run = []
+        run.append(handle)
+    if run:
+        yield run
