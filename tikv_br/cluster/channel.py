@@ -7,8 +7,7 @@ from typing import cast
 
 import grpc
 
-from tikv_br.cluster.config import split_address
-from tikv_br.cluster.tls import TlsFiles, explain_failure
+from tikv_br.cluster.tls import TlsFiles
 from tikv_br.errors import (
     ApiVersionMismatch,
     ClusterError,
@@ -35,10 +34,10 @@ CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     # Large stream windows and frames: 64 KiB of either throttle a scan.
     ("grpc.http2.lookahead_bytes", 16 << 20),
     ("grpc.http2.max_frame_size", 4 << 20),
-    # A store that comes back is tried again soon, not after gRPC's two minutes.
+    # A store that comes back is tried again soon, not after gRPC's two minutes. "Min" is what one attempt may take.
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1_000),
+    ("grpc.min_reconnect_backoff_ms", 5_000),
     # Retries are ours (retry.py); proxies are for the web.
     ("grpc.enable_retries", 0),
     ("grpc.enable_http_proxy", 0),
@@ -91,13 +90,6 @@ def to_cluster_error(error: grpc.RpcError, who: str, tls: TlsFiles) -> ClusterEr
     if "IncompatibleApiVersion" in details:
         return ApiVersionMismatch(f"{who}: {details}")
     return STATUS_ERRORS[code](f"{who}: {code.name}: {details}" if details else f"{who}: {code.name}")
-
-
-def explain_unreachable(address: str, tls: TlsFiles, error: ClusterError) -> ClusterError:
-    """`error`, or a `ClusterTlsError` in plain words when a handshake of our own shows that TLS is what is wrong."""
-    host, port = split_address(address)
-    reason = explain_failure(host, port, tls)
-    return error if reason is None else ClusterTlsError(f"{address}: {reason}")
 
 
 def _mentions_tls(details: str) -> bool:

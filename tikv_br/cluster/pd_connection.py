@@ -10,12 +10,13 @@ from typing import Protocol, TypeVar
 import grpc
 
 from tikv_br.cluster import retry
-from tikv_br.cluster.channel import explain_unreachable, open_channel, to_cluster_error
-from tikv_br.cluster.config import ClusterConfig, bare_address
+from tikv_br.cluster.channel import open_channel, status_of, to_cluster_error
+from tikv_br.cluster.config import ClusterConfig, bare_address, split_address
 from tikv_br.cluster.pb import pdpb_pb2
 from tikv_br.cluster.pb.keyspacepb_pb2_grpc import KeyspaceStub
 from tikv_br.cluster.pb.pdpb_pb2_grpc import PDStub
-from tikv_br.errors import ClusterError, ClusterUnfit, ClusterUnreachable, RequestRefused
+from tikv_br.cluster.tls import explain_failure
+from tikv_br.errors import ClusterError, ClusterTlsError, ClusterUnfit, ClusterUnreachable, RequestRefused
 
 HEADER_ERRORS: Mapping[int, type[ClusterError]] = {
     pdpb_pb2.UNKNOWN: RequestRefused,
@@ -72,7 +73,11 @@ class PdConnection:
         self._channels: dict[str, grpc.Channel] = {}
         self._addresses = config.pd
         self.cluster_id = 0
-        self._leader = self._find_leader()
+        try:
+            self._leader = self._find_leader()
+        except ClusterError:
+            self.close()
+            raise
 
     def close(self) -> None:
         """Close the channels; calls under way end with `ClusterUnreachable`."""
@@ -148,7 +153,7 @@ class PdConnection:
             try:
                 members = answer.result()
             except grpc.RpcError as error:
-                failures[address] = to_cluster_error(error, f"PD {address}", self.config.tls)
+                failures[address] = self._explain(address, error)
                 continue
             except grpc.FutureCancelledError:
                 failures[address] = ClusterUnreachable(f"PD {address}: the connection was closed")
@@ -156,7 +161,11 @@ class PdConnection:
             if members.leader.client_urls:
                 return self._take(members)
             failures[address] = ClusterUnreachable(f"PD {address}: there is no leader at the moment")
-        raise self._unreachable(failures)
+        for failure in failures.values():
+            if not failure.retryable:
+                raise failure
+        causes = "; ".join(failure.message for failure in failures.values())
+        raise ClusterUnreachable(f"no PD answers at {', '.join(failures)}: {causes}")
 
     def _take(self, members: pdpb_pb2.GetMembersResponse) -> Leader:
         cluster_id = members.header.cluster_id
@@ -169,13 +178,12 @@ class PdConnection:
         channel = self._channel(bare_address(url))
         return Leader(bare_address(url), url, PDStub(channel), KeyspaceStub(channel))
 
-    def _unreachable(self, failures: Mapping[str, ClusterError]) -> ClusterError:
-        for address, failure in failures.items():
-            explained = explain_unreachable(address, self.config.tls, failure)
-            if not explained.retryable:
-                return explained
-        causes = "; ".join(failure.message for failure in failures.values())
-        return ClusterUnreachable(f"no PD answers at {', '.join(failures)}: {causes}")
+    def _explain(self, address: str, error: grpc.RpcError) -> ClusterError:
+        failure = to_cluster_error(error, f"PD {address}", self.config.tls)
+        if status_of(error)[0] is not grpc.StatusCode.UNAVAILABLE:
+            return failure
+        reason = explain_failure(*split_address(address), self.config.tls)
+        return failure if reason is None else ClusterTlsError(f"PD {address}: {reason}")
 
     def _channel(self, address: str) -> grpc.Channel:
         with self._lock:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import socket
 import ssl
 from dataclasses import dataclass, field
@@ -83,24 +82,35 @@ def explain_failure(host: str, port: int, files: TlsFiles, timeout: float = PROB
         ):
             if not files.enabled:
                 return "the server speaks TLS, and no --ca was given"
-            with contextlib.suppress(TimeoutError):
-                secured.recv(1)
+            return _explain_refusal(secured, files)
     except ssl.SSLCertVerificationError as error:
         return f"its certificate is not trusted: {error.verify_message}"
     except ssl.SSLError as error:
         return _explain(error) if files.enabled else None
     except OSError:
         return None
-    return None
+
+
+def _explain_refusal(secured: ssl.SSLSocket, files: TlsFiles) -> str | None:
+    """What the server says after the handshake, if it does not like our certificate or the lack of one."""
+    try:
+        if secured.recv(1):
+            return None
+        reason = "it hung up"
+    except TimeoutError:
+        return None
+    except ssl.SSLError as error:
+        reason = _reason(error)
+    except OSError:
+        reason = "it hung up"
+    wish = "wants a certificate of ours (--cert, --key)" if files.cert is None else "refuses our certificate"
+    return f"the server {wish}: {reason}"
 
 
 def _explain(error: ssl.SSLError) -> str:
     reason = _reason(error)
-    if "wrong version number" in reason or "unexpected eof" in reason or "record layer failure" in reason:
-        return "the server does not speak TLS"
-    if "certificate required" in reason or "handshake failure" in reason:
-        return f"the server wants a certificate of ours: {reason}"
-    return f"the server refuses our certificate: {reason}" if "alert" in reason else reason
+    no_tls = ("wrong version number", "unexpected eof", "record layer failure")
+    return "the server does not speak TLS" if any(sign in reason for sign in no_tls) else reason
 
 
 def _reason(error: ssl.SSLError) -> str:

@@ -1,0 +1,110 @@
+"""A scripted PD and stores, and the messages that they speak."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tests.scripted_grpc import Entry, ScriptedServer
+from tikv_br.cluster.config import ClusterConfig
+from tikv_br.cluster.pb import errorpb_pb2, kvrpcpb_pb2, metapb_pb2, pdpb_pb2
+
+CLUSTER_ID = 7
+PD = "/pdpb.PD/"
+KV = "/tikvpb.Tikv/"
+
+
+def members(
+    address: str, *others: str, leader: str | None = None, cluster_id: int = CLUSTER_ID
+) -> pdpb_pb2.GetMembersResponse:
+    """PD's members; the first leads unless said otherwise."""
+    answer = pdpb_pb2.GetMembersResponse(header=pdpb_pb2.ResponseHeader(cluster_id=cluster_id))
+    for each in (address, *others):
+        answer.members.add(client_urls=[f"http://{each}"])
+    answer.leader.client_urls.append(f"http://{leader or address}")
+    return answer
+
+
+def header_error(kind: int, message: str = "") -> pdpb_pb2.ResponseHeader:
+    """A header that says no."""
+    return pdpb_pb2.ResponseHeader(cluster_id=CLUSTER_ID, error=pdpb_pb2.Error(type=kind, message=message))  # type: ignore[arg-type]
+
+
+def region(
+    region_id: int, start: bytes, end: bytes, stores: Sequence[int] = (1,), version: int = 1
+) -> metapb_pb2.Region:
+    """A region with one peer a store; the peer's id is the region's times 10 plus the store's."""
+    found = metapb_pb2.Region(
+        id=region_id,
+        start_key=start,
+        end_key=end,
+        region_epoch=metapb_pb2.RegionEpoch(conf_ver=1, version=version),
+    )
+    for store_id in stores:
+        found.peers.add(id=region_id * 10 + store_id, store_id=store_id)
+    return found
+
+
+def with_leader(meta: metapb_pb2.Region, store_id: int | None = None) -> pdpb_pb2.Region:
+    """PD's form of a region, led by the peer on a store (the first one's)."""
+    leader = next(peer for peer in meta.peers if store_id in {None, peer.store_id})
+    return pdpb_pb2.Region(region=meta, leader=leader)
+
+
+def region_error(**kinds: object) -> errorpb_pb2.Error:
+    """A region error of one kind."""
+    return errorpb_pb2.Error(message="scripted", **kinds)  # type: ignore[arg-type]
+
+
+class FakeCluster:
+    """A scripted PD that knows its regions, and scripted stores 1..n."""
+
+    def __init__(self, stores: int = 1) -> None:
+        self.pd = ScriptedServer()
+        self.stores = {store_id: ScriptedServer() for store_id in range(1, stores + 1)}
+        self.regions: list[pdpb_pb2.Region] = [with_leader(region(1, b"", b"", range(1, stores + 1)))]
+        self.pd.script(PD + "GetMembers", members(self.pd.address))
+        self.pd.script(PD + "GetStore", self._store)
+        self.pd.script(PD + "GetRegion", self._region)
+        self.pd.script(PD + "ScanRegions", self._scan)
+
+    def close(self) -> None:
+        """Stop all servers."""
+        for server in (self.pd, *self.stores.values()):
+            server.close()
+
+    def config(self, **changes: object) -> ClusterConfig:
+        """A config with short times."""
+        values = {"connect_timeout": 2.0, "request_timeout": 5.0, "retry_budget": 2.0, "busy_budget": 0.0} | changes
+        return ClusterConfig(pd=(self.pd.address,), **values)  # type: ignore[arg-type]
+
+    def kv(self, method: str, *entries: Entry, store_id: int = 1) -> None:
+        """Script a method of a store."""
+        self.stores[store_id].script(KV + method, *entries)
+
+    def _store(self, data: bytes) -> pdpb_pb2.GetStoreResponse:
+        store_id = pdpb_pb2.GetStoreRequest.FromString(data).store_id
+        if store_id not in self.stores:
+            return pdpb_pb2.GetStoreResponse(header=header_error(pdpb_pb2.UNKNOWN, "invalid store ID"))
+        return pdpb_pb2.GetStoreResponse(store=metapb_pb2.Store(id=store_id, address=self.stores[store_id].address))
+
+    def _region(self, data: bytes) -> pdpb_pb2.GetRegionResponse:
+        key = pdpb_pb2.GetRegionRequest.FromString(data).region_key
+        for found in self.regions:
+            if found.region.start_key <= key and (not found.region.end_key or key < found.region.end_key):
+                return pdpb_pb2.GetRegionResponse(region=found.region, leader=found.leader)
+        return pdpb_pb2.GetRegionResponse()
+
+    def _scan(self, data: bytes) -> pdpb_pb2.ScanRegionsResponse:
+        request = pdpb_pb2.ScanRegionsRequest.FromString(data)
+        found = [
+            each
+            for each in self.regions
+            if (not each.region.end_key or request.start_key < each.region.end_key)
+            and (not request.end_key or each.region.start_key < request.end_key)
+        ]
+        return pdpb_pb2.ScanRegionsResponse(regions=found[: request.limit or None])
+
+
+def put_answer(error: errorpb_pb2.Error | None = None) -> kvrpcpb_pb2.RawPutResponse:
+    """What a store says to a put."""
+    return kvrpcpb_pb2.RawPutResponse(region_error=error)

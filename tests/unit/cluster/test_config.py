@@ -1,0 +1,46 @@
+"""How to reach a cluster, from flags."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from tikv_br.cluster.config import ClusterConfig, parse_addresses, split_address
+from tikv_br.errors import UsageError
+
+
+def test_addresses_lose_scheme_and_doubles() -> None:
+    """PD addresses may carry a scheme, spaces and repetitions; what is left is host:port."""
+    assert parse_addresses("http://a:1, b:2,https://a:1/") == ("a:1", "b:2")
+
+
+@pytest.mark.parametrize("text", ["", " , ", "nohost", ":2379", "a:", "a:0", "a:65536", "a:b", "a:-1"])
+def test_what_is_no_address_is_a_usage_error(text: str) -> None:
+    """A flag that holds no address is told as such before anything is dialled."""
+    with pytest.raises(UsageError):
+        parse_addresses(text)
+
+
+def test_ipv6_addresses_lose_their_brackets() -> None:
+    """Sockets want an IPv6 host without brackets."""
+    assert split_address("[::1]:2379") == ("::1", 2379)
+
+
+def test_config_travels_to_tasks() -> None:
+    """A config pickles to an equal one."""
+    config = ClusterConfig.from_flags("a:1", ca="/ca", cert="/cert", key="/key")
+    assert pickle.loads(pickle.dumps(config)) == config
+
+
+def test_config_never_shows_the_key() -> None:
+    """The path of the private key is in no repr."""
+    config = ClusterConfig.from_flags("a:1", ca="/ca", cert="/cert", key="/very/secret")
+    assert "secret" not in repr(config)
+
+
+@pytest.mark.parametrize(("cert", "key", "ca"), [("c", None, "a"), (None, "k", "a"), ("c", "k", None)])
+def test_half_a_client_certificate_is_refused(cert: str | None, key: str | None, ca: str | None) -> None:
+    """A certificate without its key, a key without its certificate, or both without an authority make no sense."""
+    with pytest.raises(UsageError):
+        ClusterConfig.from_flags("a:1", ca=ca, cert=cert, key=key)

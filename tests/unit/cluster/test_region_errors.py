@@ -1,0 +1,78 @@
+"""Every refusal that a store can utter has a meaning."""
+
+from __future__ import annotations
+
+import pytest
+
+from tikv_br.cluster.pb import errorpb_pb2, kvrpcpb_pb2
+from tikv_br.cluster.region_errors import (
+    MESSAGE_ONLY,
+    REACTIONS,
+    Action,
+    RegionErrorSeen,
+    check_error_text,
+    check_pairs,
+    check_region_error,
+)
+from tikv_br.errors import ApiVersionMismatch, RequestRefused, UsageError
+
+KINDS = [field.name for field in errorpb_pb2.Error.DESCRIPTOR.fields if field.name != "message"]
+
+
+def test_every_field_of_errorpb_has_a_reaction() -> None:
+    """The table and the message have the same fields: a new one cannot go unnoticed."""
+    assert sorted(REACTIONS) == sorted(KINDS)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_kind_is_recognised(kind: str) -> None:
+    """An error with one field set is of that kind and reacts as its row says."""
+    error = errorpb_pb2.Error(message="m")
+    getattr(error, kind).SetInParent()
+    seen = RegionErrorSeen(error)
+    assert seen.kind == kind
+    assert seen.reaction is REACTIONS[kind]
+    assert str(seen) == f"{kind}: m"
+
+
+def test_an_error_with_only_a_message_is_tried_elsewhere() -> None:
+    """A store that is closing says so in words only; the region may soon be led elsewhere."""
+    seen = RegionErrorSeen(errorpb_pb2.Error(message="TiKV is Closing"))
+    assert seen.kind == ""
+    assert seen.reaction is MESSAGE_ONLY
+    assert MESSAGE_ONLY.action is Action.RELOCATE
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("Api version in request does not match with TiKV storage, cmd: raw_get, storage: V1", ApiVersionMismatch),
+        ("Error(ApiVersionNotMatched { cmd: raw_scan, storage_api_version: V1 })", ApiVersionMismatch),
+        ("Key mode mismatched with the request mode, cmd: raw_put, storage: V2, key: 61", ApiVersionMismatch),
+        ("ttl is not enabled, but get put request with ttl", UsageError),
+        ("max key size exceeded, size: 9000, limit: 8192", UsageError),
+        ("cf is deprecated in API V2, cf name: default", RequestRefused),
+        ("anything else", RequestRefused),
+    ],
+)
+def test_error_texts_have_classes(text: str, error: type[Exception]) -> None:
+    """The strings of wire-facts 1.6 map to errors of ours that carry the text."""
+    with pytest.raises(error, match="a store refuses the request"):
+        check_error_text(text)
+    with pytest.raises(error):
+        check_pairs([kvrpcpb_pb2.KvPair(error=kvrpcpb_pb2.KeyError(abort=text))])
+
+
+def test_no_text_is_no_error() -> None:
+    """Answers without error pass."""
+    check_error_text("")
+    check_pairs([])
+    check_pairs([kvrpcpb_pb2.KvPair(key=b"k")])
+    check_region_error(kvrpcpb_pb2.RawGetResponse())
+
+
+def test_a_key_out_of_the_region_in_words_is_a_region_error() -> None:
+    """V1 stores say only in words that a key is not theirs; that is routed like its typed form."""
+    with pytest.raises(RegionErrorSeen) as caught:
+        check_error_text("unknown error Key 61 is out of [region 4] [62, 63)")
+    assert caught.value.kind == "key_not_in_region"
