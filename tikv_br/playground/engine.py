@@ -22,8 +22,9 @@ from rocksdict import (
     WriteBatch,
 )
 
-DATA_START: Final = b"z"
-DATA_END: Final = b"{"
+from formats.keys import DATA_PREFIX
+
+_DATA_END: Final = bytes([DATA_PREFIX[0] + 1])
 _META: Final = b"\x01playground/"
 _BLOCK_CACHE_BYTES: Final = 64 << 20
 _MEMTABLE_BYTES: Final = 32 << 20
@@ -61,23 +62,23 @@ class Engine:
         self._db.write(batch)
 
     def iterate(self, start: bytes, end: bytes, *, reverse: bool = False) -> Iterator[tuple[bytes, bytes]]:
-        """Rows of [start, end) in key order (descending when ``reverse``) as of this call.
+        """Rows of [start, end) in key order (descending when ``reverse``) as of when the first one is taken.
 
         Bounds are data keys; ``end`` b"" is the end of all data.
         """
-        start, end = max(start, DATA_START), end or DATA_END
+        start, end = max(start, DATA_PREFIX), end or _DATA_END
         if start >= end:
-            return iter(())
-        options = ReadOptions()
+            return
+        options = ReadOptions()  # a local of this generator: rocksdict's iterators point into it without keeping it
         options.set_iterate_upper_bound(end)
         items = self._db.items(backwards=reverse, from_key=end if reverse else start, read_opt=options)
         rows = cast("Iterator[tuple[bytes, bytes]]", items)
         # rocksdict 0.3 does not hold to a lower bound when it goes backwards.
-        return itertools.takewhile(lambda row: row[0] >= start, rows) if reverse else rows
+        yield from itertools.takewhile(lambda row: row[0] >= start, rows) if reverse else rows
 
     def delete_range(self, start: bytes, end: bytes) -> None:
         """Remove every row of [start, end) physically; ``end`` b"" is the end of all data."""
-        self._db.delete_range(max(start, DATA_START), end or DATA_END)
+        self._db.delete_range(max(start, DATA_PREFIX), end or _DATA_END)
 
     def ingest(self, paths: Iterable[Path | str]) -> None:
         """Ingest SST files as they are (copied, the files stay). Their rows hide what was there before.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from tikv_br.cluster.pb import errorpb_pb2
     from tikv_br.playground.engine import Engine
     from tikv_br.playground.regions import RegionTable
+    from tikv_br.playground.sizes import RegionSizes
 
 
 class TimestampOracle(Protocol):
@@ -34,6 +35,10 @@ class CausalClock(Protocol):
 
     def flush(self) -> None:
         """Throw the cache away: the next timestamp is above every one that PD has handed out before this call."""
+        ...
+
+    def renew(self) -> None:
+        """Fetch one more batch ahead; called every 100 ms."""
         ...
 
 
@@ -73,9 +78,9 @@ class StoreNode:
     causal: CausalClock
     failpoints: Failpoints
     crimes: Crimes
+    sizes: RegionSizes  # tell it what you write: `node.sizes.written(region_id, size)`
     data_dir: Path  # this store's own files (downloaded SSTs), not the shared RocksDB
     alive: bool = True
-    settings: dict[str, str] = field(default_factory=dict)
 
     def now(self) -> int:
         """The store's wall clock in unix seconds: TTLs end by it."""

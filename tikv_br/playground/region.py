@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import Final
 
+from formats.keys import DATA_PREFIX
 from tikv_br.cluster.pb import metapb_pb2
-
-ROW_PREFIX: Final = b"z"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +48,7 @@ class Region:
 
     def data_range(self) -> tuple[bytes, bytes]:
         """[start, end) as data keys for `Engine.iterate`; b"" as end is the end of all data."""
-        return ROW_PREFIX + self.start, ROW_PREFIX + self.end if self.end else b""
+        return DATA_PREFIX + self.start, DATA_PREFIX + self.end if self.end else b""
 
     def to_pb(self) -> metapb_pb2.Region:
         """As `metapb.Region`."""

@@ -51,14 +51,13 @@ class RegionTable:
             self._engine.put_meta({_NEXT_ID: str(self._next_id).encode()})
             return self._next_id - 1
 
-    def bootstrap(self, stores: Sequence[int]) -> Region:
-        """Create the first region over the whole key space with a voter on each store; the first one leads."""
+    def bootstrap(self, store_id: int) -> Region:
+        """Create the first region, over the whole key space, with its one voter on a store."""
         with self._lock:
             if self._by_id:
                 raise PlaygroundError("the cluster is bootstrapped already")
             region_id = self.alloc_id()
-            peers = tuple(Peer(self.alloc_id(), store) for store in stores)
-            region = Region(region_id, b"", b"", 1, 1, peers, stores[0])
+            region = Region(region_id, b"", b"", 1, 1, (Peer(self.alloc_id(), store_id),), store_id)
             self._apply([], [region])
             return region
 
@@ -146,6 +145,17 @@ class RegionTable:
             self._unsynced.add(region.id)
         self._announce(region)
         return region
+
+    def add_peer(self, region_id: int, store_id: int) -> Region:
+        """Add a voter on a store that has none; the epoch's conf_ver grows by two (learner, voter)."""
+        with self._lock:
+            region = self._must_get(region_id)
+            if region.peer_on(store_id) is not None:
+                raise PlaygroundError(f"region {region_id} has a peer on store {store_id} already")
+            peers = (*region.peers, Peer(self.alloc_id(), store_id))
+            region = replace(region, peers=peers, conf_ver=region.conf_ver + 2)
+            self._apply([region], [region])
+            return region
 
     def move(self, region_id: int, from_store: int, to_store: int) -> Region:
         """Move one peer to a store that has none; the epoch's conf_ver grows by two (add, remove)."""

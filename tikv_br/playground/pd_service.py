@@ -1,0 +1,254 @@
+"""PD's gRPC services: members, time, stores, regions, safe points, keyspaces; worded as PD 8.5.2 words them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, Final
+
+import grpc
+from google.protobuf.message import Message
+
+from tikv_br.cluster.pb import keyspacepb_pb2, pdpb_pb2
+from tikv_br.playground.gc import GcRefusal
+from tikv_br.playground.keyspaces import KeyspaceRecord
+from tikv_br.playground.pd_regions import PdRegions
+from tikv_br.playground.pd_state import PdState
+from tikv_br.playground.rpc import bidi, unary
+from tikv_br.playground.tso import LOGICAL_BITS
+
+if TYPE_CHECKING:
+    from tikv_br.playground.rpc import Handler
+
+_ANYONE: Final = frozenset({"GetMembers", "GetClusterInfo", "LoadGlobalConfig", "StoreGlobalConfig"})
+"""RPCs that name no cluster."""
+_BARRIERS: Final = frozenset({"SetGCBarrier", "DeleteGCBarrier", "GetGCState"})
+_NULL_KEYSPACE: Final = 0xFFFF_FFFF
+
+
+class PdRefusal(Exception):
+    """An error for the response's header."""
+
+    def __init__(self, kind: pdpb_pb2.ErrorType.ValueType, message: str) -> None:
+        super().__init__(message)
+        self.error = pdpb_pb2.Error(type=kind, message=message)
+
+
+class PdService:
+    """``pdpb.PD`` and ``keyspacepb.Keyspace``."""
+
+    def __init__(self, state: PdState) -> None:
+        self._state = state
+        self._regions = PdRegions(state)
+
+    def add_to(self, server: grpc.Server) -> None:
+        """Register both services."""
+        pd = {name: self._handler(pdpb_pb2, name, call) for name, call in self._calls().items()}
+        pd["Tso"] = bidi(pdpb_pb2.TsoRequest, self._tso)
+        keyspace = {
+            "LoadKeyspace": self._handler(keyspacepb_pb2, "LoadKeyspace", self._load_keyspace),
+            "GetAllKeyspaces": self._handler(keyspacepb_pb2, "GetAllKeyspaces", self._all_keyspaces),
+        }
+        server.add_generic_rpc_handlers(
+            [
+                grpc.method_handlers_generic_handler("pdpb.PD", pd),
+                grpc.method_handlers_generic_handler("keyspacepb.Keyspace", keyspace),
+            ]
+        )
+
+    def _calls(self) -> dict[str, Callable[[Any], Message]]:
+        return {
+            "GetMembers": self._members,
+            "GetClusterInfo": self._cluster_info,
+            "AllocID": self._alloc_id,
+            "IsBootstrapped": self._is_bootstrapped,
+            "Bootstrap": self._bootstrap,
+            "GetStore": self._store,
+            "GetAllStores": self._all_stores,
+            "GetRegion": self._regions.get,
+            "GetPrevRegion": self._regions.previous,
+            "GetRegionByID": self._regions.by_id,
+            "ScanRegions": self._regions.scan,
+            "BatchScanRegions": self._regions.batch_scan,
+            "AskBatchSplit": self._regions.ask_batch_split,
+            "SplitRegions": self._regions.split,
+            "ScatterRegion": self._regions.scatter,
+            "GetOperator": self._operator,
+            "GetGCSafePoint": self._gc_safe_point,
+            "UpdateGCSafePoint": self._update_gc_safe_point,
+            "UpdateServiceGCSafePoint": self._update_service_safe_point,
+            "SetGCBarrier": self._set_barrier,
+            "DeleteGCBarrier": self._delete_barrier,
+            "GetGCState": self._gc_state,
+            "StoreGlobalConfig": self._store_config,
+            "LoadGlobalConfig": self._load_config,
+        }
+
+    def _handler(self, module: Any, name: str, call: Callable[[Any], Message]) -> Handler:  # noqa: ANN401
+        method = next(
+            found
+            for service in module.DESCRIPTOR.services_by_name.values()
+            for found in service.methods
+            if found.name == name
+        )
+        request_type = getattr(module, method.input_type.name)
+        response_type = getattr(module, method.output_type.name)
+        has_header = "header" in method.output_type.fields_by_name
+
+        def answer(request: Any, context: grpc.ServicerContext) -> Message:  # noqa: ANN401
+            if name not in _ANYONE:
+                self._check_cluster(request.header.cluster_id, context)
+            if name in _BARRIERS and not self._state.gc.has_barriers:
+                context.abort(grpc.StatusCode.UNIMPLEMENTED, f"unknown method {name} for service pdpb.PD")
+            try:
+                response = call(request)
+            except GcRefusal as refusal:
+                context.abort(grpc.StatusCode.UNKNOWN, str(refusal))
+            except PdRefusal as refusal:
+                response = response_type(header=pdpb_pb2.ResponseHeader(error=refusal.error))
+            if has_header:
+                response.header.cluster_id = self._state.cluster_id
+            return response
+
+        return unary(request_type, answer)
+
+    def _check_cluster(self, cluster_id: int, context: grpc.ServicerContext) -> None:
+        if cluster_id != self._state.cluster_id:
+            context.abort(
+                grpc.StatusCode.FAILED_PRECONDITION,
+                f"mismatch cluster id, need {self._state.cluster_id} but got {cluster_id}",
+            )
+
+    # -- members and time ---------------------------------------------------------------------------------------
+
+    def _members(self, _: pdpb_pb2.GetMembersRequest) -> pdpb_pb2.GetMembersResponse:
+        member = self._state.member()
+        return pdpb_pb2.GetMembersResponse(members=[member], leader=member, etcd_leader=member)
+
+    def _cluster_info(self, _: pdpb_pb2.GetClusterInfoRequest) -> pdpb_pb2.GetClusterInfoResponse:
+        return pdpb_pb2.GetClusterInfoResponse(serviceModes=[pdpb_pb2.PD_SVC_MODE])
+
+    def _tso(
+        self, requests: Iterator[pdpb_pb2.TsoRequest], context: grpc.ServicerContext
+    ) -> Iterator[pdpb_pb2.TsoResponse]:
+        for request in requests:
+            self._check_cluster(request.header.cluster_id, context)
+            try:
+                last = self._state.tso.next(request.count)
+            except ValueError:
+                context.abort(
+                    grpc.StatusCode.UNKNOWN,
+                    "[PD:tso:ErrGenerateTimestamp]generate timestamp failed, tso count should be positive",
+                )
+            yield pdpb_pb2.TsoResponse(
+                header=pdpb_pb2.ResponseHeader(cluster_id=self._state.cluster_id),
+                count=request.count,
+                timestamp=pdpb_pb2.Timestamp(physical=last >> LOGICAL_BITS, logical=last & (1 << LOGICAL_BITS) - 1),
+            )
+
+    def _alloc_id(self, request: pdpb_pb2.AllocIDRequest) -> pdpb_pb2.AllocIDResponse:
+        return pdpb_pb2.AllocIDResponse(id=self._state.regions.alloc_id(request.count or 1), count=request.count)
+
+    # -- stores -------------------------------------------------------------------------------------------------
+
+    def _is_bootstrapped(self, _: pdpb_pb2.IsBootstrappedRequest) -> pdpb_pb2.IsBootstrappedResponse:
+        return pdpb_pb2.IsBootstrappedResponse(bootstrapped=True)
+
+    def _bootstrap(self, _: pdpb_pb2.BootstrapRequest) -> Message:
+        raise PdRefusal(pdpb_pb2.ALREADY_BOOTSTRAPPED, "cluster is already bootstrapped")
+
+    def _store(self, request: pdpb_pb2.GetStoreRequest) -> pdpb_pb2.GetStoreResponse:
+        node = self._state.nodes.get(request.store_id)
+        if node is None:
+            raise PdRefusal(pdpb_pb2.UNKNOWN, f"invalid store ID {request.store_id}, not found")
+        return pdpb_pb2.GetStoreResponse(store=self._state.store(node), stats=pdpb_pb2.StoreStats())
+
+    def _all_stores(self, _: pdpb_pb2.GetAllStoresRequest) -> pdpb_pb2.GetAllStoresResponse:
+        return pdpb_pb2.GetAllStoresResponse(stores=[self._state.store(node) for node in self._state.nodes.values()])
+
+    def _operator(self, _: pdpb_pb2.GetOperatorRequest) -> Message:
+        """Whatever PD is asked to do to a region is done at once, so there is never an operator."""
+        raise PdRefusal(pdpb_pb2.REGION_NOT_FOUND, "Not Found")
+
+    # -- safe points --------------------------------------------------------------------------------------------
+
+    def _gc_safe_point(self, _: pdpb_pb2.GetGCSafePointRequest) -> pdpb_pb2.GetGCSafePointResponse:
+        return pdpb_pb2.GetGCSafePointResponse(safe_point=self._state.gc.safe_point)
+
+    def _update_gc_safe_point(self, request: pdpb_pb2.UpdateGCSafePointRequest) -> pdpb_pb2.UpdateGCSafePointResponse:
+        return pdpb_pb2.UpdateGCSafePointResponse(new_safe_point=self._state.gc.advance(request.safe_point))
+
+    def _update_service_safe_point(
+        self, request: pdpb_pb2.UpdateServiceGCSafePointRequest
+    ) -> pdpb_pb2.UpdateServiceGCSafePointResponse:
+        gc = self._state.gc
+        service, lowest = gc.update_service(request.service_id.decode(), request.TTL, request.safe_point)
+        return pdpb_pb2.UpdateServiceGCSafePointResponse(
+            service_id=service.encode(), TTL=lowest.ttl(gc.now()), min_safe_point=lowest.ts
+        )
+
+    def _set_barrier(self, request: pdpb_pb2.SetGCBarrierRequest) -> pdpb_pb2.SetGCBarrierResponse:
+        try:
+            self._state.gc.set_barrier(request.barrier_id, request.barrier_ts, request.ttl_seconds)
+        except GcRefusal as refusal:
+            raise PdRefusal(pdpb_pb2.UNKNOWN, str(refusal)) from refusal
+        info = pdpb_pb2.GCBarrierInfo(
+            barrier_id=request.barrier_id, barrier_ts=request.barrier_ts, ttl_seconds=request.ttl_seconds
+        )
+        return pdpb_pb2.SetGCBarrierResponse(new_barrier_info=info)
+
+    def _delete_barrier(self, request: pdpb_pb2.DeleteGCBarrierRequest) -> pdpb_pb2.DeleteGCBarrierResponse:
+        removed = self._state.gc.delete_barrier(request.barrier_id)
+        if removed is None:
+            return pdpb_pb2.DeleteGCBarrierResponse()
+        ttl = removed.ttl(self._state.gc.now())
+        info = pdpb_pb2.GCBarrierInfo(barrier_id=request.barrier_id, barrier_ts=removed.ts, ttl_seconds=ttl)
+        return pdpb_pb2.DeleteGCBarrierResponse(deleted_barrier_info=info)
+
+    def _gc_state(self, request: pdpb_pb2.GetGCStateRequest) -> pdpb_pb2.GetGCStateResponse:
+        gc = self._state.gc
+        claims = gc.services()
+        worker = claims.pop("gc_worker")
+        barriers = [
+            pdpb_pb2.GCBarrierInfo(barrier_id=name, barrier_ts=claim.ts, ttl_seconds=claim.ttl(gc.now()))
+            for name, claim in sorted(claims.items())
+        ]
+        return pdpb_pb2.GetGCStateResponse(
+            gc_state=pdpb_pb2.GCState(
+                keyspace_scope=pdpb_pb2.KeyspaceScope(keyspace_id=_NULL_KEYSPACE),
+                txn_safe_point=worker.ts,
+                gc_safe_point=gc.safe_point,
+                gc_barriers=[] if request.exclude_gc_barriers else barriers,
+            )
+        )
+
+    # -- configuration and keyspaces ----------------------------------------------------------------------------
+
+    def _store_config(self, request: pdpb_pb2.StoreGlobalConfigRequest) -> pdpb_pb2.StoreGlobalConfigResponse:
+        changes = {each.name: None if each.kind == pdpb_pb2.DELETE else each.value for each in request.changes}
+        self._state.store_global_config(request.config_path, changes)
+        return pdpb_pb2.StoreGlobalConfigResponse()
+
+    def _load_config(self, request: pdpb_pb2.LoadGlobalConfigRequest) -> pdpb_pb2.LoadGlobalConfigResponse:
+        values = self._state.load_global_config(request.config_path)
+        items = [pdpb_pb2.GlobalConfigItem(name=name, payload=value.encode()) for name, value in values.items()]
+        return pdpb_pb2.LoadGlobalConfigResponse(items=items, revision=1)
+
+    def _load_keyspace(self, request: keyspacepb_pb2.LoadKeyspaceRequest) -> keyspacepb_pb2.LoadKeyspaceResponse:
+        keyspace = self._state.keyspaces.load(request.name)
+        if keyspace is None:
+            raise PdRefusal(pdpb_pb2.ENTRY_NOT_FOUND, "keyspace does not exist")
+        return keyspacepb_pb2.LoadKeyspaceResponse(keyspace=_keyspace(keyspace))
+
+    def _all_keyspaces(self, request: keyspacepb_pb2.GetAllKeyspacesRequest) -> keyspacepb_pb2.GetAllKeyspacesResponse:
+        found = [keyspace for keyspace in self._state.keyspaces.all() if keyspace.id >= request.start_id]
+        listed = found[: request.limit] if request.limit else found
+        return keyspacepb_pb2.GetAllKeyspacesResponse(keyspaces=[_keyspace(keyspace) for keyspace in listed])
+
+
+def _keyspace(keyspace: KeyspaceRecord) -> keyspacepb_pb2.KeyspaceMeta:
+    return keyspacepb_pb2.KeyspaceMeta(
+        id=keyspace.id,
+        name=keyspace.name,
+        created_at=keyspace.created_at,
+        state_changed_at=keyspace.created_at,
+    )

@@ -1,0 +1,151 @@
+"""RawKV reads of one store. Scans build their answer's bytes by hand: no message object per row."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+from fastcrc import crc64
+
+from formats.api_version import ApiVersion
+from tikv_br.cluster.pb import kvrpcpb_pb2 as kv
+from tikv_br.playground import raw_faults
+from tikv_br.playground.encoding import Encoding, Row, Stored
+from tikv_br.playground.node import StoreNode
+from tikv_br.playground.raw_checks import RawChecks, seekable
+from tikv_br.playground.region import Region
+
+# Tags of kvrpcpb.RawScanResponse.kvs, RawBatchGetResponse.pairs (both field 2), KvPair.key and KvPair.value.
+_ROW: Final = b"\x12"
+_KEY: Final = b"\x12"
+_VALUE: Final = b"\x1a"
+
+
+def _varint(number: int) -> bytes:
+    out = bytearray()
+    while number > 0x7F:
+        out.append(number & 0x7F | 0x80)
+        number >>= 7
+    out.append(number)
+    return bytes(out)
+
+
+_SMALL: Final = [_varint(number) for number in range(1 << 14)]
+
+
+def _length(data: bytes) -> bytes:
+    size = len(data)
+    return _SMALL[size] if size < len(_SMALL) else _varint(size)
+
+
+def serialize_rows(rows: Iterable[Row], *, key_only: bool = False) -> bytes:
+    """The bytes of a message whose repeated field 2 holds a KvPair for each row."""
+    parts: list[bytes] = []
+    for key, value in rows:
+        pair = _KEY + _length(key) + key if key else b""
+        if value and not key_only:
+            pair += _VALUE + _length(value) + value
+        parts += (_ROW, _length(pair), pair)
+    return b"".join(parts)
+
+
+class RawReads:
+    """RawGet, RawBatchGet, RawScan, RawBatchScan, RawGetKeyTTL and RawChecksum."""
+
+    def __init__(self, node: StoreNode, encoding: Encoding, checks: RawChecks) -> None:
+        self._node = node
+        self._encoding = encoding
+        self._checks = checks
+
+    def get(self, request: kv.RawGetRequest) -> kv.RawGetResponse:
+        """The live value of a key."""
+        self._checks.keys(request.context, "raw_get", [request.key])
+        self._checks.column_family(request.cf)
+        region = self._checks.region(request.context, read=True)
+        stored = self._newest(region, request.key)
+        if stored is None or not stored.is_live(self._node.now()):
+            return kv.RawGetResponse(not_found=True)
+        return kv.RawGetResponse(value=stored.value)
+
+    def batch_get(self, request: kv.RawBatchGetRequest) -> bytes:
+        """The keys that are found, in the order asked for, duplicates kept."""
+        self._checks.keys(request.context, "raw_batch_get", request.keys)
+        self._checks.column_family(request.cf)
+        region = self._checks.region(request.context, read=True)
+        return serialize_rows(self._found(region, request.keys))
+
+    def key_ttl(self, request: kv.RawGetKeyTTLRequest) -> kv.RawGetKeyTTLResponse:
+        """Seconds left of a key's life, 0 = for ever. In V2 a deleted key counts as found, as in TiKV."""
+        self._checks.keys(request.context, "raw_get_key_ttl", [request.key])
+        self._checks.column_family(request.cf)
+        region = self._checks.region(request.context, read=True)
+        stored = self._newest(region, request.key)
+        now = self._node.now()
+        if stored is None or 0 < stored.expire <= now:
+            return kv.RawGetKeyTTLResponse(not_found=True)
+        return kv.RawGetKeyTTLResponse(ttl=stored.expire - now if stored.expire else 0)
+
+    def scan(self, request: kv.RawScanRequest) -> bytes:
+        """Live rows of one region: forward [start, end), in reverse from start (exclusive) down to end."""
+        bounds = (request.start_key, request.end_key or None)
+        self._checks.ranges(request.context, "raw_scan", [bounds[::-1] if request.reverse else bounds])
+        self._checks.column_family(request.cf)
+        region = self._checks.region(request.context, read=True)
+        rows = self._rows(region, request.start_key, request.end_key, reverse=request.reverse)
+        return serialize_rows(itertools.islice(rows, request.limit), key_only=request.key_only)
+
+    def batch_scan(self, request: kv.RawBatchScanRequest) -> bytes:
+        """The first rows of each of several ranges of one region."""
+        bounds = [(each.start_key, each.end_key or None) for each in request.ranges]
+        self._checks.ranges(
+            request.context, "raw_batch_scan", [pair[::-1] for pair in bounds] if request.reverse else bounds
+        )
+        self._checks.column_family(request.cf)
+        region = self._checks.region(request.context, read=True)
+        rows = [
+            itertools.islice(
+                self._rows(region, each.start_key, each.end_key, reverse=request.reverse), request.each_limit
+            )
+            for each in request.ranges
+        ]
+        return serialize_rows(itertools.chain(*rows), key_only=request.key_only)
+
+    def checksum(self, request: kv.RawChecksumRequest) -> kv.RawChecksumResponse:
+        """XOR of CRC-64/XZ(key ‖ value), number and bytes of the live rows, summed over the ranges."""
+        bounds = [(each.start_key, each.end_key) for each in request.ranges]
+        self._checks.ranges(request.context, "raw_checksum", bounds)
+        region = self._checks.region(request.context, read=True)
+        crc, kvs, size = 0, 0, 0
+        for start, end in bounds:
+            for key, value in self._rows(region, start, end, reverse=False):
+                crc ^= crc64.xz(key + value)
+                kvs += 1
+                size += len(key) + len(value)
+        return kv.RawChecksumResponse(checksum=crc, total_kvs=kvs, total_bytes=size)
+
+    def _found(self, region: Region, keys: Iterable[bytes]) -> Iterator[Row]:
+        now = self._node.now()
+        for key in keys:
+            stored = self._newest(region, key, batch=True)
+            if stored is not None and stored.is_live(now):
+                yield key, stored.value
+
+    def _newest(self, region: Region, key: bytes, *, batch: bool = False) -> Stored | None:
+        bound = self._encoding.bound(key)
+        if not region.contains(bound):
+            if self._node.api_version is not ApiVersion.V2:
+                raise raw_faults.out_of_region(region, bound)
+            raise raw_faults.outside_in_debug_form(region, bound) if batch else raw_faults.key_outside(region, bound)
+        return self._encoding.newest(self._node.engine, key)
+
+    def _rows(self, region: Region, start: bytes, end: bytes, *, reverse: bool) -> Iterator[Row]:
+        """Live rows of the part of a scan's range that lies in the region; the scan must begin there."""
+        first, last = self._encoding.bound(start), self._encoding.bound(end)
+        seekable(region, first)
+        if reverse and not first:
+            return iter(())
+        lower, upper = (last, first) if reverse else (first, last)
+        lower = max(lower, region.start)
+        upper = min(upper or region.end, region.end or upper)
+        return self._encoding.live(self._node.engine, lower, upper, now=self._node.now(), reverse=reverse)

@@ -1,0 +1,196 @@
+"""RawKV writes of one store."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from formats.api_version import ApiVersion
+from tikv_br.cluster.pb import kvrpcpb_pb2 as kv
+from tikv_br.playground import raw_faults
+from tikv_br.playground.encoding import Encoding, Row, data_range
+from tikv_br.playground.node import StoreNode
+from tikv_br.playground.raw_checks import RawChecks, within
+from tikv_br.playground.region import Region
+
+MAX_ENTRY_SIZE: Final = 8 << 20
+"""``raftstore.raft-entry-max-size``: of the command that a write becomes."""
+_MAX_U64: Final = (1 << 64) - 1
+
+
+class RawWrites:
+    """RawPut, RawBatchPut, RawDelete, RawBatchDelete, RawDeleteRange and RawCompareAndSwap."""
+
+    def __init__(self, node: StoreNode, encoding: Encoding, checks: RawChecks) -> None:
+        self._node = node
+        self._encoding = encoding
+        self._checks = checks
+        self._atomic = threading.Lock()
+
+    def put(self, request: kv.RawPutRequest) -> kv.RawPutResponse:
+        """Write one pair; the TTL counts from the store's clock."""
+        self._checks.keys(request.context, "raw_put", [request.key])
+        if not request.for_cas:
+            self._checks.key_sizes([request.key])
+        self._check_ttls([request.ttl])
+        self._checks.column_family(request.cf)
+        self._put(request.context, [(request.key, request.value)], [request.ttl], atomic=request.for_cas)
+        return kv.RawPutResponse()
+
+    def batch_put(self, request: kv.RawBatchPutRequest) -> kv.RawBatchPutResponse:
+        """Write pairs of one region at once; of a key given twice the last counts."""
+        pairs = [(pair.key, pair.value) for pair in request.pairs]
+        keys = [key for key, _ in pairs]
+        self._checks.keys(request.context, "raw_atomic_store" if request.for_cas else "raw_batch_put", keys)
+        if not request.for_cas:
+            self._checks.key_sizes(keys)
+        ttls = self._ttls(list(request.ttls), len(pairs))
+        self._checks.column_family(request.cf)
+        self._put(request.context, pairs, ttls, atomic=request.for_cas)
+        return kv.RawBatchPutResponse()
+
+    def delete(self, request: kv.RawDeleteRequest) -> kv.RawDeleteResponse:
+        """Delete one key: the row in V1, a tombstone in V2."""
+        self._checks.keys(request.context, "raw_delete", [request.key])
+        if not request.for_cas:
+            self._checks.key_sizes([request.key])
+        self._checks.column_family(request.cf)
+        self._delete(request.context, [request.key], atomic=request.for_cas)
+        return kv.RawDeleteResponse()
+
+    def batch_delete(self, request: kv.RawBatchDeleteRequest) -> kv.RawBatchDeleteResponse:
+        """Delete keys of one region at once."""
+        command = "raw_atomic_store" if request.for_cas else "raw_batch_delete"
+        self._checks.keys(request.context, command, request.keys)
+        if not request.for_cas:
+            self._checks.key_sizes(request.keys)
+        self._checks.column_family(request.cf)
+        self._delete(request.context, request.keys, atomic=request.for_cas)
+        return kv.RawBatchDeleteResponse()
+
+    def delete_range(self, request: kv.RawDeleteRangeRequest) -> kv.RawDeleteRangeResponse:
+        """Remove all rows of a range physically, in V2 with all their versions."""
+        start_key, end_key = request.start_key, request.end_key
+        self._checks.ranges(request.context, "raw_delete_range", [(start_key, end_key)])
+        self._checks.key_sizes([start_key, end_key])
+        self._checks.column_family(request.cf)
+        region = self._checks.region(request.context, read=False)
+        start, end = self._encoding.bound(start_key), self._encoding.bound(end_key)
+        if end and start >= end:
+            raise raw_faults.invalid_delete_range(start, end)
+        within(region, [start])
+        if region.end and (not end or end > region.end):
+            raise raw_faults.key_outside(region, end)
+        self._node.engine.delete_range(*data_range(start, end))
+        self._node.sizes.forget(region.id)
+        return kv.RawDeleteRangeResponse()
+
+    def compare_and_swap(self, request: kv.RawCASRequest) -> kv.RawCASResponse:
+        """Write the value if the live one is as said. The store recorded knows no ``delete``, so it is ignored."""
+        self._checks.keys(request.context, "raw_compare_and_swap", [request.key])
+        self._checks.column_family(request.cf)
+        self._check_ttls([request.ttl])
+        region = self._checks.region_to_write(request.context)
+        bound = self._encoding.bound(request.key)
+        if not region.contains(bound):
+            is_v2 = self._node.api_version is ApiVersion.V2
+            raise raw_faults.key_outside(region, bound) if is_v2 else raw_faults.out_of_region(region, bound)
+        with self._atomic:
+            return self._swap(region, request)
+
+    def _swap(self, region: Region, request: kv.RawCASRequest) -> kv.RawCASResponse:
+        stored = self._encoding.newest(self._node.engine, request.key)
+        live = stored if stored is not None and stored.is_live(self._node.now()) else None
+        expected = None if request.previous_not_exist else request.previous_value
+        succeed = (live.value if live else None) == expected
+        if succeed:
+            self._apply(region, [self._encoded(request.key, request.value, request.ttl, self._next_ts())])
+        return kv.RawCASResponse(
+            succeed=succeed, previous_not_exist=live is None, previous_value=live.value if live else b""
+        )
+
+    def _put(self, context: kv.Context, pairs: Sequence[Row], ttls: Sequence[int], *, atomic: bool) -> None:
+        region = self._checks.region_to_write(context)
+        ts = self._next_ts()
+        # TiKV pairs keys and TTLs until the shorter list ends.
+        puts = [self._encoded(key, value, ttl, ts) for (key, value), ttl in zip(pairs, ttls, strict=False)]
+        self._guarded(region, puts, [], atomic=atomic)
+
+    def _delete(self, context: kv.Context, keys: Iterable[bytes], *, atomic: bool) -> None:
+        region = self._checks.region_to_write(context)
+        ts = self._next_ts()
+        puts: list[Row] = []
+        deletes: list[bytes] = []
+        for key in keys:
+            tombstones, removed = self._encoding.delete(key, ts)
+            puts += tombstones
+            deletes += removed
+        self._guarded(region, puts, deletes, atomic=atomic)
+
+    def _guarded(self, region: Region, puts: Sequence[Row], deletes: Sequence[bytes], *, atomic: bool) -> None:
+        if not puts and not deletes:
+            raise raw_faults.empty_request()
+        if atomic:
+            with self._atomic:
+                self._apply(region, puts, deletes)
+        else:
+            self._apply(region, puts, deletes)
+
+    def _apply(self, region: Region, puts: Sequence[Row], deletes: Sequence[bytes] = ()) -> None:
+        size = entry_size(region, puts, deletes, flagged=self._node.api_version is ApiVersion.V2)
+        if size > MAX_ENTRY_SIZE:
+            raise raw_faults.raft_entry_too_large(region.id, size)
+        within(region, [key[1:] for key, _ in puts])
+        within(region, [key[1:] for key in deletes])
+        self._node.engine.write(puts, deletes)
+        self._node.sizes.written(region.id, size)
+
+    def _encoded(self, key: bytes, value: bytes, ttl: int, ts: int) -> Row:
+        expire = min(self._node.now() + ttl, _MAX_U64) if ttl else 0
+        return self._encoding.put(key, value, expire, ts)
+
+    def _next_ts(self) -> int:
+        """One timestamp pins the resolved ts of change feeds, the next one is the write's."""
+        if self._node.api_version is not ApiVersion.V2:
+            return 0
+        self._node.causal.next_ts()
+        return self._node.causal.next_ts()
+
+    def _ttls(self, ttls: list[int], pairs: int) -> list[int]:
+        """A TTL for each pair. Raises `RequestFault`."""
+        if len(ttls) <= 1:
+            ttls = (ttls or [0]) * pairs
+        self._check_ttls(ttls)
+        if len(ttls) != pairs and self._node.api_version is not ApiVersion.V1:
+            raise raw_faults.ttls_do_not_match()
+        return ttls
+
+    def _check_ttls(self, ttls: Iterable[int]) -> None:
+        if self._node.api_version is ApiVersion.V1 and any(ttls):
+            raise raw_faults.ttl_not_enabled()
+
+
+def entry_size(region: Region, puts: Iterable[Row], deletes: Iterable[bytes] = (), *, flagged: bool) -> int:
+    """Bytes of the ``RaftCmdRequest`` that a write becomes; V2's carries two bytes of flags."""
+    epoch = _field(region.conf_ver) + _field(region.version)
+    peer = _field(region.leader.id) + _field(region.leader_store)
+    header = _field(region.id) + _nested(peer) + _nested(epoch) + (2 if flagged else 0)
+    size = _nested(header)
+    for key, value in puts:  # the key without z
+        size += _nested(2 + _nested(_nested(len(key) - 1) + (_nested(len(value)) if value else 0)))
+    for key in deletes:
+        size += _nested(2 + _nested(_nested(len(key) - 1)))
+    return size
+
+
+def _field(number: int) -> int:
+    return 1 + _varint_size(number) if number else 0
+
+
+def _nested(size: int) -> int:
+    return 1 + _varint_size(size) + size
+
+
+def _varint_size(number: int) -> int:
+    return max(1, (number.bit_length() + 6) // 7)
