@@ -12,13 +12,23 @@ from functools import partial
 
 from formats.api_version import ApiVersion
 from formats.checksum import Checksum
+from formats.keys import KeyCodec
 from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.backupset.coverage import KeyRange
 from tikv_br.cluster import timestamp
 from tikv_br.cluster.cluster import Cluster
+from tikv_br.cluster.regions import Region
 from tikv_br.cluster.shared import shared_cluster
+from tikv_br.cluster.split import scatter, split_at
 from tikv_br.cluster.topology import ClusterInfo
-from tikv_br.errors import ApiVersionMismatch, ClusterUnfit, TargetNotEmpty, TimestampAheadOfTso, UsageError
+from tikv_br.errors import (
+    ApiVersionMismatch,
+    ClusterError,
+    ClusterUnfit,
+    TargetNotEmpty,
+    TimestampAheadOfTso,
+    UsageError,
+)
 from tikv_br.progress_events import Notice, Reporter, silent
 from tikv_br.restore.ingest import IngestJob, ingest_part
 from tikv_br.restore.inspect import Inspected, inspect_files
@@ -26,7 +36,6 @@ from tikv_br.restore.options import RestoreOptions
 from tikv_br.restore.plan import FilePart, choose_parts, intersection, split_keys
 from tikv_br.restore.prove import Prover
 from tikv_br.restore.ranges import codec_of
-from tikv_br.restore.split import scatter_regions, split_regions
 from tikv_br.spark.executor import run_tasks
 from tikv_br.steps import Step
 from tikv_br.storage.backend import to_backend
@@ -34,6 +43,8 @@ from tikv_br.storage.open import open_store
 
 CHECKSUM_SINCE = (6, 1, 1)
 """The first cluster version that answers RawChecksum."""
+SCATTER_SECONDS = 60.0
+"""How long to wait for new regions to spread; a restore works without, only slower."""
 
 
 @dataclass
@@ -50,7 +61,7 @@ class RestoreContext:
     parts: list[FilePart] = field(default_factory=list)
     facts: dict[str, Inspected] = field(default_factory=dict)
     splits: list[bytes] = field(default_factory=list)
-    regions_made: list[int] = field(default_factory=list)
+    regions_made: list[Region] = field(default_factory=list)
     regions_ingested: int = 0
     found: Checksum | None = None
     """What the cluster answered; None when it was not asked."""
@@ -157,11 +168,18 @@ def check_timestamps(context: RestoreContext) -> None:
 
 
 def split(context: RestoreContext) -> None:
-    """Make a region for about every 96 MiB."""
-    context.regions_made = split_regions(context.cluster, context.splits)
-    left = scatter_regions(context.cluster, context.regions_made) if context.regions_made else 0
+    """Make a region for about every 96 MiB, and have PD spread them so that ingest runs on all stores at once."""
+    codec = KeyCodec(context.backup.api_version)
+    context.regions_made = split_at(context.cluster, codec, context.splits)
+    if not context.regions_made:
+        return
+    try:
+        left = scatter(context.cluster, context.regions_made, SCATTER_SECONDS)
+    except ClusterError as error:  # an uneven cluster is no reason to fail a restore
+        context.reporter(Notice(f"the new regions were not spread over the stores: {error.message}"))
+        return
     if left:
-        context.reporter(Notice(f"{left} of {len(context.regions_made)} new regions stay where they were made"))
+        context.reporter(Notice(f"{len(left)} of {len(context.regions_made)} new regions stay where they were made"))
 
 
 def ingest(context: RestoreContext) -> None:
