@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import secrets
@@ -16,7 +17,6 @@ import grpc
 from formats.api_version import ApiVersion
 from tikv_br.errors import PlaygroundError
 from tikv_br.playground.admin import Admin
-from tikv_br.playground.backup_service import BackupService
 from tikv_br.playground.causal import RENEW_INTERVAL, CausalTimestamps
 from tikv_br.playground.crimes import CrimeLog
 from tikv_br.playground.encoding import encoding_of
@@ -25,8 +25,6 @@ from tikv_br.playground.failpoints import FailpointTable
 from tikv_br.playground.front import Front
 from tikv_br.playground.gc import GcState
 from tikv_br.playground.http_server import HttpServer, Reply, Request
-from tikv_br.playground.import_mode import ImportMode
-from tikv_br.playground.import_service import ImportService
 from tikv_br.playground.interceptor import PD, FailpointInterceptor
 from tikv_br.playground.keyspaces import Keyspaces
 from tikv_br.playground.node import StoreNode
@@ -41,7 +39,7 @@ from tikv_br.playground.rpc import AddServices, start_server
 from tikv_br.playground.scheduler import Scheduler, first_byte_bounds
 from tikv_br.playground.settings import Settings
 from tikv_br.playground.sizes import RegionSizes
-from tikv_br.playground.sst_store import SstStore
+from tikv_br.playground.sst_services import SstServices
 from tikv_br.playground.store_server import StoreServer
 from tikv_br.playground.tso import Tso
 
@@ -63,10 +61,9 @@ class Playground:
         self.crimes = CrimeLog(settings.path / "crimes.jsonl")
         self._identity = self._load_identity()
         self._nodes = {store_id: self._node(store_id) for store_id in self._identity["stores"]}
-        self._import_modes = {store_id: ImportMode() for store_id in self._nodes}
-        self._waiting_files = {
-            store_id: SstStore(node.data_dir / "import", settings.version) for store_id, node in self._nodes.items()
-        }
+        self._sst = SstServices()
+        for node in self._nodes.values():
+            self._sst.add_store(node)
         self._stores = {
             store_id: StoreServer(node, self._services_of, settings) for store_id, node in self._nodes.items()
         }
@@ -82,7 +79,7 @@ class Playground:
             nodes=self._nodes,
         )
         self._config = PdConfig(self.engine, replicas=settings.voters, stores=settings.stores)
-        self._admin = Admin(self, self.regions, self.failpoints, self.crimes, self._import_modes)
+        self._admin = Admin(self, self.regions, self.failpoints, self.crimes, self._sst.import_modes)
         self._pd_http = PdHttp(self.state, self._config)
         self._scheduler = Scheduler(
             settings,
@@ -202,11 +199,7 @@ class Playground:
         )
 
     def _services_of(self, node: StoreNode) -> Iterable[AddServices]:
-        return [
-            RawService(node).add_to,
-            BackupService(node).add_to,
-            ImportService(node, self._waiting_files, self._import_modes[node.store_id]).add_to,
-        ]
+        return [RawService(node).add_to, functools.partial(self._sst.add_to, node=node)]
 
     def _start_store(self, store: StoreServer) -> None:
         try:
