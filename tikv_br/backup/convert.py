@@ -36,17 +36,16 @@ class Converted:
 
 @dataclass(frozen=True, slots=True)
 class Converter:
-    """Converts between two codecs; rows of API V2 are stamped with ``ts``. Pickles."""
+    """Converts between two codecs. Pickles."""
 
     source: KeyCodec
     target: KeyCodec
     ts: int
+    """Of all rows, where the target is API V2; else 0."""
 
     def target_range(self, interval: KeyRange) -> KeyRange:
         """The target's RPC range of an RPC range of the source."""
-        whole_end = self.source.rpc_range(b"", b"")[1]
-        user_end = b"" if interval.end == whole_end else self.source.user_key(interval.end)
-        return KeyRange(*self.target.rpc_range(self.source.user_key(interval.start), user_end))
+        return KeyRange(*self.target.rpc_range(*user_range(self.source, interval)))
 
     def convert(self, page: ScanPage, expire_ts: Numbers | None = None) -> Converted:
         """Convert a page of at least one row; ``expire_ts`` has its rows' expiry in seconds since the epoch, 0 = never.
@@ -80,6 +79,12 @@ class Converter:
         sums = checksum(keys.filter(mask), values.filter(mask), self.target.prefix)
         times = expire_ts[expiring]
         return Expiry(sums.total_kvs, sums.total_bytes, sums.crc64xor, int(times.min()), int(times.max()))
+
+
+def user_range(codec: KeyCodec, interval: KeyRange) -> tuple[bytes, bytes]:
+    """The user keys [start, end) of an RPC range within the codec's keyspace; an empty end is no end."""
+    whole_end = codec.rpc_range(b"", b"")[1]
+    return codec.user_key(interval.start), b"" if interval.end == whole_end else codec.user_key(interval.end)
 
 
 def join_expiry(one: Expiry, other: Expiry) -> Expiry:

@@ -1,0 +1,70 @@
+"""What the steps of a backup find out for one another."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from dataclasses import dataclass, field
+
+from tikv_br.backup.convert import Converter
+from tikv_br.backup.options import BackupOptions
+from tikv_br.backup.plan import Interval
+from tikv_br.backup.scan_task import PhaseSeconds, ScanResult
+from tikv_br.backupset.backup_set import BackupWriter
+from tikv_br.backupset.coverage import KeyRange
+from tikv_br.backupset.manifest import Manifest
+from tikv_br.cluster.cluster import Cluster
+from tikv_br.cluster.safepoint import SafePointKeeper
+from tikv_br.cluster.topology import ClusterInfo
+from tikv_br.progress_events import Reporter, silent
+from tikv_br.storage.base import ObjectStore
+
+
+@dataclass
+class BackupContext:
+    """Fields without a value are set by the step that their comment names."""
+
+    options: BackupOptions
+    reporter: Reporter = silent
+    run_id: str = field(default_factory=lambda: secrets.token_hex(8))
+    started_ms: int = field(default_factory=lambda: time.time_ns() // 1_000_000)
+
+    cluster: Cluster = field(init=False)  # connect
+    info: ClusterInfo = field(init=False)  # connect
+    converter: Converter = field(init=False)  # check the cluster; its ts: protect
+    source_range: KeyRange = field(init=False)  # check the cluster
+    store: ObjectStore = field(init=False)  # check the storage
+    writer: BackupWriter = field(init=False)  # take the path
+    owns_path: bool = False  # take the path; over with commit
+    backup_ts: int = 0  # protect
+    keeper: SafePointKeeper | None = None  # protect
+    plan: list[Interval] = field(default_factory=list)  # plan
+    results: list[ScanResult] = field(default_factory=list)  # scan
+    manifest: Manifest | None = None  # commit
+
+    @property
+    def target_range(self) -> KeyRange:
+        """What the files cover, in RPC keys of the target."""
+        return self.converter.target_range(self.source_range)
+
+    @property
+    def with_ttl(self) -> bool:
+        """Whether each row's expiry is asked for."""
+        return self.converter.source.api_version.has_ttl and not self.options.assume_no_ttl
+
+    def check_protected(self) -> None:
+        """Raise `SafePointError` when GC is no longer held back."""
+        if self.keeper is not None:
+            self.keeper.check()
+
+    def took(self, result: ScanResult) -> None:
+        """Book a task's result."""
+        self.results.append(result)
+        self.check_protected()
+
+    def task_seconds(self) -> PhaseSeconds:
+        """Where the tasks' time went, all together."""
+        total = PhaseSeconds()
+        for result in self.results:
+            total.add(result.seconds)
+        return total

@@ -1,0 +1,96 @@
+"""From finished tasks to a backup: proof of coverage, comparison, commit, hand-over."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+from formats.checksum import Checksum
+from tikv_br import __version__
+from tikv_br.backup.context import BackupContext
+from tikv_br.backup.convert import user_range
+from tikv_br.backup.scan_task import ScanResult
+from tikv_br.backupset import coverage, layout
+from tikv_br.backupset.manifest import Description
+from tikv_br.errors import ChecksumMismatch, ClusterError, CoverageError, SafePointError
+
+CHECKSUM_THREADS = 16
+"""Checksums under way at once: the stores' work, not ours."""
+
+
+def prove_coverage(context: BackupContext) -> None:
+    """Hold the ledger in the storage against the range. Raises `CoverageError` for a hole, an overlap, a lost entry."""
+    recorded = {info.name for info in context.store.list(layout.LEDGER)}
+    for result in context.results:
+        name = layout.ledger_name(result.entry.interval, result.entry.attempt)
+        if name not in recorded:
+            raise CoverageError(f"{result.entry.interval} was backed up, but its record {name} is gone")
+    coverage.prove([context.source_range], (result.entry.interval for result in context.results))
+
+
+def compare_checksums(context: BackupContext) -> None:
+    """Compare each interval with the cluster's own checksum. Raises `ChecksumMismatch` naming the first that differs."""
+    codec = context.converter.source
+    raw = context.cluster.raw(codec.keyspace_id)
+
+    def compare(result: ScanResult) -> None:
+        found = raw.checksum(*user_range(codec, result.entry.interval))
+        if found != result.source:
+            raise _mismatch(result, found)
+
+    with ThreadPoolExecutor(CHECKSUM_THREADS, thread_name_prefix="checksum") as pool:
+        try:
+            for _ in pool.map(compare, context.results):
+                context.check_protected()
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def commit(context: BackupContext) -> None:
+    """Make what the tasks wrote a backup."""
+    context.check_protected()
+    context.manifest = context.writer.commit(_describe(context), (result.entry for result in context.results))
+    context.owns_path = False
+
+
+def settle_safe_point(context: BackupContext) -> None:
+    """Leave the safe point to whoever tails from backup-ts. The backup is complete, also if this fails."""
+    if context.keeper is None:
+        return
+    try:
+        context.keeper.leave_for(context.options.gc_ttl)
+    except ClusterError as error:
+        raise SafePointError(
+            f"the backup is complete, but nothing holds GC back from its backup-ts: {error.message}",
+            hint="The backup can be restored; a tail can follow it only if GC has not passed its backup-ts by then.",
+        ) from None
+
+
+def _describe(context: BackupContext) -> Description:
+    source, target = context.converter.source, context.converter.target
+    return Description(
+        tool_version=__version__,
+        engine="scan",
+        file_format="sst",
+        compression=context.options.compression.label,
+        cluster_id=context.info.cluster_id,
+        cluster_version=context.info.version,
+        api_version=source.api_version,
+        dst_api_version=target.api_version,
+        source_ranges=(context.source_range,),
+        ranges=(context.target_range,),
+        keyspaces=(target.keyspace_id,) if target.is_v2 else (),
+        backup_ts=context.backup_ts,
+        parent="",
+        storage=context.options.storage.redacted(),
+        started_ms=context.started_ms,
+    )
+
+
+def _mismatch(result: ScanResult, found: Checksum) -> ChecksumMismatch:
+    ours = result.source
+    return ChecksumMismatch(
+        f"{result.entry.interval}: the cluster counts {found.total_kvs} rows, {found.total_bytes} bytes, "
+        f"crc64xor {found.crc64xor:016x}; the backup has {ours.total_kvs} rows, {ours.total_bytes} bytes, "
+        f"crc64xor {ours.crc64xor:016x}",
+        hint="Were there writes, or keys that expired, while the backup ran? Stop the writers, or leave out --checksum.",
+    )

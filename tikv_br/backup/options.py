@@ -1,0 +1,76 @@
+"""What a backup is asked to do."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+
+from formats.api_version import ApiVersion
+from formats.sst.compression import Compression
+from tikv_br.cluster.config import ClusterConfig
+from tikv_br.errors import UsageError
+from tikv_br.spark.executor import ExecutorKind
+from tikv_br.spark.session import check_master
+from tikv_br.storage.url import StorageLocation
+
+DEFAULT_FILE_BYTES = 96 << 20
+CLUSTER_SLOTS = 32
+"""What a plan takes a Spark cluster for whose size is not known yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class BackupOptions:
+    """One backup. Keys are user keys; an empty end is no end. Times are in seconds."""
+
+    cluster: ClusterConfig
+    storage: StorageLocation
+    dst_api_version: ApiVersion | None = None
+    """In which the files are written; None = the cluster's own."""
+    start: bytes = b""
+    end: bytes = b""
+    keyspace: str = ""
+    """Id or name, of an API V2 cluster only; empty = keyspace 0."""
+    compression: Compression = Compression.ZSTD
+    compression_level: int = 0
+    """0 = the compression's default."""
+    file_bytes: int = DEFAULT_FILE_BYTES
+    """Keys and values of a file, before encoding and compression; a file ends with the page that reaches it."""
+    concurrency: int | None = None
+    """Tasks at the same time; None = as many as the executor has room for."""
+    safe_interval: float = 60.0
+    """How far backup-ts lies behind PD's clock."""
+    gc_ttl: int = 300
+    """How long the safe point at backup-ts outlives the backup."""
+    checksum: bool = False
+    """Whether each interval is compared with the cluster's own checksum afterwards."""
+    assume_no_ttl: bool = False
+    """Whether to take it that no key of a cluster with TTL expires, instead of asking for each."""
+    executor: ExecutorKind = "spark"
+    spark_master: str = "local[*]"
+    dry_run: bool = False
+
+    @property
+    def slots(self) -> int:
+        """How many tasks run at the same time, as far as it can be told before the executor has started."""
+        threads = re.match(r"local\[(\d+)", self.spark_master)
+        if self.concurrency is not None:
+            return self.concurrency
+        if self.executor == "driver" or self.spark_master.startswith("local[*"):
+            return os.cpu_count() or 1
+        if self.spark_master.startswith("local"):
+            return int(threads[1]) if threads else 1
+        return CLUSTER_SLOTS
+
+    def check(self) -> None:
+        """Raise `UsageError` for what is wrong whatever the cluster is."""
+        if self.end and self.start >= self.end:
+            raise UsageError("--start must lie before --end")
+        if self.compression_level and self.compression_level not in self.compression.levels:
+            raise UsageError(f"--compression-level: {self.compression.label} has no level {self.compression_level}")
+        if self.file_bytes <= 0:
+            raise UsageError("--file-size must be positive")
+        if self.gc_ttl < 0 or self.safe_interval < 0:
+            raise UsageError("--gcttl and --safe-interval cannot be negative")
+        if self.executor == "spark":
+            check_master(self.spark_master)

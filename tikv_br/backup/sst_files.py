@@ -1,0 +1,132 @@
+"""The SSTs of one task: cut at a size, streamed into the storage, recorded with checksums and identity."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING
+
+from formats.checksum import Checksum
+from formats.sst import SstOptions, SstWriter
+from tikv_br.backup.convert import Converted, join_expiry
+from tikv_br.backupset import layout
+from tikv_br.backupset.coverage import KeyRange
+from tikv_br.backupset.files import Expiry, FileEntry, FileWriter
+from tikv_br.errors import StorageError
+from tikv_br.storage.base import ObjectStore
+
+if TYPE_CHECKING:
+    from formats.sst.coding import Readable
+
+log = logging.getLogger(__name__)
+
+
+class SstFiles:
+    """Writes the rows of one interval. File ranges join up to the interval's; without rows there is no file.
+
+    Leave it by `finish` or `abandon`.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        interval: KeyRange,
+        target_range: KeyRange,
+        attempt: str,
+        *,
+        options: SstOptions,
+        file_bytes: int,
+        ts: int,
+    ) -> None:
+        """``interval`` names the files, ``target_range`` (target's RPC keys) is what they cover; rows carry ``ts``."""
+        self.seconds_uploading = 0.0
+        """Of the time in `add` and `finish`, what went to handing bytes to the storage."""
+        self._store = store
+        self._interval = interval
+        self._attempt = attempt
+        self._options = options
+        self._file_bytes = file_bytes
+        self._ts = ts
+        self._next_start = target_range.start
+        self._end = target_range.end
+        self._open: _OpenFile | None = None
+        self._done: list[FileEntry] = []
+
+    def add(self, page: Converted) -> None:
+        """Append rows that follow those before. Raises `StorageError`, `UnsortedKeys`."""
+        if self._open is not None and self._open.sums.total_bytes >= self._file_bytes:
+            self._close(page.first_key)
+        if self._open is None:
+            name = layout.sst_name(self._interval, self._attempt, len(self._done))
+            self._open = _OpenFile(self._store, name, self._next_start, self._options)
+        self._open.add(page)
+
+    def finish(self) -> tuple[FileEntry, ...]:
+        """Close the last file; all are in the storage then."""
+        if self._open is not None:
+            self._close(self._end)
+        return tuple(self._done)
+
+    def abandon(self) -> None:
+        """Remove what was written. What the storage refuses to remove stays, unreferenced, and is logged."""
+        if self._open is not None:
+            self._open.abort()
+            self._open = None
+        for file in self._done:
+            try:
+                self._store.delete(file.name)
+            except StorageError as error:
+                log.warning("%s of a failed task stays in the storage: %s", file.name, error.message)
+        self._done.clear()
+
+    def _close(self, end: bytes) -> None:
+        if self._open is None:
+            return
+        file, self._open = self._open, None
+        self._done.append(file.close(end, self._ts))
+        self.seconds_uploading += file.seconds_uploading
+        self._next_start = end
+
+
+class _OpenFile:
+    """One SST being written."""
+
+    def __init__(self, store: ObjectStore, name: str, start: bytes, options: SstOptions) -> None:
+        self.sums = Checksum()
+        self.seconds_uploading = 0.0
+        self._start = start
+        self._expiry = Expiry()
+        self._file = FileWriter(store, name)
+        self._sst = SstWriter(self._upload, options)
+
+    def add(self, page: Converted) -> None:
+        self._sst.append(page.rows)
+        self.sums += page.target
+        self._expiry = join_expiry(self._expiry, page.expiry)
+
+    def close(self, end: bytes, ts: int) -> FileEntry:
+        with self._file:
+            self._sst.finish()
+            began = time.perf_counter()
+            stored = self._file.close()
+            self.seconds_uploading += time.perf_counter() - began
+        return FileEntry(
+            **stored._asdict(),
+            start_key=self._start,
+            end_key=end,
+            crc64xor=self.sums.crc64xor,
+            total_kvs=self.sums.total_kvs,
+            total_bytes=self.sums.total_bytes,
+            min_ts=ts,
+            max_ts=ts,
+            expiry=self._expiry,
+        )
+
+    def abort(self) -> None:
+        with self._file:
+            pass
+
+    def _upload(self, data: Readable) -> None:
+        began = time.perf_counter()
+        self._file.write(data)
+        self.seconds_uploading += time.perf_counter() - began
