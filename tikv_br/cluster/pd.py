@@ -107,7 +107,7 @@ class PdClient:
         while not _covers(found, start, end, limit):
             cursor = found[-1].end if found else start
             if not _extend(found, self._scan_page(cursor, end, limit), start):
-                backoffer.wait(retry.PD_TROUBLE, f"PD knows no region that follows {cursor.hex() or 'the start'}")
+                backoffer.wait(retry.REGION_MISS, f"PD knows no region that follows {cursor.hex() or 'the start'}")
         return found[:limit] if limit else found
 
     def scatter(self, region_ids: Sequence[int], group: str = "") -> list[int]:

@@ -70,6 +70,7 @@ class PdConnection:
             config.tls.ssl_context()  # unusable files are told at once, in plain words
         self.config = config
         self._lock = threading.Lock()
+        self._closed = False
         self._channels: dict[str, grpc.Channel] = {}
         self._addresses = config.pd
         self.cluster_id = 0
@@ -82,6 +83,7 @@ class PdConnection:
     def close(self) -> None:
         """Close the channels; calls under way end with `ClusterUnreachable`."""
         with self._lock:
+            self._closed = True
             channels, self._channels = self._channels, {}
         for channel in channels.values():
             channel.close()
@@ -126,7 +128,11 @@ class PdConnection:
                 trouble = to_cluster_error(error, f"PD {leader.address}", self.config.tls)
             except ClusterUnreachable as error:
                 trouble = error
-            if not trouble.retryable:
+            except ValueError:  # gRPC's way to say that a channel is closed
+                if not self._closed:
+                    raise
+                trouble = ClusterUnreachable(f"PD {leader.address}: the connection was closed")
+            if not trouble.retryable or self._closed:
                 raise trouble
             backoffer.wait(retry.PD_TROUBLE, trouble)
             self.refresh(leader, backoffer)
@@ -187,6 +193,8 @@ class PdConnection:
 
     def _channel(self, address: str) -> grpc.Channel:
         with self._lock:
+            if self._closed:
+                raise ClusterUnreachable(f"PD {address}: the connection was closed")
             if address not in self._channels:
                 self._channels[address] = open_channel(address, self.config.tls)
             return self._channels[address]

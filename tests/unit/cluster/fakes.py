@@ -65,7 +65,7 @@ class FakeCluster:
         self.pd.script(PD + "GetMembers", members(self.pd.address))
         self.pd.script(PD + "GetStore", self._store)
         self.pd.script(PD + "GetRegion", self._region)
-        self.pd.script(PD + "ScanRegions", self._scan)
+        self.pd.script(PD + "ScanRegions", self.scan_answer)
 
     def close(self) -> None:
         """Stop all servers."""
@@ -94,7 +94,8 @@ class FakeCluster:
                 return pdpb_pb2.GetRegionResponse(region=found.region, leader=found.leader)
         return pdpb_pb2.GetRegionResponse()
 
-    def _scan(self, data: bytes) -> pdpb_pb2.ScanRegionsResponse:
+    def scan_answer(self, data: bytes) -> pdpb_pb2.ScanRegionsResponse:
+        """What PD answers to a scan."""
         request = pdpb_pb2.ScanRegionsRequest.FromString(data)
         found = [
             each

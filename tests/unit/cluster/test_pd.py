@@ -1,0 +1,185 @@
+"""PD's calls one by one, against scripted answers."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterator
+
+import pytest
+
+from tests.scripted_grpc import fail
+from tests.unit.cluster.fakes import PD, FakeCluster, header_error, region, with_leader
+from tikv_br.cluster.pb import keyspacepb_pb2, metapb_pb2, pdpb_pb2
+from tikv_br.cluster.pd import SCAN_PAGE, PdClient
+from tikv_br.cluster.topology import StoreState
+from tikv_br.errors import RequestRefused, RetryBudgetExhausted, UsageError
+
+
+@pytest.fixture
+def pd(fake: FakeCluster) -> Iterator[PdClient]:
+    """A client of the scripted PD."""
+    with PdClient(fake.config()) as client:
+        yield client
+
+
+def chain(*bounds: bytes) -> list[pdpb_pb2.Region]:
+    """Regions from bound to bound, with ids from 1 on."""
+    pairs = itertools.pairwise(bounds)
+    return [with_leader(region(at, start, end)) for at, (start, end) in enumerate(pairs, 1)]
+
+
+def test_stores_come_with_state_and_labels(fake: FakeCluster, pd: PdClient) -> None:
+    """Stores are values; TiFlash and tombstones do not serve."""
+    answer = pdpb_pb2.GetAllStoresResponse()
+    answer.stores.add(id=1, address="a:1", status_address="a:2", version="8.5.2")
+    answer.stores.add(id=2, address="b:1", labels=[metapb_pb2.StoreLabel(key="engine", value="tiflash")])
+    answer.stores.add(id=3, address="c:1", state=metapb_pb2.Tombstone)
+    answer.stores.add(id=4, address="d:1", state=metapb_pb2.Offline)
+    fake.pd.script(PD + "GetAllStores", answer)
+    stores = pd.stores()
+    assert [store.id for store in stores if store.serves] == [1, 4]
+    assert stores[3].state is StoreState.OFFLINE
+    assert (stores[0].address, stores[0].status_address, stores[0].version) == ("a:1", "a:2", "8.5.2")
+
+
+def test_an_unknown_store_is_refused(pd: PdClient) -> None:
+    """PD's UNKNOWN "invalid store ID" is final."""
+    with pytest.raises(RequestRefused, match="invalid store ID"):
+        pd.store(99)
+
+
+def test_a_region_id_that_is_gone_is_none(fake: FakeCluster, pd: PdClient) -> None:
+    """PD says a miss in two ways; both are None."""
+    missing = pdpb_pb2.GetRegionResponse(header=header_error(pdpb_pb2.REGION_NOT_FOUND))
+    fake.pd.script(PD + "GetRegionByID", pdpb_pb2.GetRegionResponse(), missing)
+    assert pd.region_by_id(1) is None
+    assert pd.region_by_id(1) is None
+
+
+def test_scan_takes_pages_until_the_end(fake: FakeCluster, pd: PdClient) -> None:
+    """More regions than a page are all there, in order."""
+    count = SCAN_PAGE * 2 + 7
+    fake.regions = chain(b"", *(at.to_bytes(4, "big") for at in range(1, count)), b"")
+    found = pd.scan_regions(b"", b"")
+    assert [each.id for each in found] == list(range(1, count + 1))
+    assert len(fake.pd.requests[PD + "ScanRegions"]) == 3
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "limit", "ids"),
+    [
+        (b"b", b"d", 0, [2, 3]),
+        (b"bb", b"cc", 0, [2, 3]),
+        (b"c", b"", 0, [3, 4]),
+        (b"", b"", 2, [1, 2]),
+        (b"b", b"b", 0, []),
+        (b"d", b"b", 0, []),
+    ],
+)
+def test_scan_covers_the_range_and_no_more(
+    fake: FakeCluster, pd: PdClient, start: bytes, end: bytes, limit: int, ids: list[int]
+) -> None:
+    """The regions are those that share keys with the range; a range of nothing has none."""
+    fake.regions = chain(b"", b"b", b"c", b"d", b"")
+    assert [each.id for each in pd.scan_regions(start, end, limit)] == ids
+
+
+def test_a_hole_is_waited_for(fake: FakeCluster, pd: PdClient) -> None:
+    """PD's picture lacks a region for a moment; the scan asks again and is whole."""
+    whole = chain(b"", b"b", b"c", b"")
+    fake.pd.script(
+        PD + "ScanRegions",
+        pdpb_pb2.ScanRegionsResponse(regions=[whole[0], whole[2]]),
+        pdpb_pb2.ScanRegionsResponse(regions=whole[1:]),
+    )
+    assert [each.id for each in pd.scan_regions(b"", b"")] == [1, 2, 3]
+
+
+def test_a_hole_that_stays_is_an_error(fake: FakeCluster, pd: PdClient) -> None:
+    """A scan never returns regions with a hole between them."""
+    whole = chain(b"", b"b", b"c", b"")
+    fake.pd.script(PD + "ScanRegions", pdpb_pb2.ScanRegionsResponse(regions=[whole[0], whole[2]]))
+    with pytest.raises(RetryBudgetExhausted, match="no region that follows 62"):
+        pd.scan_regions(b"", b"")
+
+
+def test_a_merge_between_pages_takes_the_later_picture(fake: FakeCluster, pd: PdClient) -> None:
+    """A later page whose region swallowed an earlier one replaces it."""
+    first = chain(b"", b"b", b"c")
+    merged = with_leader(region(9, b"b", b"", version=5))
+    fake.pd.script(
+        PD + "ScanRegions",
+        pdpb_pb2.ScanRegionsResponse(regions=first),
+        pdpb_pb2.ScanRegionsResponse(regions=[merged]),
+    )
+    assert [each.id for each in pd.scan_regions(b"", b"")] == [1, 9]
+
+
+def test_random_pictures_never_leave_a_hole(fake: FakeCluster) -> None:
+    """Whatever splits and merges happen between calls, the result is contiguous and covers the range."""
+    chance = random.Random(5)
+    bounds = {bytes([chance.randrange(1, 255)]) for _ in range(12)}
+
+    def shaken(data: bytes) -> pdpb_pb2.ScanRegionsResponse:
+        bounds.add(bytes([chance.randrange(1, 255)]))
+        bounds.remove(chance.choice(sorted(bounds)))
+        fake.regions = chain(b"", *sorted(bounds), b"")
+        answer = fake.scan_answer(data)
+        del answer.regions[chance.randrange(1, 5) :]
+        return answer
+
+    fake.pd.script(PD + "ScanRegions", shaken)
+    with PdClient(fake.config()) as pd:
+        for _ in range(50):
+            found = pd.scan_regions(b"\x20", b"\xe0")
+            assert found[0].start <= b"\x20"
+            assert found[-1].end == b"" or found[-1].end >= b"\xe0"
+            assert all(left.end == right.start for left, right in itertools.pairwise(found))
+
+
+def test_scatter_returns_what_pd_could_not(fake: FakeCluster, pd: PdClient) -> None:
+    """The ids that failed come back, to be asked for again."""
+    fake.pd.script(PD + "ScatterRegion", pdpb_pb2.ScatterRegionResponse(failed_regions_id=[3]))
+    assert pd.scatter([1, 2, 3], "g") == [3]
+    (request,) = fake.pd.seen(PD + "ScatterRegion", pdpb_pb2.ScatterRegionRequest)
+    assert (list(request.regions_id), request.group) == ([1, 2, 3], "g")
+
+
+def test_no_operator_is_none(fake: FakeCluster, pd: PdClient) -> None:
+    """PD says REGION_NOT_FOUND when it has nothing to do with a region."""
+    fake.pd.script(
+        PD + "GetOperator",
+        pdpb_pb2.GetOperatorResponse(header=header_error(pdpb_pb2.REGION_NOT_FOUND, "Not Found")),
+        pdpb_pb2.GetOperatorResponse(desc=b"scatter-region", status=pdpb_pb2.RUNNING),
+        pdpb_pb2.GetOperatorResponse(desc=b"scatter-region", status=pdpb_pb2.SUCCESS),
+    )
+    assert pd.operator(1) is None
+    running, finished = pd.operator(1), pd.operator(1)
+    assert running is not None
+    assert finished is not None
+    assert (running.desc, running.running, finished.running) == ("scatter-region", True, False)
+
+
+def test_keyspaces_have_ids(fake: FakeCluster, pd: PdClient) -> None:
+    """A name that PD does not know is the user's mistake."""
+    known = keyspacepb_pb2.LoadKeyspaceResponse(keyspace=keyspacepb_pb2.KeyspaceMeta(id=4242, name="ks"))
+    unknown = keyspacepb_pb2.LoadKeyspaceResponse(header=header_error(pdpb_pb2.ENTRY_NOT_FOUND, "not there"))
+    fake.pd.script("/keyspacepb.Keyspace/LoadKeyspace", known, unknown)
+    assert pd.keyspace_id("ks") == 4242
+    with pytest.raises(UsageError, match="'nosuch'"):
+        pd.keyspace_id("nosuch")
+
+
+def test_barriers_are_set_where_pd_has_them(fake: FakeCluster, pd: PdClient) -> None:
+    """An older PD says UNIMPLEMENTED: no error, but no barrier."""
+    lacking = fail("UNIMPLEMENTED", "unknown method SetGCBarrier for service pdpb.PD")
+    fake.pd.script(PD + "SetGCBarrier", pdpb_pb2.SetGCBarrierResponse(), lacking)
+    fake.pd.script(PD + "DeleteGCBarrier", pdpb_pb2.DeleteGCBarrierResponse(), lacking)
+    assert pd.set_gc_barrier("id", 5, 60)
+    assert not pd.set_gc_barrier("id", 5, 60)
+    assert pd.delete_gc_barrier("id")
+    assert not pd.delete_gc_barrier("id")
+    request = fake.pd.seen(PD + "SetGCBarrier", pdpb_pb2.SetGCBarrierRequest)[0]
+    assert (request.barrier_id, request.barrier_ts, request.ttl_seconds) == ("id", 5, 60)
+    assert request.keyspace_scope.keyspace_id == 0xFFFFFFFF

@@ -1,0 +1,154 @@
+"""Finding PD's leader, and finding it again."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from tests.scripted_grpc import ScriptedServer, fail
+from tests.unit.cluster.fakes import PD, FakeCluster, header_error, members, region, with_leader
+from tikv_br.cluster.config import ClusterConfig
+from tikv_br.cluster.pb import pdpb_pb2
+from tikv_br.cluster.pd import PdClient
+from tikv_br.cluster.pd_connection import HEADER_ERRORS
+from tikv_br.errors import ClusterError, ClusterUnfit, ClusterUnreachable, RetryBudgetExhausted
+
+GC = pdpb_pb2.GetGCSafePointResponse(safe_point=42)
+GET_GC = PD + "GetGCSafePoint"
+
+
+def config(*servers: ScriptedServer, budget: float = 5.0) -> ClusterConfig:
+    """A config that names these members."""
+    addresses = tuple(server.address for server in servers)
+    return ClusterConfig(pd=addresses, connect_timeout=2.0, request_timeout=2.0, retry_budget=budget)
+
+
+def test_every_header_error_has_a_class() -> None:
+    """Each error type of pdpb but OK maps to a class of ours."""
+    assert set(HEADER_ERRORS) == set(pdpb_pb2.ErrorType.values()) - {pdpb_pb2.OK}
+
+
+@pytest.mark.parametrize("kind", [kind for kind, error in HEADER_ERRORS.items() if not error.retryable])
+def test_a_header_error_arrives_as_its_class(fake: FakeCluster, kind: int) -> None:
+    """An answer whose header says no raises the class of the table with PD's words, at once."""
+    fake.pd.script(GET_GC, pdpb_pb2.GetGCSafePointResponse(header=header_error(kind, "PD's words")))
+    with PdClient(fake.config()) as pd, pytest.raises(HEADER_ERRORS[kind], match="PD's words"):
+        pd.gc_safe_point()
+    assert len(fake.pd.requests[GET_GC]) == 1
+
+
+def test_requests_carry_the_cluster_id(fake: FakeCluster) -> None:
+    """PD refuses requests of another cluster; ours carry the id that GetMembers told."""
+    fake.pd.script(GET_GC, GC)
+    with PdClient(fake.config()) as pd:
+        assert pd.gc_safe_point() == 42
+    (request,) = fake.pd.seen(GET_GC, pdpb_pb2.GetGCSafePointRequest)
+    assert request.header.cluster_id == 7
+
+
+def test_the_leader_is_asked_not_the_first_member() -> None:
+    """Any member leads to the leader."""
+    with ScriptedServer() as follower, ScriptedServer() as leader:
+        follower.script(PD + "GetMembers", members(follower.address, leader.address, leader=leader.address))
+        follower.script(GET_GC, fail("UNAVAILABLE", "not leader"))
+        leader.script(GET_GC, GC)
+        with PdClient(config(follower)) as pd:
+            assert pd.gc_safe_point() == 42
+        assert not follower.requests[GET_GC]
+
+
+def test_a_leader_change_is_followed() -> None:
+    """A member that stopped leading says UNAVAILABLE "not leader"; the call goes on with the new leader."""
+    with ScriptedServer() as old, ScriptedServer() as new:
+        old.script(
+            PD + "GetMembers", members(old.address, new.address), members(old.address, new.address, leader=new.address)
+        )
+        old.script(GET_GC, fail("UNAVAILABLE", "not leader"))
+        new.script(GET_GC, GC)
+        with PdClient(config(old)) as pd:
+            assert pd.gc_safe_point() == 42
+
+
+def test_members_learnt_on_the_way_are_asked_when_the_first_dies() -> None:
+    """The leader dies; a member that only GetMembers told of knows the new one."""
+    with ScriptedServer() as survivor:
+        doomed = ScriptedServer()
+        doomed.script(PD + "GetMembers", members(doomed.address, survivor.address))
+        survivor.script(PD + "GetMembers", members(survivor.address))
+        survivor.script(GET_GC, GC)
+        with PdClient(config(doomed)) as pd:
+            doomed.close()
+            assert pd.gc_safe_point() == 42
+
+
+def test_one_dead_member_does_not_hinder() -> None:
+    """With two addresses of which one is dead, the other is found at once."""
+    dead = ScriptedServer()
+    dead.close()
+    with ScriptedServer() as alive:
+        alive.script(PD + "GetMembers", members(alive.address))
+        began = time.monotonic()
+        with PdClient(config(dead, alive)) as pd:
+            assert pd.cluster_id == 7
+        assert time.monotonic() - began < 1
+
+
+def test_the_budget_ends_a_call(fake: FakeCluster) -> None:
+    """A PD that stays unavailable is given up when the budget is spent, with its last words."""
+    fake.pd.script(GET_GC, fail("UNAVAILABLE", "server not started"))
+    with PdClient(fake.config(retry_budget=1.0)) as pd:
+        began = time.monotonic()
+        with pytest.raises(RetryBudgetExhausted, match="server not started"):
+            pd.gc_safe_point()
+        assert time.monotonic() - began < 2
+    assert len(fake.pd.requests[GET_GC]) > 1
+
+
+def test_a_closed_connection_is_an_error_of_ours(fake: FakeCluster) -> None:
+    """Calls after close end with our error, not with gRPC's ValueError."""
+    pd = PdClient(fake.config())
+    pd.close()
+    with pytest.raises(ClusterUnreachable, match="closed"):
+        pd.gc_safe_point()
+
+
+def test_another_cluster_at_the_same_address_is_refused() -> None:
+    """When the address answers for another cluster after a while, nothing is sent to it."""
+    with ScriptedServer() as server:
+        server.script(PD + "GetMembers", members(server.address), members(server.address, cluster_id=8))
+        server.script(GET_GC, fail("UNAVAILABLE"), GC)
+        with PdClient(config(server)) as pd, pytest.raises(ClusterUnfit, match="another cluster"):
+            pd.gc_safe_point()
+        assert len(server.requests[GET_GC]) == 1
+
+
+def test_a_wrong_cluster_id_is_not_retried(fake: FakeCluster) -> None:
+    """PD's FAILED_PRECONDITION for a cluster id that is not its own is final."""
+    fake.pd.script(GET_GC, fail("FAILED_PRECONDITION", "mismatch cluster id, need 7 but got 42"))
+    with PdClient(fake.config()) as pd, pytest.raises(ClusterUnfit, match="mismatch cluster id"):
+        pd.gc_safe_point()
+    assert len(fake.pd.requests[GET_GC]) == 1
+
+
+def test_no_leader_yet_is_unreachable() -> None:
+    """Members that know no leader are no PD to work with."""
+    with ScriptedServer() as server:
+        server.script(PD + "GetMembers", pdpb_pb2.GetMembersResponse())
+        with pytest.raises(ClusterUnreachable, match="no leader"):
+            PdClient(config(server))
+
+
+def test_a_region_that_pd_does_not_know_yet_is_waited_for(fake: FakeCluster) -> None:
+    """An OK answer without a region is asked for again."""
+    found = with_leader(region(4, b"a", b"b"))
+    answer = pdpb_pb2.GetRegionResponse(region=found.region, leader=found.leader)
+    fake.pd.script(PD + "GetRegion", pdpb_pb2.GetRegionResponse(), answer)
+    with PdClient(fake.config(retry_budget=5.0)) as pd:
+        assert pd.region_by_key(b"a").id == 4
+
+
+def test_errors_are_of_our_tree(fake: FakeCluster) -> None:
+    """A method that PD does not have at all is a `ClusterError`, not gRPC's."""
+    with PdClient(fake.config()) as pd, pytest.raises(ClusterError):
+        pd.gc_safe_point()
