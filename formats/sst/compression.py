@@ -14,6 +14,9 @@ from formats.sst.coding import Readable, decode_varint, encode_varint
 MAX_BLOCK_SIZE = 256 << 20
 """Bytes a block may have when unpacked: far above any row a store takes, and a bound for hostile sizes."""
 
+Compressor = Callable[[Readable], tuple[Readable, ...]]
+Unpacker = Callable[[Readable, int], Readable]
+
 
 class Compression(enum.Enum):
     """What the writer offers. The value is the byte in a block's trailer."""
@@ -47,13 +50,11 @@ class Compression(enum.Enum):
             raise UnsupportedFormat(f"unknown compression {label!r}: zstd, lz4, snappy or none") from None
 
 
-def compressor(compression: Compression, level: int) -> Callable[[Readable], tuple[Readable, ...]] | None:
+def compressor(compression: Compression, level: int) -> Compressor | None:
     """A function from a block to the pieces stored for it; None for `Compression.NONE`. For one thread at a time.
 
-    Level 0 is the default: zstd 1, lz4 fast. Raises `UnsupportedFormat` for a level that the method does not have.
+    Level 0 is the default: zstd 1, lz4 fast; others must be in `Compression.levels`.
     """
-    if level and level not in compression.levels:
-        raise UnsupportedFormat(f"compression {compression.label} has no level {level}")
     match compression:
         case Compression.NONE:
             return None
@@ -65,14 +66,14 @@ def compressor(compression: Compression, level: int) -> Callable[[Readable], tup
             return _zstd_compressor(level or 1)
 
 
-def _snappy_compressor() -> Callable[[Readable], tuple[Readable, ...]]:
+def _snappy_compressor() -> Compressor:
     import pyarrow as pa
 
     compress = pa.Codec("snappy").compress
     return lambda block: (compress(block, asbytes=True),)
 
 
-def _lz4_compressor(level: int) -> Callable[[Readable], tuple[Readable, ...]]:
+def _lz4_compressor(level: int) -> Compressor:
     import lz4.block
 
     settings: dict[str, Any] = {"mode": "high_compression", "compression": level} if level else {}
@@ -80,7 +81,7 @@ def _lz4_compressor(level: int) -> Callable[[Readable], tuple[Readable, ...]]:
     return lambda block: (encode_varint(len(block)), compress(block, store_size=False, **settings))
 
 
-def _zstd_compressor(level: int) -> Callable[[Readable], tuple[Readable, ...]]:
+def _zstd_compressor(level: int) -> Compressor:
     import zstandard
 
     compress = zstandard.ZstdCompressor(level=level).compress
@@ -91,7 +92,7 @@ class Decompressor:
     """Unpacks blocks of every method that RocksDB writes. Keeps its contexts: one per reader, one thread at a time."""
 
     def __init__(self) -> None:
-        self._methods: dict[int, Callable[[Readable, int], Readable]] = {}
+        self._methods: dict[int, Unpacker] = {}
 
     def __call__(self, method: int, stored: Readable) -> Readable:
         """Unpack what the trailer's byte `method` says. Raises `DamagedBytes`, `UnsupportedFormat`."""
@@ -107,7 +108,7 @@ class Decompressor:
         return block
 
 
-def _unpacker(method: int) -> Callable[[Readable, int], Readable]:
+def _unpacker(method: int) -> Unpacker:
     match method:
         case 1:
             return _snappy_unpacker()
@@ -123,7 +124,7 @@ def _unpacker(method: int) -> Callable[[Readable, int], Readable]:
             raise UnsupportedFormat(f"block compressed by method {method}")
 
 
-def _snappy_unpacker() -> Callable[[Readable, int], Readable]:
+def _snappy_unpacker() -> Unpacker:
     import pyarrow as pa
 
     decompress = pa.Codec("snappy").decompress
@@ -138,7 +139,7 @@ def _snappy_unpacker() -> Callable[[Readable, int], Readable]:
     return unpack
 
 
-def _lz4_unpacker() -> Callable[[Readable, int], Readable]:
+def _lz4_unpacker() -> Unpacker:
     import lz4.block
 
     def unpack(stored: Readable, size: int) -> Readable:
@@ -151,7 +152,7 @@ def _lz4_unpacker() -> Callable[[Readable, int], Readable]:
     return unpack
 
 
-def _zstd_unpacker() -> Callable[[Readable, int], Readable]:
+def _zstd_unpacker() -> Unpacker:
     import zstandard
 
     decompress = zstandard.ZstdDecompressor().decompress

@@ -17,6 +17,7 @@ from formats.sst.coding import BlockHandle, Readable, decode_handle, decode_vari
 from formats.sst.footer import TRAILER_SIZE
 
 _KEY_TRAILER = 8
+_PUT_TRAILER = b"\x01" + bytes(7)
 _SEEK_TRAILER = b"\x11" + b"\xff" * 7
 """Of a separator that is no row's key: the highest sequence number, so that it sorts before every row of that key."""
 _TWO_LEVELS = 2
@@ -119,8 +120,10 @@ def _checked(index: Index, limit: int, what: str) -> Index:
 
 def shortest_separator(last: bytes, following: bytes) -> bytes:
     """The shortest key found at or after `last` and before `following`, which sorts after it."""
-    at = next((at for at, (left, right) in enumerate(zip(last, following, strict=False)) if left != right), None)
-    if at is None:
+    at = 0
+    while at < len(last) and last[at] == following[at]:
+        at += 1
+    if at == len(last):
         return last
     if last[at] + 1 < following[at] or at + 1 < len(following):
         return last[:at] + bytes([last[at] + 1])
@@ -145,11 +148,11 @@ class IndexBuilder:
         """Bytes so far."""
         return len(self._block) + 4 * len(self._restarts) + 4
 
-    def add(self, last: bytes, following: bytes | None, handle: BlockHandle, trailer: bytes) -> None:
-        """Add a data block that ends with user key `last` (with `trailer`); `following` is the next block's first."""
+    def add(self, last: bytes, following: bytes | None, handle: BlockHandle) -> None:
+        """Add a data block that ends with the put of user key `last`; `following` is the next block's first."""
         separator = last if following is None else shortest_separator(last, following)
         if not self.user_keys:
-            separator += trailer if separator == last else _SEEK_TRAILER
+            separator += _PUT_TRAILER if separator == last else _SEEK_TRAILER
         value = handle.encode()
         self._restarts.append(len(self._block))
         self._block += b"\0" + encode_varint(len(separator))
