@@ -7,16 +7,16 @@ from __future__ import annotations
 
 from tikv_br.backupset import layout
 from tikv_br.errors import BackupPathInUse, StorageConflict, StorageError
-from tikv_br.storage.base import ObjectStore
+from tikv_br.storage.base import ObjectStore, exists
 
 LOCK_TEXT = b"DO NOT DELETE\nA backup is being written here, or is complete; give every backup a path of its own.\n"
 
 
 def check_path_free(store: ObjectStore) -> None:
     """Raise `BackupPathInUse` when there is a backup at the place, or a part of one. Other objects do not matter."""
+    if exists(store, layout.META):
+        raise BackupPathInUse(f"{store.location} holds a backup already")
     for info in store.list():
-        if info.name == layout.META:
-            raise BackupPathInUse(f"{store.location} holds a backup already")
         if info.name == layout.LOCK:
             raise BackupPathInUse(f"at {store.location} a backup is being written, or was broken off")
         if info.name.endswith(".sst") or info.name.startswith(f"{layout.FOLDER}/"):

@@ -109,7 +109,8 @@ def _check_kind(message: brpb_pb2.BackupMeta) -> None:
     index = message.file_index
     if not message.files and (index.meta_files or index.data_files):
         raise BackupUnsupported("the backup keeps its list of files in objects of their own")
-    for family in {item.cf for item in (*message.raw_ranges, *message.files)} - {COLUMN_FAMILY}:
+    families = {part.cf for part in message.raw_ranges} | {file.cf for file in message.files}
+    for family in families - {COLUMN_FAMILY}:
         if not family:
             raise BackupDamaged(f"{layout.META} has a range or file without column family")
         raise BackupUnsupported(f"the backup has data of column family {family!r}, which RawKV does not use")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Literal
 from urllib.parse import urlsplit
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from obstore.store import ClientConfig, RetryConfig, S3Config
 
 CONNECT_TIMEOUT = timedelta(seconds=3)
-FIRST_ANSWER_TIMEOUT = timedelta(seconds=5)
+FIRST_ANSWER_TIMEOUT = timedelta(seconds=4)
 REQUEST_TIMEOUT = timedelta(minutes=2)
 """A request with its body, a part of an upload at most."""
 RETRY_BUDGET = timedelta(seconds=60)
@@ -102,7 +102,7 @@ class S3ObjectStore(ObjectStore):
 
     def list(self, folder: str = "") -> Iterator[ObjectInfo]:
         """See `ObjectStore.list`."""
-        with self._request("list", folder) as store:
+        with self._lend("list", folder) as store:
             for page in obstore.list(store, check_name(folder) if folder else None):
                 for meta in page:
                     yield ObjectInfo(meta["path"], meta["size"], plain_etag(meta["e_tag"]))
@@ -128,11 +128,12 @@ class S3ObjectStore(ObjectStore):
             result = obstore.put(store, name, data, mode=mode, attributes=self._attributes(), use_multipart=False)
             return ObjectInfo(name, len(data), plain_etag(result["e_tag"]))
 
+    def _request(self, action: str, name: str) -> AbstractContextManager[S3Store]:
+        return self._lend(action, check_name(name))
+
     @contextmanager
-    def _request(self, action: str, name: str) -> Iterator[S3Store]:
+    def _lend(self, action: str, name: str) -> Iterator[S3Store]:
         """Lend the store for requests on ``name``, and turn what they end with into our errors."""
-        if name:
-            check_name(name)
         _own_runtime()
         try:
             self._await_answer()

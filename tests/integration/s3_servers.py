@@ -1,0 +1,138 @@
+"""S3 servers for tests, on free ports of 127.0.0.1: moto for breadth, versitygw for truth."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+
+from tikv_br.storage.url import StorageLocation, parse
+
+ROOT = Path(__file__).resolve().parents[2]
+ACCESS_KEY = "tester"
+SECRET_KEY = "s3cr+t/key=with&signs"
+BUCKET = "backups"
+START_TIMEOUT = 30.0
+
+
+@dataclass(frozen=True)
+class S3Server:
+    """A running server with `BUCKET` in it."""
+
+    endpoint: str
+    process: subprocess.Popen[bytes]
+    admin: Any
+    """boto3's S3 client: an independent view of what is stored."""
+
+    def url(self, prefix: str = "", bucket: str = BUCKET, **parameters: str) -> str:
+        """An ``s3://`` URL with endpoint and credentials, some replaced by ``parameters``."""
+        said = {
+            "endpoint": self.endpoint,
+            "region": "us-east-1",
+            "access-key": ACCESS_KEY,
+            "secret-access-key": SECRET_KEY.replace("&", "%26"),
+            "force-path-style": "true",
+        } | {name.replace("_", "-"): value for name, value in parameters.items()}
+        return f"s3://{bucket}/{prefix}?" + "&".join(f"{name}={value}" for name, value in said.items() if value)
+
+    def location(self, prefix: str = "", bucket: str = BUCKET, **parameters: str) -> StorageLocation:
+        """`url`, parsed."""
+        return parse(self.url(prefix, bucket, **parameters))
+
+    def kill(self) -> None:
+        """End the server at once; its port then refuses connections."""
+        self.process.kill()
+        self.process.wait()
+
+
+def free_port() -> int:
+    """A port that was free a moment ago."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+        return port
+
+
+@contextmanager
+def moto_server() -> Iterator[S3Server]:
+    """Run moto in a process of its own; it believes every secret and every region."""
+    port = free_port()
+    arguments = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    with _running(arguments, port) as server:
+        yield server
+
+
+@contextmanager
+def versitygw_server(folder: Path, *, port: int = 0, options: Sequence[str] = ()) -> Iterator[S3Server]:
+    """Run versitygw over a directory: a real S3 server, which checks signatures, regions and conditions."""
+    port = port or free_port()
+    folder.mkdir(parents=True, exist_ok=True)
+    arguments = [find_versitygw(), "--port", f"127.0.0.1:{port}", "--access", ACCESS_KEY, "--secret", SECRET_KEY]
+    with _running([*arguments, "--quiet", *options, "posix", str(folder)], port) as server:
+        yield server
+
+
+def find_versitygw() -> str:
+    """Its path: from VERSITYGW, PATH or the checkout's cache; in CI its absence is a failure."""
+    places = (os.environ.get("VERSITYGW"), shutil.which("versitygw"), str(ROOT / ".cache" / "bin" / "versitygw"))
+    for place in places:
+        if place and os.access(place, os.X_OK):
+            return place
+    message = "no versitygw: run scripts/install_versitygw.sh, or set VERSITYGW"
+    if os.environ.get("CI") == "true":
+        pytest.fail(message)
+    pytest.skip(message)
+
+
+@contextmanager
+def _running(arguments: list[str], port: int) -> Iterator[S3Server]:
+    process = subprocess.Popen(arguments, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=_bare_environment())
+    try:
+        _await_port(port, process)
+        endpoint = f"http://127.0.0.1:{port}"
+        admin = boto3.client(
+            "s3",
+            endpoint_url=endpoint,
+            region_name="us-east-1",
+            aws_access_key_id=ACCESS_KEY,
+            aws_secret_access_key=SECRET_KEY,
+        )
+        if "--readonly" not in arguments and BUCKET not in [item["Name"] for item in admin.list_buckets()["Buckets"]]:
+            admin.create_bucket(Bucket=BUCKET)
+        try:
+            yield S3Server(endpoint, process, admin)
+        finally:
+            admin.close()
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+
+
+def _bare_environment() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "VGW_", "MOTO_"))}
+
+
+def _await_port(port: int, process: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + START_TIMEOUT
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            raise RuntimeError(f"the server ended at once with {process.returncode}")
+        try:
+            socket.create_connection(("127.0.0.1", port), timeout=1).close()
+        except OSError:
+            time.sleep(0.05)
+        else:
+            return
+    raise RuntimeError("the server did not start")

@@ -1,0 +1,53 @@
+"""An S3 endpoint that answers by a script: for what real servers do only on bad days."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import ClassVar
+
+from tikv_br.storage.url import StorageLocation, parse
+
+
+class Script(BaseHTTPRequestHandler):
+    """Answers with the next status of a script, then for ever with the last."""
+
+    answers: list[tuple[int, str]]
+    seen: ClassVar[list[str]] = []
+    """Targets of all requests to all scripts."""
+
+    def _answer(self) -> None:
+        self.seen.append(self.path)
+        self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        status, code = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        body = f"<Error><Code>{code}</Code><Message>said the script</Message></Error>".encode() if code else b"payload"
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("Last-Modified", "Sat, 21 Nov 2026 10:00:00 GMT")
+        self.send_header("ETag", '"mark"')
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _answer  # noqa: N815  # names that http.server wants
+
+    def log_message(self, *_arguments: object) -> None:
+        """Keep silent."""
+
+
+@contextmanager
+def scripted(*answers: tuple[int, str]) -> Iterator[StorageLocation]:
+    """A server whose first answer goes to our look whether it is there."""
+    handler = type("Handler", (Script,), {"answers": list(answers)})
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+    thread.start()
+    try:
+        endpoint = f"http://127.0.0.1:{server.server_port}"
+        yield parse(f"s3://bucket/p?endpoint={endpoint}&region=r&access-key=a&secret-access-key=very-secret")
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()

@@ -1,0 +1,289 @@
+"""The local store: the conformance suite, and what only directories can do to it."""
+
+from __future__ import annotations
+
+import errno
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.integration.storage_suite import StorageSuite, stream
+from tikv_br.errors import (
+    StorageConflict,
+    StorageDenied,
+    StorageError,
+    StorageFull,
+    StorageObjectMissing,
+    StorageReadOnly,
+)
+from tikv_br.storage.base import ObjectStore
+from tikv_br.storage.open import open_store
+from tikv_br.storage.url import StorageLocation, parse
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+class TestLocal(StorageSuite):
+    """A directory that the first write makes."""
+
+    @pytest.fixture
+    def location(self, tmp_path: Path) -> StorageLocation:
+        """A directory that does not exist yet."""
+        return parse(str(tmp_path / "not" / "yet" / "there"))
+
+    def test_missing_directory_is_an_empty_place(self, store: ObjectStore) -> None:
+        """Reading where nothing was ever written finds nothing, and makes no directory."""
+        assert list(store.list()) == []
+        with pytest.raises(StorageObjectMissing):
+            store.get("backupmeta")
+        assert not Path(store.location.path).exists()
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> ObjectStore:
+    """A store in a directory of its own."""
+    return open_store(parse(f"local://{tmp_path}/place"))
+
+
+def test_one_winner_among_processes(tmp_path: Path) -> None:
+    """Exactly one of many processes that write the same name once succeeds."""
+    location = parse(str(tmp_path / "race"))
+    context = multiprocessing.get_context("spawn")
+    racers = 4
+    barrier = context.Barrier(racers)
+    results: multiprocessing.Queue[bool] = context.Queue()
+    processes = [context.Process(target=_race, args=(location, barrier, results)) for _racer in range(racers)]
+    for process in processes:
+        process.start()
+    won = [results.get(timeout=60) for _racer in range(racers)]
+    for process in processes:
+        process.join()
+        process.close()
+    assert sum(won) == 1
+    results.close()
+    results.join_thread()
+
+
+def _race(location: StorageLocation, barrier: object, results: multiprocessing.Queue[bool]) -> None:
+    barrier.wait()  # type: ignore[attr-defined]  # a Barrier of multiprocessing has no public type
+    try:
+        open_store(location).put_if_absent("backupmeta", b"x")
+    except StorageConflict:
+        results.put(False)
+    else:
+        results.put(True)
+
+
+def test_killed_writer_leaves_nothing_visible(store: ObjectStore) -> None:
+    """SIGKILL in the middle of a write: no object, nothing listed, and the next writer is not disturbed."""
+    script = f"""
+        import time
+        from tikv_br.storage.open import open_store
+        from tikv_br.storage.url import parse
+        writer = open_store(parse({store.location.redacted()!r})).open_writer("a/object")
+        writer.write(bytes(5_000_000))
+        print("written", flush=True)
+        time.sleep(60)
+    """
+    with subprocess.Popen([sys.executable, "-c", textwrap.dedent(script)], stdout=subprocess.PIPE, cwd=ROOT) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"written\n"
+        process.send_signal(signal.SIGKILL)
+    assert any(Path(store.location.path, "a").iterdir()), "the temporary file shows that the write was under way"
+    assert list(store.list()) == []
+    with pytest.raises(StorageObjectMissing):
+        store.stat("a/object")
+    store.put("a/object", b"whole")
+    assert store.get("a/object") == b"whole"
+
+
+def test_durable_before_visible(store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file is synced before its name appears, and the directory after it, so that power loss leaves all or nothing."""
+    calls: list[str] = []
+    real_fsync, real_replace, real_link = os.fsync, os.replace, os.link
+
+    def fsync(descriptor: int) -> None:
+        calls.append("sync directory" if Path(f"/proc/self/fd/{descriptor}").is_dir() else "sync file")
+        real_fsync(descriptor)
+
+    def publish(real: object, source: Path, target: Path) -> None:
+        calls.append("publish")
+        real(source, target)  # type: ignore[operator]
+
+    store.put("first", b"so that the directory is there")
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(os, "replace", lambda source, target: publish(real_replace, source, target))
+    monkeypatch.setattr(os, "link", lambda source, target: publish(real_link, source, target))
+    store.put("object", b"x")
+    store.put_if_absent("other", b"x")
+    assert calls == ["sync file", "publish", "sync directory"] * 2
+
+
+def test_no_temporary_files_stay(store: ObjectStore) -> None:
+    """After writes, conflicts and aborts the directory holds the objects and nothing else."""
+    store.put("a", b"1")
+    store.put_if_absent("b", b"1")
+    with pytest.raises(StorageConflict):
+        store.put_if_absent("b", b"2")
+    with store.open_writer("c") as writer:
+        writer.write(b"3")
+    assert sorted(path.name for path in Path(store.location.path).iterdir()) == ["a", "b"]
+
+
+def test_empty_folders_go_with_their_last_object(store: ObjectStore) -> None:
+    """Deletion leaves no empty directories, but never removes the place itself."""
+    store.put("a/b/c/object", b"1")
+    store.delete("a/b/c/object")
+    assert list(Path(store.location.path).iterdir()) == []
+
+
+def test_deleting_and_writing_in_one_folder(store: ObjectStore) -> None:
+    """Writers whose folder a deleter takes away as empty just make it again."""
+    deadline = time.monotonic() + 2
+    context = multiprocessing.get_context("spawn")
+    process = context.Process(target=_churn, args=(store.location, "other", deadline))
+    process.start()
+    _churn(store.location, "mine", deadline)
+    process.join()
+    assert process.exitcode == 0
+    process.close()
+
+
+def _churn(location: StorageLocation, name: str, deadline: float) -> None:
+    store = open_store(location)
+    while time.monotonic() < deadline:
+        store.put(f"folder/deep/{name}", b"x")
+        assert store.get(f"folder/deep/{name}") == b"x"
+        store.delete(f"folder/deep/{name}")
+
+
+def test_path_that_is_a_file(tmp_path: Path) -> None:
+    """A file where the directory should be is said when writing, and is an empty place when reading."""
+    (tmp_path / "file").write_text("in the way")
+    store = open_store(parse(str(tmp_path / "file")))
+    with pytest.raises(StorageReadOnly, match="cannot be written"):
+        store.put("object", b"x")
+    with pytest.raises(StorageObjectMissing):
+        store.get("object")
+    assert list(store.list()) == []
+
+
+def test_file_system_without_links(store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where there are no hard links, writing exactly once is refused, not faked."""
+
+    def no_links(source: object, target: object) -> None:
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", no_links)
+    with pytest.raises(StorageError, match="no hard links"):
+        store.put_if_absent("object", b"x")
+    assert list(store.list()) == []
+
+
+def test_file_size_limit_is_a_full_storage(store: ObjectStore) -> None:
+    """A write that the kernel cuts off (here: by a file size limit) is StorageFull, and no object appears."""
+    outcome = _run_limited(store.location, "resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))")
+    assert outcome == "StorageFull"
+    assert list(store.list()) == []
+
+
+@pytest.fixture
+def tiny_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 256 KiB."""
+    place = tmp_path / "tiny"
+    place.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(place)], check=False, capture_output=True
+    )
+    if mounted.returncode:
+        pytest.skip("mounting needs rights that this user lacks")
+    yield place
+    subprocess.run(["umount", str(place)], check=True)
+
+
+def test_full_disk(tiny_disk: Path) -> None:
+    """ENOSPC while writing, streaming or writing once is StorageFull; what was there stays, nothing half-written appears."""
+    store = open_store(parse(str(tiny_disk)))
+    store.put("small", b"fits")
+    for write in (store.put, store.put_if_absent):
+        with pytest.raises(StorageFull, match="No space left"):
+            write("large", bytes(1_000_000))
+    with pytest.raises(StorageFull):
+        stream(store, "large", pieces=100)
+    assert [path.name for path in tiny_disk.iterdir()] == ["small"]
+    store.put("small", b"still fits")
+
+
+def test_read_only_file_system(tiny_disk: Path) -> None:
+    """On a read-only mount every write is StorageReadOnly, and reading works."""
+    store = open_store(parse(str(tiny_disk)))
+    store.put("object", b"x")
+    subprocess.run(["mount", "-o", "remount,ro", str(tiny_disk)], check=True)
+    with pytest.raises(StorageReadOnly, match="Read-only file system"):
+        store.put("other", b"x")
+    with pytest.raises(StorageReadOnly):
+        store.delete("object")
+    assert store.get("object") == b"x"
+
+
+def test_directories_that_the_user_may_not_write_or_read(tmp_path: Path) -> None:
+    """Without the right to write: StorageReadOnly; without the right to read: StorageDenied."""
+    place = tmp_path / "place"
+    place.mkdir()
+    (place / "object").write_bytes(b"x")
+    location = parse(str(place))
+    place.chmod(0o555)
+    assert _run_limited(location, _DROP_RIGHTS) == "StorageReadOnly"
+    place.chmod(0o000)
+    assert _run_limited(location, _DROP_RIGHTS, call='store.get("object")') == "StorageDenied"
+    assert _run_limited(location, _DROP_RIGHTS, call="list(store.list())") == "StorageDenied"
+    place.chmod(0o755)
+
+
+# Root is above modes; a program that it starts without these two capabilities is not.
+_DROP_RIGHTS = """
+import ctypes
+if os.geteuid() == 0:
+    for capability in (1, 2):  # CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH
+        ctypes.CDLL(None).prctl(24, capability, 0, 0, 0)  # PR_CAPBSET_DROP
+    os.execv(sys.executable, [sys.executable, "-c", REST])
+"""
+
+
+def _run_limited(location: StorageLocation, limit: str, call: str = 'store.put("large", bytes(1_000_000))') -> str:
+    """The name of the storage error that ``call`` ends with in a process that has first limited itself."""
+    rest = f"""
+import os, resource, sys
+from tikv_br.errors import StorageError
+from tikv_br.storage.open import open_store
+from tikv_br.storage.url import parse
+store = open_store(parse({location.redacted()!r}))
+try:
+    {call}
+except StorageError as error:
+    print(type(error).__name__)
+"""
+    script = f"import os, resource, sys\nREST = {rest!r}\n{limit}\nexec(REST)"
+    run = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
+    )
+    return run.stdout.strip()
+
+
+def test_listing_errors_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A directory that cannot be listed is an error, not an empty place."""
+
+    def denied(path: object) -> object:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(os, "scandir", denied)
+    with pytest.raises(StorageDenied, match="cannot be listed"):
+        list(open_store(parse(str(tmp_path))).list())

@@ -1,0 +1,224 @@
+"""What can be wrong with an S3 URL, a right or a network: each has its class and its sentence, on a real server."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.integration.s3_servers import S3Server, free_port, versitygw_server
+from tests.integration.storage.scripted import scripted
+from tests.integration.storage_suite import stream
+from tikv_br.errors import (
+    StorageConflict,
+    StorageDenied,
+    StorageError,
+    StorageFull,
+    StorageObjectMissing,
+    StorageUnreachable,
+)
+from tikv_br.storage import s3
+from tikv_br.storage.base import ObjectStore, Writer
+from tikv_br.storage.open import open_store
+from tikv_br.storage.s3_writer import PART_SIZE
+from tikv_br.storage.url import StorageLocation, parse
+
+# ---------------------------------------------------------------------------------------- wrong input, each with its class
+
+
+def _calls(store: ObjectStore) -> dict[str, Callable[[], object]]:
+    """Every kind of request, to be tried in turn."""
+    return {
+        "get": lambda: store.get("object"),
+        "get_range": lambda: store.get_range("object", 0, 1),
+        "stat": lambda: store.stat("object"),
+        "list": lambda: list(store.list()),
+        "put": lambda: store.put("object", b"x"),
+        "put_if_absent": lambda: store.put_if_absent("object", b"x"),
+        "delete": lambda: store.delete("object"),
+        "small writer": lambda: stream(store, "object", 1, 10),
+        "large writer": lambda: stream(store, "object", 2, PART_SIZE),
+    }
+
+
+CALLS = ("get", "get_range", "stat", "list", "put", "put_if_absent", "delete", "small writer", "large writer")
+
+
+def _fails(location: StorageLocation, call: str) -> StorageError:
+    with pytest.raises(StorageError) as caught:
+        _calls(open_store(location))[call]()
+    return caught.value
+
+
+@pytest.mark.parametrize("call", [call for call in CALLS if call != "delete"])
+def test_missing_bucket(versitygw: S3Server, call: str) -> None:
+    """A bucket that does not exist is said by name, by every request that needs it."""
+    error = _fails(versitygw.location("p", bucket="no-such-bucket"), call)
+    assert type(error) is StorageObjectMissing
+    assert "bucket 'no-such-bucket' does not exist" in error.message
+
+
+def test_missing_bucket_on_deletion(versitygw: S3Server) -> None:
+    """Deletion too: it is not idempotence to miss the whole bucket."""
+    error = _fails(versitygw.location("p", bucket="no-such-bucket"), "delete")
+    assert "bucket 'no-such-bucket' does not exist" in error.message
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_wrong_secret(versitygw: S3Server, call: str) -> None:
+    """A secret that does not fit the key is StorageDenied, and no message or hint repeats it."""
+    error = _fails(versitygw.location("p", secret_access_key="wrong-but-secret"), call)
+    assert type(error) is StorageDenied
+    assert "wrong-but-secret" not in str(error.to_json())
+    assert "secret access key does not belong" in error.message
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_unknown_access_key(versitygw: S3Server, call: str) -> None:
+    """An access key that the server does not know is StorageDenied, though some servers answer 404."""
+    error = _fails(versitygw.location("p", access_key="nobody"), call)
+    assert type(error) is StorageDenied
+    assert "access key is unknown" in error.message
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_wrong_region(versitygw: S3Server, call: str) -> None:
+    """A region that is not the bucket's is said together with the right one."""
+    error = _fails(versitygw.location("p", region="eu-west-1"), call)
+    assert type(error) is StorageDenied
+    assert "in region 'us-east-1', not 'eu-west-1'" in error.message
+    assert error.hint == "Set --s3.region us-east-1."
+
+
+def test_read_only_rights(tmp_path: Path) -> None:
+    """Credentials that may not write are StorageDenied on writing; reading works."""
+    with versitygw_server(tmp_path) as server:
+        open_store(server.location("p")).put("object", b"x")
+    with versitygw_server(tmp_path, options=("--readonly",)) as server:
+        store = open_store(server.location("p"))
+        assert store.get("object") == b"x"
+        for call in ("put", "put_if_absent", "delete", "small writer", "large writer"):
+            assert type(_fails(server.location("p"), call)) is StorageDenied
+
+
+def test_object_in_the_way_of_a_folder(versitygw: S3Server) -> None:
+    """A server over a file system cannot have an object below an object: an error that says so, in its words."""
+    store = open_store(versitygw.location("in-the-way"))
+    store.put("name", b"x")
+    with pytest.raises(StorageError, match="ObjectParentIsFile"):
+        store.put("name/below", b"x")
+
+
+@pytest.mark.parametrize("call", ["get", "list", "put", "put_if_absent", "large writer"])
+def test_nothing_listens(call: str) -> None:
+    """A refused connection is StorageUnreachable within seconds, and names endpoint and cause."""
+    endpoint = f"http://127.0.0.1:{free_port()}"
+    started = time.monotonic()
+    error = _fails(parse(f"s3://b/p?endpoint={endpoint}&region=r&access-key=a&secret-access-key=s"), call)
+    assert time.monotonic() - started < 5
+    assert type(error) is StorageUnreachable
+    assert error.message == f"{endpoint} does not answer: connection refused"
+
+
+def test_unknown_host() -> None:
+    """A host name that does not resolve is said as that."""
+    error = _fails(
+        parse("s3://b/p?endpoint=http://no-such-host.invalid&region=r&access-key=a&secret-access-key=s"), "get"
+    )
+    assert type(error) is StorageUnreachable
+    assert "the host name does not resolve" in error.message
+
+
+def test_server_that_never_answers() -> None:
+    """A server that accepts and stays silent does not hold us longer than some seconds."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        started = time.monotonic()
+        error = _fails(parse(f"s3://b/p?endpoint={endpoint}&region=r&access-key=a&secret-access-key=s"), "get")
+    assert time.monotonic() - started < 12
+    assert type(error) is StorageUnreachable
+    assert "no answer in time" in error.message
+
+
+def test_https_to_a_plain_endpoint(versitygw: S3Server) -> None:
+    """https:// where the server speaks http is said as that."""
+    error = _fails(versitygw.location("p", endpoint=versitygw.endpoint.replace("http:", "https:")), "get")
+    assert type(error) is StorageUnreachable
+    assert "is it an http:// one?" in error.message
+
+
+# ------------------------------------------------------------------------------------------------------------- outages
+
+
+def test_outage_is_ridden_out(tmp_path: Path) -> None:
+    """Once the server has answered, a restart of it in the middle of the work fails nothing."""
+    port = free_port()
+    with versitygw_server(tmp_path, port=port) as server:
+        store = open_store(server.location("p"))
+        store.put("before", b"x")
+        server.kill()
+        results: list[object] = []
+        reader = threading.Thread(target=lambda: results.append(store.get("before")))
+        reader.start()
+        time.sleep(1)
+        assert reader.is_alive(), "the request waits"
+    with versitygw_server(tmp_path, port=port):
+        reader.join(timeout=30)
+        assert results == [b"x"]
+
+
+def test_server_lost_for_good_during_an_upload(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An upload whose server dies ends with StorageUnreachable from write or close, not with a hang."""
+    monkeypatch.setattr(s3, "RETRY_BUDGET", s3.FIRST_ANSWER_TIMEOUT)
+    with versitygw_server(tmp_path) as server:
+        store = open_store(server.location("p"))
+        with store.open_writer("object") as writer:
+            writer.write(bytes(3 * PART_SIZE))
+            server.kill()
+            with pytest.raises(StorageUnreachable, match="does not answer"):
+                _write_on(writer)
+
+
+def _write_on(writer: Writer) -> None:
+    for _part in range(8):
+        writer.write(bytes(PART_SIZE))
+    writer.close()
+
+
+def test_overload_is_retried() -> None:
+    """503 SlowDown is answered with patience."""
+    with scripted((200, ""), (503, "SlowDown"), (503, "SlowDown"), (200, "")) as location:
+        assert open_store(location).get("object") == b"payload"
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "kind", "sentence"),
+    [
+        (503, "SlowDown", StorageUnreachable, "the endpoint keeps failing|503 SlowDown"),
+        (500, "InternalError", StorageUnreachable, "500 InternalError"),
+        (507, "InsufficientStorage", StorageFull, "507"),
+        (403, "QuotaExceeded", StorageFull, "QuotaExceeded"),
+        (400, "XMinioStorageFull", StorageFull, "XMinioStorageFull"),
+        (403, "AccessDenied", StorageDenied, "the credentials lack the right"),
+        (403, "RequestTimeTooSkewed", StorageDenied, "clock differs"),
+        (400, "ExpiredToken", StorageDenied, "the session token has expired"),
+        (403, "InvalidObjectState", StorageDenied, "archive"),
+        (301, "PermanentRedirect", StorageDenied, "not in region 'r'"),
+        (412, "PreconditionFailed", StorageConflict, "exists already"),
+        (409, "ConditionalRequestConflict", StorageConflict, "exists already"),
+        (501, "NotImplemented", StorageError, "501 NotImplemented"),
+        (400, "InvalidArgument", StorageError, "400 InvalidArgument, said the script"),
+    ],
+)
+def test_answers_and_their_classes(
+    status: int, code: str, kind: type[StorageError], sentence: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each answer that servers give to a conditional put has its class and a sentence with the server's own words."""
+    monkeypatch.setattr(s3, "RETRY_BUDGET", s3.FIRST_ANSWER_TIMEOUT / 4)
+    with scripted((404, ""), (status, code)) as location, pytest.raises(StorageError, match=sentence) as caught:
+        open_store(location).put_if_absent("object", b"x")
+    assert type(caught.value) is kind

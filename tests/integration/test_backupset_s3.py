@@ -1,0 +1,114 @@
+"""A whole backup set on a real S3 server, and on one that only looks like one."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from tests.integration.s3_servers import BUCKET, S3Server, moto_server, versitygw_server
+from tests.unit.backupset.samples import describe, do_all, do_task
+from tikv_br.backupset import layout
+from tikv_br.backupset.backup_set import BackupSet, BackupWriter
+from tikv_br.backupset.ledger import read_entries, write_entry
+from tikv_br.errors import BackupDamaged, BackupNotFound, BackupPathInUse, StorageObjectMissing
+from tikv_br.storage.open import open_store
+from tikv_br.storage.url import StorageLocation, parse
+
+
+@pytest.fixture(scope="module", params=["moto", "versitygw"])
+def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    """Each server in turn."""
+    if request.param == "moto":
+        with moto_server() as moto:
+            yield moto
+    else:
+        with versitygw_server(tmp_path_factory.mktemp("versitygw")) as versitygw:
+            yield versitygw
+
+
+@pytest.fixture
+def location(server: S3Server, request: pytest.FixtureRequest) -> StorageLocation:
+    """A prefix of the test's own."""
+    return server.location(f"sets/{request.function.__name__}")
+
+
+def test_whole_life_of_a_backup(location: StorageLocation) -> None:
+    """Created, written by tasks with stores of their own, committed, opened and verified; marks of the storage recorded."""
+    store = open_store(location)
+    writer = BackupWriter.create(store)
+    for number in range(3):
+        task_store = open_store(location)
+        write_entry(task_store, do_task(task_store, number))
+    writer.commit(describe(store), read_entries(store))
+    opened = BackupSet.open(open_store(location))
+    assert len(opened.files) == 3
+    for file in opened.files:
+        assert file.etag
+        opened.verify_identity(file)
+        opened.verify_content(file)
+    assert list(store.list(layout.LEDGER)) == []
+
+
+def test_mark_catches_a_file_altered_in_its_middle(location: StorageLocation) -> None:
+    """On S3 two small requests notice even a change far from the tail: the mark differs, so the file is read."""
+    store = open_store(location)
+    BackupWriter.create(store).commit(describe(store), do_all(store))
+    opened = BackupSet.open(store)
+    file = opened.files[0]
+    data = bytearray(store.get(file.name))
+    data[10] ^= 1
+    store.put(file.name, bytes(data))
+    with pytest.raises(BackupDamaged, match=file.name):
+        opened.verify_identity(file)
+
+
+def test_backup_copied_within_s3(server: S3Server, location: StorageLocation) -> None:
+    """Copied to another prefix by another client, the backup opens and its files verify."""
+    store = open_store(location)
+    BackupWriter.create(store).commit(describe(store), do_all(store))
+    for info in list(store.list()):
+        source = {"Bucket": BUCKET, "Key": f"{location.path}/{info.name}"}
+        server.admin.copy_object(Bucket=BUCKET, Key=f"copies/{location.path}/{info.name}", CopySource=source)
+    moved = BackupSet.open(open_store(dataclasses.replace(location, path=f"copies/{location.path}")))
+    for file in moved.files:
+        moved.verify_identity(file)
+
+
+def test_one_of_many_concurrent_runs_gets_the_path(location: StorageLocation) -> None:
+    """However many begin at once, one writes; the others are told that the path is in use."""
+
+    def begin(_run: int) -> bool:
+        try:
+            BackupWriter.create(open_store(location))
+        except BackupPathInUse:
+            return False
+        return True
+
+    with ThreadPoolExecutor(6) as pool:
+        assert sum(pool.map(begin, range(6))) == 1
+
+
+def test_missing_bucket(server: S3Server) -> None:
+    """A bucket that does not exist stops a backup before it begins, and is no finished backup to restore from."""
+    store = open_store(server.location("p", bucket="no-such-bucket"))
+    with pytest.raises(StorageObjectMissing, match="bucket 'no-such-bucket' does not exist"):
+        BackupWriter.create(store)
+    with pytest.raises(BackupNotFound, match="bucket 'no-such-bucket' does not exist"):
+        BackupSet.open(store)
+
+
+def test_manifest_holds_no_secret(location: StorageLocation, tmp_path: Path) -> None:
+    """No object of a backup repeats the credentials it was written with."""
+    store = open_store(location)
+    BackupWriter.create(store).commit(describe(store), do_all(store))
+    secrets = (location.s3.access_key.reveal().encode(), location.s3.secret_access_key.reveal().encode())
+    for info in store.list():
+        data = store.get(info.name)
+        assert not any(secret in data for secret in secrets)
+    written = BackupSet.open(store).manifest
+    assert written is not None
+    assert parse(written.description.storage).path == location.path

@@ -1,0 +1,320 @@
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from formats.api_version import ApiVersion
+from tests.faulty_store import FaultyStore
+from tests.unit.backupset.samples import describe, do_all, do_task
+from tikv_br.backupset import layout, manifest, meta
+from tikv_br.backupset.backup_set import BackupSet, BackupWriter
+from tikv_br.backupset.coverage import KeyRange
+from tikv_br.backupset.ledger import write_entry
+from tikv_br.cluster.pb import brpb_pb2
+from tikv_br.errors import (
+    BackupDamaged,
+    BackupNotFound,
+    BackupPathInUse,
+    BackupUnsupported,
+    CoverageError,
+    StorageUnreachable,
+)
+from tikv_br.storage.base import ObjectStore, exists
+from tikv_br.storage.open import open_store
+from tikv_br.storage.url import parse
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> ObjectStore:
+    """A directory."""
+    return open_store(parse(str(tmp_path / "backup")))
+
+
+@pytest.fixture
+def complete(store: ObjectStore) -> ObjectStore:
+    """A store with a complete backup."""
+    BackupWriter.create(store).commit(describe(store), do_all(store))
+    return store
+
+
+def names(store: ObjectStore) -> set[str]:
+    """All objects."""
+    return {info.name for info in store.list()}
+
+
+# ------------------------------------------------------------------------------------------------------------- writing
+
+
+def test_backup_is_read_back(store: ObjectStore) -> None:
+    """What was committed is what is opened: files in key order, ranges, versions, sums, and the whole description."""
+    writer = BackupWriter.create(store)
+    entries = do_all(store)
+    for entry in entries:
+        write_entry(store, entry)
+    made = writer.commit(replace(describe(store), backup_ts=4711), reversed(entries), dropped_ttls=3)
+    opened = BackupSet.open(store)
+    assert opened.manifest == made
+    assert opened.files == tuple(file for entry in entries for file in entry.files)
+    assert (opened.api_version, opened.backup_ts) == (ApiVersion.V2, 4711)
+    assert opened.ranges == describe(store).ranges
+    assert (opened.cluster_id, opened.cluster_version) == (7710567106009038031, "9.0.0-beta.2")
+    assert opened.totals == (
+        made.statistics.crc64xor,
+        made.statistics.total_kvs,
+        made.statistics.total_bytes,
+        made.statistics.backup_size,
+    )
+    assert (made.statistics.tasks, made.statistics.dropped_ttls) == (3, 3)
+    for file in opened.files:
+        opened.verify_identity(file)
+        opened.verify_content(file)
+
+
+def test_nothing_is_left_but_the_backup(store: ObjectStore) -> None:
+    """After the commit: lock, manifest, meta and the files it names; no ledger, nothing of failed attempts."""
+    writer = BackupWriter.create(store)
+    entries = do_all(store)
+    failed_attempt = do_task(store, 0, "a0-failed")
+    for entry in entries:
+        write_entry(store, entry)
+    assert failed_attempt.files[0].name in names(store)
+    writer.commit(describe(store), entries)
+    files = {file.name for entry in entries for file in entry.files}
+    assert names(store) == {"backupmeta", "backup.lock", "tikv-br/manifest.json"} | files
+
+
+def test_two_attempts_at_one_interval_count_once(store: ObjectStore) -> None:
+    """A task that ran twice to its end gives its files once."""
+    writer = BackupWriter.create(store)
+    made = writer.commit(describe(store), [*do_all(store), do_task(store, 1, "a2"), do_task(store, 2, "a2")])
+    assert [file.name.split("_")[1] for file in made.files] == ["a1"] * 3
+
+
+def test_empty_backup(store: ObjectStore) -> None:
+    """A range without any row is a complete backup without files."""
+    entry = replace(do_task(store, 1), start=b"", end=b"")
+    BackupWriter.create(store).commit(describe(store), [entry])
+    assert BackupSet.open(store).files == ()
+
+
+@pytest.mark.parametrize("lost", [0, 1, 2])
+def test_hole_is_never_committed(store: ObjectStore, lost: int) -> None:
+    """A missing interval, an empty one included, is a CoverageError and no backup."""
+    writer = BackupWriter.create(store)
+    entries = do_all(store)
+    del entries[lost]
+    with pytest.raises(CoverageError):
+        writer.commit(describe(store), entries)
+    assert not exists(store, layout.META)
+
+
+def test_overlaps_are_never_committed(store: ObjectStore) -> None:
+    """Neither intervals nor the files' ranges may overlap: rows would count twice."""
+    writer = BackupWriter.create(store)
+    entries = do_all(store)
+    with pytest.raises(CoverageError, match="overlap"):
+        writer.commit(describe(store), [*entries, replace(entries[0], end=b"h")])
+    wide = replace(entries[0].files[0], end_key=b"r\0\0\0d")
+    with pytest.raises(CoverageError, match="overlap"):
+        writer.commit(describe(store), [replace(entries[0], files=(wide, entries[0].files[1])), *entries[1:]])
+    assert not exists(store, layout.META)
+
+
+def test_lost_or_cut_file_is_never_committed(store: ObjectStore) -> None:
+    """The commit looks whether each file is there in its length."""
+    writer = BackupWriter.create(store)
+    entries = do_all(store)
+    file = entries[0].files[1]
+    store.put(file.name, b"cut")
+    with pytest.raises(BackupDamaged, match=f"{file.name} has 3 bytes"):
+        writer.commit(describe(store), entries)
+    store.delete(file.name)
+    with pytest.raises(BackupDamaged, match=f"{file.name} was written and is gone"):
+        writer.commit(describe(store), entries)
+    assert not exists(store, layout.META)
+
+
+def test_file_outside_the_range_is_never_committed(store: ObjectStore) -> None:
+    """What `open` would refuse is not published."""
+    writer = BackupWriter.create(store)
+    description = replace(describe(store), ranges=(KeyRange(b"r\0\0\0", b"r\0\0\0h"),))
+    with pytest.raises(BackupDamaged, match="outside"):
+        writer.commit(description, do_all(store))
+    assert not exists(store, layout.META)
+
+
+def test_path_in_use(complete: ObjectStore) -> None:
+    """A path with a backup is refused and not touched; so is one with an unfinished backup."""
+    before = names(complete)
+    with pytest.raises(BackupPathInUse, match="holds a backup already"):
+        BackupWriter.create(complete)
+    assert names(complete) == before
+    complete.delete(layout.META)
+    with pytest.raises(BackupPathInUse, match="was broken off"):
+        BackupWriter.create(complete)
+
+
+def test_rival_commit_loses(store: ObjectStore) -> None:
+    """If a backupmeta of another appears nevertheless, it stays as it is and the later commit fails."""
+    writer = BackupWriter.create(store)
+    entries = do_all(store)
+    store.put(layout.META, b"of a rival")
+    with pytest.raises(BackupPathInUse, match="another run has finished"):
+        writer.commit(describe(store), entries)
+    assert store.get(layout.META) == b"of a rival"
+
+
+@pytest.mark.parametrize("sign", ["b", "a"])
+@pytest.mark.parametrize("step", range(12))
+def test_commit_broken_at_any_write(store: ObjectStore, sign: str, step: int) -> None:
+    """Broken before or after any of its writes, a commit has made either no backup or the whole; again, it is whole."""
+    writer = BackupWriter.create(store)
+    entries = do_all(store)
+    for entry in entries:
+        write_entry(store, entry)
+    do_task(store, 0, "a0-failed")
+    faulty = BackupWriter(FaultyStore(store, "." * step + sign))
+    try:
+        faulty.commit(describe(store), entries)
+    except StorageUnreachable:
+        if exists(store, layout.META):
+            assert len(BackupSet.open(store).files) == 3
+        else:
+            with pytest.raises(BackupNotFound):
+                BackupSet.open(store)
+        writer.commit(describe(store), entries)
+    opened = BackupSet.open(store)
+    assert len(opened.files) == 3
+    for file in opened.files:
+        opened.verify_content(file)
+
+
+def test_leftovers_that_stay_do_not_fail_a_complete_backup(
+    store: ObjectStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Once backupmeta is there the backup is made; what cannot be tidied up is logged."""
+    BackupWriter.create(store)
+    entries = do_all(store)
+    for entry in entries:
+        write_entry(store, entry)
+    BackupWriter(FaultyStore(store, "..b")).commit(describe(store), entries)
+    assert "leftovers" in caplog.text
+    assert len(BackupSet.open(store).files) == 3
+
+
+def test_discard_leaves_nothing(store: ObjectStore) -> None:
+    """An unfinished backup goes entirely, what is not of it stays, and the path is free again."""
+    store.put("README.txt", b"not ours")
+    writer = BackupWriter.create(store)
+    for entry in do_all(store):
+        write_entry(store, entry)
+    writer.discard()
+    assert names(store) == {"README.txt"}
+    BackupWriter.create(store)
+
+
+def test_discard_never_takes_a_complete_backup(complete: ObjectStore) -> None:
+    """Not even its own writer may."""
+    before = names(complete)
+    with pytest.raises(BackupPathInUse, match="complete"):
+        BackupWriter(complete).discard()
+    assert names(complete) == before
+
+
+# ------------------------------------------------------------------------------------------------------------- reading
+
+
+def test_no_backup(store: ObjectStore) -> None:
+    """Nothing, or a lock and a manifest without backupmeta, is no backup."""
+    with pytest.raises(BackupNotFound):
+        BackupSet.open(store)
+    BackupWriter.create(store)
+    store.put(layout.MANIFEST, b"x")
+    with pytest.raises(BackupNotFound, match="no finished backup"):
+        BackupSet.open(store)
+
+
+def _edit_meta(store: ObjectStore, **change: object) -> None:
+    message = brpb_pb2.BackupMeta.FromString(store.get(layout.META))
+    for name, value in change.items():
+        setattr(message, name, value)
+    store.put(layout.META, message.SerializeToString(deterministic=True))
+
+
+@pytest.mark.parametrize("change", [{"api_version": 0}, {"cluster_id": 1}, {"end_version": 5}, {"is_raw_kv": False}])
+def test_edited_backupmeta(complete: ObjectStore, change: dict[str, object]) -> None:
+    """Any edit of backupmeta is noticed by the manifest's hash, before anything in it is believed."""
+    _edit_meta(complete, **change)
+    with pytest.raises(BackupDamaged, match="backupmeta is not the one"):
+        BackupSet.open(complete)
+
+
+def test_flipped_and_cut_backupmeta(complete: ObjectStore) -> None:
+    """Damage to backupmeta, at any place, names backupmeta."""
+    data = complete.get(layout.META)
+    for altered in (data[:-1], data[1:], data[:50] + bytes([data[50] ^ 1]) + data[51:], b""):
+        complete.put(layout.META, altered)
+        with pytest.raises(BackupDamaged, match="backupmeta"):
+            BackupSet.open(complete)
+
+
+def test_damaged_manifest(complete: ObjectStore) -> None:
+    """Damage to the manifest names the manifest; its loss is noticed, for backupmeta says that there was one."""
+    data = complete.get(layout.MANIFEST)
+    complete.put(layout.MANIFEST, data.replace(b'"scan"', b'"scam"'))
+    with pytest.raises(BackupDamaged, match=layout.MANIFEST):
+        BackupSet.open(complete)
+    complete.delete(layout.MANIFEST)
+    with pytest.raises(BackupDamaged, match=f"{layout.MANIFEST} is missing"):
+        BackupSet.open(complete)
+
+
+def test_manifest_of_a_newer_tool(complete: ObjectStore) -> None:
+    """A format we do not know is not damage."""
+    document = json.loads(complete.get(layout.MANIFEST)) | {"format_version": 99}
+    complete.put(layout.MANIFEST, json.dumps(document).encode())
+    with pytest.raises(BackupUnsupported, match="format 99"):
+        BackupSet.open(complete)
+
+
+def test_patient_editor(complete: ObjectStore) -> None:
+    """A meta and a manifest each sound and sealed, the one naming the other, still must say the same."""
+    known = manifest.load(complete.get(layout.MANIFEST))
+    complete.put(layout.MANIFEST, manifest.dump(replace(known, description=replace(known.description, backup_ts=1))))
+    with pytest.raises(BackupDamaged, match="contradict"):
+        BackupSet.open(complete)
+
+
+def test_files_are_verified_by_name(complete: ObjectStore) -> None:
+    """A missing file, and one of another backup in its place, are damage by name; opening alone looks at no file."""
+    file = BackupSet.open(complete).files[1]
+    complete.put(file.name, bytes(file.size))
+    with pytest.raises(BackupDamaged, match=file.name):
+        BackupSet.open(complete).verify_identity(file)
+    complete.delete(file.name)
+    with pytest.raises(BackupDamaged, match=f"{file.name} is missing"):
+        BackupSet.open(complete).verify_identity(file)
+
+
+def test_moved_backup(complete: ObjectStore, tmp_path: Path) -> None:
+    """A backup copied elsewhere is still one."""
+    shutil.copytree(complete.location.path, tmp_path / "copy")
+    moved = BackupSet.open(open_store(parse(str(tmp_path / "copy"))))
+    for file in moved.files:
+        moved.verify_identity(file)
+
+
+def test_directory_of_the_go_tool(complete: ObjectStore) -> None:
+    """Without manifest, a meta of another tool is read by itself."""
+    complete.delete(layout.MANIFEST)
+    _edit_meta(complete, br_version="BR\nRelease Version: br-v1.1.0")
+    opened = BackupSet.open(complete)
+    assert opened.manifest is None
+    assert len(opened.files) == 3
+    assert opened.files == meta.decode(complete.get(layout.META)).files
+    for file in opened.files:
+        opened.verify_identity(file)

@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.unit.backupset.samples import do_all, do_task
+from tikv_br.backupset import layout
+from tikv_br.backupset.ledger import one_an_interval, read_entries, remove_entries, write_entry
+from tikv_br.errors import BackupDamaged
+from tikv_br.storage.base import ObjectStore
+from tikv_br.storage.open import open_store
+from tikv_br.storage.url import parse
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> ObjectStore:
+    """A directory."""
+    return open_store(parse(str(tmp_path)))
+
+
+def test_entries_round_trip_in_key_order(store: ObjectStore) -> None:
+    """What tasks wrote, in whatever order, is read by key."""
+    entries = do_all(store)
+    for entry in reversed(entries):
+        write_entry(store, entry)
+    assert read_entries(store) == entries
+
+
+def test_attempts_do_not_overwrite_each_other(store: ObjectStore) -> None:
+    """Two attempts at one interval leave two entries, of which the first by name counts, whatever the order."""
+    first, second = do_task(store, 0, "a1"), do_task(store, 0, "a2")
+    for entry in (second, first):
+        write_entry(store, entry)
+    assert read_entries(store) == [first, second]
+    assert one_an_interval([second, first]) == [first]
+
+
+def test_damaged_entry_is_named(store: ObjectStore) -> None:
+    """An entry that does not read is no entry to guess about."""
+    entry = do_task(store, 0)
+    write_entry(store, entry)
+    name = layout.ledger_name(entry.interval, entry.attempt)
+    store.put(name, store.get(name)[:-40])
+    with pytest.raises(BackupDamaged, match=name):
+        read_entries(store)
+
+
+def test_removal_leaves_the_files(store: ObjectStore) -> None:
+    """Only the ledger goes, as often as asked."""
+    entry = do_task(store, 0)
+    write_entry(store, entry)
+    for _twice in range(2):
+        remove_entries(store)
+    assert {info.name for info in store.list()} == {file.name for file in entry.files}

@@ -1,0 +1,150 @@
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from formats.api_version import ApiVersion
+from tikv_br.backupset import sealed_json
+from tikv_br.errors import BackupDamaged, BackupUnsupported
+
+
+@dataclass(frozen=True)
+class Inner:
+    """A part of the sample."""
+
+    data: bytes
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One field of each type that records may have."""
+
+    text: str
+    number: int
+    flag: bool
+    data: bytes
+    version: ApiVersion
+    inner: Inner
+    many: tuple[Inner, ...]
+    maybe: Inner | None
+
+
+SAMPLES = st.builds(
+    Sample,
+    text=st.text(st.characters(exclude_categories=["Cs"])),
+    number=st.integers(0, 2**64 - 1),
+    flag=st.booleans(),
+    data=st.binary(),
+    version=st.sampled_from(ApiVersion),
+    inner=st.builds(Inner, st.binary()),
+    many=st.lists(st.builds(Inner, st.binary()), max_size=3).map(tuple),
+    maybe=st.none() | st.builds(Inner, st.binary()),
+)
+ONE = Sample("t", 1, True, b"\x01", ApiVersion.V2, Inner(b""), (Inner(b"\xff"),), None)
+
+
+def reseal(change: dict[str, Any], **outer: object) -> bytes:
+    """The document of ONE with other content, sealed as a patient editor would."""
+    document = json.loads(sealed_json.dump(ONE))
+    document["content"] |= change
+    canonical = json.dumps(document["content"], sort_keys=True, separators=(",", ":")).encode()
+    document["content_sha256"] = hashlib.sha256(canonical).hexdigest()
+    return json.dumps(document | outer).encode()
+
+
+@given(SAMPLES)
+def test_round_trip(sample: Sample) -> None:
+    """What is dumped is loaded, all types and all their values."""
+    assert sealed_json.load(Sample, sealed_json.dump(sample), "x.json") == sample
+
+
+def test_form() -> None:
+    """The document is JSON that other tools read: bytes as hex, versions as labels."""
+    document = json.loads(sealed_json.dump(ONE))
+    assert document["format_version"] == 1
+    assert document["content"]["data"] == "01"
+    assert document["content"]["version"] == "v2"
+    assert document["content"]["maybe"] is None
+
+
+@given(st.data())
+def test_no_altered_byte_goes_unnoticed(data: st.DataObject) -> None:
+    """Any byte replaced, or the end cut off, either is refused or has changed nothing but white space."""
+    whole = sealed_json.dump(ONE)
+    place = data.draw(st.integers(0, len(whole) - 1))
+    byte = data.draw(st.binary(min_size=1, max_size=1))
+    for altered in (whole[:place] + byte + whole[place + 1 :], whole[:place]):
+        try:
+            loaded = sealed_json.load(Sample, altered, "x.json")
+        except (BackupDamaged, BackupUnsupported):
+            continue
+        assert loaded == ONE
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"number": -1}, "number is not of its type"),
+        ({"number": 2**64}, "number is not of its type"),
+        ({"number": True}, "number is not of its type"),
+        ({"number": "1"}, "number is not of its type"),
+        ({"number": None}, "number is not of its type"),
+        ({"flag": 1}, "flag is not of its type"),
+        ({"text": 1}, "text is not of its type"),
+        ({"data": "0"}, "data is not hexadecimal"),
+        ({"data": 0}, "data is not of its type"),
+        ({"version": "v9"}, "version"),
+        ({"inner": []}, "inner is no object"),
+        ({"inner": {}}, "inner lacks or does not know data"),
+        ({"many": {}}, "many is not of its type"),
+        ({"many": [{"data": "zz"}]}, r"many\[0\].data is not hexadecimal"),
+        ({"extra": 1}, "lacks or does not know extra"),
+    ],
+)
+def test_types_are_strict(change: dict[str, Any], sentence: str) -> None:
+    """A field of another type, unknown or out of range is refused by its name, though the seal be right."""
+    with pytest.raises(BackupDamaged, match=sentence) as caught:
+        sealed_json.load(Sample, reseal(change), "folder/x.json")
+    assert "folder/x.json" in caught.value.message
+
+
+def test_missing_field() -> None:
+    """No field may be left out."""
+    document = json.loads(reseal({}))
+    del document["content"]["flag"]
+    canonical = json.dumps(document["content"], sort_keys=True, separators=(",", ":")).encode()
+    document["content_sha256"] = hashlib.sha256(canonical).hexdigest()
+    with pytest.raises(BackupDamaged, match="lacks or does not know flag"):
+        sealed_json.load(Sample, json.dumps(document).encode(), "x.json")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"{", b"[]", b"1", b"\xff\xfe", b"null", b"[" * 100_000, b'{"a":1,"a":1}', b'{"format_version": 1.5}', b"{}"],
+)
+def test_garbage(data: bytes) -> None:
+    """What is no document of ours at all is BackupDamaged, never another exception."""
+    with pytest.raises(BackupDamaged, match=r"x\.json"):
+        sealed_json.load(Sample, data, "x.json")
+
+
+def test_edited_content_is_noticed() -> None:
+    """A well-meant edit without a new seal is refused."""
+    edited = sealed_json.dump(ONE).replace(b'"number": 1', b'"number": 2')
+    with pytest.raises(BackupDamaged, match="does not have the hash"):
+        sealed_json.load(Sample, edited, "x.json")
+
+
+def test_newer_format() -> None:
+    """A later format is not damage; the message says which one and what to do."""
+    with pytest.raises(BackupUnsupported, match="format 2") as caught:
+        sealed_json.load(Sample, reseal({}, format_version=2, further="field"), "x.json")
+    assert "newer tikv-br" in caught.value.hint
+    with pytest.raises(BackupDamaged):
+        sealed_json.load(Sample, reseal({}, format_version=0), "x.json")

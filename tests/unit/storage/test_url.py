@@ -1,0 +1,202 @@
+from __future__ import annotations
+
+import dataclasses
+import pickle
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tikv_br.errors import UsageError
+from tikv_br.storage.secret import SecretText
+from tikv_br.storage.url import S3Options, StorageLocation, parse
+
+KEYS = "access-key=AKIA&secret-access-key=hush/hu+sh="
+
+
+@pytest.mark.parametrize(
+    ("url", "path"),
+    [
+        ("/backup/1", "/backup/1"),
+        ("/backup/1/", "/backup/1"),
+        ("/with space/100%", "/with space/100%"),
+        ("/what?no=query", "/what?no=query"),
+        ("local:///backup/1", "/backup/1"),
+        ("local:///backup/1///", "/backup/1"),
+        ("file:///backup/1", "/backup/1"),
+        ("file://localhost/backup/1", "/backup/1"),
+        ("local:///with%20space/100%25", "/with space/100%"),
+        ("local:///a+b", "/a+b"),
+        ("/", "/"),
+        ("//twice", "/twice"),
+    ],
+)
+def test_local_forms(url: str, path: str) -> None:
+    """Bare paths are taken as they are, URLs percent-decoded, slashes at the end forgotten."""
+    location = parse(url)
+    assert (location.scheme, location.path) == ("local", path)
+    assert location.bucket == ""
+
+
+@pytest.mark.parametrize(
+    ("url", "bucket", "prefix"),
+    [
+        ("s3://bucket", "bucket", ""),
+        ("s3://bucket/", "bucket", ""),
+        ("s3://bucket/a/b", "bucket", "a/b"),
+        ("s3://bucket/a/b/", "bucket", "a/b"),
+        ("s3://my.bucket-1/a%20b", "my.bucket-1", "a b"),
+        ("s3://bucket/a+b?region=r", "bucket", "a+b"),
+    ],
+)
+def test_s3_places(url: str, bucket: str, prefix: str) -> None:
+    """Bucket and prefix, without slashes at its ends."""
+    location = parse(url)
+    assert (location.scheme, location.bucket, location.path) == ("s3", bucket, prefix)
+
+
+def test_s3_parameters() -> None:
+    """Every parameter of the Go tool, spelled with - or _, in any case; + in a secret stays +."""
+    location = parse(
+        "s3://b/p?endpoint=http://127.0.0.1:9000/&REGION=eu-west-1&storage_class=STANDARD_IA&sse=aws:kms"
+        f"&sse-kms-key-id=k&provider=ceph&force_path_style=TRUE&use-accelerate-endpoint=false&{KEYS}&session-token=t%26t"
+    )
+    assert location.s3 == S3Options(
+        endpoint="http://127.0.0.1:9000",
+        region="eu-west-1",
+        storage_class="STANDARD_IA",
+        sse="aws:kms",
+        sse_kms_key_id="k",
+        provider="ceph",
+        force_path_style=True,
+        access_key=SecretText("AKIA"),
+        secret_access_key=SecretText("hush/hu+sh="),
+        session_token=SecretText("t&t"),
+    )
+
+
+def test_parameters_override_flags() -> None:
+    """The URL wins over the flags, which hold for all it does not say."""
+    flags = S3Options(endpoint="http://flag:1", region="flag", provider="aws")
+    options = parse("s3://b/p?region=url", flags).s3
+    assert (options.endpoint, options.region, options.provider) == ("http://flag:1", "url", "aws")
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        ("", True),
+        ("force-path-style=true", True),
+        ("force-path-style=0", False),
+        ("provider=alibaba", False),
+        ("provider=netease&force-path-style=true", False),
+        ("provider=ceph", True),
+    ],
+)
+def test_path_style(said: str, expected: bool) -> None:
+    """Path style by default, as in the Go tool, but never for the providers that know none."""
+    assert parse(f"s3://b/p?{said}").s3.path_style is expected
+
+
+@pytest.mark.parametrize(
+    ("url", "sentence"),
+    [
+        ("", "no storage given"),
+        ("relative/path", "neither a URL nor an absolute path"),
+        ("s3:/bucket/p", "neither a URL nor an absolute path"),
+        ("local://relative/path", "absolute path"),
+        ("file://host/path", "absolute path"),
+        ("local:///p?endpoint=x", "no parameters"),
+        ("local:///p%00", "absolute path"),
+        ("/line\nbreak", "control character"),
+        ("gcs://bucket/p", "'gcs' is not supported"),
+        ("azure://c/p", "'azure' is not supported"),
+        ("hdfs://n/p", "'hdfs' is not supported"),
+        ("noop://", "'noop' is not supported"),
+        ("s3://", "name of a bucket"),
+        ("s3:///prefix", "name of a bucket"),
+        ("s3://key:hush@bucket/p", "name of a bucket"),
+        ("s3://bucket:9000/p", "name of a bucket"),
+        ("s3://[bad/p", "does not parse"),
+        ("s3://b/a//b", "prefix"),
+        ("s3://b/a/../b", "prefix"),
+        ("s3://b/p?secret-access-key=hush#1", "'#'"),
+        ("s3://b/p?bucket=x", "unknown parameter 'bucket'"),
+        ("s3://b/p?secret-acces-key=hush", "unknown parameter 'secret-acces-key'"),
+        ("s3://b/p?region=a&region=b", "stands twice"),
+        ("s3://b/p?force-path-style=maybe", "true or false"),
+        ("s3://b/p?use-accelerate-endpoint=true", "accelerated endpoints"),
+        ("s3://b/p?acl=public-read", "canned ACLs"),
+        ("s3://b/p?sse=rot13", "s3.sse"),
+        ("s3://b/p?sse-kms-key-id=k", "needs s3.sse aws:kms"),
+        ("s3://b/p?sse=AES256&sse-kms-key-id=k", "needs s3.sse aws:kms"),
+        ("s3://b/p?access-key=a", "come together"),
+        ("s3://b/p?secret-access-key=hush", "come together"),
+        ("s3://b/p?session-token=hush", "session-token comes with"),
+        ("s3://b/p?endpoint=127.0.0.1:9000", "no http:// or https:// URL"),
+        ("s3://b/p?endpoint=ftp://h", "no http:// or https:// URL"),
+        ("s3://b/p?endpoint=http://", "no http:// or https:// URL"),
+        ("s3://b/p?endpoint=http://h:port", "does not parse"),
+        ("s3://b/p?endpoint=http://u:hush@h", "more than scheme, host and port"),
+        ("s3://b/p?endpoint=http://h/path", "more than scheme, host and port"),
+    ],
+)
+def test_refusals_say_what_and_no_secret(url: str, sentence: str) -> None:
+    """What cannot be honoured is a UsageError with a sentence; none repeats a secret from the URL."""
+    with pytest.raises(UsageError) as caught:
+        parse(url)
+    assert sentence in caught.value.message
+    assert "hush" not in str(caught.value.to_json())
+
+
+def test_refused_flags() -> None:
+    """The flags are checked as the parameters are."""
+    with pytest.raises(UsageError, match="canned ACLs"):
+        parse("s3://b/p", S3Options(acl="private"))
+
+
+def test_secrets_are_never_shown() -> None:
+    """Neither text, repr, dictionary form nor URL of a location hold a credential, and pickle keeps them all."""
+    location = parse(f"s3://b/p?endpoint=http://h:1&{KEYS}&session-token=hush")
+    shown = f"{location} {location!r} {location.s3!r} {dataclasses.asdict(location)} {location.redacted()}"
+    assert "hush" not in shown
+    assert "AKIA" not in shown
+    copy = pickle.loads(pickle.dumps(location))
+    assert copy == location
+    assert copy.s3.secret_access_key.reveal() == "hush/hu+sh="
+
+
+def test_child() -> None:
+    """A child is below its parent and keeps its options."""
+    assert parse("/a").child("b").path == "/a/b"
+    assert parse("/").child("b").path == "/b"
+    assert parse("s3://b/p?region=r").child("c/d").redacted() == "s3://b/p/c/d?region=r"
+    assert parse("s3://b").child("c").path == "c"
+
+
+SEGMENT = st.text(
+    st.characters(exclude_categories=("Cs", "Cc"), exclude_characters="/"), min_size=1, max_size=8
+).filter(lambda text: text not in {".", ".."})
+PATH = st.lists(SEGMENT, max_size=4).map("/".join)
+
+
+@given(
+    PATH, st.sampled_from(["", "http://h:1", "https://[::1]:9000"]), st.sampled_from(["", "eu-west-1"]), st.booleans()
+)
+def test_redacted_is_a_url_of_the_same_place(path: str, endpoint: str, region: str, style: bool) -> None:
+    """What a location shows of itself parses to the same place, whatever signs the path has."""
+    options = S3Options(endpoint=endpoint, region=region, force_path_style=style)
+    for location in (StorageLocation("s3", path, "bucket", options), StorageLocation("local", f"/{path}")):
+        assert parse(location.redacted()) == location
+
+
+def test_light_to_import() -> None:
+    """The command line parses URLs without loading any storage client."""
+    script = (
+        "import sys; import tikv_br.storage.url, tikv_br.storage.base, tikv_br.storage.open;"
+        "print([m for m in ('obstore', 'boto3', 'botocore', 'google.protobuf', 'pyarrow') if m in sys.modules])"
+    )
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "[]"
