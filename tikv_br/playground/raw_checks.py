@@ -74,12 +74,14 @@ class RawChecks:
             raise RegionFault(region_not_found(context.region_id, read=read))
         return region
 
-    def region_to_write(self, context: kvrpcpb_pb2.Context) -> Region:
-        """As `region`; V2 takes a snapshot first, so it words misses as reads do, and asks for synced timestamps."""
-        if self._node.api_version is not ApiVersion.V2:
-            return self.region(context, read=False)
-        region = self.region(context, read=True)
-        if not self._node.regions.is_synced(region.id):
+    def region_to_write(self, context: kvrpcpb_pb2.Context, *, snapshot: bool = False) -> Region:
+        """As `region`; V2 asks for synced timestamps, of a snapshot, and so words misses as reads do.
+
+        ``snapshot``: the command takes one in every version.
+        """
+        is_v2 = self._node.api_version is ApiVersion.V2
+        region = self.region(context, read=is_v2 or snapshot)
+        if is_v2 and not self._node.regions.is_synced(region.id):
             raise RegionFault(max_timestamp_not_synced(region.id))
         return region
 

@@ -77,8 +77,11 @@ class RawService:
     def _batch_commands(
         self, requests: Iterator[tikvpb_pb2.BatchCommandsRequest], context: grpc.ServicerContext
     ) -> Iterator[tikvpb_pb2.BatchCommandsResponse]:
-        for batch in requests:
+        for number, batch in enumerate(requests):
             answer = tikvpb_pb2.BatchCommandsResponse(request_ids=batch.request_ids, transport_layer_load=1)
+            if number == 0:
+                feedback = kv.HealthFeedback(store_id=self._node.store_id, feedback_seq_no=1, slow_score=1)
+                answer.health_feedback.CopyFrom(feedback)
             for request in batch.requests:
                 self._command(request, answer.responses.add(), context)
             yield answer

@@ -91,7 +91,7 @@ class RawWrites:
         self._checks.keys(request.context, "raw_compare_and_swap", [request.key])
         self._checks.column_family(request.cf)
         self._check_ttls([request.ttl])
-        region = self._checks.region_to_write(request.context)
+        region = self._checks.region_to_write(request.context, snapshot=True)
         bound = self._encoding.bound(request.key)
         if not region.contains(bound):
             is_v2 = self._node.api_version is ApiVersion.V2

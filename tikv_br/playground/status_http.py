@@ -39,10 +39,10 @@ class StatusHttp:
                 "api-version": 2 if version is ApiVersion.V2 else 1,
                 "enable-ttl": version.has_ttl,
             },
-            "raftstore": {"raft-entry-max-size": "8MiB", "right-derive-when-split": True},
+            "raftstore": {"raft-entry-max-size": "8MiB"},
             "coprocessor": {
-                "region-max-size": f"{self._split_size * 3 // 2 >> 10}KiB",
-                "region-split-size": f"{self._split_size >> 10}KiB",
+                "region-max-size": _readable(self._split_size * 3 // 2),
+                "region-split-size": _readable(self._split_size),
             },
             "causal-ts": {
                 "renew-interval": "100ms",
@@ -51,3 +51,11 @@ class StatusHttp:
                 "alloc-ahead-buffer": "3s",
             },
         }
+
+
+def _readable(size: int) -> str:
+    """A size as TiKV writes it: in the largest unit that divides it."""
+    for unit, shift in (("GiB", 30), ("MiB", 20), ("KiB", 10)):
+        if size and size % (1 << shift) == 0:
+            return f"{size >> shift}{unit}"
+    return f"{size}B"
