@@ -1,0 +1,48 @@
+"""Playgrounds that the tests of a module share, and backups of them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from formats.api_version import ApiVersion
+from tests.live_cluster import LiveCluster, live_cluster
+from tikv_br.backup.options import BackupOptions
+from tikv_br.storage.url import StorageLocation
+
+Options = Callable[..., BackupOptions]
+Clusters = Callable[[ApiVersion], LiveCluster]
+
+
+@pytest.fixture(scope="module")
+def clusters(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clusters]:
+    """Return a function from an API version to a playground of three stores, started when first asked for."""
+    running: dict[ApiVersion, Any] = {}
+
+    def get(version: ApiVersion) -> LiveCluster:
+        if version not in running:
+            block = live_cluster(tmp_path_factory.mktemp(version.label), version, stores=3)
+            running[version] = (block, block.__enter__())
+        live: LiveCluster = running[version][1]
+        return live
+
+    yield get
+    for block, _ in running.values():
+        block.__exit__(None, None, None)
+
+
+@pytest.fixture
+def options(tmp_path: Path) -> Options:
+    """Return a function that makes the options of a backup into a fresh folder, on the driver unless told otherwise."""
+    numbers = itertools.count()
+
+    def make(live: LiveCluster, **changes: object) -> BackupOptions:
+        place = StorageLocation("local", str(tmp_path / f"backup-{next(numbers)}"))
+        settings: dict[str, Any] = {"executor": "driver", "concurrency": 2, "file_bytes": 64 << 10, **changes}
+        return BackupOptions(cluster=live.config, storage=settings.pop("storage", place), **settings)
+
+    return make

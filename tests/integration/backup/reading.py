@@ -1,0 +1,67 @@
+"""Reading a backup without any code of ours: RocksDB itself ingests the SSTs and tells what is in them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import zstandard
+from rocksdict import Options, Rdict
+
+from formats import mce
+from formats.api_version import ApiVersion
+
+Rows = dict[bytes, bytes]
+"""Internal keys (with z) and values."""
+Expected = dict[bytes, tuple[bytes, int]]
+"""User keys, user values and absolute expiry (0 = never)."""
+
+
+def rocksdb_rows(backup: Path, scratch: Path) -> Rows:
+    """Return all rows of all SSTs below a folder, as RocksDB reads them; files that overlap count as an error."""
+    files = [str(path) for path in sorted(backup.rglob("*.sst"))]
+    rows: Rows = {}
+    for number, file in enumerate(files):
+        place = str(scratch / f"rocksdb-{number}")
+        database = Rdict(place, Options(raw_mode=True))
+        database.ingest_external_file([file])
+        found = {bytes(key): bytes(value) for key, value in database.items()}  # type: ignore[arg-type]
+        database.close()
+        Rdict.destroy(place)
+        assert found, f"{file} is empty"
+        assert not rows.keys() & found.keys(), f"{file} repeats rows"
+        rows |= found
+    return rows
+
+
+def golden_rows(folder: Path) -> list[dict[str, Any]]:
+    """Return the rows of an expected.jsonl.zst; keys and values are bytes."""
+    with (folder / "expected.jsonl.zst").open("rb") as file, zstandard.ZstdDecompressor().stream_reader(file) as reader:
+        rows = [json.loads(line) for line in reader.read().splitlines()]
+    return [{**row, "k": bytes.fromhex(row["k"]), "v": bytes.fromhex(row["v"])} for row in rows]
+
+
+def stored(rows: Expected, api_version: ApiVersion, *, keyspace_id: int = 0, ts: int = 0) -> Rows:
+    """Return rows as a store of that API version holds them, by the rules of the public documentation."""
+    return {
+        _stored_key(key, api_version, keyspace_id, ts): _stored_value(value, expire, api_version)
+        for key, (value, expire) in rows.items()
+    }
+
+
+def _stored_key(key: bytes, api_version: ApiVersion, keyspace_id: int, ts: int) -> bytes:
+    if api_version is not ApiVersion.V2:
+        return b"z" + key
+    prefixed = b"r" + keyspace_id.to_bytes(3, "big") + key
+    return b"z" + mce.encode(prefixed) + (ts ^ (2**64 - 1)).to_bytes(8, "big")
+
+
+def _stored_value(value: bytes, expire: int, api_version: ApiVersion) -> bytes:
+    match api_version:
+        case ApiVersion.V1:
+            return value
+        case ApiVersion.V1TTL:
+            return value + expire.to_bytes(8, "big")
+        case ApiVersion.V2:
+            return value + (expire.to_bytes(8, "big") + b"\x01" if expire else b"\x00")

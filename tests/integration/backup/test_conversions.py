@@ -1,0 +1,176 @@
+"""Every conversion that keeps all data, read back by RocksDB itself and compared with rules written down here."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from formats.api_version import ApiVersion
+from tests.integration.backup.conftest import Clusters, Options
+from tests.integration.backup.data import hard_rows, load
+from tests.integration.backup.reading import Expected, Rows, rocksdb_rows, stored
+from tests.live_cluster import LiveCluster
+from tikv_br.backup.run import backup
+from tikv_br.backupset.backup_set import BackupSet
+from tikv_br.backupset.coverage import KeyRange
+from tikv_br.storage.open import open_store
+
+V1, V1TTL, V2 = ApiVersion.V1, ApiVersion.V1TTL, ApiVersion.V2
+YEAR = 365 * 86400
+
+
+@pytest.fixture(scope="module")
+def rows() -> dict[bytes, bytes]:
+    """Return the rows without TTL of every cluster here."""
+    return hard_rows()
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A cluster with rows; those of `expiring` expire a year after ``at`` (seconds), some seconds more or less."""
+
+    live: LiveCluster
+    at: float
+
+
+Sources = Callable[[ApiVersion], Loaded]
+
+
+@pytest.fixture(scope="module")
+def sources(clusters: Clusters, rows: dict[bytes, bytes]) -> Sources:
+    """Return a function to a cluster with rows, split into regions; with TTLs, gone and replaced rows where it has them."""
+
+    @functools.cache
+    def get(version: ApiVersion) -> Loaded:
+        return fill(clusters(version), version, rows)
+
+    return get
+
+
+def fill(live: LiveCluster, version: ApiVersion, rows: dict[bytes, bytes]) -> Loaded:
+    """Load, with every kind of row that must not appear in a backup, and split."""
+    live.raw().batch_put(dict.fromkeys(list(rows)[::3], b"old") | {b"row-gone": b"x", b"rox": b"y"})
+    load(live, rows)
+    live.raw().batch_delete([b"row-gone", b"rox"])
+    at = time.time()
+    if version.has_ttl:
+        live.raw().batch_put(expiring(), YEAR)
+        at = (at + time.time()) / 2
+        live.raw().put(b"row-expired", b"x", 1)
+        time.sleep(2.1)
+    codec = live.raw().codec
+    bounds = [codec.bound(codec.rpc_key(key)) for key in (b"\1" * 8, b"row00500", b"row00500\0", b"row01", b"\xfe")]
+    live.run("split", keys=[bound.hex() for bound in bounds])
+    live.run("scatter")
+    return Loaded(live, at)
+
+
+def expiring() -> dict[bytes, bytes]:
+    """Return the rows with a TTL of a year."""
+    return {b"ttl%04d" % number: b"value-%d" % number for number in range(500)}
+
+
+def take_expiries(found: Rows, at: float, version: ApiVersion, ts: int) -> Expected:
+    """Return the expiring rows with the expiry that stands in their stored value, once that is about a year from ``at``."""
+    taken: Expected = {}
+    for key, value in expiring().items():
+        (internal,) = stored({key: (b"", 0)}, version, ts=ts)
+        expire = int.from_bytes(found[internal][len(value) :][:8], "big")
+        assert abs(expire - at - YEAR) <= 3
+        taken[key] = (value, expire)
+    return taken
+
+
+@pytest.mark.parametrize(("source", "target"), [(V1, V1), (V1, V1TTL), (V1, V2), (V1TTL, V1TTL), (V1TTL, V2), (V2, V2)])
+def test_conversion_keeps_every_row(
+    source: ApiVersion, target: ApiVersion, sources: Sources, options: Options, rows: dict[bytes, bytes], tmp_path: Path
+) -> None:
+    """All live rows and nothing else are in the SSTs, in the target's encoding, with expiries of the right second."""
+    live = sources(source).live
+    wanted = options(live, dst_api_version=target)
+    summary = backup(wanted).summary
+    found = rocksdb_rows(Path(wanted.storage.path), tmp_path)
+    expected: Expected = {key: (value, 0) for key, value in rows.items()}
+    ts = summary.backup_ts if source is V2 else 1
+    if source.has_ttl:
+        expected |= take_expiries(found, sources(source).at, target, ts)
+    assert found == stored(expected, target, ts=ts)
+    assert summary.total_kvs == len(expected)
+    assert (summary.api_version, summary.dst_api_version, summary.engine) == (source.label, target.label, "scan")
+    assert summary.files > 1
+    check_records(BackupSet.open(open_store(wanted.storage)), live, source, target, len(expected))
+
+
+def check_records(kept: BackupSet, live: LiveCluster, source: ApiVersion, target: ApiVersion, rows: int) -> None:
+    """Hold the records of a whole backup against the cluster and against the files."""
+    whole = KeyRange(b"r\0\0\0", b"r\0\0\1") if target is V2 else KeyRange(b"", b"")
+    assert kept.ranges == (whole,)
+    assert kept.api_version is target
+    ranges = [file.key_range for file in kept.files]
+    assert ranges[0].start == whole.start
+    assert all(left.end <= right.start for left, right in itertools.pairwise(ranges))
+    assert kept.totals.total_kvs == rows
+    if (source is V2) == (target is V2):
+        counted = live.raw().checksum()
+        assert (counted.crc64xor, counted.total_bytes) == (kept.totals.crc64xor, kept.totals.total_bytes)
+    for file in kept.files:
+        kept.verify_identity(file)
+        kept.verify_content(file)
+    expiring_rows = sum(file.expiry.total_kvs for file in kept.files)
+    assert expiring_rows == (len(expiring()) if source.has_ttl else 0)
+
+
+def test_a_range_is_cut_to_the_byte(
+    sources: Sources, options: Options, rows: dict[bytes, bytes], tmp_path: Path
+) -> None:
+    """Start is inclusive, end exclusive, and neither needs to be a key or a region's bound."""
+    wanted = options(sources(V1).live, dst_api_version=V2, start=b"row00007", end=b"row00500\0")
+    summary = backup(wanted).summary
+    inside = {key: (value, 0) for key, value in rows.items() if b"row00007" <= key < b"row00500\0"}
+    assert rocksdb_rows(Path(wanted.storage.path), tmp_path) == stored(inside, V2, ts=1)
+    assert summary.total_kvs == len(inside)
+    kept = BackupSet.open(open_store(wanted.storage))
+    assert kept.ranges == (KeyRange(b"r\0\0\0row00007", b"r\0\0\0row00500\0"),)
+
+
+def test_a_keyspace_is_taken_alone(sources: Sources, options: Options, tmp_path: Path) -> None:
+    """Rows of other keyspaces stay out, also those of the neighbours; the last keyspace has its odd end."""
+    live = sources(V2).live
+    for keyspace_id in (4241, 4242, 4243, 0xFFFFFF):
+        load(live, {b"": b"first", b"\xff" * 9: b"last", b"k": b"%d" % keyspace_id}, keyspace_id)
+    for keyspace_id in (4242, 0xFFFFFF):
+        wanted = options(live, keyspace=str(keyspace_id))
+        summary = backup(wanted).summary
+        own: Expected = {b"": (b"first", 0), b"\xff" * 9: (b"last", 0), b"k": (b"%d" % keyspace_id, 0)}
+        found = rocksdb_rows(Path(wanted.storage.path), tmp_path)
+        assert found == stored(own, V2, keyspace_id=keyspace_id, ts=summary.backup_ts)
+
+
+def test_assuming_no_ttl_asks_for_none(sources: Sources, options: Options) -> None:
+    """With --assume-no-ttl no RawGetKeyTTL goes out: a store that would refuse them is not noticed."""
+    live = sources(V1TTL).live
+    refusing = live.fail("RawGetKeyTTL", {"abort": {"code": "UNIMPLEMENTED", "details": "no"}}, count=-1)
+    try:
+        summary = backup(options(live, assume_no_ttl=True)).summary
+        assert live.hits(refusing) == 0
+    finally:
+        live.heal()
+    assert summary.total_kvs == live.raw().checksum().total_kvs
+
+
+def test_rows_that_go_before_their_ttl_is_known_are_left_out(sources: Sources, options: Options) -> None:
+    """A key that expires between the scan and the question for its TTL is neither kept for ever nor an error."""
+    live = sources(V1TTL).live
+    live.raw().batch_put({b"zz%02d" % number: b"soon" for number in range(20)}, 4)
+    slow = live.fail("RawGetKeyTTL", {"delay": {"seconds": 5}}, count=1)
+    wanted = options(live, start=b"zz", end=b"zz\xff", concurrency=1)
+    summary = backup(wanted).summary
+    assert live.hits(slow) == 1
+    assert summary.total_kvs + summary.vanished_kvs == 20
+    assert summary.vanished_kvs > 0
