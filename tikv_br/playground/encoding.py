@@ -15,6 +15,7 @@ from tikv_br.playground.engine import Engine
 
 _MAX_TS: Final = (1 << 64) - 1
 _NEWEST_END: Final = b"\xff" * 8
+_NEVER: Final = bytes(8)
 _TOMBSTONE: Final = b"\x02"
 _EXPIRES: Final = 1
 _DELETED: Final = 2
@@ -135,9 +136,8 @@ class V1Ttl(V1):
     def live(self, engine: Engine, start: bytes, end: bytes, *, now: int, reverse: bool = False) -> Iterator[Row]:
         """Rows that have not expired."""
         for key, stored in engine.iterate(*data_range(start, end), reverse=reverse):
-            value, expire, _ = self._decode(stored)
-            if not expire or expire > now:
-                yield key[1:], value
+            if stored[-8:] == _NEVER or self._decode(stored).expire > now:
+                yield key[1:], stored[:-8]
 
     def _decode(self, stored: bytes) -> Stored:
         if len(stored) < 8:

@@ -16,6 +16,8 @@ from tikv_br.playground.region import Region
 
 MAX_ENTRY_SIZE: Final = 8 << 20
 """``raftstore.raft-entry-max-size``: of the command that a write becomes."""
+_ROW_OVERHEAD: Final = 64
+"""More than a command takes for a row besides its key and value, and for its header."""
 _MAX_U64: Final = (1 << 64) - 1
 
 
@@ -138,9 +140,11 @@ class RawWrites:
             self._apply(region, puts, deletes)
 
     def _apply(self, region: Region, puts: Sequence[Row], deletes: Sequence[bytes] = ()) -> None:
-        size = entry_size(region, puts, deletes, flagged=self._node.api_version is ApiVersion.V2)
-        if size > MAX_ENTRY_SIZE:
-            raise raw_faults.raft_entry_too_large(region.id, size)
+        size = sum(len(key) + len(value) for key, value in puts) + sum(map(len, deletes))
+        if size + _ROW_OVERHEAD * (len(puts) + len(deletes) + 1) > MAX_ENTRY_SIZE:  # the exact size takes its time
+            exact = entry_size(region, puts, deletes, flagged=self._node.api_version is ApiVersion.V2)
+            if exact > MAX_ENTRY_SIZE:
+                raise raw_faults.raft_entry_too_large(region.id, exact)
         within(region, [key[1:] for key, _ in puts])
         within(region, [key[1:] for key in deletes])
         self._node.engine.write(puts, deletes)
