@@ -87,7 +87,7 @@ class ScriptedServer(grpc.GenericRpcHandler):
         many_in, many_out = method in STREAMED_REQUESTS, method in STREAMED_ANSWERS
 
         def one(request: bytes | Iterable[bytes], context: grpc.ServicerContext) -> bytes:
-            return next(self._answers(method, request, context))
+            return list(self._answers(method, request, context))[-1]
 
         def many(request: bytes | Iterable[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
             return self._answers(method, request, context)

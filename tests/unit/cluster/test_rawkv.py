@@ -1,0 +1,314 @@
+"""RawKV calls: what is sent, how it is cut into regions and batches, and what comes back."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable
+
+import pytest
+
+from formats.api_version import ApiVersion
+from formats.checksum import Checksum
+from formats.keys import KeyCodec
+from tests.scripted_grpc import Entry
+from tests.unit.cluster.fakes import FakeCluster, region, region_error, with_leader
+from tikv_br.cluster.cluster import Cluster
+from tikv_br.cluster.pb import errorpb_pb2, kvrpcpb_pb2
+from tikv_br.cluster.rawkv import RawClient, Swapped
+from tikv_br.errors import ApiVersionMismatch, ClusterUnfit, UsageError
+
+KV = "/tikvpb.Tikv/"
+V1, V1TTL, V2 = ApiVersion.V1, ApiVersion.V1TTL, ApiVersion.V2
+
+
+def client(fake: FakeCluster, version: ApiVersion = V1, keyspace: int = 0) -> RawClient:
+    """A client of a scripted cluster; its connections end with the process."""
+    cluster = Cluster.connect(fake.config())
+    return RawClient(cluster.router, KeyCodec(version, keyspace), cluster.cluster_id)
+
+
+def split(fake: FakeCluster, codec: KeyCodec, *user_keys: bytes) -> None:
+    """Give the fake regions that begin at these user keys."""
+    bounds = [b"", *(codec.bound(codec.rpc_key(key)) for key in user_keys), b""]
+    pairs = itertools.pairwise(bounds)
+    fake.regions = [with_leader(region(at, start, end)) for at, (start, end) in enumerate(pairs, 1)]
+
+
+def echo(fake: FakeCluster, codec: KeyCodec, stored: dict[bytes, bytes]) -> None:
+    """Let the store keep pairs: batches in, batches out, each checked to lie in its region."""
+
+    def put(data: bytes) -> kvrpcpb_pb2.RawBatchPutResponse:
+        request = kvrpcpb_pb2.RawBatchPutRequest.FromString(data)
+        keys = [pair.key for pair in request.pairs]
+        assert keys == sorted(set(keys))
+        check_inside(fake, codec, request.context.region_id, keys)
+        stored.update((pair.key, pair.value) for pair in request.pairs)
+        return kvrpcpb_pb2.RawBatchPutResponse()
+
+    def get(data: bytes) -> kvrpcpb_pb2.RawBatchGetResponse:
+        request = kvrpcpb_pb2.RawBatchGetRequest.FromString(data)
+        check_inside(fake, codec, request.context.region_id, list(request.keys))
+        pairs = [kvrpcpb_pb2.KvPair(key=key, value=stored[key]) for key in request.keys if key in stored]
+        return kvrpcpb_pb2.RawBatchGetResponse(pairs=pairs)
+
+    def delete(data: bytes) -> kvrpcpb_pb2.RawBatchDeleteResponse:
+        request = kvrpcpb_pb2.RawBatchDeleteRequest.FromString(data)
+        check_inside(fake, codec, request.context.region_id, list(request.keys))
+        for key in request.keys:
+            stored.pop(key, None)
+        return kvrpcpb_pb2.RawBatchDeleteResponse()
+
+    fake.kv("RawBatchPut", put)
+    fake.kv("RawBatchGet", get)
+    fake.kv("RawBatchDelete", delete)
+
+
+def check_inside(fake: FakeCluster, codec: KeyCodec, region_id: int, rpc_keys: list[bytes]) -> None:
+    """A store refuses keys outside the region; so does this."""
+    holder = next(each.region for each in fake.regions if each.region.id == region_id)
+    for key in rpc_keys:
+        bound = codec.bound(key)
+        assert holder.start_key <= bound
+        assert not holder.end_key or bound < holder.end_key
+
+
+@pytest.mark.parametrize(
+    ("answer", "value"),
+    [
+        (kvrpcpb_pb2.RawGetResponse(value=b"v"), b"v"),
+        (kvrpcpb_pb2.RawGetResponse(), b""),
+        (kvrpcpb_pb2.RawGetResponse(not_found=True), None),
+    ],
+)
+def test_get_tells_empty_from_missing(
+    fake: FakeCluster, answer: kvrpcpb_pb2.RawGetResponse, value: bytes | None
+) -> None:
+    """An empty value is a value."""
+    fake.kv("RawGet", answer)
+    assert client(fake).get(b"k") == value
+
+
+def test_v2_keys_carry_their_keyspace(fake: FakeCluster) -> None:
+    """What is sent is r, the keyspace and the user key, unencoded; PD is asked with the encoded form."""
+    fake.kv("RawPut", kvrpcpb_pb2.RawPutResponse())
+    raw = client(fake, V2, 4242)
+    raw.put(b"k", b"v", ttl=9)
+    (request,) = fake.stores[1].seen(KV + "RawPut", kvrpcpb_pb2.RawPutRequest)
+    assert (request.key, request.value, request.ttl) == (b"r\x00\x10\x92k", b"v", 9)
+    assert request.context.api_version == kvrpcpb_pb2.V2
+    assert fake.pd.requests["/pdpb.PD/GetRegion"][0].endswith(b"r\x00\x10\x92k\x00\x00\x00\xfc")
+
+
+@pytest.mark.parametrize("version", [V1, V2])
+def test_batches_follow_regions_and_sizes(fake: FakeCluster, version: ApiVersion) -> None:
+    """Thousands of pairs of random sizes over several regions all arrive, each batch within its region."""
+    chance = random.Random(1)
+    raw = client(fake, version)
+    split(fake, raw.codec, b"c", b"k0", b"k05", b"k1", b"t")
+    stored: dict[bytes, bytes] = {}
+    echo(fake, raw.codec, stored)
+    pairs = {b"%c%d" % (chance.randrange(97, 123), at): bytes(chance.randrange(300)) for at in range(4000)}
+    pairs |= {b"k%02d" % at: bytes(100_000) for at in range(10)}
+    raw.batch_put(pairs)
+    assert stored == {raw.codec.rpc_key(key): value for key, value in pairs.items()}
+    assert raw.batch_get([*pairs, b"nosuch"]) == pairs
+    raw.batch_delete(list(pairs)[:2000])
+    assert set(stored) == {raw.codec.rpc_key(key) for key in list(pairs)[2000:]}
+
+
+def test_of_equal_keys_the_last_counts(fake: FakeCluster) -> None:
+    """As servers do it in V2."""
+    stored: dict[bytes, bytes] = {}
+    echo(fake, KeyCodec(V1), stored)
+    client(fake).batch_put([(b"k", b"1"), (b"a", b"x"), (b"k", b"2")])
+    assert stored == {b"k": b"2", b"a": b"x"}
+
+
+def test_ttls_travel_pair_by_pair(fake: FakeCluster) -> None:
+    """Field ttls has one entry a pair, in the order of the pairs; without any TTL it stays away."""
+    fake.kv("RawBatchPut", kvrpcpb_pb2.RawBatchPutResponse())
+    raw = client(fake, V1TTL)
+    raw.batch_put_with_ttls([(b"b", b"", 5), (b"a", b"", 0), (b"c", b"", 7)])
+    raw.batch_put([(b"a", b"")])
+    first, second = fake.stores[1].seen(KV + "RawBatchPut", kvrpcpb_pb2.RawBatchPutRequest)
+    assert [(pair.key, ttl) for pair, ttl in zip(first.pairs, first.ttls, strict=True)] == [(b"a", 0), (b"b", 5), (b"c", 7)]  # fmt: skip
+    assert not second.ttls
+
+
+def test_a_batch_too_large_for_raft_is_halved(fake: FakeCluster) -> None:
+    """raft_entry_too_large leads to smaller batches until all is written."""
+    stored: dict[bytes, bytes] = {}
+
+    def put(data: bytes) -> kvrpcpb_pb2.RawBatchPutResponse:
+        request = kvrpcpb_pb2.RawBatchPutRequest.FromString(data)
+        if len(request.pairs) > 3:
+            error = region_error(raft_entry_too_large=errorpb_pb2.RaftEntryTooLarge(region_id=1, entry_size=9))
+            return kvrpcpb_pb2.RawBatchPutResponse(region_error=error)
+        stored.update((pair.key, pair.value) for pair in request.pairs)
+        return kvrpcpb_pb2.RawBatchPutResponse()
+
+    fake.kv("RawBatchPut", put)
+    pairs = {b"%03d" % at: b"v" for at in range(100)}
+    client(fake).batch_put(pairs)
+    assert stored == pairs
+
+
+def test_regions_that_split_between_batches_are_followed(fake: FakeCluster) -> None:
+    """The rest of a batch is cut anew by the regions that the store sent."""
+    pieces = [region(2, b"", b"m", version=2), region(1, b"m", b"", version=2)]
+    error = region_error(epoch_not_match=errorpb_pb2.EpochNotMatch(current_regions=pieces))
+    batches: list[tuple[int, list[bytes]]] = []
+
+    def put(data: bytes) -> kvrpcpb_pb2.RawBatchPutResponse:
+        request = kvrpcpb_pb2.RawBatchPutRequest.FromString(data)
+        if request.context.region_epoch.version == 1:
+            return kvrpcpb_pb2.RawBatchPutResponse(region_error=error)
+        batches.append((request.context.region_id, [pair.key for pair in request.pairs]))
+        return kvrpcpb_pb2.RawBatchPutResponse()
+
+    fake.kv("RawBatchPut", put)
+    client(fake).batch_put([(b"a", b""), (b"l", b""), (b"m", b""), (b"z", b"")])
+    assert batches == [(2, [b"a", b"l"]), (1, [b"m", b"z"])]
+
+
+def recorded_ranges(fake: FakeCluster, method: str) -> list[tuple[int, bytes, bytes]]:
+    """Region and range of each request of a range call."""
+    if method == "RawChecksum":
+        sums = fake.stores[1].seen(KV + method, kvrpcpb_pb2.RawChecksumRequest)
+        return [(each.context.region_id, each.ranges[0].start_key, each.ranges[0].end_key) for each in sums]
+    deletes = fake.stores[1].seen(KV + method, kvrpcpb_pb2.RawDeleteRangeRequest)
+    return [(each.context.region_id, each.start_key, each.end_key) for each in deletes]
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "expected"),
+    [
+        (b"", b"", [(1, b"", b"c"), (2, b"c", b"m"), (3, b"m", b"")]),
+        (b"d", b"z", [(2, b"d", b"m"), (3, b"m", b"z")]),
+        (b"c", b"m", [(2, b"c", b"m")]),
+        (b"x", b"x", []),
+        (b"z", b"a", []),
+    ],
+)
+def test_range_calls_go_region_by_region(
+    fake: FakeCluster, start: bytes, end: bytes, expected: list[tuple[int, bytes, bytes]]
+) -> None:
+    """Each region gets its own part, none overlaps, and together they are the range."""
+    raw = client(fake)
+    split(fake, raw.codec, b"c", b"m")
+    fake.kv("RawDeleteRange", kvrpcpb_pb2.RawDeleteRangeResponse())
+    fake.kv("RawChecksum", kvrpcpb_pb2.RawChecksumResponse(checksum=5, total_kvs=1, total_bytes=10))
+    raw.delete_range(start, end)
+    assert recorded_ranges(fake, "RawDeleteRange") == expected
+    total = raw.checksum(start, end)
+    assert recorded_ranges(fake, "RawChecksum") == expected
+    assert total == Checksum(5 if len(expected) % 2 else 0, len(expected), 10 * len(expected))
+
+
+def test_v2_ranges_stay_in_their_keyspace(fake: FakeCluster) -> None:
+    """A whole keyspace is its own bounds, also where regions reach beyond; the last one ends at s."""
+    fake.kv("RawChecksum", kvrpcpb_pb2.RawChecksumResponse())
+    client(fake, V2, 1).checksum()
+    client(fake, V2, 0xFFFFFF).checksum()
+    assert recorded_ranges(fake, "RawChecksum") == [
+        (1, b"r\x00\x00\x01", b"r\x00\x00\x02"),
+        (1, b"r\xff\xff\xff", b"s"),
+    ]
+
+
+def test_v2_regions_are_decoded_for_the_next_part(fake: FakeCluster) -> None:
+    """Region bounds are memcomparable; the part's end is not."""
+    raw = client(fake, V2)
+    split(fake, raw.codec, b"12345678", b"m")
+    fake.kv("RawChecksum", kvrpcpb_pb2.RawChecksumResponse())
+    raw.checksum(b"", b"z")
+    prefix = b"r\x00\x00\x00"
+    assert recorded_ranges(fake, "RawChecksum") == [
+        (1, prefix, prefix + b"12345678"),
+        (2, prefix + b"12345678", prefix + b"m"),
+        (3, prefix + b"m", prefix + b"z"),
+    ]
+
+
+def test_a_broken_region_bound_is_told(fake: FakeCluster) -> None:
+    """A V2 region that begins at raw bytes cannot be worked with; guessing would lose keys."""
+    raw = client(fake, V2)
+    broken = raw.codec.rpc_key(b"k")
+    fake.regions = [with_leader(region(1, b"", broken)), with_leader(region(2, broken, b""))]
+    fake.kv("RawChecksum", kvrpcpb_pb2.RawChecksumResponse())
+    with pytest.raises(ClusterUnfit, match="which is no key"):
+        raw.checksum(b"", b"z")
+
+
+@pytest.mark.parametrize(
+    ("version", "ttl_answer", "get_answer", "expected"),
+    [
+        (V1TTL, kvrpcpb_pb2.RawGetKeyTTLResponse(ttl=30), None, 30),
+        (V1TTL, kvrpcpb_pb2.RawGetKeyTTLResponse(ttl=0), None, 0),
+        (V1TTL, kvrpcpb_pb2.RawGetKeyTTLResponse(not_found=True), None, None),
+        (V2, kvrpcpb_pb2.RawGetKeyTTLResponse(ttl=30), None, 30),
+        (V2, kvrpcpb_pb2.RawGetKeyTTLResponse(), kvrpcpb_pb2.RawGetResponse(value=b"v"), 0),
+        (V2, kvrpcpb_pb2.RawGetKeyTTLResponse(), kvrpcpb_pb2.RawGetResponse(not_found=True), None),
+    ],
+)
+def test_ttl_of_a_deleted_key_is_none(
+    fake: FakeCluster, version: ApiVersion, ttl_answer: Entry, get_answer: Entry | None, expected: int | None
+) -> None:
+    """A V2 store says 0 for a tombstone; a get tells it from a key that never expires."""
+    fake.kv("RawGetKeyTTL", ttl_answer)
+    if get_answer is not None:
+        fake.kv("RawGet", get_answer)
+    assert client(fake, version).get_ttl(b"k") == expected
+
+
+def test_nothing_about_ttl_is_sent_to_v1(fake: FakeCluster) -> None:
+    """RawGetKeyTTL kills a V1 store, and a TTL is refused by it: both end here."""
+    raw = client(fake)
+    calls: list[Callable[[], object]] = [
+        lambda: raw.get_ttl(b"k"),
+        lambda: raw.put(b"k", b"v", ttl=1),
+        lambda: raw.batch_put([(b"k", b"v")], ttl=1),
+        lambda: raw.compare_and_swap(b"k", None, b"v", ttl=1),
+    ]
+    for call in calls:
+        with pytest.raises(UsageError, match="keeps no TTLs"):
+            call()
+    assert not fake.stores[1].requests
+
+
+def test_a_negative_ttl_is_refused(fake: FakeCluster) -> None:
+    """Before protobuf would complain."""
+    with pytest.raises(UsageError, match="negative"):
+        client(fake, V2).put(b"k", b"v", ttl=-1)
+
+
+@pytest.mark.parametrize(
+    ("previous", "answer", "expected"),
+    [
+        (None, kvrpcpb_pb2.RawCASResponse(succeed=True, previous_not_exist=True), Swapped(succeeded=True, previous=None)),
+        (b"a", kvrpcpb_pb2.RawCASResponse(succeed=True, previous_value=b"a"), Swapped(succeeded=True, previous=b"a")),
+        (b"a", kvrpcpb_pb2.RawCASResponse(previous_value=b"b"), Swapped(succeeded=False, previous=b"b")),
+        (b"", kvrpcpb_pb2.RawCASResponse(succeed=True), Swapped(succeeded=True, previous=b"")),
+    ],
+)  # fmt: skip
+def test_swap_tells_no_value_from_an_empty_one(
+    fake: FakeCluster, previous: bytes | None, answer: kvrpcpb_pb2.RawCASResponse, expected: Swapped
+) -> None:
+    """None stands for no value on both sides, b"" for an empty one."""
+    fake.kv("RawCompareAndSwap", answer)
+    assert client(fake).compare_and_swap(b"k", previous, b"v") == expected
+    (request,) = fake.stores[1].seen(KV + "RawCompareAndSwap", kvrpcpb_pb2.RawCASRequest)
+    assert request.previous_not_exist == (previous is None)
+
+
+def test_a_client_of_the_wrong_version_is_told(fake: FakeCluster) -> None:
+    """The store's words arrive with our class, in calls with and without an error field."""
+    text = "Api version in request does not match with TiKV storage, cmd: raw_get, storage: V2, request: V1"
+    fake.kv("RawGet", kvrpcpb_pb2.RawGetResponse(error=text))
+    pair = kvrpcpb_pb2.KvPair(error=kvrpcpb_pb2.KeyError(abort=f"Error(ApiVersionNotMatched {{ {text} }})"))
+    fake.kv("RawBatchGet", kvrpcpb_pb2.RawBatchGetResponse(pairs=[pair]))
+    with pytest.raises(ApiVersionMismatch, match="storage: V2"):
+        client(fake).get(b"k")
+    with pytest.raises(ApiVersionMismatch, match="storage: V2"):
+        client(fake).batch_get([b"k"])

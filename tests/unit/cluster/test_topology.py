@@ -1,0 +1,113 @@
+"""The API version of a cluster, read from the stores' configuration over HTTP and HTTPS."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from formats.api_version import ApiVersion
+from tests.certificates import Authority
+from tests.unit.cluster.http_server import ScriptedHttp
+from tikv_br.cluster.tls import TlsFiles
+from tikv_br.cluster.topology import Store, StoreState, detect_api_version
+from tikv_br.errors import ClusterTlsError, ClusterUnfit, ClusterUnreachable, RequestRefused
+
+CONFIGS = {
+    ApiVersion.V1: {"api-version": 1, "enable-ttl": False},
+    ApiVersion.V1TTL: {"api-version": 1, "enable-ttl": True},
+    ApiVersion.V2: {"api-version": 2, "enable-ttl": True},
+}
+
+
+def store(server: ScriptedHttp, store_id: int = 1) -> Store:
+    """A store whose status port is the scripted server."""
+    return Store(store_id, "127.0.0.1:1", server.address, StoreState.UP, "8.5.2")
+
+
+def serve(server: ScriptedHttp, storage: object) -> None:
+    """Let a server have this storage section."""
+    server.scripts["/config"] = [(200, json.dumps({"storage": storage, "server": {}}).encode())]
+
+
+@pytest.mark.parametrize("version", list(ApiVersion))
+def test_each_version_is_recognised(version: ApiVersion) -> None:
+    """api-version and enable-ttl together name the version."""
+    with ScriptedHttp() as server:
+        serve(server, CONFIGS[version])
+        assert detect_api_version([store(server)], TlsFiles(), 5.0) is version
+
+
+def test_a_store_before_api_versions_is_v1() -> None:
+    """An absent or zero api-version means V1."""
+    with ScriptedHttp() as server:
+        serve(server, {})
+        assert detect_api_version([store(server)], TlsFiles(), 5.0) is ApiVersion.V1
+        serve(server, {"api-version": 0, "enable-ttl": True})
+        assert detect_api_version([store(server)], TlsFiles(), 5.0) is ApiVersion.V1TTL
+
+
+def test_stores_that_disagree_are_told_one_by_one() -> None:
+    """A half-migrated cluster is not worked on."""
+    with ScriptedHttp() as one, ScriptedHttp() as two:
+        serve(one, CONFIGS[ApiVersion.V1])
+        serve(two, CONFIGS[ApiVersion.V2])
+        with pytest.raises(ClusterUnfit, match="store 1: v1, store 2: v2"):
+            detect_api_version([store(one), store(two, 2)], TlsFiles(), 5.0)
+
+
+def test_no_store_is_unfit() -> None:
+    """Without a store there is no version."""
+    with pytest.raises(ClusterUnfit, match="no store"):
+        detect_api_version([], TlsFiles(), 5.0)
+
+
+@pytest.mark.parametrize("body", [b"not json", b"[]", b"{}", b'{"storage": 1}'])
+def test_what_is_no_configuration_is_refused(body: bytes) -> None:
+    """Something else listens at the status port: V1 must not be guessed."""
+    with ScriptedHttp() as server:
+        server.scripts["/config"] = [(200, body)]
+        with pytest.raises(RequestRefused):
+            detect_api_version([store(server)], TlsFiles(), 5.0)
+
+
+def test_a_version_to_come_is_unfit() -> None:
+    """API V3 exists in the protocol; this tool does not know it."""
+    with ScriptedHttp() as server:
+        serve(server, {"api-version": 3})
+        with pytest.raises(ClusterUnfit, match="api-version 3"):
+            detect_api_version([store(server)], TlsFiles(), 5.0)
+
+
+def test_a_dead_status_port_is_unreachable() -> None:
+    """The message names the address."""
+    server = ScriptedHttp()
+    server.close()
+    with pytest.raises(ClusterUnreachable, match=server.address):
+        detect_api_version([store(server)], TlsFiles(), 5.0)
+
+
+def test_https_with_our_authority_works(tmp_path: Path) -> None:
+    """With TLS the status port speaks HTTPS under the same authority."""
+    authority = Authority(tmp_path, "authority")
+    with ScriptedHttp(authority.issue("server")) as server:
+        serve(server, CONFIGS[ApiVersion.V2])
+        tls = TlsFiles(ca=str(authority.ca))
+        assert detect_api_version([store(server)], tls, 5.0) is ApiVersion.V2
+
+
+def test_https_with_another_authority_is_a_tls_error(tmp_path: Path) -> None:
+    """A status port that our authority did not sign is not believed."""
+    with ScriptedHttp(Authority(tmp_path, "theirs").issue("server")) as server:
+        tls = TlsFiles(ca=str(Authority(tmp_path, "ours").ca))
+        with pytest.raises(ClusterTlsError, match="not trusted"):
+            detect_api_version([store(server)], tls, 5.0)
+
+
+def test_tls_to_a_plain_port_is_a_tls_error(tmp_path: Path) -> None:
+    """No silent fall-back to plain HTTP."""
+    with ScriptedHttp() as server:
+        serve(server, CONFIGS[ApiVersion.V2])
+        with pytest.raises(ClusterTlsError, match="handshake"):
+            detect_api_version([store(server)], TlsFiles(ca=str(Authority(tmp_path, "ours").ca)), 5.0)
