@@ -1,0 +1,211 @@
+"""Restores into clusters that move, refuse, fall silent or lag behind: the result is whole, or the error is clear."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from formats.api_version import ApiVersion
+from formats.keys import KeyCodec
+from tests.integration.backup.data import hard_rows, load, when
+from tests.live_cluster import LiveCluster, live_cluster
+from tikv_br.backup.options import BackupOptions
+from tikv_br.backup.run import backup
+from tikv_br.cluster.region_errors import REACTIONS, Action
+from tikv_br.errors import BackupDamaged, RetryBudgetExhausted, StorageObjectMissing, TimestampAheadOfTso
+from tikv_br.progress_events import Event, StepStarted, silent
+from tikv_br.restore.options import RestoreOptions
+from tikv_br.restore.run import RestoreSummary, restore
+from tikv_br.storage.url import StorageLocation, parse
+
+ROWS = hard_rows(count=600)
+FILE_BYTES = 40_000
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> StorageLocation:
+    """A V1 cluster's backup in V2 encoding, in many files."""
+    folder = tmp_path_factory.mktemp("source")
+    location = parse(f"local://{folder / 'backup'}")
+    with live_cluster(folder / "cluster", ApiVersion.V1, regions=8) as live:
+        load(live, ROWS)
+        backup(
+            BackupOptions(
+                cluster=live.config,
+                storage=location,
+                dst_api_version=ApiVersion.V2,
+                file_bytes=FILE_BYTES,
+                executor="driver",
+            )
+        )
+    return location
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Iterator[LiveCluster]:
+    """An empty V2 cluster of three stores."""
+    with live_cluster(tmp_path / "target", ApiVersion.V2, stores=3) as live:
+        while len(live.regions()) < 5:  # until PD has split at the bounds of keyspace 0
+            time.sleep(0.05)
+        yield live
+
+
+def run(live: LiveCluster, location: StorageLocation, reporter: object = silent) -> RestoreSummary:
+    """Restore with few tasks at once, so that faults fall between them."""
+    return restore(RestoreOptions(cluster=live.config, storage=location, concurrency=2), reporter)  # type: ignore[arg-type]
+
+
+def rows_of(live: LiveCluster) -> dict[bytes, bytes]:
+    """Everything in keyspace 0, by user key."""
+    raw = live.raw()
+    return {
+        raw.codec.user_key(key): value
+        for page in raw.scan_pages(*raw.codec.rpc_range(b"", b""))
+        for key, value in zip(page.keys.to_pylist(), page.values.to_pylist(), strict=True)
+    }
+
+
+CURABLE = [kind for kind, reaction in REACTIONS.items() if reaction.action is not Action.FAIL]
+
+
+@pytest.mark.parametrize("kind", CURABLE)
+def test_a_restore_gets_over_every_curable_region_error(
+    source: StorageLocation, target: LiveCluster, kind: str
+) -> None:
+    """Ingest answers twice with the error, at the second file; all rows arrive and the checksums agree."""
+    failpoint = target.fail("Ingest", {"region_error": {kind: {}}}, count=2, skip=1)
+    assert run(target, source).verified
+    assert target.hits(failpoint) == 2
+    assert rows_of(target) == ROWS
+
+
+@pytest.mark.parametrize("rpc", ["Download", "Ingest"])
+def test_a_lost_connection_is_made_again(source: StorageLocation, target: LiveCluster, rpc: str) -> None:
+    """A call whose answer never comes is repeated: doing it twice changes nothing."""
+    failpoint = target.fail(rpc, {"drop": {}}, count=2, skip=2)
+    assert run(target, source).verified
+    assert target.hits(failpoint) == 2
+    assert rows_of(target) == ROWS
+
+
+def bound(key: bytes) -> str:
+    """A split key as the playground wants it."""
+    codec = KeyCodec(ApiVersion.V2)
+    return codec.bound(codec.rpc_key(key)).hex()
+
+
+@pytest.mark.parametrize("rpc", ["Download", "Ingest"])
+def test_regions_that_split_on_the_way(source: StorageLocation, target: LiveCluster, rpc: str) -> None:
+    """Regions split while calls wait: the files that are cut in two go to both halves."""
+    keys = sorted(ROWS)
+    places = [bound(keys[step * len(keys) // 8]) for step in range(1, 8)]
+    for step, place in enumerate(places, 1):
+        target.fail(rpc, {"command": {"name": "split", "arguments": {"keys": [place]}}}, count=1, skip=step)
+    summary = run(target, source)
+    assert {region["start"] for region in target.regions()} >= set(places)
+    assert summary.regions > summary.files
+    assert rows_of(target) == ROWS
+
+
+def test_leaders_that_move_and_regions_that_merge_on_the_way(source: StorageLocation, target: LiveCluster) -> None:
+    """Leaders change all the while and two regions become one: nothing is lost, nothing is left half."""
+    keys = sorted(ROWS)
+    target.run("split", keys=[bound(keys[len(keys) // 3]), bound(keys[2 * len(keys) // 3])])
+    regions = [region for region in target.regions() if bound(b"") < region["start"] < bound(b"\xff" * 99)][:2]
+    merge = {"name": "merge", "arguments": {"source": regions[0]["id"], "target": regions[1]["id"]}}
+    done = threading.Event()
+
+    def shuffle() -> None:
+        turn = 0
+        while not done.wait(0.02):
+            turn += 1
+            for region in target.regions():
+                target.run("transfer-leader", region_id=region["id"], store_id=target.store_ids[turn % 3])
+
+    target.fail("Ingest", {"command": merge}, count=1, skip=3)
+    mover = threading.Thread(target=shuffle)
+    mover.start()
+    try:
+        summary = run(target, source)
+    finally:
+        done.set()
+        mover.join()
+    assert summary.verified
+    assert rows_of(target) == ROWS
+
+
+def test_a_store_that_dies_and_comes_back(source: StorageLocation, target: LiveCluster) -> None:
+    """A store is killed in the middle and is back two seconds later: the restore waits for it and ends well."""
+    target.fail("Download", {"kill_store": {}}, count=1, skip=4)
+    medic = threading.Timer(2.0, target.heal)
+
+    def report(event: Event) -> None:
+        if isinstance(event, StepStarted) and event.name == "ingest":
+            medic.start()
+
+    assert run(target, source, report).verified
+    assert rows_of(target) == ROWS
+
+
+def test_a_store_that_stays_away_ends_the_restore(source: StorageLocation, target: LiveCluster) -> None:
+    """Every replica must have the file: with a store gone for good there is an error that says so, and no success."""
+    victim = target.store_ids[2]
+    reporter = when(StepStarted, "ingest", lambda: target.run("kill-store", store_id=victim))
+    with pytest.raises(RetryBudgetExhausted, match=f"store {victim} "):
+        run(target, source, reporter)
+    target.heal()
+
+
+def fresh_backup(folder: Path) -> StorageLocation:
+    """A V2 backup whose rows carry a timestamp of this very moment."""
+    location = parse(f"local://{folder / 'fresh'}")
+    with live_cluster(folder / "fresh-source", ApiVersion.V2) as live:
+        load(live, {b"key": b"old"})
+        backup(BackupOptions(cluster=live.config, storage=location, safe_interval=0.0, executor="driver"))
+    return location
+
+
+def test_writes_right_after_a_restore_are_seen(target: LiveCluster, tmp_path: Path) -> None:
+    """The stores' cached timestamps lie below the restored rows: without the flush a later put would stay invisible."""
+    for number in range(3):
+        target.raw().put(b"other%d" % number, b"fills the stores' caches of timestamps")
+        target.raw().delete(b"other%d" % number)
+    assert run(target, fresh_backup(tmp_path)).verified
+    target.raw().put(b"key", b"new")
+    assert target.raw().get(b"key") == b"new"
+
+
+def test_rows_from_the_future_are_refused(target: LiveCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows above the target's TSO would hide later writes: refused before anything is changed."""
+    location = fresh_backup(tmp_path)
+    monkeypatch.setattr("tikv_br.cluster.pd.PdClient.tso", lambda _pd: 1 << 30)
+    with pytest.raises(TimestampAheadOfTso):
+        run(target, location)
+    assert rows_of(target) == {}
+
+
+def sst(location: StorageLocation) -> Path:
+    """One file of a backup."""
+    return max(Path(location.path).rglob("*.sst"))
+
+
+def test_a_file_damaged_after_the_check_is_reported_by_the_store(target: LiveCluster, tmp_path: Path) -> None:
+    """The stores verify block checksums themselves: damage between check and download ends the restore as damage."""
+    location = fresh_backup(tmp_path)
+    data = bytearray(sst(location).read_bytes())
+    data[3] ^= 1
+    with pytest.raises(BackupDamaged, match=sst(location).name):
+        run(target, location, when(StepStarted, "ingest", lambda: sst(location).write_bytes(data)))
+    assert rows_of(target) == {}
+
+
+def test_a_file_that_stores_cannot_see_is_named(target: LiveCluster, tmp_path: Path) -> None:
+    """A local path that the stores do not share is the commonest mistake: the hint says so."""
+    location = fresh_backup(tmp_path)
+    with pytest.raises(StorageObjectMissing) as raised:
+        run(target, location, when(StepStarted, "ingest", sst(location).unlink))
+    assert "every store" in raised.value.hint
