@@ -204,6 +204,9 @@ class StorageSuite:
             writer.write(b"x")
             writer.close()
             writer.abort()
+            for late in (writer.close, lambda: writer.write(b"y")):
+                with pytest.raises(ValueError, match="closed"):
+                    late()
         assert store.get("object") == b"x"
 
     def test_store_travels_to_tasks(self, store: ObjectStore) -> None:

@@ -10,6 +10,8 @@ import re
 from dataclasses import dataclass
 from xml.sax.saxutils import unescape
 
+from obstore.exceptions import UnauthenticatedError
+
 from tikv_br.errors import (
     StorageConflict,
     StorageDenied,
@@ -93,6 +95,9 @@ def translate(error: Exception, location: StorageLocation, action: str, name: st
     """The error of ours for a request that obstore gave up: ``action`` as in "cannot <action> <name>"."""
     failure = failure_of(error)
     place = f"{location.redacted().partition('?')[0]}/{name}".rstrip("/")
+    if isinstance(error, UnauthenticatedError) and not failure.answered:  # the source of credentials has failed; nothing was sent
+        cause = failure.text.partition("Debug source")[0].rpartition("StorageDenied: ")[2].strip()
+        return StorageDenied(f"cannot {action} {place}: {cause}")
     if not failure.answered:
         return _unanswered(failure, location, f"cannot {action} {place}")
     if failure.code == "NoSuchBucket":

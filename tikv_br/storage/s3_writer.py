@@ -53,6 +53,8 @@ class S3Writer(Writer):
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         """See `Writer.write`."""
+        if self._finished:
+            raise ValueError(f"{self._target.name} is closed already")
         rest = memoryview(data).cast("B")
         self._size += len(rest)
         while rest:

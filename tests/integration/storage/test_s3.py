@@ -16,9 +16,11 @@ import pytest
 
 from tests.integration.s3_servers import ACCESS_KEY, BUCKET, SECRET_KEY, S3Server
 from tests.integration.storage.scripted import Script, scripted
-from tests.integration.storage_suite import StorageSuite
+from tests.integration.storage_suite import StorageSuite, stream
 from tikv_br.errors import StorageDenied, StorageError
+from tikv_br.storage import s3
 from tikv_br.storage.base import ObjectStore
+from tikv_br.storage.credentials import S3Credentials
 from tikv_br.storage.open import open_store
 from tikv_br.storage.s3_writer import PART_SIZE
 from tikv_br.storage.url import StorageLocation, parse
@@ -106,6 +108,21 @@ def test_no_credentials_at_all(
     with pytest.raises(StorageDenied, match="no S3 credentials") as caught:
         open_store(versitygw.location("p", access_key="", secret_access_key="", region="us-east-1"))
     assert "AWS_ACCESS_KEY_ID" in caught.value.hint
+
+
+@pytest.mark.parametrize("size", [1, 2 * PART_SIZE])
+def test_credentials_that_cannot_be_renewed(versitygw: S3Server, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    """When the chain that gave credentials fails later, that is StorageDenied with the chain's reason."""
+
+    def expired() -> S3Credentials:
+        raise StorageDenied("the S3 credentials cannot be renewed: the instance is silent")
+
+    monkeypatch.setattr(s3, "chain", lambda _options: expired)
+    store = open_store(versitygw.location("p"))
+    with pytest.raises(StorageDenied, match="cannot be renewed: the instance is silent"):
+        stream(store, "object", 1, size)
+    with pytest.raises(StorageDenied, match="the instance is silent"):
+        store.stat("object")
 
 
 def test_session_token_is_sent_and_never_shown(caplog: pytest.LogCaptureFixture) -> None:
