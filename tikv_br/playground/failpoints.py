@@ -20,7 +20,6 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -125,7 +124,6 @@ class FailpointTable:
         self._ids = itertools.count(1)
         self._failpoints: dict[int, Failpoint] = {}
         self._run_command: RunCommand | None = None
-        self._met: weakref.WeakKeyDictionary[grpc.ServicerContext, str] = weakref.WeakKeyDictionary()
 
     def use_commands(self, run: RunCommand) -> None:
         """Tell how `Command` and `KillStore` are carried out."""
@@ -159,15 +157,9 @@ class FailpointTable:
         """Let every failpoint that a call meets strike, in order, until one ends the call.
 
         Returns the region error to answer with, None when the call shall go its way; ends the call through the
-        context where that was asked for. The interceptor calls this for each RPC; a second time for the same call
-        and RPC does nothing.
+        context where that was asked for. The interceptor calls this for each RPC.
         """
-        name = rpc.lower()
-        with self._lock:
-            if self._met.get(context) == name:
-                return None
-            self._met[context] = name
-        for action in self._struck(name, store_id, region_id):
+        for action in self._struck(rpc.lower(), store_id, region_id):
             if isinstance(action, RegionError):
                 return action.error
             self._carry_out(action, store_id, context)
