@@ -7,7 +7,7 @@ regions of a backup.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import grpc
 from google.protobuf.message import Message
@@ -18,7 +18,9 @@ from tikv_br.playground.node import Failpoints
 PD: Final = 0
 """The store id under which failpoints know PD."""
 
-_Handler = grpc.RpcMethodHandler[Any, Any]
+if TYPE_CHECKING:  # at run time the class takes no parameters
+    _Handler = grpc.RpcMethodHandler[Any, Any]
+
 _KINDS: Final = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
 _MAKERS: Final[dict[tuple[bool, bool], Callable[..., Any]]] = {
     (False, False): grpc.unary_unary_rpc_method_handler,
