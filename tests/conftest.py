@@ -34,10 +34,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def golden() -> Path:
-    """Return the folder of data recorded from real servers (``TIKV_BR_GOLDEN`` or ``../shared/golden``)."""
-    path = Path(os.environ.get("TIKV_BR_GOLDEN", ROOT.parent / "shared" / "golden"))
-    if not path.is_dir():
-        message = f"no golden data at {path}: set TIKV_BR_GOLDEN"
+    """Return the folder of data recorded from real servers: ``TIKV_BR_GOLDEN``, or ``shared/golden`` beside a parent."""
+    named = os.environ.get("TIKV_BR_GOLDEN")
+    places = [Path(named)] if named else [parent / "shared" / "golden" for parent in ROOT.parents]
+    path = next((place for place in places if place.is_dir()), None)
+    if path is None:
+        message = f"no golden data at {', '.join(map(str, places))}: set TIKV_BR_GOLDEN"
         if os.environ.get("CI") == "true":
             pytest.fail(message)
         pytest.skip(message)

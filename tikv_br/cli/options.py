@@ -91,7 +91,7 @@ LogLevelOption = Annotated[
 ]
 FormatOption = Annotated[
     KeyForm,
-    typer.Option("--format", envvar="TIKV_BR_FORMAT", help="How keys are written: as they are, hex, or \\xNN escapes."),
+    typer.Option("--format", help="How keys are written: as they are, hex, or \\xNN escapes."),
 ]
 StartOption = Annotated[str, typer.Option("--start", metavar="KEY", help="First key of the range (inclusive).")]
 EndOption = Annotated[str, typer.Option("--end", metavar="KEY", help="End of the range (exclusive); empty: no bound.")]
@@ -115,6 +115,24 @@ S3EndpointOption = Annotated[
 ]
 S3RegionOption = Annotated[
     str | None, typer.Option("--s3.region", envvar="TIKV_BR_S3_REGION", metavar="NAME", help="S3 region.")
+]
+S3StorageClassOption = Annotated[
+    str | None,
+    typer.Option("--s3.storage-class", envvar="TIKV_BR_S3_STORAGE_CLASS", metavar="NAME", help="S3 storage class."),
+]
+S3SseOption = Annotated[
+    str | None,
+    typer.Option(
+        "--s3.sse", envvar="TIKV_BR_S3_SSE", metavar="NAME", help="Encryption by the server: AES256 or aws:kms."
+    ),
+]
+S3SseKmsKeyOption = Annotated[
+    str | None,
+    typer.Option("--s3.sse-kms-key-id", envvar="TIKV_BR_S3_SSE_KMS_KEY_ID", metavar="ID", help="Key for aws:kms."),
+]
+S3AclOption = Annotated[
+    str | None,
+    typer.Option("--s3.acl", envvar="TIKV_BR_S3_ACL", metavar="NAME", help="Known, and refused: see its message."),
 ]
 S3ProviderOption = Annotated[
     str | None,

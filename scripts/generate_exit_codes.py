@@ -1,0 +1,60 @@
+#!/usr/bin/env python3
+"""Write docs/exit-codes.md from the classes in tikv_br/errors.py: ``generate_exit_codes.py [--check]``."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from tikv_br.errors import TikvBrError
+
+ROOT = Path(__file__).resolve().parent.parent
+TARGET = ROOT / "docs" / "exit-codes.md"
+
+HEAD = """# Exit codes
+
+Generated from `tikv_br/errors.py` by `scripts/generate_exit_codes.py`; a test fails when it is stale.
+
+Exit code 0 means: all that was asked is done and, where asked, verified. Everything else is listed here. With
+`--output json` the last line on standard output is `{"message_type": "exit_error", "code": …, "name": …, "message": …, "hint": …}`.
+*Again* says whether the same command may succeed a moment later with nothing changed.
+
+| code | name | what happened | again | what to do |
+|---:|---|---|---|---|
+| 0 | | all that was asked is done | | |
+"""
+
+
+def table() -> str:
+    """Return the whole page."""
+    rows = []
+    for error in sorted(_classes(TikvBrError), key=lambda error: (error.exit_code, error.__name__)):
+        what = (error.__doc__ or "").splitlines()[0].rstrip(".") if error is not TikvBrError else "Anything else"
+        again = "yes" if error.retryable else ""
+        hint = error.default_hint.replace("|", "\\|")
+        rows.append(f"| {error.exit_code} | `{error.__name__}` | {what} | {again} | {hint} |")
+    return HEAD + "\n".join(rows) + "\n"
+
+
+def _classes(base: type[TikvBrError]) -> Iterator[type[TikvBrError]]:
+    """Yield the classes that errors are raised as: those with an exit code of their own, and the root."""
+    if "exit_code" in vars(base):
+        yield base
+    for child in base.__subclasses__():
+        yield from _classes(child)
+
+
+def main() -> int:
+    """Write the page, or with --check compare it."""
+    text = table()
+    if "--check" in sys.argv[1:]:
+        current = TARGET.read_text(encoding="utf-8") if TARGET.exists() else ""
+        print("docs/exit-codes.md is", "current" if current == text else "stale: run scripts/generate_exit_codes.py")
+        return int(current != text)
+    TARGET.write_text(text, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,56 @@
+#!/usr/bin/env bash
+# Set everything up and pass the tests: static checks, then all tiers.
+#
+#   scripts/test.sh                   everything
+#   scripts/test.sh unit golden       some tiers only
+#   scripts/test.sh tests/unit/formats -k mce     or any arguments of pytest
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+say() { printf '==> %s\n' "$*" >&2; }
+
+# Programs that some tests compare with or run against; a machine where they cannot be had skips those tests (not in CI).
+install_tools() {
+    local missing=()
+    command -v sst_dump >/dev/null || command -v rocksdb_sst_dump >/dev/null || missing+=(rocksdb-tools)
+    command -v go >/dev/null || missing+=(golang-go)
+    if [ ${#missing[@]} -gt 0 ] && [ "$(id -u)" -eq 0 ] && command -v apt-get >/dev/null; then
+        say "installing ${missing[*]}"
+        { apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends "${missing[@]}"; } \
+            >&2 </dev/null || say "could not install ${missing[*]}: tests that need them will say so"
+    fi
+    if [ -x scripts/install_versitygw.sh ]; then
+        scripts/install_versitygw.sh >&2 </dev/null || say "could not install versitygw: tests that need it will say so"
+    fi
+}
+
+static_checks() {
+    say "ruff, mypy, import-linter"
+    .venv/bin/ruff check --quiet .
+    .venv/bin/ruff format --quiet --check .
+    .venv/bin/mypy
+    .venv/bin/lint-imports --no-logo | tail -n 3
+    .venv/bin/python scripts/generate_exit_codes.py --check
+}
+
+# One worker a core, from two to four: servers and Spark of the integration tests want cores of their own.
+workers() {
+    local cores
+    cores=$(nproc)
+    printf '%s' $((cores < 2 ? 2 : cores > 4 ? 4 : cores))
+}
+
+scripts/setup.sh dev
+install_tools
+
+arguments=()
+for argument in "$@"; do
+    case $argument in
+    unit | golden | integration | e2e) arguments+=("tests/$argument") ;;
+    *) arguments+=("$argument") ;;
+    esac
+done
+[ $# -gt 0 ] || static_checks
+
+say "pytest ${arguments[*]:-(all tiers)}"
+exec .venv/bin/python -m pytest -n "$(workers)" --dist loadfile --durations 10 "${arguments[@]}" </dev/null

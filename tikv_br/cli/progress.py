@@ -1,0 +1,185 @@
+"""Shows what work reports: a bar on a terminal, calm lines in a log, JSON lines for scripts.
+
+Bars and lines go to stderr, JSON lines to stdout like everything that scripts read.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import TracebackType
+from typing import Any, Protocol, Self, TextIO
+
+from tikv_br.cli.output import Output, use_colour
+from tikv_br.cli.text import human_bytes, human_seconds
+from tikv_br.progress_events import Event, Notice, StepFinished, StepStarted, StepUndone, TasksProgress
+
+LINE_FRACTION = 0.01
+LINE_SECONDS = 30.0
+
+
+class ProgressDisplay(Protocol):
+    """A context manager that is called with every event."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+    def __call__(self, event: Event) -> None:
+        """Show one event."""
+
+
+def progress_display(output: Output, stream: TextIO | None = None) -> ProgressDisplay:
+    """Return the display that fits ``output`` and ``stream`` (stderr)."""
+    stream = sys.stderr if stream is None else stream
+    if output.is_json:
+        return JsonProgress(output)
+    return BarProgress(stream) if use_colour(stream) else LineProgress(stream)
+
+
+class _Plain:
+    """A display that needs no setting up."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+
+class _Pace:
+    """Lets a tasks' progress through at each 1 % and after 30 s without a line."""
+
+    def __init__(self) -> None:
+        self._next_fraction = 0.0
+        self._next_time = time.monotonic() + LINE_SECONDS
+
+    def due(self, fraction: float) -> bool:
+        now = time.monotonic()
+        if fraction < self._next_fraction and now < self._next_time:
+            return False
+        self._next_fraction = 2.0 if fraction >= 1 else fraction + LINE_FRACTION
+        self._next_time = now + LINE_SECONDS
+        return True
+
+
+class LineProgress(_Plain):
+    """One line a step, and one each 1 % or 30 s in between."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._pace = _Pace()
+
+    def __call__(self, event: Event) -> None:
+        """Write a line, where one is due."""
+        if isinstance(event, StepStarted):
+            self._pace = _Pace()
+        if not isinstance(event, TasksProgress) or self._pace.due(event.fraction):
+            self._stream.write(describe(event) + "\n")
+            self._stream.flush()
+
+
+class JsonProgress(_Plain):
+    """One JSON line of ``message_type`` ``step`` or ``progress`` an event, paced like `LineProgress`."""
+
+    def __init__(self, output: Output) -> None:
+        self._output = output
+        self._pace = _Pace()
+
+    def __call__(self, event: Event) -> None:
+        """Write a JSON line, where one is due."""
+        match event:
+            case StepStarted(name, number, total):
+                self._pace = _Pace()
+                self._output.result("step", {"name": name, "number": number, "total": total, "state": "started"})
+            case StepFinished(name, number, total, seconds):
+                fields = {"name": name, "number": number, "total": total, "state": "finished"}
+                self._output.result("step", {**fields, "seconds": round(seconds, 3)})
+            case StepUndone(name, problem):
+                self._output.result("step", {"name": name, "state": "undone", "problem": problem})
+            case Notice(message):
+                self._output.result("notice", {"message": message})
+            case TasksProgress() if self._pace.due(event.fraction):
+                self._output.result("progress", _progress_fields(event))
+            case _:
+                pass
+
+
+class BarProgress:
+    """A bar for the running step, a line for each that has ended."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._progress: Any = None  # rich's Progress, loaded when the first event comes
+        self._task: Any = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._progress is not None:
+            self._progress.stop()
+
+    def __call__(self, event: Event) -> None:
+        """Move the bar."""
+        progress = self._started()
+        match event:
+            case StepStarted():
+                if self._task is not None:
+                    progress.remove_task(self._task)
+                self._task = progress.add_task(describe(event), total=None, figures="")
+            case TasksProgress(fraction=fraction):
+                if self._task is None:
+                    self._task = progress.add_task("tasks", total=None, figures="")
+                progress.update(self._task, total=1.0, completed=fraction, figures=_figures(event))
+            case _:
+                progress.console.print(describe(event), highlight=False, markup=False)
+
+    def _started(self) -> Any:  # noqa: ANN401 - rich is imported here only
+        if self._progress is None:
+            from rich.console import Console
+            from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+            columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[figures]}")
+            console = Console(file=self._stream)
+            self._progress = Progress(*columns, TimeElapsedColumn(), console=console, transient=True)
+            self._progress.start()
+        return self._progress
+
+
+def describe(event: Event) -> str:
+    """Return an event as a line for people."""
+    match event:
+        case StepStarted(name, number, total):
+            return f"step {number}/{total}: {name}"
+        case StepFinished(name, number, total, seconds):
+            return f"step {number}/{total}: {name}: done in {human_seconds(seconds)}"
+        case StepUndone(name, ""):
+            return f"undone: {name}"
+        case StepUndone(name, problem):
+            return f"NOT undone: {name}: {problem}"
+        case Notice(message):
+            return message
+        case TasksProgress(fraction=fraction):
+            return f"{fraction:4.0%}  {_figures(event)}"
+
+
+def _figures(event: TasksProgress) -> str:
+    speed = event.bytes_done / event.seconds if event.seconds > 0 else 0.0
+    return (
+        f"{event.tasks_done}/{event.tasks_total} tasks, {event.keys_done:,} keys, "
+        f"{human_bytes(event.bytes_done)}, {human_bytes(speed)}/s"
+    )
+
+
+def _progress_fields(event: TasksProgress) -> dict[str, object]:
+    return {
+        "fraction": round(event.fraction, 4),
+        "tasks_done": event.tasks_done,
+        "tasks_total": event.tasks_total,
+        "bytes": event.bytes_done,
+        "keys": event.keys_done,
+        "seconds": round(event.seconds, 3),
+    }

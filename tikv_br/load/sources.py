@@ -1,0 +1,173 @@
+"""Where pairs to load come from: files that people have, or a generator. Each yields batches of `formats.records.SCHEMA`."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+import pyarrow as pa
+
+from formats import columns
+from formats.errors import FormatError, InvalidKeyText
+from formats.keytext import parse_key
+from formats.loadgen import generate
+from tikv_br.errors import UsageError
+
+BATCH_ROWS = 16_384
+_MAX_U64 = 2**64 - 1
+Fields = Mapping[str, object]
+Rows = Iterator[tuple[int, Fields]]  # the number of the line, its fields
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Batches of records, and how many rows they will have where that is known (0 otherwise)."""
+
+    batches: Iterable[pa.RecordBatch]
+    expected_rows: int = 0
+
+
+def made_pairs(count: int, value_size: int, seed: int) -> Source:
+    """Return ``count`` made pairs; the same for the same seed. Raises `UsageError`, when read, for sizes that cannot be."""
+    return Source(_made(count, value_size, seed), count)
+
+
+def _made(count: int, value_size: int, seed: int) -> Iterator[pa.RecordBatch]:
+    try:
+        yield from generate(count, value_size, seed, BATCH_ROWS)
+    except FormatError as error:
+        raise UsageError(str(error)) from None
+
+
+def open_source(path: Path | None, form: str | None = None) -> Source:
+    """Return the pairs of a file by its suffix: .jsonl, .ndjson or .json, .csv, .parquet; None is JSON lines from stdin.
+
+    Fields are ``key`` and ``value``, and if present ``expire_ts`` (absolute seconds, 0: never) or ``ttl`` (seconds from now).
+    Text forms (``form``: raw, hex or escaped) default to hex in JSON, as ``raw scan`` writes, and raw in CSV.
+    Raises `UsageError` for a file that cannot be read, here or, with its line, while reading.
+    """
+    if path is None:
+        return Source(_batches(_json_rows(sys.stdin), "standard input", form or "hex"))
+    if not path.is_file():
+        raise UsageError(f"no file {path}")
+    match path.suffix.lower():
+        case ".jsonl" | ".ndjson" | ".json":
+            return Source(_batches(_file_rows(path, _json_rows), str(path), form or "hex"))
+        case ".csv":
+            return Source(_batches(_file_rows(path, _csv_rows), str(path), form or "raw"))
+        case ".parquet":
+            return _parquet(path)
+    raise UsageError(f"{path}: unknown kind of file", hint="Name it .jsonl, .csv or .parquet.")
+
+
+def _file_rows(path: Path, rows: Callable[[IO[str]], Rows]) -> Rows:
+    try:
+        with path.open(encoding="utf-8", errors="surrogateescape", newline="") as file:
+            yield from rows(file)
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}") from None
+
+
+def _json_rows(file: Iterable[str]) -> Rows:
+    for number, line in enumerate(file, 1):
+        if not line.strip():
+            continue
+        try:
+            fields = json.loads(line)
+        except ValueError as error:
+            raise _LineError(number, f"no JSON: {error}") from None
+        if not isinstance(fields, dict):
+            raise _LineError(number, "no JSON object")
+        yield number, fields
+
+
+def _csv_rows(file: Iterable[str]) -> Rows:
+    reader = csv.DictReader(file, strict=True)
+    try:
+        for fields in reader:
+            if None in fields or None in fields.values():
+                raise _LineError(reader.line_num, "not as many fields as the header has")
+            yield reader.line_num, fields
+    except csv.Error as error:
+        raise _LineError(reader.line_num, str(error)) from None
+
+
+class _LineError(Exception):
+    """What is wrong with a line; the name of the file is added by `_batches`."""
+
+    def __init__(self, number: int, problem: str) -> None:
+        super().__init__(problem)
+        self.number = number
+
+
+def _batches(rows: Rows, name: str, form: str) -> Iterator[pa.RecordBatch]:
+    """Yield records of text rows. Raises `UsageError` with file and line."""
+    try:
+        while batch := [_record(number, fields, form) for number, fields in islice(rows, BATCH_ROWS)]:
+            keys, values, expiries = zip(*batch, strict=True)
+            expire_ts = np.array(expiries, np.uint64)
+            yield columns.records(columns.from_list(keys), columns.from_list(values), expire_ts=expire_ts)
+    except _LineError as error:
+        raise UsageError(f"{name}, line {error.number}: {error}") from None
+
+
+def _record(number: int, fields: Fields, form: str) -> tuple[bytes, bytes, int]:
+    texts = [fields.get("key"), fields.get("value")]
+    if not all(isinstance(text, str) for text in texts):
+        raise _LineError(number, "`key` and `value` must be there as text")
+    try:
+        key, value = (parse_key(str(text), form) for text in texts)
+        return key, value, _expiry(fields)
+    except (InvalidKeyText, ValueError) as error:
+        raise _LineError(number, str(error)) from None
+
+
+def _expiry(fields: Fields) -> int:
+    """Return the absolute expiry that the fields say, 0 for none. Raises ValueError."""
+    expire_ts, ttl = (int(str(fields.get(name) or 0)) for name in ("expire_ts", "ttl"))
+    if not 0 <= expire_ts <= _MAX_U64 or ttl < 0:
+        raise ValueError("`expire_ts` and `ttl` are counts of seconds, 0 for never")
+    return expire_ts or (int(time.time()) + ttl if ttl else 0)
+
+
+def _parquet(path: Path) -> Source:
+    import pyarrow.parquet as pq
+
+    try:
+        file = pq.ParquetFile(path)
+    except (pa.ArrowException, OSError) as error:
+        raise UsageError(f"{path}: no Parquet file: {error}") from None
+    names = file.schema_arrow.names
+    if not {"key", "value"} <= set(names):
+        raise UsageError(f"{path}: no columns `key` and `value` among {', '.join(names)}")
+    wanted = [name for name in ("key", "value", "expire_ts", "ttl") if name in names]
+    return Source(_parquet_batches(file, wanted, str(path)), file.metadata.num_rows)
+
+
+def _parquet_batches(file: object, wanted: list[str], name: str) -> Iterator[pa.RecordBatch]:
+    try:
+        for batch in file.iter_batches(BATCH_ROWS, columns=wanted):  # type: ignore[attr-defined]
+            keys, values = (batch.column(part).cast(pa.large_binary()) for part in ("key", "value"))
+            yield columns.records(keys, values, expire_ts=_parquet_expiry(batch))
+    except (pa.ArrowException, FormatError) as error:
+        raise UsageError(f"{name}: {error}") from None
+
+
+def _parquet_expiry(batch: pa.RecordBatch) -> columns.Numbers:
+    """Return ``expire_ts`` of each row, from that column or from ``ttl``; nulls are 0."""
+    expire_ts = np.zeros(len(batch), np.uint64)
+    if "ttl" in batch.schema.names:
+        ttl = batch.column("ttl").cast(pa.uint64()).fill_null(0).to_numpy(zero_copy_only=False)
+        expire_ts = np.where(ttl > 0, ttl + np.uint64(time.time()), 0).astype(np.uint64)
+    if "expire_ts" in batch.schema.names:
+        given = batch.column("expire_ts").cast(pa.uint64()).fill_null(0).to_numpy(zero_copy_only=False)
+        expire_ts = np.where(given > 0, given, expire_ts).astype(np.uint64)
+    return expire_ts
