@@ -42,7 +42,14 @@ def options(tmp_path: Path) -> Options:
 
     def make(live: LiveCluster, **changes: object) -> BackupOptions:
         place = StorageLocation("local", str(tmp_path / f"backup-{next(numbers)}"))
-        settings: dict[str, Any] = {"executor": "driver", "concurrency": 2, "file_bytes": 64 << 10, **changes}
-        return BackupOptions(cluster=live.config, storage=settings.pop("storage", place), **settings)
+        usual = {
+            "cluster": live.config,
+            "storage": place,
+            "executor": "driver",
+            "concurrency": 2,
+            "file_bytes": 64 << 10,
+        }
+        settings: dict[str, Any] = {**usual, **changes}
+        return BackupOptions(**settings)
 
     return make

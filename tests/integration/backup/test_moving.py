@@ -1,0 +1,190 @@
+"""Regions split, merge and move and stores die while a backup reads them: it ends whole and equal, or not at all."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from formats.api_version import ApiVersion
+from tests.integration.backup.conftest import Options
+from tests.integration.backup.data import hard_rows, load
+from tests.integration.backup.reading import rocksdb_rows, stored
+from tests.live_cluster import LiveCluster, live_cluster
+from tikv_br.backup.run import backup
+from tikv_br.cluster.config import ClusterConfig
+from tikv_br.errors import ClusterUnreachable, RetryBudgetExhausted
+
+SPLITS = [b"row00100", b"row01", b"row02", b"\x90"]
+PATIENCE = 4.0
+"""Seconds that a call goes on after its first failure."""
+READ_FIRST = b""
+"""A key of the first region, whose 1,800 rows are read in three pages while pages still grow."""
+
+
+@pytest.fixture(scope="module")
+def rows() -> dict[bytes, bytes]:
+    """Return what the cluster holds."""
+    return hard_rows(count=4000)
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory, rows: dict[bytes, bytes]) -> Iterator[LiveCluster]:
+    """Run a V1 cluster of three stores, whose dead are replaced after a second."""
+    with live_cluster(tmp_path_factory.mktemp("moving"), ApiVersion.V1, stores=3, election_timeout=1.0) as live:
+        load(live, rows)
+        live.run("split", keys=[key.hex() for key in SPLITS])
+        live.run("scatter")
+        yield live
+
+
+@pytest.fixture
+def live(cluster: LiveCluster) -> Iterator[LiveCluster]:
+    """Return the cluster, split as at first; what a test has broken is healed after it."""
+    if merged := [key.hex() for key in SPLITS if region_at(cluster, key)["start"] != key.hex()]:
+        cluster.run("split", keys=merged)
+    while region_at(cluster, READ_FIRST)["end"] != SPLITS[0].hex():
+        command = merge(cluster)
+        cluster.run(command["name"], **command["arguments"])
+    yield cluster
+    cluster.heal()
+
+
+def region_at(live: LiveCluster, key: bytes) -> dict[str, Any]:
+    """Return the region of a key."""
+    return next(
+        region
+        for region in live.regions()
+        if bytes.fromhex(region["start"]) <= key and (not region["end"] or key < bytes.fromhex(region["end"]))
+    )
+
+
+def other_store(live: LiveCluster, region: dict[str, Any]) -> int:
+    """Return a store that does not lead the region."""
+    return next(store_id for store_id in live.store_ids if store_id != region["leader_store"])
+
+
+def split(live: LiveCluster) -> dict[str, Any]:
+    """Split the region that is read while it is read."""
+    return {"name": "split", "arguments": {"keys": [b"\x01".hex(), b"\x60".hex()]}}
+
+
+def merge(live: LiveCluster) -> dict[str, Any]:
+    """Merge the region that is read into its right neighbour."""
+    source = region_at(live, READ_FIRST)
+    target = region_at(live, bytes.fromhex(source["end"]))
+    return {"name": "merge", "arguments": {"source": source["id"], "target": target["id"]}}
+
+
+def transfer_leader(live: LiveCluster) -> dict[str, Any]:
+    """Move the lead of the region that is read."""
+    region = region_at(live, READ_FIRST)
+    return {
+        "name": "transfer-leader",
+        "arguments": {"region_id": region["id"], "store_id": other_store(live, region)},
+    }
+
+
+def impatient(live: LiveCluster) -> ClusterConfig:
+    """Return a config whose calls give up after a few seconds."""
+    return replace(live.config, retry_budget=PATIENCE)
+
+
+def check_equal(live: LiveCluster, options: Options, rows: dict[bytes, bytes], scratch: Path) -> None:
+    """Back up as V2 and compare with the rows."""
+    wanted = options(live, cluster=impatient(live), dst_api_version=ApiVersion.V2, concurrency=1)
+    backup(wanted)
+    expected = stored({key: (value, 0) for key, value in rows.items()}, ApiVersion.V2, ts=1)
+    assert rocksdb_rows(Path(wanted.storage.path), scratch) == expected
+
+
+@pytest.mark.parametrize("command", [split, merge, transfer_leader])
+@pytest.mark.parametrize("skip", [0, 1, 2])
+def test_a_region_that_moves_under_the_scan(
+    command: Callable[[LiveCluster], dict[str, Any]],
+    skip: int,
+    live: LiveCluster,
+    options: Options,
+    rows: dict[bytes, bytes],
+    tmp_path: Path,
+) -> None:
+    """Before a page of the region is answered, the region is no longer what it was: no row is lost or twice."""
+    region = region_at(live, READ_FIRST)
+    moving = live.fail("RawScan", {"command": command(live)}, region_id=region["id"], skip=skip)
+    check_equal(live, options, rows, tmp_path)
+    assert live.hits(moving) == 1
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        {"server_is_busy": {"reason": "scheduler is busy"}},
+        {"epoch_not_match": {}},
+        {"not_leader": {}},
+        {"region_not_found": {}},
+        {"stale_command": {}},
+        {"store_not_match": {}},
+        {"data_is_not_ready": {}},
+        {"message": "TiKV is Closing"},
+    ],
+    ids=lambda error: next(iter(error)),
+)
+def test_region_errors_that_pass(
+    error: dict[str, Any], live: LiveCluster, options: Options, rows: dict[bytes, bytes], tmp_path: Path
+) -> None:
+    """Two answers with an error in the middle of the scan change nothing of the result."""
+    failing = live.fail("RawScan", {"region_error": error}, skip=3, count=2)
+    check_equal(live, options, rows, tmp_path)
+    assert live.hits(failing) == 2
+
+
+def test_a_connection_that_breaks(
+    live: LiveCluster, options: Options, rows: dict[bytes, bytes], tmp_path: Path
+) -> None:
+    """A call that ends without an answer is asked again."""
+    failing = live.fail("RawScan", {"drop": {}}, skip=2, count=2)
+    check_equal(live, options, rows, tmp_path)
+    assert live.hits(failing) == 2
+
+
+def test_a_store_that_dies_is_outlived(
+    live: LiveCluster, options: Options, rows: dict[bytes, bytes], tmp_path: Path
+) -> None:
+    """A store is killed in the middle of the scan; others take the lead, and the backup is whole."""
+    killing = live.fail("RawScan", {"kill_store": {}}, skip=2)
+    check_equal(live, options, rows, tmp_path)
+    assert live.hits(killing) == 1
+
+
+def test_a_cluster_that_comes_back_is_waited_for(
+    live: LiveCluster, options: Options, rows: dict[bytes, bytes], tmp_path: Path
+) -> None:
+    """All stores die and come back seconds later, longer than one call waits: the task begins anew, and is whole."""
+    for store_id in live.store_ids:
+        live.fail("RawScan", {"kill_store": {}}, skip=1, store_id=store_id)
+    healing = threading.Timer(1.5 * PATIENCE, live.heal)
+    began = time.monotonic()
+    healing.start()
+    try:
+        check_equal(live, options, rows, tmp_path)
+    finally:
+        healing.cancel()
+        healing.join()
+    assert time.monotonic() - began > PATIENCE
+
+
+def test_a_cluster_that_stays_away_leaves_nothing_behind(live: LiveCluster, options: Options) -> None:
+    """No backup, no file, no lock: the path can be used again, and the error says what was met."""
+    for store_id in live.store_ids:
+        live.fail("RawScan", {"kill_store": {}}, skip=1, store_id=store_id)
+    wanted = options(live, cluster=impatient(live), concurrency=1)
+    with pytest.raises((RetryBudgetExhausted, ClusterUnreachable), match="task"):
+        backup(wanted)
+    assert not [path for path in Path(wanted.storage.path).rglob("*") if path.is_file()]
+    live.heal()
+    assert backup(wanted).summary.total_kvs == live.raw().checksum().total_kvs

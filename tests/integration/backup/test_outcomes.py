@@ -1,0 +1,241 @@
+"""What a backup leaves behind: all of itself when it succeeds, nothing when it does not, and GC held back in between."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from formats.api_version import ApiVersion
+from tests.integration.backup.conftest import Clusters, Options
+from tests.integration.backup.data import hard_rows, load, when
+from tests.integration.backup.reading import rocksdb_rows
+from tests.live_cluster import LiveCluster, live_cluster
+from tikv_br.backup.backup_ts import service_id
+from tikv_br.backup.run import backup
+from tikv_br.backupset.backup_set import BackupSet
+from tikv_br.cluster.pb import brpb_pb2, kvrpcpb_pb2
+from tikv_br.cluster.timestamp import physical_ms
+from tikv_br.errors import (
+    BackupDamaged,
+    BackupPathInUse,
+    ChecksumMismatch,
+    ConversionUnsupported,
+    CoverageError,
+    SafePointError,
+    TikvBrError,
+    UsageError,
+)
+from tikv_br.progress_events import Event, StepFinished, StepStarted
+from tikv_br.storage.open import open_store
+
+V1, V2 = ApiVersion.V1, ApiVersion.V2
+
+
+@pytest.fixture(scope="module")
+def v2(clusters: Clusters) -> LiveCluster:
+    """Return a V2 cluster with rows in several regions."""
+    live = clusters(V2)
+    load(live, hard_rows(count=1000))
+    codec = live.raw().codec
+    live.run("split", keys=[codec.bound(codec.rpc_key(key)).hex() for key in (b"row00100", b"row005")])
+    return live
+
+
+def safe_points(live: LiveCluster) -> dict[str, int]:
+    """Return what PD holds for services of ours."""
+    points = live.get("/pd/api/v1/gc/safepoint")["service_gc_safe_points"]
+    return {point["service_id"]: point["safe_point"] for point in points if point["service_id"] != "gc_worker"}
+
+
+def files_at(place: str) -> list[str]:
+    """Return the names of all files below a folder."""
+    return sorted(str(path.relative_to(place)) for path in Path(place).rglob("*") if path.is_file())
+
+
+def test_backup_ts_is_protected_from_before_the_scan_until_after_the_end(v2: LiveCluster, options: Options) -> None:
+    """At the scan's first moment and after the end PD holds backup-ts - 1 under the run's name, as the manifest says it."""
+    during: list[dict[str, int]] = []
+    before = v2.cluster.pd.tso()
+    wanted = options(v2, safe_interval=90)
+    summary = backup(wanted, when(StepStarted, "scan", lambda: during.append(safe_points(v2)))).summary
+    after = v2.cluster.pd.tso()
+    held = {service_id(summary.run_id): summary.backup_ts - 1}
+    assert during == [held]
+    assert safe_points(v2) == held
+    assert physical_ms(before) - 90_000 <= physical_ms(summary.backup_ts) <= physical_ms(after) - 90_000
+    kept = BackupSet.open(open_store(wanted.storage))
+    assert kept.backup_ts == summary.backup_ts
+    assert {(file.min_ts, file.max_ts) for file in kept.files} == {(summary.backup_ts, summary.backup_ts)}
+    v2.cluster.pd.update_service_safe_point(service_id(summary.run_id), 0, 0)
+
+
+def test_gcttl_zero_leaves_no_safe_point(v2: LiveCluster, options: Options) -> None:
+    """Who wants no tail can say so."""
+    backup(options(v2, gc_ttl=0))
+    assert safe_points(v2) == {}
+
+
+def test_writes_after_backup_ts_was_chosen_get_a_larger_ts(v2: LiveCluster, options: Options, tmp_path: Path) -> None:
+    """The stores' cached timestamps are flushed: with no safe interval at all, a later write is still above backup-ts."""
+    v2.raw().put(b"row00001", b"fills the cache of the leader")
+    time.sleep(0.3)
+    write = when(StepFinished, "protect from GC", lambda: v2.raw().put(b"row00001", b"later"))
+    summary = backup(options(v2, safe_interval=0, gc_ttl=0), write).summary
+    assert ts_of(v2, b"row00001", tmp_path) > summary.backup_ts
+
+
+def ts_of(live: LiveCluster, key: bytes, scratch: Path) -> int:
+    """Return the ts that the stores keep with a key, from an SST that they write themselves."""
+    rpc_key = live.raw().codec.rpc_key(key)
+    (scratch / "stores").mkdir()
+    request = brpb_pb2.BackupRequest(
+        cluster_id=live.cluster.cluster_id,
+        start_key=rpc_key,
+        end_key=rpc_key + b"\0",
+        is_raw_kv=True,
+        dst_api_version=kvrpcpb_pb2.V2,
+        storage_backend=brpb_pb2.StorageBackend(local=brpb_pb2.Local(path=str(scratch / "stores"))),
+    )
+    for store_id in live.store_ids:
+        list(live.cluster.store(store_id).backup(request))
+    (internal,) = rocksdb_rows(scratch / "stores", scratch)
+    return int.from_bytes(internal[-8:], "big") ^ (2**64 - 1)
+
+
+def test_gc_that_has_passed_is_refused(options: Options, tmp_path: Path) -> None:
+    """Where the versions that a tail would need are gone already, the backup does not begin."""
+    with live_cluster(tmp_path / "cluster", V2, stores=1) as live:
+        live.cluster.pd.update_service_safe_point("gc_worker", 2**63 - 1, live.cluster.pd.tso())
+        wanted = options(live, safe_interval=60)
+        with pytest.raises(SafePointError, match="passed"):
+            backup(wanted)
+        assert safe_points(live) == {}
+    assert files_at(wanted.storage.path) == []
+
+
+def tamper(step: str, act: Callable[[Path], object], place: str) -> Callable[[Event], None]:
+    """Return a reporter that does something to the storage when a step has ended."""
+    return when(StepFinished, step, lambda: act(Path(place)))
+
+
+def remove(pattern: str) -> Callable[[Path], object]:
+    """Return an act that removes one file."""
+    return lambda place: next(iter(sorted(place.glob(pattern)))).unlink()
+
+
+def shorten(pattern: str) -> Callable[[Path], object]:
+    """Return an act that cuts the last byte off one file."""
+
+    def act(place: Path) -> None:
+        path = next(iter(sorted(place.glob(pattern))))
+        path.write_bytes(path.read_bytes()[:-1])
+
+    return act
+
+
+@pytest.mark.parametrize(
+    ("act", "error"),
+    [
+        (remove("tikv-br/ledger/*.json"), CoverageError),
+        (remove("sst/*.sst"), BackupDamaged),
+        (shorten("sst/*.sst"), BackupDamaged),
+    ],
+)
+def test_what_goes_missing_before_the_commit_is_noticed(
+    act: Callable[[Path], object], error: type[TikvBrError], clusters: Clusters, options: Options
+) -> None:
+    """A record or a file that is gone or cut makes no backup, and all that was written is removed."""
+    live = clusters(V1)
+    load(live, {b"k%d" % number: b"v" for number in range(100)})
+    wanted = options(live)
+    with pytest.raises(error):
+        backup(wanted, tamper("scan", act, wanted.storage.path))
+    assert files_at(wanted.storage.path) == []
+
+
+def test_checksum_finds_a_write_after_the_scan(clusters: Clusters, options: Options) -> None:
+    """The cluster's own checksum is asked for after the scan; a difference names the range and leaves no backup."""
+    live = clusters(V1)
+    load(live, {b"k%d" % number: b"v" for number in range(100)})
+    assert backup(options(live, checksum=True, dst_api_version=V2)).summary.total_kvs == live.raw().checksum().total_kvs
+    wanted = options(live, checksum=True)
+    with pytest.raises(ChecksumMismatch, match=r"\[start, end\).*rows") as raised:
+        backup(wanted, when(StepFinished, "scan", lambda: live.raw().put(b"k7", b"w")))
+    assert "writes" in raised.value.hint
+    assert files_at(wanted.storage.path) == []
+
+
+def test_another_backup_at_the_path_is_left_alone(clusters: Clusters, options: Options) -> None:
+    """A finished backup, and one under way, are refused before anything is written, and not a byte of them changes."""
+    live = clusters(V1)
+    wanted = options(live)
+    backup(wanted)
+    place = Path(wanted.storage.path)
+    before = {name: (place / name).read_bytes() for name in files_at(str(place))}
+    with pytest.raises(BackupPathInUse):
+        backup(wanted)
+    assert {name: (place / name).read_bytes() for name in files_at(str(place))} == before
+    under_way = options(live)
+    inner: list[type[BaseException]] = []
+
+    def start_another() -> None:
+        try:
+            backup(under_way)
+        except BackupPathInUse as error:
+            inner.append(type(error))
+
+    backup(under_way, when(StepStarted, "scan", start_another))
+    assert inner == [BackupPathInUse]
+    assert "backupmeta" in files_at(under_way.storage.path)
+
+
+def test_a_dry_run_writes_nothing_anywhere(v2: LiveCluster, options: Options) -> None:
+    """It plans, and neither the storage nor PD knows of it."""
+    wanted = options(v2, dry_run=True)
+    report = backup(wanted)
+    assert report.summary.dry_run
+    assert report.plan[0].start == b"r\0\0\0"
+    assert report.plan[-1].end == b"r\0\0\1"
+    assert safe_points(v2) == {}
+    assert not Path(wanted.storage.path).exists()
+
+
+def test_an_empty_cluster_makes_an_empty_backup(v2: LiveCluster, options: Options) -> None:
+    """No rows, no files, yet a backup that covers the range."""
+    wanted = options(v2, keyspace="77", gc_ttl=0)
+    summary = backup(wanted).summary
+    kept = BackupSet.open(open_store(wanted.storage))
+    assert (summary.total_kvs, summary.files, kept.files) == (0, 0, ())
+    assert [part.start for part in kept.ranges] == [b"r\0\0\x4d"]
+
+
+def test_keyspaces_go_by_name_too(v2: LiveCluster, options: Options) -> None:
+    """PD knows the name; one that it does not know is the user's mistake."""
+    assert backup(options(v2, keyspace="DEFAULT", gc_ttl=0)).summary.total_kvs == v2.raw().checksum().total_kvs
+    with pytest.raises(UsageError, match="no keyspace 'nosuch'"):
+        backup(options(v2, keyspace="nosuch"))
+
+
+@pytest.mark.parametrize(
+    ("version", "changes", "error"),
+    [
+        (V2, {"dst_api_version": V1}, ConversionUnsupported),
+        (V1, {"keyspace": "5"}, UsageError),
+        (V2, {"keyspace": "16777216"}, UsageError),
+        (V1, {"start": b"b", "end": b"b"}, UsageError),
+        (V1, {"compression_level": 99}, UsageError),
+        (V1, {"file_bytes": 0}, UsageError),
+        (V1, {"executor": "spark", "spark_master": "nowhere"}, UsageError),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_is_written(
+    version: ApiVersion, changes: dict[str, object], error: type[TikvBrError], clusters: Clusters, options: Options
+) -> None:
+    """The path stays untouched."""
+    wanted = options(clusters(version), **changes)
+    with pytest.raises(error):
+        backup(wanted)
+    assert not Path(wanted.storage.path).exists()
