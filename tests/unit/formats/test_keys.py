@@ -67,7 +67,7 @@ def test_round_trip(codec: KeyCodec, user: bytes, ts: int) -> None:
         assert codec.parse_storage_key(stored) == (rpc, 0)
 
 
-@many(3)
+@many(2)
 @given(keyspaces, keys(20), keys(20), timestamps, timestamps)
 def test_storage_order_is_by_key_then_newest_first(keyspace: int, one: bytes, other: bytes, a: int, b: int) -> None:
     """Storage keys of V2 sort by user key, and the versions of one key by descending ts."""

@@ -15,17 +15,13 @@ from formats.keys import DATA_PREFIX, KeyCodec
 from formats.records import SCHEMA, STORAGE_SCHEMA
 from formats.rows import LiveFilter, from_storage, live, to_storage
 from formats.values import StoredValue, decode_value, encode_value
-from tests.unit.formats.examples import MAX_U64, expiries, keys, keyspaces, many, u64
-
-Record = tuple[bytes, bytes, int, int, bool]
-"""key, value, expire_ts, ts, deleted"""
+from tests.unit.formats.examples import MAX_U64, Row, keyspaces, many, pairs, records
 
 V1, V1TTL, V2 = (KeyCodec(api_version) for api_version in ApiVersion)
 codecs = st.sampled_from([V1, V1TTL]) | keyspaces.map(lambda keyspace: KeyCodec(ApiVersion.V2, keyspace))
-records = st.lists(st.tuples(keys(20), keys(12), expiries, st.just(0) | u64, st.booleans()), max_size=6)
 
 
-def batch(rows: list[Record]) -> pa.RecordBatch:
+def batch(rows: list[Row]) -> pa.RecordBatch:
     """A batch of `SCHEMA` that is a slice of a larger one: its offsets begin anywhere."""
     padded = [(b"before", b"x", 1, 1, True), *rows, (b"after", b"y", 1, 1, True)]
     column = [list(values) for values in zip(*padded, strict=True)]
@@ -39,26 +35,20 @@ def rows_of(batch: pa.RecordBatch) -> list[tuple[object, ...]]:
     return list(zip(*(column.to_pylist() for column in batch.columns), strict=True))
 
 
-def fit(codec: KeyCodec, row: Record) -> Record:
+def fit(codec: KeyCodec, row: Row) -> Row:
     """The row without what this API version cannot hold."""
     key, value, expire_ts, ts, deleted = row
-    return (
-        key,
-        value,
-        expire_ts if codec.api_version.has_ttl else 0,
-        ts if codec.is_v2 else 0,
-        deleted and codec.is_v2,
-    )
+    return Row(key, value, expire_ts * codec.api_version.has_ttl, ts * codec.is_v2, deleted and codec.is_v2)
 
 
-def stored(codec: KeyCodec, row: Record, default_ts: int) -> tuple[bytes, bytes]:
+def stored(codec: KeyCodec, row: Row, default_ts: int) -> tuple[bytes, bytes]:
     """The row in storage, made by the codecs of single keys and values."""
     key, value, expire_ts, ts, deleted = row
     storage_key = codec.storage_key(codec.rpc_key(key), ts or default_ts)
     return DATA_PREFIX + storage_key, encode_value(codec.api_version, StoredValue(value, expire_ts, deleted))
 
 
-def unstored(codec: KeyCodec, key: bytes, value: bytes) -> Record:
+def unstored(codec: KeyCodec, key: bytes, value: bytes) -> Row:
     """The record of a storage row, made by the codecs of single keys and values; raises `DamagedBytes`."""
     if not key.startswith(DATA_PREFIX):
         raise DamagedBytes("no z")
@@ -66,12 +56,12 @@ def unstored(codec: KeyCodec, key: bytes, value: bytes) -> Record:
     if codec.is_v2 and not ts:
         raise DamagedBytes("no ts")
     user_value, expire_ts, deleted = decode_value(codec.api_version, value)
-    return codec.user_key(rpc), user_value, expire_ts, ts, deleted
+    return Row(codec.user_key(rpc), user_value, expire_ts, ts, deleted)
 
 
 @many(1)
 @given(codecs, records, st.integers(1, MAX_U64))
-def test_batches_are_stored_as_their_rows_are(codec: KeyCodec, rows: list[Record], default_ts: int) -> None:
+def test_batches_are_stored_as_their_rows_are(codec: KeyCodec, rows: list[Row], default_ts: int) -> None:
     """`to_storage` equals the conversion of each key and value by itself, and `from_storage` gives the rows back."""
     fitting = [fit(codec, row) for row in rows]
     storage = to_storage(batch(fitting), codec, default_ts)
@@ -79,19 +69,18 @@ def test_batches_are_stored_as_their_rows_are(codec: KeyCodec, rows: list[Record
     assert rows_of(storage) == [stored(codec, row, default_ts) for row in fitting]
     back = from_storage(storage, codec)
     assert back.schema == SCHEMA
-    with_ts = [(*row[:3], row[3] or default_ts * codec.is_v2, row[4]) for row in fitting]
-    assert rows_of(back) == with_ts
+    assert rows_of(back) == [row._replace(ts=row.ts or default_ts * codec.is_v2) for row in fitting]
 
 
 @many(1)
 @given(codecs, records.filter(bool), st.data())
-def test_damaged_rows_are_seen(codec: KeyCodec, rows: list[Record], draw: st.DataObject) -> None:
+def test_damaged_rows_are_seen(codec: KeyCodec, rows: list[Row], draw: st.DataObject) -> None:
     """After a change to the bytes of a row, the batch is refused just when that row by itself is; else it reads alike."""
     storage = [list(stored(codec, fit(codec, row), 1)) for row in rows]
     row, column = draw.draw(st.tuples(st.integers(0, len(rows) - 1), st.integers(0, 1)))
     data = storage[row][column]
     start, stop = sorted(draw.draw(st.tuples(*[st.integers(max(0, len(data) - 24), len(data))] * 2)))
-    storage[row][column] = data[:start] + draw.draw(keys(3)) + data[stop:]
+    storage[row][column] = data[:start] + draw.draw(st.binary(max_size=3)) + data[stop:]
     damaged = columns.storage_rows(*(columns.from_list(values) for values in zip(*storage, strict=True)))
     try:
         expected = [unstored(codec, key, value) for key, value in storage]
@@ -103,7 +92,7 @@ def test_damaged_rows_are_seen(codec: KeyCodec, rows: list[Record], draw: st.Dat
 
 
 @many(1)
-@given(codecs, st.lists(st.tuples(keys(60), keys(20)), max_size=4))
+@given(codecs, pairs)
 def test_any_bytes_are_read_or_refused(codec: KeyCodec, rows: list[tuple[bytes, bytes]]) -> None:
     """Bytes that never were rows are refused with `DamagedBytes`, or are what the single codecs read in them."""
     prefixed = [(DATA_PREFIX + key, value) for key, value in rows]
@@ -158,8 +147,8 @@ def test_large_and_empty_rows_round_trip(codec: KeyCodec) -> None:
     """Empty batches, empty keys and values, values of 1 MiB and keys of 64 KiB come back as they were."""
     for rows in (
         [],
-        [(b"", b"", 0, 1, False)],
-        [(b"k" * 65536, b"v" * (1 << 20), 0, 1, False), (b"l", b"", 0, 1, False)],
+        [Row(b"", b"", ts=1)],
+        [Row(b"k" * 65536, b"v" * (1 << 20), ts=1), Row(b"l", b"", ts=1)],
     ):
         back = from_storage(to_storage(batch(rows), codec), codec)
         assert [row[:2] for row in rows_of(back)] == [row[:2] for row in rows]
@@ -167,7 +156,7 @@ def test_large_and_empty_rows_round_trip(codec: KeyCodec) -> None:
 
 def test_values_of_v1_are_not_copied() -> None:
     """V1 stores values as they are: both ways the column is the same memory."""
-    records = batch([(b"k", b"value", 0, 0, False)])
+    records = batch([Row(b"k", b"value")])
     storage = to_storage(records, V1)
     assert storage["value"].buffers()[2].address == records["value"].buffers()[2].address
     assert from_storage(storage, V1)["value"].buffers()[2].address == records["value"].buffers()[2].address
@@ -175,8 +164,12 @@ def test_values_of_v1_are_not_copied() -> None:
 
 def test_what_a_version_cannot_hold_is_refused() -> None:
     """An expiry to V1 and a tombstone to V1 or V1TTL are errors that name the row, never dropped."""
-    plain = (b"a", b"", 0, 0, False)
-    for codec, row in ((V1, (b"b", b"", 9, 0, False)), (V1, (b"b", b"", 0, 0, True)), (V1TTL, (b"b", b"", 0, 0, True))):
+    plain = Row(b"a", b"")
+    for codec, row in (
+        (V1, Row(b"b", b"", expire_ts=9)),
+        (V1, Row(b"b", b"", deleted=True)),
+        (V1TTL, Row(b"b", b"", deleted=True)),
+    ):
         with pytest.raises(UnsupportedFormat, match=f"row 1: API {codec.api_version.label} stores no"):
             to_storage(batch([plain, row]), codec)
 
@@ -188,29 +181,26 @@ def test_a_timestamp_of_zero_is_never_written() -> None:
             to_storage(batch([]), V2, default_ts=ts)
 
 
-versions = st.lists(
-    st.tuples(
-        st.sampled_from([b"", b"\0", b"a", b"a\0", b"ab", b"b"]), st.integers(1, 5), st.integers(0, 4), st.booleans()
-    ),
-    max_size=12,
-    unique_by=lambda row: row[:2],
-).map(
-    lambda rows: [
-        (key, b"%d" % ts, expire, ts, dead) for key, ts, expire, dead in sorted(rows, key=lambda r: (r[0], -r[1]))
-    ]
-)
+def versions_in(data: bytes) -> list[Row]:
+    """A sorted run of versions of few keys, from three drawn bytes a version."""
+    names = (b"", b"\0", b"a", b"a\0", b"ab")
+    found = {
+        (names[key % 5], 1 + ts % 5): Row(names[key % 5], b"%d" % ts, shape & 3, 1 + ts % 5, bool(shape & 4))
+        for key, ts, shape in zip(*[iter(data)] * 3, strict=False)
+    }
+    return sorted(found.values(), key=lambda row: (row.key, -row.ts))
 
 
 @many(1)
-@given(versions, st.integers(0, 4), st.sets(st.integers(0, 12)))
-def test_live_rows_are_what_a_reader_sees(rows: list[Record], now: int, cuts: set[int]) -> None:
+@given(st.binary(min_size=6, max_size=48).map(versions_in), st.integers(0, 4), st.binary(max_size=3))
+def test_live_rows_are_what_a_reader_sees(rows: list[Row], now: int, cuts: bytes) -> None:
     """Only a key's newest version counts, and not if dead or expired, wherever the run is cut into batches."""
-    newest: dict[bytes, Record] = {}
+    newest: dict[bytes, Row] = {}
     for row in rows:
-        newest[row[0]] = max(row, newest.get(row[0], row), key=lambda version: version[3])
-    expected = [row for row in newest.values() if StoredValue(row[1], row[2], row[4]).is_live(now)]
+        newest[row.key] = max(row, newest.get(row.key, row), key=lambda version: version.ts)
+    expected = [row for row in newest.values() if StoredValue(row.value, row.expire_ts, row.deleted).is_live(now)]
     assert rows_of(live(batch(rows), now)) == expected
-    edges = [0, *sorted(cut for cut in cuts if cut < len(rows)), len(rows)]
+    edges = [0, *sorted(cut % (len(rows) + 1) for cut in cuts), len(rows)]
     reader = LiveFilter(now)
     parts = [reader.apply(batch(rows[start:stop])) for start, stop in pairwise(edges)]
     assert [row for part in parts for row in rows_of(part)] == expected
@@ -218,8 +208,8 @@ def test_live_rows_are_what_a_reader_sees(rows: list[Record], now: int, cuts: se
 
 def test_live_rows_of_unsorted_versions_are_refused() -> None:
     """Older before newer, twice the same version, or descending keys could hide a row: each is refused, in any batch."""
-    first: Record = (b"b", b"", 0, 5, False)
-    for wrong in ((b"b", b"", 0, 6, False), (b"b", b"", 0, 5, False), (b"a", b"", 0, 1, False)):
+    first = Row(b"b", b"", ts=5)
+    for wrong in (Row(b"b", b"", ts=6), Row(b"b", b"", ts=5), Row(b"a", b"", ts=1)):
         with pytest.raises(UnsortedKeys, match="row 1"):
             live(batch([first, wrong]), 0)
         reader = LiveFilter(0)

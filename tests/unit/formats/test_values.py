@@ -68,7 +68,7 @@ def test_who_is_alive() -> None:
     assert not StoredValue(b"", 0, deleted=True).is_live(99)
 
 
-@many(2)
+@many(1)
 @given(keys(20), expiries, st.booleans())
 def test_round_trip(value: bytes, expire_ts: int, deleted: bool) -> None:
     """V2 holds all of a stored value, V1TTL all but tombstones, V1 the value alone."""
