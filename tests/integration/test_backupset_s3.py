@@ -78,8 +78,10 @@ def test_backup_copied_within_s3(server: S3Server, location: StorageLocation) ->
         moved.verify_identity(file)
 
 
-def test_one_of_many_concurrent_runs_gets_the_path(location: StorageLocation) -> None:
+def test_one_of_many_concurrent_runs_gets_the_path(request: pytest.FixtureRequest, location: StorageLocation) -> None:
     """However many begin at once, one writes; the others are told that the path is in use."""
+    if "moto" in request.node.name:
+        pytest.skip("moto looks and writes in two steps: concurrent conditional puts prove nothing there")
 
     def begin(_run: int) -> bool:
         try:

@@ -36,6 +36,10 @@ class TestMoto(StorageSuite):
         """A prefix that no other test uses."""
         return moto.location(next(_prefixes))
 
+    def test_put_if_absent_has_one_winner(self, location: StorageLocation) -> None:
+        """No proof here."""
+        pytest.skip("moto looks and writes in two steps: concurrent conditional puts prove nothing there")
+
 
 class TestVersitygw(StorageSuite):
     """versitygw: a real server, over a file system."""

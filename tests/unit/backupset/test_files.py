@@ -4,7 +4,7 @@ import hashlib
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.unit.backupset.samples import write_file
@@ -21,6 +21,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> ObjectStore:
     return open_store(parse(str(tmp_path_factory.mktemp("store"))))
 
 
+@settings(max_examples=100)  # each one syncs a file to the disk
 @given(st.lists(st.integers(0, 3 * TAIL_SIZE), max_size=5), st.binary(min_size=1, max_size=9))
 def test_identity_is_that_of_the_stored_bytes(store: ObjectStore, sizes: list[int], pattern: bytes) -> None:
     """However the bytes were cut into writes, length and both hashes are those of the object."""
