@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import cast
 
 from tests.scripted_grpc import Entry, ScriptedServer
+from tests.unit.cluster.http_server import ScriptedHttp
 from tikv_br.cluster.config import ClusterConfig
 from tikv_br.cluster.pb import errorpb_pb2, kvrpcpb_pb2, metapb_pb2, pdpb_pb2
+from tikv_br.cluster.pd_connection import PdConnection
+from tikv_br.cluster.pd_http import PdHttp
 
 CLUSTER_ID = 7
 PD = "/pdpb.PD/"
@@ -104,6 +109,16 @@ class FakeCluster:
             and (not request.end_key or each.region.start_key < request.end_key)
         ]
         return pdpb_pb2.ScanRegionsResponse(regions=found[: request.limit or None])
+
+
+def pd_http(server: ScriptedHttp) -> PdHttp:
+    """A client of a scripted HTTP port of PD; its connection never finds another leader."""
+    connection = SimpleNamespace(
+        config=ClusterConfig(pd=(server.address,), request_timeout=2.0, retry_budget=1.0),
+        leader=SimpleNamespace(address=server.address),
+        refresh=lambda *_: None,
+    )
+    return PdHttp(cast("PdConnection", connection))
 
 
 def put_answer(error: errorpb_pb2.Error | None = None) -> kvrpcpb_pb2.RawPutResponse:

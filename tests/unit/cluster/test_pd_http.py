@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from types import SimpleNamespace
-from typing import cast
 
 import pytest
 
+from tests.unit.cluster.fakes import pd_http
 from tests.unit.cluster.http_server import ScriptedHttp
-from tikv_br.cluster.config import ClusterConfig
-from tikv_br.cluster.pd_connection import PdConnection
 from tikv_br.cluster.pd_http import PdHttp, RegionSize
 from tikv_br.errors import RequestRefused, RetryBudgetExhausted
 
@@ -25,13 +22,8 @@ def server() -> Iterator[ScriptedHttp]:
 
 @pytest.fixture
 def pd(server: ScriptedHttp) -> PdHttp:
-    """A client of it; its connection never finds another leader."""
-    connection = SimpleNamespace(
-        config=ClusterConfig(pd=(server.address,), request_timeout=2.0, retry_budget=1.0),
-        leader=SimpleNamespace(address=server.address),
-        refresh=lambda *_: None,
-    )
-    return PdHttp(cast("PdConnection", connection))
+    """A client of it."""
+    return pd_http(server)
 
 
 @pytest.mark.parametrize("body", [b'"8.5.2"\n', b'"v8.5.2"'])

@@ -1,0 +1,398 @@
+"""The cluster client against a playground: all API versions, regions in motion, stores that die, TLS."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from formats.api_version import ApiVersion
+from formats.checksum import checksum
+from formats.keys import KeyCodec
+from formats.sst import SstReader
+from formats.sst.source import MemorySource
+from tests.certificates import Authority
+from tests.live_cluster import LiveCluster, live_cluster
+from tikv_br.cluster.cluster import Cluster
+from tikv_br.cluster.config import ClusterConfig
+from tikv_br.cluster.pb import brpb_pb2, kvrpcpb_pb2
+from tikv_br.cluster.rawkv import RawClient
+from tikv_br.cluster.region_errors import REACTIONS, Action
+from tikv_br.cluster.safepoint import SafePointKeeper, protect, release
+from tikv_br.cluster.split import scatter, split_at
+from tikv_br.cluster.timestamp import minus_seconds, physical_ms
+from tikv_br.cluster.tls import TlsFiles
+from tikv_br.errors import ClusterTlsError, ClusterUnreachable, RetryBudgetExhausted, SafePointError, UsageError
+from tikv_br.playground import launcher
+from tikv_br.playground.settings import TlsSettings
+
+CURABLE = [kind for kind, reaction in REACTIONS.items() if reaction.action is not Action.FAIL]
+SLOW = {"server_is_busy", "is_witness", "disk_full"}
+
+
+@pytest.fixture(scope="module", params=list(ApiVersion), ids=lambda version: version.label)
+def any_version(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveCluster]:
+    """Three stores of each API version in turn."""
+    with live_cluster(tmp_path_factory.mktemp(request.param.label), request.param, regions=6) as live:
+        yield live
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveCluster]:
+    """One V2 cluster for the tests that break it."""
+    with live_cluster(tmp_path_factory.mktemp("shared"), ApiVersion.V2, regions=6, election_timeout=0.5) as live:
+        yield live
+
+
+@pytest.fixture
+def live(shared: LiveCluster) -> Iterator[LiveCluster]:
+    """The V2 cluster, healed afterwards."""
+    yield shared
+    shared.heal()
+
+
+@pytest.fixture
+def rows(live: LiveCluster) -> dict[bytes, bytes]:
+    """Three thousand rows over six regions or more, and nothing else."""
+    raw = live.raw()
+    raw.delete_range(b"", b"")
+    found = {b"%c%05d" % (at % 250, at): b"v%d" % at for at in range(3000)}
+    raw.batch_put(found)
+    return found
+
+
+def scanned(raw: RawClient, start: bytes = b"", end: bytes = b"", page_rows: int = 200) -> dict[bytes, bytes]:
+    """All rows of a range of user keys."""
+    found: dict[bytes, bytes] = {}
+    for page in raw.scan_pages(*raw.codec.rpc_range(start, end), page_rows):
+        keys = (raw.codec.user_key(key) for key in page.keys.to_pylist())
+        found.update(zip(keys, page.values.to_pylist(), strict=True))
+    return found
+
+
+def physical(raw: RawClient, *keys: bytes) -> list[str]:
+    """Keys as the playground's commands want them."""
+    return [raw.codec.bound(raw.codec.rpc_key(key)).hex() for key in keys]
+
+
+def test_the_cluster_says_what_it_is(any_version: LiveCluster) -> None:
+    """Id, version, API version and stores come from PD and the stores' own configuration."""
+    info = any_version.cluster.info()
+    assert info.cluster_id == any_version.cluster.cluster_id != 0
+    assert info.version == "9.0.0-beta.2"
+    assert any_version.cluster.raw().codec.api_version is info.api_version
+    assert [store.id for store in info.stores] == sorted(any_version.store_ids)
+    assert all(any_version.cluster.store(store.id).store == store for store in info.stores)
+
+
+def test_random_work_agrees_with_a_dictionary(any_version: LiveCluster) -> None:
+    """Puts, deletes, swaps and range deletes of random keys leave what a dictionary holds after the same."""
+    chance = random.Random(4)
+    raw = any_version.raw()
+    raw.delete_range(b"", b"")
+    model: dict[bytes, bytes] = {}
+
+    def key() -> bytes:
+        return bytes(chance.choices(b"\0a\x80\xff", k=chance.randrange(1, 12)))
+
+    for _ in range(40):
+        batch = {key(): chance.randbytes(chance.randrange(20)) for _ in range(chance.randrange(30))}
+        raw.batch_put(batch)
+        model.update(batch)
+        one, gone, swapped = key(), key(), key()
+        raw.put(one, b"")
+        model[one] = b""
+        raw.delete(gone)
+        model.pop(gone, None)
+        assert raw.get(swapped) == model.get(swapped)
+        assert raw.compare_and_swap(swapped, model.get(swapped), b"new").succeeded
+        model[swapped] = b"new"
+        doomed = [key() for _ in range(5)]
+        raw.batch_delete(doomed)
+        start, end = sorted([key(), key()])
+        raw.delete_range(start, end)
+        model = {k: v for k, v in model.items() if k not in doomed and not start <= k < end}
+    assert scanned(raw) == model
+    assert raw.batch_get([*model, b"nosuch"]) == model
+
+
+def test_the_checksum_is_that_of_the_rows(any_version: LiveCluster) -> None:
+    """The servers' checksum over many regions equals ours over the scanned rows."""
+    raw = any_version.raw()
+    rows = {b"%c-%d" % (at, at): bytes(at) for at in range(256)}
+    raw.batch_put(rows)
+    found = scanned(raw)
+    keys = pa.array([raw.codec.rpc_key(key) for key in found], pa.large_binary())
+    values = pa.array(list(found.values()), pa.large_binary())
+    assert raw.checksum() == checksum(keys, values)
+    assert raw.checksum(b"x", b"x").total_kvs == 0
+
+
+def test_ttls_count_down(any_version: LiveCluster) -> None:
+    """Where there are TTLs, a key says how long it has; a deleted, expired or missing one says nothing.
+
+    Where there are none the question is not sent: the playground would note the crime.
+    """
+    raw = any_version.raw()
+    if not raw.codec.api_version.has_ttl:
+        with pytest.raises(UsageError):
+            raw.get_ttl(b"k")
+        return
+    raw.put(b"ttl", b"v", ttl=1000)
+    raw.put(b"forever", b"v")
+    raw.put(b"short", b"v", ttl=1)
+    assert raw.get_ttl(b"ttl") in range(990, 1001)
+    assert raw.get_ttl(b"forever") == 0
+    raw.delete(b"forever")
+    assert raw.get_ttl(b"forever") is None
+    time.sleep(2.1)
+    assert raw.get_ttl(b"short") is None
+    assert raw.get(b"short") is None
+
+
+def test_keyspaces_do_not_see_each_other(live: LiveCluster) -> None:
+    """The same user key in three keyspaces, the last one among them, holds three values."""
+    ids = [0, 1, 0xFFFFFF]
+    for each in ids:
+        live.raw(each).put(b"same", b"%d" % each)
+    for each in ids:
+        assert live.raw(each).get(b"same") == b"%d" % each
+        assert scanned(live.raw(each), b"same", b"samf") == {b"same": b"%d" % each}
+    live.raw(1).delete_range(b"", b"")
+    assert live.raw(1).checksum().total_kvs == 0
+    assert live.raw(0xFFFFFF).checksum().total_kvs == 1
+
+
+@pytest.mark.parametrize("kind", CURABLE)
+def test_each_curable_refusal_is_survived(live: LiveCluster, rows: dict[bytes, bytes], kind: str) -> None:
+    """Scan, batch put and checksum each meet the error twice and give whole results."""
+    raw = live.raw()
+    times = 1 if kind in SLOW else 2
+    points = [live.fail(rpc, {"region_error": {kind: {}}}, count=times, skip=1) for rpc in ("RawScan", "RawBatchPut", "RawChecksum")]  # fmt: skip
+    assert scanned(raw) == rows
+    raw.batch_put(rows)
+    assert raw.checksum().total_kvs == len(rows)
+    assert [live.hits(point) for point in points] == [times] * 3
+
+
+def test_a_scan_follows_regions_that_move_all_the_while(live: LiveCluster, rows: dict[bytes, bytes]) -> None:
+    """Splits, merges and leader moves in the background lose and double no row, scan after scan."""
+    raw = live.raw()
+    over = threading.Event()
+    moves = itertools.count()
+
+    def shake() -> None:
+        chance = random.Random(8)
+        while not over.wait(0.01):
+            next(moves)
+            live.run("split", keys=physical(raw, chance.randbytes(2)))
+            regions = [
+                each for each in live.regions() if each["start"].startswith("72") and each["end"].startswith("72")
+            ]
+            if len(regions) > 12:
+                left = chance.randrange(len(regions) - 1)
+                live.run("merge", source=regions[left]["id"], target=regions[left + 1]["id"])
+            live.run("scatter")
+
+    with ThreadPoolExecutor(1) as pool:
+        shaking = pool.submit(shake)
+        try:
+            for _ in range(10):
+                assert scanned(raw, page_rows=50) == rows
+            assert raw.checksum().total_kvs == len(rows)
+        finally:
+            over.set()
+        shaking.result()
+    assert next(moves) > 10
+
+
+def test_a_store_that_dies_during_a_scan_is_replaced(live: LiveCluster, rows: dict[bytes, bytes]) -> None:
+    """The leader of the region under the cursor is killed; after the election the scan goes on and is whole."""
+    live.run("scatter")
+    live.fail("RawScan", {"kill_store": {}}, skip=3)
+    assert scanned(live.raw()) == rows
+
+
+def test_writes_survive_a_store_that_dies_and_returns(live: LiveCluster) -> None:
+    """A batch put over all regions, with a store killed on the way and back a second later, is whole."""
+    raw = live.raw()
+    raw.delete_range(b"", b"")
+    live.run("scatter")
+    victim = live.store_ids[0]
+    live.fail("RawBatchPut", {"kill_store": {}}, store_id=victim)
+    back = threading.Timer(1.0, live.run, ["restart-store"], {"store_id": victim})
+    back.start()
+    rows = {b"%c%d" % (at % 250, at): bytes(2000) for at in range(2000)}
+    raw.batch_put(rows)
+    back.join()
+    assert scanned(raw) == rows
+
+
+def test_a_cluster_that_stays_dead_is_given_up(live: LiveCluster) -> None:
+    """With every store dead a call ends within its budget and names a store."""
+    for store_id in live.store_ids:
+        live.run("kill-store", store_id=store_id)
+    config = replace(live.config, retry_budget=1.5)
+    began = time.monotonic()
+    with Cluster.connect(config) as cluster, pytest.raises((RetryBudgetExhausted, ClusterUnreachable)):
+        RawClient(cluster.router, KeyCodec(ApiVersion.V2), cluster.cluster_id).get(b"k")
+    assert time.monotonic() - began < 5
+
+
+def test_pd_trouble_is_survived(live: LiveCluster) -> None:
+    """PD that is unavailable for a few calls delays them and no more."""
+    point = live.fail("GetRegion", {"abort": {"code": "UNAVAILABLE", "details": "not leader"}}, count=2)
+    with Cluster.connect(live.config) as cluster:
+        assert cluster.pd.region_by_key(b"r\0\0\0").id
+    assert live.hits(point) == 2
+
+
+def test_timestamps_ascend_across_threads(live: LiveCluster) -> None:
+    """Timestamps are unique, of this moment, and ascend for each caller."""
+    pd = live.cluster.pd
+
+    def take(_: int) -> list[int]:
+        return [pd.tso() for _ in range(50)]
+
+    with ThreadPoolExecutor(8) as pool:
+        taken = list(pool.map(take, range(8)))
+    assert all(own == sorted(set(own)) for own in taken)
+    assert len(set(itertools.chain.from_iterable(taken))) == 400
+    assert abs(physical_ms(pd.tso()) / 1000 - time.time()) < 5
+
+
+def test_safe_points_hold_gc_and_losing_one_is_noticed(live: LiveCluster) -> None:
+    """Protection of what is new works and is released; of what GC passed it is refused."""
+    pd = live.cluster.pd
+    now = pd.tso()
+    with SafePointKeeper(pd, "keeper", minus_seconds(now, 60), ttl_seconds=60) as keeper:
+        keeper.check()
+        services = {each["service_id"]: each["safe_point"] for each in live.get("/pd/api/v1/gc/safepoint")["service_gc_safe_points"]}  # fmt: skip
+        assert services["keeper"] == minus_seconds(now, 60)
+    assert "keeper" not in str(live.get("/pd/api/v1/gc/safepoint"))
+    pd.update_service_safe_point("gc_worker", (1 << 63) - 1, minus_seconds(now, 30))
+    with pytest.raises(SafePointError):
+        protect(pd, "late", minus_seconds(now, 60), 60)
+    release(pd, "late")
+
+
+def ts_of(live: LiveCluster, key: bytes, folder: Path) -> int:
+    """The timestamp of a key's newest version, from an SST that its store writes."""
+    raw = live.raw()
+    rpc_key = raw.codec.rpc_key(key)
+    folder.mkdir(exist_ok=True)
+    request = brpb_pb2.BackupRequest(
+        cluster_id=live.cluster.cluster_id,
+        start_key=rpc_key,
+        end_key=rpc_key + b"\0",
+        is_raw_kv=True,
+        dst_api_version=kvrpcpb_pb2.V2,
+        storage_backend=brpb_pb2.StorageBackend(local=brpb_pb2.Local(path=str(folder))),
+    )
+    for store_id in live.store_ids:
+        for answer in live.cluster.store(store_id).backup(request):
+            for file in answer.files:
+                reader = SstReader(MemorySource((folder / file.name).read_bytes()))
+                stored: bytes = next(iter(reader.batches())).column(0)[0].as_py()
+                return raw.codec.parse_storage_key(stored.removeprefix(b"z"))[1]
+    raise AssertionError(f"no store has {key!r}")
+
+
+def test_after_a_flush_no_write_is_late(live: LiveCluster, tmp_path: Path) -> None:
+    """Writes lag behind PD's time by up to 3 s; those after a flush lie above a timestamp fetched before it."""
+    raw = live.raw()
+    raw.put(b"warm", b"")
+    time.sleep(0.5)
+    before = live.cluster.pd.tso()
+    raw.put(b"late", b"")
+    assert ts_of(live, b"late", tmp_path / "late") < before
+    before = live.cluster.pd.tso()
+    live.cluster.flush_timestamps()
+    raw.put(b"timely", b"")
+    assert ts_of(live, b"timely", tmp_path / "timely") > before
+
+
+def test_splits_and_scattering(live: LiveCluster, rows: dict[bytes, bytes]) -> None:
+    """Each key begins a region afterwards, PD knows them all without a hole, and the rows are as before."""
+    raw = live.raw()
+    keys = [raw.codec.rpc_key(key) for key in sorted(rows)[::60]]
+    made = split_at(live.cluster, raw.codec, keys)
+    assert split_at(live.cluster, raw.codec, keys) == []
+    assert scatter(live.cluster, made, timeout=20) == []
+    found = live.cluster.pd.scan_regions(b"", b"")
+    assert {raw.codec.bound(key) for key in keys} <= {region.start for region in found}
+    assert found[0].start == found[-1].end == b""
+    assert all(left.end == right.start for left, right in itertools.pairwise(found))
+    assert scanned(raw) == rows
+
+
+def test_region_sizes_are_known_for_every_region(live: LiveCluster, rows: dict[bytes, bytes]) -> None:
+    """PD's estimates by HTTP have the ids that gRPC has."""
+    assert rows
+    assert set(live.cluster.pd_http.region_sizes()) == {region.id for region in live.cluster.pd.scan_regions(b"", b"")}
+
+
+def test_schedulers_can_be_paused(live: LiveCluster) -> None:
+    """What PD runs can be paused by name and resumed."""
+    names = live.cluster.pd_http.schedulers()
+    assert names
+    live.cluster.pd_http.pause_scheduler(names[0], 30)
+    live.cluster.pd_http.pause_scheduler(names[0], 0)
+
+
+@pytest.fixture(scope="module")
+def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Callable[..., TlsFiles]]]:
+    """A V2 cluster that wants certificates on all ports: its PD, and TLS files of ours by what is in them."""
+    folder = tmp_path_factory.mktemp("secured")
+    authority, stranger = Authority(folder, "authority"), Authority(folder, "stranger")
+    servers, ours, theirs = authority.issue("servers"), authority.issue("ours"), stranger.issue("theirs")
+    tls = TlsSettings(str(authority.ca), str(servers.cert), str(servers.key), mutual=True)
+    settings = {"api_version": ApiVersion.V2.value, "stores": 2, "tls": tls}
+    started = launcher.start(folder / "data", settings, detached=False)
+
+    def files(ca: str = "authority", pair: str = "ours") -> TlsFiles:
+        chosen = {"ours": ours, "theirs": theirs, "none": None}[pair]
+        path = str({"authority": authority, "stranger": stranger}[ca].ca)
+        return TlsFiles(path, str(chosen.cert), str(chosen.key)) if chosen else TlsFiles(path)
+
+    try:
+        yield started.state["pd"], files
+    finally:
+        started.process.terminate()
+        started.process.wait(20)
+
+
+def test_mutual_tls_works_on_every_port(secured: tuple[str, Callable[..., TlsFiles]]) -> None:
+    """PD's gRPC and HTTP, the stores' gRPC and status ports all take our certificate."""
+    pd, files = secured
+    with Cluster.connect(ClusterConfig(pd=(pd,), tls=files())) as cluster:
+        assert cluster.info().api_version is ApiVersion.V2
+        cluster.raw().put(b"k", b"v")
+        assert cluster.raw().get(b"k") == b"v"
+        cluster.flush_timestamps()
+
+
+@pytest.mark.parametrize(("ca", "pair"), [("stranger", "ours"), ("authority", "theirs"), ("authority", "none")])
+def test_certificates_that_do_not_fit_are_told_in_seconds(
+    secured: tuple[str, Callable[..., TlsFiles]], ca: str, pair: str
+) -> None:
+    """A wrong authority, a certificate of a stranger and none at all are TLS errors, not silence."""
+    pd, files = secured
+    began = time.monotonic()
+    with pytest.raises(ClusterTlsError):
+        Cluster.connect(ClusterConfig(pd=(pd,), tls=files(ca, pair)))
+    assert time.monotonic() - began < 4
+
+
+def test_no_tls_to_a_secured_cluster_is_told(secured: tuple[str, Callable[..., TlsFiles]]) -> None:
+    """Without --ca the message says what is missing."""
+    with pytest.raises(ClusterTlsError, match="no --ca was given"):
+        Cluster.connect(ClusterConfig(pd=(secured[0],)))
