@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from tikv_br.cluster.pb import errorpb_pb2, kvrpcpb_pb2
@@ -76,3 +78,20 @@ def test_a_key_out_of_the_region_in_words_is_a_region_error() -> None:
     with pytest.raises(RegionErrorSeen) as caught:
         check_error_text("unknown error Key 61 is out of [region 4] [62, 63)")
     assert caught.value.kind == "key_not_in_region"
+
+
+def test_the_manual_lists_every_kind_with_its_waits() -> None:
+    """The table of docs/cluster-client.md and the code say the same."""
+    manual = (Path(__file__).parents[3] / "docs" / "cluster-client.md").read_text()
+    rows = [line for line in manual.splitlines() if line.startswith("| `")]
+    for kind, reaction in REACTIONS.items():
+        (row,) = (row for row in rows if f"`{kind}`" in row.split("|")[1])
+        waits = row.split("|")[3].strip()
+        backoff = reaction.backoff
+        expected = "" if reaction.action is Action.FAIL else f"{span(backoff.base)} to {span(backoff.cap)}"
+        assert waits == expected, kind
+
+
+def span(seconds: float) -> str:
+    """Seconds as the manual writes them."""
+    return f"{seconds:g} s" if seconds >= 0.1 else f"{seconds * 1000:g} ms"
