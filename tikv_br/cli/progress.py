@@ -168,10 +168,8 @@ def describe(event: Event) -> str:
 
 def _figures(event: TasksProgress) -> str:
     speed = event.bytes_done / event.seconds if event.seconds > 0 else 0.0
-    return (
-        f"{event.tasks_done}/{event.tasks_total} tasks, {event.keys_done:,} keys, "
-        f"{human_bytes(event.bytes_done)}, {human_bytes(speed)}/s"
-    )
+    tasks = f"{event.tasks_done}/{event.tasks_total} tasks, " if event.tasks_total else ""
+    return f"{tasks}{event.keys_done:,} keys, {human_bytes(event.bytes_done)}, {human_bytes(speed)}/s"
 
 
 def _progress_fields(event: TasksProgress) -> dict[str, object]:

@@ -11,6 +11,7 @@ import typer
 
 from tikv_br.cli.options import EndOption, FormatOption, KeyForm, StartOption
 from tikv_br.cli.raw_session import RawSession, read_range, show
+from tikv_br.errors import UsageError
 
 if TYPE_CHECKING:
     from tikv_br.cluster.rawkv import RawClient
@@ -34,7 +35,8 @@ def scan(
     first, last = read_range(start, end, form)
     pages = _pages(session.client, first, last, limit)
     if with_ttl:
-        session.client.get_ttl(first or b"\0")  # a cluster without TTLs says so before the first page
+        if not session.client.codec.api_version.has_ttl:
+            raise UsageError("--with-ttl: this cluster keeps no TTLs (API V1 without storage.enable-ttl)")
         pages = _with_ttls(session.client, pages)
     as_lines = _json_lines if session.output.is_json else _text_lines
     for page in pages:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Concatenate
 
-from formats.errors import InvalidKeyText
+from formats.errors import InvalidKeyText, UnsupportedFormat
 from formats.keytext import format_key, parse_key
 from tikv_br.cli import log, options
 from tikv_br.cli.options import KeyForm, LogLevel, OutputForm
@@ -48,10 +48,12 @@ class RawSession:
         flags = self._flags
         config = ClusterConfig.from_flags(flags.pd, ca=flags.ca, cert=flags.cert, key=flags.key)
         cluster = self._stack.enter_context(Cluster.connect(config))
-        if not flags.keyspace:
-            return cluster.raw()
         is_id = flags.keyspace.isascii() and flags.keyspace.isdigit()
-        return cluster.raw(int(flags.keyspace) if is_id else cluster.pd.keyspace_id(flags.keyspace))
+        keyspace_id = int(flags.keyspace or 0) if is_id or not flags.keyspace else cluster.pd.keyspace_id(flags.keyspace)
+        try:
+            return cluster.raw(keyspace_id)
+        except UnsupportedFormat as error:
+            raise UsageError(f"--keyspace: {error}") from None
 
 
 def read_key(text: str, form: KeyForm, flag: str) -> bytes:
