@@ -116,6 +116,7 @@ def _wait(started: Any, directory: Path) -> None:  # noqa: ANN401 - launcher.Sta
         code = started.process.wait()
     except (Interrupted, Terminated):
         launcher.stop(directory)
+        started.process.wait()
         return
     if code != 0:
         raise PlaygroundError(f"the playground in {directory} ended with code {code}")

@@ -161,9 +161,11 @@ class Playground:
         if kept is not None:
             identity: dict[str, Any] = json.loads(kept)
             return identity
-        stores = self._bootstrap()
+        self.regions.clear()  # a start that was cut off may have left some
         cluster_id = self.settings.cluster_id or secrets.randbits(62) | 1 << 62
-        return {"cluster_id": cluster_id, "stores": stores, "ports": {}}
+        identity = {"cluster_id": cluster_id, "stores": self._bootstrap(), "ports": {}}
+        self.engine.put_meta({_IDENTITY: json.dumps(identity).encode()})
+        return identity
 
     def _bootstrap(self) -> list[int]:
         """A new cluster as PD makes it: the first store, its region, then the other stores and their replicas."""

@@ -26,6 +26,10 @@ _FIXED: Final = ("api_version", "stores", "replicas", "cluster_id")
 """What cannot be changed once a playground has data."""
 
 
+_children: list[subprocess.Popen[bytes]] = []
+"""Kept here, because a Popen that is thrown away complains of a process that outlives it, as these shall."""
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Started:
     """A playground that answers: its process and what it says of itself."""
@@ -70,6 +74,7 @@ def start(directory: Path, changes: Mapping[str, Any], *, detached: bool = True)
             stderr=log,
             start_new_session=detached,
         )
+    _children[:] = [child for child in _children if child.poll() is None] + [process]
     try:
         return Started(process, _await_answers(home, process))
     except BaseException:  # also when we are told to end meanwhile: leave nothing half started

@@ -61,6 +61,13 @@ class RegionTable:
             self._apply([], [region])
             return region
 
+    def clear(self) -> None:
+        """Forget everything: for a bootstrap that was cut off before anybody could know of it."""
+        with self._lock:
+            self._apply(self.all(), [])
+            self._next_id = 1
+            self._engine.put_meta({_NEXT_ID: None})
+
     def on_new_leader(self, listener: RegionListener) -> None:
         """Have ``listener`` called, outside the lock, whenever a region gets a (new) leader."""
         self._listeners.append(listener)

@@ -54,6 +54,7 @@ class Scheduler:
         self._nodes = nodes
         self._started = time.monotonic()
         self._died: dict[int, float] = {}
+        self._seen_written = 0
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="scheduler", daemon=True)
 
@@ -107,8 +108,12 @@ class Scheduler:
                 self._halve(region)
 
     def split_to_number(self) -> None:
-        """Halve the largest regions until as many hold data as were asked for."""
-        if self._settings.regions <= 1:
+        """Halve the largest regions until as many hold data as were asked for.
+
+        Waits for a pause in the writing: the regions shall share what was loaded, not its beginning.
+        """
+        written, self._seen_written = self._seen_written, self._sizes.total_written
+        if self._settings.regions <= 1 or written != self._seen_written:
             return
         holding = [region for region in self._regions.all() if self._holds_data(region)]
         while 0 < len(holding) < self._settings.regions:

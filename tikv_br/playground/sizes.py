@@ -35,11 +35,14 @@ class RegionSizes:
         self._lock = threading.Lock()
         self._counts: dict[int, _Count] = {}
         self._written: dict[int, int] = {}
+        self.total_written = 0
+        """Bytes written to all regions since the start: while it stands still, nobody writes."""
 
     def written(self, region_id: int, size: int) -> None:
         """Note ``size`` bytes written to a region; after an ingest, the size of the files."""
         with self._lock:
             self._written[region_id] = self._written.get(region_id, 0) + size
+            self.total_written += size
 
     def forget(self, region_id: int) -> None:
         """Have a region counted again before its size is told: its data were removed in bulk."""

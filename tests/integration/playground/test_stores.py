@@ -1,0 +1,207 @@
+"""RawKV over real gRPC, and what becomes of it when regions and stores change."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import grpc
+import pytest
+
+from formats.api_version import ApiVersion
+from tests.integration.playground.clients import Client, running
+from tests.integration.playground.waiting import eventually
+from tikv_br.cluster.pb import kvrpcpb_pb2 as kv
+from tikv_br.playground.causal import RENEW_INTERVAL
+from tikv_br.playground.scheduler import KEYSPACE_BOUNDS
+
+LOGICAL_BITS = 18
+
+
+@pytest.mark.parametrize("api_version", list(ApiVersion))
+def test_put_get_scan_delete(tmp_path: Path, api_version: ApiVersion) -> None:
+    """In every API version what was put is read, scanned in both directions, summed and deleted."""
+    with running(tmp_path, api_version) as client:
+        rows = {b"k%03d" % number: b"value %d" % number for number in range(50)}
+        pairs = [kv.KvPair(key=client.key(key), value=value) for key, value in rows.items()]
+        assert client.call("RawBatchPut", b"k", kv.RawBatchPutRequest(pairs=pairs)) == kv.RawBatchPutResponse()
+        assert client.get(b"k007") == b"value 7"
+        start, end = client.key(b"k010"), client.key(b"k020")
+        scan = kv.RawScanRequest(start_key=start, end_key=end, limit=100)
+        expected = [(client.key(key), value) for key, value in rows.items() if b"k010" <= key < b"k020"]
+        assert [(pair.key, pair.value) for pair in client.call("RawScan", b"k", scan).kvs] == expected
+        back = kv.RawScanRequest(start_key=end, end_key=start, limit=3, reverse=True)
+        assert [(pair.key, pair.value) for pair in client.call("RawScan", b"k", back).kvs] == expected[:-4:-1]
+        client.call("RawDelete", b"k", kv.RawDeleteRequest(key=client.key(b"k010")))
+        assert client.get(b"k010") is None
+        assert [pair.key for pair in client.call("RawScan", b"k", scan).kvs] == [key for key, _ in expected[1:]]
+
+
+@pytest.mark.parametrize("api_version", [ApiVersion.V1TTL, ApiVersion.V2])
+def test_ttl_ends_on_the_stores_clock(tmp_path: Path, api_version: ApiVersion) -> None:
+    """A pair with a TTL is there, tells its remaining time, and is gone from all reads when it has passed."""
+    with running(tmp_path, api_version) as client:
+        client.put(b"short", b"v", ttl=1)
+        client.put(b"long", b"v", ttl=1000)
+        answer = client.call("RawGetKeyTTL", b"long", kv.RawGetKeyTTLRequest(key=client.key(b"long")))
+        assert 998 <= answer.ttl <= 1000
+        eventually(lambda: client.get(b"short") is None, 4)
+        scan = kv.RawScanRequest(start_key=client.key(b""), end_key=client.key(b"\xff"), limit=10)
+        assert [pair.key for pair in client.call("RawScan", b"a", scan).kvs] == [client.key(b"long")]
+
+
+def test_v2_keeps_versions_and_v1_does_not(tmp_path: Path) -> None:
+    """An overwritten and deleted key is three rows in a V2 store's RocksDB, none in V1's."""
+    for api_version, rows in ((ApiVersion.V1, 0), (ApiVersion.V2, 3)):
+        with running(tmp_path / api_version.label, api_version) as client:
+            client.put(b"k", b"1")
+            client.put(b"k", b"2")
+            client.call("RawDelete", b"k", kv.RawDeleteRequest(key=client.key(b"k")))
+            assert len(list(client.playground.engine.iterate(b"z", b""))) == rows
+
+
+def test_delete_range_removes_all_versions(tmp_path: Path) -> None:
+    """RawDeleteRange in V2 leaves no row of the range behind, not even tombstones."""
+    with running(tmp_path, ApiVersion.V2) as client:
+        for key in (b"a", b"b", b"b", b"c"):
+            client.put(key, b"v")
+        request = kv.RawDeleteRangeRequest(start_key=client.key(b"b"), end_key=client.key(b"c"))
+        assert client.call("RawDeleteRange", b"b", request) == kv.RawDeleteRangeResponse()
+        assert len(list(client.playground.engine.iterate(b"z", b""))) == 2
+
+
+def test_stale_requests_are_sent_away(tmp_path: Path) -> None:
+    """After a split and a leader transfer, requests as of before get epoch_not_match and not_leader with the leader."""
+    with running(tmp_path) as client:
+        before = client.region(b"k")
+        client.playground.regions.split(before.id, [b"m"])
+        answer = client.call("RawGet", b"k", kv.RawGetRequest(key=b"k"), region=before)
+        assert [meta.end_key for meta in answer.region_error.epoch_not_match.current_regions] == [before.end, b"m"]
+        region = client.region(b"k")
+        target = next(peer.store_id for peer in region.peers if peer.store_id != region.leader_store)
+        client.playground.regions.transfer_leader(region.id, target)
+        answer = client.call("RawPut", b"k", kv.RawPutRequest(key=b"k", value=b"v"), region=region)
+        assert answer.region_error.not_leader.leader.store_id == target
+        assert client.put(b"k", b"v") == kv.RawPutResponse()
+
+
+def test_a_new_leader_syncs_its_timestamps_first(tmp_path: Path) -> None:
+    """V2 writes right after a transfer get max_timestamp_not_synced, reads go on, and later writes are the newest."""
+    with running(tmp_path, ApiVersion.V2, ts_sync_delay=0.5) as client:
+        client.put(b"k", b"old leader")
+        region = client.region(b"k")
+        target = next(peer.store_id for peer in region.peers if peer.store_id != region.leader_store)
+        client.playground.regions.transfer_leader(region.id, target)
+        answer = client.put(b"k", b"too early")
+        assert answer.region_error.HasField("max_timestamp_not_synced")
+        assert str(region.id) in answer.region_error.message
+        assert client.get(b"k") == b"old leader"
+        eventually(lambda: client.put(b"k", b"new leader") == kv.RawPutResponse(), 3)
+        assert client.get(b"k") == b"new leader"
+
+
+def test_written_timestamps_lag_until_flushed(tmp_path: Path) -> None:
+    """A V2 write's ts is behind PD's, by up to the time ahead; after a flush it is above the last one PD gave."""
+
+    def written_ts() -> int:
+        client.put(b"k", b"v")
+        [newest, *_] = client.playground.engine.iterate(b"z", b"")
+        return (1 << 64) - 1 - int.from_bytes(newest[0][-8:], "big")
+
+    with running(tmp_path, ApiVersion.V2, ts_ahead=1.0) as client:
+        time.sleep(1.0 + 3 * RENEW_INTERVAL)
+        now = client.playground.tso.next()
+        lag = (now >> LOGICAL_BITS) - (written_ts() >> LOGICAL_BITS)
+        assert 500 <= lag <= 1500
+        now = client.playground.tso.next()
+        client.playground.nodes[client.region(b"k").leader_store].causal.flush()
+        assert written_ts() > now
+
+
+def test_a_dead_store_is_replaced_and_comes_back(tmp_path: Path) -> None:
+    """A killed store refuses connections, its regions get living leaders after the timeout, and it serves again."""
+    with running(tmp_path, election_timeout=0.5) as client:
+        region = client.region(b"k")
+        dead = region.leader_store
+        client.put(b"k", b"v")
+        client.playground.kill_store(dead)
+        with pytest.raises(grpc.RpcError) as caught:
+            client.get(b"k")
+        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+        eventually(lambda: client.region(b"k").leader_store != dead, 5)
+        assert client.get(b"k") == b"v"
+        address = client.playground.nodes[dead].address
+        client.playground.restart_store(dead)
+        assert client.playground.nodes[dead].address == address
+        client.playground.regions.transfer_leader(client.region(b"k").id, dead)
+        eventually(lambda: _answers(client, b"k"), 5)
+        assert client.get(b"k") == b"v"
+
+
+def _answers(client: Client, key: bytes) -> bool:
+    try:
+        client.get(key)
+    except grpc.RpcError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("api_version", [ApiVersion.V1, ApiVersion.V2])
+def test_pd_splits_at_keyspace_bounds(tmp_path: Path, api_version: ApiVersion) -> None:
+    """Every new cluster is one region at first and gets five by itself: PD 8.5.2 does so in V1 too."""
+    with running(tmp_path, api_version, keyspace_split_delay=0.5) as client:
+        assert len(client.playground.regions.all()) == 1
+        eventually(lambda: len(client.playground.regions.all()) == 5, 5)
+        assert tuple(region.end for region in client.playground.regions.all()[:-1]) == KEYSPACE_BOUNDS
+        assert {region.version for region in client.playground.regions.all()} == {5}
+
+
+@pytest.mark.parametrize("api_version", [ApiVersion.V1, ApiVersion.V2])
+def test_regions_split_until_enough_hold_data(tmp_path: Path, api_version: ApiVersion) -> None:
+    """With --regions N the data end up in N regions even where all keys begin with the same byte."""
+    with running(tmp_path, api_version, regions=4) as client:
+        eventually(lambda: len(client.playground.regions.all()) == 8)
+        for number in range(100):
+            client.put(b"key%03d" % number, b"v" * 50)
+
+        def holding() -> int:
+            regions = client.playground.regions.all()
+            return sum(1 for region in regions if client.playground.sizes.of(region).rows)
+
+        eventually(lambda: holding() == 4)
+        sizes = [client.playground.sizes.of(region).rows for region in client.playground.regions.all()]
+        assert sum(sizes) == 100
+        assert max(sizes) <= 50
+
+
+def test_large_regions_are_halved(tmp_path: Path) -> None:
+    """A region above the split size is split in the middle of its bytes, again and again."""
+    with running(tmp_path, region_split_size=20_000) as client:
+        for number in range(60):
+            client.put(b"key%03d" % number, b"v" * 1000)
+        eventually(lambda: len([1 for region in client.playground.regions.all() if region.start < b"l"]) >= 4)
+        sizes = [client.playground.sizes.of(region).size for region in client.playground.regions.all()]
+        assert max(sizes) <= 20_000
+        assert all(client.get(b"key%03d" % number) for number in range(60))
+
+
+def test_leaders_are_spread(tmp_path: Path) -> None:
+    """PD gives every store about as many leaders as the others, unless its scheduler is paused."""
+    with running(tmp_path, regions=6, balance=True) as client:
+        regions = client.playground.regions
+
+        def led() -> list[int]:
+            return [len(regions.led_by(store)) for store in client.playground.nodes]
+
+        eventually(lambda: len(regions.all()) == 10)
+        eventually(lambda: max(led()) - min(led()) <= 1)
+
+
+def test_single_replicas_are_spread(tmp_path: Path) -> None:
+    """With one replica the regions themselves move to the other stores, and their epochs tell."""
+    with running(tmp_path, replicas=1, regions=6, balance=True) as client:
+        regions = client.playground.regions
+        eventually(lambda: len(regions.all()) == 10)
+        eventually(lambda: {len(regions.led_by(store)) for store in client.playground.nodes} <= {3, 4})
+        assert all(len(region.peers) == 1 for region in regions.all())
+        assert any(region.conf_ver == 3 for region in regions.all())

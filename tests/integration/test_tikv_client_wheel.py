@@ -1,0 +1,85 @@
+"""The tikv-client wheel, a client that shares no code with us, works with a V1 playground."""
+
+from __future__ import annotations
+
+import platform
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.playground.clients import Client, running
+
+pytestmark = pytest.mark.skipif(
+    sys.version_info[:2] != (3, 11)
+    or sys.implementation.name != "cpython"
+    or (sys.platform, platform.machine()) != ("linux", "x86_64"),
+    reason="tikv-client has one wheel: CPython 3.11, Linux, x86-64",
+)
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Client]:
+    """Three stores, several regions, leaders on all of them."""
+    with running(tmp_path, regions=4, balance=True) as client:
+        yield client
+
+
+@pytest.fixture
+def raw(cluster: Client) -> Any:  # noqa: ANN401 - the wheel has no types
+    """The wheel's client."""
+    import tikv_client
+
+    return tikv_client.RawClient.connect([cluster.playground.state.address])
+
+
+def test_single_keys(raw: Any) -> None:  # noqa: ANN401
+    """Put, get, overwrite and delete of single keys, empty values included."""
+    raw.put(b"key", b"value")
+    assert raw.get(b"key") == b"value"
+    raw.put(b"key", b"")
+    assert raw.get(b"key") == b""
+    raw.delete(b"key")
+    assert raw.get(b"key") is None
+
+
+def test_batches_and_scans_cross_regions(raw: Any, cluster: Client) -> None:  # noqa: ANN401
+    """A batch over all regions is found again by batch get, by scans in pages and by a range delete."""
+    rows = {bytes([first]) + b"-%03d" % number: b"%d" % number for first in range(0, 256, 5) for number in range(10)}
+    raw.batch_put(rows)
+    assert len({cluster.region(key).id for key in rows}) >= 4
+    wanted = sorted(rows)[::37]
+    assert dict(raw.batch_get([*wanted, b"missing"])) == {key: rows[key] for key in wanted}
+    assert raw.scan(b"", b"\xff\xff", limit=10_000) == sorted(rows.items())
+    start, end = bytes([60]), bytes([200])
+    inside = sorted(key for key in rows if start <= key < end)
+    assert raw.scan_keys(start, end, limit=10_000) == inside
+    assert [key for key, _ in raw.scan(start, end, limit=7)] == inside[:7]
+    raw.delete_range(start, end)
+    assert raw.scan(b"", b"\xff\xff", limit=10_000) == sorted((k, v) for k, v in rows.items() if k not in inside)
+    raw.batch_delete(sorted(rows))
+    assert raw.scan(b"", b"\xff\xff", limit=10) == []
+
+
+def test_what_it_writes_is_what_we_read(raw: Any, cluster: Client) -> None:  # noqa: ANN401
+    """A pair put by the wheel is the plain row in RocksDB and the value that a bare stub reads."""
+    raw.put(b"from the wheel", b"\x00\x01")
+    assert list(cluster.playground.engine.iterate(b"z", b"")) == [(b"zfrom the wheel", b"\x00\x01")]
+    assert cluster.get(b"from the wheel") == b"\x00\x01"
+
+
+def test_it_follows_splits_and_leaders(raw: Any, cluster: Client) -> None:  # noqa: ANN401
+    """Its cached regions go stale by splits and leader transfers; reads and writes find their way again."""
+    raw.put(b"k1", b"1")
+    raw.put(b"k3", b"3")
+    regions = cluster.playground.regions
+    regions.split(cluster.region(b"k1").id, [b"k2"])
+    for key in (b"k1", b"k3"):
+        region = cluster.region(key)
+        target = next(peer.store_id for peer in region.peers if peer.store_id != region.leader_store)
+        regions.transfer_leader(region.id, target)
+    assert raw.get(b"k1") == b"1"
+    raw.put(b"k4", b"4")
+    assert raw.scan(b"k", b"l", limit=10) == [(b"k1", b"1"), (b"k3", b"3"), (b"k4", b"4")]

@@ -1,0 +1,18 @@
+"""What tests of the playground's parts share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tikv_br.playground.engine import Engine
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Iterator[Engine]:
+    """Return an empty engine, closed at the end."""
+    opened = Engine.open(tmp_path / "engine")
+    yield opened
+    opened.close()

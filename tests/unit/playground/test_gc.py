@@ -1,0 +1,80 @@
+"""Twin of tikv_br/playground/gc.py; the plain semantics are also replayed from recordings (tests/golden)."""
+
+from __future__ import annotations
+
+import pytest
+
+from tikv_br.playground.engine import Engine
+from tikv_br.playground.gc import FOREVER, GC_WORKER, GcRefusal, GcState, SafePoint
+
+
+class Clock:
+    """Unix seconds, set by hand."""
+
+    def __init__(self) -> None:
+        self.now = 1_800_000_000.0
+
+    def __call__(self) -> float:
+        """The time."""
+        return self.now
+
+
+def test_the_lowest_claim_is_told(engine: Engine) -> None:
+    """Whoever claims hears the lowest claim and its owner: gc_worker at 0 until it moves past another."""
+    gc = GcState(engine)
+    assert gc.update_service("br", 300, 100)[0] == GC_WORKER
+    assert gc.update_service(GC_WORKER, FOREVER, 500) == ("br", gc.services()["br"])
+    assert gc.update_service("br", 0, 0) == (GC_WORKER, SafePoint(500, FOREVER))
+
+
+def test_a_claim_behind_is_not_taken(engine: Engine) -> None:
+    """A claim below the lowest shows only in the answer: larger than what was asked, and nothing is kept."""
+    gc = GcState(engine)
+    gc.update_service(GC_WORKER, FOREVER, 500)
+    _, lowest = gc.update_service("late", 300, 400)
+    assert lowest.ts == 500
+    assert "late" not in gc.services()
+
+
+def test_claims_expire(engine: Engine) -> None:
+    """A claim that is not renewed is gone after its TTL, and GC may pass."""
+    clock = Clock()
+    gc = GcState(engine, clock=clock)
+    gc.update_service("br", 10, 100)
+    gc.update_service(GC_WORKER, FOREVER, 500)
+    clock.now += 9
+    assert gc.update_service("x", 0, 0)[0] == "br"
+    clock.now += 1
+    assert gc.update_service("x", 0, 0) == (GC_WORKER, SafePoint(500, FOREVER))
+
+
+def test_the_workers_claim_must_last(engine: Engine) -> None:
+    """gc_worker with a TTL is refused in PD's words."""
+    with pytest.raises(GcRefusal, match="must be infinity"):
+        GcState(engine).update_service(GC_WORKER, 100, 5)
+
+
+def test_the_safe_point_only_rises_and_is_kept(engine: Engine) -> None:
+    """A smaller safe point changes nothing; claims and safe point outlive a restart."""
+    gc = GcState(engine)
+    assert [gc.advance(50), gc.advance(20), gc.advance(0)] == [50, 50, 50]
+    gc.update_service("br", 1000, 70)
+    again = GcState(engine)
+    assert again.safe_point == 50
+    assert again.services()["br"].ts == 70
+
+
+def test_barriers_of_newer_pds(engine: Engine) -> None:
+    """With barriers PD always answers with gc_worker's point, which barriers hold back; sets behind it are refused."""
+    gc = GcState(engine, barriers=True)
+    gc.set_barrier("b", 100, 300)
+    assert gc.update_service("br", 300, 200) == (GC_WORKER, SafePoint(0, FOREVER))
+    assert gc.update_service(GC_WORKER, FOREVER, 500) == (GC_WORKER, SafePoint(100, FOREVER))
+    with pytest.raises(GcRefusal, match="behind the txn safe point 100"):
+        gc.set_barrier("late", 99, 300)
+    removed = gc.delete_barrier("b")
+    assert removed is not None
+    assert removed.ts == 100
+    assert gc.update_service(GC_WORKER, FOREVER, 500)[1].ts == 200
+    with pytest.raises(GcRefusal, match="reserved"):
+        gc.set_barrier(GC_WORKER, 1000, 10)

@@ -1,0 +1,84 @@
+"""Twin of tikv_br/playground/home.py and settings.py."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tikv_br.errors import PlaygroundError
+from tikv_br.playground.home import Home, registered
+from tikv_br.playground.settings import Settings, TlsSettings
+
+HOLD = (
+    "import sys, fcntl; f = open(sys.argv[1], 'w'); fcntl.flock(f, fcntl.LOCK_EX); print('held', flush=True); input()"
+)
+
+
+@pytest.fixture(autouse=True)
+def own_registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep the developer's own playgrounds out of sight."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+
+
+def test_the_lock_is_another_process_s(tmp_path: Path) -> None:
+    """While another process holds the lock the folder counts as running and cannot be locked; its end frees it."""
+    home = Home(tmp_path / "playground")
+    assert not home.is_running()
+    with home.locked():
+        pass
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(home.directory / "lock")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
+        assert home.is_running()
+        with pytest.raises(PlaygroundError, match="already"), home.locked():
+            pass
+        holder.kill()
+    assert not home.is_running()
+
+
+def test_state_is_whole_or_not_there(tmp_path: Path) -> None:
+    """The state is written in one piece and can be cleared; no other file stays behind."""
+    home = Home(tmp_path)
+    assert home.state() is None
+    home.write_state({"pid": os.getpid()})
+    assert home.state() == {"pid": os.getpid()}
+    assert [path.name for path in tmp_path.iterdir()] == ["state.json"]
+    home.clear_state()
+    assert home.state() is None
+
+
+def test_the_list_forgets_folders_that_are_gone(tmp_path: Path) -> None:
+    """Registered folders are listed; one that was removed by hand falls off the list."""
+    kept, gone = Home(tmp_path / "kept"), Home(tmp_path / "gone")
+    for home in (kept, gone):
+        home.directory.mkdir()
+        home.register()
+    gone.directory.rmdir()
+    assert [home.directory for home in registered()] == [kept.directory]
+    kept.unregister()
+    assert registered() == []
+    assert list((tmp_path / "state").rglob("*.json")) == []
+
+
+def test_settings_survive_json() -> None:
+    """Settings with TLS are read back as they were; fields of another version are left out."""
+    settings = Settings("/d", api_version=2, stores=5, tls=TlsSettings("ca", "cert", "key", mutual=True))
+    assert Settings.from_json(settings.to_json()) == settings
+    newer = {**json.loads(Settings("/d").to_json()), "of_the_future": 1}
+    assert Settings.from_json(json.dumps(newer)) == Settings("/d")
+
+
+@pytest.mark.parametrize(("stores", "replicas", "voters"), [(1, 0, 1), (2, 0, 2), (5, 0, 3), (5, 2, 2)])
+def test_default_replicas(stores: int, replicas: int, voters: int) -> None:
+    """Three voters where there are stores enough, else as many as stores; a number given counts."""
+    assert Settings("/d", stores=stores, replicas=replicas).voters == voters
