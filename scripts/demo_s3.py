@@ -17,7 +17,11 @@ def main() -> int:
     host, port = server.get_host_and_port()
     endpoint = f"http://{host}:{port}"
     client = boto3.client(
-        "s3", endpoint_url=endpoint, region_name="us-east-1", aws_access_key_id="demo", aws_secret_access_key="demo"
+        "s3",
+        endpoint_url=endpoint,
+        region_name="us-east-1",
+        aws_access_key_id="demo",
+        aws_secret_access_key="demo",  # noqa: S106 - moto takes any
     )
     client.create_bucket(Bucket=sys.argv[1])
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))

@@ -1,0 +1,72 @@
+"""The channel: signed messages come through, anything else does not, and a lost driver harms no task."""
+
+from __future__ import annotations
+
+import dataclasses
+import pickle
+import queue
+import time
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Client
+
+import pytest
+
+from tikv_br.spark.channel import ChannelAddress, ProgressListener, ProgressSender, sender_to
+from tikv_br.spark.task import Message
+
+MESSAGE = Message("progress", 3, 0, (10, 1))
+
+
+def test_messages_arrive_in_order() -> None:
+    """What a task sends is what the driver receives."""
+    received: queue.Queue[Message] = queue.Queue()
+    with ProgressListener(received.put) as listener:
+        sender = ProgressSender(listener.address)
+        sent = [Message("progress", 0, 0, (n, n)) for n in range(100)]
+        for message in sent:
+            sender.send(message)
+        assert [received.get(timeout=5) for _ in sent] == sent
+
+
+def test_listener_is_on_loopback_only_unless_told_otherwise() -> None:
+    """A local run opens no port to the network."""
+    with ProgressListener(lambda _: None) as listener:
+        assert listener._listener.address[0] == "127.0.0.1"
+
+
+def test_wrong_key_is_refused() -> None:
+    """Who does not know the key of the run cannot connect."""
+    with ProgressListener(lambda _: None) as listener, pytest.raises(AuthenticationError):
+        Client((listener.address.host, listener.address.port), authkey=b"guess")
+
+
+def test_unsigned_message_is_dropped_unread() -> None:
+    """A packet put into a connection by somebody else is not even unpickled."""
+    received: list[Message] = []
+    address: ChannelAddress
+    with ProgressListener(received.append) as listener:
+        address = listener.address
+        with Client((address.host, address.port), authkey=address.key) as connection:
+            connection.send_bytes(b"\0" * 32 + pickle.dumps(MESSAGE))
+            with pytest.raises((EOFError, ConnectionResetError)):
+                connection.recv_bytes()
+    assert received == []
+
+
+def test_lost_driver_harms_nobody() -> None:
+    """Sending to a driver that is not there returns at once, however often."""
+    with ProgressListener(lambda _: None) as listener:
+        address = listener.address
+    sender = ProgressSender(address)
+    begin = time.monotonic()
+    for _ in range(10_000):
+        sender.send(MESSAGE)
+    assert time.monotonic() - begin < 1
+
+
+def test_worker_keeps_one_sender_for_a_run() -> None:
+    """Many tasks of one worker share a connection, and a new run gets a new one."""
+    with ProgressListener(lambda _: None) as listener:
+        first = sender_to(listener.address)
+        assert sender_to(listener.address) is first
+        assert sender_to(dataclasses.replace(listener.address, key=b"other")) is not first

@@ -1,0 +1,71 @@
+"""The driver's book: duplicates, retries, and progress that never falls."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from tikv_br.errors import StorageFull
+from tikv_br.progress_events import Event, TasksProgress
+from tikv_br.spark.collector import Collector
+from tikv_br.spark.task import Message
+
+
+def progress(index: int, data_bytes: int, attempt: int = 0) -> Message:
+    """Return a progress message with a tenth as many keys."""
+    return Message("progress", index, attempt, (data_bytes, data_bytes // 10))
+
+
+def result(index: int, value: object, attempt: int = 0) -> Message:
+    """Return a result message."""
+    return Message("result", index, attempt, pickle.dumps(value))
+
+
+def book_all(messages: list[Message], total: int, expected: int = 0) -> tuple[list[object], list[TasksProgress]]:
+    """Book messages one by one, and return results and progress."""
+    results: list[object] = []
+    events: list[Event] = []
+    collector: Collector[object] = Collector(total, results.append, events.append, expected)
+    for message in messages:
+        collector.put(message)
+        collector._reported = 0.0
+        collector.take(0)
+    return results, [event for event in events if isinstance(event, TasksProgress)]
+
+
+def test_second_outcome_of_a_task_changes_nothing() -> None:
+    """A result that comes both live and with the row, or from a second attempt, counts once."""
+    results, _ = book_all([result(0, "a"), result(0, "a"), result(0, "b", attempt=1), result(1, "c")], 2)
+    assert results == ["a", "c"]
+
+
+def test_second_attempt_replaces_the_progress_of_the_first() -> None:
+    """Bytes of an attempt that died are not counted beside those of the next; late words of the dead are ignored."""
+    _, events = book_all([progress(0, 100), progress(0, 30, attempt=1), progress(0, 500), progress(1, 10)], 2)
+    assert [event.bytes_done for event in events] == [100, 30, 30, 40]
+    assert events[-1].keys_done == 4
+
+
+def test_fraction_follows_bytes_and_never_falls() -> None:
+    """Running tasks count by their bytes, at most as one; a retry does not move the bar back; the end is exactly 1."""
+    messages = [progress(0, 50), progress(1, 1000), progress(0, 10, attempt=1), result(1, None), result(0, None)]
+    _, events = book_all(messages, 2, expected=100)
+    fractions = [event.fraction for event in events]
+    assert fractions == sorted(fractions)
+    assert fractions[0] == pytest.approx(0.25)
+    assert fractions[1] == pytest.approx((0.5 + 0.99) / 2)
+    assert fractions[-1] == 1.0
+    assert all(fraction < 1 for fraction in fractions[:-1])
+
+
+def test_error_is_raised() -> None:
+    """The error that a task has sent is raised from the book."""
+    with pytest.raises(StorageFull, match="no room"):
+        book_all([Message("error", 0, 0, pickle.dumps(StorageFull("no room")))], 1)
+
+
+def test_progress_after_the_result_is_ignored() -> None:
+    """A progress message that was overtaken by its result adds nothing."""
+    _, events = book_all([progress(0, 10), result(0, None), progress(0, 99)], 2)
+    assert events[-1].bytes_done == 10

@@ -1,0 +1,85 @@
+"""What is checked before a JVM starts."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from tikv_br.errors import SparkUnavailable, UsageError
+from tikv_br.spark.session import _master, check_java, check_master, is_local, spark_context
+
+
+@pytest.mark.parametrize(
+    "master", ["local", "local[*]", "local[4]", "local[*,3]", "spark://host:7077", "yarn", "k8s://https://h:6443"]
+)
+def test_masters_of_spark_are_taken(master: str) -> None:
+    """Every form that Spark documents passes."""
+    check_master(master)
+
+
+@pytest.mark.parametrize("master", ["", "moon://x", "local[", "local[0]", "local(4)", "spark://"])
+def test_other_masters_are_refused_at_once(master: str) -> None:
+    """A typing error answers in a moment, not after a JVM has started."""
+    begin = time.monotonic()
+    with pytest.raises(UsageError, match="Spark master"), spark_context(master):
+        pass
+    assert time.monotonic() - begin < 1
+
+
+@pytest.mark.parametrize(
+    ("master", "concurrency", "expected"),
+    [
+        ("local", None, "local[1,4]"),
+        ("local[*]", None, "local[*,4]"),
+        ("local[*]", 3, "local[3,4]"),
+        ("local[2]", 8, "local[2,4]"),
+        ("local[2,9]", None, "local[2,9]"),
+        ("spark://h:7077", 8, "spark://h:7077"),
+    ],
+)
+def test_local_masters_run_a_lost_task_again(master: str, concurrency: int | None, expected: str) -> None:
+    """A local master gets attempts, and threads where none were said; others stay as they are."""
+    assert _master(master, concurrency) == expected
+
+
+def test_local_means_this_machine() -> None:
+    """Only masters of this machine bind to loopback."""
+    assert is_local("local[2]")
+    assert not is_local("spark://localhost:7077")
+
+
+def fake_java(folder: Path, version: str) -> None:
+    """Put a Java into ``folder`` that knows its version only."""
+    java = folder / "bin" / "java"
+    java.parent.mkdir()
+    java.write_text(f"#!/bin/sh\necho 'openjdk version \"{version}\"' >&2\n")
+    java.chmod(0o755)
+
+
+@pytest.mark.parametrize(("version", "major"), [("17.0.15", 17), ("21", 21), ("24-ea", 24)])
+def test_java_is_recognised(version: str, major: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """JAVA_HOME counts, and versions of all spellings are read."""
+    fake_java(tmp_path, version)
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    assert check_java() == major
+
+
+def test_old_java_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Java 11 is refused with both versions in the message."""
+    fake_java(tmp_path, "11.0.2")
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    with pytest.raises(SparkUnavailable, match=r"version 11, Spark needs 17"):
+        check_java()
+
+
+def test_missing_java_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without JAVA_HOME and without java on the PATH the message names both."""
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(SparkUnavailable, match="JAVA_HOME"):
+        check_java()
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    with pytest.raises(SparkUnavailable, match="does not run"):
+        check_java()

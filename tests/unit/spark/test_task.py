@@ -1,0 +1,64 @@
+"""A task's edge: results, errors and progress as messages."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+
+import pytest
+
+from tikv_br.errors import StorageFull, TaskFailed
+from tikv_br.spark.task import Message, TaskCancelled, TaskContext, run_task
+
+
+def run(function: object) -> tuple[Message, list[Message]]:
+    """Run one task of index 4 at attempt 2."""
+    sent: list[Message] = []
+    outcome = run_task(function, "input", "interval-4", TaskContext(4, 2, sent.append))  # type: ignore[arg-type]
+    return outcome, sent
+
+
+def test_result_is_sent_with_the_last_progress() -> None:
+    """Bytes reported within the throttle's time are not lost: the last progress leaves before the outcome."""
+
+    def work(task: str, context: TaskContext) -> str:
+        for _ in range(10):
+            context.report(data_bytes=7, keys=1)
+        return task.upper()
+
+    outcome, sent = run(work)
+    assert (outcome.kind, outcome.index, outcome.attempt) == ("result", 4, 2)
+    assert pickle.loads(outcome.body) == "INPUT"  # type: ignore[arg-type]
+    assert sent[-1].body == (70, 10)
+    assert len(sent) == 2, "the first report and the last, for all came within 0.2 s"
+
+
+def test_our_error_keeps_class_and_hint() -> None:
+    """An error of ours is sent as itself, with the task's name in front."""
+
+    def work(_task: str, _context: TaskContext) -> None:
+        raise StorageFull("no room", hint="make some")
+
+    outcome, _ = run(work)
+    error = pickle.loads(outcome.body)  # type: ignore[arg-type]
+    assert (type(error), error.message, error.hint) == (StorageFull, "task interval-4: no room", "make some")
+
+
+def test_result_that_does_not_pickle_is_an_error_not_a_hang() -> None:
+    """A defective task cannot return a lock; it is told so."""
+    outcome, _ = run(lambda _task, _context: threading.Lock())
+    error = pickle.loads(outcome.body)  # type: ignore[arg-type]
+    assert isinstance(error, TaskFailed)
+    assert "pickle" in error.message
+
+
+def test_cancelled_task_stops_at_its_next_report() -> None:
+    """Reporting raises once the run has failed elsewhere, and the task's outcome says so."""
+    cancelled = threading.Event()
+    context = TaskContext(0, 0, lambda _: None, cancelled)
+    context.report(data_bytes=1)
+    cancelled.set()
+    with pytest.raises(TaskCancelled):
+        context.report(data_bytes=1)
+    outcome = run_task(lambda _task, given: given.report(), "x", "a", context)
+    assert outcome.kind == "error"

@@ -1,0 +1,88 @@
+"""The error tree: as drawn, with codes of their own, and able to travel."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import tikv_br.errors
+from tikv_br.errors import TikvBrError
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def subclasses(base: type[TikvBrError]) -> list[type[TikvBrError]]:
+    """Return ``base`` and all below it that errors.py defines."""
+    own = [child for child in base.__subclasses__() if child.__module__ == "tikv_br.errors"]
+    return [base, *(error for child in own for error in subclasses(child))]
+
+
+ALL = subclasses(TikvBrError)
+
+
+def drawn_tree() -> dict[str, tuple[str | None, int | None]]:
+    """Read name -> (parent, exit code) off the module's docstring."""
+    found: dict[str, tuple[str | None, int | None]] = {}
+    path: list[str] = []
+    for line in (tikv_br.errors.__doc__ or "").splitlines():
+        match = re.fullmatch(r"    ((?:  )*)([A-Z]\w+)(?: +(\d+)   \S.*)?", line)
+        if match:
+            depth = len(match[1]) // 2
+            path[depth:] = [match[2]]
+            found[match[2]] = (path[depth - 1] if depth else None, int(match[3]) if match[3] else None)
+    return found
+
+
+def test_drawing_at_the_top_is_the_tree() -> None:
+    """Names, inheritance and exit codes of the docstring are those of the classes, none missing on either side."""
+    actual = {
+        error.__name__: (
+            None if error is TikvBrError else error.__bases__[0].__name__,
+            vars(error).get("exit_code"),
+        )
+        for error in ALL
+    }
+    assert drawn_tree() == actual
+
+
+def test_exit_codes_are_distinct_and_fit_a_shell() -> None:
+    """No two causes share a code, and none collides with success or with what a shell uses."""
+    codes = [error.exit_code for error in ALL if "exit_code" in vars(error)]
+    assert len(codes) == len(set(codes))
+    assert all(0 < code < 256 and code not in {126, 127} for code in codes)
+
+
+@pytest.mark.parametrize("error_class", ALL, ids=lambda error: error.__name__)
+def test_error_survives_pickling_and_says_what_to_do(error_class: type[TikvBrError]) -> None:
+    """Class, message and hint come back from pickle, the JSON form has them, and every class has a doc and a hint."""
+    error = pickle.loads(pickle.dumps(error_class("what", hint="do this")))
+    assert (type(error), error.message, error.hint, str(error)) == (error_class, "what", "do this", "what")
+    assert json.loads(json.dumps(error.to_json())) == {
+        "message_type": "exit_error",
+        "code": error_class.exit_code,
+        "name": error_class.__name__,
+        "message": "what",
+        "hint": "do this",
+    }
+    assert error_class.__doc__
+    assert error_class("x").hint
+
+
+def test_documented_exit_codes_are_current() -> None:
+    """docs/exit-codes.md is what the generator makes of the classes now."""
+    command = [sys.executable, str(ROOT / "scripts" / "generate_exit_codes.py"), "--check"]
+    assert subprocess.run(command, capture_output=True, text=True, check=False, timeout=60).stdout.endswith("current\n")
+
+
+def test_every_class_with_a_code_is_documented() -> None:
+    """The table has one row for each class that errors are raised as."""
+    page = (ROOT / "docs" / "exit-codes.md").read_text()
+    for error in ALL:
+        if "exit_code" in vars(error):
+            assert f"| {error.exit_code} | `{error.__name__}` |" in page
