@@ -130,6 +130,7 @@ class Playground:
 
     def kill_store(self, store_id: int) -> None:
         """Stop a store as kill -9 does; its regions get new leaders after the election timeout."""
+        self.regions.set_store_down(store_id, down=True)
         self._stores[store_id].stop()
 
     def restart_store(self, store_id: int) -> None:
@@ -138,6 +139,7 @@ class Playground:
         if not node.alive:
             node.causal = CausalTimestamps(self.tso, self.settings.ts_ahead)
             self._stores[store_id].start()
+            self.regions.set_store_down(store_id, down=False)
 
     def describe(self) -> dict[str, Any]:
         """What ``playground start --output json`` prints, but for the process."""

@@ -11,7 +11,7 @@ import ssl
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,7 +22,12 @@ from tikv_br.playground.settings import SETTINGS_FILE, Settings, TlsSettings
 START_SECONDS: Final = 60.0
 STOP_SECONDS: Final = 20.0
 _POLL_SECONDS: Final = 0.05
-_FIXED: Final = ("api_version", "stores", "replicas", "cluster_id")
+_FIXED: Final[Mapping[str, Callable[[Settings], object]]] = {
+    "--api-version": lambda settings: settings.version.label,
+    "--stores": lambda settings: settings.stores,
+    "--replicas": lambda settings: settings.voters,
+    "cluster id": lambda settings: settings.cluster_id,
+}
 """What cannot be changed once a playground has data."""
 
 
@@ -48,16 +53,20 @@ def prepare(directory: Path, changes: Mapping[str, Any]) -> Home:
         path = home.directory / SETTINGS_FILE
         kept = Settings.from_json(path.read_text()) if path.exists() else None
         settings = dataclasses.replace(kept or Settings(str(home.directory)), **changes, directory=str(home.directory))
-        for name in _FIXED if kept else ():
-            was, asked = getattr(kept, name), getattr(settings, name)
-            if was != asked:
-                raise PlaygroundError(
-                    f"the playground in {home.directory} was made with {name} {was}, not {asked}",
-                    hint="Use another --dir, or leave the flag out.",
-                )
+        if kept is not None:
+            _check_unchanged(home, kept, settings)
         path.write_text(settings.to_json())
         home.clear_state()
     return home
+
+
+def _check_unchanged(home: Home, kept: Settings, asked: Settings) -> None:
+    for name, value in _FIXED.items():
+        if value(kept) != value(asked):
+            raise PlaygroundError(
+                f"the playground in {home.directory} was made with {name} {value(kept)}, not {value(asked)}",
+                hint="Use another --dir, or leave the flag out.",
+            )
 
 
 def start(directory: Path, changes: Mapping[str, Any], *, detached: bool = True) -> Started:

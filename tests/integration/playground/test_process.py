@@ -109,7 +109,7 @@ def test_settings_that_data_depend_on_cannot_change(folder: Path) -> None:
     """A folder with a V2 cluster's data is not started as V1; the flag may be left out."""
     launcher.start(folder, {"api_version": 2, "stores": 1})
     launcher.stop(folder)
-    with pytest.raises(PlaygroundError, match="api_version"):
+    with pytest.raises(PlaygroundError, match="--api-version v2, not v1"):
         launcher.start(folder, {"api_version": 0})
     assert launcher.start(folder, {}).state["api_version"] == "v2"
 
