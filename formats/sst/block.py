@@ -62,9 +62,8 @@ def entries_end(block: Readable) -> int:
         raise DamagedBytes(f"block of {len(block)} bytes")
     packed: int = struct.unpack_from("<I", block, len(block) - _U32)[0]
     end = len(block) - _U32
-    if packed & _HASH_INDEX_BIT and end > 1:
-        (buckets,) = struct.unpack_from("<H", block, end - 2)
-        end -= 2 + buckets
+    if packed & _HASH_INDEX_BIT:
+        end -= 2 + int.from_bytes(block[max(0, end - 2) : end], "little")
     end -= (packed & ~_HASH_INDEX_BIT) * _U32
     if end < 0:
         raise DamagedBytes(f"block of {len(block)} bytes with {packed:#x} restarts")

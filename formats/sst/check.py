@@ -49,7 +49,11 @@ def check_structure(source: RandomAccess, api_version: ApiVersion, start: bytes 
     checksums of what is read are verified. Not seen here: rows between the first and the last block (`check_rows`).
     Raises `DamagedBytes`, `UnsupportedFormat` with what is wrong.
     """
-    table = Table(source)
+    return check_table(Table(source), api_version, start, end)
+
+
+def check_table(table: Table, api_version: ApiVersion, start: bytes = b"", end: bytes = b"") -> SstFacts:
+    """As `check_structure`, of a table that may have been read in part."""
     table.require_plain_rows()
     _check_properties(table)
     handles = table.index.handles
@@ -60,7 +64,7 @@ def check_structure(source: RandomAccess, api_version: ApiVersion, start: bytes 
     first_key, last_key = _check_ends(table, api_version)
     _check_range(first_key, last_key, start, end)
     return SstFacts(
-        size=source.size,
+        size=table.source.size,
         tail_offset=table.tail_offset,
         format_version=table.footer.format_version,
         entries=table.entries,

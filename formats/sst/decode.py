@@ -40,9 +40,10 @@ def _entries_end(block: Bytes) -> Int:
     if end < 0:
         return np.int64(-1)
     packed = _u32(block, end)
-    if packed >> 31 and end > 1:
-        end -= 2
-        end -= np.int64(block[end]) | np.int64(block[end + 1]) << 8
+    if packed >> 31:
+        if end < 2:
+            return np.int64(-1)
+        end -= 2 + (np.int64(block[end - 2]) | np.int64(block[end - 1]) << 8)
     end -= 4 * (packed & 0x7FFFFFFF)
     return end if end >= 0 else np.int64(-1)
 

@@ -71,7 +71,6 @@ def encode_properties(
         "rocksdb.block.based.table.prefix.filtering": b"0",
         "rocksdb.block.based.table.whole.key.filtering": b"1",
         "rocksdb.column.family.id": encode_varint(_NO_COLUMN_FAMILY),
-        "rocksdb.column.family.name": b"",
         "rocksdb.compression": compression.encode(),
         "rocksdb.creation.time": encode_varint(0),
         "rocksdb.filter.size": encode_varint(0),

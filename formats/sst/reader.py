@@ -12,7 +12,8 @@ from formats import columns
 from formats.api_version import ApiVersion
 from formats.errors import DamagedBytes, UnsupportedFormat
 from formats.sst import decode
-from formats.sst.check import SstFacts, check_structure
+from formats.sst import properties as names
+from formats.sst.check import SstFacts, check_table
 from formats.sst.coding import BlockHandle, Readable
 from formats.sst.footer import TRAILER_SIZE, Footer
 from formats.sst.source import RandomAccess, read_exactly
@@ -20,6 +21,8 @@ from formats.sst.table import Table
 
 _READ_SIZE = 4 << 20
 """Bytes asked of the source at once, unless a block is larger."""
+_LEAST_BYTES = 64 << 10
+_ROW_BYTES = 1 << 10
 _BATCH_BYTES = 8 << 20
 """Bytes of keys and of values in a batch, unless a row is larger."""
 
@@ -62,7 +65,7 @@ class SstReader:
 
     def check_structure(self, api_version: ApiVersion, start: bytes = b"", end: bytes = b"") -> SstFacts:
         """See `formats.sst.check_structure`."""
-        return check_structure(self.table.source, api_version, start, end)
+        return check_table(self.table, api_version, start, end)
 
     def batches(self, max_rows: int = 65_536) -> Iterator[pa.RecordBatch]:
         """All rows in file order as batches of ``STORAGE_SCHEMA``, of at most `max_rows` rows and some MiB each.
@@ -86,7 +89,12 @@ class SstReader:
     def _columns(self, max_rows: int, *, with_trailers: bool) -> Iterator[_Columns]:
         if max_rows < 1:
             raise ValueError("a batch takes at least one row")
-        room = _Room(max_rows, _BATCH_BYTES, _BATCH_BYTES, max_rows if with_trailers else 0)
+        room = _Room(
+            max_rows,
+            self._room(names.RAW_KEY_SIZE, max_rows),
+            self._room(names.RAW_VALUE_SIZE, max_rows),
+            max_rows * with_trailers,
+        )
         rows = _Columns(room)
         cursor = _Cursor()
         for block in self._blocks():
@@ -97,6 +105,10 @@ class SstReader:
                 rows = _Columns(room.fitting(cursor))
         if rows.count:
             yield rows
+
+    def _room(self, total: str, max_rows: int) -> int:
+        """Bytes to keep ready for a column of which a property says the total; it need not be true."""
+        return max(_LEAST_BYTES, min(_BATCH_BYTES, max_rows * _ROW_BYTES, names.number(self.properties, total)))
 
     def _blocks(self) -> Iterator[Readable]:
         """The data blocks' contents in order."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 from formats.errors import DamagedBytes
@@ -20,6 +21,10 @@ class RandomAccess(Protocol):
         """Return exactly `length` bytes from `offset`, which lie inside the file."""
 
 
+_TAIL = 64 << 10
+"""Bytes that `TailCache` keeps: on object storage a second request costs more than these."""
+
+
 @dataclass(frozen=True, slots=True)
 class MemorySource:
     """A table that is in memory already."""
@@ -34,6 +39,25 @@ class MemorySource:
     def read_at(self, offset: int, length: int) -> memoryview:
         """Return `length` bytes from `offset`, without a copy."""
         return memoryview(self.data)[offset : offset + length]
+
+
+class TailCache:
+    """A source whose end is read once: footer, properties and index mostly lie within it."""
+
+    def __init__(self, source: RandomAccess) -> None:
+        self.source = source
+        self.size = source.size
+        self._start = max(0, self.size - _TAIL)
+
+    def read_at(self, offset: int, length: int) -> Readable:
+        """Return `length` bytes from `offset`."""
+        if offset < self._start:
+            return self.source.read_at(offset, length)
+        return self._tail[offset - self._start : offset - self._start + length]
+
+    @cached_property
+    def _tail(self) -> memoryview:
+        return memoryview(self.source.read_at(self._start, self.size - self._start))
 
 
 def read_exactly(source: RandomAccess, offset: int, length: int) -> Readable:

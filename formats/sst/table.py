@@ -11,7 +11,7 @@ from formats.sst.block import BlockReader, entries
 from formats.sst.coding import BlockHandle, decode_handle
 from formats.sst.footer import Footer, read_footer
 from formats.sst.index import Index, read_index
-from formats.sst.source import RandomAccess
+from formats.sst.source import RandomAccess, TailCache
 
 _INDEX_NAME = "rocksdb.index"
 _DICTIONARY_NAME = "rocksdb.compression_dict"
@@ -25,7 +25,7 @@ class Table:
     """
 
     def __init__(self, source: RandomAccess) -> None:
-        self.source = source
+        self.source = TailCache(source)
 
     @cached_property
     def footer(self) -> Footer:

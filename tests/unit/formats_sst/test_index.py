@@ -1,0 +1,95 @@
+"""Separators and indexes. RocksDB reads our indexes in test_writer; we read its in test_reader."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from formats.errors import DamagedBytes
+from formats.sst.block import BlockReader, encode_entries
+from formats.sst.block_checksum import ChecksumType
+from formats.sst.coding import BlockHandle
+from formats.sst.footer import Footer
+from formats.sst.index import Index, IndexBuilder, read_index, shortest_separator
+from formats.sst.properties import INDEX_KEYS_ARE_USER_KEYS, INDEX_TYPE, INDEX_VALUES_ARE_DELTAS
+from formats.sst.source import MemorySource
+
+PLAIN = {INDEX_KEYS_ARE_USER_KEYS: b"\x01"}
+similar_keys = st.text("\x00\x01\x7f\xfe\xff", max_size=6).map(lambda text: text.encode("latin-1"))
+
+
+@given(similar_keys | st.binary(max_size=20), similar_keys | st.binary(max_size=20))
+def test_shortest_separator(one: bytes, other: bytes) -> None:
+    """A separator lies at or after one key and before the next, and is never longer than the first."""
+    last, following = sorted((one, other))
+    if last != following:
+        separator = shortest_separator(last, following)
+        assert last <= separator < following
+        assert len(separator) <= len(last)
+
+
+def test_separators_are_short() -> None:
+    """Keys that differ early are told apart by few bytes."""
+    assert shortest_separator(b"zuser000123", b"zuser100000") == b"zuser1"
+    assert shortest_separator(b"zabcdef", b"zabf") == b"zabd"
+    assert shortest_separator(b"za\xff\xff\x01", b"zb") == b"za\xff\xff\x02"
+    assert shortest_separator(b"za", b"za\0") == b"za"
+
+
+def read_back(block: bytes, properties: dict[str, bytes], *, before: int = 1000) -> Index:
+    """The index in this block of a file, after so many bytes of data."""
+    handle = BlockHandle(before, len(block))
+    footer = Footer(2, ChecksumType.NONE, handle, handle)
+    source = MemorySource(bytes(before) + block + bytes(5))
+    return read_index(BlockReader(source, footer), handle, properties)
+
+
+@pytest.mark.parametrize("version", range(2, 6))
+def test_builder(version: int) -> None:
+    """Blocks added to a builder of any version are read back with their separators."""
+    builder = IndexBuilder(version)
+    builder.add(b"zaa", b"zbb", BlockHandle(0, 100))
+    builder.add(b"zbc", None, BlockHandle(105, 300))
+    properties = {
+        INDEX_KEYS_ARE_USER_KEYS: bytes([builder.user_keys]),
+        INDEX_VALUES_ARE_DELTAS: bytes([builder.deltas]),
+    }
+    block = builder.encode()
+    assert len(block) == builder.size
+    assert read_back(block, properties) == Index([b"zb", b"zbc"], [BlockHandle(0, 100), BlockHandle(105, 300)])
+    assert (builder.blocks, read_back(block, properties).data_end) == (2, 410)
+
+
+@pytest.mark.parametrize(
+    ("entries", "message"),
+    [
+        ([(b"b", BlockHandle(0, 10)), (b"a", BlockHandle(15, 10))], "do not ascend"),
+        ([(b"a", BlockHandle(0, 10)), (b"b", BlockHandle(14, 10))], "starts before the last one ends"),
+        ([(b"a", BlockHandle(0, 996))], "beyond 1000"),
+        ([(b"a", BlockHandle(2**63, 2**63))], "beyond 1000"),
+    ],
+)
+def test_damaged(entries: list[tuple[bytes, BlockHandle]], message: str) -> None:
+    """Keys out of order, blocks that overlap and blocks that reach into the index are damage."""
+    with pytest.raises(DamagedBytes, match=message):
+        read_back(encode_entries((key, handle.encode()) for key, handle in entries), PLAIN)
+
+
+def test_short_keys() -> None:
+    """Keys that lack the eight bytes of an internal key are damage where the properties promise them."""
+    with pytest.raises(DamagedBytes, match="sequence number"):
+        read_back(encode_entries([(b"a", BlockHandle(0, 1).encode())]), {})
+
+
+def test_first_keys() -> None:
+    """An index whose entries carry the first key of each block is read past them, with and without deltas."""
+    first_key = b"\x09first key"
+    kind = {INDEX_TYPE: b"\x03\0\0\0"}
+    handle = BlockHandle(0, 10)
+    block = encode_entries([(b"a", handle.encode() + first_key)])
+    assert read_back(block, PLAIN | kind).handles == [handle]
+    deltas = b"\0\x01a" + handle.encode() + first_key + b"\x01\x01b" + b"\x04" + first_key
+    block = deltas + bytes(4) + b"\x01\0\0\0"
+    index = read_back(block, PLAIN | kind | {INDEX_VALUES_ARE_DELTAS: b"\x01"})
+    assert index == Index([b"a", b"ab"], [handle, BlockHandle(15, 12)])
