@@ -165,10 +165,14 @@ class BackupSet:
         """Sums over all files."""
         return totals(self.files)
 
+    @property
+    def at_home(self) -> bool:
+        """Whether it lies where it was written, so that the storage's recorded marks of the files count."""
+        return self.manifest is not None and self.manifest.description.storage == self.store.location.redacted()
+
     def verify_identity(self, file: FileEntry) -> None:
         """See `verify_file_identity`; the storage's marks count only where the backup was written."""
-        at_home = self.manifest is not None and self.manifest.description.storage == self.store.location.redacted()
-        verify_file_identity(self.store, file, etag_counts=at_home)
+        verify_file_identity(self.store, file, etag_counts=self.at_home)
 
     def verify_content(self, file: FileEntry) -> None:
         """See `verify_file_content`."""

@@ -28,7 +28,7 @@ class FileCheck(enum.StrEnum):
     CONTENT = "content"
     """The sha256 of all bytes besides."""
     AUTO = "auto"
-    """`IDENTITY` where the backup recorded enough to tell files apart (ours), else `CONTENT`."""
+    """`IDENTITY` where the storage's recorded mark vouches for the bytes, else `CONTENT`: moved backups, the Go tool's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,8 @@ def inspect_files(
 def inspect_file(backup: BackupSet, file: FileEntry, check: FileCheck) -> Inspected:
     """Check identity, structure and, where wanted, content of one file. Raises `BackupDamaged` with its name."""
     backup.verify_identity(file)
-    if check is FileCheck.CONTENT or (check is FileCheck.AUTO and not file.tail_sha256):
+    vouched_for = backup.at_home and file.etag and file.tail_sha256
+    if check is FileCheck.CONTENT or (check is FileCheck.AUTO and not vouched_for):
         backup.verify_content(file)
     codec = KeyCodec(backup.api_version)
     try:
