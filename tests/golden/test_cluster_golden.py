@@ -268,13 +268,14 @@ def test_recorded_configurations_name_their_version(recording: Recording, versio
 
 def test_recorded_pd_documents(recording: Recording) -> None:
     """Version, regions, replicas and schedulers of a real PD's HTTP answers."""
-    paths = {"config/cluster-version", "regions", "config/replicate", "schedulers"}
+    paths = {"config/cluster-version", "regions", "config/replicate", "schedulers", "stores"}
     with ScriptedHttp() as server:
         server.scripts = {f"/pd/api/v1/{path}": [(200, recording.document(f"GET /pd/api/v1/{path}"))] for path in paths}
         pd = pd_http(server)
         assert pd.cluster_version() == "9.0.0-beta.2"
         assert pd.max_replicas() == 1
         assert "balance-leader-scheduler" in pd.schedulers()
+        assert not pd.silent_stores()
         form = recording.one("PD/ScanRegions", "all")["responses"][0]
         # A region that was split off between the two recordings is in the later one only.
         assert set(pd.region_sizes()) >= {int(item["region"]["id"]) for item in form["regions"]}

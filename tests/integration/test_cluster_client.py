@@ -247,6 +247,16 @@ def test_a_cluster_that_stays_dead_is_given_up(live: LiveCluster) -> None:
     assert time.monotonic() - began < 5
 
 
+def test_one_dead_store_does_not_stop_the_work(live: LiveCluster, rows: dict[bytes, bytes]) -> None:
+    """With a store dead, and PD aware of it, version, flush, scan and checksum work."""
+    live.run("kill-store", store_id=live.store_ids[-1])
+    with Cluster.connect(live.config) as cluster:
+        assert cluster.info().api_version is ApiVersion.V2
+        cluster.flush_timestamps()
+        assert scanned(cluster.raw()) == rows
+        assert cluster.raw().checksum().total_kvs == len(rows)
+
+
 def test_pd_trouble_is_survived(live: LiveCluster) -> None:
     """PD that is unavailable for a few calls delays them and no more."""
     point = live.fail("GetRegion", {"abort": {"code": "UNAVAILABLE", "details": "not leader"}}, count=2)

@@ -57,7 +57,8 @@ class Cluster:
     @functools.cached_property
     def api_version(self) -> ApiVersion:
         """The API version that the stores are configured with; asked once. Raises `ClusterUnfit` when they disagree."""
-        return detect_api_version(self._up_stores(), self.config.tls, self.config.request_timeout)
+        gone = self.pd_http.silent_stores
+        return detect_api_version(self._up_stores(), self.config.tls, self.config.request_timeout, gone)
 
     def info(self) -> ClusterInfo:
         """What a plan must know. Raises `ClusterUnfit` when the stores disagree on the API version."""
@@ -76,7 +77,7 @@ class Cluster:
         """Make every store that is up give up its cached timestamps; see `flush`. Before V2 there are none."""
         if self.api_version is ApiVersion.V2:
             clients = [self._stores.get(store.id) for store in self._up_stores()]
-            flush_stores(clients, self.cluster_id, self.config.retry_budget)
+            flush_stores(clients, self.cluster_id, self.config.retry_budget, self.pd_http.silent_stores)
 
     def _up_stores(self) -> list[Store]:
         return [store for store in self.pd.stores() if store.serves and store.state is StoreState.UP]

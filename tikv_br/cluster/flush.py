@@ -7,7 +7,7 @@ holds one key: a store flushes before it looks at the range (server-experiments 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable
 
 from formats.api_version import ApiVersion
 from formats.keys import KeyCodec
@@ -33,25 +33,33 @@ def flush_request(cluster_id: int) -> brpb_pb2.BackupRequest:
     )
 
 
-def flush_stores(stores: Iterable[StoreClient], cluster_id: int, retry_budget: float) -> None:
+def flush_stores(
+    stores: Iterable[StoreClient],
+    cluster_id: int,
+    retry_budget: float,
+    gone: Callable[[], Collection[int]] = frozenset,
+) -> None:
     """Flush each of these V2 stores, within `retry_budget` seconds of trouble a store.
 
-    Raises `RetryBudgetExhausted` when one does not answer: its next writes may lie below a timestamp already taken.
+    A store that does not answer is left out if it is `gone`: when PD hears nothing of it either, it takes no writes,
+    and comes back with an empty cache. Raises `RetryBudgetExhausted` when another does not answer: its next writes may
+    lie below a timestamp already taken.
     """
     for store in stores:
         backoffer = Backoffer(f"flush of {store}", retry_budget)
-        while not _flush(store, cluster_id, backoffer):
-            pass
+        while True:
+            try:
+                _flush(store, cluster_id)
+            except ClusterUnreachable as error:
+                if store.store.id not in gone():
+                    backoffer.wait(retry.STORE_UNREACHABLE, error)
+                    continue
+            break
 
 
-def _flush(store: StoreClient, cluster_id: int, backoffer: Backoffer) -> bool:
-    try:
-        answers = list(store.backup(flush_request(cluster_id)))
-    except ClusterUnreachable as error:
-        backoffer.wait(retry.STORE_UNREACHABLE, error)
-        return False
+def _flush(store: StoreClient, cluster_id: int) -> None:
+    answers = list(store.backup(flush_request(cluster_id)))
     for answer in answers:
         # The store flushed before it met a region in motion; any other error means that it did not.
         if answer.HasField("error") and not answer.error.HasField("region_error"):
             raise RequestRefused(f"{store} does not flush its timestamps: {answer.error.msg}")
-    return True

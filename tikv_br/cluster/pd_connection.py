@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import queue
 import threading
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -148,14 +150,15 @@ class PdConnection:
 
     def _find_leader(self) -> Leader:
         """Ask all members at once who leads; the first that knows is believed."""
-        asked = {
-            address: PDStub(self._channel(address)).GetMembers.future(
-                pdpb_pb2.GetMembersRequest(), timeout=self.config.connect_timeout
-            )
-            for address in self._addresses
-        }
+        answers: queue.SimpleQueue[tuple[str, grpc.Future[pdpb_pb2.GetMembersResponse]]] = queue.SimpleQueue()
+        addresses = self._addresses
+        for address in addresses:
+            stub = PDStub(self._channel(address))
+            asked = stub.GetMembers.future(pdpb_pb2.GetMembersRequest(), timeout=self.config.connect_timeout)
+            asked.add_done_callback(functools.partial(_put, answers, address))
         failures: dict[str, ClusterError] = {}
-        for address, answer in asked.items():
+        while len(failures) < len(addresses):
+            address, answer = answers.get()
             try:
                 members = answer.result()
             except grpc.RpcError as error:
@@ -204,3 +207,11 @@ class PdConnection:
             return
         error_class = HEADER_ERRORS.get(error.type, RequestRefused)
         raise error_class(f"PD {leader.address}: {error.message or pdpb_pb2.ErrorType.Name(error.type)}")
+
+
+def _put(
+    answers: queue.SimpleQueue[tuple[str, grpc.Future[pdpb_pb2.GetMembersResponse]]],
+    address: str,
+    answer: grpc.Future[pdpb_pb2.GetMembersResponse],
+) -> None:
+    answers.put((address, answer))

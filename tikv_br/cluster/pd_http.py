@@ -15,6 +15,7 @@ from tikv_br.errors import ClusterUnreachable, RequestRefused
 
 API = "/pd/api/v1"
 MIB = 1 << 20
+_SILENT = {"Disconnected", "Down"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,18 @@ class PdHttp:
             for region in document.get("regions") or ()
         }
 
+    def silent_stores(self) -> frozenset[int]:
+        """Ids of the stores that PD has not heard of for 20 s or more, though it had before.
+
+        A store that has just started counts as down, too, until its first heartbeat; such a one is not meant here.
+        """
+        document = cast("dict[str, Any]", self._request("GET", "/stores"))
+        return frozenset(
+            item["store"]["id"]
+            for item in document.get("stores") or ()
+            if item["store"].get("state_name") in _SILENT and not _never(item["status"].get("last_heartbeat_ts", ""))
+        )
+
     def max_replicas(self) -> int:
         """How many copies of a region PD aims at."""
         document = cast("dict[str, Any]", self._request("GET", "/config/replicate"))
@@ -70,3 +83,8 @@ class PdHttp:
             except ClusterUnreachable as error:
                 backoffer.wait(retry.PD_TROUBLE, error)
                 self._connection.refresh(leader, backoffer)
+
+
+def _never(heartbeat: str) -> bool:
+    """Whether a store's last heartbeat is that of one that had none: zero time, in PD's several forms."""
+    return heartbeat[:4] in {"", "0001", "1970"}

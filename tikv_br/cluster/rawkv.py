@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 PAGE_ROWS = 10_240
 """The most rows of a scan's page, unless told otherwise."""
 
+EXECUTION_MS = 20_000
+"""How long a store may wait before it starts: less than our own timeout, so that no write of a call given up, and
+perhaps repeated, comes through after later ones."""
+
 T = TypeVar("T")
 
 
@@ -144,7 +148,7 @@ class RawClient:
         """
 
         def send(store: StoreClient, context: kvrpcpb_pb2.Context, start: bytes, end: bytes) -> None:
-            request = kvrpcpb_pb2.RawDeleteRangeRequest(context=context, start_key=start, end_key=end)
+            request = kvrpcpb_pb2.RawDeleteRangeRequest(context=_limited(context), start_key=start, end_key=end)
             _check(store.call(store.kv.RawDeleteRange, request))
 
         walk = self.walk(start, end)
@@ -263,13 +267,19 @@ class RawClient:
             done += self._router.call(sender.bound_of(items[done]), send_next, what)
 
     def _context(self, region: Region) -> kvrpcpb_pb2.Context:
-        return region.context(self.codec.api_version, self._cluster_id)
+        return _limited(region.context(self.codec.api_version, self._cluster_id))
 
     def _check_ttl(self, ttl: int) -> None:
         if ttl and not self.codec.api_version.has_ttl:
             raise UsageError("this cluster keeps no TTLs (API V1 without storage.enable-ttl)")
         if ttl < 0:
             raise UsageError(f"a TTL of {ttl} s: it cannot be negative")
+
+
+def _limited(context: kvrpcpb_pb2.Context) -> kvrpcpb_pb2.Context:
+    """The context with an end to how long the store may hold the request back."""
+    context.max_execution_duration_ms = EXECUTION_MS
+    return context
 
 
 def _itself(key: bytes) -> bytes:

@@ -67,7 +67,7 @@ class Region:
         return replace(self, leader=peer)
 
     def context(self, api_version: ApiVersion, cluster_id: int) -> kvrpcpb_pb2.Context:
-        """The context of a request to the leader. Clients say V1 to a V1TTL store; it refuses its own name."""
+        """The context of a request to the leader. Clients say V1 to a V1TTL store, which refuses its own name."""
         version = kvrpcpb_pb2.V2 if api_version is ApiVersion.V2 else kvrpcpb_pb2.V1
         return kvrpcpb_pb2.Context(
             region_id=self.id,

@@ -47,12 +47,23 @@ class Router:
         attempt = _Call(self, what, repeatable=repeatable)
         while True:
             region = self.regions.locate(bound)
+            store = self._leader_store(region, attempt)
+            if store is None:
+                continue
             try:
-                return send(region, self._stores.get(region.leader.store_id))
+                return send(region, store)
             except RegionErrorSeen as seen:
                 attempt.after_region_error(region, seen)
             except ClusterUnreachable as error:
                 attempt.after_silence(region, error)
+
+    def _leader_store(self, region: Region, attempt: _Call) -> StoreClient | None:
+        """The leader's store; None, after a wait, when PD no longer knows it: then the region has moved."""
+        try:
+            return self._stores.get(region.leader.store_id)
+        except RequestRefused as error:
+            attempt.after_removed_store(region, error)
+            return None
 
     def backoffer(self, what: str) -> Backoffer:
         """A fresh budget of this cluster's."""
@@ -111,6 +122,11 @@ class _Call:
         self._silent.clear()
         self._regions.invalidate(region.id)
         self._router.forget_store(region.leader.store_id)
+
+    def after_removed_store(self, region: Region, error: RequestRefused) -> None:
+        """Forget a region whose leader is on a store that left the cluster."""
+        self._regions.invalidate(region.id)
+        self._backoffer.wait(retry.REGION_MISS, error)
 
     def _take_hint(self, region: Region, error: errorpb_pb2.NotLeader) -> bool:
         """Switch to the leader that a store names; True when the next try needs no wait."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,7 @@ from formats.api_version import ApiVersion
 from tikv_br.cluster.http_json import get_json
 from tikv_br.cluster.pb import metapb_pb2
 from tikv_br.cluster.tls import TlsFiles
-from tikv_br.errors import ClusterUnfit, RequestRefused
+from tikv_br.errors import ClusterUnfit, ClusterUnreachable, RequestRefused
 
 
 class StoreState(enum.IntEnum):
@@ -69,13 +69,25 @@ class ClusterInfo:
     """All that hold data; `StoreState.OFFLINE` ones too."""
 
 
-def detect_api_version(stores: Iterable[Store], tls: TlsFiles, timeout: float) -> ApiVersion:
+def detect_api_version(
+    stores: Iterable[Store], tls: TlsFiles, timeout: float, gone: Callable[[], Collection[int]] = frozenset
+) -> ApiVersion:
     """The API version that all stores are configured with, read from their ``/config``.
 
-    Raises `ClusterUnfit` when they disagree or there is none, `ClusterUnreachable` or `ClusterTlsError` when one does
-    not answer within `timeout` seconds.
+    A store that does not answer within `timeout` seconds is left out if it is `gone`: if PD hears nothing of it either.
+    Raises `ClusterUnfit` when the stores disagree or there is none; `ClusterUnreachable`, `ClusterTlsError`.
     """
-    found = {store.id: store_api_version(store, tls, timeout) for store in stores}
+    found: dict[int, ApiVersion] = {}
+    silence: ClusterUnreachable | None = None
+    for store in stores:
+        try:
+            found[store.id] = store_api_version(store, tls, timeout)
+        except ClusterUnreachable as error:
+            if store.id not in gone():
+                raise
+            silence = error
+    if silence is not None and not found:
+        raise silence
     versions = set(found.values())
     if len(versions) > 1:
         each = ", ".join(f"store {store_id}: {version.label}" for store_id, version in sorted(found.items()))

@@ -67,6 +67,15 @@ def test_any_other_error_is_told(fake: FakeCluster) -> None:
         flush_stores([cluster(fake).store(1)], CLUSTER_ID, 1.0)
 
 
+def test_a_silent_store_that_pd_misses_too_is_left_out(fake: FakeCluster) -> None:
+    """A dead store takes no writes and comes back with an empty cache; one that only we do not reach is an error."""
+    store = cluster(fake).store(1)
+    fake.stores[1].script(BACKUP, fail("UNAVAILABLE"))
+    flush_stores([store], CLUSTER_ID, 0.5, lambda: {1})
+    with pytest.raises(RetryBudgetExhausted):
+        flush_stores([store], CLUSTER_ID, 0.5, lambda: {2})
+
+
 def test_a_silent_store_is_tried_again_and_then_told(fake: FakeCluster) -> None:
     """One failure is survived; a store that stays silent ends the flush."""
     store = cluster(fake).store(1)

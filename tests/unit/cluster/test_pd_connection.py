@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 
 import pytest
@@ -90,6 +91,19 @@ def test_one_dead_member_does_not_hinder() -> None:
         alive.script(PD + "GetMembers", members(alive.address))
         began = time.monotonic()
         with PdClient(config(dead, alive)) as pd:
+            assert pd.cluster_id == 7
+        assert time.monotonic() - began < 1
+
+
+def test_a_silent_member_does_not_hinder() -> None:
+    """An address that accepts and says nothing does not hold up the answer of another."""
+    with socket.socket() as silent, ScriptedServer() as alive:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        alive.script(PD + "GetMembers", members(alive.address))
+        addresses = (f"127.0.0.1:{silent.getsockname()[1]}", alive.address)
+        began = time.monotonic()
+        with PdClient(ClusterConfig(pd=addresses, connect_timeout=5.0)) as pd:
             assert pd.cluster_id == 7
         assert time.monotonic() - began < 1
 

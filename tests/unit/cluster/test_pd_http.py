@@ -57,6 +57,25 @@ def test_schedulers_are_paused_in_seconds(server: ScriptedHttp, pd: PdHttp) -> N
     assert server.requests[1:] == [("POST", path, b'{"delay": 300}'), ("POST", path, b'{"delay": 0}')]
 
 
+def test_silent_stores_are_those_that_fell_silent(server: ScriptedHttp, pd: PdHttp) -> None:
+    """A store without any heartbeat yet has just started, whatever PD calls it; gone ones are no news."""
+    seen, never = "2026-11-21T10:34:40Z", "1970-01-01T00:00:00Z"
+    states = [
+        ("Up", seen),
+        ("Disconnected", seen),
+        ("Down", seen),
+        ("Down", never),
+        ("Offline", seen),
+        ("Tombstone", seen),
+    ]
+    stores = [
+        {"store": {"id": at, "state_name": state}, "status": {"last_heartbeat_ts": heartbeat}}
+        for at, (state, heartbeat) in enumerate(states, 1)
+    ]
+    server.scripts["/pd/api/v1/stores"] = [(200, json.dumps({"count": 6, "stores": stores}).encode())]
+    assert pd.silent_stores() == {2, 3}
+
+
 def test_max_replicas(server: ScriptedHttp, pd: PdHttp) -> None:
     """From PD's replication configuration."""
     server.scripts["/pd/api/v1/config/replicate"] = [(200, b'{"max-replicas": 3}')]

@@ -12,6 +12,7 @@ from formats.keys import KeyCodec
 from tests.scripted_grpc import fail
 from tests.unit.cluster.fakes import PD, FakeCluster, put_answer, region, region_error, with_leader
 from tikv_br.cluster.cluster import Cluster
+from tikv_br.cluster.config import ClusterConfig
 from tikv_br.cluster.pb import errorpb_pb2, kvrpcpb_pb2, metapb_pb2
 from tikv_br.cluster.rawkv import RawClient
 from tikv_br.errors import ClusterUnreachable, RequestRefused, RetryBudgetExhausted
@@ -147,6 +148,32 @@ def test_a_store_that_comes_back_elsewhere_is_found(fake_cluster: Callable[..., 
     fake.kv("RawPut", put_answer())
     raw.put(b"k", b"v")
     assert len(fake.stores[1].requests[PUT]) == 1
+
+
+def test_a_region_on_a_store_that_left_is_looked_up_again(fake_cluster: Callable[..., FakeCluster]) -> None:
+    """PD moved the region away and forgot the store that we remember as its leader's."""
+    fake = fake_cluster(2)
+    fake.regions = [with_leader(region(1, b"", b"", (2,)))]
+    cluster = Cluster.connect(fake.config())
+    cluster.regions.locate(b"k")
+    fake.stores.pop(2).close()
+    fake.regions = [with_leader(region(1, b"", b"", (1,), version=2))]
+    fake.kv("RawPut", put_answer())
+    RawClient(cluster.router, KeyCodec(ApiVersion.V1), cluster.cluster_id).put(b"k", b"v")
+    assert len(fake.stores[1].requests[PUT]) == 1
+
+
+def test_writes_have_an_end(fake: FakeCluster) -> None:
+    """A store must not begin a write after we gave it up: it could come through after a later one."""
+    fake.kv("RawPut", put_answer())
+    fake.kv("RawDeleteRange", kvrpcpb_pb2.RawDeleteRangeResponse())
+    raw = client(fake)
+    raw.put(b"k", b"v")
+    raw.delete_range(b"", b"")
+    put = fake.stores[1].seen(PUT, kvrpcpb_pb2.RawPutRequest)[0]
+    delete = fake.stores[1].seen("/tikvpb.Tikv/RawDeleteRange", kvrpcpb_pb2.RawDeleteRangeRequest)[0]
+    assert 0 < put.context.max_execution_duration_ms < 1000 * ClusterConfig(pd=()).request_timeout
+    assert delete.context.max_execution_duration_ms == put.context.max_execution_duration_ms
 
 
 def test_all_stores_dead_ends_with_the_budget(fake: FakeCluster) -> None:

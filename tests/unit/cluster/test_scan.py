@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections.abc import Callable
 
 import pytest
 
@@ -27,8 +28,11 @@ def client(fake: FakeCluster, version: ApiVersion = ApiVersion.V1) -> RawClient:
     return RawClient(cluster.router, KeyCodec(version), cluster.cluster_id)
 
 
-def serve(fake: FakeCluster, rows: dict[bytes, bytes]) -> None:
-    """Let the store answer scans of these pairs, clipped to the region as real stores do."""
+Scan = Callable[[bytes], kvrpcpb_pb2.RawScanResponse]
+
+
+def serve(fake: FakeCluster, rows: dict[bytes, bytes]) -> Scan:
+    """Let the store answer scans of these pairs, clipped to the region as real stores do; returns how it does that."""
 
     def scan(data: bytes) -> kvrpcpb_pb2.RawScanResponse:
         request = kvrpcpb_pb2.RawScanRequest.FromString(data)
@@ -40,6 +44,7 @@ def serve(fake: FakeCluster, rows: dict[bytes, bytes]) -> None:
         return kvrpcpb_pb2.RawScanResponse(kvs=pairs)
 
     fake.kv("RawScan", scan)
+    return scan
 
 
 def split(fake: FakeCluster, *bounds: bytes) -> None:
@@ -86,8 +91,7 @@ def test_a_full_page_at_a_region_end_goes_on(fake: FakeCluster) -> None:
 def test_region_errors_in_the_middle_are_survived(fake: FakeCluster) -> None:
     """Refusals between pages neither lose nor double a row."""
     rows = {b"%03d" % at: b"x" for at in range(300)}
-    serve(fake, rows)
-    good = fake.stores[1]._scripts[SCAN][0]
+    good = serve(fake, rows)
     bad = kvrpcpb_pb2.RawScanResponse(
         region_error=region_error(region_not_found=errorpb_pb2.RegionNotFound(region_id=1))
     )
@@ -101,12 +105,10 @@ def test_region_errors_in_the_middle_are_survived(fake: FakeCluster) -> None:
 def test_a_split_between_pages_is_survived(fake: FakeCluster) -> None:
     """The region splits behind the cursor; the rest of the scan follows the pieces."""
     rows = {b"%03d" % at: b"x" for at in range(300)}
-    serve(fake, rows)
-    inner = fake.stores[1]._scripts[SCAN][0]
-    assert callable(inner)
+    inner = serve(fake, rows)
     calls = itertools.count()
 
-    def scan(data: bytes) -> object:
+    def scan(data: bytes) -> kvrpcpb_pb2.RawScanResponse:
         request = kvrpcpb_pb2.RawScanRequest.FromString(data)
         if next(calls) == 2:
             pieces = [region(7, b"", b"150", version=2), region(1, b"150", b"", version=2)]
@@ -118,7 +120,7 @@ def test_a_split_between_pages_is_survived(fake: FakeCluster) -> None:
             return kvrpcpb_pb2.RawScanResponse(region_error=error)
         return inner(data)
 
-    fake.kv("RawScan", scan)  # type: ignore[arg-type]
+    fake.kv("RawScan", scan)
     assert scanned(client(fake), b"", b"", 40) == rows
 
 

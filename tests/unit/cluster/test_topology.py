@@ -88,6 +88,20 @@ def test_a_dead_status_port_is_unreachable() -> None:
         detect_api_version([store(server)], TlsFiles(), 5.0)
 
 
+def test_a_dead_store_that_pd_misses_too_is_left_out() -> None:
+    """One dead store does not stop the work on the others; with all of them dead there is no version to guess."""
+    dead = ScriptedHttp()
+    dead.close()
+    with ScriptedHttp() as server:
+        serve(server, CONFIGS[ApiVersion.V2])
+        stores = [store(dead, 1), store(server, 2)]
+        assert detect_api_version(stores, TlsFiles(), 5.0, lambda: {1}) is ApiVersion.V2
+        with pytest.raises(ClusterUnreachable, match=dead.address):
+            detect_api_version(stores, TlsFiles(), 5.0, lambda: {2})
+        with pytest.raises(ClusterUnreachable, match=dead.address):
+            detect_api_version(stores[:1], TlsFiles(), 5.0, lambda: {1})
+
+
 def test_https_with_our_authority_works(tmp_path: Path) -> None:
     """With TLS the status port speaks HTTPS under the same authority."""
     authority = Authority(tmp_path, "authority")
