@@ -12,7 +12,7 @@ import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TextIO
 
 from tikv_br.errors import PlaygroundError
 
@@ -30,9 +30,8 @@ class Home:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the folder's lock. Raises `PlaygroundError` when another process does."""
-        self.directory.mkdir(parents=True, exist_ok=True)
-        with (self.directory / _LOCK_FILE).open("w") as lock:
+        """Hold the folder's lock. Raises `PlaygroundError` when another process does, or the folder cannot be used."""
+        with self._lock_file() as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -42,6 +41,13 @@ class Home:
                     hint=f"Stop it first: tikv-br playground stop --dir {self.directory}",
                 ) from None
             yield
+
+    def _lock_file(self) -> TextIO:
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            return (self.directory / _LOCK_FILE).open("w")
+        except OSError as error:
+            raise PlaygroundError(f"cannot use the folder {self.directory}: {error.strerror}") from error
 
     def is_running(self) -> bool:
         """Whether a server holds the folder's lock."""

@@ -46,6 +46,13 @@ def test_the_lock_is_another_process_s(tmp_path: Path) -> None:
     assert not home.is_running()
 
 
+def test_a_folder_that_cannot_be_used_is_said(tmp_path: Path) -> None:
+    """A path with a file in the way is refused with the system's reason."""
+    (tmp_path / "file").touch()
+    with pytest.raises(PlaygroundError, match="Not a directory"), Home(tmp_path / "file" / "playground").locked():
+        pass
+
+
 def test_state_is_whole_or_not_there(tmp_path: Path) -> None:
     """The state is written in one piece and can be cleared; no other file stays behind."""
     home = Home(tmp_path)
