@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import re
+import stat
+from pathlib import Path
+
+import pytest
+
+from tikv_br.cluster.pb import brpb_pb2, encryptionpb_pb2
+from tikv_br.playground.cipher import CipherFault, crypt
+from tikv_br.playground.external_storage import StorageFault, open_storage
+
+MISSING = 'Io(Os { code: 2, kind: NotFound, message: "No such file or directory" })'
+
+
+def local(path: Path) -> brpb_pb2.StorageBackend:
+    """A folder as a request names it."""
+    return brpb_pb2.StorageBackend(local=brpb_pb2.Local(path=str(path)))
+
+
+def test_local_files(tmp_path: Path) -> None:
+    """What was written is read, in folders made on the way, replaced by a second write, and nothing else lies there."""
+    storage = open_storage(local(tmp_path))
+    storage.write("1/x.sst", b"one")
+    storage.write("1/x.sst", b"two")
+    assert storage.read("1/x.sst") == b"two"
+    assert [path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*")] == ["1", "1/x.sst"]
+    assert stat.S_IMODE((tmp_path / "1/x.sst").stat().st_mode) == 0o644
+    assert (storage.nested, storage.url) == (True, f"local://{tmp_path}")
+
+
+def test_a_missing_folder_in_both_wordings(tmp_path: Path) -> None:
+    """The folder must exist: told by a backup in Rust's debug form, by an import in its display form."""
+    with pytest.raises(StorageFault) as fault:
+        open_storage(local(tmp_path / "nosuch"))
+    assert fault.value.debug == MISSING
+    assert fault.value.display == "No such file or directory (os error 2)"
+    with pytest.raises(StorageFault) as fault:
+        open_storage(local(tmp_path)).read("x")
+    assert fault.value.debug == MISSING
+
+
+def test_backends_that_are_none(tmp_path: Path) -> None:
+    """No backend, or one that the store was not built with, is refused as recorded."""
+    with pytest.raises(StorageFault) as fault:
+        open_storage(brpb_pb2.StorageBackend())
+    assert fault.value.debug == 'Io(Custom { kind: NotFound, error: "bad storage backend " })'
+    with pytest.raises(StorageFault, match="gcs"):
+        open_storage(brpb_pb2.StorageBackend(gcs=brpb_pb2.GCS(bucket="b")))
+    noop = open_storage(brpb_pb2.StorageBackend(noop=brpb_pb2.Noop()))
+    noop.write("x", b"forgotten")
+    assert (noop.read("x"), noop.nested) == (b"", False)
+
+
+def test_an_unreachable_bucket_is_a_fault_of_one_line() -> None:
+    """The error keeps to one line and names no secret."""
+    s3 = brpb_pb2.S3(
+        endpoint="http://127.0.0.1:9", region="us-east-1", bucket="b", prefix="p", access_key="AK",
+        secret_access_key="TOPSECRET", force_path_style=True,
+    )  # fmt: skip
+    storage = open_storage(brpb_pb2.StorageBackend(s3=s3))
+    assert storage.url == "s3://b/p"
+    with pytest.raises(StorageFault) as fault:
+        storage.read("x")
+    assert re.fullmatch(r"failed to get object .*", fault.value.display)
+    assert "TOPSECRET" not in fault.value.debug
+
+
+@pytest.mark.parametrize(
+    ("method", "key", "expected"),
+    [
+        # NIST SP 800-38A, F.5.1, F.5.3 and F.5.5: first block of CTR-AES128, -192 and -256.
+        (encryptionpb_pb2.AES128_CTR, "2b7e151628aed2a6abf7158809cf4f3c", "874d6191b620e3261bef6864990db6ce"),
+        (
+            encryptionpb_pb2.AES192_CTR,
+            "8e73b0f7da0e6452c810f32b809079e562f8ead2522c6b7b",
+            "1abc932417521ca24f2b0459fe7e6e0b",
+        ),
+        (
+            encryptionpb_pb2.AES256_CTR,
+            "603deb1015ca71be2b73aef0857d77811f352c073b6108d72d9810a30914dff4",
+            "601ec313775789a5b7a7f504bbf3d228",
+        ),
+    ],
+)
+def test_aes_in_counter_mode(method: encryptionpb_pb2.EncryptionMethod.ValueType, key: str, expected: str) -> None:
+    """The standard's own vectors, both ways."""
+    plain = bytes.fromhex("6bc1bee22e409f96e93d7e117393172a")
+    iv = bytes.fromhex("f0f1f2f3f4f5f6f7f8f9fafbfcfdfeff")
+    info = brpb_pb2.CipherInfo(cipher_type=method, cipher_key=bytes.fromhex(key))
+    assert crypt(info, iv, plain).hex() == expected
+    assert crypt(info, iv, bytes.fromhex(expected)) == plain
+
+
+def test_ciphers_that_are_none() -> None:
+    """Plain stays plain; unknown methods and keys of the wrong length are refused."""
+    assert crypt(brpb_pb2.CipherInfo(), b"", b"plain") == b"plain"
+    assert crypt(brpb_pb2.CipherInfo(cipher_type=encryptionpb_pb2.PLAINTEXT), b"", b"plain") == b"plain"
+    with pytest.raises(CipherFault, match="not supported"):
+        crypt(brpb_pb2.CipherInfo(cipher_type=encryptionpb_pb2.SM4_CTR), bytes(16), b"")
+    with pytest.raises(CipherFault, match="5 bytes"):
+        crypt(brpb_pb2.CipherInfo(cipher_type=encryptionpb_pb2.AES128_CTR, cipher_key=b"short"), bytes(16), b"")

@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from formats import mce
+from tikv_br.cluster.pb import import_sstpb_pb2
+from tikv_br.playground.rewrite import Rewrite, WrongPrefix, successor
+
+FROM, TO = b"r\0\0\0", b"r\0\x10\x92"
+KEYS = [mce.encode(FROM + name) + bytes(8) for name in (b"", b"a", b"long enough for groups", b"z")]
+
+
+def rewrite(
+    start: bytes = b"", end: bytes = b"", old: bytes = b"", new: bytes = b"", ts: int = 0, *, exclusive: bool = True
+) -> Rewrite:
+    """A rule on a range."""
+    rule = import_sstpb_pb2.RewriteRule(old_key_prefix=old, new_key_prefix=new, new_timestamp=ts)
+    meta = import_sstpb_pb2.SSTMeta(range=import_sstpb_pb2.Range(start=start, end=end), end_key_exclusive=exclusive)
+    return Rewrite.of(rule, meta)
+
+
+def test_without_a_rule_only_the_range_counts() -> None:
+    """Keys stay as they are; the end counts or not as the meta says; empty bounds are none."""
+    assert not rewrite().changes_keys
+    assert [rewrite(b"b", b"d").keeps(key) for key in (b"a", b"b", b"c", b"d", b"e")] == [
+        False,
+        True,
+        True,
+        False,
+        False,
+    ]
+    assert rewrite(b"b", b"d", exclusive=False).keeps(b"d")
+    assert rewrite(b"b", b"d", exclusive=False).is_past(b"d\0")
+    assert rewrite().keeps(b"")
+    assert rewrite().keeps(b"\xff" * 20)
+    assert rewrite(exclusive=False).keeps(b"\xff" * 20)
+
+
+def test_a_keyspace_move() -> None:
+    """Prefixes of four plain bytes work on memcomparable keys; the range is given in the target's keys."""
+    start, end = mce.encode(TO + b"a"), mce.encode(TO + b"m")
+    rule = rewrite(start, end, FROM, TO)
+    assert rule.changes_keys
+    assert [rule.keeps(key) for key in KEYS] == [False, True, True, False]
+    moved = rule.apply(KEYS[2])
+    assert mce.decode(moved)[0] == TO + b"long enough for groups"
+    assert moved[-8:] == bytes(8)
+
+
+def test_ranges_must_be_the_targets() -> None:
+    """A range in the source's keys is refused, at either end; so is the memcomparable end of the keyspace."""
+    with pytest.raises(WrongPrefix, match="SST start range has wrong prefix"):
+        rewrite(mce.encode(FROM + b"a"), b"", FROM, TO)
+    with pytest.raises(WrongPrefix, match="SST end range has wrong prefix"):
+        rewrite(b"", mce.encode(FROM + b"z"), FROM, TO)
+    with pytest.raises(WrongPrefix, match="SST end range"):
+        rewrite(b"", mce.encode(b"r\0\x10\x93"), FROM, TO)
+
+
+def test_the_successor_of_the_prefix_is_an_end() -> None:
+    """The exact successor of the target's prefix stands for the end of all its keys, where ends are exclusive."""
+    rule = rewrite(b"", b"r\0\x10\x93", FROM, TO)
+    assert rule.end == b"r\0\0\1"
+    assert all(rule.keeps(key) for key in KEYS)
+    with pytest.raises(WrongPrefix):
+        rewrite(b"", b"r\0\x10\x93", FROM, TO, exclusive=False)
+
+
+def test_a_new_timestamp() -> None:
+    """It replaces the last eight bytes, inverted, and nothing else."""
+    rule = rewrite(ts=42)
+    assert rule.changes_keys
+    assert rule.apply(KEYS[1]) == KEYS[1][:-8] + bytes(7).replace(b"\0", b"\xff") + bytes([0xFF - 42])
+
+
+def test_a_key_of_another_prefix_is_refused() -> None:
+    """A file with a key that the rule cannot rewrite fails, naming the key."""
+    with pytest.raises(WrongPrefix, match="Key in SST has wrong prefix: key 7801 does not start with 72000000"):
+        rewrite(old=FROM, new=TO).apply(b"x\x01")
+
+
+@given(st.binary(max_size=6), st.binary(max_size=8))
+def test_the_successor_is_the_least_key_above(prefix: bytes, rest: bytes) -> None:
+    """All keys of the prefix are below it, and nothing lies between."""
+    above = successor(prefix)
+    if above:
+        assert prefix + rest < above
+        assert not above.startswith(prefix)
+        assert above[:-1] == prefix[: len(above) - 1]
+    else:
+        assert prefix.strip(b"\xff") == b""
