@@ -1,21 +1,24 @@
-"""From scanned pages to the rows of an SST of another API version, with the checksums of both sides."""
+"""From scanned pages to the rows of an SST of another API version, with the checksums of both sides.
+
+The driver passes a `Converter` on and converts nothing: what converting needs is imported there only.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import pyarrow as pa
-import pyarrow.compute as pc
-
-from formats import columns
 from formats.checksum import Checksum, checksum
-from formats.columns import Numbers
 from formats.errors import DamagedBytes
 from formats.keys import KeyCodec
 from formats.rawscan import ScanPage
-from formats.rows import to_storage
 from tikv_br.backupset.coverage import KeyRange
 from tikv_br.backupset.files import Expiry
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from formats.columns import Numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +56,9 @@ class Converter:
         Raises `DamagedBytes` when a key is not of the source's keyspace, `UnsupportedFormat` for an expiry that the
         target cannot hold.
         """
+        from formats import columns
+        from formats.rows import to_storage
+
         keys = self._user_keys(page.keys)
         target = checksum(keys, page.values, self.target.prefix)
         return Converted(
@@ -64,6 +70,8 @@ class Converter:
         )
 
     def _user_keys(self, keys: pa.LargeBinaryArray) -> pa.LargeBinaryArray:
+        import pyarrow.compute as pc
+
         prefix = self.source.prefix
         if not prefix:
             return keys
@@ -74,6 +82,8 @@ class Converter:
     def _expiry(self, keys: pa.LargeBinaryArray, values: pa.LargeBinaryArray, expire_ts: Numbers | None) -> Expiry:
         if expire_ts is None or not expire_ts.any():
             return Expiry()
+        import pyarrow as pa
+
         expiring = expire_ts != 0
         mask = pa.array(expiring)
         sums = checksum(keys.filter(mask), values.filter(mask), self.target.prefix)

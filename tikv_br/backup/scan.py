@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 
-from formats.sst import SstOptions
 from tikv_br.backup.context import BackupContext
 from tikv_br.backup.plan import RegionSize, plan_intervals, task_bytes
 from tikv_br.backup.scan_task import ScanJob, ScanTask, run_scan_task
@@ -46,7 +45,8 @@ def scan(context: BackupContext) -> None:
         cluster=options.cluster,
         storage=options.storage,
         converter=context.converter,
-        sst=SstOptions(compression=options.compression, level=options.compression_level),
+        compression=options.compression,
+        compression_level=options.compression_level,
         file_bytes=options.file_bytes,
         with_ttl=context.with_ttl,
     )

@@ -9,14 +9,14 @@ from __future__ import annotations
 import secrets
 import time
 from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING
 
 from formats.checksum import Checksum
 from formats.rawscan import ScanPage
-from formats.sst import SstOptions
+from formats.sst.compression import Compression
 from tikv_br.backup.ahead import Ahead
 from tikv_br.backup.convert import Converter
 from tikv_br.backup.sst_files import SstFiles
-from tikv_br.backup.ttl import TtlFetcher
 from tikv_br.backupset.coverage import KeyRange
 from tikv_br.backupset.ledger import LedgerEntry, write_entry
 from tikv_br.cluster.cluster import Cluster
@@ -29,6 +29,9 @@ from tikv_br.storage.base import ObjectStore
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import StorageLocation
 
+if TYPE_CHECKING:
+    from tikv_br.backup.ttl import TtlFetcher
+
 ATTEMPTS = 3
 """How often a task is tried while its errors may pass; each request inside has retries of its own."""
 
@@ -40,7 +43,8 @@ class ScanJob:
     cluster: ClusterConfig
     storage: StorageLocation
     converter: Converter
-    sst: SstOptions
+    compression: Compression
+    compression_level: int
     file_bytes: int
     """Keys and values of an SST, before encoding and compression."""
     with_ttl: bool
@@ -137,7 +141,7 @@ class _Attempt:
 
     def _copy(self, files: SstFiles) -> None:
         raw = RawClient(self.cluster.router, self.job.converter.source, self.cluster.cluster_id)
-        ttls = TtlFetcher(self.cluster, raw) if self.job.with_ttl else None
+        ttls = self._ttl_fetcher(raw) if self.job.with_ttl else None
         pages = Ahead(raw.scan_pages(self.task.start, self.task.end))
         for page in pages:
             self._copy_page(page, ttls, files)
@@ -168,13 +172,20 @@ class _Attempt:
         self.seconds.add(PhaseSeconds(ttl=fetched - begun, convert=converted - fetched, encode=written - converted))
         self.context.report(data_bytes=sums.total_bytes, keys=sums.total_kvs)
 
+    def _ttl_fetcher(self, raw: RawClient) -> TtlFetcher:
+        from tikv_br.backup.ttl import TtlFetcher
+
+        return TtlFetcher(self.cluster, raw)
+
     def _files(self, name: str) -> SstFiles:
+        from formats.sst import SstOptions
+
         return SstFiles(
             self.store,
             self.task.interval,
             self.job.converter.target_range(self.task.interval),
             name,
-            options=self.job.sst,
+            options=SstOptions(self.job.compression, self.job.compression_level),
             file_bytes=self.job.file_bytes,
             ts=self.job.converter.ts,
         )

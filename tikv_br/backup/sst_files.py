@@ -7,7 +7,6 @@ import time
 from typing import TYPE_CHECKING
 
 from formats.checksum import Checksum
-from formats.sst import SstOptions, SstWriter
 from tikv_br.backup.convert import Converted, join_expiry
 from tikv_br.backupset import layout
 from tikv_br.backupset.coverage import KeyRange
@@ -16,6 +15,7 @@ from tikv_br.errors import StorageError
 from tikv_br.storage.base import ObjectStore
 
 if TYPE_CHECKING:
+    from formats.sst import SstOptions
     from formats.sst.coding import Readable
 
 log = logging.getLogger(__name__)
@@ -92,6 +92,8 @@ class _OpenFile:
     """One SST being written."""
 
     def __init__(self, store: ObjectStore, name: str, start: bytes, options: SstOptions) -> None:
+        from formats.sst import SstWriter
+
         self.sums = Checksum()
         self.seconds_uploading = 0.0
         self._start = start
