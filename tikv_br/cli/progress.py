@@ -14,7 +14,6 @@ from tikv_br.cli.output import Output, use_colour
 from tikv_br.cli.text import human_bytes, human_seconds
 from tikv_br.progress_events import Event, Notice, StepFinished, StepStarted, StepUndone, TasksProgress
 
-LINE_FRACTION = 0.01
 LINE_SECONDS = 30.0
 
 
@@ -53,14 +52,14 @@ class _Pace:
     """Lets a tasks' progress through at each 1 % and after 30 s without a line."""
 
     def __init__(self) -> None:
-        self._next_fraction = 0.0
+        self._percent = -1
         self._next_time = time.monotonic() + LINE_SECONDS
 
     def due(self, fraction: float) -> bool:
-        now = time.monotonic()
-        if fraction < self._next_fraction and now < self._next_time:
+        percent, now = int(fraction * 100), time.monotonic()
+        if percent <= self._percent and now < self._next_time:
             return False
-        self._next_fraction = 2.0 if fraction >= 1 else fraction + LINE_FRACTION
+        self._percent = percent
         self._next_time = now + LINE_SECONDS
         return True
 

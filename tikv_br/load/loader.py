@@ -49,12 +49,12 @@ def load_pairs(
     kvs = size = expired = 0
     with ThreadPoolExecutor(concurrency, thread_name_prefix="put") as pool:
         for batch in source.batches:
-            puts = dict(_live(batch, ttl))
-            rows = [(key, value, seconds) for key, (value, seconds) in puts.items()]
-            list(pool.map(client.batch_put_with_ttls, _parts(rows, concurrency)))
+            live = list(_live(batch, ttl))
+            rows = [(key, value, seconds) for key, (value, seconds) in dict(live).items()]
+            list(pool.map(client.batch_put_with_ttls, _parts(rows, concurrency)))  # raises what one of them raises
             kvs += len(rows)
             size += sum(len(key) + len(value) for key, value, _ in rows)
-            expired += len(batch) - len(rows)
+            expired += len(batch) - len(live)
             seconds = time.monotonic() - begin
             fraction = min(kvs / source.expected_rows, 1.0) if source.expected_rows else 0.0
             reporter(TasksProgress(0, 0, size, kvs, fraction, seconds))

@@ -1,0 +1,146 @@
+"""The entry point: every failure has its form and its code."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import signal
+from collections.abc import Iterator
+
+import pytest
+import typer
+import typer.main
+
+from tikv_br.cli import main, version_cmd
+from tikv_br.cli.main import Commands, run, wants_json
+from tikv_br.errors import StorageDenied
+
+
+@pytest.fixture(autouse=True)
+def _signals_as_before() -> Iterator[None]:
+    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGINT, before[0])
+    signal.signal(signal.SIGTERM, before[1])
+
+
+def failing(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
+    """Let ``tikv-br version`` raise."""
+
+    def raise_it(_output: object) -> None:
+        raise error
+
+    monkeypatch.setattr(version_cmd, "Output", raise_it)
+
+
+def test_version_in_both_forms(capsys: pytest.CaptureFixture[str]) -> None:
+    """The flag and the command say the version; JSON is one object."""
+    assert run(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("tikv-br 0.")
+    assert run(["version", "--output", "json"]) == 0
+    assert json.loads(capsys.readouterr().out)["message_type"] == "version"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["nonsense"], "No such command 'nonsense'"),
+        (["rw"], "Did you mean 'raw'"),
+        (["version", "--nonsense"], "No such option: --nonsense"),
+        (["version", "--output", "xml"], "xml"),
+        (["raw", "put", "k"], "VALUE"),
+    ],
+)
+def test_usage_errors_exit_2_with_the_way_to_help(
+    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What is wrong with the command line is said on stderr, and where to read more."""
+    assert run(arguments) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert words in err
+    assert "--help" in err
+
+
+@pytest.mark.parametrize(
+    "arguments", [["version", "--nonsense", "--output", "json"], ["version", "--output=json", "--nonsense"]]
+)
+def test_usage_errors_are_json_when_asked(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """A script that asked for JSON gets one `exit_error` line on stdout, though the command line did not parse."""
+    assert run(arguments) == 2
+    out, err = capsys.readouterr()
+    assert err == ""
+    line = json.loads(out)
+    assert (line["message_type"], line["code"], line["name"]) == ("exit_error", 2, "UsageError")
+
+
+def test_our_error_gives_its_code_message_and_hint(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Class decides the code; secrets in a message are blanked in both forms."""
+    failing(monkeypatch, StorageDenied("no access to s3://b?secret-access-key=HIDDEN", hint="ask"))
+    assert run(["version"]) == 21
+    assert capsys.readouterr().err == "Error: no access to s3://b?secret-access-key=***\nHint: ask\n"
+    assert run(["version", "--output", "json"]) == 21
+    line = json.loads(capsys.readouterr().out)
+    assert (line["code"], line["name"], line["hint"]) == (21, "StorageDenied", "ask")
+    assert "HIDDEN" not in line["message"]
+
+
+def test_unexpected_error_exits_1_without_a_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A defect is one line with its class, and a hint how to see more."""
+    failing(monkeypatch, ZeroDivisionError("by zero"))
+    assert run(["version"]) == 1
+    err = capsys.readouterr().err
+    assert err.startswith("Error: unexpected ZeroDivisionError: by zero\nHint: Run again with --log-level debug")
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), typer.Abort()])
+def test_interruption_exits_130(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C, in whatever form it comes up, is 130."""
+    failing(monkeypatch, error)
+    assert run(["version"]) == 130
+
+
+def test_nothing_asked_shows_help_on_stderr(capsys: pytest.CaptureFixture[str]) -> None:
+    """The bare command explains itself, and is not a success for a script."""
+    assert run([]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "Commands:" in err
+
+
+def test_json_wish_is_seen_in_every_spelling(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both spellings of the flag and the variable count; what follows ``--`` does not, and the flag wins."""
+    assert wants_json(["raw", "get", "--output", "json"])
+    assert wants_json(["--output=json"])
+    assert not wants_json(["raw", "get", "--", "--output=json"])
+    monkeypatch.setenv("TIKV_BR_OUTPUT", "json")
+    assert wants_json([])
+    assert not wants_json(["--output", "console"])
+
+
+@pytest.mark.parametrize("name", list(Commands.table))
+def test_listed_help_is_the_command_s_own(name: str) -> None:
+    """The line in the list, written without importing the command, is the first line of the command's own help."""
+    lazy = Commands.table[name]
+    command = typer.main.get_command(importlib.import_module(lazy.module).app)
+    assert (command.help or "").splitlines()[0] == lazy.help
+
+
+def test_commands_offer_no_completion_of_their_own(capsys: pytest.CaptureFixture[str]) -> None:
+    """Only the root installs completion."""
+    assert run(["version", "--help"]) == 0
+    assert "completion" not in capsys.readouterr().out
+    assert main.PROGRAM == "tikv-br"
+
+
+def test_default_command_of_a_group_need_not_be_named(capsys: pytest.CaptureFixture[str]) -> None:
+    """``restore --nonsense`` is ``restore raw --nonsense``, and ``restore --help`` is still the group's."""
+    assert run(["restore", "--nonsense"]) == 2
+    assert "tikv-br restore raw --help" in capsys.readouterr().err
+    assert run(["restore", "--help"]) == 0
+    assert "raw" in capsys.readouterr().out

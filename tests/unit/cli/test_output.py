@@ -1,0 +1,73 @@
+"""Both forms of output, and a reader that goes away."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+
+import pytest
+
+from tikv_br.cli.options import OutputForm
+from tikv_br.cli.output import Output, use_colour
+from tikv_br.errors import OutputClosed
+
+
+class Terminal(io.StringIO):
+    """A stream that says it is a terminal."""
+
+    def isatty(self) -> bool:
+        """Say so."""
+        return True
+
+
+def test_json_lines_carry_their_type_and_rows_do_not() -> None:
+    """Results have a ``message_type`` first; bulk rows are bare objects; tables are for people only."""
+    stream = io.StringIO()
+    output = Output(OutputForm.JSON, stream)
+    output.result("checksum", {"total_kvs": 1}, "for people")
+    output.row({"key": "6b"}, "for people")
+    output.table(("a",), [("b",)])
+    output.summary({"total_kvs": 2}, {"total-kv": "2"}, title="raw load")
+    lines = [json.loads(line) for line in stream.getvalue().splitlines()]
+    assert lines == [
+        {"message_type": "checksum", "total_kvs": 1},
+        {"key": "6b"},
+        {"message_type": "summary", "total_kvs": 2},
+    ]
+
+
+def test_console_form_has_text_only() -> None:
+    """People get the text, and nothing where there is none."""
+    stream = io.StringIO()
+    output = Output(OutputForm.CONSOLE, stream)
+    output.result("put", {"key": "6b"})
+    output.result("ttl", {"ttl": 0}, "never")
+    output.row({"key": "6b"}, "k\tv")
+    output.summary({"total_kvs": 2}, {"total-kv": "2"}, title="raw load")
+    assert stream.getvalue() == "never\nk\tv\nraw load\nwhat      value\ntotal-kv  2\n"
+
+
+def test_terminal_gets_a_drawn_table_unless_told_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a terminal tables have lines; NO_COLOR and dumb terminals get plain ones."""
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    stream = Terminal()
+    Output(OutputForm.CONSOLE, stream).table(("a",), [("b",)], title="t")
+    assert "┃" in stream.getvalue()
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert not use_colour(stream)
+    monkeypatch.delenv("NO_COLOR")
+    monkeypatch.setenv("TERM", "dumb")
+    assert not use_colour(stream)
+
+
+@pytest.mark.parametrize("form", list(OutputForm))
+def test_reader_that_has_gone_is_an_error_of_ours(form: OutputForm) -> None:
+    """Writing into a closed pipe ends in `OutputClosed`, and closing the stream afterwards is quiet."""
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    with os.fdopen(write_end, "w") as stream:
+        output = Output(form, stream)
+        with pytest.raises(OutputClosed):
+            output.lines("x" * 100_000)

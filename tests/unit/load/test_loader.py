@@ -1,0 +1,106 @@
+"""The loader: everything once, in order for equal keys, and what has expired left out."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable
+
+import numpy as np
+import pytest
+
+from formats import columns
+from tikv_br.errors import RequestRefused, UsageError
+from tikv_br.load.loader import Put, load_pairs
+from tikv_br.load.sources import Source, made_pairs
+from tikv_br.progress_events import Event, TasksProgress
+
+
+class FakeClient:
+    """Keeps what is put, as a cluster would, and how many puts ran at once."""
+
+    def __init__(self) -> None:
+        self.pairs: dict[bytes, tuple[bytes, int]] = {}
+        self.most = 0
+        self._running = 0
+        self._lock = threading.Lock()
+
+    def batch_put_with_ttls(self, rows: Iterable[Put]) -> None:
+        """Take pairs, slowly enough to overlap."""
+        with self._lock:
+            self._running += 1
+            self.most = max(self.most, self._running)
+        time.sleep(0.01)
+        with self._lock:
+            self.pairs.update((key, (value, ttl)) for key, value, ttl in rows)
+            self._running -= 1
+
+
+def source(*batches: list[tuple[bytes, bytes, int]]) -> Source:
+    """Return a source of (key, value, expire_ts) rows."""
+    return Source(
+        [
+            columns.records(
+                columns.from_list([row[0] for row in rows]),
+                columns.from_list([row[1] for row in rows]),
+                expire_ts=np.array([row[2] for row in rows], np.uint64),
+            )
+            for rows in batches
+        ]
+    )
+
+
+def test_everything_is_put_in_parallel_parts() -> None:
+    """All pairs arrive, several requests run at a time but no more than allowed, and the sums are right."""
+    client = FakeClient()
+    events: list[Event] = []
+    loaded = load_pairs(client, made_pairs(40_000, 10, 1), concurrency=4, reporter=events.append)
+    assert len(client.pairs) == loaded.total_kvs == 40_000
+    assert loaded.total_bytes == 40_000 * (len("key-") + 12 + 10)
+    assert 1 < client.most <= 4
+    last = events[-1]
+    assert isinstance(last, TasksProgress)
+    assert (last.keys_done, last.fraction) == (40_000, 1.0)
+
+
+def test_last_of_equal_keys_wins() -> None:
+    """A key that comes again, in the same batch or a later one, ends with its last value."""
+    client = FakeClient()
+    rows = [(b"a", b"1", 0), (b"b", b"1", 0), (b"a", b"2", 0)]
+    load_pairs(client, source(rows, [(b"b", b"3", 0)]), concurrency=4)
+    assert client.pairs == {b"a": (b"2", 0), b"b": (b"3", 0)}
+
+
+def test_expiry_becomes_a_ttl() -> None:
+    """An absolute expiry is put as the seconds left, none as the default, and what has expired is counted, not put."""
+    client = FakeClient()
+    now = int(time.time())
+    loaded = load_pairs(client, source([(b"soon", b"", now + 100), (b"never", b"", 0), (b"gone", b"", now - 1)]), ttl=7)
+    assert client.pairs[b"never"] == (b"", 7)
+    assert 98 <= client.pairs[b"soon"][1] <= 100
+    assert b"gone" not in client.pairs
+    assert (loaded.total_kvs, loaded.expired_kvs) == (2, 1)
+
+
+def test_duplicates_are_not_counted_as_expired() -> None:
+    """Only what has expired is counted as expired."""
+    loaded = load_pairs(FakeClient(), source([(b"a", b"1", 0), (b"a", b"2", 0)]))
+    assert (loaded.total_kvs, loaded.expired_kvs) == (1, 0)
+
+
+def test_error_of_the_cluster_is_raised() -> None:
+    """What one request raises ends the load."""
+
+    class Refusing(FakeClient):
+        def batch_put_with_ttls(self, rows: Iterable[Put]) -> None:
+            raise RequestRefused("no")
+
+    with pytest.raises(RequestRefused):
+        load_pairs(Refusing(), made_pairs(10, 10, 1))
+
+
+def test_tombstones_are_refused() -> None:
+    """A deleted record cannot be put, and is not silently made a pair."""
+    batch = columns.records(columns.from_list([b"a"]), columns.from_list([b""]), deleted=np.array([True], np.bool_))
+    with pytest.raises(UsageError, match="tombstone"):
+        load_pairs(FakeClient(), Source([batch]))

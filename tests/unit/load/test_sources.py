@@ -1,0 +1,140 @@
+"""Sources: every file form to the same records, and errors that name file and line."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+import time
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from formats.records import SCHEMA
+from tikv_br.errors import UsageError
+from tikv_br.load import sources
+from tikv_br.load.sources import Source, made_pairs, open_source
+
+ROWS = [(b"k1", b"v1"), (b"\xff\x00", b""), (b"", b"\n,\"'")]
+
+
+def pairs(source: Source) -> list[tuple[bytes, bytes]]:
+    """Return keys and values of all batches, which must be of the schema."""
+    found: list[tuple[bytes, bytes]] = []
+    for batch in source.batches:
+        assert batch.schema == SCHEMA
+        found += zip(batch["key"].to_pylist(), batch["value"].to_pylist(), strict=True)
+    return found
+
+
+def expiries(source: Source) -> list[int]:
+    """Return the expiry of every row."""
+    return [expire_ts for batch in source.batches for expire_ts in batch["expire_ts"].to_pylist()]
+
+
+def write(path: Path, text: str) -> Path:
+    """Write a text file and return it."""
+    path.write_text(text)
+    return path
+
+
+def test_json_lines_as_raw_scan_writes_them(tmp_path: Path) -> None:
+    """Keys and values in hex, one object a line, empty lines ignored."""
+    lines = [json.dumps({"key": key.hex(), "value": value.hex()}) for key, value in ROWS]
+    assert pairs(open_source(write(tmp_path / "a.jsonl", "\n\n".join(lines)))) == ROWS
+
+
+def test_standard_input_is_json_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a file the lines come from a pipe."""
+    monkeypatch.setattr(sys, "stdin", io.StringIO('{"key": "6b", "value": "76"}\n'))
+    assert pairs(open_source(None)) == [(b"k", b"v")]
+
+
+def test_csv_with_text_and_with_hex(tmp_path: Path) -> None:
+    """CSV takes text as it is, quoted where needed, or hex when told."""
+    path = write(tmp_path / "a.csv", 'value,key\n"a,b\n""c""",k1\n7a,6b\n')
+    assert pairs(open_source(path)) == [(b"k1", b'a,b\n"c"'), (b"6b", b"7a")]
+    path = write(tmp_path / "b.csv", "key,value\n6b,7a\n")
+    assert pairs(open_source(path, "hex")) == [(b"k", b"z")]
+
+
+@pytest.mark.parametrize("kind", [pa.binary(), pa.large_binary(), pa.string()])
+def test_parquet_by_column_names(kind: pa.DataType, tmp_path: Path) -> None:
+    """Binary and text columns are taken, others ignored, and the number of rows is known before."""
+    values = [b"k1", b"k2"] if kind != pa.string() else ["k1", "k2"]
+    table = pa.table({"more": [1, 2], "value": pa.array(values, kind), "key": pa.array(values, kind)})
+    pq.write_table(table, tmp_path / "a.parquet")
+    source = open_source(tmp_path / "a.parquet")
+    assert source.expected_rows == 2
+    assert pairs(source) == [(b"k1", b"k1"), (b"k2", b"k2")]
+
+
+def test_expiry_is_absolute_or_from_now(tmp_path: Path) -> None:
+    """``expire_ts`` is taken as it is and wins, ``ttl`` counts from now, nothing and 0 mean never; in every form of file."""
+    rows = [{"expire_ts": 99}, {"ttl": 50}, {}, {"ttl": 0}, {"expire_ts": 7, "ttl": 50}]
+    full = [{"key": "aa", "value": "bb", **row} for row in rows]
+    json_file = write(tmp_path / "a.jsonl", "\n".join(map(json.dumps, full)))
+    names = ("key", "value", "expire_ts", "ttl")
+    csv_lines = [",".join(names), *(",".join(str(row.get(name, "")) for name in names) for row in full)]
+    csv_file = write(tmp_path / "a.csv", "\n".join(csv_lines))
+    table = pa.table({name: pa.array([row.get(name) for row in full]) for name in names})
+    pq.write_table(table, tmp_path / "a.parquet")
+    for path in (json_file, csv_file, tmp_path / "a.parquet"):
+        now = int(time.time())
+        found = expiries(open_source(path))
+        assert found[0] == 99
+        assert now + 50 <= found[1] <= now + 52
+        assert found[2:] == [0, 0, 7]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "problem"),
+    [
+        ("a.jsonl", '{"key": "6b", "value": "76"}\n{"key": "6b"', r"a\.jsonl, line 2: no JSON"),
+        ("a.jsonl", "[1]", r"line 1: no JSON object"),
+        ("a.jsonl", '{"key": "6b"}', r"line 1: `key` and `value` must be there"),
+        ("a.jsonl", '{"key": 1, "value": "76"}', r"line 1: `key` and `value` must be there as text"),
+        ("a.jsonl", '{"key": "6g", "value": "76"}', r"line 1: .*no hex digit"),
+        ("a.jsonl", '{"key": "6b", "value": "76", "ttl": -1}', r"line 1: .*counts of seconds"),
+        ("a.jsonl", '{"key": "6b", "value": "76", "expire_ts": "soon"}', r"line 1: .*soon"),
+        ("a.csv", "key,value\nk,v\nk\n", r"a\.csv, line 3: not as many fields"),
+        ("a.csv", 'key,value\n"k,v\n', r"a\.csv, line 1: unexpected end"),
+        ("a.parquet", "no parquet", r"a\.parquet: no Parquet file"),
+        ("a.txt", "", r"unknown kind of file"),
+    ],
+)
+def test_wrong_input_is_named_with_its_line(name: str, text: str, problem: str, tmp_path: Path) -> None:
+    """Whatever is wrong with a file is a usage error that says where."""
+    with pytest.raises(UsageError, match=problem):
+        pairs(open_source(write(tmp_path / name, text)))
+
+
+def test_missing_file_and_columns_are_named(tmp_path: Path) -> None:
+    """A path that is not there, and Parquet without key and value, are refused before anything is put."""
+    with pytest.raises(UsageError, match="no file"):
+        open_source(tmp_path / "nowhere.csv")
+    pq.write_table(pa.table({"k": [1]}), tmp_path / "a.parquet")
+    with pytest.raises(UsageError, match="no columns `key` and `value` among k"):
+        open_source(tmp_path / "a.parquet")
+
+
+def test_batches_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A large file comes in batches, none larger than the bound, in the order of its lines."""
+    monkeypatch.setattr(sources, "BATCH_ROWS", 10)
+    path = write(tmp_path / "a.csv", "key,value\n" + "".join(f"k{n:03},v\n" for n in range(25)))
+    batches = list(open_source(path).batches)
+    assert [len(batch) for batch in batches] == [10, 10, 5]
+    assert [key for batch in batches for key in batch["key"].to_pylist()] == [b"k%03d" % n for n in range(25)]
+
+
+def test_made_pairs_are_as_many_as_asked_for() -> None:
+    """Count, size and the sameness for the same seed hold."""
+    first, second = (pairs(made_pairs(1000, 33, 5)) for _ in range(2))
+    assert first == second
+    assert len({key for key, _ in first}) == 1000
+    assert {len(value) for _, value in first} == {33}
+    assert pairs(made_pairs(1000, 33, 6)) != first
+    with pytest.raises(UsageError, match="cannot make"):
+        pairs(made_pairs(5, -1, 0))
