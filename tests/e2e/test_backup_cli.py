@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from formats.api_version import ApiVersion
@@ -272,3 +273,37 @@ def test_help_is_quick() -> None:
     assert time.monotonic() - began < 5
     heavy = "import sys; import tikv_br.cli.backup_cmd; print({'grpc', 'pyarrow', 'numba', 'pyspark', 'obstore', 'boto3'} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", heavy], capture_output=True, text=True, check=True).stdout == "set()\n"
+
+
+@pytest.mark.slow
+def test_a_worker_that_dies_is_replaced(live: LiveCluster, tmp_path: Path) -> None:
+    """A Spark worker is killed with files already written: its task runs again, and only one attempt's files stay."""
+    slow = live.fail("RawScan", {"delay": {"seconds": SLOW_SECONDS}}, skip=2, count=2)
+    place = tmp_path / "backup"
+    command = [*TIKV_BR, "backup", "raw", "-u", live.pd, "-s", str(place), "--file-size", "10KiB", "--output", "json"]
+    process = subprocess.Popen([*command, "--concurrency", "1"], stdout=subprocess.PIPE, text=True)
+    try:
+        deadline = time.monotonic() + 60
+        while not list(place.glob("sst/*.sst")) or not live.hits(slow):
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        before = set(place.glob("sst/*.sst"))
+        for worker in spark_workers(process.pid):
+            worker.kill()
+        output, _ = process.communicate(timeout=90)
+    finally:
+        process.kill()
+        live.heal()
+    summary = json.loads(output.splitlines()[-1])
+    assert summary["message_type"] == "summary", output
+    assert summary["total_kvs"] == ROWS
+    assert not before & set(place.glob("sst/*.sst"))
+    assert len(list(place.glob("sst/*.sst"))) == summary["files"]
+
+
+def spark_workers(pid: int) -> list[psutil.Process]:
+    """Return the Python workers of a driver: the leaves below its daemon."""
+    below = psutil.Process(pid).children(recursive=True)
+    daemons = [child for child in below if "pyspark.daemon" in child.cmdline()]
+    return [child for child in daemons if not child.children()]
