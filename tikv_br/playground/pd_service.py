@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import grpc
 from google.protobuf.message import Message
@@ -19,6 +19,8 @@ from tikv_br.playground.tso import LOGICAL_BITS
 if TYPE_CHECKING:
     from tikv_br.playground.rpc import Handler
 
+Answer: TypeAlias = Any
+"""A response of any of PD's RPCs."""
 _ANYONE: Final = frozenset({"GetMembers", "GetClusterInfo", "LoadGlobalConfig", "StoreGlobalConfig"})
 """RPCs that name no cluster."""
 _BARRIERS: Final = frozenset({"SetGCBarrier", "DeleteGCBarrier", "GetGCState"})
@@ -55,7 +57,7 @@ class PdService:
             ]
         )
 
-    def _calls(self) -> dict[str, Callable[[Any], Message]]:
+    def _calls(self) -> dict[str, Callable[[Any], Answer]]:
         return {
             "GetMembers": self._members,
             "GetClusterInfo": self._cluster_info,
@@ -83,7 +85,7 @@ class PdService:
             "LoadGlobalConfig": self._load_config,
         }
 
-    def _handler(self, module: Any, name: str, call: Callable[[Any], Message]) -> Handler:  # noqa: ANN401
+    def _handler(self, module: Any, name: str, call: Callable[[Any], Answer]) -> Handler:  # noqa: ANN401
         method = next(
             found
             for service in module.DESCRIPTOR.services_by_name.values()
@@ -94,7 +96,7 @@ class PdService:
         response_type = getattr(module, method.output_type.name)
         has_header = "header" in method.output_type.fields_by_name
 
-        def answer(request: Any, context: grpc.ServicerContext) -> Message:  # noqa: ANN401
+        def answer(request: Any, context: grpc.ServicerContext) -> Answer:  # noqa: ANN401
             if name not in _ANYONE:
                 self._check_cluster(request.header.cluster_id, context)
             if name in _BARRIERS and not self._state.gc.has_barriers:
