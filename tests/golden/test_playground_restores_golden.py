@@ -85,7 +85,7 @@ def restore(client: Client, file: brpb_pb2.File, folder: Path, api_version: ApiV
             region_id=region.id,
             region_epoch=region.to_pb().region_epoch,
             end_key_exclusive=True,
-            api_version=kv.APIVersion.Name(api_version.value),
+            api_version=kv.APIVersion.Value(api_version.name),
             cipher_iv=file.cipher_iv,
         )
         request = import_sstpb_pb2.DownloadRequest(sst=meta, name=file.name, storage_backend=backend, is_raw_kv=True)

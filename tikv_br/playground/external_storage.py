@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Final, Protocol
 
 import obstore
-from obstore.exceptions import BaseError, NotFoundError, PermissionDeniedError, UnauthenticatedError
+from obstore.exceptions import BaseError, PermissionDeniedError, UnauthenticatedError
 from obstore.store import S3Store
 
 from tikv_br.cluster.pb import brpb_pb2
@@ -25,7 +25,7 @@ _KINDS: Final = {
     errno.EISDIR: "IsADirectory",
 }
 _S3_KINDS: Final[tuple[tuple[type[Exception], str], ...]] = (
-    (NotFoundError, "NotFound"),
+    (FileNotFoundError, "NotFound"),  # what obstore raises for an object that is not there
     (PermissionDeniedError, "PermissionDenied"),
     (UnauthenticatedError, "PermissionDenied"),
 )
@@ -156,14 +156,14 @@ class S3Storage:
         """Put the object."""
         try:
             obstore.put(self._store, name, data)
-        except BaseError as error:
+        except (BaseError, OSError) as error:
             raise _s3_fault("put", error) from error
 
     def read(self, name: str) -> bytes:
         """Get the object."""
         try:
             return bytes(obstore.get(self._store, name).bytes())
-        except BaseError as error:
+        except (BaseError, OSError) as error:
             raise _s3_fault("get", error) from error
 
 
@@ -180,7 +180,7 @@ def open_storage(backend: brpb_pb2.StorageBackend) -> ExternalStorage:
             raise StorageFault.of_custom("NotFound", f"bad storage backend {other or ''}")
 
 
-def _s3_fault(verb: str, error: BaseError) -> StorageFault:
+def _s3_fault(verb: str, error: BaseError | OSError) -> StorageFault:
     kind = next((kind for cause, kind in _S3_KINDS if isinstance(error, cause)), "Other")
     reason = str(error).partition("\n")[0]
     return StorageFault.of_custom(kind, f"failed to {verb} object {reason}")

@@ -7,15 +7,14 @@ def test_import_mode_ends_by_itself() -> None:
     """Ten minutes after the last switch the store is back to normal; each switch starts them anew."""
     now = 1000.0
     mode = ImportMode(lambda: now)
-    assert not mode.importing
-    mode.switch(importing=True)
-    now += TIMEOUT - 1
-    assert mode.importing
-    mode.switch(importing=True)
-    now += TIMEOUT - 1
-    assert mode.importing
+    seen = [mode.importing]
+    for passed in (TIMEOUT - 1, TIMEOUT - 1):
+        mode.switch(importing=True)
+        now += passed
+        seen.append(mode.importing)
     now += 1
-    assert not mode.importing
+    seen.append(mode.importing)
+    assert seen == [False, True, True, False]
 
 
 def test_import_mode_is_left() -> None:

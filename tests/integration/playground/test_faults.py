@@ -1,0 +1,184 @@
+"""Failpoints and the admin API over real connections."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+import grpc
+import pytest
+
+from formats.api_version import ApiVersion
+from tests.integration.playground.clients import Client, running
+from tests.integration.playground.ssts import NOOP, backup, download, ingest, meta_for
+from tests.integration.playground.waiting import eventually
+from tests.playground_admin import AdminRefused, PlaygroundAdmin
+from tikv_br.cluster.pb import kvrpcpb_pb2 as kv
+from tikv_br.cluster.pb import pdpb_pb2, tikvpb_pb2
+
+BUSY = {"region_error": {"message": "busy", "server_is_busy": {"reason": "test", "backoff_ms": 5}}}
+
+
+def admin_of(client: Client) -> PlaygroundAdmin:
+    """The admin API of the client's playground."""
+    return PlaygroundAdmin(client.playground.state.address)
+
+
+def test_region_errors_wherever_regions_are_asked(tmp_path: Path) -> None:
+    """Raw commands alone and batched, backups, downloads and ingests carry the error in their own places."""
+    with running(tmp_path) as client:
+        admin = admin_of(client)
+        region = client.region(b"k")
+        for rpc in ("RawGet", "RawBatchPut", "RawScan", "Backup", "Download", "Ingest"):
+            admin.arm(rpc, BUSY)
+        scan = client.call("RawScan", b"k", kv.RawScanRequest(start_key=b"a", limit=1))
+        put = client.call("RawBatchPut", b"k", kv.RawBatchPutRequest(pairs=[kv.KvPair(key=b"k", value=b"v")]))
+        [written] = backup(client)
+        downloaded = download(client, meta_for(client, region), region.leader_store, name="x", storage_backend=NOOP)
+        ingested = ingest(client, region, meta_for(client, region))
+        errors = [scan.region_error, put.region_error, written.error.region_error]
+        errors += [downloaded.error.store_error, ingested.error]
+        assert [error.server_is_busy.backoff_ms for error in errors] == [5] * 5
+        get = kv.RawGetRequest(context=client.context(region), key=b"k")
+        commands = tikvpb_pb2.BatchCommandsRequest(
+            requests=[tikvpb_pb2.BatchCommandsRequest.Request(RawGet=get)] * 2, request_ids=[1, 2]
+        )
+        [batch] = client.store(region.leader_store).BatchCommands(iter([commands]), timeout=10)
+        assert [each.RawGet.region_error.server_is_busy.backoff_ms for each in batch.responses] == [5, 0]
+        assert client.put(b"k", b"v") == kv.RawPutResponse()
+
+
+def test_only_one_store_and_region(tmp_path: Path) -> None:
+    """A failpoint for a store or region leaves the calls of others alone."""
+    with running(tmp_path) as client:
+        admin = admin_of(client)
+        admin.split(b"k")
+        with admin.failing("RawGet", BUSY, region_id=client.region(b"k").id, count=-1):
+            get = kv.RawGetRequest
+            assert not client.call("RawGet", b"a", get(key=b"a")).HasField("region_error")
+            assert client.call("RawGet", b"k", get(key=b"k")).HasField("region_error")
+        admin.arm("RawGet", BUSY, store_id=4242)
+        assert not client.call("RawGet", b"k", get(key=b"k")).HasField("region_error")
+
+
+def test_lost_connections_and_statuses(tmp_path: Path) -> None:
+    """Stores and PD answer with the status asked for, once."""
+    with running(tmp_path) as client:
+        admin = admin_of(client)
+        admin.arm("GetAllStores", {"abort": {"code": "UNAVAILABLE", "details": "not leader"}}, store_id=0)
+        request = pdpb_pb2.GetAllStoresRequest(header=client.header)
+        with pytest.raises(grpc.RpcError) as error:
+            client.pd.GetAllStores(request, timeout=10)
+        assert (error.value.code(), error.value.details()) == (grpc.StatusCode.UNAVAILABLE, "not leader")
+        assert len(client.pd.GetAllStores(request, timeout=10).stores) == 3
+        admin.arm("backup", {"drop": {}})
+        with pytest.raises(grpc.RpcError) as error:
+            backup(client)
+        assert error.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert all(not response.HasField("error") for response in backup(client))
+
+
+def test_a_delay_holds_the_call_only(tmp_path: Path) -> None:
+    """The call struck waits and then succeeds; others go on meanwhile."""
+    with running(tmp_path) as client:
+        admin_of(client).arm("RawPut", {"delay": {"seconds": 0.6}})
+        started = time.monotonic()
+        slow = threading.Thread(target=lambda: client.put(b"slow", b"v"))
+        slow.start()
+        eventually(lambda: admin_of(client).get("failpoints")[0]["hits"] == 1)
+        client.put(b"quick", b"v")
+        assert time.monotonic() - started < 0.6
+        slow.join()
+        assert time.monotonic() - started >= 0.6
+        assert client.get(b"slow") == b"v"
+
+
+@pytest.mark.parametrize("rpc", ["RawGet", "Backup"])
+def test_a_store_killed_by_a_call(tmp_path: Path, rpc: str) -> None:
+    """The caller loses the connection, the port refuses, and after a restart all is there again on the same port."""
+    with running(tmp_path) as client:
+        client.put(b"k", b"v")
+        region = client.region(b"k")
+        address = client.playground.nodes[region.leader_store].address
+        admin_of(client).arm(rpc, {"kill_store": {}}, store_id=region.leader_store)
+
+        def call() -> object:
+            return client.get(b"k") if rpc == "RawGet" else backup(client, region.leader_store)
+
+        with pytest.raises(grpc.RpcError) as error:
+            call()
+        assert error.value.code() in {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED}
+        assert [store["alive"] for store in admin_of(client).get("stores")].count(False) == 1
+        with grpc.insecure_channel(address) as fresh, pytest.raises(grpc.FutureTimeoutError):
+            grpc.channel_ready_future(fresh).result(0.5)
+        admin_of(client).run("restart-store", store_id=region.leader_store)
+        assert client.playground.nodes[region.leader_store].address == address
+        get = kv.RawGetRequest(context=client.context(region), key=b"k")
+        answer = client.store(region.leader_store).RawGet(get, timeout=20, wait_for_ready=True)
+        assert answer.value == b"v"
+
+
+def test_a_command_changes_the_cluster_under_a_call(tmp_path: Path) -> None:
+    """A split or a move of the leader while the call waits is what the call then meets."""
+    with running(tmp_path) as client:
+        admin = admin_of(client)
+        region = client.region(b"k")
+        admin.arm("RawScan", {"command": {"name": "split", "arguments": {"keys": [b"k".hex()]}}})
+        answer = client.call("RawScan", b"k", kv.RawScanRequest(start_key=b"a", limit=1), region=region)
+        assert len(answer.region_error.epoch_not_match.current_regions) == 2
+        region = client.region(b"k")
+        target = next(peer for peer in region.peers if peer.store_id != region.leader_store)
+        arguments = {"region_id": region.id, "store_id": target.store_id}
+        admin.arm("RawPut", {"command": {"name": "transfer-leader", "arguments": arguments}})
+        answer = client.call("RawPut", b"k", kv.RawPutRequest(key=b"k", value=b"v"), region=region)
+        assert answer.region_error.not_leader.leader == target.to_pb()
+
+
+def test_commands_by_hand(tmp_path: Path) -> None:
+    """Split, merge, move, scatter: the regions are as asked for, without hole or overlap."""
+    with running(tmp_path, stores=4) as client:
+        admin = admin_of(client)
+        pieces = admin.split(b"c", b"f")
+        assert [bytes.fromhex(piece["start"]) for piece in pieces] == [b"", b"c", b"f"]
+        merged = admin.run("merge", source=pieces[0]["id"], target=pieces[1]["id"])
+        assert (merged["start"], merged["end"]) == ("", b"f".hex())
+        region = client.region(b"a")
+        free = next(store for store in client.playground.nodes if region.peer_on(store) is None)
+        moved = admin.run("move-peer", region_id=region.id, from_store=region.leader_store, to_store=free)
+        assert moved["leader_store"] == free
+        assert moved["conf_ver"] > region.conf_ver
+        admin.run("scatter")
+        regions = admin.regions()
+        assert {region["leader_store"] for region in regions} == set(client.playground.nodes)
+        assert [region["end"] for region in regions[:-1]] == [region["start"] for region in regions[1:]]
+
+
+def test_a_flush_by_hand(tmp_path: Path) -> None:
+    """The store's next timestamp is above PD's last."""
+    with running(tmp_path, ApiVersion.V2, ts_ahead=2.0) as client:
+        time.sleep(0.5)
+        store_id, node = next(iter(client.playground.nodes.items()))
+        before = client.playground.tso.next()
+        assert node.causal.next_ts() < before
+        admin_of(client).run("flush", store_id=store_id)
+        assert node.causal.next_ts() > before
+
+
+def test_what_the_admin_refuses(tmp_path: Path) -> None:
+    """Unknown paths, stores, regions, arguments and failpoints are errors that say so."""
+    with running(tmp_path) as client:
+        admin = admin_of(client)
+        for said, call in (
+            ("404", lambda: admin.run("explode")),
+            ("there is no store 99", lambda: admin.run("kill-store", store_id=99)),
+            ("there is no region 99", lambda: admin.run("transfer-leader", region_id=99, store_id=1)),
+            ("unexpected keyword argument", lambda: admin.run("scatter", quickly=True)),
+            ("non-hexadecimal", lambda: admin.run("split", keys=["xy"])),
+            ("no RPC is called", lambda: admin.arm("RawGte", BUSY)),
+        ):
+            with pytest.raises(AdminRefused, match=said):
+                call()
+        with pytest.raises(AssertionError, match="ever met"), admin.failing("RawPut", BUSY):
+            pass
+        assert admin.get("failpoints") == []

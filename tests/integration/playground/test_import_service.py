@@ -1,0 +1,339 @@
+"""``ImportSST`` of the playground's stores, beyond what the recordings show."""
+
+from __future__ import annotations
+
+import threading
+import time
+import zlib
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import grpc
+import pytest
+
+from formats import mce
+from formats.api_version import ApiVersion
+from tests.integration.playground.clients import Client, running
+from tests.integration.playground.ssts import (
+    backup,
+    download,
+    download_everywhere,
+    importer,
+    ingest,
+    local,
+    meta_for,
+    upload,
+    v2_row,
+)
+from tests.playground_admin import PlaygroundAdmin
+from tests.sst_surgery import exchange_keys, flip, without_properties, write_sst
+from tikv_br.cluster.pb import import_sstpb_pb2
+from tikv_br.cluster.pb import kvrpcpb_pb2 as kv
+from tikv_br.playground import crimes
+from tikv_br.playground.region import Region
+
+ROWS = [(b"zk%03d" % number, b"value %d" % number) for number in range(100)]
+OK = import_sstpb_pb2.IngestResponse()
+
+
+def place(tmp_path: Path, rows: Iterable[tuple[bytes, bytes]], name: str = "x.sst") -> dict[str, object]:
+    """Write an SST into a backup's folder; what a Download of it asks for."""
+    storage = local(tmp_path / "backup")
+    write_sst(tmp_path / "backup" / name, rows)
+    return {"name": name, "storage_backend": storage}
+
+
+def admin_of(client: Client) -> PlaygroundAdmin:
+    """The admin API of the client's playground."""
+    return PlaygroundAdmin(client.playground.state.address)
+
+
+def scan(client: Client, region: Region, start: bytes = b"", end: bytes = b"\xff") -> dict[bytes, bytes]:
+    """RawScan of a region's user keys."""
+    request = kv.RawScanRequest(start_key=client.key(start), end_key=client.key(end), limit=1000)
+    answer = client.call("RawScan", b"k", request, region=region)
+    return {pair.key: pair.value for pair in answer.kvs}
+
+
+def test_upload_and_ingest(tmp_path: Path) -> None:
+    """Uploaded bytes become rows, over existing ones too; the crc32 is what an upload checks."""
+    data = write_sst(tmp_path / "x.sst", ROWS)
+    with running(tmp_path) as client:
+        client.put(b"k005", b"overwritten by the file")
+        region = client.region(b"k")
+        meta = meta_for(client, region, range=import_sstpb_pb2.Range(start=b"k000", end=b"k099"))
+        upload(client, region, meta, data)
+        assert ingest(client, region, meta) == OK
+        assert scan(client, region) == {key[1:]: value for key, value in ROWS}
+        admin_of(client).assert_innocent()
+
+
+def test_uploads_that_are_refused(tmp_path: Path) -> None:
+    """Wrong crc32, no meta first, an empty chunk, a file that is there already: each ends the stream."""
+    request = import_sstpb_pb2.UploadRequest
+    with running(tmp_path, stores=1) as client:
+        region = client.region(b"k")
+        stub = importer(client, region.leader_store)
+
+        def refused(*chunks: import_sstpb_pb2.UploadRequest) -> str:
+            with pytest.raises(grpc.RpcError) as error:
+                stub.Upload(iter(chunks), timeout=10)
+            assert error.value.code() is grpc.StatusCode.UNKNOWN
+            return str(error.value.details())
+
+        sound = meta_for(client, region, crc32=zlib.crc32(b"data"))
+        assert "FileCorrupted" in refused(request(meta=meta_for(client, region, crc32=1)), request(data=b"data"))
+        assert "InvalidChunk" in refused(request(data=b"data"))
+        assert "InvalidChunk" in refused(request(meta=sound), request(data=b""))
+        assert "InvalidChunk" in refused()
+        stub.Upload(iter([request(meta=sound), request(data=b"data")]), timeout=10)
+        assert "FileExists" in refused(request(meta=sound), request(data=b"data"))
+        assert "expected 16, found 2" in refused(request(meta=meta_for(client, region, uuid=b"xx")))
+
+
+DEADLY: dict[str, Callable[[bytes], bytes]] = {
+    "flipped byte": lambda data: flip(data, 30),
+    "no global_seqno": lambda data: without_properties(data, "rocksdb.external_sst_file.global_seqno"),
+    "no num.entries": lambda data: without_properties(data, "rocksdb.num.entries"),
+    "unsorted": lambda data: exchange_keys(data, b"zk010", b"zk020"),
+    "not an sst": lambda _: b"junk" * 100,
+}
+
+
+@pytest.mark.parametrize("damage", DEADLY)
+def test_uploads_that_kill_at_the_ingest(tmp_path: Path, damage: str) -> None:
+    """An upload takes any bytes; a store that ingests these dies, nothing is ingested, the crime is on record."""
+    data = DEADLY[damage](write_sst(tmp_path / "x.sst", ROWS))
+    with running(tmp_path) as client:
+        region = client.region(b"k")
+        meta = meta_for(client, region, range=import_sstpb_pb2.Range(start=b"k000", end=b"k099"))
+        upload(client, region, meta, data)
+        with pytest.raises(grpc.RpcError) as death:
+            ingest(client, region, meta)
+        assert death.value.code() is grpc.StatusCode.UNAVAILABLE
+        [crime] = admin_of(client).crimes()
+        assert crime["what"].startswith(crimes.INGEST_DEADLY_SST)
+        assert crime["store_id"] == region.leader_store
+        assert scan(client, region) == {}
+
+
+@pytest.mark.parametrize(
+    ("api_version", "row"),
+    [
+        (ApiVersion.V2, (v2_row(b"k", b"", 1)[0], b"no flag byte")),
+        (ApiVersion.V2, (v2_row(b"k", b"", 1)[0][:-8], b"no ts\0")),
+        (ApiVersion.V1TTL, (b"zk", b"short")),
+    ],
+)
+def test_downloads_that_kill_at_the_ingest(tmp_path: Path, api_version: ApiVersion, row: tuple[bytes, bytes]) -> None:
+    """Download finds nothing wrong with rows that kill whoever reads them later: the ingest is the crime."""
+    with running(tmp_path / "cluster", api_version) as client:
+        region = client.region(b"k")
+        meta = download_everywhere(client, region, meta_for(client, region), **place(tmp_path, [row]))
+        with pytest.raises(grpc.RpcError) as death:
+            ingest(client, region, meta)
+        assert death.value.code() is grpc.StatusCode.UNAVAILABLE
+        [crime] = admin_of(client).crimes()
+        assert crime["what"].startswith(crimes.INGEST_DEADLY_SST)
+
+
+def test_downloads_that_kill_at_once(tmp_path: Path) -> None:
+    """Keys without z and an unknown column family kill the store at the download."""
+    with running(tmp_path / "cluster") as client:
+        region = client.region(b"k")
+        asked = {"store_id": region.leader_store, **place(tmp_path, [(b"k", b"v")])}
+        for meta in (meta_for(client, region), meta_for(client, region, cf_name="nosuch")):
+            with pytest.raises(grpc.RpcError) as death:
+                download(client, meta, **asked)  # type: ignore[arg-type]
+            assert death.value.code() is grpc.StatusCode.UNAVAILABLE
+        whats = [crime["what"].partition(":")[0] for crime in admin_of(client).crimes()]
+        assert whats == [crimes.DOWNLOAD_WITHOUT_Z, crimes.DOWNLOAD_UNKNOWN_CF]
+
+
+def test_a_follower_needs_the_file_too(tmp_path: Path) -> None:
+    """The leader ingests what it has; each follower that lacks the file will die of it, which is on record."""
+    with running(tmp_path / "cluster") as client:
+        region = client.region(b"k")
+        meta = meta_for(client, region)
+        meta.range.CopyFrom(download(client, meta, region.leader_store, **place(tmp_path, ROWS)).range)
+        assert ingest(client, region, meta) == OK
+        followers = {peer.store_id for peer in region.peers} - {region.leader_store}
+        found = admin_of(client).crimes()
+        assert {crime["store_id"] for crime in found} == followers
+        assert all(crime["what"].startswith(crimes.INGEST_WITHOUT_PEER_FILE) for crime in found)
+
+
+def test_the_epoch_is_compared_to_the_conf_ver(tmp_path: Path) -> None:
+    """A replica that moved after the download makes the file stale, though reads at that version go on."""
+    with running(tmp_path / "cluster", stores=4) as client:
+        region = client.region(b"k")
+        meta = download_everywhere(client, region, meta_for(client, region), **place(tmp_path, ROWS))
+        follower = next(peer for peer in region.peers if peer.store_id != region.leader_store)
+        free = next(store for store in client.playground.nodes if region.peer_on(store) is None)
+        moved = client.playground.regions.move(region.id, follower.store_id, free)
+        answer = ingest(client, region, meta)
+        assert answer.error.HasField("epoch_not_match")
+        [current] = answer.error.epoch_not_match.current_regions
+        assert current == moved.to_pb()
+        assert scan(client, region) == {}
+        fresh = download_everywhere(client, moved, meta_for(client, moved), **place(tmp_path, ROWS))
+        assert ingest(client, moved, fresh) == OK
+        admin_of(client).assert_innocent()
+
+
+def test_a_split_makes_files_stale(tmp_path: Path) -> None:
+    """After a split the context is refused; with a new context the old file's epoch is."""
+    with running(tmp_path / "cluster") as client:
+        region = client.region(b"k")
+        meta = download_everywhere(client, region, meta_for(client, region), **place(tmp_path, ROWS))
+        client.playground.regions.split(region.id, [b"k050"])
+        assert len(ingest(client, region, meta).error.epoch_not_match.current_regions) == 2
+        assert ingest(client, client.region(b"k09"), meta).error.HasField("epoch_not_match")
+
+
+def test_one_file_into_two_regions(tmp_path: Path) -> None:
+    """Each region's download cuts its part out; together they are the file; a region that gets nothing is told so."""
+    with running(tmp_path / "cluster") as client:
+        admin_of(client).split(b"k050", b"l")
+        asked = place(tmp_path, ROWS)
+        for region, first, last in (
+            (client.region(b"k0"), b"k000", b"k049"),
+            (client.region(b"k09"), b"k050", b"k099"),
+        ):
+            meta = download_everywhere(client, region, meta_for(client, region), **asked)
+            assert (meta.range.start, meta.range.end) == (first, last)
+            assert ingest(client, region, meta) == OK
+        empty = client.region(b"l")
+        assert download(client, meta_for(client, empty), empty.leader_store, **asked).is_empty
+        found = scan(client, client.region(b"k0")) | scan(client, client.region(b"k09"), b"k050")
+        assert found == {key[1:]: value for key, value in ROWS}
+
+
+def test_several_files_at_once(tmp_path: Path) -> None:
+    """MultiIngest takes all files, or none when one is missing or named twice."""
+    with running(tmp_path / "cluster") as client:
+        region = client.region(b"k")
+        one, other = (
+            download_everywhere(
+                client, region, meta_for(client, region), **place(tmp_path, ROWS[part], f"{part.start}.sst")
+            )
+            for part in (slice(0, 50), slice(50, 100))
+        )
+        missing = meta_for(client, region)
+        assert ingest(client, region, one, missing).error.HasField("stale_command")
+        assert ingest(client, region, one, one).error.message == "ingest file conflict"
+        assert scan(client, region) == {}
+        assert ingest(client, region, one, other) == OK
+        assert len(scan(client, region)) == 100
+        assert ingest(client, region, one, other).error.HasField("stale_command")
+
+
+def test_the_same_file_twice_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While an ingest of a file is under way a second one is refused as a conflict."""
+    with running(tmp_path / "cluster") as client:
+        region = client.region(b"k")
+        meta = download_everywhere(client, region, meta_for(client, region), **place(tmp_path, ROWS))
+        under_way, go_on = threading.Event(), threading.Event()
+        really = client.playground.engine.ingest
+
+        def slowly(paths: Iterable[Path | str]) -> None:
+            under_way.set()
+            assert go_on.wait(20)
+            really(paths)
+
+        monkeypatch.setattr(client.playground.engine, "ingest", slowly)
+        answers: list[import_sstpb_pb2.IngestResponse] = []
+        first = threading.Thread(target=lambda: answers.append(ingest(client, region, meta)))
+        first.start()
+        assert under_way.wait(10)
+        assert ingest(client, region, meta).error.message == "ingest file conflict"
+        go_on.set()
+        first.join()
+        assert answers == [OK]
+
+
+def test_a_file_waits_through_a_restart(tmp_path: Path) -> None:
+    """What was downloaded is on the store's disk: after kill and restart it can be ingested."""
+    with running(tmp_path / "cluster") as client:
+        region = client.region(b"k")
+        meta = download_everywhere(client, region, meta_for(client, region), **place(tmp_path, ROWS))
+        admin_of(client).run("kill-store", store_id=region.leader_store)
+        admin_of(client).run("restart-store", store_id=region.leader_store)
+        context = importer(client, region.leader_store)
+        request = import_sstpb_pb2.IngestRequest(context=client.context(region), sst=meta)
+        assert context.Ingest(request, timeout=20, wait_for_ready=True) == OK
+        assert len(scan(client, region)) == 100
+
+
+def test_a_keyspace_move_with_new_timestamps(tmp_path: Path) -> None:
+    """One rewrite rule moves rows to another keyspace and re-stamps them; nothing appears where they came from."""
+    rows = [v2_row(b"k%03d" % number, b"value", 5) for number in range(20)]
+    with running(tmp_path / "cluster", ApiVersion.V2) as client:
+        target = client.playground.regions.locate(mce.encode(b"r\0\x10\x92"))
+        bounds = import_sstpb_pb2.Range(start=mce.encode(b"r\0\x10\x92"), end=b"r\0\x10\x93")
+        ts = client.playground.tso.next()
+        rule = import_sstpb_pb2.RewriteRule(old_key_prefix=b"r\0\0\0", new_key_prefix=b"r\0\x10\x92", new_timestamp=ts)
+        asked = {"rewrite_rule": rule, **place(tmp_path, rows)}
+        meta = download_everywhere(client, target, meta_for(client, target, range=bounds), **asked)
+        assert ingest(client, target, meta) == OK
+        stored = list(client.playground.engine.iterate(b"z", b""))
+        assert stored == [v2_row(b"k%03d" % number, b"value", ts, b"\0\x10\x92") for number in range(20)]
+        wrong = import_sstpb_pb2.Range(start=mce.encode(b"r\0\0\0"), end=mce.encode(b"r\0\0\1"))
+        answer = download(client, meta_for(client, target, range=wrong), target.leader_store, **asked)
+        assert answer.error.message.startswith("SST start range has wrong prefix")
+
+
+def test_rows_above_the_stores_timestamps_shadow_writes(tmp_path: Path) -> None:
+    """A row stamped with a fresh TSO hides the next put, which gets an older cached ts; after a flush puts show."""
+    with running(tmp_path / "cluster", ApiVersion.V2, ts_ahead=2.0) as client:
+        time.sleep(0.5)
+        region = client.region(b"k")
+        ts = client.playground.tso.next()
+        asked = place(tmp_path, [v2_row(b"k", b"restored", ts)])
+        assert ingest(client, region, download_everywhere(client, region, meta_for(client, region), **asked)) == OK
+        client.put(b"k", b"shadowed")
+        assert client.get(b"k") == b"restored"
+        for store_id in client.playground.nodes:
+            backup(client, store_id, start_key=b"r\0\0\0k", end_key=b"r\0\0\0k\0")
+        client.put(b"k", b"seen")
+        assert client.get(b"k") == b"seen"
+
+
+def test_import_mode(tmp_path: Path) -> None:
+    """Entered and left by SwitchMode, store by store; over when its time runs out and after a restart."""
+    request = import_sstpb_pb2.SwitchModeRequest
+    with running(tmp_path) as client:
+        admin = admin_of(client)
+        one, other, *_ = client.playground.nodes
+
+        def importing() -> list[int]:
+            return [store["store_id"] for store in admin.get("stores") if store["import_mode"]]
+
+        for store_id in (one, other):
+            importer(client, store_id).SwitchMode(request(mode=import_sstpb_pb2.Import), timeout=10)
+        assert importing() == [one, other]
+        importer(client, one).SwitchMode(request(mode=import_sstpb_pb2.Normal), timeout=10)
+        assert importing() == [other]
+        admin.run("expire-import-mode", store_id=other)
+        assert importing() == []
+        importer(client, one).SwitchMode(request(mode=import_sstpb_pb2.Import), timeout=10)
+        admin.run("kill-store", store_id=one)
+        admin.run("restart-store", store_id=one)
+        assert importing() == []
+
+
+def test_the_speed_limit_slows_downloads(tmp_path: Path) -> None:
+    """Downloads last as long as the limit makes them; a named task must say for how long it holds."""
+    request = import_sstpb_pb2.SetDownloadSpeedLimitRequest
+    with running(tmp_path / "cluster") as client:
+        region = client.region(b"k")
+        stub = importer(client, region.leader_store)
+        asked = place(tmp_path, ROWS)
+        size = (tmp_path / "backup" / "x.sst").stat().st_size
+        stub.SetDownloadSpeedLimit(request(speed_limit=2 * size), timeout=10)
+        started = time.monotonic()
+        download(client, meta_for(client, region), region.leader_store, **asked)
+        assert 0.5 <= time.monotonic() - started < 5
+        stub.SetDownloadSpeedLimit(request(speed_limit=0), timeout=10)
+        with pytest.raises(grpc.RpcError, match="ttl_seconds"):
+            stub.SetDownloadSpeedLimit(request(speed_limit=5, task_id="t"), timeout=10)
