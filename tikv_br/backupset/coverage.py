@@ -28,6 +28,13 @@ class KeyRange:
         return f"[{self.start.hex() or 'start'}, {self.end.hex() or 'end'})"
 
 
+def intersection(one: KeyRange, other: KeyRange) -> KeyRange:
+    """What two ranges have in common; it may be empty."""
+    start = max(one.start, other.start)
+    end = min(one.end or other.end, other.end or one.end)
+    return KeyRange(start, max(start, end) if end else end)
+
+
 def missing(wanted: KeyRange, parts: Iterable[KeyRange]) -> list[KeyRange]:
     """What of ``wanted`` no part covers, in order. Parts may overlap each other and reach beyond ``wanted``."""
     holes: list[KeyRange] = []

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from formats.api_version import ApiVersion
 from formats.keys import KeyCodec
-from tikv_br.backupset.coverage import KeyRange
+from tikv_br.backupset.coverage import KeyRange, intersection
 from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.config import ClusterConfig
 from tikv_br.cluster.pb import brpb_pb2, errorpb_pb2, import_sstpb_pb2, metapb_pb2
@@ -22,7 +22,7 @@ from tikv_br.cluster.regions import Peer, Region
 from tikv_br.cluster.shared import shared_cluster
 from tikv_br.cluster.store import StoreClient
 from tikv_br.errors import BackupDamaged, ClusterUnreachable, StorageObjectMissing
-from tikv_br.restore.plan import FilePart, intersection
+from tikv_br.restore.plan import FilePart
 from tikv_br.spark.task import TaskContext
 
 _DAMAGED = ("Corruption", "downloaded size", "sst magic number", "Bad table magic")

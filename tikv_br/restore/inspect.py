@@ -14,10 +14,9 @@ from formats.sst import SstFacts, SstReader
 from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.backupset.files import FileEntry
 from tikv_br.errors import BackupDamaged
-from tikv_br.storage.base import ObjectStore
+from tikv_br.proof.stored_sst import StoredSst
 
 _MAX_TS = "tikv.max_ts"
-_MAX_EXPIRY = "tikv.max_expire_ts"
 
 
 class FileCheck(enum.StrEnum):
@@ -37,8 +36,6 @@ class Inspected:
 
     max_ts: int
     """The largest ts known of its rows; 0 before V2."""
-    may_expire: bool
-    """Whether rows may vanish by themselves."""
 
 
 def inspect_files(
@@ -70,28 +67,13 @@ def inspect_file(backup: BackupSet, file: FileEntry, check: FileCheck) -> Inspec
         backup.verify_content(file)
     codec = KeyCodec(backup.api_version)
     try:
-        reader = SstReader(StoredSst(backup.store, file))
+        reader = SstReader(StoredSst(backup.store, file.name))
         facts = reader.check_structure(backup.api_version, codec.bound(file.start_key), codec.bound(file.end_key))
         if facts.entries != file.total_kvs:
             raise BackupDamaged(f"{file.name} has {facts.entries} rows, the backup recorded {file.total_kvs}")
-        return Inspected(
-            _max_ts(file, facts, reader.properties, codec), _may_expire(file, reader.properties, backup.api_version)
-        )
+        return Inspected(_max_ts(file, facts, reader.properties, codec))
     except FormatError as error:
         raise BackupDamaged(f"{file.name} is not sound: {error}") from None
-
-
-class StoredSst:
-    """An SST in the storage, read by ranges (`formats.sst.RandomAccess`)."""
-
-    def __init__(self, store: ObjectStore, file: FileEntry) -> None:
-        self._store = store
-        self._name = file.name
-        self.size = store.stat(file.name).size
-
-    def read_at(self, offset: int, length: int) -> bytes:
-        """Return ``length`` bytes from ``offset``. Raises `StorageError`."""
-        return self._store.get_range(self._name, offset, length)
 
 
 def _max_ts(file: FileEntry, facts: SstFacts, properties: dict[str, bytes], codec: KeyCodec) -> int:
@@ -101,12 +83,3 @@ def _max_ts(file: FileEntry, facts: SstFacts, properties: dict[str, bytes], code
         return file.max_ts
     ends = (codec.parse_storage_key(key[len(DATA_PREFIX) :])[1] for key in (facts.first_key, facts.last_key))
     return max(int.from_bytes(properties.get(_MAX_TS, b""), "big"), *ends)
-
-
-def _may_expire(file: FileEntry, properties: dict[str, bytes], api_version: ApiVersion) -> bool:
-    """Whether a row has an expiry; where neither manifest nor properties tell, it may."""
-    if not api_version.has_ttl:
-        return False
-    if file.sha256 and file.tail_sha256:
-        return file.expiry.total_kvs > 0
-    return _MAX_EXPIRY not in properties or any(properties[_MAX_EXPIRY])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from tikv_br.backupset.coverage import KeyRange
+from tikv_br.backupset.coverage import KeyRange, intersection
 from tikv_br.backupset.files import FileEntry
 
 MIB = 1 << 20
@@ -21,13 +21,6 @@ class FilePart(NamedTuple):
 
     def __str__(self) -> str:
         return self.file.name
-
-
-def intersection(one: KeyRange, other: KeyRange) -> KeyRange:
-    """What two ranges have in common; it may be empty."""
-    start = max(one.start, other.start)
-    end = min(one.end or other.end, other.end or one.end)
-    return KeyRange(start, max(start, end) if end else end)
 
 
 def choose_parts(files: Iterable[FileEntry], wanted: Sequence[KeyRange]) -> list[FilePart]:

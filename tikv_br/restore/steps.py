@@ -14,7 +14,7 @@ from formats.api_version import ApiVersion
 from formats.checksum import Checksum
 from formats.keys import KeyCodec
 from tikv_br.backupset.backup_set import BackupSet
-from tikv_br.backupset.coverage import KeyRange
+from tikv_br.backupset.coverage import KeyRange, intersection
 from tikv_br.cluster import timestamp
 from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.regions import Region
@@ -22,27 +22,24 @@ from tikv_br.cluster.shared import shared_cluster
 from tikv_br.cluster.split import scatter, split_at
 from tikv_br.cluster.topology import ClusterInfo
 from tikv_br.errors import (
-    ApiVersionMismatch,
     ClusterError,
-    ClusterUnfit,
     TargetNotEmpty,
     TimestampAheadOfTso,
     UsageError,
 )
 from tikv_br.progress_events import Notice, Reporter, silent
+from tikv_br.proof.fit import check_gives_checksums, check_same_encoding
+from tikv_br.proof.prover import Prover
+from tikv_br.proof.ranges import codec_of
 from tikv_br.restore.ingest import IngestJob, ingest_part
 from tikv_br.restore.inspect import Inspected, inspect_files
 from tikv_br.restore.options import RestoreOptions
-from tikv_br.restore.plan import FilePart, choose_parts, intersection, split_keys
-from tikv_br.restore.prove import Prover
-from tikv_br.restore.ranges import codec_of
+from tikv_br.restore.plan import FilePart, choose_parts, split_keys
 from tikv_br.spark.executor import run_tasks
 from tikv_br.steps import Step
 from tikv_br.storage.backend import to_backend
 from tikv_br.storage.open import open_store
 
-CHECKSUM_SINCE = (6, 1, 1)
-"""The first cluster version that answers RawChecksum."""
 SCATTER_SECONDS = 60.0
 """How long to wait for new regions to spread; a restore works without, only slower."""
 
@@ -114,15 +111,9 @@ def read_backup(context: RestoreContext) -> None:
 
 def check_fit(context: RestoreContext) -> None:
     """Refuse a backup in another encoding than the cluster's, and a checksum that the cluster cannot give."""
-    backup, info = context.backup.api_version, context.info
-    if backup is not info.api_version:
-        raise ApiVersionMismatch(
-            f"the backup is in API {backup.label} encoding, the cluster runs API {info.api_version.label}"
-        )
-    if context.options.checksum and _version(info.version) < CHECKSUM_SINCE:
-        raise ClusterUnfit(
-            f"a cluster of version {info.version} cannot compute checksums", hint="Say --no-checksum, or use 6.1.1 on."
-        )
+    check_same_encoding(context.backup.api_version, context.info)
+    if context.options.checksum:
+        check_gives_checksums(context.info, hint="Say --no-checksum, or use 6.1.1 on.")
 
 
 def plan(context: RestoreContext) -> None:
@@ -210,12 +201,5 @@ def flush_timestamps(context: RestoreContext) -> None:
 
 def compare(context: RestoreContext) -> None:
     """Compare what the stores now hold with what the backup says."""
-    prover = Prover(context.cluster, context.backup, context.facts)
-    context.found = prover.prove(context.parts, context.options.concurrency)
-
-
-def _version(text: str) -> tuple[int, ...]:
-    """The numbers of ``9.0.0-beta.2``: 9, 0, 0."""
-    return tuple(
-        int(part) for part in text.split("-", maxsplit=1)[0].split("+", maxsplit=1)[0].split(".") if part.isdigit()
-    )
+    prover = Prover(context.cluster, context.backup.store, context.backup.api_version)
+    context.found = prover.prove_all(context.parts, context.options.concurrency)

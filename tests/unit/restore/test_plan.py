@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tikv_br.backupset.coverage import KeyRange
+from tikv_br.backupset.coverage import KeyRange, intersection
 from tikv_br.backupset.files import FileEntry
-from tikv_br.restore.plan import choose_parts, intersection, split_keys
+from tikv_br.restore.plan import choose_parts, split_keys
 
 KEYS = st.binary(max_size=3)
 RANGES = st.builds(KeyRange, KEYS, KEYS).filter(lambda span: not span.is_empty)

@@ -1,0 +1,154 @@
+"""Prove that the cluster holds what the backup holds: the stores' own checksums against the recorded ones.
+
+A store counts the rows that live by its own clock, at one moment for each region and request. Where rows may expire, the
+recorded sums are therefore no measure: the file is read, and its rows are counted for every second at which the answer
+may have been given.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import reduce
+from typing import NamedTuple
+
+from formats.api_version import ApiVersion
+from formats.checksum import Checksum
+from formats.errors import FormatError
+from formats.keys import KeyCodec
+from tikv_br.backupset.coverage import KeyRange, intersection
+from tikv_br.backupset.files import FileEntry
+from tikv_br.cluster.cluster import Cluster
+from tikv_br.errors import BackupDamaged, ChecksumMismatch
+from tikv_br.proof.live_sums import LiveSums, count_live
+from tikv_br.proof.ranges import codec_of, user_range
+from tikv_br.proof.stored_sst import StoredSst
+from tikv_br.storage.base import ObjectStore
+
+CLOCK_SECONDS = 2
+"""How far a store's clock may be from ours."""
+_ATTEMPTS = 3
+"""How often a range is asked for again while rows of it expire: a split meanwhile makes two moments of one."""
+
+
+class _Answer(NamedTuple):
+    """What the cluster said of a range, and between which seconds by the stores' clocks."""
+
+    span: KeyRange
+    sums: Checksum
+    first: int
+    last: int
+
+
+class Prover:
+    """Compares files, or parts of them, with what the cluster has. Thread-safe."""
+
+    def __init__(self, cluster: Cluster, store: ObjectStore, api_version: ApiVersion) -> None:
+        """``store`` holds the files, written in ``api_version``, which is the cluster's too."""
+        self._cluster = cluster
+        self._store = store
+        self._api_version = api_version
+
+    def prove_all(self, parts: Sequence[tuple[FileEntry, KeyRange]], threads: int) -> Checksum:
+        """`prove` for all ``parts``, several at once; all together. Raises for the first that differs."""
+        with ThreadPoolExecutor(threads, thread_name_prefix="prove") as pool:
+            try:
+                return reduce(Checksum.merge, pool.map(lambda part: self.prove(*part), parts), Checksum())
+            finally:
+                pool.shutdown(cancel_futures=True)
+
+    def prove(self, file: FileEntry, span: KeyRange) -> Checksum:
+        """The checksum of ``span``, all of the file's range or a part of it, as the cluster has it.
+
+        The file is read only where its recorded sums cannot tell. Raises `ChecksumMismatch` naming range and file, and
+        `BackupDamaged` when the file has to be read and is not sound.
+        """
+        if span == file.key_range:
+            answer = self._ask(span)
+            if answer.sums in _recorded(file, answer):
+                return answer.sums
+            if not self._may_expire(file):
+                raise _mismatch(file, answer, _sums(file))
+        return self._prove_apart(file, self._pieces(span))
+
+    def prove_empty(self, span: KeyRange) -> None:
+        """Raise `ChecksumMismatch` when the cluster holds rows of a range of which the backup has none."""
+        answer = self._ask(span)
+        if answer.sums.total_kvs:
+            raise ChecksumMismatch(f"the cluster holds {answer.sums.total_kvs} rows in {span}, the backup none")
+
+    def _prove_apart(self, file: FileEntry, pieces: Sequence[KeyRange]) -> Checksum:
+        """Compare region by region with the rows of the file. While rows of a piece expire, it is asked for again."""
+        total = Checksum()
+        for attempt in range(_ATTEMPTS):
+            answers = [self._ask(piece) for piece in pieces]
+            unclear: list[KeyRange] = []
+            for answer, expected in zip(answers, self._expected(file, answers), strict=True):
+                if answer.sums in expected.each():
+                    total += answer.sums
+                elif expected.expiring and attempt + 1 < _ATTEMPTS:
+                    unclear += self._pieces(answer.span)
+                else:
+                    raise _mismatch(file, answer, expected.at(answer.first))
+            if not unclear:
+                break
+            pieces = unclear
+        return total
+
+    def _ask(self, span: KeyRange) -> _Answer:
+        codec = codec_of(self._api_version, span)
+        began = int(time.time())
+        sums = self._cluster.raw(codec.keyspace_id).checksum(*user_range(codec, span))
+        return _Answer(span, sums, began - CLOCK_SECONDS, int(time.time()) + CLOCK_SECONDS)
+
+    def _pieces(self, span: KeyRange) -> list[KeyRange]:
+        """The range cut where regions end."""
+        codec = KeyCodec(self._api_version)
+        regions = self._cluster.pd.scan_regions(codec.bound(span.start), codec.bound(span.end))
+        here = (KeyRange(codec.from_bound(region.start), codec.from_bound(region.end)) for region in regions)
+        return [piece for each in here if not (piece := intersection(each, span)).is_empty]
+
+    def _expected(self, file: FileEntry, answers: Sequence[_Answer]) -> list[LiveSums]:
+        """What the rows of the file come to, in the ranges and at the times of the answers."""
+        from formats.sst import SstReader
+
+        expected = [LiveSums(answer.span, answer.first, answer.last) for answer in answers]
+        codec = codec_of(self._api_version, file.key_range)
+        try:
+            count_live(SstReader(StoredSst(self._store, file.name)).batches(), codec, expected)
+        except FormatError as error:
+            raise BackupDamaged(f"{file.name} is not sound: {error}") from None
+        return expected
+
+    def _may_expire(self, file: FileEntry) -> bool:
+        """Whether rows may vanish by themselves; of files of the Go tool it is not recorded."""
+        return self._api_version.has_ttl and (not file.tail_sha256 or file.expiry.total_kvs > 0)
+
+
+def _sums(file: FileEntry) -> Checksum:
+    return Checksum(file.crc64xor, file.total_kvs, file.total_bytes)
+
+
+def _recorded(file: FileEntry, answer: _Answer) -> list[Checksum]:
+    """What the record alone says that the answer may be: all rows while none has expired, or those that never do."""
+    everything, expiry = _sums(file), file.expiry
+    if not expiry.total_kvs or expiry.earliest > answer.last:
+        return [everything]
+    if expiry.latest > answer.first:
+        return []
+    lasting = Checksum(
+        everything.crc64xor ^ expiry.crc64xor,
+        everything.total_kvs - expiry.total_kvs,
+        everything.total_bytes - expiry.total_bytes,
+    )
+    return [lasting]
+
+
+def _mismatch(file: FileEntry, answer: _Answer, expected: Checksum) -> ChecksumMismatch:
+    found = answer.sums
+    return ChecksumMismatch(
+        f"{answer.span} of the cluster is not {file.name}: {found.total_kvs} rows, {found.total_bytes} bytes, "
+        f"crc64xor {found.crc64xor:016x}, instead of {expected.total_kvs} rows, {expected.total_bytes} bytes, "
+        f"crc64xor {expected.crc64xor:016x}"
+    )
