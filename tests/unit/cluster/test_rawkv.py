@@ -13,6 +13,7 @@ from formats.checksum import Checksum
 from formats.keys import KeyCodec
 from tests.scripted_grpc import Entry
 from tests.unit.cluster.fakes import FakeCluster, region, region_error, with_leader
+from tikv_br.cluster.batches import BATCH_BYTES, BATCH_ITEMS
 from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.pb import errorpb_pb2, kvrpcpb_pb2
 from tikv_br.cluster.rawkv import RawClient, Swapped
@@ -43,6 +44,8 @@ def echo(fake: FakeCluster, codec: KeyCodec, stored: dict[bytes, bytes]) -> None
         keys = [pair.key for pair in request.pairs]
         assert keys == sorted(set(keys))
         check_inside(fake, codec, request.context.region_id, keys)
+        assert len(keys) <= BATCH_ITEMS
+        assert len(keys) == 1 or sum(len(pair.key) + len(pair.value) for pair in request.pairs) <= BATCH_BYTES
         stored.update((pair.key, pair.value) for pair in request.pairs)
         return kvrpcpb_pb2.RawBatchPutResponse()
 
@@ -187,6 +190,8 @@ def recorded_ranges(fake: FakeCluster, method: str) -> list[tuple[int, bytes, by
         (b"", b"", [(1, b"", b"c"), (2, b"c", b"m"), (3, b"m", b"")]),
         (b"d", b"z", [(2, b"d", b"m"), (3, b"m", b"z")]),
         (b"c", b"m", [(2, b"c", b"m")]),
+        (b"", b"b", [(1, b"", b"b")]),
+        (b"e", b"f", [(2, b"e", b"f")]),
         (b"x", b"x", []),
         (b"z", b"a", []),
     ],
@@ -238,6 +243,16 @@ def test_a_broken_region_bound_is_told(fake: FakeCluster) -> None:
     fake.regions = [with_leader(region(1, b"", broken)), with_leader(region(2, broken, b""))]
     fake.kv("RawChecksum", kvrpcpb_pb2.RawChecksumResponse())
     with pytest.raises(ClusterUnfit, match="which is no key"):
+        raw.checksum(b"", b"z")
+
+
+def test_a_bound_amid_a_keys_versions_is_told(fake: FakeCluster) -> None:
+    """A V2 region that ends between the versions of a key cannot be walked past without a hole or a circle."""
+    raw = client(fake, V2)
+    bound = raw.codec.storage_key(raw.codec.rpc_key(b"k"), 5)
+    fake.regions = [with_leader(region(1, b"", bound)), with_leader(region(2, bound, b""))]
+    fake.kv("RawChecksum", kvrpcpb_pb2.RawChecksumResponse())
+    with pytest.raises(ClusterUnfit, match="in the middle of a key's versions"):
         raw.checksum(b"", b"z")
 
 

@@ -107,6 +107,16 @@ def test_a_busy_store_has_a_budget_of_its_own() -> None:
     assert 35 < sum(clock.slept) <= 41
 
 
+def test_waits_for_a_busy_store_leave_the_budget_for_other_causes() -> None:
+    """After a long wait for a busy store the call still has all of its own budget."""
+    clock = Clock()
+    waits = backoffer(clock, budget=1.0, busy=40.0)
+    wait_for_all(waits, retry.STORE_BUSY, ["busy"] * 3)
+    waits.wait(retry.DISK_FULL, "full")
+    with pytest.raises(RetryBudgetExhausted):
+        waits.wait(retry.DISK_FULL, "full")
+
+
 def test_a_store_may_ask_for_a_longer_wait() -> None:
     """The server's own figure is a lower bound."""
     clock = Clock()

@@ -101,7 +101,7 @@ def test_a_keeper_notices_that_gc_passed() -> None:
 def test_a_short_silence_of_pd_is_survived() -> None:
     """A renewal that fails within the TTL is tried again; nothing is lost."""
     pd = Pd()
-    with SafePointKeeper(pd, "br", 100, ttl_seconds=3, clock=lambda: 0.0) as keeper:
+    with SafePointKeeper(pd, "br", 100, ttl_seconds=3, clock=lambda: 1.0) as keeper:
         keeper._ttl = 0.03  # type: ignore[assignment]
         pd.fail = True
         pd.wait_for_calls(4)
