@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
@@ -155,7 +156,7 @@ def backup_raw(
         file_bytes=parse_size(file_size),
         concurrency=concurrency,
         safe_interval=parse_duration(safe_interval),
-        gc_ttl=round(parse_duration(gcttl)),
+        gc_ttl=math.ceil(parse_duration(gcttl)),
         checksum=checksum,
         assume_no_ttl=assume_no_ttl,
         executor="driver" if executor == "driver" else "spark",
