@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import http.client
+import importlib.util
 import os
 import signal
 import socket
@@ -74,6 +75,11 @@ def start(directory: Path, changes: Mapping[str, Any], *, detached: bool = True)
 
     Raises `PlaygroundError`, with the last line of the log, when it does not come up.
     """
+    if importlib.util.find_spec("rocksdict") is None:
+        raise PlaygroundError(
+            "the playground needs the package rocksdict, which is not installed",
+            hint="Install tikv-br with its extra: tikv-br[playground]",
+        )
     home = prepare(directory, changes)
     with home.log.open("ab") as log:
         process = subprocess.Popen(

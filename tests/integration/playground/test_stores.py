@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import grpc
@@ -58,6 +59,50 @@ def test_v2_keeps_versions_and_v1_does_not(tmp_path: Path) -> None:
             client.put(b"k", b"2")
             client.call("RawDelete", b"k", kv.RawDeleteRequest(key=client.key(b"k")))
             assert len(list(client.playground.engine.iterate(b"z", b""))) == rows
+
+
+def test_requests_that_would_kill_a_store_are_crimes(tmp_path: Path) -> None:
+    """RawGetKeyTTL to V1, and any read of a V2 value without flags: the connection is lost and the crime is on record."""
+    with running(tmp_path / "v1") as client:
+        with pytest.raises(grpc.RpcError) as caught:
+            client.call("RawGetKeyTTL", b"k", kv.RawGetKeyTTLRequest(key=b"k"))
+        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert [crime.rpc for crime in client.playground.crimes.all()] == ["RawGetKeyTTL"]
+    with running(tmp_path / "v2", ApiVersion.V2) as client:
+        client.put(b"k", b"v")
+        [(data_key, _)] = client.playground.engine.iterate(b"z", b"")
+        client.playground.engine.write([(data_key, b"no flags: \x77")])
+        with pytest.raises(grpc.RpcError):
+            client.get(b"k")
+        assert "bad format" in client.playground.crimes.all()[0].what
+
+
+def test_v2_keys_must_be_of_raw_mode(tmp_path: Path) -> None:
+    """A key without `r`, an empty one and a named column family are refused in the texts of wire-facts 1.6."""
+    with running(tmp_path, ApiVersion.V2) as client:
+        for key, text in ((b"k", "key: 6B"), (b"", "key: ")):
+            answer = client.call("RawPut", b"k", kv.RawPutRequest(key=key, value=b"v"))
+            assert answer.error == f"Key mode mismatched with the request mode, cmd: raw_put, storage: V2, {text}"
+        answer = client.call("RawPut", b"k", kv.RawPutRequest(key=client.key(b"k"), value=b"v", cf="default"))
+        assert answer.error == "cf is deprecated in API V2, cf name: default"
+
+
+def test_compare_and_swap_is_atomic(tmp_path: Path) -> None:
+    """Of many threads that count up by compare-and-swap none loses a step."""
+    with running(tmp_path, ApiVersion.V2, stores=1) as client:
+        client.put(b"n", b"0")
+
+        def count_up(_: int) -> None:
+            for _ in range(20):
+                while True:
+                    now = client.get(b"n") or b""
+                    request = kv.RawCASRequest(key=client.key(b"n"), value=b"%d" % (int(now) + 1), previous_value=now)
+                    if client.call("RawCompareAndSwap", b"n", request).succeed:
+                        break
+
+        with ThreadPoolExecutor(3) as pool:
+            list(pool.map(count_up, range(3)))
+        assert client.get(b"n") == b"60"
 
 
 def test_delete_range_removes_all_versions(tmp_path: Path) -> None:
