@@ -174,3 +174,28 @@ def test_rows_that_go_before_their_ttl_is_known_are_left_out(sources: Sources, o
     assert live.hits(slow) == 1
     assert summary.total_kvs + summary.vanished_kvs == 20
     assert summary.vanished_kvs > 0
+
+
+@pytest.mark.parametrize(
+    "action",
+    [
+        {"region_error": {"not_leader": {}}},
+        {"region_error": {"epoch_not_match": {}}},
+        {"drop": {}},
+        {"abort": {"code": "DEADLINE_EXCEEDED", "details": "slow"}},
+    ],
+    ids=["not leader", "epoch", "drop", "timeout"],
+)
+def test_questions_for_ttls_that_fail_are_asked_again(
+    action: dict[str, object], sources: Sources, options: Options, tmp_path: Path
+) -> None:
+    """A few of many requests under way fail; every row still gets its own expiry, not its neighbour's."""
+    live, at = sources(V1TTL).live, sources(V1TTL).at
+    failing = live.fail("RawGetKeyTTL", action, skip=100, count=3)
+    wanted = options(live, start=b"ttl", end=b"ttm")
+    summary = backup(wanted).summary
+    assert live.hits(failing) == 3
+    live.heal()
+    found = rocksdb_rows(Path(wanted.storage.path), tmp_path)
+    assert found == stored(take_expiries(found, at, V1TTL, 0), V1TTL)
+    assert (summary.total_kvs, summary.vanished_kvs) == (len(expiring()), 0)

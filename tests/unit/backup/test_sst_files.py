@@ -1,0 +1,114 @@
+"""SSTs of one task: cut by size, joined up in their ranges, gone when abandoned."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from pathlib import Path
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+from formats import columns
+from formats.api_version import ApiVersion
+from formats.errors import UnsortedKeys
+from formats.keys import KeyCodec
+from formats.rawscan import ScanPage
+from formats.sst import MemorySource, SstOptions, SstReader
+from tikv_br.backup.convert import Converter
+from tikv_br.backup.sst_files import SstFiles
+from tikv_br.backupset.coverage import KeyRange
+from tikv_br.backupset.files import FileEntry, totals
+from tikv_br.storage.open import open_store
+from tikv_br.storage.url import StorageLocation
+
+CONVERTER = Converter(KeyCodec(ApiVersion.V1), KeyCodec(ApiVersion.V2), 1)
+WHOLE = KeyRange(b"", b"")
+Pages = list[list[tuple[bytes, bytes]]]
+
+
+@st.composite
+def paged_rows(draw: st.DrawFn) -> Pages:
+    """Return sorted rows, dealt out into pages of any sizes."""
+    table = draw(st.dictionaries(st.binary(max_size=12), st.binary(max_size=50), max_size=60))
+    rest = sorted(table.items())
+    pages: Pages = []
+    while rest:
+        size = draw(st.integers(1, len(rest)))
+        pages.append(rest[:size])
+        rest = rest[size:]
+    return pages
+
+
+def sst_files(place: Path, file_bytes: int) -> SstFiles:
+    """Return the writer of a task over everything."""
+    store = open_store(StorageLocation("local", str(place)))
+    return SstFiles(
+        store, WHOLE, CONVERTER.target_range(WHOLE), "try-1", options=SstOptions(), file_bytes=file_bytes, ts=1
+    )
+
+
+def write(files: SstFiles, pages: Pages) -> None:
+    """Add pages as a task does."""
+    for page in pages:
+        scanned = ScanPage(columns.from_list([key for key, _ in page]), columns.from_list([value for _, value in page]))
+        files.add(CONVERTER.convert(scanned))
+
+
+def read(path: Path) -> list[tuple[bytes, bytes]]:
+    """Return the internal rows of an SST."""
+    batches = SstReader(MemorySource(path.read_bytes())).batches()
+    return [(row["key"], row["value"]) for batch in batches for row in batch.to_pylist()]
+
+
+@given(paged_rows(), st.integers(1, 500))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_files_join_up_and_hold_all_rows(
+    tmp_path_factory: pytest.TempPathFactory, pages: Pages, file_bytes: int
+) -> None:
+    """Ranges begin and end as the task's, meet in between, hold their own rows, and none is without rows."""
+    place = tmp_path_factory.mktemp("files")
+    files = sst_files(place, file_bytes)
+    write(files, pages)
+    done = files.finish()
+    assert bool(done) == bool(pages)
+    if done:
+        assert (done[0].start_key, done[-1].end_key) == (b"r\0\0\0", b"r\0\0\1")
+        assert all(left.end_key == right.start_key for left, right in itertools.pairwise(done))
+    rows = [row for file in done for row in read(place / file.name)]
+    assert [CONVERTER.target.parse_storage_key(key[1:])[0][4:] for key, _ in rows] == [
+        k for page in pages for k, _ in page
+    ]
+    for file in done:
+        check_entry(file, place)
+    assert all(file.total_bytes >= file_bytes for file in done[:-1])
+    assert totals(done).total_kvs == len(rows)
+
+
+def check_entry(file: FileEntry, place: Path) -> None:
+    """Hold what is recorded of a file against the file."""
+    data = (place / file.name).read_bytes()
+    assert file.size == len(data)
+    assert file.sha256 == hashlib.sha256(data).digest()
+    assert file.tail_sha256 == hashlib.sha256(data[-file.tail_size :]).digest()
+    for key, _ in read(place / file.name):
+        assert file.start_key <= CONVERTER.target.parse_storage_key(key[1:])[0] < file.end_key
+
+
+def test_abandoned_files_are_gone(tmp_path: Path) -> None:
+    """Finished ones and the open one, so that an attempt that fails leaves its place as it was."""
+    files = sst_files(tmp_path, 1)
+    write(files, [[(b"a", b"1")], [(b"b", b"2")], [(b"c", b"3")]])
+    assert len(list(tmp_path.glob("sst/*.sst"))) == 2
+    files.abandon()
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+def test_rows_out_of_order_are_refused(tmp_path: Path) -> None:
+    """A store that answers out of order must not become an SST that kills a store later."""
+    files = sst_files(tmp_path, 1 << 20)
+    with pytest.raises(UnsortedKeys):
+        write(files, [[(b"b", b"1")], [(b"a", b"2")]])
+    files.abandon()
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
