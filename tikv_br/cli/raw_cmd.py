@@ -43,8 +43,8 @@ def put(
     ttl: TtlOption = 0,
 ) -> None:
     """Write one pair."""
-    key = read_key(name, form, "KEY")
-    session.client.put(key, read_key(value, value_form or form, "VALUE"), whole_seconds(ttl))
+    key, data, seconds = read_key(name, form, "KEY"), read_key(value, value_form or form, "VALUE"), whole_seconds(ttl)
+    session.client.put(key, data, seconds)
     session.output.result("put", {"key": key.hex()})
 
 
@@ -111,7 +111,8 @@ def checksum(
     session: RawSession, start: StartOption = "", end: EndOption = "", form: FormatOption = KeyForm.RAW
 ) -> None:
     """Show the servers' checksum of a range, as they count it: in API V2 keys have a prefix of 4 bytes."""
-    found = session.client.checksum(*read_range(start, end, form))
+    first, last = read_range(start, end, form)
+    found = session.client.checksum(first, last)
     fields = {"crc64xor": found.crc64xor, "total_kvs": found.total_kvs, "total_bytes": found.total_bytes}
     session.output.result("checksum", fields, "\n".join(f"{name}: {value}" for name, value in fields.items()))
 

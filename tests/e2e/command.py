@@ -1,0 +1,61 @@
+"""``tikv-br`` as a user runs it: a process of its own, in a folder of its own, with nothing of ours in its environment."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+PROGRAM = Path(sys.executable).with_name("tikv-br")
+
+
+@dataclass(frozen=True)
+class Done:
+    """An ended command."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def lines(self) -> list[dict[str, Any]]:
+        """Return the JSON lines on stdout."""
+        return [json.loads(line) for line in self.out.splitlines()]
+
+    @property
+    def last(self) -> dict[str, Any]:
+        """Return the last JSON line on stdout."""
+        return self.lines[-1]
+
+
+def environment(**more: str) -> dict[str, str]:
+    """Return the environment without settings of tikv-br, of S3 and of terminals."""
+    bare = {name: value for name, value in os.environ.items() if not name.startswith(("TIKV_BR_", "AWS_", "COLUMNS"))}
+    return {**bare, "NO_COLOR": "1", "AWS_EC2_METADATA_DISABLED": "true", **more}
+
+
+def tikv_br(*arguments: str, stdin: str | None = None, timeout: float = 120, **more: str) -> Done:
+    """Run a command to its end; ``more`` goes into its environment."""
+    done = subprocess.run(
+        [str(PROGRAM), *arguments],
+        input=stdin,
+        stdin=None if stdin is not None else subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=timeout,
+        env=environment(**more),
+        cwd="/",
+    )
+    return Done(done.returncode, done.stdout, done.stderr)
+
+
+def succeed(*arguments: str, stdin: str | None = None, timeout: float = 120) -> Done:
+    """Run a command that must exit 0."""
+    done = tikv_br(*arguments, stdin=stdin, timeout=timeout)
+    assert done.code == 0, f"{arguments}: exit code {done.code}\n{done.out}\n{done.err}"
+    return done

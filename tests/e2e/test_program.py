@@ -1,0 +1,105 @@
+"""The program as such: how quickly it answers, what it loads, how it ends."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests.e2e.command import PROGRAM, environment, succeed, tikv_br
+from tests.e2e.conftest import Playgrounds
+
+HEAVY = ("numba", "pyarrow", "numpy", "grpc", "pyspark", "obstore", "boto3", "rich")
+
+
+def test_help_is_quick() -> None:
+    """``--help`` takes less than 0.4 s: the best of a few runs, for the machine may be busy."""
+    times = []
+    for _ in range(5):
+        begin = time.monotonic()
+        succeed("--help")
+        times.append(time.monotonic() - begin)
+    assert min(times) < 0.4
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--help"],
+        ["raw", "put", "--help"],
+        ["backup", "raw", "--help"],
+        ["restore", "--help"],
+        ["playground", "--help"],
+    ],
+    ids=" ".join,
+)
+def test_help_loads_nothing_heavy(arguments: list[str]) -> None:
+    """No help of any command imports what only its work needs."""
+    code = (
+        "import sys; from tikv_br.cli.main import run; code = run(sys.argv[1:]);"
+        f"loaded = [name for name in {HEAVY} if name in sys.modules];"
+        "print(loaded, file=sys.stderr); sys.exit(code)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert (done.returncode, done.stderr.strip()) == (0, "[]")
+
+
+def test_version_names_what_it_stands_on() -> None:
+    """Versions of our own and of the packages that matter, for bug reports."""
+    versions = succeed("version", "--output", "json").last["versions"]
+    assert {"tikv-br", "python", "pyspark", "pyarrow", "grpcio"} <= set(versions)
+    assert succeed("--version").out == f"tikv-br {versions['tikv-br']}\n"
+
+
+def test_debug_shows_where_an_error_comes_from() -> None:
+    """``--log-level debug`` adds the traceback that is otherwise spared."""
+    arguments = ("raw", "get", "--pd", "127.0.0.1:1", "k")
+    assert "Traceback" not in tikv_br(*arguments).err
+    assert "Traceback" in tikv_br(*arguments, "--log-level", "debug").err
+
+
+@pytest.fixture(scope="module")
+def pd(playgrounds: Playgrounds) -> str:
+    """Return a V1 cluster with enough pairs that a scan takes a moment."""
+    succeed("raw", "load", "--pd", playgrounds["v1"], "--count", "20000", "--value-size", "1KiB")
+    return playgrounds["v1"]
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_signals_end_a_command_with_their_codes(pd: str, number: signal.Signals, code: int) -> None:
+    """A command that is told to end says so and exits with 128 + the signal, in JSON form as well."""
+    command = [str(PROGRAM), "raw", "load", "--pd", pd, "--output", "json", "-"]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment(), start_new_session=True
+    ) as process:
+        time.sleep(2)  # it waits for standard input
+        process.send_signal(number)
+        out, _ = process.communicate(timeout=30)
+    line = json.loads(out.splitlines()[-1])
+    assert (process.returncode, line["message_type"], line["code"]) == (code, "exit_error", code)
+
+
+def test_reader_that_stops_is_no_noise(pd: str) -> None:
+    """``| head`` ends a scan quietly, with the code of SIGPIPE."""
+    command = [str(PROGRAM), "raw", "scan", "--pd", pd, "--output", "json"]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment()
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        json.loads(process.stdout.readline())
+        process.stdout.close()
+        assert process.stderr.read() == ""
+        assert process.wait(30) == 141
+
+
+def test_environment_stands_in_for_flags(pd: str) -> None:
+    """``TIKV_BR_PD`` and ``TIKV_BR_OUTPUT`` are taken where the flags are not given."""
+    done = tikv_br("raw", "scan", "--limit", "1", TIKV_BR_PD=pd, TIKV_BR_OUTPUT="json")
+    assert list(done.last) == ["key", "value"]

@@ -1,0 +1,154 @@
+"""``tikv-br raw`` on playgrounds of all API versions."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.e2e.command import succeed, tikv_br
+from tests.e2e.conftest import VERSIONS, Playgrounds
+
+EVERY_VERSION = pytest.mark.parametrize("version", VERSIONS)
+
+
+@pytest.fixture
+def pd(playgrounds: Playgrounds, version: str) -> str:
+    """Return the address of an emptied cluster of the version that the test asks for."""
+    succeed("raw", "delete-range", "--pd", playgrounds[version], "--confirm")
+    return playgrounds[version]
+
+
+@EVERY_VERSION
+def test_put_get_delete_with_every_form_of_key(pd: str) -> None:
+    """A pair put in one form is got in another; deleted, it is gone, with exit code 13 for scripts."""
+    succeed("raw", "put", "--pd", pd, "k\u00e9y", "v1")
+    assert succeed("raw", "get", "--pd", pd, "6bc3a979", "--format", "hex", "--value-format", "raw").out == "v1\n"
+    assert succeed("raw", "get", "--pd", pd, r"k\xc3\xa9y", "--format", "escaped").out == "v1\n"
+    succeed("raw", "put", "--pd", pd, "--format", "hex", "00ff", "0a00")
+    got = succeed("raw", "get", "--pd", pd, "--format", "hex", "00ff", "--output", "json").last
+    assert got == {"message_type": "pair", "key": "00ff", "value": "0a00"}
+    succeed("raw", "delete", "--pd", pd, "--format", "hex", "00ff")
+    gone = tikv_br("raw", "get", "--pd", pd, "--format", "hex", "00ff", "--output", "json")
+    assert (gone.code, gone.last["message_type"], gone.last["name"]) == (13, "exit_error", "KeyNotFound")
+
+
+@EVERY_VERSION
+def test_scan_shows_every_pair_in_order(pd: str) -> None:
+    """Text and JSON show the same pairs, ascending, within bounds and limit; JSON rows have key and value only."""
+    rows = [{"key": name, "value": name.upper()} for name in "bacd"]
+    succeed("raw", "load", "--pd", pd, "--format", "raw", "-", stdin="\n".join(map(json.dumps, rows)))
+    assert succeed("raw", "scan", "--pd", pd).out == "a\tA\nb\tB\nc\tC\nd\tD\n"
+    rows = succeed("raw", "scan", "--pd", pd, "--start", "b", "--end", "d", "--output", "json").lines
+    assert rows == [{"key": "62", "value": "42"}, {"key": "63", "value": "43"}]
+    assert succeed("raw", "scan", "--pd", pd, "--limit", "2", "--start", "b").out == "b\tB\nc\tC\n"
+    assert succeed("raw", "scan", "--pd", pd, "--start", "x").out == ""
+    succeed("raw", "delete-range", "--pd", pd, "--start", "b", "--end", "d")
+    assert succeed("raw", "scan", "--pd", pd).out == "a\tA\nd\tD\n"
+
+
+@pytest.mark.parametrize("version", ["v1ttl", "v2"])
+def test_ttl_is_kept_and_shown(pd: str) -> None:
+    """A TTL is shown as seconds left and as absolute time, and 0 or "never" where there is none."""
+    before = int(time.time())
+    succeed("raw", "put", "--pd", pd, "soon", "x", "--ttl", "1h")
+    succeed("raw", "put", "--pd", pd, "never", "y")
+    rows = {row["key"]: row for row in succeed("raw", "scan", "--pd", pd, "--with-ttl", "--output", "json").lines}
+    assert set(rows[b"soon".hex()]) == {"key", "value", "expire_ts"}
+    assert before + 3598 <= rows[b"soon".hex()]["expire_ts"] <= time.time() + 3602
+    assert rows[b"never".hex()]["expire_ts"] == 0
+    left = succeed("raw", "ttl", "--pd", pd, "soon", "--output", "json").last
+    assert 3500 < left["ttl"] <= 3600
+    assert succeed("raw", "ttl", "--pd", pd, "never").out == "never\n"
+    assert tikv_br("raw", "ttl", "--pd", pd, "nothing").code == 13
+
+
+@pytest.mark.parametrize("version", ["v1"])
+def test_ttl_is_refused_where_a_store_would_die_of_it(pd: str) -> None:
+    """On V1 every use of a TTL is a usage error before anything is sent, and the stores live on."""
+    for arguments in (["ttl", "k"], ["put", "k", "v", "--ttl", "5"], ["scan", "--with-ttl"]):
+        done = tikv_br("raw", arguments[0], "--pd", pd, *arguments[1:])
+        assert (done.code, "keeps no TTLs" in done.err) == (2, True)
+    succeed("raw", "put", "--pd", pd, "still", "alive")
+
+
+@EVERY_VERSION
+def test_load_from_every_kind_of_file_and_made(pd: str, version: str, tmp_path: Path) -> None:
+    """JSON lines from a scan, CSV, Parquet and made pairs all arrive; scan, checksum and summary agree on them."""
+    (tmp_path / "a.csv").write_text("key,value\nc1,x\nc2,y\n")
+    pq.write_table(pa.table({"key": [b"p1"], "value": [b"z"]}), tmp_path / "a.parquet")
+    lines = '{"key":"6a31","value":"77"}\n'
+    loads = [
+        succeed("raw", "load", "--pd", pd, str(tmp_path / "a.csv"), "--output", "json").last,
+        succeed("raw", "load", "--pd", pd, str(tmp_path / "a.parquet"), "--output", "json").last,
+        succeed("raw", "load", "--pd", pd, "-", "--output", "json", stdin=lines).last,
+        succeed("raw", "load", "--pd", pd, "--count", "5000", "--value-size", "50", "--output", "json").last,
+    ]
+    assert [load["total_kvs"] for load in loads] == [2, 1, 1, 5000]
+    rows = succeed("raw", "scan", "--pd", pd, "--output", "json").lines
+    assert [bytes.fromhex(row["key"]) for row in rows][:4] == [b"c1", b"c2", b"j1", b"key-000000000000"]
+    assert len(rows) == 5004
+    prefix = 4 if version == "v2" else 0
+    size = sum(len(row["key"]) // 2 + len(row["value"]) // 2 + prefix for row in rows)
+    checksum = succeed("raw", "checksum", "--pd", pd, "--output", "json").last
+    assert (checksum["total_kvs"], checksum["total_bytes"]) == (5004, size)
+    assert 0 < checksum["crc64xor"] < 2**64
+
+
+@pytest.mark.parametrize("version", ["v2"])
+def test_keyspaces_are_apart(pd: str) -> None:
+    """Pairs of one keyspace are not seen in another."""
+    succeed("raw", "put", "--pd", pd, "k", "zero")
+    succeed("raw", "delete", "--pd", pd, "--keyspace", "4242", "k")
+    assert tikv_br("raw", "get", "--pd", pd, "--keyspace", "4242", "k").code == 13
+    succeed("raw", "put", "--pd", pd, "--keyspace", "4242", "k", "other")
+    assert succeed("raw", "get", "--pd", pd, "k").out == "zero\n"
+
+
+@pytest.mark.parametrize("version", ["v1"])
+def test_wrong_flags_answer_without_a_cluster(pd: str) -> None:
+    """Bad keys, empty ranges, unknown keyspaces and dangerous deletes exit 2, each with words that say what is wrong."""
+    nowhere = "127.0.0.1:1"
+    cases = {
+        ("get", "--pd", nowhere, "--format", "hex", "6g"): "no hex digit",
+        ("scan", "--pd", nowhere, "--start", "b", "--end", "a"): "--start is not below --end",
+        ("checksum", "--pd", nowhere, "--start", "b", "--end", "b"): "--start is not below --end",
+        ("delete-range", "--pd", nowhere, "--start", "a"): "--confirm",
+        ("load", "--pd", nowhere): "either a FILE or --count",
+        ("load", "--pd", nowhere, "--count", "1", "/x.csv"): "either a FILE or --count",
+        ("load", "--pd", nowhere, "/nowhere/x.csv"): "no file",
+        ("put", "--pd", nowhere, "k", "v", "--ttl", "1.5s"): "whole seconds",
+        ("put", "--pd", nowhere, "k", "v", "--ttl", "soon"): "no duration",
+        ("put", "--pd", "nonsense", "k", "v"): "host:port",
+        ("put", "--pd", pd, "--keyspace", "7", "k", "v"): "no keyspaces",
+        ("get", "--pd", pd, "--cert", "/c.pem", "k"): "--cert and --key",
+    }
+    for arguments, words in cases.items():
+        done = tikv_br("raw", *arguments)
+        assert (done.code, words in done.err) == (2, True), f"{arguments}: {done}"
+
+
+def test_unreachable_pd_exits_3_in_seconds() -> None:
+    """Nobody at the address is exit code 3, with the address in the message, in a JSON line when asked."""
+    begin = time.monotonic()
+    done = tikv_br("raw", "scan", "--pd", "127.0.0.1:1", "--output", "json")
+    assert time.monotonic() - begin < 15
+    assert (done.code, done.last["code"], done.last["name"]) == (3, 3, "ClusterUnreachable")
+    assert "127.0.0.1:1" in done.last["message"]
+
+
+@pytest.mark.parametrize("version", ["v1"])
+def test_scanned_json_loads_again(pd: str, tmp_path: Path) -> None:
+    """What ``raw scan --output json`` writes is what ``raw load`` reads, to the byte."""
+    succeed("raw", "load", "--pd", pd, "--count", "1000", "--value-size", "33")
+    first = succeed("raw", "scan", "--pd", pd, "--output", "json").out
+    (tmp_path / "all.jsonl").write_text(first)
+    succeed("raw", "delete-range", "--pd", pd, "--confirm")
+    assert succeed("raw", "scan", "--pd", pd).out == ""
+    succeed("raw", "load", "--pd", pd, str(tmp_path / "all.jsonl"))
+    assert succeed("raw", "scan", "--pd", pd, "--output", "json").out == first
+    assert len(json.loads(first.splitlines()[0])["value"]) == 66
