@@ -31,7 +31,9 @@ class Commands(LazyGroup):
     table: ClassVar[dict[str, LazyCommand]] = {
         "backup": LazyCommand("tikv_br.cli.backup_cmd", "Back up a cluster."),
         "restore": LazyCommand("tikv_br.cli.restore_cmd", "Restore a backup into a cluster."),
-        "verify": LazyCommand("tikv_br.cli.verify_cmd", "Check that a backup is whole, or that a cluster holds what it holds."),
+        "verify": LazyCommand(
+            "tikv_br.cli.verify_cmd", "Check that a backup is whole, or that a cluster holds what it holds."
+        ),
         "raw": LazyCommand("tikv_br.cli.raw_cmd", "Read and write single keys and ranges of a RawKV cluster."),
         "playground": LazyCommand("tikv_br.cli.playground_cmd", "Run a development cluster on this machine."),
         "version": LazyCommand("tikv_br.cli.version_cmd", "Show the versions of tikv-br and what it stands on."),

@@ -49,7 +49,9 @@ class RawSession:
         config = ClusterConfig.from_flags(flags.pd, ca=flags.ca, cert=flags.cert, key=flags.key)
         cluster = self._stack.enter_context(Cluster.connect(config))
         is_id = flags.keyspace.isascii() and flags.keyspace.isdigit()
-        keyspace_id = int(flags.keyspace or 0) if is_id or not flags.keyspace else cluster.pd.keyspace_id(flags.keyspace)
+        keyspace_id = (
+            int(flags.keyspace or 0) if is_id or not flags.keyspace else cluster.pd.keyspace_id(flags.keyspace)
+        )
         try:
             return cluster.raw(keyspace_id)
         except UnsupportedFormat as error:
