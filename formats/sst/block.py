@@ -26,7 +26,8 @@ class BlockReader:
 
     def __init__(self, source: RandomAccess, footer: Footer) -> None:
         self.source = source
-        self.footer = footer
+        self._checksum = footer.checksum
+        self._checksum_base = footer.checksum_base
         self._decompress = Decompressor()
 
     def read(self, handle: BlockHandle) -> Readable:
@@ -45,15 +46,18 @@ class BlockReader:
 
     def decompress(self, stored: Readable, handle: BlockHandle) -> Readable:
         """As `unpack`, without a look at the checksum."""
-        return self._decompress(stored[handle.size], stored[: handle.size])
+        size = handle.size
+        return self._decompress(stored[size], stored[:size])
 
     def is_sound(self, stored: Readable, handle: BlockHandle) -> bool:
         """Whether the checksum in the trailer is the block's, or the table has none."""
-        if self.footer.checksum is ChecksumType.NONE:
+        if self._checksum is ChecksumType.NONE:
             return True
-        computed = self.footer.checksum.compute([stored[: handle.size]], stored[handle.size])
-        due = computed + context_modifier(self.footer.checksum_base, handle.offset) & 0xFFFFFFFF
-        return due == int.from_bytes(stored[handle.size + 1 : handle.size + TRAILER_SIZE], "little")
+        offset, size = handle
+        due = self._checksum.compute((stored[:size],), stored[size])
+        if self._checksum_base:
+            due = due + context_modifier(self._checksum_base, offset) & 0xFFFFFFFF
+        return due == int.from_bytes(stored[size + 1 : size + TRAILER_SIZE], "little")
 
 
 def entries_end(block: Readable) -> int:

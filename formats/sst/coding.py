@@ -23,8 +23,8 @@ class BlockHandle(NamedTuple):
 def encode_varint(number: int) -> bytes:
     """Encode a number that is not negative, low seven bits first."""
     if number < 0x80:
-        return bytes([number])
-    encoded = bytearray()
+        return bytes((number,))
+    encoded = []
     while number >= 0x80:
         encoded.append(number & 0x7F | 0x80)
         number >>= 7

@@ -14,7 +14,7 @@ from formats.sst.coding import Readable, decode_varint, encode_varint
 MAX_BLOCK_SIZE = 256 << 20
 """Bytes a block may have when unpacked: far above any row a store takes, and a bound for hostile sizes."""
 
-Compressor = Callable[[Readable], tuple[Readable, ...]]
+Compressor = Callable[[Readable], tuple[bytes, bytes]]
 Unpacker = Callable[[Readable, int], Readable]
 
 
@@ -51,7 +51,7 @@ class Compression(enum.Enum):
 
 
 def compressor(compression: Compression, level: int) -> Compressor | None:
-    """A function from a block to the pieces stored for it; None for `Compression.NONE`. For one thread at a time.
+    """A function from a block to what is stored of it, the prefix with its size and the rest; None for `Compression.NONE`. For one thread at a time.
 
     Level 0 is the default: zstd 1, lz4 fast; others must be in `Compression.levels`.
     """
@@ -70,7 +70,7 @@ def _snappy_compressor() -> Compressor:
     import pyarrow as pa
 
     compress = pa.Codec("snappy").compress
-    return lambda block: (compress(block, asbytes=True),)
+    return lambda block: (b"", compress(block, asbytes=True))
 
 
 def _lz4_compressor(level: int) -> Compressor:

@@ -11,10 +11,11 @@ from formats.sst.memory import Int, address, copy, load, store
 Bytes = npt.NDArray[np.uint8]
 Numbers = npt.NDArray[np.int64]
 
-DONE, FULL, DAMAGED = 0, 1, 2
-"""Results of `decode_rows`: the block is through; the columns have no room for the next row; an entry is wrong."""
+DONE, FULL, DAMAGED, NO_PUT = 0, 1, 2, 3
+"""Results of `decode_rows`: the block is through; the columns have no room for the next row; an entry is wrong; a row is
+no put, and its trailer was not asked for."""
 
-POSITION, END, KEY_LENGTH, TRAILER, ROWS, NOT_PUTS, NEED_KEY, NEED_VALUE, CURSOR_SIZE = range(9)
+POSITION, END, KEY_LENGTH, TRAILER, ROWS, NEED_KEY, NEED_VALUE, CURSOR_SIZE = range(8)
 """Fields of the cursor: where to go on in the block (-1: enter it) and where its entries end; length of the user key before
 and its eight bytes; rows in the columns; rows seen that are no puts; room that the next row needs when `FULL`."""
 
@@ -94,8 +95,8 @@ def decode_rows(
     """Append rows of `block` to the columns, from where the cursor stands, until it ends or they are full.
 
     `last_key`, at least as long as the block, carries the user key from one call to the next. Offsets hold rows + 1
-    numbers; `trailers` takes sequence number and type of every row unless its length is 0. Nothing outside of the
-    arrays is touched whatever the block says.
+    numbers; `trailers` takes sequence number and type of every row, or has length 0: then only puts will do. Nothing
+    outside of the arrays is touched whatever the block says.
     """
     if cursor[POSITION] < 0:
         cursor[POSITION] = cursor[KEY_LENGTH] = cursor[TRAILER] = 0
@@ -106,7 +107,7 @@ def decode_rows(
     key_at, key_length, trailer = address(last_key), cursor[KEY_LENGTH], np.uint64(cursor[TRAILER])
     block_at, keys_at, values_at = address(block), address(keys), address(values)
     key_end, value_end = key_offsets[rows], value_offsets[rows]
-    result, not_puts = DONE, cursor[NOT_PUTS]
+    result = DONE
     while position < end:
         shared, unshared, length, start = _lengths(block, position, end)
         size = shared + unshared - 8
@@ -126,9 +127,11 @@ def decode_rows(
         copy(values_at + value_end, block_at + start + unshared, length)
         key_at, key_length = at, size
         trailer = load(key_at + size)
-        not_puts += trailer & _LOW_BYTE != _PUT
         if trailers.size:
             trailers[rows] = trailer
+        elif trailer & _LOW_BYTE != _PUT:
+            result = NO_PUT
+            break
         rows += 1
         key_end += size
         value_end += length
@@ -137,5 +140,4 @@ def decode_rows(
     if result == FULL and key_at != address(last_key):
         copy(address(last_key), key_at, key_length)
     cursor[POSITION], cursor[ROWS], cursor[KEY_LENGTH], cursor[TRAILER] = position, rows, key_length, np.int64(trailer)
-    cursor[NOT_PUTS] = not_puts
     return result

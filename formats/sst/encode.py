@@ -13,12 +13,12 @@ Numbers = npt.NDArray[np.int64]
 Restarts = npt.NDArray[np.uint32]
 
 DONE, BLOCK_FULL, NO_ROOM, UNSORTED = 0, 1, 2, 3
-"""Results of `encode_rows`: all rows are in; the next row starts another block; the buffer is too short
+"""Results of `encode_rows`: all rows are in; the block is sealed and the next row starts another; the buffer is too short
 for the next row; the next row does not sort after the one before."""
 
-ROW, ROWS_IN_BLOCK, RESTARTS, SIZE, LAST_LENGTH, NEED, STATE_SIZE = range(7)
+ROW, ROWS_IN_BLOCK, RESTARTS, SIZE, LAST_LENGTH, SEALED, NEED, STATE_SIZE = range(8)
 """Fields of the state: next row of the batch; what the open block holds: rows, restarts, bytes; length of the key before
-the batch (-1 = none); bytes that the buffer needs when `NO_ROOM`."""
+the batch (-1 = none); bytes of the block that was sealed last; bytes that the buffer needs when `NO_ROOM`."""
 
 _PUT = np.uint64(1)
 """Sequence number 0 and type 1: the eight bytes after every user key."""
@@ -71,15 +71,15 @@ def _sorts_after(key: Int, length: Int, last: Int, last_length: Int, shared: Int
 
 
 @njit
-def seal(block: Bytes, state: Numbers, restarts: Restarts) -> Int:
-    """Append the restarts to the block, for which there is room, and open the next: the size of this one."""
-    count, size = state[RESTARTS], state[SIZE]
-    end = np.int64(size + 4 * count)
-    copy(address(block) + size, address(restarts), 4 * count)
+def seal(block: Bytes, state: Numbers, restarts: Restarts) -> None:
+    """Append the restarts to the block, for which there is room: its end is ``state[SEALED]``, and the next one opens."""
+    count, end = state[RESTARTS], state[SIZE]
+    copy(address(block) + end, address(restarts), 4 * count)
+    end += 4 * count
     for byte in range(4):
         block[end + byte] = count >> (8 * byte) & 0xFF
+    state[SEALED] = end + 4
     state[ROWS_IN_BLOCK] = state[RESTARTS] = state[SIZE] = 0
-    return end + 4
 
 
 @njit
@@ -140,4 +140,6 @@ def encode_rows(
         count += 1
         row += 1
     state[ROW], state[SIZE], state[ROWS_IN_BLOCK], state[RESTARTS] = row, size, count, restart_count
+    if result == BLOCK_FULL:
+        seal(block, state, restarts)
     return result

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 
 from formats.errors import DamagedBytes, UnsupportedFormat
 from formats.sst import properties as names
@@ -113,16 +114,14 @@ def _checked(index: Index, limit: int, what: str) -> Index:
         end = handle.offset + handle.size + TRAILER_SIZE
     if end > limit:
         raise DamagedBytes(f"{what}: data reaches to {end}, beyond {limit}")
-    if any(left > right for left, right in zip(index.separators, index.separators[1:], strict=False)):
+    if any(left > right for left, right in pairwise(index.separators)):
         raise DamagedBytes(f"{what}: keys do not ascend")
     return index
 
 
 def shortest_separator(last: bytes, following: bytes) -> bytes:
     """The shortest key found at or after `last` and before `following`, which sorts after it."""
-    at = 0
-    while at < len(last) and last[at] == following[at]:
-        at += 1
+    at = _common_prefix(last, following)
     if at == len(last):
         return last
     if last[at] + 1 < following[at] or at + 1 < len(following):
@@ -131,6 +130,13 @@ def shortest_separator(last: bytes, following: bytes) -> bytes:
         if last[end] < 0xFF:
             return last[:end] + bytes([last[end] + 1])
     return last
+
+
+def _common_prefix(left: bytes, right: bytes) -> int:
+    """How many bytes are equal: by the highest bit in which they differ as numbers."""
+    size = min(len(left), len(right))
+    difference = int.from_bytes(left[:size], "big") ^ int.from_bytes(right[:size], "big")
+    return size - (difference.bit_length() + 7) // 8
 
 
 class IndexBuilder:

@@ -74,8 +74,6 @@ class SstReader:
         """
         self.table.require_plain_rows()
         for rows in self._columns(max_rows, with_trailers=False):
-            if rows.not_puts:
-                raise UnsupportedFormat(f"{rows.not_puts} rows that are no puts")
             yield rows.batch()
 
     def internal_rows(self) -> Iterator[InternalRow]:
@@ -147,7 +145,6 @@ class _Columns:
         self.values = np.frombuffer(pa.allocate_buffer(room.value_bytes), np.uint8)
         self.trailers = np.empty(room.trailers, np.int64)
         self.count = 0
-        self.not_puts = 0
 
     def batch(self) -> pa.RecordBatch:
         """What is in, without a copy."""
@@ -182,7 +179,7 @@ class _Cursor:
     def decode_into(self, rows: _Columns) -> bool:
         """Append rows until the block ends (True) or the columns are full (False). Raises `DamagedBytes`."""
         fields = self._fields
-        fields[decode.ROWS], fields[decode.NOT_PUTS] = rows.count, rows.not_puts
+        fields[decode.ROWS] = rows.count
         result = decode.decode_rows(
             self._block,
             fields,
@@ -193,10 +190,12 @@ class _Cursor:
             rows.values,
             rows.trailers,
         )
-        rows.count, rows.not_puts = int(fields[decode.ROWS]), int(fields[decode.NOT_PUTS])
+        rows.count = int(fields[decode.ROWS])
         if result == decode.DAMAGED:
             raise DamagedBytes(f"entry at byte {fields[decode.POSITION]} of a data block reaches beyond it")
-        return bool(result == decode.DONE)
+        if result == decode.NO_PUT:
+            raise UnsupportedFormat(f"row of type {fields[decode.TRAILER] & 0xFF}: only puts are read")
+        return result == decode.DONE
 
 
 def _runs(handles: list[BlockHandle]) -> Iterator[list[BlockHandle]]:

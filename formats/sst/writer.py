@@ -6,6 +6,7 @@ order is data, index, properties, metaindex, footer. There is no filter block: s
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
@@ -30,6 +31,7 @@ _CHUNK = 1 << 20
 """Bytes given to the sink at once, about."""
 _VERSIONS = range(2, 6)
 _KEY_TRAILER = 8
+_TRAILER = struct.Struct("<BI")
 _MOST_SKIPPED = 15
 """Blocks stored as they are after several that did not shrink: compressing noise costs most."""
 _TAIL_ESTIMATE = 1200
@@ -128,6 +130,7 @@ class SstWriter:
         """Write the rest of the file. Raises `FormatError` when there are no rows: no store takes such a file."""
         if self._first_key is None:
             raise FormatError("a table without rows")
+        encode.seal(self._block, self._state, self._restarts)
         self._end_block(self._last_key, None)
         data_end = self._out.offset
         index = self._out.write(self._index.encode(), compress=False)
@@ -168,8 +171,9 @@ class SstWriter:
         self._block = np.concatenate([self._block, np.empty(size - self._block.size, np.uint8)])
 
     def _end_block(self, last: bytes, following: bytes | None) -> None:
-        size = encode.seal(self._block, self._state, self._restarts)
-        self._index.add(last, following, self._out.write(self._block[:size].data))
+        """Write the block that was sealed; `following` is the key after its last."""
+        block = self._block.data[: self._state[encode.SEALED]]
+        self._index.add(last, following, self._out.write(block))
         self._block = np.empty(self._options.block_size, np.uint8)  # the sink may hold the other for a while
 
     def _encode_properties(self, data_end: int) -> bytes:
@@ -203,31 +207,33 @@ class _BlockSink:
 
     def __init__(self, sink: Sink, options: SstOptions) -> None:
         self.checksum = ChecksumType[options.checksum.upper()]
-        self.offset = 0
+        self.offset = self._flushed = 0
         self._sink = sink
         self._method = options.compression.value
         self._compress = compressor(options.compression, options.level)
         self._misses = self._skip = 0
         self._pieces: list[Readable] = []
-        self._pending = 0
 
     def write(self, block: Readable, *, compress: bool = True) -> BlockHandle:
         """Write a block, compressed where that saves an eighth at least; its memory must not change any more."""
         pieces = self._packed(block, self._compress) if compress and self._compress else None
         method = self._method if pieces else 0
-        pieces = pieces or (block,)
-        handle = BlockHandle(self.offset, sum(map(len, pieces)))
-        checksum = self.checksum.compute(pieces, method)
-        self._pass_on(*pieces, bytes([method]) + checksum.to_bytes(4, "little"))
+        prefix, body = pieces or (b"", block)
+        handle = BlockHandle(self.offset, len(prefix) + len(body))
+        checksum = self.checksum.compute((prefix, body), method)
+        self._pieces += (prefix, body, _TRAILER.pack(method, checksum))
+        self.offset += handle.size + TRAILER_SIZE
+        if self.offset - self._flushed >= _CHUNK:
+            self._flush()
         return handle
 
-    def _packed(self, block: Readable, compress: Compressor) -> tuple[Readable, ...] | None:
+    def _packed(self, block: Readable, compress: Compressor) -> tuple[bytes, bytes] | None:
         """The block compressed, or None where that is not worth it: then the next ones are not even tried."""
         if self._skip:
             self._skip -= 1
             return None
-        pieces = compress(block)
-        if sum(map(len, pieces)) < len(block) - len(block) // 8:
+        pieces = prefix, body = compress(block)
+        if len(prefix) + len(body) < len(block) - len(block) // 8:
             self._misses = 0
             return pieces
         self._misses = self._skip = min(2 * self._misses + 1, _MOST_SKIPPED)
@@ -235,19 +241,12 @@ class _BlockSink:
 
     def end(self, footer: bytes) -> None:
         """Write the footer and all that waits."""
-        self._pass_on(footer)
+        self._pieces.append(footer)
+        self.offset += len(footer)
         self._flush()
-
-    def _pass_on(self, *pieces: Readable) -> None:
-        size = sum(map(len, pieces))
-        self._pieces += pieces
-        self.offset += size
-        self._pending += size
-        if self._pending >= _CHUNK:
-            self._flush()
 
     def _flush(self) -> None:
         chunk = b"".join(self._pieces)
         self._pieces.clear()
-        self._pending = 0
+        self._flushed = self.offset
         self._sink(chunk)

@@ -87,7 +87,7 @@ def test_restart_intervals(tmp_path: Path, restart_interval: int, hash_index: bo
 @pytest.mark.parametrize("max_rows", [1, 2, 7, 1000, 10_000])
 def test_batches(max_rows: int) -> None:
     """Batches have the storage schema, at most so many rows, no empty one, and together every row."""
-    rows = rows_of_all_sizes()
+    rows = rows_of_all_sizes()[::5] if max_rows == 1 else rows_of_all_sizes()
     data, _ = write(rows)
     batches = list(SstReader(MemorySource(data)).batches(max_rows))
     assert {batch.schema for batch in batches} == {STORAGE_SCHEMA}
@@ -137,7 +137,7 @@ def test_rows_that_are_no_puts(tmp_path: Path) -> None:
         (b"zb", b"3", 3, 1),
         (b"zc", b"", 4, 0),
     ]
-    with pytest.raises(UnsupportedFormat, match="1 rows that are no puts"):
+    with pytest.raises(UnsupportedFormat, match="row of type 0"):
         list(reader.batches())
 
 

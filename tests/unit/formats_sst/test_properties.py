@@ -1,0 +1,48 @@
+"""The block of properties. RocksDB reads ours in test_writer; TiKV's are read in the golden tests."""
+
+from __future__ import annotations
+
+import pytest
+
+from formats.errors import DamagedBytes
+from formats.sst import properties as names
+from formats.sst.block import BlockReader, encode_entries, entries
+from formats.sst.block_checksum import ChecksumType
+from formats.sst.coding import BlockHandle, decode_varint
+from formats.sst.footer import Footer
+from formats.sst.source import MemorySource
+
+
+def test_encoded() -> None:
+    """Counts are varints, the block is sorted as RocksDB asks, and what ingestion needs is in."""
+    block = names.encode_properties(
+        {names.NUM_ENTRIES: 300}, compression="ZSTD", index_of_user_keys=True, index_of_deltas=False
+    )
+    properties = {name.decode(): value for name, value in entries(block)}
+    assert list(properties) == sorted(properties)
+    assert decode_varint(properties[names.NUM_ENTRIES])[0] == names.number(properties, names.NUM_ENTRIES) == 300
+    assert names.fixed_number(properties, names.EXTERNAL_VERSION) == 2
+    assert properties[names.GLOBAL_SEQNO] == bytes(8)
+    assert properties["rocksdb.compression"] == b"ZSTD"
+    assert names.number(properties, names.INDEX_KEYS_ARE_USER_KEYS) == 1
+    assert names.number(properties, names.INDEX_VALUES_ARE_DELTAS) == 0
+
+
+def test_no_identity() -> None:
+    """Nothing from which a store would make the same cache key for two files is written."""
+    block = names.encode_properties({}, compression="", index_of_user_keys=False, index_of_deltas=False)
+    assert not [name for name, _ in entries(block) if b"identity" in name or b"file.number" in name]
+
+
+def test_absent() -> None:
+    """What is absent counts 0."""
+    assert names.number({}, names.NUM_ENTRIES) == names.fixed_number({}, names.GLOBAL_SEQNO) == 0
+
+
+def test_names_that_are_no_text() -> None:
+    """A name that is no UTF-8 is damage."""
+    block = encode_entries([(b"\xff", b"")]) + bytes(5)
+    handle = BlockHandle(0, len(block) - 5)
+    blocks = BlockReader(MemorySource(block), Footer(2, ChecksumType.NONE, handle, handle))
+    with pytest.raises(DamagedBytes, match="property named ff"):
+        names.read_properties(blocks, handle)
