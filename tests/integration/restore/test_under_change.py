@@ -24,7 +24,7 @@ from tikv_br.restore.run import RestoreSummary, restore
 from tikv_br.storage.url import StorageLocation, parse
 
 ROWS = hard_rows(count=600)
-FILE_BYTES = 40_000
+FILES = 24
 
 
 @pytest.fixture(scope="module")
@@ -32,14 +32,15 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> StorageLocation:
     """A V1 cluster's backup in V2 encoding, in many files."""
     folder = tmp_path_factory.mktemp("source")
     location = parse(f"local://{folder / 'backup'}")
-    with live_cluster(folder / "cluster", ApiVersion.V1, regions=8) as live:
+    with live_cluster(folder / "cluster", ApiVersion.V1) as live:
         load(live, ROWS)
+        live.run("split", keys=[key.hex() for key in sorted(ROWS)[:: len(ROWS) // FILES][1:]])
         backup(
             BackupOptions(
                 cluster=live.config,
                 storage=location,
                 dst_api_version=ApiVersion.V2,
-                file_bytes=FILE_BYTES,
+                file_bytes=1,  # a file ends with the page that reaches it, and a page with its region
                 executor="driver",
             )
         )
