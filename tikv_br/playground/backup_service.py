@@ -154,8 +154,7 @@ class _Task:
         options = sst_options(self._request.compression_type, self._request.compression_level)
         with tempfile.TemporaryDirectory(dir=self._node.data_dir, prefix="backup-") as folder:
             path = Path(folder) / "region.sst"
-            rows = conversion.live_rows(self._rows(piece), self._node.now())
-            written = write_sst(rows, conversion, path, options)
+            written = write_sst(conversion.rows(self._rows(piece), self._node.now()), path, options)
             if written is not None:
                 start, end = conversion.target_range(piece.start, piece.end)
                 yield self._save(piece, path.read_bytes(), written, start, end)
