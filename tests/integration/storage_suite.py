@@ -6,6 +6,7 @@ import hashlib
 import pickle
 import random
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -95,6 +96,14 @@ class StorageSuite:
         """Size and mark of an object are the same from put, list and stat."""
         put = store.put("object", b"some bytes")
         assert [put] == list(store.list()) == [store.stat("object")]
+
+    def test_list_and_stat_say_when_an_object_was_written(self, store: ObjectStore) -> None:
+        """The time is that of the writing, to the second or two that servers round, and the same from both."""
+        began = time.time() * 1000
+        store.put("object", b"x")
+        (listed,) = store.list()
+        assert abs(store.stat("object").modified_ms - listed.modified_ms) < 1000
+        assert began - 2000 < listed.modified_ms < time.time() * 1000 + 2000
 
     def test_places_do_not_see_each_other(self, location: StorageLocation, store: ObjectStore) -> None:
         """A store below another shares its objects; one whose name only begins alike does not."""

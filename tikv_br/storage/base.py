@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Protocol, Self
 
@@ -36,6 +36,8 @@ class ObjectInfo:
     """Bytes."""
     etag: str = ""
     """The store's own mark of this very content, without quotes; ``""`` where the store has none (local)."""
+    modified_ms: int = field(default=0, compare=False)
+    """When it was written, by the store's clock, in milliseconds since the epoch; said by `list` and `stat` only."""
 
 
 class Writer(Protocol):

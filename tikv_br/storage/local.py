@@ -80,7 +80,7 @@ class LocalObjectStore(ObjectStore):
         with _reading(path):
             if not path.is_file():
                 raise FileNotFoundError
-            return ObjectInfo(name, path.stat().st_size)
+            return _info(name, path)
 
     def list(self, folder: str = "") -> Iterator[ObjectInfo]:
         """See `ObjectStore.list`."""
@@ -90,7 +90,7 @@ class LocalObjectStore(ObjectStore):
                 path = Path(directory, file)
                 if not file.startswith(TEMPORARY_PREFIX):
                     with suppress(FileNotFoundError):  # removed by another process meanwhile
-                        yield ObjectInfo(path.relative_to(self._root).as_posix(), path.stat().st_size)
+                        yield _info(path.relative_to(self._root).as_posix(), path)
 
     def delete(self, name: str) -> None:
         """See `ObjectStore.delete`."""
@@ -148,6 +148,11 @@ class _LocalWriter(Writer):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.abort()
+
+
+def _info(name: str, path: Path) -> ObjectInfo:
+    status = path.stat()
+    return ObjectInfo(name, status.st_size, modified_ms=status.st_mtime_ns // 1_000_000)
 
 
 def _temporary_beside(path: Path) -> Path:

@@ -23,7 +23,7 @@ from tikv_br.storage.s3_writer import S3Writer, UploadTarget, plain_etag
 from tikv_br.storage.url import StorageLocation
 
 if TYPE_CHECKING:
-    from obstore import Attributes
+    from obstore import Attributes, ObjectMeta
     from obstore.store import ClientConfig, RetryConfig, S3Config
 
 CONNECT_TIMEOUT = timedelta(seconds=3)
@@ -98,14 +98,14 @@ class S3ObjectStore(ObjectStore):
             except _REQUEST_FAILURES:
                 # A refused HEAD has no body that says why. A GET has.
                 meta = obstore.get(store, name).meta
-            return ObjectInfo(name, meta["size"], plain_etag(meta["e_tag"]))
+            return _info(name, meta)
 
     def list(self, folder: str = "") -> Iterator[ObjectInfo]:
         """See `ObjectStore.list`."""
         with self._lend("list", folder) as store:
             for page in obstore.list(store, check_name(folder) if folder else None):
                 for meta in page:
-                    yield ObjectInfo(meta["path"], meta["size"], plain_etag(meta["e_tag"]))
+                    yield _info(meta["path"], meta)
 
     def delete(self, name: str) -> None:
         """See `ObjectStore.delete`."""
@@ -189,6 +189,10 @@ class S3ObjectStore(ObjectStore):
 
 
 _RANGE_BEYOND_END = 416
+
+
+def _info(name: str, meta: ObjectMeta) -> ObjectInfo:
+    return ObjectInfo(name, meta["size"], plain_etag(meta["e_tag"]), int(meta["last_modified"].timestamp() * 1000))
 
 
 def _with_bucket(location: StorageLocation) -> str:
