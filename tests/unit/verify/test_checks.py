@@ -1,0 +1,78 @@
+"""One pass over a file for rows and hash."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from formats.api_version import ApiVersion
+from tikv_br.backupset.files import FileEntry
+from tikv_br.spark.task import Message, TaskContext
+from tikv_br.storage.open import open_store
+from tikv_br.storage.url import parse
+from tikv_br.verify.checks import FileJob, HashedSst, check_file
+from tikv_br.verify.options import Level
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.binary(max_size=300), st.lists(st.tuples(st.integers(0, 300), st.integers(0, 300)), max_size=12))
+def test_any_order_of_reads_gives_the_hash_of_the_whole(
+    tmp_path: Path, data: bytes, reads: list[tuple[int, int]]
+) -> None:
+    """Reads that jump, overlap or repeat return the right bytes, and the hash is that of the file, each byte once."""
+    (tmp_path / "object").write_bytes(data)
+    counted: list[int] = []
+    sst = HashedSst(open_store(parse(str(tmp_path))), "object", counted.append)
+    for offset, length in reads:
+        start = min(offset, len(data))
+        end = min(start + length, len(data))
+        assert sst.read_at(start, end - start) == data[start:end]
+    assert sst.digest() == hashlib.sha256(data).digest()
+    assert sum(counted) == len(data)
+
+
+def check(folder: Path, file: FileEntry, level: Level = Level.FILES) -> list[tuple[str, Level]]:
+    """Check one file of a V1 backup."""
+    messages: list[Message] = []
+    job = FileJob(open_store(parse(str(folder))), ApiVersion.V1, level, expiry_recorded=False)
+    report = check_file(job, file, TaskContext(0, 0, messages.append))
+    return [(finding.cause, finding.level) for finding in report.findings]
+
+
+def entry(data: bytes, **changes: object) -> FileEntry:
+    """The record of a file of those bytes."""
+    fields = {"sha256": hashlib.sha256(data).digest(), **changes}
+    return FileEntry("object", len(data), b"", b"", 0, 0, 0, **fields)  # type: ignore[arg-type]
+
+
+def test_an_object_that_vanishes_after_the_listing_is_a_finding(tmp_path: Path) -> None:
+    """Somebody deletes while we look: damage, not a broken storage."""
+    assert check(tmp_path, entry(b"data")) == [("went missing while it was checked", Level.FILES)]
+
+
+def test_a_file_without_recorded_hash_is_not_called_right(tmp_path: Path) -> None:
+    """What cannot be checked is said."""
+    (tmp_path / "object").write_bytes(b"data")
+    assert check(tmp_path, entry(b"data")) == []
+    [(cause, _level)] = check(tmp_path, entry(b"data", sha256=b""))
+    assert "no recorded sha256" in cause
+
+
+def test_a_wrong_record_of_the_tail_is_found(tmp_path: Path) -> None:
+    """A restore would refuse the file by the hash of its last part, so it is wrong although its bytes are right."""
+    (tmp_path / "object").write_bytes(b"data")
+    [(cause, level)] = check(tmp_path, entry(b"data", tail_sha256=bytes(32), tail_size=2))
+    assert "last part" in cause
+    assert level is Level.FILES
+
+
+def test_bytes_and_rows_are_both_reported(tmp_path: Path) -> None:
+    """A file that is neither the recorded one nor an SST says both, the plainer first."""
+    (tmp_path / "object").write_bytes(b"x" * 100)
+    found = check(tmp_path, entry(b"y" * 100), Level.DATA)
+    assert [level for _cause, level in found] == [Level.FILES, Level.DATA]
+    assert "sha256" in found[0][0]
+    assert "not sound" in found[1][0]

@@ -1,0 +1,66 @@
+"""What is looked at, and where."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tikv_br.backupset.coverage import KeyRange
+from tikv_br.backupset.files import FileEntry
+from tikv_br.errors import UsageError
+from tikv_br.storage.url import parse
+from tikv_br.verify.options import Executor, Level, VerifyOptions
+from tikv_br.verify.plan import SPARK_BYTES, Probe, check_options, choose_executor, probes
+from tikv_br.verify.subset import Subset
+
+OPTIONS = VerifyOptions(storage=parse("/backup"))
+
+
+def file(start: bytes, end: bytes) -> FileEntry:
+    """A file of one range."""
+    return FileEntry(name=start.hex(), size=1, start_key=start, end_key=end, crc64xor=0, total_kvs=1, total_bytes=1)
+
+
+def test_every_key_of_the_ranges_is_asked_for_once() -> None:
+    """Files and the holes between them make up the ranges: a row where the backup has none is a difference, too."""
+    files = [file(b"b", b"c"), file(b"d", b"")]
+    found = probes([KeyRange(b"", b"")], files, files)
+    assert [(probe.span, probe.file) for probe in found] == [
+        (KeyRange(b"b", b"c"), files[0]),
+        (KeyRange(b"d", b""), files[1]),
+        (KeyRange(b"", b"b"), None),
+        (KeyRange(b"c", b"d"), None),
+    ]
+
+
+def test_a_subset_asks_for_its_files_only() -> None:
+    """What was not chosen is no hole."""
+    files = [file(b"b", b"c"), file(b"d", b"")]
+    assert probes([KeyRange(b"", b"")], files, files[:1]) == [Probe(files[0].key_range, files[0])]
+
+
+@pytest.mark.parametrize(
+    ("asked", "size", "kind"),
+    [
+        (Executor.AUTO, 0, "driver"),
+        (Executor.AUTO, SPARK_BYTES - 1, "driver"),
+        (Executor.AUTO, SPARK_BYTES, "spark"),
+        (Executor.DRIVER, SPARK_BYTES, "driver"),
+        (Executor.SPARK, 0, "spark"),
+    ],
+)
+def test_spark_is_started_where_it_pays_or_is_asked_for(asked: Executor, size: int, kind: str) -> None:
+    """Auto goes by the bytes to read; a wish is a wish."""
+    assert choose_executor(replace(OPTIONS, executor=asked), size).executor == kind
+
+
+def test_contradictions_are_refused_before_anything_is_read() -> None:
+    """A subset of nothing, a comparison with no cluster and a master that is none."""
+    with pytest.raises(UsageError, match="subset"):
+        check_options(replace(OPTIONS, level=Level.META, subset=Subset.parse("10%")))
+    with pytest.raises(UsageError, match="--pd"):
+        check_options(replace(OPTIONS, level=Level.RESTORE))
+    with pytest.raises(UsageError, match="master"):
+        check_options(replace(OPTIONS, executor=Executor.SPARK, spark_master="nonsense"))
+    check_options(OPTIONS)
