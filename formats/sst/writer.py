@@ -168,7 +168,7 @@ class SstWriter:
     def _make_room(self, size: int) -> None:
         if size > MAX_BLOCK_SIZE:
             raise UnsupportedFormat(f"row that makes a block of {size} bytes")
-        self._block = np.concatenate([self._block, np.empty(size - self._block.size, np.uint8)])
+        self._block = np.empty(size, np.uint8)  # in place of an empty one: beside others the row would not be tried
 
     def _end_block(self, last: bytes, following: bytes | None) -> None:
         """Write the block that was sealed; `following` is the key after its last."""
