@@ -23,8 +23,7 @@ class CallUnsupported(ClusterUnfit):
 
 
 CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
-    # Pages of a scan and change events go far beyond gRPC's default of 4 MiB.
-    ("grpc.max_receive_message_length", -1),
+    # The limit on answers is the channel's own: change events go far beyond gRPC's default of 4 MiB.
     ("grpc.max_send_message_length", -1),
     # Find a dead peer in seconds. No pings without a call: PD counts those as abuse and hangs up.
     ("grpc.keepalive_time_ms", 10_000),
@@ -66,13 +65,17 @@ STATUS_ERRORS: Mapping[grpc.StatusCode, type[ClusterError]] = {
 _TLS_WORDS = ("handshake", "certificate", "ssl", "tsi_")
 
 
-def open_channel(address: str, tls: TlsFiles) -> grpc.Channel:
-    """A channel to ``host:port``; it connects with the first call. Raises `UsageError` for unreadable TLS files."""
+def open_channel(address: str, tls: TlsFiles, largest_answer: int = -1) -> grpc.Channel:
+    """A channel to ``host:port``; it connects with the first call. Raises `UsageError` for unreadable TLS files.
+
+    A call whose answer has more than ``largest_answer`` bytes (-1: no limit) ends with RESOURCE_EXHAUSTED.
+    """
+    options = (*CHANNEL_OPTIONS, ("grpc.max_receive_message_length", largest_answer))
     if not tls.enabled:
-        return grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
+        return grpc.insecure_channel(address, options=options)
     pem = tls.read()
     credentials = grpc.ssl_channel_credentials(pem.ca, pem.key, pem.cert)
-    return grpc.secure_channel(address, credentials, options=CHANNEL_OPTIONS)
+    return grpc.secure_channel(address, credentials, options=options)
 
 
 def status_of(error: grpc.RpcError) -> tuple[grpc.StatusCode, str]:

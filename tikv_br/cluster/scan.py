@@ -13,6 +13,7 @@ from tikv_br.cluster.pb import kvrpcpb_pb2
 from tikv_br.cluster.ranges import RangeWalk
 from tikv_br.cluster.region_errors import check_pairs, check_region_error
 from tikv_br.cluster.store import StoreClient
+from tikv_br.errors import ClusterUnreachable
 
 PAGE_BYTES = 4 << 20
 """What a page should weigh: enough to hide the round trip, little enough to hold a few."""
@@ -38,6 +39,10 @@ class PageSizer:
             fitting = PAGE_BYTES * rows // max(size, 1)
             self.rows = max(1, min(fitting, self.rows * GROWTH, self.most))
 
+    def shrink(self) -> None:
+        """Note that a page was not answered."""
+        self.rows = max(1, self.rows // GROWTH)
+
 
 def scan_pages(walk: RangeWalk, page_rows: int, *, key_only: bool = False) -> Iterator[ScanPage]:
     """Pages of RPC keys and user values of the walk's range, ascending; none is empty.
@@ -47,11 +52,10 @@ def scan_pages(walk: RangeWalk, page_rows: int, *, key_only: bool = False) -> It
     """
     sizer = PageSizer(page_rows)
     while not walk.done:
-        limit = sizer.rows
-        answer, end = walk.send_part(_Scan(limit, key_only=key_only), "RawScan")
+        answer, end = walk.send_part(_Scan(sizer, key_only=key_only), "RawScan")
         rows = len(answer.page.keys)
         sizer.learn(rows, answer.size)
-        walk.advance(answer.page.keys[rows - 1].as_py() + b"\0" if rows >= limit else end)
+        walk.advance(answer.page.keys[rows - 1].as_py() + b"\0" if answer.full else end)
         if rows:
             yield answer.page
 
@@ -60,21 +64,30 @@ def scan_pages(walk: RangeWalk, page_rows: int, *, key_only: bool = False) -> It
 class _Answer:
     page: ScanPage
     size: int
+    full: bool
+    """Whether the region's part may have more rows."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Scan:
     """Sends one RawScan; a `SendPart`."""
 
-    limit: int
+    sizer: PageSizer
     key_only: bool
 
     def __call__(self, store: StoreClient, context: kvrpcpb_pb2.Context, start: bytes, end: bytes) -> _Answer:
+        limit = self.sizer.rows
         request = kvrpcpb_pb2.RawScanRequest(
-            context=context, start_key=start, end_key=end, limit=self.limit, key_only=self.key_only
+            context=context, start_key=start, end_key=end, limit=limit, key_only=self.key_only
         )
-        data = store.raw_scan(request)
-        return _Answer(rawscan.parse(data) or parse_with_protobuf(data), len(data))
+        try:
+            data = store.raw_scan(request)
+        except ClusterUnreachable:
+            # Rows may have become so large that the page cannot be made, taken, or read in time.
+            self.sizer.shrink()
+            raise
+        page = rawscan.parse(data) or parse_with_protobuf(data)
+        return _Answer(page, len(data), full=len(page.keys) >= limit)
 
 
 def parse_with_protobuf(data: bytes) -> ScanPage:

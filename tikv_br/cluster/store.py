@@ -21,6 +21,9 @@ from tikv_br.errors import ClusterUnreachable, DangerousRequest
 
 LONG_FACTOR = 10
 
+LARGEST_PAGE = 256 << 20
+"""Bytes that one answer to RawScan may have: of a larger page, fewer rows must be asked for."""
+
 Request = TypeVar("Request")
 Response = TypeVar("Response")
 
@@ -41,14 +44,18 @@ class StoreClient:
         self.kv = TikvStub(self._channel)
         self._backup = BackupStub(self._channel)
         self._import = ImportSSTStub(self._channel)
-        self._raw_scan: grpc.UnaryUnaryMultiCallable[kvrpcpb_pb2.RawScanRequest, bytes] = self._channel.unary_unary(
-            "/tikvpb.Tikv/RawScan", request_serializer=kvrpcpb_pb2.RawScanRequest.SerializeToString
+        self._scan_channel = open_channel(store.address, config.tls, LARGEST_PAGE)
+        self._raw_scan: grpc.UnaryUnaryMultiCallable[kvrpcpb_pb2.RawScanRequest, bytes] = (
+            self._scan_channel.unary_unary(
+                "/tikvpb.Tikv/RawScan", request_serializer=kvrpcpb_pb2.RawScanRequest.SerializeToString
+            )
         )
 
     def close(self) -> None:
         """Close the channel; calls under way and later ones end with `ClusterUnreachable`."""
         self._closed = True
         self._channel.close()
+        self._scan_channel.close()
 
     @property
     def long_timeout(self) -> float:
@@ -66,7 +73,10 @@ class StoreClient:
         return self._run(lambda: method(request, timeout=timeout or self._config.request_timeout))
 
     def raw_scan(self, request: kvrpcpb_pb2.RawScanRequest) -> bytes:
-        """RawScan, with the answer as the bytes on the wire: `formats.rawscan` reads them without protobuf."""
+        """RawScan, with the answer as the bytes on the wire: `formats.rawscan` reads them without protobuf.
+
+        An answer of more than `LARGEST_PAGE` is `ClusterUnreachable` too: the next try must ask for less.
+        """
         return self.call(self._raw_scan, request)
 
     def raw_get_key_ttl(

@@ -12,6 +12,7 @@ from formats.api_version import ApiVersion
 from formats.keys import KeyCodec
 from tests.scripted_grpc import fail
 from tests.unit.cluster.fakes import FakeCluster, region, region_error, with_leader
+from tikv_br.cluster import store
 from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.pb import errorpb_pb2, kvrpcpb_pb2
 from tikv_br.cluster.rawkv import RawClient
@@ -140,6 +141,14 @@ def test_large_values_make_small_pages(fake: FakeCluster) -> None:
     sizes = [page.values.nbytes for page in raw.scan_pages(b"", b"")]
     assert sum(len(page.keys) for page in raw.scan_pages(b"", b"")) == 150
     assert max(sizes[1:]) <= PAGE_BYTES * 1.1
+
+
+def test_a_page_too_large_to_be_taken_is_asked_for_in_parts(fake: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows that are suddenly a thousand times larger would make a page of any size: no more than the limit is taken."""
+    monkeypatch.setattr(store, "LARGEST_PAGE", 1 << 20)
+    rows = {b"a%05d" % at: b"small" for at in range(20_000)} | {b"b%03d" % at: bytes(20_000) for at in range(400)}
+    serve(fake, rows)
+    assert scanned(client(fake), b"", b"") == rows
 
 
 def test_page_sizes_grow_step_by_step() -> None:
