@@ -11,7 +11,8 @@ import logging
 import signal
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from types import FrameType
 from typing import Generic, Protocol, TypeVar
 
@@ -33,8 +34,31 @@ class Step(Protocol[Context_contra]):
     def run(self, context: Context_contra) -> None:
         """Do it. Raises a `TikvBrError` when it cannot be done."""
 
-    def undo(self, context: Context_contra) -> None:
-        """Take back what `run` did, however far it came: also called when `run` failed half-way or before its first line."""
+    def undo(self, context: Context_contra) -> bool:
+        """Take back what `run` did, however far it came: also called when `run` failed half-way or before its first line.
+
+        Returns whether this step can have had any effect: the others are not worth a word.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class Line(Generic[C]):
+    """A step made of functions: what to do and, where that leaves something behind, how to take it back."""
+
+    name: str
+    action: Callable[[C], None]
+    take_back: Callable[[C], None] | None = None
+
+    def run(self, context: C) -> None:
+        """Do it."""
+        self.action(context)
+
+    def undo(self, context: C) -> bool:
+        """Take it back, if there is a way and a need."""
+        if self.take_back is None:
+            return False
+        self.take_back(context)
+        return True
 
 
 def run_steps(steps: Sequence[Step[C]], context: C, reporter: Reporter = silent) -> dict[str, float]:
@@ -71,15 +95,16 @@ class _Undo(Generic[C]):
         self._step, self._context, self._reporter = step, context, reporter
 
     def __call__(self, _type: object, failure: BaseException | None, _traceback: object) -> bool:
-        problem = ""
+        problem, undone = "", False
         try:
-            self._step.undo(self._context)
+            undone = self._step.undo(self._context)
         except (TikvBrError, OSError) as error:
-            problem = str(error)
+            problem, undone = str(error), True
             logger.warning("step %r was not undone: %s", self._step.name, problem)
             if failure is not None:
                 failure.add_note(f"step {self._step.name!r} was not undone: {problem}")
-        self._reporter(StepUndone(self._step.name, problem))
+        if undone:
+            self._reporter(StepUndone(self._step.name, problem))
         return False
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from tikv_br.errors import Interrupted, StorageFull, Terminated, TikvBrError
 from tikv_br.progress_events import Event, StepFinished, StepStarted, StepUndone
-from tikv_br.steps import run_steps
+from tikv_br.steps import Line, run_steps
 
 
 @dataclass
@@ -32,13 +32,14 @@ class Recorder:
         if self.fails is not None:
             raise self.fails
 
-    def undo(self, context: list[str]) -> None:
+    def undo(self, context: list[str]) -> bool:
         """Write ``-name``."""
         if self.signal_in_undo is not None:
             os.kill(os.getpid(), self.signal_in_undo)
         context.append(f"-{self.name}")
         if self.fails_undo is not None:
             raise self.fails_undo
+        return True
 
 
 @dataclass
@@ -133,3 +134,17 @@ def test_steps_run_in_any_thread() -> None:
     thread.start()
     thread.join()
     assert log == ["+a"]
+
+
+def test_line_without_a_way_back_is_undone_without_a_word() -> None:
+    """Only steps that left something behind are reported when they are taken back."""
+    events, said = Events(), []
+    lines = [
+        Line("look", said.append),
+        Line("take", said.append, lambda _context: said.append("given back")),
+        Line("fail", lambda _context: (_ for _ in ()).throw(StorageFull("full"))),
+    ]
+    with pytest.raises(StorageFull):
+        run_steps(lines, "context", events)
+    assert said == ["context", "context", "given back"]
+    assert [event for event in events.seen if isinstance(event, StepUndone)] == [StepUndone("take")]

@@ -7,8 +7,7 @@ what follows its commit fails.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from formats.api_version import ApiVersion
 from formats.errors import UnsupportedFormat
@@ -27,57 +26,37 @@ from tikv_br.cluster.shared import shared_cluster
 from tikv_br.errors import UsageError
 from tikv_br.progress_events import Notice
 from tikv_br.spark.session import check_java
-from tikv_br.steps import Step
+from tikv_br.steps import Line, Step
 from tikv_br.storage.open import open_store
 
 log = logging.getLogger(__name__)
-Action = Callable[[BackupContext], None]
 
 CONVERTED_TS = 1
 """The ts of rows that have none at the source: stores stamp the same when they convert."""
 
 
-def _nothing(_context: BackupContext) -> None:
-    pass
-
-
-@dataclass(frozen=True, slots=True)
-class _Line:
-    """One step: what to do, and how to take it back."""
-
-    name: str
-    action: Action
-    take_back: Action = _nothing
-
-    def run(self, context: BackupContext) -> None:
-        self.action(context)
-
-    def undo(self, context: BackupContext) -> None:
-        self.take_back(context)
-
-
 def backup_steps(options: BackupOptions) -> list[Step[BackupContext]]:
     """The runbook. A dry run leaves out every step that writes anywhere."""
     checks = [
-        _Line("check the input", check_input),
-        _Line("connect", connect),
-        _Line("check the cluster", check_cluster),
-        _Line("check the storage", check_storage),
+        Line("check the input", check_input),
+        Line("connect", connect),
+        Line("check the cluster", check_cluster),
+        Line("check the storage", check_storage),
     ]
-    plan = _Line("plan", scan.plan)
+    plan = Line("plan", scan.plan)
     if options.dry_run:
         return [*checks, plan]
-    compare = [_Line("compare checksums", finish.compare_checksums)] if options.checksum else []
+    compare = [Line("compare checksums", finish.compare_checksums)] if options.checksum else []
     return [
         *checks,
-        _Line("take the path", take_path, give_path_back),
-        _Line("protect from GC", protect, unprotect),
+        Line("take the path", take_path, give_path_back),
+        Line("protect from GC", protect, unprotect),
         plan,
-        _Line("scan", scan.scan),
-        _Line("prove coverage", finish.prove_coverage),
+        Line("scan", scan.scan),
+        Line("prove coverage", finish.prove_coverage),
         *compare,
-        _Line("commit", finish.commit),
-        _Line("hand over the safe point", finish.settle_safe_point),
+        Line("commit", finish.commit),
+        Line("hand over the safe point", finish.settle_safe_point),
     ]
 
 

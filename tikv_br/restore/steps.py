@@ -6,7 +6,6 @@ What was ingested stays when a restore fails: it is what the backup says, and th
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -36,7 +35,7 @@ from tikv_br.restore.inspect import Inspected, inspect_files
 from tikv_br.restore.options import RestoreOptions
 from tikv_br.restore.plan import FilePart, choose_parts, split_keys
 from tikv_br.spark.executor import run_tasks
-from tikv_br.steps import Step
+from tikv_br.steps import Line, Step
 from tikv_br.storage.backend import to_backend
 from tikv_br.storage.open import open_store
 
@@ -64,37 +63,23 @@ class RestoreContext:
     """What the cluster answered; None when it was not asked."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Line:
-    """A step that has nothing to take back."""
-
-    name: str
-    action: Callable[[RestoreContext], None]
-
-    def run(self, context: RestoreContext) -> None:
-        self.action(context)
-
-    def undo(self, context: RestoreContext) -> None:
-        """Nothing to take back."""
-
-
 def restore_steps(options: RestoreOptions) -> list[Step[RestoreContext]]:
     """The runbook. A dry run ends before the first change."""
     checks = [
-        _Line("connect", connect),
-        _Line("read the backup", read_backup),
-        _Line("check that backup and cluster fit", check_fit),
-        _Line("plan", plan),
-        _Line("check the target", check_target),
-        _Line("check every file", check_files),
-        _Line("check timestamps", check_timestamps),
+        Line("connect", connect),
+        Line("read the backup", read_backup),
+        Line("check that backup and cluster fit", check_fit),
+        Line("plan", plan),
+        Line("check the target", check_target),
+        Line("check every file", check_files),
+        Line("check timestamps", check_timestamps),
     ]
     changes = [
-        _Line("split and scatter", split),
-        _Line("ingest", ingest),
-        _Line("flush timestamps", flush_timestamps),
+        Line("split and scatter", split),
+        Line("ingest", ingest),
+        Line("flush timestamps", flush_timestamps),
     ]
-    proof = [_Line("compare checksums", compare)] if options.checksum else []
+    proof = [Line("compare checksums", compare)] if options.checksum else []
     return [*checks] if options.dry_run else [*checks, *changes, *proof]
 
 

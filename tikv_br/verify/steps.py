@@ -14,7 +14,7 @@ from tikv_br.errors import BackupDamaged
 from tikv_br.progress_events import Notice, Reporter, silent
 from tikv_br.proof.fit import check_gives_checksums, check_same_encoding
 from tikv_br.spark.executor import run_tasks
-from tikv_br.steps import Step
+from tikv_br.steps import Line, Step
 from tikv_br.storage.open import open_store
 from tikv_br.verify import plan, records
 from tikv_br.verify.checks import CompareJob, FileJob, Report, check_file, compare_range
@@ -67,35 +67,21 @@ class VerifyContext:
         return self.options.cluster
 
 
-@dataclass(frozen=True, slots=True)
-class _Line:
-    """A step that has nothing to take back."""
-
-    name: str
-    action: Callable[[VerifyContext], None]
-
-    def run(self, context: VerifyContext) -> None:
-        self.action(context)
-
-    def undo(self, context: VerifyContext) -> None:
-        """Nothing to take back."""
-
-
 def verify_steps(options: VerifyOptions) -> list[Step[VerifyContext]]:
     """The runbook of a level."""
-    steps = [_Line("read the backup", read_backup), _Line("list the objects", list_objects)]
+    steps = [Line("read the backup", read_backup), Line("list the objects", list_objects)]
     match options.level:
         case Level.META:
             pass
         case Level.FILES:
-            steps += [_Line("choose the files", choose), _Line("check every byte", check_files)]
+            steps += [Line("choose the files", choose), Line("check every byte", check_files)]
         case Level.DATA:
-            steps += [_Line("choose the files", choose), _Line("check every row", check_files)]
+            steps += [Line("choose the files", choose), Line("check every row", check_files)]
         case Level.RESTORE:
             steps += [
-                _Line("check that backup and cluster fit", check_fit),
-                _Line("choose the files", choose),
-                _Line("compare with the cluster", compare),
+                Line("check that backup and cluster fit", check_fit),
+                Line("choose the files", choose),
+                Line("compare with the cluster", compare),
             ]
     return [*steps]
 
