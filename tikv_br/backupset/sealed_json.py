@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 import types
@@ -117,11 +118,17 @@ def _record(kind: object, value: object, where: str) -> object:
 def _dataclass(kind: type, value: object, where: str) -> object:
     if not isinstance(value, Mapping):
         raise _Malformed(f"{where or 'content'} is no object")
-    fields = typing.get_type_hints(kind)
-    names = {field.name for field in dataclasses.fields(kind)}
-    if odd := names.symmetric_difference(value):
+    fields = _fields(kind)
+    if odd := fields.keys() ^ value.keys():
         raise _Malformed(f"{where or 'content'} lacks or does not know {', '.join(sorted(odd))}")
-    return kind(**{name: _record(fields[name], value[name], f"{where}.{name}".lstrip(".")) for name in names})
+    return kind(**{name: _record(fields[name], value[name], f"{where}.{name}".lstrip(".")) for name in fields})
+
+
+@functools.cache
+def _fields(kind: type) -> dict[str, object]:
+    """Names and types of a dataclass's fields: to evaluate the annotations takes longer than to read a record."""
+    hints = typing.get_type_hints(kind)
+    return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
 
 
 def _api_version(label: str, where: str) -> ApiVersion:

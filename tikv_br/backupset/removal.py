@@ -1,0 +1,120 @@
+"""Removing a complete backup, so that it may be broken off anywhere and finished by the next run.
+
+In this order, the reverse of writing: a mark in the index that names all that will go; ``backup.lock`` rewritten, so that it
+tells this removal from a later run at the same path; ``backupmeta``, and it is no backup any more; the manifest; the files;
+the lock; the index entry; the mark. Only what the backup's own records name is deleted, and what lies in ``tikv-br/``.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from tikv_br.backupset import index_entry, layout, sealed_json
+from tikv_br.backupset.backup_set import BackupSet
+from tikv_br.backupset.index import THREADS, Index, pin_name, removal_name
+from tikv_br.backupset.index_entry import IndexEntry
+from tikv_br.errors import BackupNotFound, StorageObjectMissing
+from tikv_br.storage.base import ObjectStore, check_name, exists
+
+
+@dataclass(frozen=True, slots=True)
+class Removal:
+    """A removal under way."""
+
+    id: str
+    path: str
+    """Below the index's root."""
+    records: tuple[str, ...]
+    """Names of the objects that say what the backup is, without `backupmeta` and lock."""
+    files: tuple[str, ...]
+
+    @property
+    def lock_text(self) -> bytes:
+        """What stands in the backup's lock while the removal owns the path."""
+        return f"DO NOT DELETE\nThe removal of backup {self.id} has begun here; `tikv-br prune` finishes it.\n".encode()
+
+
+def remove(index: Index, entry: IndexEntry) -> bool:
+    """Remove a backup; False when it was pinned at the last moment, and is still whole.
+
+    Raises `BackupNotFound` when there is none at its path or another one, `BackupDamaged` or `BackupUnsupported` when its
+    records do not say which files are its own; nothing is removed then. After a `StorageError` call `finish_begun`.
+    """
+    store = index.store_of(entry.path)
+    removal = _plan(store, entry)
+    index.root.put(removal_name(entry.id), sealed_json.dump(removal))
+    if exists(index.root, pin_name(entry.id)):
+        index.root.delete(removal_name(entry.id))
+        return False
+    store.put(layout.LOCK, removal.lock_text)
+    store.delete(layout.META)
+    _finish(index, store, removal)
+    return True
+
+
+def begun(index: Index) -> list[Removal]:
+    """Removals that were broken off, or run just now. Raises `BackupDamaged` when a mark does not read."""
+    found = []
+    for entry_id in index.removal_ids():
+        name = removal_name(entry_id)
+        try:
+            removal = sealed_json.load(Removal, index.root.get(name), name)
+        except StorageObjectMissing:
+            continue
+        for named in (removal.path, *removal.records, *removal.files):
+            check_name(named)
+        found.append(removal)
+    return found
+
+
+def finish_begun(index: Index, removal: Removal) -> bool:
+    """Go on with a removal that was broken off; False when there still, or again, is a backup, which is left alone."""
+    store = index.store_of(removal.path)
+    if exists(store, layout.META):
+        index.root.delete(removal_name(removal.id))
+        return False
+    _finish(index, store, removal)
+    return True
+
+
+def _plan(store: ObjectStore, entry: IndexEntry) -> Removal:
+    backup = BackupSet.open(store)
+    if _entry_id(store, backup, entry) != entry.id:
+        raise BackupNotFound(
+            f"at {store.location} lies another backup than the index says", hint="Run `tikv-br list --rebuild`."
+        )
+    names = [info.name for info in store.list(layout.FOLDER)]
+    records = sorted(names, key=lambda name: (name != layout.MANIFEST, name))
+    return Removal(entry.id, entry.path, tuple(records), tuple(file.name for file in backup.files))
+
+
+def _entry_id(store: ObjectStore, backup: BackupSet, entry: IndexEntry) -> str:
+    if backup.manifest is not None:
+        return index_entry.entry_of(entry.path, backup.manifest).id
+    return index_entry.entry_of_foreign(entry.path, backup, store.get(layout.META), 0).id
+
+
+def _finish(index: Index, store: ObjectStore, removal: Removal) -> None:
+    """All that follows the deletion of `backupmeta`. Objects that are gone already do not matter."""
+    if _owns_path(store, removal):
+        for name in removal.records:
+            store.delete(name)
+        with ThreadPoolExecutor(THREADS, thread_name_prefix="remove") as pool:
+            try:
+                for _ in pool.map(store.delete, removal.files):
+                    pass
+            finally:
+                pool.shutdown(cancel_futures=True)
+    if _owns_path(store, removal):
+        store.delete(layout.LOCK)
+    index.forget(removal.id)
+    index.root.delete(removal_name(removal.id))
+
+
+def _owns_path(store: ObjectStore, removal: Removal) -> bool:
+    """Whether nobody else has begun anything at the path: the lock goes last, and another run takes it first."""
+    try:
+        return store.get(layout.LOCK) == removal.lock_text
+    except StorageObjectMissing:
+        return True
