@@ -61,40 +61,50 @@ class Prover:
     def prove(self, file: FileEntry, span: KeyRange) -> Checksum:
         """The checksum of ``span``, all of the file's range or a part of it, as the cluster has it.
 
-        The file is read only where its recorded sums cannot tell. Raises `ChecksumMismatch` naming range and file, and
-        `BackupDamaged` when the file has to be read and is not sound.
+        Raises `ChecksumMismatch` naming range and file, besides what `compare` raises.
+        """
+        equal, differences = self.compare(file, span)
+        if differences:
+            raise ChecksumMismatch(differences[0])
+        return equal
+
+    def compare(self, file: FileEntry, span: KeyRange) -> tuple[Checksum, list[str]]:
+        """The checksum of what is equal in the cluster, and what differs, region by region.
+
+        The file is read only where its recorded sums cannot tell. Raises `BackupDamaged` when it has to be and is not
+        sound.
         """
         if span == file.key_range:
             answer = self._ask(span)
             if answer.sums in _recorded(file, answer):
-                return answer.sums
+                return answer.sums, []
             if not self._may_expire(file):
-                raise _mismatch(file, answer, _sums(file))
-        return self._prove_apart(file, self._pieces(span))
+                return Checksum(), [_difference(file, answer, _sums(file))]
+        return self._compare_apart(file, self._pieces(span))
 
-    def prove_empty(self, span: KeyRange) -> None:
-        """Raise `ChecksumMismatch` when the cluster holds rows of a range of which the backup has none."""
-        answer = self._ask(span)
-        if answer.sums.total_kvs:
-            raise ChecksumMismatch(f"the cluster holds {answer.sums.total_kvs} rows in {span}, the backup none")
+    def compare_empty(self, span: KeyRange) -> list[str]:
+        """What differs in a range of which the backup has no row."""
+        rows = self._ask(span).sums.total_kvs
+        return [f"the cluster holds {rows} rows in {span}, the backup none"] if rows else []
 
-    def _prove_apart(self, file: FileEntry, pieces: Sequence[KeyRange]) -> Checksum:
+    def _compare_apart(self, file: FileEntry, pieces: Sequence[KeyRange]) -> tuple[Checksum, list[str]]:
         """Compare region by region with the rows of the file. While rows of a piece expire, it is asked for again."""
-        total = Checksum()
+        equal = Checksum()
+        differences: list[str] = []
         for attempt in range(_ATTEMPTS):
             answers = [self._ask(piece) for piece in pieces]
             unclear: list[KeyRange] = []
             for answer, expected in zip(answers, self._expected(file, answers), strict=True):
                 if answer.sums in expected.each():
-                    total += answer.sums
+                    equal += answer.sums
                 elif expected.expiring and attempt + 1 < _ATTEMPTS:
                     unclear += self._pieces(answer.span)
                 else:
-                    raise _mismatch(file, answer, expected.at(answer.first))
+                    differences.append(_difference(file, answer, expected.at(answer.first)))
             if not unclear:
                 break
             pieces = unclear
-        return total
+        return equal, differences
 
     def _ask(self, span: KeyRange) -> _Answer:
         codec = codec_of(self._api_version, span)
@@ -145,9 +155,9 @@ def _recorded(file: FileEntry, answer: _Answer) -> list[Checksum]:
     return [lasting]
 
 
-def _mismatch(file: FileEntry, answer: _Answer, expected: Checksum) -> ChecksumMismatch:
+def _difference(file: FileEntry, answer: _Answer, expected: Checksum) -> str:
     found = answer.sums
-    return ChecksumMismatch(
+    return (
         f"{answer.span} of the cluster is not {file.name}: {found.total_kvs} rows, {found.total_bytes} bytes, "
         f"crc64xor {found.crc64xor:016x}, instead of {expected.total_kvs} rows, {expected.total_bytes} bytes, "
         f"crc64xor {expected.crc64xor:016x}"

@@ -11,13 +11,14 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from formats.api_version import ApiVersion
+from formats.checksum import Checksum
 from formats.errors import FormatError
 from tikv_br.backupset.coverage import KeyRange
 from tikv_br.backupset.files import FileEntry
 from tikv_br.backupset.identity import verify_file_identity
 from tikv_br.cluster.config import ClusterConfig
 from tikv_br.cluster.shared import shared_cluster
-from tikv_br.errors import BackupDamaged, ChecksumMismatch, StorageObjectMissing
+from tikv_br.errors import BackupDamaged, StorageObjectMissing
 from tikv_br.proof.prover import Prover
 from tikv_br.proof.ranges import codec_of
 from tikv_br.proof.stored_sst import StoredSst
@@ -147,15 +148,16 @@ def compare_range(job: CompareJob, probe: Probe, context: TaskContext) -> Report
     """Compare one range of the cluster with the backup."""
     prover = Prover(shared_cluster(job.cluster), job.store, job.api_version)
     try:
-        if probe.file is None:
-            prover.prove_empty(probe.span)
-            return Report(())
-        found = prover.prove(probe.file, probe.span)
-    except ChecksumMismatch as error:
-        return Report((Finding(str(probe), error.message, Level.RESTORE),))
+        equal, differences = _compare(prover, probe)
     except BackupDamaged as error:
         return Report((Finding(str(probe), error.message, Level.DATA),))
     except StorageObjectMissing:
         return Report((Finding(str(probe), "went missing while it was checked", Level.FILES),))
-    context.report(data_bytes=found.total_bytes, keys=found.total_kvs)
-    return Report((), rows=found.total_kvs)
+    context.report(data_bytes=equal.total_bytes, keys=equal.total_kvs)
+    return Report(tuple(Finding(str(probe), cause, Level.RESTORE) for cause in differences), rows=equal.total_kvs)
+
+
+def _compare(prover: Prover, probe: Probe) -> tuple[Checksum, list[str]]:
+    if probe.file is not None:
+        return prover.compare(probe.file, probe.span)
+    return Checksum(), prover.compare_empty(probe.span)
