@@ -1,2 +1,1 @@
-"""The tests: unit (pure), golden (recorded from real servers), integration (servers), e2e (the command line).
-"""
+"""The tests: unit (pure), golden (recorded from real servers), integration (servers), e2e (the command line)."""
