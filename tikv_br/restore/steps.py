@@ -174,7 +174,7 @@ def ingest(context: RestoreContext) -> None:
         on_result=count,
         name_of=str,
         reporter=context.reporter,
-        expected_task_bytes=sum(part.file.total_bytes for part in context.parts),
+        expected_task_bytes=sum(part.file.total_bytes for part in context.parts) // max(len(context.parts), 1),
     )
 
 
