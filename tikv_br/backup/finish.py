@@ -9,7 +9,7 @@ from tikv_br import __version__
 from tikv_br.backup.context import BackupContext
 from tikv_br.backup.convert import user_range
 from tikv_br.backup.scan_task import ScanResult
-from tikv_br.backupset import coverage, layout
+from tikv_br.backupset import coverage, index, layout
 from tikv_br.backupset.manifest import Description
 from tikv_br.errors import ChecksumMismatch, ClusterError, CoverageError, SafePointError
 
@@ -46,10 +46,11 @@ def compare_checksums(context: BackupContext) -> None:
 
 
 def commit(context: BackupContext) -> None:
-    """Make what the tasks wrote a backup."""
+    """Make what the tasks wrote a backup, and enter it in the index of the folder that it lies in."""
     context.check_protected()
     context.manifest = context.writer.commit(_describe(context), (result.entry for result in context.results))
     context.owns_path = False
+    index.enter(context.options.storage, context.manifest)
 
 
 def settle_safe_point(context: BackupContext) -> None:

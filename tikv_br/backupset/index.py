@@ -19,15 +19,17 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from tikv_br.backupset import index_entry, layout, sealed_json
 from tikv_br.backupset.index_entry import IndexEntry
-from tikv_br.backupset.manifest import Manifest
 from tikv_br.errors import BackupNotFound, BackupSetError, StorageError, StorageObjectMissing, UsageError
 from tikv_br.storage.base import ObjectStore, exists
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import StorageLocation
+
+if TYPE_CHECKING:
+    from tikv_br.backupset.manifest import Manifest
 
 FOLDER = "tikv-br-index"
 ENTRIES = f"{FOLDER}/entries"

@@ -5,14 +5,17 @@ from __future__ import annotations
 import hashlib
 import re
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from formats.api_version import ApiVersion
 from tikv_br.backupset import sealed_json
-from tikv_br.backupset.backup_set import BackupSet
-from tikv_br.backupset.coverage import KeyRange
-from tikv_br.backupset.manifest import Manifest
 from tikv_br.errors import BackupDamaged
 from tikv_br.storage.base import check_name
+
+if TYPE_CHECKING:  # to list backups takes no protobuf
+    from tikv_br.backupset.backup_set import BackupSet
+    from tikv_br.backupset.coverage import KeyRange
+    from tikv_br.backupset.manifest import Manifest
 
 FOREIGN_ENGINE = "go"
 """What `IndexEntry.engine` says of backups of the Go TiKV-BR."""

@@ -39,6 +39,12 @@ class PrunePlan:
     """Entries at whose path no backup lies: they count for nothing and are left to `tikv-br list --rebuild`."""
 
     @property
+    def interrupted(self) -> list[Removal]:
+        """Those of `begun` whose backup is one no more."""
+        whole = {verdict.listed.entry.id for verdict in self.verdicts}
+        return [removal for removal in self.begun if removal.id not in whole]
+
+    @property
     def to_remove(self) -> list[IndexEntry]:
         """The oldest first, so that a prune broken off has kept the newer ones."""
         return [verdict.listed.entry for verdict in reversed(self.verdicts) if not verdict.keep]

@@ -34,6 +34,17 @@ class Commands(LazyGroup):
         "verify": LazyCommand(
             "tikv_br.cli.verify_cmd", "Check that a backup is whole, or that a cluster holds what it holds."
         ),
+        "list": LazyCommand("tikv_br.cli.list_cmd", "List the backups in a folder, from its index."),
+        "show": LazyCommand("tikv_br.cli.show_cmd", "Show what a backup is, its ranges, or its files."),
+        "cat": LazyCommand(
+            "tikv_br.cli.cat_cmd",
+            "Write one value out of a backup to standard output; exit code 13 when it is not there.",
+        ),
+        "pin": LazyCommand("tikv_br.cli.pin_cmd", "Keep a backup from being pruned."),
+        "unpin": LazyCommand("tikv_br.cli.unpin_cmd", "Let a pinned backup be pruned again."),
+        "prune": LazyCommand(
+            "tikv_br.cli.prune_cmd", "Remove the backups that no rule keeps, for each cluster and range by itself."
+        ),
         "raw": LazyCommand("tikv_br.cli.raw_cmd", "Read and write single keys and ranges of a RawKV cluster."),
         "playground": LazyCommand("tikv_br.cli.playground_cmd", "Run a development cluster on this machine."),
         "version": LazyCommand("tikv_br.cli.version_cmd", "Show the versions of tikv-br and what it stands on."),
