@@ -63,7 +63,7 @@ def backup(v1: LiveCluster, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 def test_round_trip_over_a_real_s3_server(v1: LiveCluster, tmp_path: Path) -> None:
-    """V1 to V2 by Spark through versitygw: the stores fetch from it, all rows are there, no secret is shown."""
+    """V1 to V2 and back in, both by Spark, through versitygw: the stores fetch from it, all rows are there, no secret is shown."""
     with (
         versitygw_server(tmp_path / "s3") as s3,
         live_cluster(tmp_path / "target", ApiVersion.V2, stores=3) as target,
@@ -71,7 +71,7 @@ def test_round_trip_over_a_real_s3_server(v1: LiveCluster, tmp_path: Path) -> No
         url = s3.url("drills/first")
         made = tikv_br("backup", "raw", "-u", v1.pd, "-s", url, "--dst-api-version", "v2", "--checksum")
         assert made.returncode == 0, made.stdout
-        taken = tikv_br("restore", "raw", "-u", target.pd, "-s", url)
+        taken = tikv_br("restore", "raw", "-u", target.pd, "-s", url, "--executor", "spark")
         assert taken.returncode == 0, taken.stdout
         scanned = tikv_br("raw", "scan", "--pd", target.pd)
         summed = last_line(tikv_br("raw", "checksum", "--pd", target.pd))
