@@ -29,6 +29,8 @@ class LiveSums:
     """Of the rows that outlive the window."""
     expiring: dict[int, Checksum] = field(default_factory=dict)
     """Of the rows that expire inside the window, by second."""
+    passing: list[pa.RecordBatch] = field(default_factory=list)
+    """Those rows themselves."""
 
     def at(self, now: int) -> Checksum:
         """The checksum of the rows alive at ``now``, a second of the window."""
@@ -46,6 +48,10 @@ class LiveSums:
         records = _within(records, *user_range(codec, self.span))
         expire_ts = columns.numbers(records["expire_ts"])
         self.lasting += _checksum(records, codec, (expire_ts == 0) | (expire_ts > self.last))
+        passing = (expire_ts > self.first) & (expire_ts <= self.last)
+        if not passing.any():
+            return
+        self.passing.append(_chosen(records, passing))
         for second in range(self.first + 1, self.last + 1):
             if (gone := expire_ts == second).any():
                 self.expiring[second] = self.expiring.get(second, Checksum()) + _checksum(records, codec, gone)
@@ -63,10 +69,14 @@ def count_live(batches: Iterable[pa.RecordBatch], codec: KeyCodec, sums: Sequenc
 
 
 def _checksum(records: pa.RecordBatch, codec: KeyCodec, wanted: Flags) -> Checksum:
+    chosen = _chosen(records, wanted)
+    return checksum(chosen["key"], chosen["value"], codec.prefix)
+
+
+def _chosen(records: pa.RecordBatch, wanted: Flags) -> pa.RecordBatch:
     import pyarrow as pa
 
-    chosen = records if wanted.all() else records.filter(pa.array(wanted))
-    return checksum(chosen["key"], chosen["value"], codec.prefix)
+    return records if wanted.all() else records.filter(pa.array(wanted))
 
 
 def _within(records: pa.RecordBatch, start: bytes, end: bytes) -> pa.RecordBatch:

@@ -26,10 +26,10 @@ from tikv_br.proof.ranges import codec_of, user_range
 from tikv_br.proof.stored_sst import StoredSst
 from tikv_br.storage.base import ObjectStore
 
-CLOCK_SECONDS = 2
-"""How far a store's clock may be from ours."""
-_ATTEMPTS = 3
-"""How often a range is asked for again while rows of it expire: a split meanwhile makes two moments of one."""
+CLOCK_SECONDS = 5
+"""How far a store's clock may be from ours, and an expiry from the recorded one: it was asked for, in whole seconds."""
+SCAN_SECONDS = 300
+"""Rows that expire within this time may vanish while rows are compared."""
 
 
 class _Answer(NamedTuple):
@@ -88,22 +88,39 @@ class Prover:
         return [f"the cluster holds {rows} rows in {span}, the backup none"] if rows else []
 
     def _compare_apart(self, file: FileEntry, pieces: Sequence[KeyRange]) -> tuple[Checksum, list[str]]:
-        """Compare region by region with the rows of the file. While rows of a piece expire, it is asked for again."""
+        """Compare region by region with the rows of the file."""
         equal = Checksum()
         differences: list[str] = []
-        for attempt in range(_ATTEMPTS):
-            answers = [self._ask(piece) for piece in pieces]
-            unclear: list[KeyRange] = []
-            for answer, expected in zip(answers, self._expected(file, answers), strict=True):
-                if answer.sums in expected.each():
-                    equal += answer.sums
-                elif expected.expiring and attempt + 1 < _ATTEMPTS:
-                    unclear += self._pieces(answer.span)
-                else:
-                    differences.append(_difference(file, answer, expected.at(answer.first)))
-            if not unclear:
-                break
-            pieces = unclear
+        unclear: list[_Answer] = []
+        answers = [self._ask(piece) for piece in pieces]
+        for answer, expected in zip(answers, self._live(file, answers), strict=True):
+            if answer.sums in expected.each():
+                equal += answer.sums
+            elif expected.expiring:
+                unclear.append(answer)
+            else:
+                differences.append(_difference(file, answer, expected.at(answer.first)))
+        if unclear:
+            found, more = self._compare_rows(file, unclear)
+            return equal + found, differences + more
+        return equal, differences
+
+    def _compare_rows(self, file: FileEntry, answers: Sequence[_Answer]) -> tuple[Checksum, list[str]]:
+        """Compare row by row where no sum tells: rows expire just now, and not all exactly at the recorded second."""
+        from tikv_br.proof.row_check import compare_rows
+
+        codec = codec_of(self._api_version, file.key_range)
+        raw = self._cluster.raw(codec.keyspace_id)
+        now = int(time.time())
+        windows = [answer._replace(first=now - CLOCK_SECONDS, last=now + SCAN_SECONDS) for answer in answers]
+        equal = Checksum()
+        differences: list[str] = []
+        for window, expected in zip(windows, self._live(file, windows), strict=True):
+            found, same = compare_rows(raw.scan_pages(window.span.start, window.span.end), expected, codec)
+            if same:
+                equal += found
+            else:
+                differences.append(_difference(file, window._replace(sums=found), expected.at(now)))
         return equal, differences
 
     def _ask(self, span: KeyRange) -> _Answer:
@@ -119,7 +136,7 @@ class Prover:
         here = (KeyRange(codec.from_bound(region.start), codec.from_bound(region.end)) for region in regions)
         return [piece for each in here if not (piece := intersection(each, span)).is_empty]
 
-    def _expected(self, file: FileEntry, answers: Sequence[_Answer]) -> list[LiveSums]:
+    def _live(self, file: FileEntry, answers: Sequence[_Answer]) -> list[LiveSums]:
         """What the rows of the file come to, in the ranges and at the times of the answers."""
         from formats.sst import SstReader
 

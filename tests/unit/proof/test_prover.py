@@ -11,9 +11,11 @@ from typing import Any
 import fastcrc
 import pytest
 
+from formats import columns
 from formats.api_version import ApiVersion
 from formats.checksum import Checksum
 from formats.keys import KeyCodec
+from formats.rawscan import ScanPage
 from formats.values import StoredValue, encode_value
 from tests.sst_surgery import write_sst
 from tikv_br.backupset.coverage import KeyRange
@@ -43,12 +45,24 @@ class FakeCluster:
     def __init__(self, rows: Rows, clock: Callable[[], float] = time.time) -> None:
         self.rows = rows
         self.asked: list[tuple[bytes, bytes]] = []
+        self.scanned: list[tuple[bytes, bytes]] = []
         self.pd = SimpleNamespace(scan_regions=self._regions)
         self._clock = clock
 
     def raw(self, _keyspace: int) -> Any:  # noqa: ANN401 - a client with one method
         """A client of the only keyspace."""
-        return SimpleNamespace(checksum=self._checksum)
+        return SimpleNamespace(checksum=self._checksum, scan_pages=self._scan_pages)
+
+    def _scan_pages(self, start: bytes, end: bytes) -> Iterator[ScanPage]:
+        now = self._clock()
+        keys = [
+            key
+            for key, (_value, expire) in sorted(self.rows.items())
+            if key >= start and (not end or key < end) and (not expire or expire > now)
+        ]
+        self.scanned.append((start, end))
+        for page in [keys[at : at + 7] for at in range(0, len(keys), 7)]:
+            yield ScanPage(columns.from_list(page), columns.from_list([self.rows[key][0] for key in page]))
 
     def _regions(self, start: bytes, end: bytes) -> list[SimpleNamespace]:
         bounds = [(b"", b"m"), (b"m", b"")]
@@ -215,3 +229,30 @@ def test_every_region_that_differs_is_told(tmp_path: Path) -> None:
     equal, differences = prover(tmp_path, FakeCluster(there)).compare(file, file.key_range)
     assert equal == Checksum()
     assert [difference.partition(" of ")[0] for difference in sorted(differences)] == ["[6d, end)", "[start, 6d)"]
+
+
+def jitter(rows: Rows) -> Rows:
+    """The same rows, each expiring up to two seconds before the recorded moment."""
+    return {
+        key: (value, expire - number % 3 if expire else 0) for number, (key, (value, expire)) in enumerate(rows.items())
+    }
+
+
+def test_rows_that_expire_each_at_a_second_of_their_own_are_compared_one_by_one(tmp_path: Path) -> None:
+    """A backup asks for TTLs in whole seconds: no moment fits all of them, yet nothing is lost; only that region is scanned."""
+    rows = rows_that_expire(1)
+    file = make(tmp_path, rows, recorded=True)
+    cluster = FakeCluster(jitter(rows))
+    prover(tmp_path, cluster).prove(file, file.key_range)
+    assert cluster.scanned == [(b"m", b"")]
+
+
+@pytest.mark.parametrize("key", [b"short00", b"zlasting"])
+def test_differences_are_found_row_by_row(tmp_path: Path, key: bytes) -> None:
+    """Another value is a difference, of a row that is about to expire, too; so is a lasting row that is gone."""
+    rows = rows_that_expire(2) | {b"zlasting": (b"value", 0), b"zother": (b"value", 0)}
+    file = make(tmp_path, rows, recorded=True)
+    there = {**jitter(rows), key: (b"other", rows[key][1] and rows[key][1] + 60)}
+    assert len(prover(tmp_path, FakeCluster(there)).compare(file, file.key_range)[1]) == 1
+    del there[b"zlasting"]
+    assert len(prover(tmp_path, FakeCluster(there)).compare(file, file.key_range)[1]) == 1

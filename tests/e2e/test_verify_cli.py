@@ -1,0 +1,100 @@
+"""Verify as a user runs it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+def tikv_br(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run the command line without a terminal."""
+    command = [sys.executable, "-m", "tikv_br.cli.main", "verify", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, stdin=subprocess.DEVNULL)
+
+
+def lines(done: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:
+    """The JSON lines."""
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+@pytest.fixture
+def damaged(golden: Path, tmp_path: Path) -> tuple[Path, set[str]]:
+    """A real backup with one file missing and one altered, and their names."""
+    target = tmp_path / "backup"
+    shutil.copytree(golden / "backups" / "v2" / "data", target)
+    for path in [target, *target.rglob("*")]:
+        path.chmod(0o755 if path.is_dir() else 0o644)
+    missing, altered = sorted(target.rglob("*.sst"))[:2]
+    missing.unlink()
+    altered.write_bytes(altered.read_bytes()[:-1] + b"x")
+    return target, {str(path.relative_to(target)) for path in (missing, altered)}
+
+
+def test_a_sound_backup_ends_with_a_summary(golden: Path) -> None:
+    """Exit code 0, progress in between, and the last line says what was checked."""
+    done = tikv_br(f"local://{golden / 'backups' / 'v2' / 'data'}", "--output", "json")
+    last = lines(done)[-1]
+    assert (done.returncode, done.stderr) == (0, "")
+    assert last["message_type"] == "summary"
+    assert (last["level"], last["files"], last["files_checked"]) == ("files", 18, 18)
+    assert any(line["message_type"] == "progress" for line in lines(done))
+
+
+def test_the_location_may_be_a_flag(golden: Path) -> None:
+    """``-s URL`` is the same as the argument; a subset is told in people's summary, too."""
+    done = tikv_br("-s", f"local://{golden / 'backups' / 'v2' / 'data'}", "--subset", "10%", "--seed", "5")
+    assert done.returncode == 0, done.stderr
+    assert "2 of 18, 10% with seed 5" in done.stdout
+
+
+def test_every_finding_is_a_json_line(damaged: tuple[Path, set[str]]) -> None:
+    """Both are told with object, cause and level; then the error, with their number and code 32."""
+    folder, names = damaged
+    done = tikv_br(f"local://{folder}", "--output", "json")
+    found = [line for line in lines(done) if line["message_type"] == "finding"]
+    last = lines(done)[-1]
+    assert done.returncode == 32
+    assert {line["object"] for line in found} == names
+    assert {line["level"] for line in found} == {"meta", "files"}
+    assert all(line["cause"] and line.keys() == {"message_type", "object", "cause", "level"} for line in found)
+    assert (last["message_type"], last["code"], last["name"]) == ("exit_error", 32, "BackupDamaged")
+    assert last["message"].startswith("2 findings")
+
+
+def test_people_get_a_table_of_findings(damaged: tuple[Path, set[str]]) -> None:
+    """The table stands on stdout, the error on stderr, and nowhere is there a word of success."""
+    folder, names = damaged
+    done = tikv_br(f"local://{folder}")
+    assert done.returncode == 32
+    assert "Findings" in done.stdout
+    assert all(name in done.stdout for name in names)
+    assert "Verified" not in done.stdout
+    assert "2 findings" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        ([], 2),
+        (["/tmp/a", "-s", "/tmp/b"], 2),
+        (["/tmp/a", "--level", "deep"], 2),
+        (["/tmp/a", "--executor", "cloud"], 2),
+        (["/tmp/a", "--subset", "lots"], 2),
+        (["/tmp/a", "--level", "meta", "--subset", "10%"], 2),
+        (["/tmp/a", "--executor", "spark", "--spark-master", "nonsense"], 2),
+        (["/nonexistent/backup"], 31),
+    ],
+)
+def test_wrong_input_has_its_own_code(arguments: list[str], code: int) -> None:
+    """What cannot be done is refused with a message and a hint."""
+    done = tikv_br(*arguments)
+    assert done.returncode == code
+    assert "Error: " in done.stderr
+    assert "Hint: " in done.stderr
+    assert done.stdout == ""
