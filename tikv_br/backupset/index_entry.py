@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from formats.api_version import ApiVersion
 from tikv_br.backupset import sealed_json
-from tikv_br.errors import BackupDamaged
+from tikv_br.errors import BackupDamaged, StorageError
 from tikv_br.storage.base import check_name
 
 if TYPE_CHECKING:  # to list backups takes no protobuf
@@ -74,10 +75,19 @@ def load(data: bytes, name: str) -> IndexEntry:
 
 def checked(entry: IndexEntry, name: str) -> IndexEntry:
     """The entry, if its id and path are such: what it names may be removed later. Raises `BackupDamaged`."""
-    check_name(entry.path)
+    check_paths([entry.path], name)
     if not _ID.fullmatch(entry.id):
         raise BackupDamaged(f"{name} is damaged: {entry.id!r} is no id")
     return entry
+
+
+def check_paths(paths: Iterable[str], name: str) -> None:
+    """Raise `BackupDamaged` when what object ``name`` says to be below the root is not."""
+    try:
+        for path in paths:
+            check_name(path)
+    except StorageError as error:
+        raise BackupDamaged(f"{name} is damaged: {error.message}") from None
 
 
 def entry_of(path: str, made: Manifest) -> IndexEntry:

@@ -48,7 +48,7 @@ def rebuild(index: Index) -> Rebuilt:
     stale = [entry_id for entry_id, entry in known.items() if _is_stale(index, entry_id, entry, found, problems)]
     for entry_id in stale:
         index.forget(entry_id)
-    index.refresh()
+    index.write_snapshot(found.values())
     return Rebuilt(len(found), len(found.keys() - known.keys()), len(stale), tuple(problems))
 
 

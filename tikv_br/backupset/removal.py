@@ -15,7 +15,7 @@ from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.backupset.index import THREADS, Index, pin_name, removal_name
 from tikv_br.backupset.index_entry import IndexEntry
 from tikv_br.errors import BackupNotFound, StorageObjectMissing
-from tikv_br.storage.base import ObjectStore, check_name, exists
+from tikv_br.storage.base import ObjectStore, exists
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +62,7 @@ def begun(index: Index) -> list[Removal]:
             removal = sealed_json.load(Removal, index.root.get(name), name)
         except StorageObjectMissing:
             continue
-        for named in (removal.path, *removal.records, *removal.files):
-            check_name(named)
+        index_entry.check_paths((removal.path, *removal.records, *removal.files), name)
         found.append(removal)
     return found
 

@@ -1,0 +1,54 @@
+"""A folder with several backups and their index."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from tests.unit.backupset.samples import describe, do_all
+from tikv_br.backupset import index_entry
+from tikv_br.backupset.backup_set import BackupWriter
+from tikv_br.backupset.index import Index
+from tikv_br.backupset.index_entry import IndexEntry
+from tikv_br.backupset.manifest import Manifest
+from tikv_br.cluster.pb import brpb_pb2
+from tikv_br.storage.base import ObjectStore
+from tikv_br.storage.open import open_store
+from tikv_br.storage.url import StorageLocation, parse
+
+DAY_MS = 86_400_000
+FIRST_MS = 1_795_256_305_000
+
+
+def index_at(folder: Path) -> Index:
+    """The index of a directory."""
+    return Index(open_store(parse(str(folder))))
+
+
+def make_backup(location: StorageLocation, **changes: object) -> Manifest:
+    """A complete backup that no index knows."""
+    store = open_store(location)
+    description = replace(describe(store), **changes)  # type: ignore[arg-type]
+    return BackupWriter.create(store).commit(description, do_all(store))
+
+
+def shelve(index: Index, path: str, day: int = 0, **changes: object) -> IndexEntry:
+    """A complete backup at ``path``, in the index as one that was finished on that day."""
+    made = make_backup(index.root.location.child(path), **changes)
+    entry = replace(index_entry.entry_of(path, made), finished_ms=FIRST_MS + day * DAY_MS)
+    index.add(entry)
+    return entry
+
+
+def make_foreign(store: ObjectStore) -> None:
+    """Rewrite a backup of ours as the Go tool would have left it: no folder of ours, its own name in the meta."""
+    for info in list(store.list("tikv-br")):
+        store.delete(info.name)
+    message = brpb_pb2.BackupMeta.FromString(store.get("backupmeta"))
+    message.br_version = "v1.1.0"
+    store.put("backupmeta", message.SerializeToString())
+
+
+def names(store: ObjectStore) -> set[str]:
+    """All objects."""
+    return {info.name for info in store.list()}

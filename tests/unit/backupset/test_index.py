@@ -1,0 +1,309 @@
+"""The index: what it lists, what may be lost of it, and what never is."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from formats.api_version import ApiVersion
+from tests.faulty_store import FaultyStore
+from tests.unit.backupset.shelves import DAY_MS, index_at, make_backup, names, shelve
+from tikv_br.backupset import index as index_module
+from tikv_br.backupset import index_entry
+from tikv_br.backupset.index import SNAPSHOT, Index, enter, entry_name, place_of
+from tikv_br.backupset.index_entry import IndexEntry
+from tikv_br.errors import BackupDamaged, BackupNotFound, StorageDenied, StorageError, StorageUnreachable, UsageError
+from tikv_br.storage.base import ObjectInfo, ObjectStore
+from tikv_br.storage.open import open_store
+from tikv_br.storage.url import S3Options, StorageLocation, parse
+
+
+@pytest.fixture
+def index(tmp_path: Path) -> Index:
+    """The index of an empty directory."""
+    return index_at(tmp_path)
+
+
+def sample(number: int) -> IndexEntry:
+    """An entry without a backup."""
+    return IndexEntry(
+        id=f"{number:016x}",
+        path=f"backup-{number}",
+        engine="scan",
+        file_format="sst",
+        api_version=ApiVersion.V1,
+        dst_api_version=ApiVersion.V2,
+        cluster_id=2**64 - 1,
+        scope="0" * 16,
+        keyspaces=(0, 4242),
+        backup_ts=470615673702187143,
+        parent="",
+        total_kvs=number,
+        total_bytes=2,
+        backup_size=3,
+        files=4,
+        started_ms=5,
+        finished_ms=number * DAY_MS,
+        tool_version="0.1.0",
+    )
+
+
+def ids(index: Index) -> list[str]:
+    """As listed."""
+    return [each.entry.id for each in index.read()]
+
+
+class CountingStore(FaultyStore):
+    """Counts what is read."""
+
+    def __init__(self, inner: ObjectStore) -> None:
+        super().__init__(inner, "")
+        self.reads = 0
+
+    def get(self, name: str) -> bytes:
+        """Count and pass on."""
+        self.reads += 1
+        return super().get(name)
+
+
+class MemoryStore(FaultyStore):
+    """Keeps its objects in a dictionary: quick enough for many examples."""
+
+    def __init__(self) -> None:
+        self.objects: dict[str, bytes] = {}
+
+    def put(self, name: str, data: bytes) -> ObjectInfo:
+        """Keep the object."""
+        self.objects[name] = data
+        return ObjectInfo(name, len(data))
+
+    def get(self, name: str) -> bytes:
+        """Return it."""
+        return self.objects[name]
+
+    def list(self, folder: str = "") -> Iterator[ObjectInfo]:
+        """Name all below a folder."""
+        return (ObjectInfo(name, len(data)) for name, data in self.objects.items() if name.startswith(f"{folder}/"))
+
+
+def test_backups_are_listed_newest_first(index: Index) -> None:
+    """What was entered is what is listed, whole, in the order of finishing."""
+    entries = [shelve(index, f"b{day}", day) for day in (2, 0, 1)]
+    assert [each.entry for each in index.read()] == [entries[0], entries[2], entries[1]]
+    assert not any(each.pinned or each.removing for each in index.read())
+
+
+def test_empty_folder_has_no_backups(index: Index) -> None:
+    """No index is an empty one."""
+    assert index.read() == []
+
+
+def test_entry_tells_what_the_manifest_tells(index: Index) -> None:
+    """The figures are the manifest's own, and the id is the same whenever it is computed."""
+    made = make_backup(index.root.location.child("b"), backup_ts=77)
+    entry = index_entry.entry_of("b", made)
+    assert (entry.total_kvs, entry.total_bytes) == (made.statistics.total_kvs, made.statistics.total_bytes)
+    assert (entry.backup_size, entry.files, entry.backup_ts) == (made.statistics.backup_size, len(made.files), 77)
+    assert (entry.api_version, entry.dst_api_version) == (ApiVersion.V1, ApiVersion.V2)
+    assert entry == index_entry.entry_of("b", made)
+    assert entry.id != index_entry.entry_of("elsewhere", made).id
+
+
+def test_complete_snapshot_is_all_that_is_read(index: Index) -> None:
+    """Fifty backups cost one object; entries that the snapshot lacks cost one more each."""
+    for number in range(50):
+        index.root.put(entry_name(sample(number).id), index_entry.dump(sample(number)))
+    index.refresh()
+    counting = CountingStore(index.root)
+    assert len(Index(counting).read()) == 50
+    assert counting.reads == 1
+    index.root.put(entry_name(sample(50).id), index_entry.dump(sample(50)))
+    assert len(Index(counting).read()) == 51
+    assert counting.reads == 3
+
+
+@pytest.mark.parametrize("data", [None, b"", b"{", b'{"format_version": 99}', b"\xff" * 100])
+def test_snapshot_is_worth_nothing(index: Index, data: bytes | None) -> None:
+    """Lost, cut, of a newer version or nonsense: the list is the same, and the next writer mends it."""
+    before = [shelve(index, "a", 0), shelve(index, "b", 1)]
+    if data is None:
+        index.root.delete(SNAPSHOT)
+    else:
+        index.root.put(SNAPSHOT, data)
+    assert {each.entry for each in index.read()} == set(before)
+    index.refresh()
+    counting = CountingStore(index.root)
+    assert len(Index(counting).read()) == 2
+    assert counting.reads == 1
+
+
+def test_old_snapshot_shows_nothing_that_is_gone(index: Index) -> None:
+    """An entry deleted after the snapshot was written is not listed."""
+    first, second = shelve(index, "a", 0), shelve(index, "b", 1)
+    old = index.root.get(SNAPSHOT)
+    index.forget(first.id)
+    index.root.put(SNAPSHOT, old)
+    assert ids(index) == [second.id]
+
+
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=12), st.data())
+def test_no_order_of_two_writers_loses_an_entry(order: list[int], data: st.DataObject) -> None:
+    """Writers put entries and then snapshots made of what they saw earlier, in any order: all entries are listed."""
+    store = MemoryStore()
+    index = Index(store)
+    seen: list[bytes] = [b""]
+    for number in order:
+        store.put(entry_name(sample(number).id), index_entry.dump(sample(number)))
+        if data.draw(st.booleans()):
+            index.refresh()
+            seen.append(store.get(SNAPSHOT))
+        if stale := data.draw(st.sampled_from(seen)):
+            store.put(SNAPSHOT, stale)
+    assert set(ids(index)) == {sample(number).id for number in order}
+
+
+def test_damaged_entry_hides_only_itself(index: Index, caplog: pytest.LogCaptureFixture) -> None:
+    """The others are listed, and a warning tells how to mend it."""
+    first, second = shelve(index, "a", 0), shelve(index, "b", 1)
+    index.root.delete(SNAPSHOT)
+    index.root.put(entry_name(first.id), b"{}")
+    with caplog.at_level(logging.WARNING):
+        assert ids(index) == [second.id]
+    assert "list --rebuild" in caplog.text
+
+
+@pytest.mark.parametrize("path", ["../outside", "/etc", "a/../../b", ""])
+def test_entries_cannot_lead_out_of_the_root(index: Index, path: str) -> None:
+    """An edited index does not make prune delete elsewhere: such an entry is refused on reading."""
+    hostile = index_entry.dump(replace(sample(1), path=path))
+    with pytest.raises(BackupDamaged, match="no name of an object"):
+        index_entry.load(hostile, "x")
+
+
+def test_hostile_id_is_refused() -> None:
+    """An id becomes the name of an object."""
+    with pytest.raises(BackupDamaged, match="is no id"):
+        index_entry.load(index_entry.dump(replace(sample(1), id="../../x")), "x")
+
+
+def test_one_path_holds_one_backup(index: Index, tmp_path: Path) -> None:
+    """A backup removed by hand and replaced by another leaves no ghost, even if its clock was ahead."""
+    shelve(index, "nightly", 9)
+    for name in names(open_store(parse(str(tmp_path / "nightly")))):
+        (tmp_path / "nightly" / name).unlink()
+    second = shelve(index, "nightly", 1, cluster_id=5)
+    assert ids(index) == [second.id]
+    assert index.ids() == {second.id}
+
+
+def test_find_takes_a_unique_beginning(index: Index) -> None:
+    """Whole ids and unique beginnings, in any case, name a backup; none and several are told apart."""
+    for number in (0xAB << 56, 0xAC << 56):
+        entry = replace(sample(0), id=f"{number:016x}", path=f"{number}")
+        index.root.put(entry_name(entry.id), index_entry.dump(entry))
+    assert index.find("ab").entry.id == "ab00000000000000"
+    assert index.find("AC00000000000000").entry.id == "ac00000000000000"
+    with pytest.raises(UsageError, match="2 backups"):
+        index.find("a")
+    for wrong in ("", "b", "ab000000000000000"):
+        with pytest.raises(BackupNotFound):
+            index.find(wrong)
+
+
+def test_pins_come_and_go(index: Index) -> None:
+    """Pinning shows in the list, may be repeated, and leaves with unpin and with the entry."""
+    entry = shelve(index, "a")
+    for _twice in range(2):
+        index.pin(entry)
+    assert [each.pinned for each in index.read()] == [True]
+    for _twice in range(2):
+        index.unpin(entry)
+    assert [each.pinned for each in index.read()] == [False]
+    index.pin(entry)
+    index.forget(entry.id)
+    assert not any(name.startswith(index_module.PINS) for name in names(index.root))
+
+
+def test_what_is_no_backup_cannot_be_pinned(index: Index) -> None:
+    """A pin on a ghost would promise what it cannot hold."""
+    entry = shelve(index, "a")
+    index.root.delete("a/backupmeta")
+    with pytest.raises(BackupNotFound, match="no finished backup"):
+        index.pin(entry)
+    assert [each.pinned for each in index.read()] == [False]
+
+
+@pytest.mark.parametrize(
+    ("url", "root", "path"),
+    [
+        ("/backups/nightly/1", "/backups/nightly", "1"),
+        ("/1", "/", "1"),
+        ("s3://bucket/a/b/c?endpoint=http://h:1", "a/b", "c"),
+        ("s3://bucket/a?endpoint=http://h:1", "", "a"),
+    ],
+)
+def test_place_is_the_folder_above(url: str, root: str, path: str) -> None:
+    """The index lies beside the backups; all else of the location stays, and the way leads back."""
+    place = place_of(parse(url))
+    assert place is not None
+    assert (place.root.path, place.path) == (root, path)
+    assert place.root.child(place.path) == parse(url)
+
+
+@pytest.mark.parametrize("location", [StorageLocation("s3", "", "bucket", S3Options()), StorageLocation("local", "/")])
+def test_nothing_lies_above_the_top(location: StorageLocation) -> None:
+    """A backup that fills a bucket has no folder above."""
+    assert place_of(location) is None
+
+
+def test_top_of_a_bucket_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Such a backup is complete, and says why no list has it."""
+    made = make_backup(parse(str(tmp_path / "b")))
+    with caplog.at_level(logging.WARNING):
+        enter(StorageLocation("local", "/"), made)
+    assert "no index can list it" in caplog.text
+
+
+@pytest.mark.parametrize("error", [StorageUnreachable("on purpose"), StorageDenied("on purpose")])
+def test_failing_index_fails_no_backup(
+    tmp_path: Path, error: StorageError, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The backup is complete when the index is written: a failure there is a warning that names the remedy."""
+    location = parse(str(tmp_path / "b"))
+    made = make_backup(location)
+
+    def fail(_location: StorageLocation) -> ObjectStore:
+        raise error
+
+    with monkeypatch.context() as patched, caplog.at_level(logging.WARNING):
+        patched.setattr(index_module, "open_store", fail)
+        enter(location, made)
+    assert "on purpose" in caplog.text
+    assert "list --rebuild" in caplog.text
+
+
+@pytest.mark.parametrize("script", ["b", "a", ".b", ".a"])
+def test_entry_survives_a_broken_off_writer(tmp_path: Path, script: str) -> None:
+    """Broken off before the entry there is none; after it the backup is listed, whatever became of the snapshot."""
+    index = index_at(tmp_path)
+    made = make_backup(parse(str(tmp_path / "b")))
+    entry = index_entry.entry_of("b", made)
+    with pytest.raises(StorageUnreachable):
+        Index(FaultyStore(index.root, script)).add(entry)
+    assert ids(index) == ([] if script == "b" else [entry.id])
+
+
+def test_index_holds_no_secret(tmp_path: Path) -> None:
+    """Entries name a path below the root, not a URL."""
+    index = index_at(tmp_path)
+    entry = shelve(index, "a")
+    content = json.loads(index.root.get(entry_name(entry.id)))["content"]
+    assert content["path"] == "a"
+    assert str(tmp_path) not in json.dumps(content)

@@ -1,0 +1,175 @@
+"""Which backups a policy keeps."""
+
+from __future__ import annotations
+
+import calendar
+import datetime as dt
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tikv_br.backupset.retention import Candidate, Policy, reasons_to_keep
+from tikv_br.errors import UsageError
+
+HOUR = 3_600_000
+DAY = 24 * HOUR
+RULES = ("last", "daily", "weekly", "monthly")
+policies = st.tuples(*[st.integers(0, 5)] * 4).filter(any).map(lambda counts: Policy(*counts))
+times = st.integers(1, 3000).map(lambda hours: 1_700_000_000_000 + hours * HOUR)
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> list[Candidate]:
+    """Backups of up to three groups over some months, some pinned, some with a parent among them."""
+    size = draw(st.integers(0, 25))
+    names = [f"{number:02}" for number in range(size)]
+    return [
+        Candidate(
+            name,
+            draw(st.sampled_from("abc")),
+            draw(st.one_of(times, st.just(0))),
+            draw(st.booleans()) and draw(st.booleans()),
+            draw(st.sampled_from(["", *names])) if draw(st.booleans()) else "",
+        )
+        for name in names
+    ]
+
+
+def at(text: str) -> int:
+    """Milliseconds since the epoch of a time in UTC."""
+    return calendar.timegm(dt.datetime.fromisoformat(text).timetuple()) * 1000
+
+
+def kept(candidates: Sequence[Candidate], policy: Policy) -> set[str]:
+    """Ids that have a reason to stay."""
+    return {name for name, reasons in reasons_to_keep(candidates, policy).items() if reasons}
+
+
+def simple(*moments: str) -> list[Candidate]:
+    """One group, ids as the moments."""
+    return [Candidate(moment, "g", at(moment)) for moment in moments]
+
+
+def rule_walk(group: list[Candidate], policy: Policy) -> dict[str, set[str]]:
+    """The rules told another way: walk from the newest, and each rule takes a backup whose period it has not seen last."""
+    formats = {"last": None, "daily": "%Y-%m-%d", "weekly": "%G-%V", "monthly": "%Y-%m"}
+    left = {rule: getattr(policy, rule) for rule in RULES}
+    seen: dict[str, str] = dict.fromkeys(RULES, "")
+    found: dict[str, set[str]] = {each.id: set() for each in group}
+    for each in sorted(group, key=lambda each: (-each.finished_ms, each.id)):
+        moment = dt.datetime.fromtimestamp(each.finished_ms / 1000, dt.UTC)
+        for rule, form in formats.items():
+            period = moment.strftime(form) if form else each.id
+            if left[rule] and period != seen[rule]:
+                seen[rule] = period
+                left[rule] -= 1
+                found[each.id].add(rule)
+    return found
+
+
+@given(histories(), policies)
+def test_rules_agree_with_a_walk_from_the_newest(history: list[Candidate], policy: Policy) -> None:
+    """Every rule keeps, in each group by itself, what a walk told independently takes, and nothing else."""
+    reasons = reasons_to_keep(history, policy)
+    assert set(reasons) == {each.id for each in history}
+    for group in "abc":
+        dated = [each for each in history if each.group == group and each.finished_ms]
+        for name, rules in rule_walk(dated, policy).items():
+            assert set(reasons[name]) & set(RULES) == rules
+
+
+@given(histories(), policies)
+def test_what_is_never_removed(history: list[Candidate], policy: Policy) -> None:
+    """Pinned backups, those of unknown age and the ancestors of whatever is kept stay under any policy."""
+    stays = kept(history, policy)
+    for each in history:
+        if each.pinned or not each.finished_ms:
+            assert each.id in stays
+        if each.id in stays and each.parent:
+            assert each.parent in stays
+
+
+@given(histories(), policies)
+def test_only_children_pins_and_rules_keep(history: list[Candidate], policy: Policy) -> None:
+    """Nothing stays without one of the known reasons, and a parent only for the sake of a child that stays."""
+    reasons = reasons_to_keep(history, policy)
+    for each in history:
+        for reason in reasons[each.id]:
+            child = reason.removeprefix("parent of ")
+            if child != reason:
+                assert reasons[child]
+                assert next(other for other in history if other.id == child).parent == each.id
+            else:
+                assert reason in {*RULES, "pinned", "age unknown"}
+
+
+@given(histories(), policies)
+def test_pruning_twice_is_pruning_once(history: list[Candidate], policy: Policy) -> None:
+    """What one prune leaves, the next with the same policy leaves too: nothing decays by running again."""
+    first = kept(history, policy)
+    assert kept([each for each in history if each.id in first], policy) == first
+
+
+@given(histories(), policies)
+def test_the_newest_of_each_group_stays(history: list[Candidate], policy: Policy) -> None:
+    """No policy takes the last good backup of a cluster."""
+    stays = kept(history, policy)
+    for group in "abc":
+        dated = [each for each in history if each.group == group and each.finished_ms]
+        if dated:
+            newest = max(each.finished_ms for each in dated)
+            assert any(each.id in stays for each in dated if each.finished_ms == newest)
+
+
+def test_days_are_utc_and_empty_days_do_not_count() -> None:
+    """Of each day the newest stays; days without a backup use nothing up."""
+    history = simple("2026-01-01T23:59:59", "2026-01-02T00:00:00", "2026-01-02T12:00:00", "2026-03-01T00:00:00")
+    assert kept(history, Policy(daily=2)) == {"2026-03-01T00:00:00", "2026-01-02T12:00:00"}
+
+
+def test_weeks_begin_on_monday_and_cross_the_year() -> None:
+    """29 December 2025 is a Monday: it shares its week with 1 January 2026, and Sunday the 28th does not."""
+    history = simple("2025-12-28T12:00:00", "2025-12-29T12:00:00", "2026-01-01T12:00:00")
+    assert kept(history, Policy(weekly=2)) == {"2026-01-01T12:00:00", "2025-12-28T12:00:00"}
+
+
+def test_months_of_different_years_differ() -> None:
+    """January is not January of the year before."""
+    history = simple("2025-01-31T00:00:00", "2026-01-01T00:00:00")
+    assert kept(history, Policy(monthly=2)) == {each.id for each in history}
+    assert kept(history, Policy(monthly=1)) == {"2026-01-01T00:00:00"}
+
+
+def test_groups_do_not_push_each_other_out() -> None:
+    """keep-last 1 keeps one of each cluster and range."""
+    history = [
+        Candidate("old", "one cluster", 1000),
+        Candidate("new", "another", 2000),
+        Candidate("x", "another", 1500),
+    ]
+    assert kept(history, Policy(last=1)) == {"old", "new"}
+
+
+def test_chain_of_parents_is_kept_whole() -> None:
+    """An incremental of an incremental needs both of its ancestors, however old; reasons say so."""
+    history = [
+        Candidate("full", "g", 1),
+        Candidate("second", "g", 2, parent="full"),
+        Candidate("third", "g", 3, parent="second"),
+        Candidate("other", "g", 2),
+    ]
+    assert reasons_to_keep(history, Policy(last=1)) == {
+        "third": ("last",),
+        "second": ("parent of third",),
+        "full": ("parent of second",),
+        "other": (),
+    }
+
+
+@pytest.mark.parametrize("counts", [(0, 0, 0, 0), (-1, 0, 0, 5)])
+def test_policy_that_keeps_nothing_is_refused(counts: tuple[int, int, int, int]) -> None:
+    """Without a rule all would go: that is never what was meant."""
+    with pytest.raises(UsageError):
+        Policy(*counts)
