@@ -24,13 +24,16 @@ install_tools() {
     fi
 }
 
+# All of them run, and the tests after them, so that one look shows everything that is wrong.
 static_checks() {
-    say "ruff, mypy, import-linter"
-    .venv/bin/ruff check --quiet .
-    .venv/bin/ruff format --quiet --check .
-    .venv/bin/mypy
-    .venv/bin/lint-imports --no-logo | tail -n 3
-    .venv/bin/python scripts/generate_exit_codes.py --check
+    local status=0
+    say "ruff, mypy, import-linter, generated docs"
+    .venv/bin/ruff check --quiet . || status=1
+    .venv/bin/ruff format --quiet --check . || status=1
+    .venv/bin/mypy || status=1
+    .venv/bin/lint-imports --no-logo | tail -n 3 || status=1
+    .venv/bin/python scripts/generate_exit_codes.py --check || status=1
+    return "$status"
 }
 
 # One worker a core, from two to four: servers and Spark of the integration tests want cores of their own.
@@ -50,7 +53,9 @@ for argument in "$@"; do
     *) arguments+=("$argument") ;;
     esac
 done
-[ $# -gt 0 ] || static_checks
+status=0
+[ $# -gt 0 ] || static_checks || status=1
 
 say "pytest ${arguments[*]:-(all tiers)}"
-exec .venv/bin/python -m pytest -n "$(workers)" --dist loadfile --durations 10 "${arguments[@]}" </dev/null
+.venv/bin/python -m pytest -n "$(workers)" --dist loadfile --durations 10 "${arguments[@]}" </dev/null || status=$?
+exit "$status"

@@ -95,7 +95,8 @@ def translate(error: Exception, location: StorageLocation, action: str, name: st
     """The error of ours for a request that obstore gave up: ``action`` as in "cannot <action> <name>"."""
     failure = failure_of(error)
     place = f"{location.redacted().partition('?')[0]}/{name}".rstrip("/")
-    if isinstance(error, UnauthenticatedError) and not failure.answered:  # the source of credentials has failed; nothing was sent
+    if isinstance(error, UnauthenticatedError) and not failure.answered:
+        # The source of credentials has failed; nothing was sent.
         cause = failure.text.partition("Debug source")[0].rpartition("StorageDenied: ")[2].strip()
         return StorageDenied(f"cannot {action} {place}: {cause}")
     if not failure.answered:
