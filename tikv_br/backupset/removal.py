@@ -106,7 +106,7 @@ def _finish(index: Index, store: ObjectStore, removal: Removal) -> None:
             finally:
                 pool.shutdown(cancel_futures=True)
     if _owns_path(store, removal):
-        store.delete(layout.LOCK)
+        index.root.delete(f"{removal.path}/{layout.LOCK}")  # from the root, which also removes an empty directory
     index.forget(removal.id)
     index.root.delete(removal_name(removal.id))
 

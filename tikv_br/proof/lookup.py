@@ -61,8 +61,6 @@ def _codec(backup: BackupSet, keyspace_id: int | None) -> KeyCodec:
 def _find_in(backup: BackupSet, file: FileEntry, codec: KeyCodec, rpc_key: bytes) -> FoundValue | None:
     if not file.name.endswith(".sst"):
         raise BackupUnsupported(f"{file.name} is no SST", hint="Read it with any tool for its format.")
-    if file.cipher_iv:
-        raise BackupUnsupported(f"{file.name} is encrypted")
     verify_file_identity(backup.store, file, etag_counts=False)
     wanted = DATA_PREFIX + codec.bound(rpc_key)
     try:

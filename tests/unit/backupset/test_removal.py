@@ -96,7 +96,7 @@ def test_order_is_the_reverse_of_writing(index: Index) -> None:
     ]
     assert sorted(changes[4:7]) == sorted(f"delete {file.name}" for file in files)
     assert changes[7:] == [
-        "delete backup.lock",
+        "delete a/backup.lock",
         f"delete {pin_name(entry.id)}",
         f"delete {entry_name(entry.id)}",
         f"delete {removal_name(entry.id)}",

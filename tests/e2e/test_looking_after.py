@@ -1,0 +1,211 @@
+"""Looking after backups as a user does: listed, shown, read, pinned, pruned, and every wrong input with its exit code."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.command import Done, succeed, tikv_br
+from tests.e2e.conftest import Playgrounds
+from tests.integration.s3_servers import SECRET_KEY, versitygw_server
+
+VALUE = "value of the first day"
+
+
+@pytest.fixture(scope="module")
+def made(playgrounds: Playgrounds, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with two backups of a V1TTL cluster; between them one key changed."""
+    root = tmp_path_factory.mktemp("root")
+    pd = playgrounds["v1ttl"]
+    succeed("raw", "put", "changing", VALUE, "--pd", pd)
+    succeed("raw", "put", "lasting", "dGhlIHNhbWU", "--ttl", "1000h", "--pd", pd)
+    back_up(pd, root / "first")
+    succeed("raw", "put", "changing", "value of the second day", "--pd", pd)
+    back_up(pd, root / "second")
+    return root
+
+
+@pytest.fixture
+def root(made: Path, tmp_path: Path) -> str:
+    """A copy of that folder."""
+    shutil.copytree(made, tmp_path / "root")
+    return f"local://{tmp_path / 'root'}"
+
+
+def back_up(pd: str, place: Path | str) -> Done:
+    """Make a backup without Spark."""
+    return succeed("backup", "raw", "--pd", pd, "-s", str(place), "--executor", "driver", "--output", "json")
+
+
+def backups(root: str) -> list[dict[str, object]]:
+    """What list says, newest first."""
+    return succeed("list", "-s", root, "--output", "json").lines
+
+
+def ids(root: str) -> list[str]:
+    """Only the ids."""
+    return [str(line["id"]) for line in backups(root)]
+
+
+def test_backups_enter_the_list_by_themselves(root: str) -> None:
+    """Two backups made, two listed, newest first, with the figures of their summaries."""
+    second, first = backups(root)
+    assert (second["path"], first["path"]) == ("second", "first")
+    assert (first["total_kvs"], first["api_version"], first["dst_api_version"]) == (2, "v1ttl", "v1ttl")
+    assert first["message_type"] == "backup"
+    assert first["engine"] in {"scan", "store"}
+    assert not first["pinned"]
+    assert abs(int(str(first["finished_ms"])) / 1000 - time.time()) < 3600
+
+
+def test_list_for_people(root: str) -> None:
+    """One line a backup below the names of the columns."""
+    lines = succeed("list", "-s", root).out.splitlines()
+    assert len(lines) == 3
+    for column in ("id", "finished", "api", "kvs", "bytes", "size", "backup-ts", "engine", "pinned", "path"):
+        assert column in lines[0]
+    assert lines[1].endswith("second")
+
+
+@pytest.mark.parametrize("by", ["id", "beginning", "place"])
+def test_show_by_id_and_by_place(root: str, by: str) -> None:
+    """All ways to name a backup show the same one; the sums are those of the list."""
+    listed = backups(root)[1]
+    named = {
+        "id": ("-s", root, str(listed["id"])),
+        "beginning": ("-s", root, str(listed["id"])[:9]),
+        "place": ("-s", f"{root}/first"),
+    }[by]
+    summary = succeed("show", *named, "--output", "json").last
+    assert summary["storage"].endswith("/first")
+    assert [summary[name] for name in ("total_kvs", "total_bytes", "backup_size", "finished_ms")] == [
+        listed[name] for name in ("total_kvs", "total_bytes", "backup_size", "finished_ms")
+    ]
+    assert summary["expiring_kvs"] == 1
+    ranges = succeed("show", *named, "--view", "ranges", "--output", "json").lines
+    assert [(line["start"], line["end"], line["total_kvs"]) for line in ranges] == [("", "", 2)]
+    files = succeed("show", *named, "--view", "files", "--output", "json").lines
+    assert sum(line["total_kvs"] for line in files) == 2
+    assert "total_kvs" in succeed("show", *named).out
+
+
+def test_cat_reads_the_value_of_that_day(root: str) -> None:
+    """Each backup has its own value of a key; expiry comes in JSON; hex works both ways."""
+    second, first = ids(root)
+    assert succeed("cat", "-s", root, first, "changing").out == f"{VALUE}\n"
+    assert succeed("cat", "-s", root, second, "changing").out == "value of the second day\n"
+    assert succeed("cat", "-s", f"{root}/first", "changing").out == f"{VALUE}\n"
+    hexed = succeed("cat", "-s", root, first, b"changing".hex(), "--format", "hex").out
+    assert bytes.fromhex(hexed.strip()) == VALUE.encode()
+    pair = succeed("cat", "-s", root, first, "lasting", "--output", "json").last
+    assert (pair["message_type"], bytes.fromhex(pair["value"]), pair["ts"]) == ("pair", b"dGhlIHNhbWU", 0)
+    assert abs(pair["expire_ts"] - time.time() - 3_600_000) < 3600
+
+
+def test_cat_of_v2_has_timestamps(playgrounds: Playgrounds, tmp_path: Path) -> None:
+    """In API V2 a row has a ts, a moment of today; the list has the backup's."""
+    pd = playgrounds["v2"]
+    succeed("raw", "put", "k", "v", "--pd", pd)
+    backup_ts = back_up(pd, tmp_path / "b").last["backup_ts"]
+    ts = succeed("cat", "-s", str(tmp_path / "b"), "k", "--output", "json").last["ts"]
+    assert abs((ts >> 18) / 1000 - time.time()) < 3600
+    assert succeed("list", "-s", str(tmp_path), "--output", "json").last["backup_ts"] == backup_ts
+
+
+def test_pin_prune_unpin(root: str, tmp_path: Path) -> None:
+    """A pinned backup survives a prune; unpinned, a prune that is confirmed takes it, and the other still restores."""
+    second, first = ids(root)
+    rules = ("prune", "-s", root, "--keep-last", "1")
+    assert succeed("pin", "-s", root, first[:8], "--output", "json").last["id"] == first
+    assert [line["pinned"] for line in backups(root)] == [False, True]
+    assert succeed(*rules, "--confirm", "--output", "json").last["removed"] == 0
+    succeed("unpin", "-s", root, first)
+    planned = succeed(*rules, "--dry-run", "--output", "json").lines
+    assert [(line["id"], line["action"]) for line in planned[:-1]] == [(second, "keep"), (first, "remove")]
+    assert planned[0]["reasons"] == ["last"]
+    unconfirmed = tikv_br(*rules)
+    assert unconfirmed.code == 2
+    assert "--confirm" in unconfirmed.err
+    assert ids(root) == [second, first]
+    done = succeed(*rules, "--confirm", "--output", "json").last
+    assert (done["message_type"], done["removed"], done["kept"], done["dry_run"]) == ("summary", 1, 1, False)
+    assert ids(root) == [second]
+    assert not (tmp_path / "root" / "first").exists()
+    succeed("verify", f"{root}/second", "--level", "data", "--executor", "driver")
+
+
+def test_rebuild_finds_what_the_index_lost(root: str, tmp_path: Path) -> None:
+    """Without its index the list is empty and no backup is lost; one rebuild brings the same list back."""
+    before = backups(root)
+    shutil.rmtree(tmp_path / "root" / "tikv-br-index")
+    assert backups(root) == []
+    rebuilt = succeed("list", "-s", root, "--rebuild", "--output", "json").lines
+    assert (rebuilt[0]["message_type"], rebuilt[0]["found"], rebuilt[0]["added"]) == ("rebuilt", 2, 2)
+    assert rebuilt[1:] == before == backups(root)
+
+
+def test_rebuild_tells_of_a_damaged_backup(root: str, tmp_path: Path) -> None:
+    """The list is written all the same, and the exit code is that of damage."""
+    (tmp_path / "root" / "first" / "tikv-br" / "manifest.json").write_text("{}")
+    done = tikv_br("list", "-s", root, "--rebuild", "--output", "json")
+    assert done.code == 32
+    assert [line["message_type"] for line in done.lines] == ["rebuilt", "backup", "backup", "exit_error"]
+    assert done.last["message"].startswith("first: ")
+
+
+def test_index_that_cannot_be_written_is_a_warning(playgrounds: Playgrounds, tmp_path: Path) -> None:
+    """A file where the index should be: the backup succeeds, says how to mend the list, and restores."""
+    (tmp_path / "tikv-br-index").write_text("in the way")
+    done = back_up(playgrounds["v1ttl"], tmp_path / "b")
+    assert done.last["message_type"] == "summary"
+    assert "list --rebuild" in done.err
+    succeed("verify", str(tmp_path / "b"), "--executor", "driver")
+
+
+def test_the_same_over_s3(playgrounds: Playgrounds, tmp_path: Path) -> None:
+    """Backup, list, cat and prune on a real S3 server; no secret is shown anywhere."""
+    with versitygw_server(tmp_path / "s3") as server:
+        for name in ("one", "two"):
+            back_up(playgrounds["v1ttl"], server.url(f"drills/{name}"))
+        root = server.url("drills")
+        said = succeed("list", "-s", root, "--output", "json")
+        assert [line["path"] for line in said.lines] == ["two", "one"]
+        assert succeed("cat", "-s", root, said.last["id"], "lasting").out == "dGhlIHNhbWU\n"
+        pruned = succeed("prune", "-s", root, "--keep-daily", "1", "--confirm")
+        assert [line["path"] for line in backups(root)] == ["two"]
+        left = {item["Key"] for item in server.admin.list_objects_v2(Bucket="backups")["Contents"]}
+        assert not any(key.startswith("drills/one/") for key in left)
+        assert SECRET_KEY not in said.out + said.err + pruned.out + pruned.err
+
+
+WRONG: dict[str, tuple[Callable[[str, str], tuple[str, ...]], int]] = {
+    "list without a storage": (lambda _root, _id: ("list", "--output", "json"), 2),
+    "list of a relative path": (lambda _root, _id: ("list", "-s", "here"), 2),
+    "show of an unknown id": (lambda root, _id: ("show", "-s", root, "ffff0000"), 31),
+    "show of a place without a backup": (lambda root, _id: ("show", "-s", root), 31),
+    "show of an unknown view": (lambda root, one: ("show", "-s", root, one, "--view", "x"), 2),
+    "cat of an absent key": (lambda root, one: ("cat", "-s", root, one, "absent"), 13),
+    "cat of a key that is no hex": (lambda root, one: ("cat", "-s", root, one, "xyz", "--format", "hex"), 2),
+    "cat in a keyspace of V1TTL": (lambda root, one: ("cat", "-s", root, one, "k", "--keyspace", "5"), 2),
+    "pin of an unknown id": (lambda root, _id: ("pin", "-s", root, "ffff0000"), 31),
+    "unpin of nothing": (lambda root, _id: ("unpin", "-s", root, ""), 31),
+    "prune without a rule": (lambda root, _id: ("prune", "-s", root, "--confirm"), 2),
+    "prune with a negative rule": (lambda root, _id: ("prune", "-s", root, "--keep-last", "-1", "--confirm"), 2),
+    "list where nothing answers": (lambda _root, _id: ("list", "-s", "s3://b/p?endpoint=http://127.0.0.1:1"), 21),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_wrong_input_has_its_exit_code(root: str, case: str) -> None:
+    """Each refusal has the exit code of its class, names it in JSON, and changes nothing."""
+    make, code = WRONG[case]
+    before = ids(root)
+    done = tikv_br(*make(root, before[0]), "--output", "json")
+    assert done.code == code, done.out + done.err
+    assert json.loads(done.out.splitlines()[-1])["code"] == code
+    assert ids(root) == before
