@@ -7,9 +7,10 @@ import time
 from dataclasses import dataclass, field
 
 from tikv_br.backup.convert import Converter
+from tikv_br.backup.engine import Engine
 from tikv_br.backup.options import BackupOptions
 from tikv_br.backup.plan import Interval
-from tikv_br.backup.scan_task import PhaseSeconds, ScanResult
+from tikv_br.backup.task import PhaseSeconds, TaskResult
 from tikv_br.backupset.backup_set import BackupWriter
 from tikv_br.backupset.coverage import KeyRange
 from tikv_br.backupset.manifest import Manifest
@@ -31,6 +32,7 @@ class BackupContext:
 
     cluster: Cluster = field(init=False)  # connect
     info: ClusterInfo = field(init=False)  # connect
+    engine: Engine = field(init=False)  # check the cluster
     converter: Converter = field(init=False)  # check the cluster; its ts: protect
     source_range: KeyRange = field(init=False)  # check the cluster
     store: ObjectStore = field(init=False)  # check the storage
@@ -39,7 +41,7 @@ class BackupContext:
     backup_ts: int = 0  # protect
     keeper: SafePointKeeper | None = None  # protect
     plan: list[Interval] = field(default_factory=list)  # plan
-    results: list[ScanResult] = field(default_factory=list)  # scan
+    results: list[TaskResult] = field(default_factory=list)  # copy
     manifest: Manifest | None = None  # commit
 
     @property
@@ -49,7 +51,7 @@ class BackupContext:
 
     @property
     def with_ttl(self) -> bool:
-        """Whether each row's expiry is asked for."""
+        """Whether rows may expire."""
         return self.converter.source.api_version.has_ttl and not self.options.assume_no_ttl
 
     def check_protected(self) -> None:
@@ -57,7 +59,7 @@ class BackupContext:
         if self.keeper is not None:
             self.keeper.check()
 
-    def took(self, result: ScanResult) -> None:
+    def took(self, result: TaskResult) -> None:
         """Book a task's result."""
         self.results.append(result)
         self.check_protected()

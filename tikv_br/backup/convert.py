@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
     from formats.columns import Numbers
 
+CONVERTED_TS = 1
+"""The ts of rows that have none at the source: stores stamp the same when they convert."""
+
 
 @dataclass(frozen=True, slots=True)
 class Converted:
@@ -66,7 +69,7 @@ class Converter:
             first_key=self.target.rpc_key(keys[0].as_py()),
             target=target,
             source=target if self.source.prefix == self.target.prefix else checksum(page.keys, page.values),
-            expiry=self._expiry(keys, page.values, expire_ts),
+            expiry=Expiry() if expire_ts is None else expiry_of(keys, page.values, expire_ts, self.target.prefix),
         )
 
     def _user_keys(self, keys: pa.LargeBinaryArray) -> pa.LargeBinaryArray:
@@ -79,22 +82,24 @@ class Converter:
             raise DamagedBytes(f"the cluster answered with keys outside of keyspace {self.source.keyspace_id}")
         return pc.binary_replace_slice(keys, 0, len(prefix), b"")
 
-    def _expiry(self, keys: pa.LargeBinaryArray, values: pa.LargeBinaryArray, expire_ts: Numbers | None) -> Expiry:
-        if expire_ts is None or not expire_ts.any():
-            return Expiry()
-        import pyarrow as pa
-
-        expiring = expire_ts != 0
-        mask = pa.array(expiring)
-        sums = checksum(keys.filter(mask), values.filter(mask), self.target.prefix)
-        times = expire_ts[expiring]
-        return Expiry(sums.total_kvs, sums.total_bytes, sums.crc64xor, int(times.min()), int(times.max()))
-
 
 def user_range(codec: KeyCodec, interval: KeyRange) -> tuple[bytes, bytes]:
     """The user keys [start, end) of an RPC range within the codec's keyspace; an empty end is no end."""
     whole_end = codec.rpc_range(b"", b"")[1]
     return codec.user_key(interval.start), b"" if interval.end == whole_end else codec.user_key(interval.end)
+
+
+def expiry_of(keys: pa.LargeBinaryArray, values: pa.LargeBinaryArray, expire_ts: Numbers, prefix: bytes) -> Expiry:
+    """What of these rows (user keys, which ``prefix`` makes RPC keys) expires; an ``expire_ts`` of 0 is never."""
+    expiring = expire_ts != 0
+    if not expiring.any():
+        return Expiry()
+    import pyarrow as pa
+
+    mask = pa.array(expiring)
+    sums = checksum(keys.filter(mask), values.filter(mask), prefix)
+    times = expire_ts[expiring]
+    return Expiry(sums.total_kvs, sums.total_bytes, sums.crc64xor, int(times.min()), int(times.max()))
 
 
 def join_expiry(one: Expiry, other: Expiry) -> Expiry:

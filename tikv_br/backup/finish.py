@@ -8,7 +8,7 @@ from formats.checksum import Checksum
 from tikv_br import __version__
 from tikv_br.backup.context import BackupContext
 from tikv_br.backup.convert import user_range
-from tikv_br.backup.scan_task import ScanResult
+from tikv_br.backup.task import TaskResult
 from tikv_br.backupset import coverage, index, layout
 from tikv_br.backupset.manifest import Description
 from tikv_br.errors import ChecksumMismatch, ClusterError, CoverageError, SafePointError
@@ -32,7 +32,7 @@ def compare_checksums(context: BackupContext) -> None:
     codec = context.converter.source
     raw = context.cluster.raw(codec.keyspace_id)
 
-    def compare(result: ScanResult) -> None:
+    def compare(result: TaskResult) -> None:
         found = raw.checksum(*user_range(codec, result.entry.interval))
         if found != result.source:
             raise _mismatch(result, found)
@@ -70,7 +70,8 @@ def _describe(context: BackupContext) -> Description:
     source, target = context.converter.source, context.converter.target
     return Description(
         tool_version=__version__,
-        engine="scan",
+        engine=context.engine.name,
+        engine_reason=context.engine.reason,
         file_format="sst",
         compression=context.options.compression.label,
         cluster_id=context.info.cluster_id,
@@ -87,7 +88,7 @@ def _describe(context: BackupContext) -> Description:
     )
 
 
-def _mismatch(result: ScanResult, found: Checksum) -> ChecksumMismatch:
+def _mismatch(result: TaskResult, found: Checksum) -> ChecksumMismatch:
     ours = result.source
     return ChecksumMismatch(
         f"{result.entry.interval}: the cluster counts {found.total_kvs} rows, {found.total_bytes} bytes, "

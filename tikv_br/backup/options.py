@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import os
-import re
 from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
 from formats.api_version import ApiVersion
 from formats.sst.compression import Compression
 from tikv_br.cluster.config import ClusterConfig
 from tikv_br.errors import UsageError
-from tikv_br.spark.executor import ExecutorKind
 from tikv_br.spark.session import check_master
 from tikv_br.storage.url import StorageLocation
 
 DEFAULT_FILE_BYTES = 96 << 20
-CLUSTER_SLOTS = 32
-"""What a plan takes a Spark cluster for whose size is not known yet."""
+EngineKind: TypeAlias = Literal["auto", "store", "scan"]
+ExecutorChoice: TypeAlias = Literal["auto", "driver", "spark"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +33,8 @@ class BackupOptions:
     compression_level: int = 0
     """0 = the compression's default."""
     file_bytes: int = DEFAULT_FILE_BYTES
-    """Keys and values of a file, before encoding and compression; a file ends with the page that reaches it."""
+    """Of the scan engine: keys and values of a file, before encoding and compression; it ends with the page that reaches it.
+    Stores write a file a region."""
     concurrency: int | None = None
     """Tasks at the same time; None = as many as the executor has room for."""
     safe_interval: float = 60.0
@@ -45,22 +44,13 @@ class BackupOptions:
     checksum: bool = False
     """Whether each interval is compared with the cluster's own checksum afterwards."""
     assume_no_ttl: bool = False
-    """Whether to take it that no key of a cluster with TTL expires, instead of asking for each."""
-    executor: ExecutorKind = "spark"
+    """Whether to take it that no key of a cluster with TTL expires, instead of finding out."""
+    send_credentials: bool = True
+    """Whether stores that write files get this process's storage credentials, or use their own."""
+    engine: EngineKind = "auto"
+    executor: ExecutorChoice = "auto"
     spark_master: str = "local[*]"
     dry_run: bool = False
-
-    @property
-    def slots(self) -> int:
-        """How many tasks run at the same time, as far as it can be told before the executor has started."""
-        threads = re.match(r"local\[(\d+)", self.spark_master)
-        if self.concurrency is not None:
-            return self.concurrency
-        if self.executor == "driver" or self.spark_master.startswith("local[*"):
-            return os.cpu_count() or 1
-        if self.spark_master.startswith("local"):
-            return int(threads[1]) if threads else 1
-        return CLUSTER_SLOTS
 
     def check(self) -> None:
         """Raise `UsageError` for what is wrong whatever the cluster is."""
@@ -72,5 +62,5 @@ class BackupOptions:
             raise UsageError("--file-size must be positive")
         if self.gc_ttl < 0 or self.safe_interval < 0:
             raise UsageError("--gcttl and --safe-interval cannot be negative")
-        if self.executor == "spark":
+        if self.executor != "driver":
             check_master(self.spark_master)

@@ -31,6 +31,7 @@ class BackupSummary:
     api_version: str
     dst_api_version: str
     engine: str
+    engine_reason: str
     executor: str
     files: int
     ranges: int
@@ -75,8 +76,9 @@ def _summarize(context: BackupContext, seconds: float, timings: dict[str, float]
         average_speed=round(total_bytes / max(seconds, 1e-9)),
         api_version=context.converter.source.api_version.label,
         dst_api_version=context.converter.target.api_version.label,
-        engine="scan",
-        executor=context.options.executor,
+        engine=context.engine.name,
+        engine_reason=context.engine.reason,
+        executor=context.engine.executor,
         files=len(context.manifest.files) if context.manifest is not None else 0,
         ranges=len(context.plan),
         vanished_kvs=sum(result.vanished for result in context.results),

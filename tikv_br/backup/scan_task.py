@@ -1,14 +1,13 @@
 """The scan engine's task: page through one interval, convert, write SSTs, and record it in the ledger.
 
-Runs in a Spark Python worker or a thread. May run again, or twice at once: every attempt writes to names of its own, and
-only an attempt that came to its end leaves a ledger entry.
+Runs in a Spark Python worker or a thread.
 """
 
 from __future__ import annotations
 
 import secrets
 import time
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from formats.checksum import Checksum
@@ -17,13 +16,12 @@ from formats.sst.compression import Compression
 from tikv_br.backup.ahead import Ahead
 from tikv_br.backup.convert import Converter
 from tikv_br.backup.sst_files import SstFiles
-from tikv_br.backupset.coverage import KeyRange
+from tikv_br.backup.task import PhaseSeconds, Task, TaskResult, try_task
 from tikv_br.backupset.ledger import LedgerEntry, write_entry
 from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.config import ClusterConfig
 from tikv_br.cluster.rawkv import RawClient
 from tikv_br.cluster.shared import shared_cluster
-from tikv_br.errors import RetryBudgetExhausted, TikvBrError
 from tikv_br.spark.task import TaskContext
 from tikv_br.storage.base import ObjectStore
 from tikv_br.storage.open import open_store
@@ -31,9 +29,6 @@ from tikv_br.storage.url import StorageLocation
 
 if TYPE_CHECKING:
     from tikv_br.backup.ttl import TtlFetcher
-
-ATTEMPTS = 3
-"""How often a task is tried while its errors may pass; each request inside has retries of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,62 +46,9 @@ class ScanJob:
     """Whether each row's expiry is fetched; never of a cluster without TTL."""
 
 
-@dataclass(frozen=True, slots=True)
-class ScanTask:
-    """One interval: RPC keys of the source."""
-
-    start: bytes
-    end: bytes
-
-    @property
-    def interval(self) -> KeyRange:
-        """`start` and `end`."""
-        return KeyRange(self.start, self.end)
-
-    def __str__(self) -> str:
-        return str(self.interval)
-
-
-@dataclass(slots=True)
-class PhaseSeconds:
-    """Where a task's time went; scanning and the rest overlap."""
-
-    scan: float = 0.0
-    ttl: float = 0.0
-    convert: float = 0.0
-    """Conversion and checksums."""
-    encode: float = 0.0
-    """Building and compressing SST blocks."""
-    upload: float = 0.0
-    """Hashing and handing bytes to the storage."""
-
-    def add(self, other: PhaseSeconds) -> None:
-        """Sum up."""
-        for phase in fields(self):
-            setattr(self, phase.name, getattr(self, phase.name) + getattr(other, phase.name))
-
-
-@dataclass(frozen=True, slots=True)
-class ScanResult:
-    """What a task came to."""
-
-    entry: LedgerEntry
-    source: Checksum
-    """Of the rows written, as the source's servers count them."""
-    vanished: int
-    """Rows that had gone when their TTL was asked for."""
-    seconds: PhaseSeconds
-
-
-def run_scan_task(job: ScanJob, task: ScanTask, context: TaskContext) -> ScanResult:
+def run_scan_task(job: ScanJob, task: Task, context: TaskContext) -> TaskResult:
     """Do one interval, anew where an error may pass. Raises the `TikvBrError` of the last attempt."""
-    for attempt in range(1, ATTEMPTS + 1):
-        try:
-            return _Attempt(job, task, context, shared_cluster(job.cluster), open_store(job.storage)).run()
-        except TikvBrError as error:
-            if attempt == ATTEMPTS or not (error.retryable or isinstance(error, RetryBudgetExhausted)):
-                raise
-    raise AssertionError
+    return try_task(lambda: _Attempt(job, task, context, shared_cluster(job.cluster), open_store(job.storage)).run())
 
 
 @dataclass(slots=True)
@@ -114,7 +56,7 @@ class _Attempt:
     """One try at a task."""
 
     job: ScanJob
-    task: ScanTask
+    task: Task
     context: TaskContext
     cluster: Cluster
     store: ObjectStore
@@ -122,7 +64,7 @@ class _Attempt:
     vanished: int = 0
     seconds: PhaseSeconds = field(default_factory=PhaseSeconds)
 
-    def run(self) -> ScanResult:
+    def run(self) -> TaskResult:
         """Write the files and the ledger entry, or nothing."""
         name = secrets.token_hex(8)
         files = self._files(name)
@@ -137,7 +79,7 @@ class _Attempt:
             self.context.report(data_bytes=-self.source.total_bytes, keys=-self.source.total_kvs)
             raise
         self.seconds.upload = files.seconds_uploading
-        return ScanResult(entry, self.source, self.vanished, self.seconds)
+        return TaskResult(entry, self.source, self.vanished, self.seconds)
 
     def _copy(self, files: SstFiles) -> None:
         raw = RawClient(self.cluster.router, self.job.converter.source, self.cluster.cluster_id)

@@ -12,11 +12,12 @@ from dataclasses import replace
 from formats.api_version import ApiVersion
 from formats.errors import UnsupportedFormat
 from formats.keys import KeyCodec
-from tikv_br.backup import finish, scan
+from tikv_br.backup import finish, work
 from tikv_br.backup.backup_ts import choose_backup_ts, keep_safe
 from tikv_br.backup.context import BackupContext
 from tikv_br.backup.conversion import BACKUP_TS, CHECKSUM, CONVERSION, require_conversion, require_feature
-from tikv_br.backup.convert import Converter
+from tikv_br.backup.convert import CONVERTED_TS, Converter
+from tikv_br.backup.engine import choose_engine
 from tikv_br.backup.options import BackupOptions
 from tikv_br.backupset import lock
 from tikv_br.backupset.backup_set import BackupWriter
@@ -31,9 +32,6 @@ from tikv_br.storage.open import open_store
 
 log = logging.getLogger(__name__)
 
-CONVERTED_TS = 1
-"""The ts of rows that have none at the source: stores stamp the same when they convert."""
-
 
 def backup_steps(options: BackupOptions) -> list[Step[BackupContext]]:
     """The runbook. A dry run leaves out every step that writes anywhere."""
@@ -43,7 +41,7 @@ def backup_steps(options: BackupOptions) -> list[Step[BackupContext]]:
         Line("check the cluster", check_cluster),
         Line("check the storage", check_storage),
     ]
-    plan = Line("plan", scan.plan)
+    plan = Line("plan", work.plan)
     if options.dry_run:
         return [*checks, plan]
     compare = [Line("compare checksums", finish.compare_checksums)] if options.checksum else []
@@ -52,7 +50,7 @@ def backup_steps(options: BackupOptions) -> list[Step[BackupContext]]:
         Line("take the path", take_path, give_path_back),
         Line("protect from GC", protect, unprotect),
         plan,
-        Line("scan", scan.scan),
+        Line("copy", work.copy),
         Line("prove coverage", finish.prove_coverage),
         *compare,
         Line("commit", finish.commit),
@@ -61,10 +59,8 @@ def backup_steps(options: BackupOptions) -> list[Step[BackupContext]]:
 
 
 def check_input(context: BackupContext) -> None:
-    """Refuse what no cluster could do, and a Spark that could not start, before anything is asked of anyone."""
+    """Refuse what no cluster could do, before anything is asked of anyone."""
     context.options.check()
-    if context.options.executor == "spark" and not context.options.dry_run:
-        check_java()
 
 
 def connect(context: BackupContext) -> None:
@@ -78,6 +74,8 @@ def check_cluster(context: BackupContext) -> None:
     options, info = context.options, context.info
     target = info.api_version if options.dst_api_version is None else options.dst_api_version
     require_conversion(info.api_version, target)
+    context.engine = choose_engine(options, info.api_version, target)
+    _check_executor(context)
     if target is not info.api_version:
         require_feature(info.version, CONVERSION)
     if options.checksum:
@@ -89,7 +87,7 @@ def check_cluster(context: BackupContext) -> None:
         source, KeyCodec(target, source.keyspace_id), CONVERTED_TS if target is ApiVersion.V2 else 0
     )
     context.source_range = KeyRange(*source.rpc_range(options.start, options.end))
-    if context.with_ttl:
+    if context.with_ttl and context.engine.name == "scan":
         context.reporter(
             Notice("the TTL of every key is asked for; --assume-no-ttl saves that where keys do not expire")
         )
@@ -129,6 +127,12 @@ def unprotect(context: BackupContext) -> None:
     if context.keeper is not None:
         context.keeper.stop()
         safepoint.release(context.cluster.pd, context.keeper.service_id)
+
+
+def _check_executor(context: BackupContext) -> None:
+    """Refuse a Spark that could not start, where it would have to."""
+    if context.engine.executor == "spark" and not context.options.dry_run:
+        check_java()
 
 
 def _source_codec(context: BackupContext) -> KeyCodec:

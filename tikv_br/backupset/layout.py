@@ -30,6 +30,11 @@ def sst_name(interval: KeyRange, attempt: str, number: int) -> str:
     return f"{SST_FOLDER}/{interval_id(interval)}_{attempt}_{number:05d}{SST_SUFFIX}"
 
 
+def store_folder(interval: KeyRange, attempt: str) -> str:
+    """Folder for what stores write for an attempt, under names of their own."""
+    return f"{SST_FOLDER}/{interval_id(interval)}_{attempt}"
+
+
 def ledger_name(interval: KeyRange, attempt: str) -> str:
     """Name of the record that an attempt leaves when it has done its interval."""
     return f"{LEDGER}/{interval_id(interval)}-{attempt}.json"

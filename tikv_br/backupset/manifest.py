@@ -40,6 +40,8 @@ class Description:
     """Where it was written, without credentials."""
     started_ms: int
     """Milliseconds since the epoch."""
+    engine_reason: str = ""
+    """Why this engine."""
 
 
 @dataclass(frozen=True, slots=True)

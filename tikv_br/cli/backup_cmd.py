@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, cast
 
 import typer
 
@@ -12,6 +12,21 @@ from formats.api_version import ApiVersion
 from formats.errors import InvalidKeyText, UnsupportedFormat
 from formats.keytext import parse_key
 from tikv_br.cli import log
+from tikv_br.cli.backup_options import (
+    ENGINES,
+    EXECUTORS,
+    AssumeNoTtlOption,
+    ChecksumOption,
+    CompressionLevelOption,
+    CompressionOption,
+    DstApiVersionOption,
+    EngineOption,
+    ExecutorOption,
+    FileSizeOption,
+    GcTtlOption,
+    SafeIntervalOption,
+    SendCredentialsOption,
+)
 from tikv_br.cli.lazy import DefaultCommandGroup
 from tikv_br.cli.options import (
     DEFAULT_PD,
@@ -51,11 +66,11 @@ from tikv_br.errors import UsageError
 
 if TYPE_CHECKING:
     from formats.sst.compression import Compression
+    from tikv_br.backup.options import EngineKind, ExecutorChoice
     from tikv_br.backup.plan import Interval
     from tikv_br.backup.run import BackupReport, BackupSummary
 
 app = typer.Typer(cls=DefaultCommandGroup, rich_markup_mode=None, no_args_is_help=True)
-EXECUTORS = ("auto", "driver", "spark")
 PLAN_ROWS = 20
 """Intervals of a plan that people are shown; JSON has them all."""
 
@@ -69,41 +84,21 @@ def group() -> None:
 def backup_raw(
     storage: StorageOption,
     pd: PdOption = DEFAULT_PD,
-    dst_api_version: Annotated[
-        str,
-        typer.Option(
-            "--dst-api-version",
-            envvar="TIKV_BR_DST_API_VERSION",
-            metavar="v1|v1ttl|v2",
-            help="API version to write the backup in; default: the cluster's own.",
-        ),
-    ] = "",
+    dst_api_version: DstApiVersionOption = "",
+    engine: EngineOption = "auto",
     start: StartOption = "",
     end: EndOption = "",
     key_form: FormatOption = KeyForm.HEX,
     keyspace: KeyspaceOption = "",
-    compression: Annotated[
-        str, typer.Option("--compression", envvar="TIKV_BR_COMPRESSION", help="zstd, lz4, snappy or none.")
-    ] = "zstd",
-    compression_level: Annotated[
-        int, typer.Option("--compression-level", help="Level of zstd or lz4; 0: the default of each.")
-    ] = 0,
-    file_size: Annotated[
-        str, typer.Option("--file-size", metavar="SIZE", help="Keys and values in one file, before compression.")
-    ] = "96MiB",
+    compression: CompressionOption = "zstd",
+    compression_level: CompressionLevelOption = 0,
+    file_size: FileSizeOption = "96MiB",
     concurrency: ConcurrencyOption = None,
-    safe_interval: Annotated[
-        str, typer.Option("--safe-interval", metavar="TIME", help="How far backup-ts lies behind the cluster's clock.")
-    ] = "1m",
-    gcttl: Annotated[
-        str, typer.Option("--gcttl", metavar="TIME", help="How long GC is held back from backup-ts after the backup.")
-    ] = "5m",
-    checksum: Annotated[
-        bool, typer.Option("--checksum/--no-checksum", help="Compare with the cluster's own checksums afterwards.")
-    ] = False,
-    assume_no_ttl: Annotated[
-        bool, typer.Option("--assume-no-ttl", help="Take it that no key expires, instead of asking for each key's TTL.")
-    ] = False,
+    safe_interval: SafeIntervalOption = "1m",
+    gcttl: GcTtlOption = "5m",
+    checksum: ChecksumOption = False,
+    assume_no_ttl: AssumeNoTtlOption = False,
+    send_credentials: SendCredentialsOption = True,
     ca: CaOption = None,
     cert: CertOption = None,
     key: KeyOption = None,
@@ -115,9 +110,7 @@ def backup_raw(
     s3_acl: S3AclOption = None,
     s3_provider: S3ProviderOption = None,
     s3_force_path_style: S3PathStyleOption = None,
-    executor: Annotated[
-        str, typer.Option("--executor", metavar="|".join(EXECUTORS), help="Where tasks run; auto: on Spark.")
-    ] = "auto",
+    executor: ExecutorOption = "auto",
     spark_master: SparkMasterOption = "local[*]",
     dry_run: DryRunOption = False,
     output: OutputOption = OutputForm.CONSOLE,
@@ -125,8 +118,8 @@ def backup_raw(
 ) -> None:
     """Back up a RawKV cluster, converting between API versions where asked."""
     log.configure(log_level)
-    if executor not in EXECUTORS:
-        raise UsageError(f"--executor {executor!r}: one of {', '.join(EXECUTORS)}")
+    _check_one_of("--engine", engine, ENGINES)
+    _check_one_of("--executor", executor, EXECUTORS)
     first, last = _parse_keys(start, end, key_form)
     location = storage_location(
         storage,
@@ -159,7 +152,9 @@ def backup_raw(
         gc_ttl=math.ceil(parse_duration(gcttl)),
         checksum=checksum,
         assume_no_ttl=assume_no_ttl,
-        executor="driver" if executor == "driver" else "spark",
+        send_credentials=send_credentials,
+        engine=cast("EngineKind", engine),
+        executor=cast("ExecutorChoice", executor),
         spark_master=spark_master,
         dry_run=dry_run,
     )
@@ -187,6 +182,11 @@ def _parse_api_version(label: str) -> ApiVersion | None:
         return ApiVersion.from_label(label) if label else None
     except UnsupportedFormat as error:
         raise UsageError(f"--dst-api-version: {error}") from None
+
+
+def _check_one_of(flag: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise UsageError(f"{flag} {value!r}: one of {', '.join(allowed)}")
 
 
 def _parse_compression(label: str) -> Compression:
@@ -220,7 +220,7 @@ def _render_plan(out: Output, plan: list[Interval]) -> None:
 def _text(summary: BackupSummary) -> str:
     """The summary for people, with the Go tool's names where it has them."""
     if summary.dry_run:
-        return "Nothing was written (dry run)"
+        return f"Nothing was written (dry run); engine {summary.engine} ({summary.engine_reason})"
     figures = [
         ("total-take", human_seconds(summary.seconds)),
         ("total-kv", f"{summary.total_kvs:,}"),
@@ -230,6 +230,7 @@ def _text(summary: BackupSummary) -> str:
         ("total-ranges", f"{summary.ranges:,}"),
         ("files", f"{summary.files:,}"),
         ("backup-ts", str(summary.backup_ts) if summary.backup_ts else "none (the cluster has no timestamps)"),
+        ("engine", f"{summary.engine} ({summary.engine_reason})"),
         ("api-version", f"{summary.api_version} -> {summary.dst_api_version}"),
         ("checksum", f"{summary.crc64xor:016x}"),
         ("storage", summary.storage),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import grpc
 
@@ -17,7 +17,10 @@ from tikv_br.cluster.pb.brpb_pb2_grpc import BackupStub
 from tikv_br.cluster.pb.import_sstpb_pb2_grpc import ImportSSTStub
 from tikv_br.cluster.pb.tikvpb_pb2_grpc import TikvStub
 from tikv_br.cluster.topology import Store
-from tikv_br.errors import ClusterUnreachable, DangerousRequest
+from tikv_br.errors import ClusterError, ClusterUnreachable, DangerousRequest
+
+if TYPE_CHECKING:
+    from grpc import _CallIterator  # what a stub's streaming call returns; only the type stubs have it
 
 LONG_FACTOR = 10
 
@@ -90,13 +93,14 @@ class StoreClient:
         """Split a region that this store leads."""
         return self.call(self.kv.SplitRegion, request)
 
-    def backup(self, request: brpb_pb2.BackupRequest) -> Iterator[brpb_pb2.BackupResponse]:
+    def backup(self, request: brpb_pb2.BackupRequest) -> BackupStream:
         """Have the store back up what it leads of a range; one answer a region, in no order.
 
-        Closing the iterator cancels the rest. Raises `DangerousRequest` for a range that is none.
+        Raises `DangerousRequest` for a range that is none.
         """
         guard.check_backup(request)
-        return self._stream(request)
+        answers = self._run(lambda: self._backup.backup(request))
+        return BackupStream(answers, lambda error: to_cluster_error(error, str(self), self._config.tls))
 
     def download(self, request: import_sstpb_pb2.DownloadRequest) -> import_sstpb_pb2.DownloadResponse:
         """Have the store fetch an SST from storage. The timeout is `long_timeout`."""
@@ -136,15 +140,6 @@ class StoreClient:
         request = import_sstpb_pb2.SetDownloadSpeedLimitRequest(speed_limit=bytes_per_second)
         self.call(self._import.SetDownloadSpeedLimit, request)
 
-    def _stream(self, request: brpb_pb2.BackupRequest) -> Iterator[brpb_pb2.BackupResponse]:
-        answers = self._backup.backup(request)
-        try:
-            yield from answers
-        except grpc.RpcError as error:
-            raise to_cluster_error(error, str(self), self._config.tls) from None
-        finally:
-            answers.cancel()
-
     def _run(self, send: Callable[[], Response]) -> Response:
         try:
             return send()
@@ -157,6 +152,30 @@ class StoreClient:
 
     def __str__(self) -> str:
         return f"store {self.store.id} ({self.store.address})"
+
+
+class BackupStream:
+    """The answers to one Backup request as they come: iterate once; raises as any call of `StoreClient`."""
+
+    def __init__(
+        self,
+        answers: _CallIterator[brpb_pb2.BackupResponse],
+        to_error: Callable[[grpc.RpcError], ClusterError],
+    ) -> None:
+        self._answers = answers
+        self._to_error = to_error
+
+    def __iter__(self) -> Iterator[brpb_pb2.BackupResponse]:
+        try:
+            yield from self._answers
+        except grpc.RpcError as error:
+            raise self._to_error(error) from None
+        finally:
+            self.cancel()
+
+    def cancel(self) -> None:
+        """Have the store leave out the rest; from any thread. Whoever iterates gets `ClusterUnreachable`."""
+        self._answers.cancel()
 
 
 class StorePool:

@@ -45,6 +45,7 @@ def options(tmp_path: Path) -> Options:
         usual = {
             "cluster": live.config,
             "storage": place,
+            "engine": "scan",
             "executor": "driver",
             "concurrency": 2,
             "file_bytes": 64 << 10,

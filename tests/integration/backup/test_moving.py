@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +12,22 @@ import pytest
 
 from formats.api_version import ApiVersion
 from tests.integration.backup.conftest import Options
-from tests.integration.backup.data import hard_rows, load
+from tests.integration.backup.data import hard_rows
+from tests.integration.backup.moving import (
+    PATIENCE,
+    READ_FIRST,
+    fill_and_split,
+    impatient,
+    merge,
+    region_at,
+    reshape,
+    split,
+    transfer_leader,
+)
 from tests.integration.backup.reading import rocksdb_rows, stored
 from tests.live_cluster import LiveCluster, live_cluster
 from tikv_br.backup.run import backup
-from tikv_br.cluster.config import ClusterConfig
 from tikv_br.errors import ClusterUnreachable, RetryBudgetExhausted
-
-SPLITS = [b"row00100", b"row01", b"row02", b"\x90"]
-PATIENCE = 4.0
-"""Seconds that a call goes on after its first failure."""
-READ_FIRST = b""
-"""A key of the first region, whose 1,800 rows are read in three pages while pages still grow."""
 
 
 @pytest.fixture(scope="module")
@@ -37,62 +40,16 @@ def rows() -> dict[bytes, bytes]:
 def cluster(tmp_path_factory: pytest.TempPathFactory, rows: dict[bytes, bytes]) -> Iterator[LiveCluster]:
     """Run a V1 cluster of three stores, whose dead are replaced after a second."""
     with live_cluster(tmp_path_factory.mktemp("moving"), ApiVersion.V1, stores=3, election_timeout=1.0) as live:
-        load(live, rows)
-        live.run("split", keys=[key.hex() for key in SPLITS])
-        live.run("scatter")
+        fill_and_split(live, rows)
         yield live
 
 
 @pytest.fixture
 def live(cluster: LiveCluster) -> Iterator[LiveCluster]:
     """Return the cluster, split as at first; what a test has broken is healed after it."""
-    if merged := [key.hex() for key in SPLITS if region_at(cluster, key)["start"] != key.hex()]:
-        cluster.run("split", keys=merged)
-    while region_at(cluster, READ_FIRST)["end"] != SPLITS[0].hex():
-        command = merge(cluster)
-        cluster.run(command["name"], **command["arguments"])
+    reshape(cluster)
     yield cluster
     cluster.heal()
-
-
-def region_at(live: LiveCluster, key: bytes) -> dict[str, Any]:
-    """Return the region of a key."""
-    return next(
-        region
-        for region in live.regions()
-        if bytes.fromhex(region["start"]) <= key and (not region["end"] or key < bytes.fromhex(region["end"]))
-    )
-
-
-def other_store(live: LiveCluster, region: dict[str, Any]) -> int:
-    """Return a store that does not lead the region."""
-    return next(store_id for store_id in live.store_ids if store_id != region["leader_store"])
-
-
-def split(live: LiveCluster) -> dict[str, Any]:
-    """Split the region that is read while it is read."""
-    return {"name": "split", "arguments": {"keys": [b"\x01".hex(), b"\x60".hex()]}}
-
-
-def merge(live: LiveCluster) -> dict[str, Any]:
-    """Merge the region that is read into its right neighbour."""
-    source = region_at(live, READ_FIRST)
-    target = region_at(live, bytes.fromhex(source["end"]))
-    return {"name": "merge", "arguments": {"source": source["id"], "target": target["id"]}}
-
-
-def transfer_leader(live: LiveCluster) -> dict[str, Any]:
-    """Move the lead of the region that is read."""
-    region = region_at(live, READ_FIRST)
-    return {
-        "name": "transfer-leader",
-        "arguments": {"region_id": region["id"], "store_id": other_store(live, region)},
-    }
-
-
-def impatient(live: LiveCluster) -> ClusterConfig:
-    """Return a config whose calls give up after a few seconds."""
-    return replace(live.config, retry_budget=PATIENCE)
 
 
 def check_equal(live: LiveCluster, options: Options, rows: dict[bytes, bytes], scratch: Path) -> None:

@@ -60,7 +60,7 @@ def test_backup_ts_is_protected_from_before_the_scan_until_after_the_end(v2: Liv
     during: list[dict[str, int]] = []
     before = v2.cluster.pd.tso()
     wanted = options(v2, safe_interval=90)
-    summary = backup(wanted, when(StepStarted, "scan", lambda: during.append(safe_points(v2)))).summary
+    summary = backup(wanted, when(StepStarted, "copy", lambda: during.append(safe_points(v2)))).summary
     after = v2.cluster.pd.tso()
     held = {service_id(summary.run_id): summary.backup_ts - 1}
     assert during == [held]
@@ -152,7 +152,7 @@ def test_what_goes_missing_before_the_commit_is_noticed(
     load(live, {b"k%d" % number: b"v" for number in range(100)})
     wanted = options(live)
     with pytest.raises(error):
-        backup(wanted, tamper("scan", act, wanted.storage.path))
+        backup(wanted, tamper("copy", act, wanted.storage.path))
     assert files_at(wanted.storage.path) == []
 
 
@@ -163,7 +163,7 @@ def test_checksum_finds_a_write_after_the_scan(clusters: Clusters, options: Opti
     assert backup(options(live, checksum=True, dst_api_version=V2)).summary.total_kvs == live.raw().checksum().total_kvs
     wanted = options(live, checksum=True)
     with pytest.raises(ChecksumMismatch, match=r"\[start, end\).*rows") as raised:
-        backup(wanted, when(StepFinished, "scan", lambda: live.raw().put(b"k7", b"w")))
+        backup(wanted, when(StepFinished, "copy", lambda: live.raw().put(b"k7", b"w")))
     assert "writes" in raised.value.hint
     assert files_at(wanted.storage.path) == []
 
@@ -187,7 +187,7 @@ def test_another_backup_at_the_path_is_left_alone(clusters: Clusters, options: O
         except BackupPathInUse as error:
             inner.append(type(error))
 
-    backup(under_way, when(StepStarted, "scan", start_another))
+    backup(under_way, when(StepStarted, "copy", start_another))
     assert inner == [BackupPathInUse]
     assert "backupmeta" in files_at(under_way.storage.path)
 

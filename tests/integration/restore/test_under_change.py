@@ -168,7 +168,9 @@ def fresh_backup(folder: Path) -> StorageLocation:
     location = parse(f"local://{folder / 'fresh'}")
     with live_cluster(folder / "fresh-source", ApiVersion.V2) as live:
         load(live, {b"key": b"old"})
-        backup(BackupOptions(cluster=live.config, storage=location, safe_interval=0.0, executor="driver"))
+        backup(
+            BackupOptions(cluster=live.config, storage=location, safe_interval=0.0, engine="scan", executor="driver")
+        )
     return location
 
 

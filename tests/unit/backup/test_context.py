@@ -8,14 +8,14 @@ from formats.checksum import Checksum
 from tikv_br.backup import finish
 from tikv_br.backup.context import BackupContext
 from tikv_br.backup.options import BackupOptions
-from tikv_br.backup.scan_task import PhaseSeconds, ScanResult
+from tikv_br.backup.task import PhaseSeconds, TaskResult
 from tikv_br.backupset.ledger import LedgerEntry
 from tikv_br.cluster.config import ClusterConfig
 from tikv_br.cluster.safepoint import SafePointKeeper
 from tikv_br.errors import ClusterUnreachable, SafePointError
 from tikv_br.storage.url import StorageLocation
 
-RESULT = ScanResult(LedgerEntry(b"", b"", "a", ()), Checksum(1, 2, 3), 4, PhaseSeconds(scan=1.5, upload=0.5))
+RESULT = TaskResult(LedgerEntry(b"", b"", "a", ()), Checksum(1, 2, 3), 4, PhaseSeconds(scan=1.5, upload=0.5))
 
 
 class AbsentPd:

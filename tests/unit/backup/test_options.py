@@ -1,14 +1,13 @@
-"""What options refuse by themselves, and how many tasks a plan reckons with."""
+"""What options refuse by themselves."""
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import pytest
 
 from formats.sst.compression import Compression
-from tikv_br.backup.options import CLUSTER_SLOTS, BackupOptions
+from tikv_br.backup.options import BackupOptions
 from tikv_br.cluster.config import ClusterConfig
 from tikv_br.errors import UsageError
 from tikv_br.storage.url import StorageLocation
@@ -17,23 +16,6 @@ from tikv_br.storage.url import StorageLocation
 def options(**changes: Any) -> BackupOptions:  # noqa: ANN401 - any field
     """Return options that differ from the defaults."""
     return BackupOptions(ClusterConfig(("127.0.0.1:1",)), StorageLocation("local", "/backup"), **changes)
-
-
-@pytest.mark.parametrize(
-    ("changes", "slots"),
-    [
-        ({"concurrency": 7}, 7),
-        ({"spark_master": "local[3]"}, 3),
-        ({"spark_master": "local[5,4]"}, 5),
-        ({"spark_master": "local"}, 1),
-        ({"spark_master": "local[*]"}, os.cpu_count()),
-        ({"spark_master": "spark://host:7077"}, CLUSTER_SLOTS),
-        ({"spark_master": "spark://host:7077", "executor": "driver"}, os.cpu_count()),
-    ],
-)
-def test_slots_follow_concurrency_then_executor(changes: dict[str, Any], slots: int) -> None:
-    """The flag counts first, then what the master says of itself."""
-    assert options(**changes).slots == slots
 
 
 @pytest.mark.parametrize(
@@ -47,6 +29,7 @@ def test_slots_follow_concurrency_then_executor(changes: dict[str, Any], slots: 
         ({"safe_interval": -1.0}, "--safe-interval"),
         ({"gc_ttl": -1}, "--gcttl"),
         ({"spark_master": "yarn2"}, "yarn2"),
+        ({"spark_master": "yarn2", "executor": "spark"}, "yarn2"),
     ],
 )
 def test_contradictions_are_refused(changes: dict[str, Any], message: str) -> None:

@@ -1,15 +1,19 @@
-"""The work of the scan engine, from the driver's side: plan the intervals and have tasks copy them."""
+"""The work from the driver's side: plan the intervals and have tasks of the chosen engine copy them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 
 from tikv_br.backup.context import BackupContext
 from tikv_br.backup.plan import RegionSize, plan_intervals, task_bytes
-from tikv_br.backup.scan_task import ScanJob, ScanTask, run_scan_task
+from tikv_br.backup.scan_task import ScanJob, run_scan_task
+from tikv_br.backup.store_files import FileRecorder
+from tikv_br.backup.store_task import StoreJob, run_store_task
+from tikv_br.backup.task import Task, TaskResult
 from tikv_br.cluster.cluster import Cluster
 from tikv_br.spark.executor import ExecutorOptions, run_tasks
+from tikv_br.spark.task import TaskContext
 
 REGION_PAGE = 4096
 """Regions held as objects at a time."""
@@ -21,7 +25,7 @@ def plan(context: BackupContext) -> None:
     """Cut the range into tasks of about equal bytes, by PD's estimates."""
     codec, whole = context.converter.source, context.source_range
     regions = list(region_sizes(context.cluster, codec.bound(whole.start), codec.bound(whole.end)))
-    wanted = task_bytes(sum(region.size for region in regions), context.options.slots)
+    wanted = task_bytes(sum(region.size for region in regions), context.engine.slots)
     context.plan = plan_intervals(regions, codec, whole.start, whole.end, wanted)
 
 
@@ -38,8 +42,26 @@ def region_sizes(cluster: Cluster, start: bytes, end: bytes) -> Iterator[RegionS
         done = not start or bool(end and start >= end)
 
 
-def scan(context: BackupContext) -> None:
+def copy(context: BackupContext) -> None:
     """Have every interval copied. Raises the first error that a task ends with."""
+    options, engine = context.options, context.engine
+    tasks = [Task(interval.start, interval.end) for interval in context.plan]
+    run_tasks(
+        tasks,
+        _store_tasks(context) if engine.name == "store" else _scan_tasks(context),
+        options=ExecutorOptions(
+            engine.executor,
+            options.spark_master,
+            engine.slots if engine.executor == "driver" else options.concurrency,
+        ),
+        on_result=context.took,
+        name_of=str,
+        reporter=context.reporter,
+        expected_task_bytes=sum(interval.size for interval in context.plan) // len(tasks),
+    )
+
+
+def _scan_tasks(context: BackupContext) -> Callable[[Task, TaskContext], TaskResult]:
     options = context.options
     job = ScanJob(
         cluster=options.cluster,
@@ -50,19 +72,18 @@ def scan(context: BackupContext) -> None:
         file_bytes=options.file_bytes,
         with_ttl=context.with_ttl,
     )
-    tasks = [ScanTask(interval.start, interval.end) for interval in context.plan]
-    run_tasks(
-        tasks,
-        partial(run_scan_task, job),
-        options=ExecutorOptions(options.executor, options.spark_master, _concurrency(context)),
-        on_result=context.took,
-        name_of=str,
-        reporter=context.reporter,
-        expected_task_bytes=sum(interval.size for interval in context.plan) // len(tasks),
-    )
+    return partial(run_scan_task, job)
 
 
-def _concurrency(context: BackupContext) -> int | None:
-    """Threads of the driver share one interpreter: more than processors gain nothing."""
+def _store_tasks(context: BackupContext) -> Callable[[Task, TaskContext], TaskResult]:
     options = context.options
-    return options.slots if options.executor == "driver" else options.concurrency
+    job = StoreJob(
+        cluster=options.cluster,
+        storage=options.storage,
+        recorder=FileRecorder(context.converter, context.with_ttl, options.checksum),
+        compression=options.compression,
+        compression_level=options.compression_level,
+        concurrency=options.concurrency or 0,
+        send_credentials=options.send_credentials,
+    )
+    return partial(run_store_task, job)

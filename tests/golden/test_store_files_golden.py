@@ -1,0 +1,149 @@
+"""What is recorded of files that real stores wrote, against the rows that were recorded beside them."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from formats.api_version import ApiVersion
+from formats.checksum import Checksum
+from formats.keys import KeyCodec
+from formats.sst import MemorySource, SstReader
+from tests.integration.backup.reading import golden_rows
+from tikv_br.backup import store_files
+from tikv_br.backup.convert import CONVERTED_TS, Converter
+from tikv_br.backup.range_tree import StoredSst
+from tikv_br.backup.store_files import FileRecorder
+from tikv_br.backupset.backup_set import BackupSet
+from tikv_br.backupset.files import Expiry, FileEntry
+from tikv_br.cluster.pb import brpb_pb2
+from tikv_br.errors import BackupDamaged, StorageObjectMissing
+from tikv_br.storage.open import open_store
+from tikv_br.storage.url import parse
+
+V1, V1TTL, V2 = ApiVersion.V1, ApiVersion.V1TTL, ApiVersion.V2
+CASES = {"v1": (V1, V1), "v1_to_v2": (V1, V2), "v1ttl": (V1TTL, V1TTL), "v1ttl_to_v2": (V1TTL, V2), "v2": (V2, V2)}
+
+
+def recorder(name: str, *, source_sums: bool = False) -> FileRecorder:
+    """Return the recorder of a recorded backup's conversion."""
+    source, target = CASES[name]
+    return FileRecorder(Converter(KeyCodec(source), KeyCodec(target), 0), source.has_ttl, source_sums)
+
+
+def backup_of(golden: Path, name: str) -> BackupSet:
+    """Open a recorded backup."""
+    return BackupSet.open(open_store(parse(f"local://{golden / 'backups' / name / 'data'}")))
+
+
+def as_answered(file: FileEntry) -> StoredSst:
+    """Return what the store said of a file."""
+    said = brpb_pb2.File(
+        name=file.name,
+        sha256=file.sha256,
+        start_key=file.start_key,
+        end_key=file.end_key,
+        crc64xor=file.crc64xor,
+        total_kvs=file.total_kvs,
+        total_bytes=file.total_bytes,
+        size=file.size,
+        cipher_iv=file.cipher_iv,
+        cf="default",
+    )
+    return StoredSst(file.name, said)
+
+
+def rows_of(file: FileEntry, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the recorded rows in a file's range."""
+    return [row for row in rows if file.start_key <= row["k"] and (not file.end_key or row["k"] < file.end_key)]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_timestamps_and_expiry_are_those_of_the_rows(golden: Path, name: str) -> None:
+    """Of every file: smallest and largest ts, and number, bytes and bounds of the rows that expire."""
+    kept, rows = backup_of(golden, name), golden_rows(golden / "backups" / name)
+    expiring = 0
+    for file in kept.files:
+        entry, _ = recorder(name).record(kept.store, as_answered(file))
+        own = rows_of(file, rows)
+        assert len(own) == file.total_kvs
+        timestamps = [row.get("ts", 0) for row in own]
+        assert (entry.min_ts, entry.max_ts) == (min(timestamps), max(timestamps))
+        limited = [row for row in own if row["e"]]
+        expiries = [row["e"] for row in limited] or [0]
+        assert entry.expiry.total_kvs == len(limited)
+        assert entry.expiry.total_bytes == sum(len(row["k"]) + len(row["v"]) for row in limited)
+        assert (entry.expiry.earliest, entry.expiry.latest) == (min(expiries), max(expiries))
+        expiring += len(limited)
+        data = (golden / "backups" / name / "data" / file.name).read_bytes()
+        assert entry.tail_sha256 == hashlib.sha256(data[-entry.tail_size :]).digest()
+        assert replace(entry, tail_sha256=b"", tail_size=0, min_ts=0, max_ts=0, expiry=Expiry()) == file
+    assert bool(expiring) == CASES[name][0].has_ttl
+
+
+def test_files_of_conversions_are_counted_in_the_source_s_form(golden: Path) -> None:
+    """The sums of the rows without the prefix are those that the V1 cluster gave for itself."""
+    kept = backup_of(golden, "v1_to_v2")
+    total = Checksum()
+    for file in kept.files:
+        _, source = recorder("v1_to_v2", source_sums=True).record(kept.store, as_answered(file))
+        total += source
+    said = [
+        recorder("v1").record(backup_of(golden, "v1").store, as_answered(file))[1]
+        for file in backup_of(golden, "v1").files
+    ]
+    assert total == sum(said, Checksum())
+
+
+@pytest.mark.parametrize("name", ["v1ttl", "v2"])
+def test_a_store_s_notes_say_what_reading_does(golden: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the properties are believed, they equal what all rows come to; and at least one file is spared the reading."""
+    kept = backup_of(golden, name)
+    noted = 0
+    for file in kept.files:
+        reader = SstReader(MemorySource((golden / "backups" / name / "data" / file.name).read_bytes()))
+        contents = store_files._noted(reader, CASES[name][0])
+        if contents is None:
+            continue
+        noted += 1
+        with monkeypatch.context() as patch:
+            patch.setattr(store_files, "_noted", lambda _reader, _version: None)
+            entry, _ = recorder(name).record(kept.store, as_answered(file))
+        assert (contents.min_ts, contents.max_ts, contents.expiry) == (entry.min_ts, entry.max_ts, entry.expiry)
+    assert noted or all(rows_expire(file, golden, name) for file in kept.files)
+
+
+def rows_expire(file: FileEntry, golden: Path, name: str) -> bool:
+    """Return whether any row of a file has an expiry."""
+    return any(row["e"] for row in rows_of(file, golden_rows(golden / "backups" / name)))
+
+
+def test_a_file_that_is_not_as_its_store_said_is_refused(golden: Path) -> None:
+    """Other sums, another size."""
+    kept = backup_of(golden, "v1ttl_to_v2")
+    written = as_answered(kept.files[0])
+    for field, value in (("crc64xor", 1), ("total_kvs", 1), ("size", 17)):
+        wrong = brpb_pb2.File()
+        wrong.CopyFrom(written.file)
+        setattr(wrong, field, value)
+        with pytest.raises(BackupDamaged, match=written.name):
+            recorder("v1ttl_to_v2").record(kept.store, StoredSst(written.name, wrong))
+
+
+def test_a_file_that_cannot_be_seen_from_here(golden: Path) -> None:
+    """The stores' folder is another one than ours: said so, with the way out."""
+    kept = backup_of(golden, "v1")
+    with pytest.raises(StorageObjectMissing, match="cannot be seen") as raised:
+        recorder("v1").record(kept.store, StoredSst("sst/x/0/1/1_default.sst", as_answered(kept.files[0]).file))
+    assert "--engine scan" in raised.value.hint
+
+
+def test_rows_converted_from_v1_carry_the_ts_that_stores_give_them(golden: Path) -> None:
+    """It is recorded without reading a row."""
+    kept = backup_of(golden, "v1_to_v2")
+    entry, _ = recorder("v1_to_v2").record(kept.store, as_answered(kept.files[0]))
+    assert (entry.min_ts, entry.max_ts) == (CONVERTED_TS, CONVERTED_TS)

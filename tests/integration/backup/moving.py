@@ -1,0 +1,72 @@
+"""A cluster whose regions move, split and merge while something reads them: helpers of the tests of both engines."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from tests.integration.backup.data import load
+from tests.live_cluster import LiveCluster
+from tikv_br.cluster.config import ClusterConfig
+
+SPLITS = [b"row00100", b"row01", b"row02", b"\x90"]
+PATIENCE = 4.0
+"""Seconds that a call goes on after its first failure."""
+READ_FIRST = b""
+"""A key of the first region, whose 1,800 rows are read in three pages while pages still grow."""
+
+
+def fill_and_split(live: LiveCluster, rows: dict[bytes, bytes]) -> None:
+    """Load, and spread five regions over the stores."""
+    load(live, rows)
+    live.run("split", keys=[key.hex() for key in SPLITS])
+    live.run("scatter")
+
+
+def reshape(live: LiveCluster) -> None:
+    """Make the regions what they were at first."""
+    if merged := [key.hex() for key in SPLITS if region_at(live, key)["start"] != key.hex()]:
+        live.run("split", keys=merged)
+    while region_at(live, READ_FIRST)["end"] != SPLITS[0].hex():
+        command = merge(live)
+        live.run(command["name"], **command["arguments"])
+
+
+def region_at(live: LiveCluster, key: bytes) -> dict[str, Any]:
+    """Return the region of a key."""
+    return next(
+        region
+        for region in live.regions()
+        if bytes.fromhex(region["start"]) <= key and (not region["end"] or key < bytes.fromhex(region["end"]))
+    )
+
+
+def other_store(live: LiveCluster, region: dict[str, Any]) -> int:
+    """Return a store that does not lead the region."""
+    return next(store_id for store_id in live.store_ids if store_id != region["leader_store"])
+
+
+def split(live: LiveCluster) -> dict[str, Any]:
+    """Split the region that is read while it is read."""
+    return {"name": "split", "arguments": {"keys": [b"\x01".hex(), b"\x60".hex()]}}
+
+
+def merge(live: LiveCluster) -> dict[str, Any]:
+    """Merge the region that is read into its right neighbour."""
+    source = region_at(live, READ_FIRST)
+    target = region_at(live, bytes.fromhex(source["end"]))
+    return {"name": "merge", "arguments": {"source": source["id"], "target": target["id"]}}
+
+
+def transfer_leader(live: LiveCluster) -> dict[str, Any]:
+    """Move the lead of the region that is read."""
+    region = region_at(live, READ_FIRST)
+    return {
+        "name": "transfer-leader",
+        "arguments": {"region_id": region["id"], "store_id": other_store(live, region)},
+    }
+
+
+def impatient(live: LiveCluster) -> ClusterConfig:
+    """Return a config whose calls give up after a few seconds."""
+    return replace(live.config, retry_budget=PATIENCE)

@@ -1,0 +1,144 @@
+"""What stores wrote: whole with ts and expiry, restorable, proven; and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from formats.api_version import ApiVersion
+from formats.sst import MemorySource, SstReader
+from formats.sst.compression import Compression
+from tests.integration.backup.conftest import Clusters, Options
+from tests.integration.backup.data import hard_rows, load, when
+from tests.integration.backup.reading import golden_rows, rocksdb_rows
+from tests.live_cluster import LiveCluster, live_cluster
+from tikv_br.backup.run import backup
+from tikv_br.backupset.backup_set import BackupSet
+from tikv_br.errors import ChecksumMismatch, ConversionUnsupported, UsageError
+from tikv_br.progress_events import StepFinished
+from tikv_br.restore.options import RestoreOptions
+from tikv_br.restore.run import restore
+from tikv_br.storage.open import open_store
+from tikv_br.storage.url import parse
+from tikv_br.verify.options import Level, VerifyOptions
+from tikv_br.verify.run import verify
+
+V1, V1TTL, V2 = ApiVersion.V1, ApiVersion.V1TTL, ApiVersion.V2
+GOLDEN = {"v1ttl": (V1TTL, V1TTL, "v1ttl"), "v1ttl_to_v2": (V1TTL, V2, "v1ttl"), "v2": (V2, V2, "v2")}
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_the_rows_are_those_that_real_stores_wrote(name: str, golden: Path, options: Options, tmp_path: Path) -> None:
+    """A recorded backup is restored, backed up, and equal in every internal key and value: ts and expiry are kept."""
+    source, target, origin = GOLDEN[name]
+    with live_cluster(tmp_path / "cluster", source, stores=3) as live:
+        recorded = parse(f"local://{golden / 'backups' / origin / 'data'}")
+        restore(RestoreOptions(cluster=live.config, storage=recorded))
+        wanted = options(live, engine="auto", dst_api_version=target, safe_interval=0, checksum=True)
+        summary = backup(wanted).summary
+    assert (summary.engine, "expiry" in summary.engine_reason) == ("store", True)
+    found = rocksdb_rows(Path(wanted.storage.path), tmp_path)
+    assert found == rocksdb_rows(golden / "backups" / name / "data", tmp_path)
+    kept = BackupSet.open(open_store(wanted.storage))
+    assert kept.manifest is not None
+    assert (kept.manifest.description.engine, kept.manifest.description.engine_reason) == (
+        "store",
+        summary.engine_reason,
+    )
+    expiries = [row["e"] for row in golden_rows(golden / "backups" / name) if row["e"]]
+    assert sum(file.expiry.total_kvs for file in kept.files) == len(expiries) > 0
+    verify(VerifyOptions(storage=wanted.storage, level=Level.DATA))
+
+
+@pytest.mark.parametrize(("source", "target"), [(V1, V1), (V1, V2), (V1TTL, V2), (V2, V2)])
+def test_what_stores_wrote_comes_back(
+    source: ApiVersion, target: ApiVersion, clusters: Clusters, options: Options, tmp_path: Path
+) -> None:
+    """Backed up by the stores, restored into another cluster: every row is there, and the clusters' checksums agree."""
+    live, rows = clusters(source), hard_rows(count=300)
+    load(live, rows)
+    wanted = options(live, engine="store", dst_api_version=target, gc_ttl=0, safe_interval=0)
+    summary = backup(wanted).summary
+    with live_cluster(tmp_path / "target", target, stores=3) as other:
+        assert restore(RestoreOptions(cluster=other.config, storage=wanted.storage)).verified
+        verify(VerifyOptions(storage=wanted.storage, level=Level.RESTORE, cluster=other.config))
+        found = other.raw().checksum()
+        assert (found.crc64xor, found.total_kvs) == (summary.crc64xor, len(rows))
+        assert {key: other.raw().get(key) for key in list(rows)[::50]} == {key: rows[key] for key in list(rows)[::50]}
+
+
+def test_an_empty_keyspace_leaves_no_folder(clusters: Clusters, options: Options) -> None:
+    """The stores are asked, answer without files, and the backup covers the range."""
+    wanted = options(clusters(V2), engine="store", keyspace="77", gc_ttl=0)
+    assert backup(wanted).summary.files == 0
+    assert BackupSet.open(open_store(wanted.storage)).files == ()
+    assert not (Path(wanted.storage.path) / "sst").exists()
+
+
+def test_checksum_finds_a_write_after_the_stores_wrote(clusters: Clusters, options: Options) -> None:
+    """In the source's own form, also where the files are of another: a difference leaves no backup."""
+    live = clusters(V1)
+    load(live, {b"k%d" % number: b"v" for number in range(100)})
+    wanted = options(live, engine="store", dst_api_version=V2, checksum=True)
+    with pytest.raises(ChecksumMismatch, match="rows"):
+        backup(wanted, when(StepFinished, "copy", lambda: live.raw().put(b"k7", b"w")))
+    assert not [path for path in Path(wanted.storage.path).rglob("*") if path.is_file()]
+
+
+@pytest.mark.parametrize("compression", [Compression.LZ4, Compression.SNAPPY, Compression.ZSTD])
+def test_the_compression_is_passed_on(compression: Compression, clusters: Clusters, options: Options) -> None:
+    """The files say that they have it."""
+    live = clusters(V1)
+    load(live, {b"c%d" % number: b"v" * 100 for number in range(100)})
+    wanted = options(live, engine="store", start=b"c", end=b"d", compression=compression)
+    backup(wanted)
+    (file,) = Path(wanted.storage.path).rglob("*.sst")
+    said = SstReader(MemorySource(file.read_bytes())).properties["rocksdb.compression"]
+    assert said == compression.property_name.encode()
+
+
+def test_a_range_is_cut_to_the_byte(clusters: Clusters, options: Options, tmp_path: Path) -> None:
+    """Start is inclusive, end exclusive, and neither needs to be a key or a region's bound."""
+    live = clusters(V1TTL)
+    load(live, {key: key for key in (b"ra", b"rb", b"rb\0", b"rc")})
+    wanted = options(live, engine="store", start=b"rb", end=b"rb\0")
+    assert backup(wanted).summary.total_kvs == 1
+    assert rocksdb_rows(Path(wanted.storage.path), tmp_path) == {b"zrb": b"rb" + bytes(8)}
+
+
+def test_a_dry_run_asks_no_store_to_write(clusters: Clusters, options: Options) -> None:
+    """It says which engine would run."""
+    live = clusters(V2)
+    asked = live.fail("backup.region", {"delay": {"seconds": 0}}, count=-1)
+    wanted = options(live, engine="auto", dry_run=True)
+    summary = backup(wanted).summary
+    assert (summary.engine, summary.executor, summary.dry_run) == ("store", "driver", True)
+    assert live.hits(asked) == 0
+    live.heal()
+    assert not Path(wanted.storage.path).exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "error"),
+    [({"dst_api_version": V1TTL}, ConversionUnsupported), ({"compression": Compression.NONE}, UsageError)],
+)
+def test_what_stores_cannot_write_is_refused_before_anything_is_written(
+    changes: dict[str, object], error: type[Exception], clusters: Clusters, options: Options
+) -> None:
+    """The path stays untouched."""
+    wanted = options(clusters(V1), engine="store", **changes)
+    with pytest.raises(error):
+        backup(wanted)
+    assert not Path(wanted.storage.path).exists()
+
+
+def test_rows_without_ttl_are_found_to_be_so(clusters: Clusters, options: Options) -> None:
+    """Taken to be without TTL, files are not read for it; otherwise each row's expiry is recorded."""
+    live: LiveCluster = clusters(V1TTL)
+    live.raw().batch_put({b"t%02d" % number: b"v" for number in range(20)}, 100_000)
+    for assume, expected in ((True, 0), (False, 20)):
+        wanted = options(live, engine="store", start=b"t", end=b"u", assume_no_ttl=assume)
+        backup(wanted)
+        kept = BackupSet.open(open_store(wanted.storage))
+        assert sum(file.expiry.total_kvs for file in kept.files) == expected

@@ -1,0 +1,90 @@
+"""Which engine runs, why, and where its tasks do."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+
+from formats.api_version import ApiVersion
+from formats.sst.compression import Compression
+from tests.unit.backup.test_options import options
+from tikv_br.backup.engine import CLUSTER_SLOTS, choose_engine
+from tikv_br.errors import ConversionUnsupported, UsageError
+from tikv_br.spark.executor import DRIVER_THREADS
+
+V1, V1TTL, V2 = ApiVersion.V1, ApiVersion.V1TTL, ApiVersion.V2
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "changes", "name", "reason"),
+    [
+        (V1, V1, {}, "scan", "no timestamp or expiry to keep"),
+        (V1, V1TTL, {}, "scan", "no timestamp or expiry to keep"),
+        (V1, V2, {}, "scan", "no timestamp or expiry to keep"),
+        (V1TTL, V1TTL, {}, "store", "keep their expiry"),
+        (V1TTL, V2, {}, "store", "keep their expiry"),
+        (V1TTL, V2, {"assume_no_ttl": True}, "scan", "no key is taken to expire"),
+        (V2, V2, {}, "store", "timestamps"),
+        (V2, V2, {"assume_no_ttl": True}, "store", "timestamps"),
+        (V2, V2, {"engine": "scan"}, "scan", "asked for"),
+        (V1, V2, {"engine": "store"}, "store", "asked for"),
+    ],
+)
+def test_auto_takes_the_stores_where_something_would_be_lost(
+    source: ApiVersion, target: ApiVersion, changes: dict[str, Any], name: str, reason: str
+) -> None:
+    """The rule depends on the API versions and the flags alone, and a flag beats the rule."""
+    engine = choose_engine(options(**changes), source, target)
+    assert engine.name == name
+    assert reason in engine.reason
+
+
+@pytest.mark.parametrize(("source", "target"), [(V1, V1TTL), (V1TTL, V1), (V2, V1), (V2, V1TTL)])
+def test_what_stores_cannot_write_names_the_engine_that_might(source: ApiVersion, target: ApiVersion) -> None:
+    """Asked for explicitly, the stores are not silently replaced."""
+    with pytest.raises(ConversionUnsupported) as raised:
+        choose_engine(options(engine="store"), source, target)
+    assert "--engine scan" in raised.value.hint
+
+
+@pytest.mark.parametrize("changes", [{}, {"engine": "store"}])
+def test_stores_write_nothing_uncompressed(changes: dict[str, Any]) -> None:
+    """The wire has no word for it: unset means that the store chooses."""
+    with pytest.raises(UsageError, match="--compression none"):
+        choose_engine(options(compression=Compression.NONE, **changes), V2, V2)
+    choose_engine(options(compression=Compression.NONE, engine="scan"), V2, V2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "executor"),
+    [
+        ({"engine": "store"}, "driver"),
+        ({"engine": "scan"}, "spark"),
+        ({"engine": "store", "executor": "spark"}, "spark"),
+        ({"engine": "scan", "executor": "driver"}, "driver"),
+    ],
+)
+def test_steering_needs_no_jvm(changes: dict[str, Any], executor: str) -> None:
+    """Spark for bytes that pass through here, threads for the rest, unless said otherwise."""
+    assert choose_engine(options(**changes), V1, V1).executor == executor
+
+
+@pytest.mark.parametrize(
+    ("changes", "slots"),
+    [
+        ({"concurrency": 7}, 7),
+        ({"spark_master": "local[3]"}, 3),
+        ({"spark_master": "local[5,4]"}, 5),
+        ({"spark_master": "local"}, 1),
+        ({"spark_master": "local[*]"}, os.cpu_count()),
+        ({"spark_master": "spark://host:7077"}, CLUSTER_SLOTS),
+        ({"spark_master": "spark://host:7077", "executor": "driver"}, os.cpu_count()),
+        ({"engine": "store"}, DRIVER_THREADS),
+        ({"engine": "store", "concurrency": 3}, 3),
+    ],
+)
+def test_slots_follow_concurrency_then_executor(changes: dict[str, Any], slots: int) -> None:
+    """The flag counts first, then what the executor has room for."""
+    assert choose_engine(options(**changes), V1, V1).slots == slots

@@ -1,0 +1,73 @@
+"""What ends a backup at once, and what is waited out."""
+
+from __future__ import annotations
+
+import pytest
+
+from tikv_br.backup.store_errors import STORAGE_TROUBLE, trouble_of, worst
+from tikv_br.cluster import retry
+from tikv_br.cluster.pb import brpb_pb2, errorpb_pb2
+from tikv_br.cluster.region_errors import REACTIONS, Action
+from tikv_br.errors import (
+    ApiVersionMismatch,
+    RequestRefused,
+    StorageDenied,
+    StorageFull,
+    StorageObjectMissing,
+    StorageReadOnly,
+    TikvBrError,
+)
+
+
+@pytest.mark.parametrize("kind", REACTIONS)
+def test_every_region_error_waits_as_its_table_says(kind: str) -> None:
+    """Or is fatal, where the table gives up."""
+    error = brpb_pb2.Error()
+    getattr(error.region_error, kind).SetInParent()
+    if REACTIONS[kind].action is Action.FAIL:
+        with pytest.raises(RequestRefused, match="store 4"):
+            trouble_of(error, "store 4")
+    else:
+        assert trouble_of(error, "store 4").backoff is REACTIONS[kind].backoff
+
+
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [
+        ('Io(Os { code: 13, kind: PermissionDenied, message: "Permission denied" })', StorageDenied),
+        ('Io(Custom { kind: Other, error: "failed to put object AccessDenied" })', StorageDenied),
+        ('Io(Os { code: 28, kind: StorageFull, message: "No space left on device" })', StorageFull),
+        ('Io(Os { code: 30, kind: ReadOnlyFilesystem, message: "Read-only file system" })', StorageReadOnly),
+        ('Io(Os { code: 2, kind: NotFound, message: "No such file or directory" })', StorageObjectMissing),
+        ('Other("[endpoint.rs:1136]: invalid backup version, cur: V2, dst: V1")', ApiVersionMismatch),
+    ],
+)
+def test_messages_that_no_retry_cures(message: str, expected: type[TikvBrError]) -> None:
+    """The store and what it said are in the message; storage troubles hint at the other engine."""
+    with pytest.raises(expected, match="store 4") as raised:
+        trouble_of(brpb_pb2.Error(msg=message), "store 4")
+    assert message in raised.value.message
+    assert expected is ApiVersionMismatch or "--engine scan" in raised.value.hint
+
+
+def test_another_cluster_is_fatal() -> None:
+    """With the id that answered."""
+    with pytest.raises(RequestRefused, match="cluster 9"):
+        trouble_of(brpb_pb2.Error(cluster_id_error=brpb_pb2.ClusterIDError(current=9, request=1)), "store 4")
+
+
+def test_other_messages_are_retried() -> None:
+    """A storage that hiccups is asked again, within the budget."""
+    trouble = trouble_of(brpb_pb2.Error(msg='Io(Custom { kind: Other, error: "connection reset" })'), "store 4")
+    assert trouble.backoff is STORAGE_TROUBLE
+    assert "connection reset" in trouble.cause
+
+
+def test_the_longest_wait_is_waited() -> None:
+    """What a store asks for comes first; with no word at all, the leaders are looked up anew."""
+    busy = errorpb_pb2.Error(server_is_busy=errorpb_pb2.ServerIsBusy(backoff_ms=2500))
+    moved = errorpb_pb2.Error(not_leader=errorpb_pb2.NotLeader())
+    troubles = [trouble_of(brpb_pb2.Error(region_error=error), "store 4") for error in (moved, busy)]
+    assert worst(troubles) is troubles[1]
+    assert worst(troubles).at_least == 2.5
+    assert worst([]).backoff is retry.REGION_MISS
