@@ -38,7 +38,7 @@ def full_at_three(task: int, context: TaskContext) -> int:
     """Fail at task 3 with an error of ours; the others wait long enough to be cancelled."""
     if task == 3:
         raise StorageFull("no space in bucket b", hint="Free some.")
-    for _ in range(300):
+    for _ in range(900):
         context.report(data_bytes=1)
         time.sleep(0.1)
     return task
@@ -106,7 +106,7 @@ def test_first_error_is_raised_as_itself_and_cancels_the_rest(options: ExecutorO
         )
     assert caught.value.message == "task interval-3: no space in bucket b"
     assert caught.value.hint == "Free some."
-    assert time.monotonic() - begin < 25
+    assert time.monotonic() - begin < 75
 
 
 @BOTH
