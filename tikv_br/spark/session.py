@@ -7,13 +7,13 @@ import logging
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -82,28 +82,58 @@ def driver_host(context: SparkContext) -> str:
 
 @contextlib.contextmanager
 def _session(master: str, concurrency: int | None, app_name: str, log: IO[bytes]) -> Iterator[SparkContext]:
-    from py4j.protocol import Py4JError
-    from pyspark import SparkContext
-    from pyspark.errors import PySparkException
-    from pyspark.java_gateway import launch_gateway
-
-    conf = _conf(master, concurrency, app_name)
-    gateway: Any = None
-    context: SparkContext | None = None
+    launch = _Launch(_conf(master, concurrency, app_name), log)
     try:
-        with _own_signals():
-            gateway = launch_gateway(conf, {"stdout": log, "stderr": log})  # type: ignore[no-untyped-call]
-            context = SparkContext(conf=conf, gateway=gateway)
-    except (Py4JError, PySparkException, OSError) as error:
-        _stop(None, gateway)
-        raise SparkUnavailable(f"Spark does not start on {master}: {_reason(log) or error}") from error
-    try:
-        yield context
+        yield launch.result(master)
     finally:
-        with _own_signals():
-            _stop(context, gateway)
+        launch.end()
         if logger.isEnabledFor(logging.DEBUG):
             logger.debug("Spark said: %s", _tail(log) or "nothing")
+
+
+class _Launch:
+    """Starts JVM and session on a thread of its own, so that a signal to the main thread breaks off neither half-way.
+
+    A JVM whose launch is broken off is known to nobody and stays; py4j takes the exception of a signal handler for its
+    own; and a SparkContext made in the main thread would replace our handler of SIGINT.
+    """
+
+    def __init__(self, conf: SparkConf, log: IO[bytes]) -> None:
+        self._conf, self._log = conf, log
+        self._gateway: Any = None
+        self._jvm_known = threading.Event()
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="spark-start")
+        self._context = self._pool.submit(self._run)
+
+    def _run(self) -> SparkContext:
+        from pyspark import SparkContext
+        from pyspark.java_gateway import launch_gateway
+
+        try:
+            output = {"stdout": self._log, "stderr": self._log}
+            self._gateway = launch_gateway(self._conf, output)  # type: ignore[no-untyped-call]
+        finally:
+            self._jvm_known.set()
+        return SparkContext(conf=self._conf, gateway=self._gateway)
+
+    def result(self, master: str) -> SparkContext:
+        """Wait for the session and return it. Raises `SparkUnavailable`."""
+        from py4j.protocol import Py4JError
+        from pyspark.errors import PySparkException
+
+        try:
+            return self._context.result()
+        except (Py4JError, PySparkException, OSError) as error:
+            raise SparkUnavailable(f"Spark does not start on {master}: {_reason(self._log) or error}") from error
+
+    def end(self) -> None:
+        """Stop the session, or break off its start, and end the JVM."""
+        self._jvm_known.wait()
+        if not self._context.done() and self._gateway is not None:
+            self._gateway.proc.kill()  # what is about to start on it fails
+        self._pool.shutdown()
+        _stop(self._context.result() if self._context.exception() is None else None, self._gateway)
+        del self._context  # its error knows our frames: a circle that would keep a dead JVM's pipe open
 
 
 def _conf(master: str, concurrency: int | None, app_name: str) -> SparkConf:
@@ -149,19 +179,6 @@ def _environment(master: str) -> Iterator[None]:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
-
-
-@contextlib.contextmanager
-def _own_signals() -> Iterator[None]:
-    """Keep our SIGINT handler: a new SparkContext sets one that cancels jobs and raises KeyboardInterrupt."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    handler = signal.getsignal(signal.SIGINT)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, handler)
 
 
 def _stop(context: SparkContext | None, gateway: Any) -> None:  # noqa: ANN401 - py4j has no types
