@@ -24,7 +24,15 @@ SUBMIT = "org.apache.spark.deploy.SparkSubmit"
 
 def jvms() -> list[psutil.Process]:
     """Return the processes below this one that are, or become, Spark's JVM."""
-    return [child for child in psutil.Process().children(recursive=True) if SUBMIT in " ".join(child.cmdline())]
+    return [child for child in psutil.Process().children(recursive=True) if SUBMIT in command_line(child)]
+
+
+def command_line(process: psutil.Process) -> list[str]:
+    """Return the words a process was started with, none when it has gone."""
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []
 
 
 @pytest.fixture(autouse=True)
