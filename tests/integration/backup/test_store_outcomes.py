@@ -57,6 +57,7 @@ def test_what_stores_wrote_comes_back(
 ) -> None:
     """Backed up by the stores, restored into another cluster: every row is there, and the clusters' checksums agree."""
     live, rows = clusters(source), hard_rows(count=300)
+    live.raw().delete_range(b"", b"")  # what other tests have left
     load(live, rows)
     wanted = options(live, engine="store", dst_api_version=target, gc_ttl=0, safe_interval=0)
     summary = backup(wanted).summary
