@@ -8,6 +8,7 @@ import threading
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tikv_br.errors import Interrupted, SparkUnavailable, StorageFull, TaskFailed
@@ -127,6 +128,21 @@ def test_killed_worker_is_replaced_and_its_task_run_again(tmp_path: Path) -> Non
     attempts = dict(results)
     assert sorted(attempts) == [0, 1, 2]
     assert attempts[1] >= 1
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # pyspark forgets the pipe of a dead JVM
+def test_jvm_that_dies_is_an_error_of_ours() -> None:
+    """A JVM that is killed while tasks run, as by the kernel when memory is short, ends the run with `TaskFailed`."""
+    before = set(psutil.Process().children(recursive=True))
+
+    def kill_jvm(event: Event) -> None:
+        if isinstance(event, TasksProgress) and event.bytes_done:
+            for process in set(psutil.Process().children(recursive=True)) - before:
+                if process.name() == "java":
+                    process.kill()
+
+    with pytest.raises(TaskFailed, match="Spark gave up"):
+        run_tasks(list(range(40)), slow_square, options=SPARK, on_result=lambda _: None, reporter=kill_jvm)
 
 
 def test_spark_runs_elsewhere_and_driver_here() -> None:

@@ -147,13 +147,18 @@ def _spark_job(
     address: ChannelAddress,
 ) -> Iterator[_SparkJob]:
     """Run the job while the block runs; a block that raises cancels it and the Python workers in it."""
-    rows = context.parallelize(work, len(work))
-    job = _SparkJob(context, rows.map(partial(_run_one, function, address)).collect)
+    from py4j.protocol import Py4JError
+
+    def collect() -> list[Message]:
+        return context.parallelize(work, len(work)).map(partial(_run_one, function, address)).collect()
+
+    job = _SparkJob(context, collect)
     job.start()
     try:
         yield job
     except BaseException:
-        context.cancelJobGroup(_SparkJob.GROUP)
+        with contextlib.suppress(Py4JError, OSError):  # of a JVM that died, or was killed
+            context.cancelJobGroup(_SparkJob.GROUP)
         job.join(timeout=10)
         raise
 
