@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 MIN_JAVA = 17
+_LAUNCHES = 3  # of a JVM that ends before it has said anything
 _ATTEMPTS = 4  # of a task whose worker dies; tasks that fail by themselves are not run again
 _MASTER = re.compile(r"local|local\[(\*|[1-9]\d*)(,\d+)?\]|spark://[^/\s]+|yarn|k8s://\S+")
 _LOOPBACK = "127.0.0.1"
@@ -107,11 +108,9 @@ class _Launch:
 
     def _run(self) -> SparkContext:
         from pyspark import SparkContext
-        from pyspark.java_gateway import launch_gateway
 
         try:
-            output = {"stdout": self._log, "stderr": self._log}
-            self._gateway = launch_gateway(self._conf, output)  # type: ignore[no-untyped-call]
+            self._gateway = _launch_jvm(self._conf, self._log)
         finally:
             self._jvm_known.set()
         return SparkContext(conf=self._conf, gateway=self._gateway)
@@ -134,6 +133,21 @@ class _Launch:
         self._pool.shutdown()
         _stop(self._context.result() if self._context.exception() is None else None, self._gateway)
         del self._context  # its error knows our frames: a circle that would keep a dead JVM's pipe open
+
+
+def _launch_jvm(conf: SparkConf, log: IO[bytes]) -> Any:  # noqa: ANN401 - py4j has no types
+    """Start the JVM; again where it ends without a word, as the fork of a busy process can before it reaches Java."""
+    from pyspark.errors import PySparkException
+    from pyspark.java_gateway import launch_gateway
+
+    output = {"stdout": log, "stderr": log}
+    for tries_left in reversed(range(_LAUNCHES)):
+        try:
+            return launch_gateway(conf, output)  # type: ignore[no-untyped-call]
+        except PySparkException:
+            if not tries_left or _tail(log):
+                raise
+    raise AssertionError
 
 
 def _conf(master: str, concurrency: int | None, app_name: str) -> SparkConf:
