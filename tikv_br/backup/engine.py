@@ -45,6 +45,8 @@ def choose_engine(options: BackupOptions, source: ApiVersion, target: ApiVersion
 def _choice(options: BackupOptions, source: ApiVersion) -> tuple[Literal["scan", "store"], str]:
     if options.engine != "auto":
         return options.engine, "asked for"
+    if options.compression is Compression.NONE:
+        return "scan", "stores compress whatever they write"
     if source is ApiVersion.V2:
         return "store", "rows of API v2 keep their timestamps and expiry"
     if not source.has_ttl:
