@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import sys
 import time
@@ -23,6 +24,7 @@ from tikv_br.errors import UsageError
 
 BATCH_ROWS = 16_384
 _MAX_U64 = 2**64 - 1
+_MAX_TTL = 2**63  # with the present time added still 64 bits
 Fields = Mapping[str, object]
 Rows = Iterator[tuple[int, Fields]]  # the number of the line, its fields
 
@@ -55,7 +57,7 @@ def open_source(path: Path | None, form: str | None = None) -> Source:
     Raises `UsageError` for a file that cannot be read, here or, with its line, while reading.
     """
     if path is None:
-        return Source(_batches(_json_rows(sys.stdin), "standard input", form or "hex"))
+        return Source(_batches(_json_rows(_stdin()), "standard input", form or "hex"))
     if not path.is_file():
         raise UsageError(f"no file {path}")
     match path.suffix.lower():
@@ -66,6 +68,13 @@ def open_source(path: Path | None, form: str | None = None) -> Source:
         case ".parquet":
             return _parquet(path)
     raise UsageError(f"{path}: unknown kind of file", hint="Name it .jsonl, .csv or .parquet.")
+
+
+def _stdin() -> IO[str]:
+    """Return standard input, read as files are."""
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")
+    return sys.stdin
 
 
 def _file_rows(path: Path, rows: Callable[[IO[str]], Rows]) -> Rows:
@@ -132,10 +141,15 @@ def _record(number: int, fields: Fields, form: str) -> tuple[bytes, bytes, int]:
 
 def _expiry(fields: Fields) -> int:
     """Return the absolute expiry that the fields say, 0 for none. Raises ValueError."""
-    expire_ts, ttl = (int(str(fields.get(name) or 0)) for name in ("expire_ts", "ttl"))
-    if not 0 <= expire_ts <= _MAX_U64 or ttl < 0:
-        raise ValueError("`expire_ts` and `ttl` are counts of seconds, 0 for never")
+    expire_ts, ttl = _seconds(fields, "expire_ts", _MAX_U64), _seconds(fields, "ttl", _MAX_TTL)
     return expire_ts or (int(time.time()) + ttl if ttl else 0)
+
+
+def _seconds(fields: Fields, name: str, most: int) -> int:
+    text = str(fields.get(name) or 0)
+    if not (text.isascii() and text.isdigit() and int(text) <= most):
+        raise ValueError(f"`{name}` {text!r} is no count of seconds (0: never)")
+    return int(text)
 
 
 def _parquet(path: Path) -> Source:
@@ -155,17 +169,26 @@ def _parquet(path: Path) -> Source:
 def _parquet_batches(file: object, wanted: list[str], name: str) -> Iterator[pa.RecordBatch]:
     try:
         for batch in file.iter_batches(BATCH_ROWS, columns=wanted):  # type: ignore[attr-defined]
-            keys, values = (batch.column(part).cast(pa.large_binary()) for part in ("key", "value"))
+            keys, values = (_parquet_bytes(batch, part) for part in ("key", "value"))
             yield columns.records(keys, values, expire_ts=_parquet_expiry(batch))
     except (pa.ArrowException, FormatError) as error:
         raise UsageError(f"{name}: {error}") from None
 
 
+def _parquet_bytes(batch: pa.RecordBatch, column: str) -> pa.LargeBinaryArray:
+    found = batch.column(column)
+    if found.null_count:
+        raise FormatError(f"column `{column}` has nulls")
+    return found.cast(pa.large_binary())
+
+
 def _parquet_expiry(batch: pa.RecordBatch) -> columns.Numbers:
-    """Return ``expire_ts`` of each row, from that column or from ``ttl``; nulls are 0."""
+    """Return ``expire_ts`` of each row, from that column or from ``ttl``; nulls are 0. Raises `FormatError`."""
     expire_ts = np.zeros(len(batch), np.uint64)
     if "ttl" in batch.schema.names:
         ttl = batch.column("ttl").cast(pa.uint64()).fill_null(0).to_numpy(zero_copy_only=False)
+        if (ttl > _MAX_TTL).any():
+            raise FormatError(f"a `ttl` of {ttl.max()} is no count of seconds (0: never)")
         expire_ts = np.where(ttl > 0, ttl + np.uint64(time.time()), 0).astype(np.uint64)
     if "expire_ts" in batch.schema.names:
         given = batch.column("expire_ts").cast(pa.uint64()).fill_null(0).to_numpy(zero_copy_only=False)

@@ -97,7 +97,7 @@ def test_expiry_is_absolute_or_from_now(tmp_path: Path) -> None:
         ("a.jsonl", '{"key": "6b"}', r"line 1: `key` and `value` must be there"),
         ("a.jsonl", '{"key": 1, "value": "76"}', r"line 1: `key` and `value` must be there as text"),
         ("a.jsonl", '{"key": "6g", "value": "76"}', r"line 1: .*no hex digit"),
-        ("a.jsonl", '{"key": "6b", "value": "76", "ttl": -1}', r"line 1: .*counts of seconds"),
+        ("a.jsonl", '{"key": "6b", "value": "76", "ttl": -1}', r"line 1: .*count of seconds"),
         ("a.jsonl", '{"key": "6b", "value": "76", "expire_ts": "soon"}', r"line 1: .*soon"),
         ("a.csv", "key,value\nk,v\nk\n", r"a\.csv, line 3: not as many fields"),
         ("a.csv", 'key,value\n"k,v\n', r"a\.csv, line 1: unexpected end"),
@@ -118,6 +118,36 @@ def test_missing_file_and_columns_are_named(tmp_path: Path) -> None:
     pq.write_table(pa.table({"k": [1]}), tmp_path / "a.parquet")
     with pytest.raises(UsageError, match="no columns `key` and `value` among k"):
         open_source(tmp_path / "a.parquet")
+
+
+def test_bytes_that_are_no_text_are_named_with_their_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Standard input is read as files are: what is no UTF-8 is wrong input, not a crash."""
+    stdin = io.TextIOWrapper(io.BytesIO(b'{"key": "6b", "value": "76"}\n\xff\xfe\n'), encoding="utf-8")
+    monkeypatch.setattr(sys, "stdin", stdin)
+    with pytest.raises(UsageError, match="standard input, line 2: no JSON"):
+        pairs(open_source(None))
+
+
+@pytest.mark.parametrize("column", ["key", "value"])
+def test_parquet_without_a_key_or_value_is_named(column: str, tmp_path: Path) -> None:
+    """A null is neither an empty key nor an empty value."""
+    table = pa.table({"key": [b"a", b"b"], "value": [b"1", b"2"]})
+    holes = table.set_column(table.column_names.index(column), column, [pa.array([b"x", None])])
+    pq.write_table(holes, tmp_path / "a.parquet")
+    with pytest.raises(UsageError, match=rf"a\.parquet: column `{column}` has nulls"):
+        pairs(open_source(tmp_path / "a.parquet"))
+
+
+def test_ttl_beyond_the_end_of_time_is_refused(tmp_path: Path) -> None:
+    """A TTL whose expiry is no 64-bit number of seconds is wrong input, whatever file says it: it must not wrap around."""
+    line = json.dumps({"key": "6b", "value": "76", "ttl": 2**64 - 1})
+    with pytest.raises(UsageError, match=r"line 1: .*seconds"):
+        expiries(open_source(write(tmp_path / "a.jsonl", line)))
+    pq.write_table(
+        pa.table({"key": [b"k"], "value": [b"v"], "ttl": pa.array([2**64 - 1], pa.uint64())}), tmp_path / "a.parquet"
+    )
+    with pytest.raises(UsageError, match=r"a\.parquet: .*seconds"):
+        expiries(open_source(tmp_path / "a.parquet"))
 
 
 def test_batches_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
