@@ -59,7 +59,8 @@ class Scheduler:
         self._thread = threading.Thread(target=self._run, name="scheduler", daemon=True)
 
     def start(self) -> None:
-        """Begin the rounds."""
+        """Begin the rounds. A split of the keyspaces without delay is made before: nobody sees the cluster without it."""
+        self.split_keyspaces()
         self._thread.start()
 
     def close(self) -> None:
