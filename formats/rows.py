@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from formats import columns
 from formats.api_version import ApiVersion
@@ -102,6 +103,19 @@ class LiveFilter:
 def live(records: pa.RecordBatch, now: int) -> pa.RecordBatch:
     """`LiveFilter` for a run of one batch."""
     return LiveFilter(now).apply(records)
+
+
+def within(records: pa.RecordBatch, start: bytes, end: bytes) -> pa.RecordBatch:
+    """The records whose key lies in [start, end), where an empty end is no end; rows come by ascending key."""
+    if not records.num_rows:
+        return records
+    keys = records["key"]
+    if keys[0].as_py() >= start and (not end or keys[-1].as_py() < end):
+        return records
+    keep = pc.greater_equal(keys, pa.scalar(start, pa.large_binary()))
+    if end:
+        keep = pc.and_(keep, pc.less(keys, pa.scalar(end, pa.large_binary())))
+    return records.filter(keep)
 
 
 def _check_fit(api_version: ApiVersion, expire_ts: Numbers, deleted: Flags) -> None:

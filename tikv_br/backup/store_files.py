@@ -85,9 +85,9 @@ class FileRecorder:
         if not self.with_ttl and not source.is_v2 and (same_form or not self.with_source_sums):
             return Contents(ts, ts, Expiry(), said if same_form else Checksum())
         from formats.sst import SstReader
-        from tikv_br.proof.stored_sst import StoredSst as SstSource
+        from tikv_br.proof.stored_file import StoredFile
 
-        reader = SstReader(SstSource(store, written.name))
+        reader = SstReader(StoredFile(store, written.name))
         noted = _noted(reader, source.api_version) if source.api_version is target.api_version else None
         return noted._replace(source=said) if noted is not None else self._count(reader, written)
 

@@ -44,8 +44,9 @@ class LiveSums:
     def add(self, records: pa.RecordBatch, codec: KeyCodec) -> None:
         """Count records of ``SCHEMA``: one version a key, no tombstones."""
         from formats import columns
+        from formats.rows import within
 
-        records = _within(records, *user_range(codec, self.span))
+        records = within(records, *user_range(codec, self.span))
         expire_ts = columns.numbers(records["expire_ts"])
         self.lasting += _checksum(records, codec, (expire_ts == 0) | (expire_ts > self.last))
         passing = (expire_ts > self.first) & (expire_ts <= self.last)
@@ -58,14 +59,14 @@ class LiveSums:
 
 
 def count_live(batches: Iterable[pa.RecordBatch], codec: KeyCodec, sums: Sequence[LiveSums]) -> None:
-    """Count the rows of an SST (``STORAGE_SCHEMA``, in file order) in each of ``sums``. Raises `FormatError`."""
-    from formats.rows import LiveFilter, from_storage
+    """Count the rows of a file (``SCHEMA``, in file order) in each of ``sums``. Raises `FormatError`."""
+    from formats.rows import LiveFilter
 
     newest = LiveFilter(now=0)
-    for rows in batches:
-        records = newest.apply(from_storage(rows, codec))
+    for records in batches:
+        alive = newest.apply(records)
         for each in sums:
-            each.add(records, codec)
+            each.add(alive, codec)
 
 
 def _checksum(records: pa.RecordBatch, codec: KeyCodec, wanted: Flags) -> Checksum:
@@ -77,14 +78,3 @@ def _chosen(records: pa.RecordBatch, wanted: Flags) -> pa.RecordBatch:
     import pyarrow as pa
 
     return records if wanted.all() else records.filter(pa.array(wanted))
-
-
-def _within(records: pa.RecordBatch, start: bytes, end: bytes) -> pa.RecordBatch:
-    """The records whose user key lies in [start, end), where an empty end is no end."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    keep = pc.greater_equal(records["key"], pa.scalar(start, pa.large_binary()))
-    if end:
-        keep = pc.and_(keep, pc.less(records["key"], pa.scalar(end, pa.large_binary())))
-    return records.filter(keep)

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from formats.errors import FormatError, UnsupportedFormat
+from formats.errors import UnsupportedFormat
 from formats.keys import DATA_PREFIX, PREFIX_SIZE, KeyCodec
-from formats.sst import Table
+from formats.sst import RandomAccess, Table
 from formats.sst.lookup import first_row_from
 from formats.values import StoredValue, decode_value
 from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.backupset.coverage import KeyRange
 from tikv_br.backupset.files import FileEntry
 from tikv_br.backupset.identity import verify_file_identity
-from tikv_br.errors import BackupDamaged, BackupUnsupported, UsageError
-from tikv_br.proof.stored_sst import StoredSst
+from tikv_br.errors import UsageError
+from tikv_br.proof.stored_rows import FileKind, kind_of, naming, open_file
 
 
 class FoundValue(NamedTuple):
@@ -59,17 +59,18 @@ def _codec(backup: BackupSet, keyspace_id: int | None) -> KeyCodec:
 
 
 def _find_in(backup: BackupSet, file: FileEntry, codec: KeyCodec, rpc_key: bytes) -> FoundValue | None:
-    if not file.name.endswith(".sst"):
-        raise BackupUnsupported(f"{file.name} is no SST", hint="Read it with any tool for its format.")
+    match kind_of(file):
+        case FileKind.SST:
+            find = _find_in_sst
     verify_file_identity(backup.store, file, etag_counts=False)
+    with naming(file):
+        return find(open_file(backup.store, file), file, codec, rpc_key)
+
+
+def _find_in_sst(source: RandomAccess, file: FileEntry, codec: KeyCodec, rpc_key: bytes) -> FoundValue | None:
     wanted = DATA_PREFIX + codec.bound(rpc_key)
-    try:
-        row = first_row_from(Table(StoredSst(backup.store, file.name)), wanted)
-        if row is None or not row.key.startswith(wanted):
-            return None
-        found, ts = codec.parse_storage_key(row.key[len(DATA_PREFIX) :])
-        return FoundValue(decode_value(codec.api_version, row.value), ts, file.name) if found == rpc_key else None
-    except UnsupportedFormat as error:
-        raise BackupUnsupported(f"{file.name}: {error}") from None
-    except FormatError as error:
-        raise BackupDamaged(f"{file.name} is not sound: {error}") from None
+    row = first_row_from(Table(source), wanted)
+    if row is None or not row.key.startswith(wanted):
+        return None
+    found, ts = codec.parse_storage_key(row.key[len(DATA_PREFIX) :])
+    return FoundValue(decode_value(codec.api_version, row.value), ts, file.name) if found == rpc_key else None

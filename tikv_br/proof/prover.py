@@ -15,15 +15,14 @@ from typing import NamedTuple
 
 from formats.api_version import ApiVersion
 from formats.checksum import Checksum
-from formats.errors import FormatError
 from formats.keys import KeyCodec
 from tikv_br.backupset.coverage import KeyRange, intersection
 from tikv_br.backupset.files import FileEntry
 from tikv_br.cluster.cluster import Cluster
-from tikv_br.errors import BackupDamaged, ChecksumMismatch
+from tikv_br.errors import ChecksumMismatch
 from tikv_br.proof.live_sums import LiveSums, count_live
 from tikv_br.proof.ranges import codec_of, user_range
-from tikv_br.proof.stored_sst import StoredSst
+from tikv_br.proof.stored_rows import naming, records
 from tikv_br.storage.base import ObjectStore
 
 CLOCK_SECONDS = 5
@@ -138,14 +137,10 @@ class Prover:
 
     def _live(self, file: FileEntry, answers: Sequence[_Answer]) -> list[LiveSums]:
         """What the rows of the file come to, in the ranges and at the times of the answers."""
-        from formats.sst import SstReader
-
         expected = [LiveSums(answer.span, answer.first, answer.last) for answer in answers]
         codec = codec_of(self._api_version, file.key_range)
-        try:
-            count_live(SstReader(StoredSst(self._store, file.name)).batches(), codec, expected)
-        except FormatError as error:
-            raise BackupDamaged(f"{file.name} is not sound: {error}") from None
+        with naming(file):
+            count_live(records(self._store, file, codec), codec, expected)
         return expected
 
     def _may_expire(self, file: FileEntry) -> bool:

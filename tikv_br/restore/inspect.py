@@ -14,7 +14,7 @@ from formats.sst import SstFacts, SstReader
 from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.backupset.files import FileEntry
 from tikv_br.errors import BackupDamaged
-from tikv_br.proof.stored_sst import StoredSst
+from tikv_br.proof.stored_rows import open_file
 
 _MAX_TS = "tikv.max_ts"
 
@@ -67,7 +67,7 @@ def inspect_file(backup: BackupSet, file: FileEntry, check: FileCheck) -> Inspec
         backup.verify_content(file)
     codec = KeyCodec(backup.api_version)
     try:
-        reader = SstReader(StoredSst(backup.store, file.name))
+        reader = SstReader(open_file(backup.store, file))
         facts = reader.check_structure(backup.api_version, codec.bound(file.start_key), codec.bound(file.end_key))
         if facts.entries != file.total_kvs:
             raise BackupDamaged(f"{file.name} has {facts.entries} rows, the backup recorded {file.total_kvs}")

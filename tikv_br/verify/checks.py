@@ -21,7 +21,7 @@ from tikv_br.cluster.shared import shared_cluster
 from tikv_br.errors import BackupDamaged, StorageObjectMissing
 from tikv_br.proof.prover import Prover
 from tikv_br.proof.ranges import codec_of
-from tikv_br.proof.stored_sst import StoredSst
+from tikv_br.proof.stored_file import StoredFile
 from tikv_br.spark.task import TaskContext
 from tikv_br.storage.base import CHUNK_SIZE, ObjectStore
 from tikv_br.verify.options import Finding, Level
@@ -53,7 +53,7 @@ class FileJob:
 def check_file(job: FileJob, file: FileEntry, context: TaskContext) -> Report:
     """Read a file once, from its first to its last byte, and look at it as deep as the job says."""
     try:
-        sst = HashedSst(job.store, file.name, lambda size: context.report(data_bytes=size))
+        sst = HashedFile(job.store, file.name, lambda size: context.report(data_bytes=size))
         rows, findings = 0, []
         if job.level is Level.DATA:
             rows, causes = _check_rows(job, file, sst)
@@ -65,8 +65,8 @@ def check_file(job: FileJob, file: FileEntry, context: TaskContext) -> Report:
     return Report(tuple(findings), sst.size, rows)
 
 
-class HashedSst(StoredSst):
-    """A stored SST that hashes what is read in passing, so that rows and sha256 cost one pass."""
+class HashedFile(StoredFile):
+    """A stored file that hashes what is read in passing, so that rows and sha256 cost one pass."""
 
     def __init__(self, store: ObjectStore, name: str, on_bytes: Callable[[int], None]) -> None:
         super().__init__(store, name)
@@ -92,7 +92,7 @@ class HashedSst(StoredSst):
         return self._sha256.digest()
 
 
-def _check_content(job: FileJob, file: FileEntry, sst: HashedSst) -> Iterator[str]:
+def _check_content(job: FileJob, file: FileEntry, sst: HashedFile) -> Iterator[str]:
     digest = sst.digest()
     if not file.sha256:
         yield "has no recorded sha256 to compare with"
@@ -105,7 +105,7 @@ def _check_content(job: FileJob, file: FileEntry, sst: HashedSst) -> Iterator[st
         yield error.message
 
 
-def _check_rows(job: FileJob, file: FileEntry, sst: HashedSst) -> tuple[int, list[str]]:
+def _check_rows(job: FileJob, file: FileEntry, sst: HashedFile) -> tuple[int, list[str]]:
     """Check every block and row, and what they come to; the number of rows, and what is wrong."""
     from formats.sst import check_rows
     from tikv_br.verify.row_sums import SummingReader

@@ -12,7 +12,6 @@ from formats import columns
 from formats.api_version import ApiVersion
 from formats.checksum import Checksum
 from formats.keys import KeyCodec
-from formats.rows import to_storage
 from tikv_br.backupset.coverage import KeyRange
 from tikv_br.proof.live_sums import LiveSums, count_live
 
@@ -43,13 +42,10 @@ def test_every_second_of_the_window_is_counted_right(
     """At each second exactly the rows of the range that are alive then; batches make no difference."""
     keys = sorted(rows)
     batches = [
-        to_storage(
-            columns.records(
-                columns.from_list(part),
-                columns.from_list([rows[key][0] for key in part]),
-                expire_ts=np.array([rows[key][1] for key in part], np.uint64),
-            ),
-            codec,
+        columns.records(
+            columns.from_list(part),
+            columns.from_list([rows[key][0] for key in part]),
+            expire_ts=np.array([rows[key][1] for key in part], np.uint64),
         )
         for part in (keys[:cut], keys[cut:])
         if part

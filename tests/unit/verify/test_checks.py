@@ -13,7 +13,7 @@ from tikv_br.backupset.files import FileEntry
 from tikv_br.spark.task import Message, TaskContext
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import parse
-from tikv_br.verify.checks import FileJob, HashedSst, check_file
+from tikv_br.verify.checks import FileJob, HashedFile, check_file
 from tikv_br.verify.options import Level
 
 
@@ -25,7 +25,7 @@ def test_any_order_of_reads_gives_the_hash_of_the_whole(
     """Reads that jump, overlap or repeat return the right bytes, and the hash is that of the file, each byte once."""
     (tmp_path / "object").write_bytes(data)
     counted: list[int] = []
-    sst = HashedSst(open_store(parse(str(tmp_path))), "object", counted.append)
+    sst = HashedFile(open_store(parse(str(tmp_path))), "object", counted.append)
     for offset, length in reads:
         start = min(offset, len(data))
         end = min(start + length, len(data))

@@ -1,12 +1,12 @@
-"""An SST where it lies."""
+"""A data file where it lies."""
 
 from __future__ import annotations
 
 from tikv_br.storage.base import ObjectStore
 
 
-class StoredSst:
-    """An SST in the storage, read by ranges (`formats.sst.RandomAccess`)."""
+class StoredFile:
+    """An object in the storage, read by ranges (`formats.sst.RandomAccess`)."""
 
     def __init__(self, store: ObjectStore, name: str) -> None:
         self._store = store
