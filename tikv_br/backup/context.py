@@ -13,6 +13,7 @@ from tikv_br.backup.plan import Interval
 from tikv_br.backup.task import PhaseSeconds, TaskResult
 from tikv_br.backupset.backup_set import BackupWriter
 from tikv_br.backupset.coverage import KeyRange
+from tikv_br.backupset.ledger import LedgerEntry
 from tikv_br.backupset.manifest import Manifest
 from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.safepoint import SafePointKeeper
@@ -41,7 +42,8 @@ class BackupContext:
     backup_ts: int = 0  # protect
     keeper: SafePointKeeper | None = None  # protect
     plan: list[Interval] = field(default_factory=list)  # plan
-    results: list[TaskResult] = field(default_factory=list)  # copy
+    entries: list[LedgerEntry] = field(default_factory=list)  # copy
+    task_seconds: PhaseSeconds = field(default_factory=PhaseSeconds)  # copy
     manifest: Manifest | None = None  # commit
 
     @property
@@ -61,12 +63,6 @@ class BackupContext:
 
     def took(self, result: TaskResult) -> None:
         """Book a task's result."""
-        self.results.append(result)
+        self.entries.append(result.entry)
+        self.task_seconds.add(result.seconds)
         self.check_protected()
-
-    def task_seconds(self) -> PhaseSeconds:
-        """Where the tasks' time went, all together."""
-        total = PhaseSeconds()
-        for result in self.results:
-            total.add(result.seconds)
-        return total

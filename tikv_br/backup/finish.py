@@ -8,8 +8,8 @@ from formats.checksum import Checksum
 from tikv_br import __version__
 from tikv_br.backup.context import BackupContext
 from tikv_br.backup.convert import user_range
-from tikv_br.backup.task import TaskResult
 from tikv_br.backupset import coverage, index, layout
+from tikv_br.backupset.ledger import LedgerEntry
 from tikv_br.backupset.manifest import Description
 from tikv_br.errors import ChecksumMismatch, ClusterError, CoverageError, SafePointError
 
@@ -20,11 +20,11 @@ CHECKSUM_THREADS = 16
 def prove_coverage(context: BackupContext) -> None:
     """Hold the ledger in the storage against the range. Raises `CoverageError` for a hole, an overlap, a lost entry."""
     recorded = {info.name for info in context.store.list(layout.LEDGER)}
-    for result in context.results:
-        name = layout.ledger_name(result.entry.interval, result.entry.attempt)
+    for entry in context.entries:
+        name = layout.ledger_name(entry.interval, entry.attempt)
         if name not in recorded:
-            raise CoverageError(f"{result.entry.interval} was backed up, but its record {name} is gone")
-    coverage.prove([context.source_range], (result.entry.interval for result in context.results))
+            raise CoverageError(f"{entry.interval} was backed up, but its record {name} is gone")
+    coverage.prove([context.source_range], (entry.interval for entry in context.entries))
 
 
 def compare_checksums(context: BackupContext) -> None:
@@ -32,14 +32,14 @@ def compare_checksums(context: BackupContext) -> None:
     codec = context.converter.source
     raw = context.cluster.raw(codec.keyspace_id)
 
-    def compare(result: TaskResult) -> None:
-        found = raw.checksum(*user_range(codec, result.entry.interval))
-        if found != result.source:
-            raise _mismatch(result, found)
+    def compare(entry: LedgerEntry) -> None:
+        found = raw.checksum(*user_range(codec, entry.interval))
+        if found != entry.source:
+            raise _mismatch(entry, found)
 
     with ThreadPoolExecutor(CHECKSUM_THREADS, thread_name_prefix="checksum") as pool:
         try:
-            for _ in pool.map(compare, context.results):
+            for _ in pool.map(compare, context.entries):
                 context.check_protected()
         finally:
             pool.shutdown(cancel_futures=True)
@@ -48,7 +48,7 @@ def compare_checksums(context: BackupContext) -> None:
 def commit(context: BackupContext) -> None:
     """Make what the tasks wrote a backup, and enter it in the index of the folder that it lies in."""
     context.check_protected()
-    context.manifest = context.writer.commit(_describe(context), (result.entry for result in context.results))
+    context.manifest = context.writer.commit(_describe(context), context.entries)
     context.owns_path = False
     index.enter(context.options.storage, context.manifest)
 
@@ -88,10 +88,10 @@ def _describe(context: BackupContext) -> Description:
     )
 
 
-def _mismatch(result: TaskResult, found: Checksum) -> ChecksumMismatch:
-    ours = result.source
+def _mismatch(entry: LedgerEntry, found: Checksum) -> ChecksumMismatch:
+    ours = entry.source
     return ChecksumMismatch(
-        f"{result.entry.interval}: the cluster counts {found.total_kvs} rows, {found.total_bytes} bytes, "
+        f"{entry.interval}: the cluster counts {found.total_kvs} rows, {found.total_bytes} bytes, "
         f"crc64xor {found.crc64xor:016x}; the backup has {ours.total_kvs} rows, {ours.total_bytes} bytes, "
         f"crc64xor {ours.crc64xor:016x}",
         hint="Were there writes, or keys that expired, while the backup ran? Stop the writers, or leave out --checksum.",

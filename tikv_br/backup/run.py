@@ -81,12 +81,12 @@ def _summarize(context: BackupContext, seconds: float, timings: dict[str, float]
         executor=context.engine.executor,
         files=len(context.manifest.files) if context.manifest is not None else 0,
         ranges=len(context.plan),
-        vanished_kvs=sum(result.vanished for result in context.results),
+        vanished_kvs=sum(entry.vanished for entry in context.entries),
         storage=context.options.storage.redacted(),
         cluster_id=context.info.cluster_id,
         run_id=context.run_id,
         dry_run=context.options.dry_run,
-        task_seconds=_rounded(asdict(context.task_seconds())),
+        task_seconds=_rounded(asdict(context.task_seconds)),
         step_seconds=_rounded(timings),
     )
 

@@ -71,7 +71,9 @@ class _Attempt:
         try:
             self._copy(files)
             began = time.perf_counter()
-            entry = LedgerEntry(self.task.start, self.task.end, name, files.finish())
+            entry = LedgerEntry(
+                self.task.start, self.task.end, name, files.finish(), source=self.source, vanished=self.vanished
+            )
             write_entry(self.store, entry)
             self.seconds.encode += time.perf_counter() - began - files.seconds_uploading
         except BaseException:
@@ -79,7 +81,7 @@ class _Attempt:
             self.context.report(data_bytes=-self.source.total_bytes, keys=-self.source.total_kvs)
             raise
         self.seconds.upload = files.seconds_uploading
-        return TaskResult(entry, self.source, self.vanished, self.seconds)
+        return TaskResult(entry, self.seconds)
 
     def _copy(self, files: SstFiles) -> None:
         raw = RawClient(self.cluster.router, self.job.converter.source, self.cluster.cluster_id)

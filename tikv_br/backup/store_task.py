@@ -85,14 +85,14 @@ class _Attempt:
             written = time.perf_counter()
             files, source = self._record()
             self._sweep(keep={file.name for file in files})
-            entry = LedgerEntry(self._task.start, self._task.end, self._name, files)
+            entry = LedgerEntry(self._task.start, self._task.end, self._name, files, source)
             write_entry(self._store, entry)
         except BaseException:
             self._sweep(keep=set())
             self._context.report(data_bytes=-self._reported.total_bytes, keys=-self._reported.total_kvs)
             raise
         seconds = PhaseSeconds(store=written - began, inspect=time.perf_counter() - written)
-        return TaskResult(entry, source, 0, seconds)
+        return TaskResult(entry, seconds)
 
     def _collect(self) -> None:
         """Ask until the answers cover the interval. Raises `RetryBudgetExhausted` when the gaps stay as they are."""

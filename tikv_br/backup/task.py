@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 
-from formats.checksum import Checksum
 from tikv_br.backupset.coverage import KeyRange
 from tikv_br.backupset.ledger import LedgerEntry
 from tikv_br.errors import RetryBudgetExhausted, TikvBrError
@@ -62,10 +61,6 @@ class TaskResult:
     """What a task came to."""
 
     entry: LedgerEntry
-    source: Checksum
-    """Of the rows written, as the source's servers count them; needed for `BackupOptions.checksum` only."""
-    vanished: int
-    """Rows that had gone when their TTL was asked for."""
     seconds: PhaseSeconds
 
 

@@ -50,9 +50,6 @@ class BackupWriter:
         self,
         description: Description,
         entries: Iterable[LedgerEntry],
-        *,
-        dropped_ttls: int = 0,
-        dropped_tombstones: int = 0,
     ) -> Manifest:
         """Prove that the entries cover the source ranges and that their files are there, then make it a backup.
 
@@ -73,8 +70,8 @@ class BackupWriter:
                 backup_size=sums.size,
                 finished_ms=time.time_ns() // 1_000_000,
                 tasks=len(done),
-                dropped_ttls=dropped_ttls,
-                dropped_tombstones=dropped_tombstones,
+                dropped_ttls=sum(entry.dropped_ttls for entry in done),
+                dropped_tombstones=sum(entry.dropped_tombstones for entry in done),
             ),
             files=files,
             backupmeta_sha256=hashlib.sha256(data).digest(),

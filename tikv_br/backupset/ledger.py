@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from formats.checksum import Checksum
 from tikv_br.backupset import layout, sealed_json
 from tikv_br.backupset.coverage import KeyRange
 from tikv_br.backupset.files import FileEntry
@@ -21,6 +22,13 @@ class LedgerEntry:
     attempt: str
     """The attempt's own name: letters, digits and ``-``."""
     files: tuple[FileEntry, ...]
+    source: Checksum = field(default_factory=Checksum)
+    """Of the rows written, as the source's servers count them; empty where nobody asked for it and it costs reads."""
+    vanished: int = 0
+    """Rows left out because they had gone when their TTL was asked for."""
+    dropped_ttls: int = 0
+    """Rows whose expiry the destination could not keep."""
+    dropped_tombstones: int = 0
 
     @property
     def interval(self) -> KeyRange:

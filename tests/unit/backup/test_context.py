@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from formats.checksum import Checksum
 from tikv_br.backup import finish
 from tikv_br.backup.context import BackupContext
 from tikv_br.backup.options import BackupOptions
@@ -15,7 +14,7 @@ from tikv_br.cluster.safepoint import SafePointKeeper
 from tikv_br.errors import ClusterUnreachable, SafePointError
 from tikv_br.storage.url import StorageLocation
 
-RESULT = TaskResult(LedgerEntry(b"", b"", "a", ()), Checksum(1, 2, 3), 4, PhaseSeconds(scan=1.5, upload=0.5))
+RESULT = TaskResult(LedgerEntry(b"", b"", "a", (), vanished=4), PhaseSeconds(scan=1.5, upload=0.5))
 
 
 class AbsentPd:
@@ -39,11 +38,12 @@ def context(lost: SafePointError | None) -> BackupContext:
 
 
 def test_results_add_up_while_the_safe_point_holds() -> None:
-    """Seconds of all tasks are summed by phase."""
+    """Seconds of all tasks are summed by phase, and what they say of their rows is kept."""
     held = context(None)
     held.took(RESULT)
     held.took(RESULT)
-    assert held.task_seconds() == PhaseSeconds(scan=3.0, upload=1.0)
+    assert held.task_seconds == PhaseSeconds(scan=3.0, upload=1.0)
+    assert [entry.vanished for entry in held.entries] == [4, 4]
 
 
 def test_a_lost_safe_point_ends_the_scan_and_forbids_the_commit() -> None:

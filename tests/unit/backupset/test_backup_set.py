@@ -52,10 +52,10 @@ def names(store: ObjectStore) -> set[str]:
 def test_backup_is_read_back(store: ObjectStore) -> None:
     """What was committed is what is opened: files in key order, ranges, versions, sums, and the whole description."""
     writer = BackupWriter.create(store)
-    entries = do_all(store)
+    entries = [replace(entry, dropped_ttls=number, dropped_tombstones=1) for number, entry in enumerate(do_all(store))]
     for entry in entries:
         write_entry(store, entry)
-    made = writer.commit(replace(describe(store), backup_ts=4711), reversed(entries), dropped_ttls=3)
+    made = writer.commit(replace(describe(store), backup_ts=4711), reversed(entries))
     opened = BackupSet.open(store)
     assert opened.manifest == made
     assert opened.files == tuple(file for entry in entries for file in entry.files)
@@ -68,7 +68,8 @@ def test_backup_is_read_back(store: ObjectStore) -> None:
         made.statistics.total_bytes,
         made.statistics.backup_size,
     )
-    assert (made.statistics.tasks, made.statistics.dropped_ttls) == (3, 3)
+    statistics = made.statistics
+    assert (statistics.tasks, statistics.dropped_ttls, statistics.dropped_tombstones) == (3, 3, 3)
     for file in opened.files:
         opened.verify_identity(file)
         opened.verify_content(file)
