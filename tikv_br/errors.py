@@ -32,6 +32,9 @@ The tree (indentation = inheritance; the number is the exit code)::
       RestoreError
         TargetNotEmpty               40   the target range already holds data
         ChecksumMismatch             41   the cluster's data differ from the backup's
+      FoundSomething
+        DifferencesFound             60   what was compared is not equal
+        ProbesFailed                 61   a probe of `check` has failed
       RuntimeEnvironmentError
         SparkUnavailable             50   Java or Spark is missing or does not start
         TaskFailed                   51   a task failed for good
@@ -274,6 +277,24 @@ class ChecksumMismatch(RestoreError):
 
     exit_code = 41
     default_hint = "Do not use the target before the cause is known: were there writes or expired keys meanwhile?"
+
+
+class FoundSomething(TikvBrError):
+    """A command that looks for trouble did its work, and found some."""
+
+
+class DifferencesFound(FoundSomething):
+    """What was compared is not equal."""
+
+    exit_code = 60
+    default_hint = "The ranges and keys are listed; `--repair` puts them right in the second."
+
+
+class ProbesFailed(FoundSomething):
+    """A probe of `check` has failed."""
+
+    exit_code = 61
+    default_hint = "Do what stands beside the failed probes, then check again."
 
 
 class RuntimeEnvironmentError(TikvBrError):

@@ -34,6 +34,9 @@ class Commands(LazyGroup):
         "verify": LazyCommand(
             "tikv_br.cli.verify_cmd", "Check that a backup is whole, or that a cluster holds what it holds."
         ),
+        "check": LazyCommand(
+            "tikv_br.cli.check_cmd", "Check whether cluster, storage and this machine are fit for the work."
+        ),
         "list": LazyCommand("tikv_br.cli.list_cmd", "List the backups in a folder, from its index."),
         "show": LazyCommand("tikv_br.cli.show_cmd", "Show what a backup is, its ranges, or its files."),
         "cat": LazyCommand(

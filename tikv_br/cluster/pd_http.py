@@ -73,6 +73,10 @@ class PdHttp:
         """Keep a scheduler still for so many seconds; 0 lets it go on at once."""
         self._request("POST", f"/schedulers/{quote(name, safe='')}", {"delay": seconds})
 
+    def document(self, path: str) -> object:
+        """The JSON document at a path below ``/pd/api/v1``; what the documents mean: `pd_status`."""
+        return self._request("GET", path)
+
     def _request(self, method: str, path: str, payload: object = None) -> object:
         backoffer = retry.Backoffer(f"PD {path}", self._config.retry_budget)
         while True:

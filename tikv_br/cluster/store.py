@@ -135,6 +135,11 @@ class StoreClient:
         """Enter or leave import mode; a store leaves it by itself after ten minutes."""
         self.call(self._import.SwitchMode, import_sstpb_pb2.SwitchModeRequest(mode=mode))
 
+    def importing(self) -> bool:
+        """Whether it is in import mode. Raises `CallUnsupported` where a store does not tell: TiKV 9.0 does not."""
+        answer = self.call(self._import.GetMode, import_sstpb_pb2.GetModeRequest())
+        return answer.mode == import_sstpb_pb2.Import
+
     def set_download_speed_limit(self, bytes_per_second: int) -> None:
         """Limit downloads of this store; 0 is no limit."""
         request = import_sstpb_pb2.SetDownloadSpeedLimitRequest(speed_limit=bytes_per_second)

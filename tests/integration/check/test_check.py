@@ -1,0 +1,178 @@
+"""All probes against running clusters and storages, in order and out of it."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from formats.api_version import ApiVersion
+from tests.integration.s3_servers import S3Server, moto_server
+from tests.live_cluster import LiveCluster, live_cluster
+from tikv_br.check.cluster_probes import look_at_import_mode
+from tikv_br.check.probe import Result, Status
+from tikv_br.check.run import check
+from tikv_br.check.surroundings import CheckOptions, Surroundings
+from tikv_br.cluster.config import ClusterConfig
+from tikv_br.cluster.store import StoreClient
+from tikv_br.cluster.timestamp import minus_seconds
+from tikv_br.storage.url import StorageLocation
+
+PATIENT = 60.0
+"""Seconds for a probe, on a busy machine."""
+
+
+@pytest.fixture(scope="module")
+def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveCluster]:
+    """A V2 cluster of three stores."""
+    with live_cluster(tmp_path_factory.mktemp("check"), ApiVersion.V2, stores=3) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def moto() -> Iterator[S3Server]:
+    """An S3 server."""
+    with moto_server() as server:
+        yield server
+
+
+def look(cluster: ClusterConfig, storage: StorageLocation | None = None, executor: str = "driver") -> dict[str, Result]:
+    """All results by name."""
+    results = check(CheckOptions(cluster, storage, executor, timeout=PATIENT))
+    return {result.name: result for result in results}
+
+
+def bad(results: dict[str, Result]) -> dict[str, str]:
+    """What is not well."""
+    wrong = {Status.WARN, Status.FAIL}
+    return {name: result.verdict.seen for name, result in results.items() if result.verdict.status in wrong}
+
+
+def test_a_sound_cluster_and_directory(live: LiveCluster, tmp_path: Path) -> None:
+    """Nothing is wrong, what cannot be told is skipped, and the directory is left without an object."""
+    results = look(live.config, StorageLocation("local", str(tmp_path)))
+    bad_ones = {name: seen for name, seen in bad(results).items() if name not in {"clock", "storage-space"}}
+    assert bad_ones == {}
+    assert results["api-version"].verdict.seen == "API v2 on 3 stores"
+    assert results["ttl"].verdict.seen == "on"
+    assert str(live.cluster.cluster_id) in results["pd"].verdict.seen
+    assert {name for name, result in results.items() if result.verdict.status is Status.SKIPPED} == {
+        "store-space",  # the playground has no disks of its own
+        "import-mode",
+        "java",
+        "spark",
+    }
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_dead_store(live: LiveCluster) -> None:
+    """It is named, its silence is no disagreement on the API version, and the other probes are well."""
+    live.run("kill-store", store_id=live.store_ids[1])
+    try:
+        results = look(replace(live.config, request_timeout=5.0, retry_budget=1.0))
+        found = bad(results)
+    finally:
+        live.heal()
+    assert found.keys() - {"clock"} == {"stores", "api-version"}
+    assert f"store {live.store_ids[1]} " in found["stores"]
+    assert results["stores"].verdict.status is Status.FAIL
+    assert results["api-version"].verdict.status is Status.WARN
+
+
+def test_what_an_import_leaves_behind(live: LiveCluster) -> None:
+    """A paused scheduler and merging switched off are told, until both are undone."""
+    pd = live.cluster.pd_http
+    pd.pause_scheduler("balance-region-scheduler", 300)
+    set_merge_size(live, 0)
+    try:
+        seen = bad(look(live.config))["schedulers"]
+    finally:
+        pd.pause_scheduler("balance-region-scheduler", 0)
+        set_merge_size(live, 54)
+    assert seen == "paused: balance-region-scheduler; merging of regions is off"
+    assert "schedulers" not in bad(look(live.config))
+
+
+def set_merge_size(live: LiveCluster, size: int) -> None:
+    """As tools do for an import."""
+    connection = http.client.HTTPConnection(live.pd, timeout=30)
+    connection.request("POST", "/pd/api/v1/config", json.dumps({"schedule.max-merge-region-size": size}))
+    assert connection.getresponse().status == http.client.OK
+    connection.close()
+
+
+def test_a_service_that_holds_gc_back(live: LiveCluster) -> None:
+    """A safe point of two days ago is worth a warning with its name."""
+    pd = live.cluster.pd
+    pd.update_service_safe_point("forgotten-feed", 600, minus_seconds(pd.tso(), 48 * 3600))
+    try:
+        found = bad(look(live.config))
+    finally:
+        pd.update_service_safe_point("forgotten-feed", 0, 0)
+    assert "forgotten-feed (48.0 h)" in found["gc"]
+
+
+def test_stores_in_import_mode(live: LiveCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that tell are named; the playground is as silent as TiKV 9.0, so the answer is given here."""
+    first = live.store_ids[0]
+    monkeypatch.setattr(StoreClient, "importing", lambda client: client.store.id == first)
+    with Surroundings(CheckOptions(live.config)) as around:
+        verdict = look_at_import_mode(around)
+    assert verdict.status is Status.WARN
+    assert verdict.seen == f"store {first} in import mode"
+
+
+def test_a_v1_cluster(tmp_path: Path) -> None:
+    """Has no TTL, and that is no fault."""
+    with live_cluster(tmp_path / "v1", ApiVersion.V1, stores=1) as cluster:
+        results = look(cluster.config)
+    assert results["ttl"].verdict.seen.startswith("off")
+    assert results["api-version"].verdict.seen == "API v1 on 1 store"
+    assert results["ttl"].verdict.status is Status.OK
+
+
+def test_nothing_can_be_reached(moto: S3Server) -> None:
+    """One probe of the cluster and one of the storage fail; what needs them is skipped; the machine is looked at."""
+    began = time.monotonic()
+    nowhere = ClusterConfig(pd=("127.0.0.1:1",), connect_timeout=2.0, retry_budget=0.5)
+    results = look(nowhere, moto.location("x", bucket="no-such-bucket"), executor="auto")
+    assert {name for name, result in results.items() if result.verdict.status is Status.FAIL} >= {"pd"}
+    statuses = {name: result.verdict.status for name, result in results.items()}
+    assert {statuses[name] for name in ("stores", "clock", "gc", "feature-checksum")} == {Status.SKIPPED}
+    assert statuses["java"] is Status.OK
+    assert "127.0.0.1:1" in results["pd"].verdict.seen
+    assert any(statuses[name] is Status.FAIL for name in statuses if name.startswith("storage"))
+    assert time.monotonic() - began < 2 * PATIENT
+
+
+def test_s3(moto: S3Server) -> None:
+    """A bucket passes, and nothing stays in it."""
+    nowhere = ClusterConfig(pd=("127.0.0.1:1",), connect_timeout=2.0, retry_budget=0.5)
+    results = look(nowhere, moto.location("backups/tonight"))
+    assert bad(results).keys() == {"pd"}
+    assert results["storage-space"].verdict.status is Status.SKIPPED
+    assert moto.admin.list_objects_v2(Bucket="backups").get("KeyCount") == 0
+
+
+def test_storage_that_cannot_be_written(live: LiveCluster, tmp_path: Path) -> None:
+    """A file where a directory should be: every probe that writes fails, with the cause."""
+    (tmp_path / "file").write_bytes(b"")
+    results = look(live.config, StorageLocation("local", str(tmp_path / "file" / "below")))
+    writing = ("storage-write", "storage-conditional-put", "storage-list", "storage-multipart", "storage-delete")
+    assert {results[name].verdict.status for name in writing} == {Status.FAIL}
+    assert all(results[name].verdict.advice for name in writing)
+
+
+def test_java_that_is_missing(live: LiveCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Needed only where Spark was asked for."""
+    monkeypatch.setenv("JAVA_HOME", "/nonexistent")
+    by_choice = look(live.config, executor="auto")["java"]
+    asked_for = look(live.config, executor="spark")
+    assert by_choice.verdict.status is Status.WARN
+    assert asked_for["java"].verdict.status is Status.FAIL
+    assert asked_for["spark"].verdict.status is Status.FAIL

@@ -1,0 +1,118 @@
+"""What probes make of what they see."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tikv_br.check.cluster_probes import judge_clock, judge_gc, judge_space, judge_stores
+from tikv_br.check.feature_probes import FEATURES, parse_version
+from tikv_br.check.probe import Status
+from tikv_br.check.storage_probes import judge_space as judge_folder
+from tikv_br.cluster.pd_status import GcStatus, ServiceSafePoint, StoreStatus
+from tikv_br.cluster.timestamp import compose
+from tikv_br.errors import RequestRefused
+
+STORE = StoreStatus(1, "host:20160", "8.5.2", "Up", 1000, 500, is_tiflash=False)
+HOUR = 3_600_000
+
+
+@pytest.mark.parametrize(
+    ("stores", "status", "said"),
+    [
+        ([STORE, replace(STORE, id=2)], Status.OK, "2 up, version 8.5.2"),
+        ([STORE, replace(STORE, id=2, state="Down")], Status.FAIL, "store 2 (host:20160) is Down"),
+        ([STORE, replace(STORE, id=2, state="Offline")], Status.FAIL, "Offline"),
+        ([STORE, replace(STORE, id=2, version="8.1.0")], Status.WARN, "8.1.0, 8.5.2"),
+        ([STORE, replace(STORE, id=2, version="7.0.0", is_tiflash=True)], Status.OK, "1 up"),
+        ([], Status.FAIL, "no store"),
+    ],
+)
+def test_stores(stores: list[StoreStatus], status: Status, said: str) -> None:
+    """Each must be up; unequal versions are worth a word; TiFlash does not count."""
+    verdict = judge_stores(stores)
+    assert verdict.status is status
+    assert said in verdict.seen
+    assert bool(verdict.advice) == (status is not Status.OK)
+
+
+@pytest.mark.parametrize(
+    ("available", "status"), [(500, Status.OK), (200, Status.OK), (199, Status.WARN), (99, Status.FAIL)]
+)
+def test_space_of_stores(available: int, status: Status) -> None:
+    """The fullest store decides, and every one has its figure."""
+    verdict = judge_space([STORE, replace(STORE, id=7, available=available)])
+    assert verdict.status is status
+    assert {figure.label: figure.value for figure in verdict.figures} == {
+        "free_store1": 50.0,
+        "free_store7": available / 10,
+    }
+
+
+def test_space_that_pd_does_not_know() -> None:
+    """A capacity of 0 is no full disk."""
+    assert judge_space([replace(STORE, capacity=0, available=0)]).status is Status.SKIPPED
+
+
+@pytest.mark.parametrize(
+    ("ahead", "status", "said"),
+    [
+        (0.4, Status.OK, "0.400 s ahead"),
+        (-0.9, Status.OK, "behind"),
+        (-1.5, Status.WARN, "1.500 s behind"),
+        (5.1, Status.FAIL, "ahead"),
+    ],
+)
+def test_clock(ahead: float, status: Status, said: str) -> None:
+    """Either direction counts."""
+    verdict = judge_clock(ahead)
+    assert verdict.status is status
+    assert said in verdict.seen
+
+
+def test_gc() -> None:
+    """The oldest service is named; held for more than a day it is worth a warning."""
+    now = 100 * HOUR
+    services = (
+        ServiceSafePoint("backup-1", compose(now - 2 * HOUR), 0),
+        ServiceSafePoint("cdc-9", compose(now - 25 * HOUR), 0),
+    )
+    assert judge_gc(GcStatus(0, ()), now).status is Status.OK
+    assert judge_gc(GcStatus(compose(now - HOUR), services[:1]), now).status is Status.OK
+    held = judge_gc(GcStatus(compose(now - 26 * HOUR), services), now)
+    assert held.status is Status.WARN
+    assert "held by 2 services, longest by cdc-9 (25.0 h)" in held.seen
+    assert "cdc-9" in held.advice
+    assert {figure.label: figure.value for figure in held.figures}["oldest_service"] == 25 * 3600
+
+
+@pytest.mark.parametrize(
+    ("version", "lacking"),
+    [
+        ("5.1.9", {"conversion", "checksum", "backup-ts", "raw-split"}),
+        ("5.2.0", {"conversion", "checksum", "backup-ts"}),
+        ("6.0.9", {"conversion", "checksum", "backup-ts"}),
+        ("6.1.0", {"checksum", "backup-ts"}),
+        ("v6.1.1", {"backup-ts"}),
+        ("6.2.0-alpha", set()),
+        ("9.0.0-beta.2", set()),
+    ],
+)
+def test_feature_gates(version: str, lacking: set[str]) -> None:
+    """Each feature needs its version, as the Go tool has them; a lack says what does not work."""
+    verdicts = {feature.name: feature.judge(version) for feature in FEATURES}
+    assert {name for name, verdict in verdicts.items() if verdict.status is Status.WARN} == lacking
+    assert all(verdict.advice for name, verdict in verdicts.items() if name in lacking)
+
+
+def test_a_version_that_does_not_read() -> None:
+    """Is told, not taken for an old one."""
+    with pytest.raises(RequestRefused, match="nightly"):
+        parse_version("nightly")
+
+
+@pytest.mark.parametrize(("free", "status"), [(30, Status.OK), (19, Status.WARN), (4, Status.FAIL)])
+def test_space_of_a_directory(free: int, status: Status) -> None:
+    """By its part of the file system."""
+    assert judge_folder(free, 100).status is status

@@ -1,0 +1,170 @@
+"""What is looked at in a storage: each probe writes objects of its own in the run's scratch folder, and removes them."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import secrets
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from tikv_br.check.probe import Figure, NotAsked, Probe, Verdict, fail, ok, warn
+from tikv_br.check.surroundings import Surroundings
+from tikv_br.errors import StorageConflict, StorageError, StorageObjectMissing
+from tikv_br.storage.base import ObjectStore, exists
+from tikv_br.storage.url import StorageLocation
+
+MULTIPART_SIZE = (8 << 20) + 4321
+"""Bytes: more than one part of an upload."""
+SPACE_WARN, SPACE_FAIL = 20.0, 5.0
+"""Per cent of the file system of a ``local://`` storage."""
+_NO_STORAGE_FOR_BACKUPS = "Use a storage that behaves as S3 does; backups here could be damaged unseen."
+
+Act = Callable[[ObjectStore, str], Verdict]
+
+
+def look_at_storage(around: Surroundings) -> Verdict:
+    """The storage answers."""
+    return ok(f"{around.opened.location}")
+
+
+def write_and_read(store: ObjectStore, name: str) -> Verdict:
+    """What is written is read back, and overwritten."""
+    for data in (secrets.token_bytes(1000), secrets.token_bytes(500)):
+        store.put(name, data)
+        if store.get(name) != data or store.stat(name).size != len(data):
+            return fail("an object read back is not the one just written", _NO_STORAGE_FOR_BACKUPS)
+    return ok("objects are read as they were written")
+
+
+def put_conditionally(store: ObjectStore, name: str) -> Verdict:
+    """Of two who create the same object, one succeeds."""
+    store.put_if_absent(name, b"first")
+    try:
+        store.put_if_absent(name, b"second")
+    except StorageConflict:
+        if store.get(name) == b"first":
+            return ok("the second of two conditional puts is refused")
+        return fail("a refused conditional put has overwritten the object", _NO_STORAGE_FOR_BACKUPS)
+    return fail(
+        "conditional puts (If-None-Match) are not honoured: both of two succeeded",
+        "Two runs on one path would not notice each other: never start two, or use another storage.",
+    )
+
+
+def list_at_once(store: ObjectStore, name: str) -> Verdict:
+    """A listing shows what was just written, and no more what was just deleted."""
+    names = {f"{name}/a", f"{name}/b/c"}
+    for each in names:
+        store.put(each, b"listed")
+    seen = {info.name: info.size for info in store.list(name)}
+    if seen != dict.fromkeys(names, len(b"listed")):
+        return fail(f"a listing shows {len(seen)} of 2 objects just written", _NO_STORAGE_FOR_BACKUPS)
+    for each in names:
+        store.delete(each)
+    if left := [info.name for info in store.list(name)]:
+        return fail(f"a listing still shows {len(left)} deleted objects", _NO_STORAGE_FOR_BACKUPS)
+    return ok("listings are up to date")
+
+
+def upload_parts(store: ObjectStore, name: str) -> Verdict:
+    """An object of several parts arrives whole, and not before it is finished."""
+    data = secrets.token_bytes(MULTIPART_SIZE)
+    with store.open_writer(name) as writer:
+        writer.write(data)
+        early = exists(store, name)
+        writer.close()
+    if early:
+        return fail("an object is visible before its upload is finished", _NO_STORAGE_FOR_BACKUPS)
+    if store.stat(name).size != len(data) or store.get_range(name, len(data) - 5000, 5000) != data[-5000:]:
+        return fail("an object of several parts is not what was uploaded", _NO_STORAGE_FOR_BACKUPS)
+    return ok(f"{len(data)} bytes in two parts")
+
+
+def read_ranges(store: ObjectStore, name: str) -> Verdict:
+    """Parts of an object can be read."""
+    data = secrets.token_bytes(10_000)
+    store.put(name, data)
+    for offset, length in ((0, 10), (5000, 100), (9990, 100)):
+        if store.get_range(name, offset, length) != data[offset : offset + length]:
+            return fail(f"a ranged get of {length} bytes at {offset} gives others", _NO_STORAGE_FOR_BACKUPS)
+    return ok("ranged gets give the bytes asked for")
+
+
+def delete_twice(store: ObjectStore, name: str) -> Verdict:
+    """What is deleted is gone; deleting it again is no error."""
+    store.put(name, b"to be deleted")
+    store.delete(name)
+    store.delete(name)
+    try:
+        store.get(name)
+    except StorageObjectMissing:
+        return ok("deleted objects are gone")
+    return fail("a deleted object is still read", "prune and abort cannot free space here: check versioning and locks.")
+
+
+def look_at_space(around: Surroundings) -> Verdict:
+    """The file system of a directory has room."""
+    location = around.options.storage
+    if location is None or location.scheme != "local":
+        raise NotAsked("object storage does not tell its space")
+    folder = next(each for each in (Path(location.path), *Path(location.path).parents) if each.is_dir())
+    try:
+        usage = shutil.disk_usage(folder)
+    except OSError as error:
+        raise StorageError(f"{folder}: {error.strerror}", hint="Check the health of its disk.") from None
+    return judge_space(usage.free, usage.total)
+
+
+def judge_space(free: int, total: int) -> Verdict:
+    """See `look_at_space`; both in bytes."""
+    left = 100 * free / max(total, 1)
+    figures = (
+        Figure("storage_free", round(left, 1), "%", f"{SPACE_WARN:g}:", f"{SPACE_FAIL:g}:"),
+        Figure("storage_free_bytes", free, "B"),
+    )
+    seen = f"{left:.0f} % left, {free / 2**30:.1f} GiB"
+    advice = "Prune old backups or take another place: a backup that runs out of space ends with code 22."
+    if left < SPACE_FAIL:
+        return fail(seen, advice, *figures)
+    return warn(seen, advice, *figures) if left < SPACE_WARN else ok(seen, *figures)
+
+
+def storage_probes(location: StorageLocation | None) -> tuple[Probe, ...]:
+    """The probes of a storage; without one a single probe that says so."""
+    reach = Probe("storage", look_at_storage)
+    if location is None:
+        return (reach,)
+    acts = {
+        "write": write_and_read,
+        "conditional-put": put_conditionally,
+        "list": list_at_once,
+        "multipart": upload_parts,
+        "ranged-get": read_ranges,
+        "delete": delete_twice,
+    }
+    probes = [Probe(f"storage-{name}", functools.partial(_on_scratch, act, name)) for name, act in acts.items()]
+    return (reach, *probes, Probe("storage-space", look_at_space))
+
+
+def remove_scratch(around: Surroundings) -> None:
+    """Remove whatever is still in the run's folder. Raises `StorageError`, `NotAsked`."""
+    store = around.store
+    for info in list(store.list(around.scratch)):
+        store.delete(info.name)
+
+
+def _on_scratch(act: Act, part: str, around: Surroundings) -> Verdict:
+    store, name = around.store, f"{around.scratch}/{part}"
+    with _removed(store, name):
+        return act(store, name)
+
+
+@contextlib.contextmanager
+def _removed(store: ObjectStore, name: str) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        with contextlib.suppress(StorageError):  # the probes tell of a storage that deletes nothing
+            store.delete(name)
