@@ -9,19 +9,23 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 say() { printf '==> %s\n' "$*" >&2; }
 
-# Programs that some tests compare with or run against; a machine where they cannot be had skips those tests (not in CI).
-install_tools() {
+# Programs that some tests compare with or run against; a machine where they cannot be had skips those tests (CI fails them).
+install_packages() {
     local missing=()
     command -v sst_dump >/dev/null || command -v rocksdb_sst_dump >/dev/null || missing+=(rocksdb-tools)
-    command -v go >/dev/null || missing+=(golang-go)
-    if [ ${#missing[@]} -gt 0 ] && [ "$(id -u)" -eq 0 ] && command -v apt-get >/dev/null; then
-        say "installing ${missing[*]}"
-        { apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends "${missing[@]}"; } \
-            >&2 </dev/null || say "could not install ${missing[*]}: tests that need them will say so"
-    fi
-    if [ -x scripts/install_versitygw.sh ]; then
-        scripts/install_versitygw.sh >&2 </dev/null || say "could not install versitygw: tests that need it will say so"
-    fi
+    command -v go >/dev/null || [ -x /usr/local/go/bin/go ] || missing+=(golang-go ca-certificates)
+    [ ${#missing[@]} -gt 0 ] && [ "$(id -u)" -eq 0 ] && command -v apt-get >/dev/null || return 0
+    say "installing ${missing[*]}"
+    { apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends "${missing[@]}"; } \
+        >&2 </dev/null || say "could not install ${missing[*]}: tests that need them will say so"
+}
+
+# One after the other, as each uses all cores. The Rust client takes minutes: only where it is asked for.
+build_programs() {
+    local script
+    for script in install_client_go install_versitygw ${TIKV_BR_TEST_RUST_CLIENT:+install_rust_client}; do
+        "scripts/$script.sh" >/dev/null </dev/null || say "scripts/$script.sh failed: tests that need it will say so"
+    done
 }
 
 # All of them run, and the tests after them, so that one look shows everything that is wrong.
@@ -43,18 +47,25 @@ workers() {
     printf '%s' $((cores < 2 ? 2 : cores > 4 ? 4 : cores))
 }
 
+install_packages
+build_log=$(mktemp)
+trap 'rm -f "$build_log"' EXIT
+build_programs 2>"$build_log" & # beside setup and static checks, which mostly wait for the network and use one core
+building=$!
 scripts/setup.sh dev
-install_tools
 
 arguments=()
 for argument in "$@"; do
     case $argument in
-    unit | golden | integration | e2e) arguments+=("tests/$argument") ;;
+    unit | golden | integration | interop | e2e) arguments+=("tests/$argument") ;;
     *) arguments+=("$argument") ;;
     esac
 done
 status=0
 [ $# -gt 0 ] || static_checks || status=1
+
+wait "$building" || true
+cat "$build_log" >&2
 
 say "pytest ${arguments[*]:-(all tiers)}"
 .venv/bin/python -m pytest -n "$(workers)" --dist loadfile --durations 10 "${arguments[@]}" </dev/null || status=$?

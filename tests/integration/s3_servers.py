@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -16,11 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import boto3
-import pytest
 
+from tests.tools import find_tool
 from tikv_br.storage.url import StorageLocation, parse
 
-ROOT = Path(__file__).resolve().parents[2]
 ACCESS_KEY = "tester"
 SECRET_KEY = "s3cr+t/key=with&signs"
 BUCKET = "backups"
@@ -85,15 +83,8 @@ def versitygw_server(folder: Path, *, port: int = 0, options: Sequence[str] = ()
 
 
 def find_versitygw() -> str:
-    """Its path: from VERSITYGW, PATH or the checkout's cache; in CI its absence is a failure."""
-    places = (os.environ.get("VERSITYGW"), shutil.which("versitygw"), str(ROOT / ".cache" / "bin" / "versitygw"))
-    for place in places:
-        if place and os.access(place, os.X_OK):
-            return place
-    message = "no versitygw: run scripts/install_versitygw.sh, or set VERSITYGW"
-    if os.environ.get("CI") == "true":
-        pytest.fail(message)
-    pytest.skip(message)
+    """Its path; where it is missing, the test ends."""
+    return find_tool("versitygw", hint="run scripts/install_versitygw.sh, or set VERSITYGW", variable="VERSITYGW")
 
 
 @contextmanager

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import struct
 import subprocess
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
@@ -11,7 +9,6 @@ from pathlib import Path
 from types import MappingProxyType
 
 import pyarrow as pa
-import pytest
 import rocksdict
 
 from formats import columns
@@ -24,6 +21,7 @@ from formats.sst.block_checksum import ChecksumType
 from formats.sst.coding import BlockHandle, decode_handle, encode_varint
 from formats.sst.footer import Footer
 from formats.values import StoredValue, encode_value
+from tests.tools import find_tool
 
 Row = tuple[bytes, bytes]
 
@@ -176,12 +174,7 @@ def ingest_by_rocksdb(folder: Path, data: bytes) -> list[Row]:
 
 def sst_dump(path: Path, command: str, *arguments: str) -> str:
     """What RocksDB's tool prints about a file; skips the test where the tool is not installed."""
-    program = shutil.which("sst_dump") or shutil.which("rocksdb_sst_dump")
-    if program is None:
-        message = "no sst_dump: install rocksdb-tools"
-        if os.environ.get("CI") == "true":
-            pytest.fail(message)
-        pytest.skip(message)
+    program = find_tool("sst_dump", "rocksdb_sst_dump", hint="install rocksdb-tools")
     result = subprocess.run(
         [program, f"--file={path}", f"--command={command}", *arguments],
         capture_output=True, text=True, timeout=60, check=False,

@@ -1,0 +1,125 @@
+"""Clients of RawKV that are programs of their own: one JSON request a line in, one JSON answer a line out, bytes in base64."""
+
+from __future__ import annotations
+
+import base64
+import json
+import subprocess
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Self
+
+from formats.checksum import Checksum
+
+SCAN_LIMIT = 10_240
+"""Rows that client-go returns at most for one call."""
+
+
+class ClientFailed(Exception):
+    """The other client returned an error, or ended."""
+
+
+class LineClient:
+    """Speaks to a program that a user would have written with another RawKV client. Use it in a `with` block."""
+
+    def __init__(self, arguments: Sequence[str]) -> None:
+        self._arguments = arguments
+
+    def __enter__(self) -> Self:
+        self._process = subprocess.Popen(
+            self._arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self._process as process:
+            assert process.stdin is not None
+            process.stdin.close()
+            try:
+                process.wait(30)
+            finally:
+                process.kill()
+
+    def get(self, key: bytes) -> bytes | None:
+        """The value of a key; None when there is none."""
+        return _bytes(self._ask("get", key=key)["value"])
+
+    def batch_get(self, keys: Sequence[bytes]) -> dict[bytes, bytes]:
+        """The values of those of the keys that exist."""
+        values = map(_bytes, self._ask("batch_get", keys=keys)["values"])
+        return {key: value for key, value in zip(keys, values, strict=True) if value is not None}
+
+    def ttl(self, key: bytes) -> int | None:
+        """Seconds until a key expires, 0 for never; None when there is no such key."""
+        ttl: int | None = self._ask("ttl", key=key)["ttl"]
+        return ttl
+
+    def put(self, key: bytes, value: bytes, ttl: int = 0) -> None:
+        """Write one pair."""
+        self._ask("put", key=key, value=value, ttl=ttl)
+
+    def batch_put(self, rows: Mapping[bytes, bytes], ttls: Mapping[bytes, int] | None = None) -> None:
+        """Write pairs; ``ttls`` holds those of all keys, or is None where none expires."""
+        seconds = None if ttls is None else [ttls[key] for key in rows]
+        self._ask("batch_put", keys=list(rows), values=list(rows.values()), ttls=seconds)
+
+    def delete(self, key: bytes) -> None:
+        """Remove one key."""
+        self._ask("delete", key=key)
+
+    def batch_delete(self, keys: Iterable[bytes]) -> None:
+        """Remove keys."""
+        self._ask("batch_delete", keys=list(keys))
+
+    def delete_range(self, start: bytes, end: bytes) -> None:
+        """Remove all of [start, end)."""
+        self._ask("delete_range", start=start, end=end)
+
+    def scan(
+        self, start: bytes = b"", end: bytes = b"", limit: int = SCAN_LIMIT, *, keys_only: bool = False
+    ) -> list[tuple[bytes, bytes]]:
+        """Pairs of [start, end) in order, where an empty end is no end."""
+        return _pairs(self._ask("scan", start=start, end=end, limit=limit, keys_only=keys_only))
+
+    def reverse_scan(self, upper: bytes, lower: bytes, limit: int = SCAN_LIMIT) -> list[tuple[bytes, bytes]]:
+        """Pairs of [lower, upper), from the upper end down."""
+        return _pairs(self._ask("reverse_scan", start=upper, end=lower, limit=limit))
+
+    def compare_and_swap(self, key: bytes, previous: bytes | None, value: bytes) -> tuple[bool, bytes | None]:
+        """Whether the value was written, because the key's was ``previous``, and what the key's value was."""
+        answer = self._ask("cas", key=key, previous=previous, value=value)
+        return answer["swapped"], _bytes(answer["previous"])
+
+    def checksum(self, start: bytes = b"", end: bytes = b"") -> Checksum:
+        """The servers' checksum over [start, end)."""
+        return Checksum(**self._ask("checksum", start=start, end=end))
+
+    def _ask(self, operation: str, **arguments: object) -> dict[str, Any]:
+        process = self._process
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
+        request = {"op": operation} | {name: _text(value) for name, value in arguments.items()}
+        process.stdin.write(json.dumps(request) + "\n")
+        process.stdin.flush()
+        line = process.stdout.readline()
+        if not line:
+            raise ClientFailed(process.stderr.read())
+        answer: dict[str, Any] = json.loads(line)
+        if "error" in answer:
+            raise ClientFailed(f"{operation}: {answer['error']}")
+        return answer
+
+
+def _text(value: Any) -> Any:  # noqa: ANN401 - JSON
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    return [_text(item) for item in value] if isinstance(value, list) else value
+
+
+def _bytes(text: str | None) -> bytes | None:
+    return None if text is None else base64.b64decode(text)
+
+
+def _pairs(answer: dict[str, Any]) -> list[tuple[bytes, bytes]]:
+    keys, values = (map(base64.b64decode, answer[name] or ()) for name in ("keys", "values"))
+    return list(zip(keys, values, strict=True))

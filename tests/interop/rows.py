@@ -1,0 +1,40 @@
+"""What the interoperability tests write with one client and read with another."""
+
+from __future__ import annotations
+
+from formats.api_version import ApiVersion
+from tests.integration.backup.data import hard_rows
+from tests.live_cluster import LiveCluster
+
+YEAR = 365 * 86400
+BOUNDS = (b"\1" * 8, b"row00100", b"row00100\0", b"row002", b"\xfe")
+"""Where regions are split: at keys, right behind one, and between."""
+
+
+def rows() -> dict[bytes, bytes]:
+    """Return rows hard on codecs, few enough for one call of every client."""
+    return hard_rows(count=400)
+
+
+def ttls(of: dict[bytes, bytes], version: ApiVersion) -> dict[bytes, int] | None:
+    """Return a TTL for each row, with every third 0; None where the cluster keeps none."""
+    if not version.has_ttl:
+        return None
+    return {key: number % 3 and YEAR + 1000 * number for number, key in enumerate(of)}
+
+
+def split(live: LiveCluster) -> None:
+    """Split a playground at `BOUNDS` and spread the regions over its stores."""
+    codec = live.raw().codec
+    live.run("split", keys=[codec.bound(codec.rpc_key(bound)).hex() for bound in BOUNDS])
+    live.run("scatter")
+
+
+def our_rows(live: LiveCluster, keyspace_id: int = 0) -> list[tuple[bytes, bytes]]:
+    """Return what our scan reads, as user keys and values."""
+    raw = live.raw(keyspace_id)
+    return [
+        (raw.codec.user_key(key), value)
+        for page in raw.scan_pages(*raw.codec.rpc_range(b"", b""))
+        for key, value in zip(page.keys.to_pylist(), page.values.to_pylist(), strict=True)
+    ]
