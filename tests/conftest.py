@@ -51,3 +51,4 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         if re.match(r"(TIKV_BR_(?!GOLDEN)|AWS_)", name):
             monkeypatch.delenv(name)
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("XDG_CONFIG_HOME", "/nowhere")

@@ -35,7 +35,7 @@ class Done:
 def environment(**more: str) -> dict[str, str]:
     """Return the environment without settings of tikv-br, of S3 and of terminals."""
     bare = {name: value for name, value in os.environ.items() if not name.startswith(("TIKV_BR_", "AWS_", "COLUMNS"))}
-    return {**bare, "NO_COLOR": "1", "AWS_EC2_METADATA_DISABLED": "true", **more}
+    return {**bare, "XDG_CONFIG_HOME": "/nowhere", "NO_COLOR": "1", "AWS_EC2_METADATA_DISABLED": "true", **more}
 
 
 def tikv_br(*arguments: str, stdin: str | None = None, timeout: float = 120, **more: str) -> Done:

@@ -31,7 +31,7 @@ def test_put_get_delete_with_every_form_of_key(pd: str) -> None:
     assert succeed("raw", "get", "--pd", pd, r"k\xc3\xa9y", "--format", "escaped").out == "v1\n"
     succeed("raw", "put", "--pd", pd, "--format", "hex", "00ff", "0a00")
     got = succeed("raw", "get", "--pd", pd, "--format", "hex", "00ff", "--output", "json").last
-    assert got == {"message_type": "pair", "key": "00ff", "value": "0a00"}
+    assert got.items() >= {"message_type": "pair", "key": "00ff", "value": "0a00"}.items()
     succeed("raw", "delete", "--pd", pd, "--format", "hex", "00ff")
     gone = tikv_br("raw", "get", "--pd", pd, "--format", "hex", "00ff", "--output", "json")
     assert (gone.code, gone.last["message_type"], gone.last["name"]) == (13, "exit_error", "KeyNotFound")

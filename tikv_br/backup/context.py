@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import secrets
 import time
 from dataclasses import dataclass, field
 
+from tikv_br import run_id
 from tikv_br.backup.convert import Converter
 from tikv_br.backup.engine import Engine
 from tikv_br.backup.options import BackupOptions
@@ -28,7 +28,7 @@ class BackupContext:
 
     options: BackupOptions
     reporter: Reporter = silent
-    run_id: str = field(default_factory=lambda: secrets.token_hex(8))
+    run_id: str = field(default_factory=run_id.current_or_new)
     started_ms: int = field(default_factory=lambda: time.time_ns() // 1_000_000)
 
     cluster: Cluster = field(init=False)  # connect

@@ -11,7 +11,6 @@ import typer
 from formats.api_version import ApiVersion
 from formats.errors import InvalidKeyText, UnsupportedFormat
 from formats.keytext import parse_key
-from tikv_br.cli import log
 from tikv_br.cli.backup_options import (
     ENGINES,
     EXECUTORS,
@@ -39,8 +38,6 @@ from tikv_br.cli.options import (
     KeyForm,
     KeyOption,
     KeyspaceOption,
-    LogLevel,
-    LogLevelOption,
     OutputForm,
     OutputOption,
     PdOption,
@@ -114,10 +111,8 @@ def backup_raw(
     spark_master: SparkMasterOption = "local[*]",
     dry_run: DryRunOption = False,
     output: OutputOption = OutputForm.CONSOLE,
-    log_level: LogLevelOption = LogLevel.INFO,
 ) -> None:
     """Back up a RawKV cluster, converting between API versions where asked."""
-    log.configure(log_level)
     _check_one_of("--engine", engine, ENGINES)
     _check_one_of("--executor", executor, EXECUTORS)
     first, last = _parse_keys(start, end, key_form)

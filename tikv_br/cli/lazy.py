@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
     from typer._click import Command, Context
 
 
+CommandPath = tuple[str, ...]
+"""The words that call a command, without the program's name."""
 _COMPLETION = ("install_completion", "show_completion")  # the root offers them; once is enough
 
 
@@ -46,8 +49,11 @@ class LazyGroup(TyperGroup):
     def resolve_command(self, ctx: Context, args: list[str]) -> tuple[str | None, Command | None, list[str]]:
         """Find the command by its stand-in (with suggestions for typing errors), then import the real one."""
         name, command, rest = super().resolve_command(ctx, args)
-        lazy = self.table.get(name or "")
-        return name, command if lazy is None or name is None else lazy.load(name), rest
+        return name, self.load(name) if name in self.table else command, rest
+
+    def load(self, name: str) -> Command:
+        """Import a command of the table; a subclass may add to it what all commands take."""
+        return self.table[name].load(name)
 
 
 class DefaultCommandGroup(TyperGroup):
@@ -60,3 +66,13 @@ class DefaultCommandGroup(TyperGroup):
         if args and args[0] not in self.commands and args[0] not in ctx.help_option_names:
             args = [self.default_command, *args]
         return super().parse_args(ctx, args)
+
+
+def leaves(command: Command, path: CommandPath = ()) -> Iterator[tuple[CommandPath, Command]]:
+    """Yield the commands that do something at and below one, with the words that call them. Imports them all."""
+    if not isinstance(command, TyperGroup):
+        yield path, command
+        return
+    for name, inner in command.commands.items():
+        real = command.load(name) if isinstance(command, LazyGroup) else inner
+        yield from leaves(real, (*path, name))

@@ -10,23 +10,34 @@ import sys
 import traceback
 from collections.abc import Sequence
 from types import FrameType
-from typing import Annotated, ClassVar, NoReturn
+from typing import TYPE_CHECKING, Annotated, ClassVar, NoReturn
 
 import typer
 import typer.main
 
+from tikv_br import run_id
+from tikv_br.cli import log
 from tikv_br.cli.clash import check_packages
+from tikv_br.cli.common import Invocation, extend
 from tikv_br.cli.lazy import LazyCommand, LazyGroup
-from tikv_br.cli.log import is_debug, redact
 from tikv_br.cli.options import OutputForm
 from tikv_br.cli.output import Output
 from tikv_br.errors import Interrupted, OutputClosed, Terminated, TikvBrError, UsageError
+
+if TYPE_CHECKING:
+    from typer._click import Command
 
 PROGRAM = "tikv-br"
 
 
 class Commands(LazyGroup):
     """All commands; each help line is the first line of that module's own help (a test compares them)."""
+
+    def load(self, name: str) -> Command:
+        """Import a command and give it what every command takes."""
+        command = super().load(name)
+        extend(command, (name,))
+        return command
 
     table: ClassVar[dict[str, LazyCommand]] = {
         "backup": LazyCommand("tikv_br.cli.backup_cmd", "Back up a cluster."),
@@ -50,6 +61,9 @@ class Commands(LazyGroup):
         ),
         "raw": LazyCommand("tikv_br.cli.raw_cmd", "Read and write single keys and ranges of a RawKV cluster."),
         "playground": LazyCommand("tikv_br.cli.playground_cmd", "Run a development cluster on this machine."),
+        "config": LazyCommand(
+            "tikv_br.cli.config_cmd", "Show which settings hold and where they come from, and check the config file."
+        ),
         "version": LazyCommand("tikv_br.cli.version_cmd", "Show the versions of tikv-br and what it stands on."),
     }
 
@@ -81,28 +95,40 @@ def root(
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line and return its exit code. The only broad ``except`` above a Spark task's edge."""
-    arguments = sys.argv[1:] if arguments is None else arguments
+    """Run the command line and return its exit code."""
+    run_id.start()
+    try:
+        return _run(sys.argv[1:] if arguments is None else arguments, Invocation())
+    finally:
+        log.reset()
+        run_id.end()
+
+
+def _run(arguments: Sequence[str], invocation: Invocation) -> int:
+    """Turn every failure into a message and a code. The only broad ``except`` above a Spark task's edge."""
+    failure: TikvBrError
     try:
         check_packages()
         _signals_raise()
-        code = typer.main.get_command(app).main(list(arguments), prog_name=PROGRAM, standalone_mode=False)
+        command = typer.main.get_command(app)
+        code = command.main(list(arguments), prog_name=PROGRAM, standalone_mode=False, obj=invocation)
         Output().flush()
         return int(code or 0)
     except TikvBrError as error:
-        return _fail(error, arguments)
+        failure = error
     except typer.TyperException as error:
-        return _fail(_usage_error(error), arguments)
+        failure = _usage_error(error)
     except (KeyboardInterrupt, typer.Abort):
-        return _fail(Interrupted("interrupted"), arguments)
+        failure = Interrupted("interrupted")
     except Exception as error:
         logging.getLogger(__name__).debug("unexpected error", exc_info=True)
-        return _fail(TikvBrError(f"unexpected {type(error).__name__}: {error}"), arguments)
+        failure = TikvBrError(f"unexpected {type(error).__name__}: {error}")
+    return _fail(failure, is_json=wants_json(arguments, invocation.output))
 
 
-def wants_json(arguments: Sequence[str]) -> bool:
+def wants_json(arguments: Sequence[str], configured: str = "") -> bool:
     """Whether the JSON form was asked for, also when the command line as a whole does not parse."""
-    chosen = os.environ.get("TIKV_BR_OUTPUT", "")
+    chosen = os.environ.get("TIKV_BR_OUTPUT") or configured
     for index, argument in enumerate(arguments):
         if argument == "--":
             break
@@ -113,18 +139,22 @@ def wants_json(arguments: Sequence[str]) -> bool:
     return chosen == OutputForm.JSON
 
 
-def _fail(error: TikvBrError, arguments: Sequence[str]) -> int:
-    """Report ``error`` in the wanted form and return its exit code."""
+def _fail(error: TikvBrError, *, is_json: bool) -> int:
+    """Report ``error`` in the wanted form, and in the log file if there is one, and return its exit code."""
     if isinstance(error, OutputClosed):
         return error.exit_code
-    if is_debug() and error.__traceback__ is not None:
-        sys.stderr.write(redact("".join(traceback.format_exception(error))))
-    if wants_json(arguments):
-        fields = {name: redact(value) if isinstance(value, str) else value for name, value in error.to_json().items()}
+    if log.is_debug() and error.__traceback__ is not None:
+        sys.stderr.write(log.redact("".join(traceback.format_exception(error))))
+    if log.has_file():
+        logging.getLogger(__name__).error("%s: %s (exit code %d)", type(error).__name__, error.message, error.exit_code)
+    if is_json:
+        fields = {
+            name: log.redact(value) if isinstance(value, str) else value for name, value in error.to_json().items()
+        }
         with contextlib.suppress(OutputClosed):  # the exit code still tells
-            Output(OutputForm.JSON).row(fields, "")
+            Output(OutputForm.JSON).result("exit_error", fields)
     else:
-        sys.stderr.write(redact(f"Error: {error.message}\n") + (f"Hint: {error.hint}\n" if error.hint else ""))
+        sys.stderr.write(log.redact(f"Error: {error.message}\n") + (f"Hint: {error.hint}\n" if error.hint else ""))
     return error.exit_code
 
 

@@ -60,13 +60,13 @@ def parse_size(text: str | int) -> int:
 
 
 PdOption = Annotated[
-    str,
+    list[str],
     typer.Option(
         "--pd",
         "-u",
         envvar="TIKV_BR_PD",
         metavar="ADDRESS",
-        help="PD's address, or several of one cluster: host:port,…",
+        help="PD's address, or several of one cluster: host:port,… or once each.",
     ),
 ]
 CaOption = Annotated[
@@ -159,4 +159,4 @@ ConcurrencyOption = Annotated[
     typer.Option("--concurrency", envvar="TIKV_BR_CONCURRENCY", min=1, help="Tasks that run at the same time."),
 ]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Check and plan, change nothing.")]
-DEFAULT_PD = "127.0.0.1:2379"
+DEFAULT_PD = ["127.0.0.1:2379"]

@@ -1,7 +1,7 @@
 """One `Output` for every command: text for people or JSON lines for scripts, always on stdout.
 
 Progress and logs go to stderr (see ``log.py`` and ``progress.py``), so that stdout can be piped. In JSON form every line
-carries a ``message_type``; only bulk rows (`row`) are bare objects. ``docs/cli-json.md`` lists them all.
+carries ``message_type``, ``schema_version`` and ``run_id``; only bulk rows (`row`) are bare objects. ``docs/cli-json.md`` lists them all.
 """
 
 from __future__ import annotations
@@ -13,9 +13,13 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import TextIO
 
+from tikv_br import run_id
 from tikv_br.cli.options import OutputForm
 from tikv_br.cli.text import plain_table
 from tikv_br.errors import OutputClosed
+
+SCHEMA_VERSION = 1
+"""Of all JSON lines; raised when a field goes or changes its meaning, not when one is added."""
 
 
 class Output:
@@ -33,7 +37,8 @@ class Output:
     def result(self, message_type: str, fields: Mapping[str, object], text: str = "") -> None:
         """Write one result: a JSON line of ``fields``, or ``text`` for people (nothing if empty)."""
         if self.is_json:
-            self.row({"message_type": message_type, **fields}, "")
+            head = {"message_type": message_type, "schema_version": SCHEMA_VERSION, "run_id": run_id.current()}
+            self.row({**head, **fields}, "")
         elif text:
             self._write(text + "\n")
 

@@ -5,11 +5,13 @@ Bars and lines go to stderr, JSON lines to stdout like everything that scripts r
 
 from __future__ import annotations
 
+import logging
 import sys
 import time
 from types import TracebackType
 from typing import Any, Protocol, Self, TextIO
 
+from tikv_br.cli import log
 from tikv_br.cli.output import Output, use_colour
 from tikv_br.cli.text import human_bytes, human_seconds
 from tikv_br.progress_events import Event, Notice, StepFinished, StepStarted, StepUndone, TasksProgress
@@ -31,11 +33,14 @@ class ProgressDisplay(Protocol):
 
 
 def progress_display(output: Output, stream: TextIO | None = None) -> ProgressDisplay:
-    """Return the display that fits ``output`` and ``stream`` (stderr)."""
+    """Return the display that fits ``output`` and ``stream`` (stderr); with a log file, what happens is in it as well."""
     stream = sys.stderr if stream is None else stream
+    display: ProgressDisplay
     if output.is_json:
-        return JsonProgress(output)
-    return BarProgress(stream) if use_colour(stream) else LineProgress(stream)
+        display = JsonProgress(output)
+    else:
+        display = BarProgress(stream) if use_colour(stream) else LineProgress(stream)
+    return LoggedProgress(display) if log.has_file() else display
 
 
 class _Plain:
@@ -146,6 +151,28 @@ class BarProgress:
             self._progress = Progress(*columns, TimeElapsedColumn(), console=console, transient=True)
             self._progress.start()
         return self._progress
+
+
+class LoggedProgress:
+    """Another display, and a line in the log for every event that is not just a figure."""
+
+    def __init__(self, display: ProgressDisplay) -> None:
+        self._display = display
+
+    def __enter__(self) -> Self:
+        self._display.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._display.__exit__(kind, error, trace)
+
+    def __call__(self, event: Event) -> None:
+        """Log and show one event."""
+        if not isinstance(event, TasksProgress):
+            logging.getLogger(__name__).info("%s", describe(event))
+        self._display(event)
 
 
 def describe(event: Event) -> str:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Concatenate
 
 from formats.errors import InvalidKeyText, UnsupportedFormat
 from formats.keytext import format_key, parse_key
-from tikv_br.cli import log, options
-from tikv_br.cli.options import KeyForm, LogLevel, OutputForm
+from tikv_br.cli import options
+from tikv_br.cli.options import KeyForm, OutputForm
 from tikv_br.cli.output import Output
 from tikv_br.errors import UsageError
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 class ClusterFlags:
     """The flags that name a cluster, not looked at yet."""
 
-    pd: str = options.DEFAULT_PD
+    pd: list[str]
     ca: str | None = None
     cert: str | None = None
     key: str | None = None
@@ -84,7 +84,6 @@ def raw_command(command: Callable[Concatenate[RawSession, ...], None]) -> Callab
 
     @functools.wraps(command)
     def run(**kwargs: Any) -> None:  # noqa: ANN401 - typer passes what the signature below says
-        log.configure(kwargs.pop("log_level"))
         output = Output(kwargs.pop("output"))
         flags = ClusterFlags(**{name: kwargs.pop(name) for name in ClusterFlags.__dataclass_fields__})
         with contextlib.ExitStack() as stack:
@@ -107,6 +106,5 @@ def _cluster_options(
     key: options.KeyOption = None,
     keyspace: options.KeyspaceOption = "",
     output: options.OutputOption = OutputForm.CONSOLE,
-    log_level: options.LogLevelOption = LogLevel.INFO,
 ) -> None:
     """Carry the options, never called."""

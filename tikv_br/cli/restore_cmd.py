@@ -9,7 +9,6 @@ import typer
 
 from formats.errors import InvalidKeyText
 from formats.keytext import parse_key
-from tikv_br.cli import log
 from tikv_br.cli.lazy import DefaultCommandGroup
 from tikv_br.cli.options import (
     DEFAULT_PD,
@@ -20,8 +19,6 @@ from tikv_br.cli.options import (
     FormatOption,
     KeyForm,
     KeyOption,
-    LogLevel,
-    LogLevelOption,
     OutputForm,
     OutputOption,
     PdOption,
@@ -99,10 +96,8 @@ def restore_raw(
     spark_master: SparkMasterOption = "local[*]",
     dry_run: DryRunOption = False,
     output: OutputOption = OutputForm.CONSOLE,
-    log_level: LogLevelOption = LogLevel.INFO,
 ) -> None:
     """Restore a RawKV backup, of tikv-br or of the Go TiKV-BR, and prove the result."""
-    log.configure(log_level)
     _one_of("--file-check", file_check, CHECKS)
     _one_of("--executor", executor, EXECUTORS)
     first, last = _parse_keys(start, end, key_form)

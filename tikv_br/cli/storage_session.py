@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Concatenate
 
 import typer
 
-from tikv_br.cli import log, options
-from tikv_br.cli.options import LogLevel, OutputForm
+from tikv_br.cli import options
+from tikv_br.cli.options import OutputForm
 from tikv_br.cli.output import Output
 from tikv_br.cli.storage_location import storage_location
 from tikv_br.errors import TikvBrError
@@ -55,7 +55,6 @@ def storage_command(command: Callable[Concatenate[StorageSession, ...], None]) -
 
     @functools.wraps(command)
     def run(**kwargs: Any) -> None:  # noqa: ANN401 - typer passes what the signature below says
-        log.configure(kwargs.pop("log_level"))
         output = Output(kwargs.pop("output"))
         s3 = {name: kwargs.pop(f"s3_{name}") for name in _S3_FLAGS}
         command(StorageSession(storage_location(kwargs.pop("storage"), **s3), output), **kwargs)
@@ -110,6 +109,5 @@ def _storage_options(
     s3_provider: options.S3ProviderOption = None,
     s3_force_path_style: options.S3PathStyleOption = None,
     output: options.OutputOption = OutputForm.CONSOLE,
-    log_level: options.LogLevelOption = LogLevel.INFO,
 ) -> None:
     """Carry the options, never called."""

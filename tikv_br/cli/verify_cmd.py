@@ -7,15 +7,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tikv_br.cli import log
 from tikv_br.cli.options import (
     DEFAULT_PD,
     CaOption,
     CertOption,
     ConcurrencyOption,
     KeyOption,
-    LogLevel,
-    LogLevelOption,
     OutputForm,
     OutputOption,
     PdOption,
@@ -76,10 +73,8 @@ def verify_backup(
     spark_master: SparkMasterOption = "local[*]",
     concurrency: ConcurrencyOption = None,
     output: OutputOption = OutputForm.CONSOLE,
-    log_level: LogLevelOption = LogLevel.INFO,
 ) -> None:
     """Check that a backup is whole, or that a cluster holds what it holds."""
-    log.configure(log_level)
     _one_of("--level", level, LEVELS)
     _one_of("--executor", executor, EXECUTORS)
     location = storage_location(

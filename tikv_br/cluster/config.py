@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from tikv_br.cluster.tls import TlsFiles
@@ -31,10 +32,12 @@ class ClusterConfig:
 
     @classmethod
     def from_flags(
-        cls, pd: str, *, ca: str | None = None, cert: str | None = None, key: str | None = None
+        cls, pd: str | Sequence[str], *, ca: str | None = None, cert: str | None = None, key: str | None = None
     ) -> ClusterConfig:
-        """Config of ``--pd host:port,host:port --ca FILE --cert FILE --key FILE``. Raises `UsageError`."""
-        return cls(pd=parse_addresses(pd), tls=TlsFiles(ca=ca, cert=cert, key=key))
+        """Config of ``--pd host:port,host:port --pd host:port --ca FILE --cert FILE --key FILE``. Raises `UsageError`."""
+        return cls(
+            pd=parse_addresses(pd if isinstance(pd, str) else ",".join(pd)), tls=TlsFiles(ca=ca, cert=cert, key=key)
+        )
 
 
 def parse_addresses(text: str) -> tuple[str, ...]:

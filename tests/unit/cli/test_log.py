@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from tikv_br.cli.log import configure, is_debug, redact
-from tikv_br.cli.options import LogLevel
+from tikv_br.cli.log import LogForm, configure, is_debug, redact, reset
+from tikv_br.cli.main import run
+from tikv_br.cli.options import LogLevel, OutputForm
+from tikv_br.cli.output import Output
+from tikv_br.cli.progress import progress_display
+from tikv_br.progress_events import StepFinished, StepStarted, TasksProgress
 
 
 @pytest.fixture(autouse=True)
@@ -17,6 +23,7 @@ def _logging_as_before() -> Iterator[None]:
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
     yield
+    reset()
     root.handlers[:], root.level = handlers, level
     logging.captureWarnings(capture=False)
     for name in ("tikv_br", "incremental"):
@@ -32,6 +39,9 @@ def _logging_as_before() -> Iterator[None]:
         '{"secret_access_key": "SECRET", "region": "eu"}',
         "Authorization: SECRET",
         "password = 'SECRET'",
+        "--crypter.key SECRET --pd x",
+        "crypter.key=SECRET",
+        '{"crypter.key": "SECRET"}',
     ],
 )
 def test_secrets_are_blanked_and_the_rest_is_kept(text: str) -> None:
@@ -51,7 +61,7 @@ def test_lines_are_utc_with_level_and_go_to_stderr(capsys: pytest.CaptureFixture
     logging.getLogger("botocore").info("unseen")
     out, err = capsys.readouterr()
     assert out == ""
-    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ INFO to s3://b/p\?secret-access-key=\*\*\*\n", err)
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ INFO \[-\] to s3://b/p\?secret-access-key=\*\*\*\n", err)
 
 
 def test_debug_is_known() -> None:
@@ -60,3 +70,53 @@ def test_debug_is_known() -> None:
     assert is_debug()
     configure(LogLevel.WARNING)
     assert not is_debug()
+
+
+def test_json_lines_have_time_level_logger_and_the_runs_id(capsys: pytest.CaptureFixture[str]) -> None:
+    """A line is one object, a traceback inside it, and neither shows a secret."""
+    configure(LogLevel.DEBUG, form=LogForm.JSON)
+    error = ValueError("password=SECRET")
+    logging.getLogger("tikv_br.backup").error("to %s", "s3://b/p?secret-access-key=SECRET", exc_info=error)
+    text = capsys.readouterr().err
+    assert "SECRET" not in text
+    line = json.loads(text)
+    assert (line["level"], line["logger"], line["message"]) == (
+        "error",
+        "tikv_br.backup",
+        "to s3://b/p?secret-access-key=***",
+    )
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", line["time"])
+    assert "ValueError: password=***" in line["exception"]
+
+
+def test_file_takes_lines_progress_and_failure_and_is_appended_to(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With --log-file stderr stays free of log lines, and what ended two commands is in the file under their ids."""
+    file = tmp_path / "log"
+    for _ in range(2):
+        assert run(["show", "--storage", f"{tmp_path}/none", "--log-file", str(file), "--log-format", "json"]) == 31
+        assert capsys.readouterr().err.startswith("Error: ")
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    assert [line["level"] for line in lines] == ["error", "error"]
+    assert all("BackupNotFound" in line["message"] and "exit code 31" in line["message"] for line in lines)
+    assert len({line["run_id"] for line in lines}) == 2
+
+
+def test_steps_are_in_the_log_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Whatever the display on the terminal is, the file has a line for each step and none for mere figures."""
+    file = tmp_path / "log"
+    configure(file=str(file))
+    with progress_display(Output(OutputForm.JSON)) as display:
+        display(StepStarted("copy", 1, 2))
+        display(TasksProgress(fraction=0.5, tasks_done=1, tasks_total=2, bytes_done=1, keys_done=1, seconds=1.0))
+        display(StepFinished("copy", 1, 2, 0.5))
+    lines = [line.split("] ", 1)[1] for line in file.read_text().splitlines()]
+    assert lines == ["step 1/2: copy", "step 1/2: copy: done in 0.50s"]
+    assert len(capsys.readouterr().out.splitlines()) == 3
+
+
+def test_log_file_that_cannot_be_written_is_a_usage_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A folder that is not there is said before anything is done."""
+    assert run(["version", "--log-file", f"{tmp_path}/none/log"]) == 2
+    assert "--log-file" in capsys.readouterr().err

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import signal
-from collections.abc import Iterator
 
 import pytest
 import typer
@@ -14,14 +12,6 @@ import typer.main
 from tikv_br.cli import main, version_cmd
 from tikv_br.cli.main import Commands, run, wants_json
 from tikv_br.errors import StorageDenied
-
-
-@pytest.fixture(autouse=True)
-def _signals_as_before() -> Iterator[None]:
-    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
-    yield
-    signal.signal(signal.SIGINT, before[0])
-    signal.signal(signal.SIGTERM, before[1])
 
 
 def failing(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:

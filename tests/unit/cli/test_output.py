@@ -8,6 +8,7 @@ import os
 
 import pytest
 
+from tikv_br import run_id
 from tikv_br.cli.options import OutputForm
 from tikv_br.cli.output import Output, use_colour
 from tikv_br.errors import OutputClosed
@@ -21,8 +22,9 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_json_lines_carry_their_type_and_rows_do_not() -> None:
-    """Results have a ``message_type`` first; bulk rows are bare objects; tables are for people only."""
+def test_json_lines_carry_their_type_and_rows_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Results begin with type, version and the run's id; bulk rows are bare objects; tables are for people only."""
+    monkeypatch.setattr(run_id, "current", lambda: "0123456789abcdef")
     stream = io.StringIO()
     output = Output(OutputForm.JSON, stream)
     output.result("checksum", {"total_kvs": 1}, "for people")
@@ -30,10 +32,11 @@ def test_json_lines_carry_their_type_and_rows_do_not() -> None:
     output.table(("a",), [("b",)])
     output.summary({"total_kvs": 2}, {"total-kv": "2"}, title="raw load")
     lines = [json.loads(line) for line in stream.getvalue().splitlines()]
+    common = {"schema_version": 1, "run_id": "0123456789abcdef"}
     assert lines == [
-        {"message_type": "checksum", "total_kvs": 1},
+        {"message_type": "checksum", **common, "total_kvs": 1},
         {"key": "6b"},
-        {"message_type": "summary", "total_kvs": 2},
+        {"message_type": "summary", **common, "total_kvs": 2},
     ]
 
 

@@ -1,0 +1,176 @@
+"""The config file and the variables: which value holds, where it is from, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tikv_br.cli.main import run
+
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    """Return where a test may write its file."""
+    return tmp_path / "config.toml"
+
+
+def show(capsys: Capture, *arguments: str) -> dict[str, tuple[Any, str]]:
+    """Value and origin of each setting that ``config show`` tells, by name."""
+    assert run(["config", "show", "--output", "json", *arguments]) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    return {line["name"]: (line["value"], line["origin"]) for line in lines}
+
+
+def refusal(capsys: Capture, *arguments: str) -> str:
+    """What a command says that ends with exit code 2."""
+    assert run(arguments) == 2
+    return capsys.readouterr().err
+
+
+def test_flag_goes_before_variable_before_section_before_defaults(
+    config: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same setting from five origins: taking one away lets the next one hold."""
+    command = ("backup", "raw", "--config", str(config))
+    config.write_text("[defaults]\nconcurrency = 2\n[backup.raw]\nconcurrency = 3\n[restore.raw]\nconcurrency = 9\n")
+    monkeypatch.setenv("TIKV_BR_CONCURRENCY", "4")
+    assert show(capsys, *command, "--concurrency", "5")["concurrency"] == ("5", "flag")
+    assert show(capsys, *command)["concurrency"] == ("4", "env TIKV_BR_CONCURRENCY")
+    monkeypatch.delenv("TIKV_BR_CONCURRENCY")
+    assert show(capsys, *command)["concurrency"] == (3, f"file {config} [backup.raw]")
+    config.write_text("[defaults]\nconcurrency = 2\n")
+    assert show(capsys, *command)["concurrency"] == (2, f"file {config} [defaults]")
+    config.write_text("")
+    assert show(capsys, *command)["concurrency"] == (None, "default")
+
+
+def test_every_flag_has_a_variable_of_its_own(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shared flags have one for all commands, others one that names the command."""
+    monkeypatch.setenv("TIKV_BR_BACKUP_RAW_GCTTL", "9m")
+    monkeypatch.setenv("TIKV_BR_S3_FORCE_PATH_STYLE", "true")
+    found = show(capsys, "backup", "raw")
+    assert found["gcttl"] == ("9m", "env TIKV_BR_BACKUP_RAW_GCTTL")
+    assert found["s3.force-path-style"] == ("true", "env TIKV_BR_S3_FORCE_PATH_STYLE")
+    assert show(capsys, "list")["s3.force-path-style"][1] == "env TIKV_BR_S3_FORCE_PATH_STYLE"
+
+
+@pytest.mark.parametrize(
+    ("flags", "variable", "text"),
+    [
+        (["--pd", "a:1", "--pd", "b:2"], "", ""),
+        ([], "a:1 b:2", ""),
+        ([], "", '[defaults]\npd = ["a:1", "b:2"]\n'),
+    ],
+    ids=["flags", "variable", "file"],
+)
+def test_lists_come_from_every_origin(
+    flags: list[str], variable: str, text: str, config: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Several PD addresses are several, whoever says them."""
+    config.write_text(text)
+    monkeypatch.setenv("TIKV_BR_PD", variable)
+    assert show(capsys, "raw", "get", "--config", str(config), *flags)["pd"][0] == ["a:1", "b:2"]
+
+
+def test_commands_take_what_the_file_says(config: Path, tmp_path: Path, capsys: Capture) -> None:
+    """A required flag may stand in the file, and so may the form of output, for results and for failures."""
+    config.write_text(f'[defaults]\nstorage = "{tmp_path}"\noutput = "json"\n')
+    assert run(["show", "--config", str(config)]) == 31
+    assert json.loads(capsys.readouterr().out)["name"] == "BackupNotFound"
+
+
+def test_the_users_own_file_is_found(tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without --config it is tikv-br/config.toml of the user's configuration folder, and TIKV_BR_CONFIG goes before it."""
+    own, other = tmp_path / "tikv-br" / "config.toml", tmp_path / "other.toml"
+    own.parent.mkdir()
+    own.write_text('[list]\nstorage = "/own"\n')
+    other.write_text('[list]\nstorage = "/other"\n')
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    assert show(capsys, "list")["storage"] == ("/own", f"file {own} [list]")
+    monkeypatch.setenv("TIKV_BR_CONFIG", str(other))
+    assert show(capsys, "list")["storage"] == ("/other", f"file {other} [list]")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[backup.raw]\ngctl = '1m'\n", ["[backup.raw]", "unknown key 'gctl'", "did you mean gcttl?"]),
+        ("[backup.row]\n", ["unknown section 'backup.row'", "did you mean backup.raw?"]),
+        ("[default]\n", ["unknown section 'default'", "did you mean defaults?"]),
+        ("pd = 'a:1'\n", ["unknown key outside of a section 'pd'"]),
+        ("[backup]\nraw = 1\n", ["[backup]", "write [backup.raw]"]),
+        ("[defaults]\ngcttl = '1m'\n", ["[defaults]", "unknown key 'gcttl'"]),
+        ("[backup.raw]\ngcttl = 60\n", ["[backup.raw]", "gcttl", "60 is not a string"]),
+        ("[backup.raw]\nchecksum = 'yes'\n", ["'yes' is not true or false"]),
+        ("[backup.raw]\nconcurrency = true\n", ["True is not a whole number"]),
+        ("[backup.raw]\nconcurrency = 0\n", ["concurrency", "greater than or equal to 1"]),
+        ("[defaults]\noutput = 'xml'\n", ["[defaults]", "output", "'xml'", "json"]),
+        ("[defaults]\npd = [1]\n", ["[1] is not a list of strings"]),
+        ("[prune]\nconfirm = true\n", ["[prune]", "confirm: only on the command line"]),
+        ("[restore.raw]\nallow-overwrite = true\n", ["only on the command line"]),
+        (
+            "[defaults]\nstorage = 's3://b?secret-access-key=HUSH'\n",
+            ["storage: no secrets in this file", "TIKV_BR_STORAGE"],
+        ),
+        ("[defaults\n", ["line 1"]),
+        ("[list]\nstorage = 1\n[show]\nviev = ''\n", ["[list]", "[show]", "did you mean view?"]),
+    ],
+)
+def test_mistakes_are_refused_with_file_section_and_nearest_name(
+    text: str, words: list[str], config: Path, capsys: Capture
+) -> None:
+    """Every command refuses a file with a mistake anywhere, and says where and what was probably meant."""
+    config.write_text(text)
+    said = refusal(capsys, "version", "--config", str(config))
+    assert str(config) in said
+    assert all(word in said for word in words), said
+    assert "HUSH" not in said
+
+
+def test_missing_file_is_refused_and_help_needs_none(config: Path, capsys: Capture) -> None:
+    """A file that is named must be there; --help answers whatever its state."""
+    assert "No such file" in refusal(capsys, "version", "--config", str(config))
+    config.write_text("[nonsense]")
+    assert run(["list", "--help", "--config", str(config)]) == 0
+
+
+def test_check_tells_all_mistakes_of_file_and_environment(
+    config: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One line each: a wrong key, a wrong value, a variable that nobody reads, one with a wrong value."""
+    config.write_text("[list]\nstorag = ''\n[raw.scan]\nlimit = -1\n")
+    monkeypatch.setenv("TIKV_BR_STORGE", "/x")
+    monkeypatch.setenv("TIKV_BR_CONCURRENCY", "many")
+    assert run(["config", "check", "--config", str(config), "--output", "json"]) == 2
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    messages = [line["message"] for line in lines if line["message_type"] == "problem"]
+    assert len(messages) == 4
+    for word in ("did you mean storage?", "[raw.scan]", "did you mean TIKV_BR_STORAGE?", "TIKV_BR_CONCURRENCY='many'"):
+        assert any(word in message for message in messages), word
+    config.write_text("[list]\nstorage = '/x'\n")
+    monkeypatch.delenv("TIKV_BR_STORGE")
+    monkeypatch.delenv("TIKV_BR_CONCURRENCY")
+    assert run(["config", "check", "--config", str(config)]) == 0
+    assert "1 settings, all right" in capsys.readouterr().out
+
+
+def test_show_masks_secrets(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A credential in a variable is used, and never shown."""
+    monkeypatch.setenv("TIKV_BR_STORAGE", "s3://b/p?secret-access-key=HUSH&region=eu")
+    for arguments in (["config", "show", "list"], ["config", "show"], ["config", "show", "--output", "json"]):
+        assert run(arguments) == 0
+        out = capsys.readouterr().out
+        assert "HUSH" not in out
+        assert "secret-access-key=***&region=eu" in out
+
+
+def test_show_knows_the_commands(capsys: Capture) -> None:
+    """`restore` is `restore raw`; what is no command gets the nearest name."""
+    assert show(capsys, "restore", "--storage", "/x")["storage"] == ("/x", "flag")
+    assert "did you mean" in refusal(capsys, "config", "show", "prun")
+    assert "No such option: --nonsense" in refusal(capsys, "config", "show", "list", "--nonsense")
