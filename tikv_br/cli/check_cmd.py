@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tikv_br.cli import log, options
-from tikv_br.cli.options import LogLevel, OutputForm, parse_duration
+from tikv_br.cli import options
+from tikv_br.cli.options import OutputForm, parse_duration
 from tikv_br.cli.output import Output
 from tikv_br.cli.storage_location import storage_location
 from tikv_br.errors import ProbesFailed, TikvBrError, UsageError
@@ -61,10 +61,8 @@ def check_all(
         bool, typer.Option("--nagios", help="One line for Nagios; exit code 0 OK, 1 warning, 2 critical, 3 unknown.")
     ] = False,
     output: options.OutputOption = OutputForm.CONSOLE,
-    log_level: options.LogLevelOption = LogLevel.INFO,
 ) -> None:
     """Check whether cluster, storage and this machine are fit for the work."""
-    log.configure(log_level)
     with _unknown_in_one_line(nagios):
         s3 = (s3_endpoint, s3_region, s3_storage_class, s3_sse, s3_sse_kms_key_id, s3_acl, s3_provider)
         place = (
@@ -79,7 +77,7 @@ def check_all(
 
 
 def _options(
-    pd: str,
+    pd: list[str],
     tls: tuple[str | None, str | None, str | None],
     place: StorageLocation | None,
     executor: str,
