@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tikv_br.cli import options
+from tikv_br.cli import log, options
 from tikv_br.cli.options import OutputForm, parse_duration
 from tikv_br.cli.output import Output
 from tikv_br.cli.storage_location import storage_location
