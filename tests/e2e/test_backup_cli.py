@@ -368,5 +368,12 @@ def test_a_worker_that_dies_is_replaced(live: LiveCluster, tmp_path: Path) -> No
 def spark_workers(pid: int) -> list[psutil.Process]:
     """Return the Python workers of a driver: the leaves below its daemon."""
     below = psutil.Process(pid).children(recursive=True)
-    daemons = [child for child in below if "pyspark.daemon" in child.cmdline()]
-    return [child for child in daemons if not child.children()]
+    return [child for child in below if is_spark_worker(child)]
+
+
+def is_spark_worker(process: psutil.Process) -> bool:
+    """Whether it is a leaf below the daemon, and alive."""
+    try:
+        return "pyspark.daemon" in process.cmdline() and not process.children()
+    except psutil.NoSuchProcess:  # it has ended, or waits to be reaped
+        return False
