@@ -54,6 +54,11 @@ def missing(wanted: KeyRange, parts: Iterable[KeyRange]) -> list[KeyRange]:
     return holes
 
 
+def subtract(wanted: Iterable[KeyRange], parts: Sequence[KeyRange]) -> list[KeyRange]:
+    """What of each of ``wanted`` no part covers."""
+    return [hole for whole in wanted for hole in missing(whole, parts)]
+
+
 def prove(wanted: Sequence[KeyRange], parts: Iterable[KeyRange]) -> None:
     """Raise `CoverageError` unless ``parts`` are ``wanted`` cut into pieces: no hole, no overlap, nothing beyond."""
     ordered = sorted(parts)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -94,6 +95,19 @@ def restore_raw(
         str, typer.Option("--executor", metavar="|".join(EXECUTORS), help="Where tasks run; auto: on this machine.")
     ] = "auto",
     spark_master: SparkMasterOption = "local[*]",
+    resume: Annotated[
+        bool,
+        typer.Option("--resume/--no-resume", help="Go on with an unfinished restore of this backup, or begin anew."),
+    ] = True,
+    state: Annotated[
+        str,
+        typer.Option(
+            "--state",
+            envvar="TIKV_BR_STATE",
+            metavar="URL",
+            help="Where it is written down what is done, to be resumed; by default beside the backup.",
+        ),
+    ] = "",
     dry_run: DryRunOption = False,
     output: OutputOption = OutputForm.CONSOLE,
 ) -> None:
@@ -101,8 +115,8 @@ def restore_raw(
     _one_of("--file-check", file_check, CHECKS)
     _one_of("--executor", executor, EXECUTORS)
     first, last = _parse_keys(start, end, key_form)
-    location = storage_location(
-        storage,
+    located = partial(
+        storage_location,
         endpoint=s3_endpoint,
         region=s3_region,
         storage_class=s3_storage_class,
@@ -120,7 +134,7 @@ def restore_raw(
 
     options = RestoreOptions(
         cluster=ClusterConfig.from_flags(pd, ca=ca, cert=cert, key=key),
-        storage=location,
+        storage=located(storage),
         start=first,
         end=last,
         concurrency=concurrency,
@@ -128,6 +142,8 @@ def restore_raw(
         checksum=checksum,
         allow_overwrite=allow_overwrite,
         send_credentials=send_credentials,
+        resume=resume,
+        state=located(state) if state else None,
         dry_run=dry_run,
         executor=ExecutorOptions("spark" if executor == "spark" else "driver", spark_master, concurrency),
     )
@@ -161,7 +177,7 @@ def _text(summary: RestoreSummary) -> str:
         ("total-kv-size", human_bytes(summary.total_bytes)),
         ("average-speed", f"{human_bytes(summary.average_speed)}/s"),
         ("restore-data-size", human_bytes(summary.backup_size)),
-        ("files", f"{summary.files:,}"),
+        ("files", f"{summary.files:,}" + (f", {summary.resumed_files:,} before" if summary.resumed_files else "")),
         ("api-version", summary.dst_api_version),
         ("checksum", f"{summary.crc64xor:016x} {'equal' if summary.verified else 'not compared'}"),
     ]

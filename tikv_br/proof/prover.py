@@ -22,6 +22,7 @@ from tikv_br.cluster.cluster import Cluster
 from tikv_br.errors import ChecksumMismatch
 from tikv_br.proof.live_sums import LiveSums, count_live
 from tikv_br.proof.ranges import codec_of, user_range
+from tikv_br.proof.rewrite import UNCHANGED, Rewrite
 from tikv_br.proof.stored_rows import naming, records
 from tikv_br.storage.base import ObjectStore
 
@@ -49,7 +50,7 @@ class Prover:
         self._store = store
         self._api_version = api_version
 
-    def prove_all(self, parts: Sequence[tuple[FileEntry, KeyRange]], threads: int) -> Checksum:
+    def prove_all(self, parts: Sequence[tuple[FileEntry, KeyRange, Rewrite]], threads: int) -> Checksum:
         """`prove` for all ``parts``, several at once; all together. Raises for the first that differs."""
         with ThreadPoolExecutor(threads, thread_name_prefix="prove") as pool:
             try:
@@ -57,42 +58,44 @@ class Prover:
             finally:
                 pool.shutdown(cancel_futures=True)
 
-    def prove(self, file: FileEntry, span: KeyRange) -> Checksum:
-        """The checksum of ``span``, all of the file's range or a part of it, as the cluster has it.
+    def prove(self, file: FileEntry, span: KeyRange, rewrite: Rewrite = UNCHANGED) -> Checksum:
+        """The checksum of ``span``, all of the file's range or a part of it, as the cluster has it under ``rewrite``.
 
         Raises `ChecksumMismatch` naming range and file, besides what `compare` raises.
         """
-        equal, differences = self.compare(file, span)
+        equal, differences = self.compare(file, span, rewrite)
         if differences:
             raise ChecksumMismatch(differences[0])
         return equal
 
-    def compare(self, file: FileEntry, span: KeyRange) -> tuple[Checksum, list[str]]:
+    def compare(self, file: FileEntry, span: KeyRange, rewrite: Rewrite = UNCHANGED) -> tuple[Checksum, list[str]]:
         """The checksum of what is equal in the cluster, and what differs, region by region.
 
-        The file is read only where its recorded sums cannot tell. Raises `BackupDamaged` when it has to be and is not
-        sound.
+        The file is read only where its recorded sums cannot tell: in part, rewritten, or with rows that expire just now.
+        Raises `BackupDamaged` when it has to be and is not sound.
         """
-        if span == file.key_range:
+        if span == file.key_range and not rewrite.changes:
             answer = self._ask(span)
             if answer.sums in _recorded(file, answer):
                 return answer.sums, []
             if not self._may_expire(file):
                 return Checksum(), [_difference(file, answer, _sums(file))]
-        return self._compare_apart(file, self._pieces(span))
+        return self._compare_apart(file, rewrite, self._pieces(rewrite.range(span)))
 
     def compare_empty(self, span: KeyRange) -> list[str]:
         """What differs in a range of which the backup has no row."""
         rows = self._ask(span).sums.total_kvs
         return [f"the cluster holds {rows} rows in {span}, the backup none"] if rows else []
 
-    def _compare_apart(self, file: FileEntry, pieces: Sequence[KeyRange]) -> tuple[Checksum, list[str]]:
+    def _compare_apart(
+        self, file: FileEntry, rewrite: Rewrite, pieces: Sequence[KeyRange]
+    ) -> tuple[Checksum, list[str]]:
         """Compare region by region with the rows of the file."""
         equal = Checksum()
         differences: list[str] = []
         unclear: list[_Answer] = []
         answers = [self._ask(piece) for piece in pieces]
-        for answer, expected in zip(answers, self._live(file, answers), strict=True):
+        for answer, expected in zip(answers, self._live(file, rewrite, answers), strict=True):
             if answer.sums in expected.each():
                 equal += answer.sums
             elif expected.expiring:
@@ -100,21 +103,23 @@ class Prover:
             else:
                 differences.append(_difference(file, answer, expected.at(answer.first)))
         if unclear:
-            found, more = self._compare_rows(file, unclear)
+            found, more = self._compare_rows(file, rewrite, unclear)
             return equal + found, differences + more
         return equal, differences
 
-    def _compare_rows(self, file: FileEntry, answers: Sequence[_Answer]) -> tuple[Checksum, list[str]]:
+    def _compare_rows(
+        self, file: FileEntry, rewrite: Rewrite, answers: Sequence[_Answer]
+    ) -> tuple[Checksum, list[str]]:
         """Compare row by row where no sum tells: rows expire just now, and not all exactly at the recorded second."""
         from tikv_br.proof.row_check import compare_rows
 
-        codec = codec_of(self._api_version, file.key_range)
+        codec = codec_of(self._api_version, answers[0].span)
         raw = self._cluster.raw(codec.keyspace_id)
         now = int(time.time())
         windows = [answer._replace(first=now - CLOCK_SECONDS, last=now + SCAN_SECONDS) for answer in answers]
         equal = Checksum()
         differences: list[str] = []
-        for window, expected in zip(windows, self._live(file, windows), strict=True):
+        for window, expected in zip(windows, self._live(file, rewrite, windows), strict=True):
             found, same = compare_rows(raw.scan_pages(window.span.start, window.span.end), expected, codec)
             if same:
                 equal += found
@@ -135,12 +140,13 @@ class Prover:
         here = (KeyRange(codec.from_bound(region.start), codec.from_bound(region.end)) for region in regions)
         return [piece for each in here if not (piece := intersection(each, span)).is_empty]
 
-    def _live(self, file: FileEntry, answers: Sequence[_Answer]) -> list[LiveSums]:
-        """What the rows of the file come to, in the ranges and at the times of the answers."""
+    def _live(self, file: FileEntry, rewrite: Rewrite, answers: Sequence[_Answer]) -> list[LiveSums]:
+        """What the rows of the file come to under the rewrite, in the ranges and at the times of the answers."""
         expected = [LiveSums(answer.span, answer.first, answer.last) for answer in answers]
-        codec = codec_of(self._api_version, file.key_range)
+        source, target = (codec_of(self._api_version, span) for span in (file.key_range, answers[0].span))
         with naming(file):
-            count_live(records(self._store, file, codec), codec, expected)
+            rows = (rewrite.apply(batch, source, target) for batch in records(self._store, file, source))
+            count_live(rows, target, expected)
         return expected
 
     def _may_expire(self, file: FileEntry) -> bool:

@@ -22,7 +22,9 @@ from tikv_br.cluster.regions import Peer, Region
 from tikv_br.cluster.shared import shared_cluster
 from tikv_br.cluster.store import StoreClient
 from tikv_br.errors import BackupDamaged, ClusterUnreachable, StorageObjectMissing
+from tikv_br.proof.rewrite import Rewrite, encoded_prefix
 from tikv_br.restore.plan import FilePart
+from tikv_br.restore.record import RestoreRecord
 from tikv_br.spark.task import TaskContext
 
 _DAMAGED = ("Corruption", "downloaded size", "sst magic number", "Bad table magic")
@@ -38,6 +40,8 @@ class IngestJob:
     api_version: ApiVersion
     backend: bytes
     """A serialized ``StorageBackend``."""
+    record: RestoreRecord | None = None
+    """Where each part is written down when it is in."""
 
     def __repr__(self) -> str:
         return f"IngestJob({self.api_version.label})"
@@ -50,6 +54,8 @@ def ingest_part(job: IngestJob, part: FilePart, context: TaskContext) -> int:
     """
     work = _Ingestion(shared_cluster(job.cluster), job, part)
     regions = sum(1 for _region in work.regions())
+    if job.record is not None:
+        job.record.add(part.span)
     context.report(data_bytes=part.file.total_bytes, keys=part.file.total_kvs)
     return regions
 
@@ -59,7 +65,9 @@ class _Ingestion:
         self._cluster = cluster
         self._codec = KeyCodec(job.api_version)
         self._file = part.file
-        self._span = part.span
+        self._span = part.target
+        self._rewrite = part.rewrite
+        self._rule = _rule(part.rewrite, job.api_version)
         self._backend = brpb_pb2.StorageBackend.FromString(job.backend)
 
     def regions(self) -> Iterator[Region]:
@@ -92,9 +100,10 @@ class _Ingestion:
         return region
 
     def _meta(self, region: Region, span: KeyRange) -> import_sstpb_pb2.SSTMeta:
+        start, end = self._rewrite.bounds(self._codec, span)
         return import_sstpb_pb2.SSTMeta(
             uuid=uuid.uuid4().bytes,
-            range=import_sstpb_pb2.Range(start=self._codec.bound(span.start), end=self._codec.bound(span.end)),
+            range=import_sstpb_pb2.Range(start=start, end=end),
             length=self._file.size,
             cf_name="default",
             region_id=region.id,
@@ -110,7 +119,11 @@ class _Ingestion:
         """Have one store fetch the file; the range that it found, or None when it holds no row of the part."""
         store = self._cluster.store(peer.store_id)
         request = import_sstpb_pb2.DownloadRequest(
-            sst=meta, name=self._file.name, storage_backend=self._backend, is_raw_kv=True
+            sst=meta,
+            name=self._file.name,
+            rewrite_rule=self._rule,
+            storage_backend=self._backend,
+            is_raw_kv=True,
         )
         answer = store.download(request)
         if answer.HasField("error"):
@@ -129,3 +142,13 @@ class _Ingestion:
         if "maybe it's not a replica of this store" in error.message:
             return RegionErrorSeen(errorpb_pb2.Error(message=message, region_not_found=errorpb_pb2.RegionNotFound()))
         return ClusterUnreachable(message)
+
+
+def _rule(rewrite: Rewrite, api_version: ApiVersion) -> import_sstpb_pb2.RewriteRule | None:
+    """What a store is told to do with the keys; None for a file that is taken as it is."""
+    if not rewrite.changes:
+        return None
+    return import_sstpb_pb2.RewriteRule(
+        old_key_prefix=encoded_prefix(api_version, rewrite.old),
+        new_key_prefix=encoded_prefix(api_version, rewrite.new),
+    )

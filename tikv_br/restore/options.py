@@ -28,5 +28,9 @@ class RestoreOptions:
     allow_overwrite: bool = False
     send_credentials: bool = True
     """Whether stores are sent the storage credentials of this process, or use their own."""
+    resume: bool = True
+    """Whether to go on with what an unfinished restore of the same backup into the same cluster has done."""
+    state: StorageLocation | None = None
+    """Where that is written down; None = beside the backup."""
     dry_run: bool = False
     executor: ExecutorOptions = field(default_factory=lambda: ExecutorOptions("driver"))

@@ -5,12 +5,25 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from tikv_br.backupset.coverage import KeyRange, intersection
+from tikv_br.backupset.coverage import KeyRange, intersection, missing
 from tikv_br.backupset.files import FileEntry
+from tikv_br.proof.rewrite import UNCHANGED, Rewrite
 
 MIB = 1 << 20
 REGION_BYTES = 96 * MIB
 """What a region should hold after the restore: the stores' own default for a split by size."""
+
+
+class Wanted(NamedTuple):
+    """A range of the backup that is to be restored, and how its keys are called in the cluster."""
+
+    span: KeyRange
+    rewrite: Rewrite = UNCHANGED
+
+    @property
+    def target(self) -> KeyRange:
+        """The range in the cluster."""
+        return self.rewrite.range(self.span)
 
 
 class FilePart(NamedTuple):
@@ -18,20 +31,32 @@ class FilePart(NamedTuple):
 
     file: FileEntry
     span: KeyRange
+    """RPC keys as in the file."""
+    rewrite: Rewrite = UNCHANGED
+
+    @property
+    def target(self) -> KeyRange:
+        """RPC keys as in the cluster."""
+        return self.rewrite.range(self.span)
 
     def __str__(self) -> str:
         return self.file.name
 
 
-def choose_parts(files: Iterable[FileEntry], wanted: Sequence[KeyRange]) -> list[FilePart]:
+def choose_parts(files: Iterable[FileEntry], wanted: Sequence[Wanted]) -> list[FilePart]:
     """The parts of ``files`` that lie in ``wanted``, in the order of their keys. One that only touches is left out."""
     parts = [
-        FilePart(file, span)
+        FilePart(file, span, each.rewrite)
         for file in files
         for each in wanted
-        if not (span := intersection(file.key_range, each)).is_empty
+        if not (span := intersection(file.key_range, each.span)).is_empty
     ]
     return sorted(parts, key=lambda part: part.span)
+
+
+def without(parts: Iterable[FilePart], done: Sequence[KeyRange]) -> list[FilePart]:
+    """What of ``parts`` does not lie in ``done``, ranges of keys as in the files."""
+    return [part._replace(span=hole) for part in parts for hole in missing(part.span, done)]
 
 
 def split_keys(parts: Sequence[FilePart], region_bytes: int = REGION_BYTES) -> list[bytes]:
@@ -43,7 +68,7 @@ def split_keys(parts: Sequence[FilePart], region_bytes: int = REGION_BYTES) -> l
     held = 0
     for part in parts:
         if held and held + part.file.total_bytes > region_bytes:
-            keys.append(part.span.start)
+            keys.append(part.target.start)
             held = 0
         held += part.file.total_bytes
     return keys

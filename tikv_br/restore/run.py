@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from tikv_br.backupset.files import totals
 from tikv_br.progress_events import Reporter, silent
+from tikv_br.restore.context import RestoreContext
 from tikv_br.restore.options import RestoreOptions
-from tikv_br.restore.steps import RestoreContext, restore_steps
+from tikv_br.restore.steps import restore_steps
 from tikv_br.steps import run_steps
 
 
@@ -32,6 +33,8 @@ class RestoreSummary:
     dst_api_version: str
     engine: str
     files: int
+    resumed_files: int
+    """Of those, how many an unfinished restore had brought in wholly."""
     regions: int
     cluster_id: int
     dry_run: bool
@@ -63,6 +66,7 @@ def restore(options: RestoreOptions, reporter: Reporter = silent) -> RestoreSumm
         dst_api_version=context.backup.api_version.label,
         engine="ingest",
         files=len(context.parts),
+        resumed_files=len(context.parts) - len({part.file.name for part in context.todo}),
         regions=context.regions_ingested,
         cluster_id=context.info.cluster_id,
         dry_run=options.dry_run,

@@ -1,39 +1,36 @@
 """Restore as a runbook: each step is one line of it, and takes back what it did when a later one fails.
 
-What was ingested stays when a restore fails: it is what the backup says, and the same command goes over it again with
-``--allow-overwrite``. To remove it is the operator's decision.
+What was ingested stays when a restore fails: it is what the backup says, and the same command goes on from there. To
+remove it is the operator's decision.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from functools import partial
 
 from formats.api_version import ApiVersion
-from formats.checksum import Checksum
 from formats.keys import KeyCodec
 from tikv_br.backupset.backup_set import BackupSet
-from tikv_br.backupset.coverage import KeyRange, intersection
+from tikv_br.backupset.coverage import KeyRange, intersection, subtract
 from tikv_br.cluster import timestamp
-from tikv_br.cluster.cluster import Cluster
-from tikv_br.cluster.regions import Region
 from tikv_br.cluster.shared import shared_cluster
 from tikv_br.cluster.split import scatter, split_at
-from tikv_br.cluster.topology import ClusterInfo
 from tikv_br.errors import (
     ClusterError,
     TargetNotEmpty,
     TimestampAheadOfTso,
     UsageError,
 )
-from tikv_br.progress_events import Notice, Reporter, silent
+from tikv_br.progress_events import Notice
 from tikv_br.proof.fit import check_gives_checksums, check_same_encoding
 from tikv_br.proof.prover import Prover
 from tikv_br.proof.ranges import codec_of
+from tikv_br.restore.context import RestoreContext
 from tikv_br.restore.ingest import IngestJob, ingest_part
-from tikv_br.restore.inspect import Inspected, inspect_files
+from tikv_br.restore.inspect import inspect_files
 from tikv_br.restore.options import RestoreOptions
-from tikv_br.restore.plan import FilePart, choose_parts, split_keys
+from tikv_br.restore.plan import Wanted, choose_parts, split_keys
+from tikv_br.restore.resume import begin, find_unfinished, finish, may_hold_rows
 from tikv_br.spark.executor import run_tasks
 from tikv_br.steps import Line, Step
 from tikv_br.storage.backend import to_backend
@@ -43,26 +40,6 @@ SCATTER_SECONDS = 60.0
 """How long to wait for new regions to spread; a restore works without, only slower."""
 
 
-@dataclass
-class RestoreContext:
-    """What the steps find out for one another."""
-
-    options: RestoreOptions
-    reporter: Reporter = silent
-    cluster: Cluster = field(init=False)
-    info: ClusterInfo = field(init=False)
-    backup: BackupSet = field(init=False)
-    wanted: list[KeyRange] = field(default_factory=list)
-    """RPC ranges to restore."""
-    parts: list[FilePart] = field(default_factory=list)
-    facts: dict[str, Inspected] = field(default_factory=dict)
-    splits: list[bytes] = field(default_factory=list)
-    regions_made: list[Region] = field(default_factory=list)
-    regions_ingested: int = 0
-    found: Checksum | None = None
-    """What the cluster answered; None when it was not asked."""
-
-
 def restore_steps(options: RestoreOptions) -> list[Step[RestoreContext]]:
     """The runbook. A dry run ends before the first change."""
     checks = [
@@ -70,17 +47,19 @@ def restore_steps(options: RestoreOptions) -> list[Step[RestoreContext]]:
         Line("read the backup", read_backup),
         Line("check that backup and cluster fit", check_fit),
         Line("plan", plan),
+        Line("look for an unfinished restore", find_unfinished),
         Line("check the target", check_target),
         Line("check every file", check_files),
         Line("check timestamps", check_timestamps),
     ]
     changes = [
+        Line("write down the beginning", begin),
         Line("split and scatter", split),
         Line("ingest", ingest),
         Line("flush timestamps", flush_timestamps),
     ]
     proof = [Line("compare checksums", compare)] if options.checksum else []
-    return [*checks] if options.dry_run else [*checks, *changes, *proof]
+    return [*checks] if options.dry_run else [*checks, *changes, *proof, Line("forget what was written down", finish)]
 
 
 def connect(context: RestoreContext) -> None:
@@ -102,25 +81,24 @@ def check_fit(context: RestoreContext) -> None:
 
 
 def plan(context: RestoreContext) -> None:
-    """Choose the wanted parts of the files, and where to split before they come."""
+    """Choose the wanted parts of the files."""
     options, backup = context.options, context.backup
     for whole in backup.ranges:
         if options.start or options.end:
             codec = codec_of(backup.api_version, whole)
             whole = intersection(whole, KeyRange(*codec.rpc_range(options.start, options.end)))  # noqa: PLW2901
         if not whole.is_empty:
-            context.wanted.append(whole)
+            context.wanted.append(Wanted(whole))
     if not context.wanted:
         raise UsageError("the backup holds nothing of the range", hint="See what the backup covers in its manifest.")
     context.parts = choose_parts(backup.files, context.wanted)
-    context.splits = split_keys(context.parts)
 
 
 def check_target(context: RestoreContext) -> None:
-    """Refuse to restore over data, unless told to."""
+    """Refuse to restore over data, unless told to, or unless it stems from the unfinished restore."""
     if context.options.allow_overwrite:
         return
-    for span in context.wanted:
+    for span in subtract((each.target for each in context.wanted), may_hold_rows(context)):
         raw = context.cluster.raw(codec_of(context.backup.api_version, span).keyspace_id)
         first = next((page.keys[0].as_py() for page in raw.scan_pages(span.start, span.end, 1) if len(page.keys)), None)
         if first is not None:
@@ -130,7 +108,7 @@ def check_target(context: RestoreContext) -> None:
 def check_files(context: RestoreContext) -> None:
     """Look at every file before a store sees any."""
     options = context.options
-    files = [part.file for part in context.parts]
+    files = list({part.file.name: part.file for part in context.todo}.values())
     context.facts = inspect_files(context.backup, files, options.file_check, options.concurrency)
 
 
@@ -146,7 +124,7 @@ def check_timestamps(context: RestoreContext) -> None:
 def split(context: RestoreContext) -> None:
     """Make a region for about every 96 MiB, and have PD spread them so that ingest runs on all stores at once."""
     codec = KeyCodec(context.backup.api_version)
-    context.regions_made = split_at(context.cluster, codec, context.splits)
+    context.regions_made = split_at(context.cluster, codec, split_keys(context.todo))
     if not context.regions_made:
         return
     try:
@@ -162,19 +140,19 @@ def ingest(context: RestoreContext) -> None:
     """Have the stores fetch and take in every part."""
     options = context.options
     backend = to_backend(options.storage, send_credentials=options.send_credentials)
-    job = IngestJob(options.cluster, context.backup.api_version, backend.SerializeToString())
+    job = IngestJob(options.cluster, context.backup.api_version, backend.SerializeToString(), context.record)
 
     def count(regions: int) -> None:
         context.regions_ingested += regions
 
     run_tasks(
-        context.parts,
+        context.todo,
         partial(ingest_part, job),
         options=options.executor,
         on_result=count,
         name_of=str,
         reporter=context.reporter,
-        expected_task_bytes=sum(part.file.total_bytes for part in context.parts) // max(len(context.parts), 1),
+        expected_task_bytes=sum(part.file.total_bytes for part in context.todo) // max(len(context.todo), 1),
     )
 
 

@@ -68,7 +68,8 @@ def check_listing(
         else:
             present.append(file)
     named = {layout.META, layout.MANIFEST, layout.LOCK, *(file.name for file in backup.files)}
-    return present, findings, sorted(listing.keys() - named)
+    foreign = [name for name in listing.keys() - named if not name.startswith(f"{layout.RESTORE}/")]
+    return present, findings, sorted(foreign)
 
 
 def _read(store: ObjectStore, name: str, parse: Callable[[bytes], T], findings: list[Finding]) -> T | None:

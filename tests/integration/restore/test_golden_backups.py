@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 import time
 from pathlib import Path
 
@@ -34,9 +35,11 @@ TTL_SAMPLE = 200
 
 
 def restore_golden(live: LiveCluster, golden: Path, name: str, **changes: object) -> RestoreSummary:
-    """Restore one recorded backup."""
+    """Restore one recorded backup, and leave its folder alone."""
     location = parse(f"local://{golden / 'backups' / name / 'data'}")
-    return restore(RestoreOptions(cluster=live.config, storage=location, **changes))  # type: ignore[arg-type]
+    with tempfile.TemporaryDirectory() as state:
+        settings = {"state": parse(f"local://{state}"), **changes}
+        return restore(RestoreOptions(cluster=live.config, storage=location, **settings))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from formats.api_version import ApiVersion
 from formats.keys import KeyCodec
-from tests.integration.backup.data import hard_rows, load, when
+from tests.integration.backup.data import load, when
+from tests.integration.restore.conftest import ROWS, rows_of
 from tests.live_cluster import LiveCluster, live_cluster
 from tikv_br.backup.options import BackupOptions
 from tikv_br.backup.run import backup
@@ -23,52 +22,10 @@ from tikv_br.restore.options import RestoreOptions
 from tikv_br.restore.run import RestoreSummary, restore
 from tikv_br.storage.url import StorageLocation, parse
 
-ROWS = hard_rows(count=600)
-FILES = 24
-
-
-@pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> StorageLocation:
-    """A V1 cluster's backup in V2 encoding, in many files."""
-    folder = tmp_path_factory.mktemp("source")
-    location = parse(f"local://{folder / 'backup'}")
-    with live_cluster(folder / "cluster", ApiVersion.V1) as live:
-        load(live, ROWS)
-        live.run("split", keys=[key.hex() for key in sorted(ROWS)[:: len(ROWS) // FILES][1:]])
-        backup(
-            BackupOptions(
-                cluster=live.config,
-                storage=location,
-                dst_api_version=ApiVersion.V2,
-                file_bytes=1,  # a file ends with the page that reaches it, and a page with its region
-                executor="driver",
-            )
-        )
-    return location
-
-
-@pytest.fixture
-def target(tmp_path: Path) -> Iterator[LiveCluster]:
-    """An empty V2 cluster of three stores."""
-    with live_cluster(tmp_path / "target", ApiVersion.V2, stores=3) as live:
-        while len(live.regions()) < 5:  # until PD has split at the bounds of keyspace 0
-            time.sleep(0.05)
-        yield live
-
 
 def run(live: LiveCluster, location: StorageLocation, reporter: object = silent) -> RestoreSummary:
     """Restore with few tasks at once, so that faults fall between them."""
     return restore(RestoreOptions(cluster=live.config, storage=location, concurrency=2), reporter)  # type: ignore[arg-type]
-
-
-def rows_of(live: LiveCluster) -> dict[bytes, bytes]:
-    """Everything in keyspace 0, by user key."""
-    raw = live.raw()
-    return {
-        raw.codec.user_key(key): value
-        for page in raw.scan_pages(*raw.codec.rpc_range(b"", b""))
-        for key, value in zip(page.keys.to_pylist(), page.values.to_pylist(), strict=True)
-    }
 
 
 CURABLE = [kind for kind, reaction in REACTIONS.items() if reaction.action is not Action.FAIL]

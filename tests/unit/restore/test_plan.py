@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from tikv_br.backupset.coverage import KeyRange, intersection
 from tikv_br.backupset.files import FileEntry
-from tikv_br.restore.plan import choose_parts, split_keys
+from tikv_br.restore.plan import Wanted, choose_parts, split_keys
 
 KEYS = st.binary(max_size=3)
 RANGES = st.builds(KeyRange, KEYS, KEYS).filter(lambda span: not span.is_empty)
@@ -34,13 +34,13 @@ def test_intersection_holds_exactly_the_common_keys(one: KeyRange, other: KeyRan
 
 def test_a_file_that_only_touches_the_range_is_left_out() -> None:
     """The Go tool takes a file whose end is the start of the range, and fails over it."""
-    parts = choose_parts([file(b"a", b"b"), file(b"b", b"c"), file(b"c", b"")], [KeyRange(b"b", b"c")])
+    parts = choose_parts([file(b"a", b"b"), file(b"b", b"c"), file(b"c", b"")], [Wanted(KeyRange(b"b", b"c"))])
     assert [part.span for part in parts] == [KeyRange(b"b", b"c")]
 
 
 def test_parts_are_clipped_and_in_key_order() -> None:
     """Files come in any order, and only the wanted part of each counts."""
-    parts = choose_parts([file(b"m", b""), file(b"", b"m")], [KeyRange(b"c", b"x")])
+    parts = choose_parts([file(b"m", b""), file(b"", b"m")], [Wanted(KeyRange(b"c", b"x"))])
     assert [part.span for part in parts] == [KeyRange(b"c", b"m"), KeyRange(b"m", b"x")]
 
 
@@ -53,4 +53,4 @@ def test_splits_stand_at_file_starts_once_a_region_is_full() -> None:
         file(b"d", b"e", 500),
         file(b"e", b"", 1),
     ]
-    assert split_keys(choose_parts(files, [KeyRange(b"", b"")]), region_bytes=100) == [b"c", b"d", b"e"]
+    assert split_keys(choose_parts(files, [Wanted(KeyRange(b"", b""))]), region_bytes=100) == [b"c", b"d", b"e"]

@@ -1,0 +1,163 @@
+"""Restores that end before their end, and the same command again."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.integration.restore.conftest import FILES, ROWS, rows_of
+from tests.integration.restore.forked_restores import Forks
+from tests.live_cluster import LiveCluster
+from tikv_br.backupset import layout
+from tikv_br.errors import StorageReadOnly, TargetNotEmpty, Terminated
+from tikv_br.progress_events import Event, Notice
+from tikv_br.restore.options import RestoreOptions
+from tikv_br.restore.record import remove_all
+from tikv_br.restore.run import restore
+from tikv_br.spark.executor import ExecutorOptions
+from tikv_br.storage.local import LocalObjectStore
+from tikv_br.storage.open import open_store
+from tikv_br.storage.url import StorageLocation, parse
+
+KILLS = 20
+THREADS = 3
+
+
+def options_of(live: LiveCluster, location: StorageLocation, **changes: object) -> RestoreOptions:
+    """A restore by a few tasks at once, so that there is a middle to end in."""
+    executor = ExecutorOptions("driver", concurrency=THREADS)
+    return RestoreOptions(cluster=live.config, storage=location, executor=executor, **changes)  # type: ignore[arg-type]
+
+
+def leftovers(location: StorageLocation) -> list[str]:
+    """What restores have left in the storage."""
+    return [info.name for info in open_store(location).list(layout.RESTORE)]
+
+
+def break_off(live: LiveCluster, location: StorageLocation, **changes: object) -> None:
+    """Let a restore end as by SIGTERM once about half of its files are in."""
+    done = 0
+
+    def count(_event: Event) -> None:
+        nonlocal done
+        done = max(done, len(leftovers(changes.get("state", location))))  # type: ignore[arg-type]
+        if done > FILES // 2:
+            raise Terminated("for the test")
+
+    live.fail("Ingest", {"delay": {"seconds": 0.1}}, count=-1)
+    with pytest.raises(Terminated):
+        restore(options_of(live, location, **changes), count)
+    live.heal()
+
+
+def test_a_restore_killed_at_any_moment_goes_on(source: StorageLocation, target: LiveCluster) -> None:
+    """SIGKILL at twenty random moments: the same command again brings what is missing, once, and leaves nothing behind."""
+    seed = int(os.environ.get("TIKV_BR_TEST_SEED") or random.randrange(1 << 32))
+    print(f"seed {seed}")  # noqa: T201 - shown when the test fails
+    chance = random.Random(seed)
+    options = options_of(target, source)
+    slow = target.fail("Ingest", {"delay": {"seconds": 0.01}}, count=-1)
+    with Forks() as forks:
+        for _warm in (False, True):
+            before, began = target.hits(slow), time.monotonic()
+            forks.start(options)
+            assert forks.wait() == 0
+            seconds, once = time.monotonic() - began, target.hits(slow) - before
+            _check_and_empty(target, source)
+        kills = 0
+        while kills < KILLS:
+            before, here, code = target.hits(slow), 0, -signal.SIGKILL
+            while code:
+                pid = forks.start(options)
+                if kills + here < KILLS and (not here or chance.random() < 0.6):
+                    time.sleep(chance.uniform(0, seconds))
+                    with contextlib.suppress(ProcessLookupError):  # it has ended before
+                        os.kill(pid, signal.SIGKILL)
+                code = forks.wait()
+                assert code in {0, -signal.SIGKILL}
+                here += code != 0
+            _check_and_empty(target, source)
+            assert target.hits(slow) - before <= once + here * THREADS
+            kills += here
+
+
+def _check_and_empty(live: LiveCluster, location: StorageLocation) -> None:
+    """See that all rows are there and nothing of the restore's own is, and make room for the next."""
+    assert rows_of(live) == ROWS
+    assert live.raw().checksum().total_kvs == len(ROWS)
+    assert leftovers(location) == []
+    live.raw().delete_range(b"", b"")
+
+
+def test_only_what_is_missing_is_brought_in(source: StorageLocation, target: LiveCluster) -> None:
+    """After SIGTERM the summary tells what was there already, and the target is not refused for what it holds."""
+    break_off(target, source)
+    ingests = target.fail("Ingest", {"delay": {"seconds": 0}}, count=-1)
+    notices: list[Event] = []
+    summary = restore(options_of(target, source), notices.append)
+    assert FILES // 2 < summary.resumed_files < summary.files
+    assert target.hits(ingests) <= summary.files - summary.resumed_files + THREADS
+    assert any(isinstance(event, Notice) and "going on" in event.message for event in notices)
+    assert summary.verified
+    assert rows_of(target) == ROWS
+    assert leftovers(source) == []
+
+
+def test_a_foreign_key_where_no_file_was_to_come_is_refused(source: StorageLocation, target: LiveCluster) -> None:
+    """What the unfinished restore cannot have written is data of others, also when a restore goes on."""
+    break_off(target, source, start=b"prefix")
+    target.raw().put(b"a", b"not of the backup")
+    with pytest.raises(TargetNotEmpty, match=b"a".hex()):
+        restore(options_of(target, source))
+    assert restore(options_of(target, source, start=b"prefix")).verified
+
+
+def test_no_resume_begins_anew(source: StorageLocation, target: LiveCluster) -> None:
+    """--no-resume takes the rows of the unfinished restore for what others wrote, and does all of it again."""
+    break_off(target, source)
+    with pytest.raises(TargetNotEmpty):
+        restore(options_of(target, source, resume=False))
+    summary = restore(options_of(target, source, resume=False, allow_overwrite=True))
+    assert summary.resumed_files == 0
+    assert rows_of(target) == ROWS
+    assert leftovers(source) == []
+
+
+def test_records_elsewhere_serve_as_well(source: StorageLocation, target: LiveCluster, tmp_path: Path) -> None:
+    """With --state nothing is written beside the backup, and the restore goes on from there."""
+    state = parse(f"local://{tmp_path / 'state'}")
+    break_off(target, source, state=state)
+    assert leftovers(source) == []
+    assert restore(options_of(target, source, state=state)).resumed_files
+    assert leftovers(state) == []
+
+
+def test_a_storage_that_cannot_be_written_is_said_and_no_obstacle(
+    source: StorageLocation, target: LiveCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A backup is often read-only where it is restored: a notice names --state, and the rows come all the same."""
+
+    def refuse(_store: LocalObjectStore, name: str, _data: bytes) -> None:
+        raise StorageReadOnly(f"{name} cannot be written")
+
+    monkeypatch.setattr(LocalObjectStore, "put", refuse)
+    notices: list[Event] = []
+    assert restore(options_of(target, source), notices.append).verified
+    assert any(isinstance(event, Notice) and "--state" in event.message for event in notices)
+
+
+def test_abort_can_forget_an_unfinished_restore(source: StorageLocation, target: LiveCluster) -> None:
+    """Its records go, its rows stay: then they are data of others."""
+    break_off(target, source)
+    store = open_store(source)
+    assert remove_all(store) == 1
+    assert remove_all(store) == 0
+    assert leftovers(source) == []
+    with pytest.raises(TargetNotEmpty):
+        restore(options_of(target, source))

@@ -1,0 +1,45 @@
+"""What the steps of a restore find out for one another."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from formats.checksum import Checksum
+from tikv_br.backupset.backup_set import BackupSet
+from tikv_br.backupset.coverage import KeyRange
+from tikv_br.cluster.cluster import Cluster
+from tikv_br.cluster.regions import Region
+from tikv_br.cluster.topology import ClusterInfo
+from tikv_br.progress_events import Reporter, silent
+from tikv_br.restore.inspect import Inspected
+from tikv_br.restore.options import RestoreOptions
+from tikv_br.restore.plan import FilePart, Wanted
+from tikv_br.restore.record import Begun, RestoreRecord
+
+
+@dataclass
+class RestoreContext:
+    """Filled from step to step."""
+
+    options: RestoreOptions
+    reporter: Reporter = silent
+    cluster: Cluster = field(init=False)
+    info: ClusterInfo = field(init=False)
+    backup: BackupSet = field(init=False)
+    wanted: list[Wanted] = field(default_factory=list)
+    """Ranges of the backup to restore, and under which prefix."""
+    parts: list[FilePart] = field(default_factory=list)
+    """All that is wanted of the files."""
+    record: RestoreRecord | None = None
+    """Where it is written down what is done; None = nowhere."""
+    begun: Begun | None = None
+    """What an unfinished restore, or this one, has found and decided before its first change."""
+    resumed: list[KeyRange] = field(default_factory=list)
+    """Spans of the backup's files that an unfinished restore has brought in."""
+    todo: list[FilePart] = field(default_factory=list)
+    """`parts` without what is `resumed`."""
+    facts: dict[str, Inspected] = field(default_factory=dict)
+    regions_made: list[Region] = field(default_factory=list)
+    regions_ingested: int = 0
+    found: Checksum | None = None
+    """What the cluster answered; None when it was not asked."""
