@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(cls=DefaultCommandGroup, rich_markup_mode=None, no_args_is_help=True)
 CHECKS = ("auto", "identity", "content")
+MODES = ("ingest", "put")
 EXECUTORS = ("auto", "driver", "spark")
 
 
@@ -61,6 +62,10 @@ def restore_raw(
     start: StartOption = "",
     end: EndOption = "",
     key_form: FormatOption = KeyForm.HEX,
+    mode: Annotated[
+        str,
+        typer.Option("--mode", metavar="|".join(MODES), help="Stores take in whole files, or rows are put one by one."),
+    ] = "ingest",
     concurrency: Annotated[
         int, typer.Option("--concurrency", envvar="TIKV_BR_CONCURRENCY", min=1, help="Files under way at once.")
     ] = 16,
@@ -113,6 +118,7 @@ def restore_raw(
 ) -> None:
     """Restore a RawKV backup, of tikv-br or of the Go TiKV-BR, and prove the result."""
     _one_of("--file-check", file_check, CHECKS)
+    _one_of("--mode", mode, MODES)
     _one_of("--executor", executor, EXECUTORS)
     first, last = _parse_keys(start, end, key_form)
     located = partial(
@@ -128,7 +134,7 @@ def restore_raw(
     )
     from tikv_br.cluster.config import ClusterConfig
     from tikv_br.restore.inspect import FileCheck
-    from tikv_br.restore.options import RestoreOptions
+    from tikv_br.restore.options import Mode, RestoreOptions
     from tikv_br.restore.run import restore
     from tikv_br.spark.executor import ExecutorOptions
 
@@ -137,6 +143,7 @@ def restore_raw(
         storage=located(storage),
         start=first,
         end=last,
+        mode=Mode(mode),
         concurrency=concurrency,
         file_check=FileCheck(file_check),
         checksum=checksum,
@@ -181,5 +188,7 @@ def _text(summary: RestoreSummary) -> str:
         ("api-version", summary.dst_api_version),
         ("checksum", f"{summary.crc64xor:016x} {'equal' if summary.verified else 'not compared'}"),
     ]
+    if summary.expired_kvs:
+        figures.append(("expired", f"{summary.expired_kvs:,} rows left out"))
     head = "Raw restore plan (dry run)" if summary.dry_run else "Raw restore success summary"
     return head + "".join(f"\n  {name:<18} {value}" for name, value in figures)

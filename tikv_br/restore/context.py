@@ -13,7 +13,7 @@ from tikv_br.cluster.topology import ClusterInfo
 from tikv_br.progress_events import Reporter, silent
 from tikv_br.restore.inspect import Inspected
 from tikv_br.restore.options import RestoreOptions
-from tikv_br.restore.plan import FilePart, Wanted
+from tikv_br.restore.plan import Brought, FilePart, Wanted
 from tikv_br.restore.record import Begun, RestoreRecord
 
 
@@ -40,6 +40,11 @@ class RestoreContext:
     """`parts` without what is `resumed`."""
     facts: dict[str, Inspected] = field(default_factory=dict)
     regions_made: list[Region] = field(default_factory=list)
-    regions_ingested: int = 0
+    brought: Brought = field(default_factory=Brought)
+    """By all tasks of this run."""
     found: Checksum | None = None
     """What the cluster answered; None when it was not asked."""
+
+    def took(self, brought: Brought) -> None:
+        """Add what a task has done."""
+        self.brought = Brought(*map(sum, zip(self.brought, brought, strict=True)))

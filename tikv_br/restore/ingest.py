@@ -23,7 +23,7 @@ from tikv_br.cluster.shared import shared_cluster
 from tikv_br.cluster.store import StoreClient
 from tikv_br.errors import BackupDamaged, ClusterUnreachable, StorageObjectMissing
 from tikv_br.proof.rewrite import Rewrite, encoded_prefix
-from tikv_br.restore.plan import FilePart
+from tikv_br.restore.plan import Brought, FilePart
 from tikv_br.restore.record import RestoreRecord
 from tikv_br.spark.task import TaskContext
 
@@ -47,8 +47,8 @@ class IngestJob:
         return f"IngestJob({self.api_version.label})"
 
 
-def ingest_part(job: IngestJob, part: FilePart, context: TaskContext) -> int:
-    """Bring one part into the cluster, region by region; returns the number of regions that it went to.
+def ingest_part(job: IngestJob, part: FilePart, context: TaskContext) -> Brought:
+    """Bring one part into the cluster, region by region.
 
     Raises `BackupDamaged` and `StorageObjectMissing` for what the stores say of the file, else `ClusterError`.
     """
@@ -57,7 +57,7 @@ def ingest_part(job: IngestJob, part: FilePart, context: TaskContext) -> int:
     if job.record is not None:
         job.record.add(part.span)
     context.report(data_bytes=part.file.total_bytes, keys=part.file.total_kvs)
-    return regions
+    return Brought(regions=regions)
 
 
 class _Ingestion:

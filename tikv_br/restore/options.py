@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from dataclasses import dataclass, field
 
 from tikv_br.cluster.config import ClusterConfig
@@ -12,6 +13,15 @@ from tikv_br.storage.url import StorageLocation
 DEFAULT_CONCURRENCY = 16
 
 
+class Mode(enum.StrEnum):
+    """How rows come into the cluster."""
+
+    INGEST = "ingest"
+    """Stores take in whole files; rows keep their timestamps."""
+    PUT = "put"
+    """Rows are read here and written as by any client, with timestamps of their own."""
+
+
 @dataclass(frozen=True, slots=True)
 class RestoreOptions:
     """One restore. Keys are user keys; an empty end is no end."""
@@ -20,6 +30,7 @@ class RestoreOptions:
     storage: StorageLocation
     start: bytes = b""
     end: bytes = b""
+    mode: Mode = Mode.INGEST
     concurrency: int = DEFAULT_CONCURRENCY
     """Files under way at once."""
     file_check: FileCheck = FileCheck.AUTO

@@ -43,6 +43,17 @@ class FilePart(NamedTuple):
         return self.file.name
 
 
+class Brought(NamedTuple):
+    """What a task has done."""
+
+    regions: int = 0
+    """That took in a file."""
+    put: int = 0
+    """Rows."""
+    expired: int = 0
+    """Rows that were left out."""
+
+
 def choose_parts(files: Iterable[FileEntry], wanted: Sequence[Wanted]) -> list[FilePart]:
     """The parts of ``files`` that lie in ``wanted``, in the order of their keys. One that only touches is left out."""
     parts = [

@@ -36,6 +36,9 @@ class RestoreSummary:
     resumed_files: int
     """Of those, how many an unfinished restore had brought in wholly."""
     regions: int
+    """Into which files were ingested, each counted once a file."""
+    expired_kvs: int
+    """Rows that were not put because they had expired; 0 for an ingest, which brings them in, to be seen by nobody."""
     cluster_id: int
     dry_run: bool
     step_seconds: dict[str, float]
@@ -64,10 +67,11 @@ def restore(options: RestoreOptions, reporter: Reporter = silent) -> RestoreSumm
         average_speed=round(size / max(seconds, 1e-9)),
         api_version=source.label,
         dst_api_version=context.backup.api_version.label,
-        engine="ingest",
+        engine=options.mode.value,
         files=len(context.parts),
         resumed_files=len(context.parts) - len({part.file.name for part in context.todo}),
-        regions=context.regions_ingested,
+        regions=context.brought.regions,
+        expired_kvs=context.brought.expired,
         cluster_id=context.info.cluster_id,
         dry_run=options.dry_run,
         step_seconds={name: round(value, 3) for name, value in timings.items()},

@@ -6,8 +6,6 @@ remove it is the operator's decision.
 
 from __future__ import annotations
 
-from functools import partial
-
 from formats.api_version import ApiVersion
 from formats.keys import KeyCodec
 from tikv_br.backupset.backup_set import BackupSet
@@ -25,15 +23,13 @@ from tikv_br.progress_events import Notice
 from tikv_br.proof.fit import check_gives_checksums, check_same_encoding
 from tikv_br.proof.prover import Prover
 from tikv_br.proof.ranges import codec_of
+from tikv_br.restore.bring import ingest, put
 from tikv_br.restore.context import RestoreContext
-from tikv_br.restore.ingest import IngestJob, ingest_part
 from tikv_br.restore.inspect import inspect_files
-from tikv_br.restore.options import RestoreOptions
+from tikv_br.restore.options import Mode, RestoreOptions
 from tikv_br.restore.plan import Wanted, choose_parts, split_keys
 from tikv_br.restore.resume import begin, find_unfinished, finish, may_hold_rows
-from tikv_br.spark.executor import run_tasks
 from tikv_br.steps import Line, Step
-from tikv_br.storage.backend import to_backend
 from tikv_br.storage.open import open_store
 
 SCATTER_SECONDS = 60.0
@@ -50,14 +46,16 @@ def restore_steps(options: RestoreOptions) -> list[Step[RestoreContext]]:
         Line("look for an unfinished restore", find_unfinished),
         Line("check the target", check_target),
         Line("check every file", check_files),
-        Line("check timestamps", check_timestamps),
     ]
     changes = [
         Line("write down the beginning", begin),
         Line("split and scatter", split),
-        Line("ingest", ingest),
-        Line("flush timestamps", flush_timestamps),
     ]
+    if options.mode is Mode.PUT:
+        changes.append(Line("put", put))
+    else:
+        checks.append(Line("check timestamps", check_timestamps))
+        changes += [Line("ingest", ingest), Line("flush timestamps", flush_timestamps)]
     proof = [Line("compare checksums", compare)] if options.checksum else []
     return [*checks] if options.dry_run else [*checks, *changes, *proof, Line("forget what was written down", finish)]
 
@@ -134,26 +132,6 @@ def split(context: RestoreContext) -> None:
         return
     if left:
         context.reporter(Notice(f"{len(left)} of {len(context.regions_made)} new regions stay where they were made"))
-
-
-def ingest(context: RestoreContext) -> None:
-    """Have the stores fetch and take in every part."""
-    options = context.options
-    backend = to_backend(options.storage, send_credentials=options.send_credentials)
-    job = IngestJob(options.cluster, context.backup.api_version, backend.SerializeToString(), context.record)
-
-    def count(regions: int) -> None:
-        context.regions_ingested += regions
-
-    run_tasks(
-        context.todo,
-        partial(ingest_part, job),
-        options=options.executor,
-        on_result=count,
-        name_of=str,
-        reporter=context.reporter,
-        expected_task_bytes=sum(part.file.total_bytes for part in context.todo) // max(len(context.todo), 1),
-    )
 
 
 def flush_timestamps(context: RestoreContext) -> None:

@@ -40,7 +40,7 @@ def leftovers(location: StorageLocation) -> list[str]:
     return [info.name for info in open_store(location).list(layout.RESTORE)]
 
 
-def break_off(live: LiveCluster, location: StorageLocation, **changes: object) -> None:
+def break_off(live: LiveCluster, location: StorageLocation, rpc: str = "Ingest", **changes: object) -> None:
     """Let a restore end as by SIGTERM once about half of its files are in."""
     done = 0
 
@@ -50,7 +50,7 @@ def break_off(live: LiveCluster, location: StorageLocation, **changes: object) -
         if done > FILES // 2:
             raise Terminated("for the test")
 
-    live.fail("Ingest", {"delay": {"seconds": 0.1}}, count=-1)
+    live.fail(rpc, {"delay": {"seconds": 0.1}}, count=-1)
     with pytest.raises(Terminated):
         restore(options_of(live, location, **changes), count)
     live.heal()

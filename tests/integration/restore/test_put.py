@@ -1,0 +1,88 @@
+"""Restores by puts: the same rows as by ingest, as any client would have written them."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from formats.api_version import ApiVersion
+from tests.integration.backup.data import load
+from tests.integration.backup.reading import golden_rows
+from tests.integration.restore.conftest import FILES, ROWS, rows_of
+from tests.integration.restore.test_golden_backups import restore_golden
+from tests.integration.restore.test_resume import break_off
+from tests.live_cluster import LiveCluster, live_cluster
+from tikv_br.backup.options import BackupOptions
+from tikv_br.backup.run import backup
+from tikv_br.restore.options import Mode, RestoreOptions
+from tikv_br.restore.run import restore
+from tikv_br.spark.executor import ExecutorOptions
+from tikv_br.storage.url import StorageLocation, parse
+
+
+@pytest.mark.parametrize("name", ["v1", "v1ttl", "v2"])
+def test_a_recorded_backup_is_put_whole(golden: Path, tmp_path: Path, name: str) -> None:
+    """Keys, values and what is left of TTLs equal what was recorded; what had expired is counted and left out."""
+    expected = golden_rows(golden / "backups" / name)
+    now = time.time()
+    alive = {row["k"]: row for row in expected if not row["e"] or row["e"] > now}
+    version = {"v1": ApiVersion.V1, "v1ttl": ApiVersion.V1TTL, "v2": ApiVersion.V2}[name]
+    with live_cluster(tmp_path / "cluster", version) as live:
+        summary = restore_golden(live, golden, name, mode=Mode.PUT)
+        raw = live.raw()
+        rows = {raw.codec.rpc_key(key): value for key, value in rows_of(live).items()}
+        expiring = [key for key, row in alive.items() if row["e"]][:50]
+        ttls = {key: raw.get_ttl(raw.codec.user_key(key)) for key in expiring}
+    assert rows == {key: row["v"] for key, row in alive.items()}
+    assert summary.verified
+    assert (summary.engine, summary.total_kvs, summary.regions) == ("put", len(alive), 0)
+    assert summary.expired_kvs == len(expected) - len(alive)
+    assert all(abs(alive[key]["e"] - time.time() - (ttls[key] or 0)) < 30 for key in expiring)
+
+
+def test_rows_that_have_expired_are_left_out_and_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: LiveCluster
+) -> None:
+    """Ten minutes after the backup the rows that were to live for five are not put: a TTL of theirs would be none."""
+    location = parse(f"local://{tmp_path / 'expiring'}")
+    with live_cluster(tmp_path / "source", ApiVersion.V2) as live:
+        load(live, {b"lasting": b"value"})
+        load(live, {b"long": b"value"}, ttl=3600)
+        load(live, {b"short%d" % number: b"value" for number in range(10)}, ttl=300)
+        backup(BackupOptions(cluster=live.config, storage=location, safe_interval=0.0, executor="driver"))
+    clock = SimpleNamespace(time=lambda: time.time() + 600)
+    monkeypatch.setattr("tikv_br.restore.put.time", clock)
+    summary = restore(RestoreOptions(cluster=target.config, storage=location, mode=Mode.PUT, checksum=False))
+    assert summary.expired_kvs == 10
+    assert set(rows_of(target)) == {b"lasting", b"long"}
+    assert 2900 < (target.raw().get_ttl(b"long") or 0) <= 3000
+
+
+def test_rows_from_the_future_are_put_with_timestamps_of_now(
+    source: StorageLocation, target: LiveCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A put row is as new as any write: the rows' own timestamps do not matter, and a later write is seen."""
+    monkeypatch.setattr("tikv_br.restore.steps.check_timestamps", lambda _context: pytest.fail("asked for timestamps"))
+    assert restore(RestoreOptions(cluster=target.config, storage=source, mode=Mode.PUT)).verified
+    assert rows_of(target) == ROWS
+    target.raw().put(b"row00001", b"new")
+    assert target.raw().get(b"row00001") == b"new"
+
+
+def test_a_restore_by_puts_goes_on_too(source: StorageLocation, target: LiveCluster) -> None:
+    """Ended in the middle, the same command puts only what is missing."""
+    break_off(target, source, "RawBatchPut", mode=Mode.PUT)
+    summary = restore(RestoreOptions(cluster=target.config, storage=source, mode=Mode.PUT))
+    assert FILES // 2 <= summary.resumed_files < summary.files
+    assert rows_of(target) == ROWS
+
+
+@pytest.mark.slow
+def test_rows_are_put_by_spark(source: StorageLocation, target: LiveCluster) -> None:
+    """The same tasks in Spark's workers: job, parts and results survive the way there and back."""
+    spark = ExecutorOptions("spark", "local[2]")
+    assert restore(RestoreOptions(cluster=target.config, storage=source, mode=Mode.PUT, executor=spark)).verified
+    assert rows_of(target) == ROWS

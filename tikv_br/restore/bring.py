@@ -1,0 +1,41 @@
+"""The steps that bring rows into the cluster, each as tasks on the driver or on Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from tikv_br.restore.context import RestoreContext
+from tikv_br.restore.ingest import IngestJob, ingest_part
+from tikv_br.restore.plan import Brought, FilePart
+from tikv_br.restore.put import PutJob, put_part
+from tikv_br.spark.executor import run_tasks
+from tikv_br.spark.task import TaskContext
+from tikv_br.storage.backend import to_backend
+
+
+def ingest(context: RestoreContext) -> None:
+    """Have the stores fetch and take in every part."""
+    options, backup = context.options, context.backup
+    backend = to_backend(options.storage, send_credentials=options.send_credentials)
+    job = IngestJob(options.cluster, backup.api_version, backend.SerializeToString(), context.record)
+    _run(context, partial(ingest_part, job))
+
+
+def put(context: RestoreContext) -> None:
+    """Read every part and put its rows."""
+    job = PutJob(context.options.cluster, context.backup.api_version, context.backup.store, context.record)
+    _run(context, partial(put_part, job))
+
+
+def _run(context: RestoreContext, bring: Callable[[FilePart, TaskContext], Brought]) -> None:
+    parts = context.todo
+    run_tasks(
+        parts,
+        bring,
+        options=context.options.executor,
+        on_result=context.took,
+        name_of=str,
+        reporter=context.reporter,
+        expected_task_bytes=sum(part.file.total_bytes for part in parts) // max(len(parts), 1),
+    )
