@@ -29,6 +29,7 @@ The tree (indentation = inheritance; the number is the exit code)::
         BackupDamaged                32   a file is missing, cut, altered or not what the backup says
         BackupUnsupported            33   a backup of a kind we cannot restore
         CoverageError                34   the files of a backup do not cover its range exactly
+        CrypterMismatch              35   a backup is encrypted, and not with the given key
       RestoreError
         TargetNotEmpty               40   the target range already holds data
         ChecksumMismatch             41   the cluster's data differ from the backup's
@@ -259,6 +260,13 @@ class CoverageError(BackupSetError):
 
     exit_code = 34
     default_hint = "The backup was not finished; start it again on an empty path."
+
+
+class CrypterMismatch(BackupSetError):
+    """A backup is encrypted and the key is missing or another one; or it is not, and a key was given."""
+
+    exit_code = 35
+    default_hint = "Say --crypter.key-file, with the key that the backup was made with."
 
 
 class RestoreError(TikvBrError):

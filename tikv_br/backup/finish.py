@@ -84,6 +84,7 @@ def _describe(context: BackupContext) -> Description:
         backup_ts=context.backup_ts,
         parent="",
         storage=context.options.storage.redacted(),
+        encryption=context.options.storage.crypter.method,
         started_ms=context.started_ms,
     )
 

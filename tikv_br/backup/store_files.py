@@ -87,7 +87,7 @@ class FileRecorder:
         from formats.sst import SstReader
         from tikv_br.proof.stored_file import StoredFile
 
-        reader = SstReader(StoredFile(store, written.name))
+        reader = SstReader(StoredFile(store, written.name, written.file.cipher_iv))
         noted = _noted(reader, source.api_version) if source.api_version is target.api_version else None
         return noted._replace(source=said) if noted is not None else self._count(reader, written)
 

@@ -35,7 +35,7 @@ from tikv_br.cluster.shared import shared_cluster
 from tikv_br.cluster.store import LONG_FACTOR, BackupStream
 from tikv_br.errors import ClusterError, ClusterUnreachable, RequestRefused, StorageError, StorageReadOnly
 from tikv_br.spark.task import TaskContext
-from tikv_br.storage.backend import to_backend
+from tikv_br.storage.backend import to_backend, to_cipher_info
 from tikv_br.storage.base import ObjectStore
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import StorageLocation
@@ -145,6 +145,7 @@ class _Attempt:
         place = job.storage.child(folder)
         _make_folder(place)
         message.storage_backend.CopyFrom(to_backend(place, send_credentials=job.send_credentials))
+        message.cipher_info.CopyFrom(to_cipher_info(place))
         try:
             store = self._cluster.store(span.store_id)
             stream = store.backup(message)

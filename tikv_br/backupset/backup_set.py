@@ -6,6 +6,7 @@ object written after it does not name.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import time
@@ -24,11 +25,14 @@ from tikv_br.errors import (
     BackupDamaged,
     BackupNotFound,
     BackupPathInUse,
+    CrypterMismatch,
     StorageConflict,
     StorageError,
     StorageObjectMissing,
 )
 from tikv_br.storage.base import ObjectStore
+from tikv_br.storage.crypter import PLAIN
+from tikv_br.storage.open import open_store
 
 log = logging.getLogger(__name__)
 
@@ -59,8 +63,9 @@ class BackupWriter:
         done = ledger.one_an_interval(entries)
         files = _present_files(self._store, _proven_files(description, done))
         sums = totals(files)
-        data = meta.encode(_meta_content(description, files))
-        meta.decode(data)  # what `open` would refuse is not published
+        crypter = self._store.location.crypter
+        data = meta.encode(_meta_content(description, files), crypter)
+        meta.decode(data, crypter)  # what `open` would refuse is not published
         made = Manifest(
             description=description,
             statistics=Statistics(
@@ -76,7 +81,7 @@ class BackupWriter:
             files=files,
             backupmeta_sha256=hashlib.sha256(data).digest(),
         )
-        self._store.put(layout.MANIFEST, manifest.dump(made))
+        self._store.put(layout.MANIFEST, manifest.dump(made, crypter))
         self._publish(data)
         self._remove_leftovers(files)
         return made
@@ -131,7 +136,7 @@ class BackupSet:
     def open(cls, store: ObjectStore) -> BackupSet:
         """Read the records and hold them against each other; no file is looked at.
 
-        Raises `BackupNotFound`, `BackupDamaged` naming the object, `BackupUnsupported`.
+        Raises `BackupNotFound`, `BackupDamaged` naming the object, `BackupUnsupported`, `CrypterMismatch`.
         """
         try:
             data = store.get(layout.META)
@@ -140,7 +145,7 @@ class BackupSet:
         known = _read_manifest(store)
         if known is not None and hashlib.sha256(data).digest() != known.backupmeta_sha256:
             raise BackupDamaged(f"{layout.META} is not the one that {layout.MANIFEST} was written with")
-        content = meta.decode(data)
+        content = meta.decode(data, store.location.crypter)
         if known is None and content.tool.startswith(meta.TOOL_PREFIX):
             raise BackupDamaged(f"{layout.MANIFEST} is missing, though {layout.META} is of this tool")
         files = content.files if known is None else known.files
@@ -156,6 +161,19 @@ class BackupSet:
             backup_ts=content.backup_ts,
             manifest=known,
         )
+
+    @classmethod
+    def open_any(cls, store: ObjectStore) -> BackupSet:
+        """As `open`, where backups of both kinds may lie: the store's key serves for those that are encrypted."""
+        if store.location.crypter.encrypts:
+            with contextlib.suppress(CrypterMismatch):
+                return cls.open(open_store(replace(store.location, crypter=PLAIN)))
+        return cls.open(store)
+
+    @property
+    def encryption(self) -> str:
+        """`Crypter.method` of files and records."""
+        return self.store.location.crypter.method
 
     @property
     def totals(self) -> Totals:
@@ -212,7 +230,7 @@ def _read_manifest(store: ObjectStore) -> Manifest | None:
         data = store.get(layout.MANIFEST)
     except StorageObjectMissing:
         return None
-    return manifest.load(data)
+    return manifest.load(data, store.location.crypter)
 
 
 def _check_agreement(content: MetaContent, known: Manifest) -> None:

@@ -10,6 +10,7 @@ from typing import NamedTuple, Self
 
 from tikv_br.backupset.coverage import KeyRange
 from tikv_br.storage.base import ObjectStore
+from tikv_br.storage.crypter import new_iv
 
 TAIL_SIZE = 64 << 10
 """Bytes at the end of a file that `FileEntry.tail_sha256` covers: footer, properties and (nearly) all of an SST's index."""
@@ -57,6 +58,7 @@ class FileEntry:
     """Smallest and largest ts of the rows (TSO); 0 = the rows have none, or it is not known."""
     expiry: Expiry = field(default_factory=Expiry)
     cipher_iv: bytes = b""
+    """Of an encrypted backup; stores say one for plain files too, where it has no meaning."""
 
     @property
     def key_range(self) -> KeyRange:
@@ -85,7 +87,7 @@ def totals(files: Iterable[FileEntry]) -> Totals:
 
 
 class StoredFile(NamedTuple):
-    """What is known of a file by its bytes alone; the names are those of `FileEntry`."""
+    """What is known of a file by its stored bytes alone; the names are those of `FileEntry`."""
 
     name: str
     size: int
@@ -93,18 +95,27 @@ class StoredFile(NamedTuple):
     tail_sha256: bytes
     tail_size: int
     etag: str
+    cipher_iv: bytes
 
 
 class FileWriter:
-    """Streams one file into the store and records its identity. As with `Writer`, no `close` means no object."""
+    """Streams one file into the store, encrypted where the store's place is, and records the identity of what is stored.
+
+    As with `Writer`, no `close` means no object.
+    """
 
     def __init__(self, store: ObjectStore, name: str) -> None:
         self._writer = store.open_writer(name)
         self._sha256 = hashlib.sha256()
         self._tail = bytearray()
+        crypter = store.location.crypter
+        self._iv = new_iv() if crypter.encrypts else b""
+        self._encrypt = crypter.stream(self._iv) if crypter.encrypts else None
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         """Append bytes; the caller may reuse the buffer at once."""
+        if self._encrypt is not None:
+            data = self._encrypt(data)
         self._writer.write(data)
         self._sha256.update(data)
         self._tail += memoryview(data).cast("B")[-TAIL_SIZE:]
@@ -116,7 +127,13 @@ class FileWriter:
         info = self._writer.close()
         tail = bytes(self._tail[-TAIL_SIZE:])
         return StoredFile(
-            info.name, info.size, self._sha256.digest(), hashlib.sha256(tail).digest(), len(tail), info.etag
+            name=info.name,
+            size=info.size,
+            sha256=self._sha256.digest(),
+            tail_sha256=hashlib.sha256(tail).digest(),
+            tail_size=len(tail),
+            etag=info.etag,
+            cipher_iv=self._iv,
         )
 
     def __enter__(self) -> Self:

@@ -56,6 +56,8 @@ class IndexEntry:
     started_ms: int
     finished_ms: int
     tool_version: str
+    encryption: str
+    """`Crypter.method`."""
 
     @property
     def is_foreign(self) -> bool:
@@ -112,6 +114,7 @@ def entry_of(path: str, made: Manifest) -> IndexEntry:
         started_ms=description.started_ms,
         finished_ms=sums.finished_ms,
         tool_version=description.tool_version,
+        encryption=description.encryption,
     )
 
 
@@ -137,6 +140,7 @@ def entry_of_foreign(path: str, backup: BackupSet, backupmeta: bytes, modified_m
         started_ms=0,
         finished_ms=modified_ms,
         tool_version="",
+        encryption=backup.encryption,
     )
 
 

@@ -6,8 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from formats.checksum import Checksum
-from tikv_br.backupset import layout, sealed_json
+from tikv_br.backupset import layout
 from tikv_br.backupset.coverage import KeyRange
+from tikv_br.backupset.encrypted import read_record, write_record
 from tikv_br.backupset.files import FileEntry
 from tikv_br.storage.base import ObjectStore
 
@@ -38,13 +39,13 @@ class LedgerEntry:
 
 def write_entry(store: ObjectStore, entry: LedgerEntry) -> None:
     """Record it; the files it names must be there already. Raises `StorageError`."""
-    store.put(layout.ledger_name(entry.interval, entry.attempt), sealed_json.dump(entry))
+    write_record(store, layout.ledger_name(entry.interval, entry.attempt), entry)
 
 
 def read_entries(store: ObjectStore) -> list[LedgerEntry]:
-    """All entries, by interval and attempt. Raises `BackupDamaged` when one does not read."""
+    """All entries, by interval and attempt. Raises `BackupDamaged` or `CrypterMismatch` when one does not read."""
     names = [info.name for info in store.list(layout.LEDGER)]
-    entries = [sealed_json.load(LedgerEntry, store.get(name), name) for name in names]
+    entries = [read_record(store, LedgerEntry, name) for name in names]
     return sorted(entries, key=lambda entry: (entry.interval, entry.attempt))
 
 

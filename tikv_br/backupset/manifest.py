@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from formats.api_version import ApiVersion
 from tikv_br.backupset import layout, sealed_json
 from tikv_br.backupset.coverage import KeyRange
+from tikv_br.backupset.encrypted import seal, unseal
 from tikv_br.backupset.files import FileEntry
+from tikv_br.storage.crypter import PLAIN, PLAINTEXT, Crypter
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,8 @@ class Description:
     """Milliseconds since the epoch."""
     engine_reason: str = ""
     """Why this engine."""
+    encryption: str = PLAINTEXT
+    """`Crypter.method` of files and records."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +75,11 @@ class Manifest:
     """Of the bytes of `backupmeta` as written: an edited one is noticed."""
 
 
-def dump(manifest: Manifest) -> bytes:
+def dump(manifest: Manifest, crypter: Crypter = PLAIN) -> bytes:
     """The object's bytes."""
-    return sealed_json.dump(manifest)
+    return seal(sealed_json.dump(manifest), crypter)
 
 
-def load(data: bytes) -> Manifest:
-    """Read the object. Raises `BackupDamaged`, or `BackupUnsupported` for a newer format."""
-    return sealed_json.load(Manifest, data, layout.MANIFEST)
+def load(data: bytes, crypter: Crypter = PLAIN) -> Manifest:
+    """Read the object. Raises `CrypterMismatch`, `BackupDamaged`, or `BackupUnsupported` for a newer format."""
+    return sealed_json.load(Manifest, unseal(data, crypter, layout.MANIFEST), layout.MANIFEST)

@@ -5,6 +5,7 @@ What that tool demands of it, and what it silently gets wrong otherwise, is said
 
 from __future__ import annotations
 
+import re
 import zlib
 from dataclasses import dataclass
 
@@ -13,10 +14,12 @@ from google.protobuf.message import DecodeError
 from formats.api_version import ApiVersion
 from tikv_br.backupset import layout
 from tikv_br.backupset.coverage import KeyRange
+from tikv_br.backupset.encrypted import meta_mismatch, seal_meta, unseal_meta
 from tikv_br.backupset.files import FileEntry
 from tikv_br.cluster.pb import brpb_pb2, kvrpcpb_pb2
-from tikv_br.errors import BackupDamaged, BackupUnsupported, StorageError
+from tikv_br.errors import BackupDamaged, BackupSetError, BackupUnsupported, StorageError
 from tikv_br.storage.base import check_name
+from tikv_br.storage.crypter import PLAIN, Crypter
 
 COLUMN_FAMILY = "default"
 TOOL_PREFIX = "tikv-br "
@@ -25,6 +28,8 @@ TOOL_PREFIX = "tikv-br "
 _NO_DDLS = b"[]"  # of the transactional tool; the Go code parses it as JSON
 _INLINE_LAYOUT = 0
 _SMALLEST_CIPHERTEXT = 64
+_BEGINNING = re.compile(rb"\x08[\x80-\xff]{0,9}[\x01-\x7f]\x12")
+"""Of every meta in clear: the cluster's id, then its version."""
 _KEYSPACE_PREFIX_SIZE = 4
 
 
@@ -43,7 +48,7 @@ class MetaContent:
     """0 = not recorded; the Go tool never does."""
 
 
-def encode(content: MetaContent) -> bytes:
+def encode(content: MetaContent, crypter: Crypter = PLAIN) -> bytes:
     """The object's bytes; the same content gives the same bytes."""
     message = brpb_pb2.BackupMeta(
         cluster_id=content.cluster_id,
@@ -59,16 +64,17 @@ def encode(content: MetaContent) -> bytes:
         ],
         files=[_encode_file(file) for file in content.files],
     )
-    return message.SerializeToString(deterministic=True)
+    return seal_meta(message.SerializeToString(deterministic=True), crypter)
 
 
-def decode(data: bytes) -> MetaContent:
+def decode(data: bytes, crypter: Crypter = PLAIN) -> MetaContent:
     """Read and check the object.
 
-    Raises `BackupDamaged` when it is cut, altered or contradicts itself, `BackupUnsupported` when it is sound but of a
-    kind that cannot be restored: transactional, encrypted, with file lists in objects of their own.
+    Raises `BackupDamaged` when it is cut, altered or contradicts itself, `CrypterMismatch` when the key is missing or not
+    its own, `BackupUnsupported` when it is sound but of a kind that cannot be restored: transactional, with file lists in
+    objects of their own.
     """
-    message = _parse(data)
+    message = _parse_encrypted(data, crypter) if crypter.encrypts else _parse(data)
     _check_kind(message)
     content = MetaContent(
         cluster_id=message.cluster_id,
@@ -88,9 +94,7 @@ def _parse(data: bytes) -> brpb_pb2.BackupMeta:
         message = brpb_pb2.BackupMeta.FromString(data)
     except DecodeError:
         if _looks_encrypted(data):
-            raise BackupUnsupported(
-                f"{layout.META} is encrypted, or not of a backup at all", hint="Encrypted backups cannot be read yet."
-            ) from None
+            raise meta_mismatch(PLAIN, readable_as_it_is=False) from None
         raise BackupDamaged(f"{layout.META} does not decode: it is cut or altered") from None
     # A cut between two fields still decodes. The last field that every tool writes is `br_version`.
     if not message.br_version:
@@ -98,9 +102,28 @@ def _parse(data: bytes) -> brpb_pb2.BackupMeta:
     return message
 
 
+def _parse_encrypted(data: bytes, crypter: Crypter) -> brpb_pb2.BackupMeta:
+    """A wrong key shows in this only, that what comes out is no meta."""
+    try:
+        return _parse(unseal_meta(data, crypter))
+    except BackupSetError:
+        readable = _reads(data)
+    raise meta_mismatch(crypter, readable_as_it_is=readable)
+
+
+def _reads(data: bytes) -> bool:
+    try:
+        _parse(data)
+    except BackupSetError:
+        return False
+    return True
+
+
 def _looks_encrypted(data: bytes) -> bool:
     """Whether the bytes are as good as random; a damaged meta still repeats its names and keys."""
-    return len(data) >= _SMALLEST_CIPHERTEXT and len(zlib.compress(data)) >= len(data)
+    if len(data) < _SMALLEST_CIPHERTEXT or _BEGINNING.match(data):
+        return False
+    return len(zlib.compress(data)) >= len(data)
 
 
 def _check_kind(message: brpb_pb2.BackupMeta) -> None:

@@ -10,7 +10,7 @@ from tikv_br.backupset import index_entry, layout
 from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.backupset.index import THREADS, Index, entry_name
 from tikv_br.backupset.index_entry import IndexEntry
-from tikv_br.errors import BackupDamaged, BackupNotFound, BackupUnsupported, StorageError
+from tikv_br.errors import BackupDamaged, BackupNotFound, BackupUnsupported, CrypterMismatch, StorageError
 from tikv_br.storage.base import ObjectInfo, check_name
 
 
@@ -18,7 +18,7 @@ class Problem(NamedTuple):
     """A place with a `backupmeta` that could not be entered."""
 
     path: str
-    error: BackupDamaged | BackupUnsupported | StorageError
+    error: BackupDamaged | BackupUnsupported | CrypterMismatch | StorageError
 
 
 class Rebuilt(NamedTuple):
@@ -66,7 +66,7 @@ def _examine(index: Index, metas: Mapping[str, ObjectInfo]) -> tuple[dict[str, I
             return _entry(index, check_name(path), metas[path].modified_ms)
         except BackupNotFound:  # removed meanwhile
             return None
-        except (BackupDamaged, BackupUnsupported, StorageError) as error:
+        except (BackupDamaged, BackupUnsupported, CrypterMismatch, StorageError) as error:
             return Problem(path, error)
 
     with ThreadPoolExecutor(THREADS, thread_name_prefix="rebuild") as pool:
@@ -77,7 +77,7 @@ def _examine(index: Index, metas: Mapping[str, ObjectInfo]) -> tuple[dict[str, I
 
 def _entry(index: Index, path: str, modified_ms: int) -> IndexEntry:
     store = index.store_of(path)
-    backup = BackupSet.open(store)
+    backup = BackupSet.open_any(store)
     if backup.manifest is not None:
         return index_entry.entry_of(path, backup.manifest)
     return index_entry.entry_of_foreign(path, backup, store.get(layout.META), modified_ms)

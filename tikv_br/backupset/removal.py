@@ -78,7 +78,7 @@ def finish_begun(index: Index, removal: Removal) -> bool:
 
 
 def _plan(store: ObjectStore, entry: IndexEntry) -> Removal:
-    backup = BackupSet.open(store)
+    backup = BackupSet.open_any(store)
     if _entry_id(store, backup, entry) != entry.id:
         raise BackupNotFound(
             f"at {store.location} lies another backup than the index says", hint="Run `tikv-br list --rebuild`."

@@ -32,6 +32,9 @@ from tikv_br.cli.options import (
     CaOption,
     CertOption,
     ConcurrencyOption,
+    CrypterKeyFileOption,
+    CrypterKeyOption,
+    CrypterMethodOption,
     DryRunOption,
     EndOption,
     FormatOption,
@@ -107,6 +110,9 @@ def backup_raw(
     s3_acl: S3AclOption = None,
     s3_provider: S3ProviderOption = None,
     s3_force_path_style: S3PathStyleOption = None,
+    crypter_method: CrypterMethodOption = "",
+    crypter_key: CrypterKeyOption = "",
+    crypter_key_file: CrypterKeyFileOption = "",
     executor: ExecutorOption = "auto",
     spark_master: SparkMasterOption = "local[*]",
     dry_run: DryRunOption = False,
@@ -126,6 +132,9 @@ def backup_raw(
         acl=s3_acl,
         provider=s3_provider,
         force_path_style=s3_force_path_style,
+        crypter_method=crypter_method,
+        crypter_key=crypter_key,
+        crypter_key_file=crypter_key_file,
     )
     target = _parse_api_version(dst_api_version)
     from tikv_br.backup.options import BackupOptions

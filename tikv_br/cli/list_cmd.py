@@ -10,7 +10,7 @@ import typer
 
 from tikv_br.cli.storage_session import StorageSession, storage_command, utc
 from tikv_br.cli.text import human_bytes
-from tikv_br.errors import BackupUnsupported
+from tikv_br.errors import BackupUnsupported, CrypterMismatch
 
 if TYPE_CHECKING:
     from tikv_br.backupset.index import Index, Listed
@@ -88,7 +88,9 @@ def _rebuild(session: StorageSession, index: Index) -> list[Problem]:
     problems = [{"path": problem.path, "message": problem.error.message} for problem in done.problems]
     text = "index rebuilt: " + ", ".join(f"{count:,} {what}" for what, count in counts.items())
     session.output.result("rebuilt", {**counts, "problems": problems}, text)
-    unsupported = [problem for problem in done.problems if isinstance(problem.error, BackupUnsupported)]
+    unsupported = [
+        problem for problem in done.problems if isinstance(problem.error, BackupUnsupported | CrypterMismatch)
+    ]
     for problem in unsupported:
         log.warning("%s is left out: %s", problem.path, problem.error.message)
     return [problem for problem in done.problems if problem not in unsupported]

@@ -148,6 +148,33 @@ S3PathStyleOption = Annotated[
         help="Bucket in the path instead of the host name.",
     ),
 ]
+CrypterMethodOption = Annotated[
+    str,
+    typer.Option(
+        "--crypter.method",
+        envvar="TIKV_BR_CRYPTER_METHOD",
+        metavar="NAME",
+        help="Encryption of the backup: plaintext, aes128-ctr, aes192-ctr or aes256-ctr; default: as long as the key.",
+    ),
+]
+CrypterKeyOption = Annotated[
+    str,
+    typer.Option(
+        "--crypter.key",
+        envvar="TIKV_BR_CRYPTER_KEY",
+        metavar="HEX",
+        help="Key in hexadecimal; the variable or --crypter.key-file keep it from the shell's history.",
+    ),
+]
+CrypterKeyFileOption = Annotated[
+    str,
+    typer.Option(
+        "--crypter.key-file",
+        envvar="TIKV_BR_CRYPTER_KEY_FILE",
+        metavar="FILE",
+        help="File that holds the key in hexadecimal.",
+    ),
+]
 SparkMasterOption = Annotated[
     str,
     typer.Option(

@@ -15,6 +15,9 @@ from tikv_br.cli.options import (
     DEFAULT_PD,
     CaOption,
     CertOption,
+    CrypterKeyFileOption,
+    CrypterKeyOption,
+    CrypterMethodOption,
     DryRunOption,
     EndOption,
     FormatOption,
@@ -96,6 +99,9 @@ def restore_raw(
     s3_acl: S3AclOption = None,
     s3_provider: S3ProviderOption = None,
     s3_force_path_style: S3PathStyleOption = None,
+    crypter_method: CrypterMethodOption = "",
+    crypter_key: CrypterKeyOption = "",
+    crypter_key_file: CrypterKeyFileOption = "",
     executor: Annotated[
         str, typer.Option("--executor", metavar="|".join(EXECUTORS), help="Where tasks run; auto: on this machine.")
     ] = "auto",
@@ -131,6 +137,9 @@ def restore_raw(
         acl=s3_acl,
         provider=s3_provider,
         force_path_style=s3_force_path_style,
+        crypter_method=crypter_method,
+        crypter_key=crypter_key,
+        crypter_key_file=crypter_key_file,
     )
     from tikv_br.cluster.config import ClusterConfig
     from tikv_br.restore.inspect import FileCheck

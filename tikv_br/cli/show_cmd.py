@@ -66,6 +66,7 @@ def _summary(backup: BackupSet) -> dict[str, object]:
         "total_bytes": sums.total_bytes,
         "backup_size": sums.size,
         "crc64xor": sums.crc64xor,
+        "encryption": backup.encryption,
     }
     if backup.manifest is None:
         return fields

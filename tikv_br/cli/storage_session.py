@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from tikv_br.backupset.index import Index
 
 _S3_FLAGS = ("endpoint", "region", "storage_class", "sse", "sse_kms_key_id", "acl", "provider", "force_path_style")
+_CRYPTER_FLAGS = ("crypter_method", "crypter_key", "crypter_key_file")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +46,9 @@ class StorageSession:
         from tikv_br.storage.open import open_store
 
         if not backup_id:
-            return BackupSet.open(open_store(self.location))
+            return BackupSet.open_any(open_store(self.location))
         index = self.index()
-        return BackupSet.open(index.store_of(index.find(backup_id).entry.path))
+        return BackupSet.open_any(index.store_of(index.find(backup_id).entry.path))
 
 
 def storage_command(command: Callable[Concatenate[StorageSession, ...], None]) -> Callable[..., None]:
@@ -56,8 +57,9 @@ def storage_command(command: Callable[Concatenate[StorageSession, ...], None]) -
     @functools.wraps(command)
     def run(**kwargs: Any) -> None:  # noqa: ANN401 - typer passes what the signature below says
         output = Output(kwargs.pop("output"))
-        s3 = {name: kwargs.pop(f"s3_{name}") for name in _S3_FLAGS}
-        command(StorageSession(storage_location(kwargs.pop("storage"), **s3), output), **kwargs)
+        flags = {name: kwargs.pop(f"s3_{name}") for name in _S3_FLAGS}
+        flags |= {name: kwargs.pop(name) for name in _CRYPTER_FLAGS}
+        command(StorageSession(storage_location(kwargs.pop("storage"), **flags), output), **kwargs)
         output.flush()
 
     signature = inspect.signature(command, eval_str=True)
@@ -108,6 +110,9 @@ def _storage_options(
     s3_acl: options.S3AclOption = None,
     s3_provider: options.S3ProviderOption = None,
     s3_force_path_style: options.S3PathStyleOption = None,
+    crypter_method: options.CrypterMethodOption = "",
+    crypter_key: options.CrypterKeyOption = "",
+    crypter_key_file: options.CrypterKeyFileOption = "",
     output: options.OutputOption = OutputForm.CONSOLE,
 ) -> None:
     """Carry the options, never called."""

@@ -12,6 +12,9 @@ from tikv_br.cli.options import (
     CaOption,
     CertOption,
     ConcurrencyOption,
+    CrypterKeyFileOption,
+    CrypterKeyOption,
+    CrypterMethodOption,
     KeyOption,
     OutputForm,
     OutputOption,
@@ -67,6 +70,9 @@ def verify_backup(
     s3_acl: S3AclOption = None,
     s3_provider: S3ProviderOption = None,
     s3_force_path_style: S3PathStyleOption = None,
+    crypter_method: CrypterMethodOption = "",
+    crypter_key: CrypterKeyOption = "",
+    crypter_key_file: CrypterKeyFileOption = "",
     executor: Annotated[
         str, typer.Option("--executor", metavar="|".join(EXECUTORS), help="Where tasks run; auto: by the size.")
     ] = "auto",
@@ -87,6 +93,9 @@ def verify_backup(
         acl=s3_acl,
         provider=s3_provider,
         force_path_style=s3_force_path_style,
+        crypter_method=crypter_method,
+        crypter_key=crypter_key,
+        crypter_key_file=crypter_key_file,
     )
     from tikv_br.cluster.config import ClusterConfig
     from tikv_br.verify.options import Executor, Level, VerifyOptions

@@ -37,7 +37,7 @@ def kind_of(file: FileEntry) -> FileKind:
 
 def open_file(store: ObjectStore, file: FileEntry) -> StoredFile:
     """The plain bytes of a file, to be read by ranges. Raises `StorageObjectMissing`."""
-    return StoredFile(store, file.name)
+    return StoredFile(store, file.name, file.cipher_iv)
 
 
 def records(

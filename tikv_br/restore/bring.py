@@ -11,14 +11,20 @@ from tikv_br.restore.plan import Brought, FilePart
 from tikv_br.restore.put import PutJob, put_part
 from tikv_br.spark.executor import run_tasks
 from tikv_br.spark.task import TaskContext
-from tikv_br.storage.backend import to_backend
+from tikv_br.storage.backend import to_backend, to_cipher_info
 
 
 def ingest(context: RestoreContext) -> None:
     """Have the stores fetch and take in every part."""
     options, backup = context.options, context.backup
     backend = to_backend(options.storage, send_credentials=options.send_credentials)
-    job = IngestJob(options.cluster, backup.api_version, backend.SerializeToString(), context.record)
+    job = IngestJob(
+        options.cluster,
+        backup.api_version,
+        backend.SerializeToString(),
+        to_cipher_info(options.storage).SerializeToString(),
+        context.record,
+    )
     _run(context, partial(ingest_part, job))
 
 

@@ -34,12 +34,14 @@ _LOCAL_HINT = "A local:// path must be the same directory on every store's machi
 
 @dataclass(frozen=True, slots=True)
 class IngestJob:
-    """What all tasks of a restore share. Pickles; `backend` may hold credentials and is never shown."""
+    """What all tasks of a restore share. Pickles; `backend` and `cipher_info` may hold secrets and are never shown."""
 
     cluster: ClusterConfig
     api_version: ApiVersion
     backend: bytes
     """A serialized ``StorageBackend``."""
+    cipher_info: bytes
+    """A serialized ``CipherInfo``."""
     record: RestoreRecord | None = None
     """Where each part is written down when it is in."""
 
@@ -69,6 +71,7 @@ class _Ingestion:
         self._rewrite = part.rewrite
         self._rule = _rule(part.rewrite, job.api_version)
         self._backend = brpb_pb2.StorageBackend.FromString(job.backend)
+        self._cipher_info = brpb_pb2.CipherInfo.FromString(job.cipher_info)
 
     def regions(self) -> Iterator[Region]:
         """Walk the regions of the part, each of them done when it is yielded."""
@@ -124,6 +127,7 @@ class _Ingestion:
             rewrite_rule=self._rule,
             storage_backend=self._backend,
             is_raw_kv=True,
+            cipher_info=self._cipher_info,
         )
         answer = store.download(request)
         if answer.HasField("error"):

@@ -14,8 +14,9 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
-from tikv_br.backupset import layout, sealed_json
+from tikv_br.backupset import layout
 from tikv_br.backupset.coverage import KeyRange
+from tikv_br.backupset.encrypted import read_record, write_record
 from tikv_br.errors import StorageObjectMissing
 from tikv_br.storage.base import ObjectStore
 
@@ -56,7 +57,7 @@ class RestoreRecord:
         """What the unfinished restore wrote down; None when there is none. Raises `BackupDamaged`."""
         name = self._name(_BEGUN)
         try:
-            return sealed_json.load(Begun, self.store.get(name), name)
+            return read_record(self.store, Begun, name)
         except StorageObjectMissing:
             return None
 
@@ -68,17 +69,17 @@ class RestoreRecord:
 
     def extend(self, begun: Begun) -> None:
         """Write down more of an unfinished restore that goes on. Raises `StorageError`."""
-        self.store.put(self._name(_BEGUN), sealed_json.dump(begun))
+        write_record(self.store, self._name(_BEGUN), begun)
 
     def add(self, span: KeyRange) -> None:
         """Write down that the cluster has all rows of ``span``, RPC keys as in the backup's files."""
-        self.store.put(self._name(f"{layout.interval_id(span)}.json"), sealed_json.dump(span))
+        write_record(self.store, self._name(f"{layout.interval_id(span)}.json"), span)
 
     def restored(self, begun: Begun) -> list[KeyRange]:
         """The spans that are in, in no order. Raises `BackupDamaged` when an entry does not read."""
         names = [name for name in self._names() if name != self._name(_BEGUN)]
         with ThreadPoolExecutor(THREADS, thread_name_prefix="record") as pool:
-            added = pool.map(lambda name: sealed_json.load(KeyRange, self.store.get(name), name), names)
+            added = pool.map(lambda name: read_record(self.store, KeyRange, name), names)
             return [*begun.restored, *added]
 
     def complete(self, begun: Begun, spans: Iterable[KeyRange]) -> None:

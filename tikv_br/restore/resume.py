@@ -69,7 +69,9 @@ def finish(context: RestoreContext) -> None:
 
 
 def _record(context: RestoreContext) -> RestoreRecord:
-    store = context.backup.store if context.options.state is None else open_store(context.options.state)
+    store = context.backup.store
+    if context.options.state is not None:  # what is written there names keys of the backup
+        store = open_store(replace(context.options.state, crypter=store.location.crypter))
     meta = context.backup.store.get(layout.META)
     rewrites = sorted({(each.rewrite.old, each.rewrite.new) for each in context.wanted})
     return RestoreRecord.of(store, context.info.cluster_id, meta, rewrites)

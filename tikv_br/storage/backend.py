@@ -2,9 +2,23 @@
 
 from __future__ import annotations
 
-from tikv_br.cluster.pb import brpb_pb2
+from tikv_br.cluster.pb import brpb_pb2, encryptionpb_pb2
 from tikv_br.storage.credentials import chain, region_of
 from tikv_br.storage.url import StorageLocation
+
+_CIPHERS = {
+    "aes128-ctr": encryptionpb_pb2.AES128_CTR,
+    "aes192-ctr": encryptionpb_pb2.AES192_CTR,
+    "aes256-ctr": encryptionpb_pb2.AES256_CTR,
+}
+
+
+def to_cipher_info(location: StorageLocation) -> brpb_pb2.CipherInfo:
+    """How stores are to encrypt or decrypt what is at ``location``, with the key in clear: send it over TLS."""
+    crypter = location.crypter
+    if not crypter.encrypts:
+        return brpb_pb2.CipherInfo(cipher_type=encryptionpb_pb2.PLAINTEXT)
+    return brpb_pb2.CipherInfo(cipher_type=_CIPHERS[crypter.method], cipher_key=crypter.key_bytes)
 
 
 def to_backend(location: StorageLocation, *, send_credentials: bool = True) -> brpb_pb2.StorageBackend:

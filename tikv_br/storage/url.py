@@ -21,6 +21,7 @@ from typing import Any, Literal
 from urllib.parse import SplitResult, quote, unquote, urlsplit
 
 from tikv_br.errors import UsageError
+from tikv_br.storage.crypter import Crypter
 from tikv_br.storage.secret import SecretText
 
 DEFAULT_REGION = "us-east-1"
@@ -68,6 +69,8 @@ class StorageLocation:
     """Local: an absolute directory. S3: the prefix, no slash at either end, possibly ``""``."""
     bucket: str = ""
     s3: S3Options = field(default_factory=S3Options)
+    crypter: Crypter = field(default_factory=Crypter)
+    """How the backups there are encrypted; no part of the URL."""
 
     def child(self, name: str) -> StorageLocation:
         """The place ``name`` below this one."""

@@ -53,7 +53,7 @@ class FileJob:
 def check_file(job: FileJob, file: FileEntry, context: TaskContext) -> Report:
     """Read a file once, from its first to its last byte, and look at it as deep as the job says."""
     try:
-        sst = HashedFile(job.store, file.name, lambda size: context.report(data_bytes=size))
+        sst = HashedFile(job.store, file, lambda size: context.report(data_bytes=size))
         rows, findings = 0, []
         if job.level is Level.DATA:
             rows, causes = _check_rows(job, file, sst)
@@ -61,22 +61,24 @@ def check_file(job: FileJob, file: FileEntry, context: TaskContext) -> Report:
         findings = [Finding(file.name, cause, Level.FILES) for cause in _check_content(job, file, sst)] + findings
     except StorageObjectMissing:
         return Report((Finding(file.name, "went missing while it was checked", Level.FILES),))
+    except BackupDamaged as error:  # encrypted, and nothing recorded to decrypt it by
+        return Report((Finding(file.name, error.message, Level.FILES),))
     context.report(keys=rows)
     return Report(tuple(findings), sst.size, rows)
 
 
 class HashedFile(StoredFile):
-    """A stored file that hashes what is read in passing, so that rows and sha256 cost one pass."""
+    """A stored file that hashes its stored bytes in passing, so that rows and sha256 cost one pass."""
 
-    def __init__(self, store: ObjectStore, name: str, on_bytes: Callable[[int], None]) -> None:
-        super().__init__(store, name)
+    def __init__(self, store: ObjectStore, file: FileEntry, on_bytes: Callable[[int], None]) -> None:
+        super().__init__(store, file.name, file.cipher_iv)
         self._sha256 = hashlib.sha256()
         self._hashed = 0
         self._on_bytes = on_bytes
 
-    def read_at(self, offset: int, length: int) -> bytes:
-        """Return ``length`` bytes from ``offset``; those that continue what was hashed are hashed."""
-        data = super().read_at(offset, length)
+    def read_stored(self, offset: int, length: int) -> bytes:
+        """Return ``length`` stored bytes from ``offset``; those that continue what was hashed are hashed."""
+        data = super().read_stored(offset, length)
         known = self._hashed - offset
         if 0 <= known < len(data):
             self._sha256.update(memoryview(data)[known:])
@@ -87,7 +89,7 @@ class HashedFile(StoredFile):
     def digest(self) -> bytes:
         """The sha256 of the whole object, of which the rest is read now."""
         while self._hashed < self.size:
-            if not self.read_at(self._hashed, min(CHUNK_SIZE, self.size - self._hashed)):
+            if not self.read_stored(self._hashed, min(CHUNK_SIZE, self.size - self._hashed)):
                 break  # cut meanwhile: the hash will tell
         return self._sha256.digest()
 

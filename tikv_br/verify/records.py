@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from itertools import pairwise
 from typing import TypeVar
 
@@ -12,7 +13,7 @@ from tikv_br.backupset.coverage import prove_disjoint
 from tikv_br.backupset.files import FileEntry
 from tikv_br.backupset.manifest import Manifest
 from tikv_br.backupset.meta import MetaContent
-from tikv_br.errors import BackupDamaged, BackupUnsupported, CoverageError, StorageObjectMissing
+from tikv_br.errors import BackupDamaged, BackupUnsupported, CoverageError, CrypterMismatch, StorageObjectMissing
 from tikv_br.storage.base import ObjectInfo, ObjectStore
 from tikv_br.verify.options import Finding, Level
 
@@ -22,15 +23,16 @@ T = TypeVar("T")
 def read_backup(store: ObjectStore) -> tuple[BackupSet | None, list[Finding]]:
     """Read `backupmeta` and the manifest. Where one of them is damaged, go on with the other; None when neither reads.
 
-    Raises `BackupNotFound`, `BackupUnsupported` and `StorageError`.
+    Raises `BackupNotFound`, `BackupUnsupported`, `CrypterMismatch` and `StorageError`.
     """
     try:
         return BackupSet.open(store), []
     except BackupDamaged as error:
         damage = error.message
     findings: list[Finding] = []
-    known = _read(store, layout.MANIFEST, manifest.load, findings)
-    content = _read(store, layout.META, meta.decode, findings)
+    crypter = store.location.crypter
+    known = _read(store, layout.MANIFEST, partial(manifest.load, crypter=crypter), findings)
+    content = _read(store, layout.META, partial(meta.decode, crypter=crypter), findings)
     if not findings:
         findings = [Finding(layout.META, damage, Level.META)]
     if known is not None:
@@ -78,7 +80,7 @@ def _read(store: ObjectStore, name: str, parse: Callable[[bytes], T], findings: 
     except StorageObjectMissing:
         if name == layout.MANIFEST:
             findings.append(Finding(name, "is missing, though the backup is of this tool", Level.META))
-    except (BackupDamaged, BackupUnsupported) as error:
+    except (BackupDamaged, BackupUnsupported, CrypterMismatch) as error:
         findings.append(Finding(name, error.message, Level.META))
     return None
 

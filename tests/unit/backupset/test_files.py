@@ -38,6 +38,7 @@ def test_identity_is_that_of_the_stored_bytes(store: ObjectStore, sizes: list[in
         hashlib.sha256(data[-TAIL_SIZE:]).digest(),
         min(len(data), TAIL_SIZE),
         "",
+        b"",
     )
 
 

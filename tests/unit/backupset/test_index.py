@@ -52,6 +52,7 @@ def sample(number: int) -> IndexEntry:
         started_ms=5,
         finished_ms=number * DAY_MS,
         tool_version="0.1.0",
+        encryption="plaintext",
     )
 
 

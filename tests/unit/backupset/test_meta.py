@@ -14,7 +14,7 @@ from tikv_br.backupset.coverage import KeyRange
 from tikv_br.backupset.files import FileEntry
 from tikv_br.backupset.meta import MetaContent
 from tikv_br.cluster.pb import brpb_pb2
-from tikv_br.errors import BackupDamaged, BackupUnsupported, TikvBrError
+from tikv_br.errors import BackupDamaged, BackupUnsupported, CrypterMismatch, TikvBrError
 
 U64 = st.integers(0, 2**64 - 1)
 
@@ -163,11 +163,11 @@ def test_garbage_is_refused(data: bytes) -> None:
 
 
 def test_encrypted_meta_is_told_from_a_damaged_one() -> None:
-    """Ciphertext is a kind we cannot read yet; a meta with a flipped or missing byte is damage."""
+    """Ciphertext asks for a key; a meta with a flipped or missing byte is damage."""
     files = tuple(replace(SOUND.files[0], name=f"sst/{number}_default.sst") for number in range(50))
     plain = meta.encode(replace(SOUND, files=files))
     stream = bytes(a ^ b for a, b in zip(plain, os.urandom(len(plain)), strict=True))
-    with pytest.raises(BackupUnsupported, match="encrypted"):
+    with pytest.raises(CrypterMismatch, match="encrypted"):
         meta.decode(b"\xff" + os.urandom(15) + stream)
     with pytest.raises(BackupDamaged, match="cut or altered"):
         meta.decode(plain[:-1])

@@ -25,7 +25,7 @@ def test_any_order_of_reads_gives_the_hash_of_the_whole(
     """Reads that jump, overlap or repeat return the right bytes, and the hash is that of the file, each byte once."""
     (tmp_path / "object").write_bytes(data)
     counted: list[int] = []
-    sst = HashedFile(open_store(parse(str(tmp_path))), "object", counted.append)
+    sst = HashedFile(open_store(parse(str(tmp_path))), FileEntry("object", 0, b"", b"", 0, 0, 0), counted.append)
     for offset, length in reads:
         start = min(offset, len(data))
         end = min(start + length, len(data))

@@ -1,0 +1,189 @@
+"""Encrypted backups as sets of records: what is in clear, what a wrong key meets, and what is told from damage."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.openssl import KEYS, crypt, crypter
+from tests.unit.backupset.samples import describe, do_all
+from tests.unit.backupset.shelves import index_at, make_foreign
+from tikv_br.backupset import layout, ledger, meta
+from tikv_br.backupset.backup_set import BackupSet, BackupWriter
+from tikv_br.backupset.encrypted import seal, unseal
+from tikv_br.backupset.index import Index
+from tikv_br.backupset.rebuild import rebuild
+from tikv_br.backupset.removal import remove
+from tikv_br.cluster.pb import brpb_pb2
+from tikv_br.errors import BackupDamaged, BackupSetError, CrypterMismatch
+from tikv_br.storage.base import ObjectStore
+from tikv_br.storage.crypter import PLAIN, Crypter
+from tikv_br.storage.open import open_store
+from tikv_br.storage.secret import SecretText
+from tikv_br.storage.url import parse
+
+METHOD = "aes256-ctr"
+RIGHT_KEY = crypter(METHOD)
+OTHER_KEY = Crypter.of(METHOD, SecretText("77" * 32))
+
+
+def store_at(folder: Path, with_key: Crypter = RIGHT_KEY) -> ObjectStore:
+    """A folder as the place of encrypted backups."""
+    return open_store(replace(parse(str(folder)), crypter=with_key))
+
+
+def make(folder: Path, with_key: Crypter = RIGHT_KEY) -> ObjectStore:
+    """A complete backup."""
+    store = store_at(folder, with_key)
+    BackupWriter.create(store).commit(replace(describe(store), encryption=with_key.method), do_all(store))
+    return store
+
+
+@pytest.mark.parametrize("method", KEYS)
+def test_openssl_reads_all_of_it(tmp_path: Path, method: str) -> None:
+    """`backupmeta` is IV and ciphertext; of each file it has the IV, and the hash of what is stored, not of what was written."""
+    make(tmp_path, crypter(method))
+    data = (tmp_path / layout.META).read_bytes()
+    content = brpb_pb2.BackupMeta.FromString(crypt(method, data[:16], data[16:]))
+    assert len({file.cipher_iv for file in content.files}) == len(content.files) == 3
+    for file in content.files:
+        stored = (tmp_path / file.name).read_bytes()
+        plain = crypt(method, file.cipher_iv, stored)
+        assert plain.startswith(b"file ")
+        assert len(plain) == len(stored) == file.size
+        assert hashlib.sha256(stored).digest() == file.sha256
+
+
+def test_it_opens_with_its_key_and_says_what_it_is(tmp_path: Path) -> None:
+    """Records agree, files are the recorded ones, and the same content gave the same bytes."""
+    store = make(tmp_path)
+    opened = BackupSet.open(store)
+    assert opened.encryption == METHOD
+    assert opened.manifest is not None
+    assert opened.manifest.description.encryption == METHOD
+    for file in opened.files:
+        opened.verify_identity(file)
+        opened.verify_content(file)
+    data = store.get(layout.META)
+    assert meta.encode(meta.decode(data, crypter(METHOD)), crypter(METHOD)) == data
+
+
+def test_no_object_holds_a_key_of_the_user_or_of_the_cipher(tmp_path: Path) -> None:
+    """Neither records nor files, nor the ledger that a killed run leaves, hold row keys or values or the cipher's key."""
+    store = store_at(tmp_path / "b", crypter(METHOD))
+    description = replace(describe(store), encryption=METHOD)
+    writer = BackupWriter.create(store)
+    entries = do_all(store)
+    for entry in entries:
+        ledger.write_entry(store, entry)
+    seen = {info.name: store.get(info.name) for info in store.list()}
+    writer.commit(description, entries)
+    seen |= {info.name: store.get(info.name) for info in store.list()}
+    assert sum(name.startswith(layout.LEDGER) for name in seen) == len(entries)
+    assert {layout.META, layout.MANIFEST} < seen.keys()
+    for name, data in seen.items():
+        if name != layout.LOCK:
+            for secret in (b"file ", b"72000000", b"r\0\0\0", bytes.fromhex(KEYS[METHOD]), KEYS[METHOD].encode()):
+                assert secret not in data, name
+
+
+def test_the_ledger_of_another_key_is_not_continued(tmp_path: Path) -> None:
+    """A run that goes on after a killed one needs the same key; without encryption it is refused as well."""
+    store = store_at(tmp_path)
+    entry = do_all(store)[0]
+    ledger.write_entry(store, entry)
+    assert ledger.read_entries(store) == [entry]
+    for wrong in (PLAIN, OTHER_KEY):
+        with pytest.raises(CrypterMismatch, match="ledger"):
+            ledger.read_entries(store_at(tmp_path, wrong))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        (PLAIN, "is encrypted with aes256-ctr, and there is no key"),
+        (OTHER_KEY, "another key"),
+        (crypter("aes128-ctr"), "encrypted with aes256-ctr, and the key is for aes128-ctr"),
+    ],
+)
+def test_the_wrong_key_is_said_to_be_one(tmp_path: Path, wrong: Crypter, says: str) -> None:
+    """No key, another key, another method: each has its sentence, exit code 35 and a hint."""
+    make(tmp_path)
+    with pytest.raises(CrypterMismatch, match=says) as raised:
+        BackupSet.open(store_at(tmp_path, wrong))
+    assert raised.value.exit_code == 35
+    assert "--crypter.key-file" in raised.value.hint
+
+
+def test_a_key_for_a_plain_backup_is_refused(tmp_path: Path) -> None:
+    """What was to be encrypted and is not, the user should know of."""
+    make(tmp_path, PLAIN)
+    with pytest.raises(CrypterMismatch, match="not encrypted"):
+        BackupSet.open(store_at(tmp_path))
+    assert BackupSet.open_any(store_at(tmp_path)).encryption == "plaintext"
+
+
+@pytest.mark.parametrize("wrong", [PLAIN, OTHER_KEY, crypter("aes128-ctr")])
+def test_a_go_backup_has_no_check_value_and_is_still_told(tmp_path: Path, wrong: Crypter) -> None:
+    """Its `backupmeta` alone is there: with the key it reads, with another it is not called damaged."""
+    store = make(tmp_path)
+    content = replace(meta.decode(store.get(layout.META), crypter(METHOD)), tool="br v1")
+    store.put(layout.META, meta.encode(content, crypter(METHOD)))
+    store.delete(layout.MANIFEST)
+    assert BackupSet.open(store).files == content.files
+    with pytest.raises(CrypterMismatch):
+        BackupSet.open(store_at(tmp_path, wrong))
+
+
+def test_a_plain_go_backup_with_a_key(tmp_path: Path) -> None:
+    """It is said that it is not encrypted."""
+    make_foreign(make(tmp_path, PLAIN))
+    with pytest.raises(CrypterMismatch, match="backupmeta is not encrypted"):
+        BackupSet.open(store_at(tmp_path))
+
+
+def test_damage_is_no_wrong_key() -> None:
+    """A sealed record with any byte changed never reads; a changed or missing byte of the ciphertext is damage."""
+    record = b'{"some": "record"}' * 3
+    sound = seal(record, crypter(METHOD))
+    assert unseal(sound, crypter(METHOD), "name") == record
+    ciphertext = sound.index(b"ciphertext") + 14
+    for place in range(len(sound)):
+        data = sound[:place] + bytes([sound[place] ^ 2]) + sound[place + 1 :]
+        with pytest.raises(BackupSetError) as raised:
+            unseal(data, crypter(METHOD), "name")
+        assert place < ciphertext or isinstance(raised.value, BackupDamaged), data
+    with pytest.raises(BackupDamaged):
+        unseal(sound[:-10], crypter(METHOD), "name")
+
+
+def test_a_folder_with_backups_of_all_kinds(tmp_path: Path) -> None:
+    """The index is made anew from those that read with the key or without one; the others keep the entries they have."""
+    kinds = {"plain": PLAIN, "ours": crypter(METHOD), "theirs": OTHER_KEY}
+    for name, key in kinds.items():
+        make(tmp_path / name, key)
+    with_key = Index(store_at(tmp_path))
+    done = rebuild(with_key)
+    assert [problem.path for problem in done.problems] == ["theirs"]
+    assert {each.entry.path: each.entry.encryption for each in index_at(tmp_path).read()} == {
+        "plain": "plaintext",
+        "ours": METHOD,
+    }
+    assert rebuild(index_at(tmp_path)).found == 1
+    assert {each.entry.path for each in index_at(tmp_path).read()} == {"plain", "ours"}
+
+
+def test_removal_needs_the_key_and_then_removes_all(tmp_path: Path) -> None:
+    """The names of the files are in the encrypted records: without the key nothing is removed."""
+    make(tmp_path / "a")
+    index = Index(store_at(tmp_path))
+    rebuild(index)
+    entry = index.read()[0].entry
+    with pytest.raises(CrypterMismatch):
+        remove(index_at(tmp_path), entry)
+    assert BackupSet.open(store_at(tmp_path / "a")).files
+    assert remove(index, entry)
+    assert not (tmp_path / "a").exists()
