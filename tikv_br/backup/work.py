@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 
 from tikv_br.backup.context import BackupContext
@@ -12,7 +13,7 @@ from tikv_br.backup.store_files import FileRecorder
 from tikv_br.backup.store_task import StoreJob, run_store_task
 from tikv_br.backup.task import Task, TaskResult
 from tikv_br.cluster.cluster import Cluster
-from tikv_br.spark.executor import ExecutorOptions, run_tasks
+from tikv_br.spark.executor import ExecutorOptions, for_steering, run_tasks
 from tikv_br.spark.task import TaskContext
 
 REGION_PAGE = 4096
@@ -27,6 +28,8 @@ def plan(context: BackupContext) -> None:
     regions = list(region_sizes(context.cluster, codec.bound(whole.start), codec.bound(whole.end)))
     wanted = task_bytes(sum(region.size for region in regions), context.engine.slots)
     context.plan = plan_intervals(regions, codec, whole.start, whole.end, wanted)
+    if context.engine.name == "store" and context.options.executor == "auto":
+        context.engine = replace(context.engine, executor=for_steering(len(context.plan)))
 
 
 def region_sizes(cluster: Cluster, start: bytes, end: bytes) -> Iterator[RegionSize]:

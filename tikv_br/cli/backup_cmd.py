@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import typer
 
 from formats.api_version import ApiVersion
-from formats.errors import InvalidKeyText, UnsupportedFormat
+from formats.errors import InvalidKeyText
 from formats.keytext import parse_key
 from tikv_br.cli.backup_options import (
-    ENGINES,
-    EXECUTORS,
     AssumeNoTtlOption,
     ChecksumOption,
     CompressionLevelOption,
     CompressionOption,
     DstApiVersionOption,
     EngineOption,
-    ExecutorOption,
     FileSizeOption,
     GcTtlOption,
     SafeIntervalOption,
@@ -37,6 +34,7 @@ from tikv_br.cli.options import (
     CrypterMethodOption,
     DryRunOption,
     EndOption,
+    ExecutorOption,
     FormatOption,
     KeyForm,
     KeyOption,
@@ -55,8 +53,6 @@ from tikv_br.cli.options import (
     SparkMasterOption,
     StartOption,
     StorageOption,
-    parse_duration,
-    parse_size,
 )
 from tikv_br.cli.output import Output
 from tikv_br.cli.progress import progress_display
@@ -65,8 +61,6 @@ from tikv_br.cli.text import human_bytes, human_seconds
 from tikv_br.errors import UsageError
 
 if TYPE_CHECKING:
-    from formats.sst.compression import Compression
-    from tikv_br.backup.options import EngineKind, ExecutorChoice
     from tikv_br.backup.plan import Interval
     from tikv_br.backup.run import BackupReport, BackupSummary
 
@@ -84,7 +78,7 @@ def group() -> None:
 def backup_raw(
     storage: StorageOption,
     pd: PdOption = DEFAULT_PD,
-    dst_api_version: DstApiVersionOption = "",
+    dst_api_version: DstApiVersionOption = None,
     engine: EngineOption = "auto",
     start: StartOption = "",
     end: EndOption = "",
@@ -92,10 +86,10 @@ def backup_raw(
     keyspace: KeyspaceOption = "",
     compression: CompressionOption = "zstd",
     compression_level: CompressionLevelOption = 0,
-    file_size: FileSizeOption = "96MiB",
+    file_size: FileSizeOption = 96 << 20,
     concurrency: ConcurrencyOption = None,
-    safe_interval: SafeIntervalOption = "1m",
-    gcttl: GcTtlOption = "5m",
+    safe_interval: SafeIntervalOption = 60.0,
+    gcttl: GcTtlOption = 300.0,
     checksum: ChecksumOption = False,
     assume_no_ttl: AssumeNoTtlOption = False,
     send_credentials: SendCredentialsOption = True,
@@ -119,8 +113,6 @@ def backup_raw(
     output: OutputOption = OutputForm.CONSOLE,
 ) -> None:
     """Back up a RawKV cluster, converting between API versions where asked."""
-    _check_one_of("--engine", engine, ENGINES)
-    _check_one_of("--executor", executor, EXECUTORS)
     first, last = _parse_keys(start, end, key_form)
     location = storage_location(
         storage,
@@ -136,7 +128,8 @@ def backup_raw(
         crypter_key=crypter_key,
         crypter_key_file=crypter_key_file,
     )
-    target = _parse_api_version(dst_api_version)
+    target = ApiVersion.from_label(dst_api_version) if dst_api_version else None
+    from formats.sst.compression import Compression
     from tikv_br.backup.options import BackupOptions
     from tikv_br.backup.run import backup
     from tikv_br.cluster.config import ClusterConfig
@@ -148,17 +141,17 @@ def backup_raw(
         start=first,
         end=last,
         keyspace=keyspace,
-        compression=_parse_compression(compression),
+        compression=Compression.from_label(compression),
         compression_level=compression_level,
-        file_bytes=parse_size(file_size),
+        file_bytes=file_size,
         concurrency=concurrency,
-        safe_interval=parse_duration(safe_interval),
-        gc_ttl=math.ceil(parse_duration(gcttl)),
+        safe_interval=safe_interval,
+        gc_ttl=math.ceil(gcttl),
         checksum=checksum,
         assume_no_ttl=assume_no_ttl,
         send_credentials=send_credentials,
-        engine=cast("EngineKind", engine),
-        executor=cast("ExecutorChoice", executor),
+        engine=engine,
+        executor=executor,
         spark_master=spark_master,
         dry_run=dry_run,
     )
@@ -179,27 +172,6 @@ def _parse_keys(start: str, end: str, form: KeyForm) -> tuple[bytes, bytes]:
                 f"{flag}: {error}", hint="--format says how keys are written; hex is the default."
             ) from None
     return keys[0], keys[1]
-
-
-def _parse_api_version(label: str) -> ApiVersion | None:
-    try:
-        return ApiVersion.from_label(label) if label else None
-    except UnsupportedFormat as error:
-        raise UsageError(f"--dst-api-version: {error}") from None
-
-
-def _check_one_of(flag: str, value: str, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise UsageError(f"{flag} {value!r}: one of {', '.join(allowed)}")
-
-
-def _parse_compression(label: str) -> Compression:
-    from formats.sst.compression import Compression
-
-    try:
-        return Compression.from_label(label)
-    except UnsupportedFormat as error:
-        raise UsageError(f"--compression: {error}") from None
 
 
 def _render(out: Output, report: BackupReport) -> None:

@@ -2,28 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
-ENGINES = ("auto", "store", "scan")
-EXECUTORS = ("auto", "driver", "spark")
+from tikv_br.cli.options import parse_duration, parse_size
 
 EngineOption = Annotated[
-    str,
+    Literal["auto", "store", "scan"],
     typer.Option(
         "--engine",
         envvar="TIKV_BR_ENGINE",
-        metavar="|".join(ENGINES),
         help="Who writes the files: the stores, or tasks that scan; auto: stores where TTL or timestamps must be kept.",
-    ),
-]
-ExecutorOption = Annotated[
-    str,
-    typer.Option(
-        "--executor",
-        metavar="|".join(EXECUTORS),
-        help="Where tasks run; auto: on this machine where stores write, else on Spark.",
     ),
 ]
 SendCredentialsOption = Annotated[
@@ -34,33 +24,49 @@ SendCredentialsOption = Annotated[
     ),
 ]
 DstApiVersionOption = Annotated[
-    str,
+    Literal["v1", "v1ttl", "v2"] | None,
     typer.Option(
         "--dst-api-version",
         envvar="TIKV_BR_DST_API_VERSION",
-        metavar="v1|v1ttl|v2",
         help="API version to write the backup in; default: the cluster's own.",
     ),
 ]
 CompressionOption = Annotated[
-    str, typer.Option("--compression", envvar="TIKV_BR_COMPRESSION", help="zstd, lz4, snappy or none.")
+    Literal["zstd", "lz4", "snappy", "none"],
+    typer.Option("--compression", envvar="TIKV_BR_COMPRESSION", help="How files are compressed."),
 ]
 CompressionLevelOption = Annotated[
     int, typer.Option("--compression-level", help="Level of zstd or lz4; 0: the default of each.")
 ]
 FileSizeOption = Annotated[
-    str,
+    int,
     typer.Option(
         "--file-size",
+        parser=parse_size,
+        show_default="96MiB",
         metavar="SIZE",
         help="Keys and values in one file of --engine scan, before compression; stores write a file a region.",
     ),
 ]
 SafeIntervalOption = Annotated[
-    str, typer.Option("--safe-interval", metavar="TIME", help="How far backup-ts lies behind the cluster's clock.")
+    float,
+    typer.Option(
+        "--safe-interval",
+        parser=parse_duration,
+        metavar="TIME",
+        show_default="1m",
+        help="How far backup-ts lies behind the cluster's clock.",
+    ),
 ]
 GcTtlOption = Annotated[
-    str, typer.Option("--gcttl", metavar="TIME", help="How long GC is held back from backup-ts after the backup.")
+    float,
+    typer.Option(
+        "--gcttl",
+        parser=parse_duration,
+        metavar="TIME",
+        show_default="5m",
+        help="How long GC is held back from backup-ts after the backup.",
+    ),
 ]
 ChecksumOption = Annotated[
     bool, typer.Option("--checksum/--no-checksum", help="Compare with the cluster's own checksums afterwards.")

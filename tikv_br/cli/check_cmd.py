@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 app = typer.Typer(rich_markup_mode=None)
 COLUMNS = ("probe", "status", "seen", "what to do")
-EXECUTORS = ("auto", "driver", "spark")
 _S3_FLAGS = ("endpoint", "region", "storage_class", "sse", "sse_kms_key_id", "acl", "provider")
 
 
@@ -50,9 +49,11 @@ def check_all(
     s3_provider: options.S3ProviderOption = None,
     s3_force_path_style: options.S3PathStyleOption = None,
     executor: Annotated[
-        str,
+        options.ExecutorName,
         typer.Option(
-            "--executor", metavar="|".join(EXECUTORS), help="Where work will run; spark: start it and run a task."
+            "--executor",
+            envvar="TIKV_BR_EXECUTOR",
+            help="Where work will run; spark: start it and run a task.",
         ),
     ] = "auto",
     spark_master: options.SparkMasterOption = "local[*]",
@@ -89,8 +90,6 @@ def _options(
     from tikv_br.check.surroundings import CheckOptions
     from tikv_br.cluster.config import ClusterConfig
 
-    if executor not in EXECUTORS:
-        raise UsageError(f"--executor {executor!r}: one of {', '.join(EXECUTORS)}")
     seconds = parse_duration(timeout)
     if seconds <= 0:
         raise UsageError("--timeout: a probe needs some time")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import re
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -173,6 +173,15 @@ CrypterKeyFileOption = Annotated[
         envvar="TIKV_BR_CRYPTER_KEY_FILE",
         metavar="FILE",
         help="File that holds the key in hexadecimal.",
+    ),
+]
+ExecutorName = Literal["auto", "driver", "spark"]
+ExecutorOption = Annotated[
+    ExecutorName,
+    typer.Option(
+        "--executor",
+        envvar="TIKV_BR_EXECUTOR",
+        help="Where tasks run: threads of this process, or Spark; auto: here where stores do the work, else on Spark.",
     ),
 ]
 SparkMasterOption = Annotated[

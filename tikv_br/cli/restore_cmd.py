@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from functools import partial
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -20,6 +20,7 @@ from tikv_br.cli.options import (
     CrypterMethodOption,
     DryRunOption,
     EndOption,
+    ExecutorOption,
     FormatOption,
     KeyForm,
     KeyOption,
@@ -48,9 +49,6 @@ if TYPE_CHECKING:
     from tikv_br.restore.run import RestoreSummary
 
 app = typer.Typer(cls=DefaultCommandGroup, rich_markup_mode=None, no_args_is_help=True)
-CHECKS = ("auto", "identity", "content")
-MODES = ("ingest", "put")
-EXECUTORS = ("auto", "driver", "spark")
 
 
 @app.callback()
@@ -66,8 +64,8 @@ def restore_raw(
     end: EndOption = "",
     key_form: FormatOption = KeyForm.HEX,
     mode: Annotated[
-        str,
-        typer.Option("--mode", metavar="|".join(MODES), help="Stores take in whole files, or rows are put one by one."),
+        Literal["ingest", "put"],
+        typer.Option("--mode", help="Stores take in whole files, or rows are put one by one."),
     ] = "ingest",
     concurrency: Annotated[
         int, typer.Option("--concurrency", envvar="TIKV_BR_CONCURRENCY", min=1, help="Files under way at once.")
@@ -76,7 +74,8 @@ def restore_raw(
         bool, typer.Option("--checksum/--no-checksum", help="Compare the cluster's checksums with the backup's.")
     ] = True,
     file_check: Annotated[
-        str, typer.Option("--file-check", metavar="|".join(CHECKS), help="How much of each file is read before.")
+        Literal["auto", "identity", "content"],
+        typer.Option("--file-check", help="How much of each file is read before."),
     ] = "auto",
     allow_overwrite: Annotated[
         bool, typer.Option("--allow-overwrite", help="Restore into a range that holds data.")
@@ -102,9 +101,7 @@ def restore_raw(
     crypter_method: CrypterMethodOption = "",
     crypter_key: CrypterKeyOption = "",
     crypter_key_file: CrypterKeyFileOption = "",
-    executor: Annotated[
-        str, typer.Option("--executor", metavar="|".join(EXECUTORS), help="Where tasks run; auto: on this machine.")
-    ] = "auto",
+    executor: ExecutorOption = "auto",
     spark_master: SparkMasterOption = "local[*]",
     resume: Annotated[
         bool,
@@ -123,9 +120,6 @@ def restore_raw(
     output: OutputOption = OutputForm.CONSOLE,
 ) -> None:
     """Restore a RawKV backup, of tikv-br or of the Go TiKV-BR, and prove the result."""
-    _one_of("--file-check", file_check, CHECKS)
-    _one_of("--mode", mode, MODES)
-    _one_of("--executor", executor, EXECUTORS)
     first, last = _parse_keys(start, end, key_form)
     located = partial(
         storage_location,
@@ -161,17 +155,12 @@ def restore_raw(
         resume=resume,
         state=located(state) if state else None,
         dry_run=dry_run,
-        executor=ExecutorOptions("spark" if executor == "spark" else "driver", spark_master, concurrency),
+        executor=ExecutorOptions(executor, spark_master, concurrency),
     )
     out = Output(output)
     with progress_display(out) as display:
         summary = restore(options, display)
     out.result("summary", asdict(summary), _text(summary))
-
-
-def _one_of(flag: str, value: str, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise UsageError(f"{flag} {value!r}: one of {', '.join(allowed)}")
 
 
 def _parse_keys(start: str, end: str, form: KeyForm) -> tuple[bytes, bytes]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -15,6 +15,7 @@ from tikv_br.cli.options import (
     CrypterKeyFileOption,
     CrypterKeyOption,
     CrypterMethodOption,
+    ExecutorOption,
     KeyOption,
     OutputForm,
     OutputOption,
@@ -41,8 +42,6 @@ if TYPE_CHECKING:
     from tikv_br.verify.run import VerifySummary
 
 app = typer.Typer(rich_markup_mode=None)
-LEVELS = ("meta", "files", "data", "restore")
-EXECUTORS = ("auto", "driver", "spark")
 
 
 @app.command("verify")
@@ -51,8 +50,8 @@ def verify_backup(
     url: Annotated[str, typer.Argument(metavar="URL", help="Where the backup lies; the same as --storage.")] = "",
     storage: StorageOption = "",
     level: Annotated[
-        str,
-        typer.Option("--level", metavar="|".join(LEVELS), help="How deep to look; restore: compare a cluster."),
+        Literal["meta", "files", "data", "restore"],
+        typer.Option("--level", help="How deep to look; restore: compare a cluster."),
     ] = "files",
     subset: Annotated[
         str, typer.Option("--subset", metavar="N%|K/N", help="Look into a part of the files only: 10%, or 3/10.")
@@ -73,16 +72,12 @@ def verify_backup(
     crypter_method: CrypterMethodOption = "",
     crypter_key: CrypterKeyOption = "",
     crypter_key_file: CrypterKeyFileOption = "",
-    executor: Annotated[
-        str, typer.Option("--executor", metavar="|".join(EXECUTORS), help="Where tasks run; auto: by the size.")
-    ] = "auto",
+    executor: ExecutorOption = "auto",
     spark_master: SparkMasterOption = "local[*]",
     concurrency: ConcurrencyOption = None,
     output: OutputOption = OutputForm.CONSOLE,
 ) -> None:
     """Check that a backup is whole, or that a cluster holds what it holds."""
-    _one_of("--level", level, LEVELS)
-    _one_of("--executor", executor, EXECUTORS)
     location = storage_location(
         _place(context, url, storage),
         endpoint=s3_endpoint,
@@ -137,11 +132,6 @@ def _place(context: typer.Context, url: str, storage: str) -> str:
     if not url and not storage:
         raise UsageError("no backup is named", hint="Say tikv-br verify URL, or --storage URL.")
     return url or storage
-
-
-def _one_of(flag: str, value: str, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise UsageError(f"{flag} {value!r}: one of {', '.join(allowed)}")
 
 
 def _text(summary: VerifySummary) -> str:

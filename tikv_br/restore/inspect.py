@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from formats.api_version import ApiVersion
 from formats.errors import FormatError
 from formats.keys import DATA_PREFIX, KeyCodec
-from formats.sst import SstFacts, SstReader
+from formats.sst import SstFacts, Table
+from formats.sst.check import check_table
 from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.backupset.files import FileEntry
 from tikv_br.errors import BackupDamaged
@@ -67,11 +68,11 @@ def inspect_file(backup: BackupSet, file: FileEntry, check: FileCheck) -> Inspec
         backup.verify_content(file)
     codec = KeyCodec(backup.api_version)
     try:
-        reader = SstReader(open_file(backup.store, file))
-        facts = reader.check_structure(backup.api_version, codec.bound(file.start_key), codec.bound(file.end_key))
+        table = Table(open_file(backup.store, file))
+        facts = check_table(table, backup.api_version, codec.bound(file.start_key), codec.bound(file.end_key))
         if facts.entries != file.total_kvs:
             raise BackupDamaged(f"{file.name} has {facts.entries} rows, the backup recorded {file.total_kvs}")
-        return Inspected(_max_ts(file, facts, reader.properties, codec))
+        return Inspected(_max_ts(file, facts, table.properties, codec))
     except FormatError as error:
         raise BackupDamaged(f"{file.name} is not sound: {error}") from None
 

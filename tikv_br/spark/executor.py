@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Literal, TypeVar
 
-from tikv_br.errors import TaskFailed
+from tikv_br.errors import SparkUnavailable, TaskFailed
 from tikv_br.progress_events import Reporter, silent
 from tikv_br.spark.channel import ANY_HOST, ChannelAddress, ProgressListener, sender_to
 from tikv_br.spark.collector import Collector
@@ -19,20 +20,41 @@ from tikv_br.spark.task import Message, TaskContext, run_task
 if TYPE_CHECKING:
     from pyspark import SparkContext
 
+logger = logging.getLogger(__name__)
 T = TypeVar("T")
 R = TypeVar("R")
 ExecutorKind = Literal["spark", "driver"]
+ExecutorChoice = Literal["auto", "spark", "driver"]
 DRIVER_THREADS = 16
+STEERING_TASKS = 4000
+"""From so many tasks on that only steer stores, starting a JVM is worth its seconds."""
 _POLL_SECONDS = 0.2
 
 
 @dataclass(frozen=True, slots=True)
 class ExecutorOptions:
-    """Where tasks run: ``executor`` "spark" on ``master``, or "driver" (threads); ``concurrency`` None: as many as fit."""
+    """Where tasks run: ``executor`` "spark" on ``master``, or "driver" (threads); ``concurrency`` None: as many as fit.
 
-    executor: ExecutorKind = "spark"
+    "auto" is for tasks that only steer stores: see `for_steering`.
+    """
+
+    executor: ExecutorChoice = "spark"
     master: str = "local[*]"
     concurrency: int | None = None
+
+
+def for_steering(tasks: int) -> ExecutorKind:
+    """Where tasks belong whose bytes do not pass through Python: here, or on Spark where they are many and it can start."""
+    if tasks < STEERING_TASKS:
+        return "driver"
+    from tikv_br.spark.session import check_java
+
+    try:
+        check_java()
+    except SparkUnavailable as error:
+        logger.warning("%s tasks run on threads of this process: %s", f"{tasks:,}", error.message)
+        return "driver"
+    return "spark"
 
 
 def run_tasks(
@@ -56,7 +78,8 @@ def run_tasks(
         return
     collector: Collector[R] = Collector(len(tasks), on_result, reporter, expected_task_bytes)
     names = [name_of(task) for task in tasks]
-    run = _run_on_spark if options.executor == "spark" else _run_on_threads
+    executor = for_steering(len(tasks)) if options.executor == "auto" else options.executor
+    run = _run_on_spark if executor == "spark" else _run_on_threads
     run(tasks, names, function, options, collector)
 
 

@@ -1,0 +1,95 @@
+"""Bad input answers before anything heavy is loaded: no Spark, no compiler, no Arrow, no storage client.
+
+What is counted is what a process has imported, not seconds, which a busy machine stretches. All refusals of a kind run in one
+process: what any of them loads, the list after it shows.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.command import environment
+
+HEAVY = ("numba", "pyarrow", "numpy", "pyspark", "py4j", "obstore", "boto3", "botocore", "rich")
+SCRIPT = """
+import contextlib, io, json, sys
+from tikv_br.cli.main import run
+heavy = sys.argv[1].split(",")
+for arguments in json.load(sys.stdin):
+    said = io.StringIO()
+    with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()):
+        code = run(arguments)
+    loaded = [name for name in heavy if name in sys.modules]
+    print(json.dumps({"arguments": arguments, "code": code, "loaded": loaded, "said": said.getvalue()}))
+"""
+NOWHERE = "127.0.0.1:1"
+
+WITHOUT_A_CLUSTER = [
+    (["nonsense"], 2),
+    (["backup", "raw"], 2),
+    (["backup", "raw", "-s", "/x", "--engine", "fast"], 2),
+    (["backup", "raw", "-s", "/x", "--executor", "moon"], 2),
+    (["backup", "raw", "-s", "/x", "--dst-api-version", "v9"], 2),
+    (["backup", "raw", "-s", "/x", "--compression", "zip"], 2),
+    (["backup", "raw", "-s", "/x", "--file-size", "5q"], 2),
+    (["backup", "raw", "-s", "/x", "--gcttl", "soon"], 2),
+    (["backup", "raw", "-s", "/x", "--start", "zz"], 2),
+    (["backup", "raw", "-s", "ftp://x/y"], 2),
+    (["backup", "raw", "-s", "s3://x/y", "--s3.acl", "private"], 2),
+    (["restore", "raw", "-s", "/x", "--file-check", "no"], 2),
+    (["restore", "raw", "-s", "/x", "--start", "02", "--end", "01"], 2),
+    (["verify"], 2),
+    (["verify", "/x", "--level", "deep"], 2),
+    (["list"], 2),
+    (["pin", "-s", "/x"], 2),
+    (["prune", "-s", "/nowhere"], 2),
+    (["show", "-s", "/nowhere"], 31),
+    (["cat", "-s", "/nowhere", "k"], 31),
+    (["pin", "-s", "/nowhere", "20260101"], 31),
+    (["raw", "put", "k"], 2),
+    (["raw", "get", "zz", "--format", "hex"], 2),
+    (["raw", "load"], 2),
+    (["config", "show", "nonsense"], 2),
+    (["version", "--config", "/nowhere"], 2),
+    (["playground", "start", "--dir", "/nowhere/x", "--api-version", "v9"], 2),
+    (["playground", "start", "--dir", "/nowhere/x", "--region-split-size", "5q"], 2),
+]
+WITH_A_CLUSTER = [
+    (["raw", "get", "k", "--pd", NOWHERE], 3),
+    (["raw", "get", "k", "--pd", "nowhere"], 2),
+    (["raw", "get", "k", "--pd", NOWHERE, "--ca", "/nowhere"], 2),
+    (["backup", "raw", "-s", "/nowhere", "--pd", NOWHERE], 3),
+    (["backup", "raw", "-s", "/nowhere", "--pd", "a:b"], 2),
+    (["backup", "raw", "-s", "/nowhere", "--pd", NOWHERE, "--spark-master", "moon"], 2),
+    (["backup", "raw", "-s", "/nowhere", "--pd", NOWHERE, "--cert", "/nowhere"], 2),
+    (["restore", "raw", "-s", "/nowhere", "--pd", NOWHERE], 3),
+    (["verify", "/nowhere"], 31),
+    (["verify", "/nowhere", "--subset", "7/3"], 2),
+]
+
+
+@pytest.mark.parametrize(
+    ("refusals", "heavy"),
+    [(WITHOUT_A_CLUSTER, (*HEAVY, "grpc")), (WITH_A_CLUSTER, HEAVY)],
+    ids=["no cluster is asked", "a cluster is asked"],
+)
+def test_refusals_load_nothing_heavy(refusals: list[tuple[list[str], int]], heavy: tuple[str, ...]) -> None:
+    """Each has its exit code and a sentence; gRPC is loaded where PD has been asked, the rest never."""
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, ",".join(heavy)],
+        input=json.dumps([arguments for arguments, _ in refusals]),
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=150,
+        env=environment(),
+        cwd=Path(__file__).resolve().parents[2],
+    )
+    answers = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [(answer["arguments"], answer["code"]) for answer in answers] == refusals
+    assert [answer for answer in answers if answer["loaded"] or "Error: " not in answer["said"]] == []
