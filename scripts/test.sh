@@ -35,6 +35,7 @@ static_checks() {
     .venv/bin/ruff check --quiet . || status=1
     .venv/bin/ruff format --quiet --check . || status=1
     .venv/bin/mypy || status=1
+    .venv/bin/mypy --no-error-summary tests || status=1
     .venv/bin/lint-imports --no-logo | tail -n 3 || status=1
     .venv/bin/python scripts/generate_exit_codes.py --check || status=1
     return "$status"

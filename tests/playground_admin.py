@@ -22,7 +22,7 @@ class PlaygroundAdmin:
         self._address = address
 
     def get(self, path: str) -> Json:
-        """GET of a path below ``/playground/``."""
+        """GET of a path below ``/playground/``, or with a leading slash of any on PD's port."""
         return self._call("GET", path)
 
     def run(self, command: str, **arguments: Json) -> Json:
@@ -37,14 +37,14 @@ class PlaygroundAdmin:
         """All regions in key order."""
         return list(self.get("regions"))
 
-    def arm(self, rpc: str, action: Json, **limits: int) -> int:
+    def fail(self, rpc: str, action: Json, **limits: int) -> int:
         """Arm a failpoint (see `tikv_br.playground.failpoints`) and return its id."""
         return int(self._call("POST", "failpoints", {"rpc": rpc, "action": action, **limits})["id"])
 
     @contextlib.contextmanager
     def failing(self, rpc: str, action: Json, **limits: int) -> Iterator[int]:
         """A failpoint for the length of the block; fails when it never struck."""
-        failpoint = self.arm(rpc, action, **limits)
+        failpoint = self.fail(rpc, action, **limits)
         try:
             yield failpoint
             assert self.hits(failpoint) > 0, f"no {rpc} ever met the failpoint"
@@ -73,8 +73,9 @@ class PlaygroundAdmin:
 
     def _call(self, method: str, path: str, body: Json = None) -> Json:
         connection = http.client.HTTPConnection(self._address, timeout=30)
+        full = path if path.startswith("/") else f"/playground/{path}"
         with contextlib.closing(connection):
-            connection.request(method, f"/playground/{path}", None if body is None else json.dumps(body))
+            connection.request(method, full, None if body is None else json.dumps(body))
             answer = connection.getresponse()
             data = json.loads(answer.read())
         if answer.status != http.client.OK:

@@ -316,6 +316,7 @@ def test_a_terminated_backup_leaves_nothing(engine: str, executor: str, live: Li
         output, _ = process.communicate(timeout=60)
     finally:
         process.kill()
+        process.communicate()
         live.heal()
     assert process.returncode == Terminated.exit_code
     assert json.loads(output.splitlines()[-1])["name"] == "Terminated"

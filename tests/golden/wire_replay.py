@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import grpc
-from google.protobuf import json_format, symbol_database
+from google.protobuf import descriptor_pool, json_format, symbol_database
 from google.protobuf.message import Message
 
 from tikv_br.cluster.pb import (  # noqa: F401 - their messages are looked up by name
@@ -242,7 +242,7 @@ def _route(entry: Entry, target: Target) -> tuple[str, str]:
 def _response_type(path: str) -> Callable[[bytes], Message]:
     """The parser of a method's responses, off the services' descriptors."""
     _, service, method = path.split("/")
-    pool = symbol_database.Default().pool
+    pool = descriptor_pool.Default()
     output = pool.FindServiceByName(service).FindMethodByName(method).output_type
     parse: Callable[[bytes], Message] = symbol_database.Default().GetSymbol(output.full_name).FromString
     return parse

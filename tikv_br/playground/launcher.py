@@ -127,6 +127,9 @@ def stop(directory: Path) -> bool:
         if time.monotonic() > deadline:
             raise PlaygroundError(f"process {pid} does not end", hint=f"See {home.log}; kill -9 {pid} loses no data.")
         time.sleep(_POLL_SECONDS)
+    for child in _children:
+        if child.pid == pid:
+            child.wait(STOP_SECONDS)
     return True
 
 

@@ -31,7 +31,7 @@ def test_region_errors_wherever_regions_are_asked(tmp_path: Path) -> None:
         admin = admin_of(client)
         region = client.region(b"k")
         for rpc in ("RawGet", "RawBatchPut", "RawScan", "Backup", "Download", "Ingest"):
-            admin.arm(rpc, BUSY)
+            admin.fail(rpc, BUSY)
         scan = client.call("RawScan", b"k", kv.RawScanRequest(start_key=b"a", limit=1))
         put = client.call("RawBatchPut", b"k", kv.RawBatchPutRequest(pairs=[kv.KvPair(key=b"k", value=b"v")]))
         [written] = backup(client)
@@ -58,7 +58,7 @@ def test_only_one_store_and_region(tmp_path: Path) -> None:
             get = kv.RawGetRequest
             assert not client.call("RawGet", b"a", get(key=b"a")).HasField("region_error")
             assert client.call("RawGet", b"k", get(key=b"k")).HasField("region_error")
-        admin.arm("RawGet", BUSY, store_id=4242)
+        admin.fail("RawGet", BUSY, store_id=4242)
         assert not client.call("RawGet", b"k", get(key=b"k")).HasField("region_error")
 
 
@@ -66,13 +66,13 @@ def test_lost_connections_and_statuses(tmp_path: Path) -> None:
     """Stores and PD answer with the status asked for, once."""
     with running(tmp_path) as client:
         admin = admin_of(client)
-        admin.arm("GetAllStores", {"abort": {"code": "UNAVAILABLE", "details": "not leader"}}, store_id=0)
+        admin.fail("GetAllStores", {"abort": {"code": "UNAVAILABLE", "details": "not leader"}}, store_id=0)
         request = pdpb_pb2.GetAllStoresRequest(header=client.header)
         with pytest.raises(grpc.RpcError) as error:
             client.pd.GetAllStores(request, timeout=10)
         assert (error.value.code(), error.value.details()) == (grpc.StatusCode.UNAVAILABLE, "not leader")
         assert len(client.pd.GetAllStores(request, timeout=10).stores) == 3
-        admin.arm("backup", {"drop": {}})
+        admin.fail("backup", {"drop": {}})
         with pytest.raises(grpc.RpcError) as error:
             backup(client)
         assert error.value.code() is grpc.StatusCode.UNAVAILABLE
@@ -82,7 +82,7 @@ def test_lost_connections_and_statuses(tmp_path: Path) -> None:
 def test_a_delay_holds_the_call_only(tmp_path: Path) -> None:
     """The call struck waits and then succeeds; others go on meanwhile."""
     with running(tmp_path) as client:
-        admin_of(client).arm("RawPut", {"delay": {"seconds": 0.6}})
+        admin_of(client).fail("RawPut", {"delay": {"seconds": 0.6}})
         started = time.monotonic()
         slow = threading.Thread(target=lambda: client.put(b"slow", b"v"))
         slow.start()
@@ -101,7 +101,7 @@ def test_a_store_killed_by_a_call(tmp_path: Path, rpc: str) -> None:
         client.put(b"k", b"v")
         region = client.region(b"k")
         address = client.playground.nodes[region.leader_store].address
-        admin_of(client).arm(rpc, {"kill_store": {}}, store_id=region.leader_store)
+        admin_of(client).fail(rpc, {"kill_store": {}}, store_id=region.leader_store)
 
         def call() -> object:
             return client.get(b"k") if rpc == "RawGet" else backup(client, region.leader_store)
@@ -124,13 +124,13 @@ def test_a_command_changes_the_cluster_under_a_call(tmp_path: Path) -> None:
     with running(tmp_path) as client:
         admin = admin_of(client)
         region = client.region(b"k")
-        admin.arm("RawScan", {"command": {"name": "split", "arguments": {"keys": [b"k".hex()]}}})
+        admin.fail("RawScan", {"command": {"name": "split", "arguments": {"keys": [b"k".hex()]}}})
         answer = client.call("RawScan", b"k", kv.RawScanRequest(start_key=b"a", limit=1), region=region)
         assert len(answer.region_error.epoch_not_match.current_regions) == 2
         region = client.region(b"k")
         target = next(peer for peer in region.peers if peer.store_id != region.leader_store)
         arguments = {"region_id": region.id, "store_id": target.store_id}
-        admin.arm("RawPut", {"command": {"name": "transfer-leader", "arguments": arguments}})
+        admin.fail("RawPut", {"command": {"name": "transfer-leader", "arguments": arguments}})
         answer = client.call("RawPut", b"k", kv.RawPutRequest(key=b"k", value=b"v"), region=region)
         assert answer.region_error.not_leader.leader == target.to_pb()
 
@@ -175,7 +175,7 @@ def test_what_the_admin_refuses(tmp_path: Path) -> None:
             ("there is no region 99", lambda: admin.run("transfer-leader", region_id=99, store_id=1)),
             ("unexpected keyword argument", lambda: admin.run("scatter", quickly=True)),
             ("non-hexadecimal", lambda: admin.run("split", keys=["xy"])),
-            ("no RPC is called", lambda: admin.arm("RawGte", BUSY)),
+            ("no RPC is called", lambda: admin.fail("RawGte", BUSY)),
         ):
             with pytest.raises(AdminRefused, match=said):
                 call()

@@ -10,8 +10,9 @@ from tikv_br.backupset.coverage import KeyRange
 from tikv_br.backupset.files import FileEntry
 from tikv_br.errors import UsageError
 from tikv_br.storage.url import parse
+from tikv_br.verify.checks import Probe
 from tikv_br.verify.options import Executor, Level, VerifyOptions
-from tikv_br.verify.plan import SPARK_BYTES, Probe, check_options, choose_executor, probes
+from tikv_br.verify.plan import SPARK_BYTES, check_options, choose_executor, probes
 from tikv_br.verify.subset import Subset
 
 OPTIONS = VerifyOptions(storage=parse("/backup"))
