@@ -71,6 +71,31 @@ def from_storage(rows: pa.RecordBatch, codec: KeyCodec) -> pa.RecordBatch:
     return columns.records(keys, values, expire_ts=expire_ts, ts=ts, deleted=deleted)
 
 
+class RowOrder:
+    """Holds the batches of one run to their order: ascending keys, and of one key the newest version first."""
+
+    def __init__(self) -> None:
+        self._last: tuple[bytes, int] | None = None
+
+    def signs(self, records: pa.RecordBatch) -> kernels.Signs:
+        """How each key of the next batch compares with the one before: 1 = it follows, 0 = an older version of it.
+
+        Raises `UnsortedKeys`.
+        """
+        signs = kernels.compare_neighbours(*columns.view(records["key"]))
+        if not records.num_rows:
+            return signs
+        ts = columns.numbers(records["ts"])
+        older = np.concatenate(([False], ts[1:] < ts[:-1]))
+        if self._last:
+            first = (records["key"][0].as_py(), int(ts[0]))
+            signs[0] = (first[0] > self._last[0]) - (first[0] < self._last[0])
+            older[0] = first[1] < self._last[1]
+        self._last = (records["key"][-1].as_py(), int(ts[-1]))
+        _check_order(signs, older, records)
+        return signs
+
+
 class LiveFilter:
     """Keeps what a reader at `now` (seconds since the epoch) would see, over the batches of one sorted run.
 
@@ -80,21 +105,13 @@ class LiveFilter:
 
     def __init__(self, now: int) -> None:
         self._now = np.uint64(now)
-        self._last: tuple[bytes, int] | None = None
+        self._order = RowOrder()
 
     def apply(self, records: pa.RecordBatch) -> pa.RecordBatch:
         """The live rows of the next batch. Raises `UnsortedKeys`."""
         if not records.num_rows:
             return records
-        ts = columns.numbers(records["ts"])
-        signs = kernels.compare_neighbours(*columns.view(records["key"]))
-        older = np.concatenate(([False], ts[1:] < ts[:-1]))
-        if self._last:
-            first = (records["key"][0].as_py(), int(ts[0]))
-            signs[0] = (first[0] > self._last[0]) - (first[0] < self._last[0])
-            older[0] = first[1] < self._last[1]
-        self._last = (records["key"][-1].as_py(), int(ts[-1]))
-        _check_order(signs, older, records)
+        signs = self._order.signs(records)
         expire_ts = columns.numbers(records["expire_ts"])
         keep = (signs > 0) & ~columns.flags(records["deleted"]) & ((expire_ts == 0) | (expire_ts > self._now))
         return records if keep.all() else records.filter(pa.array(keep))

@@ -252,6 +252,22 @@ def test_a_conversion_that_loses_data(v2: LiveCluster, tmp_path: Path) -> None:
     assert "v2" in message
     assert "v1" in message
     assert not (tmp_path / "backup").exists()
+    check_refusal(run("-u", v2.pd, "-s", str(tmp_path), "--allow-loss", "ttl,all", "--output", "json"), UsageError)
+
+
+@pytest.mark.parametrize("flag", ["--format", "--file-format"])
+def test_parquet_by_either_flag(flag: str, v2: LiveCluster, tmp_path: Path) -> None:
+    """Written, and allowed to lose what the conversion costs; a contradiction between the flags is refused."""
+    v2.raw().put(b"key", b"value")
+    place = ("-u", v2.pd, "-s", str(tmp_path / "backup"), *DRIVER, "--output", "json")
+    lossy = ("--dst-api-version", "v1ttl", "--allow-loss", "ts, keyspace")
+    done = run(*place, *lossy, flag, "parquet")
+    assert done.returncode == 0, done.stderr
+    assert lines(done)[-1]["file_format"] == "parquet"
+    assert lines(done)[-1]["dropped_tombstones"] == 0
+    assert "rewritten" in lines(done)[-1]["engine_reason"]
+    assert list((tmp_path / "backup" / "parquet").glob("*.parquet"))
+    check_refusal(run(*place, "--format", "parquet", "--file-format", "sst"), UsageError)
 
 
 def test_a_path_in_use(live: LiveCluster, tmp_path: Path) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import enum
 import re
+from collections.abc import Collection
 from typing import NamedTuple
 
 from formats.api_version import ApiVersion
@@ -10,10 +12,29 @@ from tikv_br.errors import ClusterUnfit, ConversionUnsupported
 
 V1, V1TTL, V2 = ApiVersion.V1, ApiVersion.V1TTL, ApiVersion.V2
 
+
+class Loss(enum.StrEnum):
+    """What a conversion can lose; the value is the word of ``--allow-loss``."""
+
+    TTL = "ttl"
+    TS = "ts"
+    KEYSPACE = "keyspace"
+
+    @property
+    def meaning(self) -> str:
+        """In words."""
+        return _MEANINGS[self]
+
+
+_MEANINGS = {
+    Loss.TTL: "when keys expire: they would stay for ever",
+    Loss.TS: "the timestamps of keys",
+    Loss.KEYSPACE: "the keyspace that keys lie in",
+}
 _LOSES = {
-    (V1TTL, V1): "API v1 without TTL cannot hold the expiry of a key",
-    (V2, V1): "API v1 cannot hold the expiry, keyspace and timestamp of a key",
-    (V2, V1TTL): "API v1ttl cannot hold the keyspace and timestamp of a key",
+    (V1TTL, V1): (Loss.TTL,),
+    (V2, V1): (Loss.TTL, Loss.TS, Loss.KEYSPACE),
+    (V2, V1TTL): (Loss.TS, Loss.KEYSPACE),
 }
 
 
@@ -29,11 +50,15 @@ CHECKSUM = Feature("RawChecksum (--checksum)", (6, 1, 1))
 BACKUP_TS = Feature("backup-ts", (6, 2, 0))
 
 
-def require_conversion(source: ApiVersion, target: ApiVersion) -> None:
-    """Raise `ConversionUnsupported` where backing up ``source`` as ``target`` would lose data."""
-    if lost := _LOSES.get((source, target)):
+def require_conversion(source: ApiVersion, target: ApiVersion, allowed: Collection[Loss] = ()) -> None:
+    """Raise `ConversionUnsupported` where backing up ``source`` as ``target`` loses what is not ``allowed`` to be lost."""
+    lost = _LOSES.get((source, target), ())
+    if set(lost) - set(allowed):
+        words = ",".join(lost)
         raise ConversionUnsupported(
-            f"the cluster has API {source.label}; it cannot be backed up as {target.label}: {lost}"
+            f"the cluster has API {source.label}; backed up as {target.label} it loses "
+            + ", ".join(f"{loss.meaning} ({loss.value})" for loss in lost),
+            hint=f"Choose a --dst-api-version that keeps all data, or give these up by --allow-loss {words}.",
         )
 
 

@@ -1,4 +1,4 @@
-"""From scanned pages to the rows of an SST of another API version, with the checksums of both sides.
+"""From the rows of one API version to those of another, with the checksums of both sides.
 
 The driver passes a `Converter` on and converts nothing: what converting needs is imported there only.
 """
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from formats.checksum import Checksum, checksum
-from formats.errors import DamagedBytes
+from formats.errors import DamagedBytes, UnsupportedFormat
 from formats.keys import KeyCodec
 from formats.rawscan import ScanPage
 from tikv_br.backupset.coverage import KeyRange
@@ -26,10 +26,10 @@ CONVERTED_TS = 1
 
 @dataclass(frozen=True, slots=True)
 class Converted:
-    """A page as it goes into a file."""
+    """Rows as they go into a file."""
 
-    rows: pa.RecordBatch
-    """`STORAGE_SCHEMA`, in the target's encoding."""
+    records: pa.RecordBatch
+    """`SCHEMA`; at least one row."""
     first_key: bytes
     """RPC key of the target."""
     target: Checksum
@@ -38,6 +38,10 @@ class Converted:
     """As the source's servers count it."""
     expiry: Expiry
     """Of the rows that expire, in the target's form."""
+    timestamps: tuple[int, int]
+    """Smallest and largest ts; 0 where the target has none."""
+    dropped_ttls: int
+    """Rows whose expiry the target cannot keep."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,30 +51,58 @@ class Converter:
     source: KeyCodec
     target: KeyCodec
     ts: int
-    """Of all rows, where the target is API V2; else 0."""
+    """Of rows that come without one, where the target is API V2; else 0."""
+    drop_ttl: bool = False
+    """Whether expiries may be lost where the target has none."""
 
     def target_range(self, interval: KeyRange) -> KeyRange:
         """The target's RPC range of an RPC range of the source."""
         return KeyRange(*self.target.rpc_range(*user_range(self.source, interval)))
 
-    def convert(self, page: ScanPage, expire_ts: Numbers | None = None) -> Converted:
+    def convert_page(self, page: ScanPage, expire_ts: Numbers | None = None) -> Converted:
         """Convert a page of at least one row; ``expire_ts`` has its rows' expiry in seconds since the epoch, 0 = never.
 
-        Raises `DamagedBytes` when a key is not of the source's keyspace, `UnsupportedFormat` for an expiry that the
-        target cannot hold.
+        Raises `DamagedBytes` when a key is not of the source's keyspace, besides what `convert` raises.
         """
         from formats import columns
-        from formats.rows import to_storage
 
-        keys = self._user_keys(page.keys)
-        target = checksum(keys, page.values, self.target.prefix)
+        return self.convert(columns.records(self._user_keys(page.keys), page.values, expire_ts=expire_ts))
+
+    def convert(self, records: pa.RecordBatch) -> Converted:
+        """Convert at least one live record (`SCHEMA`); a ts of 0 becomes `ts`.
+
+        Raises `UnsupportedFormat` for an expiry that the target cannot hold and that may not be lost.
+        """
+        import numpy as np
+
+        from formats import columns
+
+        keys, values, expire_ts = records["key"], records["value"], columns.numbers(records["expire_ts"])
+        dropped = 0 if self.target.api_version.has_ttl else int((expire_ts != 0).sum())
+        if dropped and not self.drop_ttl:
+            raise UnsupportedFormat(
+                f"API {self.target.api_version.label} stores no expiry, and {dropped} rows have one"
+            )
+        if dropped:
+            expire_ts = np.zeros_like(expire_ts)
+        ts = self._timestamps(columns.numbers(records["ts"]))
+        target = checksum(keys, values, self.target.prefix)
         return Converted(
-            rows=to_storage(columns.records(keys, page.values, expire_ts=expire_ts), self.target, self.ts or 1),
+            records=columns.records(keys, values, expire_ts=expire_ts, ts=ts),
             first_key=self.target.rpc_key(keys[0].as_py()),
             target=target,
-            source=target if self.source.prefix == self.target.prefix else checksum(page.keys, page.values),
-            expiry=Expiry() if expire_ts is None else expiry_of(keys, page.values, expire_ts, self.target.prefix),
+            source=target if self.source.prefix == self.target.prefix else checksum(keys, values, self.source.prefix),
+            expiry=expiry_of(keys, values, expire_ts, self.target.prefix),
+            timestamps=(int(ts.min()), int(ts.max())),
+            dropped_ttls=dropped,
         )
+
+    def _timestamps(self, given: Numbers) -> Numbers:
+        import numpy as np
+
+        if not self.target.is_v2:
+            return np.zeros_like(given)
+        return np.where(given == 0, np.uint64(self.ts), given)
 
     def _user_keys(self, keys: pa.LargeBinaryArray) -> pa.LargeBinaryArray:
         import pyarrow.compute as pc

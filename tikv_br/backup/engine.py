@@ -10,7 +10,8 @@ from typing import Literal
 from formats.api_version import ApiVersion
 from formats.sst.compression import Compression
 from tikv_br.backup.options import BackupOptions
-from tikv_br.errors import ConversionUnsupported, UsageError
+from tikv_br.backupset.files import FileKind
+from tikv_br.errors import UsageError
 from tikv_br.spark.executor import DRIVER_THREADS, ExecutorKind
 
 CLUSTER_SLOTS = 32
@@ -28,56 +29,63 @@ class Engine:
     executor: ExecutorKind
     slots: int
     """How many tasks run at the same time, as far as it can be told before the executor has started."""
+    rewrites: bool = False
+    """Whether tasks make the files of those that the stores write in their own encoding."""
+
+    @property
+    def steers(self) -> bool:
+        """Whether tasks only steer stores, and no row passes through them."""
+        return self.name == "store" and not self.rewrites
 
 
 def choose_engine(options: BackupOptions, source: ApiVersion, target: ApiVersion) -> Engine:
-    """Decide for a conversion that keeps all data.
+    """Decide for a conversion that loses no more than it may. Raises `UsageError` for what the engine cannot write."""
+    name, reason = _choice(options, source, target)
+    rewrites = name == "store" and not _stores_write(options, source, target)
+    if rewrites:
+        what = "Parquet" if options.file_kind is FileKind.PARQUET else f"API {target.label}"
+        reason += f"; as stores do not write {what}, their files are rewritten"
+    elif name == "store" and options.compression is Compression.NONE:
+        raise UsageError("--compression none: stores compress whatever they write", hint=USE_SCAN)
+    executor = _executor(options, steers_only=name == "store" and not rewrites)
+    slots = _slots(options, executor, steers_only=name == "store" and not rewrites)
+    return Engine(name, reason, executor, slots, rewrites)
 
-    Raises `ConversionUnsupported`, `UsageError` for what the chosen engine cannot write.
-    """
-    name, reason = _choice(options, source)
-    if name == "store":
-        _check_stores_can(options, source, target)
-    executor = _executor(options, name)
-    return Engine(name, reason, executor, _slots(options, name, executor))
+
+def _stores_write(options: BackupOptions, source: ApiVersion, target: ApiVersion) -> bool:
+    """Whether stores of API ``source`` write the wanted files themselves."""
+    return options.file_kind is FileKind.SST and (target is source or target is ApiVersion.V2)
 
 
-def _choice(options: BackupOptions, source: ApiVersion) -> tuple[Literal["scan", "store"], str]:
+def _choice(options: BackupOptions, source: ApiVersion, target: ApiVersion) -> tuple[Literal["scan", "store"], str]:
     if options.engine != "auto":
         return options.engine, "asked for"
-    if options.compression is Compression.NONE:
+    if options.compression is Compression.NONE and _stores_write(options, source, target):
         return "scan", "stores compress whatever they write"
-    if source is ApiVersion.V2:
-        return "store", "rows of API v2 keep their timestamps and expiry"
     if not source.has_ttl:
         return "scan", "rows of API v1 have no timestamp or expiry to keep"
+    if source is ApiVersion.V2 and target is ApiVersion.V2:
+        return "store", "rows of API v2 keep their timestamps and expiry"
     if options.assume_no_ttl:
         return "scan", "no key is taken to expire"
-    return "store", "rows of API v1ttl keep their expiry"
+    if target.has_ttl:
+        return "store", f"rows of API {source.label} keep their expiry"
+    return "store", f"how many rows of API {source.label} expire is known without asking for each"
 
 
-def _check_stores_can(options: BackupOptions, source: ApiVersion, target: ApiVersion) -> None:
-    if target is not source and target is not ApiVersion.V2:
-        raise ConversionUnsupported(
-            f"stores of API {source.label} do not write files of API {target.label}", hint=USE_SCAN
-        )
-    if options.compression is Compression.NONE:
-        raise UsageError("--compression none: stores compress whatever they write", hint=USE_SCAN)
-
-
-def _executor(options: BackupOptions, name: str) -> ExecutorKind:
+def _executor(options: BackupOptions, *, steers_only: bool) -> ExecutorKind:
     """Work that only steers stores needs no JVM."""
     if options.executor != "auto":
         return options.executor
-    return "driver" if name == "store" else "spark"
+    return "driver" if steers_only else "spark"
 
 
-def _slots(options: BackupOptions, name: str, executor: ExecutorKind) -> int:
+def _slots(options: BackupOptions, executor: ExecutorKind, *, steers_only: bool) -> int:
     if options.concurrency is not None:
         return options.concurrency
     if executor == "driver":
         # Threads that compute share one interpreter; those that wait for stores do not get in each other's way.
-        return DRIVER_THREADS if name == "store" else os.cpu_count() or 1
+        return DRIVER_THREADS if steers_only else os.cpu_count() or 1
     if options.spark_master.startswith("local[*"):
         return os.cpu_count() or 1
     threads = re.match(r"local\[(\d+)", options.spark_master)

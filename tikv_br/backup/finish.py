@@ -72,7 +72,7 @@ def _describe(context: BackupContext) -> Description:
         tool_version=__version__,
         engine=context.engine.name,
         engine_reason=context.engine.reason,
-        file_format="sst",
+        file_format=context.options.file_kind.value,
         compression=context.options.compression.label,
         cluster_id=context.info.cluster_id,
         cluster_version=context.info.version,

@@ -7,6 +7,8 @@ from typing import Literal, TypeAlias
 
 from formats.api_version import ApiVersion
 from formats.sst.compression import Compression
+from tikv_br.backup.conversion import Loss
+from tikv_br.backupset.files import FileKind
 from tikv_br.cluster.config import ClusterConfig
 from tikv_br.errors import UsageError
 from tikv_br.spark.session import check_master
@@ -32,9 +34,12 @@ class BackupOptions:
     compression: Compression = Compression.ZSTD
     compression_level: int = 0
     """0 = the compression's default."""
+    file_kind: FileKind = FileKind.SST
+    allow_loss: frozenset[Loss] = frozenset()
+    """What the conversion may lose; nothing else is lost."""
     file_bytes: int = DEFAULT_FILE_BYTES
-    """Of the scan engine: keys and values of a file, before encoding and compression; it ends with the page that reaches it.
-    Stores write a file a region."""
+    """Of files written from here: keys and values of a file, before encoding and compression; it ends with the page that
+    reaches it. Stores write a file a region."""
     concurrency: int | None = None
     """Tasks at the same time; None = as many as the executor has room for."""
     safe_interval: float = 60.0

@@ -38,6 +38,10 @@ class BackupSummary:
     """Intervals, each the work of one task."""
     vanished_kvs: int
     """Rows left out because they had gone when their TTL was asked for."""
+    dropped_ttls: int
+    """Rows whose expiry the destination could not keep."""
+    dropped_tombstones: int
+    file_format: str
     storage: str
     cluster_id: int
     run_id: str
@@ -82,6 +86,9 @@ def _summarize(context: BackupContext, seconds: float, timings: dict[str, float]
         files=len(context.manifest.files) if context.manifest is not None else 0,
         ranges=len(context.plan),
         vanished_kvs=sum(entry.vanished for entry in context.entries),
+        dropped_ttls=sum(entry.dropped_ttls for entry in context.entries),
+        dropped_tombstones=sum(entry.dropped_tombstones for entry in context.entries),
+        file_format=context.options.file_kind.value,
         storage=context.options.storage.redacted(),
         cluster_id=context.info.cluster_id,
         run_id=context.run_id,

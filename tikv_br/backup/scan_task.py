@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 from formats.checksum import Checksum
 from formats.rawscan import ScanPage
-from formats.sst.compression import Compression
 from tikv_br.backup.ahead import Ahead
 from tikv_br.backup.convert import Converter
-from tikv_br.backup.sst_files import SstFiles
+from tikv_br.backup.data_files import DataFiles
+from tikv_br.backup.row_writer import FileForm
 from tikv_br.backup.task import PhaseSeconds, Task, TaskResult, try_task
 from tikv_br.backupset.ledger import LedgerEntry, write_entry
 from tikv_br.cluster.cluster import Cluster
@@ -38,10 +38,9 @@ class ScanJob:
     cluster: ClusterConfig
     storage: StorageLocation
     converter: Converter
-    compression: Compression
-    compression_level: int
+    form: FileForm
     file_bytes: int
-    """Keys and values of an SST, before encoding and compression."""
+    """Keys and values of a file, before encoding and compression."""
     with_ttl: bool
     """Whether each row's expiry is fetched; never of a cluster without TTL."""
 
@@ -62,6 +61,7 @@ class _Attempt:
     store: ObjectStore
     source: Checksum = field(default_factory=Checksum)
     vanished: int = 0
+    dropped_ttls: int = 0
     seconds: PhaseSeconds = field(default_factory=PhaseSeconds)
 
     def run(self) -> TaskResult:
@@ -72,7 +72,13 @@ class _Attempt:
             self._copy(files)
             began = time.perf_counter()
             entry = LedgerEntry(
-                self.task.start, self.task.end, name, files.finish(), source=self.source, vanished=self.vanished
+                self.task.start,
+                self.task.end,
+                name,
+                files.finish(),
+                source=self.source,
+                vanished=self.vanished,
+                dropped_ttls=self.dropped_ttls,
             )
             write_entry(self.store, entry)
             self.seconds.encode += time.perf_counter() - began - files.seconds_uploading
@@ -83,7 +89,7 @@ class _Attempt:
         self.seconds.upload = files.seconds_uploading
         return TaskResult(entry, self.seconds)
 
-    def _copy(self, files: SstFiles) -> None:
+    def _copy(self, files: DataFiles) -> None:
         raw = RawClient(self.cluster.router, self.job.converter.source, self.cluster.cluster_id)
         ttls = self._ttl_fetcher(raw) if self.job.with_ttl else None
         pages = Ahead(raw.scan_pages(self.task.start, self.task.end))
@@ -91,7 +97,7 @@ class _Attempt:
             self._copy_page(page, ttls, files)
         self.seconds.scan = pages.seconds
 
-    def _copy_page(self, page: ScanPage, ttls: TtlFetcher | None, files: SstFiles) -> None:
+    def _copy_page(self, page: ScanPage, ttls: TtlFetcher | None, files: DataFiles) -> None:
         import pyarrow as pa
 
         marks = [time.perf_counter()]
@@ -103,10 +109,11 @@ class _Attempt:
             self.vanished += len(there) - len(expire_ts)
         marks.append(time.perf_counter())
         if len(page.keys):
-            converted = self.job.converter.convert(page, expire_ts)
+            converted = self.job.converter.convert_page(page, expire_ts)
             marks.append(time.perf_counter())
             files.add(converted)
             marks.append(time.perf_counter())
+            self.dropped_ttls += converted.dropped_ttls
             self._count(converted.source, marks)
 
     def _count(self, sums: Checksum, marks: list[float]) -> None:
@@ -121,15 +128,13 @@ class _Attempt:
 
         return TtlFetcher(self.cluster, raw)
 
-    def _files(self, name: str) -> SstFiles:
-        from formats.sst import SstOptions
-
-        return SstFiles(
+    def _files(self, name: str) -> DataFiles:
+        return DataFiles(
             self.store,
             self.task.interval,
             self.job.converter.target_range(self.task.interval),
             name,
-            options=SstOptions(self.job.compression, self.job.compression_level),
+            form=self.job.form,
+            codec=self.job.converter.target,
             file_bytes=self.job.file_bytes,
-            ts=self.job.converter.ts,
         )

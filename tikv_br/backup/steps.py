@@ -15,7 +15,7 @@ from formats.keys import KeyCodec
 from tikv_br.backup import finish, work
 from tikv_br.backup.backup_ts import choose_backup_ts, keep_safe
 from tikv_br.backup.context import BackupContext
-from tikv_br.backup.conversion import BACKUP_TS, CHECKSUM, CONVERSION, require_conversion, require_feature
+from tikv_br.backup.conversion import BACKUP_TS, CHECKSUM, CONVERSION, Loss, require_conversion, require_feature
 from tikv_br.backup.convert import CONVERTED_TS, Converter
 from tikv_br.backup.engine import choose_engine
 from tikv_br.backup.options import BackupOptions
@@ -73,7 +73,7 @@ def check_cluster(context: BackupContext) -> None:
     """Refuse what this cluster cannot do, and settle keys and versions."""
     options, info = context.options, context.info
     target = info.api_version if options.dst_api_version is None else options.dst_api_version
-    require_conversion(info.api_version, target)
+    require_conversion(info.api_version, target, options.allow_loss)
     context.engine = choose_engine(options, info.api_version, target)
     _check_executor(context)
     if target is not info.api_version:
@@ -84,7 +84,10 @@ def check_cluster(context: BackupContext) -> None:
         require_feature(info.version, BACKUP_TS)
     source = _source_codec(context)
     context.converter = Converter(
-        source, KeyCodec(target, source.keyspace_id), CONVERTED_TS if target is ApiVersion.V2 else 0
+        source,
+        KeyCodec(target, source.keyspace_id if target is ApiVersion.V2 else 0),
+        CONVERTED_TS if target is ApiVersion.V2 else 0,
+        drop_ttl=Loss.TTL in options.allow_loss,
     )
     context.source_range = KeyRange(*source.rpc_range(options.start, options.end))
     if context.with_ttl and context.engine.name == "scan":

@@ -16,7 +16,9 @@ from pathlib import Path
 
 from formats.checksum import Checksum
 from formats.sst.compression import Compression
+from tikv_br.backup.data_files import DataFiles
 from tikv_br.backup.range_tree import Answer, RangeTree, StoredSst
+from tikv_br.backup.rewrite import Rewriter, Rewritten
 from tikv_br.backup.store_errors import Trouble, trouble_of, worst
 from tikv_br.backup.store_files import FileRecorder
 from tikv_br.backup.store_requests import Span, request, spans
@@ -55,6 +57,8 @@ class StoreJob:
     concurrency: int
     """Passed on to the stores, which may have their own mind; 0 = theirs."""
     send_credentials: bool
+    rewriter: Rewriter | None = None
+    """What makes the backup's files of those that stores write; None = they are the same."""
 
 
 def run_store_task(job: StoreJob, task: Task, context: TaskContext) -> TaskResult:
@@ -74,6 +78,7 @@ class _Attempt:
         self._name = secrets.token_hex(8)
         self._folder = layout.store_folder(task.interval, self._name)
         self._answers = RangeTree(task.interval)
+        self._rewritten: DataFiles | None = None
         self._requests = 0
         self._reported = Checksum()
 
@@ -83,11 +88,12 @@ class _Attempt:
         try:
             self._collect()
             written = time.perf_counter()
-            files, source = self._record()
-            self._sweep(keep={file.name for file in files})
-            entry = LedgerEntry(self._task.start, self._task.end, self._name, files, source)
+            entry = self._record() if self._job.rewriter is None else self._rewrite(self._job.rewriter)
+            self._sweep(keep={file.name for file in entry.files})
             write_entry(self._store, entry)
         except BaseException:
+            if self._rewritten is not None:
+                self._rewritten.abandon()
             self._sweep(keep=set())
             self._context.report(data_bytes=-self._reported.total_bytes, keys=-self._reported.total_kvs)
             raise
@@ -196,14 +202,32 @@ class _Attempt:
                     f"{sent.who} wrote {written.name} of {covered}, which is not what it was asked for"
                 )
 
-    def _record(self) -> tuple[tuple[FileEntry, ...], Checksum]:
-        files, source = [], Checksum()
+    def _record(self) -> LedgerEntry:
+        """The stores' files as they are."""
+        files: list[FileEntry] = []
+        source = Checksum()
         for written in self._answers.files():
             entry, sums = self._job.recorder.record(self._store, written)
             files.append(entry)
             source += sums
             self._context.report()
-        return tuple(files), source
+        return LedgerEntry(self._task.start, self._task.end, self._name, tuple(files), source)
+
+    def _rewrite(self, rewriter: Rewriter) -> LedgerEntry:
+        """New files of the rows in the stores' files."""
+        total = Rewritten()
+        self._rewritten = rewriter.files(self._store, self._task.interval, self._name)
+        for total in rewriter.rewrite(self._store, self._answers.files(), self._rewritten):  # noqa: B007 - the last one counts
+            self._context.report()
+        return LedgerEntry(
+            self._task.start,
+            self._task.end,
+            self._name,
+            self._rewritten.finish(),
+            total.source,
+            dropped_ttls=total.dropped_ttls,
+            dropped_tombstones=total.dropped_tombstones,
+        )
 
     def _report(self, answer: Answer, sign: int) -> None:
         for written in answer.files:

@@ -6,8 +6,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 
+from formats.sst.compression import Compression
 from tikv_br.backup.context import BackupContext
+from tikv_br.backup.convert import Converter
+from tikv_br.backup.options import BackupOptions
 from tikv_br.backup.plan import RegionSize, plan_intervals, task_bytes
+from tikv_br.backup.rewrite import Rewriter
+from tikv_br.backup.row_writer import FileForm
 from tikv_br.backup.scan_task import ScanJob, run_scan_task
 from tikv_br.backup.store_files import FileRecorder
 from tikv_br.backup.store_task import StoreJob, run_store_task
@@ -18,6 +23,8 @@ from tikv_br.spark.task import TaskContext
 
 REGION_PAGE = 4096
 """Regions held as objects at a time."""
+PASSING_COMPRESSION = Compression.LZ4
+"""Of stores' files that are read once and removed."""
 UNKNOWN_REGION_BYTES = 96 << 20
 """For a region that PD has not measured yet: the size at which regions split."""
 
@@ -28,7 +35,7 @@ def plan(context: BackupContext) -> None:
     regions = list(region_sizes(context.cluster, codec.bound(whole.start), codec.bound(whole.end)))
     wanted = task_bytes(sum(region.size for region in regions), context.engine.slots)
     context.plan = plan_intervals(regions, codec, whole.start, whole.end, wanted)
-    if context.engine.name == "store" and context.options.executor == "auto":
+    if context.engine.steers and context.options.executor == "auto":
         context.engine = replace(context.engine, executor=for_steering(len(context.plan)))
 
 
@@ -70,8 +77,7 @@ def _scan_tasks(context: BackupContext) -> Callable[[Task, TaskContext], TaskRes
         cluster=options.cluster,
         storage=options.storage,
         converter=context.converter,
-        compression=options.compression,
-        compression_level=options.compression_level,
+        form=_form(options),
         file_bytes=options.file_bytes,
         with_ttl=context.with_ttl,
     )
@@ -79,14 +85,27 @@ def _scan_tasks(context: BackupContext) -> Callable[[Task, TaskContext], TaskRes
 
 
 def _store_tasks(context: BackupContext) -> Callable[[Task, TaskContext], TaskResult]:
-    options = context.options
+    options, converter = context.options, context.converter
     job = StoreJob(
         cluster=options.cluster,
         storage=options.storage,
-        recorder=FileRecorder(context.converter, context.with_ttl, options.checksum),
+        recorder=FileRecorder(converter, context.with_ttl, options.checksum),
         compression=options.compression,
         compression_level=options.compression_level,
         concurrency=options.concurrency or 0,
         send_credentials=options.send_credentials,
     )
+    if context.engine.rewrites:
+        as_they_are = Converter(converter.source, converter.source, 0)
+        job = replace(
+            job,
+            recorder=FileRecorder(as_they_are, with_ttl=False, with_source_sums=False),
+            compression=PASSING_COMPRESSION,
+            compression_level=0,
+            rewriter=Rewriter(converter, _form(options), options.file_bytes),
+        )
     return partial(run_store_task, job)
+
+
+def _form(options: BackupOptions) -> FileForm:
+    return FileForm(options.file_kind, options.compression, options.compression_level)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from formats.api_version import ApiVersion
 from tikv_br.backupset import layout, ledger, lock, manifest, meta
 from tikv_br.backupset.coverage import KeyRange, prove, prove_disjoint
-from tikv_br.backupset.files import FileEntry, Totals, totals
+from tikv_br.backupset.files import FileEntry, FileKind, Totals, totals
 from tikv_br.backupset.identity import verify_file_content, verify_file_identity
 from tikv_br.backupset.ledger import LedgerEntry
 from tikv_br.backupset.manifest import Description, Manifest, Statistics
@@ -25,6 +25,7 @@ from tikv_br.errors import (
     BackupDamaged,
     BackupNotFound,
     BackupPathInUse,
+    BackupUnsupported,
     CrypterMismatch,
     StorageConflict,
     StorageError,
@@ -92,7 +93,7 @@ class BackupWriter:
         if layout.META in names:
             raise BackupPathInUse(f"{self._store.location} holds a complete backup, which is not removed")
         for name in names:
-            if name.endswith(".sst") or name.startswith(f"{layout.FOLDER}/"):
+            if FileKind.of(name) or name.startswith(f"{layout.FOLDER}/"):
                 self._store.delete(name)
         lock.release(self._store)
 
@@ -109,7 +110,7 @@ class BackupWriter:
         try:
             ledger.remove_entries(self._store)
             for info in list(self._store.list()):
-                if info.name.endswith(".sst") and info.name not in wanted:
+                if FileKind.of(info.name) and info.name not in wanted:
                     self._store.delete(info.name)
         except StorageError as error:
             log.warning("some leftovers of the backup stay in the storage: %s", error.message)
@@ -129,6 +130,7 @@ class BackupSet:
     files: tuple[FileEntry, ...]
     backup_ts: int
     """0 = none."""
+    file_kind: FileKind
     manifest: Manifest | None
     """None for a backup of the Go tool."""
 
@@ -159,6 +161,7 @@ class BackupSet:
             ranges=content.ranges,
             files=files,
             backup_ts=content.backup_ts,
+            file_kind=content.file_kind,
             manifest=known,
         )
 
@@ -213,6 +216,14 @@ def _present_files(store: ObjectStore, files: Sequence[FileEntry]) -> tuple[File
     return tuple(file if file.etag else replace(file, etag=there[file.name].etag) for file in files)
 
 
+def file_kind(description: Description) -> FileKind:
+    """What the files are. Raises `BackupUnsupported` for what a newer version may know."""
+    try:
+        return FileKind(description.file_format)
+    except ValueError:
+        raise BackupUnsupported(f"the backup's files are of kind {description.file_format!r}") from None
+
+
 def _meta_content(description: Description, files: tuple[FileEntry, ...]) -> MetaContent:
     return MetaContent(
         cluster_id=description.cluster_id,
@@ -222,6 +233,7 @@ def _meta_content(description: Description, files: tuple[FileEntry, ...]) -> Met
         ranges=description.ranges,
         files=files,
         backup_ts=description.backup_ts,
+        file_kind=file_kind(description),
     )
 
 

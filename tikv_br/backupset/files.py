@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -14,6 +15,23 @@ from tikv_br.storage.crypter import new_iv
 
 TAIL_SIZE = 64 << 10
 """Bytes at the end of a file that `FileEntry.tail_sha256` covers: footer, properties and (nearly) all of an SST's index."""
+
+
+class FileKind(enum.StrEnum):
+    """How data files keep their rows."""
+
+    SST = "sst"
+    PARQUET = "parquet"
+
+    @property
+    def suffix(self) -> str:
+        """What the names of such files end with."""
+        return f".{self.value}"
+
+    @classmethod
+    def of(cls, name: str) -> FileKind | None:
+        """The kind of a file, by its name; None for what is no data file."""
+        return next((kind for kind in cls if name.endswith(kind.suffix)), None)
 
 
 @dataclass(frozen=True, slots=True)

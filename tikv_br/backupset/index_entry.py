@@ -125,7 +125,7 @@ def entry_of_foreign(path: str, backup: BackupSet, backupmeta: bytes, modified_m
         id=_id(path, hashlib.sha256(backupmeta).digest()),
         path=check_name(path),
         engine=FOREIGN_ENGINE,
-        file_format="sst",
+        file_format=backup.file_kind.value,
         api_version=None,
         dst_api_version=backup.api_version,
         cluster_id=backup.cluster_id,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 
 from tikv_br.backupset.coverage import KeyRange
+from tikv_br.backupset.files import FileKind
 
 META = "backupmeta"
 """Written last: without it there is no backup."""
@@ -17,8 +18,8 @@ LEDGER = f"{FOLDER}/ledger"
 RESTORE = f"{FOLDER}/restore"
 """Folder of what unfinished restores have written down."""
 SST_FOLDER = "sst"
-SST_SUFFIX = "_default.sst"
-"""The Go tool takes the column family from the name of a file, not from its record."""
+_ENDINGS = {FileKind.SST: "_default.sst", FileKind.PARQUET: ".parquet"}
+"""The Go tool takes the column family from the name of an SST, not from its record."""
 
 
 def interval_id(interval: KeyRange) -> str:
@@ -27,9 +28,9 @@ def interval_id(interval: KeyRange) -> str:
     return hashlib.sha256(length + interval.start + interval.end).hexdigest()[:16]
 
 
-def sst_name(interval: KeyRange, attempt: str, number: int) -> str:
-    """Name of a task's SST; ``attempt`` is the attempt's own, so that no two ever write to one name."""
-    return f"{SST_FOLDER}/{interval_id(interval)}_{attempt}_{number:05d}{SST_SUFFIX}"
+def data_name(kind: FileKind, interval: KeyRange, attempt: str, number: int) -> str:
+    """Name of a task's file; ``attempt`` is the attempt's own, so that no two ever write to one name."""
+    return f"{kind.value}/{interval_id(interval)}_{attempt}_{number:05d}{_ENDINGS[kind]}"
 
 
 def store_folder(interval: KeyRange, attempt: str) -> str:

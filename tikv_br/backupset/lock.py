@@ -6,6 +6,7 @@ The lock stays when the backup is done, as the Go tool's does. A lease with owne
 from __future__ import annotations
 
 from tikv_br.backupset import layout
+from tikv_br.backupset.files import FileKind
 from tikv_br.errors import BackupPathInUse, StorageConflict, StorageError
 from tikv_br.storage.base import ObjectStore, exists
 
@@ -19,7 +20,7 @@ def check_path_free(store: ObjectStore) -> None:
     for info in store.list():
         if info.name == layout.LOCK:
             raise BackupPathInUse(f"at {store.location} a backup is being written, or was broken off")
-        if info.name.endswith(".sst") or info.name.startswith(f"{layout.FOLDER}/"):
+        if FileKind.of(info.name) or info.name.startswith(f"{layout.FOLDER}/"):
             raise BackupPathInUse(f"{store.location} holds {info.name}, a part of another backup")
 
 

@@ -15,7 +15,7 @@ from formats.api_version import ApiVersion
 from tikv_br.backupset import layout
 from tikv_br.backupset.coverage import KeyRange
 from tikv_br.backupset.encrypted import meta_mismatch, seal_meta, unseal_meta
-from tikv_br.backupset.files import FileEntry
+from tikv_br.backupset.files import FileEntry, FileKind
 from tikv_br.cluster.pb import brpb_pb2, kvrpcpb_pb2
 from tikv_br.errors import BackupDamaged, BackupSetError, BackupUnsupported, StorageError
 from tikv_br.storage.base import check_name
@@ -25,6 +25,9 @@ COLUMN_FAMILY = "default"
 TOOL_PREFIX = "tikv-br "
 """How `MetaContent.tool` begins in our own metas; such a backup has a manifest."""
 
+_PARQUET_VERSIONS = 1000
+"""Added to the number of the API version where files are Parquet. No tool that only knows SSTs takes such a version for
+its cluster's: the Go TiKV-BR refuses the backup before it changes anything, where it would else hand the files to stores."""
 _NO_DDLS = b"[]"  # of the transactional tool; the Go code parses it as JSON
 _INLINE_LAYOUT = 0
 _SMALLEST_CIPHERTEXT = 64
@@ -46,6 +49,7 @@ class MetaContent:
     files: tuple[FileEntry, ...]
     backup_ts: int = 0
     """0 = not recorded; the Go tool never does."""
+    file_kind: FileKind = FileKind.SST
 
 
 def encode(content: MetaContent, crypter: Crypter = PLAIN) -> bytes:
@@ -56,7 +60,7 @@ def encode(content: MetaContent, crypter: Crypter = PLAIN) -> bytes:
         br_version=content.tool,
         version=_INLINE_LAYOUT,
         is_raw_kv=True,
-        api_version=kvrpcpb_pb2.APIVersion.ValueType(content.api_version),
+        api_version=_version_number(content),
         ddls=_NO_DDLS,
         end_version=content.backup_ts,
         raw_ranges=[
@@ -76,14 +80,16 @@ def decode(data: bytes, crypter: Crypter = PLAIN) -> MetaContent:
     """
     message = _parse_encrypted(data, crypter) if crypter.encrypts else _parse(data)
     _check_kind(message)
+    api_version, file_kind = _version_and_kind(message)
     content = MetaContent(
         cluster_id=message.cluster_id,
         cluster_version=message.cluster_version,
         tool=message.br_version,
-        api_version=_api_version(message),
+        api_version=api_version,
         ranges=tuple(KeyRange(part.start_key, part.end_key) for part in message.raw_ranges),
         files=tuple(_decode_file(file) for file in message.files),
         backup_ts=message.end_version,
+        file_kind=file_kind,
     )
     _check_content(content)
     return content
@@ -139,9 +145,17 @@ def _check_kind(message: brpb_pb2.BackupMeta) -> None:
         raise BackupUnsupported(f"the backup has data of column family {family!r}, which RawKV does not use")
 
 
-def _api_version(message: brpb_pb2.BackupMeta) -> ApiVersion:
+def _version_number(content: MetaContent) -> kvrpcpb_pb2.APIVersion.ValueType:
+    offset = _PARQUET_VERSIONS if content.file_kind is FileKind.PARQUET else 0
+    return kvrpcpb_pb2.APIVersion.ValueType(content.api_version + offset)
+
+
+def _version_and_kind(message: brpb_pb2.BackupMeta) -> tuple[ApiVersion, FileKind]:
+    number, kind = int(message.api_version), FileKind.SST
+    if number >= _PARQUET_VERSIONS:
+        number, kind = number - _PARQUET_VERSIONS, FileKind.PARQUET
     try:
-        return ApiVersion(message.api_version)
+        return ApiVersion(number), kind
     except ValueError:
         raise BackupUnsupported(f"the backup is of API version number {message.api_version}") from None
 

@@ -12,13 +12,16 @@ from formats.api_version import ApiVersion
 from formats.errors import InvalidKeyText
 from formats.keytext import parse_key
 from tikv_br.cli.backup_options import (
+    AllowLossOption,
     AssumeNoTtlOption,
     ChecksumOption,
     CompressionLevelOption,
     CompressionOption,
     DstApiVersionOption,
     EngineOption,
+    FileFormatOption,
     FileSizeOption,
+    FormatOption,
     GcTtlOption,
     SafeIntervalOption,
     SendCredentialsOption,
@@ -35,8 +38,6 @@ from tikv_br.cli.options import (
     DryRunOption,
     EndOption,
     ExecutorOption,
-    FormatOption,
-    KeyForm,
     KeyOption,
     KeyspaceOption,
     OutputForm,
@@ -61,6 +62,7 @@ from tikv_br.cli.text import human_bytes, human_seconds
 from tikv_br.errors import UsageError
 
 if TYPE_CHECKING:
+    from tikv_br.backup.conversion import Loss
     from tikv_br.backup.plan import Interval
     from tikv_br.backup.run import BackupReport, BackupSummary
 
@@ -79,10 +81,12 @@ def backup_raw(
     storage: StorageOption,
     pd: PdOption = DEFAULT_PD,
     dst_api_version: DstApiVersionOption = None,
+    allow_loss: AllowLossOption = "",
     engine: EngineOption = "auto",
     start: StartOption = "",
     end: EndOption = "",
-    key_form: FormatOption = KeyForm.HEX,
+    form: FormatOption = "hex",
+    file_format: FileFormatOption = None,
     keyspace: KeyspaceOption = "",
     compression: CompressionOption = "zstd",
     compression_level: CompressionLevelOption = 0,
@@ -113,6 +117,7 @@ def backup_raw(
     output: OutputOption = OutputForm.CONSOLE,
 ) -> None:
     """Back up a RawKV cluster, converting between API versions where asked."""
+    key_form, file_kind = _parse_forms(form, file_format)
     first, last = _parse_keys(start, end, key_form)
     location = storage_location(
         storage,
@@ -132,6 +137,7 @@ def backup_raw(
     from formats.sst.compression import Compression
     from tikv_br.backup.options import BackupOptions
     from tikv_br.backup.run import backup
+    from tikv_br.backupset.files import FileKind
     from tikv_br.cluster.config import ClusterConfig
 
     options = BackupOptions(
@@ -141,6 +147,8 @@ def backup_raw(
         start=first,
         end=last,
         keyspace=keyspace,
+        file_kind=FileKind(file_kind),
+        allow_loss=_parse_losses(allow_loss),
         compression=Compression.from_label(compression),
         compression_level=compression_level,
         file_bytes=file_size,
@@ -161,12 +169,30 @@ def backup_raw(
     _render(out, report)
 
 
-def _parse_keys(start: str, end: str, form: KeyForm) -> tuple[bytes, bytes]:
+def _parse_forms(form: str, file_format: str | None) -> tuple[str, str]:
+    """How keys are written, and what files are. Raises `UsageError`."""
+    if form not in {"sst", "parquet"}:
+        return form, file_format or "sst"
+    if file_format not in {None, form}:
+        raise UsageError(f"--format {form} and --file-format {file_format} contradict each other")
+    return "hex", form
+
+
+def _parse_losses(text: str) -> frozenset[Loss]:
+    from tikv_br.backup.conversion import Loss
+
+    try:
+        return frozenset(Loss(word.strip()) for word in text.split(",") if text)
+    except ValueError:
+        raise UsageError(f"--allow-loss {text!r}: one or more of {', '.join(Loss)}") from None
+
+
+def _parse_keys(start: str, end: str, form: str) -> tuple[bytes, bytes]:
     """The range of the flags. Raises `UsageError`."""
     keys = []
     for flag, text in (("--start", start), ("--end", end)):
         try:
-            keys.append(parse_key(text, form.value))
+            keys.append(parse_key(text, form))
         except InvalidKeyText as error:
             raise UsageError(
                 f"{flag}: {error}", hint="--format says how keys are written; hex is the default."
@@ -208,7 +234,14 @@ def _text(summary: BackupSummary) -> str:
         ("backup-ts", str(summary.backup_ts) if summary.backup_ts else "none (the cluster has no timestamps)"),
         ("engine", f"{summary.engine} ({summary.engine_reason})"),
         ("api-version", f"{summary.api_version} -> {summary.dst_api_version}"),
+        ("lost", _lost(summary)),
         ("checksum", f"{summary.crc64xor:016x}"),
         ("storage", summary.storage),
     ]
-    return "Raw backup success summary" + "".join(f"\n  {name:<18} {value}" for name, value in figures)
+    return "Raw backup success summary" + "".join(f"\n  {name:<18} {value}" for name, value in figures if value)
+
+
+def _lost(summary: BackupSummary) -> str:
+    """What the conversion cost; empty where it cost nothing that can be counted."""
+    counts = ((summary.dropped_ttls, "expiries"), (summary.dropped_tombstones, "tombstones"))
+    return ", ".join(f"{count:,} {what}" for count, what in counts if count)

@@ -31,6 +31,26 @@ DstApiVersionOption = Annotated[
         help="API version to write the backup in; default: the cluster's own.",
     ),
 ]
+FormatOption = Annotated[
+    Literal["raw", "hex", "escaped", "sst", "parquet"],
+    typer.Option("--format", help="How keys of flags are written; sst or parquet: the same as --file-format."),
+]
+FileFormatOption = Annotated[
+    Literal["sst", "parquet"] | None,
+    typer.Option(
+        "--file-format",
+        help="What the files are: SSTs, which the Go TiKV-BR restores too, or Parquet, which any tool reads.",
+        show_default="sst",
+    ),
+]
+AllowLossOption = Annotated[
+    str,
+    typer.Option(
+        "--allow-loss",
+        metavar="ttl,ts,keyspace",
+        help="What --dst-api-version may cost: expiry, timestamps, keyspace. Without it nothing is lost.",
+    ),
+]
 CompressionOption = Annotated[
     Literal["zstd", "lz4", "snappy", "none"],
     typer.Option("--compression", envvar="TIKV_BR_COMPRESSION", help="How files are compressed."),
@@ -45,7 +65,7 @@ FileSizeOption = Annotated[
         parser=parse_size,
         show_default="96MiB",
         metavar="SIZE",
-        help="Keys and values in one file of --engine scan, before compression; stores write a file a region.",
+        help="Keys and values in one file, before compression; SSTs that stores write hold a region each.",
     ),
 ]
 SafeIntervalOption = Annotated[

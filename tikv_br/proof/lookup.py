@@ -11,10 +11,10 @@ from formats.sst.lookup import first_row_from
 from formats.values import StoredValue, decode_value
 from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.backupset.coverage import KeyRange
-from tikv_br.backupset.files import FileEntry
+from tikv_br.backupset.files import FileEntry, FileKind
 from tikv_br.backupset.identity import verify_file_identity
 from tikv_br.errors import UsageError
-from tikv_br.proof.stored_rows import FileKind, kind_of, naming, open_file
+from tikv_br.proof.stored_rows import kind_of, naming, open_file, records
 
 
 class FoundValue(NamedTuple):
@@ -59,12 +59,12 @@ def _codec(backup: BackupSet, keyspace_id: int | None) -> KeyCodec:
 
 
 def _find_in(backup: BackupSet, file: FileEntry, codec: KeyCodec, rpc_key: bytes) -> FoundValue | None:
-    match kind_of(file):
-        case FileKind.SST:
-            find = _find_in_sst
+    kind = kind_of(file)
     verify_file_identity(backup.store, file, etag_counts=False)
     with naming(file):
-        return find(open_file(backup.store, file), file, codec, rpc_key)
+        if kind is FileKind.SST:
+            return _find_in_sst(open_file(backup.store, file), file, codec, rpc_key)
+        return _find_in_rows(backup, file, codec, rpc_key)
 
 
 def _find_in_sst(source: RandomAccess, file: FileEntry, codec: KeyCodec, rpc_key: bytes) -> FoundValue | None:
@@ -74,3 +74,12 @@ def _find_in_sst(source: RandomAccess, file: FileEntry, codec: KeyCodec, rpc_key
         return None
     found, ts = codec.parse_storage_key(row.key[len(DATA_PREFIX) :])
     return FoundValue(decode_value(codec.api_version, row.value), ts, file.name) if found == rpc_key else None
+
+
+def _find_in_rows(backup: BackupSet, file: FileEntry, codec: KeyCodec, rpc_key: bytes) -> FoundValue | None:
+    """By reading the one part of the file that may hold the key."""
+    for batch in records(backup.store, file, codec, KeyRange(rpc_key, rpc_key + b"\0")):
+        newest = batch.slice(0, 1).to_pylist()[0]
+        stored = StoredValue(newest["value"], newest["expire_ts"], newest["deleted"])
+        return FoundValue(stored, newest["ts"], file.name)
+    return None

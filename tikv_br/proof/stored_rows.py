@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import enum
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -11,7 +10,7 @@ from formats.errors import FormatError, UnsupportedFormat
 from formats.keys import KeyCodec
 from formats.sst import RandomAccess
 from tikv_br.backupset.coverage import KeyRange
-from tikv_br.backupset.files import FileEntry
+from tikv_br.backupset.files import FileEntry, FileKind
 from tikv_br.errors import BackupDamaged, BackupUnsupported
 from tikv_br.proof.ranges import user_range
 from tikv_br.proof.stored_file import StoredFile
@@ -21,18 +20,12 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
-class FileKind(enum.StrEnum):
-    """How a data file keeps its rows; the value is what its name ends with."""
-
-    SST = ".sst"
-
-
 def kind_of(file: FileEntry) -> FileKind:
     """The kind of a file, by its name. Raises `BackupUnsupported`."""
-    for kind in FileKind:
-        if file.name.endswith(kind):
-            return kind
-    raise BackupUnsupported(f"{file.name} is of no kind that can be read row by row")
+    kind = FileKind.of(file.name)
+    if kind is None:
+        raise BackupUnsupported(f"{file.name} is of no kind that can be read row by row")
+    return kind
 
 
 def open_file(store: ObjectStore, file: FileEntry) -> StoredFile:
@@ -49,25 +42,25 @@ def records(
     expired rows are there where the file has them: ``formats.rows.LiveFilter`` drops them. No batch is empty. Raises
     `BackupDamaged` and `BackupUnsupported` that name the file, `StorageError`.
     """
-    from formats.rows import within
-
     start, end = user_range(codec, span or file.key_range)
     with naming(file):
-        for batch in read_records(kind_of(file), open_file(store, file), codec):
-            wanted = within(batch, start, end)
-            if wanted.num_rows:
-                yield wanted
+        match kind_of(file):
+            case FileKind.SST:
+                yield from _sst_records(open_file(store, file), codec, start, end)
+            case FileKind.PARQUET:
+                from formats.parquet_reader import ParquetReader
+
+                yield from ParquetReader(open_file(store, file)).records(start, end)
 
 
-def read_records(kind: FileKind, source: RandomAccess, codec: KeyCodec) -> Iterator[pa.RecordBatch]:
-    """All rows of an opened file of a known kind. Raises `FormatError`, and what ``source`` raises."""
-    from formats.rows import from_storage
+def _sst_records(source: RandomAccess, codec: KeyCodec, start: bytes, end: bytes) -> Iterator[pa.RecordBatch]:
+    from formats.rows import from_storage, within
     from formats.sst import SstReader
 
-    match kind:
-        case FileKind.SST:
-            for rows in SstReader(source).batches():
-                yield from_storage(rows, codec)
+    for rows in SstReader(source).batches():
+        wanted = within(from_storage(rows, codec), start, end)
+        if wanted.num_rows:
+            yield wanted
 
 
 @contextlib.contextmanager

@@ -8,14 +8,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from formats.api_version import ApiVersion
-from formats.errors import FormatError
 from formats.keys import DATA_PREFIX, KeyCodec
 from formats.sst import SstFacts, Table
 from formats.sst.check import check_table
 from tikv_br.backupset.backup_set import BackupSet
-from tikv_br.backupset.files import FileEntry
+from tikv_br.backupset.files import FileEntry, FileKind
 from tikv_br.errors import BackupDamaged
-from tikv_br.proof.stored_rows import open_file
+from tikv_br.proof.stored_rows import kind_of, naming, open_file
 
 _MAX_TS = "tikv.max_ts"
 
@@ -66,15 +65,26 @@ def inspect_file(backup: BackupSet, file: FileEntry, check: FileCheck) -> Inspec
     vouched_for = backup.at_home and file.etag and file.tail_sha256
     if check is FileCheck.CONTENT or (check is FileCheck.AUTO and not vouched_for):
         backup.verify_content(file)
+    inspect = _inspect_parquet if kind_of(file) is FileKind.PARQUET else _inspect_sst
+    with naming(file):
+        rows, inspected = inspect(backup, file)
+    if rows != file.total_kvs:
+        raise BackupDamaged(f"{file.name} has {rows} rows, the backup recorded {file.total_kvs}")
+    return inspected
+
+
+def _inspect_sst(backup: BackupSet, file: FileEntry) -> tuple[int, Inspected]:
+    """How many rows the file says to have, and the rest."""
     codec = KeyCodec(backup.api_version)
-    try:
-        table = Table(open_file(backup.store, file))
-        facts = check_table(table, backup.api_version, codec.bound(file.start_key), codec.bound(file.end_key))
-        if facts.entries != file.total_kvs:
-            raise BackupDamaged(f"{file.name} has {facts.entries} rows, the backup recorded {file.total_kvs}")
-        return Inspected(_max_ts(file, facts, table.properties, codec))
-    except FormatError as error:
-        raise BackupDamaged(f"{file.name} is not sound: {error}") from None
+    table = Table(open_file(backup.store, file))
+    facts = check_table(table, backup.api_version, codec.bound(file.start_key), codec.bound(file.end_key))
+    return facts.entries, Inspected(_max_ts(file, facts, table.properties, codec))
+
+
+def _inspect_parquet(backup: BackupSet, file: FileEntry) -> tuple[int, Inspected]:
+    from formats.parquet_reader import ParquetReader
+
+    return ParquetReader(open_file(backup.store, file)).rows, Inspected(file.max_ts)
 
 
 def _max_ts(file: FileEntry, facts: SstFacts, properties: dict[str, bytes], codec: KeyCodec) -> int:

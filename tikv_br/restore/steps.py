@@ -10,10 +10,12 @@ from formats.api_version import ApiVersion
 from formats.keys import KeyCodec
 from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.backupset.coverage import KeyRange, intersection, subtract
+from tikv_br.backupset.files import FileKind
 from tikv_br.cluster import timestamp
 from tikv_br.cluster.shared import shared_cluster
 from tikv_br.cluster.split import scatter, split_at
 from tikv_br.errors import (
+    BackupUnsupported,
     ClusterError,
     TargetNotEmpty,
     TimestampAheadOfTso,
@@ -72,7 +74,12 @@ def read_backup(context: RestoreContext) -> None:
 
 
 def check_fit(context: RestoreContext) -> None:
-    """Refuse a backup in another encoding than the cluster's, and a checksum that the cluster cannot give."""
+    """Refuse a backup in another encoding than the cluster's, files that it cannot take in, a checksum it cannot give."""
+    if context.options.mode is Mode.INGEST and context.backup.file_kind is not FileKind.SST:
+        raise BackupUnsupported(
+            "stores take in SSTs only, and the backup's files are Parquet",
+            hint="Say --mode put: rows are read here and written as by any client, with timestamps of their own.",
+        )
     check_same_encoding(context.backup.api_version, context.info)
     if context.options.checksum:
         check_gives_checksums(context.info, hint="Say --no-checksum, or use 6.1.1 on.")

@@ -8,13 +8,14 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from formats.api_version import ApiVersion
 from formats.checksum import Checksum
 from formats.errors import FormatError
+from formats.keys import KeyCodec
 from tikv_br.backupset.coverage import KeyRange
-from tikv_br.backupset.files import FileEntry
+from tikv_br.backupset.files import FileEntry, FileKind
 from tikv_br.backupset.identity import verify_file_identity
 from tikv_br.cluster.config import ClusterConfig
 from tikv_br.cluster.shared import shared_cluster
@@ -22,9 +23,13 @@ from tikv_br.errors import BackupDamaged, StorageObjectMissing
 from tikv_br.proof.prover import Prover
 from tikv_br.proof.ranges import codec_of
 from tikv_br.proof.stored_file import StoredFile
+from tikv_br.proof.stored_rows import kind_of
 from tikv_br.spark.task import TaskContext
 from tikv_br.storage.base import CHUNK_SIZE, ObjectStore
 from tikv_br.verify.options import Finding, Level
+
+if TYPE_CHECKING:
+    from tikv_br.verify.row_sums import RowSums
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,24 +112,37 @@ def _check_content(job: FileJob, file: FileEntry, sst: HashedFile) -> Iterator[s
         yield error.message
 
 
-def _check_rows(job: FileJob, file: FileEntry, sst: HashedFile) -> tuple[int, list[str]]:
-    """Check every block and row, and what they come to; the number of rows, and what is wrong."""
-    from formats.sst import check_rows
-    from tikv_br.verify.row_sums import SummingReader
-
+def _check_rows(job: FileJob, file: FileEntry, data: HashedFile) -> tuple[int, list[str]]:
+    """Check every row, and what they come to; the number of rows, and what is wrong."""
     codec = codec_of(job.api_version, file.key_range)
-    reader = SummingReader(sst, codec)
     try:
-        reader.check_structure(job.api_version, codec.bound(file.start_key), codec.bound(file.end_key))
-        check_rows(reader, job.api_version)
+        sums = _sum_parquet(file, data, codec) if kind_of(file) is FileKind.PARQUET else _sum_sst(file, data, codec)
     except FormatError as error:
         return 0, [f"is not sound: {error}"]
     causes = [
         f"has {what} {found}, the backup recorded {recorded}"
-        for what, found, recorded in reader.sums.against(file, with_expiry=job.expiry_recorded)
+        for what, found, recorded in sums.against(file, with_expiry=job.expiry_recorded)
         if found != recorded
     ]
-    return 0 if causes else reader.sums.rows, causes
+    return 0 if causes else sums.rows, causes
+
+
+def _sum_sst(file: FileEntry, data: HashedFile, codec: KeyCodec) -> RowSums:
+    """Of every row of an SST, once each block and row was checked."""
+    from formats.sst import check_rows
+    from tikv_br.verify.row_sums import SummingReader
+
+    reader = SummingReader(data, codec)
+    reader.check_structure(codec.api_version, codec.bound(file.start_key), codec.bound(file.end_key))
+    check_rows(reader, codec.api_version)
+    return reader.sums
+
+
+def _sum_parquet(file: FileEntry, data: HashedFile, codec: KeyCodec) -> RowSums:
+    from formats.parquet_reader import ParquetReader
+    from tikv_br.verify.row_sums import sum_records
+
+    return sum_records(ParquetReader(data).records(), file, codec)
 
 
 class Probe(NamedTuple):

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.backupset.coverage import KeyRange, missing
 from tikv_br.backupset.files import FileEntry
-from tikv_br.errors import BackupUnsupported, UsageError
+from tikv_br.errors import UsageError
 from tikv_br.spark.executor import ExecutorKind, ExecutorOptions
 from tikv_br.spark.session import check_master
 from tikv_br.verify.checks import Probe
@@ -25,15 +24,6 @@ def check_options(options: VerifyOptions) -> None:
         raise UsageError("level restore compares with a cluster: give --pd")
     if options.executor is Executor.SPARK:
         check_master(options.spark_master)
-
-
-def check_readable(backup: BackupSet, level: Level) -> None:
-    """Raise `BackupUnsupported` for files whose rows cannot be read yet."""
-    known = backup.manifest
-    if level in {Level.DATA, Level.RESTORE} and known is not None and known.description.file_format != "sst":
-        raise BackupUnsupported(
-            f"rows of {known.description.file_format} files cannot be checked yet", hint="Use --level files."
-        )
 
 
 def probes(ranges: Sequence[KeyRange], files: Sequence[FileEntry], chosen: Sequence[FileEntry]) -> list[Probe]:

@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import TypeVar
 
 from tikv_br.backupset import layout, manifest, meta
-from tikv_br.backupset.backup_set import BackupSet
+from tikv_br.backupset.backup_set import BackupSet, file_kind
 from tikv_br.backupset.coverage import prove_disjoint
 from tikv_br.backupset.files import FileEntry
 from tikv_br.backupset.manifest import Manifest
@@ -107,6 +107,7 @@ def _by_manifest(store: ObjectStore, known: Manifest) -> BackupSet:
         ranges=about.ranges,
         files=known.files,
         backup_ts=about.backup_ts,
+        file_kind=file_kind(about),
         manifest=known,
     )
 
@@ -120,5 +121,6 @@ def _by_meta(store: ObjectStore, content: MetaContent) -> BackupSet:
         ranges=content.ranges,
         files=content.files,
         backup_ts=content.backup_ts,
+        file_kind=content.file_kind,
         manifest=None,
     )

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 import pyarrow as pa
 
 from formats import columns
 from formats.checksum import Checksum, checksum
+from formats.errors import DamagedBytes
 from formats.keys import KeyCodec
-from formats.rows import LiveFilter, from_storage
+from formats.rows import LiveFilter, from_storage, to_storage, within
 from formats.sst import RandomAccess, SstReader
 from tikv_br.backupset.files import Expiry, FileEntry
+from tikv_br.proof.ranges import user_range
 
 
 @dataclass
@@ -60,6 +62,22 @@ class RowSums:
             yield "timestamps", (min(self.timestamps), max(self.timestamps)), (file.min_ts, file.max_ts)
         if with_expiry:
             yield "rows that expire:", self.expiry, file.expiry
+
+
+def sum_records(batches: Iterable[pa.RecordBatch], file: FileEntry, codec: KeyCodec) -> RowSums:
+    """What records (`SCHEMA`) come to, once they are found to be what ``file`` may hold.
+
+    Raises `FormatError` for rows out of order, outside of the file's range, or that the API version cannot hold.
+    """
+    sums, newest = RowSums(), LiveFilter(now=0)
+    start, end = user_range(codec, file.key_range)
+    for records in batches:
+        alive = newest.apply(records)
+        to_storage(records, codec)  # raises for what a store of this version cannot hold
+        if within(records, start, end).num_rows < records.num_rows:
+            raise DamagedBytes("rows outside of the file's range")
+        sums.add(records, alive, codec.prefix)
+    return sums
 
 
 class SummingReader(SstReader):

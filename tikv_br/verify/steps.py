@@ -92,7 +92,6 @@ def read_backup(context: VerifyContext) -> None:
     context.found(*findings)
     if backup is None:
         raise BackupDamaged("none of the backup's records can be read: nothing else can be checked")
-    plan.check_readable(backup, context.options.level)
     context.backup = backup
     context.found(*records.check_records(backup))
 

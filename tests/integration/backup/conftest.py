@@ -21,11 +21,21 @@ Clusters = Callable[[ApiVersion], LiveCluster]
 @pytest.fixture(scope="module")
 def clusters(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clusters]:
     """Return a function from an API version to a playground of three stores, started when first asked for."""
+    yield from _clusters(tmp_path_factory, stores=3)
+
+
+@pytest.fixture(scope="module")
+def targets(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clusters]:
+    """Return a function from an API version to an empty playground to restore into."""
+    yield from _clusters(tmp_path_factory, stores=1)
+
+
+def _clusters(tmp_path_factory: pytest.TempPathFactory, stores: int) -> Iterator[Clusters]:
     running: dict[ApiVersion, Any] = {}
 
     def get(version: ApiVersion) -> LiveCluster:
         if version not in running:
-            block = live_cluster(tmp_path_factory.mktemp(version.label), version, stores=3)
+            block = live_cluster(tmp_path_factory.mktemp(version.label), version, stores=stores)
             running[version] = (block, block.__enter__())
         live: LiveCluster = running[version][1]
         return live

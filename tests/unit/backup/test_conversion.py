@@ -12,6 +12,7 @@ from tikv_br.backup.conversion import (
     CHECKSUM,
     CONVERSION,
     Feature,
+    Loss,
     release,
     require_conversion,
     require_feature,
@@ -19,17 +20,25 @@ from tikv_br.backup.conversion import (
 from tikv_br.errors import ClusterUnfit, ConversionUnsupported
 
 V1, V1TTL, V2 = ApiVersion.V1, ApiVersion.V1TTL, ApiVersion.V2
-KEEPS_ALL = {(V1, V1), (V1, V1TTL), (V1, V2), (V1TTL, V1TTL), (V1TTL, V2), (V2, V2)}
+LOSES = {(V1TTL, V1): "ttl", (V2, V1): "ttl,ts,keyspace", (V2, V1TTL): "ts,keyspace"}
+"""All that lose anything, of nine."""
 
 
 @pytest.mark.parametrize(("source", "target"), list(itertools.product(ApiVersion, ApiVersion)))
-def test_only_conversions_that_keep_all_data_pass(source: ApiVersion, target: ApiVersion) -> None:
-    """Six of the nine pairs lose nothing; the others are refused, naming both versions."""
-    if (source, target) in KEEPS_ALL:
+def test_a_conversion_that_loses_something_must_be_allowed_all_of_it(source: ApiVersion, target: ApiVersion) -> None:
+    """Six of the nine pairs lose nothing; the others name versions, what would be lost, and the flag that allows it."""
+    lost = LOSES.get((source, target), "")
+    if not lost:
         require_conversion(source, target)
-    else:
-        with pytest.raises(ConversionUnsupported, match=rf"API {source.label}; .* as {target.label}: "):
-            require_conversion(source, target)
+        return
+    needed = {Loss(word) for word in lost.split(",")}
+    require_conversion(source, target, needed)
+    for allowed in ((), set(Loss) - {min(needed)}):
+        with pytest.raises(ConversionUnsupported) as raised:
+            require_conversion(source, target, allowed)
+        assert f"API {source.label}; backed up as {target.label}" in raised.value.message
+        assert all(f"{loss.meaning} ({loss.value})" in raised.value.message for loss in needed)
+        assert f"--allow-loss {lost}" in raised.value.hint
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from formats.api_version import ApiVersion
 from formats.errors import DamagedBytes, UnsupportedFormat
 from formats.keys import KeyCodec
 from formats.rawscan import ScanPage
+from formats.rows import to_storage
 from tikv_br.backup.convert import Converter, join_expiry
 from tikv_br.backupset.coverage import KeyRange
 from tikv_br.backupset.files import Expiry
@@ -68,9 +69,9 @@ def test_pages_convert_to_rows_and_checksums(rows: Rows, codecs: tuple[KeyCodec,
     if not source.api_version.has_ttl:
         rows = {key: (value, 0) for key, (value, _) in rows.items()}
     page, expire_ts = page_of(rows, source)
-    done = Converter(source, target, TS).convert(page, expire_ts)
+    done = Converter(source, target, TS).convert_page(page, expire_ts)
     ordered = [(key, *rows[key]) for key in sorted(rows)]
-    assert done.rows.to_pydict() == {
+    assert to_storage(done.records, target).to_pydict() == {
         "key": [stored(target, *row)[0] for row in ordered],
         "value": [stored(target, *row)[1] for row in ordered],
     }
@@ -114,14 +115,29 @@ def test_keys_of_another_keyspace_are_refused() -> None:
     codec = KeyCodec(ApiVersion.V2, 1)
     page, _ = page_of({b"k": (b"v", 0)}, KeyCodec(ApiVersion.V2, 2))
     with pytest.raises(DamagedBytes, match="keyspace 1"):
-        Converter(codec, codec, TS).convert(page)
+        Converter(codec, codec, TS).convert_page(page)
 
 
-def test_an_expiry_never_goes_to_a_version_without() -> None:
-    """Should the checks before ever let it pass, the conversion does not: it raises instead of dropping."""
-    page, expire_ts = page_of({b"k": (b"v", 77)}, V1TTL)
-    with pytest.raises(UnsupportedFormat):
-        Converter(V1TTL, V1, TS).convert(page, expire_ts)
+def test_an_expiry_is_lost_only_where_that_is_allowed() -> None:
+    """Should the checks before ever let it pass, the conversion does not; where it may be lost, it is counted."""
+    page, expire_ts = page_of({b"j": (b"u", 0), b"k": (b"v", 77), b"l": (b"w", 78)}, V1TTL)
+    with pytest.raises(UnsupportedFormat, match="2 rows"):
+        Converter(V1TTL, V1, 0).convert_page(page, expire_ts)
+    done = Converter(V1TTL, V1, 0, drop_ttl=True).convert_page(page, expire_ts)
+    assert done.dropped_ttls == 2
+    assert done.expiry == Expiry()
+    assert done.records["expire_ts"].to_pylist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize(("target", "expected"), [(KeyCodec(ApiVersion.V2, 3), [5, TS, 7]), (V1TTL, [0, 0, 0])])
+def test_rows_keep_their_own_timestamp(target: KeyCodec, expected: list[int]) -> None:
+    """Only a row without one gets the converter's; where the target has none, none is left."""
+    rows = columns.records(
+        columns.from_list([b"a", b"b", b"c"]), columns.from_list([b""] * 3), ts=np.array([5, 0, 7], np.uint64)
+    )
+    done = Converter(KeyCodec(ApiVersion.V2, 3), target, TS).convert(rows)
+    assert done.records["ts"].to_pylist() == expected
+    assert done.timestamps == (min(expected), max(expected))
 
 
 def test_expiries_join() -> None:

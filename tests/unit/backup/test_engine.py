@@ -11,10 +11,12 @@ from formats.api_version import ApiVersion
 from formats.sst.compression import Compression
 from tests.unit.backup.test_options import options
 from tikv_br.backup.engine import CLUSTER_SLOTS, choose_engine
-from tikv_br.errors import ConversionUnsupported, UsageError
+from tikv_br.backupset.files import FileKind
+from tikv_br.errors import UsageError
 from tikv_br.spark.executor import DRIVER_THREADS
 
 V1, V1TTL, V2 = ApiVersion.V1, ApiVersion.V1TTL, ApiVersion.V2
+SST, PARQUET = FileKind.SST, FileKind.PARQUET
 
 
 @pytest.mark.parametrize(
@@ -32,6 +34,14 @@ V1, V1TTL, V2 = ApiVersion.V1, ApiVersion.V1TTL, ApiVersion.V2
         (V2, V2, {"compression": Compression.NONE}, "scan", "stores compress"),
         (V1TTL, V2, {"compression": Compression.NONE}, "scan", "stores compress"),
         (V1, V2, {"engine": "store"}, "store", "asked for"),
+        (V2, V1TTL, {}, "store", "keep their expiry"),
+        (V2, V1TTL, {"assume_no_ttl": True}, "scan", "no key is taken to expire"),
+        (V2, V1, {}, "store", "known without asking"),
+        (V1TTL, V1, {}, "store", "known without asking"),
+        (V1TTL, V1, {"assume_no_ttl": True}, "scan", "no key is taken to expire"),
+        (V1, V1, {"file_kind": PARQUET}, "scan", "no timestamp or expiry to keep"),
+        (V2, V2, {"file_kind": PARQUET}, "store", "timestamps and expiry; as stores do not write Parquet"),
+        (V2, V2, {"file_kind": PARQUET, "compression": Compression.NONE}, "store", "timestamps"),
     ],
 )
 def test_auto_takes_the_stores_where_something_would_be_lost(
@@ -43,12 +53,29 @@ def test_auto_takes_the_stores_where_something_would_be_lost(
     assert reason in engine.reason
 
 
-@pytest.mark.parametrize(("source", "target"), [(V1, V1TTL), (V1TTL, V1), (V2, V1), (V2, V1TTL)])
-def test_what_stores_cannot_write_names_the_engine_that_might(source: ApiVersion, target: ApiVersion) -> None:
-    """Asked for explicitly, the stores are not silently replaced."""
-    with pytest.raises(ConversionUnsupported) as raised:
-        choose_engine(options(engine="store"), source, target)
-    assert "--engine scan" in raised.value.hint
+@pytest.mark.parametrize("compression", [Compression.ZSTD, Compression.NONE])
+@pytest.mark.parametrize(
+    ("source", "target", "kind", "rewrites"),
+    [
+        (V1, V1, SST, False),
+        (V1, V1TTL, SST, True),
+        (V1, V2, SST, False),
+        (V1TTL, V1, SST, True),
+        (V2, V1, SST, True),
+        (V2, V1TTL, SST, True),
+        (V2, V2, PARQUET, True),
+    ],
+)
+def test_what_stores_do_not_write_is_rewritten(
+    source: ApiVersion, target: ApiVersion, kind: FileKind, rewrites: bool, compression: Compression
+) -> None:
+    """Where bytes of the stores' files pass through here, the reason says so, Spark does it, in any compression."""
+    wanted = options(engine="store", file_kind=kind, compression=compression)
+    if compression is Compression.NONE and not rewrites:
+        return
+    engine = choose_engine(wanted, source, target)
+    assert (engine.name, engine.rewrites, "rewritten" in engine.reason) == ("store", rewrites, rewrites)
+    assert engine.executor == ("spark" if rewrites else "driver")
 
 
 def test_stores_write_nothing_uncompressed() -> None:

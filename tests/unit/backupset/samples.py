@@ -7,7 +7,7 @@ import itertools
 from formats.api_version import ApiVersion
 from tikv_br.backupset import layout
 from tikv_br.backupset.coverage import KeyRange
-from tikv_br.backupset.files import Expiry, FileEntry, FileWriter
+from tikv_br.backupset.files import Expiry, FileEntry, FileKind, FileWriter
 from tikv_br.backupset.ledger import LedgerEntry
 from tikv_br.backupset.manifest import Description
 from tikv_br.storage.base import ObjectStore
@@ -61,7 +61,7 @@ def do_task(store: ObjectStore, number: int, attempt: str = "a1") -> LedgerEntry
     files = tuple(
         write_file(
             store,
-            layout.sst_name(interval, attempt, place),
+            layout.data_name(FileKind.SST, interval, attempt, place),
             f"file {number} {attempt} {place} ".encode() * 20_000,
             KeyRange(PREFIX + (start or b""), b"r\0\0\1" if end is None else PREFIX + end),
         )

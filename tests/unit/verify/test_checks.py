@@ -23,9 +23,9 @@ def test_any_order_of_reads_gives_the_hash_of_the_whole(
     tmp_path: Path, data: bytes, reads: list[tuple[int, int]]
 ) -> None:
     """Reads that jump, overlap or repeat return the right bytes, and the hash is that of the file, each byte once."""
-    (tmp_path / "object").write_bytes(data)
+    (tmp_path / "object.sst").write_bytes(data)
     counted: list[int] = []
-    sst = HashedFile(open_store(parse(str(tmp_path))), FileEntry("object", 0, b"", b"", 0, 0, 0), counted.append)
+    sst = HashedFile(open_store(parse(str(tmp_path))), FileEntry("object.sst", 0, b"", b"", 0, 0, 0), counted.append)
     for offset, length in reads:
         start = min(offset, len(data))
         end = min(start + length, len(data))
@@ -45,7 +45,7 @@ def check(folder: Path, file: FileEntry, level: Level = Level.FILES) -> list[tup
 def entry(data: bytes, **changes: object) -> FileEntry:
     """The record of a file of those bytes."""
     fields = {"sha256": hashlib.sha256(data).digest(), **changes}
-    return FileEntry("object", len(data), b"", b"", 0, 0, 0, **fields)  # type: ignore[arg-type]
+    return FileEntry("object.sst", len(data), b"", b"", 0, 0, 0, **fields)  # type: ignore[arg-type]
 
 
 def test_an_object_that_vanishes_after_the_listing_is_a_finding(tmp_path: Path) -> None:
@@ -55,7 +55,7 @@ def test_an_object_that_vanishes_after_the_listing_is_a_finding(tmp_path: Path) 
 
 def test_a_file_without_recorded_hash_is_not_called_right(tmp_path: Path) -> None:
     """What cannot be checked is said."""
-    (tmp_path / "object").write_bytes(b"data")
+    (tmp_path / "object.sst").write_bytes(b"data")
     assert check(tmp_path, entry(b"data")) == []
     [(cause, _level)] = check(tmp_path, entry(b"data", sha256=b""))
     assert "no recorded sha256" in cause
@@ -63,7 +63,7 @@ def test_a_file_without_recorded_hash_is_not_called_right(tmp_path: Path) -> Non
 
 def test_a_wrong_record_of_the_tail_is_found(tmp_path: Path) -> None:
     """A restore would refuse the file by the hash of its last part, so it is wrong although its bytes are right."""
-    (tmp_path / "object").write_bytes(b"data")
+    (tmp_path / "object.sst").write_bytes(b"data")
     [(cause, level)] = check(tmp_path, entry(b"data", tail_sha256=bytes(32), tail_size=2))
     assert "last part" in cause
     assert level is Level.FILES
@@ -71,7 +71,7 @@ def test_a_wrong_record_of_the_tail_is_found(tmp_path: Path) -> None:
 
 def test_bytes_and_rows_are_both_reported(tmp_path: Path) -> None:
     """A file that is neither the recorded one nor an SST says both, the plainer first."""
-    (tmp_path / "object").write_bytes(b"x" * 100)
+    (tmp_path / "object.sst").write_bytes(b"x" * 100)
     found = check(tmp_path, entry(b"y" * 100), Level.DATA)
     assert [level for _cause, level in found] == [Level.FILES, Level.DATA]
     assert "sha256" in found[0][0]

@@ -1,4 +1,4 @@
-"""SSTs of one task: cut by size, joined up in their ranges, gone when abandoned."""
+"""Files of one task: cut by size, joined up in their ranges, gone when abandoned."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from formats.api_version import ApiVersion
 from formats.errors import UnsortedKeys
 from formats.keys import KeyCodec
 from formats.rawscan import ScanPage
-from formats.sst import MemorySource, SstOptions, SstReader
+from formats.sst import MemorySource, SstReader
 from tikv_br.backup.convert import Converter
-from tikv_br.backup.sst_files import SstFiles
+from tikv_br.backup.data_files import DataFiles
+from tikv_br.backup.row_writer import FileForm
 from tikv_br.backupset.coverage import KeyRange
-from tikv_br.backupset.files import FileEntry, totals
+from tikv_br.backupset.files import FileEntry, FileKind, totals
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import StorageLocation
 
@@ -41,19 +42,25 @@ def paged_rows(draw: st.DrawFn) -> Pages:
     return pages
 
 
-def sst_files(place: Path, file_bytes: int) -> SstFiles:
+def data_files(place: Path, file_bytes: int, kind: FileKind = FileKind.SST) -> DataFiles:
     """Return the writer of a task over everything."""
     store = open_store(StorageLocation("local", str(place)))
-    return SstFiles(
-        store, WHOLE, CONVERTER.target_range(WHOLE), "try-1", options=SstOptions(), file_bytes=file_bytes, ts=1
+    return DataFiles(
+        store,
+        WHOLE,
+        CONVERTER.target_range(WHOLE),
+        "try-1",
+        form=FileForm(kind),
+        codec=CONVERTER.target,
+        file_bytes=file_bytes,
     )
 
 
-def write(files: SstFiles, pages: Pages) -> None:
+def write(files: DataFiles, pages: Pages) -> None:
     """Add pages as a task does."""
     for page in pages:
         scanned = ScanPage(columns.from_list([key for key, _ in page]), columns.from_list([value for _, value in page]))
-        files.add(CONVERTER.convert(scanned))
+        files.add(CONVERTER.convert_page(scanned))
 
 
 def read(path: Path) -> list[tuple[bytes, bytes]]:
@@ -69,7 +76,7 @@ def test_files_join_up_and_hold_all_rows(
 ) -> None:
     """Ranges begin and end as the task's, meet in between, hold their own rows, and none is without rows."""
     place = tmp_path_factory.mktemp("files")
-    files = sst_files(place, file_bytes)
+    files = data_files(place, file_bytes)
     write(files, pages)
     done = files.finish()
     assert bool(done) == bool(pages)
@@ -98,7 +105,7 @@ def check_entry(file: FileEntry, place: Path) -> None:
 
 def test_abandoned_files_are_gone(tmp_path: Path) -> None:
     """Finished ones and the open one, so that an attempt that fails leaves its place as it was."""
-    files = sst_files(tmp_path, 1)
+    files = data_files(tmp_path, 1)
     write(files, [[(b"a", b"1")], [(b"b", b"2")], [(b"c", b"3")]])
     assert len(list(tmp_path.glob("sst/*.sst"))) == 2
     files.abandon()
@@ -107,7 +114,7 @@ def test_abandoned_files_are_gone(tmp_path: Path) -> None:
 
 def test_rows_out_of_order_are_refused(tmp_path: Path) -> None:
     """A store that answers out of order must not become an SST that kills a store later."""
-    files = sst_files(tmp_path, 1 << 20)
+    files = data_files(tmp_path, 1 << 20)
     with pytest.raises(UnsortedKeys):
         write(files, [[(b"b", b"1")], [(b"a", b"2")]])
     files.abandon()

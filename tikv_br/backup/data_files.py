@@ -1,27 +1,25 @@
-"""The SSTs of one task: cut at a size, streamed into the storage, recorded with checksums and identity."""
+"""The data files of one task: cut at a size, streamed into the storage, recorded with checksums and identity."""
 
 from __future__ import annotations
 
 import logging
 import time
-from typing import TYPE_CHECKING
 
 from formats.checksum import Checksum
+from formats.keys import KeyCodec
+from formats.sst.coding import Readable
 from tikv_br.backup.convert import Converted, join_expiry
+from tikv_br.backup.row_writer import FileForm
 from tikv_br.backupset import layout
 from tikv_br.backupset.coverage import KeyRange
 from tikv_br.backupset.files import Expiry, FileEntry, FileWriter
 from tikv_br.errors import StorageError
 from tikv_br.storage.base import ObjectStore
 
-if TYPE_CHECKING:
-    from formats.sst import SstOptions
-    from formats.sst.coding import Readable
-
 log = logging.getLogger(__name__)
 
 
-class SstFiles:
+class DataFiles:
     """Writes the rows of one interval. File ranges join up to the interval's; without rows there is no file.
 
     Leave it by `finish` or `abandon`.
@@ -34,32 +32,32 @@ class SstFiles:
         target_range: KeyRange,
         attempt: str,
         *,
-        options: SstOptions,
+        form: FileForm,
+        codec: KeyCodec,
         file_bytes: int,
-        ts: int,
     ) -> None:
-        """``interval`` names the files, ``target_range`` (target's RPC keys) is what they cover; rows carry ``ts``."""
+        """``interval`` names the files; ``target_range`` is what they cover, in RPC keys of ``codec``, the target's."""
         self.seconds_uploading = 0.0
         """Of the time in `add` and `finish`, what went to handing bytes to the storage."""
         self._store = store
         self._interval = interval
         self._attempt = attempt
-        self._options = options
+        self._form = form
+        self._codec = codec
         self._file_bytes = file_bytes
-        self._ts = ts
         self._next_start = target_range.start
         self._end = target_range.end
         self._open: _OpenFile | None = None
         self._done: list[FileEntry] = []
 
-    def add(self, page: Converted) -> None:
+    def add(self, rows: Converted) -> None:
         """Append rows that follow those before. Raises `StorageError`, `UnsortedKeys`."""
         if self._open is not None and self._open.sums.total_bytes >= self._file_bytes:
-            self._close(page.first_key)
+            self._close(rows.first_key)
         if self._open is None:
-            name = layout.sst_name(self._interval, self._attempt, len(self._done))
-            self._open = _OpenFile(self._store, name, self._next_start, self._options)
-        self._open.add(page)
+            name = layout.data_name(self._form.kind, self._interval, self._attempt, len(self._done))
+            self._open = _OpenFile(FileWriter(self._store, name), self._next_start, self._form, self._codec)
+        self._open.add(rows)
 
     def finish(self) -> tuple[FileEntry, ...]:
         """Close the last file; all are in the storage then."""
@@ -82,36 +80,35 @@ class SstFiles:
     def _close(self, end: bytes) -> None:
         if self._open is None:
             return
-        file, self._open = self._open, None
-        self._done.append(file.close(end, self._ts))
-        self.seconds_uploading += file.seconds_uploading
+        self._done.append(self._open.close(end))
+        self.seconds_uploading += self._open.seconds_uploading
+        self._open = None
         self._next_start = end
 
 
 class _OpenFile:
-    """One SST being written."""
+    """One file being written."""
 
-    def __init__(self, store: ObjectStore, name: str, start: bytes, options: SstOptions) -> None:
-        from formats.sst import SstWriter
-
+    def __init__(self, file: FileWriter, start: bytes, form: FileForm, codec: KeyCodec) -> None:
         self.sums = Checksum()
         self.seconds_uploading = 0.0
         self._start = start
         self._expiry = Expiry()
-        self._file = FileWriter(store, name)
-        self._sst = SstWriter(self._upload, options)
+        self._timestamps: list[int] = []
+        self._file = file
+        self._rows = form.open(self._upload, codec)
 
-    def add(self, page: Converted) -> None:
-        self._sst.append(page.rows)
-        self.sums += page.target
-        self._expiry = join_expiry(self._expiry, page.expiry)
+    def add(self, rows: Converted) -> None:
+        self._rows.append(rows.records)
+        self.sums += rows.target
+        self._expiry = join_expiry(self._expiry, rows.expiry)
+        self._timestamps += rows.timestamps
 
-    def close(self, end: bytes, ts: int) -> FileEntry:
-        with self._file:
-            self._sst.finish()
-            began = time.perf_counter()
-            stored = self._file.close()
-            self.seconds_uploading += time.perf_counter() - began
+    def close(self, end: bytes) -> FileEntry:
+        self._rows.finish(KeyRange(self._start, end))
+        began = time.perf_counter()
+        stored = self._file.close()
+        self.seconds_uploading += time.perf_counter() - began
         return FileEntry(
             **stored._asdict(),
             start_key=self._start,
@@ -119,14 +116,14 @@ class _OpenFile:
             crc64xor=self.sums.crc64xor,
             total_kvs=self.sums.total_kvs,
             total_bytes=self.sums.total_bytes,
-            min_ts=ts,
-            max_ts=ts,
+            min_ts=min(self._timestamps),
+            max_ts=max(self._timestamps),
             expiry=self._expiry,
         )
 
     def abort(self) -> None:
         with self._file:
-            pass
+            self._rows.abort()
 
     def _upload(self, data: Readable) -> None:
         began = time.perf_counter()

@@ -1,0 +1,243 @@
+"""Parquet files: ours read by Arrow's own reader, anyone's read by us."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import random
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from formats import columns
+from formats.errors import DamagedBytes, FormatError, UnsortedKeys, UnsupportedFormat
+from formats.parquet_reader import ParquetReader
+from formats.parquet_writer import ParquetOptions, ParquetWriter
+from formats.records import SCHEMA
+from formats.sst import Compression, MemorySource
+
+Row = tuple[bytes, bytes, int, int, bool]
+TIMES = st.integers(0, 2**64 - 1)
+ROWS = st.dictionaries(
+    st.binary(max_size=12), st.tuples(st.binary(max_size=20), TIMES, TIMES, st.booleans()), min_size=1, max_size=40
+).map(lambda table: [(key, *table[key]) for key in sorted(table)])
+SMALL = ParquetOptions(group_rows=100)
+
+
+def batch(rows: list[Row]) -> pa.RecordBatch:
+    """Rows as records."""
+    keys, values, expire_ts, ts, deleted = zip(*rows, strict=True)
+    return columns.records(
+        columns.from_list(keys),
+        columns.from_list(values),
+        expire_ts=np.array(expire_ts, np.uint64),
+        ts=np.array(ts, np.uint64),
+        deleted=np.array(deleted),
+    )
+
+
+def written(rows: list[Row], options: ParquetOptions = SMALL, size: int = 7) -> bytes:
+    """The file of rows that come in batches of a size."""
+    pieces: list[bytes] = []
+    writer = ParquetWriter(pieces.append, options)
+    for at in range(0, len(rows), size):
+        writer.append(batch(rows[at : at + size]))
+    writer.finish({"api_version": "v2"})
+    return b"".join(pieces)
+
+
+def many(count: int = 1000) -> list[Row]:
+    """Rows with keys that ascend and values that differ."""
+    chance = random.Random(5)
+    return [(b"key%06d" % number, chance.randbytes(30), number, number * 2, False) for number in range(count)]
+
+
+def read(data: bytes, start: bytes = b"", end: bytes = b"") -> list[Row]:
+    """What our reader makes of a file."""
+    found: list[Row] = []
+    for part in ParquetReader(MemorySource(data)).records(start, end):
+        assert part.schema == SCHEMA
+        assert part.num_rows
+        found += [tuple(row.values()) for row in part.to_pylist()]
+    return found
+
+
+@given(ROWS, st.sampled_from(Compression), st.integers(1, 9), st.binary(max_size=3), st.binary(max_size=3))
+def test_any_rows_are_read_by_arrow_and_by_us(
+    rows: list[Row], compression: Compression, size: int, start: bytes, end: bytes
+) -> None:
+    """All columns, in order, in any compression and cut; of a range exactly its rows."""
+    data = written(rows, ParquetOptions(compression, group_rows=5), size)
+    table = pq.read_table(io.BytesIO(data))
+    assert table.schema.equals(SCHEMA)
+    assert [tuple(row.values()) for row in table.to_pylist()] == rows
+    assert read(data) == rows
+    assert read(data, start, end) == [row for row in rows if start <= row[0] and (not end or row[0] < end)]
+
+
+def test_the_footer_says_what_the_file_is() -> None:
+    """Sorted by key, zstd, statistics of all columns but values, a page index, and our own words."""
+    meta = pq.ParquetFile(io.BytesIO(written(many()))).metadata
+    assert meta.num_row_groups > 5
+    assert meta.metadata[b"tikv-br.api_version"] == b"v2"
+    group = meta.row_group(1)
+    assert group.sorting_columns == (pq.SortingColumn(0),)
+    by_name = {group.column(number).path_in_schema: group.column(number) for number in range(group.num_columns)}
+    assert {name for name, column in by_name.items() if column.statistics} == {"key", "expire_ts", "ts"}
+    assert by_name["key"].compression == "ZSTD"
+    assert by_name["key"].has_column_index
+    rows = meta.row_group(0).num_rows
+    assert by_name["key"].statistics.min == b"key%06d" % rows
+
+
+def test_readers_skip_what_statistics_exclude() -> None:
+    """Arrow's dataset reads one row group of many for a range of keys; so do we, in one read of its bytes."""
+    rows = many(10_000)
+    data = written(rows, ParquetOptions(group_rows=1000), 500)
+    fragment = ds.ParquetFileFormat().make_fragment(pa.BufferReader(data))
+    wanted = (pc.field("key") >= pa.scalar(b"key005000", pa.large_binary())) & (
+        pc.field("key") < pa.scalar(b"key005003", pa.large_binary())
+    )
+    assert fragment.subset(wanted).num_row_groups == 1 < fragment.num_row_groups
+    source = Counting(data)
+    reader = ParquetReader(source)
+    source.reads.clear()
+    found = [row for part in reader.records(b"key005000", b"key005003") for row in part.to_pylist()]
+    assert [row["key"] for row in found] == [row[0] for row in rows[5000:5003]]
+    assert len(source.reads) == 1
+    assert source.reads[0][1] < len(data) / 5
+
+
+def test_a_whole_file_is_read_in_one_pass() -> None:
+    """Row groups come one after the other, from the first byte on, so that a hash can be taken on the way."""
+    source = Counting(written(many(20_000), ParquetOptions(group_rows=5000), 1000))
+    reader = ParquetReader(source)
+    source.reads.clear()
+    assert sum(part.num_rows for part in reader.records()) == 20_000
+    starts, lengths = zip(*source.reads, strict=True)
+    assert starts == (0, *itertools.accumulate(lengths[:-1]))
+    assert sum(lengths) > len(source.data) // 2, "the rest is the tail, which is read before"
+
+
+class Counting:
+    """Bytes that remember what was read of them."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+        self.size = len(data)
+        self.reads: list[tuple[int, int]] = []
+
+    def read_at(self, offset: int, length: int) -> bytes:
+        """Return a range."""
+        self.reads.append((offset, length))
+        return self.data[offset : offset + length]
+
+
+@pytest.mark.parametrize("kind", [pa.binary(), pa.large_binary(), pa.string()])
+def test_foreign_files_need_a_key_and_a_value(kind: pa.DataType) -> None:
+    """Columns go by name, in any order and width; what is not there is 0 or false, other columns are ignored."""
+    table = pa.table(
+        {
+            "note": ["x", "y"],
+            "value": pa.array(["1", "2"], pa.string()).cast(kind),
+            "expire_ts": pa.array([7, 0], pa.int32()),
+            "key": pa.array(["a", "b"], pa.string()).cast(kind),
+        }
+    )
+    file = io.BytesIO()
+    pq.write_table(table, file)
+    assert read(file.getvalue()) == [(b"a", b"1", 7, 0, False), (b"b", b"2", 0, 0, False)]
+
+
+@pytest.mark.parametrize(
+    ("table", "cause"),
+    [
+        ({"key": [b"a"]}, "no column value"),
+        ({"key": [b"a"], "value": [None]}, "nulls"),
+        ({"key": [b"a"], "value": [b""], "ts": [-1]}, "column ts"),
+    ],
+)
+def test_columns_that_are_no_records_are_refused(table: dict[str, list[object]], cause: str) -> None:
+    """Missing columns, nulls and numbers that do not fit are named."""
+    file = io.BytesIO()
+    pq.write_table(pa.table(table), file)
+    with pytest.raises(UnsupportedFormat, match=cause):
+        read(file.getvalue())
+
+
+def test_damage_is_found() -> None:
+    """A flipped bit in a page is an error of ours or harmless to every row, as pages carry checksums; so is a cut."""
+    rows = many(300)
+    data = written(rows)
+    groups = pq.ParquetFile(io.BytesIO(data)).metadata
+    last = groups.row_group(groups.num_row_groups - 1)
+    pages = last.column(0).file_offset or last.column(0).data_page_offset
+    chance = random.Random(9)
+    found = 0
+    for _ in range(200):
+        bad = bytearray(data)
+        bad[chance.randrange(pages)] ^= 1 << chance.randrange(8)
+        try:
+            assert read(bytes(bad)) == rows
+        except FormatError:
+            found += 1
+    assert found > 100
+    for cut in (0, 3, 11, len(data) - 1, len(data) // 2):
+        with pytest.raises(DamagedBytes):
+            read(data[:cut])
+
+
+def test_errors_of_source_and_sink_pass() -> None:
+    """Storage that breaks is no damage: its own error comes out, from below Arrow."""
+
+    class Broken(Exception):
+        pass
+
+    def broken(*_arguments: object) -> bytes:
+        raise Broken
+
+    data = written(many(10_000), ParquetOptions(group_rows=1000), 500)
+    source = Counting(data)
+    reader = ParquetReader(source)
+    source.read_at = broken  # type: ignore[method-assign,assignment]
+    with pytest.raises(Broken):
+        list(reader.records())
+    writer = ParquetWriter(lambda data: broken() if len(data) > 8 else None, SMALL)
+    with pytest.raises(Broken):
+        writer.append(batch(many()))
+    writer.abort()
+
+
+def test_rows_come_in_order_or_not_at_all() -> None:
+    """Keys that do not ascend, in one batch or over two, are refused; so is a file without rows."""
+    one, other = many(2)
+    for batches in ([[other, one]], [[other], [one]], [[one], [one]]):
+        writer = ParquetWriter(lambda _data: None, SMALL)
+        for part in batches[:-1]:
+            writer.append(batch(part))
+        with pytest.raises(UnsortedKeys):
+            writer.append(batch(batches[-1]))
+        writer.abort()
+    writer = ParquetWriter(lambda _data: None, SMALL)
+    with pytest.raises(FormatError, match="without rows"):
+        writer.finish()
+    writer.abort()
+
+
+def test_an_aborted_file_stays_incomplete() -> None:
+    """Nothing is written after the abort, also when the writer is forgotten: no half file looks whole."""
+    pieces: list[bytes] = []
+    writer = ParquetWriter(pieces.append, SMALL)
+    writer.append(batch(many(150)))
+    before = len(pieces)
+    writer.abort()
+    del writer
+    assert len(pieces) == before
+    with pytest.raises(DamagedBytes):
+        read(b"".join(pieces))
