@@ -185,3 +185,39 @@ def test_a_wrong_authority_is_refused_at_once(backup: Path, tmp_path: Path) -> N
         tikv_br("playground", "stop", "--dir", str(tmp_path / "tls"))
     assert refused.returncode == errors.ClusterTlsError.exit_code, refused.stdout
     assert taken.returncode == 0, taken.stdout
+
+
+def test_a_part_moves_to_another_keyspace(v1: LiveCluster, v2: LiveCluster, tmp_path: Path) -> None:
+    """The plan is told first, in full; the restore brings the keys of a prefix under another, in another keyspace."""
+    place = ["-s", f"local://{tmp_path / 'moving'}"]
+    made = tikv_br("backup", "raw", "-u", v1.pd, *place, "--dst-api-version", "v2", "--executor", "driver")
+    assert made.returncode == 0, made.stdout
+    moving = ["-u", v2.pd, *place, "--to-keyspace", "9", "--rewrite-prefix", "row0=\\x00new", "--format", "escaped"]
+    planned = tikv_br("restore", "raw", *moving, "--dry-run")
+    assert planned.returncode == 0, planned.stdout
+    plan = next(line for line in map(json.loads, planned.stdout.splitlines()) if line["message_type"] == "plan")
+    assert plan["ranges"] == [
+        {
+            "start": "72000000726f7730",
+            "end": "72000000726f7731",
+            "target_start": "72000009006e6577",
+            "target_end": "72000009006e6578",
+        }
+    ]
+    assert sum(file["size"] for file in plan["files"]) == plan["size"]
+    assert v2.raw(9).checksum().total_kvs == 0
+    taken = tikv_br("restore", "raw", *moving)
+    assert taken.returncode == 0, taken.stdout
+    scanned = tikv_br("raw", "scan", "--pd", v2.pd, "--keyspace", "9")
+    rows = [json.loads(line) for line in scanned.stdout.splitlines()]
+    assert {bytes.fromhex(row["key"]): bytes.fromhex(row["value"]) for row in rows} == {
+        b"\0new" + key[4:]: value for key, value in ROWS.items() if key.startswith(b"row0")
+    }
+
+
+@pytest.mark.parametrize("rewrite", ["6f6c64", "61=62=63"])
+def test_a_rewrite_that_is_none_is_refused(v2: LiveCluster, backup: Path, rewrite: str) -> None:
+    """Two prefixes with a sign between, in the form of --format."""
+    done = tikv_br("restore", "raw", "-u", v2.pd, "-s", f"local://{backup}", f"--rewrite-prefix={rewrite}")
+    assert done.returncode == errors.UsageError.exit_code
+    assert "--rewrite-prefix" in last_line(done)["message"]

@@ -46,9 +46,12 @@ from tikv_br.cli.text import human_bytes, human_seconds
 from tikv_br.errors import UsageError
 
 if TYPE_CHECKING:
+    from tikv_br.restore.plan import FilePart, RestorePlan, Wanted
     from tikv_br.restore.run import RestoreSummary
 
 app = typer.Typer(cls=DefaultCommandGroup, rich_markup_mode=None, no_args_is_help=True)
+PLAN_ROWS = 20
+"""Files of a plan that people are shown; JSON has them all."""
 
 
 @app.callback()
@@ -63,6 +66,17 @@ def restore_raw(
     start: StartOption = "",
     end: EndOption = "",
     key_form: FormatOption = KeyForm.HEX,
+    to_keyspace: Annotated[
+        str, typer.Option("--to-keyspace", metavar="ID|NAME", help="Keyspace that the rows are to be in (API V2).")
+    ] = "",
+    rewrite_prefix: Annotated[
+        str,
+        typer.Option(
+            "--rewrite-prefix",
+            metavar="OLD=NEW",
+            help="Restore only keys that begin with OLD, with NEW in its place; written as --format says.",
+        ),
+    ] = "",
     mode: Annotated[
         Literal["ingest", "put"],
         typer.Option("--mode", help="Stores take in whole files, or rows are put one by one."),
@@ -146,6 +160,8 @@ def restore_raw(
         storage=located(storage),
         start=first,
         end=last,
+        to_keyspace=to_keyspace,
+        rewrite_prefix=_parse_rewrite(rewrite_prefix, key_form),
         mode=Mode(mode),
         concurrency=concurrency,
         file_check=FileCheck(file_check),
@@ -159,7 +175,7 @@ def restore_raw(
     )
     out = Output(output)
     with progress_display(out) as display:
-        summary = restore(options, display)
+        summary = restore(options, display, partial(_render_plan, out))
     out.result("summary", asdict(summary), _text(summary))
 
 
@@ -172,6 +188,55 @@ def _parse_keys(start: str, end: str, form: KeyForm) -> tuple[bytes, bytes]:
     if last and first >= last:
         raise UsageError("--start must lie before --end")
     return first, last
+
+
+def _parse_rewrite(text: str, form: KeyForm) -> tuple[bytes, bytes]:
+    """The prefixes of ``OLD=NEW``. Raises `UsageError`; a ``=`` of a prefix itself must be escaped, or be hex."""
+    if not text:
+        return b"", b""
+    old, sign, new = text.partition("=")
+    if not sign or "=" in new or not old + new:
+        raise UsageError("--rewrite-prefix wants OLD=NEW", hint="One of them may be empty; write = itself in hex.")
+    try:
+        return parse_key(old, form.value), parse_key(new, form.value)
+    except InvalidKeyText as error:
+        raise UsageError(f"--rewrite-prefix: {error}", hint="See --format: hex is the default.") from None
+
+
+def _render_plan(out: Output, plan: RestorePlan) -> None:
+    """The plan in full for machines, its beginning for people."""
+    files = [
+        {"name": part.file.name, **_span(part), "total_kvs": part.file.total_kvs, "size": part.file.size}
+        for part in plan.parts
+    ]
+    out.result(
+        "plan",
+        {
+            "ranges": [_span(each) for each in plan.wanted],
+            "files": files,
+            "resumed_files": plan.resumed,
+            "splits": [key.hex() for key in plan.splits],
+            "regions": plan.regions,
+            "total_kvs": plan.total_kvs,
+            "total_bytes": plan.total_bytes,
+            "size": plan.size,
+        },
+    )
+    rows = [
+        (part.file.name, part.target.start.hex() or "-", part.target.end.hex() or "-", human_bytes(part.file.size))
+        for part in plan.parts[:PLAN_ROWS]
+    ]
+    title = f"{len(plan.parts)} files into {plan.regions} regions, {len(plan.splits)} splits before"
+    out.table(("file", "from", "to", "stored"), rows, title=title)
+
+
+def _span(each: FilePart | Wanted) -> dict[str, str]:
+    return {
+        "start": each.span.start.hex(),
+        "end": each.span.end.hex(),
+        "target_start": each.target.start.hex(),
+        "target_end": each.target.end.hex(),
+    }
 
 
 def _text(summary: RestoreSummary) -> str:

@@ -36,7 +36,7 @@ class Rewrite:
         return KeyRange(self.old, successor(self.old))
 
     def range(self, span: KeyRange) -> KeyRange:
-        """What a range of `source` is in the cluster."""
+        """What a range of `source`, one that is not empty, is in the cluster."""
         if not self.changes:
             return span
         within = bool(span.end) and span.end.startswith(self.old)

@@ -13,7 +13,7 @@ from tikv_br.cluster.topology import ClusterInfo
 from tikv_br.progress_events import Reporter, silent
 from tikv_br.restore.inspect import Inspected
 from tikv_br.restore.options import RestoreOptions
-from tikv_br.restore.plan import Brought, FilePart, Wanted
+from tikv_br.restore.plan import Brought, FilePart, RestorePlan, Wanted
 from tikv_br.restore.record import Begun, RestoreRecord
 
 
@@ -38,12 +38,19 @@ class RestoreContext:
     """Spans of the backup's files that an unfinished restore has brought in."""
     todo: list[FilePart] = field(default_factory=list)
     """`parts` without what is `resumed`."""
+    plan: RestorePlan | None = None
+    """What would be done; of a dry run only."""
     facts: dict[str, Inspected] = field(default_factory=dict)
     regions_made: list[Region] = field(default_factory=list)
     brought: Brought = field(default_factory=Brought)
     """By all tasks of this run."""
     found: Checksum | None = None
     """What the cluster answered; None when it was not asked."""
+
+    @property
+    def resumed_files(self) -> int:
+        """Files that an unfinished restore has brought in wholly."""
+        return len(self.parts) - len({part.file.name for part in self.todo})
 
     def took(self, brought: Brought) -> None:
         """Add what a task has done."""

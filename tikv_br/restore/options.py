@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from tikv_br.cluster.config import ClusterConfig
 from tikv_br.restore.inspect import FileCheck
+from tikv_br.restore.plan import REGION_BYTES
 from tikv_br.spark.executor import ExecutorOptions
 from tikv_br.storage.url import StorageLocation
 
@@ -30,7 +31,13 @@ class RestoreOptions:
     storage: StorageLocation
     start: bytes = b""
     end: bytes = b""
+    to_keyspace: str = ""
+    """Id or name of the keyspace that the rows are to be in (API V2); ``""`` = where they were."""
+    rewrite_prefix: tuple[bytes, bytes] = (b"", b"")
+    """Of user keys: what begins with the first is restored, with the second in its place; the rest is not restored."""
     mode: Mode = Mode.INGEST
+    region_bytes: int = REGION_BYTES
+    """What a region of the target is to hold at most, in bytes of keys and values, where it is split before."""
     concurrency: int = DEFAULT_CONCURRENCY
     """Files under way at once."""
     file_check: FileCheck = FileCheck.AUTO

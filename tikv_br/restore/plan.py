@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from tikv_br.backupset.coverage import KeyRange, intersection, missing
@@ -52,6 +53,37 @@ class Brought(NamedTuple):
     """Rows."""
     expired: int = 0
     """Rows that were left out."""
+
+
+@dataclass(frozen=True, slots=True)
+class RestorePlan:
+    """The plan, with RPC keys."""
+
+    wanted: tuple[Wanted, ...]
+    """Ranges of the backup, and what they are in the cluster."""
+    parts: tuple[FilePart, ...]
+    """What is left to bring in, by key."""
+    resumed: int
+    """Files that an unfinished restore has brought in."""
+    splits: tuple[bytes, ...]
+    """Where the target would be split: keys at which no region begins yet."""
+    regions: int
+    """Regions that the target ranges lie in, before the splits."""
+
+    @property
+    def total_kvs(self) -> int:
+        """Rows of the files that are left, as far as they are taken whole."""
+        return sum(part.file.total_kvs for part in self.parts)
+
+    @property
+    def total_bytes(self) -> int:
+        """Keys and values of those files, before encoding and compression."""
+        return sum(part.file.total_bytes for part in self.parts)
+
+    @property
+    def size(self) -> int:
+        """Bytes of those files as stored: what each replica's store fetches."""
+        return sum(part.file.size for part in self.parts)
 
 
 def choose_parts(files: Iterable[FileEntry], wanted: Sequence[Wanted]) -> list[FilePart]:

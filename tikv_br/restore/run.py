@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from tikv_br.backupset.files import totals
 from tikv_br.progress_events import Reporter, silent
 from tikv_br.restore.context import RestoreContext
 from tikv_br.restore.options import RestoreOptions
+from tikv_br.restore.plan import RestorePlan
 from tikv_br.restore.steps import restore_steps
 from tikv_br.steps import run_steps
 
@@ -44,12 +46,21 @@ class RestoreSummary:
     step_seconds: dict[str, float]
 
 
-def restore(options: RestoreOptions, reporter: Reporter = silent) -> RestoreSummary:
-    """Restore a backup. Raises a `TikvBrError`; returns only when all that was asked is done and proven."""
+def restore(
+    options: RestoreOptions,
+    reporter: Reporter = silent,
+    on_plan: Callable[[RestorePlan], None] = lambda _plan: None,
+) -> RestoreSummary:
+    """Restore a backup. Raises a `TikvBrError`; returns only when all that was asked is done and proven.
+
+    ``on_plan`` gets the plan of a dry run, which ends with it.
+    """
     began = time.monotonic()
     context = RestoreContext(options, reporter)
     timings = run_steps(restore_steps(options), context, reporter)
     seconds = time.monotonic() - began
+    if context.plan is not None:
+        on_plan(context.plan)
     sums = totals(part.file for part in context.parts)
     rows, size = sums.total_kvs, sums.total_bytes
     if context.found is not None:
@@ -69,7 +80,7 @@ def restore(options: RestoreOptions, reporter: Reporter = silent) -> RestoreSumm
         dst_api_version=context.backup.api_version.label,
         engine=options.mode.value,
         files=len(context.parts),
-        resumed_files=len(context.parts) - len({part.file.name for part in context.todo}),
+        resumed_files=context.resumed_files,
         regions=context.brought.regions,
         expired_kvs=context.brought.expired,
         cluster_id=context.info.cluster_id,

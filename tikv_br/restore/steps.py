@@ -9,7 +9,7 @@ from __future__ import annotations
 from formats.api_version import ApiVersion
 from formats.keys import KeyCodec
 from tikv_br.backupset.backup_set import BackupSet
-from tikv_br.backupset.coverage import KeyRange, intersection, subtract
+from tikv_br.backupset.coverage import subtract
 from tikv_br.backupset.files import FileKind
 from tikv_br.cluster import timestamp
 from tikv_br.cluster.shared import shared_cluster
@@ -19,17 +19,17 @@ from tikv_br.errors import (
     ClusterError,
     TargetNotEmpty,
     TimestampAheadOfTso,
-    UsageError,
 )
 from tikv_br.progress_events import Notice
 from tikv_br.proof.fit import check_gives_checksums, check_same_encoding
 from tikv_br.proof.prover import Prover
 from tikv_br.proof.ranges import codec_of
 from tikv_br.restore.bring import ingest, put
+from tikv_br.restore.choose import plan, work_out
 from tikv_br.restore.context import RestoreContext
 from tikv_br.restore.inspect import inspect_files
 from tikv_br.restore.options import Mode, RestoreOptions
-from tikv_br.restore.plan import Wanted, choose_parts, split_keys
+from tikv_br.restore.plan import split_keys
 from tikv_br.restore.resume import begin, find_unfinished, finish, may_hold_rows
 from tikv_br.steps import Line, Step
 from tikv_br.storage.open import open_store
@@ -59,7 +59,9 @@ def restore_steps(options: RestoreOptions) -> list[Step[RestoreContext]]:
         checks.append(Line("check timestamps", check_timestamps))
         changes += [Line("ingest", ingest), Line("flush timestamps", flush_timestamps)]
     proof = [Line("compare checksums", compare)] if options.checksum else []
-    return [*checks] if options.dry_run else [*checks, *changes, *proof, Line("forget what was written down", finish)]
+    if options.dry_run:
+        return [*checks, Line("work out what would be done", work_out)]
+    return [*checks, *changes, *proof, Line("forget what was written down", finish)]
 
 
 def connect(context: RestoreContext) -> None:
@@ -83,20 +85,6 @@ def check_fit(context: RestoreContext) -> None:
     check_same_encoding(context.backup.api_version, context.info)
     if context.options.checksum:
         check_gives_checksums(context.info, hint="Say --no-checksum, or use 6.1.1 on.")
-
-
-def plan(context: RestoreContext) -> None:
-    """Choose the wanted parts of the files."""
-    options, backup = context.options, context.backup
-    for whole in backup.ranges:
-        if options.start or options.end:
-            codec = codec_of(backup.api_version, whole)
-            whole = intersection(whole, KeyRange(*codec.rpc_range(options.start, options.end)))  # noqa: PLW2901
-        if not whole.is_empty:
-            context.wanted.append(Wanted(whole))
-    if not context.wanted:
-        raise UsageError("the backup holds nothing of the range", hint="See what the backup covers in its manifest.")
-    context.parts = choose_parts(backup.files, context.wanted)
 
 
 def check_target(context: RestoreContext) -> None:
@@ -129,7 +117,7 @@ def check_timestamps(context: RestoreContext) -> None:
 def split(context: RestoreContext) -> None:
     """Make a region for about every 96 MiB, and have PD spread them so that ingest runs on all stores at once."""
     codec = KeyCodec(context.backup.api_version)
-    context.regions_made = split_at(context.cluster, codec, split_keys(context.todo))
+    context.regions_made = split_at(context.cluster, codec, split_keys(context.todo, context.options.region_bytes))
     if not context.regions_made:
         return
     try:

@@ -1,0 +1,71 @@
+"""The plan that a dry run tells is the one that the restore then follows."""
+
+from __future__ import annotations
+
+from formats.api_version import ApiVersion
+from formats.keys import KeyCodec
+from tests.integration.restore.conftest import FILES, ROWS, rows_of
+from tests.integration.restore.test_resume import break_off, leftovers
+from tests.live_cluster import LiveCluster
+from tikv_br.restore.options import RestoreOptions
+from tikv_br.restore.plan import RestorePlan
+from tikv_br.restore.run import restore
+from tikv_br.storage.url import StorageLocation
+
+REGION_BYTES = 60_000
+
+
+def planned(live: LiveCluster, location: StorageLocation, **changes: object) -> RestorePlan:
+    """What a dry run plans; it must change nothing."""
+    plans: list[RestorePlan] = []
+    options = RestoreOptions(live.config, location, region_bytes=REGION_BYTES, dry_run=True, **changes)  # type: ignore[arg-type]
+    regions, rows = live.regions(), rows_of(live)
+    assert restore(options, on_plan=plans.append).dry_run
+    assert (live.regions(), rows_of(live)) == (regions, rows)
+    (plan,) = plans
+    return plan
+
+
+def starts(live: LiveCluster) -> set[bytes]:
+    """Where regions begin: RPC keys."""
+    codec = KeyCodec(ApiVersion.V2)
+    return {codec.from_bound(bytes.fromhex(region["start"])) for region in live.regions()}
+
+
+def test_the_restore_follows_the_plan(source: StorageLocation, target: LiveCluster) -> None:
+    """Files, sums and splits are those that the restore then needs and makes; nothing stays behind of the dry run."""
+    plan = planned(target, source)
+    assert leftovers(source) == []
+    before = starts(target)
+    summary = restore(RestoreOptions(target.config, source, region_bytes=REGION_BYTES))
+    assert starts(target) - before == set(plan.splits)
+    assert len(plan.splits) > 2
+    assert (len(plan.parts), plan.total_kvs, plan.total_bytes, plan.size) == (
+        summary.files,
+        len(ROWS),
+        summary.total_bytes,
+        summary.backup_size,
+    )
+    again = planned(target, source, allow_overwrite=True)
+    assert again.splits == ()
+    assert again.regions == plan.regions + len(plan.splits)
+
+
+def test_the_plan_of_a_restore_that_goes_on(source: StorageLocation, target: LiveCluster) -> None:
+    """What an unfinished restore brought in is not planned again, and the dry run leaves its records alone."""
+    break_off(target, source)
+    records = leftovers(source)
+    plan = planned(target, source)
+    assert plan.resumed >= FILES // 2
+    assert plan.resumed + len(plan.parts) == restore(RestoreOptions(target.config, source)).files
+    assert len(records) > FILES // 2
+
+
+def test_the_plan_tells_the_new_names(source: StorageLocation, target: LiveCluster) -> None:
+    """With a rewrite, splits and ranges are where the rows are to be."""
+    plan = planned(target, source, to_keyspace="5", rewrite_prefix=(b"row", b"new"))
+    prefix = KeyCodec(ApiVersion.V2, 5).prefix
+    (wanted,) = plan.wanted
+    assert (wanted.target.start, wanted.target.end) == (prefix + b"new", prefix + b"nex")
+    assert plan.splits
+    assert all(key.startswith(prefix + b"new") for key in plan.splits)

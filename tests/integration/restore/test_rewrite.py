@@ -1,0 +1,158 @@
+"""Restores into other keyspaces and under other prefixes: every row under its new name, proven, and nothing else."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from fastcrc import crc64
+
+from formats.api_version import ApiVersion
+from formats.keys import KeyCodec
+from tests.integration.backup.data import when
+from tests.integration.backup.reading import golden_rows
+from tests.integration.restore.conftest import FILES, ROWS, rows_of
+from tests.integration.restore.test_golden_backups import restore_golden
+from tests.integration.restore.test_resume import break_off
+from tests.live_cluster import LiveCluster, live_cluster
+from tikv_br.errors import ChecksumMismatch, TargetNotEmpty, UsageError
+from tikv_br.progress_events import StepStarted
+from tikv_br.restore.options import Mode, RestoreOptions
+from tikv_br.restore.record import remove_all
+from tikv_br.restore.run import RestoreSummary, restore
+from tikv_br.storage.open import open_store
+from tikv_br.storage.url import StorageLocation
+
+LAST_KEYSPACE = 0xFFFFFF
+
+
+@pytest.fixture(scope="module")
+def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveCluster]:
+    """A V2 cluster; each test has keyspaces of its own."""
+    with live_cluster(tmp_path_factory.mktemp("rewrite"), ApiVersion.V2, stores=1) as live:
+        yield live
+
+
+def run(live: LiveCluster, location: StorageLocation, **changes: object) -> RestoreSummary:
+    """Restore with other settings."""
+    return restore(RestoreOptions(cluster=live.config, storage=location, **changes))  # type: ignore[arg-type]
+
+
+def summed(rows: dict[bytes, bytes], prefix: bytes) -> tuple[int, int, int]:
+    """RawChecksum by its definition: a row, a CRC; XOR of all; number of rows and of bytes."""
+    total = 0
+    for key, value in rows.items():
+        total ^= crc64.xz(prefix + key + value)
+    return total, len(rows), sum(len(prefix + key + value) for key, value in rows.items())
+
+
+@pytest.mark.parametrize(("name", "source", "target"), [("v2", 0, 4242), ("v2_ks4242_rpc", 4242, LAST_KEYSPACE)])
+def test_a_recorded_keyspace_becomes_another(
+    golden: Path, live: LiveCluster, name: str, source: int, target: int
+) -> None:
+    """All rows and TTLs are in the new keyspace, the servers' checksum is the one of the new keys, elsewhere is nothing."""
+    before = live.raw(source).checksum()
+    expected = golden_rows(golden / "backups" / name)
+    rows = {row["k"][4:]: row["v"] for row in expected}
+    summary = restore_golden(live, golden, name, to_keyspace=str(target))
+    assert rows_of(live, target) == rows
+    found = live.raw(target).checksum()
+    assert (found.crc64xor, found.total_kvs, found.total_bytes) == summed(rows, KeyCodec(ApiVersion.V2, target).prefix)
+    assert summary.verified
+    assert (summary.crc64xor, summary.total_bytes) == (found.crc64xor, found.total_bytes)
+    assert live.raw(source).checksum() == before
+    ttls = [row for row in expected if row["e"]][:20]
+    now = time.time()
+    assert all(abs((live.raw(target).get_ttl(row["k"][4:]) or 0) - (row["e"] - now)) < 30 for row in ttls)
+
+
+def test_a_keyspace_is_found_by_name(source: StorageLocation, live: LiveCluster) -> None:
+    """PD knows the names; one that it does not know is a wrong flag."""
+    connection = http.client.HTTPConnection(live.pd, timeout=30)
+    connection.request("POST", "/pd/api/v2/keyspaces", json.dumps({"name": "tenant"}))
+    keyspace_id = json.loads(connection.getresponse().read())["id"]
+    connection.close()
+    assert run(live, source, to_keyspace="tenant").verified
+    assert rows_of(live, keyspace_id) == ROWS
+    with pytest.raises(UsageError, match="nobody"):
+        run(live, source, to_keyspace="nobody")
+    with pytest.raises(TargetNotEmpty):
+        run(live, source, to_keyspace=str(keyspace_id))
+
+
+def test_regions_of_the_target_cut_the_files(source: StorageLocation, live: LiveCluster) -> None:
+    """Bounds of the target's regions are its own: files are cut at what they mean in the backup."""
+    codec = KeyCodec(ApiVersion.V2, 70)
+    places = [codec.bound(codec.rpc_key(key)).hex() for key in sorted(ROWS)[10 :: len(ROWS) // 7]]
+    live.run("split", keys=places)
+    start, end = sorted(ROWS)[100], sorted(ROWS)[-100]
+    summary = run(live, source, to_keyspace="70", start=start, end=end)
+    assert summary.regions > summary.files
+    assert rows_of(live, 70) == {key: value for key, value in ROWS.items() if start <= key < end}
+
+
+PREFIXES = {
+    b"row0": b"line",
+    b"prefix": b"prefix/of-14-b",
+    b"row00012": b"",
+    b"": b"eight---",
+    b"\xff": b"\xfe",
+}
+
+
+@pytest.mark.parametrize(("number", "old"), list(enumerate(PREFIXES, 100)))
+def test_a_prefix_becomes_another(source: StorageLocation, live: LiveCluster, number: int, old: bytes) -> None:
+    """Stores rewrite where the lengths allow it; only the keys with the prefix come."""
+    summary = run(live, source, to_keyspace=str(number), rewrite_prefix=(old, PREFIXES[old]))
+    wanted = {PREFIXES[old] + key[len(old) :]: value for key, value in ROWS.items() if key.startswith(old)}
+    assert rows_of(live, number) == wanted
+    assert summary.verified
+    assert summary.total_kvs == len(wanted) > 0
+
+
+def test_what_stores_cannot_rewrite_can_be_put(source: StorageLocation, live: LiveCluster) -> None:
+    """In V2 a prefix of another length would shift the groups of the encoding: refused, unless rows are put."""
+    changes = {"to_keyspace": "200", "rewrite_prefix": (b"row", b"a row that is ")}
+    with pytest.raises(UsageError, match="multiple of 8"):
+        run(live, source, **changes)
+    assert run(live, source, mode=Mode.PUT, **changes).verified
+    wanted = {b"a row that is " + key[3:]: value for key, value in ROWS.items() if key.startswith(b"row")}
+    assert rows_of(live, 200) == wanted
+
+
+def test_a_changed_row_is_found(source: StorageLocation, live: LiveCluster) -> None:
+    """The recorded sums are of other keys: the comparison reads the files, and finds one wrong value."""
+    spoil = when(StepStarted, "compare checksums", lambda: live.raw(300).put(b"row00300", b"another"))
+    with pytest.raises(ChecksumMismatch):
+        restore(RestoreOptions(cluster=live.config, storage=source, to_keyspace="300"), spoil)
+    remove_all(open_store(source))
+
+
+def test_a_rewriting_restore_goes_on_too(source: StorageLocation, live: LiveCluster) -> None:
+    """What is done is written down in the backup's keys, and looked for in the target's."""
+    break_off(live, source, to_keyspace="400")
+    with pytest.raises(TargetNotEmpty):
+        run(live, source, to_keyspace="400", resume=False)
+    assert run(live, source, to_keyspace="401").resumed_files == 0  # its records are others
+    summary = run(live, source, to_keyspace="400")
+    assert FILES // 2 <= summary.resumed_files < summary.files
+    assert rows_of(live, 400) == rows_of(live, 401) == ROWS
+
+
+def test_prefixes_of_any_length_are_rewritten_by_v1_stores(golden: Path, tmp_path: Path) -> None:
+    """Keys of V1 are not encoded: a longer, a shorter and no prefix at all do as well."""
+    rows = {row["k"]: row["v"] for row in golden_rows(golden / "backups" / "v1")}
+    old = max((key[:1] for key in rows), key=lambda first: sum(key.startswith(first) for key in rows))
+    with live_cluster(tmp_path / "v1", ApiVersion.V1, stores=1) as v1:
+        for new in (b"longer/", b""):
+            summary = restore_golden(v1, golden, "v1", rewrite_prefix=(old, new))
+            wanted = {new + key[len(old) :]: value for key, value in rows.items() if key.startswith(old)}
+            assert summary.verified
+            assert rows_of(v1) == wanted
+            v1.raw().delete_range(b"", b"")
+        with pytest.raises(UsageError, match="keyspace"):
+            restore_golden(v1, golden, "v1", to_keyspace="1")
