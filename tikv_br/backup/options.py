@@ -11,7 +11,7 @@ from tikv_br.backup.conversion import Loss
 from tikv_br.backupset.files import FileKind
 from tikv_br.cluster.config import ClusterConfig
 from tikv_br.errors import UsageError
-from tikv_br.spark.session import check_master
+from tikv_br.spark.session import check_master, is_local
 from tikv_br.storage.url import StorageLocation
 
 DEFAULT_FILE_BYTES = 96 << 20
@@ -50,6 +50,8 @@ class BackupOptions:
     """Whether each interval is compared with the cluster's own checksum afterwards."""
     assume_no_ttl: bool = False
     """Whether to take it that no key of a cluster with TTL expires, instead of finding out."""
+    rate_limit: int = 0
+    """Bytes a second that each store may be asked to read or write; 0 = no limit."""
     send_credentials: bool = True
     """Whether stores that write files get this process's storage credentials, or use their own."""
     engine: EngineKind = "auto"
@@ -69,3 +71,9 @@ class BackupOptions:
             raise UsageError("--gcttl and --safe-interval cannot be negative")
         if self.executor != "driver":
             check_master(self.spark_master)
+        somewhere_else = self.executor != "driver" and not is_local(self.spark_master)
+        if self.rate_limit and somewhere_else and self.concurrency is None:
+            raise UsageError(
+                "--ratelimit on a Spark cluster needs --concurrency",
+                hint="The limit of a store is divided among the tasks that run at the same time.",
+            )

@@ -22,6 +22,7 @@ from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.config import ClusterConfig
 from tikv_br.cluster.rawkv import RawClient
 from tikv_br.cluster.shared import shared_cluster
+from tikv_br.cluster.throttle import shared_throttle
 from tikv_br.spark.task import TaskContext
 from tikv_br.storage.base import ObjectStore
 from tikv_br.storage.open import open_store
@@ -43,6 +44,8 @@ class ScanJob:
     """Keys and values of a file, before encoding and compression."""
     with_ttl: bool
     """Whether each row's expiry is fetched; never of a cluster without TTL."""
+    rate_limit: int
+    """Bytes a second that this process may read from each store; 0 = no limit."""
 
 
 def run_scan_task(job: ScanJob, task: Task, context: TaskContext) -> TaskResult:
@@ -92,7 +95,9 @@ class _Attempt:
     def _copy(self, files: DataFiles) -> None:
         raw = RawClient(self.cluster.router, self.job.converter.source, self.cluster.cluster_id)
         ttls = self._ttl_fetcher(raw) if self.job.with_ttl else None
-        pages = Ahead(raw.scan_pages(self.task.start, self.task.end))
+        limit = self.job.rate_limit
+        throttle = shared_throttle(self.job.cluster, limit) if limit else None
+        pages = Ahead(raw.scan_pages(self.task.start, self.task.end, throttle=throttle))
         for page in pages:
             self._copy_page(page, ttls, files)
         self.seconds.scan = pages.seconds

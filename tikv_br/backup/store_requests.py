@@ -43,9 +43,18 @@ def spans(gap: KeyRange, regions: Iterable[Region], codec: KeyCodec) -> list[Spa
 
 
 def request(
-    span: KeyRange, cluster_id: int, target: KeyCodec, compression: Compression, level: int, concurrency: int
+    span: KeyRange,
+    cluster_id: int,
+    target: KeyCodec,
+    compression: Compression,
+    level: int,
+    concurrency: int,
+    rate_limit: int = 0,
 ) -> brpb_pb2.BackupRequest:
-    """The request without its storage. ``target`` is that of the files; it must be said also where it is the source's."""
+    """The request without its storage. ``target`` is that of the files; it must be said also where it is the source's.
+
+    ``rate_limit`` is in bytes a second, of this request alone; 0 = none.
+    """
     return brpb_pb2.BackupRequest(
         cluster_id=cluster_id,
         start_key=span.start,
@@ -56,6 +65,7 @@ def request(
         compression_type=_COMPRESSION[compression],
         compression_level=level,
         concurrency=concurrency,
+        rate_limit=rate_limit,
     )
 
 

@@ -17,12 +17,13 @@ from pathlib import Path
 from formats.checksum import Checksum
 from formats.sst.compression import Compression
 from tikv_br.backup.data_files import DataFiles
+from tikv_br.backup.gate import GatedStream, gate_of
 from tikv_br.backup.range_tree import Answer, RangeTree, StoredSst
 from tikv_br.backup.rewrite import Rewriter, Rewritten
 from tikv_br.backup.store_errors import Trouble, trouble_of, worst
 from tikv_br.backup.store_files import FileRecorder
 from tikv_br.backup.store_requests import Span, request, spans
-from tikv_br.backup.streams import read_all
+from tikv_br.backup.streams import AnswerStream, read_all
 from tikv_br.backup.task import PhaseSeconds, Task, TaskResult, try_task
 from tikv_br.backupset import layout
 from tikv_br.backupset.coverage import KeyRange
@@ -34,7 +35,7 @@ from tikv_br.cluster.config import ClusterConfig
 from tikv_br.cluster.pb import brpb_pb2
 from tikv_br.cluster.retry import Backoffer
 from tikv_br.cluster.shared import shared_cluster
-from tikv_br.cluster.store import LONG_FACTOR, BackupStream
+from tikv_br.cluster.store import LONG_FACTOR, StoreClient
 from tikv_br.errors import ClusterError, ClusterUnreachable, RequestRefused, StorageError, StorageReadOnly
 from tikv_br.spark.task import TaskContext
 from tikv_br.storage.backend import to_backend, to_cipher_info
@@ -43,6 +44,8 @@ from tikv_br.storage.open import open_store
 from tikv_br.storage.url import StorageLocation
 
 log = logging.getLogger(__name__)
+UNANSWERED_BYTES = 1 << 30
+"""What a store may be writing, of several regions at once, before it answers for the first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +60,8 @@ class StoreJob:
     concurrency: int
     """Passed on to the stores, which may have their own mind; 0 = theirs."""
     send_credentials: bool
+    rate_limit: int
+    """Bytes a second that each store may write for this process; 0 = no limit."""
     rewriter: Rewriter | None = None
     """What makes the backup's files of those that stores write; None = they are the same."""
 
@@ -123,6 +128,8 @@ class _Attempt:
             for span in self._spans(gap):
                 self._send(span, round_)
         patience = LONG_FACTOR * self._cluster.config.request_timeout
+        if self._job.rate_limit:
+            patience += UNANSWERED_BYTES / self._job.rate_limit
         with contextlib.closing(read_all(round_.streams, patience)) as events:
             for event in events:
                 self._context.report()  # raises when nobody waits any more
@@ -147,6 +154,7 @@ class _Attempt:
             job.compression,
             job.compression_level,
             job.concurrency,
+            job.rate_limit,
         )
         place = job.storage.child(folder)
         _make_folder(place)
@@ -154,7 +162,7 @@ class _Attempt:
         message.cipher_info.CopyFrom(to_cipher_info(place))
         try:
             store = self._cluster.store(span.store_id)
-            stream = store.backup(message)
+            stream = self._stream(store, message)
         except ClusterUnreachable as error:
             round_.troubles.append(Trouble(retry.STORE_UNREACHABLE, error.message))
         except RequestRefused as error:  # a store that has left the cluster
@@ -162,6 +170,12 @@ class _Attempt:
         else:
             round_.streams.append(stream)
             round_.sent.append(_Sent(span, folder, str(store)))
+
+    def _stream(self, store: StoreClient, message: brpb_pb2.BackupRequest) -> AnswerStream:
+        """The answers to a request, which with a rate limit is sent when the one before it has ended."""
+        if not self._job.rate_limit:
+            return store.backup(message)
+        return GatedStream(gate_of(self._job.cluster, store.store.id), lambda: store.backup(message))
 
     def _hear(self, sent: _Sent, said: brpb_pb2.BackupResponse | ClusterError, round_: _Round) -> None:
         """Book what came of a request: an answer, or how its stream ended. Raises what no retry cures."""
@@ -262,7 +276,7 @@ class _Round:
     """Requests that are under way together."""
 
     sent: list[_Sent] = field(default_factory=list)
-    streams: list[BackupStream] = field(default_factory=list)
+    streams: list[AnswerStream] = field(default_factory=list)
     troubles: list[Trouble] = field(default_factory=list)
 
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import queue
 import time
-from collections.abc import Generator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import TypeAlias
+from collections.abc import Generator, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Protocol, TypeAlias
 
 from tikv_br.cluster.pb import brpb_pb2
-from tikv_br.cluster.store import BackupStream
 from tikv_br.errors import ClusterError
 
 POLL_SECONDS = 0.2
@@ -18,14 +17,27 @@ Event: TypeAlias = "tuple[int, brpb_pb2.BackupResponse | ClusterError]"
 """The number of a stream, and an answer or the error that it ended with."""
 
 
-def read_all(streams: Sequence[BackupStream], patience: float) -> Generator[Event | None]:
+class AnswerStream(Protocol):
+    """Answers to one request: iterated once, in any thread."""
+
+    @property
+    def waiting(self) -> bool:
+        """Whether it is not sent yet: then its silence means nothing."""
+
+    def __iter__(self) -> Iterator[brpb_pb2.BackupResponse]: ...
+
+    def cancel(self) -> None:
+        """End it; from any thread."""
+
+
+def read_all(streams: Sequence[AnswerStream], patience: float) -> Generator[Event | None]:
     """What comes of the streams, until all have ended; None now and then, so that the consumer can look about.
 
     Streams are cancelled when the consumer closes this early, and when none says anything for ``patience`` seconds.
     """
     arrived: queue.SimpleQueue[tuple[int, brpb_pb2.BackupResponse | ClusterError | None]] = queue.SimpleQueue()
 
-    def read(number: int, stream: BackupStream) -> None:
+    def read(number: int, stream: AnswerStream) -> None:
         try:
             for answer in stream:
                 arrived.put((number, answer))
@@ -41,10 +53,10 @@ def read_all(streams: Sequence[BackupStream], patience: float) -> Generator[Even
                 try:
                     number, said = arrived.get(timeout=POLL_SECONDS)
                 except queue.Empty:
-                    for reader in readers:
-                        if reader.done():
-                            reader.result()  # whatever else a reader died of
-                    if time.monotonic() - heard > patience:
+                    _raise_deaths(readers)
+                    if any(stream.waiting for stream in streams):
+                        heard = time.monotonic()
+                    elif time.monotonic() - heard > patience:
                         _cancel(streams)
                     yield None
                     continue
@@ -57,6 +69,13 @@ def read_all(streams: Sequence[BackupStream], patience: float) -> Generator[Even
             _cancel(streams)
 
 
-def _cancel(streams: Sequence[BackupStream]) -> None:
+def _raise_deaths(readers: Sequence[Future[None]]) -> None:
+    """Raise whatever else than its stream's error a reader died of."""
+    for reader in readers:
+        if reader.done():
+            reader.result()
+
+
+def _cancel(streams: Sequence[AnswerStream]) -> None:
     for stream in streams:
         stream.cancel()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -35,7 +36,8 @@ def plan(context: BackupContext) -> None:
     regions = list(region_sizes(context.cluster, codec.bound(whole.start), codec.bound(whole.end)))
     wanted = task_bytes(sum(region.size for region in regions), context.engine.slots)
     context.plan = plan_intervals(regions, codec, whole.start, whole.end, wanted)
-    if context.engine.steers and context.options.executor == "auto":
+    # A rate limit is kept exactly where all tasks share one process, and no hurry is needed then.
+    if context.engine.steers and context.options.executor == "auto" and not context.options.rate_limit:
         context.engine = replace(context.engine, executor=for_steering(len(context.plan)))
 
 
@@ -71,6 +73,13 @@ def copy(context: BackupContext) -> None:
     )
 
 
+def _share_of_rate(context: BackupContext) -> int:
+    """What each process may take of a store's limit: tasks on the driver share one process, on Spark each has its own."""
+    limit, engine = context.options.rate_limit, context.engine
+    processes = 1 if engine.executor == "driver" else min(engine.slots, len(context.plan))
+    return math.ceil(limit / processes)
+
+
 def _scan_tasks(context: BackupContext) -> Callable[[Task, TaskContext], TaskResult]:
     options = context.options
     job = ScanJob(
@@ -80,6 +89,7 @@ def _scan_tasks(context: BackupContext) -> Callable[[Task, TaskContext], TaskRes
         form=_form(options),
         file_bytes=options.file_bytes,
         with_ttl=context.with_ttl,
+        rate_limit=_share_of_rate(context),
     )
     return partial(run_scan_task, job)
 
@@ -94,6 +104,7 @@ def _store_tasks(context: BackupContext) -> Callable[[Task, TaskContext], TaskRe
         compression_level=options.compression_level,
         concurrency=options.concurrency or 0,
         send_credentials=options.send_credentials,
+        rate_limit=_share_of_rate(context),
     )
     if context.engine.rewrites:
         as_they_are = Converter(converter.source, converter.source, 0)

@@ -43,6 +43,7 @@ from tikv_br.cli.options import (
     OutputForm,
     OutputOption,
     PdOption,
+    RateLimitOption,
     S3AclOption,
     S3EndpointOption,
     S3PathStyleOption,
@@ -54,6 +55,7 @@ from tikv_br.cli.options import (
     SparkMasterOption,
     StartOption,
     StorageOption,
+    bytes_per_second,
 )
 from tikv_br.cli.output import Output
 from tikv_br.cli.progress import progress_display
@@ -96,6 +98,7 @@ def backup_raw(
     gcttl: GcTtlOption = 300.0,
     checksum: ChecksumOption = False,
     assume_no_ttl: AssumeNoTtlOption = False,
+    ratelimit: RateLimitOption = 0.0,
     send_credentials: SendCredentialsOption = True,
     ca: CaOption = None,
     cert: CertOption = None,
@@ -157,6 +160,7 @@ def backup_raw(
         gc_ttl=math.ceil(gcttl),
         checksum=checksum,
         assume_no_ttl=assume_no_ttl,
+        rate_limit=bytes_per_second(ratelimit),
         send_credentials=send_credentials,
         engine=engine,
         executor=executor,

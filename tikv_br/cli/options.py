@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import math
 import re
 from typing import Annotated, Literal
 
@@ -48,6 +49,11 @@ def parse_duration(text: str | float) -> float:
     if not parts or "".join(number + unit for number, unit in parts) != bare:
         raise typer.BadParameter(f"{bare!r} is no duration: write 90s, 5m, 1h30m or 500ms")
     return sum(float(number) * _DURATION_UNITS[unit] for number, unit in parts)
+
+
+def bytes_per_second(rate_limit: float) -> int:
+    """The bytes of ``--ratelimit``, never 0 for what is a limit."""
+    return math.ceil(rate_limit * 2**20)
 
 
 def parse_size(text: str | int) -> int:
@@ -182,6 +188,16 @@ ExecutorOption = Annotated[
         "--executor",
         envvar="TIKV_BR_EXECUTOR",
         help="Where tasks run: threads of this process, or Spark; auto: here where stores do the work, else on Spark.",
+    ),
+]
+RateLimitOption = Annotated[
+    float,
+    typer.Option(
+        "--ratelimit",
+        envvar="TIKV_BR_RATELIMIT",
+        min=0.0,
+        metavar="MIB",
+        help="MiB a second that each store may spend on this; 0: no limit.",
     ),
 ]
 SparkMasterOption = Annotated[

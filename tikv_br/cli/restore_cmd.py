@@ -27,6 +27,7 @@ from tikv_br.cli.options import (
     OutputForm,
     OutputOption,
     PdOption,
+    RateLimitOption,
     S3AclOption,
     S3EndpointOption,
     S3PathStyleOption,
@@ -38,6 +39,7 @@ from tikv_br.cli.options import (
     SparkMasterOption,
     StartOption,
     StorageOption,
+    bytes_per_second,
 )
 from tikv_br.cli.output import Output
 from tikv_br.cli.progress import progress_display
@@ -94,6 +96,7 @@ def restore_raw(
     allow_overwrite: Annotated[
         bool, typer.Option("--allow-overwrite", help="Restore into a range that holds data.")
     ] = False,
+    ratelimit: RateLimitOption = 0.0,
     send_credentials: Annotated[
         bool,
         typer.Option(
@@ -134,6 +137,8 @@ def restore_raw(
     output: OutputOption = OutputForm.CONSOLE,
 ) -> None:
     """Restore a RawKV backup, of tikv-br or of the Go TiKV-BR, and prove the result."""
+    if ratelimit and mode == "put":
+        raise UsageError("--ratelimit limits downloads of stores: with --mode put there are none")
     first, last = _parse_keys(start, end, key_form)
     located = partial(
         storage_location,
@@ -167,6 +172,7 @@ def restore_raw(
         file_check=FileCheck(file_check),
         checksum=checksum,
         allow_overwrite=allow_overwrite,
+        rate_limit=bytes_per_second(ratelimit),
         send_credentials=send_credentials,
         resume=resume,
         state=located(state) if state else None,

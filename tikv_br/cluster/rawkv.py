@@ -19,6 +19,7 @@ from tikv_br.errors import UsageError
 
 if TYPE_CHECKING:
     from formats.rawscan import ScanPage
+    from tikv_br.cluster.throttle import Throttle
 
 PAGE_ROWS = 10_240
 """The most rows of a scan's page, unless told otherwise."""
@@ -216,12 +217,18 @@ class RawClient:
         return total
 
     def scan_pages(
-        self, start_rpc: bytes, end_rpc: bytes, page_rows: int = PAGE_ROWS, *, key_only: bool = False
+        self,
+        start_rpc: bytes,
+        end_rpc: bytes,
+        page_rows: int = PAGE_ROWS,
+        *,
+        key_only: bool = False,
+        throttle: Throttle | None = None,
     ) -> Iterator[ScanPage]:
         """Pages of RPC keys and user values of the RPC range; see `scan.scan_pages`."""
         from tikv_br.cluster.scan import scan_pages
 
-        return scan_pages(self._walk_rpc(start_rpc, end_rpc), page_rows, key_only=key_only)
+        return scan_pages(self._walk_rpc(start_rpc, end_rpc), page_rows, key_only=key_only, throttle=throttle)
 
     def walk(self, start: bytes, end: bytes) -> RangeWalk:
         """A cursor over a range of user keys, region by region."""

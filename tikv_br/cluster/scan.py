@@ -13,6 +13,7 @@ from tikv_br.cluster.pb import kvrpcpb_pb2
 from tikv_br.cluster.ranges import RangeWalk
 from tikv_br.cluster.region_errors import check_pairs, check_region_error
 from tikv_br.cluster.store import StoreClient
+from tikv_br.cluster.throttle import Throttle
 from tikv_br.errors import ClusterUnreachable
 
 PAGE_BYTES = 4 << 20
@@ -29,6 +30,7 @@ class PageSizer:
 
     most: int
     rows: int = FIRST_ROWS
+    page_bytes: int = PAGE_BYTES
 
     def __post_init__(self) -> None:
         self.rows = min(self.rows, self.most)
@@ -36,7 +38,7 @@ class PageSizer:
     def learn(self, rows: int, size: int) -> None:
         """Note that a page of `rows` rows weighed `size` bytes."""
         if rows:
-            fitting = PAGE_BYTES * rows // max(size, 1)
+            fitting = self.page_bytes * rows // max(size, 1)
             self.rows = max(1, min(fitting, self.rows * GROWTH, self.most))
 
     def shrink(self) -> None:
@@ -44,15 +46,20 @@ class PageSizer:
         self.rows = max(1, self.rows // GROWTH)
 
 
-def scan_pages(walk: RangeWalk, page_rows: int, *, key_only: bool = False) -> Iterator[ScanPage]:
+def scan_pages(
+    walk: RangeWalk, page_rows: int, *, key_only: bool = False, throttle: Throttle | None = None
+) -> Iterator[ScanPage]:
     """Pages of RPC keys and user values of the walk's range, ascending; none is empty.
 
     `page_rows` is the most rows of a page; large values make smaller pages. Each page is its region's state at that
-    moment: this is no snapshot. Raises as `Router.call` does.
+    moment: this is no snapshot. With a ``throttle`` a page weighs no more than a second's share. Raises as `Router.call`
+    does.
     """
     sizer = PageSizer(page_rows)
+    if throttle is not None:
+        sizer.page_bytes = min(PAGE_BYTES, throttle.bytes_per_second)
     while not walk.done:
-        answer, end = walk.send_part(_Scan(sizer, key_only=key_only), "RawScan")
+        answer, end = walk.send_part(_Scan(sizer, key_only, throttle), "RawScan")
         rows = len(answer.page.keys)
         sizer.learn(rows, answer.size)
         walk.advance(answer.page.keys[rows - 1].as_py() + b"\0" if answer.full else end)
@@ -74,6 +81,7 @@ class _Scan:
 
     sizer: PageSizer
     key_only: bool
+    throttle: Throttle | None
 
     def __call__(self, store: StoreClient, context: kvrpcpb_pb2.Context, start: bytes, end: bytes) -> _Answer:
         limit = self.sizer.rows
@@ -86,6 +94,8 @@ class _Scan:
             # Rows may have become so large that the page cannot be made, taken, or read in time.
             self.sizer.shrink()
             raise
+        if self.throttle is not None:
+            self.throttle.spend(store.store.id, len(data))
         page = rawscan.parse(data) or parse_with_protobuf(data)
         return _Answer(page, len(data), full=len(page.keys) >= limit)
 

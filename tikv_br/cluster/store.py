@@ -102,10 +102,12 @@ class StoreClient:
         answers = self._run(lambda: self._backup.backup(request))
         return BackupStream(answers, lambda error: to_cluster_error(error, str(self), self._config.tls))
 
-    def download(self, request: import_sstpb_pb2.DownloadRequest) -> import_sstpb_pb2.DownloadResponse:
-        """Have the store fetch an SST from storage. The timeout is `long_timeout`."""
+    def download(
+        self, request: import_sstpb_pb2.DownloadRequest, *, extra_seconds: float = 0.0
+    ) -> import_sstpb_pb2.DownloadResponse:
+        """Have the store fetch an SST from storage. The timeout is `long_timeout`, longer where a limit slows the store."""
         guard.check_sst(request.sst)
-        return self.call(self._import.Download, request, timeout=self.long_timeout)
+        return self.call(self._import.Download, request, timeout=self.long_timeout + extra_seconds)
 
     def upload(self, meta: import_sstpb_pb2.SSTMeta, chunks: Iterable[bytes], *, verified: bool) -> None:
         """Send an SST, in chunks, to the store. Empty chunks are left out: stores refuse them.
@@ -140,9 +142,11 @@ class StoreClient:
         answer = self.call(self._import.GetMode, import_sstpb_pb2.GetModeRequest())
         return answer.mode == import_sstpb_pb2.Import
 
-    def set_download_speed_limit(self, bytes_per_second: int) -> None:
-        """Limit downloads of this store; 0 is no limit."""
-        request = import_sstpb_pb2.SetDownloadSpeedLimitRequest(speed_limit=bytes_per_second)
+    def set_download_speed_limit(self, bytes_per_second: int, *, task_id: str = "", ttl_seconds: int = 0) -> None:
+        """Limit downloads of this store, for a named task so long; 0 is no limit. The smallest of all tasks' limits counts."""
+        request = import_sstpb_pb2.SetDownloadSpeedLimitRequest(
+            speed_limit=bytes_per_second, task_id=task_id, ttl_seconds=ttl_seconds
+        )
         self.call(self._import.SetDownloadSpeedLimit, request)
 
     def _run(self, send: Callable[[], Response]) -> Response:
@@ -161,6 +165,8 @@ class StoreClient:
 
 class BackupStream:
     """The answers to one Backup request as they come: iterate once; raises as any call of `StoreClient`."""
+
+    waiting = False
 
     def __init__(
         self,

@@ -28,11 +28,12 @@ class StorePanics(Exception):
 
 
 def download(
-    store: SstStore, request: import_sstpb_pb2.DownloadRequest, speed_limit: Callable[[], int]
+    store: SstStore, request: import_sstpb_pb2.DownloadRequest, delay: Callable[[int], float]
 ) -> import_sstpb_pb2.Range | None:
     """Do what the request says; the outermost keys kept (without ``z``), None when none are.
 
-    A file that is here already is not fetched again. ``speed_limit`` is asked for bytes a second, 0 = unlimited. Raises
+    A file that is here already is not fetched again. ``delay`` says how many seconds a download of so many bytes
+    takes. Raises
     `BadMeta`, `DownloadFault` and `StorePanics`.
     """
     meta = request.sst
@@ -41,7 +42,7 @@ def download(
         if saved.exists():
             return _range(store.facts(saved), meta)
         rewrite = Rewrite.of(request.rewrite_rule, meta)
-        temp.write_bytes(_fetch(open_storage(request.storage_backend), request, temp, speed_limit))
+        temp.write_bytes(_fetch(open_storage(request.storage_backend), request, temp, delay))
         facts = store.facts(temp)
         return _keep(store, temp, saved, facts, rewrite, meta)
     except StorageFault as fault:
@@ -58,7 +59,7 @@ def _fetch(
     storage: ExternalStorage,
     request: import_sstpb_pb2.DownloadRequest,
     temp: Path,
-    speed_limit: Callable[[], int],
+    delay: Callable[[int], float],
 ) -> bytes:
     """The plain bytes of the file, of the length that was promised."""
     source = f"Cannot read {storage.url}/{request.name} into {temp}"
@@ -66,8 +67,7 @@ def _fetch(
         data = storage.read(request.name)
     except StorageFault as fault:
         raise DownloadFault(f"{source}: {fault.display}") from fault
-    if limit := speed_limit():
-        time.sleep(len(data) / limit)
+    time.sleep(delay(len(data)))
     if request.sst.length and len(data) != request.sst.length:
         raise DownloadFault(f"{source}: downloaded size {len(data)}, expected {request.sst.length}")
     try:

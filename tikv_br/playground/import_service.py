@@ -70,7 +70,7 @@ class ImportService(import_sstpb_pb2_grpc.ImportSSTServicer):
             what = f"{crimes.DOWNLOAD_UNKNOWN_CF}: {request.sst.cf_name}"
             crimes.store_dies(self._node, context, "Download", what)
         try:
-            kept = download(self._files, request, self._speed_limit.current)
+            kept = download(self._files, request, self._speed_limit.delay)
         except (BadMeta, DownloadFault) as fault:
             return import_sstpb_pb2.DownloadResponse(error=import_sstpb_pb2.Error(message=str(fault)))
         except StorePanics as panic:

@@ -23,9 +23,18 @@ def ingest(context: RestoreContext) -> None:
         backup.api_version,
         backend.SerializeToString(),
         to_cipher_info(options.storage).SerializeToString(),
+        _slow_seconds(context),
         context.record,
     )
     _run(context, partial(ingest_part, job))
+
+
+def _slow_seconds(context: RestoreContext) -> float:
+    """What a limit adds to a download at most: all those under way at once share it at a store."""
+    options = context.options
+    if not options.rate_limit:
+        return 0.0
+    return options.concurrency * max((part.file.size for part in context.todo), default=0) / options.rate_limit
 
 
 def put(context: RestoreContext) -> None:

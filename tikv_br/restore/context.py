@@ -8,6 +8,7 @@ from formats.checksum import Checksum
 from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.backupset.coverage import KeyRange
 from tikv_br.cluster.cluster import Cluster
+from tikv_br.cluster.download_limit import DownloadLimit
 from tikv_br.cluster.regions import Region
 from tikv_br.cluster.topology import ClusterInfo
 from tikv_br.progress_events import Reporter, silent
@@ -28,6 +29,8 @@ class RestoreContext:
     backup: BackupSet = field(init=False)
     wanted: list[Wanted] = field(default_factory=list)
     """Ranges of the backup to restore, and under which prefix."""
+    download_limit: DownloadLimit | None = None
+    """While one holds."""
     parts: list[FilePart] = field(default_factory=list)
     """All that is wanted of the files."""
     record: RestoreRecord | None = None

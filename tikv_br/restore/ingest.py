@@ -42,6 +42,8 @@ class IngestJob:
     """A serialized ``StorageBackend``."""
     cipher_info: bytes
     """A serialized ``CipherInfo``."""
+    slow_seconds: float = 0.0
+    """How much longer a download may take, because of a limit."""
     record: RestoreRecord | None = None
     """Where each part is written down when it is in."""
 
@@ -71,6 +73,7 @@ class _Ingestion:
         self._rewrite = part.rewrite
         self._rule = _rule(part.rewrite, job.api_version)
         self._backend = brpb_pb2.StorageBackend.FromString(job.backend)
+        self._slow_seconds = job.slow_seconds
         self._cipher_info = brpb_pb2.CipherInfo.FromString(job.cipher_info)
 
     def regions(self) -> Iterator[Region]:
@@ -129,7 +132,7 @@ class _Ingestion:
             is_raw_kv=True,
             cipher_info=self._cipher_info,
         )
-        answer = store.download(request)
+        answer = store.download(request, extra_seconds=self._slow_seconds)
         if answer.HasField("error"):
             raise self._meaning(store, answer.error)
         return None if answer.is_empty else answer.range

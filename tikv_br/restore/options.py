@@ -44,6 +44,8 @@ class RestoreOptions:
     checksum: bool = True
     """Whether the cluster's own checksums are compared with the backup's afterwards."""
     allow_overwrite: bool = False
+    rate_limit: int = 0
+    """Bytes a second that each store may download; 0 = no limit."""
     send_credentials: bool = True
     """Whether stores are sent the storage credentials of this process, or use their own."""
     resume: bool = True

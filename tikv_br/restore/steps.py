@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from formats.api_version import ApiVersion
 from formats.keys import KeyCodec
+from tikv_br import run_id
 from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.backupset.coverage import subtract
 from tikv_br.backupset.files import FileKind
 from tikv_br.cluster import timestamp
+from tikv_br.cluster.download_limit import DownloadLimit
 from tikv_br.cluster.shared import shared_cluster
 from tikv_br.cluster.split import scatter, split_at
 from tikv_br.errors import (
@@ -57,7 +59,9 @@ def restore_steps(options: RestoreOptions) -> list[Step[RestoreContext]]:
         changes.append(Line("put", put))
     else:
         checks.append(Line("check timestamps", check_timestamps))
-        changes += [Line("ingest", ingest), Line("flush timestamps", flush_timestamps)]
+        limit = [Line("limit downloads", limit_downloads, lift_limit)] if options.rate_limit else []
+        lift = [Line("lift the limit", lift_limit)] if options.rate_limit else []
+        changes += [*limit, Line("ingest", ingest), *lift, Line("flush timestamps", flush_timestamps)]
     proof = [Line("compare checksums", compare)] if options.checksum else []
     if options.dry_run:
         return [*checks, Line("work out what would be done", work_out)]
@@ -127,6 +131,20 @@ def split(context: RestoreContext) -> None:
         return
     if left:
         context.reporter(Notice(f"{len(left)} of {len(context.regions_made)} new regions stay where they were made"))
+
+
+def limit_downloads(context: RestoreContext) -> None:
+    """Have every store download no faster than was asked for."""
+    name = f"tikv-br-restore-{run_id.current_or_new()}"
+    context.download_limit = DownloadLimit(context.cluster, context.options.rate_limit, name)
+    context.download_limit.start()
+
+
+def lift_limit(context: RestoreContext) -> None:
+    """Let stores download as fast as they can again; also when the restore has failed."""
+    limit, context.download_limit = context.download_limit, None
+    if limit is not None:
+        limit.stop()
 
 
 def flush_timestamps(context: RestoreContext) -> None:

@@ -19,6 +19,8 @@ from tikv_br.errors import ClusterUnreachable
 class Scripted:
     """A stream that gives its answers, then fails, or waits until it is cancelled."""
 
+    waiting = False
+
     def __init__(self, *keys: bytes, failure: Exception | None = None, hangs: bool = False) -> None:
         self.cancelled = threading.Event()
         self._keys, self._failure, self._hangs = keys, failure, hangs

@@ -18,3 +18,14 @@ def test_the_smallest_limit_counts_while_it_holds() -> None:
     assert limit.current() == 900
     limit.set("", 0, 0)
     assert limit.current() == 0
+
+
+def test_downloads_share_the_limit_of_their_store() -> None:
+    """Two that begin together last as long as both one after the other; without a limit none lasts."""
+    now = 0.0
+    limit = SpeedLimit(lambda: now)
+    assert limit.delay(1000) == 0
+    limit.set("", 500, 0)
+    assert [limit.delay(1000), limit.delay(500)] == [2.0, 3.0]
+    now = 10.0
+    assert limit.delay(500) == 1.0

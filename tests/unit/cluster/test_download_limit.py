@@ -1,0 +1,85 @@
+"""A limit on downloads: set, renewed and lifted at every store, by name."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from tikv_br.cluster.cluster import Cluster
+from tikv_br.cluster.download_limit import DownloadLimit
+from tikv_br.cluster.retry import Backoffer
+from tikv_br.errors import ClusterUnreachable
+
+
+class Stores:
+    """A cluster of two stores that holds data and one that does not; notes what they are told."""
+
+    def __init__(self, failing: int = 0) -> None:
+        self.told: list[tuple[int, int, str, int]] = []
+        self.failing = failing
+        self.often = threading.Event()
+        """Set when they were told more than once."""
+        self.pd = SimpleNamespace(
+            stores=lambda: [SimpleNamespace(id=number, serves=number < 3) for number in (1, 2, 3)]
+        )
+        self.router = SimpleNamespace(backoffer=lambda what: Backoffer(what, 0.0))
+
+    def store(self, store_id: int) -> Any:  # noqa: ANN401
+        """The client of a store."""
+
+        def tell(rate: int, *, task_id: str, ttl_seconds: int) -> None:
+            if store_id == self.failing:
+                raise ClusterUnreachable("gone")
+            self.told.append((store_id, rate, task_id, ttl_seconds))
+            if len(self.told) > 5:
+                self.often.set()
+
+        return SimpleNamespace(set_download_speed_limit=tell)
+
+
+def limit(stores: Stores, ttl: int = 60) -> DownloadLimit:
+    """A limit of 500 bytes a second."""
+    return DownloadLimit(cast("Cluster", stores), 500, "me", ttl)
+
+
+def test_set_by_name_with_an_end_and_lifted() -> None:
+    """Every store that holds data is told; a killed holder's limit ends by itself; 0 lifts it, as often as one likes."""
+    stores = Stores()
+    held = limit(stores)
+    held.start()
+    assert stores.told == [(1, 500, "me", 60), (2, 500, "me", 60)]
+    held.stop()
+    held.stop()
+    assert stores.told[2:] == [(1, 0, "me", 0), (2, 0, "me", 0)] * 2
+
+
+def test_renewed_while_it_is_held() -> None:
+    """Long before its end it is set again."""
+    stores = Stores()
+    held = DownloadLimit(cast("Cluster", stores), 500, "me", cast("int", 0.03))
+    held.start()
+    assert stores.often.wait(60)
+    held.stop()
+    assert stores.told[-1][1] == 0
+
+
+def test_a_store_that_is_away() -> None:
+    """At the start it is an error, once the retries are spent; at the end the others are told, and it is logged."""
+    with pytest.raises(ClusterUnreachable):
+        limit(Stores(failing=1))._set(500)
+
+
+def test_the_others_are_freed_when_one_is_away(caplog: pytest.LogCaptureFixture) -> None:
+    """A store that is gone at the end keeps none of the others limited."""
+    stores = Stores()
+    held = limit(stores)
+    held.start()
+    stores.failing = 1
+    with caplog.at_level(logging.WARNING):
+        held.stop()
+    assert stores.told[-1] == (2, 0, "me", 0)
+    assert "download limit" in caplog.text
