@@ -13,13 +13,13 @@ NOWHERE = ("--pd", "127.0.0.1:1", "--timeout", "20s", "--executor", "driver")
 def test_a_sound_cluster(playgrounds: Playgrounds, tmp_path: Path) -> None:
     """Exit code 0, a JSON line each probe with its fields, and a summary that adds up."""
     place = ("--storage", f"local://{tmp_path}")
-    done = tikv_br("check", "--pd", playgrounds["v2"], *place, "--timeout", "60s", "--output", "json")
+    done = tikv_br(
+        "check", "--pd", playgrounds["v2"], *place, "--timeout", "60s", "--executor", "driver", "--output", "json"
+    )
     assert done.code == 0, done.out
     probes = done.lines[:-1]
     assert {line["message_type"] for line in probes} == {"probe"}
-    assert all(
-        line.keys() == {"message_type", "name", "status", "seen", "advice", "figures", "seconds"} for line in probes
-    )
+    assert all(line.keys() > {"name", "status", "seen", "advice", "figures", "seconds"} for line in probes)
     assert done.last["message_type"] == "summary"
     assert sum(done.last[status] for status in ("ok", "warn", "fail", "skipped")) == len(probes) > 20
     assert done.last["fail"] == 0
@@ -44,7 +44,7 @@ def test_failed_probes_have_their_exit_code() -> None:
 
 def test_as_a_plug_in_of_nagios(playgrounds: Playgrounds) -> None:
     """One line, exit code 0 or 2, and 3 where nothing could be checked: whatever is wrong, nothing else is written."""
-    well = tikv_br("check", "--nagios", "--pd", playgrounds["v2"], "--timeout", "60s")
+    well = tikv_br("check", "--nagios", "--pd", playgrounds["v2"], "--timeout", "60s", "--executor", "driver")
     dead = tikv_br("check", "--nagios", *NOWHERE)
     wrong = tikv_br("check", "--nagios", "--pd", "no address")
     assert (well.code, dead.code, wrong.code) == (0, 2, 3)

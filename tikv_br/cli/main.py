@@ -45,6 +45,9 @@ class Commands(LazyGroup):
         "verify": LazyCommand(
             "tikv_br.cli.verify_cmd", "Check that a backup is whole, or that a cluster holds what it holds."
         ),
+        "diff": LazyCommand(
+            "tikv_br.cli.diff_cmd", "Find the keys that differ between two clusters, or from a backup."
+        ),
         "check": LazyCommand(
             "tikv_br.cli.check_cmd", "Check whether cluster, storage and this machine are fit for the work."
         ),

@@ -26,7 +26,18 @@ if TYPE_CHECKING:
 
 DEFAULTS = "defaults"
 FLAGS_ONLY = frozenset(
-    {"allow-overwrite", "config", "confirm", "help", "install-completion", "show-completion", "version"}
+    {
+        "allow-overwrite",
+        "config",
+        "confirm",
+        "help",
+        "install-completion",
+        "repair",
+        "repair-delete",
+        "show-completion",
+        "version",
+        "yes",
+    }
 )
 """Flags that are said anew each time: what they confirm or choose must not lie in wait in a file or a variable."""
 _TYPE_NAMES = {

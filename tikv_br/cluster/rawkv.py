@@ -28,6 +28,8 @@ EXECUTION_MS = 20_000
 """How long a store may wait before it starts: less than our own timeout, so that no write of a call given up, and
 perhaps repeated, comes through after later ones."""
 
+_ALMOST_END = b"\xff" * 10
+
 T = TypeVar("T")
 
 
@@ -229,6 +231,30 @@ class RawClient:
         from tikv_br.cluster.scan import scan_pages
 
         return scan_pages(self._walk_rpc(start_rpc, end_rpc), page_rows, key_only=key_only, throttle=throttle)
+
+    def last_key(self, start: bytes, end: bytes) -> bytes | None:
+        """The last key of [start, end), as far as regions tell; None when there is none.
+
+        Of a range without end before V2 keys of ten and more leading 0xFF are overlooked: servers have no reverse scan
+        from the very end.
+        """
+
+        def send(store: StoreClient, context: kvrpcpb_pb2.Context, start: bytes, end: bytes) -> bytes | None:
+            request = kvrpcpb_pb2.RawScanRequest(
+                context=context, start_key=end or _ALMOST_END, end_key=start, limit=1, reverse=True, key_only=True
+            )
+            answer = kvrpcpb_pb2.RawScanResponse.FromString(store.raw_scan(request))
+            check_region_error(answer)
+            check_pairs(answer.kvs)
+            return answer.kvs[0].key if answer.kvs else None
+
+        last: bytes | None = None
+        walk = self.walk(start, end)
+        while not walk.done:
+            found, reached = walk.send_part(send, "RawScan")
+            last = found or last
+            walk.advance(reached)
+        return None if last is None else self.codec.user_key(last)
 
     def walk(self, start: bytes, end: bytes) -> RangeWalk:
         """A cursor over a range of user keys, region by region."""

@@ -76,7 +76,7 @@ class Prover:
         """
         if span == file.key_range and not rewrite.changes:
             answer = self._ask(span)
-            if answer.sums in _recorded(file, answer):
+            if answer.sums in recorded(file, answer.first, answer.last):
                 return answer.sums, []
             if not self._may_expire(file):
                 return Checksum(), [_difference(file, answer, _sums(file))]
@@ -158,12 +158,15 @@ def _sums(file: FileEntry) -> Checksum:
     return Checksum(file.crc64xor, file.total_kvs, file.total_bytes)
 
 
-def _recorded(file: FileEntry, answer: _Answer) -> list[Checksum]:
-    """What the record alone says that the answer may be: all rows while none has expired, or those that never do."""
+def recorded(file: FileEntry, first: int, last: int) -> list[Checksum]:
+    """What the record alone says that the cluster may answer between two seconds since the epoch.
+
+    All rows while none has expired, or those that never do; nothing while rows expire.
+    """
     everything, expiry = _sums(file), file.expiry
-    if not expiry.total_kvs or expiry.earliest > answer.last:
+    if not expiry.total_kvs or expiry.earliest > last:
         return [everything]
-    if expiry.latest > answer.first:
+    if expiry.latest > first:
         return []
     lasting = Checksum(
         everything.crc64xor ^ expiry.crc64xor,

@@ -1,0 +1,77 @@
+"""``tikv-br diff`` as a user runs it."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.e2e.command import succeed, tikv_br
+from tests.e2e.conftest import Playgrounds
+
+
+@pytest.fixture(scope="module")
+def pair(playgrounds: Playgrounds, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    """A V1 and a V2 cluster: equal, but for three keys."""
+    a, b = playgrounds["v1"], playgrounds["v2"]
+    common = "key,value\nsame,1\nequal,2\n"
+    for pd, own in ((a, "both,here\nlost,value\n"), (b, "both,there\nextra,value\n")):
+        (tmp_path_factory.getbasetemp() / "rows.csv").write_text(common + own)
+        succeed("raw", "load", str(tmp_path_factory.getbasetemp() / "rows.csv"), "--pd", pd)
+    return a, b
+
+
+def test_differences_are_told_and_have_their_exit_code(pair: tuple[str, str]) -> None:
+    """A JSON line each range and key, a summary that adds up, and code 60; nothing is written."""
+    a, b = pair
+    done = tikv_br("diff", "--pd", a, "--other-pd", b, "--output", "json")
+    assert done.code == 60, done.out + done.err
+    keys = {bytes.fromhex(line["key"]): line["kind"] for line in done.lines if line["message_type"] == "different_key"}
+    ranges = [line for line in done.lines if line["message_type"] == "different_range"]
+    [summary] = [line for line in done.lines if line["message_type"] == "summary"]
+    assert keys == {b"lost": "only_a", b"extra": "only_b", b"both": "value"}
+    assert sum(line["only_a"] + line["only_b"] + line["value"] for line in ranges) == summary["remaining"] == 3
+    assert (summary["api_version"], summary["other_api_version"]) == ("v1", "v2")
+    assert (done.last["name"], done.last["message"]) == ("DifferencesFound", "3 keys differ")
+
+
+def test_people_get_tables(pair: tuple[str, str]) -> None:
+    """Keys in the form asked for; two --pd are two clusters; --keys limits what is named, not what is counted."""
+    a, b = pair
+    done = tikv_br("diff", "--pd", a, "--pd", b, "--keys", "1", "--format", "hex")
+    assert done.code == 60
+    assert b"both".hex() in done.out
+    assert b"lost".hex() not in done.out
+    assert "the first 1, 2 more" in done.out
+    assert "only in A" in done.out
+    assert "3 keys differ" in done.err
+
+
+def test_a_repair(pair: tuple[str, str]) -> None:
+    """Not without --yes where nobody can be asked; then only what A has is written; then what is extra goes; then equal."""
+    a, b = pair
+    sides = ("--pd", a, "--other-pd", b)
+    refused = tikv_br("diff", *sides, "--repair")
+    assert refused.code == 2
+    assert "--yes" in refused.err
+    written = tikv_br("diff", *sides, "--repair", "--yes")
+    assert written.code == 60
+    assert "--repair-delete" in written.err
+    assert succeed("raw", "get", "--pd", b, "lost").out.strip() == "value"
+    repaired = succeed("diff", *sides, "--repair", "--repair-delete", "--yes")
+    assert "Equal" in repaired.out
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--pd", "127.0.0.1:1"),
+        ("--pd", "127.0.0.1:1", "--other-pd", "127.0.0.1:2", "--storage", "/tmp/x"),
+        ("--pd", "127.0.0.1:1", "--other-pd", "127.0.0.1:2", "--executor", "cloud"),
+        ("--pd", "127.0.0.1:1", "--other-pd", "127.0.0.1:2", "--repair-delete"),
+        ("--pd", "127.0.0.1:1", "--other-pd", "127.0.0.1:2", "--start", "b", "--end", "a"),
+    ],
+)
+def test_wrong_input(arguments: tuple[str, ...]) -> None:
+    """Refused before any cluster is looked for."""
+    done = tikv_br("diff", *arguments)
+    assert done.code == 2
+    assert "Hint: " in done.err

@@ -1,0 +1,57 @@
+"""Pairs of playgrounds that the tests of a module share, and what plants differences in them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from formats.api_version import ApiVersion
+from tests.integration.backup.data import hard_rows
+from tests.live_cluster import LiveCluster, live_cluster
+
+ROWS = hard_rows(count=1500)
+Clusters = Callable[[str], LiveCluster]
+
+
+@pytest.fixture(scope="module")
+def clusters(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clusters]:
+    """Return a function from a name such as ``v1-a`` to a running playground of that API version."""
+    running: dict[str, LiveCluster] = {}
+    with contextlib.ExitStack() as stack:
+
+        def get(name: str) -> LiveCluster:
+            if name not in running:
+                version = ApiVersion[name.partition("-")[0].upper()]
+                folder: Path = tmp_path_factory.mktemp(name)
+                running[name] = stack.enter_context(live_cluster(folder, version, stores=1))
+                split(running[name], 5 if name.endswith("a") else 3)
+            return running[name]
+
+        yield get
+
+
+def split(live: LiveCluster, regions: int) -> None:
+    """Cut into regions between the rows; each cluster elsewhere."""
+    codec = live.raw().codec
+    keys = sorted(ROWS)[:: len(ROWS) // regions][1:regions]
+    live.run("split", keys=[codec.bound(codec.rpc_key(key)).hex() for key in keys])
+
+
+def fill(live: LiveCluster, rows: dict[bytes, bytes], keyspace_id: int = 0) -> None:
+    """Have these rows, and no others, whatever another test left."""
+    raw = live.raw(keyspace_id)
+    raw.delete_range(b"", b"")
+    raw.batch_put(rows)
+
+
+def contents(live: LiveCluster, keyspace_id: int = 0) -> dict[bytes, bytes]:
+    """All rows of a keyspace."""
+    raw = live.raw(keyspace_id)
+    found: dict[bytes, bytes] = {}
+    for page in raw.scan_pages(*raw.codec.rpc_range(b"", b"")):
+        keys = (raw.codec.user_key(key) for key in page.keys.to_pylist())
+        found.update(zip(keys, page.values.to_pylist(), strict=True))
+    return found

@@ -1,0 +1,150 @@
+"""A backup compared with a cluster, and the cluster put right from it."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from formats.api_version import ApiVersion
+from tests.integration.diff.conftest import ROWS, Clusters, contents, fill
+from tests.integration.diff.test_clusters import found, plant
+from tests.live_cluster import LiveCluster, live_cluster
+from tikv_br.backup.options import BackupOptions
+from tikv_br.backup.run import backup
+from tikv_br.diff.options import BackupChoice, ClusterChoice, DiffOptions
+from tikv_br.diff.run import diff
+from tikv_br.diff.values import Kind
+from tikv_br.errors import BackupDamaged, BackupNotFound, UsageError
+from tikv_br.restore.options import RestoreOptions
+from tikv_br.restore.run import restore
+from tikv_br.storage.url import StorageLocation, parse
+
+
+def back_up(live: LiveCluster, folder: Path, **changes: Any) -> StorageLocation:  # noqa: ANN401 - any option
+    """Back up in several files."""
+    place = StorageLocation("local", str(folder / "backup"))
+    usual: dict[str, Any] = {"file_bytes": 40_000, "safe_interval": 0.0, "executor": "driver", "concurrency": 2}
+    backup(BackupOptions(cluster=live.config, storage=place, **(usual | changes)))
+    return place
+
+
+def asked(place: StorageLocation, live: LiveCluster, **changes: Any) -> DiffOptions:  # noqa: ANN401 - any option
+    """Compare a backup with a cluster, and name all keys."""
+    return replace(DiffOptions(BackupChoice(place), ClusterChoice(live.config), keys=10_000, concurrency=2), **changes)
+
+
+def without_files(place: StorageLocation) -> None:
+    """Leave of a backup what is recorded, and no data."""
+    for path in Path(place.path).rglob("*.sst"):
+        path.unlink()
+
+
+@pytest.mark.parametrize("version", ["v1", "v1ttl", "v2"])
+def test_equal_needs_no_file_and_no_scan(version: str, clusters: Clusters, tmp_path: Path) -> None:
+    """The servers' checksums are what is recorded: the data files may even be gone, and no RawScan is sent."""
+    live = clusters(f"{version}-a")
+    fill(live, ROWS)
+    place = back_up(live, tmp_path)
+    without_files(place)
+    scans = live.fail("RawScan", {"delay": {"seconds": 0}}, count=-1)
+    try:
+        result = diff(asked(place, live))
+        assert live.hits(scans) == 0
+    finally:
+        live.heal()
+    assert (result.keys, result.ranges) == ([], [])
+    assert result.summary.rows == len(ROWS)
+    assert result.summary.ranges > 3
+
+
+@pytest.mark.parametrize(
+    ("source", "form", "target"),
+    [("v1-a", ApiVersion.V1, "v1-b"), ("v1-a", ApiVersion.V2, "v1-b"), ("v2-a", None, "v2-b"), ("v1-a", None, "v2-b")],
+)
+def test_planted_differences_are_found_and_put_right(
+    source: str, form: ApiVersion | None, target: str, clusters: Clusters, tmp_path: Path
+) -> None:
+    """In the backup's own form of keys and in the other, in which recorded sums cannot be compared."""
+    origin, live = clusters(source), clusters(target)
+    fill(origin, ROWS)
+    place = back_up(origin, tmp_path, **({"dst_api_version": form} if form else {}))
+    fill(live, ROWS)
+    assert diff(asked(place, live)).summary.remaining == 0
+    planted = plant(live, seed=21)
+    assert found(diff(asked(place, live))) == planted
+    assert found(diff(asked(place, live, exact=True))) == planted
+    done = diff(asked(place, live, repair=True, delete=True), confirm=lambda _: True)
+    assert (done.summary.puts, done.summary.deletes, done.summary.remaining) == (9, 4, 0)
+    assert contents(live) == ROWS
+
+
+def test_a_range_that_cuts_files(clusters: Clusters, tmp_path: Path) -> None:
+    """Only what lies inside is compared; a range that the backup does not have is refused."""
+    live = clusters("v2-a")
+    fill(live, ROWS)
+    place = back_up(live, tmp_path, start=b"row00100", end=b"row00900")
+    live.raw().batch_delete([b"row00050", b"row00200", b"row00300", b"row00950"])
+    assert found(diff(asked(place, live))) == dict.fromkeys((b"row00200", b"row00300"), Kind.ONLY_A)
+    assert found(diff(asked(place, live, start=b"row00250", end=b"row00301"))) == {b"row00300": Kind.ONLY_A}
+    with pytest.raises(UsageError, match="nothing of that range"):
+        diff(asked(place, live, start=b"row00900"))
+
+
+def test_rows_that_expire_meanwhile(clusters: Clusters, tmp_path: Path) -> None:
+    """While rows expire one after the other nothing differs; one lost before its time does, and comes back with it."""
+    live = clusters("v1ttl-a")
+    fill(live, ROWS)
+    rows = [(b"row%05d-expires" % number, b"for a while", 1 + number // 40) for number in range(200)]
+    live.raw().batch_put_with_ttls([*rows, (b"row00700-in-an-hour", b"v", 3600)])
+    place = back_up(live, tmp_path, engine="store")
+    deadline = time.monotonic() + 6
+    while time.monotonic() < deadline:
+        assert diff(asked(place, live)).keys == []
+    live.raw().delete(b"row00700-in-an-hour")
+    result = diff(asked(place, live, repair=True), confirm=lambda _: True)
+    [key] = result.keys
+    assert (key.key, key.kind) == (b"row00700-in-an-hour", Kind.ONLY_A)
+    assert 2000 < key.expires_in <= 3600
+    assert result.summary.puts == 1
+    assert result.summary.remaining == 0
+    ttl = live.raw().get_ttl(b"row00700-in-an-hour")
+    assert ttl is not None
+    assert 2000 < ttl <= 3600
+
+
+@pytest.mark.parametrize(("name", "version", "keyspace"), [("v1ttl", "V1TTL", 0), ("v2_ks4242_rpc", "V2", 4242)])
+def test_a_recorded_backup(name: str, version: str, keyspace: int, golden: Path, tmp_path: Path) -> None:
+    """A backup of the Go tool equals the cluster it was restored into; what is planted there is found and put right."""
+    place = parse(f"local://{golden / 'backups' / name / 'data'}")
+    with live_cluster(tmp_path / "cluster", ApiVersion[version], stores=1) as live:
+        restore(RestoreOptions(cluster=live.config, storage=place))
+        assert diff(asked(place, live)).keys == []
+        before = contents(live, keyspace)
+        victims = sorted(before)[:: len(before) // 3][:3]
+        raw = live.raw(keyspace)
+        raw.delete(victims[0])
+        raw.put(victims[1], before[victims[1]] + b"!")
+        expected = {victims[0]: Kind.ONLY_A, victims[1]: Kind.VALUE}
+        assert found(diff(asked(place, live))) == expected
+        assert diff(asked(place, live, repair=True), confirm=lambda _: True).summary.remaining == 0
+        assert contents(live, keyspace) == before
+
+
+def test_a_backup_that_cannot_be_read(clusters: Clusters, tmp_path: Path) -> None:
+    """None there, or a damaged file where it is needed: said so, never taken for equal or different."""
+    live = clusters("v1-a")
+    fill(live, ROWS)
+    with pytest.raises(BackupNotFound):
+        diff(asked(StorageLocation("local", str(tmp_path / "nothing")), live))
+    place = back_up(live, tmp_path)
+    live.raw().delete(b"row00700")
+    for path in Path(place.path).rglob("*.sst"):
+        shutil.copyfile(path, path.with_suffix(".copy"))
+        path.write_bytes(path.with_suffix(".copy").read_bytes()[:-100])
+    with pytest.raises(BackupDamaged):
+        diff(asked(place, live))

@@ -1,0 +1,65 @@
+"""A side that is a dictionary, with sums by an independent checksum, and a record of what it was asked."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+
+import fastcrc
+import pyarrow as pa
+
+from formats import columns
+from formats.checksum import Checksum
+from tikv_br.diff.bisect import Answer
+from tikv_br.diff.middle import between
+from tikv_br.diff.values import Span
+
+
+class FakeSide:
+    """Rows of a keyspace, user keys to values."""
+
+    def __init__(self, rows: Mapping[bytes, bytes], page_rows: int = 7) -> None:
+        self.rows = dict(rows)
+        self.page_rows = page_rows
+        self.asked: list[Span] = []
+        self.scanned: list[Span] = []
+
+    def keys(self, span: Span) -> list[bytes]:
+        """Of a range, ascending."""
+        return sorted(key for key in self.rows if key >= span.start and (not span.end or key < span.end))
+
+    def sums(self, span: Span) -> Answer:
+        """What a store answers, said the long way."""
+        self.asked.append(span)
+        crc = size = 0
+        keys = self.keys(span)
+        for key in keys:
+            pair = key + self.rows[key]
+            crc ^= fastcrc.crc64.xz(pair)
+            size += len(pair)
+        return Answer(Checksum(crc, len(keys), size), 0, 0)
+
+    def possible(self, span: Span, answer: Answer) -> Collection[Checksum]:
+        """The one sum."""
+        del answer
+        return [self.sums(span).sums]
+
+    def middle(self, span: Span) -> bytes | None:
+        """As a cluster finds it."""
+        keys = self.keys(span)
+        return between(keys[0], keys[-1]) if keys else None
+
+    def pages(self, span: Span) -> Iterator[pa.RecordBatch]:
+        """In small pages."""
+        self.scanned.append(span)
+        keys = self.keys(span)
+        for first in range(0, len(keys), self.page_rows):
+            part = keys[first : first + self.page_rows]
+            yield columns.records(columns.from_list(part), columns.from_list([self.rows[key] for key in part]))
+
+    def values(self, keys: Sequence[bytes]) -> Mapping[bytes, bytes]:
+        """Those that exist."""
+        return {key: self.rows[key] for key in keys if key in self.rows}
+
+    def ttl(self, key: bytes) -> int | None:
+        """Never, if it is there."""
+        return 0 if key in self.rows else None

@@ -1,0 +1,125 @@
+"""From sums to small ranges, on sides that are dictionaries."""
+
+from __future__ import annotations
+
+import random
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.unit.diff.fakes import FakeSide
+from tikv_br.diff import bisect
+from tikv_br.diff.bisect import differing
+from tikv_br.diff.middle import between
+from tikv_br.diff.values import Span
+
+ALL = Span(b"", b"")
+KEYS = st.binary(max_size=4)
+ROWS = st.dictionaries(KEYS, st.binary(max_size=3), max_size=60)
+
+
+@pytest.fixture(autouse=True)
+def small_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leaves of three rows: cuts are many."""
+    monkeypatch.setattr(bisect, "LEAF_ROWS", 3)
+
+
+def inside(key: bytes, span: Span) -> bool:
+    """Whether a key lies in a range."""
+    return key >= span.start and (not span.end or key < span.end)
+
+
+@given(rows=ROWS, lost=st.sets(KEYS, max_size=4), changed=st.sets(KEYS, max_size=4), added=st.sets(KEYS, max_size=4))
+def test_planted_differences_lie_in_the_ranges_found(
+    rows: dict[bytes, bytes], lost: set[bytes], changed: set[bytes], added: set[bytes]
+) -> None:
+    """Whatever is lost, changed and added: every such key is in one of the ranges; ranges ascend and do not overlap."""
+    a, b = FakeSide(rows), FakeSide(rows)
+    for key in lost:
+        b.rows.pop(key, None)
+    for key in changed & b.rows.keys():
+        b.rows[key] += b"!"
+    b.rows |= dict.fromkeys(added - rows.keys(), b"added")
+    found = list(differing(a, b, ALL))
+    planted = {key for key in a.rows.keys() | b.rows.keys() if a.rows.get(key) != b.rows.get(key)}
+    assert all(sum(inside(key, span) for span in found) == 1 for key in planted)
+    assert bool(found) == bool(planted)
+    assert all(one.end and one.end <= other.start for one, other in pairwise(found))
+
+
+@given(rows=ROWS)
+def test_equal_sides_are_asked_once(rows: dict[bytes, bytes]) -> None:
+    """One sum each, nothing is scanned."""
+    a, b = FakeSide(rows), FakeSide(rows)
+    assert list(differing(a, b, ALL)) == []
+    assert a.asked == b.asked == [ALL]
+
+
+@pytest.mark.parametrize("form", ["row%06d", "%06d-user", "a/b/c/%x"])
+def test_one_difference_among_many_rows_is_narrowed_down(form: str) -> None:
+    """The range found is small, and the sums asked for are about one a halving, whatever keys look like."""
+    rows = {(form % number).encode(): b"value" for number in range(20_000)}
+    victim = (form % 13_579).encode()
+    a, b = FakeSide(rows), FakeSide({**rows, victim: b"other"})
+    [span] = differing(a, b, ALL)
+    assert inside(victim, span)
+    assert len(a.keys(span)) <= 3
+    assert len(b.asked) < 80
+
+
+def test_differences_everywhere_are_not_cut_for_ever() -> None:
+    """Where all differs, few sums are asked before the range is given up to a scan."""
+    rows = {b"%06d" % number: b"value" for number in range(5000)}
+    a, b = FakeSide(rows), FakeSide({key: b"%09d" % int(key) ** 2 for key in rows})
+    found = list(differing(a, b, ALL))
+    assert len(found) == 2**bisect.HOPELESS
+    assert sum(len(a.keys(span)) for span in found) == len(rows)
+
+
+def test_equal_changes_cancel_out_in_sums() -> None:
+    """What the sums are blind to, and `exact` is for: CRC is linear, so the same change in two rows leaves no trace."""
+    rows = {b"%03d" % number: b"pending" for number in range(10)}
+    a, b = FakeSide(rows), FakeSide({**rows, b"002": b"settled", b"007": b"settled"})
+    assert list(differing(a, b, ALL)) == []
+
+
+def test_large_values_make_small_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A leaf is bounded by bytes, too."""
+    monkeypatch.setattr(bisect, "LEAF_ROWS", 1000)
+    monkeypatch.setattr(bisect, "LEAF_BYTES", 5000)
+    rows = {b"%03d" % number: bytes(1000) for number in range(100)}
+    a, b = FakeSide(rows), FakeSide({**rows, b"050": b""})
+    [span] = differing(a, b, ALL)
+    assert len(a.keys(span)) <= 5
+
+
+def test_what_becomes_equal_meanwhile_is_no_difference() -> None:
+    """The whole differed, the halves do not any more."""
+
+    class Healing(FakeSide):
+        def middle(self, span: Span) -> bytes | None:
+            self.rows = dict(rows)
+            return super().middle(span)
+
+    rows = {b"%03d" % number: b"x" for number in range(100)}
+    lacking = {key: value for key, value in rows.items() if key != b"050"}
+    assert list(differing(Healing(lacking | {b"1": b"", b"2": b""}), FakeSide(rows), ALL)) == []
+
+
+@given(low=st.binary(max_size=20), high=st.binary(max_size=20))
+def test_a_middle_lies_between(low: bytes, high: bytes) -> None:
+    """Above the lower key, not above the higher; none where there is no room."""
+    middle = between(low, high)
+    assert (middle is None) == (low >= high)
+    assert middle is None or low < middle <= high
+
+
+def test_middles_halve() -> None:
+    """Keys with a long common head are halved where they differ."""
+    chance = random.Random(5)
+    keys = sorted({b"users/by-id/" + chance.randbytes(8) for _ in range(1000)})
+    middle = between(keys[0], keys[-1])
+    assert middle is not None
+    assert 400 < sum(key < middle for key in keys) < 600

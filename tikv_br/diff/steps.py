@@ -1,0 +1,111 @@
+"""A comparison as a runbook. Without `--repair` nothing is changed anywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+from tikv_br.backupset.backup_set import BackupSet
+from tikv_br.backupset.coverage import KeyRange
+from tikv_br.cluster.shared import shared_cluster
+from tikv_br.diff import plan
+from tikv_br.diff.options import BackupChoice, DiffOptions
+from tikv_br.diff.places import BackupPlace, ClusterPlace, Unit, find_backup, find_cluster
+from tikv_br.diff.repair import RepairJob, repair_ranges, repairs
+from tikv_br.diff.task import DiffJob, compare_units
+from tikv_br.diff.values import Counts, Report
+from tikv_br.errors import UsageError
+from tikv_br.progress_events import Notice, Reporter, silent
+from tikv_br.spark.executor import run_tasks
+from tikv_br.steps import Line, Step
+
+Confirm = Callable[[Counts], bool]
+"""Whether to write what was counted."""
+
+
+@dataclass
+class DiffContext:
+    """What the steps find out for one another."""
+
+    options: DiffOptions
+    reporter: Reporter = silent
+    confirm: Confirm = lambda _counts: False
+    a: ClusterPlace | BackupPlace = field(init=False)
+    b: ClusterPlace = field(init=False)
+    backup: BackupSet | None = None
+    """Where A is one."""
+    units: list[Unit] = field(default_factory=list)
+    found: Report = field(default_factory=Report)
+    """What the comparison found."""
+    repaired: Report | None = None
+    """What was written, and what differs even so; None = no repair took place."""
+
+    @property
+    def job(self) -> DiffJob:
+        """What all tasks share."""
+        return DiffJob(self.a, self.b, self.options.keys, self.options.exact)
+
+
+def diff_steps(options: DiffOptions) -> list[Step[DiffContext]]:
+    """The runbook."""
+    steps = [Line("look at both sides", find_sides), Line("plan the ranges", plan_ranges), Line("compare", compare)]
+    if options.repair:
+        steps.append(Line("repair the second", repair))
+    return [*steps]
+
+
+def find_sides(context: DiffContext) -> None:
+    """Connect to both, and find what is to be compared. Raises `UsageError` when both are the same."""
+    options = context.options
+    if isinstance(options.a, BackupChoice):
+        context.a, context.backup = find_backup(options.a)
+    else:
+        context.a = find_cluster(options.a, "--keyspace")
+    same = str(context.a.keyspace_id or "")
+    context.b = find_cluster(replace(options.b, keyspace=options.b.keyspace or same), "--other-keyspace")
+    if isinstance(context.a, ClusterPlace) and context.a.keyspace_id == context.b.keyspace_id:
+        ids = {shared_cluster(place.config).cluster_id for place in (context.a, context.b)}
+        if len(ids) == 1:
+            raise UsageError("both sides are the same keyspace of the same cluster")
+    context.reporter(Notice(f"A: {context.a}"))
+    context.reporter(Notice(f"B: {context.b}"))
+
+
+def plan_ranges(context: DiffContext) -> None:
+    """Follow the regions of a cluster, or the files of a backup."""
+    options, place = context.options, context.a
+    codec = place.codec
+    wanted = KeyRange(*codec.rpc_range(options.start, options.end))
+    if isinstance(place, ClusterPlace):
+        regions = shared_cluster(place.config).pd.scan_regions(codec.bound(wanted.start), codec.bound(wanted.end))
+        context.units = plan.region_units(wanted, ((region.start, region.end) for region in regions), codec)
+    elif context.backup is not None:
+        context.units = plan.file_units(wanted, context.backup.ranges, context.backup.files, codec)
+
+
+def compare(context: DiffContext) -> None:
+    """Compare all ranges."""
+    run_tasks(
+        plan.tasks(context.units),
+        partial(compare_units, context.job),
+        options=context.options.where,
+        on_result=context.found.add,
+        name_of=lambda task: str(task[0]),
+        reporter=context.reporter,
+    )
+
+
+def repair(context: DiffContext) -> None:
+    """Write the differences, where that is still wanted now that they are counted."""
+    if not context.found.counts.total or not context.confirm(context.found.counts):
+        return
+    context.repaired = Report()
+    run_tasks(
+        repairs(context.units, context.found.ranges),
+        partial(repair_ranges, RepairJob(context.job, context.options.delete)),
+        options=context.options.where,
+        on_result=context.repaired.add,
+        name_of=str,
+        reporter=context.reporter,
+    )

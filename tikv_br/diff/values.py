@@ -1,0 +1,105 @@
+"""The values of a comparison: ranges of user keys, what differs, and how much was asked to find out."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field, fields
+from typing import NamedTuple
+
+
+class Span(NamedTuple):
+    """User keys ``[start, end)`` of one keyspace; an empty end is no end."""
+
+    start: bytes
+    end: bytes
+
+
+class Kind(enum.StrEnum):
+    """How a key differs. A is what should be, B what is compared with it."""
+
+    ONLY_A = "only_a"
+    ONLY_B = "only_b"
+    VALUE = "value"
+
+
+class KeyDifference(NamedTuple):
+    """One key that differs."""
+
+    kind: Kind
+    key: bytes
+    expires_in: int = 0
+    """Seconds until the key expires on the one side that has it; 0 = never, or not asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """How many keys differ in which way."""
+
+    only_a: int = 0
+    only_b: int = 0
+    value: int = 0
+    expiring: int = 0
+    """On one side only, but about to expire, or expired by now: no difference."""
+
+    @property
+    def total(self) -> int:
+        """All that differ."""
+        return self.only_a + self.only_b + self.value
+
+    def __add__(self, other: Counts) -> Counts:
+        return Counts(*(getattr(self, each.name) + getattr(other, each.name) for each in fields(Counts)))
+
+
+class DifferentRange(NamedTuple):
+    """A small range in which something differs."""
+
+    span: Span
+    counts: Counts
+
+
+@dataclass
+class Meter:
+    """What the clusters were asked."""
+
+    checksums: int = 0
+    """RawChecksum requests."""
+    scans: int = 0
+    """RawScan pages, and single reads."""
+    scanned_bytes: int = 0
+    """Bytes of keys and values in them."""
+
+    def add(self, other: Meter) -> None:
+        """Count another's, too."""
+        self.checksums += other.checksums
+        self.scans += other.scans
+        self.scanned_bytes += other.scanned_bytes
+
+
+@dataclass
+class Report:
+    """What a task found; reports add up."""
+
+    counts: Counts = field(default_factory=Counts)
+    ranges: list[DifferentRange] = field(default_factory=list)
+    keys: list[KeyDifference] = field(default_factory=list)
+    """Those to be named, the first of each task."""
+    rows: int = 0
+    """Rows of B that were compared."""
+    size: int = 0
+    """Their bytes, as B's stores count them."""
+    meter: Meter = field(default_factory=Meter)
+    puts: int = 0
+    """Keys written to B."""
+    deletes: int = 0
+    """Keys removed from B."""
+
+    def add(self, other: Report) -> None:
+        """Count another's, too."""
+        self.counts += other.counts
+        self.ranges += other.ranges
+        self.keys += other.keys
+        self.rows += other.rows
+        self.size += other.size
+        self.meter.add(other.meter)
+        self.puts += other.puts
+        self.deletes += other.deletes
