@@ -159,7 +159,9 @@ class TimestampAheadOfTso(ClusterError):
     """Restored data carry timestamps above the target's TSO and would shadow later writes."""
 
     exit_code = 11
-    default_hint = "Check the clocks of both clusters; wait until the target's TSO has passed the backup's."
+    default_hint = (
+        "Check the clocks of both clusters; wait until the target's TSO has passed the backup's, or say --restamp."
+    )
 
 
 class DangerousRequest(ClusterError):

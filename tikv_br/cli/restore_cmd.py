@@ -83,6 +83,10 @@ def restore_raw(
         Literal["ingest", "put"],
         typer.Option("--mode", help="Stores take in whole files, or rows are put one by one."),
     ] = "ingest",
+    restamp: Annotated[
+        bool,
+        typer.Option("--restamp", help="Give rows newer than the target's TSO a timestamp of the target (API V2)."),
+    ] = False,
     concurrency: Annotated[
         int, typer.Option("--concurrency", envvar="TIKV_BR_CONCURRENCY", min=1, help="Files under way at once.")
     ] = 16,
@@ -139,6 +143,8 @@ def restore_raw(
     """Restore a RawKV backup, of tikv-br or of the Go TiKV-BR, and prove the result."""
     if ratelimit and mode == "put":
         raise UsageError("--ratelimit limits downloads of stores: with --mode put there are none")
+    if restamp and mode == "put":
+        raise UsageError("--restamp: rows that are put have new timestamps anyway", hint="Leave one of the two out.")
     first, last = _parse_keys(start, end, key_form)
     located = partial(
         storage_location,
@@ -168,6 +174,7 @@ def restore_raw(
         to_keyspace=to_keyspace,
         rewrite_prefix=_parse_rewrite(rewrite_prefix, key_form),
         mode=Mode(mode),
+        restamp=restamp,
         concurrency=concurrency,
         file_check=FileCheck(file_check),
         checksum=checksum,

@@ -7,6 +7,7 @@ import json
 import logging
 import secrets
 import threading
+import time
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -56,7 +57,7 @@ class Playground:
         self.engine = Engine.open(settings.path / "rocksdb")
         self.regions = RegionTable(self.engine)
         self.sizes = RegionSizes(self.engine)
-        self.tso = Tso(self.engine)
+        self.tso = Tso(self.engine, lambda: time.time() + settings.clock_ahead)
         self.failpoints = FailpointTable()
         self.crimes = CrimeLog(settings.path / "crimes.jsonl")
         self._identity = self._load_identity()

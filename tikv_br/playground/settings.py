@@ -45,6 +45,8 @@ class Settings:
     """A dead store's regions get new leaders so long after its death."""
     ts_ahead: float = 3.0
     """A store's cached causal timestamps may be so much behind PD's."""
+    clock_ahead: float = 0.0
+    """PD's clock, and so every timestamp, is so much ahead of this machine's."""
     ts_sync_delay: float = 0.02
     """A new leader refuses V2 writes (max_timestamp_not_synced) for so long."""
     gc_barriers: bool = False

@@ -19,12 +19,13 @@ def ingest(context: RestoreContext) -> None:
     options, backup = context.options, context.backup
     backend = to_backend(options.storage, send_credentials=options.send_credentials)
     job = IngestJob(
-        options.cluster,
-        backup.api_version,
-        backend.SerializeToString(),
-        to_cipher_info(options.storage).SerializeToString(),
-        _slow_seconds(context),
-        context.record,
+        cluster=options.cluster,
+        api_version=backup.api_version,
+        backend=backend.SerializeToString(),
+        cipher_info=to_cipher_info(options.storage).SerializeToString(),
+        slow_seconds=_slow_seconds(context),
+        new_timestamp=context.restamp_ts,
+        record=context.record,
     )
     _run(context, partial(ingest_part, job))
 

@@ -44,6 +44,8 @@ class RestoreContext:
     plan: RestorePlan | None = None
     """What would be done; of a dry run only."""
     facts: dict[str, Inspected] = field(default_factory=dict)
+    restamp_ts: int = 0
+    """The timestamp that all rows get; 0 = they keep their own."""
     regions_made: list[Region] = field(default_factory=list)
     brought: Brought = field(default_factory=Brought)
     """By all tasks of this run."""

@@ -44,6 +44,8 @@ class IngestJob:
     """A serialized ``CipherInfo``."""
     slow_seconds: float = 0.0
     """How much longer a download may take, because of a limit."""
+    new_timestamp: int = 0
+    """Which all rows get; 0 = they keep their own."""
     record: RestoreRecord | None = None
     """Where each part is written down when it is in."""
 
@@ -71,7 +73,7 @@ class _Ingestion:
         self._file = part.file
         self._span = part.target
         self._rewrite = part.rewrite
-        self._rule = _rule(part.rewrite, job.api_version)
+        self._rule = _rule(part.rewrite, job)
         self._backend = brpb_pb2.StorageBackend.FromString(job.backend)
         self._slow_seconds = job.slow_seconds
         self._cipher_info = brpb_pb2.CipherInfo.FromString(job.cipher_info)
@@ -151,11 +153,13 @@ class _Ingestion:
         return ClusterUnreachable(message)
 
 
-def _rule(rewrite: Rewrite, api_version: ApiVersion) -> import_sstpb_pb2.RewriteRule | None:
+def _rule(rewrite: Rewrite, job: IngestJob) -> import_sstpb_pb2.RewriteRule | None:
     """What a store is told to do with the keys; None for a file that is taken as it is."""
-    if not rewrite.changes:
+    if not rewrite.changes and not job.new_timestamp:
         return None
+    old, new = (rewrite.old, rewrite.new) if rewrite.changes else (b"", b"")
     return import_sstpb_pb2.RewriteRule(
-        old_key_prefix=encoded_prefix(api_version, rewrite.old),
-        new_key_prefix=encoded_prefix(api_version, rewrite.new),
+        old_key_prefix=encoded_prefix(job.api_version, old),
+        new_key_prefix=encoded_prefix(job.api_version, new),
+        new_timestamp=job.new_timestamp,
     )

@@ -38,6 +38,8 @@ class RestoreOptions:
     mode: Mode = Mode.INGEST
     region_bytes: int = REGION_BYTES
     """What a region of the target is to hold at most, in bytes of keys and values, where it is split before."""
+    restamp: bool = False
+    """Whether rows that are newer than the target's TSO get a timestamp of the target, all of them, instead of being refused."""
     concurrency: int = DEFAULT_CONCURRENCY
     """Files under way at once."""
     file_check: FileCheck = FileCheck.AUTO

@@ -33,6 +33,8 @@ class Begun:
     """RPC ranges of the target that held no key then; none where it was allowed to overwrite."""
     started_ms: int
     """Milliseconds since the epoch."""
+    restamp_ts: int = 0
+    """The timestamp that all rows get; 0 = they keep their own."""
     restored: tuple[KeyRange, ...] = ()
     """Spans that are in, RPC keys as in the backup's files; none until the restore is complete."""
 

@@ -23,6 +23,7 @@ def find_unfinished(context: RestoreContext) -> None:
         context.begun = context.record.begun()
     if context.begun is None:
         return
+    context.restamp_ts = context.begun.restamp_ts
     context.resumed = context.record.restored(context.begun)
     context.todo = without(context.parts, context.resumed)
     began = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(context.begun.started_ms / 1000))
@@ -50,11 +51,14 @@ def begin(context: RestoreContext) -> None:
     try:
         if context.begun is None:
             started = time.time_ns() // 1_000_000
-            context.begun = Begun(context.info.cluster_id, tuple(found), started)
+            context.begun = Begun(context.info.cluster_id, tuple(found), started, context.restamp_ts)
             context.record.begin(context.begun)
-        elif more := subtract(found, context.begun.empty):
-            context.begun = replace(context.begun, empty=(*context.begun.empty, *more))
-            context.record.extend(context.begun)
+            return
+        more = subtract(found, context.begun.empty)
+        begun = replace(context.begun, empty=(*context.begun.empty, *more), restamp_ts=context.restamp_ts)
+        if begun != context.begun:
+            context.begun = begun
+            context.record.extend(begun)
     except (StorageReadOnly, StorageDenied) as error:
         context.record = None
         context.reporter(

@@ -110,12 +110,18 @@ def check_files(context: RestoreContext) -> None:
 
 
 def check_timestamps(context: RestoreContext) -> None:
-    """Refuse rows from the target's future: they would hide what is written until its TSO has passed them."""
+    """Refuse, or stamp anew, rows from the target's future: they would hide what is written until its TSO has passed them."""
+    if context.restamp_ts:
+        return  # an unfinished restore has begun to
     newest = max((facts.max_ts for facts in context.facts.values()), default=0)
     now = context.cluster.pd.tso() if newest else 0
-    if newest > now:
+    if newest <= now:
+        return
+    if not context.options.restamp:
         ahead = (timestamp.physical_ms(newest) - timestamp.physical_ms(now)) / 1000
         raise TimestampAheadOfTso(f"the backup's newest row has ts {newest}, {ahead:.1f} s ahead of the target's TSO")
+    context.restamp_ts = now
+    context.reporter(Notice(f"the backup's rows are newer than the target's TSO: all of them get timestamp {now}"))
 
 
 def split(context: RestoreContext) -> None:
