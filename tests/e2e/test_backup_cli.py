@@ -255,6 +255,20 @@ def test_a_conversion_that_loses_data(v2: LiveCluster, tmp_path: Path) -> None:
     check_refusal(run("-u", v2.pd, "-s", str(tmp_path), "--allow-loss", "ttl,all", "--output", "json"), UsageError)
 
 
+def test_ranges_and_keyspaces_by_flags(v2: LiveCluster, tmp_path: Path) -> None:
+    """Both flags may be repeated; what cannot be meant is refused by name."""
+    for keyspace in (0, 9):
+        v2.raw(keyspace).batch_put({b"a": b"1", b"b:": b"2", b"c": b"3", b"d": b"4"})
+    place = ("-u", v2.pd, "-s", str(tmp_path / "backup"), *DRIVER, "--output", "json")
+    chosen = ("--keyspace", "9", "--keyspace", "DEFAULT", "--range", ":6200", "--range", "63:64")
+    done = run(*place, *chosen, environment={"TIKV_BR_KEYSPACE": "5"})
+    assert done.returncode == 0, done.stderr
+    assert lines(done)[-1]["total_kvs"] == 2 * 2
+    for wrong in (["--range", "6"], ["--range", "a:b:c"], ["--range", "zz:"], ["--range", ":", "--start", "61"]):
+        check_refusal(run(*place, *wrong), UsageError)
+    check_refusal(run(*place, "--range", ":63", "--range", "62:"), UsageError)
+
+
 @pytest.mark.parametrize("flag", ["--format", "--file-format"])
 def test_parquet_by_either_flag(flag: str, v2: LiveCluster, tmp_path: Path) -> None:
     """Written, and allowed to lose what the conversion costs; a contradiction between the flags is refused."""

@@ -237,7 +237,7 @@ def test_on_s3(engine: str, sources: dict[ApiVersion, LiveCluster], server: S3Se
 def test_a_range(engine: str, sources: dict[ApiVersion, LiveCluster], golden: Path, tmp_path: Path) -> None:
     """A part of a cluster is restored by the tool when it is told the same --start and --end."""
     place = StorageLocation("local", str(tmp_path / "backup"))
-    write(sources[V2], place, engine=engine, start=b"row00050", end=b"row00300")
+    write(sources[V2], place, engine=engine, ranges=((b"row00050", b"row00300"),))
     ours = Directory.local(tmp_path / "backup")
     assert unmet_demands(ours, V2, b"row00050", b"row00300") == []
     assert fields(ours.meta) ^ fields(golden_backup(golden, "v2_ranged").meta) <= UNHEEDED
@@ -250,7 +250,7 @@ def test_another_keyspace_is_refused_aloud(
     """The tool knows one keyspace; it says so of ours in the words that it has for the stores' own, and is not misled."""
     sources[V2].raw(4242).batch_put(rows())
     place = StorageLocation("local", str(tmp_path / "backup"))
-    write(sources[V2], place, keyspace="4242")
+    write(sources[V2], place, keyspaces=("4242",))
     ours = unmet_demands(Directory.local(tmp_path / "backup"), V2)
     theirs = unmet_demands(golden_backup(golden, "v2_ks4242_rpc"), V2)
     assert ours[0] == theirs[0] == "no raw range: no backup data in the range"

@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass, field
 
 from tikv_br import run_id
-from tikv_br.backup.convert import Converter
+from tikv_br.backup.convert import Conversion
 from tikv_br.backup.engine import Engine
 from tikv_br.backup.options import BackupOptions
 from tikv_br.backup.plan import Interval
@@ -34,8 +34,8 @@ class BackupContext:
     cluster: Cluster = field(init=False)  # connect
     info: ClusterInfo = field(init=False)  # connect
     engine: Engine = field(init=False)  # check the cluster
-    converter: Converter = field(init=False)  # check the cluster; its ts: protect
-    source_range: KeyRange = field(init=False)  # check the cluster
+    conversion: Conversion = field(init=False)  # check the cluster; its ts: protect
+    source_ranges: tuple[KeyRange, ...] = ()  # check the cluster
     store: ObjectStore = field(init=False)  # check the storage
     writer: BackupWriter = field(init=False)  # take the path
     owns_path: bool = False  # take the path; over with commit
@@ -47,14 +47,14 @@ class BackupContext:
     manifest: Manifest | None = None  # commit
 
     @property
-    def target_range(self) -> KeyRange:
+    def target_ranges(self) -> tuple[KeyRange, ...]:
         """What the files cover, in RPC keys of the target."""
-        return self.converter.target_range(self.source_range)
+        return tuple(map(self.conversion.target_range, self.source_ranges))
 
     @property
     def with_ttl(self) -> bool:
         """Whether rows may expire."""
-        return self.converter.source.api_version.has_ttl and not self.options.assume_no_ttl
+        return self.conversion.source.has_ttl and not self.options.assume_no_ttl
 
     def check_protected(self) -> None:
         """Raise `SafePointError` when GC is no longer held back."""

@@ -8,12 +8,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from formats.api_version import ApiVersion
 from formats.checksum import Checksum, checksum
 from formats.errors import DamagedBytes, UnsupportedFormat
 from formats.keys import KeyCodec
 from formats.rawscan import ScanPage
 from tikv_br.backupset.coverage import KeyRange
 from tikv_br.backupset.files import Expiry
+from tikv_br.proof.ranges import codec_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -113,6 +115,32 @@ class Converter:
         if not pc.all(pc.starts_with(keys, prefix)).as_py():
             raise DamagedBytes(f"the cluster answered with keys outside of keyspace {self.source.keyspace_id}")
         return pc.binary_replace_slice(keys, 0, len(prefix), b"")
+
+
+@dataclass(frozen=True, slots=True)
+class Conversion:
+    """From one API version to another, in any keyspace. Pickles."""
+
+    source: ApiVersion
+    target: ApiVersion
+    ts: int = 0
+    """See `Converter.ts`."""
+    drop_ttl: bool = False
+
+    def of(self, interval: KeyRange) -> Converter:
+        """The converter for RPC keys of the source, which lie in one keyspace; V2 keeps it."""
+        source = codec_of(self.source, interval)
+        keyspace = source.keyspace_id if self.target is ApiVersion.V2 else 0
+        return Converter(source, KeyCodec(self.target, keyspace), self.ts, self.drop_ttl)
+
+    def target_range(self, interval: KeyRange) -> KeyRange:
+        """The target's RPC range of an RPC range of the source within one keyspace."""
+        return self.of(interval).target_range(interval)
+
+    @property
+    def unchanged(self) -> Conversion:
+        """That of rows which stay in the source's form."""
+        return Conversion(self.source, self.source)
 
 
 def user_range(codec: KeyCodec, interval: KeyRange) -> tuple[bytes, bytes]:

@@ -8,6 +8,7 @@ from formats.checksum import Checksum
 from tikv_br import __version__
 from tikv_br.backup.context import BackupContext
 from tikv_br.backup.convert import user_range
+from tikv_br.backup.scope import keyspaces_of
 from tikv_br.backupset import coverage, index, layout
 from tikv_br.backupset.ledger import LedgerEntry
 from tikv_br.backupset.manifest import Description
@@ -24,16 +25,15 @@ def prove_coverage(context: BackupContext) -> None:
         name = layout.ledger_name(entry.interval, entry.attempt)
         if name not in recorded:
             raise CoverageError(f"{entry.interval} was backed up, but its record {name} is gone")
-    coverage.prove([context.source_range], (entry.interval for entry in context.entries))
+    coverage.prove(context.source_ranges, (entry.interval for entry in context.entries))
 
 
 def compare_checksums(context: BackupContext) -> None:
     """Compare each interval with the cluster's own checksum. Raises `ChecksumMismatch` naming the first that differs."""
-    codec = context.converter.source
-    raw = context.cluster.raw(codec.keyspace_id)
 
     def compare(entry: LedgerEntry) -> None:
-        found = raw.checksum(*user_range(codec, entry.interval))
+        codec = context.conversion.of(entry.interval).source
+        found = context.cluster.raw(codec.keyspace_id).checksum(*user_range(codec, entry.interval))
         if found != entry.source:
             raise _mismatch(entry, found)
 
@@ -67,7 +67,7 @@ def settle_safe_point(context: BackupContext) -> None:
 
 
 def _describe(context: BackupContext) -> Description:
-    source, target = context.converter.source, context.converter.target
+    conversion, ranges = context.conversion, context.target_ranges
     return Description(
         tool_version=__version__,
         engine=context.engine.name,
@@ -76,11 +76,11 @@ def _describe(context: BackupContext) -> Description:
         compression=context.options.compression.label,
         cluster_id=context.info.cluster_id,
         cluster_version=context.info.version,
-        api_version=source.api_version,
-        dst_api_version=target.api_version,
-        source_ranges=(context.source_range,),
-        ranges=(context.target_range,),
-        keyspaces=(target.keyspace_id,) if target.is_v2 else (),
+        api_version=conversion.source,
+        dst_api_version=conversion.target,
+        source_ranges=context.source_ranges,
+        ranges=ranges,
+        keyspaces=keyspaces_of(conversion.target, ranges),
         backup_ts=context.backup_ts,
         parent="",
         storage=context.options.storage.redacted(),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal, TypeAlias
 
 from formats.api_version import ApiVersion
@@ -27,10 +28,10 @@ class BackupOptions:
     storage: StorageLocation
     dst_api_version: ApiVersion | None = None
     """In which the files are written; None = the cluster's own."""
-    start: bytes = b""
-    end: bytes = b""
-    keyspace: str = ""
-    """Id or name, of an API V2 cluster only; empty = keyspace 0."""
+    ranges: tuple[tuple[bytes, bytes], ...] = ()
+    """Start and end of each, without overlap; none = everything."""
+    keyspaces: tuple[str, ...] = ()
+    """Ids, names or ``all`` that hold data, of an API V2 cluster only; none = keyspace 0. Each has all of the ranges."""
     compression: Compression = Compression.ZSTD
     compression_level: int = 0
     """0 = the compression's default."""
@@ -61,8 +62,7 @@ class BackupOptions:
 
     def check(self) -> None:
         """Raise `UsageError` for what is wrong whatever the cluster is."""
-        if self.end and self.start >= self.end:
-            raise UsageError("--start must lie before --end")
+        self._check_ranges()
         if self.compression_level and self.compression_level not in self.compression.levels:
             raise UsageError(f"--compression-level: {self.compression.label} has no level {self.compression_level}")
         if self.file_bytes <= 0:
@@ -77,3 +77,14 @@ class BackupOptions:
                 "--ratelimit on a Spark cluster needs --concurrency",
                 hint="The limit of a store is divided among the tasks that run at the same time.",
             )
+
+    def _check_ranges(self) -> None:
+        ordered = sorted(self.ranges)
+        for start, end in ordered:
+            if end and start >= end:
+                raise UsageError(
+                    f"--start must lie before --end, as in each --range: {start.hex()} does not before {end.hex()}"
+                )
+        for (start, end), (next_start, _) in pairwise(ordered):
+            if not end or end > next_start:
+                raise UsageError(f"--range {start.hex()}:{end.hex()} overlaps the one from {next_start.hex()} on")

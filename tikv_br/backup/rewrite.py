@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from formats.checksum import Checksum
-from tikv_br.backup.convert import Converter
+from formats.keys import KeyCodec
+from tikv_br.backup.convert import Conversion
 from tikv_br.backup.data_files import DataFiles
 from tikv_br.backup.range_tree import StoredSst
 from tikv_br.backup.row_writer import FileForm
@@ -38,7 +39,7 @@ class Rewritten:
 class Rewriter:
     """Rewrites. Pickles."""
 
-    converter: Converter
+    conversion: Conversion
     """Its source is the encoding of the stores' files."""
     form: FileForm
     file_bytes: int
@@ -46,23 +47,31 @@ class Rewriter:
 
     def files(self, store: ObjectStore, interval: KeyRange, attempt: str) -> DataFiles:
         """Where the rows of an interval go."""
-        target_range = self.converter.target_range(interval)
-        codec = self.converter.target
+        converter = self.conversion.of(interval)
         return DataFiles(
-            store, interval, target_range, attempt, form=self.form, codec=codec, file_bytes=self.file_bytes
+            store,
+            interval,
+            converter.target_range(interval),
+            attempt,
+            form=self.form,
+            codec=converter.target,
+            file_bytes=self.file_bytes,
         )
 
-    def rewrite(self, store: ObjectStore, written: Iterable[StoredSst], files: DataFiles) -> Iterator[Rewritten]:
-        """Convert the stores' files, in the order of their keys; yields what it has come to after every batch.
+    def rewrite(
+        self, store: ObjectStore, interval: KeyRange, written: Iterable[StoredSst], files: DataFiles
+    ) -> Iterator[Rewritten]:
+        """Convert the stores' files of an interval, in the order of keys; yields what it has come to after every batch.
 
         Raises `BackupDamaged` for a file that is not as its store said, besides what reading and writing raises.
         """
+        converter = self.conversion.of(interval)
         total = Rewritten()
         yield total
         for file in written:
             before = total.source
-            for records in self._live_records(store, file, total):
-                converted = self.converter.convert(records)
+            for records in _live_records(store, file, converter.source, total):
+                converted = converter.convert(records)
                 files.add(converted)
                 total.source += converted.source
                 total.dropped_ttls += converted.dropped_ttls
@@ -71,19 +80,20 @@ class Rewriter:
             if before + said != total.source:
                 raise BackupDamaged(f"{file.name} does not hold what its store counted, {said}")
 
-    def _live_records(self, store: ObjectStore, file: StoredSst, total: Rewritten) -> Iterator[pa.RecordBatch]:
-        from formats import columns
-        from formats.rows import LiveFilter
-        from tikv_br.proof.stored_rows import naming, records
 
-        newest = LiveFilter(now=0)
-        entry = _entry(file)
-        for batch in records(store, entry, self.converter.source):
-            total.dropped_tombstones += int(columns.flags(batch["deleted"]).sum())
-            with naming(entry):
-                alive = newest.apply(batch)
-            if alive.num_rows:
-                yield alive
+def _live_records(store: ObjectStore, file: StoredSst, codec: KeyCodec, total: Rewritten) -> Iterator[pa.RecordBatch]:
+    from formats import columns
+    from formats.rows import LiveFilter
+    from tikv_br.proof.stored_rows import naming, records
+
+    newest = LiveFilter(now=0)
+    entry = _entry(file)
+    for batch in records(store, entry, codec):
+        total.dropped_tombstones += int(columns.flags(batch["deleted"]).sum())
+        with naming(entry):
+            alive = newest.apply(batch)
+        if alive.num_rows:
+            yield alive
 
 
 def _entry(written: StoredSst) -> FileEntry:

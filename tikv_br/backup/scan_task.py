@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from formats.checksum import Checksum
 from formats.rawscan import ScanPage
 from tikv_br.backup.ahead import Ahead
-from tikv_br.backup.convert import Converter
+from tikv_br.backup.convert import Conversion, Converter
 from tikv_br.backup.data_files import DataFiles
 from tikv_br.backup.row_writer import FileForm
 from tikv_br.backup.task import PhaseSeconds, Task, TaskResult, try_task
@@ -38,7 +38,7 @@ class ScanJob:
 
     cluster: ClusterConfig
     storage: StorageLocation
-    converter: Converter
+    conversion: Conversion
     form: FileForm
     file_bytes: int
     """Keys and values of a file, before encoding and compression."""
@@ -62,10 +62,14 @@ class _Attempt:
     context: TaskContext
     cluster: Cluster
     store: ObjectStore
+    converter: Converter = field(init=False)
     source: Checksum = field(default_factory=Checksum)
     vanished: int = 0
     dropped_ttls: int = 0
     seconds: PhaseSeconds = field(default_factory=PhaseSeconds)
+
+    def __post_init__(self) -> None:
+        self.converter = self.job.conversion.of(self.task.interval)
 
     def run(self) -> TaskResult:
         """Write the files and the ledger entry, or nothing."""
@@ -93,7 +97,7 @@ class _Attempt:
         return TaskResult(entry, self.seconds)
 
     def _copy(self, files: DataFiles) -> None:
-        raw = RawClient(self.cluster.router, self.job.converter.source, self.cluster.cluster_id)
+        raw = RawClient(self.cluster.router, self.converter.source, self.cluster.cluster_id)
         ttls = self._ttl_fetcher(raw) if self.job.with_ttl else None
         limit = self.job.rate_limit
         throttle = shared_throttle(self.job.cluster, limit) if limit else None
@@ -114,7 +118,7 @@ class _Attempt:
             self.vanished += len(there) - len(expire_ts)
         marks.append(time.perf_counter())
         if len(page.keys):
-            converted = self.job.converter.convert_page(page, expire_ts)
+            converted = self.converter.convert_page(page, expire_ts)
             marks.append(time.perf_counter())
             files.add(converted)
             marks.append(time.perf_counter())
@@ -137,9 +141,9 @@ class _Attempt:
         return DataFiles(
             self.store,
             self.task.interval,
-            self.job.converter.target_range(self.task.interval),
+            self.converter.target_range(self.task.interval),
             name,
             form=self.job.form,
-            codec=self.job.converter.target,
+            codec=self.converter.target,
             file_bytes=self.job.file_bytes,
         )

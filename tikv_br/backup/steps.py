@@ -10,21 +10,17 @@ import logging
 from dataclasses import replace
 
 from formats.api_version import ApiVersion
-from formats.errors import UnsupportedFormat
-from formats.keys import KeyCodec
-from tikv_br.backup import finish, work
+from tikv_br.backup import finish, scope, work
 from tikv_br.backup.backup_ts import choose_backup_ts, keep_safe
 from tikv_br.backup.context import BackupContext
 from tikv_br.backup.conversion import BACKUP_TS, CHECKSUM, CONVERSION, Loss, require_conversion, require_feature
-from tikv_br.backup.convert import CONVERTED_TS, Converter
+from tikv_br.backup.convert import CONVERTED_TS, Conversion
 from tikv_br.backup.engine import choose_engine
 from tikv_br.backup.options import BackupOptions
 from tikv_br.backupset import lock
 from tikv_br.backupset.backup_set import BackupWriter
-from tikv_br.backupset.coverage import KeyRange
 from tikv_br.cluster import safepoint
 from tikv_br.cluster.shared import shared_cluster
-from tikv_br.errors import UsageError
 from tikv_br.progress_events import Notice
 from tikv_br.spark.session import check_java
 from tikv_br.steps import Line, Step
@@ -82,14 +78,13 @@ def check_cluster(context: BackupContext) -> None:
         require_feature(info.version, CHECKSUM)
     if info.api_version is ApiVersion.V2:
         require_feature(info.version, BACKUP_TS)
-    source = _source_codec(context)
-    context.converter = Converter(
-        source,
-        KeyCodec(target, source.keyspace_id if target is ApiVersion.V2 else 0),
+    context.conversion = Conversion(
+        info.api_version,
+        target,
         CONVERTED_TS if target is ApiVersion.V2 else 0,
         drop_ttl=Loss.TTL in options.allow_loss,
     )
-    context.source_range = KeyRange(*source.rpc_range(options.start, options.end))
+    context.source_ranges = scope.source_ranges(options, context.cluster, target)
     if context.with_ttl and context.engine.name == "scan":
         context.reporter(
             Notice("the TTL of every key is asked for; --assume-no-ttl saves that where keys do not expire")
@@ -120,7 +115,7 @@ def protect(context: BackupContext) -> None:
         return
     options = context.options
     context.backup_ts = choose_backup_ts(context.cluster, options.safe_interval)
-    context.converter = replace(context.converter, ts=context.backup_ts)
+    context.conversion = replace(context.conversion, ts=context.backup_ts)
     context.keeper = keep_safe(context.cluster, context.run_id, context.backup_ts, options.gc_ttl)
     context.keeper.start()
 
@@ -136,16 +131,3 @@ def _check_executor(context: BackupContext) -> None:
     """Refuse a Spark that could not start, where it would have to."""
     if context.engine.executor == "spark" and not context.options.dry_run:
         check_java()
-
-
-def _source_codec(context: BackupContext) -> KeyCodec:
-    """The cluster's codec for the wanted keyspace. Raises `UsageError`."""
-    name, version = context.options.keyspace, context.info.api_version
-    if not name:
-        return KeyCodec(version)
-    if version is not ApiVersion.V2:
-        raise UsageError(f"--keyspace: a cluster of API {version.label} has no keyspaces")
-    try:
-        return KeyCodec(version, int(name) if name.isdecimal() else context.cluster.pd.keyspace_id(name))
-    except UnsupportedFormat as error:
-        raise UsageError(f"--keyspace: {error}") from None

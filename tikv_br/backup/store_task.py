@@ -16,6 +16,7 @@ from pathlib import Path
 
 from formats.checksum import Checksum
 from formats.sst.compression import Compression
+from tikv_br.backup.convert import Conversion
 from tikv_br.backup.data_files import DataFiles
 from tikv_br.backup.gate import GatedStream, gate_of
 from tikv_br.backup.range_tree import Answer, RangeTree, StoredSst
@@ -54,7 +55,11 @@ class StoreJob:
 
     cluster: ClusterConfig
     storage: StorageLocation
-    recorder: FileRecorder
+    conversion: Conversion
+    """That the stores do."""
+    with_ttl: bool
+    """See `FileRecorder`."""
+    with_source_sums: bool
     compression: Compression
     compression_level: int
     concurrency: int
@@ -81,6 +86,7 @@ class _Attempt:
         self._cluster = cluster
         self._store = store
         self._name = secrets.token_hex(8)
+        self._converter = job.conversion.of(task.interval)
         self._folder = layout.store_folder(task.interval, self._name)
         self._answers = RangeTree(task.interval)
         self._rewritten: DataFiles | None = None
@@ -140,7 +146,7 @@ class _Attempt:
 
     def _spans(self, gap: KeyRange) -> list[Span]:
         """Who leads what of a gap, by PD's newest word."""
-        codec = self._job.recorder.converter.source
+        codec = self._converter.source
         regions = self._cluster.pd.scan_regions(codec.bound(gap.start), codec.bound(gap.end))
         return spans(gap, regions, codec)
 
@@ -150,7 +156,7 @@ class _Attempt:
         message = request(
             span.range,
             self._cluster.cluster_id,
-            job.recorder.converter.target,
+            self._converter.target,
             job.compression,
             job.compression_level,
             job.concurrency,
@@ -203,7 +209,7 @@ class _Attempt:
             self._report(old, -1)
 
     def _check_answer(self, answer: Answer, response: brpb_pb2.BackupResponse, sent: _Sent) -> None:
-        converter = self._job.recorder.converter
+        converter = self._converter
         if not sent.span.range.contains(answer.range) or response.api_version != int(converter.target.api_version):
             raise RequestRefused(
                 f"{sent.who} was asked for {sent.span.range} as API {converter.target.api_version.label}, and answers "
@@ -218,10 +224,11 @@ class _Attempt:
 
     def _record(self) -> LedgerEntry:
         """The stores' files as they are."""
+        recorder = FileRecorder(self._converter, self._job.with_ttl, self._job.with_source_sums)
         files: list[FileEntry] = []
         source = Checksum()
         for written in self._answers.files():
-            entry, sums = self._job.recorder.record(self._store, written)
+            entry, sums = recorder.record(self._store, written)
             files.append(entry)
             source += sums
             self._context.report()
@@ -229,15 +236,16 @@ class _Attempt:
 
     def _rewrite(self, rewriter: Rewriter) -> LedgerEntry:
         """New files of the rows in the stores' files."""
+        files = self._rewritten = rewriter.files(self._store, self._task.interval, self._name)
         total = Rewritten()
-        self._rewritten = rewriter.files(self._store, self._task.interval, self._name)
-        for total in rewriter.rewrite(self._store, self._answers.files(), self._rewritten):  # noqa: B007 - the last one counts
+        for reached in rewriter.rewrite(self._store, self._task.interval, self._answers.files(), files):
+            total = reached
             self._context.report()
         return LedgerEntry(
             self._task.start,
             self._task.end,
             self._name,
-            self._rewritten.finish(),
+            files.finish(),
             total.source,
             dropped_ttls=total.dropped_ttls,
             dropped_tombstones=total.dropped_tombstones,

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 
+from formats.keys import KeyCodec
 from formats.sst.compression import Compression
 from tikv_br.backup.context import BackupContext
-from tikv_br.backup.convert import Converter
 from tikv_br.backup.options import BackupOptions
 from tikv_br.backup.plan import RegionSize, plan_intervals, task_bytes
 from tikv_br.backup.rewrite import Rewriter
 from tikv_br.backup.row_writer import FileForm
 from tikv_br.backup.scan_task import ScanJob, run_scan_task
-from tikv_br.backup.store_files import FileRecorder
 from tikv_br.backup.store_task import StoreJob, run_store_task
 from tikv_br.backup.task import Task, TaskResult
+from tikv_br.cluster import pd_http
 from tikv_br.cluster.cluster import Cluster
 from tikv_br.spark.executor import ExecutorOptions, for_steering, run_tasks
 from tikv_br.spark.task import TaskContext
@@ -31,19 +31,27 @@ UNKNOWN_REGION_BYTES = 96 << 20
 
 
 def plan(context: BackupContext) -> None:
-    """Cut the range into tasks of about equal bytes, by PD's estimates."""
-    codec, whole = context.converter.source, context.source_range
-    regions = list(region_sizes(context.cluster, codec.bound(whole.start), codec.bound(whole.end)))
-    wanted = task_bytes(sum(region.size for region in regions), context.engine.slots)
-    context.plan = plan_intervals(regions, codec, whole.start, whole.end, wanted)
+    """Cut the ranges into tasks of about equal bytes, by PD's estimates."""
+    codec, sizes = KeyCodec(context.conversion.source), context.cluster.pd_http.region_sizes()
+    parts = [
+        (whole, list(region_sizes(context.cluster, sizes, codec.bound(whole.start), codec.bound(whole.end))))
+        for whole in context.source_ranges
+    ]
+    wanted = task_bytes(sum(region.size for _, regions in parts for region in regions), context.engine.slots)
+    context.plan = [
+        interval
+        for whole, regions in parts
+        for interval in plan_intervals(regions, codec, whole.start, whole.end, wanted)
+    ]
     # A rate limit is kept exactly where all tasks share one process, and no hurry is needed then.
     if context.engine.steers and context.options.executor == "auto" and not context.options.rate_limit:
         context.engine = replace(context.engine, executor=for_steering(len(context.plan)))
 
 
-def region_sizes(cluster: Cluster, start: bytes, end: bytes) -> Iterator[RegionSize]:
+def region_sizes(
+    cluster: Cluster, sizes: Mapping[int, pd_http.RegionSize], start: bytes, end: bytes
+) -> Iterator[RegionSize]:
     """The regions that overlap physical range ``[start, end)``, in order; a page of them in memory at a time."""
-    sizes = cluster.pd_http.region_sizes()
     done = False
     while not done:
         page = cluster.pd.scan_regions(start, end, REGION_PAGE)
@@ -85,7 +93,7 @@ def _scan_tasks(context: BackupContext) -> Callable[[Task, TaskContext], TaskRes
     job = ScanJob(
         cluster=options.cluster,
         storage=options.storage,
-        converter=context.converter,
+        conversion=context.conversion,
         form=_form(options),
         file_bytes=options.file_bytes,
         with_ttl=context.with_ttl,
@@ -95,11 +103,13 @@ def _scan_tasks(context: BackupContext) -> Callable[[Task, TaskContext], TaskRes
 
 
 def _store_tasks(context: BackupContext) -> Callable[[Task, TaskContext], TaskResult]:
-    options, converter = context.options, context.converter
+    options, conversion = context.options, context.conversion
     job = StoreJob(
         cluster=options.cluster,
         storage=options.storage,
-        recorder=FileRecorder(converter, context.with_ttl, options.checksum),
+        conversion=conversion,
+        with_ttl=context.with_ttl,
+        with_source_sums=options.checksum,
         compression=options.compression,
         compression_level=options.compression_level,
         concurrency=options.concurrency or 0,
@@ -107,13 +117,12 @@ def _store_tasks(context: BackupContext) -> Callable[[Task, TaskContext], TaskRe
         rate_limit=_share_of_rate(context),
     )
     if context.engine.rewrites:
-        as_they_are = Converter(converter.source, converter.source, 0)
         job = replace(
             job,
-            recorder=FileRecorder(as_they_are, with_ttl=False, with_source_sums=False),
+            conversion=conversion.unchanged,
             compression=PASSING_COMPRESSION,
             compression_level=0,
-            rewriter=Rewriter(converter, _form(options), options.file_bytes),
+            rewriter=Rewriter(conversion, _form(options), options.file_bytes),
         )
     return partial(run_store_task, job)
 

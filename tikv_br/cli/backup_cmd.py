@@ -23,6 +23,8 @@ from tikv_br.cli.backup_options import (
     FileSizeOption,
     FormatOption,
     GcTtlOption,
+    KeyspacesOption,
+    RangesOption,
     SafeIntervalOption,
     SendCredentialsOption,
 )
@@ -39,7 +41,6 @@ from tikv_br.cli.options import (
     EndOption,
     ExecutorOption,
     KeyOption,
-    KeyspaceOption,
     OutputForm,
     OutputOption,
     PdOption,
@@ -89,7 +90,8 @@ def backup_raw(
     end: EndOption = "",
     form: FormatOption = "hex",
     file_format: FileFormatOption = None,
-    keyspace: KeyspaceOption = "",
+    ranges: RangesOption = None,
+    keyspace: KeyspacesOption = None,
     compression: CompressionOption = "zstd",
     compression_level: CompressionLevelOption = 0,
     file_size: FileSizeOption = 96 << 20,
@@ -121,7 +123,7 @@ def backup_raw(
 ) -> None:
     """Back up a RawKV cluster, converting between API versions where asked."""
     key_form, file_kind = _parse_forms(form, file_format)
-    first, last = _parse_keys(start, end, key_form)
+    wanted = _parse_ranges(start, end, ranges or [], key_form)
     location = storage_location(
         storage,
         endpoint=s3_endpoint,
@@ -147,9 +149,8 @@ def backup_raw(
         cluster=ClusterConfig.from_flags(pd, ca=ca, cert=cert, key=key),
         storage=location,
         dst_api_version=target,
-        start=first,
-        end=last,
-        keyspace=keyspace,
+        ranges=wanted,
+        keyspaces=tuple(keyspace or ()),
         file_kind=FileKind(file_kind),
         allow_loss=_parse_losses(allow_loss),
         compression=Compression.from_label(compression),
@@ -191,17 +192,24 @@ def _parse_losses(text: str) -> frozenset[Loss]:
         raise UsageError(f"--allow-loss {text!r}: one or more of {', '.join(Loss)}") from None
 
 
-def _parse_keys(start: str, end: str, form: str) -> tuple[bytes, bytes]:
-    """The range of the flags. Raises `UsageError`."""
-    keys = []
-    for flag, text in (("--start", start), ("--end", end)):
-        try:
-            keys.append(parse_key(text, form))
-        except InvalidKeyText as error:
-            raise UsageError(
-                f"{flag}: {error}", hint="--format says how keys are written; hex is the default."
-            ) from None
-    return keys[0], keys[1]
+def _parse_ranges(start: str, end: str, ranges: list[str], form: str) -> tuple[tuple[bytes, bytes], ...]:
+    """The ranges of the flags. Raises `UsageError`."""
+    if (start or end) and ranges:
+        raise UsageError("--start and --end say one range, --range others", hint="Say all of them by --range.")
+    if start or end:
+        return ((_parse_key("--start", start, form), _parse_key("--end", end, form)),)
+    pairs = [text.partition(":") for text in ranges]
+    for text, (_, colon, last) in zip(ranges, pairs, strict=True):
+        if not colon or ":" in last:
+            raise UsageError(f"--range {text!r} is not START:END", hint="Write a : that is part of a key in hex.")
+    return tuple((_parse_key("--range", first, form), _parse_key("--range", last, form)) for first, _, last in pairs)
+
+
+def _parse_key(flag: str, text: str, form: str) -> bytes:
+    try:
+        return parse_key(text, form)
+    except InvalidKeyText as error:
+        raise UsageError(f"{flag}: {error}", hint="--format says how keys are written; hex is the default.") from None
 
 
 def _render(out: Output, report: BackupReport) -> None:

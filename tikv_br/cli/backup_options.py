@@ -43,6 +43,23 @@ FileFormatOption = Annotated[
         show_default="sst",
     ),
 ]
+KeyspacesOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--keyspace",
+        envvar="TIKV_BR_KEYSPACE",
+        metavar="ID|NAME|all",
+        help="Keyspace of an API V2 cluster, or all that hold data; may be given several times.",
+    ),
+]
+RangesOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--range",
+        metavar="START:END",
+        help="Keys from START on, without END; either may be empty. May be given several times.",
+    ),
+]
 AllowLossOption = Annotated[
     str,
     typer.Option(

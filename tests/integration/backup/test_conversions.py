@@ -154,8 +154,7 @@ def test_expiries_are_exact_where_the_stores_files_are_rewritten(
             sources(V2).live,
             dst_api_version=target,
             engine="store",
-            start=b"ttl",
-            end=b"ttm",
+            ranges=((b"ttl", b"ttm"),),
             allow_loss=frozenset(allowed),
         )
         backup(wanted)
@@ -228,7 +227,7 @@ def test_a_range_is_cut_to_the_byte(
     sources: Sources, options: Options, rows: dict[bytes, bytes], tmp_path: Path
 ) -> None:
     """Start is inclusive, end exclusive, and neither needs to be a key or a region's bound."""
-    wanted = options(sources(V1).live, dst_api_version=V2, start=b"row00007", end=b"row00500\0")
+    wanted = options(sources(V1).live, dst_api_version=V2, ranges=((b"row00007", b"row00500\0"),))
     summary = backup(wanted).summary
     inside = {key: (value, 0) for key, value in rows.items() if b"row00007" <= key < b"row00500\0"}
     assert rocksdb_rows(Path(wanted.storage.path), tmp_path) == stored(inside, V2, ts=1)
@@ -243,7 +242,7 @@ def test_a_keyspace_is_taken_alone(sources: Sources, options: Options, tmp_path:
     for keyspace_id in (4241, 4242, 4243, 0xFFFFFF):
         load(live, {b"": b"first", b"\xff" * 9: b"last", b"k": b"%d" % keyspace_id}, keyspace_id)
     for keyspace_id in (4242, 0xFFFFFF):
-        wanted = options(live, keyspace=str(keyspace_id))
+        wanted = options(live, keyspaces=(str(keyspace_id),))
         summary = backup(wanted).summary
         own: Expected = {b"": (b"first", 0), b"\xff" * 9: (b"last", 0), b"k": (b"%d" % keyspace_id, 0)}
         found = rocksdb_rows(Path(wanted.storage.path), tmp_path)
@@ -267,7 +266,7 @@ def test_rows_that_go_before_their_ttl_is_known_are_left_out(sources: Sources, o
     live = sources(V1TTL).live
     live.raw().batch_put({b"zz%02d" % number: b"soon" for number in range(20)}, 4)
     slow = live.fail("RawGetKeyTTL", {"delay": {"seconds": 5}}, count=1)
-    wanted = options(live, start=b"zz", end=b"zz\xff", concurrency=1)
+    wanted = options(live, ranges=((b"zz", b"zz\xff"),), concurrency=1)
     summary = backup(wanted).summary
     assert live.hits(slow) == 1
     assert summary.total_kvs + summary.vanished_kvs == 20
@@ -290,7 +289,7 @@ def test_questions_for_ttls_that_fail_are_asked_again(
     """A few of many requests under way fail; every row still gets its own expiry, not its neighbour's."""
     live, at = sources(V1TTL).live, sources(V1TTL).at
     failing = live.fail("RawGetKeyTTL", action, skip=100, count=3)
-    wanted = options(live, start=b"ttl", end=b"ttm")
+    wanted = options(live, ranges=((b"ttl", b"ttm"),))
     summary = backup(wanted).summary
     assert live.hits(failing) == 3
     live.heal()

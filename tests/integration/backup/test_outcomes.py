@@ -205,7 +205,7 @@ def test_a_dry_run_writes_nothing_anywhere(v2: LiveCluster, options: Options) ->
 
 def test_an_empty_cluster_makes_an_empty_backup(v2: LiveCluster, options: Options) -> None:
     """No rows, no files, yet a backup that covers the range."""
-    wanted = options(v2, keyspace="77", gc_ttl=0)
+    wanted = options(v2, keyspaces=("77",), gc_ttl=0)
     summary = backup(wanted).summary
     kept = BackupSet.open(open_store(wanted.storage))
     assert (summary.total_kvs, summary.files, kept.files) == (0, 0, ())
@@ -214,9 +214,9 @@ def test_an_empty_cluster_makes_an_empty_backup(v2: LiveCluster, options: Option
 
 def test_keyspaces_go_by_name_too(v2: LiveCluster, options: Options) -> None:
     """PD knows the name; one that it does not know is the user's mistake."""
-    assert backup(options(v2, keyspace="DEFAULT", gc_ttl=0)).summary.total_kvs == v2.raw().checksum().total_kvs
+    assert backup(options(v2, keyspaces=("DEFAULT",), gc_ttl=0)).summary.total_kvs == v2.raw().checksum().total_kvs
     with pytest.raises(UsageError, match="no keyspace 'nosuch'"):
-        backup(options(v2, keyspace="nosuch"))
+        backup(options(v2, keyspaces=("nosuch",)))
 
 
 @pytest.mark.parametrize(

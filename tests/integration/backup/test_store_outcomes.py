@@ -71,7 +71,7 @@ def test_what_stores_wrote_comes_back(
 
 def test_an_empty_keyspace_leaves_no_folder(clusters: Clusters, options: Options) -> None:
     """The stores are asked, answer without files, and the backup covers the range."""
-    wanted = options(clusters(V2), engine="store", keyspace="77", gc_ttl=0)
+    wanted = options(clusters(V2), engine="store", keyspaces=("77",), gc_ttl=0)
     assert backup(wanted).summary.files == 0
     assert BackupSet.open(open_store(wanted.storage)).files == ()
     assert not (Path(wanted.storage.path) / "sst").exists()
@@ -92,7 +92,7 @@ def test_the_compression_is_passed_on(compression: Compression, clusters: Cluste
     """The files say that they have it."""
     live = clusters(V1)
     load(live, {b"c%d" % number: b"v" * 100 for number in range(100)})
-    wanted = options(live, engine="store", start=b"c", end=b"d", compression=compression)
+    wanted = options(live, engine="store", ranges=((b"c", b"d"),), compression=compression)
     backup(wanted)
     (file,) = Path(wanted.storage.path).rglob("*.sst")
     said = SstReader(MemorySource(file.read_bytes())).properties["rocksdb.compression"]
@@ -103,7 +103,7 @@ def test_a_range_is_cut_to_the_byte(clusters: Clusters, options: Options, tmp_pa
     """Start is inclusive, end exclusive, and neither needs to be a key or a region's bound."""
     live = clusters(V1TTL)
     load(live, {key: key for key in (b"ra", b"rb", b"rb\0", b"rc")})
-    wanted = options(live, engine="store", start=b"rb", end=b"rb\0")
+    wanted = options(live, engine="store", ranges=((b"rb", b"rb\0"),))
     assert backup(wanted).summary.total_kvs == 1
     assert rocksdb_rows(Path(wanted.storage.path), tmp_path) == {b"zrb": b"rb" + bytes(8)}
 
@@ -133,7 +133,7 @@ def test_rows_without_ttl_are_found_to_be_so(clusters: Clusters, options: Option
     live: LiveCluster = clusters(V1TTL)
     live.raw().batch_put({b"t%02d" % number: b"v" for number in range(20)}, 100_000)
     for assume, expected in ((True, 0), (False, 20)):
-        wanted = options(live, engine="store", start=b"t", end=b"u", assume_no_ttl=assume)
+        wanted = options(live, engine="store", ranges=((b"t", b"u"),), assume_no_ttl=assume)
         backup(wanted)
         kept = BackupSet.open(open_store(wanted.storage))
         assert sum(file.expiry.total_kvs for file in kept.files) == expected

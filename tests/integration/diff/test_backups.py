@@ -87,7 +87,7 @@ def test_a_range_that_cuts_files(clusters: Clusters, tmp_path: Path) -> None:
     """Only what lies inside is compared; a range that the backup does not have is refused."""
     live = clusters("v2-a")
     fill(live, ROWS)
-    place = back_up(live, tmp_path, start=b"row00100", end=b"row00900")
+    place = back_up(live, tmp_path, ranges=((b"row00100", b"row00900"),))
     live.raw().batch_delete([b"row00050", b"row00200", b"row00300", b"row00950"])
     assert found(diff(asked(place, live))) == dict.fromkeys((b"row00200", b"row00300"), Kind.ONLY_A)
     assert found(diff(asked(place, live, start=b"row00250", end=b"row00301"))) == {b"row00300": Kind.ONLY_A}

@@ -21,8 +21,10 @@ def options(**changes: Any) -> BackupOptions:  # noqa: ANN401 - any field
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"start": b"b", "end": b"a"}, "--start"),
-        ({"start": b"b", "end": b"b"}, "--start"),
+        ({"ranges": ((b"b", b"a"),)}, "--start"),
+        ({"ranges": ((b"", b"a"), (b"b", b"b"))}, "--start"),
+        ({"ranges": ((b"c", b""), (b"a", b"d"))}, "overlaps the one from 63"),
+        ({"ranges": ((b"c", b"d"), (b"", b""))}, "overlaps"),
         ({"compression": Compression.NONE, "compression_level": 1}, "none has no level 1"),
         ({"compression": Compression.ZSTD, "compression_level": 23}, "zstd has no level 23"),
         ({"file_bytes": 0}, "--file-size"),
@@ -41,6 +43,6 @@ def test_contradictions_are_refused(changes: dict[str, Any], message: str) -> No
 def test_sound_options_pass() -> None:
     """The defaults, an open range, and a master that does not matter because the driver does the work."""
     options().check()
-    options(start=b"b").check()
+    options(ranges=((b"b", b""), (b"a", b"b"))).check()
     options(executor="driver", spark_master="nowhere").check()
     options(compression=Compression.ZSTD, compression_level=-5).check()

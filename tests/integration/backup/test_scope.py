@@ -1,0 +1,157 @@
+"""Several keyspaces and ranges in one backup: what is in it, and that all that reads backups takes it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from formats.api_version import ApiVersion
+from formats.keys import KeyCodec
+from tests.integration.backup.conftest import Clusters, Options
+from tests.integration.backup.data import load
+from tests.integration.backup.reading import Rows, rocksdb_rows, stored
+from tests.live_cluster import LiveCluster
+from tikv_br.backup.conversion import Loss
+from tikv_br.backup.run import backup
+from tikv_br.backupset.backup_set import BackupSet
+from tikv_br.backupset.coverage import KeyRange
+from tikv_br.cluster.pb import brpb_pb2
+from tikv_br.errors import ConversionUnsupported, UsageError
+from tikv_br.proof.lookup import find_value
+from tikv_br.restore.options import RestoreOptions
+from tikv_br.restore.run import restore
+from tikv_br.storage.open import open_store
+from tikv_br.verify.options import Executor, Level, VerifyOptions
+from tikv_br.verify.run import verify
+
+V1, V2 = ApiVersion.V1, ApiVersion.V2
+KEYSPACES = (0, 7, 8, 4242, 0xFFFFFF)
+"""Neighbours, a far one, and the last with its odd end."""
+
+
+def rows_of(keyspace: int) -> dict[bytes, bytes]:
+    """Rows that differ from keyspace to keyspace, from the first possible key to a late one."""
+    keys = [b"", b"\xff" * 9, *(b"k%03d" % number for number in range(100))]
+    return {key: b"%d of " % keyspace + key for key in keys}
+
+
+@pytest.fixture(scope="module")
+def live(clusters: Clusters) -> LiveCluster:
+    """A V2 cluster with rows in each keyspace, split within one of them."""
+    live = clusters(V2)
+    for keyspace in KEYSPACES:
+        load(live, rows_of(keyspace), keyspace)
+    codec = KeyCodec(V2, 7)
+    live.run("split", keys=[codec.bound(codec.rpc_key(key)).hex() for key in (b"k030", b"k060")])
+    return live
+
+
+def expected(keyspaces: tuple[int, ...], ranges: tuple[tuple[bytes, bytes], ...], ts: int) -> Rows:
+    """The internal rows of all keyspaces and ranges, at one ts."""
+    found: Rows = {}
+    for keyspace in keyspaces:
+        wanted = {
+            key: (value, 0)
+            for key, value in rows_of(keyspace).items()
+            if any(start <= key and (not end or key < end) for start, end in ranges)
+        }
+        found |= stored(wanted, V2, keyspace_id=keyspace, ts=ts)
+    return found
+
+
+@pytest.mark.parametrize("engine", ["scan", "store"])
+@pytest.mark.parametrize(
+    ("names", "keyspaces", "ranges"),
+    [
+        (("all",), KEYSPACES, ((b"", b""),)),
+        (("8", "7", "DEFAULT", "0"), (0, 7, 8), ((b"k050", b"k070"), (b"", b"k010"), (b"k099\0", b""))),
+        (("16777215",), (0xFFFFFF,), ((b"k099\0", b""), (b"", b"k010"))),
+    ],
+)
+def test_every_row_of_every_range_is_there_and_no_other(
+    engine: str,
+    names: tuple[str, ...],
+    keyspaces: tuple[int, ...],
+    ranges: tuple[tuple[bytes, bytes], ...],
+    live: LiveCluster,
+    options: Options,
+    tmp_path: Path,
+) -> None:
+    """In any order of flags, a keyspace named twice once; records and backupmeta say each range by itself."""
+    wanted = options(live, engine=engine, keyspaces=names, ranges=ranges, checksum=True)
+    summary = backup(wanted).summary
+    ts = summary.backup_ts
+    found = {
+        key[:-8] + (ts ^ (2**64 - 1)).to_bytes(8, "big"): value
+        for key, value in rocksdb_rows(Path(wanted.storage.path), tmp_path).items()
+    }
+    assert found == expected(keyspaces, ranges, ts)
+    kept = BackupSet.open(open_store(wanted.storage))
+    assert kept.manifest is not None
+    assert kept.manifest.description.keyspaces == keyspaces
+    spans = [KeyRange(*KeyCodec(V2, keyspace).rpc_range(*each)) for keyspace in keyspaces for each in sorted(ranges)]
+    assert list(kept.ranges) == list(kept.manifest.description.source_ranges) == spans
+    meta = brpb_pb2.BackupMeta.FromString((Path(wanted.storage.path) / "backupmeta").read_bytes())
+    assert [(part.start_key, part.end_key, part.cf) for part in meta.raw_ranges] == [
+        (span.start, span.end, "default") for span in spans
+    ]
+
+
+def test_all_that_reads_backups_reads_it(live: LiveCluster, targets: Clusters, options: Options) -> None:
+    """Verify at every level, cat, and a restore into another cluster, keyspace by keyspace."""
+    wanted = options(live, keyspaces=("all",), ranges=((b"", b"k010"), (b"k050", b"")))
+    summary = backup(wanted).summary
+    for level in Level:
+        cluster = live.config if level is Level.RESTORE else None
+        verify(VerifyOptions(wanted.storage, level, cluster, executor=Executor.DRIVER))
+    kept = BackupSet.open(open_store(wanted.storage))
+    for keyspace in KEYSPACES:
+        hit = find_value(kept, b"k050", keyspace)
+        assert hit is not None
+        assert hit.stored.value == rows_of(keyspace)[b"k050"]
+        with pytest.raises(UsageError):
+            find_value(kept, b"k010", keyspace)
+    target = targets(V2)
+    restored = restore(RestoreOptions(target.config, wanted.storage))
+    assert restored.verified
+    assert restored.total_kvs == summary.total_kvs
+    for keyspace in KEYSPACES:
+        inside = {key: value for key, value in rows_of(keyspace).items() if key < b"k010" or key >= b"k050"}
+        assert target.raw(keyspace).batch_get(rows_of(keyspace)) == inside
+
+
+def test_versions_without_keyspaces(live: LiveCluster, clusters: Clusters, options: Options) -> None:
+    """Several would be mixed; one goes, and becomes all of it; a cluster without has none to name."""
+    allowed = frozenset(Loss)
+    with pytest.raises(ConversionUnsupported, match="7, 8 would be mixed"):
+        backup(options(live, keyspaces=("7", "8"), dst_api_version=V1, allow_loss=allowed))
+    wanted = options(live, keyspaces=("4242",), dst_api_version=V1, allow_loss=allowed)
+    summary = backup(wanted).summary
+    assert summary.total_kvs == len(rows_of(4242))
+    assert BackupSet.open(open_store(wanted.storage)).ranges == (KeyRange(b"", b""),)
+    with pytest.raises(UsageError, match="no keyspaces"):
+        backup(options(clusters(V1), keyspaces=("all",)))
+
+
+def test_all_of_an_empty_cluster_is_the_default_keyspace(targets: Clusters, options: Options) -> None:
+    """A backup covers something, also where nothing is."""
+    live = targets(V2)
+    for keyspace in KEYSPACES:
+        live.raw(keyspace).delete_range(b"", b"")
+    wanted = options(live, keyspaces=("all",))
+    assert backup(wanted).summary.total_kvs == 0
+    assert BackupSet.open(open_store(wanted.storage)).ranges == (KeyRange(b"r\0\0\0", b"r\0\0\1"),)
+
+
+def test_several_ranges_of_a_cluster_without_keyspaces(clusters: Clusters, options: Options, tmp_path: Path) -> None:
+    """Of API V1 as well, open at either end."""
+    live = clusters(V1)
+    load(live, rows_of(0))
+    ranges = ((b"", b"k010"), (b"k090", b""))
+    wanted = options(live, ranges=ranges)
+    backup(wanted)
+    inside = {key: (value, 0) for key, value in rows_of(0).items() if key < b"k010" or key >= b"k090"}
+    assert rocksdb_rows(Path(wanted.storage.path), tmp_path) == stored(inside, V1)
+    kept = BackupSet.open(open_store(wanted.storage))
+    assert kept.ranges == tuple(KeyRange(*each) for each in ranges)
