@@ -20,6 +20,8 @@ CLOCK_WARN, CLOCK_FAIL = 1.0, 5.0
 CLOCK_QUESTIONS = 5
 SPACE_WARN, SPACE_FAIL = 20.0, 10.0
 """Per cent of a store's disk that is left; below 20 PD moves no more regions to it (low-space-ratio)."""
+_LEAVING = "Offline"
+"""Of a store on its way out: it serves until its data has moved."""
 GC_WARN_HOURS = 24.0
 """How long a service may hold GC back before it is worth a word."""
 
@@ -44,12 +46,16 @@ def look_at_stores(around: Surroundings) -> Verdict:
 def judge_stores(found: Sequence[StoreStatus]) -> Verdict:
     """See `look_at_stores`."""
     stores = [store for store in found if not store.is_tiflash]
-    away = [f"store {store.id} ({store.address}) is {store.state}" for store in stores if store.state != "Up"]
+    states = {store: f"store {store.id} ({store.address}) is {store.state}" for store in stores}
+    away = [said for store, said in states.items() if store.state not in {"Up", _LEAVING}]
+    leaving = [said for store, said in states.items() if store.state == _LEAVING]
     figures = (Figure("stores_up", len(stores) - len(away)), Figure("stores_away", len(away), critical="0"))
     if not stores:
         return fail("PD knows no store", "Start the stores, or check that --pd names the right cluster.", *figures)
     if away:
-        return fail(listed(away), "Bring these stores back, or finish removing them, first.", *figures)
+        return fail(listed(away), "Bring these stores back, or remove them for good, first.", *figures)
+    if leaving:
+        return warn(listed(leaving), "Wait until their data has moved: until then regions are on the move.", *figures)
     versions = sorted({store.version for store in stores})
     if len(versions) > 1:
         return warn(f"versions {', '.join(versions)}", "Finish the upgrade: the oldest decides what works.", *figures)

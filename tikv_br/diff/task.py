@@ -74,21 +74,20 @@ def compare_leaf(a: Side, b: ClusterSide, span: Span, names: int) -> tuple[Count
     """
     from tikv_br.diff.rows import compare, lockstep
 
+    most = max(names, SETTLED_KEYS)
     counts = Counts()
-    held: list[RowDifferences] = []
+    found: list[KeyDifference] = []
     for rows, others in lockstep(a.pages(span), b.pages(span)):
-        found = compare(rows, others, int(time.time()))
-        counts += found.counts
-        if sum(part.counts.total for part in held) <= max(names, SETTLED_KEYS):
-            held.append(found)
+        part = compare(rows, others, int(time.time()))
+        counts += part.counts
+        if len(found) <= most:
+            found += _named(part, most + 1 - len(found))
     if counts.total > SETTLED_KEYS:
-        return counts, _named(held)[:names]
-    settled, expiring = settle(_named(held), a, b)
+        return counts, found[:names]
+    settled, expiring = settle(found, a, b)
     kinds = [difference.kind for difference in settled]
-    settled_counts = Counts(
-        kinds.count(Kind.ONLY_A), kinds.count(Kind.ONLY_B), kinds.count(Kind.VALUE), counts.expiring + expiring
-    )
-    return settled_counts, settled[:names]
+    numbers = (kinds.count(kind) for kind in (Kind.ONLY_A, Kind.ONLY_B, Kind.VALUE))
+    return Counts(*numbers, counts.expiring + expiring), settled[:names]
 
 
 def _as_recorded(job: DiffJob, unit: Unit, answer: Answer) -> bool:
@@ -117,16 +116,8 @@ def _take(report: Report, found: tuple[Counts, list[KeyDifference]], span: Span,
     report.keys += keys[: max(names - len(report.keys), 0)]
 
 
-def _named(held: list[RowDifferences]) -> list[KeyDifference]:
-    """The keys as objects: for the few that are named or read again."""
-    found = [
-        KeyDifference(kind, key)
-        for part in held
-        for kind, column in (
-            (Kind.ONLY_A, part.only_a["key"]),
-            (Kind.VALUE, part.value["key"]),
-            (Kind.ONLY_B, part.only_b),
-        )
-        for key in column[: SETTLED_KEYS + 1].to_pylist()
-    ]
-    return sorted(found, key=lambda difference: difference.key)
+def _named(part: RowDifferences, most: int) -> list[KeyDifference]:
+    """The first keys as objects: for the few that are named or read again."""
+    columns = ((Kind.ONLY_A, part.only_a["key"]), (Kind.VALUE, part.value["key"]), (Kind.ONLY_B, part.only_b))
+    found = [KeyDifference(kind, key) for kind, column in columns for key in column[:most].to_pylist()]
+    return sorted(found, key=lambda difference: difference.key)[:most]

@@ -23,7 +23,7 @@ HOUR = 3_600_000
     [
         ([STORE, replace(STORE, id=2)], Status.OK, "2 up, version 8.5.2"),
         ([STORE, replace(STORE, id=2, state="Down")], Status.FAIL, "store 2 (host:20160) is Down"),
-        ([STORE, replace(STORE, id=2, state="Offline")], Status.FAIL, "Offline"),
+        ([STORE, replace(STORE, id=2, state="Offline")], Status.WARN, "Offline"),
         ([STORE, replace(STORE, id=2, version="8.1.0")], Status.WARN, "8.1.0, 8.5.2"),
         ([STORE, replace(STORE, id=2, version="7.0.0", is_tiflash=True)], Status.OK, "1 up"),
         ([], Status.FAIL, "no store"),

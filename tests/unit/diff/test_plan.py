@@ -1,0 +1,93 @@
+"""What is compared, and what a repair looks at again: ranges that cover what is wanted, once."""
+
+from __future__ import annotations
+
+import pickle
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from formats.api_version import ApiVersion
+from formats.keys import KeyCodec
+from tikv_br.backupset.coverage import KeyRange
+from tikv_br.backupset.files import FileEntry
+from tikv_br.cluster.config import ClusterConfig
+from tikv_br.diff.places import BackupPlace, ClusterPlace, Unit
+from tikv_br.diff.plan import file_units, region_units, tasks
+from tikv_br.diff.repair import Repair, RepairJob, repairs
+from tikv_br.diff.task import DiffJob
+from tikv_br.diff.values import Counts, DifferentRange, KeyDifference, Kind, Report, Span
+from tikv_br.errors import UsageError
+from tikv_br.storage.local import LocalObjectStore
+from tikv_br.storage.url import StorageLocation
+
+V1, V2 = KeyCodec(ApiVersion.V1), KeyCodec(ApiVersion.V2, 4242)
+
+
+def file(start: bytes, end: bytes) -> FileEntry:
+    """A file of a range of RPC keys."""
+    return FileEntry(f"{start.hex()}.sst", 1, start, end, 0, 0, 0)
+
+
+@pytest.mark.parametrize("codec", [V1, V2])
+@given(
+    cuts=st.sets(st.binary(min_size=1, max_size=3), max_size=6), wanted=st.tuples(st.binary(max_size=2), st.just(b""))
+)
+def test_regions_cut_what_is_wanted(codec: KeyCodec, cuts: set[bytes], wanted: tuple[bytes, bytes]) -> None:
+    """Whatever regions there are, the units follow one another from the start to the end of the user range."""
+    bounds = [b"", *(codec.bound(codec.rpc_key(cut)) for cut in sorted(cuts)), b""]
+    units = region_units(KeyRange(*codec.rpc_range(*wanted)), pairwise(bounds), codec)
+    assert units[0].span.start == wanted[0]
+    assert units[-1].span.end == wanted[1]
+    assert all(one.span.end == other.span.start for one, other in pairwise(units))
+
+
+def test_files_and_the_holes_between_them() -> None:
+    """Each file's part is a unit, whole only where it is all of the file; where the backup has no file, one without."""
+    rpc = V2.rpc_key
+    covered = [KeyRange(*V2.rpc_range(b"b", b"x"))]
+    files = [file(rpc(b"b"), rpc(b"f")), file(rpc(b"m"), rpc(b"x"))]
+    units = file_units(KeyRange(*V2.rpc_range(b"c", b"")), covered, files, V2)
+    assert [(unit.span, unit.file and unit.file.name, unit.whole) for unit in units] == [
+        (Span(b"c", b"f"), files[0].name, False),
+        (Span(b"f", b"m"), None, False),
+        (Span(b"m", b"x"), files[1].name, True),
+    ]
+    with pytest.raises(UsageError, match="nothing of that range"):
+        file_units(KeyRange(*V2.rpc_range(b"x", b"")), covered, files, V2)
+
+
+@pytest.mark.parametrize(("count", "most"), [(0, 4), (1, 4), (4, 4), (5, 4), (10_000, 512)])
+def test_units_are_put_together(count: int, most: int) -> None:
+    """No more tasks than allowed, none empty, all units in order."""
+    units = [Unit(Span(b"%05d" % number, b"%05d" % (number + 1))) for number in range(count)]
+    made = tasks(units, most)
+    assert [unit for task in made for unit in task] == units
+    assert len(made) <= most
+    assert all(made)
+
+
+def test_ranges_of_a_repair_go_to_their_units() -> None:
+    """Each different range to the unit it lies in, whatever order they were found in; units without one are left out."""
+    units = [Unit(Span(b"", b"d")), Unit(Span(b"d", b"m")), Unit(Span(b"m", b""))]
+    spans = [Span(b"m", b"n"), Span(b"a", b"b"), Span(b"x", b""), Span(b"b", b"d")]
+    found = repairs(units, [DifferentRange(span, Counts(1)) for span in spans])
+    assert found == [
+        Repair(units[0], (Span(b"a", b"b"), Span(b"b", b"d"))),
+        Repair(units[2], (Span(b"m", b"n"), Span(b"x", b""))),
+    ]
+
+
+def test_everything_that_travels_to_spark_pickles() -> None:
+    """Jobs, tasks and reports come back as they were; a store comes back as its place."""
+    cluster = ClusterPlace(ClusterConfig(pd=("pd:2379",)), ApiVersion.V2, 7)
+    store = LocalObjectStore(StorageLocation("local", "/backups"))
+    job = RepairJob(DiffJob(BackupPlace(store, ApiVersion.V1, 0), cluster, 20, exact=True), delete=True)
+    back = pickle.loads(pickle.dumps(job))
+    assert back.diff.b == cluster
+    assert (back.delete, back.diff.exact, back.diff.a.store.location) == (True, True, store.location)
+    task = (Unit(Span(b"", b""), file(b"a", b"b"), whole=True),)
+    report = Report(Counts(1), [DifferentRange(Span(b"", b""), Counts(1))], [KeyDifference(Kind.ONLY_A, b"k", 5)])
+    assert pickle.loads(pickle.dumps((task, report))) == (task, report)
