@@ -90,6 +90,13 @@ def restore_raw(
     concurrency: Annotated[
         int, typer.Option("--concurrency", envvar="TIKV_BR_CONCURRENCY", min=1, help="Files under way at once.")
     ] = 16,
+    import_mode: Annotated[
+        bool,
+        typer.Option(
+            "--import-mode/--online",
+            help="Put stores into import mode and pause PD's balancing meanwhile, or leave the cluster to its users.",
+        ),
+    ] = False,
     checksum: Annotated[
         bool, typer.Option("--checksum/--no-checksum", help="Compare the cluster's checksums with the backup's.")
     ] = True,
@@ -143,6 +150,10 @@ def restore_raw(
     """Restore a RawKV backup, of tikv-br or of the Go TiKV-BR, and prove the result."""
     if ratelimit and mode == "put":
         raise UsageError("--ratelimit limits downloads of stores: with --mode put there are none")
+    if import_mode and mode == "put":
+        raise UsageError(
+            "--import-mode is for ingests: with --mode put there are none", hint="Leave one of the two out."
+        )
     if restamp and mode == "put":
         raise UsageError("--restamp: rows that are put have new timestamps anyway", hint="Leave one of the two out.")
     first, last = _parse_keys(start, end, key_form)
@@ -175,6 +186,7 @@ def restore_raw(
         rewrite_prefix=_parse_rewrite(rewrite_prefix, key_form),
         mode=Mode(mode),
         restamp=restamp,
+        import_mode=import_mode,
         concurrency=concurrency,
         file_check=FileCheck(file_check),
         checksum=checksum,

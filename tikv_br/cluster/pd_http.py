@@ -65,9 +65,10 @@ class PdHttp:
         document = cast("dict[str, Any]", self._request("GET", "/config/replicate"))
         return int(document["max-replicas"])
 
-    def schedulers(self) -> list[str]:
-        """Names of the schedulers that PD runs."""
-        return list(cast("Sequence[str]", self._request("GET", "/schedulers") or ()))
+    def schedulers(self, *, paused: bool = False) -> list[str]:
+        """Names of the schedulers that PD has, or of those among them that are paused."""
+        path = "/schedulers?status=paused" if paused else "/schedulers"
+        return list(cast("Sequence[str]", self._request("GET", path) or ()))
 
     def pause_scheduler(self, name: str, seconds: int) -> None:
         """Keep a scheduler still for so many seconds; 0 lets it go on at once."""

@@ -9,6 +9,7 @@ from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.backupset.coverage import KeyRange
 from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.download_limit import DownloadLimit
+from tikv_br.cluster.import_mode import ImportMode
 from tikv_br.cluster.regions import Region
 from tikv_br.cluster.topology import ClusterInfo
 from tikv_br.progress_events import Reporter, silent
@@ -29,6 +30,8 @@ class RestoreContext:
     backup: BackupSet = field(init=False)
     wanted: list[Wanted] = field(default_factory=list)
     """Ranges of the backup to restore, and under which prefix."""
+    import_mode: ImportMode | None = None
+    """While it is on."""
     download_limit: DownloadLimit | None = None
     """While one holds."""
     parts: list[FilePart] = field(default_factory=list)

@@ -46,6 +46,8 @@ class RestoreOptions:
     checksum: bool = True
     """Whether the cluster's own checksums are compared with the backup's afterwards."""
     allow_overwrite: bool = False
+    import_mode: bool = False
+    """Whether stores are put into import mode and PD's balancing is paused meanwhile; not for puts."""
     rate_limit: int = 0
     """Bytes a second that each store may download; 0 = no limit."""
     send_credentials: bool = True

@@ -3,7 +3,7 @@
 They lie in ``tikv-br/restore/<id>/`` of the backup, or below ``--state``; the id is that of one backup going into one
 cluster. ``begun.json`` is written before the first change; an entry for each part is written when all regions have the
 part. At the end ``begun.json`` is told that all of it is in, the entries are deleted, and it is deleted last. Entries
-without ``begun.json`` mean nothing.
+without ``begun.json`` mean nothing. ``import-mode-<cluster>.json`` is there while stores are in import mode.
 """
 
 from __future__ import annotations
@@ -37,6 +37,14 @@ class Begun:
     """The timestamp that all rows get; 0 = they keep their own."""
     restored: tuple[KeyRange, ...] = ()
     """Spans that are in, RPC keys as in the backup's files; none until the restore is complete."""
+
+
+@dataclass(frozen=True, slots=True)
+class Paused:
+    """What a restore has changed in a cluster for its own time, besides the stores' import mode."""
+
+    schedulers: tuple[str, ...]
+    """Of PD, paused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +98,21 @@ class RestoreRecord:
         _delete(self.store, [name for name in self._names() if name != self._name(_BEGUN)])
         _delete(self.store, [self._name(_BEGUN)])
 
+    def pause(self, cluster_id: int, paused: Paused) -> None:
+        """Write down what is about to be changed in a cluster. Raises `StorageError`."""
+        write_record(self.store, _import_mode(cluster_id), paused)
+
+    def paused(self, cluster_id: int) -> Paused | None:
+        """What any restore of this backup has changed in a cluster and not put back. Raises `BackupDamaged`."""
+        try:
+            return read_record(self.store, Paused, _import_mode(cluster_id))
+        except StorageObjectMissing:
+            return None
+
+    def resume(self, cluster_id: int) -> None:
+        """It is put back. Idempotent."""
+        self.store.delete(_import_mode(cluster_id))
+
     def _names(self) -> list[str]:
         return [info.name for info in self.store.list(f"{layout.RESTORE}/{self.id}")]
 
@@ -107,6 +130,10 @@ def remove_all(store: ObjectStore) -> int:
     _delete(store, begun)
     _delete(store, names)
     return len(begun)
+
+
+def _import_mode(cluster_id: int) -> str:
+    return f"{layout.RESTORE}/import-mode-{cluster_id}.json"
 
 
 def _delete(store: ObjectStore, names: list[str]) -> None:

@@ -29,6 +29,7 @@ from tikv_br.proof.ranges import codec_of
 from tikv_br.restore.bring import ingest, put
 from tikv_br.restore.choose import plan, work_out
 from tikv_br.restore.context import RestoreContext
+from tikv_br.restore.import_mode import enter_import_mode, leave_import_mode, put_back
 from tikv_br.restore.inspect import inspect_files
 from tikv_br.restore.options import Mode, RestoreOptions
 from tikv_br.restore.plan import split_keys
@@ -48,6 +49,7 @@ def restore_steps(options: RestoreOptions) -> list[Step[RestoreContext]]:
         Line("check that backup and cluster fit", check_fit),
         Line("plan", plan),
         Line("look for an unfinished restore", find_unfinished),
+        *([] if options.dry_run else [Line("put back what a killed restore left", put_back)]),
         Line("check the target", check_target),
         Line("check every file", check_files),
     ]
@@ -61,6 +63,9 @@ def restore_steps(options: RestoreOptions) -> list[Step[RestoreContext]]:
         checks.append(Line("check timestamps", check_timestamps))
         limit = [Line("limit downloads", limit_downloads, lift_limit)] if options.rate_limit else []
         lift = [Line("lift the limit", lift_limit)] if options.rate_limit else []
+        if options.import_mode:
+            limit.append(Line("enter import mode", enter_import_mode, leave_import_mode))
+            lift.append(Line("leave import mode", leave_import_mode))
         changes += [*limit, Line("ingest", ingest), *lift, Line("flush timestamps", flush_timestamps)]
     proof = [Line("compare checksums", compare)] if options.checksum else []
     if options.dry_run:

@@ -1,0 +1,100 @@
+"""Import mode: off unless asked for, and off again however the restore ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import pytest
+
+from tests.integration.backup.data import when
+from tests.integration.restore.conftest import ROWS, rows_of
+from tests.integration.restore.forked_restores import Forks
+from tests.integration.restore.test_resume import leftovers
+from tests.live_cluster import LiveCluster
+from tikv_br.errors import TargetNotEmpty, Terminated
+from tikv_br.progress_events import StepStarted
+from tikv_br.restore.options import RestoreOptions
+from tikv_br.restore.record import remove_all
+from tikv_br.restore.run import restore
+from tikv_br.spark.executor import ExecutorOptions
+from tikv_br.storage.open import open_store
+from tikv_br.storage.url import StorageLocation
+
+MOVERS = {"balance-leader-scheduler", "balance-hot-region-scheduler", "balance-region-scheduler"}
+
+
+def importing(live: LiveCluster) -> list[bool]:
+    """Which stores are in import mode."""
+    return [store["import_mode"] for store in live.get("/playground/stores")]
+
+
+def paused(live: LiveCluster) -> set[str]:
+    """Which schedulers are paused."""
+    return set(live.get("/pd/api/v1/schedulers?status=paused"))
+
+
+def assert_normal(live: LiveCluster) -> None:
+    """Nothing is left of import mode."""
+    assert (importing(live), paused(live)) == ([False] * 3, set())
+
+
+def test_a_restore_leaves_the_cluster_to_its_users(source: StorageLocation, target: LiveCluster) -> None:
+    """Unless import mode is asked for, no store is switched and no scheduler paused."""
+    check = when(StepStarted, "flush timestamps", lambda: assert_normal(target))
+    restore(RestoreOptions(cluster=target.config, storage=source), check)
+
+
+def test_it_is_on_for_the_ingest_and_not_longer(source: StorageLocation, target: LiveCluster) -> None:
+    """All stores and the schedulers that move regions; what the operator had paused stays paused."""
+    target.cluster.pd_http.pause_scheduler("balance-region-scheduler", 600)
+    seen: list[tuple[list[bool], set[str]]] = []
+    note = when(StepStarted, "ingest", lambda: seen.append((importing(target), paused(target))))
+    assert restore(RestoreOptions(cluster=target.config, storage=source, import_mode=True), note).verified
+    assert seen == [([True] * 3, MOVERS)]
+    assert (importing(target), paused(target)) == ([False] * 3, {"balance-region-scheduler"})
+    assert leftovers(source) == []
+
+
+def test_a_restore_that_fails_puts_everything_back(source: StorageLocation, target: LiveCluster) -> None:
+    """Whatever ends the ingest, import mode ends before the failure is told."""
+
+    def fail() -> None:
+        raise Terminated("for the test")
+
+    with pytest.raises(Terminated):
+        restore(
+            RestoreOptions(cluster=target.config, storage=source, import_mode=True),
+            when(StepStarted, "ingest", fail),
+        )
+    assert_normal(target)
+    assert not any("import-mode" in name for name in leftovers(source))
+    remove_all(open_store(source))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_killed(source: StorageLocation, target: LiveCluster, number: signal.Signals) -> None:
+    """SIGTERM puts everything back; after SIGKILL the next command does, even one that is refused later."""
+    executor = ExecutorOptions("driver", concurrency=2)
+    options = RestoreOptions(cluster=target.config, storage=source, executor=executor, import_mode=True)
+    target.fail("Ingest", {"delay": {"seconds": 0.5}}, count=-1)
+    with Forks() as forks:
+        pid = forks.start(options)
+        while len(leftovers(source)) < 4:  # the beginning, import mode, and parts
+            time.sleep(0.02)
+        assert (importing(target), paused(target)) == ([True] * 3, MOVERS)
+        os.kill(pid, number)
+        code = forks.wait()
+    target.heal()
+    if number == signal.SIGKILL:
+        assert code == -signal.SIGKILL
+        assert all(importing(target))
+        with pytest.raises(TargetNotEmpty):
+            restore(RestoreOptions(cluster=target.config, storage=source, resume=False))
+    else:
+        assert code == Terminated.exit_code
+    assert_normal(target)
+    assert restore(RestoreOptions(cluster=target.config, storage=source)).resumed_files
+    assert rows_of(target) == ROWS
+    assert leftovers(source) == []
