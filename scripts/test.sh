@@ -38,6 +38,7 @@ static_checks() {
     .venv/bin/mypy --no-error-summary tests || status=1
     .venv/bin/lint-imports --no-logo | tail -n 3 || status=1
     .venv/bin/python scripts/generate_exit_codes.py --check || status=1
+    .venv/bin/python scripts/generate_cli_json.py --check || status=1
     return "$status"
 }
 

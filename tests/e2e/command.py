@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.documented import assert_documented
+
 PROGRAM = Path(sys.executable).with_name("tikv-br")
 
 
@@ -39,7 +41,7 @@ def environment(**more: str) -> dict[str, str]:
 
 
 def tikv_br(*arguments: str, stdin: str | None = None, timeout: float = 120, **more: str) -> Done:
-    """Run a command to its end; ``more`` goes into its environment."""
+    """Run a command to its end; ``more`` goes into its environment. JSON lines must be as docs/cli-json.md says."""
     done = subprocess.run(
         [str(PROGRAM), *arguments],
         input=stdin,
@@ -51,7 +53,10 @@ def tikv_br(*arguments: str, stdin: str | None = None, timeout: float = 120, **m
         env=environment(**more),
         cwd="/",
     )
-    return Done(done.returncode, done.stdout, done.stderr)
+    ended = Done(done.returncode, done.stdout, done.stderr)
+    if "json" in arguments or more.get("TIKV_BR_OUTPUT") == "json":
+        assert_documented(arguments, ended.lines)
+    return ended
 
 
 def succeed(*arguments: str, stdin: str | None = None, timeout: float = 120) -> Done:

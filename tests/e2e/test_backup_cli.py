@@ -19,6 +19,7 @@ import pytest
 
 from formats.api_version import ApiVersion
 from tests.certificates import Authority
+from tests.documented import checked
 from tests.integration.s3_servers import moto_server
 from tests.live_cluster import LiveCluster, live_cluster
 from tikv_br.errors import (
@@ -62,7 +63,7 @@ def run(
     *arguments: str, environment: dict[str, str] | None = None, before: Callable[[], object] | None = None
 ) -> subprocess.CompletedProcess[str]:
     """Run the command line in a process of its own."""
-    return subprocess.run(
+    done = subprocess.run(
         [*TIKV_BR, "backup", "raw", *arguments],
         capture_output=True,
         text=True,
@@ -71,6 +72,7 @@ def run(
         check=False,
         preexec_fn=before,
     )
+    return checked(["backup", "raw", *arguments], done)
 
 
 def lines(done: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:

@@ -14,6 +14,7 @@ import pytest
 
 from formats.api_version import ApiVersion
 from tests.certificates import Authority
+from tests.documented import checked
 from tests.integration.backup.data import hard_rows, load
 from tests.integration.s3_servers import SECRET_KEY, versitygw_server
 from tests.live_cluster import LiveCluster, live_cluster
@@ -26,9 +27,10 @@ ROWS = hard_rows(count=300)
 def tikv_br(*arguments: str, timeout: float = 120.0) -> subprocess.CompletedProcess[str]:
     """Run the command line in JSON form, without a terminal."""
     command = [sys.executable, "-m", "tikv_br.cli.main", *arguments, "--output", "json"]
-    return subprocess.run(
+    done = subprocess.run(
         command, capture_output=True, text=True, timeout=timeout, check=False, stdin=subprocess.DEVNULL
     )
+    return checked([*arguments, "json"], done)
 
 
 def last_line(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:

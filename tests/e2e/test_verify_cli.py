@@ -11,11 +11,14 @@ from typing import Any
 
 import pytest
 
+from tests.documented import checked
+
 
 def tikv_br(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Run the command line without a terminal."""
     command = [sys.executable, "-m", "tikv_br.cli.main", "verify", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, stdin=subprocess.DEVNULL)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, stdin=subprocess.DEVNULL)
+    return checked(["verify", *arguments], done)
 
 
 def lines(done: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:

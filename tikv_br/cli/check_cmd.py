@@ -115,7 +115,13 @@ def _show(asked: CheckOptions, out: Output) -> None:
     out.table(COLUMNS, [_row(result) for result in results])
     counted = count(results)
     text = ", ".join(f"{number} {status.value}" for status, number in counted.items() if number)
-    out.result("summary", {status.value: number for status, number in counted.items()}, text)
+    figures = {
+        "ok": counted[Status.OK],
+        "warn": counted[Status.WARN],
+        "fail": counted[Status.FAIL],
+        "skipped": counted[Status.SKIPPED],
+    }
+    out.result("summary", figures, text)
     if failed := [result.name for result in results if result.verdict.status is Status.FAIL]:
         raise ProbesFailed(f"{len(failed)} of {len(results)} probes failed: {', '.join(failed)}")
 

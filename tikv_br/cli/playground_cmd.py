@@ -72,7 +72,7 @@ def stop(directory: DirectoryOption, output: OutputOption = OutputForm.CONSOLE) 
 
     stopped = launcher.stop(directory)
     text = "stopped" if stopped else f"no playground ran in {directory}"
-    Output(output).row({"dir": str(directory.absolute()), "stopped": stopped}, text)
+    Output(output).result("stopped", {"dir": str(directory.absolute()), "stopped": stopped}, text)
 
 
 @app.command("status")
@@ -82,7 +82,7 @@ def status(directory: DirectoryOption, output: OutputOption = OutputForm.CONSOLE
 
     found = launcher.status(directory)
     if not found["running"]:
-        Output(output).row(found, f"no playground runs in {found['dir']}")
+        Output(output).result("playground", _fields(found), f"no playground runs in {found['dir']}")
         return
     _show(Output(output), found)
 
@@ -94,8 +94,8 @@ def list_running(output: OutputOption = OutputForm.CONSOLE) -> None:
 
     out = Output(output)
     found = launcher.running()
-    for each in found if out.is_json else []:
-        out.row(each, "")
+    for each in found:
+        out.result("playground", _fields(each))
     rows = [
         (each["pd"], each["api_version"], str(len(each["stores"])), str(each["pid"]), each["dir"]) for each in found
     ]
@@ -104,8 +104,24 @@ def list_running(output: OutputOption = OutputForm.CONSOLE) -> None:
 
 def _show(out: Output, state: Mapping[str, Any]) -> None:
     stores = "\n".join(f"  store {each['id']}  {each['address']}" for each in state["stores"])
-    out.row(dict(state), f"PD {state['pd']}  API {state['api_version']}  pid {state['pid']}  {state['dir']}\n{stores}")
+    text = f"PD {state['pd']}  API {state['api_version']}  pid {state['pid']}  {state['dir']}\n{stores}"
+    out.result("playground", _fields(state), text)
     out.flush()
+
+
+def _fields(state: Mapping[str, Any]) -> dict[str, object]:
+    """A playground as a JSON line tells it; one that has just started runs and answers."""
+    return {
+        "dir": state["dir"],
+        "running": state.get("running", True),
+        "answers": state.get("answers", True),
+        "pd": state.get("pd"),
+        "stores": state.get("stores"),
+        "api_version": state.get("api_version"),
+        "cluster_id": state.get("cluster_id"),
+        "tls": state.get("tls"),
+        "pid": state.get("pid"),
+    }
 
 
 def _wait(started: Any, directory: Path) -> None:  # noqa: ANN401 - launcher.Started, not imported for its weight
