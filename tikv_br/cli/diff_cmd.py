@@ -68,6 +68,9 @@ def diff_sides(
     s3_acl: options.S3AclOption = None,
     s3_provider: options.S3ProviderOption = None,
     s3_force_path_style: options.S3PathStyleOption = None,
+    crypter_method: options.CrypterMethodOption = "",
+    crypter_key: options.CrypterKeyOption = "",
+    crypter_key_file: options.CrypterKeyFileOption = "",
     start: options.StartOption = "",
     end: options.EndOption = "",
     form: options.FormatOption = KeyForm.RAW,
@@ -119,6 +122,9 @@ def diff_sides(
             acl=s3_acl,
             provider=s3_provider,
             force_path_style=s3_force_path_style,
+            crypter_method=crypter_method,
+            crypter_key=crypter_key,
+            crypter_key_file=crypter_key_file,
         )
         a, b = BackupChoice(place, keyspace), ClusterChoice(near, other_keyspace or keyspace)
     asked = DiffOptions(a, b, first, last, keys, exact, repair, repair_delete, executor, spark_master, concurrency)

@@ -42,6 +42,11 @@ class _Current:
     settings = LogSettings()
 
 
+def secrets_in(text: str) -> list[str]:
+    """What `redact` blanks of names and values."""
+    return [match[2] for match in _SECRETS.finditer(text)]
+
+
 def redact(text: str) -> str:
     """Blank what looks like a credential: URL parameters, key=value pairs and user:password@ of a URL."""
     return _USER_INFO.sub(r"\1***@", _SECRETS.sub(r"\1***", text))

@@ -22,6 +22,7 @@ from tikv_br.cli.common import Invocation, extend
 from tikv_br.cli.lazy import LazyCommand, LazyGroup
 from tikv_br.cli.options import OutputForm
 from tikv_br.cli.output import Output
+from tikv_br.cli.process_list import hide_arguments
 from tikv_br.errors import Interrupted, OutputClosed, Terminated, TikvBrError, UsageError
 
 if TYPE_CHECKING:
@@ -100,6 +101,8 @@ def root(
 def run(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code."""
     run_id.start()
+    if arguments is None:
+        hide_arguments(log.secrets_in(" ".join(sys.argv)))
     try:
         return _run(sys.argv[1:] if arguments is None else arguments, Invocation())
     finally:

@@ -1,0 +1,115 @@
+"""Where secrets must not be: with all of them on the command line, a run on Spark with all logs on, and everything it leaves."""
+
+from __future__ import annotations
+
+import base64
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.e2e.command import PROGRAM, environment, succeed, tikv_br
+from tests.e2e.conftest import Playgrounds
+from tests.integration.s3_servers import BUCKET, SECRET_KEY, moto_server
+from tests.openssl import KEYS
+
+KEY = KEYS["aes256-ctr"]
+TOKEN = "a-session-token-that-is-secret"
+LIMIT_SECONDS = 240
+
+
+def forms() -> list[bytes]:
+    """The secrets as text, raw, in base64 and as parts of a URL."""
+    raw = bytes.fromhex(KEY)
+    texts = [KEY, KEY.upper(), base64.b64encode(raw).decode(), SECRET_KEY, SECRET_KEY.replace("&", "%26"), TOKEN]
+    return [raw, *(text.encode() for text in texts)]
+
+
+def shown(data: bytes) -> list[bytes]:
+    """The secrets that stand in ``data``."""
+    return [secret for secret in forms() if secret in data]
+
+
+def command_lines(program: subprocess.Popen[bytes]) -> tuple[bytes, list[bytes]]:
+    """What `ps` shows of a running program, and of all that it has started."""
+    lines = []
+    for process in [psutil.Process(program.pid), *psutil.Process(program.pid).children(recursive=True)]:
+        try:
+            lines.append(" ".join(process.cmdline()).encode())
+        except psutil.Error:
+            lines.append(b"")
+    return lines[0], lines[1:]
+
+
+def watch(program: subprocess.Popen[bytes]) -> Iterator[bytes]:
+    """Look at the processes until the program ends; yields what is seen of it itself, which may show secrets at first."""
+    while True:
+        try:
+            program.wait(0.2)
+        except subprocess.TimeoutExpired:
+            own, others = command_lines(program)
+            assert not any(shown(line) for line in others), others
+            yield own
+        else:
+            return
+
+
+@pytest.mark.slow
+def test_nothing_that_a_run_on_spark_leaves_or_shows_holds_a_secret(playgrounds: Playgrounds, tmp_path: Path) -> None:
+    """stdout, stderr at debug, log file, Spark's event log, every object, and `ps`: rows, S3 secret and cipher key in none."""
+    events, log_file = tmp_path / "events", tmp_path / "log"
+    events.mkdir()
+    (tmp_path / "spark-defaults.conf").write_text(
+        f"spark.eventLog.enabled true\nspark.eventLog.dir {events.as_uri()}\n"
+    )
+    succeed("raw", "put", "row", "a value to hide", "--pd", playgrounds["v1"])
+    with moto_server() as server:
+        command = [
+            *("backup", "raw", "--pd", playgrounds["v1"], "--engine", "scan", "--executor", "spark"),
+            *("-s", server.url("folder/first", session_token=TOKEN), "--spark-master", "local[1]"),
+            *("--crypter.method", "aes256-ctr", "--crypter.key", KEY, "--output", "json"),
+            *("--log-level", "debug", "--log-file", str(log_file), "--log-format", "json"),
+        ]
+        with (tmp_path / "out").open("wb") as out:
+            program = subprocess.Popen(
+                [str(PROGRAM), *command],
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                env=environment(SPARK_CONF_DIR=str(tmp_path)),
+            )
+            with program:
+                seen = [line for line in watch(program) if line]
+        said = (tmp_path / "out").read_bytes()
+        assert program.returncode == 0, said
+        names = [item["Key"] for item in server.admin.list_objects_v2(Bucket=BUCKET)["Contents"]]
+        objects = {name: server.admin.get_object(Bucket=BUCKET, Key=name)["Body"].read() for name in names}
+    assert seen
+    assert not shown(seen[-1])
+    assert b"--crypter.key " + b"*" * len(KEY) in seen[-1]
+    recorded = [path for path in events.rglob("*") if path.is_file()]
+    assert recorded, "Spark wrote no event log"
+    left = {str(path): path.read_bytes() for path in (tmp_path / "out", log_file, *recorded)} | objects
+    assert {name for name, data in left.items() if shown(data)} == set()
+    assert {name for name, data in left.items() if b"a value to hide" in data} == set()
+    assert json.loads(said.splitlines()[-1])["message_type"] == "summary"
+
+
+def test_no_error_repeats_a_secret(playgrounds: Playgrounds, tmp_path: Path) -> None:
+    """Secrets in places where they do not belong, and a storage that is not there: no message has them, in no form."""
+    nowhere = f"s3://b/p?endpoint=http://127.0.0.1:1&access-key=a&secret-access-key={KEY}"
+    wrong = [
+        ["backup", "raw", "--pd", playgrounds["v1"], "-s", nowhere, "--engine", "store"],
+        ["backup", "raw", nowhere],
+        ["backup", "raw", "--pd", "127.0.0.1:1", "-s", str(tmp_path), "--crypter.key", KEY, "--no-such-flag"],
+        ["verify", nowhere, "--crypter.key", KEY],
+        ["list", "-s", nowhere, "--crypter.key", KEY],
+        ["config", "show", "backup", "raw"],
+    ]
+    for arguments in wrong:
+        done = tikv_br(*arguments, "--log-level", "debug", TIKV_BR_CRYPTER_KEY=KEY, TIKV_BR_STORAGE=nowhere)
+        assert (done.code == 0) == (arguments[0] == "config"), done
+        assert not shown((done.out + done.err).encode()), arguments
