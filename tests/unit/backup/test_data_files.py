@@ -20,7 +20,8 @@ from tikv_br.backup.convert import Converter
 from tikv_br.backup.data_files import DataFiles
 from tikv_br.backup.row_writer import FileForm
 from tikv_br.backupset.coverage import KeyRange
-from tikv_br.backupset.files import FileEntry, FileKind, totals
+from tikv_br.backupset.files import FileEntry, FileKind, FileWriter, totals
+from tikv_br.errors import StorageFull
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import StorageLocation
 
@@ -103,19 +104,39 @@ def check_entry(file: FileEntry, place: Path) -> None:
         assert file.start_key <= CONVERTER.target.parse_storage_key(key[1:])[0] < file.end_key
 
 
-def test_abandoned_files_are_gone(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", FileKind)
+def test_abandoned_files_are_gone(tmp_path: Path, kind: FileKind) -> None:
     """Finished ones and the open one, so that an attempt that fails leaves its place as it was."""
-    files = data_files(tmp_path, 1)
+    files = data_files(tmp_path, 1, kind)
     write(files, [[(b"a", b"1")], [(b"b", b"2")], [(b"c", b"3")]])
-    assert len(list(tmp_path.glob("sst/*.sst"))) == 2
+    assert len(list(tmp_path.rglob(f"*{kind.suffix}"))) == 2
     files.abandon()
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 
 
-def test_rows_out_of_order_are_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", FileKind)
+def test_rows_out_of_order_are_refused(tmp_path: Path, kind: FileKind) -> None:
     """A store that answers out of order must not become an SST that kills a store later."""
-    files = data_files(tmp_path, 1 << 20)
+    files = data_files(tmp_path, 1 << 20, kind)
     with pytest.raises(UnsortedKeys):
         write(files, [[(b"b", b"1")], [(b"a", b"2")]])
+    files.abandon()
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+@pytest.mark.parametrize("kind", FileKind)
+def test_a_storage_that_fails_at_the_end_leaves_nothing(
+    tmp_path: Path, kind: FileKind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The storage's own error comes out, also from below Arrow, and the file that was being ended is gone."""
+
+    def fail(*_arguments: object) -> None:
+        raise StorageFull("no room")
+
+    files = data_files(tmp_path, 1 << 20, kind)
+    write(files, [[(b"a", b"1")], [(b"b", b"2")]])
+    monkeypatch.setattr(FileWriter, "write", fail)
+    with pytest.raises(StorageFull):
+        files.finish()
     files.abandon()
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
