@@ -207,7 +207,6 @@ def test_a_dry_run_prints_the_plan(live: LiveCluster, tmp_path: Path) -> None:
         (["--safe-interval", "soon"], UsageError, "soon"),
         (["--executor", "cluster"], UsageError, "cluster"),
         (["--engine", "steam"], UsageError, "steam"),
-        (["--engine", "store", "--compression", "none"], UsageError, "compression"),
         (["--spark-master", "nowhere"], UsageError, "nowhere"),
         (["--keyspace", "5"], UsageError, "keyspace"),
         (["--ca", "/does/not/exist.pem"], UsageError, "--ca"),

@@ -11,12 +11,10 @@ from formats.api_version import ApiVersion
 from formats.sst.compression import Compression
 from tikv_br.backup.options import BackupOptions
 from tikv_br.backupset.files import FileKind
-from tikv_br.errors import UsageError
 from tikv_br.spark.executor import DRIVER_THREADS, ExecutorKind
 
 CLUSTER_SLOTS = 32
 """What a plan takes a Spark cluster for whose size is not known yet."""
-USE_SCAN = "--engine scan can do it: it reads the rows and writes the files from here."
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,29 +37,28 @@ class Engine:
 
 
 def choose_engine(options: BackupOptions, source: ApiVersion, target: ApiVersion) -> Engine:
-    """Decide for a conversion that loses no more than it may. Raises `UsageError` for what the engine cannot write."""
+    """Decide for a conversion that loses no more than it may."""
     name, reason = _choice(options, source, target)
-    rewrites = name == "store" and not _stores_write(options, source, target)
-    if rewrites:
-        what = "Parquet" if options.file_kind is FileKind.PARQUET else f"API {target.label}"
-        reason += f"; as stores do not write {what}, their files are rewritten"
-    elif name == "store" and options.compression is Compression.NONE:
-        raise UsageError("--compression none: stores compress whatever they write", hint=USE_SCAN)
-    executor = _executor(options, steers_only=name == "store" and not rewrites)
-    slots = _slots(options, executor, steers_only=name == "store" and not rewrites)
-    return Engine(name, reason, executor, slots, rewrites)
+    foreign = _foreign_to_stores(options, source, target) if name == "store" else ""
+    if foreign:
+        reason += f"; as stores do not write {foreign}, their files are rewritten"
+    steers_only = name == "store" and not foreign
+    executor = _executor(options, steers_only=steers_only)
+    return Engine(name, reason, executor, _slots(options, executor, steers_only=steers_only), bool(foreign))
 
 
-def _stores_write(options: BackupOptions, source: ApiVersion, target: ApiVersion) -> bool:
-    """Whether stores of API ``source`` write the wanted files themselves."""
-    return options.file_kind is FileKind.SST and (target is source or target is ApiVersion.V2)
+def _foreign_to_stores(options: BackupOptions, source: ApiVersion, target: ApiVersion) -> str:
+    """What of the wanted files stores of API ``source`` do not write themselves; empty where they do."""
+    if options.file_kind is FileKind.PARQUET:
+        return "Parquet"
+    if target not in {source, ApiVersion.V2}:
+        return f"API {target.label}"
+    return "uncompressed files" if options.compression is Compression.NONE else ""
 
 
 def _choice(options: BackupOptions, source: ApiVersion, target: ApiVersion) -> tuple[Literal["scan", "store"], str]:
     if options.engine != "auto":
         return options.engine, "asked for"
-    if options.compression is Compression.NONE and _stores_write(options, source, target):
-        return "scan", "stores compress whatever they write"
     if not source.has_ttl:
         return "scan", "rows of API v1 have no timestamp or expiry to keep"
     if source is ApiVersion.V2 and target is ApiVersion.V2:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from formats.api_version import ApiVersion
+from formats.sst.compression import Compression
 from tests.integration.backup.conftest import Clusters, Options
 from tests.integration.backup.data import hard_rows, load
 from tests.integration.backup.reading import Expected, Rows, rocksdb_rows, stored
@@ -296,3 +297,15 @@ def test_questions_for_ttls_that_fail_are_asked_again(
     found = rocksdb_rows(Path(wanted.storage.path), tmp_path)
     assert found == stored(take_expiries(found, at, V1TTL, 0), V1TTL)
     assert (summary.total_kvs, summary.vanished_kvs) == (len(expiring()), 0)
+
+
+def test_uncompressed_files_keep_timestamps_too(sources: Sources, options: Options, tmp_path: Path) -> None:
+    """Stores always compress: their files are rewritten, and rows keep the ts that a scan would not know."""
+    wanted = options(sources(V2).live, engine="auto", compression=Compression.NONE, ranges=((b"row", b"row01"),))
+    summary = backup(wanted).summary
+    assert (summary.engine, "uncompressed" in summary.engine_reason) == ("store", True)
+    found = rocksdb_rows(Path(wanted.storage.path), tmp_path)
+    restamped(found, 1, sources(V2))
+    assert len(found) == summary.total_kvs
+    for path in Path(wanted.storage.path).rglob("*.sst"):
+        assert b"\x28\xb5\x2f\xfd" not in path.read_bytes(), "a frame of zstd"

@@ -15,7 +15,7 @@ from tests.integration.backup.reading import golden_rows, rocksdb_rows
 from tests.live_cluster import LiveCluster, live_cluster
 from tikv_br.backup.run import backup
 from tikv_br.backupset.backup_set import BackupSet
-from tikv_br.errors import ChecksumMismatch, UsageError
+from tikv_br.errors import ChecksumMismatch
 from tikv_br.progress_events import StepFinished
 from tikv_br.restore.options import RestoreOptions
 from tikv_br.restore.run import restore
@@ -117,14 +117,6 @@ def test_a_dry_run_asks_no_store_to_write(clusters: Clusters, options: Options) 
     assert (summary.engine, summary.executor, summary.dry_run) == ("store", "driver", True)
     assert live.hits(asked) == 0
     live.heal()
-    assert not Path(wanted.storage.path).exists()
-
-
-def test_what_stores_cannot_write_is_refused_before_anything_is_written(clusters: Clusters, options: Options) -> None:
-    """The path stays untouched."""
-    wanted = options(clusters(V1), engine="store", compression=Compression.NONE)
-    with pytest.raises(UsageError):
-        backup(wanted)
     assert not Path(wanted.storage.path).exists()
 
 

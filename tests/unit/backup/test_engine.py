@@ -12,11 +12,10 @@ from formats.sst.compression import Compression
 from tests.unit.backup.test_options import options
 from tikv_br.backup.engine import CLUSTER_SLOTS, choose_engine
 from tikv_br.backupset.files import FileKind
-from tikv_br.errors import UsageError
 from tikv_br.spark.executor import DRIVER_THREADS
 
 V1, V1TTL, V2 = ApiVersion.V1, ApiVersion.V1TTL, ApiVersion.V2
-SST, PARQUET = FileKind.SST, FileKind.PARQUET
+PARQUET = FileKind.PARQUET
 
 
 @pytest.mark.parametrize(
@@ -31,8 +30,21 @@ SST, PARQUET = FileKind.SST, FileKind.PARQUET
         (V2, V2, {}, "store", "timestamps"),
         (V2, V2, {"assume_no_ttl": True}, "store", "timestamps"),
         (V2, V2, {"engine": "scan"}, "scan", "asked for"),
-        (V2, V2, {"compression": Compression.NONE}, "scan", "stores compress"),
-        (V1TTL, V2, {"compression": Compression.NONE}, "scan", "stores compress"),
+        (
+            V2,
+            V2,
+            {"compression": Compression.NONE},
+            "store",
+            "timestamps and expiry; as stores do not write uncompressed",
+        ),
+        (
+            V1TTL,
+            V2,
+            {"compression": Compression.NONE},
+            "store",
+            "keep their expiry; as stores do not write uncompressed",
+        ),
+        (V1, V2, {"compression": Compression.NONE}, "scan", "no timestamp or expiry to keep"),
         (V1, V2, {"engine": "store"}, "store", "asked for"),
         (V2, V1TTL, {}, "store", "keep their expiry"),
         (V2, V1TTL, {"assume_no_ttl": True}, "scan", "no key is taken to expire"),
@@ -53,35 +65,27 @@ def test_auto_takes_the_stores_where_something_would_be_lost(
     assert reason in engine.reason
 
 
-@pytest.mark.parametrize("compression", [Compression.ZSTD, Compression.NONE])
 @pytest.mark.parametrize(
-    ("source", "target", "kind", "rewrites"),
+    ("source", "target", "changes", "rewrites"),
     [
-        (V1, V1, SST, False),
-        (V1, V1TTL, SST, True),
-        (V1, V2, SST, False),
-        (V1TTL, V1, SST, True),
-        (V2, V1, SST, True),
-        (V2, V1TTL, SST, True),
-        (V2, V2, PARQUET, True),
+        (V1, V1, {}, False),
+        (V1, V1TTL, {}, True),
+        (V1, V2, {}, False),
+        (V1TTL, V1, {}, True),
+        (V2, V1, {}, True),
+        (V2, V1TTL, {}, True),
+        (V2, V2, {"file_kind": PARQUET}, True),
+        (V2, V2, {"compression": Compression.NONE}, True),
     ],
 )
 def test_what_stores_do_not_write_is_rewritten(
-    source: ApiVersion, target: ApiVersion, kind: FileKind, rewrites: bool, compression: Compression
+    source: ApiVersion, target: ApiVersion, changes: dict[str, Any], rewrites: bool
 ) -> None:
-    """Where bytes of the stores' files pass through here, the reason says so, Spark does it, in any compression."""
-    wanted = options(engine="store", file_kind=kind, compression=compression)
-    if compression is Compression.NONE and not rewrites:
-        return
-    engine = choose_engine(wanted, source, target)
+    """Where bytes of the stores' files pass through here, the reason says so, and Spark does it."""
+    engine = choose_engine(options(engine="store", **changes), source, target)
     assert (engine.name, engine.rewrites, "rewritten" in engine.reason) == ("store", rewrites, rewrites)
+    assert engine.steers is not rewrites
     assert engine.executor == ("spark" if rewrites else "driver")
-
-
-def test_stores_write_nothing_uncompressed() -> None:
-    """The wire has no word for it: unset means that the store chooses."""
-    with pytest.raises(UsageError, match="--compression none"):
-        choose_engine(options(compression=Compression.NONE, engine="store"), V2, V2)
 
 
 @pytest.mark.parametrize(
