@@ -45,11 +45,12 @@ def with_key(made: Path, *arguments: str, key: str = KEY) -> Done:
 
 
 def test_every_reading_command_takes_the_key(made: Path, key_file: Path, playgrounds: Playgrounds) -> None:
-    """Verify, show, cat and restore with it; list names the method without it."""
+    """Verify, show, cat, diff and restore with it; list names the method without it."""
     assert with_key(made, "verify", "--level", "data").code == 0
     assert "aes256-ctr" in with_key(made, "show").out
     assert with_key(made, "cat", "some key").out.rstrip("\n") == VALUE
     assert succeed("list", "-s", str(made), "--output", "json").last["encryption"] == "aes256-ctr"
+    assert with_key(made, "diff", "--pd", playgrounds["v1"]).code == 0
     flags = ("--crypter.method", "AES256-CTR", "--crypter.key-file", str(key_file), "--allow-overwrite")
     restored = succeed("restore", "-s", str(made / "first"), "--pd", playgrounds["v1"], *flags, "--output", "json")
     assert restored.last["verified"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from dataclasses import dataclass
@@ -34,6 +35,11 @@ class Engine:
     def steers(self) -> bool:
         """Whether tasks only steer stores, and no row passes through them."""
         return self.name == "store" and not self.rewrites
+
+    def share_of(self, rate_limit: int, tasks: int) -> int:
+        """What each process may take of a store's limit: tasks on the driver share a process, on Spark each has its own."""
+        processes = 1 if self.executor == "driver" else min(self.slots, tasks)
+        return math.ceil(rate_limit / processes)
 
 
 def choose_engine(options: BackupOptions, source: ApiVersion, target: ApiVersion) -> Engine:

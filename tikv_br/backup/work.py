@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
@@ -81,13 +80,6 @@ def copy(context: BackupContext) -> None:
     )
 
 
-def _share_of_rate(context: BackupContext) -> int:
-    """What each process may take of a store's limit: tasks on the driver share one process, on Spark each has its own."""
-    limit, engine = context.options.rate_limit, context.engine
-    processes = 1 if engine.executor == "driver" else min(engine.slots, len(context.plan))
-    return math.ceil(limit / processes)
-
-
 def _scan_tasks(context: BackupContext) -> Callable[[Task, TaskContext], TaskResult]:
     options = context.options
     job = ScanJob(
@@ -97,7 +89,7 @@ def _scan_tasks(context: BackupContext) -> Callable[[Task, TaskContext], TaskRes
         form=_form(options),
         file_bytes=options.file_bytes,
         with_ttl=context.with_ttl,
-        rate_limit=_share_of_rate(context),
+        rate_limit=context.engine.share_of(options.rate_limit, len(context.plan)),
     )
     return partial(run_scan_task, job)
 
@@ -114,7 +106,7 @@ def _store_tasks(context: BackupContext) -> Callable[[Task, TaskContext], TaskRe
         compression_level=options.compression_level,
         concurrency=options.concurrency or 0,
         send_credentials=options.send_credentials,
-        rate_limit=_share_of_rate(context),
+        rate_limit=context.engine.share_of(options.rate_limit, len(context.plan)),
     )
     if context.engine.rewrites:
         job = replace(

@@ -119,3 +119,22 @@ def test_steering_needs_no_jvm(changes: dict[str, Any], executor: str) -> None:
 def test_slots_follow_concurrency_then_executor(changes: dict[str, Any], slots: int) -> None:
     """The flag counts first, then what the executor has room for."""
     assert choose_engine(options(**changes), V1, V1).slots == slots
+
+
+@pytest.mark.parametrize(
+    ("executor", "master", "concurrency", "tasks", "share"),
+    [
+        ("driver", "local[*]", 8, 100, 1000),
+        ("spark", "local[4]", None, 100, 250),
+        ("spark", "local[4]", None, 3, 334),
+        ("spark", "spark://host:7077", 10, 100, 100),
+        ("spark", "local[*]", 5, 100, 200),
+    ],
+)
+def test_a_rate_limit_is_divided_among_processes(
+    executor: str, master: str, concurrency: int | None, tasks: int, share: int
+) -> None:
+    """One process on the driver, else as many as tasks run at once: together they never take more than the limit."""
+    engine = choose_engine(options(executor=executor, spark_master=master, concurrency=concurrency), V1, V1)
+    assert engine.share_of(1000, tasks) == share
+    assert engine.share_of(0, tasks) == 0
