@@ -18,6 +18,7 @@ from tests.interop.conftest import Clusters
 from tests.interop.rows import YEAR, rows, split
 from tests.live_cluster import LiveCluster
 from tests.unit.formats_sst.tables import sst_dump
+from tikv_br.backup.conversion import Loss
 from tikv_br.backup.options import BackupOptions
 from tikv_br.backup.run import backup
 from tikv_br.cluster.pb import brpb_pb2
@@ -140,6 +141,13 @@ CONVERSIONS = [
     ("store", V1TTL, V1TTL, "v1ttl"),
     ("store", V1TTL, V2, "v1ttl_to_v2"),
     ("store", V2, V2, "v2"),
+    ("store", V1, V1TTL, "v1ttl"),
+    ("scan", V1TTL, V1, "v1"),
+    ("store", V1TTL, V1, "v1"),
+    ("scan", V2, V1, "v1"),
+    ("store", V2, V1, "v1"),
+    ("scan", V2, V1TTL, "v1ttl"),
+    ("store", V2, V1TTL, "v1ttl"),
 ]
 
 
@@ -150,7 +158,7 @@ def label(value: object) -> str:
 
 def write(live: LiveCluster, place: StorageLocation, **changes: object) -> None:
     """Back up into several files, on the driver."""
-    usual = BackupOptions(live.config, place, executor="driver", file_bytes=64 << 10)
+    usual = BackupOptions(live.config, place, executor="driver", file_bytes=64 << 10, allow_loss=frozenset(Loss))
     backup(replace(usual, **changes))  # type: ignore[arg-type]
 
 
@@ -242,6 +250,16 @@ def test_a_range(engine: str, sources: dict[ApiVersion, LiveCluster], golden: Pa
     assert unmet_demands(ours, V2, b"row00050", b"row00300") == []
     assert fields(ours.meta) ^ fields(golden_backup(golden, "v2_ranged").meta) <= UNHEEDED
     assert sum(file.total_kvs for file in ours.meta.files) == 250
+
+
+def test_several_ranges(sources: dict[ApiVersion, LiveCluster], tmp_path: Path) -> None:
+    """The tool restores each of them, and parts of them, when it is told --start and --end; it refuses what lies between."""
+    place = StorageLocation("local", str(tmp_path / "backup"))
+    write(sources[V2], place, ranges=((b"row00050", b"row00100"), (b"row00200", b"row00300")))
+    ours = Directory.local(tmp_path / "backup")
+    for start, end in ((b"row00050", b"row00100"), (b"row00200", b"row00300")):
+        assert unmet_demands(ours, V2, start, end) == []
+    assert any("does not cover" in demand for demand in unmet_demands(ours, V2, b"row00050", b"row00300"))
 
 
 def test_another_keyspace_is_refused_aloud(
