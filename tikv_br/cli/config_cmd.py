@@ -40,12 +40,23 @@ def group() -> None:
     """Show which settings hold and where they come from, and check the config file."""
 
 
+def _complete_command(context: typer.Context) -> list[str]:
+    """The words that a command can go on with, for the shell."""
+    said = tuple(context.params.get("command") or ())
+    paths = [path for path, _ in leaves(context.find_root().command) if path[: len(said)] == said != path]
+    return list(dict.fromkeys(path[len(said)] for path in paths))
+
+
 @app.command("show", context_settings={"ignore_unknown_options": True})
 def show(
     context: typer.Context,
     command: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[COMMAND] [FLAGS]", help="A command, and flags to try with it; without, all commands."),
+        typer.Argument(
+            metavar="[COMMAND] [FLAGS]",
+            help="A command, and flags to try with it; without, all commands.",
+            autocompletion=_complete_command,
+        ),
     ] = None,
     origin: Annotated[bool, typer.Option("--origin", help="Show where each value comes from.")] = False,
     output: OutputOption = OutputForm.CONSOLE,

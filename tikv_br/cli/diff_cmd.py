@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from tikv_br.diff.values import Counts, DifferentRange
 
 app = typer.Typer(rich_markup_mode=None)
-EXECUTORS = ("auto", "driver", "spark")
 RANGES_SHOWN = 20
 KINDS = {"only_a": "only in A", "only_b": "only in B", "value": "other value"}
 
@@ -87,16 +86,12 @@ def diff_sides(
     yes: Annotated[
         bool, typer.Option("--yes", help="Repair without asking; needed where nobody can be asked.")
     ] = False,
-    executor: Annotated[
-        str, typer.Option("--executor", metavar="|".join(EXECUTORS), help="Where tasks run; auto: on this machine.")
-    ] = "auto",
+    executor: options.ExecutorOption = "auto",
     spark_master: options.SparkMasterOption = "local[*]",
     concurrency: options.ConcurrencyOption = None,
     output: options.OutputOption = OutputForm.CONSOLE,
 ) -> None:
     """Find the keys that differ between two clusters, or from a backup."""
-    if executor not in EXECUTORS:
-        raise UsageError(f"--executor {executor!r}: one of {', '.join(EXECUTORS)}")
     if repair and not yes and not _can_ask(output):
         raise UsageError("--repair writes, and nobody can be asked here", hint="Say --yes.")
     first, last = read_range(start, end, form)

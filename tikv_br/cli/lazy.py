@@ -13,6 +13,7 @@ from typer.core import TyperCommand, TyperGroup
 
 if TYPE_CHECKING:
     from typer._click import Command, Context
+    from typer._click.shell_completion import CompletionItem
 
 
 CommandPath = tuple[str, ...]
@@ -66,6 +67,16 @@ class DefaultCommandGroup(TyperGroup):
         if args and args[0] not in self.commands and args[0] not in ctx.help_option_names:
             args = [self.default_command, *args]
         return super().parse_args(ctx, args)
+
+    def shell_complete(self, ctx: Context, incomplete: str) -> list[CompletionItem]:
+        """Offer the default command's flags too, as it need not be named."""
+        found = super().shell_complete(ctx, incomplete)
+        if not incomplete.startswith("-"):
+            return found
+        default = self.commands[self.default_command]
+        inner = typer.Context(default, parent=ctx, info_name=self.default_command)
+        own = {item.value for item in found}
+        return found + [item for item in default.shell_complete(inner, incomplete) if item.value not in own]
 
 
 def leaves(command: Command, path: CommandPath = ()) -> Iterator[tuple[CommandPath, Command]]:

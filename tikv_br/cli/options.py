@@ -160,6 +160,7 @@ CrypterMethodOption = Annotated[
         "--crypter.method",
         envvar="TIKV_BR_CRYPTER_METHOD",
         metavar="NAME",
+        autocompletion=lambda: ["plaintext", "aes128-ctr", "aes192-ctr", "aes256-ctr"],
         help="Encryption of the backup: plaintext, aes128-ctr, aes192-ctr or aes256-ctr; default: as long as the key.",
     ),
 ]

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from formats.api_version import ApiVersion
-from formats.errors import UnsupportedFormat
 from tikv_br.cli.options import OutputForm, OutputOption, parse_duration, parse_size
 from tikv_br.cli.output import Output
 from tikv_br.errors import Interrupted, PlaygroundError, Terminated, UsageError
@@ -25,7 +24,7 @@ TlsFileOption = Annotated[str | None, typer.Option(metavar="FILE", help="PEM fil
 @app.command("start")
 def start(
     directory: DirectoryOption,
-    api_version: Annotated[str | None, typer.Option(metavar="v1|v1ttl|v2", help="v1 for a new one.")] = None,
+    api_version: Annotated[Literal["v1", "v1ttl", "v2"] | None, typer.Option(help="v1 for a new one.")] = None,
     stores: Annotated[int | None, typer.Option(min=1, help="Number of stores; 3 for a new one.")] = None,
     replicas: Annotated[int | None, typer.Option(min=1, help="Voters of a region; up to 3 as stores allow.")] = None,
     regions: Annotated[int | None, typer.Option(min=1, help="Split until so many regions hold data.")] = None,
@@ -46,7 +45,7 @@ def start(
     from tikv_br.playground import launcher
 
     changes: dict[str, Any] = {
-        "api_version": _api_version(api_version),
+        "api_version": None if api_version is None else ApiVersion.from_label(api_version).value,
         "stores": stores,
         "replicas": replicas,
         "regions": regions,
@@ -136,13 +135,6 @@ def _wait(started: Any, directory: Path) -> None:  # noqa: ANN401 - launcher.Sta
         return
     if code != 0:
         raise PlaygroundError(f"the playground in {directory} ended with code {code}")
-
-
-def _api_version(label: str | None) -> int | None:
-    try:
-        return None if label is None else ApiVersion.from_label(label).value
-    except UnsupportedFormat as error:
-        raise UsageError(f"--api-version: {error}") from error
 
 
 def _tls(ca: str | None, cert: str | None, key: str | None, *, mutual: bool) -> object:

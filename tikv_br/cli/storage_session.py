@@ -76,8 +76,9 @@ def complete_id(context: typer.Context, incomplete: str) -> list[str]:
     storage = context.params.get("storage")
     if not storage:
         return []
+    flags = {name: context.params.get(f"s3_{name}") for name in _S3_FLAGS}
     try:
-        session = StorageSession(storage_location(str(storage)), Output())
+        session = StorageSession(storage_location(str(storage), **flags), Output())
         return sorted(found for found in session.index().ids() if found.startswith(incomplete))
     except TikvBrError:
         return []

@@ -86,8 +86,8 @@ def compare_leaf(a: Side, b: ClusterSide, span: Span, names: int) -> tuple[Count
         return counts, found[:names]
     settled, expiring = settle(found, a, b)
     kinds = [difference.kind for difference in settled]
-    numbers = (kinds.count(kind) for kind in (Kind.ONLY_A, Kind.ONLY_B, Kind.VALUE))
-    return Counts(*numbers, counts.expiring + expiring), settled[:names]
+    only_a, only_b, value = (kinds.count(kind) for kind in (Kind.ONLY_A, Kind.ONLY_B, Kind.VALUE))
+    return Counts(only_a, only_b, value, counts.expiring + expiring), settled[:names]
 
 
 def _as_recorded(job: DiffJob, unit: Unit, answer: Answer) -> bool:
