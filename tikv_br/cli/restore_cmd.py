@@ -83,6 +83,10 @@ def restore_raw(
         Literal["ingest", "put"],
         typer.Option("--mode", help="Stores take in whole files, or rows are put one by one."),
     ] = "ingest",
+    via: Annotated[
+        Literal["auto", "stores", "upload"],
+        typer.Option("--via", help="Stores fetch files themselves, or are sent them from here where they cannot."),
+    ] = "auto",
     restamp: Annotated[
         bool,
         typer.Option("--restamp", help="Give rows newer than the target's TSO a timestamp of the target (API V2)."),
@@ -173,7 +177,7 @@ def restore_raw(
     )
     from tikv_br.cluster.config import ClusterConfig
     from tikv_br.restore.inspect import FileCheck
-    from tikv_br.restore.options import Mode, RestoreOptions
+    from tikv_br.restore.options import Mode, RestoreOptions, Via
     from tikv_br.restore.run import restore
     from tikv_br.spark.executor import ExecutorOptions
 
@@ -185,6 +189,7 @@ def restore_raw(
         to_keyspace=to_keyspace,
         rewrite_prefix=_parse_rewrite(rewrite_prefix, key_form),
         mode=Mode(mode),
+        via=Via(via),
         restamp=restamp,
         import_mode=import_mode,
         concurrency=concurrency,

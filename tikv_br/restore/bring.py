@@ -6,7 +6,9 @@ from collections.abc import Callable
 from functools import partial
 
 from tikv_br.restore.context import RestoreContext
-from tikv_br.restore.ingest import IngestJob, ingest_part
+from tikv_br.restore.ingest import ingest_part
+from tikv_br.restore.job import IngestJob
+from tikv_br.restore.options import RestoreOptions, Via
 from tikv_br.restore.plan import Brought, FilePart
 from tikv_br.restore.put import PutJob, put_part
 from tikv_br.spark.executor import run_tasks
@@ -17,17 +19,25 @@ from tikv_br.storage.backend import to_backend, to_cipher_info
 def ingest(context: RestoreContext) -> None:
     """Have the stores fetch and take in every part."""
     options, backup = context.options, context.backup
-    backend = to_backend(options.storage, send_credentials=options.send_credentials)
     job = IngestJob(
         cluster=options.cluster,
         api_version=backup.api_version,
-        backend=backend.SerializeToString(),
+        store=backup.store,
+        via=options.via,
+        backend=_backend(options),
         cipher_info=to_cipher_info(options.storage).SerializeToString(),
         slow_seconds=_slow_seconds(context),
         new_timestamp=context.restamp_ts,
         record=context.record,
     )
     _run(context, partial(ingest_part, job))
+
+
+def _backend(options: RestoreOptions) -> bytes:
+    """Where stores are told to read, unless they need not."""
+    if options.via is Via.UPLOAD:
+        return b""
+    return to_backend(options.storage, send_credentials=options.send_credentials).SerializeToString()
 
 
 def _slow_seconds(context: RestoreContext) -> float:

@@ -9,7 +9,7 @@ from tikv_br.errors import UsageError
 from tikv_br.proof.ranges import codec_of
 from tikv_br.proof.rewrite import UNCHANGED, Rewrite, stores_can
 from tikv_br.restore.context import RestoreContext
-from tikv_br.restore.options import Mode
+from tikv_br.restore.options import Mode, Via
 from tikv_br.restore.plan import RestorePlan, Wanted, choose_parts, split_keys
 
 
@@ -66,10 +66,11 @@ def _keyspace(context: RestoreContext) -> KeyCodec | None:
 def _rewrite(context: RestoreContext, source: KeyCodec, target: KeyCodec) -> Rewrite:
     old, new = context.options.rewrite_prefix
     rewrite = Rewrite(source.rpc_key(old), target.rpc_key(new))
-    if context.options.mode is Mode.INGEST and not stores_can(source.api_version, rewrite):
+    by_stores = context.options.mode is Mode.INGEST and context.options.via is not Via.UPLOAD
+    if by_stores and not stores_can(source.api_version, rewrite):
         raise UsageError(
             f"--rewrite-prefix: in API V2 stores can only put a prefix of {len(new)} bytes in the place of one of "
             f"{len(old)} where the lengths are equal or differ by a multiple of 8",
-            hint="Choose another prefix, or say --mode put.",
+            hint="Choose another prefix, or say --via upload or --mode put.",
         )
     return rewrite

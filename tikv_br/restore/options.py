@@ -23,6 +23,17 @@ class Mode(enum.StrEnum):
     """Rows are read here and written as by any client, with timestamps of their own."""
 
 
+class Via(enum.StrEnum):
+    """How files that are ingested get to the stores."""
+
+    STORES = "stores"
+    """Each store fetches them itself."""
+    UPLOAD = "upload"
+    """They are read here and sent: the stores need no access to the storage."""
+    AUTO = "auto"
+    """`STORES`, and `UPLOAD` for a file that stores cannot find, or may not read."""
+
+
 @dataclass(frozen=True, slots=True)
 class RestoreOptions:
     """One restore. Keys are user keys; an empty end is no end."""
@@ -31,6 +42,7 @@ class RestoreOptions:
     storage: StorageLocation
     start: bytes = b""
     end: bytes = b""
+    via: Via = Via.AUTO
     to_keyspace: str = ""
     """Id or name of the keyspace that the rows are to be in (API V2); ``""`` = where they were."""
     rewrite_prefix: tuple[bytes, bytes] = (b"", b"")

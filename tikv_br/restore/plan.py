@@ -53,6 +53,8 @@ class Brought(NamedTuple):
     """Rows."""
     expired: int = 0
     """Rows that were left out."""
+    uploaded: int = 0
+    """Files that were sent to stores from here."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,6 +41,8 @@ class RestoreSummary:
     """Into which files were ingested, each counted once a file."""
     expired_kvs: int
     """Rows that were not put because they had expired; 0 for an ingest, which brings them in, to be seen by nobody."""
+    uploaded_files: int
+    """Of `files`, how many were sent to the stores from here."""
     restamp_ts: int
     """The timestamp that all rows got; 0 = they kept their own, or were put."""
     cluster_id: int
@@ -85,6 +87,7 @@ def restore(
         resumed_files=context.resumed_files,
         regions=context.brought.regions,
         expired_kvs=context.brought.expired,
+        uploaded_files=context.brought.uploaded,
         restamp_ts=context.restamp_ts,
         cluster_id=context.info.cluster_id,
         dry_run=options.dry_run,

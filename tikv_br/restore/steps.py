@@ -31,7 +31,7 @@ from tikv_br.restore.choose import plan, work_out
 from tikv_br.restore.context import RestoreContext
 from tikv_br.restore.import_mode import enter_import_mode, leave_import_mode, put_back
 from tikv_br.restore.inspect import inspect_files
-from tikv_br.restore.options import Mode, RestoreOptions
+from tikv_br.restore.options import Mode, RestoreOptions, Via
 from tikv_br.restore.plan import split_keys
 from tikv_br.restore.resume import begin, find_unfinished, finish, may_hold_rows
 from tikv_br.steps import Line, Step
@@ -86,10 +86,11 @@ def read_backup(context: RestoreContext) -> None:
 
 def check_fit(context: RestoreContext) -> None:
     """Refuse a backup in another encoding than the cluster's, files that it cannot take in, a checksum it cannot give."""
-    if context.options.mode is Mode.INGEST and context.backup.file_kind is not FileKind.SST:
+    by_stores = context.options.mode is Mode.INGEST and context.options.via is not Via.UPLOAD
+    if by_stores and context.backup.file_kind is not FileKind.SST:
         raise BackupUnsupported(
             "stores take in SSTs only, and the backup's files are Parquet",
-            hint="Say --mode put: rows are read here and written as by any client, with timestamps of their own.",
+            hint="Say --via upload, which makes SSTs of them here, or --mode put, which writes rows as any client does.",
         )
     check_same_encoding(context.backup.api_version, context.info)
     if context.options.checksum:

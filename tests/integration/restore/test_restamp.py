@@ -16,7 +16,7 @@ from tikv_br.backup.options import BackupOptions
 from tikv_br.backup.run import backup
 from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.errors import TimestampAheadOfTso
-from tikv_br.restore.options import RestoreOptions
+from tikv_br.restore.options import RestoreOptions, Via
 from tikv_br.restore.run import restore
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import StorageLocation, parse
@@ -35,10 +35,10 @@ def ahead(tmp_path_factory: pytest.TempPathFactory) -> StorageLocation:
         return backed_up(live, folder / "backup")
 
 
-def backed_up(live: LiveCluster, folder: Path, keyspace: str = "") -> StorageLocation:
+def backed_up(live: LiveCluster, folder: Path, *keyspaces: str) -> StorageLocation:
     """A backup by the stores, which shows every timestamp."""
     location = parse(f"local://{folder}")
-    backup(BackupOptions(cluster=live.config, storage=location, keyspace=keyspace, safe_interval=0.0, engine="store"))
+    backup(BackupOptions(cluster=live.config, storage=location, keyspaces=keyspaces, safe_interval=0.0, engine="store"))
     return location
 
 
@@ -65,9 +65,10 @@ def test_rows_of_the_future_are_refused_or_stamped(ahead: StorageLocation, targe
     assert summary.restamp_ts in timestamps(backed_up(target, tmp_path / "again"))
 
 
-def test_stamped_rows_can_move_too(ahead: StorageLocation, target: LiveCluster, tmp_path: Path) -> None:
-    """One rule of the stores does both: new prefix and new timestamp."""
-    summary = restore(RestoreOptions(cluster=target.config, storage=ahead, restamp=True, to_keyspace="7"))
+@pytest.mark.parametrize("via", [Via.STORES, Via.UPLOAD])
+def test_stamped_rows_can_move_too(ahead: StorageLocation, target: LiveCluster, tmp_path: Path, via: Via) -> None:
+    """New prefix and new timestamp at once, by one rule of the stores or in what is sent to them."""
+    summary = restore(RestoreOptions(cluster=target.config, storage=ahead, via=via, restamp=True, to_keyspace="7"))
     assert summary.verified
     assert rows_of(target, 7) == ROWS
     assert timestamps(backed_up(target, tmp_path / "again", "7")) == {summary.restamp_ts}
