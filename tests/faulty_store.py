@@ -56,6 +56,10 @@ class FaultyStore(ObjectStore):
         """Pass on."""
         return self._inner.list(folder)
 
+    def sweep(self, folder: str = "", *, deep: bool = False) -> None:
+        """Pass on."""
+        self._inner.sweep(folder, deep=deep)
+
     def open_writer(self, name: str) -> Writer:
         """Pass on."""
         return self._inner.open_writer(name)

@@ -25,11 +25,14 @@ The tree (indentation = inheritance; the number is the exit code)::
         StorageConflict              25   an object that must not exist does
       BackupSetError
         BackupPathInUse              30   the path holds a backup, or one is being written there
+          LeaseHeld                  38   another run holds the path just now
         BackupNotFound               31   no finished backup at the path
         BackupDamaged                32   a file is missing, cut, altered or not what the backup says
         BackupUnsupported            33   a backup of a kind we cannot restore
         CoverageError                34   the files of a backup do not cover its range exactly
         CrypterMismatch              35   a backup is encrypted, and not with the given key
+        LeaseLost                    36   the path went to another run while we wrote
+        ResumeRefused                37   the unfinished run at the path was begun with other parameters
       RestoreError
         TargetNotEmpty               40   the target range already holds data
         ChecksumMismatch             41   the cluster's data differ from the backup's
@@ -236,6 +239,14 @@ class BackupPathInUse(BackupSetError):
     default_hint = "Use an empty path for each backup."
 
 
+class LeaseHeld(BackupPathInUse):
+    """Another run holds the path just now."""
+
+    exit_code = 38
+    default_hint = "Wait for it with --lock-wait; `tikv-br unlock` ends the lease of a run that is no more."
+    retryable = True
+
+
 class BackupNotFound(BackupSetError):
     """No finished backup at the path."""
 
@@ -269,6 +280,20 @@ class CrypterMismatch(BackupSetError):
 
     exit_code = 35
     default_hint = "Say --crypter.key-file, with the key that the backup was made with."
+
+
+class LeaseLost(BackupSetError):
+    """The path went to another run, or could not be kept, while we wrote."""
+
+    exit_code = 36
+    default_hint = "See who holds it with `tikv-br unlock`; nothing of it was removed. Then run the same command again."
+
+
+class ResumeRefused(BackupSetError):
+    """The unfinished run at the path cannot be gone on with."""
+
+    exit_code = 37
+    default_hint = "Say --no-resume to remove what it left and start anew."
 
 
 class RestoreError(TikvBrError):

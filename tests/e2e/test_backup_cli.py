@@ -123,7 +123,7 @@ def test_people_get_the_go_tools_words(live: LiveCluster, tmp_path: Path) -> Non
     assert done.returncode == 0, done.stderr
     assert "Raw backup success summary" in done.stdout
     assert f"total-kv           {ROWS:,}" in done.stdout
-    assert "step 1/11: check the input" in done.stderr
+    assert "step 1/14: check the input" in done.stderr
 
 
 def test_the_stores_write_where_timestamps_must_be_kept(v2: LiveCluster, tmp_path: Path) -> None:
@@ -342,7 +342,7 @@ def test_a_terminated_backup_leaves_nothing(engine: str, executor: str, live: Li
             assert process.poll() is None
             assert time.monotonic() < deadline
             time.sleep(0.1)
-        assert files_at(place) == ["backup.lock"]
+        assert "backup.lock" in files_at(place)
         process.send_signal(signal.SIGTERM)
         output, _ = process.communicate(timeout=60)
     finally:

@@ -28,6 +28,11 @@ class DeadlyStore(FaultyStore):
         self._count()
         return super().put(name, data)
 
+    def put_if_absent(self, name: str, data: bytes) -> ObjectInfo:
+        """Count and pass on."""
+        self._count()
+        return super().put_if_absent(name, data)
+
     def delete(self, name: str) -> None:
         """Count and pass on."""
         self._count()

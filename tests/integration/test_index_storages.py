@@ -30,6 +30,8 @@ from tikv_br.storage.url import parse
 ROOT = Path(__file__).resolve().parents[2]
 Roots = Callable[[], str]
 MANY = 1000
+CHANGES = 16
+"""Writes and deletions of a prune that removes one sample backup."""
 
 
 @pytest.fixture(scope="module", params=["local", "moto", "versitygw"])
@@ -98,7 +100,7 @@ def test_concurrent_backups_never_lose_each_other(roots: Roots) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("step", range(13))
+@pytest.mark.parametrize("step", range(CHANGES + 1))
 def test_killed_between_any_two_changes(roots: Roots, step: int) -> None:
     """SIGKILL before each change of a prune: what is kept is whole at once, and the next prune leaves no trace."""
     if "127.0.0.1" in roots() and step % 3:
@@ -114,7 +116,7 @@ def test_killed_between_any_two_changes(roots: Roots, step: int) -> None:
         check=False,
         timeout=60,
     )
-    assert killed.returncode == (-9 if step < 12 else 0)
+    assert killed.returncode == (-9 if step < CHANGES else 0)
     index = index_of(url)
     new = BackupSet.open(index.store_of("new"))
     for file in new.files:

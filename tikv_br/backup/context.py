@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tikv_br import run_id
 from tikv_br.backup.convert import Conversion
@@ -13,12 +13,14 @@ from tikv_br.backup.plan import Interval
 from tikv_br.backup.task import PhaseSeconds, TaskResult
 from tikv_br.backupset.backup_set import BackupWriter
 from tikv_br.backupset.coverage import KeyRange
+from tikv_br.backupset.lease import PathLease
 from tikv_br.backupset.ledger import LedgerEntry
+from tikv_br.backupset.lock import PathState
 from tikv_br.backupset.manifest import Manifest
 from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.safepoint import SafePointKeeper
 from tikv_br.cluster.topology import ClusterInfo
-from tikv_br.progress_events import Reporter, silent
+from tikv_br.progress_events import Event, Reporter, silent
 from tikv_br.storage.base import ObjectStore
 
 
@@ -38,13 +40,19 @@ class BackupContext:
     source_ranges: tuple[KeyRange, ...] = ()  # check the cluster
     store: ObjectStore = field(init=False)  # check the storage
     writer: BackupWriter = field(init=False)  # take the path
-    owns_path: bool = False  # take the path; over with commit
-    backup_ts: int = 0  # protect
+    lease: PathLease | None = None  # take the path; over with tidy up
+    path_state: PathState = PathState.FREE  # check the storage, take the path
+    owns_work: bool = False  # take the path, find earlier work: whether what lies there is of this run
+    begun_by: str = ""  # find earlier work: the run that this one goes on with
+    resumed: int = 0  # find earlier work: intervals that earlier runs have done
+    spoiled: bool = False  # copy, compare checksums: whether no later run can go on with the work
+    kept: bool | None = None  # the end of a failed run: whether its work is left for the next
+    backup_ts: int = 0  # find earlier work, protect
     keeper: SafePointKeeper | None = None  # protect
     plan: list[Interval] = field(default_factory=list)  # plan
-    entries: list[LedgerEntry] = field(default_factory=list)  # copy
+    entries: list[LedgerEntry] = field(default_factory=list)  # find earlier work, copy
     task_seconds: PhaseSeconds = field(default_factory=PhaseSeconds)  # copy
-    manifest: Manifest | None = None  # commit
+    manifest: Manifest | None = None  # find earlier work, commit
 
     @property
     def target_ranges(self) -> tuple[KeyRange, ...]:
@@ -56,13 +64,32 @@ class BackupContext:
         """Whether rows may expire."""
         return self.conversion.source.has_ttl and not self.options.assume_no_ttl
 
-    def check_protected(self) -> None:
-        """Raise `SafePointError` when GC is no longer held back."""
-        if self.keeper is not None:
+    @property
+    def first_run(self) -> str:
+        """The run under whose id PD holds the safe point."""
+        return self.begun_by or self.run_id
+
+    def set_backup_ts(self, backup_ts: int) -> None:
+        """Settle backup-ts, with which the scan engine writes rows; 0 = none."""
+        self.backup_ts = backup_ts
+        if backup_ts:
+            self.conversion = replace(self.conversion, ts=backup_ts)
+
+    def check_held(self) -> None:
+        """Raise `LeaseLost` when the path is another's by now, `SafePointError` when GC is no longer held back."""
+        if self.lease is not None:
+            self.lease.check()
+        if self.keeper is not None and self.keeper.lost is not None:
+            self.spoiled = self.keeper.passed
             self.keeper.check()
+
+    def report(self, event: Event) -> None:
+        """Tell the reporter, and look on each occasion whether the work still makes sense."""
+        self.check_held()
+        self.reporter(event)
 
     def took(self, result: TaskResult) -> None:
         """Book a task's result."""
         self.entries.append(result.entry)
         self.task_seconds.add(result.seconds)
-        self.check_protected()
+        self.check_held()

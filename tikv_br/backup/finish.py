@@ -5,13 +5,11 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 
 from formats.checksum import Checksum
-from tikv_br import __version__
 from tikv_br.backup.context import BackupContext
 from tikv_br.backup.convert import user_range
-from tikv_br.backup.scope import keyspaces_of
+from tikv_br.backup.describe import describe
 from tikv_br.backupset import coverage, index, layout
 from tikv_br.backupset.ledger import LedgerEntry
-from tikv_br.backupset.manifest import Description
 from tikv_br.errors import ChecksumMismatch, ClusterError, CoverageError, SafePointError
 
 CHECKSUM_THREADS = 16
@@ -35,21 +33,26 @@ def compare_checksums(context: BackupContext) -> None:
         codec = context.conversion.of(entry.interval).source
         found = context.cluster.raw(codec.keyspace_id).checksum(*user_range(codec, entry.interval))
         if found != entry.source:
+            context.spoiled = True
             raise _mismatch(entry, found)
 
     with ThreadPoolExecutor(CHECKSUM_THREADS, thread_name_prefix="checksum") as pool:
         try:
             for _ in pool.map(compare, context.entries):
-                context.check_protected()
+                context.check_held()
         finally:
             pool.shutdown(cancel_futures=True)
 
 
 def commit(context: BackupContext) -> None:
     """Make what the tasks wrote a backup, and enter it in the index of the folder that it lies in."""
-    context.check_protected()
-    context.manifest = context.writer.commit(_describe(context), context.entries)
-    context.owns_path = False
+    context.check_held()
+    if context.lease is not None:
+        context.lease.confirm()
+    if context.manifest is None:
+        context.manifest = context.writer.commit(describe(context), context.entries)
+    else:
+        context.writer.tidy(context.manifest)
     index.enter(context.options.storage, context.manifest)
 
 
@@ -64,29 +67,6 @@ def settle_safe_point(context: BackupContext) -> None:
             f"the backup is complete, but nothing holds GC back from its backup-ts: {error.message}",
             hint="The backup can be restored; a tail can follow it only if GC has not passed its backup-ts by then.",
         ) from None
-
-
-def _describe(context: BackupContext) -> Description:
-    conversion, ranges = context.conversion, context.target_ranges
-    return Description(
-        tool_version=__version__,
-        engine=context.engine.name,
-        engine_reason=context.engine.reason,
-        file_format=context.options.file_kind.value,
-        compression=context.options.compression.label,
-        cluster_id=context.info.cluster_id,
-        cluster_version=context.info.version,
-        api_version=conversion.source,
-        dst_api_version=conversion.target,
-        source_ranges=context.source_ranges,
-        ranges=ranges,
-        keyspaces=keyspaces_of(conversion.target, ranges),
-        backup_ts=context.backup_ts,
-        parent="",
-        storage=context.options.storage.redacted(),
-        encryption=context.options.storage.crypter.method,
-        started_ms=context.started_ms,
-    )
 
 
 def _mismatch(entry: LedgerEntry, found: Checksum) -> ChecksumMismatch:

@@ -58,6 +58,10 @@ class BackupOptions:
     engine: EngineKind = "auto"
     executor: ExecutorChoice = "auto"
     spark_master: str = "local[*]"
+    lock_wait: float = 0.0
+    """How long to wait for a path that another run holds."""
+    no_resume: bool = False
+    """Whether to remove what an unfinished run has left at the path, instead of going on with it."""
     dry_run: bool = False
 
     def check(self) -> None:

@@ -6,7 +6,8 @@ the range exactly, whatever the list of regions looks like. 100,000 regions cost
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from formats.errors import DamagedBytes
@@ -64,6 +65,13 @@ def plan_intervals(
         count += 1
     intervals.append(Interval(opened, end, size, count))
     return intervals
+
+
+def overlapping(regions: Sequence[RegionSize], start: bytes, end: bytes) -> Sequence[RegionSize]:
+    """Those of adjoining regions, in order, that overlap physical range ``[start, end)``; ``end`` ``b""`` = unbounded."""
+    first = max(bisect_right(regions, start, key=lambda region: region.start) - 1, 0)
+    last = bisect_left(regions, end, key=lambda region: region.start) if end else len(regions)
+    return regions[first:last]
 
 
 def _cut_at(bound: bytes, codec: KeyCodec) -> bytes:

@@ -9,8 +9,11 @@ from tikv_br.backup.context import BackupContext
 from tikv_br.backup.options import BackupOptions
 from tikv_br.backup.plan import Interval
 from tikv_br.backup.steps import backup_steps
+from tikv_br.errors import BackupSetError, TikvBrError
 from tikv_br.progress_events import Reporter, silent
 from tikv_br.steps import run_steps
+
+KEPT = "What was done is kept: the same command goes on from there, `tikv-br abort` removes it."
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +39,10 @@ class BackupSummary:
     files: int
     ranges: int
     """Intervals, each the work of one task."""
+    resumed_ranges: int
+    """Those of them that earlier runs had done."""
+    resumed_run: str
+    """The run that began; ``""`` = this one."""
     vanished_kvs: int
     """Rows left out because they had gone when their TTL was asked for."""
     dropped_ttls: int
@@ -63,7 +70,12 @@ def backup(options: BackupOptions, reporter: Reporter = silent) -> BackupReport:
     """Back up a cluster. Raises a `TikvBrError`; returns only when the backup is complete, or planned in a dry run."""
     began = time.monotonic()
     context = BackupContext(options, reporter)
-    timings = run_steps(backup_steps(options), context, reporter)
+    try:
+        timings = run_steps(backup_steps(options), context, reporter)
+    except TikvBrError as error:
+        if context.kept:
+            error.hint = KEPT if isinstance(error, BackupSetError) else f"{error.hint} {KEPT}"
+        raise
     return BackupReport(_summarize(context, time.monotonic() - began, timings), context.plan)
 
 
@@ -84,7 +96,9 @@ def _summarize(context: BackupContext, seconds: float, timings: dict[str, float]
         engine_reason=context.engine.reason,
         executor=context.engine.executor,
         files=len(context.manifest.files) if context.manifest is not None else 0,
-        ranges=len(context.plan),
+        ranges=sums.tasks if sums else len(context.plan),
+        resumed_ranges=context.resumed,
+        resumed_run=context.begun_by,
         vanished_kvs=sum(entry.vanished for entry in context.entries),
         dropped_ttls=sum(entry.dropped_ttls for entry in context.entries),
         dropped_tombstones=sum(entry.dropped_tombstones for entry in context.entries),

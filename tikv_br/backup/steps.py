@@ -1,30 +1,29 @@
 """A backup as a runbook: each step is one line of it, and takes back what it did when a later one fails.
 
-Nothing of a failed backup stays: not in the storage, not in PD. A backup that is complete is never removed, also when
-what follows its commit fails.
+What tasks of a failed backup have done stays for the next run at the path, unless no run could go on with it; else nothing
+stays, neither in the storage nor in PD. A backup that is complete is never removed, also when what follows its commit fails.
 """
 
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
+from collections.abc import Callable
 
 from formats.api_version import ApiVersion
-from tikv_br.backup import finish, scope, work
+from tikv_br.backup import finish, path, scope, work
 from tikv_br.backup.backup_ts import choose_backup_ts, keep_safe
 from tikv_br.backup.context import BackupContext
 from tikv_br.backup.conversion import BACKUP_TS, CHECKSUM, CONVERSION, Loss, require_conversion, require_feature
 from tikv_br.backup.convert import CONVERTED_TS, Conversion
 from tikv_br.backup.engine import choose_engine
 from tikv_br.backup.options import BackupOptions
-from tikv_br.backupset import lock
-from tikv_br.backupset.backup_set import BackupWriter
 from tikv_br.cluster import safepoint
+from tikv_br.cluster.safepoint import SafePointKeeper
 from tikv_br.cluster.shared import shared_cluster
+from tikv_br.errors import SafePointError
 from tikv_br.progress_events import Notice
 from tikv_br.spark.session import check_java
 from tikv_br.steps import Line, Step
-from tikv_br.storage.open import open_store
 
 log = logging.getLogger(__name__)
 
@@ -35,21 +34,24 @@ def backup_steps(options: BackupOptions) -> list[Step[BackupContext]]:
         Line("check the input", check_input),
         Line("connect", connect),
         Line("check the cluster", check_cluster),
-        Line("check the storage", check_storage),
+        Line("check the storage", path.check_storage),
     ]
-    plan = Line("plan", work.plan)
+    find, plan = Line("find earlier work", path.find_earlier_work), Line("plan", _unless_complete(work.plan))
     if options.dry_run:
-        return [*checks, plan]
-    compare = [Line("compare checksums", finish.compare_checksums)] if options.checksum else []
+        return [*checks, find, plan]
+    compare = [Line("compare checksums", _unless_complete(finish.compare_checksums))] if options.checksum else []
     return [
         *checks,
-        Line("take the path", take_path, give_path_back),
+        Line("take the path", path.take_path, path.give_path_back),
+        find,
         Line("protect from GC", protect, unprotect),
+        Line("record the run", path.record_run),
         plan,
-        Line("copy", work.copy),
-        Line("prove coverage", finish.prove_coverage),
+        Line("copy", _unless_complete(work.copy)),
+        Line("prove coverage", _unless_complete(finish.prove_coverage)),
         *compare,
         Line("commit", finish.commit),
+        Line("tidy up", path.tidy_up),
         Line("hand over the safe point", finish.settle_safe_point),
     ]
 
@@ -91,40 +93,48 @@ def check_cluster(context: BackupContext) -> None:
         )
 
 
-def check_storage(context: BackupContext) -> None:
-    """Refuse a path that is in use."""
-    context.store = open_store(context.options.storage)
-    lock.check_path_free(context.store)
-
-
-def take_path(context: BackupContext) -> None:
-    """Make the path this run's own; also proves that it can be written."""
-    context.writer = BackupWriter.create(context.store)
-    context.owns_path = True
-
-
-def give_path_back(context: BackupContext) -> None:
-    """Remove all that this run wrote, unless it has become a backup."""
-    if context.owns_path:
-        context.writer.discard()
-
-
 def protect(context: BackupContext) -> None:
     """Choose backup-ts and hold GC back from it, where the cluster has timestamps."""
     if context.info.api_version is not ApiVersion.V2:
         return
     options = context.options
-    context.backup_ts = choose_backup_ts(context.cluster, options.safe_interval)
-    context.conversion = replace(context.conversion, ts=context.backup_ts)
-    context.keeper = keep_safe(context.cluster, context.run_id, context.backup_ts, options.gc_ttl)
-    context.keeper.start()
+    if not context.backup_ts:
+        context.set_backup_ts(choose_backup_ts(context.cluster, options.safe_interval))
+    context.keeper = keep_safe(context.cluster, context.first_run, context.backup_ts, options.gc_ttl)
+    if context.manifest is None:
+        _hold(context, context.keeper)
 
 
 def unprotect(context: BackupContext) -> None:
-    """Let GC go on."""
-    if context.keeper is not None:
-        context.keeper.stop()
-        safepoint.release(context.cluster.pd, context.keeper.service_id)
+    """Let GC go on, or hold it back for a while where the next run can go on with the work."""
+    keeper = context.keeper
+    if keeper is None:
+        return
+    if path.keeps_work(context) and keeper.lost is None:
+        keeper.leave_for(context.options.gc_ttl)
+    else:
+        keeper.stop()
+        safepoint.release(context.cluster.pd, keeper.service_id)
+
+
+def _hold(context: BackupContext, keeper: SafePointKeeper) -> None:
+    """Raises `SafePointError`, with a way out where it is an earlier run's backup-ts that GC has passed."""
+    try:
+        keeper.start()
+    except SafePointError as error:
+        if context.begun_by:
+            error.hint = "A run from then cannot be gone on with: --no-resume removes what it left and starts anew."
+        raise
+
+
+def _unless_complete(action: Callable[[BackupContext], None]) -> Callable[[BackupContext], None]:
+    """Leave out what an earlier run has done, where it was broken off after its commit."""
+
+    def act(context: BackupContext) -> None:
+        if context.manifest is None:
+            action(context)
+
+    return act
 
 
 def _check_executor(context: BackupContext) -> None:

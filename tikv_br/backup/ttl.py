@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import grpc
 import numpy as np
@@ -27,7 +27,18 @@ from tikv_br.errors import ClusterError
 IN_FLIGHT = 256
 """Requests under way at once; each is a few hundred bytes."""
 
-_Pending: TypeAlias = "grpc.Future[kvrpcpb_pb2.RawGetKeyTTLResponse]"
+_Answer: TypeAlias = "grpc.Future[kvrpcpb_pb2.RawGetKeyTTLResponse]"
+
+
+class _Asked(NamedTuple):
+    """A request under way."""
+
+    row: int
+    key: bytes
+    at: int
+    """When it was sent, in seconds since the epoch."""
+    answer: _Answer | None
+    """None when not even its store is known."""
 
 
 class PdClock:
@@ -59,24 +70,23 @@ class TtlFetcher:
         Raises `ClusterError` when a key's request fails for good.
         """
         expire_ts, there = np.zeros(len(keys), np.uint64), np.ones(len(keys), np.bool_)
-        pending: deque[tuple[int, bytes, _Pending | None]] = deque()
+        pending: deque[_Asked] = deque()
 
         def take_first() -> None:
-            row, key, future = pending.popleft()
-            remaining = self._remaining(key, future)
-            there[row] = remaining is not None
-            expire_ts[row] = self._clock.now() + remaining if remaining else 0
+            asked = pending.popleft()
+            expiry = self._expiry(asked)
+            there[asked.row] = expiry is not None
+            expire_ts[asked.row] = expiry or 0
 
         for row, key in enumerate(keys.to_pylist()):
-            pending.append((row, key, self._send(key)))
+            pending.append(_Asked(row, key, self._clock.now(), self._send(key)))
             if len(pending) >= IN_FLIGHT:
                 take_first()
         while pending:
             take_first()
         return expire_ts, there
 
-    def _send(self, key: bytes) -> _Pending | None:
-        """The request under way; None when not even its store is known."""
+    def _send(self, key: bytes) -> _Answer | None:
         try:
             region = self._region_of(key)
             store = self._cluster.store(region.leader.store_id)
@@ -86,17 +96,22 @@ class TtlFetcher:
         request = kvrpcpb_pb2.RawGetKeyTTLRequest(context=context, key=key)
         return store.kv.RawGetKeyTTL.future(request, timeout=self._cluster.config.request_timeout)
 
-    def _remaining(self, key: bytes, future: _Pending | None) -> int | None:
-        """Seconds left, 0 for never, None for no such key; asked again, with all the retries, where the first try failed."""
+    def _expiry(self, asked: _Asked) -> int | None:
+        """0 for never, None for no such key; asked again, with all the retries, where the first try failed.
+
+        What is left of a TTL counts from the sending: the store read its clock later, so no expiry is ever too late.
+        """
         try:
-            if future is not None:
-                answer = future.result()
+            if asked.answer is not None:
+                answer = asked.answer.result()
                 if not answer.HasField("region_error") and not answer.error:
-                    return None if answer.not_found else answer.ttl
+                    return None if answer.not_found else _from(asked.at, answer.ttl)
         except grpc.RpcError:
             pass
         self._region = None
-        return self._raw.get_ttl(self._raw.codec.user_key(key))
+        at = self._clock.now()
+        left = self._raw.get_ttl(self._raw.codec.user_key(asked.key))
+        return None if left is None else _from(at, left)
 
     def _region_of(self, key: bytes) -> Region:
         """The key's region; asked of the cache only when the keys have left the last one."""
@@ -108,3 +123,7 @@ class TtlFetcher:
             except DamagedBytes:  # a bound that is no key: trust it for this key only
                 self._region_end = key + b"\0"
         return self._region
+
+
+def _from(moment: int, left: int) -> int:
+    return moment + left if left else 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -10,12 +10,13 @@ from formats.keys import KeyCodec
 from formats.sst.compression import Compression
 from tikv_br.backup.context import BackupContext
 from tikv_br.backup.options import BackupOptions
-from tikv_br.backup.plan import RegionSize, plan_intervals, task_bytes
+from tikv_br.backup.plan import RegionSize, overlapping, plan_intervals, task_bytes
 from tikv_br.backup.rewrite import Rewriter
 from tikv_br.backup.row_writer import FileForm
 from tikv_br.backup.scan_task import ScanJob, run_scan_task
 from tikv_br.backup.store_task import StoreJob, run_store_task
 from tikv_br.backup.task import Task, TaskResult
+from tikv_br.backupset.coverage import KeyRange, missing
 from tikv_br.cluster import pd_http
 from tikv_br.cluster.cluster import Cluster
 from tikv_br.spark.executor import ExecutorOptions, for_steering, run_tasks
@@ -30,17 +31,19 @@ UNKNOWN_REGION_BYTES = 96 << 20
 
 
 def plan(context: BackupContext) -> None:
-    """Cut the ranges into tasks of about equal bytes, by PD's estimates."""
+    """Cut what is left to do into tasks of about equal bytes, by PD's estimates."""
     codec, sizes = KeyCodec(context.conversion.source), context.cluster.pd_http.region_sizes()
-    parts = [
-        (whole, list(region_sizes(context.cluster, sizes, codec.bound(whole.start), codec.bound(whole.end))))
-        for whole in context.source_ranges
-    ]
+    done = [entry.interval for entry in context.entries]
+    parts: list[tuple[KeyRange, Sequence[RegionSize]]] = []
+    for whole in context.source_ranges:
+        if holes := missing(whole, done):
+            regions = list(region_sizes(context.cluster, sizes, codec.bound(whole.start), codec.bound(whole.end)))
+            parts += [(hole, overlapping(regions, codec.bound(hole.start), codec.bound(hole.end))) for hole in holes]
+    if not parts:
+        return
     wanted = task_bytes(sum(region.size for _, regions in parts for region in regions), context.engine.slots)
     context.plan = [
-        interval
-        for whole, regions in parts
-        for interval in plan_intervals(regions, codec, whole.start, whole.end, wanted)
+        interval for hole, regions in parts for interval in plan_intervals(regions, codec, hole.start, hole.end, wanted)
     ]
     # A rate limit is kept exactly where all tasks share one process, and no hurry is needed then.
     if context.engine.steers and context.options.executor == "auto" and not context.options.rate_limit:
@@ -64,6 +67,8 @@ def region_sizes(
 def copy(context: BackupContext) -> None:
     """Have every interval copied. Raises the first error that a task ends with."""
     options, engine = context.options, context.engine
+    if not context.plan:
+        return
     tasks = [Task(interval.start, interval.end) for interval in context.plan]
     run_tasks(
         tasks,
@@ -75,7 +80,7 @@ def copy(context: BackupContext) -> None:
         ),
         on_result=context.took,
         name_of=str,
-        reporter=context.reporter,
+        reporter=context.report,
         expected_task_bytes=sum(interval.size for interval in context.plan) // len(tasks),
     )
 

@@ -10,7 +10,7 @@ import contextlib
 import hashlib
 import logging
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from formats.api_version import ApiVersion
@@ -31,7 +31,7 @@ from tikv_br.errors import (
     StorageError,
     StorageObjectMissing,
 )
-from tikv_br.storage.base import ObjectStore
+from tikv_br.storage.base import ObjectStore, exists
 from tikv_br.storage.crypter import PLAIN
 from tikv_br.storage.open import open_store
 
@@ -39,16 +39,17 @@ log = logging.getLogger(__name__)
 
 
 class BackupWriter:
-    """A backup under way at a path that is this run's alone."""
+    """A backup under way at a path that is this run's alone, by its lease."""
 
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
 
     @classmethod
     def create(cls, store: ObjectStore) -> BackupWriter:
-        """Take the path. Raises `BackupPathInUse` when it holds a backup or a part of one."""
-        lock.check_path_free(store)
-        lock.acquire(store)
+        """Begin at an empty path. Raises `BackupPathInUse` when it holds a backup or a part of one."""
+        if lock.survey(store) is not lock.PathState.FREE:
+            raise BackupPathInUse(f"at {store.location} a backup was broken off")
+        lock.put(store)
         return cls(store)
 
     def commit(
@@ -59,7 +60,7 @@ class BackupWriter:
         """Prove that the entries cover the source ranges and that their files are there, then make it a backup.
 
         Raises `CoverageError`, `BackupDamaged` for a file that is not there as recorded, `BackupPathInUse` when there is
-        another `backupmeta` by now. May be repeated after an error. Removes the ledger and the files of failed attempts.
+        another `backupmeta` by now. May be repeated after an error. Then tidies up.
         """
         done = ledger.one_an_interval(entries)
         files = _present_files(self._store, _proven_files(description, done))
@@ -84,18 +85,47 @@ class BackupWriter:
         )
         self._store.put(layout.MANIFEST, manifest.dump(made, crypter))
         self._publish(data)
-        self._remove_leftovers(files)
+        self.tidy(made)
         return made
 
-    def discard(self) -> None:
-        """Remove all that was written, the lock last. Refuses (`BackupPathInUse`) a backup that is complete."""
-        names = [info.name for info in self._store.list()]
-        if layout.META in names:
+    def tidy(self, made: Manifest) -> None:
+        """Remove what the run has left beside the backup; what cannot be removed is an untidiness, not a failure."""
+        try:
+            ledger.remove_entries(self._store)
+            self.remove_files_but({file.name for file in made.files})
+            self._sweep()
+        except StorageError as error:
+            log.warning("some leftovers of the backup stay in the storage: %s", error.message)
+
+    def remove_files_but(self, wanted: Collection[str]) -> None:
+        """Remove the data files of failed attempts, and of tasks that nobody waited for."""
+        for info in list(self._store.list()):
+            if layout.is_data(info.name) and info.name not in wanted:
+                self._store.delete(info.name)
+
+    def discard(self) -> int:
+        """Remove all that unfinished runs have left, the lock last; how many objects there were.
+
+        Refuses (`BackupPathInUse`) a complete backup, and what is not of this tool.
+        """
+        if exists(self._store, layout.META):
             raise BackupPathInUse(f"{self._store.location} holds a complete backup, which is not removed")
-        for name in names:
-            if FileKind.of(name) or name.startswith(f"{layout.FOLDER}/"):
-                self._store.delete(name)
-        lock.release(self._store)
+        if lock.survey(self._store) is lock.PathState.FREE:
+            return 0
+        names = [info.name for info in self._store.list()]
+        gone = [name for name in names if layout.is_data(name) or layout.is_record(name)]
+        # Broken off half-way, it leaves a run that has done less, and can be gone on with.
+        for name in sorted(gone, key=lambda name: (name == layout.RUN, not name.startswith(layout.LEDGER))):
+            self._store.delete(name)
+        self._sweep()
+        lock.remove(self._store)
+        return len(gone)
+
+    def _sweep(self) -> None:
+        for folder in ("", layout.FOLDER):
+            self._store.sweep(folder)
+        for folder in (layout.LEDGER, *layout.DATA_FOLDERS):
+            self._store.sweep(folder, deep=True)
 
     def _publish(self, data: bytes) -> None:
         try:
@@ -103,17 +133,6 @@ class BackupWriter:
         except StorageConflict:
             if self._store.get(layout.META) != data:  # else an answer got lost, and it is ours
                 raise BackupPathInUse(f"another run has finished a backup at {self._store.location}") from None
-
-    def _remove_leftovers(self, files: Sequence[FileEntry]) -> None:
-        """The backup is complete: what cannot be removed is an untidiness, not a failure."""
-        wanted = {file.name for file in files}
-        try:
-            ledger.remove_entries(self._store)
-            for info in list(self._store.list()):
-                if FileKind.of(info.name) and info.name not in wanted:
-                    self._store.delete(info.name)
-        except StorageError as error:
-            log.warning("some leftovers of the backup stay in the storage: %s", error.message)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,9 +17,29 @@ LEDGER = f"{FOLDER}/ledger"
 """Folder of what tasks have done; gone after the commit."""
 RESTORE = f"{FOLDER}/restore"
 """Folder of what unfinished restores have written down."""
+LEASE = f"{FOLDER}/lease"
+"""Folder of who holds the path; gone when nobody does."""
+RUN = f"{FOLDER}/run.json"
+"""What the run under way is; gone when it is a backup, or nothing."""
 SST_FOLDER = "sst"
+DATA_FOLDERS = tuple(kind.value for kind in FileKind)
 _ENDINGS = {FileKind.SST: "_default.sst", FileKind.PARQUET: ".parquet"}
 """The Go tool takes the column family from the name of an SST, not from its record."""
+
+
+def is_data(name: str) -> bool:
+    """Whether an object is a data file of a run of ours, by its place."""
+    return name.partition("/")[0] in DATA_FOLDERS
+
+
+def is_record(name: str) -> bool:
+    """Whether an object is one that only this tool reads, but for a lease."""
+    return name.startswith(f"{FOLDER}/") and not name.startswith(f"{LEASE}/")
+
+
+def is_part(name: str) -> bool:
+    """Whether an object is a part of some backup: a path with one is not free. A lease is none."""
+    return is_record(name) or (not name.startswith(f"{FOLDER}/") and FileKind.of(name) is not None)
 
 
 def interval_id(interval: KeyRange) -> str:
@@ -41,3 +61,8 @@ def store_folder(interval: KeyRange, attempt: str) -> str:
 def ledger_name(interval: KeyRange, attempt: str) -> str:
     """Name of the record that an attempt leaves when it has done its interval."""
     return f"{LEDGER}/{interval_id(interval)}-{attempt}.json"
+
+
+def lease_name(number: int) -> str:
+    """Name of a lease's object."""
+    return f"{LEASE}/{number:08d}.json"

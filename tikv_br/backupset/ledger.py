@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from formats.checksum import Checksum
@@ -57,7 +57,22 @@ def one_an_interval(entries: Iterable[LedgerEntry]) -> list[LedgerEntry]:
     return list(chosen.values())
 
 
-def remove_entries(store: ObjectStore) -> None:
-    """Delete the ledger. Idempotent."""
+def sound(entries: Iterable[LedgerEntry], sizes: Mapping[str, int]) -> list[LedgerEntry]:
+    """Entries to go on from: all their files are there in their size (``sizes`` by name), and no two share a key.
+
+    Intervals may overlap where a task of a run that was killed ended after the next run had planned anew.
+    """
+    chosen: list[LedgerEntry] = []
+    for entry in one_an_interval(entries):
+        follows = not chosen or (bool(chosen[-1].end) and chosen[-1].end <= entry.start)
+        if follows and all(sizes.get(file.name) == file.size for file in entry.files):
+            chosen.append(entry)
+    return chosen
+
+
+def remove_entries(store: ObjectStore, but: Iterable[LedgerEntry] = ()) -> None:
+    """Delete the ledger, or all of it ``but`` some entries. Idempotent."""
+    kept = {layout.ledger_name(entry.interval, entry.attempt) for entry in but}
     for info in list(store.list(layout.LEDGER)):
-        store.delete(info.name)
+        if info.name not in kept:
+            store.delete(info.name)

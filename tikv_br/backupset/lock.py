@@ -1,51 +1,72 @@
-"""Whose path it is: the reminder object of the Go tool's family, taken by one run only.
+"""What lies at a path: nothing, a run that was broken off, or a backup; and ``backup.lock``, which reminds others of it.
 
-The lock stays when the backup is done, as the Go tool's does. A lease with owner and expiry it is not.
+The lock is the Go tool's: it begins nothing where one lies. It stays when the backup is done. Whose the path is just now
+says the lease, `tikv_br.backupset.lease`.
 """
 
 from __future__ import annotations
 
+import enum
+import re
+
 from tikv_br.backupset import layout
-from tikv_br.backupset.files import FileKind
-from tikv_br.errors import BackupPathInUse, StorageConflict, StorageError
+from tikv_br.errors import BackupPathInUse, StorageConflict, StorageObjectMissing
 from tikv_br.storage.base import ObjectStore, exists
 
 LOCK_TEXT = b"DO NOT DELETE\nA backup is being written here, or is complete; give every backup a path of its own.\n"
 
+_OURS = re.compile(rf"(?:{'|'.join(layout.DATA_FOLDERS)})/[0-9a-f]{{16}}_[0-9a-f]{{16}}[/_].+")
+"""A data file of a task, by a name that nobody else gives."""
 
-def check_path_free(store: ObjectStore) -> None:
-    """Raise `BackupPathInUse` when there is a backup at the place, or a part of one. Other objects do not matter."""
+
+class PathState(enum.Enum):
+    """What of ours lies at a path."""
+
+    FREE = enum.auto()
+    UNFINISHED = enum.auto()
+    """A run has begun here and made no backup."""
+    COMMITTED = enum.auto()
+    """A complete backup, whose run was broken off while it tidied up."""
+    REMAINS = enum.auto()
+    """Files that stores finished after their run had ended and its path was emptied."""
+
+
+def survey(store: ObjectStore) -> PathState:
+    """What lies there. Raises `BackupPathInUse` for a backup, also of others, or a part of one; other objects do not matter."""
     if exists(store, layout.META):
+        if exists(store, layout.RUN):
+            return PathState.COMMITTED
         raise BackupPathInUse(f"{store.location} holds a backup already")
-    for info in store.list():
-        if info.name == layout.LOCK:
-            raise BackupPathInUse(f"at {store.location} a backup is being written, or was broken off")
-        if FileKind.of(info.name) or info.name.startswith(f"{layout.FOLDER}/"):
-            raise BackupPathInUse(f"{store.location} holds {info.name}, a part of another backup")
+    text = _lock_text(store)
+    if text == LOCK_TEXT:
+        return PathState.UNFINISHED
+    if text:
+        raise BackupPathInUse(
+            f"at {store.location} another tool writes a backup, or one is being removed",
+            hint="See what backup.lock says; `tikv-br prune` finishes removals.",
+        )
+    parts = [info.name for info in store.list() if layout.is_part(info.name)]
+    for name in parts:
+        if not _OURS.fullmatch(name):
+            raise BackupPathInUse(f"{store.location} holds {name}, a part of another backup")
+    return PathState.REMAINS if parts else PathState.FREE
 
 
-def acquire(store: ObjectStore) -> None:
-    """Take the path. Raises `BackupPathInUse` when another run was faster, `StorageError` when locks do not work there."""
+def put(store: ObjectStore) -> None:
+    """Mark the path. Raises `BackupPathInUse` when another run was faster."""
     try:
         store.put_if_absent(layout.LOCK, LOCK_TEXT)
     except StorageConflict:
         raise BackupPathInUse(f"another run has just begun a backup at {store.location}") from None
-    _prove_exclusion(store)
 
 
-def release(store: ObjectStore) -> None:
-    """Give the path back. Idempotent."""
+def remove(store: ObjectStore) -> None:
+    """Take the mark away. Idempotent."""
     store.delete(layout.LOCK)
 
 
-def _prove_exclusion(store: ObjectStore) -> None:
-    """Some servers ignore the condition of a conditional request and overwrite: no lock holds there."""
+def _lock_text(store: ObjectStore) -> bytes:
     try:
-        store.put_if_absent(layout.LOCK, LOCK_TEXT)
-    except StorageConflict:
-        return
-    release(store)
-    raise StorageError(
-        f"{store.location} ignores conditional writes (If-None-Match), without which two runs could mix one backup",
-        hint="Use a storage that honours them: Amazon S3, MinIO, Ceph from Squid, versitygw, a local directory.",
-    )
+        return store.get(layout.LOCK)
+    except StorageObjectMissing:
+        return b""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -10,7 +11,9 @@ from tikv_br.backupset.index import THREADS, Index, Listed
 from tikv_br.backupset.index_entry import IndexEntry
 from tikv_br.backupset.removal import Removal, begun, finish_begun, remove
 from tikv_br.backupset.retention import Candidate, Policy, reasons_to_keep
-from tikv_br.errors import BackupSetError
+from tikv_br.errors import BackupSetError, LeaseHeld
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +82,11 @@ def carry_out(
     Broken off, also by a `StorageError`, it is finished by another prune. ``on_removed`` is told id and path of each.
     """
     for removal in wanted.begun:
-        if finish_begun(index, removal):
-            on_removed(removal.id, removal.path)
+        try:
+            if finish_begun(index, removal):
+                on_removed(removal.id, removal.path)
+        except LeaseHeld as error:
+            log.warning("the removal of %s is left to another prune: %s", removal.path, error.message)
     failed: list[tuple[IndexEntry, BackupSetError]] = []
     for entry in wanted.to_remove:
         try:

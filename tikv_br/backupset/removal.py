@@ -1,8 +1,9 @@
 """Removing a complete backup, so that it may be broken off anywhere and finished by the next run.
 
-In this order, the reverse of writing: a mark in the index that names all that will go; ``backup.lock`` rewritten, so that it
-tells this removal from a later run at the same path; ``backupmeta``, and it is no backup any more; the manifest; the files;
-the lock; the index entry; the mark. Only what the backup's own records name is deleted, and what lies in ``tikv-br/``.
+Under the path's lease, and in this order, the reverse of writing: a mark in the index that names all that will go;
+``backup.lock`` rewritten, so that it tells this removal from a later run at the same path; ``backupmeta``, and it is no backup
+any more; the manifest; the files; the lock; the index entry; the mark. Only what the backup's own records name is deleted,
+and what lies in ``tikv-br/``.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from tikv_br.backupset import index_entry, layout, sealed_json
+from tikv_br.backupset import index_entry, layout, lease, sealed_json
 from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.backupset.index import THREADS, Index, pin_name, removal_name
 from tikv_br.backupset.index_entry import IndexEntry
@@ -39,17 +40,19 @@ def remove(index: Index, entry: IndexEntry) -> bool:
     """Remove a backup; False when it was pinned at the last moment, and is still whole.
 
     Raises `BackupNotFound` when there is none at its path or another one, `BackupDamaged` or `BackupUnsupported` when its
-    records do not say which files are its own; nothing is removed then. After a `StorageError` call `finish_begun`.
+    records do not say which files are its own, `LeaseHeld` while another command works there; nothing is removed then. After a `StorageError` call `finish_begun`.
     """
     store = index.store_of(entry.path)
-    removal = _plan(store, entry)
-    index.root.put(removal_name(entry.id), sealed_json.dump(removal))
-    if exists(index.root, pin_name(entry.id)):
-        index.root.delete(removal_name(entry.id))
-        return False
-    store.put(layout.LOCK, removal.lock_text)
-    store.delete(layout.META)
-    _finish(index, store, removal)
+    with lease.acquire(store, "prune"):
+        removal = _plan(store, entry)
+        index.root.put(removal_name(entry.id), sealed_json.dump(removal))
+        if exists(index.root, pin_name(entry.id)):
+            index.root.delete(removal_name(entry.id))
+            return False
+        store.put(layout.LOCK, removal.lock_text)
+        store.delete(layout.META)
+        _remove_objects(store, removal)
+    _forget(index, removal)
     return True
 
 
@@ -68,12 +71,17 @@ def begun(index: Index) -> list[Removal]:
 
 
 def finish_begun(index: Index, removal: Removal) -> bool:
-    """Go on with a removal that was broken off; False when there still, or again, is a backup, which is left alone."""
+    """Go on with a removal that was broken off; False when there still, or again, is a backup, which is left alone.
+
+    Raises `LeaseHeld` while another command works at its path.
+    """
     store = index.store_of(removal.path)
-    if exists(store, layout.META):
-        index.root.delete(removal_name(removal.id))
-        return False
-    _finish(index, store, removal)
+    with lease.acquire(store, "prune"):
+        if exists(store, layout.META):
+            index.root.delete(removal_name(removal.id))
+            return False
+        _remove_objects(store, removal)
+    _forget(index, removal)
     return True
 
 
@@ -83,7 +91,7 @@ def _plan(store: ObjectStore, entry: IndexEntry) -> Removal:
         raise BackupNotFound(
             f"at {store.location} lies another backup than the index says", hint="Run `tikv-br list --rebuild`."
         )
-    names = [info.name for info in store.list(layout.FOLDER)]
+    names = [info.name for info in store.list(layout.FOLDER) if layout.is_part(info.name)]
     records = sorted(names, key=lambda name: (name != layout.MANIFEST, name))
     return Removal(entry.id, entry.path, tuple(records), tuple(file.name for file in backup.files))
 
@@ -94,7 +102,7 @@ def _entry_id(store: ObjectStore, backup: BackupSet, entry: IndexEntry) -> str:
     return index_entry.entry_of_foreign(entry.path, backup, store.get(layout.META), 0).id
 
 
-def _finish(index: Index, store: ObjectStore, removal: Removal) -> None:
+def _remove_objects(store: ObjectStore, removal: Removal) -> None:
     """All that follows the deletion of `backupmeta`. Objects that are gone already do not matter."""
     if _owns_path(store, removal):
         for name in removal.records:
@@ -105,14 +113,18 @@ def _finish(index: Index, store: ObjectStore, removal: Removal) -> None:
                     pass
             finally:
                 pool.shutdown(cancel_futures=True)
-    if _owns_path(store, removal):
-        index.root.delete(f"{removal.path}/{layout.LOCK}")  # from the root, which also removes an empty directory
+        store.delete(layout.LOCK)
+
+
+def _forget(index: Index, removal: Removal) -> None:
+    """Nothing is left but the directory, which a deletion by the root takes along if it is empty, whatever the name."""
+    index.root.delete(f"{removal.path}/{layout.LOCK}.gone")
     index.forget(removal.id)
     index.root.delete(removal_name(removal.id))
 
 
 def _owns_path(store: ObjectStore, removal: Removal) -> bool:
-    """Whether nobody else has begun anything at the path: the lock goes last, and another run takes it first."""
+    """Whether nobody else has begun anything at the path since: the lock goes last, and another run takes it first."""
     try:
         return store.get(layout.LOCK) == removal.lock_text
     except StorageObjectMissing:

@@ -24,6 +24,8 @@ from tikv_br.cli.backup_options import (
     FormatOption,
     GcTtlOption,
     KeyspacesOption,
+    LockWaitOption,
+    NoResumeOption,
     RangesOption,
     SafeIntervalOption,
     SendCredentialsOption,
@@ -118,6 +120,8 @@ def backup_raw(
     crypter_key_file: CrypterKeyFileOption = "",
     executor: ExecutorOption = "auto",
     spark_master: SparkMasterOption = "local[*]",
+    lock_wait: LockWaitOption = 0.0,
+    no_resume: NoResumeOption = False,
     dry_run: DryRunOption = False,
     output: OutputOption = OutputForm.CONSOLE,
 ) -> None:
@@ -166,6 +170,8 @@ def backup_raw(
         engine=engine,
         executor=executor,
         spark_master=spark_master,
+        lock_wait=lock_wait,
+        no_resume=no_resume,
         dry_run=dry_run,
     )
     out = Output(output)
@@ -241,7 +247,7 @@ def _text(summary: BackupSummary) -> str:
         ("total-kv-size", human_bytes(summary.total_bytes)),
         ("average-speed", f"{human_bytes(summary.average_speed)}/s"),
         ("backup-data-size", human_bytes(summary.backup_size)),
-        ("total-ranges", f"{summary.ranges:,}"),
+        ("total-ranges", _ranges(summary)),
         ("files", f"{summary.files:,}"),
         ("backup-ts", str(summary.backup_ts) if summary.backup_ts else "none (the cluster has no timestamps)"),
         ("engine", f"{summary.engine} ({summary.engine_reason})"),
@@ -257,3 +263,8 @@ def _lost(summary: BackupSummary) -> str:
     """What the conversion cost; empty where it cost nothing that can be counted."""
     counts = ((summary.dropped_ttls, "expiries"), (summary.dropped_tombstones, "tombstones"))
     return ", ".join(f"{count:,} {what}" for count, what in counts if count)
+
+
+def _ranges(summary: BackupSummary) -> str:
+    earlier = f" ({summary.resumed_ranges:,} by an earlier run)" if summary.resumed_ranges else ""
+    return f"{summary.ranges:,}{earlier}"

@@ -111,3 +111,16 @@ ChecksumOption = Annotated[
 AssumeNoTtlOption = Annotated[
     bool, typer.Option("--assume-no-ttl", help="Take it that no key expires, instead of finding out for each.")
 ]
+LockWaitOption = Annotated[
+    float,
+    typer.Option(
+        "--lock-wait",
+        parser=parse_duration,
+        metavar="TIME",
+        help="How long to wait for a path that another run holds.",
+    ),
+]
+NoResumeOption = Annotated[
+    bool,
+    typer.Option("--no-resume", help="Remove what an unfinished run left at the path, instead of going on with it."),
+]

@@ -63,6 +63,12 @@ class Commands(LazyGroup):
         "prune": LazyCommand(
             "tikv_br.cli.prune_cmd", "Remove the backups that no rule keeps, for each cluster and range by itself."
         ),
+        "abort": LazyCommand(
+            "tikv_br.cli.abort_cmd", "Remove what an unfinished backup has left at a path; never a finished one."
+        ),
+        "unlock": LazyCommand(
+            "tikv_br.cli.unlock_cmd", "End the lease of a run that is no more, and say whose it was."
+        ),
         "raw": LazyCommand("tikv_br.cli.raw_cmd", "Read and write single keys and ranges of a RawKV cluster."),
         "playground": LazyCommand("tikv_br.cli.playground_cmd", "Run a development cluster on this machine."),
         "config": LazyCommand(

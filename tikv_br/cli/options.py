@@ -75,6 +75,12 @@ PdOption = Annotated[
         help="PD's address, or several of one cluster: host:port,… or once each.",
     ),
 ]
+OptionalPdOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--pd", "-u", envvar="TIKV_BR_PD", metavar="ADDRESS", help="PD's address, to release the safe point too."
+    ),
+]
 CaOption = Annotated[
     str | None,
     typer.Option("--ca", envvar="TIKV_BR_CA", metavar="FILE", help="Certificate of the authority (PEM); turns TLS on."),

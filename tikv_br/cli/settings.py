@@ -30,6 +30,7 @@ FLAGS_ONLY = frozenset(
         "allow-overwrite",
         "config",
         "confirm",
+        "force",
         "help",
         "install-completion",
         "repair",

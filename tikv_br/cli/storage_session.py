@@ -53,7 +53,15 @@ class StorageSession:
 
 def storage_command(command: Callable[Concatenate[StorageSession, ...], None]) -> Callable[..., None]:
     """Make a function whose first parameter is a `StorageSession` a command with the storage's options in its place."""
+    return _command(command, RootOption)
 
+
+def path_command(command: Callable[Concatenate[StorageSession, ...], None]) -> Callable[..., None]:
+    """The same for a command whose ``--storage`` is the place of one backup."""
+    return _command(command, options.StorageOption)
+
+
+def _command(command: Callable[Concatenate[StorageSession, ...], None], place: object) -> Callable[..., None]:
     @functools.wraps(command)
     def run(**kwargs: Any) -> None:  # noqa: ANN401 - typer passes what the signature below says
         output = Output(kwargs.pop("output"))
@@ -64,7 +72,10 @@ def storage_command(command: Callable[Concatenate[StorageSession, ...], None]) -
 
     signature = inspect.signature(command, eval_str=True)
     own = list(signature.parameters.values())[1:]
-    shared = list(inspect.signature(_storage_options, eval_str=True).parameters.values())
+    shared = [
+        parameter.replace(annotation=place) if parameter.name == "storage" else parameter
+        for parameter in inspect.signature(_storage_options, eval_str=True).parameters.values()
+    ]
     parameters = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in [*own, *shared]]
     run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}

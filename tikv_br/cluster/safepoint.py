@@ -56,6 +56,8 @@ class SafePointKeeper:
         self.safe_point = safe_point
         self.lost: SafePointError | None = None
         """Why the safe point no longer holds; None while it does."""
+        self.passed = False
+        """Whether it is known that GC has passed it."""
         self._pd = pd
         self._ttl = ttl_seconds
         self._clock = clock
@@ -105,7 +107,7 @@ class SafePointKeeper:
             try:
                 self._renew(self._ttl)
             except SafePointError as error:
-                self.lost = error
+                self.lost, self.passed = error, True
             except ClusterError as error:
                 if self._clock() > self._held_until:
                     self.lost = SafePointError(

@@ -97,6 +97,13 @@ class ObjectStore(Protocol):
     def delete(self, name: str) -> None:
         """Remove an object; no error when there is none."""
 
+    def sweep(self, folder: str = "", *, deep: bool = False) -> None:
+        """Remove what killed writers have left directly in ``folder``, or with ``deep`` anywhere below it, that `list` does not show.
+
+        With ``deep`` also empty directories. Nobody may be writing there. S3 has nothing of the kind but unfinished uploads, which
+        a rule of the bucket should end.
+        """
+
     def open_writer(self, name: str) -> Writer:
         """Begin a large object (up to 78 GiB on S3)."""
 

@@ -102,6 +102,17 @@ class LocalObjectStore(ObjectStore):
                 if parent != Path():
                     (self._root / parent).rmdir()
 
+    def sweep(self, folder: str = "", *, deep: bool = False) -> None:
+        """See `ObjectStore.sweep`."""
+        top = self._path(folder) if folder else self._root
+        for directory in [Path(path) for path, _folders, _files in os.walk(top, topdown=False)] if deep else [top]:
+            for temporary in directory.glob(f"{TEMPORARY_PREFIX}*"):
+                with _writing(temporary):
+                    temporary.unlink(missing_ok=True)
+            if deep:
+                with suppress(OSError):  # not empty
+                    directory.rmdir()
+
     def open_writer(self, name: str) -> Writer:
         """See `ObjectStore.open_writer`."""
         return _LocalWriter(self._path(name), name, publish=_rename)

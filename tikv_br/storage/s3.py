@@ -116,6 +116,9 @@ class S3ObjectStore(ObjectStore):
                 if failure_of(error).code not in {"", "NoSuchKey"}:
                     raise
 
+    def sweep(self, folder: str = "", *, deep: bool = False) -> None:
+        """See `ObjectStore.sweep`."""
+
     def open_writer(self, name: str) -> Writer:
         """See `ObjectStore.open_writer`."""
         with self._request("write", name) as store:

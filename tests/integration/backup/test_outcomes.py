@@ -24,6 +24,7 @@ from tikv_br.errors import (
     ChecksumMismatch,
     ConversionUnsupported,
     CoverageError,
+    LeaseHeld,
     SafePointError,
     TikvBrError,
     UsageError,
@@ -147,13 +148,15 @@ def shorten(pattern: str) -> Callable[[Path], object]:
 def test_what_goes_missing_before_the_commit_is_noticed(
     act: Callable[[Path], object], error: type[TikvBrError], clusters: Clusters, options: Options
 ) -> None:
-    """A record or a file that is gone or cut makes no backup, and all that was written is removed."""
+    """A record or a file that is gone or cut makes no backup; the same command does again what was lost."""
     live = clusters(V1)
     load(live, {b"k%d" % number: b"v" for number in range(100)})
     wanted = options(live)
     with pytest.raises(error):
         backup(wanted, tamper("copy", act, wanted.storage.path))
-    assert files_at(wanted.storage.path) == []
+    assert "backupmeta" not in files_at(wanted.storage.path)
+    assert backup(wanted).summary.total_kvs == live.raw().checksum().total_kvs
+    BackupSet.open(open_store(wanted.storage))
 
 
 def test_checksum_finds_a_write_after_the_scan(clusters: Clusters, options: Options) -> None:
@@ -184,11 +187,11 @@ def test_another_backup_at_the_path_is_left_alone(clusters: Clusters, options: O
     def start_another() -> None:
         try:
             backup(under_way)
-        except BackupPathInUse as error:
+        except LeaseHeld as error:
             inner.append(type(error))
 
     backup(under_way, when(StepStarted, "copy", start_another))
-    assert inner == [BackupPathInUse]
+    assert inner == [LeaseHeld]
     assert "backupmeta" in files_at(under_way.storage.path)
 
 

@@ -4,12 +4,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.faulty_store import FaultyStore
 from tikv_br.backupset import lock
-from tikv_br.errors import BackupPathInUse, StorageError
-from tikv_br.storage.base import ObjectInfo, ObjectStore
+from tikv_br.backupset.lock import PathState
+from tikv_br.errors import BackupPathInUse
+from tikv_br.storage.base import ObjectStore
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import parse
+
+LATE_FILE = f"sst/{'0a' * 8}_{'1b' * 8}/0/4/17_default.sst"
+"""As a store of ours writes it."""
 
 
 @pytest.fixture
@@ -22,50 +25,49 @@ def store(tmp_path: Path) -> ObjectStore:
     ("name", "sentence"),
     [
         ("backupmeta", "holds a backup already"),
-        ("backup.lock", "is being written, or was broken off"),
+        ("backup.lock", "another tool writes a backup"),
         ("1/4_2_default.sst", r"holds 1/4_2_default\.sst"),
         ("tikv-br/manifest.json", "a part of another backup"),
         ("tikv-br/ledger/x-1.json", "a part of another backup"),
+        ("tikv-br/run.json", "a part of another backup"),
         ("older/sst/x_default.sst", "a part of another backup"),
+        (f"older/{LATE_FILE}", "a part of another backup"),
     ],
 )
 def test_path_in_use(store: ObjectStore, name: str, sentence: str) -> None:
-    """A backup, a lock, or any piece of another backup makes a path unfit, and the message says which."""
+    """A backup, a lock of others, or any piece of another backup makes a path unfit, and the message says which."""
     store.put(name, b"x")
     with pytest.raises(BackupPathInUse, match=sentence):
-        lock.check_path_free(store)
+        lock.survey(store)
 
 
 def test_other_objects_do_not_matter(store: ObjectStore) -> None:
-    """Files that belong to no backup leave a path free, as with the Go tool."""
+    """Files that belong to no backup leave a path free, as with the Go tool; so does a lease."""
     store.put("README.txt", b"x")
     store.put("notes/backupmeta.txt", b"x")
-    lock.check_path_free(store)
+    store.put("tikv-br/lease/00000001.json", b"x")
+    assert lock.survey(store) is PathState.FREE
 
 
-def test_lock_is_taken_once(store: ObjectStore) -> None:
-    """The second run is refused until the first has given the path back; the text has the two lines of its kind."""
-    lock.acquire(store)
+def test_what_ours_leave_is_known(store: ObjectStore) -> None:
+    """A late file alone, a run that was broken off, and a backup whose run had not tidied up."""
+    store.put(LATE_FILE, b"x")
+    assert lock.survey(store) is PathState.REMAINS
+    lock.put(store)
+    assert lock.survey(store) is PathState.UNFINISHED
+    store.put("tikv-br/run.json", b"x")
+    store.put("backupmeta", b"x")
+    assert lock.survey(store) is PathState.COMMITTED
+
+
+def test_lock_is_put_once(store: ObjectStore) -> None:
+    """The second is refused until the first is gone; the text has the two lines of its kind."""
+    lock.put(store)
     with pytest.raises(BackupPathInUse, match="another run"):
-        lock.acquire(store)
+        lock.put(store)
     first, second, rest = store.get("backup.lock").split(b"\n")
     assert (first, rest) == (b"DO NOT DELETE", b"")
     assert second
     for _twice in range(2):
-        lock.release(store)
-    lock.acquire(store)
-
-
-class _CarelessStore(FaultyStore):
-    """A server that ignores If-None-Match, as some S3 servers do."""
-
-    def put_if_absent(self, name: str, data: bytes) -> ObjectInfo:
-        """Overwrite."""
-        return self.put(name, data)
-
-
-def test_storage_without_conditional_writes_is_refused(store: ObjectStore) -> None:
-    """Where a lock would lock nothing out, we say so before a single file is written, and leave nothing."""
-    with pytest.raises(StorageError, match="ignores conditional writes"):
-        lock.acquire(_CarelessStore(store, ""))
-    assert list(store.list()) == []
+        lock.remove(store)
+    lock.put(store)

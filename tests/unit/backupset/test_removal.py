@@ -9,7 +9,7 @@ import pytest
 
 from tests.faulty_store import FaultyStore
 from tests.unit.backupset.shelves import index_at, make_backup, make_foreign, names, shelve
-from tikv_br.backupset import index_entry, layout, sealed_json
+from tikv_br.backupset import index_entry, layout, lease, sealed_json
 from tikv_br.backupset.backup_set import BackupSet, BackupWriter
 from tikv_br.backupset.index import Index, entry_name, pin_name, removal_name
 from tikv_br.backupset.prune import carry_out, plan
@@ -19,14 +19,16 @@ from tikv_br.errors import (
     BackupDamaged,
     BackupNotFound,
     BackupPathInUse,
+    LeaseHeld,
     StorageUnreachable,
 )
 from tikv_br.storage.base import ObjectInfo, ObjectStore
 from tikv_br.storage.open import open_store
 
 LAST = Policy(last=1)
-STEPS = 10
-"""Changes that removing one sample backup makes: mark, lock, meta, manifest, three files, lock, pin, entry, mark."""
+STEPS = 15
+"""Writes that removing one sample backup takes: lease (2), mark, lock, meta, manifest, three files, lock, lease, folder, pin,
+entry, mark."""
 
 
 class Journal(FaultyStore):
@@ -96,12 +98,14 @@ def test_order_is_the_reverse_of_writing(index: Index) -> None:
     ]
     assert sorted(changes[4:7]) == sorted(f"delete {file.name}" for file in files)
     assert changes[7:] == [
-        "delete a/backup.lock",
+        "delete backup.lock",
+        "delete tikv-br/lease/00000001.json",
+        "delete a/backup.lock.gone",
         f"delete {pin_name(entry.id)}",
         f"delete {entry_name(entry.id)}",
         f"delete {removal_name(entry.id)}",
     ]
-    assert len(changes) == STEPS + 1
+    assert len(changes) == STEPS - 2
 
 
 @pytest.mark.parametrize("sign", ["a", "b"])
@@ -126,7 +130,7 @@ def test_broken_off_anywhere_and_run_again(index: Index, step: int, sign: str) -
     make_backup(index.root.location.child("old"))
 
 
-@pytest.mark.parametrize("step", range(3, STEPS + 1))
+@pytest.mark.parametrize("step", range(5, STEPS + 1))
 def test_new_backup_at_the_path_of_a_broken_off_removal_is_safe(index: Index, step: int) -> None:
     """Wherever a new backup may begin at the path, finishing the old removal harms neither it nor, later, its files."""
     shelve(index, "a", 0)
@@ -140,7 +144,8 @@ def test_new_backup_at_the_path_of_a_broken_off_removal_is_safe(index: Index, st
         return
     store = open_store(location)
     store.put("tikv-br/manifest.json", b"of the new one")
-    before = {name: store.get(name) for name in names(store)}
+    parts = {name for name in names(store) if not name.startswith("tikv-br/lease/")}
+    before = {name: store.get(name) for name in parts}
     assert layout.LOCK in before
     prune(index)
     assert {name: store.get(name) for name in names(store)} == before
@@ -150,7 +155,7 @@ def test_complete_backup_is_not_finished_off(index: Index) -> None:
     """A mark beside a whole backup, as a broken-off prune or an older one left it, removes nothing; policy decides anew."""
     entry = shelve(index, "a")
     with pytest.raises(StorageUnreachable):
-        remove(JournalIndex(index.root, "..b"), entry)
+        remove(JournalIndex(index.root, "....b"), entry)
     (removal,) = begun(index)
     assert not finish_begun(index, removal)
     assert BackupSet.open(index.store_of("a")).files
@@ -178,7 +183,7 @@ def test_backup_under_removal_cannot_be_pinned(index: Index) -> None:
     """The mark is written first: a pin that comes later learns that it is too late."""
     entry = shelve(index, "a")
     with pytest.raises(StorageUnreachable):
-        remove(JournalIndex(index.root, "...b"), entry)
+        remove(JournalIndex(index.root, ".....b"), entry)
     with pytest.raises(BackupNotFound, match="being removed"):
         index.pin(entry)
     assert [(each.pinned, each.removing) for each in index.read()] == [(False, True)]
@@ -276,3 +281,23 @@ def test_mark_cannot_lead_out_of_the_root(index: Index) -> None:
     index.root.put(removal_name("0" * 16), sealed_json.dump(Removal("0" * 16, "../outside", (), ("x",))))
     with pytest.raises(BackupDamaged, match="no name of an object"):
         begun(index)
+
+
+def test_path_that_a_run_works_at_is_left_to_it(index: Index) -> None:
+    """A living lease keeps prune away from a backup and from the rest of a removal; all else is done."""
+    old = shelve(index, "old", 0)
+    shelve(index, "older", 0)
+    shelve(index, "new", 1)
+    wanted = plan(index, LAST)
+    with lease.acquire(index.store_of("old"), "backup"):
+        ((entry, error),) = carry_out(index, wanted)
+        assert (entry.id, type(error)) == (old.id, LeaseHeld)
+        assert BackupSet.open(index.store_of("old")).files
+    assert sorted(paths(index)) == ["new", "old"]
+    with pytest.raises(StorageUnreachable):
+        prune(JournalIndex(index.root, "....." + "b"))
+    with lease.acquire(index.store_of("old"), "backup"):
+        prune(index)
+        assert [removal.path for removal in begun(index)] == ["old"]
+    prune(index)
+    assert paths(index) == ["new"]

@@ -1,0 +1,225 @@
+"""A path is one run's alone: whatever dies, sleeps, races or is broken."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.faulty_store import FaultyStore
+from tikv_br.backupset import layout, lease, sealed_json
+from tikv_br.backupset.lease import Lease, PathLease, acquire, break_lease, newest
+from tikv_br.backupset.owner import Owner
+from tikv_br.errors import LeaseHeld, LeaseLost, StorageError, StorageUnreachable
+from tikv_br.storage.base import ObjectInfo, ObjectStore
+from tikv_br.storage.open import open_store
+from tikv_br.storage.url import parse
+
+OFTEN = 0.03
+"""Seconds between renewals of a lease that is to be renewed within a test."""
+ELSEWHERE = Owner("elsewhere", "another machine", 1, 1)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> ObjectStore:
+    """A directory."""
+    return open_store(parse(str(tmp_path)))
+
+
+def leave(store: ObjectStore, owner: Owner, seconds: float, number: int = 1) -> None:
+    """Leave a lease of another that ends in so many seconds."""
+    left = Lease("f" * 16, owner, "backup", int((time.time() + seconds) * 1000))
+    store.put(layout.lease_name(number), sealed_json.dump(left))
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Wait for something that must come."""
+    end = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def until_lost(held: PathLease) -> LeaseLost:
+    """Wait for the loss of a lease."""
+    until(lambda: held.lost is not None)
+    with pytest.raises(LeaseLost) as raised:
+        held.check()
+    return raised.value
+
+
+def test_path_is_held_by_one(store: ObjectStore) -> None:
+    """A second run is told who holds it; given back, the path is free and nothing stays."""
+    with acquire(store, "backup") as held:
+        held.check()
+        with pytest.raises(LeaseHeld, match=rf"backup by process {os.getpid()} on .*, for \d+ s more"):
+            acquire(store, "backup")
+        with pytest.raises(LeaseHeld):
+            lease.check_free(store)
+    assert list(store.list()) == []
+    acquire(store, "backup").release()
+
+
+def test_one_of_many_gets_a_path(store: ObjectStore) -> None:
+    """However many begin at once, at a path that is free or whose lease is over, one gets it."""
+    for _round in range(5):
+
+        def begin(_number: int) -> PathLease | None:
+            try:
+                return acquire(store, "backup")
+            except LeaseHeld:
+                return None
+
+        with ThreadPoolExecutor(6) as pool:
+            taken = [held for held in pool.map(begin, range(6)) if held is not None]
+        assert len(taken) == 1
+        taken[0].release()
+        leave(store, ELSEWHERE, -60)
+
+
+def test_waiting_run_gets_the_path_when_it_is_given_back(store: ObjectStore) -> None:
+    """It is told once for whom it waits."""
+    told: list[str] = []
+    held = acquire(store, "backup")
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(acquire, store, "prune", wait=60, on_wait=told.append)
+        until(lambda: bool(told))
+        assert not waiting.done()
+        held.release()
+        waiting.result().release()
+    assert len(told) == 1
+
+
+def test_lease_is_renewed_and_old_numbers_go(store: ObjectStore) -> None:
+    """It outlives its time many times over, and holds few objects."""
+    with acquire(store, "backup", renew_every=OFTEN) as held:
+        until(lambda: newest(store).number > 3 * lease.KEPT)
+        held.check()
+        assert len(list(store.list(layout.LEASE))) <= lease.KEPT + 2
+    assert list(store.list()) == []
+
+
+@pytest.mark.parametrize(("seconds", "free"), [(20, False), (-lease.GRACE_SECONDS / 2, False), (-60, True)])
+def test_lease_of_another_machine_ends_by_the_clock(store: ObjectStore, seconds: float, free: bool) -> None:
+    """A while after its end, for clocks differ."""
+    leave(store, ELSEWHERE, seconds, number=7)
+    if free:
+        with acquire(store, "backup"):
+            assert newest(store).number == 8
+    else:
+        with pytest.raises(LeaseHeld, match="process 1 on elsewhere"):
+            acquire(store, "backup")
+
+
+def test_lease_of_a_dead_process_is_over_at_once(store: ObjectStore) -> None:
+    """On the same machine nobody waits for who is no more; a process that has got its pid since is another."""
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    with child:
+        stat = Path(f"/proc/{child.pid}/stat").read_text()
+        started = int(stat.rpartition(")")[2].split()[19])
+        owner = replace(Owner.this_process(), pid=child.pid, started=started)
+        leave(store, owner, 20)
+        assert not newest(store).is_free
+        assert replace(owner, started=started - 1).is_gone
+        child.kill()
+    assert newest(store).is_free
+
+
+def test_own_process_may_have_left_one(store: ObjectStore) -> None:
+    """What an earlier command of this very process could not remove holds nobody up."""
+    leave(store, Owner.this_process(), 20)
+    acquire(store, "backup").release()
+
+
+def test_broken_lease_is_lost(store: ObjectStore) -> None:
+    """Only by force; its holder stops, removes nothing, and the next run gets the path."""
+    with acquire(store, "backup", renew_every=OFTEN) as held:
+        with pytest.raises(LeaseHeld):
+            break_lease(store)
+        broken = break_lease(store, force=True)
+        assert broken is not None
+        assert broken.owner == Owner.this_process()
+        assert "broken by `tikv-br unlock`" in until_lost(held).message
+        with acquire(store, "backup") as other:
+            held.release()
+            other.check()
+            assert not newest(store).is_free
+
+
+def test_lease_that_is_over_is_broken_without_force(store: ObjectStore) -> None:
+    """Nothing to break is no error."""
+    assert break_lease(store) is None
+    leave(store, ELSEWHERE, -60)
+    broken = break_lease(store)
+    assert broken is not None
+    assert broken.owner == ELSEWHERE
+
+
+def test_takeover_is_noticed_by_who_slept(store: ObjectStore) -> None:
+    """A holder whose number another has created has lost, and says to whom."""
+    with acquire(store, "backup", renew_every=OFTEN) as held:
+        leave(store, ELSEWHERE, 20, number=newest(store).number + 1)
+        leave(store, ELSEWHERE, 20, number=newest(store).number + 1)
+        leave(store, ELSEWHERE, 20, number=newest(store).number + 1)
+        assert "elsewhere" in until_lost(held).message
+    assert newest(store).lease is not None
+
+
+class _AbsentStore(FaultyStore):
+    """A storage that goes away."""
+
+    gone = False
+
+    def put_if_absent(self, name: str, data: bytes) -> ObjectInfo:
+        """Fail once it is gone."""
+        if self.gone:
+            raise StorageUnreachable("away")
+        return super().put_if_absent(name, data)
+
+
+def test_lease_that_cannot_be_renewed_is_lost_in_time(store: ObjectStore) -> None:
+    """Before anyone else may take it, its holder knows."""
+    absent = _AbsentStore(store, "")
+    with acquire(absent, "backup", ttl=0.5, renew_every=OFTEN) as held:
+        absent.gone = True
+        assert until_lost(held).message.endswith("not renewed within its 0.5 s: away")
+
+
+def test_lost_answer_to_a_renewal_is_no_loss(store: ObjectStore) -> None:
+    """The object is there and ours, though the storage said nothing."""
+    with acquire(FaultyStore(store, "..a.a"), "backup", renew_every=OFTEN) as held:
+        until(lambda: newest(store).number >= 5)
+        held.check()
+
+
+def test_old_view_of_a_path_takes_nothing(store: ObjectStore) -> None:
+    """Who has seen a lease that is over, and comes late, withdraws when the path has been given back and taken since."""
+    leave(store, ELSEWHERE, -60)
+    seen = newest(store)
+    store.delete(layout.lease_name(1))
+    with acquire(store, "backup") as held:
+        assert lease._claim(store, seen, "backup", 30) is None
+        assert newest(store).number == 1
+        held.check()
+
+
+class _CarelessStore(FaultyStore):
+    """A server that ignores If-None-Match, as some S3 servers do."""
+
+    def put_if_absent(self, name: str, data: bytes) -> ObjectInfo:
+        """Overwrite."""
+        return self.put(name, data)
+
+
+def test_storage_without_conditional_writes_is_refused(store: ObjectStore) -> None:
+    """Where a lease would lock nothing out, we say so before a single file is written, and leave nothing."""
+    with pytest.raises(StorageError, match="ignores conditional writes"):
+        acquire(_CarelessStore(store, ""), "backup")
+    assert list(store.list()) == []
