@@ -68,6 +68,10 @@ def restore_raw(
     start: StartOption = "",
     end: EndOption = "",
     key_form: FormatOption = KeyForm.HEX,
+    keyspace: Annotated[
+        int | None,
+        typer.Option("--keyspace", min=0, metavar="ID", help="Restore only this keyspace of the backup (API V2)."),
+    ] = None,
     to_keyspace: Annotated[
         str, typer.Option("--to-keyspace", metavar="ID|NAME", help="Keyspace that the rows are to be in (API V2).")
     ] = "",
@@ -186,6 +190,7 @@ def restore_raw(
         storage=located(storage),
         start=first,
         end=last,
+        keyspace=keyspace,
         to_keyspace=to_keyspace,
         rewrite_prefix=_parse_rewrite(rewrite_prefix, key_form),
         mode=Mode(mode),

@@ -17,11 +17,14 @@ def plan(context: RestoreContext) -> None:
     """Choose the wanted parts of the files. Raises `UsageError` where there are none, or no store can rename them so."""
     options, backup = context.options, context.backup
     rewriting = bool(options.to_keyspace) or options.rewrite_prefix != (b"", b"")
+    partial = options.start or options.end or rewriting or options.keyspace is not None
     moved_to = _keyspace(context)
     for whole in backup.ranges:
         span, rewrite = whole, UNCHANGED
-        if options.start or options.end or rewriting:
+        if partial:
             codec = codec_of(backup.api_version, whole)
+            if options.keyspace not in {None, codec.keyspace_id}:
+                continue
             span = intersection(span, KeyRange(*codec.rpc_range(options.start, options.end)))
             rewrite = _rewrite(context, codec, moved_to or codec)
             span = intersection(span, rewrite.source)
@@ -30,7 +33,10 @@ def plan(context: RestoreContext) -> None:
     if not context.wanted:
         raise UsageError("the backup holds nothing of the range", hint="See what the backup covers in its manifest.")
     if options.to_keyspace and len({each.rewrite.old for each in context.wanted}) > 1:
-        raise UsageError("--to-keyspace: the backup has several keyspaces, and they cannot all become one")
+        raise UsageError(
+            "--to-keyspace: the backup has several keyspaces, and they cannot all become one",
+            hint="Choose one by --keyspace.",
+        )
     context.parts = choose_parts(backup.files, context.wanted)
 
 

@@ -42,6 +42,8 @@ class RestoreOptions:
     storage: StorageLocation
     start: bytes = b""
     end: bytes = b""
+    keyspace: int | None = None
+    """The one keyspace of the backup that is restored (API V2); None = all of them."""
     via: Via = Via.AUTO
     to_keyspace: str = ""
     """Id or name of the keyspace that the rows are to be in (API V2); ``""`` = where they were."""

@@ -13,19 +13,21 @@ from fastcrc import crc64
 
 from formats.api_version import ApiVersion
 from formats.keys import KeyCodec
-from tests.integration.backup.data import when
+from tests.integration.backup.data import load, when
 from tests.integration.backup.reading import golden_rows
 from tests.integration.restore.conftest import FILES, ROWS, rows_of
 from tests.integration.restore.test_golden_backups import restore_golden
 from tests.integration.restore.test_resume import break_off
 from tests.live_cluster import LiveCluster, live_cluster
+from tikv_br.backup.options import BackupOptions
+from tikv_br.backup.run import backup
 from tikv_br.errors import ChecksumMismatch, TargetNotEmpty, UsageError
 from tikv_br.progress_events import StepStarted
 from tikv_br.restore.options import Mode, RestoreOptions
 from tikv_br.restore.record import remove_all
 from tikv_br.restore.run import RestoreSummary, restore
 from tikv_br.storage.open import open_store
-from tikv_br.storage.url import StorageLocation
+from tikv_br.storage.url import StorageLocation, parse
 
 LAST_KEYSPACE = 0xFFFFFF
 
@@ -156,3 +158,21 @@ def test_prefixes_of_any_length_are_rewritten_by_v1_stores(golden: Path, tmp_pat
             v1.raw().delete_range(b"", b"")
         with pytest.raises(UsageError, match="keyspace"):
             restore_golden(v1, golden, "v1", to_keyspace="1")
+
+
+def test_one_keyspace_of_several(live: LiveCluster, tmp_path: Path) -> None:
+    """A backup of several keyspaces gives one of them, under its own id or another; all at once cannot become one."""
+    location = parse(f"local://{tmp_path / 'several'}")
+    kept = {keyspace: {b"key of %d" % keyspace: b"value"} for keyspace in (500, 501)}
+    for keyspace, rows in kept.items():
+        load(live, rows, keyspace)
+    backup(BackupOptions(live.config, location, keyspaces=("500", "501"), safe_interval=0.0, executor="driver"))
+    with pytest.raises(UsageError, match="several keyspaces"):
+        run(live, location, to_keyspace="502")
+    assert run(live, location, keyspace=501, to_keyspace="502").verified
+    assert rows_of(live, 502) == kept[501]
+    live.raw(500).delete_range(b"", b"")
+    assert run(live, location, keyspace=500).verified
+    assert rows_of(live, 500) == kept[500]
+    with pytest.raises(UsageError, match="nothing of the range"):
+        run(live, location, keyspace=7)
