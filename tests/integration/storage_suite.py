@@ -81,6 +81,16 @@ class StorageSuite:
         store.put("digits", b"0123456789")
         assert store.get_range("digits", offset, length) == expected
 
+    def test_sweeping_spares_objects(self, store: ObjectStore) -> None:
+        """Whatever it removes, no object and no object's folder goes; a place that is not there is no error."""
+        store.sweep("a", deep=True)
+        for name in ("top", "a/one", "a/b/two"):
+            store.put(name, b"x")
+        for folder in ("", "a", "none"):
+            store.sweep(folder)
+            store.sweep(folder or "a", deep=True)
+        assert {info.name for info in store.list()} == {"top", "a/one", "a/b/two"}
+
     def test_list_is_by_folder(self, store: ObjectStore) -> None:
         """Listing is recursive, relative to the place, complete, and stops at folder borders."""
         contents = {"top": b"", "a/one": b"1", "a/b/two": b"22", "ab/three": b"333", "a.b": b"4444"}

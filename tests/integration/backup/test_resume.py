@@ -26,6 +26,7 @@ from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.backupset.ledger import read_entries
 from tikv_br.errors import (
     BackupPathInUse,
+    CrypterMismatch,
     LeaseHeld,
     LeaseLost,
     RequestRefused,
@@ -34,7 +35,9 @@ from tikv_br.errors import (
     TikvBrError,
 )
 from tikv_br.progress_events import Event, StepFinished, StepStarted, TasksProgress
+from tikv_br.storage.crypter import Crypter
 from tikv_br.storage.open import open_store
+from tikv_br.storage.secret import SecretText
 
 V1, V2 = ApiVersion.V1, ApiVersion.V2
 REGIONS = 4 * SMALLEST_TASK // REGION_OVERHEAD
@@ -184,6 +187,22 @@ def test_other_parameters_are_refused(
         summary = backup(replace(other, no_resume=True)).summary
         assert (summary.engine, summary.resumed_ranges) == ("store", 0)
         is_whole(wanted, summary, v2, tmp_path)
+
+
+def test_key_of_an_encrypted_backup_stays_the_same(v2: LiveCluster, options: Options) -> None:
+    """No backup is written with two keys: another one, or none, is told before anything is written."""
+    plain = options(v2, concurrency=1)
+    keys = [Crypter.of("aes128-ctr", SecretText(digit * 32)) for digit in "ab"]
+    wanted, other = (replace(plain, storage=replace(plain.storage, crypter=key)) for key in keys)
+    fail_half_way(v2, wanted)
+    before = files_at(wanted)
+    for wrong in (other, plain):
+        with pytest.raises(CrypterMismatch):
+            backup(wrong)
+    assert files_at(wanted) == before
+    summary = backup(wanted).summary
+    assert summary.resumed_ranges > 0
+    assert summary.total_kvs == ROWS
 
 
 def test_what_decides_nothing_may_differ(v2: LiveCluster, options: Options, tmp_path: Path) -> None:

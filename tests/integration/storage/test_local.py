@@ -287,3 +287,18 @@ def test_listing_errors_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(os, "scandir", denied)
     with pytest.raises(StorageDenied, match="cannot be listed"):
         list(open_store(parse(str(tmp_path))).list())
+
+
+def test_what_killed_writers_left_is_swept(tmp_path: Path) -> None:
+    """Temporary files, and with ``deep`` folders without objects; nothing of what lies elsewhere."""
+    store = open_store(parse(str(tmp_path)))
+    left = [".tikv-br-00", "a/.tikv-br-01", "a/b/.tikv-br-02", "a/c/d/.tikv-br-03", "z/.tikv-br-04"]
+    for name in left:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(b"x")
+    store.put("a/object", b"x")
+    store.sweep()
+    assert not (tmp_path / left[0]).exists()
+    assert all((tmp_path / name).exists() for name in left[1:])
+    store.sweep("a", deep=True)
+    assert sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")) == ["a", "a/object", "z", left[4]]

@@ -20,6 +20,7 @@ from tikv_br.backup.plan import (
     SMALLEST_TASK,
     Interval,
     RegionSize,
+    overlapping,
     plan_intervals,
     task_bytes,
 )
@@ -141,3 +142,20 @@ def test_a_hundred_thousand_regions_plan_quickly_in_little_memory() -> None:
     assert 9_000 < len(intervals) < 11_000
     assert intervals[0].start == start
     assert intervals[-1].end == end
+
+
+@given(tables(), st.binary(max_size=3), st.binary(max_size=3))
+def test_regions_of_a_hole_are_those_that_overlap_it(
+    table: tuple[KeyCodec, list[RegionSize], bytes, bytes], one: bytes, other: bytes
+) -> None:
+    """As a look at each region would find; the first and the last may reach beyond it."""
+    codec, regions, _start, _end = table
+    low, high = (codec.bound(codec.rpc_key(key)) for key in sorted([one, other + b"x"]))
+    ends = [*(region.start for region in regions[1:]), b""]
+    for end in (high, b""):
+        expected = [
+            region
+            for region, bound in zip(regions, ends, strict=True)
+            if (not bound or bound > low) and (not end or region.start < end)
+        ]
+        assert list(overlapping(regions, low, end)) == expected

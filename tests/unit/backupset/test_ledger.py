@@ -9,7 +9,7 @@ import pytest
 from formats.checksum import Checksum
 from tests.unit.backupset.samples import do_all, do_task
 from tikv_br.backupset import layout
-from tikv_br.backupset.ledger import one_an_interval, read_entries, remove_entries, write_entry
+from tikv_br.backupset.ledger import one_an_interval, read_entries, remove_entries, sound, write_entry
 from tikv_br.errors import BackupDamaged
 from tikv_br.storage.base import ObjectStore
 from tikv_br.storage.open import open_store
@@ -62,3 +62,27 @@ def test_removal_leaves_the_files(store: ObjectStore) -> None:
     for _twice in range(2):
         remove_entries(store)
     assert {info.name for info in store.list()} == {file.name for file in entry.files}
+
+
+def test_only_sound_entries_are_gone_on_from(store: ObjectStore) -> None:
+    """A file that is gone or cut, and an interval that overlaps one before it, make an entry count for nothing."""
+    entries = do_all(store)
+    sizes = {info.name: info.size for info in store.list()}
+    assert sound(reversed(entries), sizes) == entries
+    cut = entries[0].files[1].name
+    for odd in ({**sizes, cut: 1}, {name: size for name, size in sizes.items() if name != cut}):
+        assert sound(entries, odd) == entries[1:]
+    late = replace(entries[1], start=b"h", attempt="a0")
+    assert sound([*entries, late], sizes) == entries
+    assert sound([late, entries[0], entries[2]], sizes) == [entries[0], late, entries[2]]
+    unbounded = replace(entries[1], end=b"")
+    assert sound([entries[0], unbounded, entries[2]], sizes) == [entries[0], unbounded]
+
+
+def test_removal_may_spare_entries(store: ObjectStore) -> None:
+    """Those that are gone on from stay."""
+    entries = do_all(store)
+    for entry in entries:
+        write_entry(store, entry)
+    remove_entries(store, but=entries[1:2])
+    assert read_entries(store) == entries[1:2]

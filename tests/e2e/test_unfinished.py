@@ -1,0 +1,61 @@
+"""``tikv-br abort`` and ``tikv-br unlock`` as a user runs them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.command import succeed, tikv_br
+from tests.unit.backupset.shelves import make_backup, names
+from tikv_br.backupset import lease
+from tikv_br.backupset.backup_set import BackupWriter
+from tikv_br.errors import BackupPathInUse, LeaseHeld, LeaseLost
+from tikv_br.storage.base import ObjectStore
+from tikv_br.storage.open import open_store
+from tikv_br.storage.url import parse
+
+JSON = ("--output", "json")
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> ObjectStore:
+    """A directory."""
+    return open_store(parse(str(tmp_path / "backup")))
+
+
+def test_unlock_says_whose_the_lease_was(store: ObjectStore) -> None:
+    """A living one is refused and named, and ended by force, which its holder notices; then there is none."""
+    place = ("-s", store.location.path)
+    with lease.acquire(store, "backup") as held:
+        refused = tikv_br("unlock", *place, *JSON)
+        assert (refused.code, refused.last["name"]) == (LeaseHeld.exit_code, "LeaseHeld")
+        assert f"backup by process {os.getpid()} on " in refused.last["message"]
+        ended = succeed("unlock", *place, "--force", *JSON).last
+        assert (ended["held"], ended["work"], ended["owner_pid"]) == (True, "backup", os.getpid())
+        with pytest.raises(LeaseLost):
+            held.confirm()
+    assert "ended" in succeed("unlock", *place).out
+    with lease.acquire(store, "backup"):
+        pass
+    assert not succeed("unlock", *place, *JSON).last["held"]
+
+
+def test_abort_removes_what_is_unfinished(store: ObjectStore) -> None:
+    """And nothing else: a living run, a finished backup and files of others stay as they are."""
+    place = ("-s", store.location.path)
+    store.put("README.txt", b"mine")
+    BackupWriter.create(store)
+    store.put("sst/x_default.sst", b"x")
+    with lease.acquire(store, "backup"):
+        assert tikv_br("abort", *place).code == LeaseHeld.exit_code
+    done = succeed("abort", *place, *JSON).last
+    assert (done["removed_objects"], done["unfinished_run"], done["released"]) == (1, "", False)
+    assert names(store) == {"README.txt"}
+    assert succeed("abort", *place).out.startswith("0 objects")
+    make_backup(store.location)
+    before = names(store)
+    refused = tikv_br("abort", *place)
+    assert (refused.code, "complete backup" in refused.err) == (BackupPathInUse.exit_code, True)
+    assert names(store) == before

@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.unit.backupset.samples import describe
+from tikv_br.backupset import run_record
+from tikv_br.backupset.coverage import KeyRange
+from tikv_br.backupset.run_record import RunRecord, differences
+from tikv_br.errors import BackupDamaged
+from tikv_br.storage.base import ObjectStore
+from tikv_br.storage.open import open_store
+from tikv_br.storage.url import parse
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> ObjectStore:
+    """A directory."""
+    return open_store(parse(str(tmp_path)))
+
+
+@pytest.fixture
+def record(store: ObjectStore) -> RunRecord:
+    """A run."""
+    return RunRecord("0123456789abcdef", describe(store), assume_no_ttl=False, checksum=True, allow_loss=("ttl",))
+
+
+def test_record_is_read_back(store: ObjectStore, record: RunRecord) -> None:
+    """What was written, until it is removed; a cut one is damage, not nothing."""
+    assert run_record.read(store) is None
+    run_record.write(store, record)
+    assert run_record.read(store) == record
+    store.put("tikv-br/run.json", store.get("tikv-br/run.json")[:-50])
+    with pytest.raises(BackupDamaged, match=r"run\.json"):
+        run_record.read(store)
+    for _twice in range(2):
+        run_record.remove(store)
+    assert run_record.read(store) is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"cluster_id": 5}, ["cluster id was 7710567106009038031, is 5"]),
+        ({"source_ranges": (KeyRange(b"a", b""),)}, ["source ranges was [start, end), is [61, end)"]),
+        ({"engine": "store", "compression": "lz4"}, ["engine was scan, is store", "compression was zstd, is lz4"]),
+        ({"keyspaces": ()}, ["keyspaces was 0, is none"]),
+        ({"encryption": "aes128-ctr"}, ["encryption was plaintext, is aes128-ctr"]),
+        ({"file_format": "parquet"}, ["file format was sst, is parquet"]),
+        ({"tool_version": "9", "cluster_version": "9.9.9", "started_ms": 1, "backup_ts": 7, "engine_reason": "x"}, []),
+    ],
+)
+def test_differences_that_matter_are_named(changes: dict[str, object], said: list[str], record: RunRecord) -> None:
+    """Each in words; what decides on no row may differ."""
+    other = replace(record, run_id="f" * 16, description=replace(record.description, **changes))  # type: ignore[arg-type]
+    assert differences(record, other) == said
+
+
+def test_flags_that_decide_on_rows_are_compared(record: RunRecord) -> None:
+    """They are in no manifest."""
+    other = replace(record, assume_no_ttl=True, checksum=False, allow_loss=())
+    assert differences(record, other) == [
+        "assume no ttl was False, is True",
+        "checksum was True, is False",
+        "allow loss was ttl, is none",
+    ]
