@@ -2,10 +2,45 @@
 
 from __future__ import annotations
 
+import os
+import pty
+import select
+import subprocess
+
 import pytest
 
-from tests.e2e.command import succeed, tikv_br
+from tests.e2e.command import PROGRAM, environment, succeed, tikv_br
 from tests.e2e.conftest import Playgrounds
+
+
+def at_a_terminal(answer: str, *arguments: str) -> tuple[int, str]:
+    """Run a command that asks a question on a terminal, and answer; returns exit code and what stood there."""
+    ours, theirs = pty.openpty()
+    with subprocess.Popen(
+        [str(PROGRAM), *arguments], stdin=theirs, stdout=subprocess.DEVNULL, stderr=theirs, env=environment(), cwd="/"
+    ) as process:
+        os.close(theirs)
+        try:
+            told = _conversation(ours, answer.encode() + b"\n")
+            return process.wait(60), told.decode()
+        finally:
+            process.kill()  # of no effect on one that has ended
+            os.close(ours)
+
+
+def _conversation(terminal: int, answer: bytes) -> bytes:
+    """All that a program writes until it ends, or is silent for too long; its question is answered once."""
+    told, asked = b"", False
+    while select.select([terminal], [], [], 120)[0]:
+        try:
+            part = os.read(terminal, 4096)
+        except OSError:  # how a terminal without a program at its other end reads
+            break
+        told += part
+        if b"[y/N]" in told and not asked:
+            asked = True
+            os.write(terminal, answer)
+    return told
 
 
 @pytest.fixture(scope="module")
@@ -52,9 +87,13 @@ def test_a_repair(pair: tuple[str, str]) -> None:
     refused = tikv_br("diff", *sides, "--repair")
     assert refused.code == 2
     assert "--yes" in refused.err
-    written = tikv_br("diff", *sides, "--repair", "--yes")
-    assert written.code == 60
-    assert "--repair-delete" in written.err
+    code, told = at_a_terminal("no", "diff", *sides, "--repair")
+    assert code == 60
+    assert "3 keys differ. Write 2 to B?" in told
+    assert tikv_br("raw", "get", "--pd", b, "lost").code == 13
+    code, told = at_a_terminal("yes", "diff", *sides, "--repair")
+    assert code == 60
+    assert "--repair-delete" in told
     assert succeed("raw", "get", "--pd", b, "lost").out.strip() == "value"
     repaired = succeed("diff", *sides, "--repair", "--repair-delete", "--yes")
     assert "Equal" in repaired.out

@@ -21,7 +21,7 @@ from tikv_br.errors import DifferencesFound, UsageError
 if TYPE_CHECKING:
     from tikv_br.diff.options import BackupChoice, ClusterChoice
     from tikv_br.diff.run import DiffResult, DiffSummary
-    from tikv_br.diff.values import Counts, DifferentRange
+    from tikv_br.diff.values import DifferentRange
 
 app = typer.Typer(rich_markup_mode=None)
 RANGES_SHOWN = 20
@@ -94,10 +94,12 @@ def diff_sides(
     """Find the keys that differ between two clusters, or from a backup."""
     if repair and not yes and not _can_ask(output):
         raise UsageError("--repair writes, and nobody can be asked here", hint="Say --yes.")
+    if repair_delete and not repair:
+        raise UsageError("--repair-delete goes with --repair")
     first, last = read_range(start, end, form)
     from tikv_br.cluster.config import ClusterConfig
+    from tikv_br.diff import run
     from tikv_br.diff.options import BackupChoice, ClusterChoice, DiffOptions
-    from tikv_br.diff.run import diff
 
     named, other = _two_clusters(context, pd, other_pd)
     _one_other(other, storage if not other or _said(context, "storage") else "")
@@ -122,12 +124,15 @@ def diff_sides(
             crypter_key_file=crypter_key_file,
         )
         a, b = BackupChoice(place, keyspace), ClusterChoice(near, other_keyspace or keyspace)
-    asked = DiffOptions(a, b, first, last, keys, exact, repair, repair_delete, executor, spark_master, concurrency)
+    asked = DiffOptions(a, b, first, last, keys, exact, executor, spark_master, concurrency)
     out = Output(output)
     with progress_display(out) as display:
-        result = diff(asked, display, lambda counts: yes or _ask(counts, delete=repair_delete))
-    _tell(out, result, form)
-    _raise_differences(result.summary)
+        result = run.diff(asked, display)
+    _list(out, result, form)
+    if repair and result.summary.remaining and (yes or _ask(result.summary, delete=repair_delete)):
+        with progress_display(out) as display:
+            result = run.repair(result, display, delete=repair_delete)
+    _end(out, result.summary)
 
 
 def _two_clusters(context: typer.Context, pd: Sequence[str], other_pd: str) -> tuple[Sequence[str], str]:
@@ -154,13 +159,14 @@ def _can_ask(output: OutputForm) -> bool:
     return output is OutputForm.CONSOLE and sys.stdin.isatty() and sys.stderr.isatty()
 
 
-def _ask(counts: Counts, *, delete: bool) -> bool:
-    deletes = f", and remove {counts.only_b:,}" if delete else ""
-    question = f"{counts.total:,} keys differ. Write {counts.only_a + counts.value:,} to B{deletes}?"
-    return typer.confirm(question, err=True)
+def _ask(found: DiffSummary, *, delete: bool) -> bool:
+    deletes = f", and remove {found.only_b:,}" if delete else ""
+    return typer.confirm(
+        f"{found.remaining:,} keys differ. Write {found.only_a + found.value:,} to B{deletes}?", err=True
+    )
 
 
-def _tell(out: Output, result: DiffResult, form: KeyForm) -> None:
+def _list(out: Output, result: DiffResult, form: KeyForm) -> None:
     for each in result.ranges:
         out.result(
             "different_range", {"start": each.span.start.hex(), "end": each.span.end.hex(), **asdict(each.counts)}
@@ -181,7 +187,7 @@ def _tell(out: Output, result: DiffResult, form: KeyForm) -> None:
         more = result.summary.only_a + result.summary.only_b + result.summary.value - len(keys)
         title = "Keys that differ" + (f" (the first {len(keys)}, {more:,} more: --keys)" if more > 0 else "")
         out.table(("how", "key", "expires"), keys, title=title)
-    out.result("summary", asdict(result.summary), _text(result.summary))
+    out.flush()
 
 
 def _range_row(each: DifferentRange, form: KeyForm) -> tuple[str, ...]:
@@ -211,8 +217,9 @@ def _text(summary: DiffSummary) -> str:
     return head + "".join(f"\n  {name:<12} {value}" for name, value in figures)
 
 
-def _raise_differences(summary: DiffSummary) -> None:
-    """Raise `DifferencesFound`, unless there are none (any more)."""
+def _end(out: Output, summary: DiffSummary) -> None:
+    """Tell the summary. Raises `DifferencesFound`, unless there are none (any more)."""
+    out.result("summary", asdict(summary), _text(summary))
     if summary.remaining:
         hint = "Say --repair-delete to remove what only B has." if summary.puts or summary.deletes else None
         raise DifferencesFound(

@@ -41,10 +41,6 @@ class DiffOptions:
     """How many keys to name; all are counted."""
     exact: bool = False
     """Compare all rows: checksums do not show the same change in an even number of rows."""
-    repair: bool = False
-    """Write to B what A has and B has not, or has otherwise."""
-    delete: bool = False
-    """With `repair`: remove from B what A does not have."""
     executor: str = "auto"
     """``auto`` (here), ``driver`` or ``spark``."""
     spark_master: str = "local[*]"

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from tikv_br.diff.options import DiffOptions
-from tikv_br.diff.steps import Confirm, DiffContext, diff_steps
-from tikv_br.diff.values import DifferentRange, KeyDifference
-from tikv_br.errors import UsageError
+from tikv_br.diff.steps import COMPARISON, REPAIR, DiffContext
+from tikv_br.diff.values import DifferentRange, KeyDifference, Meter
 from tikv_br.progress_events import Reporter, silent
 from tikv_br.spark.session import check_master
 from tikv_br.steps import run_steps
@@ -58,32 +57,48 @@ class DiffResult:
     """By ascending key."""
     keys: list[KeyDifference]
     """The first ones; no more than were asked for."""
+    context: DiffContext = field(repr=False)
+    """For `repair`."""
 
 
-def diff(options: DiffOptions, reporter: Reporter = silent, confirm: Confirm = lambda _counts: False) -> DiffResult:
-    """Compare, and repair where ``confirm`` agrees to what was counted; whoever calls looks at ``remaining``.
+def diff(options: DiffOptions, reporter: Reporter = silent) -> DiffResult:
+    """Compare A and B. Writes nothing; whoever calls looks at the summary's ``remaining``.
 
-    Raises `UsageError` for options that contradict themselves, and a `TikvBrError` for what kept us from comparing.
+    Raises `UsageError` for sides that cannot be compared, and a `TikvBrError` for what kept us from comparing.
     """
-    if options.delete and not options.repair:
-        raise UsageError("--repair-delete goes with --repair")
     if options.executor == "spark":
         check_master(options.spark_master)
     began = time.monotonic()
-    context = DiffContext(options, reporter, confirm)
-    timings = run_steps(diff_steps(options), context, reporter)
+    context = DiffContext(options, reporter)
+    timings = run_steps(COMPARISON, context, reporter)
+    keys = sorted(context.found.keys, key=lambda difference: difference.key)
     return DiffResult(
         _summary(context, time.monotonic() - began, timings),
         sorted(context.found.ranges),
-        sorted(context.found.keys, key=lambda difference: difference.key)[: options.keys],
+        keys[: options.keys],
+        context,
     )
+
+
+def repair(found: DiffResult, reporter: Reporter = silent, *, delete: bool = False) -> DiffResult:
+    """Write to B what a comparison found only in A, or otherwise; with ``delete`` also remove what only B has.
+
+    Returns what was found, with a summary that tells what was written and what differs even so.
+    """
+    began = time.monotonic()
+    context = found.context
+    context.reporter, context.delete = reporter, delete
+    timings = found.summary.step_seconds | run_steps(REPAIR, context, reporter)
+    seconds = found.summary.seconds + time.monotonic() - began
+    return replace(found, summary=_summary(context, seconds, timings))
 
 
 def _summary(context: DiffContext, seconds: float, timings: dict[str, float]) -> DiffSummary:
     found, repaired = context.found, context.repaired
     counts = found.counts
-    if repaired is not None:
-        found.meter.add(repaired.meter)
+    meter = Meter()
+    for report in filter(None, (found, repaired)):
+        meter.add(report.meter)
     return DiffSummary(
         a=str(context.a),
         b=str(context.b),
@@ -97,9 +112,9 @@ def _summary(context: DiffContext, seconds: float, timings: dict[str, float]) ->
         only_b=counts.only_b,
         value=counts.value,
         expiring=counts.expiring,
-        checksum_requests=found.meter.checksums,
-        scan_requests=found.meter.scans,
-        scanned_bytes=found.meter.scanned_bytes,
+        checksum_requests=meter.checksums,
+        scan_requests=meter.scans,
+        scanned_bytes=meter.scanned_bytes,
         puts=repaired.puts if repaired else 0,
         deletes=repaired.deletes if repaired else 0,
         remaining=counts.total if repaired is None else repaired.counts.total,

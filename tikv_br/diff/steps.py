@@ -1,8 +1,7 @@
-"""A comparison as a runbook. Without `--repair` nothing is changed anywhere."""
+"""A comparison, and a repair, as runbooks."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -14,14 +13,11 @@ from tikv_br.diff.options import BackupChoice, DiffOptions
 from tikv_br.diff.places import BackupPlace, ClusterPlace, Unit, find_backup, find_cluster
 from tikv_br.diff.repair import RepairJob, repair_ranges, repairs
 from tikv_br.diff.task import DiffJob, compare_units
-from tikv_br.diff.values import Counts, Report
+from tikv_br.diff.values import Report
 from tikv_br.errors import UsageError
 from tikv_br.progress_events import Notice, Reporter, silent
 from tikv_br.spark.executor import run_tasks
-from tikv_br.steps import Line, Step
-
-Confirm = Callable[[Counts], bool]
-"""Whether to write what was counted."""
+from tikv_br.steps import Line
 
 
 @dataclass
@@ -30,7 +26,6 @@ class DiffContext:
 
     options: DiffOptions
     reporter: Reporter = silent
-    confirm: Confirm = lambda _counts: False
     a: ClusterPlace | BackupPlace = field(init=False)
     b: ClusterPlace = field(init=False)
     backup: BackupSet | None = None
@@ -40,19 +35,13 @@ class DiffContext:
     """What the comparison found."""
     repaired: Report | None = None
     """What was written, and what differs even so; None = no repair took place."""
+    delete: bool = False
+    """Whether a repair removes what only B has."""
 
     @property
     def job(self) -> DiffJob:
         """What all tasks share."""
         return DiffJob(self.a, self.b, self.options.keys, self.options.exact)
-
-
-def diff_steps(options: DiffOptions) -> list[Step[DiffContext]]:
-    """The runbook."""
-    steps = [Line("look at both sides", find_sides), Line("plan the ranges", plan_ranges), Line("compare", compare)]
-    if options.repair:
-        steps.append(Line("repair the second", repair))
-    return [*steps]
 
 
 def find_sides(context: DiffContext) -> None:
@@ -97,15 +86,19 @@ def compare(context: DiffContext) -> None:
 
 
 def repair(context: DiffContext) -> None:
-    """Write the differences, where that is still wanted now that they are counted."""
-    if not context.found.counts.total or not context.confirm(context.found.counts):
-        return
+    """Write the differences."""
     context.repaired = Report()
     run_tasks(
         repairs(context.units, context.found.ranges),
-        partial(repair_ranges, RepairJob(context.job, context.options.delete)),
+        partial(repair_ranges, RepairJob(context.job, context.delete)),
         options=context.options.where,
         on_result=context.repaired.add,
         name_of=str,
         reporter=context.reporter,
     )
+
+
+COMPARISON = (Line("look at both sides", find_sides), Line("plan the ranges", plan_ranges), Line("compare", compare))
+"""The runbook of a comparison, which writes nothing."""
+REPAIR = (Line("repair the second", repair),)
+"""The runbook of a repair of what a comparison has found."""

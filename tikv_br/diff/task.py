@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -85,9 +86,9 @@ def compare_leaf(a: Side, b: ClusterSide, span: Span, names: int) -> tuple[Count
     if counts.total > SETTLED_KEYS:
         return counts, found[:names]
     settled, expiring = settle(found, a, b)
-    kinds = [difference.kind for difference in settled]
-    only_a, only_b, value = (kinds.count(kind) for kind in (Kind.ONLY_A, Kind.ONLY_B, Kind.VALUE))
-    return Counts(only_a, only_b, value, counts.expiring + expiring), settled[:names]
+    kinds = Counter(difference.kind for difference in settled)
+    gone = counts.expiring + expiring
+    return Counts(kinds[Kind.ONLY_A], kinds[Kind.ONLY_B], kinds[Kind.VALUE], gone), settled[:names]
 
 
 def _as_recorded(job: DiffJob, unit: Unit, answer: Answer) -> bool:

@@ -17,7 +17,7 @@ from tests.live_cluster import LiveCluster, live_cluster
 from tikv_br.backup.options import BackupOptions
 from tikv_br.backup.run import backup
 from tikv_br.diff.options import BackupChoice, ClusterChoice, DiffOptions
-from tikv_br.diff.run import diff
+from tikv_br.diff.run import diff, repair
 from tikv_br.diff.values import Kind
 from tikv_br.errors import BackupDamaged, BackupNotFound, UsageError
 from tikv_br.restore.options import RestoreOptions
@@ -78,7 +78,7 @@ def test_planted_differences_are_found_and_put_right(
     planted = plant(live, seed=21)
     assert found(diff(asked(place, live))) == planted
     assert found(diff(asked(place, live, exact=True))) == planted
-    done = diff(asked(place, live, repair=True, delete=True), confirm=lambda _: True)
+    done = repair(diff(asked(place, live)), delete=True)
     assert (done.summary.puts, done.summary.deletes, done.summary.remaining) == (9, 4, 0)
     assert contents(live) == ROWS
 
@@ -106,7 +106,7 @@ def test_rows_that_expire_meanwhile(clusters: Clusters, tmp_path: Path) -> None:
     while time.monotonic() < deadline:
         assert diff(asked(place, live)).keys == []
     live.raw().delete(b"row00700-in-an-hour")
-    result = diff(asked(place, live, repair=True), confirm=lambda _: True)
+    result = repair(diff(asked(place, live)))
     [key] = result.keys
     assert (key.key, key.kind) == (b"row00700-in-an-hour", Kind.ONLY_A)
     assert 2000 < key.expires_in <= 3600
@@ -131,7 +131,7 @@ def test_a_recorded_backup(name: str, version: str, keyspace: int, golden: Path,
         raw.put(victims[1], before[victims[1]] + b"!")
         expected = {victims[0]: Kind.ONLY_A, victims[1]: Kind.VALUE}
         assert found(diff(asked(place, live))) == expected
-        assert diff(asked(place, live, repair=True), confirm=lambda _: True).summary.remaining == 0
+        assert repair(diff(asked(place, live))).summary.remaining == 0
         assert contents(live, keyspace) == before
 
 

@@ -12,7 +12,7 @@ import pytest
 from tests.integration.diff.conftest import ROWS, Clusters, contents, fill
 from tests.live_cluster import LiveCluster
 from tikv_br.diff.options import ClusterChoice, DiffOptions
-from tikv_br.diff.run import DiffResult, diff
+from tikv_br.diff.run import DiffResult, diff, repair
 from tikv_br.diff.values import Kind
 from tikv_br.errors import ConversionUnsupported, UsageError
 
@@ -61,11 +61,11 @@ def test_planted_differences_are_found_exactly(one: str, other: str, clusters: C
     assert different.summary.remaining == len(planted)
     assert contents(b) != ROWS
 
-    kept = diff(asked(a, b, repair=True), confirm=lambda counts: counts.total == len(planted))
+    kept = repair(diff(asked(a, b)))
     extra = {key for key, kind in planted.items() if kind is Kind.ONLY_B}
     assert (kept.summary.puts, kept.summary.deletes, kept.summary.remaining) == (9, 0, len(extra))
     assert {key: value for key, value in contents(b).items() if key not in extra} == ROWS
-    removed = diff(asked(a, b, repair=True, delete=True), confirm=lambda _: True)
+    removed = repair(diff(asked(a, b)), delete=True)
     assert (removed.summary.puts, removed.summary.deletes, removed.summary.remaining) == (0, len(extra), 0)
     assert contents(b) == contents(a) == ROWS
     assert diff(asked(a, b)).summary.remaining == 0
@@ -136,14 +136,15 @@ def test_changes_that_cancel_out_are_found_by_exact_only(one: str, other: str, c
 
 
 def test_everything_is_missing(clusters: Clusters) -> None:
-    """An empty second cluster is filled by a repair, without an agreement it is left alone."""
+    """An empty second cluster is left alone by a comparison, and filled by a repair."""
     a, b = clusters("v1-a"), clusters("v1-b")
     fill(a, ROWS)
     fill(b, {})
-    refused = diff(asked(a, b, repair=True), confirm=lambda _: False)
-    assert refused.summary.only_a == refused.summary.remaining == len(ROWS)
+    missing = diff(asked(a, b))
+    assert missing.summary.only_a == missing.summary.remaining == len(ROWS)
+    assert [difference.key for difference in missing.keys] == sorted(ROWS)
     assert contents(b) == {}
-    done = diff(asked(a, b, repair=True), confirm=lambda _: True)
+    done = repair(missing)
     assert (done.summary.puts, done.summary.remaining) == (len(ROWS), 0)
     assert contents(b) == ROWS
 
@@ -159,7 +160,7 @@ def test_keys_that_expire_are_told_apart(clusters: Clusters) -> None:
     assert (key.key, key.kind) == (b"row00100-later", Kind.ONLY_A)
     assert 3000 < key.expires_in <= 3600
     assert result.summary.expiring in {0, 1}  # 0 when it was gone before it was looked at
-    assert diff(asked(a, b, repair=True), confirm=lambda _: True).summary.remaining == 0
+    assert repair(result).summary.remaining == 0
     ttl = b.raw().get_ttl(b"row00100-later")
     assert ttl is not None
     assert 2000 < ttl <= 3600
@@ -172,7 +173,7 @@ def test_expiring_keys_are_not_written_where_they_would_last(clusters: Clusters)
     fill(b, {b"lasting": b"v"})
     a.raw().put(b"passing", b"v", ttl=3600)
     with pytest.raises(ConversionUnsupported, match="1 of the keys to write expire"):
-        diff(asked(a, b, repair=True), confirm=lambda _: True)
+        repair(diff(asked(a, b)))
     assert contents(b) == {b"lasting": b"v"}
 
 
@@ -217,7 +218,7 @@ def test_an_independent_client_sees_the_repair(clusters: Clusters) -> None:
     readers = [tikv_client.RawClient.connect([live.pd]) for live in (a, b)]
     before = [reader.scan(b"", b"\xff" * 300, limit=10_240) for reader in readers]
     assert before[0] != before[1]
-    diff(asked(a, b, repair=True, delete=True), confirm=lambda _: True)
+    repair(diff(asked(a, b)), delete=True)
     after = [reader.scan(b"", b"\xff" * 300, limit=10_240) for reader in readers]
     assert after[0] == after[1] == before[0]
     assert len(after[0]) == len(ROWS)
