@@ -1,4 +1,4 @@
-"""Where secrets must not be: with all of them on the command line, a run on Spark with all logs on, and everything it leaves."""
+"""Where secrets must not be: with all of them on the command line and in the environment, a run on Spark with all logs on, and everything it leaves."""
 
 from __future__ import annotations
 
@@ -79,7 +79,9 @@ def test_nothing_that_a_run_on_spark_leaves_or_shows_holds_a_secret(playgrounds:
                 stdout=out,
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,
-                env=environment(SPARK_CONF_DIR=str(tmp_path)),
+                env=environment(
+                    SPARK_CONF_DIR=str(tmp_path), TIKV_BR_CRYPTER_KEY=KEY, AWS_SECRET_ACCESS_KEY=SECRET_KEY
+                ),
             )
             with program:
                 seen = [line for line in watch(program) if line]

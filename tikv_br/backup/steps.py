@@ -24,6 +24,7 @@ from tikv_br.errors import SafePointError
 from tikv_br.progress_events import Notice
 from tikv_br.spark.session import check_java
 from tikv_br.steps import Line, Step
+from tikv_br.storage.backend import KEY_IN_CLEAR
 
 log = logging.getLogger(__name__)
 
@@ -91,6 +92,8 @@ def check_cluster(context: BackupContext) -> None:
         context.reporter(
             Notice("the TTL of every key is asked for; --assume-no-ttl saves that where keys do not expire")
         )
+    if context.engine.name == "store" and options.storage.crypter.encrypts and options.cluster.tls.ca is None:
+        context.reporter(Notice(KEY_IN_CLEAR))
 
 
 def protect(context: BackupContext) -> None:

@@ -109,7 +109,9 @@ class StoreClient:
         guard.check_sst(request.sst)
         return self.call(self._import.Download, request, timeout=self.long_timeout + extra_seconds)
 
-    def upload(self, meta: import_sstpb_pb2.SSTMeta, chunks: Iterable[bytes], *, verified: bool) -> None:
+    def upload(
+        self, meta: import_sstpb_pb2.SSTMeta, chunks: Iterable[bytes], *, verified: bool, extra_seconds: float = 0.0
+    ) -> None:
         """Send an SST, in chunks, to the store. Empty chunks are left out: stores refuse them.
 
         `verified` says that every block's checksum was checked: stores compare ``meta.crc32`` only, and die of a
@@ -120,7 +122,8 @@ class StoreClient:
         guard.check_sst(meta)
         parts = (import_sstpb_pb2.UploadRequest(data=chunk) for chunk in chunks if chunk)
         requests = _chain(import_sstpb_pb2.UploadRequest(meta=meta), parts)
-        self._run(lambda: self._import.Upload(requests, timeout=self.long_timeout))
+        timeout = self.long_timeout + extra_seconds
+        self._run(lambda: self._import.Upload(requests, timeout=timeout))
 
     def ingest(self, request: import_sstpb_pb2.IngestRequest) -> import_sstpb_pb2.IngestResponse:
         """Take a downloaded or uploaded SST into a region that this store leads."""

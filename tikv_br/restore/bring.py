@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 
@@ -11,7 +12,7 @@ from tikv_br.restore.job import IngestJob
 from tikv_br.restore.options import RestoreOptions, Via
 from tikv_br.restore.plan import Brought, FilePart
 from tikv_br.restore.put import PutJob, put_part
-from tikv_br.spark.executor import run_tasks
+from tikv_br.spark.executor import for_steering, run_tasks
 from tikv_br.spark.task import TaskContext
 from tikv_br.storage.backend import to_backend, to_cipher_info
 
@@ -26,6 +27,7 @@ def ingest(context: RestoreContext) -> None:
         via=options.via,
         backend=_backend(options),
         cipher_info=to_cipher_info(options.storage).SerializeToString(),
+        upload_limit=_upload_limit(context),
         slow_seconds=_slow_seconds(context),
         new_timestamp=context.restamp_ts,
         record=context.record,
@@ -40,8 +42,15 @@ def _backend(options: RestoreOptions) -> bytes:
     return to_backend(options.storage, send_credentials=options.send_credentials).SerializeToString()
 
 
+def _upload_limit(context: RestoreContext) -> int:
+    """Each process's share of the limit: tasks on the driver share one process, on Spark each has its own."""
+    options, tasks = context.options, len(context.todo)
+    kind = options.executor.executor if options.executor.executor != "auto" else for_steering(tasks)
+    return math.ceil(options.rate_limit / (1 if kind == "driver" else min(options.concurrency, tasks)))
+
+
 def _slow_seconds(context: RestoreContext) -> float:
-    """What a limit adds to a download at most: all those under way at once share it at a store."""
+    """What a limit adds to a download or an upload at most: all those under way at once share it at a store."""
     options = context.options
     if not options.rate_limit:
         return 0.0

@@ -24,8 +24,10 @@ class IngestJob:
     """A serialized ``StorageBackend``: where they are for the stores."""
     cipher_info: bytes
     """A serialized ``CipherInfo``."""
+    upload_limit: int = 0
+    """Bytes a second that this process may send to each store; 0 = no limit. Downloads are limited at the stores."""
     slow_seconds: float = 0.0
-    """How much longer a download may take, because of a limit."""
+    """How much longer a download or an upload may take, because of a limit."""
     new_timestamp: int = 0
     """Which all rows get; 0 = they keep their own."""
     record: RestoreRecord | None = None

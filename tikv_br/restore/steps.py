@@ -35,6 +35,7 @@ from tikv_br.restore.options import Mode, RestoreOptions, Via
 from tikv_br.restore.plan import split_keys
 from tikv_br.restore.resume import begin, find_unfinished, finish, may_hold_rows
 from tikv_br.steps import Line, Step
+from tikv_br.storage.backend import KEY_IN_CLEAR
 from tikv_br.storage.open import open_store
 
 SCATTER_SECONDS = 60.0
@@ -81,7 +82,11 @@ def connect(context: RestoreContext) -> None:
 
 def read_backup(context: RestoreContext) -> None:
     """Read the backup's own records."""
-    context.backup = BackupSet.open(open_store(context.options.storage))
+    options = context.options
+    context.backup = BackupSet.open(open_store(options.storage))
+    stores_decrypt = options.mode is Mode.INGEST and options.via is not Via.UPLOAD
+    if stores_decrypt and options.storage.crypter.encrypts and options.cluster.tls.ca is None:
+        context.reporter(Notice(KEY_IN_CLEAR))
 
 
 def check_fit(context: RestoreContext) -> None:

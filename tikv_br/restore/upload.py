@@ -18,6 +18,7 @@ from tikv_br.backupset.coverage import KeyRange
 from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.pb import import_sstpb_pb2
 from tikv_br.cluster.regions import Region
+from tikv_br.cluster.throttle import shared_throttle
 from tikv_br.proof.ranges import codec_of, user_range
 from tikv_br.proof.stored_rows import naming, records
 from tikv_br.restore.job import IngestJob
@@ -51,8 +52,18 @@ class Upload:
         return True
 
     def _send(self, store_id: int, meta: import_sstpb_pb2.SSTMeta, descriptor: int) -> None:
-        chunks = (os.pread(descriptor, CHUNK_SIZE, offset) for offset in range(0, meta.length, CHUNK_SIZE))
-        self._cluster.store(store_id).upload(meta, chunks, verified=True)
+        chunks = self._chunks(store_id, descriptor, meta.length)
+        store = self._cluster.store(store_id)
+        store.upload(meta, chunks, verified=True, extra_seconds=self._job.slow_seconds)
+
+    def _chunks(self, store_id: int, descriptor: int, size: int) -> Iterator[bytes]:
+        """The bytes of a file, no faster than the limit."""
+        limit = self._job.upload_limit
+        throttle = shared_throttle(self._job.cluster, limit) if limit else None
+        for offset in range(0, size, CHUNK_SIZE):
+            yield (chunk := os.pread(descriptor, CHUNK_SIZE, offset))
+            if throttle is not None:
+                throttle.spend(store_id, len(chunk))
 
     def _write(self, file: IO[bytes], meta: import_sstpb_pb2.SSTMeta, span: KeyRange) -> bool:
         """Write the rows in ``span`` as a store holds them; False when there are none."""

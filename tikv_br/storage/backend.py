@@ -13,6 +13,9 @@ _CIPHERS = {
 }
 
 
+KEY_IN_CLEAR = "the backup's key travels to the stores in clear, as the cluster is used without TLS"
+
+
 def to_cipher_info(location: StorageLocation) -> brpb_pb2.CipherInfo:
     """How stores are to encrypt or decrypt what is at ``location``, with the key in clear: send it over TLS."""
     crypter = location.crypter

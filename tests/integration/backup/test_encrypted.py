@@ -22,9 +22,11 @@ from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.backupset.files import FileKind
 from tikv_br.cluster.pb import brpb_pb2
 from tikv_br.errors import CrypterMismatch
+from tikv_br.progress_events import Event, Notice
 from tikv_br.proof.lookup import find_value
 from tikv_br.restore.options import Mode, RestoreOptions
 from tikv_br.restore.run import restore
+from tikv_br.storage.backend import KEY_IN_CLEAR
 from tikv_br.storage.crypter import PLAIN
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import StorageLocation
@@ -71,7 +73,9 @@ def verified(location: StorageLocation, level: Level) -> int:
 def test_round_trip(source: LiveCluster, options: Options, tmp_path: Path, engine: str, method: str) -> None:
     """Openssl decrypts what either engine wrote, RocksDB reads it, verify and lookup do, and stores restore it all."""
     wanted = encrypted(options, source, method, engine=engine)
-    summary = backup(wanted).summary
+    events: list[Event] = []
+    summary = backup(wanted, events.append).summary
+    assert (Notice(KEY_IN_CLEAR) in events) == (engine == "store")
     folder = Path(wanted.storage.path)
     decrypt(folder, method, tmp_path / "plain")
     expected = stored({key: (value, 0) for key, value in ROWS.items()}, ApiVersion.V2, ts=1)
@@ -83,10 +87,11 @@ def test_round_trip(source: LiveCluster, options: Options, tmp_path: Path, engin
     assert found is not None
     assert found.stored.value == ROWS[b"row00008"]
     with live_cluster(tmp_path / "target", ApiVersion.V2, stores=2) as target:
-        done = restore(RestoreOptions(cluster=target.config, storage=wanted.storage))
+        done = restore(RestoreOptions(cluster=target.config, storage=wanted.storage), events.append)
         raw = target.raw()
         pages = list(raw.scan_pages(*raw.codec.rpc_range(b"", b"")))
     assert (done.verified, done.total_kvs, done.crc64xor) == (True, len(ROWS), summary.crc64xor)
+    assert events.count(Notice(KEY_IN_CLEAR)) == 1 + (engine == "store")
     rows = {
         key[4:]: value
         for page in pages
