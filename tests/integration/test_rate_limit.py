@@ -16,7 +16,7 @@ from tikv_br.backup.options import BackupOptions
 from tikv_br.backup.run import backup
 from tikv_br.cluster.config import ClusterConfig
 from tikv_br.errors import TikvBrError, UsageError
-from tikv_br.restore.options import RestoreOptions
+from tikv_br.restore.options import RestoreOptions, Via
 from tikv_br.restore.run import restore
 from tikv_br.storage.url import StorageLocation
 
@@ -96,6 +96,20 @@ def test_a_restore_holds_the_limit_and_lifts_it(live: LiveCluster, tmp_path: Pat
         with pytest.raises(TikvBrError):
             restore(options)
         assert target.hits(told) == before + 2
+
+
+def test_uploads_hold_the_limit(live: LiveCluster, tmp_path: Path) -> None:
+    """Where files are sent from here, all that is sent to a store shares the limit."""
+    place = StorageLocation("local", str(tmp_path / "backup"))
+    backup(BackupOptions(live.config, place, engine="store"))
+    with live_cluster(tmp_path / "target", ApiVersion.V1, stores=1) as target:
+        options = RestoreOptions(target.config, place, rate_limit=LIMIT, allow_overwrite=True, via=Via.UPLOAD)
+
+        def speed() -> float:
+            summary = restore(options)
+            return summary.backup_size / summary.step_seconds["ingest"]
+
+        holds(speed)
 
 
 def test_a_spark_cluster_must_say_among_how_many_tasks_it_is_divided(tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ class Engine:
 
     def share_of(self, rate_limit: int, tasks: int) -> int:
         """What each process may take of a store's limit: tasks on the driver share a process, on Spark each has its own."""
-        processes = 1 if self.executor == "driver" else min(self.slots, tasks)
+        processes = 1 if self.executor == "driver" else max(min(self.slots, tasks), 1)
         return math.ceil(rate_limit / processes)
 
 

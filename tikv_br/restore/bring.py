@@ -46,7 +46,8 @@ def _upload_limit(context: RestoreContext) -> int:
     """Each process's share of the limit: tasks on the driver share one process, on Spark each has its own."""
     options, tasks = context.options, len(context.todo)
     kind = options.executor.executor if options.executor.executor != "auto" else for_steering(tasks)
-    return math.ceil(options.rate_limit / (1 if kind == "driver" else min(options.concurrency, tasks)))
+    processes = 1 if kind == "driver" else max(min(options.concurrency, tasks), 1)
+    return math.ceil(options.rate_limit / processes)
 
 
 def _slow_seconds(context: RestoreContext) -> float:

@@ -21,8 +21,8 @@ from tikv_br.backup.run import backup
 from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.backupset.files import FileKind
 from tikv_br.cluster.pb import brpb_pb2
-from tikv_br.errors import CrypterMismatch
-from tikv_br.progress_events import Event, Notice
+from tikv_br.errors import CrypterMismatch, RequestRefused
+from tikv_br.progress_events import Event, Notice, StepFinished
 from tikv_br.proof.lookup import find_value
 from tikv_br.restore.options import Mode, RestoreOptions
 from tikv_br.restore.run import restore
@@ -113,6 +113,24 @@ def test_parquet(source: LiveCluster, options: Options, tmp_path: Path) -> None:
     with live_cluster(tmp_path / "target", ApiVersion.V2, stores=1) as target:
         done = restore(RestoreOptions(cluster=target.config, storage=wanted.storage, mode=Mode.PUT))
         assert (done.verified, target.raw().checksum().total_kvs) == (True, len(ROWS))
+
+
+def test_a_broken_off_run_goes_on_with_its_own_key_only(source: LiveCluster, options: Options) -> None:
+    """Without the key, or with another, the same command neither goes on nor removes what was done."""
+
+    def break_off(event: Event) -> None:
+        if isinstance(event, StepFinished) and event.name == "copy":
+            raise RequestRefused("broken off")
+
+    wanted = encrypted(options, source, "aes256-ctr")
+    with pytest.raises(RequestRefused):
+        backup(wanted, break_off)
+    for wrong in (PLAIN, crypter("aes128-ctr")):
+        with pytest.raises(CrypterMismatch):
+            backup(replace(wanted, storage=replace(wanted.storage, crypter=wrong)))
+    summary = backup(wanted).summary
+    assert summary.resumed_ranges == summary.ranges > 0
+    assert verified(wanted.storage, Level.DATA) == len(ROWS)
 
 
 @pytest.mark.parametrize(

@@ -127,6 +127,7 @@ def test_slots_follow_concurrency_then_executor(changes: dict[str, Any], slots: 
         ("driver", "local[*]", 8, 100, 1000),
         ("spark", "local[4]", None, 100, 250),
         ("spark", "local[4]", None, 3, 334),
+        ("spark", "local[4]", None, 0, 1000),
         ("spark", "spark://host:7077", 10, 100, 100),
         ("spark", "local[*]", 5, 100, 200),
     ],
