@@ -41,6 +41,7 @@ TIKV_BR = [sys.executable, "-m", "tikv_br.cli.main"]
 DRIVER = ["--executor", "driver"]
 ROWS = 2000
 SLOW_SECONDS = 3
+OTHER_KEYSPACE = 9
 
 
 @pytest.fixture(scope="module")
@@ -53,10 +54,18 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveCluster]:
 
 
 @pytest.fixture(scope="module")
-def v2(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveCluster]:
+def v2_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveCluster]:
     """Run a V2 cluster."""
     with live_cluster(tmp_path_factory.mktemp("v2"), ApiVersion.V2, stores=1) as cluster:
         yield cluster
+
+
+@pytest.fixture
+def v2(v2_cluster: LiveCluster) -> Iterator[LiveCluster]:
+    """Return the V2 cluster, empty: what a test writes is gone after it."""
+    yield v2_cluster
+    for keyspace in (0, OTHER_KEYSPACE):
+        v2_cluster.raw(keyspace).delete_range(b"", b"")
 
 
 def run(
@@ -258,10 +267,10 @@ def test_a_conversion_that_loses_data(v2: LiveCluster, tmp_path: Path) -> None:
 
 def test_ranges_and_keyspaces_by_flags(v2: LiveCluster, tmp_path: Path) -> None:
     """Both flags may be repeated; what cannot be meant is refused by name."""
-    for keyspace in (0, 9):
+    for keyspace in (0, OTHER_KEYSPACE):
         v2.raw(keyspace).batch_put({b"a": b"1", b"b:": b"2", b"c": b"3", b"d": b"4"})
     place = ("-u", v2.pd, "-s", str(tmp_path / "backup"), *DRIVER, "--output", "json")
-    chosen = ("--keyspace", "9", "--keyspace", "DEFAULT", "--range", ":6200", "--range", "63:64")
+    chosen = ("--keyspace", str(OTHER_KEYSPACE), "--keyspace", "DEFAULT", "--range", ":6200", "--range", "63:64")
     done = run(*place, *chosen, environment={"TIKV_BR_KEYSPACE": "5"})
     assert done.returncode == 0, done.stderr
     assert lines(done)[-1]["total_kvs"] == 2 * 2
