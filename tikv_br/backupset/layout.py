@@ -63,6 +63,11 @@ def ledger_name(interval: KeyRange, attempt: str) -> str:
     return f"{LEDGER}/{interval_id(interval)}-{attempt}.json"
 
 
+def import_mode_name(cluster_id: int) -> str:
+    """Name of the record that a restore keeps of a cluster's import mode until it is put back."""
+    return f"{RESTORE}/import-mode-{cluster_id}.json"
+
+
 def lease_name(number: int) -> str:
     """Name of a lease's object."""
     return f"{LEASE}/{number:08d}.json"

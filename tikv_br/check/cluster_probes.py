@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 
 from formats.api_version import ApiVersion
+from tikv_br.backupset import layout
 from tikv_br.check.probe import Figure, Probe, Verdict, fail, listed, ok, skipped, warn
 from tikv_br.check.surroundings import Surroundings
 from tikv_br.cluster import pd_status
@@ -14,6 +15,7 @@ from tikv_br.cluster.pd_status import GcStatus, StoreStatus
 from tikv_br.cluster.timestamp import physical_ms
 from tikv_br.cluster.topology import store_api_version
 from tikv_br.errors import ClusterUnreachable
+from tikv_br.storage.base import exists
 
 CLOCK_WARN, CLOCK_FAIL = 1.0, 5.0
 """Seconds between this clock and PD's; comparisons of rows that expire allow for 5."""
@@ -166,7 +168,7 @@ def judge_gc(status: GcStatus, now_ms: int) -> Verdict:
 def look_at_schedulers(around: Surroundings) -> Verdict:
     """Nothing that an import paused stands still."""
     pd_http = around.cluster.pd_http
-    paused = pd_status.paused_schedulers(pd_http)
+    paused = pd_http.schedulers(paused=True)
     merging = pd_status.merges_regions(pd_http)
     if not paused and merging:
         return ok("none is paused")
@@ -180,8 +182,13 @@ def look_at_schedulers(around: Surroundings) -> Verdict:
 
 
 def look_at_import_mode(around: Surroundings) -> Verdict:
-    """No store was left in import mode."""
+    """No store was left in import mode, as far as stores tell, and no restore of the backup at the storage has left it so."""
     cluster = around.cluster
+    if around.options.storage is not None and exists(around.store, layout.import_mode_name(cluster.cluster_id)):
+        return warn(
+            "a restore of the backup at the storage has not put it back",
+            "If it does not run any more: run the same restore again, which puts everything back.",
+        )
     try:
         importing = [store.id for store in cluster.pd.stores() if store.serves and cluster.store(store.id).importing()]
     except CallUnsupported:

@@ -80,11 +80,6 @@ def gc_status(pd: Documents) -> GcStatus:
     return GcStatus(int(document.get("gc_safe_point", 0)), held)
 
 
-def paused_schedulers(pd: Documents) -> list[str]:
-    """Schedulers that stand still because somebody asked for it."""
-    return [str(name) for name in cast("Iterable[object]", pd.document("/schedulers?status=paused") or ())]
-
-
 def merges_regions(pd: Documents) -> bool:
     """Whether small regions are merged: tools that import switch it off for a while by a size of 0."""
     return int(_object(pd, "/config/schedule").get("max-merge-region-size", 1)) > 0

@@ -100,18 +100,18 @@ class RestoreRecord:
 
     def pause(self, cluster_id: int, paused: Paused) -> None:
         """Write down what is about to be changed in a cluster. Raises `StorageError`."""
-        write_record(self.store, _import_mode(cluster_id), paused)
+        write_record(self.store, layout.import_mode_name(cluster_id), paused)
 
     def paused(self, cluster_id: int) -> Paused | None:
         """What any restore of this backup has changed in a cluster and not put back. Raises `BackupDamaged`."""
         try:
-            return read_record(self.store, Paused, _import_mode(cluster_id))
+            return read_record(self.store, Paused, layout.import_mode_name(cluster_id))
         except StorageObjectMissing:
             return None
 
     def resume(self, cluster_id: int) -> None:
         """It is put back. Idempotent."""
-        self.store.delete(_import_mode(cluster_id))
+        self.store.delete(layout.import_mode_name(cluster_id))
 
     def _names(self) -> list[str]:
         return [info.name for info in self.store.list(f"{layout.RESTORE}/{self.id}")]
@@ -130,10 +130,6 @@ def remove_all(store: ObjectStore) -> int:
     _delete(store, begun)
     _delete(store, names)
     return len(begun)
-
-
-def _import_mode(cluster_id: int) -> str:
-    return f"{layout.RESTORE}/import-mode-{cluster_id}.json"
 
 
 def _delete(store: ObjectStore, names: list[str]) -> None:

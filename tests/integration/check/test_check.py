@@ -14,6 +14,7 @@ import pytest
 from formats.api_version import ApiVersion
 from tests.integration.s3_servers import S3Server, moto_server
 from tests.live_cluster import LiveCluster, live_cluster
+from tikv_br.backupset.layout import import_mode_name
 from tikv_br.check.cluster_probes import look_at_import_mode
 from tikv_br.check.probe import Result, Status
 from tikv_br.check.run import check
@@ -21,6 +22,7 @@ from tikv_br.check.surroundings import CheckOptions, Surroundings
 from tikv_br.cluster.config import ClusterConfig
 from tikv_br.cluster.store import StoreClient
 from tikv_br.cluster.timestamp import minus_seconds
+from tikv_br.storage.open import open_store
 from tikv_br.storage.url import StorageLocation
 
 PATIENT = 60.0
@@ -125,6 +127,16 @@ def test_stores_in_import_mode(live: LiveCluster, monkeypatch: pytest.MonkeyPatc
         verdict = look_at_import_mode(around)
     assert verdict.status is Status.WARN
     assert verdict.seen == f"store {first} in import mode"
+
+
+def test_import_mode_that_a_restore_left(live: LiveCluster, tmp_path: Path) -> None:
+    """A restore's own record of it lies beside the backup until it is put back."""
+    place = StorageLocation("local", str(tmp_path))
+    record = import_mode_name(live.cluster.cluster_id)
+    open_store(place).put(record, b"{}")
+    assert "has not put it back" in bad(look(live.config, place))["import-mode"]
+    open_store(place).delete(record)
+    assert "import-mode" not in bad(look(live.config, place))
 
 
 def test_a_v1_cluster(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ def test_stores_with_their_disks() -> None:
         ]
 
 
-def test_members_gc_and_schedulers() -> None:
+def test_members_gc_and_merging() -> None:
     """Each document's fields; GC's own entry is none of the services."""
     points = [
         {"service_id": "gc_worker", "safe_point": 5, "expired_at": (1 << 63) - 1},
@@ -42,12 +42,10 @@ def test_members_gc_and_schedulers() -> None:
     with ScriptedHttp() as server:
         answer(server, "/health", [{"name": "pd1", "health": True}, {"name": "pd2"}])
         answer(server, "/gc/safepoint", {"service_gc_safe_points": points, "gc_safe_point": 3})
-        answer(server, "/schedulers?status=paused", ["balance-leader-scheduler"])
         answer(server, "/config/schedule", {"max-merge-region-size": 0})
         pd = pd_http(server)
         assert pd_status.member_health(pd) == {"pd1": True, "pd2": False}
         assert pd_status.gc_status(pd) == GcStatus(3, (ServiceSafePoint("backup", 7, 99),))
-        assert pd_status.paused_schedulers(pd) == ["balance-leader-scheduler"]
         assert not pd_status.merges_regions(pd)
 
 
