@@ -9,7 +9,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 keys=${KEYS:-100000}
 value_size=${VALUE_SIZE:-100}
-home=.cache/demo
+home=$PWD/.cache/demo
 bucket=backups
 s3_pid=
 begin=$SECONDS
@@ -49,7 +49,6 @@ trap 'exit 143' TERM
 scripts/setup.sh demo
 PATH=$PWD/.venv/bin:$PATH
 hash -r
-
 
 say "An empty place: two playgrounds of three stores, and an S3 service (moto)"
 stop_all

@@ -82,6 +82,8 @@ def configure(level: LogLevel | None = None, *, file: str | None = None, form: L
     old = _Current.settings
     settings = LogSettings(level or old.level, file or old.file, form or old.form)
     handler = _handler(settings.file)
+    if settings.level is not LogLevel.DEBUG:
+        handler.addFilter(_is_worth_telling)
     handler.setFormatter(_JsonFormatter() if settings.form is LogForm.JSON else _TextFormatter())
     close()
     _Current.settings = settings
@@ -91,6 +93,11 @@ def configure(level: LogLevel | None = None, *, file: str | None = None, form: L
     for name in _OURS:
         logging.getLogger(name).setLevel(settings.level.value.upper())
     logging.captureWarnings(capture=True)
+
+
+def _is_worth_telling(record: logging.LogRecord) -> bool:
+    """All but what py4j complains of, through the root logger, when a JVM ends: what matters of it is an error of ours."""
+    return "/py4j/" not in record.pathname
 
 
 def reset() -> None:

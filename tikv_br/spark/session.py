@@ -135,15 +135,26 @@ class _Launch:
         del self._context  # its error knows our frames: a circle that would keep a dead JVM's pipe open
 
 
+class _PopenArguments(dict[str, Any]):
+    """What the JVM is launched with, less the function that pyspark would have Python run between fork and exec.
+
+    In a process with threads (gRPC's, ours) that child may die or hang of a lock that none of its threads will open; without it
+    no Python runs there at all. Ctrl-C is kept from the JVM by a process group of its own instead.
+    """
+
+    def __setitem__(self, name: str, value: Any) -> None:  # noqa: ANN401 - any argument
+        if name != "preexec_fn":
+            super().__setitem__(name, value)
+
+
 def _launch_jvm(conf: SparkConf, log: IO[bytes]) -> Any:  # noqa: ANN401 - py4j has no types
-    """Start the JVM; again where it ends without a word, as the fork of a busy process can before it reaches Java."""
+    """Start the JVM; again where it ends without a word, as one does that the system kills for want of memory."""
     from pyspark.errors import PySparkException
     from pyspark.java_gateway import launch_gateway
 
-    output = {"stdout": log, "stderr": log}
     for tries_left in reversed(range(_LAUNCHES)):
         try:
-            return launch_gateway(conf, output)  # type: ignore[no-untyped-call]
+            return launch_gateway(conf, _PopenArguments(stdout=log, stderr=log, process_group=0))  # type: ignore[no-untyped-call]
         except PySparkException:
             if not tries_left or _tail(log):
                 raise

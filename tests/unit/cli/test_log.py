@@ -120,3 +120,12 @@ def test_log_file_that_cannot_be_written_is_a_usage_error(tmp_path: Path, capsys
     """A folder that is not there is said before anything is done."""
     assert run(["version", "--log-file", f"{tmp_path}/none/log"]) == 2
     assert "--log-file" in capsys.readouterr().err
+
+
+def test_py4j_complains_in_debug_only(capsys: pytest.CaptureFixture[str]) -> None:
+    """What its code logs through the root logger of a JVM that has been ended is kept from people."""
+    record = logging.makeLogRecord({"msg": "lost", "levelno": logging.ERROR, "pathname": "/x/py4j/java_gateway.py"})
+    for level, told in ((LogLevel.INFO, False), (LogLevel.DEBUG, True)):
+        configure(level)
+        logging.getLogger().handle(record)
+        assert ("lost" in capsys.readouterr().err) is told

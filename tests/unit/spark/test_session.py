@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import tempfile
 import time
 from pathlib import Path
 
+import pyspark.java_gateway
 import pytest
+from pyspark import SparkConf
 
 from tikv_br.errors import SparkUnavailable, UsageError
-from tikv_br.spark.session import _master, check_java, check_master, is_local, spark_context
+from tikv_br.spark.session import _launch_jvm, _master, check_java, check_master, is_local, spark_context
 
 
 @pytest.mark.parametrize(
@@ -83,3 +86,18 @@ def test_missing_java_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     with pytest.raises(SparkUnavailable, match="does not run"):
         check_java()
+
+
+def test_no_python_runs_between_fork_and_exec_of_the_jvm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What pyspark would run there is left out, and Ctrl-C is kept from the JVM by a process group of its own."""
+    given: dict[str, object] = {}
+
+    def popen(_command: list[str], **arguments: object) -> None:
+        given.update(arguments)
+        raise FileNotFoundError("no JVM in this test")
+
+    monkeypatch.setattr(pyspark.java_gateway, "Popen", popen)
+    with tempfile.TemporaryFile() as log, pytest.raises(FileNotFoundError):
+        _launch_jvm(SparkConf(loadDefaults=False), log)
+    assert given.keys() == {"stdin", "stdout", "stderr", "env", "process_group"}
+    assert given["process_group"] == 0
