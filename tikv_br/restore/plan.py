@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -101,7 +102,16 @@ def choose_parts(files: Iterable[FileEntry], wanted: Sequence[Wanted]) -> list[F
 
 def without(parts: Iterable[FilePart], done: Sequence[KeyRange]) -> list[FilePart]:
     """What of ``parts`` does not lie in ``done``, ranges of keys as in the files."""
-    return [part._replace(span=hole) for part in parts for hole in missing(part.span, done)]
+    holes = missing(KeyRange(b"", b""), done)
+    starts = [hole.start for hole in holes]
+    left: list[FilePart] = []
+    for part in parts:
+        for at in range(max(bisect.bisect_right(starts, part.span.start) - 1, 0), len(holes)):
+            if part.span.end and starts[at] >= part.span.end:
+                break
+            if not (span := intersection(part.span, holes[at])).is_empty:
+                left.append(part._replace(span=span))
+    return left
 
 
 def split_keys(parts: Sequence[FilePart], region_bytes: int = REGION_BYTES) -> list[bytes]:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from tikv_br.backupset import layout
 from tikv_br.backupset.coverage import KeyRange, intersection, subtract
-from tikv_br.errors import StorageDenied, StorageReadOnly
+from tikv_br.errors import BackupDamaged, StorageDenied, StorageReadOnly
 from tikv_br.progress_events import Notice
 from tikv_br.restore.context import RestoreContext
 from tikv_br.restore.plan import without
@@ -20,11 +20,10 @@ def find_unfinished(context: RestoreContext) -> None:
     context.record = _record(context)
     context.todo = context.parts
     if context.options.resume:
-        context.begun = context.record.begun()
+        _read(context, context.record)
     if context.begun is None:
         return
     context.restamp_ts = context.begun.restamp_ts
-    context.resumed = context.record.restored(context.begun)
     context.todo = without(context.parts, context.resumed)
     began = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(context.begun.started_ms / 1000))
     context.reporter(
@@ -72,10 +71,19 @@ def finish(context: RestoreContext) -> None:
         context.record.complete(context.begun, [each.span for each in context.wanted])
 
 
+def _read(context: RestoreContext, record: RestoreRecord) -> None:
+    try:
+        context.begun = record.begun()
+        context.resumed = record.restored(context.begun) if context.begun is not None else []
+    except BackupDamaged as error:  # of the record, not of the backup
+        hint = "Say --no-resume: the target must then be empty, or --allow-overwrite."
+        raise BackupDamaged(error.message, hint=hint) from None
+
+
 def _record(context: RestoreContext) -> RestoreRecord:
     store = context.backup.store
     if context.options.state is not None:  # what is written there names keys of the backup
         store = open_store(replace(context.options.state, crypter=store.location.crypter))
     meta = context.backup.store.get(layout.META)
-    rewrites = sorted({(each.rewrite.old, each.rewrite.new) for each in context.wanted})
+    rewrites = sorted({(each.rewrite.old, each.rewrite.new) for each in context.wanted if each.rewrite.changes})
     return RestoreRecord.of(store, context.info.cluster_id, meta, rewrites)

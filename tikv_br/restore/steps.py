@@ -18,6 +18,7 @@ from tikv_br.cluster.shared import shared_cluster
 from tikv_br.cluster.split import scatter, split_at
 from tikv_br.errors import (
     BackupUnsupported,
+    ChecksumMismatch,
     ClusterError,
     TargetNotEmpty,
     TimestampAheadOfTso,
@@ -173,4 +174,10 @@ def flush_timestamps(context: RestoreContext) -> None:
 def compare(context: RestoreContext) -> None:
     """Compare what the stores now hold with what the backup says."""
     prover = Prover(context.cluster, context.backup.store, context.backup.api_version)
-    context.found = prover.prove_all(context.parts, context.options.concurrency)
+    try:
+        context.found = prover.prove_all(context.parts, context.options.concurrency)
+    except ChecksumMismatch as error:
+        if not context.resumed:
+            raise
+        hint = "If rows were deleted since the restore began, say --no-resume."
+        raise ChecksumMismatch(error.message, hint=f"{error.hint} {hint}") from None

@@ -13,10 +13,12 @@ from tests.integration.restore.conftest import ROWS, rows_of
 from tests.integration.restore.forked_restores import Forks
 from tests.integration.restore.test_resume import leftovers
 from tests.live_cluster import LiveCluster
+from tikv_br.cluster.pb import import_sstpb_pb2
 from tikv_br.errors import TargetNotEmpty, Terminated
 from tikv_br.progress_events import StepStarted
+from tikv_br.restore.abort import Forgotten, abort_restores
 from tikv_br.restore.options import RestoreOptions
-from tikv_br.restore.record import remove_all
+from tikv_br.restore.record import Paused, RestoreRecord, remove_all
 from tikv_br.restore.run import restore
 from tikv_br.spark.executor import ExecutorOptions
 from tikv_br.storage.open import open_store
@@ -71,6 +73,21 @@ def test_a_restore_that_fails_puts_everything_back(source: StorageLocation, targ
     assert_normal(target)
     assert not any("import-mode" in name for name in leftovers(source))
     remove_all(open_store(source))
+
+
+def test_abort_ends_it_too(source: StorageLocation, target: LiveCluster) -> None:
+    """Who gives an unfinished restore up need not run another to have the cluster as it was."""
+    record = RestoreRecord(open_store(source), "given-up")
+    record.pause(target.cluster.cluster_id, Paused(tuple(MOVERS)))
+    for name in MOVERS:
+        target.cluster.pd_http.pause_scheduler(name, 300)
+    for store_id in target.store_ids:
+        target.cluster.store(store_id).switch_mode(import_sstpb_pb2.Import)
+    assert (importing(target), paused(target)) == ([True] * 3, MOVERS)
+    assert abort_restores(source, target.config) == Forgotten(0, put_back=True)
+    assert_normal(target)
+    assert abort_restores(source, target.config) == Forgotten(0, put_back=False)
+    assert leftovers(source) == []
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])

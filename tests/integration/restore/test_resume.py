@@ -15,7 +15,7 @@ from tests.integration.restore.conftest import FILES, ROWS, rows_of
 from tests.integration.restore.forked_restores import Forks
 from tests.live_cluster import LiveCluster
 from tikv_br.backupset import layout
-from tikv_br.errors import StorageReadOnly, TargetNotEmpty, Terminated
+from tikv_br.errors import BackupDamaged, ChecksumMismatch, StorageReadOnly, TargetNotEmpty, Terminated
 from tikv_br.progress_events import Event, Notice
 from tikv_br.restore.options import RestoreOptions
 from tikv_br.restore.record import remove_all
@@ -116,6 +116,33 @@ def test_a_foreign_key_where_no_file_was_to_come_is_refused(source: StorageLocat
     with pytest.raises(TargetNotEmpty, match=b"a".hex()):
         restore(options_of(target, source))
     assert restore(options_of(target, source, start=b"prefix")).verified
+
+
+def test_another_range_goes_on_as_well(source: StorageLocation, target: LiveCluster) -> None:
+    """What is in is known by its keys: a wider range brings the rest, and rows that went since are missed."""
+    break_off(target, source, start=b"prefix")
+    summary = restore(options_of(target, source))
+    assert summary.resumed_files > 3
+    assert rows_of(target) == ROWS
+    target.raw().delete_range(b"", b"")
+    break_off(target, source)
+    target.raw().delete_range(b"", b"")
+    with pytest.raises(ChecksumMismatch) as raised:
+        restore(options_of(target, source))
+    assert "--no-resume" in raised.value.hint
+    assert restore(options_of(target, source, resume=False, allow_overwrite=True)).verified
+
+
+def test_a_record_that_does_not_read_is_no_fault_of_the_backup(source: StorageLocation, target: LiveCluster) -> None:
+    """It is said which object, and how to go on without it."""
+    break_off(target, source)
+    store = open_store(source)
+    begun = next(name for name in leftovers(source) if name.endswith("begun.json"))
+    store.put(begun, b"{}")
+    with pytest.raises(BackupDamaged, match="begun") as raised:
+        restore(options_of(target, source))
+    assert "--no-resume" in raised.value.hint
+    assert restore(options_of(target, source, resume=False, allow_overwrite=True)).verified
 
 
 def test_no_resume_begins_anew(source: StorageLocation, target: LiveCluster) -> None:

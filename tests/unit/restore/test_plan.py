@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from tikv_br.backupset.coverage import KeyRange, intersection
 from tikv_br.backupset.files import FileEntry
-from tikv_br.restore.plan import Wanted, choose_parts, split_keys
+from tikv_br.restore.plan import FilePart, Wanted, choose_parts, split_keys, without
 
 KEYS = st.binary(max_size=3)
 RANGES = st.builds(KeyRange, KEYS, KEYS).filter(lambda span: not span.is_empty)
@@ -54,3 +54,18 @@ def test_splits_stand_at_file_starts_once_a_region_is_full() -> None:
         file(b"e", b"", 1),
     ]
     assert split_keys(choose_parts(files, [Wanted(KeyRange(b"", b""))]), region_bytes=100) == [b"c", b"d", b"e"]
+
+
+@given(st.lists(RANGES, max_size=4), st.lists(RANGES, max_size=4), KEYS)
+def test_what_is_done_is_left_out_and_nothing_else(wanted: list[KeyRange], done: list[KeyRange], key: bytes) -> None:
+    """A key is still to do if and only if a part has it and nothing done has."""
+    parts = [FilePart(file(span.start, span.end), span) for span in wanted]
+    left = any(inside(key, part.span) for part in without(parts, done))
+    assert left == (any(inside(key, span) for span in wanted) and not any(inside(key, span) for span in done))
+
+
+def test_ten_thousand_parts_of_which_half_are_done() -> None:
+    """Each part meets only the holes around it: what is left is found at once, in the order of the parts."""
+    spans = [KeyRange(b"%05d" % number, b"%05d" % (number + 1)) for number in range(10_000)]
+    parts = [FilePart(file(span.start, span.end), span) for span in spans]
+    assert [part.span for part in without(parts, spans[::2])] == spans[1::2]

@@ -177,6 +177,13 @@ def test_foreign_objects_are_noted_and_do_no_harm(backup: Path) -> None:
     assert [note.split()[0] for note in notes] == ["README", "sst/leftover_default.sst"]
 
 
+def test_records_of_a_restore_under_way_are_not_foreign(backup: Path) -> None:
+    """They lie in the backup's own folder while a restore runs, or after it was killed."""
+    (backup / "tikv-br" / "restore" / "0123456789abcdef").mkdir(parents=True)
+    (backup / "tikv-br" / "restore" / "0123456789abcdef" / "begun.json").write_bytes(b"{}")
+    assert run(backup, Level.META)[0].foreign_objects == 0
+
+
 def test_many_foreign_objects_are_counted(backup: Path) -> None:
     """Twenty are named, the rest is a number."""
     for number in range(30):
