@@ -9,7 +9,7 @@ from functools import partial
 from tikv_br.restore.context import RestoreContext
 from tikv_br.restore.ingest import ingest_part
 from tikv_br.restore.job import IngestJob
-from tikv_br.restore.options import RestoreOptions, Via
+from tikv_br.restore.options import Via
 from tikv_br.restore.plan import Brought, FilePart
 from tikv_br.restore.put import PutJob, put_part
 from tikv_br.spark.executor import for_steering, run_tasks
@@ -24,8 +24,8 @@ def ingest(context: RestoreContext) -> None:
         cluster=options.cluster,
         api_version=backup.api_version,
         store=backup.store,
-        via=options.via,
-        backend=_backend(options),
+        via=context.via,
+        backend=_backend(context),
         cipher_info=to_cipher_info(options.storage).SerializeToString(),
         upload_limit=_upload_limit(context),
         slow_seconds=_slow_seconds(context),
@@ -35,9 +35,10 @@ def ingest(context: RestoreContext) -> None:
     _run(context, partial(ingest_part, job))
 
 
-def _backend(options: RestoreOptions) -> bytes:
+def _backend(context: RestoreContext) -> bytes:
     """Where stores are told to read, unless they need not."""
-    if options.via is Via.UPLOAD:
+    options = context.options
+    if context.via is Via.UPLOAD:
         return b""
     return to_backend(options.storage, send_credentials=options.send_credentials).SerializeToString()
 

@@ -72,7 +72,7 @@ def _keyspace(context: RestoreContext) -> KeyCodec | None:
 def _rewrite(context: RestoreContext, source: KeyCodec, target: KeyCodec) -> Rewrite:
     old, new = context.options.rewrite_prefix
     rewrite = Rewrite(source.rpc_key(old), target.rpc_key(new))
-    by_stores = context.options.mode is Mode.INGEST and context.options.via is not Via.UPLOAD
+    by_stores = context.options.mode is Mode.INGEST and context.via is not Via.UPLOAD
     if by_stores and not stores_can(source.api_version, rewrite):
         raise UsageError(
             f"--rewrite-prefix: in API V2 stores can only put a prefix of {len(new)} bytes in the place of one of "

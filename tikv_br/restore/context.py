@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from formats.checksum import Checksum
 from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.backupset.coverage import KeyRange
+from tikv_br.backupset.files import FileKind
 from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.download_limit import DownloadLimit
 from tikv_br.cluster.import_mode import ImportMode
@@ -14,7 +15,7 @@ from tikv_br.cluster.regions import Region
 from tikv_br.cluster.topology import ClusterInfo
 from tikv_br.progress_events import Reporter, silent
 from tikv_br.restore.inspect import Inspected
-from tikv_br.restore.options import RestoreOptions
+from tikv_br.restore.options import RestoreOptions, Via
 from tikv_br.restore.plan import Brought, FilePart, RestorePlan, Wanted
 from tikv_br.restore.record import Begun, RestoreRecord
 
@@ -54,6 +55,12 @@ class RestoreContext:
     """By all tasks of this run."""
     found: Checksum | None = None
     """What the cluster answered; None when it was not asked."""
+
+    @property
+    def via(self) -> Via:
+        """How files get to the stores: Parquet, which stores cannot read, by `Via.UPLOAD` unless that was ruled out."""
+        options = self.options
+        return Via.UPLOAD if options.via is Via.AUTO and self.backup.file_kind is not FileKind.SST else options.via
 
     @property
     def resumed_files(self) -> int:

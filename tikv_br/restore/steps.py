@@ -92,11 +92,11 @@ def read_backup(context: RestoreContext) -> None:
 
 def check_fit(context: RestoreContext) -> None:
     """Refuse a backup in another encoding than the cluster's, files that it cannot take in, a checksum it cannot give."""
-    by_stores = context.options.mode is Mode.INGEST and context.options.via is not Via.UPLOAD
+    by_stores = context.options.mode is Mode.INGEST and context.via is not Via.UPLOAD
     if by_stores and context.backup.file_kind is not FileKind.SST:
         raise BackupUnsupported(
             "stores take in SSTs only, and the backup's files are Parquet",
-            hint="Say --via upload, which makes SSTs of them here, or --mode put, which writes rows as any client does.",
+            hint="Leave out --via stores: SSTs are made of them here. Or say --mode put, which writes rows as any client does.",
         )
     check_same_encoding(context.backup.api_version, context.info)
     if context.options.checksum:

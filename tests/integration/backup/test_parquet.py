@@ -21,7 +21,7 @@ from tikv_br.backup.run import backup
 from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.backupset.files import FileKind
 from tikv_br.cluster.pb import brpb_pb2
-from tikv_br.errors import BackupDamaged, BackupUnsupported
+from tikv_br.errors import BackupDamaged
 from tikv_br.proof.lookup import find_value
 from tikv_br.restore.options import Mode, RestoreOptions
 from tikv_br.restore.run import restore
@@ -229,18 +229,17 @@ def test_spark_reads_it_and_skips_what_it_need_not_read(
         assert 3 <= scan.metrics().apply("numOutputRows").value() < len(rows) / 2
 
 
+@pytest.mark.parametrize("mode", Mode)
 @pytest.mark.parametrize("source", [V1, V1TTL, V2])
-def test_it_is_restored_by_puts(
-    source: ApiVersion, sources: Sources, targets: Clusters, parquet: Options, rows: dict[bytes, bytes]
+def test_it_is_restored(
+    source: ApiVersion, mode: Mode, sources: Sources, targets: Clusters, parquet: Options, rows: dict[bytes, bytes]
 ) -> None:
-    """A cluster serves every row again, with what is left of its TTL; stores are not handed files that are no SSTs."""
+    """A cluster serves every row again, with what is left of its TTL."""
     wanted = parquet(sources(source).live, engine="auto")
     backup(wanted)
     live = targets(source)
-    with pytest.raises(BackupUnsupported) as raised:
-        restore(RestoreOptions(live.config, wanted.storage))
-    assert "--mode put" in raised.value.hint
-    restored = restore(RestoreOptions(live.config, wanted.storage, mode=Mode.PUT))
+    live.raw().delete_range(b"", b"")
+    restored = restore(RestoreOptions(live.config, wanted.storage, mode=mode))
     expected = rows | (expiring() if source.has_ttl else {})
     assert live.raw().batch_get(expected) == expected
     assert restored.verified

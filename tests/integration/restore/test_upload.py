@@ -19,7 +19,7 @@ from tikv_br.backup.options import BackupOptions
 from tikv_br.backup.run import backup
 from tikv_br.backupset.files import FileKind
 from tikv_br.cluster.pb import brpb_pb2
-from tikv_br.errors import BackupDamaged, StorageObjectMissing
+from tikv_br.errors import BackupDamaged, BackupUnsupported, StorageObjectMissing
 from tikv_br.progress_events import StepStarted
 from tikv_br.restore.options import RestoreOptions, Via
 from tikv_br.restore.run import RestoreSummary, restore
@@ -120,14 +120,18 @@ def test_a_damaged_block_never_gets_to_a_store(source: StorageLocation, target: 
 
 
 def test_parquet_becomes_ssts_here(target: LiveCluster, tmp_path: Path) -> None:
-    """Stores take in no Parquet; rows of such a backup are ingested all the same, with their own expiries."""
+    """Stores take in no Parquet; by default its rows are ingested all the same, with their own expiries."""
     location = parse(f"local://{tmp_path / 'parquet'}")
     with live_cluster(tmp_path / "v2-source", ApiVersion.V2) as live:
         load(live, {b"lasting%d" % number: b"value" for number in range(100)})
         load(live, {b"expiring": b"value"}, ttl=5000)
         backup(BackupOptions(live.config, location, safe_interval=0.0, file_kind=FileKind.PARQUET, executor="driver"))
         rows = rows_of(live)
-    assert run(target, location).verified
+    with pytest.raises(BackupUnsupported, match="Parquet"):
+        run(target, location, via=Via.STORES)
+    summary = run(target, location, via=Via.AUTO)
+    assert summary.verified
+    assert summary.uploaded_files == summary.files
     assert rows_of(target) == rows
     assert 4000 < (target.raw().get_ttl(b"expiring") or 0) <= 5000
 
