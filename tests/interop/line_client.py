@@ -1,4 +1,7 @@
-"""Clients of RawKV that are programs of their own: one JSON request a line in, one JSON answer a line out, bytes in base64."""
+"""Clients of RawKV that are programs of their own: one JSON request a line in, one JSON answer a line out, bytes in base64.
+
+Methods are named as those of our own `RawClient`.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Self
 
 from formats.checksum import Checksum
+from tikv_br.cluster.rawkv import Swapped
 
 SCAN_LIMIT = 10_240
 """Rows that client-go returns at most for one call."""
@@ -48,7 +52,7 @@ class LineClient:
         values = map(_bytes, self._ask("batch_get", keys=keys)["values"])
         return {key: value for key, value in zip(keys, values, strict=True) if value is not None}
 
-    def ttl(self, key: bytes) -> int | None:
+    def get_ttl(self, key: bytes) -> int | None:
         """Seconds until a key expires, 0 for never; None when there is no such key."""
         ttl: int | None = self._ask("ttl", key=key)["ttl"]
         return ttl
@@ -57,10 +61,14 @@ class LineClient:
         """Write one pair."""
         self._ask("put", key=key, value=value, ttl=ttl)
 
-    def batch_put(self, rows: Mapping[bytes, bytes], ttls: Mapping[bytes, int] | None = None) -> None:
-        """Write pairs; ``ttls`` holds those of all keys, or is None where none expires."""
-        seconds = None if ttls is None else [ttls[key] for key in rows]
-        self._ask("batch_put", keys=list(rows), values=list(rows.values()), ttls=seconds)
+    def batch_put(self, rows: Mapping[bytes, bytes]) -> None:
+        """Write pairs that do not expire."""
+        self._ask("batch_put", keys=list(rows), values=list(rows.values()), ttls=None)
+
+    def batch_put_with_ttls(self, rows: Iterable[tuple[bytes, bytes, int]]) -> None:
+        """As `batch_put`, with a TTL for each pair. Where none has one, none is sent: V1 would take that amiss."""
+        keys, values, ttls = (list(column) for column in zip(*rows, strict=True))
+        self._ask("batch_put", keys=keys, values=values, ttls=ttls if any(ttls) else None)
 
     def delete(self, key: bytes) -> None:
         """Remove one key."""
@@ -84,10 +92,10 @@ class LineClient:
         """Pairs of [lower, upper), from the upper end down."""
         return _pairs(self._ask("reverse_scan", start=upper, end=lower, limit=limit))
 
-    def compare_and_swap(self, key: bytes, previous: bytes | None, value: bytes) -> tuple[bool, bytes | None]:
-        """Whether the value was written, because the key's was ``previous``, and what the key's value was."""
+    def compare_and_swap(self, key: bytes, previous: bytes | None, value: bytes) -> Swapped:
+        """Write the value if the key's is ``previous``; None means that there must be none."""
         answer = self._ask("cas", key=key, previous=previous, value=value)
-        return answer["swapped"], _bytes(answer["previous"])
+        return Swapped(answer["swapped"], _bytes(answer["previous"]))
 
     def checksum(self, start: bytes = b"", end: bytes = b"") -> Checksum:
         """The servers' checksum over [start, end)."""

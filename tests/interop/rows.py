@@ -16,11 +16,12 @@ def rows() -> dict[bytes, bytes]:
     return hard_rows(count=400)
 
 
-def ttls(of: dict[bytes, bytes], version: ApiVersion) -> dict[bytes, int] | None:
-    """Return a TTL for each row, with every third 0; None where the cluster keeps none."""
-    if not version.has_ttl:
-        return None
-    return {key: number % 3 and YEAR + 1000 * number for number, key in enumerate(of)}
+def with_ttls(of: dict[bytes, bytes], version: ApiVersion) -> list[tuple[bytes, bytes, int]]:
+    """Return rows with a TTL each: every third 0, and all where the cluster keeps none."""
+    return [
+        (key, value, number % 3 and YEAR + 1000 * number if version.has_ttl else 0)
+        for number, (key, value) in enumerate(of.items())
+    ]
 
 
 def split(live: LiveCluster) -> None:
@@ -30,11 +31,13 @@ def split(live: LiveCluster) -> None:
     live.run("scatter")
 
 
-def our_rows(live: LiveCluster, keyspace_id: int = 0) -> list[tuple[bytes, bytes]]:
-    """Return what our scan reads, as user keys and values."""
+def our_rows(
+    live: LiveCluster, keyspace_id: int = 0, start: bytes = b"", end: bytes = b""
+) -> list[tuple[bytes, bytes]]:
+    """Return what our scan reads of [start, end), as user keys and values."""
     raw = live.raw(keyspace_id)
     return [
         (raw.codec.user_key(key), value)
-        for page in raw.scan_pages(*raw.codec.rpc_range(b"", b""))
+        for page in raw.scan_pages(*raw.codec.rpc_range(start, end))
         for key, value in zip(page.keys.to_pylist(), page.values.to_pylist(), strict=True)
     ]

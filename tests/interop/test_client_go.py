@@ -12,10 +12,11 @@ import pytest
 from formats.api_version import ApiVersion
 from tests.interop.conftest import Clusters, Connect
 from tests.interop.line_client import LineClient
-from tests.interop.rows import our_rows, rows, split, ttls
+from tests.interop.rows import our_rows, rows, split, with_ttls
 from tests.live_cluster import LiveCluster
 from tikv_br.backup.options import BackupOptions
 from tikv_br.backup.run import backup
+from tikv_br.cluster.rawkv import Swapped
 from tikv_br.restore.options import RestoreOptions
 from tikv_br.restore.run import restore
 from tikv_br.storage.url import StorageLocation
@@ -59,20 +60,20 @@ def load(live: LiveCluster, client_go: Connect, version: ApiVersion) -> Loaded:
     go, data = client_go(live), rows()
     go.batch_put(dict.fromkeys(list(data)[::3], b"old") | {b"row-gone": b"x", b"rox1": b"y", b"rox2": b"z"})
     split(live)
-    seconds = ttls(data, version)
-    go.batch_put(data, seconds)
+    lasting = with_ttls(data, version)
+    go.batch_put_with_ttls(lasting)
     go.delete(b"row-gone")
     go.batch_delete([b"rox1"])
     go.delete_range(b"rox", b"roy")
     now = time.time()
-    expiries = {key: ttl and now + ttl for key, ttl in (seconds or dict.fromkeys(data, 0)).items()}
+    expiries = {key: ttl and now + ttl for key, _, ttl in lasting}
     return Loaded(live, go, data, expiries)
 
 
 def assert_ttls(go: LineClient, expiries: dict[bytes, float]) -> None:
     """Compare the TTLs that client-go sees, of every 20th key, with the expected ones."""
     for key, expiry in list(expiries.items())[::20]:
-        ttl = go.ttl(key)
+        ttl = go.get_ttl(key)
         assert ttl is not None
         assert (ttl == 0) == (expiry == 0)
         assert not ttl or abs(ttl - (expiry - time.time())) < TOLERANCE
@@ -111,10 +112,10 @@ def test_it_reads_and_deletes_what_we_write(loaded: Loaded) -> None:
     raw.batch_put(ours, ttl)
     assert go.scan(b"zz-", b"zz.") == sorted(ours.items())
     if ttl:
-        assert abs((go.ttl(b"zz-007") or 0) - ttl) < TOLERANCE
+        assert abs((go.get_ttl(b"zz-007") or 0) - ttl) < TOLERANCE
     assert raw.compare_and_swap(b"zz-cas", None, b"1").succeeded
-    assert go.compare_and_swap(b"zz-cas", b"1", b"") == (True, b"1")
-    assert go.compare_and_swap(b"zz-cas", b"1", b"2") == (False, b"")
+    assert go.compare_and_swap(b"zz-cas", b"1", b"") == Swapped(True, b"1")
+    assert go.compare_and_swap(b"zz-cas", b"1", b"2") == Swapped(False, b"")
     assert raw.compare_and_swap(b"zz-cas", b"", b"3").succeeded
     go.delete_range(b"zz-", b"zz-050")
     assert raw.checksum(b"zz-", b"zz.").total_kvs == 51
@@ -132,8 +133,7 @@ def test_it_follows_splits_and_leaders(loaded: Loaded) -> None:
         others = [store for store in live.store_ids if store != region["leader_store"]]
         live.run("transfer-leader", region_id=region["id"], store_id=others[region["id"] % len(others)])
     assert go.scan() == loaded.read()
-    again = ttls(loaded.rows, codec.api_version)
-    go.batch_put(loaded.rows, again)
+    go.batch_put_with_ttls(with_ttls(loaded.rows, codec.api_version))
     split(live)
 
 

@@ -19,11 +19,12 @@ import pytest
 from formats.api_version import ApiVersion
 from tests.interop.conftest import Clusters
 from tests.interop.line_client import LineClient
-from tests.interop.rows import BOUNDS, our_rows, rows, split, ttls
+from tests.interop.rows import BOUNDS, our_rows, rows, split, with_ttls
 from tests.live_cluster import LiveCluster
 from tests.tools import find_tool
 from tikv_br.backup.options import BackupOptions
 from tikv_br.backup.run import backup
+from tikv_br.cluster.rawkv import Swapped
 from tikv_br.restore.options import RestoreOptions
 from tikv_br.restore.run import restore
 from tikv_br.storage.url import StorageLocation
@@ -94,7 +95,7 @@ def spaces(clusters: Clusters, stack: ExitStack) -> list[Space]:
     split(live)
     split(clusters(V1))
     for space in loaders:
-        space.rust.batch_put(space.data(), ttls(space.data(), V2 if space.keyspace else V1))
+        space.rust.batch_put_with_ttls(with_ttls(space.data(), V2 if space.keyspace else V1))
         space.rust.delete(b"row-")
         space.rust.delete_range(b"rox", b"roy")
     return [connect(stack, *place) for place in places]
@@ -126,7 +127,7 @@ def test_both_read_the_same(spaces: list[Space]) -> None:
         assert space.rust.batch_get([*some, b"missing"]) == raw.batch_get(some)
         if space.keyspace:
             for key in some:
-                theirs, ours = space.rust.ttl(key), raw.get_ttl(key)
+                theirs, ours = space.rust.get_ttl(key), raw.get_ttl(key)
                 assert theirs is not None
                 assert ours is not None
                 assert abs(theirs - ours) < TOLERANCE
@@ -138,7 +139,7 @@ def test_it_follows_our_writes(spaces: list[Space]) -> None:
         raw = space.live.raw(space.keyspace_id)
         raw.batch_put({b"zz-%02d" % number: b"" for number in range(20)})
         assert len(space.rust.scan(b"zz-", b"zz.")) == 20
-        assert space.rust.compare_and_swap(b"zz-00", b"", b"1") == (True, b"")
+        assert space.rust.compare_and_swap(b"zz-00", b"", b"1") == Swapped(True, b"")
         assert raw.compare_and_swap(b"zz-00", b"1", b"2").succeeded
         space.rust.delete_range(b"zz-", b"zz.")
         assert raw.checksum(b"zz-", b"zz.").total_kvs == 0
@@ -157,6 +158,6 @@ def test_it_reads_what_we_restore(spaces: list[Space], clusters: Clusters, stack
         reader.rust.put(b"row00001", b"after the restore")
         assert reader.rust.get(b"row00001") == b"after the restore"
         if space.keyspace:
-            key = next(key for key, ttl in (ttls(space.data(), V2) or {}).items() if ttl)
-            assert abs((reader.rust.ttl(key) or 0) - (space.rust.ttl(key) or 0)) < TOLERANCE
-            assert reader.rust.ttl(key)
+            key = next(key for key, _, ttl in with_ttls(space.data(), V2) if ttl)
+            assert abs((reader.rust.get_ttl(key) or 0) - (space.rust.get_ttl(key) or 0)) < TOLERANCE
+            assert reader.rust.get_ttl(key)

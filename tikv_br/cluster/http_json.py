@@ -6,8 +6,10 @@ import json
 import ssl
 import urllib.error
 import urllib.request
+from collections.abc import Callable
 from http import HTTPStatus
 from http.client import HTTPException
+from typing import Any
 
 from tikv_br.cluster.tls import TlsFiles
 from tikv_br.errors import ClusterError, ClusterTlsError, ClusterUnreachable, RequestRefused
@@ -21,9 +23,18 @@ def get_json(url: str, tls: TlsFiles, timeout: float) -> object:
     return request_json("GET", url, tls, timeout)
 
 
-def request_json(method: str, url: str, tls: TlsFiles, timeout: float, payload: object = None) -> object:
+def request_json(
+    method: str,
+    url: str,
+    tls: TlsFiles,
+    timeout: float,
+    payload: object = None,
+    *,
+    object_hook: Callable[[dict[str, Any]], object] | None = None,
+) -> object:
     """Send `payload` as JSON, if any, and return the answer's JSON; None for an empty answer.
 
+    `object_hook` may replace each object as soon as it is parsed, innermost first: so large answers stay small here.
     Raises `ClusterUnreachable` (also for 5xx), `ClusterTlsError`, or `RequestRefused` for any other failure.
     """
     data = None if payload is None else json.dumps(payload).encode()
@@ -39,7 +50,7 @@ def request_json(method: str, url: str, tls: TlsFiles, timeout: float, payload: 
     except (OSError, HTTPException) as error:
         raise _connection_error(url, error) from None
     try:
-        return json.loads(body) if body.strip() else None
+        return json.loads(body, object_hook=object_hook) if body.strip() else None
     except ValueError:
         raise RequestRefused(f"{url}: the answer is no JSON: {body[:TEXT_SHOWN]!r}") from None
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 from urllib.parse import quote
@@ -41,12 +41,9 @@ class PdHttp:
         return version.removeprefix("v")
 
     def region_sizes(self) -> dict[int, RegionSize]:
-        """Estimates for all regions, by id. One large answer: about 500 bytes a region."""
-        document = cast("dict[str, Any]", self._request("GET", "/regions"))
-        return {
-            region["id"]: RegionSize(region.get("approximate_size", 0) * MIB, region.get("approximate_keys", 0))
-            for region in document.get("regions") or ()
-        }
+        """Estimates for all regions, by id. One large answer: about 500 bytes a region on the wire, 250 in memory."""
+        document = cast("dict[str, Any]", self._request("GET", "/regions", object_hook=_region_size))
+        return dict(document.get("regions") or ())
 
     def silent_stores(self) -> frozenset[int]:
         """Ids of the stores that PD has not heard of for 20 s or more, though it had before.
@@ -78,16 +75,31 @@ class PdHttp:
         """The JSON document at a path below ``/pd/api/v1``; what the documents mean: `pd_status`."""
         return self._request("GET", path)
 
-    def _request(self, method: str, path: str, payload: object = None) -> object:
+    def _request(
+        self,
+        method: str,
+        path: str,
+        payload: object = None,
+        *,
+        object_hook: Callable[[dict[str, Any]], object] | None = None,
+    ) -> object:
         backoffer = retry.Backoffer(f"PD {path}", self._config.retry_budget)
         while True:
             leader = self._connection.leader
             url = f"{self._config.tls.scheme}://{leader.address}{API}{path}"
             try:
-                return request_json(method, url, self._config.tls, self._config.request_timeout, payload)
+                tls, timeout = self._config.tls, self._config.request_timeout
+                return request_json(method, url, tls, timeout, payload, object_hook=object_hook)
             except ClusterUnreachable as error:
                 backoffer.wait(retry.PD_TROUBLE, error)
                 self._connection.refresh(leader, backoffer)
+
+
+def _region_size(document: dict[str, Any]) -> object:
+    """Keep of a region what is asked for, as it is parsed: whole ones take 4 KB each."""
+    if "start_key" not in document:
+        return document
+    return document["id"], RegionSize(document.get("approximate_size", 0) * MIB, document.get("approximate_keys", 0))
 
 
 def _never(heartbeat: str) -> bool:

@@ -29,6 +29,8 @@ _ATTEMPTS = 4  # of a task whose worker dies; tasks that fail by themselves are 
 _MASTER = re.compile(r"local|local\[(\*|[1-9]\d*)(,\d+)?\]|spark://[^/\s]+|yarn|k8s://\S+")
 _LOOPBACK = "127.0.0.1"
 _LOG_CONFIG = Path(__file__).with_name("log4j2.properties")
+_QUICK_COMPILER = "-XX:TieredStopAtLevel=1"
+"""This JVM only steers tasks: its better compiler costs more than half of all its processor time, and never pays."""
 
 
 def is_local(master: str) -> bool:
@@ -165,7 +167,7 @@ def _conf(master: str, concurrency: int | None, app_name: str) -> SparkConf:
     from pyspark import SparkConf
 
     settings = {
-        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={_LOG_CONFIG.as_uri()}",
+        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={_LOG_CONFIG.as_uri()} {_QUICK_COMPILER}",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.python.worker.reuse": "true",

@@ -35,7 +35,9 @@ def test_the_version_loses_quotes_and_v(server: ScriptedHttp, pd: PdHttp, body: 
 
 def test_region_sizes_are_bytes(server: ScriptedHttp, pd: PdHttp) -> None:
     """PD says MiB; a region without an estimate counts as 0."""
-    regions = [{"id": 2, "approximate_size": 96, "approximate_keys": 1000}, {"id": 4}]
+    peer = {"id": 3, "store_id": 1, "role_name": "Voter"}
+    bounds = {"start_key": "", "end_key": "", "epoch": {"conf_ver": 1, "version": 5}, "peers": [peer], "leader": peer}
+    regions = [{"id": 2, **bounds, "approximate_size": 96, "approximate_keys": 1000}, {"id": 4, **bounds}]
     server.scripts["/pd/api/v1/regions"] = [(200, json.dumps({"count": 2, "regions": regions}).encode())]
     assert pd.region_sizes() == {2: RegionSize(96 << 20, 1000), 4: RegionSize(0, 0)}
 

@@ -1,0 +1,73 @@
+"""Plans a backup as the driver does, and says what that took: ``python -m …plan_once GRPC_ADDRESS HTTP_ADDRESS``.
+
+A process of its own, so that its memory is the driver's: interpreter, packages and plan. Prints one JSON object.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+import resource
+import sys
+import time
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any, cast
+from unittest import mock
+
+from formats.api_version import ApiVersion
+from formats.keys import KeyCodec
+from tikv_br.backup import work
+from tikv_br.backup.context import BackupContext
+from tikv_br.backup.convert import Conversion
+from tikv_br.backup.engine import Engine
+from tikv_br.backup.options import BackupOptions
+from tikv_br.backupset.coverage import KeyRange
+from tikv_br.cluster.cluster import Cluster
+from tikv_br.cluster.config import ClusterConfig
+from tikv_br.cluster.pd_http import PdHttp
+from tikv_br.storage.url import StorageLocation
+
+SLOTS = 250
+"""Of the executor that is planned for; there are four tasks for each."""
+
+
+def main(grpc: str, http: str) -> None:
+    """Plan the whole of keyspace 0."""
+    config = ClusterConfig(pd=(grpc,))
+    with Cluster.connect(config) as cluster:
+        cluster.pd_http = PdHttp(cast("Any", SimpleNamespace(config=config, leader=SimpleNamespace(address=http))))
+        codec = KeyCodec(ApiVersion.V2)
+        context = BackupContext(BackupOptions(config, StorageLocation("local", "/unused"), engine="scan"))
+        context.cluster, context.conversion = cluster, Conversion(ApiVersion.V2, ApiVersion.V2)
+        context.source_ranges = (KeyRange(*codec.rpc_range(b"", b"")),)
+        context.engine = Engine("scan", "", "spark", SLOTS)
+        begin = time.process_time()
+        work.plan(context)
+        seconds = time.process_time() - begin
+    tasks, closure = handed_over(context)
+    figures = {
+        "cpu_seconds": seconds,
+        "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        "tasks": len(tasks),
+        "regions": sum(interval.regions for interval in context.plan),
+        "task_bytes": max(len(pickle.dumps(task)) for task in tasks),
+        "closure_bytes": len(pickle.dumps(closure)),
+    }
+    print(json.dumps(figures))  # noqa: T201 - for the test that started it
+
+
+def handed_over(context: BackupContext) -> tuple[Sequence[object], object]:
+    """Return the tasks and the function that a copy gives to the executor, pickled by it for the workers."""
+    taken: list[tuple[Sequence[object], object]] = []
+
+    def run_tasks(tasks: Sequence[object], function: object, **_: object) -> None:
+        taken.append((tasks, function))
+
+    with mock.patch.object(work, "run_tasks", run_tasks):
+        work.copy(context)
+    return taken[0]
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
