@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 app = typer.Typer(rich_markup_mode=None)
 COLUMNS = ("probe", "status", "seen", "what to do")
-_S3_FLAGS = ("endpoint", "region", "storage_class", "sse", "sse_kms_key_id", "acl", "provider")
 
 
 @app.command("check")
@@ -65,9 +64,18 @@ def check_all(
 ) -> None:
     """Check whether cluster, storage and this machine are fit for the work."""
     with _unknown_in_one_line(nagios):
-        s3 = (s3_endpoint, s3_region, s3_storage_class, s3_sse, s3_sse_kms_key_id, s3_acl, s3_provider)
         place = (
-            storage_location(storage, **dict(zip(_S3_FLAGS, s3, strict=True)), force_path_style=s3_force_path_style)
+            storage_location(
+                storage,
+                endpoint=s3_endpoint,
+                region=s3_region,
+                storage_class=s3_storage_class,
+                sse=s3_sse,
+                sse_kms_key_id=s3_sse_kms_key_id,
+                acl=s3_acl,
+                provider=s3_provider,
+                force_path_style=s3_force_path_style,
+            )
             if storage
             else None
         )

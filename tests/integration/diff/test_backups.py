@@ -14,12 +14,14 @@ from formats.api_version import ApiVersion
 from tests.integration.diff.conftest import ROWS, Clusters, contents, fill
 from tests.integration.diff.test_clusters import found, plant
 from tests.live_cluster import LiveCluster, live_cluster
+from tests.openssl import crypter
 from tikv_br.backup.options import BackupOptions
 from tikv_br.backup.run import backup
+from tikv_br.backupset.files import FileKind
 from tikv_br.diff.options import BackupChoice, ClusterChoice, DiffOptions
 from tikv_br.diff.run import diff, repair
 from tikv_br.diff.values import Kind
-from tikv_br.errors import BackupDamaged, BackupNotFound, UsageError
+from tikv_br.errors import BackupDamaged, BackupNotFound, CrypterMismatch, UsageError
 from tikv_br.restore.options import RestoreOptions
 from tikv_br.restore.run import restore
 from tikv_br.storage.url import StorageLocation, parse
@@ -28,8 +30,8 @@ from tikv_br.storage.url import StorageLocation, parse
 def back_up(live: LiveCluster, folder: Path, **changes: Any) -> StorageLocation:  # noqa: ANN401 - any option
     """Back up in several files."""
     place = StorageLocation("local", str(folder / "backup"))
-    usual: dict[str, Any] = {"file_bytes": 40_000, "safe_interval": 0.0, "executor": "driver", "concurrency": 2}
-    backup(BackupOptions(cluster=live.config, storage=place, **(usual | changes)))
+    usual: dict[str, Any] = {"storage": place, "file_bytes": 40_000, "safe_interval": 0.0}
+    backup(BackupOptions(cluster=live.config, executor="driver", concurrency=2, **(usual | changes)))
     return place
 
 
@@ -81,6 +83,36 @@ def test_planted_differences_are_found_and_put_right(
     done = repair(diff(asked(place, live)), delete=True)
     assert (done.summary.puts, done.summary.deletes, done.summary.remaining) == (9, 4, 0)
     assert contents(live) == ROWS
+
+
+@pytest.mark.parametrize("kind", FileKind)
+def test_encrypted_backups_of_either_kind(kind: FileKind, clusters: Clusters, tmp_path: Path) -> None:
+    """SSTs and Parquet files are read through their encryption where recorded sums do not suffice, and only there."""
+    live = clusters("v2-a")
+    fill(live, ROWS)
+    place = replace(StorageLocation("local", str(tmp_path / "encrypted")), crypter=crypter("aes256-ctr"))
+    back_up(live, tmp_path, storage=place, file_kind=kind)
+    assert diff(asked(place, live)).summary.remaining == 0
+    planted = plant(live, seed=8)
+    assert found(repair(diff(asked(place, live)), delete=True)) == planted
+    assert contents(live) == ROWS
+    with pytest.raises(CrypterMismatch):
+        diff(asked(replace(place, crypter=crypter("aes128-ctr")), live))
+
+
+def test_a_backup_of_several_keyspaces(clusters: Clusters, tmp_path: Path) -> None:
+    """The keyspace must be said; each is compared with the one of the same id, or another one."""
+    live = clusters("v2-a")
+    fill(live, ROWS, 1)
+    fill(live, {b"other": b"rows"}, 4242)
+    place = back_up(live, tmp_path, keyspaces=("1", "4242"))
+    with pytest.raises(UsageError, match="keyspaces 1, 4242"):
+        diff(asked(place, live))
+    for keyspace, rows in (("1", len(ROWS)), ("4242", 1)):
+        result = diff(asked(place, live, a=BackupChoice(place, keyspace)))
+        assert (result.summary.rows, result.summary.remaining) == (rows, 0)
+    across = DiffOptions(BackupChoice(place, "4242"), ClusterChoice(live.config, "1"))
+    assert (diff(across).summary.only_a, diff(across).summary.only_b) == (1, len(ROWS))
 
 
 def test_a_range_that_cuts_files(clusters: Clusters, tmp_path: Path) -> None:
