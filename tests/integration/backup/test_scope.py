@@ -8,6 +8,7 @@ import pytest
 
 from formats.api_version import ApiVersion
 from formats.keys import KeyCodec
+from formats.sst.compression import Compression
 from tests.integration.backup.conftest import Clusters, Options
 from tests.integration.backup.data import load
 from tests.integration.backup.reading import Rows, rocksdb_rows, stored
@@ -17,7 +18,7 @@ from tikv_br.backup.run import backup
 from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.backupset.coverage import KeyRange
 from tikv_br.cluster.pb import brpb_pb2
-from tikv_br.errors import ConversionUnsupported, UsageError
+from tikv_br.errors import ConversionUnsupported, RequestRefused, UsageError
 from tikv_br.proof.lookup import find_value
 from tikv_br.restore.options import RestoreOptions
 from tikv_br.restore.run import restore
@@ -155,3 +156,24 @@ def test_several_ranges_of_a_cluster_without_keyspaces(clusters: Clusters, optio
     assert rocksdb_rows(Path(wanted.storage.path), tmp_path) == stored(inside, V1)
     kept = BackupSet.open(open_store(wanted.storage))
     assert kept.ranges == tuple(KeyRange(*each) for each in ranges)
+
+
+def test_it_goes_on_after_a_failure(live: LiveCluster, options: Options, tmp_path: Path) -> None:
+    """Keyspaces that are done stay done, rewritten files too; nothing of the stores' own files is left in the end."""
+    wanted = options(live, engine="store", compression=Compression.NONE, keyspaces=("all",), concurrency=1)
+    failing = live.fail("backup.region", {"abort": {"code": "INVALID_ARGUMENT", "details": "no"}}, skip=5, count=-1)
+    with pytest.raises(RequestRefused):
+        backup(wanted)
+    assert live.hits(failing) > 0
+    live.heal()
+    summary = backup(wanted).summary
+    assert 0 < summary.resumed_ranges < summary.ranges
+    assert "rewritten" in summary.engine_reason
+    ts = summary.backup_ts
+    found = rocksdb_rows(Path(wanted.storage.path), tmp_path)
+    restamped = {key[:-8] + (ts ^ (2**64 - 1)).to_bytes(8, "big"): value for key, value in found.items()}
+    assert restamped == expected(KEYSPACES, ((b"", b""),), ts)
+    kept = BackupSet.open(open_store(wanted.storage))
+    assert {path.name for path in Path(wanted.storage.path).rglob("*.sst")} == {
+        file.name.rpartition("/")[2] for file in kept.files
+    }
