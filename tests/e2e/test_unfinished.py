@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.command import succeed, tikv_br
-from tests.unit.backupset.shelves import make_backup, names
+from tests.unit.backupset.shelves import index_at, make_backup, names, shelve
 from tikv_br.backupset import lease
 from tikv_br.backupset.backup_set import BackupWriter
 from tikv_br.errors import BackupPathInUse, LeaseHeld, LeaseLost
@@ -59,3 +59,18 @@ def test_abort_removes_what_is_unfinished(store: ObjectStore) -> None:
     refused = tikv_br("abort", *place)
     assert (refused.code, "complete backup" in refused.err) == (BackupPathInUse.exit_code, True)
     assert names(store) == before
+
+
+def test_prune_leaves_a_path_that_is_worked_at(tmp_path: Path) -> None:
+    """It says who works there, with an exit code of its own; afterwards the backup goes."""
+    index = index_at(tmp_path)
+    for day, path in enumerate(("old", "new")):
+        shelve(index, path, day)
+    command = ("prune", "-s", str(tmp_path), "--keep-last", "1", "--confirm")
+    with lease.acquire(index.store_of("old"), "backup"):
+        refused = tikv_br(*command, *JSON)
+        assert (refused.code, refused.last["name"]) == (LeaseHeld.exit_code, "LeaseHeld")
+        assert "old: " in refused.last["message"]
+        assert (tmp_path / "old" / "backupmeta").exists()
+    succeed(*command)
+    assert not (tmp_path / "old").exists()

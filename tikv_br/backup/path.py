@@ -113,7 +113,7 @@ def _survey(context: BackupContext) -> None:
     context.path_state = lock.survey(context.store)
     if context.path_state is PathState.REMAINS and not context.options.no_resume:
         raise BackupPathInUse(
-            f"{context.store.location} holds files that stores finished after a run had ended",
+            f"{context.store.location} holds what stores or tasks finished after a run had ended",
             hint="`tikv-br abort` removes them, and so does --no-resume.",
         )
 

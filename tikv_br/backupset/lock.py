@@ -15,8 +15,11 @@ from tikv_br.storage.base import ObjectStore, exists
 
 LOCK_TEXT = b"DO NOT DELETE\nA backup is being written here, or is complete; give every backup a path of its own.\n"
 
-_OURS = re.compile(rf"(?:{'|'.join(layout.DATA_FOLDERS)})/[0-9a-f]{{16}}_[0-9a-f]{{16}}[/_].+")
-"""A data file of a task, by a name that nobody else gives."""
+_OURS = re.compile(
+    rf"(?:{'|'.join(layout.DATA_FOLDERS)})/[0-9a-f]{{16}}_[0-9a-f]{{16}}[/_].+"
+    rf"|{layout.LEDGER}/[0-9a-f]{{16}}-[0-9a-f]{{16}}\.json"
+)
+"""What a task leaves, by names that nobody else gives."""
 
 
 class PathState(enum.Enum):
@@ -28,7 +31,7 @@ class PathState(enum.Enum):
     COMMITTED = enum.auto()
     """A complete backup, whose run was broken off while it tidied up."""
     REMAINS = enum.auto()
-    """Files that stores finished after their run had ended and its path was emptied."""
+    """What stores, or tasks, finished after their run had ended and its path was emptied."""
 
 
 def survey(store: ObjectStore) -> PathState:

@@ -10,7 +10,7 @@ import typer
 from tikv_br.cli.options import DryRunOption
 from tikv_br.cli.storage_session import StorageSession, storage_command, utc
 from tikv_br.cli.text import human_bytes
-from tikv_br.errors import BackupDamaged, UsageError
+from tikv_br.errors import BackupDamaged, LeaseHeld, UsageError
 
 if TYPE_CHECKING:
     from tikv_br.backupset.index import Index
@@ -106,4 +106,8 @@ def _carry_out(session: StorageSession, index: Index, wanted: PrunePlan) -> None
     failed = carry_out(index, wanted, tell)
     if failed:
         said = "; ".join(f"{entry.path}: {error.message}" for entry, error in failed)
+        if all(isinstance(error, LeaseHeld) for _entry, error in failed):
+            raise LeaseHeld(
+                f"not removed: {said}", hint="All others were. Run it again when those commands have ended."
+            )
         raise BackupDamaged(f"not removed: {said}", hint="All others were. What is left of these is for you to decide.")

@@ -240,7 +240,7 @@ def test_file_that_a_store_finished_late(v2: LiveCluster, options: Options) -> N
     for clean in (lambda: abort_backup(wanted.storage, None), lambda: backup(replace(wanted, no_resume=True))):
         late.parent.mkdir(parents=True)
         late.write_bytes(b"x")
-        with pytest.raises(BackupPathInUse, match="stores finished after a run had ended") as raised:
+        with pytest.raises(BackupPathInUse, match="finished after a run had ended") as raised:
             backup(wanted)
         assert "tikv-br abort" in raised.value.hint
         clean()

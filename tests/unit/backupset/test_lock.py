@@ -52,6 +52,7 @@ def test_other_objects_do_not_matter(store: ObjectStore) -> None:
 def test_what_ours_leave_is_known(store: ObjectStore) -> None:
     """A late file alone, a run that was broken off, and a backup whose run had not tidied up."""
     store.put(LATE_FILE, b"x")
+    store.put(f"tikv-br/ledger/{'0a' * 8}-{'1b' * 8}.json", b"x")
     assert lock.survey(store) is PathState.REMAINS
     lock.put(store)
     assert lock.survey(store) is PathState.UNFINISHED
