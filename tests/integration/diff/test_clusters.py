@@ -71,6 +71,18 @@ def test_planted_differences_are_found_exactly(one: str, other: str, clusters: C
     assert diff(asked(a, b)).summary.remaining == 0
 
 
+def test_on_spark(clusters: Clusters) -> None:
+    """The same tasks find the same keys in Spark's workers, and their counts come back."""
+    a, b = clusters("v2-a"), clusters("v2-b")
+    fill(a, ROWS)
+    fill(b, ROWS)
+    planted = plant(b, seed=4)
+    result = diff(asked(a, b, executor="spark", spark_master="local[1]"))
+    assert found(result) == planted
+    assert (result.summary.executor, result.summary.rows) == ("spark", len(ROWS) + 1)
+    assert result.summary.scan_requests > 0
+
+
 def test_equal_clusters_are_not_scanned(clusters: Clusters) -> None:
     """Not one RawScan reaches either cluster; the servers' own count of checksums is one a region of A."""
     a, b = clusters("v1-a"), clusters("v1-b")
