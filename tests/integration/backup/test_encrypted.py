@@ -100,10 +100,14 @@ def test_round_trip(source: LiveCluster, options: Options, tmp_path: Path, engin
     assert rows == ROWS
 
 
-def test_parquet(source: LiveCluster, options: Options, tmp_path: Path) -> None:
-    """Parquet files are encrypted as SSTs are: pyarrow reads what openssl decrypts, verify does, and puts bring it back."""
+@pytest.mark.parametrize("engine", ["scan", "store"])
+def test_parquet(source: LiveCluster, options: Options, tmp_path: Path, engine: str) -> None:
+    """Parquet files are encrypted as SSTs are, also those made of encrypted files that stores wrote.
+
+    pyarrow reads what openssl decrypts, verify does, and puts bring it back.
+    """
     method = "aes256-ctr"
-    wanted = encrypted(options, source, method, file_kind=FileKind.PARQUET)
+    wanted = encrypted(options, source, method, engine=engine, file_kind=FileKind.PARQUET)
     backup(wanted)
     decrypt(Path(wanted.storage.path), method, tmp_path / "plain")
     tables = [pq.read_table(path) for path in sorted((tmp_path / "plain").rglob("*.parquet"))]
