@@ -18,7 +18,7 @@ _SECRETS = re.compile(
     r"(?i)((?:secret[-_]?access[-_]?key|access[-_]?key(?:[-_]?id)?|session[-_]?token|password|authorization"
     r"|(?<![\w.-])(?:--)?crypter\.key(?![\w.-]))['\"]?(?:\s*[=:]\s*['\"]?|\s+))([^\s&'\",}]+)"
 )
-_USER_INFO = re.compile(r"(://)[^/@\s]+@")
+_USER_INFO = re.compile(r"(://)[^/@\s]+@|(?<![\w/])[^\s/@:'\"]+:[^\s/@'\"]+@(?=[\w\[])")
 _OURS = ("tikv_br", "incremental")
 
 

@@ -9,12 +9,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import typer.main
 
+from tikv_br.cli.lazy import leaves
 from tikv_br.cli.log import LogForm, configure, is_debug, redact, reset
-from tikv_br.cli.main import run
+from tikv_br.cli.main import app, run
 from tikv_br.cli.options import LogLevel, OutputForm
 from tikv_br.cli.output import Output
 from tikv_br.cli.progress import progress_display
+from tikv_br.cli.settings import options
 from tikv_br.progress_events import StepFinished, StepStarted, TasksProgress
 
 
@@ -129,3 +132,33 @@ def test_py4j_complains_in_debug_only(capsys: pytest.CaptureFixture[str]) -> Non
         configure(level)
         logging.getLogger().handle(record)
         assert ("lost" in capsys.readouterr().err) is told
+
+
+HUSH = "5ec2e7" * 6
+"""No key that fits, and no word that occurs by itself."""
+SECRETS = {
+    "storage": f"s3://b/p?access-key=AK{HUSH}&secret-access-key={HUSH}&session-token={HUSH}&nonsense=1",
+    "state": f"s3://user:{HUSH}@b/p?nonsense=1",
+    "crypter.key": HUSH,
+    "pd": f"http://user:{HUSH}@127.0.0.1:nonsense",
+}
+"""What each flag that may carry a secret is given: wrong, so that a message has reason to quote it."""
+
+
+@pytest.mark.parametrize("form", ["console", "json"])
+def test_no_command_tells_a_secret(form: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Wrong credentials and keys are in no output, no traceback, no log, whichever flag of whichever command had them."""
+    file, met = tmp_path / "log", set()
+    for path, command in leaves(typer.main.get_command(app)):
+        flags = options(command).keys()
+        for flag in flags & SECRETS.keys():
+            words = [*path, f"--{flag}", SECRETS[flag], "--output", form]
+            words += ["--log-level", "debug", "--log-file", str(file)]
+            if "storage" in flags - {flag}:
+                words += ["--storage", str(tmp_path / "none")]
+            assert run(words) != 0, words
+            told = capsys.readouterr()
+            assert HUSH not in told.out + told.err, (path, flag)
+            met.add(flag)
+    assert HUSH not in file.read_text()
+    assert met == SECRETS.keys()
