@@ -20,6 +20,9 @@ from tests.integration.s3_servers import SECRET_KEY, versitygw_server
 from tests.live_cluster import LiveCluster, live_cluster
 from tikv_br import errors
 from tikv_br.cluster.pb import brpb_pb2
+from tikv_br.restore.record import Begun, RestoreRecord
+from tikv_br.storage.open import open_store
+from tikv_br.storage.url import parse
 
 ROWS = hard_rows(count=300)
 
@@ -223,3 +226,15 @@ def test_a_rewrite_that_is_none_is_refused(v2: LiveCluster, backup: Path, rewrit
     done = tikv_br("restore", "raw", "-u", v2.pd, "-s", f"local://{backup}", f"--rewrite-prefix={rewrite}")
     assert done.returncode == errors.UsageError.exit_code
     assert "--rewrite-prefix" in last_line(done)["message"]
+
+
+def test_an_unfinished_restore_is_given_up(v1: LiveCluster, backup: Path) -> None:
+    """Its records go and are counted; the finished backup stays, which a plain abort refuses to touch."""
+    store = open_store(parse(f"local://{backup}"))
+    RestoreRecord(store, "given-up").begin(Begun(cluster_id=1, empty=(), started_ms=1))
+    place = ("-s", f"local://{backup}")
+    assert tikv_br("abort", *place).returncode == errors.BackupPathInUse.exit_code
+    done = tikv_br("abort", "--restores", *place, "-u", v1.pd)
+    assert (done.returncode, last_line(done)["forgotten_restores"], last_line(done)["put_back"]) == (0, 1, False)
+    assert list(store.list("tikv-br/restore")) == []
+    assert tikv_br("verify", *place, "--level", "files").returncode == 0

@@ -34,7 +34,7 @@ def test_the_rows_are_those_that_real_stores_wrote(name: str, golden: Path, opti
     source, target, origin = GOLDEN[name]
     with live_cluster(tmp_path / "cluster", source, stores=3) as live:
         recorded = parse(f"local://{golden / 'backups' / origin / 'data'}")
-        restore(RestoreOptions(cluster=live.config, storage=recorded))
+        restore(RestoreOptions(cluster=live.config, storage=recorded, state=parse(f"local://{tmp_path / 'state'}")))
         wanted = options(live, engine="auto", dst_api_version=target, safe_interval=0, checksum=True)
         summary = backup(wanted).summary
     assert (summary.engine, "expiry" in summary.engine_reason) == ("store", True)

@@ -13,6 +13,8 @@ from tests.integration.backup.data import hard_rows, load
 from tests.live_cluster import LiveCluster, live_cluster
 from tikv_br.backup.options import BackupOptions
 from tikv_br.backup.run import backup
+from tikv_br.restore.record import remove_all
+from tikv_br.storage.open import open_store
 from tikv_br.storage.url import StorageLocation, parse
 
 ROWS = hard_rows(count=600)
@@ -20,7 +22,7 @@ FILES = 24
 
 
 @pytest.fixture(scope="session")
-def source(tmp_path_factory: pytest.TempPathFactory) -> StorageLocation:
+def backed_up(tmp_path_factory: pytest.TempPathFactory) -> StorageLocation:
     """A V1 cluster's backup of `ROWS` in V2 encoding, in `FILES` files."""
     folder = tmp_path_factory.mktemp("source")
     location = parse(f"local://{folder / 'backup'}")
@@ -37,6 +39,13 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> StorageLocation:
             )
         )
     return location
+
+
+@pytest.fixture
+def source(backed_up: StorageLocation) -> Iterator[StorageLocation]:
+    """The backup, without what a restore that failed on purpose has written down beside it."""
+    yield backed_up
+    remove_all(open_store(backed_up))
 
 
 def rows_of(live: LiveCluster, keyspace_id: int = 0) -> dict[bytes, bytes]:

@@ -18,7 +18,7 @@ from tikv_br.errors import TargetNotEmpty, Terminated
 from tikv_br.progress_events import StepStarted
 from tikv_br.restore.abort import Forgotten, abort_restores
 from tikv_br.restore.options import RestoreOptions
-from tikv_br.restore.record import Paused, RestoreRecord, remove_all
+from tikv_br.restore.record import Paused, RestoreRecord
 from tikv_br.restore.run import restore
 from tikv_br.spark.executor import ExecutorOptions
 from tikv_br.storage.open import open_store
@@ -72,7 +72,6 @@ def test_a_restore_that_fails_puts_everything_back(source: StorageLocation, targ
         )
     assert_normal(target)
     assert not any("import-mode" in name for name in leftovers(source))
-    remove_all(open_store(source))
 
 
 def test_abort_ends_it_too(source: StorageLocation, target: LiveCluster) -> None:
