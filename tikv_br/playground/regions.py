@@ -69,7 +69,7 @@ class RegionTable:
             self._engine.put_meta({_NEXT_ID: None})
 
     def on_new_leader(self, listener: RegionListener) -> None:
-        """Have ``listener`` called, outside the lock, whenever a region gets a (new) leader."""
+        """Have ``listener`` called, outside the lock, whenever a region gets a (new) leader, or splits before it is synced."""
         self._listeners.append(listener)
 
     # -- looking ------------------------------------------------------------------------------------------------
@@ -123,7 +123,10 @@ class RegionTable:
             self._apply([region], pieces)
             if unsynced:
                 self._unsynced.update(piece.id for piece in pieces)
-            return pieces
+        if unsynced:  # whoever is about to sync the region knows nothing of its pieces
+            for piece in pieces:
+                self._announce(piece)
+        return pieces
 
     def merge(self, source_id: int, target_id: int) -> Region:
         """Let the neighbour ``target_id`` swallow ``source_id``. Raises `PlaygroundError` when they do not touch."""

@@ -126,7 +126,10 @@ def test_a_new_leader_is_not_synced(engine: Engine) -> None:
     assert table.is_synced(2)
     table.transfer_leader(2, 4)
     assert not table.is_synced(2)
+    heard: list[int] = []
+    table.on_new_leader(lambda region: heard.append(region.id))
     left, right = table.split(2, [b"m"])
+    assert heard == [left.id, right.id]  # each of them is to be synced
     assert not table.is_synced(left.id)
     table.mark_synced(right.id)
     assert table.is_synced(right.id)
