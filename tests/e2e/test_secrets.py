@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import subprocess
 from collections.abc import Iterator
@@ -44,14 +45,27 @@ def command_lines(program: subprocess.Popen[bytes]) -> tuple[bytes, list[bytes]]
     return lines[0], lines[1:]
 
 
-def watch(program: subprocess.Popen[bytes]) -> Iterator[bytes]:
-    """Look at the processes until the program ends; yields what is seen of it itself, which may show secrets at first."""
+def on_disk(folder: Path) -> dict[Path, bytes]:
+    """What lies in a folder just now, from which files come and go."""
+    found = {}
+    for path in list(folder.rglob("*")):
+        with contextlib.suppress(FileNotFoundError, IsADirectoryError):
+            found[path] = path.read_bytes()
+    return found
+
+
+def watch(program: subprocess.Popen[bytes], scratch: Path) -> Iterator[bytes]:
+    """Look at the processes, and at Spark's scratch files, until the program ends.
+
+    Yields what is seen of the program itself, which may show secrets at first.
+    """
     while True:
         try:
             program.wait(0.2)
         except subprocess.TimeoutExpired:
             own, others = command_lines(program)
             assert not any(shown(line) for line in others), others
+            assert not [path for path, data in on_disk(scratch).items() if shown(data)]
             yield own
         else:
             return
@@ -59,12 +73,14 @@ def watch(program: subprocess.Popen[bytes]) -> Iterator[bytes]:
 
 @pytest.mark.slow
 def test_nothing_that_a_run_on_spark_leaves_or_shows_holds_a_secret(playgrounds: Playgrounds, tmp_path: Path) -> None:
-    """stdout, stderr at debug, log file, Spark's event log, every object, and `ps`: rows, S3 secret and cipher key in none."""
+    """stdout, stderr at debug, log file, Spark's event log and scratch files, every object, and `ps`: rows, S3 secret and cipher key in none."""
     events, log_file = tmp_path / "events", tmp_path / "log"
+    scratch = tmp_path / "scratch"
     events.mkdir()
-    (tmp_path / "spark-defaults.conf").write_text(
-        f"spark.eventLog.enabled true\nspark.eventLog.dir {events.as_uri()}\n"
-    )
+    scratch.mkdir()
+    settings = {"eventLog.enabled": "true", "eventLog.dir": events.as_uri(), "local.dir": scratch}
+    lines = [f"spark.{name} {value}" for name, value in settings.items()]
+    (tmp_path / "spark-defaults.conf").write_text("\n".join(lines))
     succeed("raw", "put", "row", "a value to hide", "--pd", playgrounds["v1"])
     with moto_server() as server:
         command = [
@@ -84,7 +100,7 @@ def test_nothing_that_a_run_on_spark_leaves_or_shows_holds_a_secret(playgrounds:
                 ),
             )
             with program:
-                seen = [line for line in watch(program) if line]
+                seen = [line for line in watch(program, scratch) if line]
         said = (tmp_path / "out").read_bytes()
         assert program.returncode == 0, said
         names = [item["Key"] for item in server.admin.list_objects_v2(Bucket=BUCKET)["Contents"]]
