@@ -97,10 +97,6 @@ OutputOption = Annotated[
     OutputForm,
     typer.Option("--output", envvar="TIKV_BR_OUTPUT", help="Results for people, or JSON lines for scripts."),
 ]
-LogLevelOption = Annotated[
-    LogLevel,
-    typer.Option("--log-level", envvar="TIKV_BR_LOG_LEVEL", help="What to log on stderr; debug adds tracebacks."),
-]
 FormatOption = Annotated[
     KeyForm,
     typer.Option("--format", help="How keys are written: as they are, hex, or \\xNN escapes."),
