@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Self
 
+from tikv_br import run_id
 from tikv_br.backupset import layout, sealed_json
 from tikv_br.backupset.owner import Owner
 from tikv_br.errors import BackupDamaged, LeaseHeld, LeaseLost, StorageConflict, StorageError, StorageObjectMissing
@@ -45,6 +46,8 @@ class Lease:
     token: str
     """The holder's own; the same in all its renewals."""
     owner: Owner
+    run: str
+    """Id of the holder's run, as in its log; ``""`` = it has none."""
     work: str
     """What the path is held for, for people: ``backup``, ``prune``."""
     expires_ms: int
@@ -60,7 +63,8 @@ class Lease:
     def __str__(self) -> str:
         left = self.expires_ms / 1000 - time.time()
         until = f"for {left:.0f} s more unless it is renewed" if left > 0 else f"and ended {-left:.0f} s ago"
-        return f"{self.work} by {self.owner}, {until}"
+        run = f" (run {self.run})" if self.run else ""
+        return f"{self.work} by {self.owner}{run}, {until}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +139,7 @@ def break_lease(store: ObjectStore, *, force: bool = False) -> Lease | None:
             return None
         if not found.is_free and not force:
             raise _held_error(store, found)
-        broken = Lease(secrets.token_hex(8), Owner.this_process(), "unlock", 0)
+        broken = Lease(secrets.token_hex(8), Owner.this_process(), run_id.current(), "unlock", 0)
         try:
             store.put_if_absent(layout.lease_name(found.number + 1), sealed_json.dump(broken))
         except StorageConflict:
@@ -239,7 +243,7 @@ class PathLease:
 def _claim(store: ObjectStore, basis: Newest, work: str, ttl: float) -> PathLease | None:
     """Create the next number; None when another was faster."""
     began, number = time.monotonic(), basis.number + 1
-    lease = Lease(secrets.token_hex(8), Owner.this_process(), work, _expiry(ttl))
+    lease = Lease(secrets.token_hex(8), Owner.this_process(), run_id.current(), work, _expiry(ttl))
     _held.add(lease.token)
     try:
         if _create(store, basis, number, sealed_json.dump(lease)):

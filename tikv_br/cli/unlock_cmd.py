@@ -28,6 +28,7 @@ def unlock(
         "held": ended is not None,
         "work": ended.work if ended else "",
         "owner_host": ended.owner.host if ended else "",
+        "owner_run": ended.run if ended else "",
         "owner_pid": ended.owner.pid if ended else 0,
         "expires_ms": ended.expires_ms if ended else 0,
     }

@@ -35,7 +35,7 @@ def store(tmp_path: Path) -> ObjectStore:
 
 def leave(store: ObjectStore, owner: Owner, seconds: float, number: int = 1) -> None:
     """Leave a lease of another that ends in so many seconds."""
-    left = Lease("f" * 16, owner, "backup", int((time.time() + seconds) * 1000))
+    left = Lease("f" * 16, owner, "0123abcd", "backup", int((time.time() + seconds) * 1000))
     store.put(layout.lease_name(number), sealed_json.dump(left))
 
 
@@ -114,7 +114,7 @@ def test_lease_of_another_machine_ends_by_the_clock(store: ObjectStore, seconds:
         with acquire(store, "backup"):
             assert newest(store).number == 8
     else:
-        with pytest.raises(LeaseHeld, match="process 1 on elsewhere"):
+        with pytest.raises(LeaseHeld, match=r"backup by process 1 on elsewhere \(run 0123abcd\)"):
             acquire(store, "backup")
 
 
