@@ -68,7 +68,7 @@ def _use_config(context: typer.Context, named: str | None) -> None:
     place, path = locate(named), command_path(context)
     if place is None:
         return
-    file = load(place, dict(leaves(context.find_root().command)), context)
+    file = load(place, context, None if path == CHECK else path[0])
     if file.problems and path != CHECK:
         raise UsageError("; ".join(file.problems), hint=f"`tikv-br {' '.join(CHECK)}` looks at variables too.")
     context.default_map = file_defaults(file, path, context.command)

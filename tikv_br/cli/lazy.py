@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -79,11 +79,17 @@ class DefaultCommandGroup(TyperGroup):
         return found + [item for item in default.shell_complete(inner, incomplete) if item.value not in own]
 
 
-def leaves(command: Command, path: CommandPath = ()) -> Iterator[tuple[CommandPath, Command]]:
-    """Yield the commands that do something at and below one, with the words that call them. Imports them all."""
+def leaves(
+    command: Command, path: CommandPath = (), words: Collection[str] | None = None
+) -> Iterator[tuple[CommandPath, Command]]:
+    """Yield the commands that do something at and below one, with the words that call them. Imports them.
+
+    ``words`` limits them to those that begin with one.
+    """
     if not isinstance(command, TyperGroup):
         yield path, command
         return
     for name, inner in command.commands.items():
-        real = command.load(name) if isinstance(command, LazyGroup) else inner
-        yield from leaves(real, (*path, name))
+        if words is None or name in words:
+            real = command.load(name) if isinstance(command, LazyGroup) else inner
+            yield from leaves(real, (*path, name))

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
-from typer.core import TyperOption
+from typer.core import TyperGroup, TyperOption
 
-from tikv_br.cli.lazy import CommandPath
+from tikv_br.cli.lazy import CommandPath, leaves
 from tikv_br.cli.log import redact
 from tikv_br.errors import UsageError
 
@@ -84,14 +84,22 @@ def locate(named: str | None) -> Path | None:
     return path if path.is_file() else None
 
 
-def load(path: Path, commands: Mapping[CommandPath, Command], context: Context) -> ConfigFile:
-    """Read a file and compare it with the commands. Raises `UsageError` where it cannot be read or is no TOML."""
+def load(path: Path, context: Context, word: str | None = None) -> ConfigFile:
+    """Read a file and compare it with the commands: all, or those it speaks of and those that begin with ``word``.
+
+    Raises `UsageError` where it cannot be read or is no TOML.
+    """
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UsageError(f"config file {path}: {error.strerror or error}", hint="See --config.") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"config file {path}: {error}", hint="See docs/configuration.md.") from None
+    root, defaults = context.find_root().command, document.get(DEFAULTS)
+    commands = dict(leaves(root, words=None if word is None else {word, *document}))
+    flags = dict(_flatten(defaults)) if isinstance(defaults, dict) else {}
+    if not flags.keys() <= _shared(commands).keys():  # each command costs an import: only then all of them
+        commands = dict(leaves(root))
     checker = _Checker(ConfigFile(path), commands, context)
     checker.group(document, ())
     return checker.file
@@ -119,15 +127,28 @@ def nearest(word: str, known: Iterable[str]) -> str:
     return f"; did you mean {found[0]}?" if found else ""
 
 
+def _shared(commands: Mapping[CommandPath, Command]) -> dict[str, list[TyperOption]]:
+    """The flags that commands share, as each of them has it."""
+    found: dict[str, list[TyperOption]] = {}
+    for command in commands.values():
+        for flag, option in options(command).items():
+            if is_shared(option):
+                found.setdefault(flag, []).append(option)
+    return found
+
+
 class _Checker:
     """Takes a document apart into the sections of a `ConfigFile`, and notes what does not fit."""
 
     def __init__(self, file: ConfigFile, commands: Mapping[CommandPath, Command], context: Context) -> None:
         self.file, self._commands, self._context = file, commands, context
+        root = context.find_root().command
+        self._names = root.commands if isinstance(root, TyperGroup) else {}
 
     def group(self, tables: Mapping[str, Any], path: CommandPath) -> None:
         """Look at what stands at the top, or below a word that commands begin with."""
         known = {command[len(path)] for command in self._commands if command[: len(path)] == path}
+        known |= set() if path else set(self._names)
         for name, content in tables.items():
             inner = (*path, name)
             if name not in known and inner != (DEFAULTS,):
@@ -137,20 +158,12 @@ class _Checker:
             elif not isinstance(content, dict):
                 self._note(path, f"{name!r} is a section: write [{'.'.join(inner)}]")
             elif inner == (DEFAULTS,):
-                self._section(inner, content, self._shared())
+                self._section(inner, content, _shared(self._commands))
             elif inner in self._commands:
                 flags = options(self._commands[inner])
                 self._section(inner, content, {flag: [option] for flag, option in flags.items()})
             else:
                 self.group(content, inner)
-
-    def _shared(self) -> dict[str, list[TyperOption]]:
-        found: dict[str, list[TyperOption]] = {}
-        for command in self._commands.values():
-            for flag, option in options(command).items():
-                if is_shared(option):
-                    found.setdefault(flag, []).append(option)
-        return found
 
     def _section(
         self, path: CommandPath, content: Mapping[str, Any], flags: Mapping[str, Sequence[TyperOption]]
