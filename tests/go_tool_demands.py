@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import fastcrc
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from google.protobuf.message import Message
 from rocksdict import Options, Rdict
 
@@ -30,6 +31,8 @@ _GROUP: Final = 8
 _PADDED: Final = 0xFF - _GROUP
 _TS_BYTES: Final = 8
 _EXPIRY_BYTES: Final = 8
+_IV_BYTES: Final = 16
+_SST_END: Final = (0x88E241B785F4CFF7).to_bytes(8, "little")
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,17 @@ class Directory:
         pages = admin.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=f"{prefix}/")
         sizes = {each["Key"][len(prefix) + 1 :]: each["Size"] for page in pages for each in page.get("Contents", ())}
         return cls(sizes, lambda name: admin.get_object(Bucket=bucket, Key=f"{prefix}/{name}")["Body"].read())
+
+    def decrypted(self, key: bytes) -> Directory:
+        """The same as the tool and the stores decrypt it: AES in counter mode; the meta's IV leads it, a file's stands in the meta."""
+
+        def plain(data: bytes, iv: bytes) -> bytes:
+            return Cipher(algorithms.AES(key), modes.CTR(iv)).decryptor().update(data)
+
+        data = self.read(META)
+        meta = plain(data[_IV_BYTES:], data[:_IV_BYTES])
+        ivs = {file.name: file.cipher_iv for file in brpb_pb2.BackupMeta.FromString(meta).files}
+        return Directory(self.sizes, lambda name: meta if name == META else plain(self.read(name), ivs[name]))
 
     def with_meta(self, meta: brpb_pb2.BackupMeta) -> Directory:
         """The same with another `backupmeta`."""
@@ -128,7 +142,11 @@ def _of_the_rows(file: brpb_pb2.File, backup: Directory, api_version: int) -> It
     """Rows outside of their file's range go to other regions than the tool asks to ingest; sums are compared by --checksum."""
     if file.name not in backup.sizes:
         return
-    found = [user_row(key, value, api_version) for key, value in sst_rows(backup.read(file.name))]
+    data = backup.read(file.name)
+    if not data.endswith(_SST_END):
+        yield f"{file.name} is no SST: stores refuse it"
+        return
+    found = [user_row(key, value, api_version) for key, value in sst_rows(data)]
     outside = [key for key, _ in found if key < file.start_key or (file.end_key and key >= file.end_key)]
     if outside:
         yield f"{file.name} holds {outside[0].hex()}, outside of its range"

@@ -17,10 +17,12 @@ from tests.integration.s3_servers import BUCKET, S3Server, versitygw_server
 from tests.interop.conftest import Clusters
 from tests.interop.rows import YEAR, rows, split
 from tests.live_cluster import LiveCluster
+from tests.openssl import KEYS, crypter
 from tests.unit.formats_sst.tables import sst_dump
 from tikv_br.backup.conversion import Loss
 from tikv_br.backup.options import BackupOptions
 from tikv_br.backup.run import backup
+from tikv_br.backupset.files import FileKind
 from tikv_br.cluster.pb import brpb_pb2
 from tikv_br.storage.url import StorageLocation
 
@@ -250,6 +252,29 @@ def test_a_range(engine: str, sources: dict[ApiVersion, LiveCluster], golden: Pa
     assert unmet_demands(ours, V2, b"row00050", b"row00300") == []
     assert fields(ours.meta) ^ fields(golden_backup(golden, "v2_ranged").meta) <= UNHEEDED
     assert sum(file.total_kvs for file in ours.meta.files) == 250
+
+
+@pytest.mark.parametrize("engine", ["scan", "store"])
+@pytest.mark.parametrize("method", KEYS)
+def test_encrypted(
+    engine: str, method: str, sources: dict[ApiVersion, LiveCluster], golden: Path, tmp_path: Path
+) -> None:
+    """Decrypted as the tool and its stores do it, an encrypted backup is like any other; every file has its own IV."""
+    place = StorageLocation("local", str(tmp_path / "backup"), crypter=crypter(method))
+    write(sources[V2], place, engine=engine)
+    ours = Directory.local(tmp_path / "backup").decrypted(bytes.fromhex(KEYS[method]))
+    assert_alike(ours, golden_backup(golden, "v2"), V2)
+    assert len({file.cipher_iv for file in ours.meta.files}) == len(ours.meta.files)
+
+
+def test_parquet_is_refused_aloud(sources: dict[ApiVersion, LiveCluster], tmp_path: Path) -> None:
+    """Stores refuse files that are no SSTs: the tool fails, and takes nothing for restored."""
+    place = StorageLocation("local", str(tmp_path / "backup"))
+    write(sources[V1], place, engine="scan", file_kind=FileKind.PARQUET)
+    ours = Directory.local(tmp_path / "backup")
+    refused = [demand for demand in unmet_demands(ours, V1) if demand.endswith("is no SST: stores refuse it")]
+    assert len(refused) == len(ours.meta.files)
+    assert {file.cf for file in ours.meta.files} == {"default"}
 
 
 def test_several_ranges(sources: dict[ApiVersion, LiveCluster], tmp_path: Path) -> None:

@@ -151,7 +151,11 @@ def test_it_reads_what_we_restore(spaces: list[Space], clusters: Clusters, stack
     assert create_keyspace(restored, "one") == spaces[1].keyspace_id
     for number, (space, keyspace) in enumerate([(spaces[1], "one"), (spaces[3], "DEFAULT")]):
         place = StorageLocation("local", str(tmp_path / str(number)))
-        backup(BackupOptions(space.live.config, place, V2, keyspaces=(space.keyspace,), executor="driver"))
+        backup(
+            BackupOptions(
+                space.live.config, place, V2, keyspaces=(space.keyspace,) if space.keyspace else (), executor="driver"
+            )
+        )
         assert restore(RestoreOptions(restored.config, place)).verified
         reader = connect(stack, restored, keyspace)
         assert reader.scan() == sorted(space.data().items())
