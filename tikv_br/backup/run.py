@@ -9,7 +9,7 @@ from tikv_br.backup.context import BackupContext
 from tikv_br.backup.options import BackupOptions
 from tikv_br.backup.plan import Interval
 from tikv_br.backup.steps import backup_steps
-from tikv_br.errors import BackupSetError, TikvBrError
+from tikv_br.errors import BackupSetError, LeaseLost, TikvBrError
 from tikv_br.progress_events import Reporter, silent
 from tikv_br.steps import run_steps
 
@@ -73,7 +73,7 @@ def backup(options: BackupOptions, reporter: Reporter = silent) -> BackupReport:
     try:
         timings = run_steps(backup_steps(options), context, reporter)
     except TikvBrError as error:
-        if context.kept:
+        if context.kept and not isinstance(error, LeaseLost):
             error.hint = KEPT if isinstance(error, BackupSetError) else f"{error.hint} {KEPT}"
         raise
     return BackupReport(_summarize(context, time.monotonic() - began, timings), context.plan)

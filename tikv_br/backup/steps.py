@@ -113,7 +113,9 @@ def unprotect(context: BackupContext) -> None:
     keeper = context.keeper
     if keeper is None:
         return
-    if path.keeps_work(context) and keeper.lost is None:
+    if context.lease is not None and context.lease.lost is not None:
+        keeper.stop()  # who has the path now goes on with our work, under the same safe point
+    elif path.keeps_work(context) and keeper.lost is None:
         keeper.leave_for(context.options.gc_ttl)
     else:
         keeper.stop()

@@ -295,8 +295,9 @@ def test_lost_lease_stops_the_run_and_leaves_all_to_the_next(
             lease.break_lease(open_store(wanted.storage), force=True)
 
     v2.fail("RawScan", {"delay": {"seconds": 0.05}}, skip=REGIONS // 2, count=-1)
-    with pytest.raises(LeaseLost, match="broken by `tikv-br unlock`"):
+    with pytest.raises(LeaseLost, match="broken by `tikv-br unlock`") as raised:
         backup(wanted, break_it)
+    assert "tikv-br unlock" in raised.value.hint
     assert "backupmeta" not in files_at(wanted)
     done = read_entries(open_store(wanted.storage))
     assert len(done) >= 2
@@ -334,3 +335,22 @@ def test_gc_that_passes_fails_the_run(options: Options, tmp_path: Path, monkeypa
         assert read_entries(open_store(wanted.storage))
         summary = backup(replace(wanted, no_resume=True)).summary
         is_whole(wanted, summary, live, tmp_path)
+
+
+def test_lost_lease_leaves_the_safe_point_to_who_has_the_path(
+    v2: LiveCluster, options: Options, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also before the first interval is done: another run may go on with this one's, under the same safe point."""
+    wanted = options(v2)
+    monkeypatch.setattr(lease, "acquire", functools.partial(lease.acquire, renew_every=0.05))
+
+    v2.fail("RawScan", {"delay": {"seconds": 0.1}}, count=-1)
+
+    def take_it_away() -> None:
+        lease.break_lease(open_store(wanted.storage), force=True)
+
+    with pytest.raises(LeaseLost):
+        backup(wanted, when(StepStarted, "copy", take_it_away))
+    begun = run_record.read(open_store(wanted.storage))
+    assert begun is not None
+    assert safe_points(v2) == {service_id(begun.run_id): begun.description.backup_ts - 1}
