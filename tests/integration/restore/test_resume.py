@@ -56,6 +56,7 @@ def break_off(live: LiveCluster, location: StorageLocation, rpc: str = "Ingest",
     live.heal()
 
 
+@pytest.mark.timeout(600)
 def test_a_restore_killed_at_any_moment_goes_on(source: StorageLocation, target: LiveCluster) -> None:
     """SIGKILL at twenty random moments: the same command again brings what is missing, once, and leaves nothing behind."""
     seed = int(os.environ.get("TIKV_BR_TEST_SEED") or random.randrange(1 << 32))
