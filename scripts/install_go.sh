@@ -21,7 +21,7 @@ done
 
 if [ -z "$old" ] && [ "$(id -u)" -eq 0 ] && command -v apt-get >/dev/null; then
     apt-get update -qq >&2
-    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends golang-go ca-certificates >&2
+    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq -o DPkg::Lock::Timeout=300 --no-install-recommends golang-go ca-certificates >&2
     exec "$0"
 fi
 if [ -z "$old" ] || [ "$(uname -sm)" != "Linux x86_64" ]; then

@@ -27,7 +27,7 @@ apt_install() {
     command -v apt-get >/dev/null || fail "please install: $* (no apt-get here)"
     say "installing $*"
     "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -qq update >&2 </dev/null
-    "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends "$@" >&2 </dev/null
+    "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -qq -o DPkg::Lock::Timeout=300 install -y --no-install-recommends "$@" >&2 </dev/null
 }
 
 # find_python: a Python of at least 3.11; 3.11 itself first, for tikv-client has a wheel for no other.

@@ -13,10 +13,11 @@ say() { printf '==> %s\n' "$*" >&2; }
 install_packages() {
     local missing=()
     command -v sst_dump >/dev/null || command -v rocksdb_sst_dump >/dev/null || missing+=(rocksdb-tools)
+    command -v openssl >/dev/null || missing+=(openssl)
     command -v go >/dev/null || [ -x /usr/local/go/bin/go ] || missing+=(golang-go ca-certificates)
     [ ${#missing[@]} -gt 0 ] && [ "$(id -u)" -eq 0 ] && command -v apt-get >/dev/null || return 0
     say "installing ${missing[*]}"
-    { apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends "${missing[@]}"; } \
+    { apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq -o DPkg::Lock::Timeout=300 install -y --no-install-recommends "${missing[@]}"; } \
         >&2 </dev/null || say "could not install ${missing[*]}: tests that need them will say so"
 }
 
