@@ -14,6 +14,7 @@ from formats.api_version import ApiVersion
 from tests.integration.backup.conftest import Clusters, Options
 from tests.integration.backup.data import load, when
 from tests.integration.backup.reading import rocksdb_rows
+from tests.integration.s3_servers import versitygw_server
 from tests.live_cluster import LiveCluster, live_cluster
 from tikv_br.backup import backup_ts as backup_ts_module
 from tikv_br.backup.abort import abort_backup
@@ -135,6 +136,27 @@ def test_failed_run_is_gone_on_with(engine: str, v2: LiveCluster, options: Optio
     assert names >= {file.name for entry in done for file in entry.files}
     is_whole(wanted, summary, v2, tmp_path)
     assert safe_points(v2) == {service_id(begun.run_id): begun.description.backup_ts - 1}
+
+
+def test_failed_run_is_gone_on_with_on_s3(v2: LiveCluster, options: Options, tmp_path: Path) -> None:
+    """A real S3 server: conditional writes hold the lease, what is done stays, and nothing but the backup is left."""
+    with versitygw_server(tmp_path) as server:
+        wanted = options(v2, storage=server.location("nightly/1"), concurrency=1)
+        fail_half_way(v2, wanted)
+        store = open_store(wanted.storage)
+        done = read_entries(store)
+        with lease.acquire(store, "prune"), pytest.raises(LeaseHeld, match="prune by process"):
+            backup(wanted)
+        summary = backup(wanted).summary
+        assert summary.resumed_ranges == len(done) > 0
+        sums = v2.raw().checksum()
+        assert (summary.crc64xor, summary.total_kvs) == (sums.crc64xor, sums.total_kvs)
+        kept = BackupSet.open(store)
+        for file in kept.files:
+            kept.verify_content(file)
+        names = {file.name for file in kept.files}
+        assert names >= {file.name for entry in done for file in entry.files}
+        assert {info.name for info in store.list()} == {"backupmeta", "backup.lock", "tikv-br/manifest.json"} | names
 
 
 def test_file_that_is_gone_is_written_again(v2: LiveCluster, options: Options, tmp_path: Path) -> None:
