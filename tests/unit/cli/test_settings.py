@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+import typer.main
 
-from tikv_br.cli.main import run
+from tikv_br.cli.lazy import leaves
+from tikv_br.cli.main import app, run
+from tikv_br.cli.settings import options
 
 Capture = pytest.CaptureFixture[str]
 
@@ -174,3 +178,17 @@ def test_show_knows_the_commands(capsys: Capture) -> None:
     assert show(capsys, "restore", "--storage", "/x")["storage"] == ("/x", "flag")
     assert "did you mean" in refusal(capsys, "config", "show", "prun")
     assert "No such option: --nonsense" in refusal(capsys, "config", "show", "list", "--nonsense")
+
+
+def test_every_command_takes_what_all_take() -> None:
+    """Config file, logs and a variable for each flag, that no other flag of the command has; values to choose from are known."""
+    for path, command in leaves(typer.main.get_command(app)):
+        flags = options(command)
+        assert {"log-level", "log-file", "log-format"} <= flags.keys(), path
+        variables = [option.envvar for option in flags.values()]
+        assert all(isinstance(name, str) and name.startswith("TIKV_BR_") for name in variables), path
+        assert len(set(variables)) == len(variables), path
+        listed = [
+            flag for flag, option in flags.items() if re.fullmatch(r"[a-z0-9-]+(\|[a-z0-9-]+)+", option.metavar or "")
+        ]
+        assert listed == [], f"{path}: say Literal[...], which is checked and completed"
