@@ -32,6 +32,8 @@ def abort_backup(location: StorageLocation, cluster: ClusterConfig | None, lock_
     Raises `BackupPathInUse` for a complete backup and for what is not of this tool, `LeaseHeld` while a run is alive.
     """
     store = open_store(location)
+    if next(iter(store.list()), None) is None:
+        return Aborted("", 0, released=False)
     with lease.acquire(store, "abort", wait=lock_wait):
         try:
             begun = run_record.read(store)

@@ -39,6 +39,7 @@ from tikv_br.progress_events import Event, StepFinished, StepStarted, TasksProgr
 from tikv_br.storage.crypter import Crypter
 from tikv_br.storage.open import open_store
 from tikv_br.storage.secret import SecretText
+from tikv_br.storage.url import StorageLocation
 
 V1, V2 = ApiVersion.V1, ApiVersion.V2
 REGIONS = 4 * SMALLEST_TASK // REGION_OVERHEAD
@@ -376,3 +377,10 @@ def test_lost_lease_leaves_the_safe_point_to_who_has_the_path(
     begun = run_record.read(open_store(wanted.storage))
     assert begun is not None
     assert safe_points(v2) == {service_id(begun.run_id): begun.description.backup_ts - 1}
+
+
+def test_where_nothing_is_nothing_is_made(tmp_path: Path) -> None:
+    """An abort at a mistyped path leaves no folder behind."""
+    place = tmp_path / "mistyped"
+    assert abort_backup(StorageLocation("local", str(place)), None).removed_objects == 0
+    assert not place.exists()
