@@ -71,5 +71,5 @@ wait "$building" || true
 cat "$build_log" >&2
 
 say "pytest ${arguments[*]:-(all tiers)}"
-.venv/bin/python -m pytest -n "$(workers)" --dist loadfile --durations 10 "${arguments[@]}" </dev/null || status=$?
+.venv/bin/python -m pytest -n "$(workers)" --dist loadfile --durations 25 "${arguments[@]}" </dev/null || status=$?
 exit "$status"
