@@ -6,6 +6,7 @@ import os
 import pty
 import select
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -43,14 +44,15 @@ def _conversation(terminal: int, answer: bytes) -> bytes:
     return told
 
 
-@pytest.fixture(scope="module")
-def pair(playgrounds: Playgrounds, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
-    """A V1 and a V2 cluster: equal, but for three keys."""
+@pytest.fixture
+def pair(playgrounds: Playgrounds, tmp_path: Path) -> tuple[str, str]:
+    """A V1 and a V2 cluster: equal, but for three keys, whatever another test has repaired."""
     a, b = playgrounds["v1"], playgrounds["v2"]
+    succeed("raw", "delete", "--pd", b, "lost")
     common = "key,value\nsame,1\nequal,2\n"
     for pd, own in ((a, "both,here\nlost,value\n"), (b, "both,there\nextra,value\n")):
-        (tmp_path_factory.getbasetemp() / "rows.csv").write_text(common + own)
-        succeed("raw", "load", str(tmp_path_factory.getbasetemp() / "rows.csv"), "--pd", pd)
+        (tmp_path / "rows.csv").write_text(common + own)
+        succeed("raw", "load", str(tmp_path / "rows.csv"), "--pd", pd)
     return a, b
 
 

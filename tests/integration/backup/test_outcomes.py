@@ -226,9 +226,9 @@ def test_keyspaces_go_by_name_too(v2: LiveCluster, options: Options) -> None:
     ("version", "changes", "error"),
     [
         (V2, {"dst_api_version": V1}, ConversionUnsupported),
-        (V1, {"keyspace": "5"}, UsageError),
-        (V2, {"keyspace": "16777216"}, UsageError),
-        (V1, {"start": b"b", "end": b"b"}, UsageError),
+        (V1, {"keyspaces": ("5",)}, UsageError),
+        (V2, {"keyspaces": ("16777216",)}, UsageError),
+        (V1, {"ranges": ((b"b", b"b"),)}, UsageError),
         (V1, {"compression_level": 99}, UsageError),
         (V1, {"file_bytes": 0}, UsageError),
         (V1, {"executor": "spark", "spark_master": "nowhere"}, UsageError),

@@ -118,20 +118,24 @@ def is_whole(wanted: BackupOptions, summary: BackupSummary, live: LiveCluster, s
 def test_failed_run_is_gone_on_with(engine: str, v2: LiveCluster, options: Options, tmp_path: Path) -> None:
     """Work that was done is kept, with its safe point, and not done again; the backup keeps the first run's backup-ts."""
     wanted = options(v2, engine=engine, concurrency=1)
-    tasks = len(backup(replace(wanted, dry_run=True)).plan)
+    whole = backup(replace(wanted, dry_run=True)).plan
     error = fail_half_way(v2, wanted)
     assert "the same command goes on from there" in error.hint
     store = open_store(wanted.storage)
     done = read_entries(store)
     begun = run_record.read(store)
     assert begun is not None
-    assert 0 < len(done) < tasks
+    assert 0 < len(done) < len(whole)
     assert safe_points(v2) == {service_id(begun.run_id): begun.description.backup_ts - 1}
     assert "tikv-br/lease" not in files_at(wanted)
     plan = backup(replace(wanted, dry_run=True)).plan
-    assert [plan[0].start, len(plan)] == [done[-1].end, tasks - len(done)]
+    assert (plan[0].start, plan[-1].end) == (done[-1].end, whole[-1].end)
     summary = backup(wanted).summary
-    assert (summary.resumed_ranges, summary.ranges, summary.resumed_run) == (len(done), tasks, begun.run_id)
+    assert (summary.resumed_ranges, summary.ranges, summary.resumed_run) == (
+        len(done),
+        len(done) + len(plan),
+        begun.run_id,
+    )
     assert summary.backup_ts == begun.description.backup_ts
     names = {file.name for file in BackupSet.open(store).files}
     assert names >= {file.name for entry in done for file in entry.files}

@@ -68,7 +68,7 @@ def test_the_command_lines_life(folder: Path) -> None:
     assert [json.loads(line)["pd"] for line in cli("list", "--output", "json").stdout.splitlines()] == [state["pd"]]
     assert state["pd"] in cli("list").stdout
     stopped = json.loads(cli("stop", "--dir", str(folder), "--output", "json").stdout)
-    assert stopped == {"dir": str(folder), "stopped": True}
+    assert (stopped["message_type"], stopped["dir"], stopped["stopped"]) == ("stopped", str(folder), True)
     assert json.loads(cli("status", "--dir", str(folder), "--output", "json").stdout)["running"] is False
     assert cli("list", "--output", "json").stdout == ""
     assert cli("stop", "--dir", str(folder)).returncode == 0
