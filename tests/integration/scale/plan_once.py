@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import pickle
-import resource
 import sys
 import time
 from collections.abc import Sequence
@@ -17,6 +16,7 @@ from unittest import mock
 
 from formats.api_version import ApiVersion
 from formats.keys import KeyCodec
+from tests.peak_memory import peak_mib
 from tikv_br.backup import work
 from tikv_br.backup.context import BackupContext
 from tikv_br.backup.convert import Conversion
@@ -48,7 +48,7 @@ def main(grpc: str, http: str) -> None:
     tasks, closure = handed_over(context)
     figures = {
         "cpu_seconds": seconds,
-        "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        "peak_mib": peak_mib(),
         "tasks": len(tasks),
         "regions": sum(interval.regions for interval in context.plan),
         "task_bytes": max(len(pickle.dumps(task)) for task in tasks),

@@ -17,6 +17,7 @@ import pytest
 from tests.integration.s3_servers import ACCESS_KEY, BUCKET, SECRET_KEY, S3Server
 from tests.integration.storage.scripted import Script, scripted
 from tests.integration.storage_suite import StorageSuite, stream
+from tests.tools import ROOT
 from tikv_br.errors import StorageDenied, StorageError
 from tikv_br.storage import s3
 from tikv_br.storage.base import ObjectStore
@@ -182,20 +183,22 @@ def test_virtual_host_style(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_large_upload_has_bounded_memory(versitygw: S3Server) -> None:
     """400 MB through one writer do not raise the process's peak by more than some parts."""
     script = f"""
-import resource
+from tests.peak_memory import peak_mib
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import parse
 store = open_store(parse({versitygw.url(next(_prefixes))!r}))
 store.put("warm", b"")
 block = bytes(1 << 20)
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+before = peak_mib()
 with store.open_writer("large") as writer:
     for _ in range(400):
         writer.write(block)
     assert writer.close().size == 400 << 20
-print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
+print(peak_mib() - before)
 """
-    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=120)
+    run = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=120, cwd=ROOT
+    )
     assert float(run.stdout) < 100, "MiB"
 
 
