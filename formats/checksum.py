@@ -16,7 +16,11 @@ from typing import TYPE_CHECKING
 from fastcrc import crc64
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import pyarrow as pa
+
+    from formats.columns import Bytes, Flags
 
 _ONES = (1 << 64) - 1
 _POLYNOMIAL = 0xC96C_5795_D787_0F42
@@ -48,6 +52,13 @@ def checksum(keys: pa.LargeBinaryArray, values: pa.LargeBinaryArray, prefix: byt
 
     Raises `FormatError` for other types or unequal lengths, `DamagedBytes` for offsets that point astray.
     """
+    return checksums(keys, values, (prefix,))[0]
+
+
+def checksums(
+    keys: pa.LargeBinaryArray, values: pa.LargeBinaryArray, prefixes: Sequence[bytes]
+) -> tuple[Checksum, ...]:
+    """The checksum with each of the prefixes, at the price of one. Raises as `checksum` does."""
     from formats import columns
     from formats.errors import FormatError
     from formats.kernels.checksum import fold_rows
@@ -57,12 +68,34 @@ def checksum(keys: pa.LargeBinaryArray, values: pa.LargeBinaryArray, prefix: byt
         raise FormatError(f"{rows} keys with {len(values)} values")
     key_offsets, key_data = columns.view(keys)
     value_offsets, value_data = columns.view(values)
-    head = columns.from_bytes(_to_ones() + prefix)
-    folded = fold_rows(key_offsets, key_data, value_offsets, value_data, head)
-    register = crc64.xz(folded.data, crc64.xz(_TO_ZERO)) ^ _ONES
-    final = _ONES if rows % 2 else 0
-    size = key_offsets[-1] - key_offsets[0] + value_offsets[-1] - value_offsets[0]
-    return Checksum(register ^ final, rows, int(size) + rows * len(prefix))
+    size = int(key_offsets[-1] - key_offsets[0] + value_offsets[-1] - value_offsets[0])
+    folded = Folded(*fold_rows(key_offsets, key_data, value_offsets, value_data), rows, size)
+    return tuple(folded.checksum(prefix) for prefix in prefixes)
+
+
+@dataclass(frozen=True, slots=True)
+class Folded:
+    """Rows whose checksum is to be taken, whatever prefix their keys may have."""
+
+    folded: Bytes
+    """Their XOR, aligned at their ends: shape (bytes of the longest row,)."""
+    odd: Flags
+    """For each size, up to the longest, whether an odd number of rows has it."""
+    rows: int
+    size: int
+    """Bytes of all keys and values."""
+
+    def checksum(self, prefix: bytes = b"") -> Checksum:
+        """The checksum with the prefix before every key."""
+        return Checksum(self._crc(prefix), self.rows, self.size + self.rows * len(prefix))
+
+    def _crc(self, prefix: bytes) -> int:
+        from formats import columns
+        from formats.kernels.checksum import lead_rows
+
+        message = lead_rows(self.folded, self.odd, columns.from_bytes(_to_ones() + prefix))
+        register = crc64.xz(message.data, crc64.xz(_TO_ZERO)) ^ _ONES
+        return register ^ (_ONES if self.odd.sum() % 2 else 0)
 
 
 @functools.cache

@@ -41,6 +41,8 @@ class KeyCodec:
 
     api_version: ApiVersion
     keyspace_id: int = 0
+    below: bytes = b""
+    """What is put before every user key: all keys of the codec then have this prefix, and no user sees it."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.keyspace_id <= MAX_KEYSPACE:
@@ -55,8 +57,9 @@ class KeyCodec:
 
     @property
     def prefix(self) -> bytes:
-        """What comes before the user key in an RPC: 4 bytes in V2, none before."""
-        return RAW_MODE + self.keyspace_id.to_bytes(PREFIX_SIZE - 1, "big") if self.is_v2 else b""
+        """What comes before the user key in an RPC: 4 bytes in V2, none before, and `below`."""
+        own = RAW_MODE + self.keyspace_id.to_bytes(PREFIX_SIZE - 1, "big") if self.is_v2 else b""
+        return own + self.below
 
     def rpc_key(self, user: bytes) -> bytes:
         """The key as requests and responses carry it."""
@@ -74,9 +77,12 @@ class KeyCodec:
 
         In V2 both ends of the result lie within the keyspace's bounds and are never empty.
         """
-        if not self.is_v2:
-            return start, end
-        return self.prefix + start, self.prefix + end if end else self._keyspace_end()
+        prefix = self.prefix
+        if end:
+            return prefix + start, prefix + end
+        if self.below:
+            return prefix + start, successor(prefix)
+        return prefix + start, self._keyspace_end() if self.is_v2 else b""
 
     def bound(self, rpc: bytes) -> bytes:
         """An RPC key as PD and region bounds hold it; empty (no bound) stays empty."""
@@ -105,3 +111,9 @@ class KeyCodec:
         if self.keyspace_id == MAX_KEYSPACE:
             return RAW_MODE_END
         return RAW_MODE + (self.keyspace_id + 1).to_bytes(PREFIX_SIZE - 1, "big")
+
+
+def successor(prefix: bytes) -> bytes:
+    """The smallest key above all that begin with ``prefix``; ``b""`` when there is none."""
+    kept = prefix.rstrip(b"\xff")
+    return kept[:-1] + bytes([kept[-1] + 1]) if kept else b""

@@ -1,4 +1,4 @@
-"""Pages of RawScan, from the bytes of the response straight into Arrow."""
+"""Pages of RawScan, from the bytes of the response: measured as they come, split into Arrow where columns are needed."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from formats.columns import Bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,18 +19,57 @@ class ScanPage:
     values: pa.LargeBinaryArray
 
 
-def parse(response: bytes) -> ScanPage | None:
-    """The pairs of a serialized ``kvrpcpb.RawScanResponse``; nothing when it holds anything but well-formed pairs.
+@dataclass(frozen=True, slots=True)
+class RawPage:
+    """The same as it came over the wire, proven to hold well-formed pairs and nothing else."""
+
+    data: Bytes
+    """The serialized ``kvrpcpb.RawScanResponse``, which nobody changes."""
+    rows: int
+    key_bytes: int
+    value_bytes: int
+    longest_key: int
+    longest: int
+    """Bytes of the longest key and value together."""
+    first_key: bytes
+    """RPC key, as `last_key`; both empty without rows."""
+    last_key: bytes
+
+    def split(self) -> ScanPage:
+        """The columns, which own their memory."""
+        from formats import columns
+        from formats.kernels import rawscan as kernels
+
+        key_offsets, keys, value_offsets, values = kernels.split(self.data, self.rows, self.key_bytes, self.value_bytes)
+        return ScanPage(columns.build(key_offsets, keys), columns.build(value_offsets, values))
+
+
+def measure(response: bytes) -> RawPage | None:
+    """The page in a serialized ``kvrpcpb.RawScanResponse``; nothing when it holds anything but well-formed pairs.
 
     A region error, an error in a pair, an unknown field, an unusual order or damaged bytes all give None: protobuf then
-    says which. The page owns its memory.
+    says which.
     """
     from formats import columns
     from formats.kernels import rawscan as kernels
 
     data = columns.from_bytes(response)
-    pairs, key_bytes, value_bytes = kernels.measure(data)
-    if pairs == kernels.NOT_THERE:
+    rows, key_bytes, value_bytes, longest_key, longest, first, last = kernels.measure(data)
+    if rows == kernels.NOT_THERE:
         return None
-    key_offsets, keys, value_offsets, values = kernels.split(data, pairs, key_bytes, value_bytes)
-    return ScanPage(columns.build(key_offsets, keys), columns.build(value_offsets, values))
+    return RawPage(
+        data=data,
+        rows=int(rows),
+        key_bytes=int(key_bytes),
+        value_bytes=int(value_bytes),
+        longest_key=int(longest_key),
+        longest=int(longest),
+        first_key=response[first[0] : sum(first)],
+        last_key=response[last[0] : sum(last)],
+    )
+
+
+def parse(response: bytes) -> ScanPage | None:
+    """The columns of what `measure` finds."""
+    page = measure(response)
+    return None if page is None else page.split()

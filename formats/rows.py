@@ -122,6 +122,13 @@ def live(records: pa.RecordBatch, now: int) -> pa.RecordBatch:
     return LiveFilter(now).apply(records)
 
 
+def unexpired(records: pa.RecordBatch, now: int) -> pa.RecordBatch:
+    """The records whose time is not over at ``now`` (seconds since the epoch; an expiry equal to it is over)."""
+    expire_ts = columns.numbers(records["expire_ts"])
+    keep = (expire_ts == 0) | (expire_ts > np.uint64(now))
+    return records if keep.all() else records.filter(pa.array(keep))
+
+
 def within(records: pa.RecordBatch, start: bytes, end: bytes) -> pa.RecordBatch:
     """The records whose key lies in [start, end), where an empty end is no end; rows come by ascending key."""
     if not records.num_rows:

@@ -11,7 +11,7 @@ import numpy as np
 
 from formats.columns import Bytes, Offsets
 from formats.jit import njit
-from formats.kernels.memory import U64, copy
+from formats.kernels.addresses import Int, address, copy, load_byte
 
 TAG_PAIR = 0x12  # RawScanResponse.kvs = 2, length-delimited
 TAG_KEY = 0x12  # KvPair.key = 2
@@ -23,13 +23,13 @@ NOT_THERE = -1
 
 
 @njit(forceinline=True)
-def _length(data: Bytes, at: int, stop: int) -> tuple[int, int]:
+def _length(data: Int, at: Int, stop: Int) -> tuple[Int, Int]:
     """The length written at `at`, and where what it measures begins; `NOT_THERE` when that is not all before `stop`."""
-    number = 0
+    number = np.int64(0)
     for shift in range(0, MAX_SHIFT, 7):
         if at >= stop:
             return NOT_THERE, at
-        byte = int(data[U64(at)])
+        byte = np.int64(load_byte(data + at))
         at += 1
         number |= (byte & PAYLOAD) << shift
         if not byte & MORE:
@@ -38,43 +38,62 @@ def _length(data: Bytes, at: int, stop: int) -> tuple[int, int]:
 
 
 @njit(forceinline=True)
-def _field(data: Bytes, at: int, stop: int, tag: int) -> tuple[int, int]:
+def _field(data: Int, at: Int, stop: Int, tag: Int) -> tuple[Int, Int]:
     """Size and start of the field of this tag at `at`; size 0 at `at` itself when another tag or the end is there."""
-    if at >= stop or data[U64(at)] != tag:
-        return 0, at
+    if at >= stop or load_byte(data + at) != tag:
+        return np.int64(0), at
     return _length(data, at + 1, stop)
 
 
 @njit(forceinline=True)
-def _pair(data: Bytes, at: int) -> tuple[int, int, int, int, int]:
-    """(end of the pair, start and size of its key, start and size of its value); the end is `NOT_THERE` if unexpected."""
-    size, at = _field(data, at, len(data), TAG_PAIR)
-    if size == NOT_THERE:
-        return NOT_THERE, 0, 0, 0, 0
-    stop = at + size
+def next_pair(data: Int, size: Int, at: Int) -> tuple[Int, Int, Int, Int, Int]:
+    """(end of the pair at `at`, start and size of its key, start and size of its value), of `size` bytes at an address.
+
+    The end is `NOT_THERE` when anything else is there.
+    """
+    nothing = np.int64(0)
+    if at >= size or load_byte(data + at) != TAG_PAIR:
+        return NOT_THERE, nothing, nothing, nothing, nothing
+    length, at = _length(data, at + 1, size)
+    if length == NOT_THERE:
+        return NOT_THERE, nothing, nothing, nothing, nothing
+    stop = at + length
     key_size, key = _field(data, at, stop, TAG_KEY)
     if key_size == NOT_THERE:
-        return NOT_THERE, 0, 0, 0, 0
+        return NOT_THERE, nothing, nothing, nothing, nothing
     value_size, value = _field(data, key + key_size, stop, TAG_VALUE)
     if value_size == NOT_THERE or value + value_size != stop:
-        return NOT_THERE, 0, 0, 0, 0
+        return NOT_THERE, nothing, nothing, nothing, nothing
     return stop, key, key_size, value, value_size
 
 
 @njit
-def measure(data: Bytes) -> tuple[int, int, int]:
-    """(pairs, bytes of keys, bytes of values); the pairs are `NOT_THERE` when anything else is in the message."""
-    pairs = key_bytes = value_bytes = at = 0
-    while at < len(data):
-        if data[U64(at)] != TAG_PAIR:
-            return NOT_THERE, 0, 0
-        at, _, key_size, _, value_size = _pair(data, at)
+def measure(data: Bytes) -> tuple[Int, Int, Int, Int, Int, tuple[Int, Int], tuple[Int, Int]]:
+    """(pairs, bytes of keys, bytes of values, longest key, longest key and value, start and size of the first and the last key).
+
+    The pairs are `NOT_THERE` when anything else is in the message.
+    """
+    pairs: Int = np.int64(0)
+    key_bytes: Int = np.int64(0)
+    value_bytes: Int = np.int64(0)
+    longest_key: Int = np.int64(0)
+    longest: Int = np.int64(0)
+    at: Int = np.int64(0)
+    key, key_size = at, at
+    first = (key, key_size)
+    base, size = address(data), data.size
+    while at < size:
+        at, key, key_size, _, value_size = next_pair(base, size, at)
         if at == NOT_THERE:
-            return NOT_THERE, 0, 0
+            return NOT_THERE, key_bytes, value_bytes, longest_key, longest, first, first
+        if not pairs:
+            first = (key, key_size)
         pairs += 1
         key_bytes += key_size
         value_bytes += value_size
-    return pairs, key_bytes, value_bytes
+        longest_key = max(longest_key, key_size)
+        longest = max(longest, key_size + value_size)
+    return pairs, key_bytes, value_bytes, longest_key, longest, first, (key, key_size)
 
 
 @njit
@@ -82,13 +101,13 @@ def split(data: Bytes, pairs: int, key_bytes: int, value_bytes: int) -> tuple[Of
     """Key and value columns of a measured message: offsets, shape (pairs + 1,), and data of each."""
     key_ends, value_ends = np.zeros(pairs + 1, np.int64), np.zeros(pairs + 1, np.int64)
     keys, values = np.empty(key_bytes, np.uint8), np.empty(value_bytes, np.uint8)
-    at = 0
+    base, size = address(data), data.size
+    at: Int = np.int64(0)
+    key_at, value_at = address(keys), address(values)
     for row in range(pairs):
-        at, key, key_size, value, value_size = _pair(data, at)
-        end = key_ends[row]
-        copy(keys, end, data, key, key_size)
-        key_ends[row + 1] = end + key_size
-        end = value_ends[row]
-        copy(values, end, data, value, value_size)
-        value_ends[row + 1] = end + value_size
+        at, key, key_size, value, value_size = next_pair(base, size, at)
+        copy(key_at + key_ends[row], base + key, key_size)
+        key_ends[row + 1] = key_ends[row] + key_size
+        copy(value_at + value_ends[row], base + value, value_size)
+        value_ends[row + 1] = value_ends[row] + value_size
     return key_ends, keys, value_ends, values

@@ -6,7 +6,7 @@ As in RocksDB's public format: https://github.com/facebook/rocksdb/wiki/Rocksdb-
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import xxhash
 from fastcrc import crc32
@@ -29,7 +29,12 @@ class ChecksumType(enum.IntEnum):
 
     def compute(self, pieces: Iterable[Readable], last: int) -> int:
         """The 32 bits over `pieces` followed by the byte `last`."""
-        return _FUNCTIONS[self](pieces, last)
+        return self.function(pieces, last)
+
+    @property
+    def function(self) -> Callable[[Iterable[Readable], int], int]:
+        """`compute` of this type."""
+        return _FUNCTIONS[self]
 
 
 def context_modifier(base: int, offset: int) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bz2
 import enum
+import functools
 import zlib
 from collections.abc import Callable
 from typing import Any
@@ -74,18 +75,28 @@ def _snappy_compressor() -> Compressor:
 
 
 def _lz4_compressor(level: int) -> Compressor:
+    if not level:
+        import pyarrow as pa
+
+        fast = pa.Codec("lz4_raw").compress  # a tenth less time than lz4.block
+        return lambda block: (_size_prefix(len(block)), fast(block, asbytes=True))
     import lz4.block
 
-    settings: dict[str, Any] = {"mode": "high_compression", "compression": level} if level else {}
     compress = lz4.block.compress
-    return lambda block: (encode_varint(len(block)), compress(block, store_size=False, **settings))
+    settings: dict[str, Any] = {"mode": "high_compression", "compression": level, "store_size": False}
+    return lambda block: (_size_prefix(len(block)), compress(block, **settings))
 
 
 def _zstd_compressor(level: int) -> Compressor:
     import zstandard
 
     compress = zstandard.ZstdCompressor(level=level).compress
-    return lambda block: (encode_varint(len(block)), compress(block))
+    return lambda block: (_size_prefix(len(block)), compress(block))
+
+
+@functools.lru_cache(1 << 10)
+def _size_prefix(size: int) -> bytes:
+    return encode_varint(size)
 
 
 class Decompressor:

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from formats.jit import njit
-from formats.sst.memory import Int, address, copy, load, store
+from formats.kernels.addresses import Int, address, copy, load, store
 
 Bytes = npt.NDArray[np.uint8]
 Numbers = npt.NDArray[np.int64]

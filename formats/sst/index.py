@@ -13,14 +13,11 @@ from itertools import pairwise
 
 from formats.errors import DamagedBytes, UnsupportedFormat
 from formats.sst import properties as names
-from formats.sst.block import BlockReader, encode_restarts, entries, entries_end
-from formats.sst.coding import BlockHandle, Readable, decode_handle, decode_varint, encode_varint, zigzag
+from formats.sst.block import BlockReader, entries, entries_end
+from formats.sst.coding import BlockHandle, Readable, decode_handle, decode_varint, zigzag
 from formats.sst.footer import TRAILER_SIZE
 
 _KEY_TRAILER = 8
-_PUT_TRAILER = b"\x01" + bytes(7)
-_SEEK_TRAILER = b"\x11" + b"\xff" * 7
-"""Of a separator that is no row's key: the highest sequence number, so that it sorts before every row of that key."""
 _TWO_LEVELS = 2
 _WITH_FIRST_KEYS = 3
 _INDEX_TYPES = range(4)  # 0 and 1 are searched in different ways but read alike
@@ -117,56 +114,3 @@ def _checked(index: Index, limit: int, what: str) -> Index:
     if any(left > right for left, right in pairwise(index.separators)):
         raise DamagedBytes(f"{what}: keys do not ascend")
     return index
-
-
-def shortest_separator(last: bytes, following: bytes) -> bytes:
-    """The shortest key found at or after `last` and before `following`, which sorts after it."""
-    at = _common_prefix(last, following)
-    if at == len(last):
-        return last
-    if last[at] + 1 < following[at] or at + 1 < len(following):
-        return last[:at] + bytes([last[at] + 1])
-    for end in range(at + 1, len(last)):
-        if last[end] < 0xFF:
-            return last[:end] + bytes([last[end] + 1])
-    return last
-
-
-def _common_prefix(left: bytes, right: bytes) -> int:
-    """How many bytes are equal: by the highest bit in which they differ as numbers."""
-    size = min(len(left), len(right))
-    difference = int.from_bytes(left[:size], "big") ^ int.from_bytes(right[:size], "big")
-    return size - (difference.bit_length() + 7) // 8
-
-
-class IndexBuilder:
-    """Builds the index block of format version 2 to 5, every entry a restart."""
-
-    def __init__(self, format_version: int) -> None:
-        self.user_keys = format_version >= 3
-        self.deltas = format_version >= 4
-        self.blocks = 0
-        self._block = bytearray()
-        self._restarts: list[int] = []
-
-    @property
-    def size(self) -> int:
-        """Bytes so far."""
-        return len(self._block) + 4 * len(self._restarts) + 4
-
-    def add(self, last: bytes, following: bytes | None, handle: BlockHandle) -> None:
-        """Add a data block that ends with the put of user key `last`; `following` is the next block's first."""
-        separator = last if following is None else shortest_separator(last, following)
-        if not self.user_keys:
-            separator += _PUT_TRAILER if separator == last else _SEEK_TRAILER
-        value = handle.encode()
-        self._restarts.append(len(self._block))
-        self._block += b"\0" + encode_varint(len(separator))
-        if not self.deltas:
-            self._block += encode_varint(len(value))
-        self._block += separator + value
-        self.blocks += 1
-
-    def encode(self) -> bytes:
-        """The block's contents."""
-        return bytes(self._block) + encode_restarts(self._restarts)

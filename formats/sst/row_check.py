@@ -12,10 +12,10 @@ from formats.api_version import ApiVersion
 from formats.columns import Bytes, Offsets
 from formats.errors import DamagedBytes
 from formats.jit import njit
+from formats.kernels.addresses import Int, address, common_prefix
 from formats.keys import PREFIX_SIZE, TS_SIZE
 from formats.mce import ENCODED_GROUP, FULL, GROUP
 from formats.sst.check import check_key
-from formats.sst.memory import Int, address, common_prefix
 from formats.sst.reader import SstReader
 from formats.values import EXPIRE_SIZE, FLAG_DELETED, FLAG_EXPIRE, decode_value
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from formats import columns
-from formats.checksum import Checksum, checksum
+from formats.checksum import Checksum, checksum, checksums
 from formats.errors import FormatError
 from tests.unit.formats.examples import many, pairs
 
@@ -44,6 +44,14 @@ def test_the_check_value_of_crc_64_xz() -> None:
 def test_one_crc_equals_a_crc_for_each_row(rows: Pairs, prefix: bytes) -> None:
     """The CRC of the folded rows is the XOR of the CRCs of all rows, for rows of any mixture of lengths."""
     assert at_once(rows, prefix) == row_by_row(rows, prefix)
+
+
+@many(1)
+@given(pairs, st.lists(st.binary(max_size=9), max_size=4))
+def test_several_prefixes_at_once(rows: Pairs, several: list[bytes]) -> None:
+    """Each prefix has the checksum that it would have alone."""
+    key_column, value_column = (columns.from_list([row[column] for row in rows]) for column in range(2))
+    assert checksums(key_column, value_column, several) == tuple(row_by_row(rows, prefix) for prefix in several)
 
 
 @many(1)

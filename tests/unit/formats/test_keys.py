@@ -10,7 +10,11 @@ from formats.keys import MAX_KEYSPACE, KeyCodec
 from tests.unit.formats.examples import keys, keyspaces, many, timestamps
 
 V1, V1TTL, V2 = (KeyCodec(api_version) for api_version in ApiVersion)
-codecs = st.sampled_from([V1, V1TTL]) | keyspaces.map(lambda keyspace: KeyCodec(ApiVersion.V2, keyspace))
+prefixes = st.sampled_from([b"", b"below", b"\xff", b"b\xff\xff"])
+codecs = st.builds(KeyCodec, st.sampled_from([ApiVersion.V1, ApiVersion.V1TTL]), below=prefixes) | st.builds(
+    KeyCodec, st.just(ApiVersion.V2), keyspaces, prefixes
+)
+"""Of any keyspace, also below a prefix."""
 
 
 def test_known_forms_of_v2() -> None:

@@ -1,15 +1,14 @@
 from __future__ import annotations
 
 import pytest
-from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
 
-from formats.rawscan import parse
+from formats.rawscan import measure, parse
+from tests.unit.formats import by_protobuf
+from tests.unit.formats.by_protobuf import Pairs
 from tests.unit.formats.examples import many, pairs
 from tikv_br.cluster.pb import errorpb_pb2, kvrpcpb_pb2
-
-Pairs = list[tuple[bytes, bytes]]
 
 
 def serialized(rows: Pairs) -> bytes:
@@ -24,22 +23,24 @@ def parsed(data: bytes) -> Pairs | None:
     return None if page is None else list(zip(page.keys.to_pylist(), page.values.to_pylist(), strict=True))
 
 
-def by_protobuf(data: bytes) -> Pairs | None:
-    """The pairs that protobuf finds; None when the bytes are damaged or hold anything else."""
-    try:
-        message = kvrpcpb_pb2.RawScanResponse.FromString(data)
-    except DecodeError:
-        return None
-    rows = [(pair.key, pair.value) for pair in message.kvs]
-    only_pairs = not message.HasField("region_error") and not any(pair.HasField("error") for pair in message.kvs)
-    return rows if only_pairs else None
-
-
 @many(1)
 @given(pairs)
 def test_pages_come_out_as_protobuf_reads_them(rows: Pairs) -> None:
     """Every well-formed page is parsed, with empty keys and values in their places."""
     assert parsed(serialized(rows)) == rows
+
+
+@many(1)
+@given(pairs)
+def test_pages_are_measured(rows: Pairs) -> None:
+    """A page says its rows, bytes, longest rows, first and last key."""
+    page = measure(serialized(rows))
+    assert page is not None
+    lengths = [(len(key), len(value)) for key, value in rows]
+    assert (page.rows, page.key_bytes, page.value_bytes) == (len(rows), *map(sum, zip(*lengths, (0, 0), strict=True)))
+    assert page.longest_key == max((key for key, _ in lengths), default=0)
+    assert page.longest == max(map(sum, lengths), default=0)
+    assert (page.first_key, page.last_key) == ((rows[0][0], rows[-1][0]) if rows else (b"", b""))
 
 
 @many(1)
@@ -50,7 +51,7 @@ def test_altered_bytes_never_read_otherwise_than_protobuf(rows: Pairs, draw: st.
     start, stop = sorted(draw.draw(st.tuples(*[st.integers(0, len(data))] * 2)))
     altered = data[:start] + draw.draw(st.binary(max_size=4)) + data[min(stop, start + 4) :]
     found = parsed(altered)
-    assert found is None or found == by_protobuf(altered)
+    assert found is None or found == by_protobuf.pairs(altered)
 
 
 @many(1)
@@ -60,7 +61,7 @@ def test_any_bytes_are_read_as_protobuf_reads_them_or_not_at_all(data: bytes) ->
     likely = b"\x12\x12\x12\x1a\n\0\1\2\3\4\x80\xffa"
     likely_data = bytes(likely[byte % len(likely)] for byte in data)
     found = parsed(likely_data)
-    assert found is None or found == by_protobuf(likely_data)
+    assert found is None or found == by_protobuf.pairs(likely_data)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,8 @@ import pytest
 
 from formats.errors import FormatError
 from formats.sst import MemorySource, SstReader
-from tests.unit.formats_sst.fuzz import limit_memory, outcomes, tables
+from tests.fuzzing.tables import SST, tables
+from tests.fuzzing.target import limit_memory, outcomes
 
 
 @pytest.fixture(scope="module")
@@ -21,10 +22,10 @@ def originals(tmp_path_factory: pytest.TempPathFactory) -> list[bytes]:
 @pytest.mark.parametrize("seed", range(6))
 def test_damaged_tables(originals: list[bytes], seed: int) -> None:
     """Thousands of damaged tables are read, or refused by a FormatError; nothing else, within 1 GiB of memory."""
-    collections.Counter(outcomes(originals, -1, 30))
+    collections.Counter(outcomes(SST, originals, -1, 30))
     before = limit_memory(1 << 30)
     try:
-        tally = collections.Counter(outcomes(originals, seed, 1500))
+        tally = collections.Counter(outcomes(SST, originals, seed, 1500))
     finally:
         resource.setrlimit(resource.RLIMIT_AS, before)
     assert tally["DamagedBytes"] > 500

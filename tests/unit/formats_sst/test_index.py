@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+
+import numpy as np
+import numpy.typing as npt
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,13 +14,33 @@ from formats.errors import DamagedBytes
 from formats.sst.block import BlockReader, encode_entries
 from formats.sst.block_checksum import ChecksumType
 from formats.sst.coding import BlockHandle
+from formats.sst.encode import put_separator
 from formats.sst.footer import Footer
-from formats.sst.index import Index, IndexBuilder, read_index, shortest_separator
+from formats.sst.index import Index, read_index
+from formats.sst.index_builder import IndexBuilder
 from formats.sst.properties import INDEX_KEYS_ARE_USER_KEYS, INDEX_TYPE, INDEX_VALUES_ARE_DELTAS
 from formats.sst.source import MemorySource
 
 PLAIN = {INDEX_KEYS_ARE_USER_KEYS: b"\x01"}
 similar_keys = st.text("\x00\x01\x7f\xfe\xff", max_size=6).map(lambda text: text.encode("latin-1"))
+
+
+def shortest_separator(last: bytes, following: bytes) -> bytes:
+    """What the kernel writes between two keys, without the end that makes it an internal key."""
+    ours, theirs = (np.frombuffer(key + bytes(1), np.uint8) for key in (last, following))
+    shared = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(last, following, strict=False)))
+    out = np.full(len(last) + 24, 0xEE, np.uint8)
+    begin = address(out)
+    end = put_separator(begin, address(ours), len(last), address(theirs), len(following), shared) - begin
+    assert out[end:].tolist() == [0xEE] * (len(out) - end)
+    separator, trailer = out[: end - 8].tobytes(), out[end - 8 : end].tobytes()
+    assert trailer == (b"\1" + bytes(7) if separator == last else b"\x11" + b"\xff" * 7)
+    return separator
+
+
+def address(array: npt.NDArray[np.uint8]) -> int:
+    """Where it lies."""
+    return int(array.ctypes.data)
 
 
 @given(similar_keys | st.binary(max_size=20), similar_keys | st.binary(max_size=20))
@@ -35,6 +59,7 @@ def test_separators_are_short() -> None:
     assert shortest_separator(b"zabcdef", b"zabf") == b"zabd"
     assert shortest_separator(b"za\xff\xff\x01", b"zb") == b"za\xff\xff\x02"
     assert shortest_separator(b"za", b"za\0") == b"za"
+    assert shortest_separator(b"za", b"") == b"za"
 
 
 def read_back(block: bytes, properties: dict[str, bytes], *, before: int = 1000) -> Index:
@@ -49,16 +74,17 @@ def read_back(block: bytes, properties: dict[str, bytes], *, before: int = 1000)
 def test_builder(version: int) -> None:
     """Blocks added to a builder of any version are read back with their separators."""
     builder = IndexBuilder(version)
-    builder.add(b"zaa", b"zbb", BlockHandle(0, 100))
-    builder.add(b"zbc", None, BlockHandle(105, 300))
+    builder.add(b"zb" + bytes(8), [10], [100])
+    builder.add(b"zbc" + bytes(8) + b"zd" * 100 + bytes(8), [11, 219], [300, 70_000])
     properties = {
         INDEX_KEYS_ARE_USER_KEYS: bytes([builder.user_keys]),
         INDEX_VALUES_ARE_DELTAS: bytes([builder.deltas]),
     }
     block = builder.encode()
-    assert len(block) == builder.size
-    assert read_back(block, properties) == Index([b"zb", b"zbc"], [BlockHandle(0, 100), BlockHandle(105, 300)])
-    assert (builder.blocks, read_back(block, properties).data_end) == (2, 410)
+    assert read_back(block, properties, before=80_000) == Index(
+        [b"zb", b"zbc", b"zd" * 100], [BlockHandle(0, 100), BlockHandle(105, 300), BlockHandle(410, 70_000)]
+    )
+    assert (builder.blocks, read_back(block, properties, before=80_000).data_end) == (3, 70_415)
 
 
 @pytest.mark.parametrize(

@@ -226,3 +226,14 @@ def test_slices_of_batches() -> None:
     writer.append(batch(rows).slice(60))
     assert writer.finish().entries == 90
     assert read(b"".join(chunks)) == rows[10:]
+
+
+def test_rows_of_very_different_sizes() -> None:
+    """Tiny blocks between rows larger than a block, then one larger than the buffer, then small ones, in any batches."""
+    sizes = [*([1, 70_000] * 30), 3_000_000, 2, 2_000_000, *([5] * 2000), *([66_000] * 12), *([300] * 900)]
+    rows = [(b"z%06d" % number, bytes([number % 251]) * size) for number, size in enumerate(sizes)]
+    whole, summary = write(rows, SstOptions(Compression.LZ4))
+    assert read(whole) == rows
+    assert summary.data_blocks > 75
+    for cut in (1, 7):
+        assert write(rows, SstOptions(Compression.LZ4), cut=cut) == (whole, summary)

@@ -56,6 +56,13 @@ def _load_byte(_typing: Any, _address: Any) -> tuple[Any, Codegen]:  # noqa: ANN
     return types.uint8(types.int64), codegen
 
 
+def _store_byte(_typing: Any, _address: Any, _byte: Any) -> tuple[Any, Codegen]:  # noqa: ANN401
+    def codegen(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:  # noqa: ANN401
+        builder.store(args[1], builder.inttoptr(args[0], _BYTE_POINTER))
+
+    return types.void(types.int64, types.uint8), codegen
+
+
 def _store(_typing: Any, _address: Any, _word: Any) -> tuple[Any, Codegen]:  # noqa: ANN401
     def codegen(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:  # noqa: ANN401
         builder.store(args[1], builder.inttoptr(args[0], _I64.as_pointer()), align=1)
@@ -80,8 +87,58 @@ load_byte = cast("Callable[[Int], np.uint8]", intrinsic(_load_byte))
 """The byte at an address."""
 store = cast("Callable[[Int, Int], None]", intrinsic(_store))
 """``store(address, word)``: write a uint64, little endian, aligned or not."""
+store_byte = cast("Callable[[Int, Int], None]", intrinsic(_store_byte))
+"""``store_byte(address, byte)``."""
 trailing_zeros = cast("Callable[[Int], int]", intrinsic(_trailing_zeros))
 """How many low bits of a uint64 are zero; 64 for zero."""
+
+
+@njit(forceinline=True)
+def copy_words(destination: Int, source: Int, count: Int) -> None:
+    """Copy a few bytes, for less than a call of memcpy; up to 7 beyond them are read and overwritten."""
+    for at in range(0, count, 8):
+        store(destination + at, load(source + at))
+
+
+@njit(forceinline=True)
+def xor(folded: Int, source: Int, count: Int) -> None:
+    """XOR bytes into others."""
+    at = np.int64(0)
+    while at + 8 <= count:
+        store(folded + at, load(folded + at) ^ load(source + at))
+        at += 8
+    while at < count:
+        store_byte(folded + at, load_byte(folded + at) ^ load_byte(source + at))
+        at += 1
+
+
+@njit(forceinline=True)
+def copy_xor(destination: Int, folded: Int, source: Int, count: Int) -> None:
+    """Copy bytes, and XOR them into others at the same time; the three places do not overlap."""
+    at = np.int64(0)
+    while at + 32 <= count:  # written so that these become wide moves
+        one, two, three, four = load(source + at), load(source + at + 8), load(source + at + 16), load(source + at + 24)
+        store(destination + at, one)
+        store(destination + at + 8, two)
+        store(destination + at + 16, three)
+        store(destination + at + 24, four)
+        one, two = one ^ load(folded + at), two ^ load(folded + at + 8)
+        three, four = three ^ load(folded + at + 16), four ^ load(folded + at + 24)
+        store(folded + at, one)
+        store(folded + at + 8, two)
+        store(folded + at + 16, three)
+        store(folded + at + 24, four)
+        at += 32
+    while at + 8 <= count:
+        word = load(source + at)
+        store(destination + at, word)
+        store(folded + at, load(folded + at) ^ word)
+        at += 8
+    while at < count:
+        byte = load_byte(source + at)
+        store_byte(destination + at, byte)
+        store_byte(folded + at, load_byte(folded + at) ^ byte)
+        at += 1
 
 
 @njit(forceinline=True)
