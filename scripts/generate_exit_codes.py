@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Write docs/exit-codes.md from the classes in tikv_br/errors.py: ``generate_exit_codes.py [--check]``."""
+"""Write docs/exit-codes.md from the classes in tikv_br/errors: ``generate_exit_codes.py [--check]``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TARGET = ROOT / "docs" / "exit-codes.md"
 
 HEAD = """# Exit codes
 
-Generated from `tikv_br/errors.py` by `scripts/generate_exit_codes.py`; a test fails when it is stale.
+Generated from `tikv_br/errors/` by `scripts/generate_exit_codes.py`; a test fails when it is stale.
 
 Exit code 0 means: all that was asked is done and, where asked, verified. Everything else is listed here. With
 `--output json` the last line on standard output is `{"message_type": "exit_error", "code": …, "name": …, "message": …, "hint": …}`.
