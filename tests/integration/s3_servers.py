@@ -16,6 +16,7 @@ from typing import Any
 
 import boto3
 
+from tests.certificates import KeyPair
 from tests.tools import find_tool
 from tikv_br.storage.url import StorageLocation, parse
 
@@ -30,6 +31,7 @@ class S3Server:
     """A running server with `BUCKET` in it."""
 
     endpoint: str
+    """``http(s)://127.0.0.1:PORT``."""
     process: subprocess.Popen[bytes]
     admin: Any
     """boto3's S3 client: an independent view of what is stored."""
@@ -73,12 +75,17 @@ def moto_server() -> Iterator[S3Server]:
 
 
 @contextmanager
-def versitygw_server(folder: Path, *, port: int = 0, options: Sequence[str] = ()) -> Iterator[S3Server]:
+def versitygw_server(
+    folder: Path, *, port: int = 0, options: Sequence[str] = (), tls: KeyPair | None = None
+) -> Iterator[S3Server]:
     """Run versitygw over a directory: a real S3 server, which checks signatures, regions and conditions."""
     port = port or free_port()
     folder.mkdir(parents=True, exist_ok=True)
     arguments = [find_versitygw(), "--port", f"127.0.0.1:{port}", "--access", ACCESS_KEY, "--secret", SECRET_KEY]
-    with _running([*arguments, "--quiet", *options, "posix", str(folder)], port) as server:
+    scheme = "https" if tls else "http"
+    if tls:
+        arguments += ["--cert", str(tls.cert), "--key", str(tls.key)]
+    with _running([*arguments, "--quiet", *options, "posix", str(folder)], port, scheme) as server:
         yield server
 
 
@@ -88,17 +95,18 @@ def find_versitygw() -> str:
 
 
 @contextmanager
-def _running(arguments: list[str], port: int) -> Iterator[S3Server]:
+def _running(arguments: list[str], port: int, scheme: str = "http") -> Iterator[S3Server]:
     process = subprocess.Popen(arguments, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=_bare_environment())
     try:
         _await_port(port, process)
-        endpoint = f"http://127.0.0.1:{port}"
+        endpoint = f"{scheme}://127.0.0.1:{port}"
         admin = boto3.client(
             "s3",
             endpoint_url=endpoint,
             region_name="us-east-1",
             aws_access_key_id=ACCESS_KEY,
             aws_secret_access_key=SECRET_KEY,
+            verify=scheme == "http",  # what the test does trusts on its own
         )
         if "--readonly" not in arguments and BUCKET not in [item["Name"] for item in admin.list_buckets()["Buckets"]]:
             admin.create_bucket(Bucket=BUCKET)

@@ -97,10 +97,10 @@ class ObjectStore(Protocol):
     def delete(self, name: str) -> None:
         """Remove an object; no error when there is none."""
 
-    def sweep(self, folder: str = "", *, deep: bool = False) -> None:
+    def sweep(self, folder: str = "", *, deep: bool = False, older_than: float = 0.0) -> None:
         """Remove what killed writers have left directly in ``folder``, or with ``deep`` anywhere below it, that `list` does not show.
 
-        With ``deep`` also empty directories. Nobody may be writing there. S3 has nothing of the kind but unfinished uploads, which
+        With ``deep`` also empty directories. Nobody may be writing there, but for what is younger than ``older_than`` seconds. S3 has nothing of the kind but unfinished uploads, which
         a rule of the bucket should end.
         """
 

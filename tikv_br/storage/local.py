@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import secrets
+import stat
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -13,25 +15,27 @@ from typing import Self
 
 from tikv_br.errors import (
     StorageConflict,
-    StorageDenied,
     StorageError,
-    StorageFull,
     StorageObjectMissing,
-    StorageReadOnly,
 )
 from tikv_br.storage.base import ObjectInfo, ObjectStore, Writer, check_name
+from tikv_br.storage.disk_errors import refusal
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import StorageLocation
 
 TEMPORARY_PREFIX = ".tikv-br-"
 """Names of files being written: never listed. One stays behind when a writer is killed; nothing reads it."""
 
-_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-_REFUSED = {errno.EACCES, errno.EPERM}
-_NO_PLACE = {errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENOENT}
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK}
 _NO_DIRECTORY_SYNC = {errno.EINVAL, errno.ENOTSUP}
 _DIRECTORY_ATTEMPTS = 10
+_BUFFER = 64 << 10
+"""Bytes: larger pieces go to the file without a copy."""
+_SWEPT_ATTEMPTS = 10
+
+
+class _SweptAway(Exception):
+    """Another process took a file that was being written for one that a killed writer had left."""
 
 
 class LocalObjectStore(ObjectStore):
@@ -57,9 +61,11 @@ class LocalObjectStore(ObjectStore):
 
     def put_if_absent(self, name: str, data: bytes) -> ObjectInfo:
         """See `ObjectStore.put_if_absent`: the link is made by one process only, of a file already durable."""
-        with _LocalWriter(self._path(name), name, publish=_link) as writer:
-            writer.write(data)
-            return writer.close()
+        for _attempt in range(_SWEPT_ATTEMPTS):
+            with suppress(_SweptAway), _LocalWriter(self._path(name), name, publish=_link) as writer:
+                writer.write(data)
+                return writer.close()
+        raise StorageError(f"{self._path(name)} cannot be written: what was being written was removed again and again")
 
     def get(self, name: str) -> bytes:
         """See `ObjectStore.get`."""
@@ -100,15 +106,17 @@ class LocalObjectStore(ObjectStore):
         with suppress(OSError):  # a directory that is not empty, or in use, stays
             for parent in path.relative_to(self._root).parents:
                 if parent != Path():
-                    (self._root / parent).rmdir()
+                    with suppress(FileNotFoundError):  # whoever was killed in a deletion may have come so far
+                        (self._root / parent).rmdir()
 
-    def sweep(self, folder: str = "", *, deep: bool = False) -> None:
+    def sweep(self, folder: str = "", *, deep: bool = False, older_than: float = 0.0) -> None:
         """See `ObjectStore.sweep`."""
         top = self._path(folder) if folder else self._root
         for directory in [Path(path) for path, _folders, _files in os.walk(top, topdown=False)] if deep else [top]:
             for temporary in directory.glob(f"{TEMPORARY_PREFIX}*"):
-                with _writing(temporary):
-                    temporary.unlink(missing_ok=True)
+                with _writing(temporary), suppress(FileNotFoundError):
+                    if time.time() - temporary.stat().st_mtime >= older_than:
+                        temporary.unlink()
             if deep:
                 with suppress(OSError):  # not empty
                     directory.rmdir()
@@ -131,7 +139,7 @@ class _LocalWriter(Writer):
         self._size = 0
         with _writing(path):
             self._temporary = _temporary_beside(path)
-            self._file = self._temporary.open("wb", buffering=1 << 20)
+            self._file = self._temporary.open("wb", buffering=_BUFFER)
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         with _writing(self._path):
@@ -143,7 +151,7 @@ class _LocalWriter(Writer):
             os.fsync(self._file.fileno())
             self._file.close()
             self._publish(self._temporary, self._path)
-            _sync_directory(self._path.parent)
+            sync_directory(self._path.parent)
         return ObjectInfo(self._name, self._size)
 
     def abort(self) -> None:
@@ -181,11 +189,19 @@ def _temporary_beside(path: Path) -> Path:
 def _make_directory(directory: Path) -> None:
     missing = [folder for folder in (directory, *directory.parents) if not folder.exists()]
     for folder in reversed(missing):
-        folder.mkdir(exist_ok=True)
-        _sync_directory(folder.parent)
+        try:
+            folder.mkdir()
+        except FileExistsError:
+            with suppress(
+                FileNotFoundError
+            ):  # made by another writer, and a deletion took it away again: `exist_ok` fails
+                if not stat.S_ISDIR(folder.stat().st_mode):
+                    raise
+        sync_directory(folder.parent)
 
 
-def _sync_directory(directory: Path) -> None:
+def sync_directory(directory: Path) -> None:
+    """Have the names in a directory outlast a crash, where its file system can."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -197,6 +213,8 @@ def _sync_directory(directory: Path) -> None:
 
 
 def _rename(temporary: Path, path: Path) -> None:
+    if path.exists() and not path.is_file():  # to put a file in the place of /dev/null breaks the machine
+        raise FileExistsError(errno.EEXIST, "it is no file")
     temporary.replace(path)
 
 
@@ -205,6 +223,8 @@ def _link(temporary: Path, path: Path) -> None:
         os.link(temporary, path)
     except FileExistsError:
         raise StorageConflict(f"{path} exists already") from None
+    except FileNotFoundError:
+        raise _SweptAway from None
     except OSError as error:
         if error.errno in _NO_LINKS:
             raise StorageError(
@@ -212,7 +232,7 @@ def _link(temporary: Path, path: Path) -> None:
                 hint="Use another file system, or S3.",
             ) from None
         raise
-    temporary.unlink()
+    temporary.unlink(missing_ok=True)
 
 
 def _read_up_to(descriptor: int, length: int) -> bytes:
@@ -231,7 +251,7 @@ def _reading(path: Path) -> Iterator[None]:
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
         raise StorageObjectMissing(f"{path} does not exist") from None
     except OSError as error:
-        raise _refusal(error, path, "read") from None
+        raise refusal(error, path, "read") from None
 
 
 @contextmanager
@@ -239,21 +259,9 @@ def _writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise _refusal(error, path, "written") from None
+        raise refusal(error, path, "written") from None
 
 
 def _listing_failed(error: OSError) -> None:
     if not isinstance(error, (FileNotFoundError, NotADirectoryError)):
-        raise _refusal(error, Path(str(error.filename)), "listed") from None
-
-
-def _refusal(error: OSError, path: Path, done: str) -> StorageError:
-    """What the kernel said, as one of our errors."""
-    reason = f"{path} cannot be {done}: {os.strerror(error.errno) if error.errno else error}"
-    if error.errno in _FULL:
-        return StorageFull(reason)
-    if done == "written" and error.errno in _REFUSED | _NO_PLACE:
-        return StorageReadOnly(reason)
-    if error.errno in _REFUSED:
-        return StorageDenied(reason)
-    return StorageError(reason, hint="Check the path and the health of its disk.")
+        raise refusal(error, Path(str(error.filename)), "listed") from None

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import ssl
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 from urllib.parse import urlsplit
 
@@ -14,11 +17,11 @@ import obstore
 from obstore.exceptions import BaseError
 from obstore.store import S3Store
 
-from tikv_br.errors import StorageError
+from tikv_br.errors import StorageError, UsageError
 from tikv_br.storage.base import ObjectInfo, ObjectStore, Writer, check_name
 from tikv_br.storage.credentials import chain, obstore_provider, region_of
 from tikv_br.storage.open import open_store
-from tikv_br.storage.s3_errors import failure_of, translate
+from tikv_br.storage.s3_errors import TWO_AT_ONCE, failure_of, translate
 from tikv_br.storage.s3_writer import S3Writer, UploadTarget, plain_etag
 from tikv_br.storage.url import StorageLocation
 
@@ -32,6 +35,9 @@ REQUEST_TIMEOUT = timedelta(minutes=2)
 """A request with its body, a part of an upload at most."""
 RETRY_BUDGET = timedelta(seconds=60)
 """How long an endpoint that has answered before may fail to."""
+
+_PAUSES_WHERE_TWO_MET = (0.05, 0.2, 0.8)
+"""Seconds between tries of a conditional write that met another one."""
 
 _REQUEST_FAILURES = (BaseError, OSError, ValueError)
 """What obstore raises for a request: its own classes, and builtin ones for missing objects and bad ranges."""
@@ -67,11 +73,20 @@ class S3ObjectStore(ObjectStore):
 
     def put(self, name: str, data: bytes) -> ObjectInfo:
         """See `ObjectStore.put`."""
-        return self._put(name, data, "overwrite")
+        with self._request("write", name):
+            return self._put(name, data, "overwrite")
 
     def put_if_absent(self, name: str, data: bytes) -> ObjectInfo:
-        """See `ObjectStore.put_if_absent`: a conditional request, ``If-None-Match: *``."""
-        return self._put(name, data, "create")
+        """See `ObjectStore.put_if_absent`: a conditional request, ``If-None-Match: *``, again where another one was under way."""
+        with self._request("write", name):
+            for pause in _PAUSES_WHERE_TWO_MET:
+                try:
+                    return self._put(name, data, "create")
+                except _REQUEST_FAILURES as error:
+                    if failure_of(error).code != TWO_AT_ONCE:
+                        raise
+                time.sleep(pause)
+            return self._put(name, data, "create")
 
     def get(self, name: str) -> bytes:
         """See `ObjectStore.get`."""
@@ -116,7 +131,7 @@ class S3ObjectStore(ObjectStore):
                 if failure_of(error).code not in {"", "NoSuchKey"}:
                     raise
 
-    def sweep(self, folder: str = "", *, deep: bool = False) -> None:
+    def sweep(self, folder: str = "", *, deep: bool = False, older_than: float = 0.0) -> None:
         """See `ObjectStore.sweep`."""
 
     def open_writer(self, name: str) -> Writer:
@@ -127,9 +142,8 @@ class S3ObjectStore(ObjectStore):
             )
 
     def _put(self, name: str, data: bytes, mode: Literal["create", "overwrite"]) -> ObjectInfo:
-        with self._request("write", name) as store:
-            result = obstore.put(store, name, data, mode=mode, attributes=self._attributes(), use_multipart=False)
-            return ObjectInfo(name, len(data), plain_etag(result["e_tag"]))
+        result = obstore.put(self._store, name, data, mode=mode, attributes=self._attributes(), use_multipart=False)
+        return ObjectInfo(name, len(data), plain_etag(result["e_tag"]))
 
     def _request(self, action: str, name: str) -> AbstractContextManager[S3Store]:
         return self._lend(action, check_name(name))
@@ -163,6 +177,8 @@ class S3ObjectStore(ObjectStore):
 
     def _open(self, retries: RetryConfig, timeout: timedelta) -> S3Store:
         client: ClientConfig = {"allow_http": True, "connect_timeout": CONNECT_TIMEOUT, "timeout": timeout}
+        if self._location.s3.ca:
+            client["root_certificate"] = _authorities(self._location.s3.ca)
         return S3Store(
             self._location.bucket,
             prefix=self._location.path or None,
@@ -202,6 +218,17 @@ def _with_bucket(location: StorageLocation) -> str:
     """The endpoint with the bucket in its host name, as obstore wants it without path style."""
     parts = urlsplit(location.s3.endpoint)
     return f"{parts.scheme}://{location.bucket}.{parts.netloc}"
+
+
+def _authorities(path: str) -> bytes:
+    try:
+        pem = Path(path).read_bytes()
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=pem.decode("ascii"))
+    except OSError as error:
+        raise UsageError(f"--s3.ca: {path} cannot be read: {error.strerror}") from None
+    except (ssl.SSLError, ValueError):
+        raise UsageError(f"--s3.ca: {path} holds no certificates", hint="Give a PEM file of the authority.") from None
+    return pem
 
 
 def _own_runtime() -> None:

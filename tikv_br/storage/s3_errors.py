@@ -40,7 +40,9 @@ _WRONG_REGION = {
     "IllegalLocationConstraintException",
 }
 _FULL = {"QuotaExceeded", "StorageFull", "XMinioStorageFull", "InsufficientStorage", "QuotaExceededException"}
-_TAKEN = {"PreconditionFailed", "ConditionalRequestConflict"}
+_TAKEN = {"PreconditionFailed"}
+TWO_AT_ONCE = "ConditionalRequestConflict"
+"""Two conditional writes of one object met: neither need have succeeded, and both are to try again."""
 _MOVED = 301
 _REFUSALS = {401, 403}
 _NOT_FOUND = 404
@@ -52,6 +54,8 @@ _CONNECTION_CAUSES = (
     ("Connection refused", "connection refused"),
     ("dns error", "the host name does not resolve"),
     ("InvalidContentType", "the endpoint speaks no TLS; is it an http:// one?"),
+    ("Expired", "its certificate has expired"),
+    ("NotValidForName", "its certificate is for another name"),
     ("InvalidCertificate", "its certificate is not trusted"),
     ("UnknownIssuer", "its certificate is not trusted"),
     ("Network is unreachable", "the network is unreachable"),
@@ -128,7 +132,7 @@ def _kind_of(failure: S3Failure) -> type[StorageError]:
         return StorageObjectMissing
     if code in _TAKEN or status == _PRECONDITION_FAILED:
         return StorageConflict
-    return StorageUnreachable if status in _OVERLOADED else StorageError
+    return StorageUnreachable if status in _OVERLOADED or code == TWO_AT_ONCE else StorageError
 
 
 def _unanswered(failure: S3Failure, location: StorageLocation, what: str) -> StorageError:

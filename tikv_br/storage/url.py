@@ -29,6 +29,7 @@ VIRTUAL_HOST_PROVIDERS = frozenset({"alibaba", "netease"})
 """Providers that know no path-style requests; the Go tool's list."""
 
 _ENCRYPTIONS = ("", "AES256", "aws:kms", "aws:kms:dsse")
+_NO_TEXT = "the storage URL contains bytes that are no UTF-8"
 _TRUE = frozenset({"1", "t", "true"})
 _FALSE = frozenset({"0", "f", "false"})
 
@@ -46,6 +47,8 @@ class S3Options:
     acl: str = ""
     """Always refused: the Go tool's flag is known so that the refusal can say why."""
     provider: str = ""
+    ca: str = ""
+    """Path of a PEM file of authorities to trust besides the system's, wherever a task runs; only a flag, for it is of the machine."""
     force_path_style: bool | None = None
     """Bucket in the path, not in the host name; ``None`` = yes, but for `VIRTUAL_HOST_PROVIDERS`."""
     access_key: SecretText = field(default_factory=SecretText)
@@ -99,6 +102,7 @@ def parse(url: str, options: S3Options | None = None) -> StorageLocation:
         raise UsageError("no storage given", hint="Say --storage with a directory or an s3:// URL.")
     if re.search(r"[\x00-\x1f\x7f]", url):
         raise UsageError("the storage URL contains a control character")
+    _check_text(url)
     if url.startswith("/"):
         return _local(url)
     if "://" not in url:
@@ -119,6 +123,20 @@ def parse(url: str, options: S3Options | None = None) -> StorageLocation:
     raise UsageError(f"storage of kind {parts.scheme!r} is not supported", hint="Use local://, file:// or s3://.")
 
 
+def _check_text(url: str) -> None:
+    """Bytes of an argument that are no text come as lone surrogates, which no request or record can carry."""
+    if any("\ud800" <= sign <= "\udfff" for sign in url):
+        raise UsageError(_NO_TEXT, hint="Rename the directory, or name a link to it.")
+
+
+def _decoded(text: str) -> str:
+    """Percent-decoded."""
+    try:
+        return unquote(text, errors="strict")
+    except UnicodeDecodeError:
+        raise UsageError(_NO_TEXT) from None
+
+
 def _local_url(parts: SplitResult) -> StorageLocation:
     if parts.netloc not in {"", "localhost"}:
         raise UsageError(
@@ -126,7 +144,7 @@ def _local_url(parts: SplitResult) -> StorageLocation:
         )
     if parts.query:
         raise UsageError(f"{parts.scheme}:// takes no parameters", hint="Write a '?' in a path as %3F.")
-    return _local(unquote(parts.path))
+    return _local(_decoded(parts.path))
 
 
 def _local(path: str) -> StorageLocation:
@@ -141,7 +159,7 @@ def _s3(parts: SplitResult, flags: S3Options) -> StorageLocation:
             "an s3:// URL starts with the name of a bucket, and nothing else before the next slash",
             hint="Write s3://bucket/prefix; endpoint and credentials are parameters or flags.",
         )
-    prefix = unquote(parts.path).strip("/")
+    prefix = _decoded(parts.path).strip("/")
     if prefix and any(segment in {"", ".", ".."} for segment in prefix.split("/")):
         raise UsageError("the prefix of an s3:// URL must not contain '//', '.' or '..' as a segment")
     options = dataclasses.replace(flags, **_parameters(parts.query))
@@ -162,7 +180,7 @@ def _parameters(query: str) -> dict[str, Any]:
             raise UsageError(f"unknown parameter {raw_name!r} in the storage URL", hint=f"Known are {known}.")
         if name in found:
             raise UsageError(f"parameter {raw_name!r} stands twice in the storage URL")
-        found[name] = reader(name, unquote(raw_value))
+        found[name] = reader(name, _decoded(raw_value))
     found.pop("use_accelerate_endpoint", None)
     return found
 

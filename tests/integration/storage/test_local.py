@@ -39,6 +39,16 @@ class TestLocal(StorageSuite):
         """A directory that does not exist yet."""
         return parse(str(tmp_path / "not" / "yet" / "there"))
 
+    def test_only_files_are_replaced(self, store: ObjectStore) -> None:
+        """A pipe, or a device such as /dev/null, stays what it is."""
+        pipe = Path(store.location.path) / "pipe"
+        pipe.parent.mkdir(parents=True, exist_ok=True)
+        os.mkfifo(pipe)
+        with pytest.raises(StorageReadOnly):
+            store.put("pipe", b"content")
+        assert pipe.is_fifo()
+        assert [each.name for each in pipe.parent.iterdir()] == ["pipe"]
+
     def test_missing_directory_is_an_empty_place(self, store: ObjectStore) -> None:
         """Reading where nothing was ever written finds nothing, and makes no directory."""
         assert list(store.list()) == []
@@ -302,3 +312,47 @@ def test_what_killed_writers_left_is_swept(tmp_path: Path) -> None:
     assert all((tmp_path / name).exists() for name in left[1:])
     store.sweep("a", deep=True)
     assert sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")) == ["a", "a/object", "z", left[4]]
+
+
+def test_what_is_swept_while_it_is_written_is_written_again(
+    store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who gives a lease back sweeps its folder, where a rival may be about to take it: before its file has its name, or right after."""
+    link, sweeps = os.link, 0
+
+    def swept(source: str, target: str) -> None:
+        nonlocal sweeps
+        sweeps += 1
+        if sweeps == 1:
+            store.sweep("lease")
+        link(source, target)
+        store.sweep("lease")
+
+    monkeypatch.setattr(os, "link", swept)
+    store.put_if_absent("lease/1.json", b"mine")
+    assert sweeps == 2
+    assert store.get("lease/1.json") == b"mine"
+    with pytest.raises(StorageConflict):
+        store.put_if_absent("lease/1.json", b"another's")
+    assert [each.name for each in Path(store.location.path, "lease").iterdir()] == ["1.json"]
+
+
+def test_what_is_always_swept_cannot_be_written(store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is given up with a sentence, and nothing stays."""
+    link = os.link
+
+    def swept(source: str, target: str) -> None:
+        store.sweep("lease")
+        link(source, target)
+
+    monkeypatch.setattr(os, "link", swept)
+    with pytest.raises(StorageError, match="again and again"):
+        store.put_if_absent("lease/1.json", b"mine")
+    assert list(store.list()) == []
+
+
+def test_a_deletion_that_was_broken_off_is_finished_by_another(store: ObjectStore) -> None:
+    """Killed when it had removed the object and the first of its folders, it leaves empty ones: they go by the same deletion."""
+    (Path(store.location.path) / "a" / "b").mkdir(parents=True)
+    store.delete("a/b/c/object")
+    assert list(Path(store.location.path).iterdir()) == []

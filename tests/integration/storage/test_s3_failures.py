@@ -195,6 +195,17 @@ def test_overload_is_retried() -> None:
         assert open_store(location).get("object") == b"payload"
 
 
+def test_a_conditional_write_that_met_another_one_is_tried_again() -> None:
+    """409 does not say that the name is taken: the next answer does, one way or the other."""
+    with scripted(
+        (404, ""), (409, "ConditionalRequestConflict"), (409, "ConditionalRequestConflict"), (200, "")
+    ) as location:
+        assert open_store(location).put_if_absent("object", b"x").size == 1
+    taken = ((404, ""), (409, "ConditionalRequestConflict"), (412, "PreconditionFailed"))
+    with scripted(*taken) as location, pytest.raises(StorageConflict, match="exists already"):
+        open_store(location).put_if_absent("object", b"x")
+
+
 @pytest.mark.parametrize(
     ("status", "code", "kind", "sentence"),
     [
@@ -209,7 +220,7 @@ def test_overload_is_retried() -> None:
         (403, "InvalidObjectState", StorageDenied, "archive"),
         (301, "PermanentRedirect", StorageDenied, "not in region 'r'"),
         (412, "PreconditionFailed", StorageConflict, "exists already"),
-        (409, "ConditionalRequestConflict", StorageConflict, "exists already"),
+        (409, "ConditionalRequestConflict", StorageUnreachable, "409 ConditionalRequestConflict"),
         (501, "NotImplemented", StorageError, "501 NotImplemented"),
         (400, "InvalidArgument", StorageError, "400 InvalidArgument, said the script"),
     ],
