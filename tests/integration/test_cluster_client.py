@@ -6,10 +6,11 @@ import itertools
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -19,20 +20,15 @@ from formats.checksum import checksum
 from formats.keys import KeyCodec
 from formats.sst import SstReader
 from formats.sst.source import MemorySource
-from tests.certificates import Authority
 from tests.live_cluster import LiveCluster, live_cluster
 from tikv_br.cluster.cluster import Cluster
-from tikv_br.cluster.config import ClusterConfig
 from tikv_br.cluster.pb import brpb_pb2, kvrpcpb_pb2
 from tikv_br.cluster.rawkv import RawClient
 from tikv_br.cluster.region_errors import REACTIONS, Action
 from tikv_br.cluster.safepoint import SafePointKeeper, protect, release
 from tikv_br.cluster.split import scatter, split_at
 from tikv_br.cluster.timestamp import minus_seconds, physical_ms
-from tikv_br.cluster.tls import TlsFiles
-from tikv_br.errors import ClusterTlsError, ClusterUnreachable, RetryBudgetExhausted, SafePointError, UsageError
-from tikv_br.playground import launcher
-from tikv_br.playground.settings import TlsSettings
+from tikv_br.errors import ClusterUnreachable, RetryBudgetExhausted, SafePointError, UsageError
 
 CURABLE = [kind for kind, reaction in REACTIONS.items() if reaction.action is not Action.FAIL]
 SLOW = {"server_is_busy", "is_witness", "disk_full"}
@@ -265,6 +261,17 @@ def test_pd_trouble_is_survived(live: LiveCluster) -> None:
     assert live.hits(point) == 2
 
 
+@pytest.mark.parametrize(
+    "trouble", [{"abort": {"code": "UNAVAILABLE", "details": "not leader"}}, {"drop": {}}], ids=str
+)
+def test_the_first_contact_waits_out_an_election(live: LiveCluster, trouble: dict[str, Any]) -> None:
+    """A connection that begins while PD has no leader, or hangs up, comes about a moment later."""
+    failpoint = live.fail("GetMembers", trouble, store_id=0)
+    with Cluster.connect(live.config) as cluster:
+        assert cluster.pd.tso() > 0
+    assert live.hits(failpoint) == 1
+
+
 def test_timestamps_ascend_across_threads(live: LiveCluster) -> None:
     """Timestamps are unique, of this moment, and ascend for each caller."""
     pd = live.cluster.pd
@@ -356,53 +363,3 @@ def test_schedulers_can_be_paused(live: LiveCluster) -> None:
     assert names
     live.cluster.pd_http.pause_scheduler(names[0], 30)
     live.cluster.pd_http.pause_scheduler(names[0], 0)
-
-
-@pytest.fixture(scope="module")
-def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Callable[..., TlsFiles]]]:
-    """A V2 cluster that wants certificates on all ports: its PD, and TLS files of ours by what is in them."""
-    folder = tmp_path_factory.mktemp("secured")
-    authority, stranger = Authority(folder, "authority"), Authority(folder, "stranger")
-    servers, ours, theirs = authority.issue("servers"), authority.issue("ours"), stranger.issue("theirs")
-    tls = TlsSettings(str(authority.ca), str(servers.cert), str(servers.key), mutual=True)
-    settings = {"api_version": ApiVersion.V2.value, "stores": 2, "tls": tls}
-    started = launcher.start(folder / "data", settings, detached=False)
-
-    def files(ca: str = "authority", pair: str = "ours") -> TlsFiles:
-        chosen = {"ours": ours, "theirs": theirs, "none": None}[pair]
-        path = str({"authority": authority, "stranger": stranger}[ca].ca)
-        return TlsFiles(path, str(chosen.cert), str(chosen.key)) if chosen else TlsFiles(path)
-
-    try:
-        yield started.state["pd"], files
-    finally:
-        started.process.terminate()
-        started.process.wait(20)
-
-
-def test_mutual_tls_works_on_every_port(secured: tuple[str, Callable[..., TlsFiles]]) -> None:
-    """PD's gRPC and HTTP, the stores' gRPC and status ports all take our certificate."""
-    pd, files = secured
-    with Cluster.connect(ClusterConfig(pd=(pd,), tls=files())) as cluster:
-        assert cluster.info().api_version is ApiVersion.V2
-        cluster.raw().put(b"k", b"v")
-        assert cluster.raw().get(b"k") == b"v"
-        cluster.flush_timestamps()
-
-
-@pytest.mark.parametrize(("ca", "pair"), [("stranger", "ours"), ("authority", "theirs"), ("authority", "none")])
-def test_certificates_that_do_not_fit_are_told_in_seconds(
-    secured: tuple[str, Callable[..., TlsFiles]], ca: str, pair: str
-) -> None:
-    """A wrong authority, a certificate of a stranger and none at all are TLS errors, not silence."""
-    pd, files = secured
-    began = time.monotonic()
-    with pytest.raises(ClusterTlsError):
-        Cluster.connect(ClusterConfig(pd=(pd,), tls=files(ca, pair)))
-    assert time.monotonic() - began < 4
-
-
-def test_no_tls_to_a_secured_cluster_is_told(secured: tuple[str, Callable[..., TlsFiles]]) -> None:
-    """Without --ca the message says what is missing."""
-    with pytest.raises(ClusterTlsError, match="no --ca was given"):
-        Cluster.connect(ClusterConfig(pd=(secured[0],)))

@@ -34,16 +34,7 @@ class BatchSender(Generic[T]):
 
         A batch that the store finds too large is halved until it fits, down to one item.
         """
-        batch = self._head(region, items, first)
-        while True:
-            try:
-                self.send(region, store, batch)
-            except RegionErrorSeen as seen:
-                if seen.kind != "raft_entry_too_large" or len(batch) == 1:
-                    raise
-                batch = batch[: len(batch) // 2]
-            else:
-                return len(batch)
+        return send_what_fits(self._head(region, items, first), lambda batch: self.send(region, store, batch))
 
     def _head(self, region: Region, items: Sequence[T], first: int) -> Sequence[T]:
         size = 0
@@ -52,3 +43,16 @@ class BatchSender(Generic[T]):
             if at > first and (size > BATCH_BYTES or not region.contains(self.bound_of(items[at]))):
                 return items[first:at]
         return items[first : first + BATCH_ITEMS]
+
+
+def send_what_fits(batch: Sequence[T], send: Callable[[Sequence[T]], None]) -> int:
+    """Send a batch, or its beginning: it is halved as long as the store finds it too large. How many items were sent."""
+    while True:
+        try:
+            send(batch)
+        except RegionErrorSeen as seen:
+            if seen.kind != "raft_entry_too_large" or len(batch) == 1:
+                raise
+            batch = batch[: len(batch) // 2]
+        else:
+            return len(batch)

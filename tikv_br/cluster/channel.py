@@ -62,15 +62,24 @@ STATUS_ERRORS: Mapping[grpc.StatusCode, type[ClusterError]] = {
 }
 """The class of each status. `ClusterUnreachable` is the one that another try may cure."""
 
+_NOT_CONNECTED = ("failed to connect", "errors resolving", "dns resolution failed")
+"""In gRPC's own texts, where a connection did not come about; it has no code for that."""
 _TLS_WORDS = ("handshake", "certificate", "ssl", "tsi_")
 
 
-def open_channel(address: str, tls: TlsFiles, largest_answer: int = -1) -> grpc.Channel:
+def open_channel(
+    address: str, tls: TlsFiles, largest_answer: int = -1, *, own_connection: bool = False
+) -> grpc.Channel:
     """A channel to ``host:port``; it connects with the first call. Raises `UsageError` for unreadable TLS files.
 
-    A call whose answer has more than ``largest_answer`` bytes (-1: no limit) ends with RESOURCE_EXHAUSTED.
+    A call whose answer has more than ``largest_answer`` bytes (-1: no limit) ends with RESOURCE_EXHAUSTED. Channels
+    share connections, and with them the window of flow control; one with ``own_connection`` does not.
     """
-    options = (*CHANNEL_OPTIONS, ("grpc.max_receive_message_length", largest_answer))
+    options = (
+        *CHANNEL_OPTIONS,
+        ("grpc.max_receive_message_length", largest_answer),
+        ("grpc.use_local_subchannel_pool", int(own_connection)),
+    )
     if not tls.enabled:
         return grpc.insecure_channel(address, options=options)
     pem = tls.read()
@@ -82,6 +91,14 @@ def status_of(error: grpc.RpcError) -> tuple[grpc.StatusCode, str]:
     """Code and text of a failed call."""
     call = cast("grpc.Call", error)  # what stubs raise is both
     return call.code(), call.details() or ""
+
+
+def has_answered(error: grpc.RpcError) -> bool:
+    """Whether a failed call had a connection to a server that said something, or hung up: one that is there."""
+    code, details = status_of(error)
+    lowered = details.lower()
+    silent = code in {grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED}
+    return not silent and not any(sign in lowered for sign in _NOT_CONNECTED)
 
 
 def to_cluster_error(error: grpc.RpcError, who: str, tls: TlsFiles) -> ClusterError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
@@ -33,7 +34,7 @@ class Cluster:
 
     @classmethod
     def connect(cls, config: ClusterConfig) -> Cluster:
-        """Connect to PD. Raises `ClusterUnreachable` or `ClusterTlsError` within ``config.connect_timeout`` or so."""
+        """Connect to PD. Raises as `PdConnection`."""
         return cls(config, PdClient(config))
 
     def __enter__(self) -> Self:
@@ -69,9 +70,9 @@ class Cluster:
         """The client of one store. Raises `RequestRefused` for an unknown id."""
         return self._stores.get(store_id)
 
-    def raw(self, keyspace_id: int = 0) -> RawClient:
-        """RawKV on one keyspace; keyspaces other than 0 exist in V2 only."""
-        return RawClient(self.router, KeyCodec(self.api_version, keyspace_id), self.cluster_id)
+    def raw(self, keyspace_id: int = 0, fence: Callable[[], object] = lambda: None, below: bytes = b"") -> RawClient:
+        """RawKV on one keyspace, ``below`` a prefix; keyspaces other than 0 exist in V2 only. For `fence` see `RawClient`."""
+        return RawClient(self.router, KeyCodec(self.api_version, keyspace_id, below), self.cluster_id, fence)
 
     def flush_timestamps(self) -> None:
         """Make every store that is up give up its cached timestamps; see `flush`. Before V2 there are none."""

@@ -9,6 +9,7 @@ from tikv_br.cluster.tls import TlsFiles
 from tikv_br.errors import UsageError
 
 MAX_PORT = 65535
+REQUEST_TIMEOUT = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +23,8 @@ class ClusterConfig:
     """PD addresses as ``host:port``; any one that answers leads to the others."""
     tls: TlsFiles = field(default_factory=TlsFiles)
     connect_timeout: float = 5.0
-    """How long the first contact with PD may take."""
-    request_timeout: float = 30.0
+    """How long PD's members may take to say who leads; while they say that nobody does, they are asked again for `retry_budget`."""
+    request_timeout: float = REQUEST_TIMEOUT
     """How long one request may take; streams have no such limit."""
     retry_budget: float = 20.0
     """How long one call goes on after its first failure."""
@@ -38,6 +39,20 @@ class ClusterConfig:
         return cls(
             pd=parse_addresses(pd if isinstance(pd, str) else ",".join(pd)), tls=TlsFiles(ca=ca, cert=cert, key=key)
         )
+
+
+@dataclass(frozen=True, slots=True)
+class EtcdConfig:
+    """How to reach etcd: PD's own, at the addresses of PD, or another."""
+
+    endpoints: tuple[str, ...]
+    """Members as ``host:port``; one after the other is asked until one answers."""
+    tls: TlsFiles = field(default_factory=TlsFiles)
+    user: str = ""
+    password: str = field(default="", repr=False)
+
+    def __str__(self) -> str:
+        return f"etcd://{','.join(self.endpoints)}"
 
 
 def parse_addresses(text: str) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterable
 from formats.api_version import ApiVersion
 from formats.keys import KeyCodec
 from tikv_br.cluster import retry
+from tikv_br.cluster.off_main import off_main
 from tikv_br.cluster.pb import brpb_pb2, kvrpcpb_pb2
 from tikv_br.cluster.retry import Backoffer
 from tikv_br.cluster.store import StoreClient
@@ -58,7 +59,7 @@ def flush_stores(
 
 
 def _flush(store: StoreClient, cluster_id: int) -> None:
-    answers = list(store.backup(flush_request(cluster_id)))
+    answers = off_main(lambda: list(store.backup(flush_request(cluster_id), timeout=store.request_timeout)))
     for answer in answers:
         # The store flushed before it met a region in motion; any other error means that it did not.
         if answer.HasField("error") and not answer.error.HasField("region_error"):

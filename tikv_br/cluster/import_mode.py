@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 from tikv_br.cluster import retry
 from tikv_br.cluster.cluster import Cluster
@@ -38,10 +38,10 @@ log = logging.getLogger(__name__)
 class ImportMode:
     """Call `enter` and, however the work ends, `leave`."""
 
-    def __init__(self, cluster: Cluster, schedulers: Sequence[str], pause_seconds: int = PAUSE_SECONDS) -> None:
+    def __init__(self, cluster: Cluster, schedulers: Iterable[str], pause_seconds: int = PAUSE_SECONDS) -> None:
         """``schedulers`` are those to pause; see `running_movers`."""
         self._cluster = cluster
-        self._schedulers = schedulers
+        self.schedulers = sorted(schedulers)
         self._pause = pause_seconds
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._keep, name="import-mode", daemon=True)
@@ -60,15 +60,19 @@ class ImportMode:
 
     def leave(self) -> bool:
         """Put everything back; idempotent. What does not answer goes back by itself: that is logged, and False returned."""
-        self._stopping.set()
-        if self._thread.is_alive():
-            self._thread.join()
+        self.stop()
         try:
             self._set(importing=False)
         except ClusterError as error:
             log.warning("import mode or a pause of PD's schedulers lasts for up to ten minutes: %s", error.message)
             return False
         return True
+
+    def stop(self) -> None:
+        """Keep it so no longer, and change nothing: another has taken over."""
+        self._stopping.set()
+        if self._thread.is_alive():
+            self._thread.join()
 
     def _keep(self) -> None:
         while not self._stopping.wait(self._pause / _RENEWALS_PER_PAUSE):
@@ -80,7 +84,7 @@ class ImportMode:
         failure: ClusterError | None = None
         mode = import_sstpb_pb2.Import if importing else import_sstpb_pb2.Normal
         pd = self._cluster.pd_http
-        for name in self._schedulers:
+        for name in self.schedulers:
             try:
                 pd.pause_scheduler(name, self._pause if importing else 0)
             except ClusterError as error:

@@ -38,7 +38,7 @@ class PdClient:
     """
 
     def __init__(self, config: ClusterConfig) -> None:
-        """Connect. Raises `ClusterUnreachable` or `ClusterTlsError` within ``config.connect_timeout`` seconds or so."""
+        """Connect. Raises as `PdConnection`."""
         self.connection = PdConnection(config)
         self._tso = Tso(self.connection)
 
@@ -179,15 +179,22 @@ class PdClient:
 
     # Keyspaces
 
-    def keyspace_id(self, name: str) -> int:
-        """The id of a keyspace. Raises `UsageError` when there is none of that name."""
+    def keyspace_id(self, given: str) -> int:
+        """The id of a keyspace that is given by its id or its name; ``""`` is the default one, 0.
+
+        Raises `UsageError` when there is none of that name.
+        """
+        if not given or (given.isascii() and given.isdigit()):
+            return int(given or 0)
         response = self.connection.unary(
             lambda leader: leader.keyspace.LoadKeyspace,
-            keyspacepb_pb2.LoadKeyspaceRequest(name=name),
+            keyspacepb_pb2.LoadKeyspaceRequest(name=given),
             allow=[pdpb_pb2.ENTRY_NOT_FOUND],
         )
         if response.header.error.type == pdpb_pb2.ENTRY_NOT_FOUND:
-            raise UsageError(f"the cluster has no keyspace {name!r}")
+            raise UsageError(
+                f"the cluster has no keyspace {given!r}", hint="Name one that PD knows, or say its number."
+            )
         return response.keyspace.id
 
     def _scan_page(self, start: bytes, end: bytes, limit: int) -> list[Region]:

@@ -12,8 +12,9 @@ from typing import Protocol, TypeVar
 import grpc
 
 from tikv_br.cluster import retry
-from tikv_br.cluster.channel import open_channel, status_of, to_cluster_error
+from tikv_br.cluster.channel import has_answered, open_channel, status_of, to_cluster_error
 from tikv_br.cluster.config import ClusterConfig, bare_address, split_address
+from tikv_br.cluster.off_main import off_main
 from tikv_br.cluster.pb import pdpb_pb2
 from tikv_br.cluster.pb.keyspacepb_pb2_grpc import KeyspaceStub
 from tikv_br.cluster.pb.pdpb_pb2_grpc import PDStub
@@ -48,6 +49,15 @@ class Leader:
     keyspace: KeyspaceStub
 
 
+@dataclass(frozen=True, slots=True)
+class _Member:
+    """A connection to a member, with its stubs: made of a channel that is closed meanwhile, they would end the process."""
+
+    channel: grpc.Channel
+    pd: PDStub
+    keyspace: KeyspaceStub
+
+
 class _Request(Protocol):
     @property
     def header(self) -> pdpb_pb2.RequestHeader: ...
@@ -63,32 +73,43 @@ Response = TypeVar("Response", bound=_Response)
 T = TypeVar("T")
 
 
+class _NoLeaderYet(ClusterUnreachable):
+    """Some member is there, and none knows a leader: an election, or a member that is starting."""
+
+
 class PdConnection:
     """Calls PD's leader; looks for it again when it moves or falls silent. Thread-safe."""
 
     def __init__(self, config: ClusterConfig) -> None:
-        """Connect. Raises `ClusterUnreachable` or `ClusterTlsError` within ``config.connect_timeout`` seconds or so."""
+        """Connect. An election is waited out: members that answer have ``config.retry_budget`` seconds to find a leader.
+
+        Raises `ClusterUnreachable` or `ClusterTlsError` within ``config.connect_timeout`` seconds or so when no member
+        answers, `RetryBudgetExhausted` when there is no leader for so long.
+        """
         if config.tls.enabled:
             config.tls.ssl_context()  # unusable files are told at once, in plain words
         self.config = config
         self._lock = threading.Lock()
         self._closed = False
-        self._channels: dict[str, grpc.Channel] = {}
+        self._members: dict[str, _Member] = {}
         self._addresses = config.pd
         self.cluster_id = 0
         try:
-            self._leader = self._find_leader()
-        except ClusterError:
+            self._leader = self._first_leader()
+        except BaseException:  # a signal too: gRPC waits for ever for a channel that is collected with a call under way
             self.close()
             raise
 
     def close(self) -> None:
         """Close the channels; calls under way end with `ClusterUnreachable`."""
+        off_main(self._close)
+
+    def _close(self) -> None:
         with self._lock:
             self._closed = True
-            channels, self._channels = self._channels, {}
-        for channel in channels.values():
-            channel.close()
+            members, self._members = self._members, {}
+        for member in members.values():
+            member.channel.close()
 
     @property
     def leader(self) -> Leader:
@@ -125,7 +146,7 @@ class PdConnection:
         while True:
             leader = self._leader
             try:
-                return send(leader)
+                return off_main(functools.partial(send, leader))
             except grpc.RpcError as error:
                 trouble = to_cluster_error(error, f"PD {leader.address}", self.config.tls)
             except ClusterUnreachable as error:
@@ -144,36 +165,52 @@ class PdConnection:
         if self._leader is not stale:
             return
         try:
-            self._leader = self._find_leader()
+            self._leader = off_main(self._find_leader)
         except ClusterUnreachable as error:
             backoffer.wait(retry.PD_TROUBLE, error)
+
+    def _first_leader(self) -> Leader:
+        backoffer = retry.Backoffer("first contact with PD", self.config.retry_budget)
+        while True:
+            try:
+                return off_main(self._find_leader)
+            except _NoLeaderYet as error:
+                backoffer.wait(retry.PD_TROUBLE, error)
 
     def _find_leader(self) -> Leader:
         """Ask all members at once who leads; the first that knows is believed."""
         answers: queue.SimpleQueue[tuple[str, grpc.Future[pdpb_pb2.GetMembersResponse]]] = queue.SimpleQueue()
         addresses = self._addresses
         for address in addresses:
-            stub = PDStub(self._channel(address))
-            asked = stub.GetMembers.future(pdpb_pb2.GetMembersRequest(), timeout=self.config.connect_timeout)
+            get_members = self._member(address).pd.GetMembers
+            asked = get_members.future(pdpb_pb2.GetMembersRequest(), timeout=self.config.connect_timeout)
             asked.add_done_callback(functools.partial(_put, answers, address))
         failures: dict[str, ClusterError] = {}
+        is_there = False
         while len(failures) < len(addresses):
             address, answer = answers.get()
             try:
                 members = answer.result()
             except grpc.RpcError as error:
                 failures[address] = self._explain(address, error)
+                is_there |= has_answered(error)
+                if status_of(error)[0] is grpc.StatusCode.UNKNOWN:  # as PD 5 says that it is starting
+                    failures[address], is_there = ClusterUnreachable(failures[address].message), True
                 continue
             except grpc.FutureCancelledError:
                 failures[address] = ClusterUnreachable(f"PD {address}: the connection was closed")
                 continue
             if members.leader.client_urls:
                 return self._take(members)
-            failures[address] = ClusterUnreachable(f"PD {address}: there is no leader at the moment")
+            said = members.header.error.message or "there is no leader at the moment"
+            failures[address] = ClusterUnreachable(f"PD {address}: {said}")
+            is_there = True
         for failure in failures.values():
             if not failure.retryable:
                 raise failure
         causes = "; ".join(failure.message for failure in failures.values())
+        if is_there:
+            raise _NoLeaderYet(causes)
         raise ClusterUnreachable(f"no PD answers at {', '.join(failures)}: {causes}")
 
     def _take(self, members: pdpb_pb2.GetMembersResponse) -> Leader:
@@ -184,8 +221,8 @@ class PdConnection:
         known = (bare_address(url) for member in members.members for url in member.client_urls)
         self._addresses = tuple(dict.fromkeys((*self.config.pd, *known)))
         url = members.leader.client_urls[0]
-        channel = self._channel(bare_address(url))
-        return Leader(bare_address(url), url, PDStub(channel), KeyspaceStub(channel))
+        member = self._member(bare_address(url))
+        return Leader(bare_address(url), url, member.pd, member.keyspace)
 
     def _explain(self, address: str, error: grpc.RpcError) -> ClusterError:
         failure = to_cluster_error(error, f"PD {address}", self.config.tls)
@@ -194,13 +231,14 @@ class PdConnection:
         reason = explain_failure(*split_address(address), self.config.tls)
         return failure if reason is None else ClusterTlsError(f"PD {address}: {reason}")
 
-    def _channel(self, address: str) -> grpc.Channel:
+    def _member(self, address: str) -> _Member:
         with self._lock:
             if self._closed:
                 raise ClusterUnreachable(f"PD {address}: the connection was closed")
-            if address not in self._channels:
-                self._channels[address] = open_channel(address, self.config.tls)
-            return self._channels[address]
+            if address not in self._members:
+                channel = open_channel(address, self.config.tls)
+                self._members[address] = _Member(channel, PDStub(channel), KeyspaceStub(channel))
+            return self._members[address]
 
     def _check_header(self, error: pdpb_pb2.Error, leader: Leader, allow: Collection[int]) -> None:
         if error.type == pdpb_pb2.OK or error.type in allow:

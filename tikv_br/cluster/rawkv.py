@@ -4,33 +4,40 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from formats.checksum import Checksum
 from formats.keys import KeyCodec
 from tikv_br.cluster.batches import BatchSender
-from tikv_br.cluster.pb import errorpb_pb2, kvrpcpb_pb2
+from tikv_br.cluster.pb import kvrpcpb_pb2
 from tikv_br.cluster.ranges import RangeWalk
-from tikv_br.cluster.region_errors import check_error_text, check_pairs, check_region_error
+from tikv_br.cluster.region_errors import check_answer, check_pairs, check_region_error
 from tikv_br.cluster.regions import Region
 from tikv_br.cluster.router import Router
 from tikv_br.cluster.store import StoreClient
 from tikv_br.errors import UsageError
 
 if TYPE_CHECKING:
-    from formats.rawscan import ScanPage
+    import grpc
+    import pyarrow as pa
+
+    from formats.columns import Numbers
+    from formats.rawscan import RawPage, ScanPage
+    from tikv_br.cluster.columns import ColumnWriter
     from tikv_br.cluster.throttle import Throttle
 
-PAGE_ROWS = 10_240
-"""The most rows of a scan's page, unless told otherwise."""
+PAGE_ROWS = 40_960
+"""The most rows of a scan's page, unless told otherwise: small rows then fill a page as well."""
 
-EXECUTION_MS = 20_000
-"""How long a store may wait before it starts: less than our own timeout, so that no write of a call given up, and
-perhaps repeated, comes through after later ones."""
+EXECUTION_SHARE = 2 / 3
+"""How long a store may wait before it starts, in parts of our own timeout: less, so that no write of a call given up,
+and perhaps repeated, comes through after later ones."""
 
 _ALMOST_END = b"\xff" * 10
 
 T = TypeVar("T")
+Request = TypeVar("Request")
+Response = TypeVar("Response")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +69,14 @@ class RawClient:
     TTLs are in seconds from now, on the server's clock; 0 is never.
     """
 
-    def __init__(self, router: Router, codec: KeyCodec, cluster_id: int) -> None:
+    def __init__(
+        self, router: Router, codec: KeyCodec, cluster_id: int, fence: Callable[[], object] = lambda: None
+    ) -> None:
+        """`fence` is called right before each request that writes, and may raise to stop it."""
         self._router = router
-        self._cluster_id = cluster_id
+        self.cluster_id = cluster_id
+        self._fence = fence
+        self._execution_ms = round(1000 * EXECUTION_SHARE * router.config.request_timeout)
         self.codec = codec
 
     def get(self, key: bytes) -> bytes | None:
@@ -72,7 +84,7 @@ class RawClient:
 
         def send(store: StoreClient, context: kvrpcpb_pb2.Context, rpc_key: bytes) -> bytes | None:
             answer = store.call(store.kv.RawGet, kvrpcpb_pb2.RawGetRequest(context=context, key=rpc_key))
-            _check(answer)
+            check_answer(answer)
             return None if answer.not_found else answer.value
 
         return self._on_key(key, send, "RawGet")
@@ -98,7 +110,7 @@ class RawClient:
 
         def send(store: StoreClient, context: kvrpcpb_pb2.Context, rpc_key: bytes) -> None:
             request = kvrpcpb_pb2.RawPutRequest(context=context, key=rpc_key, value=value, ttl=ttl)
-            _check(store.call(store.kv.RawPut, request))
+            check_answer(self._write(store, store.kv.RawPut, request))
 
         self._on_key(key, send, "RawPut")
 
@@ -109,11 +121,28 @@ class RawClient:
 
     def batch_put_with_ttls(self, rows: Iterable[tuple[bytes, bytes, int]]) -> None:
         """As `batch_put`, with a TTL for each pair."""
+        self._put_all(_Put(self.codec.rpc_key(key), value, ttl) for key, value, ttl in rows)
+
+    def put_columns(
+        self, keys: pa.LargeBinaryArray, values: pa.LargeBinaryArray, expire_ts: Numbers | None = None, ttl: int = 0
+    ) -> None:
+        """As `batch_put`, without a Python object a row: of user keys that ascend, each once; see `ColumnWriter.put`."""
+        self._column_writer().put(keys, values, expire_ts, ttl)
+
+    def delete_columns(self, keys: pa.LargeBinaryArray) -> None:
+        """As `batch_delete`, without a Python object a row: of user keys that ascend, each once."""
+        self._column_writer().delete(keys)
+
+    def _column_writer(self) -> ColumnWriter:
+        from tikv_br.cluster.columns import ColumnWriter
+
+        return ColumnWriter(self._router, self.codec, self._context, self._fence)
+
+    def _put_all(self, rows: Iterable[_Put]) -> None:
         puts: dict[bytes, _Put] = {}
-        for key, value, ttl in rows:
-            self._check_ttl(ttl)
-            rpc_key = self.codec.rpc_key(key)
-            puts[rpc_key] = _Put(rpc_key, value, ttl)
+        for put in rows:
+            self._check_ttl(put.ttl)
+            puts[put.key] = put
 
         def send(store: StoreClient, context: kvrpcpb_pb2.Context, batch: Sequence[_Put]) -> None:
             request = kvrpcpb_pb2.RawBatchPutRequest(context=context)
@@ -121,7 +150,7 @@ class RawClient:
                 request.pairs.add(key=put.key, value=put.value)
             if any(put.ttl for put in batch):
                 request.ttls.extend(put.ttl for put in batch)
-            _check(store.call(store.kv.RawBatchPut, request))
+            check_answer(self._write(store, store.kv.RawBatchPut, request))
 
         ordered = [puts[key] for key in sorted(puts)]
         self._in_batches(ordered, lambda put: put.key, lambda put: put.size, send, "RawBatchPut")
@@ -130,7 +159,8 @@ class RawClient:
         """Remove one key, if it exists; in V2 this writes a tombstone."""
 
         def send(store: StoreClient, context: kvrpcpb_pb2.Context, rpc_key: bytes) -> None:
-            _check(store.call(store.kv.RawDelete, kvrpcpb_pb2.RawDeleteRequest(context=context, key=rpc_key)))
+            request = kvrpcpb_pb2.RawDeleteRequest(context=context, key=rpc_key)
+            check_answer(self._write(store, store.kv.RawDelete, request))
 
         self._on_key(key, send, "RawDelete")
 
@@ -139,7 +169,7 @@ class RawClient:
 
         def send(store: StoreClient, context: kvrpcpb_pb2.Context, batch: Sequence[bytes]) -> None:
             request = kvrpcpb_pb2.RawBatchDeleteRequest(context=context, keys=batch)
-            _check(store.call(store.kv.RawBatchDelete, request))
+            check_answer(self._write(store, store.kv.RawBatchDelete, request))
 
         rpc_keys = sorted({self.codec.rpc_key(key) for key in keys})
         self._in_batches(rpc_keys, _itself, len, send, "RawBatchDelete")
@@ -151,8 +181,8 @@ class RawClient:
         """
 
         def send(store: StoreClient, context: kvrpcpb_pb2.Context, start: bytes, end: bytes) -> None:
-            request = kvrpcpb_pb2.RawDeleteRangeRequest(context=_limited(context), start_key=start, end_key=end)
-            _check(store.call(store.kv.RawDeleteRange, request))
+            request = kvrpcpb_pb2.RawDeleteRangeRequest(context=self._limited(context), start_key=start, end_key=end)
+            check_answer(self._write(store, store.kv.RawDeleteRange, request))
 
         walk = self.walk(start, end)
         while not walk.done:
@@ -170,7 +200,7 @@ class RawClient:
         def send(store: StoreClient, context: kvrpcpb_pb2.Context, rpc_key: bytes) -> int | None:
             request = kvrpcpb_pb2.RawGetKeyTTLRequest(context=context, key=rpc_key)
             answer = store.raw_get_key_ttl(request, self.codec.api_version)
-            _check(answer)
+            check_answer(answer)
             return None if answer.not_found else answer.ttl
 
         ttl = self._on_key(key, send, "RawGetKeyTTL")
@@ -194,8 +224,8 @@ class RawClient:
                 previous_value=previous or b"",
                 ttl=ttl,
             )
-            answer = store.call(store.kv.RawCompareAndSwap, request)
-            _check(answer)
+            answer = self._write(store, store.kv.RawCompareAndSwap, request)
+            check_answer(answer)
             return Swapped(answer.succeed, None if answer.previous_not_exist else answer.previous_value)
 
         return self._on_key(key, send, "RawCompareAndSwap", repeatable=False)
@@ -207,7 +237,7 @@ class RawClient:
             request = kvrpcpb_pb2.RawChecksumRequest(context=context)
             request.ranges.add(start_key=start, end_key=end)
             answer = store.call(store.kv.RawChecksum, request, timeout=store.long_timeout)
-            _check(answer)
+            check_answer(answer)
             return Checksum(answer.checksum, answer.total_kvs, answer.total_bytes)
 
         total = Checksum()
@@ -230,7 +260,28 @@ class RawClient:
         """Pages of RPC keys and user values of the RPC range; see `scan.scan_pages`."""
         from tikv_br.cluster.scan import scan_pages
 
-        return scan_pages(self._walk_rpc(start_rpc, end_rpc), page_rows, key_only=key_only, throttle=throttle)
+        pages = scan_pages(self._walk_rpc(start_rpc, end_rpc), page_rows, key_only=key_only, throttle=throttle)
+        return (page.split() for page in pages)
+
+    def scan_raw_pages(self, start_rpc: bytes, end_rpc: bytes, throttle: Throttle | None = None) -> Iterator[RawPage]:
+        """The same pages as they came."""
+        from tikv_br.cluster.scan import scan_pages
+
+        return scan_pages(self._walk_rpc(start_rpc, end_rpc), PAGE_ROWS, throttle=throttle)
+
+    def first_rpc_key(self, start_rpc: bytes, end_rpc: bytes) -> bytes | None:
+        """The first RPC key of an RPC range; None when there is none. Unlike `scan_pages` it loads no kernels."""
+
+        def send(store: StoreClient, context: kvrpcpb_pb2.Context, start: bytes, end: bytes) -> bytes | None:
+            return _one_key(store, kvrpcpb_pb2.RawScanRequest(context=context, start_key=start, end_key=end))
+
+        walk = self._walk_rpc(start_rpc, end_rpc)
+        while not walk.done:
+            found, reached = walk.send_part(send, "RawScan")
+            if found is not None:
+                return found
+            walk.advance(reached)
+        return None
 
     def last_key(self, start: bytes, end: bytes) -> bytes | None:
         """The last key of [start, end), as far as regions tell; None when there is none.
@@ -241,18 +292,15 @@ class RawClient:
 
         def send(store: StoreClient, context: kvrpcpb_pb2.Context, start: bytes, end: bytes) -> bytes | None:
             request = kvrpcpb_pb2.RawScanRequest(
-                context=context, start_key=end or _ALMOST_END, end_key=start, limit=1, reverse=True, key_only=True
+                context=context, start_key=end or _ALMOST_END, end_key=start, reverse=True
             )
-            answer = kvrpcpb_pb2.RawScanResponse.FromString(store.raw_scan(request))
-            check_region_error(answer)
-            check_pairs(answer.kvs)
-            return answer.kvs[0].key if answer.kvs else None
+            return _one_key(store, request)
 
         last: bytes | None = None
         walk = self.walk(start, end)
         while not walk.done:
             found, reached = walk.send_part(send, "RawScan")
-            last = found or last
+            last = last if found is None else found
             walk.advance(reached)
         return None if last is None else self.codec.user_key(last)
 
@@ -261,7 +309,7 @@ class RawClient:
         return self._walk_rpc(*self.codec.rpc_range(start, end))
 
     def _walk_rpc(self, start: bytes, end: bytes) -> RangeWalk:
-        return RangeWalk(self._router, self.codec, self._cluster_id, start, end)
+        return RangeWalk(self._router, self.codec, self.cluster_id, start, end)
 
     def _on_key(
         self,
@@ -300,7 +348,18 @@ class RawClient:
             done += self._router.call(sender.bound_of(items[done]), send_next, what)
 
     def _context(self, region: Region) -> kvrpcpb_pb2.Context:
-        return _limited(region.context(self.codec.api_version, self._cluster_id))
+        return self._limited(region.context(self.codec.api_version, self.cluster_id))
+
+    def _limited(self, context: kvrpcpb_pb2.Context) -> kvrpcpb_pb2.Context:
+        """The context with an end to how long the store may hold the request back."""
+        context.max_execution_duration_ms = self._execution_ms
+        return context
+
+    def _write(
+        self, store: StoreClient, method: grpc.UnaryUnaryMultiCallable[Request, Response], request: Request
+    ) -> Response:
+        self._fence()
+        return store.call(method, request)
 
     def _check_ttl(self, ttl: int) -> None:
         if ttl and not self.codec.api_version.has_ttl:
@@ -309,29 +368,14 @@ class RawClient:
             raise UsageError(f"a TTL of {ttl} s: it cannot be negative")
 
 
-def _limited(context: kvrpcpb_pb2.Context) -> kvrpcpb_pb2.Context:
-    """The context with an end to how long the store may hold the request back."""
-    context.max_execution_duration_ms = EXECUTION_MS
-    return context
+def _one_key(store: StoreClient, request: kvrpcpb_pb2.RawScanRequest) -> bytes | None:
+    """The first key that a scan comes to."""
+    request.limit, request.key_only = 1, True
+    answer = kvrpcpb_pb2.RawScanResponse.FromString(store.raw_scan(request))
+    check_region_error(answer)
+    check_pairs(answer.kvs)
+    return answer.kvs[0].key if answer.kvs else None
 
 
 def _itself(key: bytes) -> bytes:
     return key
-
-
-class _Answer(Protocol):
-    """What most answers have."""
-
-    def HasField(self, field_name: Literal["region_error"]) -> bool: ...  # noqa: N802 - protobuf's name
-
-    @property
-    def region_error(self) -> errorpb_pb2.Error: ...
-
-    @property
-    def error(self) -> str: ...
-
-
-def _check(answer: _Answer) -> None:
-    """Raise what an answer carries as a region error or as an error text."""
-    check_region_error(answer)
-    check_error_text(answer.error)

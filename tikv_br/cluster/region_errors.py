@@ -122,6 +122,19 @@ def check_error_text(text: str) -> None:
     raise error_class(f"a store refuses the request: {text}")
 
 
+class _FullAnswer(_Answer, Protocol):
+    """What most answers have."""
+
+    @property
+    def error(self) -> str: ...
+
+
+def check_answer(answer: _FullAnswer) -> None:
+    """Raise what an answer carries as a region error or as an error text."""
+    check_region_error(answer)
+    check_error_text(answer.error)
+
+
 def check_pairs(pairs: Sequence[kvrpcpb_pb2.KvPair]) -> None:
     """As `check_error_text`, for the answers whose errors sit in their first pair."""
     if pairs and pairs[0].HasField("error"):

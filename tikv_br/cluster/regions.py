@@ -146,4 +146,4 @@ class RegionCache:
     def _drop(self, region_id: int) -> None:
         region = self._regions.pop(region_id, None)
         if region is not None:
-            self._starts.remove((region.start, region_id))
+            del self._starts[bisect.bisect_left(self._starts, (region.start, region_id))]

@@ -13,6 +13,7 @@ recovery                100   10000  equal
 witness                1000   10000  equal
 store unreachable       100    2000  equal
 PD                      500    3000  equal
+etcd                    100    1000  equal
 ==================  =======  ======  ======
 
 The wait before try n is ``min(cap, base * 2**n)``; equal jitter takes half of it and a random part of the other half.
@@ -61,6 +62,7 @@ RECOVERY = Backoff("recovery", 0.1, 10.0, jitter=True)
 WITNESS = Backoff("witness", 1.0, 10.0, jitter=True)
 STORE_UNREACHABLE = Backoff("store unreachable", 0.1, 2.0, jitter=True)
 PD_TROUBLE = Backoff("PD", 0.5, 3.0, jitter=True)
+ETCD_TROUBLE = Backoff("etcd", 0.1, 1.0, jitter=True)
 
 
 class Backoffer:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -14,7 +15,7 @@ from tikv_br.cluster.retry import Backoffer
 from tikv_br.cluster.store import StoreClient, StorePool
 from tikv_br.errors import ClusterUnreachable, RequestRefused
 
-__all__ = ["Router", "check_region_error"]
+__all__ = ["Router", "check_region_error", "take_hint", "take_regions"]
 
 T = TypeVar("T")
 
@@ -25,7 +26,7 @@ class Router:
     def __init__(self, regions: RegionCache, stores: StorePool, config: ClusterConfig) -> None:
         self.regions = regions
         self._stores = stores
-        self._config = config
+        self.config = config
 
     def call(
         self,
@@ -67,7 +68,7 @@ class Router:
 
     def backoffer(self, what: str) -> Backoffer:
         """A fresh budget of this cluster's."""
-        return Backoffer(what, self._config.retry_budget, self._config.busy_budget)
+        return Backoffer(what, self.config.retry_budget, self.config.busy_budget)
 
     def forget_store(self, store_id: int) -> None:
         """Ask PD for a store's address again."""
@@ -82,9 +83,13 @@ class _Call:
         self._regions = router.regions
         self._what = what
         self._repeatable = repeatable
-        self._backoffer = router.backoffer(what)
         self._hints = 0
         self._silent: set[int] = set()
+
+    @functools.cached_property
+    def _backoffer(self) -> Backoffer:
+        """Made when first needed: most calls succeed at once."""
+        return self._router.backoffer(self._what)
 
     def after_region_error(self, region: Region, seen: RegionErrorSeen) -> None:
         """Do what the table says, wait, and return for the next try; or raise."""
@@ -98,7 +103,7 @@ class _Call:
                 if self._take_hint(region, seen.error.not_leader):
                     return
             case Action.TAKE_REGIONS:
-                self._take_regions(region, seen.error.epoch_not_match)
+                take_regions(self._regions, region, seen.error.epoch_not_match)
             case Action.RELOCATE:
                 self._regions.invalidate(region.id)
             case Action.RECONNECT:
@@ -130,21 +135,29 @@ class _Call:
 
     def _take_hint(self, region: Region, error: errorpb_pb2.NotLeader) -> bool:
         """Switch to the leader that a store names; True when the next try needs no wait."""
-        if not error.HasField("leader"):
-            self._regions.invalidate(region.id)
+        if not take_hint(self._regions, region, error):
             return False
-        self._regions.switch_leader(region.id, Peer.of(error.leader))
         self._hints += 1
         return self._hints == 1  # two stores that name each other must not keep us spinning
 
-    def _take_regions(self, region: Region, error: errorpb_pb2.EpochNotMatch) -> None:
-        """Take what the store sent if it is newer than ours; when the store lags behind, a wait is all it takes."""
-        sent = [Region.of(item).led_from(region.leader.store_id) for item in error.current_regions]
-        same = next((item for item in sent if item.id == region.id), None)
-        if same is not None and (same.version, same.conf_ver) < (region.version, region.conf_ver):
-            return
-        self._regions.invalidate(region.id)
-        self._regions.update(sent)
-
     def _unsure(self, cause: str) -> ClusterUnreachable:
         return ClusterUnreachable(f"{self._what}: whether it took effect is not known: {cause}")
+
+
+def take_hint(regions: RegionCache, region: Region, error: errorpb_pb2.NotLeader) -> bool:
+    """Switch to the leader that a store names; False when it names none: then the region is forgotten."""
+    if not error.HasField("leader"):
+        regions.invalidate(region.id)
+        return False
+    regions.switch_leader(region.id, Peer.of(error.leader))
+    return True
+
+
+def take_regions(regions: RegionCache, region: Region, error: errorpb_pb2.EpochNotMatch) -> None:
+    """Take what the store sent if it is newer than ours; when the store lags behind, a wait is all it takes."""
+    sent = [Region.of(item).led_from(region.leader.store_id) for item in error.current_regions]
+    same = next((item for item in sent if item.id == region.id), None)
+    if same is not None and (same.version, same.conf_ver) < (region.version, region.conf_ver):
+        return
+    regions.invalidate(region.id)
+    regions.update(sent)

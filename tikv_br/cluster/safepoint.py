@@ -8,7 +8,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Protocol, Self
 
-from tikv_br.errors import ClusterError, SafePointError
+from tikv_br.errors import SafePointError, TikvBrError
 
 RENEWALS_PER_TTL = 3
 
@@ -36,7 +36,7 @@ def release(pd: SafePointApi, service_id: str) -> None:
 
 
 class SafePointKeeper:
-    """Holds a service safe point while a work runs: registers it at once, renews it every third of its TTL.
+    """Holds a service safe point while a work runs: registers it at once, renews it every third of its TTL or more often.
 
     Work asks `check` at each step: once the safe point is lost, what it guards may be gone. As a context manager it
     registers on entry and, unless `leave_for` was called, releases on exit.
@@ -49,9 +49,13 @@ class SafePointKeeper:
         safe_point: int,
         ttl_seconds: int,
         *,
+        renew_every: float | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`safe_point` is a timestamp; `ttl_seconds` is how long PD keeps it without a renewal."""
+        """`safe_point` is a timestamp; `ttl_seconds` is how long PD keeps it without a renewal.
+
+        With `renew_every` it is renewed at least that often (in seconds), so that PD soon learns how it has advanced.
+        """
         self.service_id = service_id
         self.safe_point = safe_point
         self.lost: SafePointError | None = None
@@ -60,6 +64,7 @@ class SafePointKeeper:
         """Whether it is known that GC has passed it."""
         self._pd = pd
         self._ttl = ttl_seconds
+        self._every = min(ttl_seconds / RENEWALS_PER_TTL, renew_every or ttl_seconds)
         self._clock = clock
         self._held_until = 0.0
         self._stopping = threading.Event()
@@ -103,12 +108,12 @@ class SafePointKeeper:
             self._thread.join()
 
     def _keep(self) -> None:
-        while not self._stopping.wait(self._ttl / RENEWALS_PER_TTL) and self.lost is None:
+        while not self._stopping.wait(self._every) and self.lost is None:
             try:
                 self._renew(self._ttl)
             except SafePointError as error:
                 self.lost, self.passed = error, True
-            except ClusterError as error:
+            except TikvBrError as error:  # such as silence, or TLS files that are just being replaced
                 if self._clock() > self._held_until:
                     self.lost = SafePointError(
                         f"the safe point of {self.service_id} could not be renewed within its {self._ttl} s: {error}"

@@ -1,20 +1,20 @@
-"""Scans a range page by page, across regions, from the bytes on the wire into Arrow."""
+"""Scans a range page by page, across regions: pages are the bytes on the wire, measured."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import pyarrow as pa
+from google.protobuf.message import DecodeError
 
 from formats import rawscan
-from formats.rawscan import ScanPage
+from formats.rawscan import RawPage
 from tikv_br.cluster.pb import kvrpcpb_pb2
 from tikv_br.cluster.ranges import RangeWalk
 from tikv_br.cluster.region_errors import check_pairs, check_region_error
 from tikv_br.cluster.store import StoreClient
 from tikv_br.cluster.throttle import Throttle
-from tikv_br.errors import ClusterUnreachable
+from tikv_br.errors import ClusterUnreachable, RequestRefused
 
 PAGE_BYTES = 4 << 20
 """What a page should weigh: enough to hide the round trip, little enough to hold a few."""
@@ -48,7 +48,7 @@ class PageSizer:
 
 def scan_pages(
     walk: RangeWalk, page_rows: int, *, key_only: bool = False, throttle: Throttle | None = None
-) -> Iterator[ScanPage]:
+) -> Iterator[RawPage]:
     """Pages of RPC keys and user values of the walk's range, ascending; none is empty.
 
     `page_rows` is the most rows of a page; large values make smaller pages. Each page is its region's state at that
@@ -60,17 +60,16 @@ def scan_pages(
         sizer.page_bytes = min(PAGE_BYTES, throttle.bytes_per_second)
     while not walk.done:
         answer, end = walk.send_part(_Scan(sizer, key_only, throttle), "RawScan")
-        rows = len(answer.page.keys)
-        sizer.learn(rows, answer.size)
-        walk.advance(answer.page.keys[rows - 1].as_py() + b"\0" if answer.full else end)
-        if rows:
-            yield answer.page
+        page = answer.page
+        sizer.learn(page.rows, len(page.data))
+        walk.advance(page.last_key + b"\0" if answer.full else end)
+        if page.rows:
+            yield page
 
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    page: ScanPage
-    size: int
+    page: RawPage
     full: bool
     """Whether the region's part may have more rows."""
 
@@ -96,15 +95,23 @@ class _Scan:
             raise
         if self.throttle is not None:
             self.throttle.spend(store.store.id, len(data))
-        page = rawscan.parse(data) or parse_with_protobuf(data)
-        return _Answer(page, len(data), full=len(page.keys) >= limit)
+        page = rawscan.measure(data) or measure_with_protobuf(data)
+        return _Answer(page, full=page.rows >= limit)
 
 
-def parse_with_protobuf(data: bytes) -> ScanPage:
-    """The page of an answer that `formats.rawscan` did not take. Raises `RegionErrorSeen` or what its errors mean."""
-    answer = kvrpcpb_pb2.RawScanResponse.FromString(data)
+def measure_with_protobuf(data: bytes) -> RawPage:
+    """The page of an answer that `formats.rawscan` did not take.
+
+    Raises `RegionErrorSeen`, what its errors mean, or `RequestRefused` for damaged bytes.
+    """
+    try:
+        answer = kvrpcpb_pb2.RawScanResponse.FromString(data)
+    except DecodeError as error:
+        raise RequestRefused(f"a store's page of rows does not decode: {error}") from None
     check_region_error(answer)
     check_pairs(answer.kvs)
-    keys = pa.array([pair.key for pair in answer.kvs], type=pa.large_binary())
-    values = pa.array([pair.value for pair in answer.kvs], type=pa.large_binary())
-    return ScanPage(keys, values)
+    pairs = [kvrpcpb_pb2.KvPair(key=pair.key, value=pair.value) for pair in answer.kvs]
+    page = rawscan.measure(kvrpcpb_pb2.RawScanResponse(kvs=pairs).SerializeToString())
+    if page is None:
+        raise RequestRefused("a store's page of rows that no page can be made of")
+    return page

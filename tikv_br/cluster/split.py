@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 from formats.keys import KeyCodec
 from tikv_br.cluster.cluster import Cluster
@@ -17,7 +19,11 @@ SPLIT_KEYS = 1024
 """Keys that one request may carry."""
 SCATTER_IDS = 256
 """Regions that one request asks PD to scatter."""
-POLL_SECONDS = 0.2
+REGION_PAGE = 4096
+"""Regions of which PD is asked at a time."""
+THREADS = 16
+FIRST_PAUSE, LAST_PAUSE = 0.01, 0.2
+"""Seconds between two questions to PD; each pause is twice the one before."""
 _NOTHING_TO_SPLIT = "no valid key found for split"
 _SCATTER = "scatter-region"
 
@@ -25,9 +31,38 @@ _SCATTER = "scatter-region"
 def split_at(cluster: Cluster, codec: KeyCodec, rpc_keys: Iterable[bytes]) -> list[Region]:
     """Make each of these RPC keys the start of a region; keys that are one already count as done.
 
-    Returns the regions that came out of splits, as the stores reported them. Raises as `Router.call` does.
+    Regions are split at the same time, each at all of its keys. Returns the regions that came out of splits, as the stores
+    reported them. Raises as `Router.call` does.
     """
-    keys = sorted(set(rpc_keys))
+    groups = by_region(cluster, codec, sorted(set(rpc_keys)))
+    made: dict[int, Region] = {}
+    with ThreadPoolExecutor(THREADS, thread_name_prefix="split") as pool:
+        try:
+            for pieces in pool.map(lambda keys: _split_all(cluster, codec, keys), groups):
+                made.update((piece.id, piece) for piece in pieces)
+        finally:
+            pool.shutdown(cancel_futures=True)
+    return sorted(made.values(), key=lambda region: region.start)
+
+
+def by_region(cluster: Cluster, codec: KeyCodec, keys: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
+    """Ascending keys, those together that lie in one region by PD's word."""
+    bounds = [codec.bound(key) for key in keys]
+    done = 0
+    while done < len(keys):
+        for region in cluster.pd.scan_regions(bounds[done], bounds[-1] + b"\0", REGION_PAGE):
+            if region.end and region.end <= bounds[done]:
+                continue
+            last = bisect_left(bounds, region.end, done) if region.end else len(keys)
+            cluster.regions.update([region])
+            yield keys[done:last]
+            done = last
+            if done == len(keys):
+                return
+
+
+def _split_all(cluster: Cluster, codec: KeyCodec, keys: Sequence[bytes]) -> list[Region]:
+    """Split wherever these ascending keys lie by now; returns the regions that came of it."""
     made: dict[int, Region] = {}
     done = 0
 
@@ -41,7 +76,7 @@ def split_at(cluster: Cluster, codec: KeyCodec, rpc_keys: Iterable[bytes]) -> li
 
     while done < len(keys):
         done += cluster.router.call(codec.bound(keys[done]), send, "SplitRegion")
-    return sorted(made.values(), key=lambda region: region.start)
+    return list(made.values())
 
 
 def _split(
@@ -62,32 +97,54 @@ def _split(
 def scatter(cluster: Cluster, regions: Sequence[Region], timeout: float, group: str = "") -> list[int]:
     """Spread regions over the stores and wait, up to `timeout` seconds, until PD has moved them.
 
-    Returns the ids that were not done in time: they hold data all the same, only not evenly. Raises `ClusterError` when
-    PD is in trouble.
+    Returns the ids that were not done in time: they hold data all the same, only not evenly. Who leads the regions is asked
+    anew when it is needed next. Raises `ClusterError` when PD is in trouble.
     """
     deadline = time.monotonic() + timeout
-    asked = _ask_to_scatter(cluster, [region.id for region in regions], deadline, group)
-    waiting = [region.id for region in regions]
+    ids = [region.id for region in regions]
+    with ThreadPoolExecutor(THREADS, thread_name_prefix="scatter") as pool:
+        try:
+            waiting = _ask_to_scatter(cluster, pool, ids, deadline, group)
+            return waiting + _wait_until_moved(cluster, pool, sorted(set(ids) - set(waiting)), deadline)
+        finally:
+            pool.shutdown(cancel_futures=True)
+            for region_id in ids:
+                cluster.regions.invalidate(region_id)
+
+
+def _wait_until_moved(cluster: Cluster, pool: ThreadPoolExecutor, ids: Sequence[int], deadline: float) -> list[int]:
+    """The ids that are still on their way at the deadline."""
+    pause = FIRST_PAUSE
+    moving = list(ids)
     while True:
-        waiting = [region_id for region_id in waiting if region_id not in asked or _moving(cluster, region_id)]
-        if not (set(waiting) & asked) or time.monotonic() > deadline:
-            return waiting
-        time.sleep(POLL_SECONDS)
+        still = list(pool.map(lambda region_id: _moving(cluster, region_id), moving))
+        moving = [region_id for region_id, is_moving in zip(moving, still, strict=True) if is_moving]
+        if not moving or time.monotonic() > deadline:
+            return moving
+        time.sleep(pause)
+        pause = min(2 * pause, LAST_PAUSE)
 
 
-def _ask_to_scatter(cluster: Cluster, region_ids: Sequence[int], deadline: float, group: str) -> set[int]:
-    """The ids that PD agreed to scatter; it first has to hear of new regions, and to find them replicated."""
-    todo = list(region_ids)
+def _ask_to_scatter(
+    cluster: Cluster, pool: ThreadPoolExecutor, ids: Sequence[int], deadline: float, group: str
+) -> list[int]:
+    """The ids that PD did not agree to scatter in time; it first has to hear of new regions, and to find them replicated."""
+    todo, pause = list(ids), FIRST_PAUSE
     while todo:
-        known = [region_id for region_id in todo[:SCATTER_IDS] if cluster.pd.region_by_id(region_id) is not None]
+        batch = todo[:SCATTER_IDS]
+        found = pool.map(cluster.pd.region_by_id, batch)
+        known = [region_id for region_id, region in zip(batch, found, strict=True) if region is not None]
         refused = set(_try_scatter(cluster, known, group)) if known else set()
         agreed = set(known) - refused
         todo = [region_id for region_id in todo if region_id not in agreed]
-        if not agreed:
-            if time.monotonic() > deadline:
-                break
-            time.sleep(POLL_SECONDS)
-    return set(region_ids) - set(todo)
+        if agreed:
+            pause = FIRST_PAUSE
+        elif time.monotonic() > deadline:
+            break
+        else:
+            time.sleep(pause)
+            pause = min(2 * pause, LAST_PAUSE)
+    return todo
 
 
 def _try_scatter(cluster: Cluster, region_ids: Sequence[int], group: str) -> Sequence[int]:

@@ -12,6 +12,8 @@ from formats.api_version import ApiVersion
 from tikv_br.cluster import guard
 from tikv_br.cluster.channel import open_channel, to_cluster_error
 from tikv_br.cluster.config import ClusterConfig
+from tikv_br.cluster.event_feed import EventFeed
+from tikv_br.cluster.off_main import off_main
 from tikv_br.cluster.pb import brpb_pb2, import_sstpb_pb2, kvrpcpb_pb2
 from tikv_br.cluster.pb.brpb_pb2_grpc import BackupStub
 from tikv_br.cluster.pb.import_sstpb_pb2_grpc import ImportSSTStub
@@ -45,6 +47,18 @@ class StoreClient:
         self._closed = False
         self._channel = open_channel(store.address, config.tls)
         self.kv = TikvStub(self._channel)
+        self.batch_put: grpc.UnaryUnaryMultiCallable[bytes, kvrpcpb_pb2.RawBatchPutResponse] = (
+            self._channel.unary_unary(
+                "/tikvpb.Tikv/RawBatchPut", response_deserializer=kvrpcpb_pb2.RawBatchPutResponse.FromString
+            )
+        )
+        """As ``kv.RawBatchPut``, with a serialized request: `formats.rawput` writes those without protobuf."""
+        self.batch_delete: grpc.UnaryUnaryMultiCallable[bytes, kvrpcpb_pb2.RawBatchDeleteResponse] = (
+            self._channel.unary_unary(
+                "/tikvpb.Tikv/RawBatchDelete", response_deserializer=kvrpcpb_pb2.RawBatchDeleteResponse.FromString
+            )
+        )
+        """As ``kv.RawBatchDelete``, with a serialized request."""
         self._backup = BackupStub(self._channel)
         self._import = ImportSSTStub(self._channel)
         self._scan_channel = open_channel(store.address, config.tls, LARGEST_PAGE)
@@ -57,13 +71,17 @@ class StoreClient:
     def close(self) -> None:
         """Close the channel; calls under way and later ones end with `ClusterUnreachable`."""
         self._closed = True
-        self._channel.close()
-        self._scan_channel.close()
+        off_main(lambda: [channel.close() for channel in (self._channel, self._scan_channel)])
 
     @property
     def long_timeout(self) -> float:
         """Seconds for a call that moves or reads a whole region's data."""
         return LONG_FACTOR * self._config.request_timeout
+
+    @property
+    def request_timeout(self) -> float:
+        """Seconds for a call that has little to do."""
+        return self._config.request_timeout
 
     def call(
         self,
@@ -93,14 +111,18 @@ class StoreClient:
         """Split a region that this store leads."""
         return self.call(self.kv.SplitRegion, request)
 
-    def backup(self, request: brpb_pb2.BackupRequest) -> BackupStream:
-        """Have the store back up what it leads of a range; one answer a region, in no order.
+    def backup(self, request: brpb_pb2.BackupRequest, *, timeout: float | None = None) -> BackupStream:
+        """Have the store back up what it leads of a range; one answer a region, in no order; all within ``timeout`` seconds.
 
         Raises `DangerousRequest` for a range that is none.
         """
         guard.check_backup(request)
-        answers = self._run(lambda: self._backup.backup(request))
+        answers = self._run(lambda: self._backup.backup(request, timeout=timeout))
         return BackupStream(answers, lambda error: to_cluster_error(error, str(self), self._config.tls))
+
+    def event_feed(self, *, multiplexed: bool) -> EventFeed:
+        """A new feed of changes over a connection of its own; see `EventFeed`."""
+        return EventFeed(self.store, self._config.tls, multiplexed=multiplexed)
 
     def download(
         self, request: import_sstpb_pb2.DownloadRequest, *, extra_seconds: float = 0.0
@@ -154,7 +176,7 @@ class StoreClient:
 
     def _run(self, send: Callable[[], Response]) -> Response:
         try:
-            return send()
+            return off_main(send)
         except grpc.RpcError as error:
             raise to_cluster_error(error, str(self), self._config.tls) from None
         except ValueError:  # gRPC's way to say that a channel is closed

@@ -31,9 +31,11 @@ def authority(tmp_path: Path) -> Authority:
     return Authority(tmp_path, "authority")
 
 
-def serve(authority: Authority, name: str = "server", *, mutual: bool = False, expired: bool = False) -> ScriptedServer:
+def serve(
+    authority: Authority, name: str = "server", *, mutual: bool = False, expired: bool = False, elsewhere: bool = False
+) -> ScriptedServer:
     """A PD with TLS that knows its members."""
-    pair = authority.issue(name, expired=expired)
+    pair = authority.issue(name, expired=expired, elsewhere=elsewhere)
     credentials = grpc.ssl_server_credentials(
         [(pair.key.read_bytes(), pair.cert.read_bytes())],
         root_certificates=authority.ca.read_bytes() if mutual else None,
@@ -122,7 +124,8 @@ def trouble(
         server = ScriptedServer()
         server.script(PD + "GetMembers", members(server.address))
     else:
-        server = serve(authority, mutual=kind in {"no certificate", "foreign certificate"}, expired=kind == "expired")
+        mutual = kind in {"no certificate", "foreign certificate"}
+        server = serve(authority, mutual=mutual, expired=kind == "expired", elsewhere=kind == "wrong name")
     tls = {
         "wrong authority": TlsFiles(ca=str(other.ca)),
         "no authority": TlsFiles(),
@@ -137,6 +140,7 @@ def trouble(
     [
         ("wrong authority", "not trusted"),
         ("expired", "not trusted: certificate has expired"),
+        ("wrong name", "not trusted: IP address mismatch"),
         ("no authority", "speaks TLS, and no --ca"),
         ("no certificate", "wants a certificate of ours"),
         ("foreign certificate", "refuses our certificate"),

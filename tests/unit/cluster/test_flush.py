@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
 from formats.api_version import ApiVersion
@@ -85,3 +87,23 @@ def test_a_silent_store_is_tried_again_and_then_told(fake: FakeCluster) -> None:
     fake.stores[1].script(BACKUP, fail("UNAVAILABLE"))
     with pytest.raises(RetryBudgetExhausted, match=r"flush of store 1 \("):
         flush_stores([store], CLUSTER_ID, 0.5)
+
+
+def test_a_store_that_takes_the_request_and_never_answers_is_told(fake: FakeCluster) -> None:
+    """A stream without a limit would wait for as long as the connection lives."""
+    over = threading.Event()
+
+    def answer(_request: bytes) -> list[brpb_pb2.BackupResponse]:
+        over.wait(60)
+        return []
+
+    fake.stores[1].script(BACKUP, answer)
+    try:
+        with (
+            Cluster.connect(fake.config(request_timeout=0.5)) as found,
+            pytest.raises(RetryBudgetExhausted, match="DEADLINE_EXCEEDED"),
+        ):
+            flush_stores([found.store(1)], CLUSTER_ID, 0.1)
+        assert not over.is_set()
+    finally:
+        over.set()

@@ -165,8 +165,10 @@ def test_keyspaces_have_ids(fake: FakeCluster, pd: PdClient) -> None:
     """A name that PD does not know is the user's mistake."""
     known = keyspacepb_pb2.LoadKeyspaceResponse(keyspace=keyspacepb_pb2.KeyspaceMeta(id=4242, name="ks"))
     unknown = keyspacepb_pb2.LoadKeyspaceResponse(header=header_error(pdpb_pb2.ENTRY_NOT_FOUND, "not there"))
-    fake.pd.script("/keyspacepb.Keyspace/LoadKeyspace", known, unknown)
+    fake.pd.script("/keyspacepb.Keyspace/LoadKeyspace", known, known, unknown)
     assert pd.keyspace_id("ks") == 4242
+    assert (pd.keyspace_id("7"), pd.keyspace_id("")) == (7, 0)
+    assert pd.keyspace_id("²") == 4242  # a name: no digit of ASCII
     with pytest.raises(UsageError, match="'nosuch'"):
         pd.keyspace_id("nosuch")
 

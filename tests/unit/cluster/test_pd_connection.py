@@ -9,6 +9,7 @@ import pytest
 
 from tests.scripted_grpc import ScriptedServer, fail
 from tests.unit.cluster.fakes import PD, FakeCluster, header_error, members, region, with_leader
+from tikv_br.cluster import retry
 from tikv_br.cluster.config import ClusterConfig
 from tikv_br.cluster.pb import pdpb_pb2
 from tikv_br.cluster.pd import PdClient
@@ -23,6 +24,12 @@ def config(*servers: ScriptedServer, budget: float = 5.0) -> ClusterConfig:
     """A config that names these members."""
     addresses = tuple(server.address for server in servers)
     return ClusterConfig(pd=addresses, connect_timeout=2.0, request_timeout=2.0, retry_budget=budget)
+
+
+@pytest.fixture
+def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wait a twentieth of a second between two tries."""
+    monkeypatch.setattr(retry, "PD_TROUBLE", retry.Backoff("PD", 0.05, 0.05))
 
 
 def test_every_header_error_has_a_class() -> None:
@@ -145,12 +152,43 @@ def test_a_wrong_cluster_id_is_not_retried(fake: FakeCluster) -> None:
     assert len(fake.pd.requests[GET_GC]) == 1
 
 
-def test_no_leader_yet_is_unreachable() -> None:
-    """Members that know no leader are no PD to work with."""
+@pytest.mark.usefixtures("short_waits")
+def test_an_election_is_waited_out() -> None:
+    """The first contact asks again while members know no leader, say that they are none, start, hang up, or one of them refuses."""
+    dead = ScriptedServer()
+    dead.close()
+    with ScriptedServer() as server:
+        answers = (
+            fail("UNAVAILABLE", "not leader"),
+            fail("UNKNOWN", "server not started"),
+            pdpb_pb2.GetMembersResponse(),
+            fail("UNAVAILABLE", "Socket closed"),
+        )
+        server.script(PD + "GetMembers", *answers, members(server.address))
+        with PdClient(config(dead, server)) as pd:
+            assert pd.cluster_id == 7
+        assert len(server.requests[PD + "GetMembers"]) == len(answers) + 1
+
+
+@pytest.mark.usefixtures("short_waits")
+def test_a_pd_that_never_has_a_leader_is_given_up() -> None:
+    """When the budget is spent, with the members' last words."""
     with ScriptedServer() as server:
         server.script(PD + "GetMembers", pdpb_pb2.GetMembersResponse())
-        with pytest.raises(ClusterUnreachable, match="no leader"):
-            PdClient(config(server))
+        with pytest.raises(RetryBudgetExhausted, match="no leader"):
+            PdClient(config(server, budget=0.2))
+        assert len(server.requests[PD + "GetMembers"]) > 1
+
+
+def test_nobody_there_is_not_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where every address refuses connections or has no such name, nothing is waited for."""
+    dead = ScriptedServer()
+    dead.close()
+    waits: list[object] = []
+    monkeypatch.setattr(retry.Backoffer, "wait", lambda *asked: waits.append(asked))
+    with pytest.raises(ClusterUnreachable, match="no PD answers"):
+        PdClient(ClusterConfig(pd=(dead.address, "nowhere.invalid:2379"), connect_timeout=2.0))
+    assert waits == []
 
 
 def test_a_region_that_pd_does_not_know_yet_is_waited_for(fake: FakeCluster) -> None:

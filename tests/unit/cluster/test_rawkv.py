@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import itertools
 import random
+import time
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 
+from formats import columns
 from formats.api_version import ApiVersion
 from formats.checksum import Checksum
 from formats.keys import KeyCodec
@@ -118,6 +121,50 @@ def test_batches_follow_regions_and_sizes(fake: FakeCluster, version: ApiVersion
     assert raw.batch_get([*pairs, b"nosuch"]) == pairs
     raw.batch_delete(list(pairs)[:2000])
     assert set(stored) == {raw.codec.rpc_key(key) for key in list(pairs)[2000:]}
+
+
+@pytest.mark.parametrize("version", [V1, V2])
+def test_columns_follow_regions_and_sizes(fake: FakeCluster, version: ApiVersion) -> None:
+    """Columns of thousands of rows arrive as pairs do, each batch within its region and no larger than those."""
+    chance = random.Random(2)
+    raw = client(fake, version)
+    split(fake, raw.codec, b"c", b"k0", b"k05", b"k1", b"t")
+    stored: dict[bytes, bytes] = {}
+    echo(fake, raw.codec, stored)
+    pairs = {b"%c%d" % (chance.randrange(97, 123), at): bytes(chance.randrange(300)) for at in range(4000)}
+    pairs |= {b"k%02d" % at: bytes(100_000) for at in range(10)}
+    rows = sorted(pairs.items())
+    keys, values = (columns.from_list([row[at] for row in rows]) for at in (0, 1))
+    raw.put_columns(keys, values)
+    assert stored == {raw.codec.rpc_key(key): value for key, value in rows}
+    sent = len(fake.stores[1].requests[KV + "RawBatchPut"])
+    raw.batch_put(pairs)
+    assert len(fake.stores[1].requests[KV + "RawBatchPut"]) == 2 * sent
+    raw.delete_columns(keys[:2000])
+    assert set(stored) == {raw.codec.rpc_key(key) for key, _ in rows[2000:]}
+    raw.put_columns(keys[:0], values[:0])
+
+
+def test_columns_go_with_what_is_left_of_their_time(fake: FakeCluster) -> None:
+    """What has just expired gets its last second, rows of no expiry the TTL that was given; a cluster without TTLs gets nothing."""
+    fake.kv("RawBatchPut", kvrpcpb_pb2.RawBatchPutResponse())
+    keys, now = columns.from_list([b"a", b"b", b"c", b"d"]), int(time.time())
+    expire_ts = np.array([0, now + 1000, now - 5, (1 << 64) - 1], np.uint64)
+    client(fake, V1TTL).put_columns(keys, keys, expire_ts)
+    client(fake, V1).put_columns(keys, keys, np.zeros(4, np.uint64))
+    with pytest.raises(UsageError, match="no TTLs"):
+        client(fake, V1).put_columns(keys, keys, expire_ts)
+    with pytest.raises(UsageError, match="no TTLs"):
+        client(fake, V1).put_columns(keys, keys, ttl=1)
+    client(fake, V1TTL).put_columns(keys, keys, expire_ts, 60)
+    client(fake, V1TTL).put_columns(keys[:1], keys[:1], ttl=(1 << 64) - 1)
+    first, second, third, fourth = fake.stores[1].seen(KV + "RawBatchPut", kvrpcpb_pb2.RawBatchPutRequest)
+    assert (first.ttls[0], first.ttls[2]) == (0, 1)
+    assert 900 < first.ttls[1] <= 1000
+    assert 0 <= (1 << 64) - 1 - now - first.ttls[3] < 100
+    assert not second.ttls
+    assert (third.ttls[0], third.ttls[2]) == (60, 1)
+    assert list(fourth.ttls) == [(1 << 64) - 1]
 
 
 def test_of_equal_keys_the_last_counts(fake: FakeCluster) -> None:
@@ -327,3 +374,26 @@ def test_a_client_of_the_wrong_version_is_told(fake: FakeCluster) -> None:
         client(fake).get(b"k")
     with pytest.raises(ApiVersionMismatch, match="storage: V2"):
         client(fake).batch_get([b"k"])
+
+
+def test_the_first_key_is_looked_for_region_by_region(fake: FakeCluster) -> None:
+    """Empty regions are passed by, a region error is tried again, and the RPC key is returned; or None."""
+    codec = KeyCodec(V2)
+    split(fake, codec, b"c", b"f")
+    keys = [codec.rpc_key(b"e"), codec.rpc_key(b"g")]
+    busy = [region_error(server_is_busy=errorpb_pb2.ServerIsBusy())]
+
+    def scan(data: bytes) -> kvrpcpb_pb2.RawScanResponse:
+        request = kvrpcpb_pb2.RawScanRequest.FromString(data)
+        assert (request.limit, request.key_only, request.reverse) == (1, True, False)
+        if busy:
+            return kvrpcpb_pb2.RawScanResponse(region_error=busy.pop())
+        found = [key for key in keys if request.start_key <= key < request.end_key]
+        return kvrpcpb_pb2.RawScanResponse(kvs=[kvrpcpb_pb2.KvPair(key=key) for key in found[:1]])
+
+    fake.stores[1].script(KV + "RawScan", scan)
+    raw = client(fake, V2)
+    assert raw.first_rpc_key(*codec.rpc_range(b"", b"")) == keys[0]
+    assert raw.first_rpc_key(*codec.rpc_range(b"e\0", b"")) == keys[1]
+    assert raw.first_rpc_key(*codec.rpc_range(b"h", b"z")) is None
+    assert busy == []

@@ -176,6 +176,24 @@ def test_writes_have_an_end(fake: FakeCluster) -> None:
     assert delete.context.max_execution_duration_ms == put.context.max_execution_duration_ms
 
 
+def test_a_fence_is_asked_before_each_try_of_a_write(fake: FakeCluster) -> None:
+    """Nothing is sent once it says no, also not by a retry; reads do not ask it."""
+    fake.kv("RawPut", put_answer(one_kind("stale_command")), put_answer())
+    fake.kv("RawGet", kvrpcpb_pb2.RawGetResponse(value=b"v"))
+    leave = [True, False]
+
+    def fence() -> None:
+        if not leave.pop(0):
+            raise RequestRefused("no more")
+
+    cluster = Cluster.connect(fake.config())
+    raw = RawClient(cluster.router, KeyCodec(ApiVersion.V1), cluster.cluster_id, fence)
+    with pytest.raises(RequestRefused, match="no more"):
+        raw.put(b"k", b"v")
+    assert len(fake.stores[1].requests[PUT]) == 1
+    assert raw.get(b"k") == b"v"
+
+
 def test_all_stores_dead_ends_with_the_budget(fake: FakeCluster) -> None:
     """A store that stays away is told by name, within the budget."""
     fake.stores[1].close()

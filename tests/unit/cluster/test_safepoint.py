@@ -7,16 +7,17 @@ import threading
 import pytest
 
 from tikv_br.cluster.safepoint import SafePointKeeper, protect, release
-from tikv_br.errors import ClusterUnreachable, SafePointError
+from tikv_br.errors import ClusterUnreachable, SafePointError, TikvBrError, UsageError
 
 
 class Pd:
-    """PD's safe points in memory; `fail` makes it unreachable."""
+    """PD's safe points in memory; `fail` makes every call end with `error`."""
 
     def __init__(self) -> None:
         self.services: dict[str, tuple[int, int]] = {}
         self.gc = 0
         self.fail = False
+        self.error: TikvBrError = ClusterUnreachable("PD is silent")
         self.calls = 0
         self.called = threading.Condition()
 
@@ -26,7 +27,7 @@ class Pd:
             self.calls += 1
             self.called.notify_all()
         if self.fail:
-            raise ClusterUnreachable("PD is silent")
+            raise self.error
         if ttl_seconds <= 0:
             self.services.pop(service_id, None)
         elif safe_point >= self.gc:
@@ -98,9 +99,11 @@ def test_a_keeper_notices_that_gc_passed() -> None:
         keeper.check()
 
 
-def test_a_short_silence_of_pd_is_survived() -> None:
-    """A renewal that fails within the TTL is tried again; nothing is lost."""
+@pytest.mark.parametrize("error", [ClusterUnreachable("PD is silent"), UsageError("--ca cannot be read")])
+def test_a_short_silence_of_pd_is_survived(error: TikvBrError) -> None:
+    """A renewal that fails within the TTL, for whatever reason, is tried again; nothing is lost."""
     pd = Pd()
+    pd.error = error
     with SafePointKeeper(pd, "br", 100, ttl_seconds=3, clock=lambda: 1.0) as keeper:
         keeper._ttl = 0.03  # type: ignore[assignment]
         pd.fail = True

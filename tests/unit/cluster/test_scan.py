@@ -17,7 +17,7 @@ from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.pb import errorpb_pb2, kvrpcpb_pb2
 from tikv_br.cluster.rawkv import RawClient
 from tikv_br.cluster.region_errors import RegionErrorSeen
-from tikv_br.cluster.scan import PAGE_BYTES, PageSizer, parse_with_protobuf
+from tikv_br.cluster.scan import PAGE_BYTES, PageSizer, measure_with_protobuf
 from tikv_br.errors import ApiVersionMismatch
 
 SCAN = "/tikvpb.Tikv/RawScan"
@@ -180,11 +180,11 @@ def test_protobuf_reads_what_the_kernel_does_not() -> None:
     """Unusual but valid answers give the same page; region errors are raised."""
     rows = [kvrpcpb_pb2.KvPair(key=b"%d" % at, value=bytes(at)) for at in range(5)]
     unknown_field = b"\x98\x06\x01"
-    page = parse_with_protobuf(kvrpcpb_pb2.RawScanResponse(kvs=rows).SerializeToString() + unknown_field)
+    page = measure_with_protobuf(kvrpcpb_pb2.RawScanResponse(kvs=rows).SerializeToString() + unknown_field).split()
     assert page.keys.to_pylist() == [row.key for row in rows]
     assert page.values.to_pylist() == [row.value for row in rows]
     with pytest.raises(RegionErrorSeen):
-        parse_with_protobuf(
+        measure_with_protobuf(
             kvrpcpb_pb2.RawScanResponse(region_error=errorpb_pb2.Error(message="x")).SerializeToString()
         )
 

@@ -1,0 +1,126 @@
+"""Signals end the waiting for gRPC, and never break into it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import threading
+import time
+import warnings
+from collections.abc import Iterator
+
+import pytest
+
+from tests.unit.cluster.fakes import PD, FakeCluster
+from tikv_br.cluster.off_main import off_main
+from tikv_br.cluster.pb import pdpb_pb2
+from tikv_br.cluster.pd import PdClient
+from tikv_br.errors import Terminated
+
+SECONDS = 4.0
+AT_MOST = 400
+"""Signals in that time."""
+LONGEST_DELAY = 0.006
+"""Seconds, about as long as it takes on a quiet machine to connect, to ask twice and to close."""
+
+
+class Told:
+    """A handler of SIGTERM that raises once each time that it is armed."""
+
+    def __init__(self) -> None:
+        self.armed = False
+        self.count = 0
+
+    def __call__(self, *_: object) -> None:
+        """Raise, once."""
+        if self.armed:
+            self.armed = False
+            self.count += 1
+            raise Terminated("told to end")
+
+
+@pytest.fixture
+def told() -> Iterator[Told]:
+    """The handler for the length of a test."""
+    handler = Told()
+    before = signal.signal(signal.SIGTERM, handler)
+    yield handler
+    signal.signal(signal.SIGTERM, before)
+
+
+def end_soon(seconds: float) -> threading.Thread:
+    """Have the main thread sent SIGTERM in so many seconds."""
+
+    def send() -> None:
+        time.sleep(seconds)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    return thread
+
+
+def test_it_runs_in_another_thread() -> None:
+    """What comes of it is returned or raised; in any other thread but the main it runs where it is called."""
+    assert off_main(threading.get_ident) != threading.get_ident()
+    with pytest.raises(ZeroDivisionError):
+        off_main(lambda: 1 // 0)
+    seen: list[bool] = []
+    thread = threading.Thread(target=lambda: seen.append(off_main(threading.get_ident) == threading.get_ident()))
+    thread.start()
+    thread.join()
+    assert seen == [True]
+
+
+def test_one_within_another() -> None:
+    """It is the same thread."""
+    assert off_main(lambda: off_main(threading.get_ident) == threading.get_ident())
+
+
+def test_a_signal_ends_the_wait(told: Told) -> None:
+    """The action goes on, and does not hold up the next."""
+    over, killers = threading.Event(), []
+
+    def wait() -> None:
+        killers.append(end_soon(0.05))
+        off_main(lambda: over.wait(60))
+
+    told.armed = True
+    with pytest.raises(Terminated):
+        wait()
+    assert off_main(lambda: 7) == 7
+    over.set()
+    killers[0].join()
+
+
+def test_a_forked_child_has_threads_of_its_own() -> None:
+    """A child knows none of its parent's threads, which are not there."""
+    off_main(int)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        pid = os.fork()
+    if pid == 0:
+        signal.alarm(20)
+        os._exit(off_main(lambda: 7))
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+
+
+@pytest.mark.timeout(120)
+def test_no_signal_at_whatever_moment_makes_closing_wait_for_ever(fake: FakeCluster, told: Told) -> None:
+    """SIGTERM at random moments of connecting, asking and closing, by gRPC's futures, streams and plain calls."""
+    fake.pd.script(PD + "GetGCSafePoint", pdpb_pb2.GetGCSafePointResponse(safe_point=1))
+    fake.pd.script(PD + "Tso", pdpb_pb2.TsoResponse(count=1, timestamp=pdpb_pb2.Timestamp(physical=1)))
+    chance, until, tried = random.Random(6), time.monotonic() + SECONDS, 0
+    while tried < AT_MOST and time.monotonic() < until:
+        tried += 1
+        killer = end_soon(chance.uniform(0, LONGEST_DELAY))
+        with contextlib.suppress(Terminated):
+            told.armed = True
+            with PdClient(fake.config()) as pd:
+                pd.gc_safe_point()
+                pd.tso()
+            told.armed = False
+        killer.join()
+    assert told.count > 0

@@ -1,0 +1,311 @@
+"""A client of etcd v3, PD's own or another: keys, transactions and leases.
+
+Calls go to one member until it fails, then to the next. A call is repeated only where that changes nothing: of a
+transaction whose answer got lost the caller hears, unless it says that doing it twice is as good as once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Self, TypeVar
+
+import grpc
+from google.protobuf.message import Message
+
+from tikv_br.cluster import retry
+from tikv_br.cluster.channel import open_channel, status_of
+from tikv_br.cluster.config import EtcdConfig, split_address
+from tikv_br.cluster.etcd_values import (
+    Compare,
+    Delete,
+    Get,
+    KeyValue,
+    Listing,
+    Operation,
+    Put,
+    TxnResult,
+    from_range,
+    from_txn,
+    to_delete,
+    to_put,
+    to_range,
+    to_txn,
+)
+from tikv_br.cluster.off_main import off_main
+from tikv_br.cluster.pb import etcdserverpb_pb2 as pb
+from tikv_br.cluster.pb.etcdserverpb_pb2_grpc import AuthStub, KVStub, LeaseStub
+from tikv_br.cluster.tls import TlsFiles, explain_failure
+from tikv_br.errors import (
+    ClusterTlsError,
+    EtcdLeaseExpired,
+    EtcdRefused,
+    EtcdUnreachable,
+    RetryBudgetExhausted,
+    TikvBrError,
+    UsageError,
+)
+
+REQUEST_TIMEOUT = 5.0
+RETRY_BUDGET = 15.0
+_OVERLOADED = "too many requests"
+"""Part of what etcd says before it looks at a request; the status is that of a full database, which passes by no waiting."""
+_OLD_TOKEN = "revision of auth store is old"  # noqa: S105 - what etcd says, no secret
+_TRANSIENT = frozenset(
+    {
+        grpc.StatusCode.UNAVAILABLE,  # no connection, no leader, leader changed, request timed out
+        grpc.StatusCode.DEADLINE_EXCEEDED,
+        grpc.StatusCode.CANCELLED,
+        grpc.StatusCode.INTERNAL,
+        grpc.StatusCode.ABORTED,
+    }
+)
+_NOT_SENT = ("failed to connect to all addresses", "dns resolution failed")
+"""How gRPC begins when it has not sent a request; of any other failure it is not known whether it took effect."""
+
+T = TypeVar("T")
+Request = TypeVar("Request", bound=Message)
+Response = TypeVar("Response", bound=Message)
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One member of etcd and the stubs to call it."""
+
+    address: str
+    kv: KVStub
+    lease: LeaseStub
+    auth: AuthStub
+
+
+class Etcd:
+    """A connection to etcd. Thread-safe; a context manager that closes it."""
+
+    def __init__(
+        self,
+        endpoints: Sequence[str],
+        tls: TlsFiles | None = None,
+        *,
+        user: str = "",
+        password: str = "",
+        request_timeout: float = REQUEST_TIMEOUT,
+        retry_budget: float = RETRY_BUDGET,
+    ) -> None:
+        """`endpoints` are ``host:port`` of one etcd cluster. Nothing is sent yet. Times are in seconds.
+
+        Raises `UsageError` for an address that is none.
+        """
+        for endpoint in endpoints:
+            split_address(endpoint)
+        if not endpoints:
+            raise UsageError("no address of etcd is given")
+        self.endpoints = tuple(endpoints)
+        self._tls = tls or TlsFiles()
+        self._user, self._password = user, password
+        self._request_timeout, self._retry_budget = request_timeout, retry_budget
+        self._lock = threading.Lock()
+        self._closed = False
+        self._channels = [open_channel(address, self._tls) for address in self.endpoints]
+        self._members = [
+            Member(address, KVStub(channel), LeaseStub(channel), AuthStub(channel))
+            for address, channel in zip(self.endpoints, self._channels, strict=True)
+        ]
+        self._current = 0
+        self._token = ""
+
+    @classmethod
+    def connect(
+        cls, endpoints: Sequence[str], tls: TlsFiles | None = None, *, user: str = "", password: str = ""
+    ) -> Self:
+        """A connection that is known to work: some member answers, and takes the user and the password.
+
+        Raises `EtcdUnreachable`, `EtcdRefused`, `ClusterTlsError`, `UsageError`.
+        """
+        etcd = cls(endpoints, tls, user=user, password=password)
+        try:
+            etcd.get("/tikv-br/")
+        except TikvBrError:
+            etcd.close()
+            raise
+        return etcd
+
+    @classmethod
+    def open(cls, config: EtcdConfig) -> Self:
+        """As `connect`."""
+        return cls.connect(config.endpoints, config.tls, user=config.user, password=config.password)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connections; calls under way end with `EtcdUnreachable`."""
+        self._closed = True
+        off_main(lambda: [channel.close() for channel in self._channels])
+
+    def get(self, key: str) -> KeyValue | None:
+        """A key as all members agree on it (linearizable); None where there is none."""
+        listing = self._range(Get(key))
+        return listing.items[0] if listing.items else None
+
+    def range(self, prefix: str) -> Listing:
+        """All keys with a prefix, in ascending order, as they stood at one revision."""
+        return self._range(Get(prefix, prefix=True))
+
+    def put(self, key: str, value: bytes, lease: int = 0) -> int:
+        """Write a key unconditionally; returns the revision. Raises `EtcdLeaseExpired` for a lease that is no more."""
+        return self._unary(lambda member: member.kv.Put, to_put(Put(key, value, lease))).header.revision
+
+    def delete(self, key: str, *, prefix: bool = False) -> int:
+        """Remove a key, or all keys with a prefix; returns how many there were."""
+        return self._unary(lambda member: member.kv.DeleteRange, to_delete(Delete(key, prefix=prefix))).deleted
+
+    def transact(
+        self,
+        compares: Iterable[Compare],
+        then: Iterable[Operation],
+        otherwise: Iterable[Operation] = (),
+        *,
+        repeatable: bool = False,
+    ) -> TxnResult:
+        """Do `then` if all conditions hold, else `otherwise`, at once.
+
+        `repeatable`: done twice it is as good as once, so that it is sent again when an answer got lost. Without it
+        that raises `EtcdUnreachable` with ``outcome_unknown``: read what the keys are now.
+        """
+        request = to_txn(compares, then, otherwise)
+        return from_txn(self._unary(lambda member: member.kv.Txn, request, repeatable=repeatable))
+
+    def grant(self, ttl_seconds: int) -> int:
+        """A new lease; a lost answer leaves one behind that nobody uses and that ends by itself."""
+        return self._unary(lambda member: member.lease.LeaseGrant, pb.LeaseGrantRequest(TTL=ttl_seconds)).ID
+
+    def keep_alive(self, lease: int, timeout: float | None = None) -> int:
+        """Renew a lease; returns the seconds that it now has. Raises `EtcdLeaseExpired` when it is no more.
+
+        `timeout`: seconds for this one try, instead of tries for as long as `retry_budget`.
+        """
+        request = pb.LeaseKeepAliveRequest(ID=lease)
+
+        def send(member: Member, call: _Call) -> int:
+            stream = member.lease.LeaseKeepAlive(iter((request,)), timeout=call.timeout, metadata=call.metadata)
+            return next((answer.TTL for answer in stream), 0)
+
+        ttl = self._call(send, "LeaseKeepAlive", timeout=timeout)
+        if ttl <= 0:
+            raise EtcdLeaseExpired(f"lease {lease:x} of etcd has expired")
+        return ttl
+
+    def revoke(self, lease: int) -> None:
+        """End a lease, and remove its keys; it need not exist."""
+        with contextlib.suppress(EtcdLeaseExpired):
+            self._unary(lambda member: member.lease.LeaseRevoke, pb.LeaseRevokeRequest(ID=lease))
+
+    def _range(self, operation: Get) -> Listing:
+        return from_range(self._unary(lambda member: member.kv.Range, to_range(operation)))
+
+    def _unary(
+        self,
+        pick: Callable[[Member], grpc.UnaryUnaryMultiCallable[Request, Response]],
+        request: Request,
+        *,
+        repeatable: bool = True,
+    ) -> Response:
+        def send(member: Member, call: _Call) -> Response:
+            return pick(member)(request, timeout=call.timeout, metadata=call.metadata)
+
+        return self._call(send, type(request).__name__.removesuffix("Request"), repeatable=repeatable)
+
+    def _call(
+        self,
+        send: Callable[[Member, _Call], T],
+        what: str,
+        *,
+        repeatable: bool = True,
+        timeout: float | None = None,
+    ) -> T:
+        """Send to the member that answered last, and to the others when it fails, within the retry budget."""
+        backoffer = retry.Backoffer(f"etcd {what}", self._retry_budget if timeout is None else 0.0)
+        while True:
+            index = self._current
+            member = self._members[index]
+            try:
+                return off_main(partial(self._authenticated, member, send, timeout or self._request_timeout))
+            except grpc.RpcError as error:
+                trouble = self._explain(member, error)
+            except ValueError:  # gRPC's way to say that a channel is closed
+                if not self._closed:
+                    raise
+                trouble = EtcdUnreachable(f"etcd {member.address}: the connection was closed")
+            if isinstance(trouble, EtcdUnreachable):
+                self._turn_from(index)
+                if trouble.outcome_unknown and not repeatable:
+                    raise trouble
+            if not trouble.retryable or self._closed:
+                raise trouble
+            try:
+                backoffer.wait(retry.ETCD_TROUBLE, trouble)
+            except RetryBudgetExhausted as error:
+                raise EtcdUnreachable(error.message) from None
+
+    def _authenticated(self, member: Member, send: Callable[[Member, _Call], T], timeout: float) -> T:
+        """Send with a token, once more with a new one when the member no longer takes it: it restarted, or users changed."""
+        if not self._user:
+            return send(member, _Call(timeout))
+        token = self._token
+        if token:
+            try:
+                return send(member, _Call(timeout, token))
+            except grpc.RpcError as error:
+                code, details = status_of(error)
+                if code is not grpc.StatusCode.UNAUTHENTICATED and _OLD_TOKEN not in details:
+                    raise
+        request = pb.AuthenticateRequest(name=self._user, password=self._password)
+        self._token = member.auth.Authenticate(request, timeout=timeout).token
+        return send(member, _Call(timeout, self._token))
+
+    def _turn_from(self, index: int) -> None:
+        """Use the next member, unless another thread has already turned away from this one."""
+        with self._lock:
+            if self._current == index:
+                self._current = (index + 1) % len(self._members)
+
+    def _explain(self, member: Member, error: grpc.RpcError) -> TikvBrError:
+        """Our error for a failed call; TLS trouble is told from silence."""
+        code, details = status_of(error)
+        who = f"etcd {member.address}"
+        if "requested lease not found" in details:
+            return EtcdLeaseExpired(f"{who}: the lease has expired")
+        if code is grpc.StatusCode.UNIMPLEMENTED:
+            return EtcdRefused(
+                f"{who} does not speak etcd's protocol, version 3",
+                hint="Say --etcd HOST:PORT of one that does: a real PD has one built in, the playground starts one with --etcd.",
+            )
+        if _OVERLOADED in details:
+            return EtcdUnreachable(f"{who}: {details}")
+        if code not in _TRANSIENT:
+            return EtcdRefused(f"{who}: {details or code.name}")
+        if code is grpc.StatusCode.UNAVAILABLE and details.startswith(_NOT_SENT):
+            reason = explain_failure(*split_address(member.address), self._tls)
+            if reason is not None:
+                return ClusterTlsError(f"{who}: {reason}")
+            return EtcdUnreachable(f"{who}: no connection")
+        return EtcdUnreachable(f"{who}: {code.name}: {details}", outcome_unknown=True)
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """What goes with each request."""
+
+    timeout: float
+    token: str = ""
+
+    @property
+    def metadata(self) -> tuple[tuple[str, str], ...] | None:
+        """The token, where there is one."""
+        return (("token", self.token),) if self.token else None

@@ -1,0 +1,187 @@
+"""What etcd v3 keeps, answers and is asked, as values. Keys are text below a prefix; values are bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from tikv_br.cluster.pb import etcdserverpb_pb2, mvccpb_pb2
+
+CREATED = etcdserverpb_pb2.Compare.CREATE
+MODIFIED = etcdserverpb_pb2.Compare.MOD
+
+
+@dataclass(frozen=True, slots=True)
+class KeyValue:
+    """One key as it stood at some revision."""
+
+    key: str
+    value: bytes
+    create_revision: int
+    """Of the transaction that made it; it changes when a key is deleted and made anew."""
+    mod_revision: int
+    """Of its last change."""
+    lease: int = 0
+    """With which it disappears; 0 = it stays."""
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """Keys in ascending order, and the revision at which all of them stood so."""
+
+    items: tuple[KeyValue, ...]
+    revision: int
+
+
+@dataclass(frozen=True, slots=True)
+class Get:
+    """Read a key, or all keys with a prefix."""
+
+    key: str
+    prefix: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Put:
+    """Write a key, which goes when its lease does."""
+
+    key: str
+    value: bytes
+    lease: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Delete:
+    """Remove a key, or all keys with a prefix; there need be none."""
+
+    key: str
+    prefix: bool = False
+
+
+Operation = Get | Put | Delete
+
+
+@dataclass(frozen=True, slots=True)
+class Compare:
+    """A condition of a transaction: a revision of a key is exactly this one. Built by `absent` and its neighbours."""
+
+    key: str
+    target: etcdserverpb_pb2.Compare.CompareTarget.ValueType
+    revision: int
+    prefix: bool = False
+    """Whether it is a condition of all keys that begin so."""
+
+
+def absent(key: str) -> Compare:
+    """There is no such key."""
+    return Compare(key, CREATED, 0)
+
+
+def none_with(prefix: str) -> Compare:
+    """There is no key that begins so."""
+    return Compare(prefix, CREATED, 0, prefix=True)
+
+
+def created_at(key: str, revision: int) -> Compare:
+    """The key is there, has been since that revision, and may have changed."""
+    return Compare(key, CREATED, revision)
+
+
+def modified_at(key: str, revision: int) -> Compare:
+    """The key was last written at that revision."""
+    return Compare(key, MODIFIED, revision)
+
+
+def unchanged(item: KeyValue) -> Compare:
+    """The key stands as it was read."""
+    return modified_at(item.key, item.mod_revision)
+
+
+@dataclass(frozen=True, slots=True)
+class TxnResult:
+    """How a transaction went."""
+
+    succeeded: bool
+    """Whether all conditions held: the operations of `then` were done, else those of `otherwise`."""
+    revision: int
+    """After it; a key that it made has this as its create_revision."""
+    listings: tuple[Listing, ...]
+    """What each `Get` among those operations read."""
+
+
+def range_end(prefix: str) -> bytes:
+    """The first key after all that have this prefix, which must not be empty."""
+    start = prefix.encode()  # UTF-8 has no byte 0xff, so the last one can always grow
+    return start[:-1] + bytes([start[-1] + 1])
+
+
+def to_range(operation: Get) -> etcdserverpb_pb2.RangeRequest:
+    """The request that reads what `operation` says."""
+    return etcdserverpb_pb2.RangeRequest(key=operation.key.encode(), range_end=_end(operation))
+
+
+def to_put(operation: Put) -> etcdserverpb_pb2.PutRequest:
+    """The request that writes what `operation` says."""
+    return etcdserverpb_pb2.PutRequest(key=operation.key.encode(), value=operation.value, lease=operation.lease)
+
+
+def to_delete(operation: Delete) -> etcdserverpb_pb2.DeleteRangeRequest:
+    """The request that removes what `operation` says."""
+    return etcdserverpb_pb2.DeleteRangeRequest(key=operation.key.encode(), range_end=_end(operation))
+
+
+def to_txn(
+    compares: Iterable[Compare], then: Iterable[Operation], otherwise: Iterable[Operation]
+) -> etcdserverpb_pb2.TxnRequest:
+    """The request of a transaction."""
+    return etcdserverpb_pb2.TxnRequest(
+        compare=map(_to_compare, compares), success=map(_to_op, then), failure=map(_to_op, otherwise)
+    )
+
+
+def from_range(response: etcdserverpb_pb2.RangeResponse) -> Listing:
+    """What a read found."""
+    return Listing(tuple(map(_from_item, response.kvs)), response.header.revision)
+
+
+def from_txn(response: etcdserverpb_pb2.TxnResponse) -> TxnResult:
+    """How a transaction went. Its reads carry no revision of their own."""
+    revision = response.header.revision
+    listings = tuple(
+        Listing(tuple(map(_from_item, answer.response_range.kvs)), revision)
+        for answer in response.responses
+        if answer.HasField("response_range")
+    )
+    return TxnResult(response.succeeded, revision, listings)
+
+
+def _end(operation: Get | Delete | Compare) -> bytes:
+    return range_end(operation.key) if operation.prefix else b""
+
+
+def _to_compare(compare: Compare) -> etcdserverpb_pb2.Compare:
+    request = etcdserverpb_pb2.Compare(
+        key=compare.key.encode(),
+        range_end=_end(compare),
+        target=compare.target,
+        result=etcdserverpb_pb2.Compare.EQUAL,
+    )
+    if compare.target == CREATED:
+        request.create_revision = compare.revision
+    else:
+        request.mod_revision = compare.revision
+    return request
+
+
+def _to_op(operation: Operation) -> etcdserverpb_pb2.RequestOp:
+    match operation:
+        case Get():
+            return etcdserverpb_pb2.RequestOp(request_range=to_range(operation))
+        case Put():
+            return etcdserverpb_pb2.RequestOp(request_put=to_put(operation))
+        case Delete():
+            return etcdserverpb_pb2.RequestOp(request_delete_range=to_delete(operation))
+
+
+def _from_item(item: mvccpb_pb2.KeyValue) -> KeyValue:
+    return KeyValue(item.key.decode(), item.value, item.create_revision, item.mod_revision, item.lease)
