@@ -10,7 +10,7 @@ import contextlib
 import hashlib
 import logging
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from formats.api_version import ApiVersion
@@ -21,10 +21,12 @@ from tikv_br.backupset.identity import verify_file_content, verify_file_identity
 from tikv_br.backupset.ledger import LedgerEntry
 from tikv_br.backupset.manifest import Description, Manifest, Statistics
 from tikv_br.backupset.meta import MetaContent
+from tikv_br.backupset.regions import RegionPart, put_together
 from tikv_br.errors import (
     BackupDamaged,
     BackupNotFound,
     BackupPathInUse,
+    BackupSetError,
     BackupUnsupported,
     CrypterMismatch,
     StorageConflict,
@@ -32,7 +34,7 @@ from tikv_br.errors import (
     StorageObjectMissing,
 )
 from tikv_br.storage.base import ObjectStore, exists
-from tikv_br.storage.crypter import PLAIN
+from tikv_br.storage.crypter import PLAIN, Crypter
 from tikv_br.storage.open import open_store
 
 log = logging.getLogger(__name__)
@@ -56,9 +58,11 @@ class BackupWriter:
         self,
         description: Description,
         entries: Iterable[LedgerEntry],
+        confirm: Callable[[], None] = lambda: None,
     ) -> Manifest:
         """Prove that the entries cover the source ranges and that their files are there, then make it a backup.
 
+        ``confirm`` is called right before each of the two writes that do so, and raises when the path is not ours any more.
         Raises `CoverageError`, `BackupDamaged` for a file that is not there as recorded, `BackupPathInUse` when there is
         another `backupmeta` by now. May be repeated after an error. Then tidies up.
         """
@@ -82,8 +86,11 @@ class BackupWriter:
             ),
             files=files,
             backupmeta_sha256=hashlib.sha256(data).digest(),
+            regions=_regions(done),
         )
+        confirm()
         self._store.put(layout.MANIFEST, manifest.dump(made, crypter))
+        confirm()
         self._publish(data)
         self.tidy(made)
         return made
@@ -103,9 +110,10 @@ class BackupWriter:
             if layout.is_data(info.name) and info.name not in wanted:
                 self._store.delete(info.name)
 
-    def discard(self) -> int:
+    def discard(self, check: Callable[[], None] = lambda: None) -> int:
         """Remove all that unfinished runs have left, the lock last; how many objects there were.
 
+        ``check`` is called before each is deleted, and raises when the path is not ours any more.
         Refuses (`BackupPathInUse`) a complete backup, and what is not of this tool.
         """
         if exists(self._store, layout.META):
@@ -116,8 +124,10 @@ class BackupWriter:
         gone = [name for name in names if layout.is_data(name) or layout.is_record(name)]
         # Broken off half-way, it leaves a run that has done less, and can be gone on with.
         for name in sorted(gone, key=lambda name: (name == layout.RUN, not name.startswith(layout.LEDGER))):
+            check()
             self._store.delete(name)
         self._sweep()
+        check()
         lock.remove(self._store)
         return len(gone)
 
@@ -133,6 +143,13 @@ class BackupWriter:
         except StorageConflict:
             if self._store.get(layout.META) != data:  # else an answer got lost, and it is ours
                 raise BackupPathInUse(f"another run has finished a backup at {self._store.location}") from None
+
+
+def _regions(entries: Sequence[LedgerEntry]) -> tuple[RegionPart, ...]:
+    """Where all rows came from, if any task has noted it."""
+    if not any(entry.regions for entry in entries):
+        return ()
+    return put_together([part for entry in entries for part in entry.parts])
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +180,7 @@ class BackupSet:
             data = store.get(layout.META)
         except StorageObjectMissing as error:
             raise BackupNotFound(f"no finished backup at {store.location}: {error.message}") from None
-        known = _read_manifest(store)
+        known = _read_manifest(store, data)
         if known is not None and hashlib.sha256(data).digest() != known.backupmeta_sha256:
             raise BackupDamaged(f"{layout.META} is not the one that {layout.MANIFEST} was written with")
         content = meta.decode(data, store.location.crypter)
@@ -256,12 +273,26 @@ def _meta_content(description: Description, files: tuple[FileEntry, ...]) -> Met
     )
 
 
-def _read_manifest(store: ObjectStore) -> Manifest | None:
+def _read_manifest(store: ObjectStore, backupmeta: bytes) -> Manifest | None:
     try:
         data = store.get(layout.MANIFEST)
     except StorageObjectMissing:
         return None
-    return manifest.load(data, store.location.crypter)
+    try:
+        return manifest.load(data, store.location.crypter)
+    except CrypterMismatch as error:  # a damaged one may look as if it were of another key
+        if not _fits(backupmeta, store.location.crypter):
+            raise
+        raise BackupDamaged(f"{layout.MANIFEST} is damaged: the key fits {layout.META}, but {error.message}") from None
+
+
+def _fits(backupmeta: bytes, crypter: Crypter) -> bool:
+    """Whether `backupmeta` reads with a key, or without one."""
+    try:
+        meta.decode(backupmeta, crypter)
+    except BackupSetError:
+        return False
+    return True
 
 
 def _check_agreement(content: MetaContent, known: Manifest) -> None:

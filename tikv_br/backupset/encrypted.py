@@ -56,15 +56,19 @@ def unseal(data: bytes, crypter: Crypter, name: str) -> bytes:
         if crypter.encrypts:
             raise _not_encrypted(name)
         return data
-    method, key_check, iv, ciphertext = _opened(data, name)
+    version, method, key_check, iv, ciphertext = _opened(data, name)
     if crypter.method != method:
         said = f"and the key is for {crypter.method}" if crypter.encrypts else "and there is no key"
         raise CrypterMismatch(f"{name} is encrypted with {method}, {said}", hint=_SAY_KEY)
-    if not hmac.compare_digest(key_check, _key_check(crypter, iv)):
-        raise CrypterMismatch(f"{name} is encrypted with another key", hint=_SAY_KEY)
     record = crypter.stream(iv)(ciphertext)
     if crypter.mac("record", record)[:IV_SIZE] != iv:
+        if version > FORMAT_VERSION:
+            raise BackupUnsupported(f"{name} is encrypted in a newer form", hint="Use a newer tikv-br.")
+        if not hmac.compare_digest(key_check, _key_check(crypter, iv)):
+            raise CrypterMismatch(f"{name} is encrypted with another key", hint=_SAY_KEY)
         raise BackupDamaged(f"{name} is damaged: it does not decrypt to what was written")
+    if seal(record, crypter) != data:  # the same content gives the same bytes
+        raise BackupDamaged(f"{name} is damaged: around its ciphertext it is not as written")
     return record
 
 
@@ -104,8 +108,8 @@ def _key_check(crypter: Crypter, iv: bytes) -> bytes:
     return crypter.mac("key check", iv)
 
 
-def _opened(data: bytes, name: str) -> tuple[str, bytes, bytes, bytes]:
-    """Method, key check, IV and ciphertext of a sealed record. Raises `BackupDamaged`, `BackupUnsupported` if newer."""
+def _opened(data: bytes, name: str) -> tuple[int, str, bytes, bytes, bytes]:
+    """Format version, method, key check, IV and ciphertext of a sealed record. Raises `BackupDamaged`."""
     try:
         document = json.loads(data)
         version, method = int(document["format_version"]), str(document["encryption"])
@@ -113,8 +117,6 @@ def _opened(data: bytes, name: str) -> tuple[str, bytes, bytes, bytes]:
         ciphertext = base64.b64decode(document["ciphertext"], validate=True)
     except (ValueError, TypeError, KeyError):
         raise BackupDamaged(f"{name} is damaged: it is no encrypted record of ours") from None
-    if version > FORMAT_VERSION:
-        raise BackupUnsupported(f"{name} is encrypted in a newer form", hint="Use a newer tikv-br.")
     if len(iv) != IV_SIZE or method not in KEY_SIZES:
         raise BackupDamaged(f"{name} is damaged: its method of encryption is none")
-    return method, key_check, iv, ciphertext
+    return version, method, key_check, iv, ciphertext

@@ -39,6 +39,9 @@ SNAPSHOT = f"{FOLDER}/snapshot.json"
 THREADS = 16
 """Small requests under way at once."""
 
+ABANDONED_SECONDS = 3600.0
+"""After which a small object that is still being written belongs to nobody."""
+
 log = logging.getLogger(__name__)
 
 
@@ -117,6 +120,7 @@ class Index:
         """Write the copy that `read` starts from. What it lacks or has too much does no harm."""
         ordered = tuple(sorted(entries, key=lambda entry: entry.id))
         self.root.put(SNAPSHOT, sealed_json.dump(_Snapshot(ordered)))
+        self.root.sweep(FOLDER, deep=True, older_than=ABANDONED_SECONDS)
 
     def pin(self, entry: IndexEntry) -> None:
         """Keep the backup from being pruned. Idempotent. Raises `BackupNotFound` when it is gone or just going."""
@@ -182,12 +186,14 @@ class Index:
         """One entry read by itself; None when it is gone, or does not read, which is warned of."""
         name = entry_name(entry_id)
         try:
-            return index_entry.load(self.root.get(name), name)
+            entry = index_entry.load(self.root.get(name), name)
+            index_entry.check_id(entry, entry_id, name)
         except StorageObjectMissing:
             return None
         except BackupSetError as error:
             log.warning("a backup may be missing from the list, until `tikv-br list --rebuild`: %s", error.message)
             return None
+        return entry
 
 
 def place_of(location: StorageLocation) -> Place | None:

@@ -83,6 +83,12 @@ def checked(entry: IndexEntry, name: str) -> IndexEntry:
     return entry
 
 
+def check_id(entry: IndexEntry, entry_id: str, name: str) -> None:
+    """Raise `BackupDamaged` when object ``name`` holds the entry of another backup."""
+    if entry.id != entry_id:
+        raise BackupDamaged(f"{name} is damaged: it holds the entry of {entry.id}")
+
+
 def check_paths(paths: Iterable[str], name: str) -> None:
     """Raise `BackupDamaged` when what object ``name`` says to be below the root is not."""
     try:

@@ -63,9 +63,9 @@ def ledger_name(interval: KeyRange, attempt: str) -> str:
     return f"{LEDGER}/{interval_id(interval)}-{attempt}.json"
 
 
-def import_mode_name(cluster_id: int) -> str:
-    """Name of the record that a restore keeps of a cluster's import mode until it is put back."""
-    return f"{RESTORE}/import-mode-{cluster_id}.json"
+def import_mode_folder(cluster_id: int) -> str:
+    """Folder of the records that restores keep of a cluster's import mode until it is put back, each by its own id."""
+    return f"{RESTORE}/import-mode-{cluster_id}"
 
 
 def lease_name(number: int) -> str:

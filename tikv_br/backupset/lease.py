@@ -34,6 +34,8 @@ RETRY_SECONDS = 1.0
 KEPT = 8
 """Numbers that stay while the lease is held."""
 
+_DAMAGED_HINT = "It says who works at the path: once nobody does, remove it by the storage's own tools."
+
 log = logging.getLogger(__name__)
 _held: set[str] = set()
 """Tokens of the leases that this process holds: others that bear its name are left over."""
@@ -183,11 +185,24 @@ class PathLease:
         self.check()
 
     def release(self) -> None:
-        """Give the path back; a lost one is left alone. Idempotent. Raises `StorageError`."""
+        """Give the path back; a lost one is left alone. Idempotent. Raises `StorageError`, `BackupDamaged`; see `give_back`."""
         self._stop()
-        if self.lost is None and max(numbers := _numbers(self._store), default=0) <= self._number:
+        if self.lost is None and max(numbers := _numbers(self._store), default=0) == self._number and self._is_there():
+            self._store.sweep(layout.LEASE)  # of killed ones: as long as it is ours, nobody else writes there
             for number in sorted(numbers):  # the one that counts goes last
                 self._store.delete(layout.lease_name(number))
+
+    def give_back(self) -> bool:
+        """`release` once the work is done, or has failed: what stays then is an untidiness, which is logged. Whether nothing does."""
+        try:
+            self.release()
+        except StorageError as error:
+            log.warning("the lease on %s stays until it runs out: %s", self._store.location, error.message)
+            return False
+        except BackupDamaged as error:
+            self._leave_damaged(error)
+            return False
+        return True
 
     def __enter__(self) -> Self:
         return self
@@ -195,7 +210,17 @@ class PathLease:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.release()
+        if error is not None:
+            self.give_back()
+            return
+        try:
+            self.release()
+        except BackupDamaged as problem:
+            self._leave_damaged(problem)
+
+    def _leave_damaged(self, problem: BackupDamaged) -> None:
+        """What does not read may be another's by now, and says nothing of the work that is done."""
+        log.warning("the lease on %s stays: %s. %s", self._store.location, problem.message, _DAMAGED_HINT)
 
     def _stop(self) -> None:
         self._stopping.set()
@@ -228,10 +253,18 @@ class PathLease:
             if lease.token != self._lease.token:  # else the answer to an earlier try got lost
                 self._lose("it was broken by `tikv-br unlock`" if not lease.expires_ms else f"it went to {lease}")
                 return
+        if not self._is_there():  # whoever had the path meanwhile has given it back
+            self._store.delete(layout.lease_name(number))
+            self._lose("it went to another run, which has ended since")
+            return
         self._number, self._lease = number, lease
         self._held_until = began + self._ttl
         if number > KEPT:
             self._store.delete(layout.lease_name(number - KEPT))
+
+    def _is_there(self) -> bool:
+        """Whether our last number is still what we wrote: once another has given the path back, numbers begin anew."""
+        return _is_still(self._store, Newest(self._number, self._lease))
 
     def _lose_by_time(self) -> None:
         self._lose(f"it was not renewed within its {self._ttl:g} s: {self._failure}")
@@ -304,4 +337,7 @@ def _numbers(store: ObjectStore) -> list[int]:
 
 def _read(store: ObjectStore, number: int) -> Lease:
     name = layout.lease_name(number)
-    return sealed_json.load(Lease, store.get(name), name)
+    try:
+        return sealed_json.load(Lease, store.get(name), name)
+    except BackupDamaged as error:  # of the lease, not of a backup
+        raise BackupDamaged(error.message, hint=_DAMAGED_HINT) from None

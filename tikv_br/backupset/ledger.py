@@ -10,6 +10,8 @@ from tikv_br.backupset import layout
 from tikv_br.backupset.coverage import KeyRange
 from tikv_br.backupset.encrypted import read_record, write_record
 from tikv_br.backupset.files import FileEntry
+from tikv_br.backupset.regions import RegionPart
+from tikv_br.backupset.sealed_json import LATER
 from tikv_br.storage.base import ObjectStore
 
 
@@ -30,6 +32,16 @@ class LedgerEntry:
     dropped_ttls: int = 0
     """Rows whose expiry the destination could not keep."""
     dropped_tombstones: int = 0
+    run: str = ""
+    """The run whose work it is: one that was broken off and thrown away may have written the rows otherwise."""
+    regions: tuple[RegionPart, ...] = field(default=(), metadata=LATER)
+    """Where the rows came from; empty = it was not noted."""
+
+    @property
+    def parts(self) -> tuple[RegionPart, ...]:
+        """The same, or as much as its files tell."""
+        by_file = (RegionPart(file.start_key, file.end_key, file.total_kvs, file.total_bytes, 0) for file in self.files)
+        return self.regions or tuple(by_file)
 
     @property
     def interval(self) -> KeyRange:
@@ -63,9 +75,9 @@ def sound(entries: Iterable[LedgerEntry], sizes: Mapping[str, int]) -> list[Ledg
     Intervals may overlap where a task of a run that was killed ended after the next run had planned anew.
     """
     chosen: list[LedgerEntry] = []
-    for entry in one_an_interval(entries):
-        follows = not chosen or (bool(chosen[-1].end) and chosen[-1].end <= entry.start)
-        if follows and all(sizes.get(file.name) == file.size for file in entry.files):
+    whole = (entry for entry in entries if all(sizes.get(file.name) == file.size for file in entry.files))
+    for entry in one_an_interval(whole):
+        if not chosen or (bool(chosen[-1].end) and chosen[-1].end <= entry.start):
             chosen.append(entry)
     return chosen
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from formats.api_version import ApiVersion
 from tikv_br.backupset import layout, sealed_json
 from tikv_br.backupset.coverage import KeyRange
 from tikv_br.backupset.encrypted import seal, unseal
 from tikv_br.backupset.files import FileEntry
+from tikv_br.backupset.regions import RegionPart
+from tikv_br.backupset.sealed_json import LATER
 from tikv_br.storage.crypter import PLAIN, PLAINTEXT, Crypter
 
 
@@ -73,6 +75,8 @@ class Manifest:
     files: tuple[FileEntry, ...]
     backupmeta_sha256: bytes
     """Of the bytes of `backupmeta` as written: an edited one is noticed."""
+    regions: tuple[RegionPart, ...] = field(default=(), metadata=LATER)
+    """Where the rows came from; empty = it was not noted."""
 
 
 def dump(manifest: Manifest, crypter: Crypter = PLAIN) -> bytes:

@@ -10,6 +10,7 @@ import zlib
 from dataclasses import dataclass
 
 from google.protobuf.message import DecodeError
+from google.protobuf.unknown_fields import UnknownFieldSet
 
 from formats.api_version import ApiVersion
 from tikv_br.backupset import layout
@@ -79,6 +80,7 @@ def decode(data: bytes, crypter: Crypter = PLAIN) -> MetaContent:
     objects of their own.
     """
     message = _parse_encrypted(data, crypter) if crypter.encrypts else _parse(data)
+    _check_known(message)
     _check_kind(message)
     api_version, file_kind = _version_and_kind(message)
     content = MetaContent(
@@ -130,6 +132,15 @@ def _looks_encrypted(data: bytes) -> bool:
     if len(data) < _SMALLEST_CIPHERTEXT or _BEGINNING.match(data):
         return False
     return len(zlib.compress(data)) >= len(data)
+
+
+def _check_known(message: brpb_pb2.BackupMeta) -> None:
+    """A bit turned over in a field's number makes another field of it: a file would be missing, and nobody would know."""
+    highest = max(message.DESCRIPTOR.fields_by_number)
+    unknown = UnknownFieldSet(message)  # a newer tool's have higher numbers
+    odd = any(unknown[place].field_number <= highest for place in range(len(unknown)))
+    if odd or any(len(UnknownFieldSet(part)) for part in (*message.files, *message.raw_ranges)):
+        raise BackupDamaged(f"{layout.META} has fields that no tool writes: it is altered")
 
 
 def _check_kind(message: brpb_pb2.BackupMeta) -> None:

@@ -11,7 +11,7 @@ from tikv_br.backupset.index import THREADS, Index, Listed
 from tikv_br.backupset.index_entry import IndexEntry
 from tikv_br.backupset.removal import Removal, begun, finish_begun, remove
 from tikv_br.backupset.retention import Candidate, Policy, reasons_to_keep
-from tikv_br.errors import BackupSetError, LeaseHeld
+from tikv_br.errors import BackupSetError, LeaseHeld, LeaseLost
 
 log = logging.getLogger(__name__)
 
@@ -79,7 +79,7 @@ def carry_out(
 ) -> list[tuple[IndexEntry, BackupSetError]]:
     """Do what the plan says, and return what could not be removed; that is left whole, and the others are removed.
 
-    Broken off, also by a `StorageError`, it is finished by another prune. ``on_removed`` is told id and path of each.
+    Broken off, also by a `StorageError` or a `LeaseLost`, it is finished by another prune. ``on_removed`` is told id and path of each.
     """
     for removal in wanted.begun:
         try:
@@ -92,6 +92,8 @@ def carry_out(
         try:
             if remove(index, entry):
                 on_removed(entry.id, entry.path)
+        except LeaseLost:
+            raise
         except BackupSetError as error:
             failed.append((entry, error))
     index.refresh()

@@ -15,8 +15,14 @@ from tikv_br.backupset import index_entry, layout, lease, sealed_json
 from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.backupset.index import THREADS, Index, pin_name, removal_name
 from tikv_br.backupset.index_entry import IndexEntry
-from tikv_br.errors import BackupNotFound, StorageObjectMissing
+from tikv_br.backupset.lease import PathLease
+from tikv_br.errors import BackupDamaged, BackupNotFound, StorageObjectMissing
 from tikv_br.storage.base import ObjectStore, exists
+
+BY_HAND = (
+    "Nothing was removed. The backup of that id is one no more where it has no `backupmeta`: delete what is left of it, "
+    "then this object."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,18 +46,21 @@ def remove(index: Index, entry: IndexEntry) -> bool:
     """Remove a backup; False when it was pinned at the last moment, and is still whole.
 
     Raises `BackupNotFound` when there is none at its path or another one, `BackupDamaged` or `BackupUnsupported` when its
-    records do not say which files are its own, `LeaseHeld` while another command works there; nothing is removed then. After a `StorageError` call `finish_begun`.
+    records do not say which files are its own, `LeaseHeld` while another command works there; nothing is removed then. After a
+    `StorageError`, or a `LeaseLost` to another command, call `finish_begun`.
     """
     store = index.store_of(entry.path)
-    with lease.acquire(store, "prune"):
+    with lease.acquire(store, "prune") as held:
         removal = _plan(store, entry)
         index.root.put(removal_name(entry.id), sealed_json.dump(removal))
         if exists(index.root, pin_name(entry.id)):
             index.root.delete(removal_name(entry.id))
             return False
+        held.confirm()  # a path that was lost meanwhile may hold another's new backup by now
         store.put(layout.LOCK, removal.lock_text)
+        held.confirm()
         store.delete(layout.META)
-        _remove_objects(store, removal)
+        _remove_objects(store, removal, held)
     _forget(index, removal)
     return True
 
@@ -60,14 +69,23 @@ def begun(index: Index) -> list[Removal]:
     """Removals that were broken off, or run just now. Raises `BackupDamaged` when a mark does not read."""
     found = []
     for entry_id in index.removal_ids():
-        name = removal_name(entry_id)
         try:
-            removal = sealed_json.load(Removal, index.root.get(name), name)
+            found.append(_read(index.root, entry_id))
         except StorageObjectMissing:
             continue
-        index_entry.check_paths((removal.path, *removal.records, *removal.files), name)
-        found.append(removal)
+        except BackupDamaged as error:
+            error.hint = BY_HAND
+            raise
     return found
+
+
+def _read(root: ObjectStore, entry_id: str) -> Removal:
+    name = removal_name(entry_id)
+    removal = sealed_json.load(Removal, root.get(name), name)
+    index_entry.check_paths((removal.path, *removal.records, *removal.files), name)
+    if removal.id != entry_id:
+        raise BackupDamaged(f"{name} is damaged: it is of the removal of {removal.id}")
+    return removal
 
 
 def finish_begun(index: Index, removal: Removal) -> bool:
@@ -76,11 +94,12 @@ def finish_begun(index: Index, removal: Removal) -> bool:
     Raises `LeaseHeld` while another command works at its path.
     """
     store = index.store_of(removal.path)
-    with lease.acquire(store, "prune"):
+    with lease.acquire(store, "prune") as held:
         if exists(store, layout.META):
             index.root.delete(removal_name(removal.id))
             return False
-        _remove_objects(store, removal)
+        held.confirm()
+        _remove_objects(store, removal, held)
     _forget(index, removal)
     return True
 
@@ -102,17 +121,24 @@ def _entry_id(store: ObjectStore, backup: BackupSet, entry: IndexEntry) -> str:
     return index_entry.entry_of_foreign(entry.path, backup, store.get(layout.META), 0).id
 
 
-def _remove_objects(store: ObjectStore, removal: Removal) -> None:
+def _remove_objects(store: ObjectStore, removal: Removal, held: PathLease) -> None:
     """All that follows the deletion of `backupmeta`. Objects that are gone already do not matter."""
     if _owns_path(store, removal):
-        for name in removal.records:
+
+        def delete(name: str) -> None:
+            held.check()
             store.delete(name)
+
+        for name in removal.records:
+            delete(name)
         with ThreadPoolExecutor(THREADS, thread_name_prefix="remove") as pool:
             try:
-                for _ in pool.map(store.delete, removal.files):
+                for _ in pool.map(delete, removal.files):
                     pass
             finally:
                 pool.shutdown(cancel_futures=True)
+        held.confirm()
+        store.sweep()  # of a prune that was killed while it rewrote the lock: nobody else writes here while the path is ours
         store.delete(layout.LOCK)
 
 

@@ -21,6 +21,7 @@ from tikv_br.errors import (
     BackupPathInUse,
     BackupUnsupported,
     CoverageError,
+    LeaseLost,
     StorageUnreachable,
 )
 from tikv_br.storage.base import ObjectStore, exists
@@ -169,6 +170,24 @@ def test_rival_commit_loses(store: ObjectStore) -> None:
     assert store.get(layout.META) == b"of a rival"
 
 
+@pytest.mark.parametrize("losing", ["before the manifest", "after it"])
+def test_path_lost_during_the_commit_is_left_alone(store: ObjectStore, losing: str) -> None:
+    """Who has the path by now finds neither its manifest replaced nor a backupmeta of ours."""
+    writer = BackupWriter.create(store)
+    entries = do_all(store)
+    store.put(layout.MANIFEST, b"of who has the path now")
+    answers = iter([losing == "before the manifest", True])
+
+    def confirm() -> None:
+        if next(answers):
+            raise LeaseLost("it went to another")
+
+    with pytest.raises(LeaseLost):
+        writer.commit(describe(store), entries, confirm)
+    assert not exists(store, layout.META)
+    assert (store.get(layout.MANIFEST) == b"of who has the path now") is (losing == "before the manifest")
+
+
 @pytest.mark.parametrize("sign", ["b", "a"])
 @pytest.mark.parametrize("step", range(12))
 def test_commit_broken_at_any_write(store: ObjectStore, sign: str, step: int) -> None:
@@ -275,8 +294,8 @@ def test_damaged_manifest(complete: ObjectStore) -> None:
 
 
 def test_manifest_of_a_newer_tool(complete: ObjectStore) -> None:
-    """A format we do not know is not damage."""
-    document = json.loads(complete.get(layout.MANIFEST)) | {"format_version": 99}
+    """A format we do not know is not damage; what is ours but for its number is."""
+    document = json.loads(complete.get(layout.MANIFEST)) | {"format_version": 99, "signature": "further field"}
     complete.put(layout.MANIFEST, json.dumps(document).encode())
     with pytest.raises(BackupUnsupported, match="format 99"):
         BackupSet.open(complete)

@@ -187,3 +187,14 @@ def test_removal_needs_the_key_and_then_removes_all(tmp_path: Path) -> None:
     assert BackupSet.open(store_at(tmp_path / "a")).files
     assert remove(index, entry)
     assert not (tmp_path / "a").exists()
+
+
+def test_each_byte_around_the_ciphertext_counts(tmp_path: Path) -> None:
+    """Whatever bit is turned over before or after the ciphertext, or in it, the manifest is damaged, and no other key's."""
+    store = make(tmp_path)
+    whole = store.get(layout.MANIFEST)
+    begins = whole.index(b"ciphertext")
+    for place in [*range(begins + 20), len(whole) // 2, *range(len(whole) - 8, len(whole))]:
+        store.put(layout.MANIFEST, whole[:place] + bytes([whole[place] ^ 1 << place % 8]) + whole[place + 1 :])
+        with pytest.raises(BackupDamaged, match=layout.MANIFEST):
+            BackupSet.open(store)

@@ -17,7 +17,7 @@ from tests.faulty_store import FaultyStore
 from tikv_br.backupset import layout, lease, sealed_json
 from tikv_br.backupset.lease import Lease, PathLease, acquire, break_lease, newest
 from tikv_br.backupset.owner import Owner
-from tikv_br.errors import LeaseHeld, LeaseLost, StorageError, StorageUnreachable
+from tikv_br.errors import BackupDamaged, LeaseHeld, LeaseLost, StorageError, StorageUnreachable
 from tikv_br.storage.base import ObjectInfo, ObjectStore
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import parse
@@ -153,6 +153,27 @@ def test_broken_lease_is_lost(store: ObjectStore) -> None:
             assert not newest(store).is_free
 
 
+@pytest.mark.parametrize("data", [b"", b"{}"])
+def test_damage_at_the_end_is_a_warning(store: ObjectStore, data: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    """Work that is done stays done where its lease does not read any more: it is left alone, for it may be another's, and named."""
+    with acquire(store, "backup") as held:
+        name = layout.lease_name(newest(store).number)
+        store.put(name, data)
+    assert [info.name for info in store.list()] == [name]
+    assert name in caplog.text
+    assert "remove it by the storage's own tools" in caplog.text
+    with pytest.raises(BackupDamaged):
+        held.release()
+
+
+def test_a_storage_that_fails_at_the_end_is_a_warning(store: ObjectStore, caplog: pytest.LogCaptureFixture) -> None:
+    """The lease runs out by itself."""
+    held = acquire(FaultyStore(store, "..b"), "backup")
+    assert not held.give_back()
+    assert newest(store).lease is not None
+    assert "stays until it runs out" in caplog.text
+
+
 def test_lease_that_is_over_is_broken_without_force(store: ObjectStore) -> None:
     """Nothing to break is no error."""
     assert break_lease(store) is None
@@ -170,6 +191,24 @@ def test_takeover_is_noticed_by_who_slept(store: ObjectStore) -> None:
     assert newest(store).lease is not None
 
 
+def test_takeover_that_is_over_is_noticed(store: ObjectStore) -> None:
+    """Who slept through another's whole run, which has left the path as if it were free, takes nothing for its own."""
+    held = acquire(store, "backup")
+    break_lease(store, force=True)
+    acquire(store, "backup").release()
+    with acquire(store, "prune") as present:
+        held.release()
+        present.confirm()
+
+    slept = acquire(store, "backup")
+    break_lease(store, force=True)
+    acquire(store, "backup").release()
+    with pytest.raises(LeaseLost, match="went to another run"):
+        slept.confirm()
+    slept.release()
+    assert list(store.list()) == []
+
+
 class _AbsentStore(FaultyStore):
     """A storage that goes away."""
 
@@ -185,9 +224,17 @@ class _AbsentStore(FaultyStore):
 def test_lease_that_cannot_be_renewed_is_lost_in_time(store: ObjectStore) -> None:
     """Before anyone else may take it, its holder knows."""
     absent = _AbsentStore(store, "")
-    with acquire(absent, "backup", ttl=0.5, renew_every=OFTEN) as held:
+    with acquire(absent, "backup", ttl=2.0, renew_every=OFTEN) as held:
         absent.gone = True
-        assert until_lost(held).message.endswith("not renewed within its 0.5 s: away")
+        assert until_lost(held).message.endswith("not renewed within its 2 s: away")
+
+
+def test_a_failure_is_told_though_the_lease_cannot_be_given_back(store: ObjectStore) -> None:
+    """What went wrong under the lease counts; where nothing did, the lease that stays does."""
+    with pytest.raises(KeyError), acquire(FaultyStore(store, "..b"), "backup"):
+        raise KeyError
+    with pytest.raises(StorageUnreachable), acquire(FaultyStore(store, "..b"), "backup"):
+        pass
 
 
 def test_lost_answer_to_a_renewal_is_no_loss(store: ObjectStore) -> None:

@@ -29,6 +29,7 @@ def test_entries_round_trip_in_key_order(store: ObjectStore) -> None:
         "vanished": 4,
         "dropped_ttls": 5,
         "dropped_tombstones": 6,
+        "run": "0123abcd",
     }
     entries = [replace(entry, **said) for entry in do_all(store)]
     for entry in reversed(entries):
@@ -72,6 +73,8 @@ def test_only_sound_entries_are_gone_on_from(store: ObjectStore) -> None:
     cut = entries[0].files[1].name
     for odd in ({**sizes, cut: 1}, {name: size for name, size in sizes.items() if name != cut}):
         assert sound(entries, odd) == entries[1:]
+    without_files = replace(entries[0], attempt="a0", files=(replace(entries[0].files[0], name="sst/gone.sst"),))
+    assert sound([without_files, *entries], sizes) == entries
     late = replace(entries[1], start=b"h", attempt="a0")
     assert sound([*entries, late], sizes) == entries
     assert sound([late, entries[0], entries[2]], sizes) == [entries[0], late, entries[2]]

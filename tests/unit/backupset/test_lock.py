@@ -72,3 +72,12 @@ def test_lock_is_put_once(store: ObjectStore) -> None:
     for _twice in range(2):
         lock.remove(store)
     lock.put(store)
+
+
+def test_lock_read_wrongly_once(store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bit of the lock that was altered on its way makes no stranger of our own unfinished run."""
+    lock.put(store)
+    answers = [b"EO" + lock.LOCK_TEXT[2:], lock.LOCK_TEXT]
+    monkeypatch.setattr(store, "get", lambda _name: answers.pop(0))
+    assert lock.survey(store) is PathState.UNFINISHED
+    assert not answers

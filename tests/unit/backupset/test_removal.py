@@ -23,12 +23,15 @@ from tikv_br.errors import (
     StorageUnreachable,
 )
 from tikv_br.storage.base import ObjectInfo, ObjectStore
+from tikv_br.storage.local import TEMPORARY_PREFIX
 from tikv_br.storage.open import open_store
 
 LAST = Policy(last=1)
-STEPS = 15
-"""Writes that removing one sample backup takes: lease (2), mark, lock, meta, manifest, three files, lock, lease, folder, pin,
-entry, mark."""
+STEPS = 21
+"""Writes that removing one sample backup takes: lease (2), mark, lease, lock, lease, meta, manifest, three files, lease, lock,
+the lease's (4), folder, pin, entry, mark."""
+META_GONE = 7
+"""After so many of them it is a backup no more."""
 
 
 class Journal(FaultyStore):
@@ -99,13 +102,13 @@ def test_order_is_the_reverse_of_writing(index: Index) -> None:
     assert sorted(changes[4:7]) == sorted(f"delete {file.name}" for file in files)
     assert changes[7:] == [
         "delete backup.lock",
-        "delete tikv-br/lease/00000001.json",
+        *(f"delete tikv-br/lease/0000000{number}.json" for number in (1, 2, 3, 4)),
         "delete a/backup.lock.gone",
         f"delete {pin_name(entry.id)}",
         f"delete {entry_name(entry.id)}",
         f"delete {removal_name(entry.id)}",
     ]
-    assert len(changes) == STEPS - 2
+    assert len(changes) == STEPS - 5
 
 
 @pytest.mark.parametrize("sign", ["a", "b"])
@@ -130,7 +133,7 @@ def test_broken_off_anywhere_and_run_again(index: Index, step: int, sign: str) -
     make_backup(index.root.location.child("old"))
 
 
-@pytest.mark.parametrize("step", range(5, STEPS + 1))
+@pytest.mark.parametrize("step", range(META_GONE, STEPS + 1))
 def test_new_backup_at_the_path_of_a_broken_off_removal_is_safe(index: Index, step: int) -> None:
     """Wherever a new backup may begin at the path, finishing the old removal harms neither it nor, later, its files."""
     shelve(index, "a", 0)
@@ -155,7 +158,7 @@ def test_complete_backup_is_not_finished_off(index: Index) -> None:
     """A mark beside a whole backup, as a broken-off prune or an older one left it, removes nothing; policy decides anew."""
     entry = shelve(index, "a")
     with pytest.raises(StorageUnreachable):
-        remove(JournalIndex(index.root, "....b"), entry)
+        remove(JournalIndex(index.root, "." * (META_GONE - 1) + "b"), entry)
     (removal,) = begun(index)
     assert not finish_begun(index, removal)
     assert BackupSet.open(index.store_of("a")).files
@@ -183,7 +186,7 @@ def test_backup_under_removal_cannot_be_pinned(index: Index) -> None:
     """The mark is written first: a pin that comes later learns that it is too late."""
     entry = shelve(index, "a")
     with pytest.raises(StorageUnreachable):
-        remove(JournalIndex(index.root, ".....b"), entry)
+        remove(JournalIndex(index.root, "." * META_GONE + "b"), entry)
     with pytest.raises(BackupNotFound, match="being removed"):
         index.pin(entry)
     assert [(each.pinned, each.removing) for each in index.read()] == [(False, True)]
@@ -295,9 +298,18 @@ def test_path_that_a_run_works_at_is_left_to_it(index: Index) -> None:
         assert BackupSet.open(index.store_of("old")).files
     assert sorted(paths(index)) == ["new", "old"]
     with pytest.raises(StorageUnreachable):
-        prune(JournalIndex(index.root, "....." + "b"))
+        prune(JournalIndex(index.root, "." * META_GONE + "b"))
     with lease.acquire(index.store_of("old"), "backup"):
         prune(index)
         assert [removal.path for removal in begun(index)] == ["old"]
     prune(index)
     assert paths(index) == ["new"]
+
+
+def test_what_a_killed_prune_was_writing_goes_with_the_backup(index: Index, tmp_path: Path) -> None:
+    """Killed before the rewritten lock had its name, it leaves a file that no listing shows: neither that nor the folder stays."""
+    for day, path in enumerate(("old", "new")):
+        shelve(index, path, day)
+    (tmp_path / "old" / f"{TEMPORARY_PREFIX}half").write_bytes(b"DO NOT")
+    assert prune(index) == {"old"}
+    assert not (tmp_path / "old").exists()

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -141,6 +141,22 @@ def test_edited_content_is_noticed() -> None:
         sealed_json.load(Sample, edited, "x.json")
 
 
+def test_a_field_that_came_later_may_be_missing() -> None:
+    """An older document reads, with the default value; a newer one that does not need the field is as an older one."""
+
+    @dataclass(frozen=True)
+    class New:
+        data: bytes
+        notes: tuple[int, ...] = field(default=(), metadata=sealed_json.LATER)
+
+    old = sealed_json.dump(Inner(b"x"))
+    assert sealed_json.dump(New(b"x")) == old
+    assert sealed_json.load(New, old, "x.json") == New(b"x")
+    assert sealed_json.load(New, sealed_json.dump(New(b"x", (1, 2))), "x.json") == New(b"x", (1, 2))
+    with pytest.raises(BackupDamaged, match="lacks or does not know notes"):
+        sealed_json.load(Inner, sealed_json.dump(New(b"x", (1,))), "x.json")
+
+
 def test_newer_format() -> None:
     """A later format is not damage; the message says which one and what to do."""
     with pytest.raises(BackupUnsupported, match="format 2") as caught:
@@ -148,3 +164,26 @@ def test_newer_format() -> None:
     assert "newer tikv-br" in caught.value.hint
     with pytest.raises(BackupDamaged):
         sealed_json.load(Sample, reseal({}, format_version=0), "x.json")
+
+
+def test_a_damaged_version_is_told_from_a_newer_one() -> None:
+    """One that reads as ours in all else is damaged: a change of the fields changes the version."""
+    for version in (0, 3, 5, 9):
+        with pytest.raises(BackupDamaged, match="format version"):
+            sealed_json.load(Sample, sealed_json.dump(ONE).replace(b": 1,", b": %d," % version, 1), "x.json")
+
+
+def test_the_last_byte_counts() -> None:
+    """A document without its last line break is cut, though it be whole as JSON."""
+    with pytest.raises(BackupDamaged, match="last byte"):
+        sealed_json.load(Sample, sealed_json.dump(ONE)[:-1], "x.json")
+
+
+def test_every_flipped_bit_is_noticed() -> None:
+    """Each bit of a document, one after the other."""
+    whole = sealed_json.dump(ONE)
+    for place in range(len(whole)):
+        for bit in range(8):
+            altered = whole[:place] + bytes([whole[place] ^ 1 << bit]) + whole[place + 1 :]
+            with pytest.raises(BackupDamaged):
+                sealed_json.load(Sample, altered, "x.json")
