@@ -3,6 +3,8 @@
 ========== ===================================== ==========================================================
 GET        /playground/regions                   every region: id, bounds (hex), epoch, peers, leader
 GET        /playground/stores                    every store: address, whether it lives, import mode
+GET        /playground/feeds                     every subscription of a change feed: store, region, request, span
+GET        /playground/calls                     how long stores had calls under way, what they fetched; DELETE begins anew
 GET        /playground/crimes                    deadly requests so far; DELETE forgets them
 GET        /playground/failpoints                every failpoint; POST arms one (see `failpoints`); DELETE all
 DELETE     /playground/failpoints/<id>           disarms one
@@ -26,6 +28,7 @@ from dataclasses import asdict
 from typing import Any, Final, Protocol
 
 from tikv_br.errors import PlaygroundError
+from tikv_br.playground.call_clock import CallClock
 from tikv_br.playground.crimes import CrimeLog
 from tikv_br.playground.failpoints import FailpointTable
 from tikv_br.playground.import_mode import ImportMode
@@ -69,12 +72,21 @@ class Admin:
         failpoints: FailpointTable,
         crimes: CrimeLog,
         import_modes: Mapping[int, ImportMode],
+        calls: CallClock,
     ) -> None:
         self._control = control
         self._regions = regions
         self._failpoints = failpoints
         self._crimes = crimes
         self._import_modes = import_modes
+        self._calls = calls
+        self._views: dict[str, Callable[[], object]] = {
+            "regions": lambda: [_region_json(region) for region in regions.all()],
+            "stores": lambda: [self._store_json(node) for node in control.nodes.values()],
+            "feeds": next(iter(control.nodes.values())).changes.describe,  # all stores share it
+            "calls": self._describe_calls,
+            "crimes": lambda: [asdict(crime) for crime in crimes.all()],
+        }
         self._commands: dict[str, Callable[..., object]] = {
             "split": self._split,
             "merge": self._merge,
@@ -108,15 +120,13 @@ class Admin:
 
     def _answer(self, method: str, name: str, rest: str, body: bytes) -> Answer:
         match method, name:
-            case "GET", "regions":
-                return _OK, [_region_json(region) for region in self._regions.all()]
-            case "GET", "stores":
-                return _OK, [self._store_json(node) for node in self._control.nodes.values()]
+            case "GET", name if name in self._views:
+                return _OK, self._views[name]()
+            case "DELETE", "calls" | "crimes":
+                (self._forget_calls if name == "calls" else self._crimes.clear)()
+                return _OK, {}
             case "GET", "crimes":
                 return _OK, [asdict(crime) for crime in self._crimes.all()]
-            case "DELETE", "crimes":
-                self._crimes.clear()
-                return _OK, {}
             case _, "failpoints":
                 return self._answer_failpoints(method, rest, body)
             case "POST", name if name in self._commands:
@@ -136,6 +146,20 @@ class Admin:
                 self._failpoints.clear()
                 return _OK, {}
         return _NOT_FOUND, {"error": f"failpoints know no {method}"}
+
+    def _describe_calls(self) -> dict[str, Any]:
+        nodes = self._control.nodes.values()
+        return {
+            **self._calls.describe(),
+            "least_seconds": max(node.pace.worked for node in nodes),
+            "downloads": {node.store_id: dict(node.downloads) for node in nodes},
+        }
+
+    def _forget_calls(self) -> None:
+        self._calls.clear()
+        for node in self._control.nodes.values():
+            node.pace.clear()
+            node.downloads.clear()
 
     # -- commands -----------------------------------------------------------------------------------------------
 

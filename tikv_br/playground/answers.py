@@ -40,7 +40,7 @@ def is_rpc(name: str) -> bool:
 def can_carry_region_error(rpc: str) -> bool:
     """Whether the answer has a place for one; True for ``*``, where it shows call by call."""
     method = _METHODS.get(rpc.lower())
-    return method is None or _path_to_error(method.output_type) is not None
+    return rpc == "*" if method is None else _path_to_error(method.output_type) is not None
 
 
 def with_region_error(rpc: str, error: errorpb_pb2.Error) -> Message | None:

@@ -19,8 +19,9 @@ from tikv_br.cluster.pb import brpb_pb2, brpb_pb2_grpc, errorpb_pb2, kvrpcpb_pb2
 from tikv_br.playground import cipher, crimes
 from tikv_br.playground.backup_writer import Conversion, Row, Written, sst_options, write_sst
 from tikv_br.playground.cipher import CipherFault
-from tikv_br.playground.external_storage import ExternalStorage, StorageFault, open_storage
+from tikv_br.playground.external_storage import ExternalStorage, StorageFault
 from tikv_br.playground.failpoints import BACKUP_REGION
+from tikv_br.playground.faulty_storage import open_for
 from tikv_br.playground.node import StoreNode
 from tikv_br.playground.raw_faults import VERSION_NAMES
 from tikv_br.playground.region import Region
@@ -65,7 +66,7 @@ class BackupService(brpb_pb2_grpc.BackupServicer):
         if request.is_raw_kv and self._node.api_version is ApiVersion.V2:
             self._node.causal.flush()  # even if what follows fails
         try:
-            storage = open_storage(request.storage_backend)
+            storage = open_for(self._node, request.storage_backend)
         except StorageFault as fault:
             yield _failure(fault.debug)
             return
@@ -168,6 +169,7 @@ class _Task:
         data = cipher.crypt(self._request.cipher_info, iv, plain)
         name = self._name(piece)
         self._storage.write(name, data)
+        self._node.pace.work(written.total_bytes)
         if self._request.rate_limit:
             time.sleep(len(data) / self._request.rate_limit)
         return brpb_pb2.File(

@@ -18,10 +18,14 @@ import grpc
 from formats.api_version import ApiVersion
 from tikv_br.errors import PlaygroundError
 from tikv_br.playground.admin import Admin
+from tikv_br.playground.call_clock import CallClock
 from tikv_br.playground.causal import RENEW_INTERVAL, CausalTimestamps
+from tikv_br.playground.cdc_hub import ChangeHub
+from tikv_br.playground.cdc_service import ChangeDataService
 from tikv_br.playground.crimes import CrimeLog
 from tikv_br.playground.encoding import encoding_of
 from tikv_br.playground.engine import Engine
+from tikv_br.playground.etcd import EtcdServer
 from tikv_br.playground.failpoints import FailpointTable
 from tikv_br.playground.front import Front
 from tikv_br.playground.gc import GcState
@@ -29,6 +33,7 @@ from tikv_br.playground.http_server import HttpServer, Reply, Request
 from tikv_br.playground.interceptor import PD, FailpointInterceptor
 from tikv_br.playground.keyspaces import Keyspaces
 from tikv_br.playground.node import StoreNode
+from tikv_br.playground.pace import Pace
 from tikv_br.playground.pd_config import PdConfig
 from tikv_br.playground.pd_http import PdHttp
 from tikv_br.playground.pd_service import PdService
@@ -56,17 +61,20 @@ class Playground:
         self.settings = settings
         self.engine = Engine.open(settings.path / "rocksdb")
         self.regions = RegionTable(self.engine)
-        self.sizes = RegionSizes(self.engine)
+        self.sizes = RegionSizes(self.engine, settings.data_weight)
         self.tso = Tso(self.engine, lambda: time.time() + settings.clock_ahead)
         self.failpoints = FailpointTable()
+        self.changes = ChangeHub(self.regions, self.failpoints)
         self.crimes = CrimeLog(settings.path / "crimes.jsonl")
+        self.calls = CallClock()
         self._identity = self._load_identity()
         self._nodes = {store_id: self._node(store_id) for store_id in self._identity["stores"]}
         self._sst = SstServices()
         for node in self._nodes.values():
             self._sst.add_store(node)
         self._stores = {
-            store_id: StoreServer(node, self._services_of, settings) for store_id, node in self._nodes.items()
+            store_id: StoreServer(node, self._services_of, settings, self.calls)
+            for store_id, node in self._nodes.items()
         }
         self.state = PdState(
             settings=settings,
@@ -80,7 +88,7 @@ class Playground:
             nodes=self._nodes,
         )
         self._config = PdConfig(self.engine, replicas=settings.voters, stores=settings.stores)
-        self._admin = Admin(self, self.regions, self.failpoints, self.crimes, self._sst.import_modes)
+        self._admin = Admin(self, self.regions, self.failpoints, self.crimes, self._sst.import_modes, self.calls)
         self._pd_http = PdHttp(self.state, self._config)
         self._scheduler = Scheduler(
             settings,
@@ -91,6 +99,7 @@ class Playground:
             self._config,
             self._nodes,
         )
+        self._etcd = EtcdServer(settings.path / "etcd", tls=settings.tls) if settings.etcd else None
         self._renewal_over = threading.Event()
         self._renewal = threading.Thread(target=self._renew, name="causal-ts", daemon=True)
         self._grpc: grpc.Server | None = None
@@ -106,6 +115,8 @@ class Playground:
 
     def start(self) -> None:
         """Open all ports and begin the chores. Raises `PlaygroundError` when a port that was asked for is taken."""
+        if self._etcd is not None:
+            self._etcd.start()
         self.regions.on_new_leader(self._sync_timestamps)
         for store in self._stores.values():
             self._start_store(store)
@@ -127,6 +138,8 @@ class Playground:
             self._grpc.stop(None)
         for store in self._stores.values():
             store.stop()
+        if self._etcd is not None:
+            self._etcd.stop()
         self.engine.close()
 
     def kill_store(self, store_id: int) -> None:
@@ -153,6 +166,7 @@ class Playground:
             "dir": self.settings.directory,
             "api_version": self.settings.version.label,
             "cluster_id": self.state.cluster_id,
+            "etcd": None if self._etcd is None else self._etcd.address,
             "tls": self.settings.tls is not None,
         }
 
@@ -199,12 +213,15 @@ class Playground:
             causal=CausalTimestamps(self.tso, self.settings.ts_ahead),
             failpoints=self.failpoints,
             crimes=self.crimes,
+            changes=self.changes,
             sizes=self.sizes,
             data_dir=data_dir,
+            pace=Pace(self.settings.store_speed, self.settings.data_weight),
         )
 
     def _services_of(self, node: StoreNode) -> Iterable[AddServices]:
-        return [RawService(node).add_to, functools.partial(self._sst.add_to, node=node)]
+        feeds = ChangeDataService(node, self.settings.resolved_ts_interval, self.settings.feed_quota)
+        return [RawService(node).add_to, functools.partial(self._sst.add_to, node=node), feeds.add_to]
 
     def _start_store(self, store: StoreServer) -> None:
         try:

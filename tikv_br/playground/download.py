@@ -9,11 +9,11 @@ from pathlib import Path
 from rocksdict import SstFileWriter
 
 from formats.keys import DATA_PREFIX
-from tikv_br.cluster.pb import import_sstpb_pb2
+from tikv_br.cluster.pb import brpb_pb2, import_sstpb_pb2
 from tikv_br.playground import cipher, sst_file
 from tikv_br.playground.backup_writer import Row, sst_options
 from tikv_br.playground.cipher import CipherFault
-from tikv_br.playground.external_storage import ExternalStorage, StorageFault, open_storage
+from tikv_br.playground.external_storage import ExternalStorage, StorageFault
 from tikv_br.playground.rewrite import Rewrite, WrongPrefix
 from tikv_br.playground.sst_file import SstFacts, UnreadableSst
 from tikv_br.playground.sst_store import SstStore
@@ -28,13 +28,16 @@ class StorePanics(Exception):
 
 
 def download(
-    store: SstStore, request: import_sstpb_pb2.DownloadRequest, delay: Callable[[int], float]
+    store: SstStore,
+    request: import_sstpb_pb2.DownloadRequest,
+    opened: Callable[[brpb_pb2.StorageBackend], ExternalStorage],
+    delay: Callable[[int], float],
 ) -> import_sstpb_pb2.Range | None:
     """Do what the request says; the outermost keys kept (without ``z``), None when none are.
 
-    A file that is here already is not fetched again. ``delay`` says how many seconds a download of so many bytes
-    takes. Raises
-    `BadMeta`, `DownloadFault` and `StorePanics`.
+    A file that is here already is not fetched again. ``opened`` gives the storage of a request (it may raise `StorageFault`),
+    ``delay``, asked once for each file that is fetched, how many seconds so many bytes take. Raises `BadMeta`, `DownloadFault` and
+    `StorePanics`.
     """
     meta = request.sst
     saved, temp = store.saved(meta), store.temp(meta)
@@ -42,7 +45,7 @@ def download(
         if saved.exists():
             return _range(store.facts(saved), meta)
         rewrite = Rewrite.of(request.rewrite_rule, meta)
-        temp.write_bytes(_fetch(open_storage(request.storage_backend), request, temp, delay))
+        temp.write_bytes(_fetch(opened(request.storage_backend), request, temp, delay))
         facts = store.facts(temp)
         return _keep(store, temp, saved, facts, rewrite, meta)
     except StorageFault as fault:

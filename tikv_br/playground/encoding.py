@@ -42,6 +42,14 @@ class Stored(NamedTuple):
         return not self.deleted and not 0 < self.expire <= now
 
 
+class Version(NamedTuple):
+    """One version of a V2 key: the RPC key, its timestamp, and what is stored."""
+
+    key: bytes
+    ts: int
+    stored: Stored
+
+
 class Encoding(Protocol):
     """One API version. Keys are RPC keys unless said otherwise; bounds are physical, as regions have them."""
 
@@ -87,6 +95,19 @@ def memcomparable(key: bytes) -> bytes:
     rest = len(key) % 8
     groups = _splitter(len(key) // 8 + 1)(key + _PADDING[rest])
     return b"\xff".join(groups) + _LAST_MARKER[rest]
+
+
+def from_memcomparable(encoded: bytes) -> bytes | None:
+    """The key that `memcomparable` made the bytes from, whatever follows it; None for bytes that it never makes."""
+    key = bytearray()
+    for start in range(0, len(encoded) - 8, 9):
+        group, padding = encoded[start : start + 8], 0xFF - encoded[start + 8]
+        if padding > 8 or any(group[8 - padding :]):
+            return None
+        key += group[: 8 - padding]
+        if padding:
+            return bytes(key)
+    return None
 
 
 @functools.cache
@@ -213,6 +234,19 @@ class V2:
     def split_key(self, data_key: bytes) -> bytes:
         """The memcomparable key without the timestamp."""
         return data_key[1:-8]
+
+
+def v2_version(data_key: bytes, stored: bytes) -> Version:
+    """A row of a V2 store. Raises `DeadlyData` for one that no V2 store writes."""
+    key = from_memcomparable(data_key[1:-8])
+    if key is None:
+        raise DeadlyData(f"stored key {data_key.hex()} is not memcomparable")
+    return Version(key, v2_ts(data_key), _decode_v2(stored))
+
+
+def v2_ts(data_key: bytes) -> int:
+    """The timestamp in a V2 data key."""
+    return _MAX_TS - int.from_bytes(data_key[-8:], "big")
 
 
 def _decode_v2(stored: bytes) -> Stored:

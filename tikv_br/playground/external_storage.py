@@ -59,8 +59,10 @@ class StorageFault(Exception):
 class ExternalStorage(Protocol):
     """Files by name. Every method raises `StorageFault`."""
 
-    nested: ClassVar[bool]
-    """Whether names have folders (``1/x.sst``) or are flat (``1_x.sst``)."""
+    @property
+    def nested(self) -> bool:
+        """Whether names have folders (``1/x.sst``) or are flat (``1_x.sst``)."""
+        ...
 
     @property
     def url(self) -> str:
@@ -130,6 +132,10 @@ class LocalStorage:
             raise StorageFault.of_os(error) from error
 
 
+_INSTANCE_ROLES = "169.254.169.254"
+"""Where a machine in Amazon's cloud learns its credentials."""
+
+
 class S3Storage:
     """A bucket, with the credentials that the request brings (the environment's where it brings none)."""
 
@@ -183,4 +189,6 @@ def open_storage(backend: brpb_pb2.StorageBackend) -> ExternalStorage:
 def _s3_fault(verb: str, error: BaseError | OSError) -> StorageFault:
     kind = next((kind for cause, kind in _S3_KINDS if isinstance(error, cause)), "Other")
     reason = str(error).partition("\n")[0]
+    if _INSTANCE_ROLES in reason:  # asked last, when nothing else has any
+        reason = f"rusoto error Couldn't find AWS credentials in sources ({reason})."
     return StorageFault.of_custom(kind, f"failed to {verb} object {reason}")

@@ -44,7 +44,7 @@ class Home:
 
     def _lock_file(self) -> TextIO:
         try:
-            self.directory.mkdir(parents=True, exist_ok=True)
+            self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)  # data of others may be tried out in there
             return (self.directory / _LOCK_FILE).open("w")
         except OSError as error:
             raise PlaygroundError(f"cannot use the folder {self.directory}: {error.strerror}") from error
@@ -60,11 +60,18 @@ class Home:
             return True
 
     def state(self) -> dict[str, Any] | None:
-        """What the server wrote when it was ready, None before. It stays after the server's end."""
+        """What the server wrote when it was ready, None before. It stays after the server's end. Raises `PlaygroundError`."""
+        path = self.directory / STATE_FILE
         try:
-            state: dict[str, Any] = json.loads((self.directory / STATE_FILE).read_text())
-        except FileNotFoundError:
+            state = json.loads(path.read_text())
+        except (FileNotFoundError, NotADirectoryError):
             return None
+        except (OSError, ValueError) as error:
+            raise PlaygroundError(
+                f"{path} cannot be read: {error}", hint="Stop the playground's process, and remove the folder."
+            ) from None
+        if not isinstance(state, dict):
+            raise PlaygroundError(f"{path} is not what a playground writes", hint="Remove the folder.")
         return state
 
     def write_state(self, state: dict[str, Any]) -> None:
@@ -92,7 +99,11 @@ def registered() -> list[Home]:
     """All playgrounds on the list whose folder is still there; entries of others are removed."""
     homes = []
     for entry in sorted(_registry().glob("*.json")):
-        home = Home(Path(json.loads(entry.read_text())["dir"]))
+        try:
+            home = Home(Path(json.loads(entry.read_text())["dir"]))
+        except (ValueError, KeyError, TypeError):  # names nothing
+            entry.unlink(missing_ok=True)
+            continue
         if home.directory.is_dir():
             homes.append(home)
         else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Final
 
 import grpc
@@ -12,6 +13,7 @@ import grpc
 from tikv_br.cluster.pb import errorpb_pb2, import_sstpb_pb2, import_sstpb_pb2_grpc, kvrpcpb_pb2
 from tikv_br.playground import crimes
 from tikv_br.playground.download import DownloadFault, StorePanics, download
+from tikv_br.playground.faulty_storage import open_for
 from tikv_br.playground.import_mode import ImportMode
 from tikv_br.playground.ingest import IngestFault, Ingestor, incompatible
 from tikv_br.playground.node import StoreNode
@@ -69,8 +71,14 @@ class ImportService(import_sstpb_pb2_grpc.ImportSSTServicer):
         if (request.sst.cf_name or COLUMN_FAMILIES[0]) not in COLUMN_FAMILIES:
             what = f"{crimes.DOWNLOAD_UNKNOWN_CF}: {request.sst.cf_name}"
             crimes.store_dies(self._node, context, "Download", what)
+
+        def fetched(size: int) -> float:
+            self._node.downloads[request.name] += 1
+            self._node.pace.work(request.sst.total_bytes)
+            return self._speed_limit.delay(size)
+
         try:
-            kept = download(self._files, request, self._speed_limit.delay)
+            kept = download(self._files, request, partial(open_for, self._node), fetched)
         except (BadMeta, DownloadFault) as fault:
             return import_sstpb_pb2.DownloadResponse(error=import_sstpb_pb2.Error(message=str(fault)))
         except StorePanics as panic:

@@ -1,4 +1,4 @@
-"""The one place where failpoints meet RPCs: every server of the playground is built with this interceptor.
+"""The one place where failpoints, and the clock of calls, meet RPCs: every server of the playground has this interceptor.
 
 Services need not ask the failpoints themselves, save for what an RPC holds inside: the commands of BatchCommands, the
 regions of a backup.
@@ -7,12 +7,14 @@ regions of a backup.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Final
 
 import grpc
 from google.protobuf.message import Message
 
 from tikv_br.playground import answers
+from tikv_br.playground.call_clock import CallClock
 from tikv_br.playground.node import Failpoints
 
 PD: Final = 0
@@ -31,11 +33,15 @@ _MAKERS: Final[dict[tuple[bool, bool], Callable[..., Any]]] = {
 
 
 class FailpointInterceptor(grpc.ServerInterceptor):
-    """Lets failpoints strike before the RPC's own code runs. ``store_id`` is that of the server, `PD` for PD's."""
+    """Lets failpoints strike before the RPC's own code runs. ``store_id`` is that of the server, `PD` for PD's.
 
-    def __init__(self, failpoints: Failpoints, store_id: int) -> None:
+    With a ``clock`` it says how long calls take, failpoints included.
+    """
+
+    def __init__(self, failpoints: Failpoints, store_id: int, clock: CallClock | None = None) -> None:
         self._failpoints = failpoints
         self._store_id = store_id
+        self._clock = clock
 
     def intercept_service(
         self,
@@ -62,20 +68,25 @@ class FailpointInterceptor(grpc.ServerInterceptor):
 
     def _around_unary(self, call: Callable[..., Any], rpc: str) -> Callable[..., Any]:
         def answer(request: object, context: grpc.ServicerContext) -> object:
-            struck = self._struck(rpc, request, context)
-            return call(request, context) if struck is None else struck
+            with self._timed(rpc):
+                struck = self._struck(rpc, request, context)
+                return call(request, context) if struck is None else struck
 
         return answer
 
     def _around_stream(self, call: Callable[..., Any], rpc: str) -> Callable[..., Any]:
         def answer(request: object, context: grpc.ServicerContext) -> Iterator[object]:
-            struck = self._struck(rpc, request, context)
-            if struck is None:
-                yield from call(request, context)
-            else:
-                yield struck
+            with self._timed(rpc):
+                struck = self._struck(rpc, request, context)
+                if struck is None:
+                    yield from call(request, context)
+                else:
+                    yield struck
 
         return answer
+
+    def _timed(self, rpc: str) -> AbstractContextManager[None]:
+        return nullcontext() if self._clock is None else self._clock.running(rpc)
 
     def _struck(self, rpc: str, request: object, context: grpc.ServicerContext) -> Message | None:
         """The answer that a failpoint wants given, None to go on."""

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tikv_br.errors import PlaygroundError
+from tikv_br.playground.etcd import find_etcd
 from tikv_br.playground.home import Home, registered
 from tikv_br.playground.settings import SETTINGS_FILE, Settings, TlsSettings
 
@@ -80,6 +81,8 @@ def start(directory: Path, changes: Mapping[str, Any], *, detached: bool = True)
             "the playground needs the package rocksdict, which is not installed",
             hint="Install tikv-br with its extra: tikv-br[playground]",
         )
+    if changes.get("etcd"):
+        find_etcd()
     home = prepare(directory, changes)
     with home.log.open("ab") as log:
         process = subprocess.Popen(

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from formats.api_version import ApiVersion
+from tikv_br.playground.pace import Pace
 
 if TYPE_CHECKING:
     import grpc
 
-    from tikv_br.cluster.pb import errorpb_pb2
+    from tikv_br.cluster.pb import cdcpb_pb2, errorpb_pb2
+    from tikv_br.playground.cdc_hub import ChangeHub
     from tikv_br.playground.engine import Engine
+    from tikv_br.playground.failpoints import StorageTrouble
     from tikv_br.playground.regions import RegionTable
     from tikv_br.playground.sizes import RegionSizes
 
@@ -54,6 +58,20 @@ class Failpoints(Protocol):
         """
         ...
 
+    def intercept_feed(
+        self, point: str, *, store_id: int, region_id: int, context: grpc.ServicerContext
+    ) -> cdcpb_pb2.Error | None:
+        """As `intercept`, at a point of a change feed: the error that ends the region's subscription, or None."""
+        ...
+
+    def intercept_storage(self, point: str, *, store_id: int) -> StorageTrouble | None:
+        """What is to happen to a file that a store fetches or writes; None: nothing."""
+        ...
+
+    def overrun(self, *, store_id: int, region_id: int) -> float:
+        """Seconds for which a store shall not notice that it lost a region's lead; 0 as a rule."""
+        ...
+
 
 class Crimes(Protocol):
     """Requests that would have killed a real store."""
@@ -78,9 +96,12 @@ class StoreNode:
     causal: CausalClock
     failpoints: Failpoints
     crimes: Crimes
+    changes: ChangeHub  # takes every write to the database and tells the change feeds
     sizes: RegionSizes  # tell it what you write: `node.sizes.written(region_id, size)`
     data_dir: Path  # this store's own files (downloaded SSTs), not the shared RocksDB
     alive: bool = True
+    pace: Pace = field(default_factory=Pace)  # tell it the bytes that you back up or download
+    downloads: Counter[str] = field(default_factory=Counter)  # how often each file was fetched from a storage
 
     def now(self) -> int:
         """The store's wall clock in unix seconds: TTLs end by it."""

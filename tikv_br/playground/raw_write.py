@@ -107,28 +107,29 @@ class RawWrites:
         expected = None if request.previous_not_exist else request.previous_value
         succeed = (live.value if live else None) == expected
         if succeed:
-            self._apply(region, [self._encoded(request.key, request.value, request.ttl, self._next_ts())])
+            with self._node.changes.writing(self._node) as ts:
+                self._apply(region, [self._encoded(request.key, request.value, request.ttl, ts)])
         return kv.RawCASResponse(
             succeed=succeed, previous_not_exist=live is None, previous_value=live.value if live else b""
         )
 
     def _put(self, context: kv.Context, pairs: Sequence[Row], ttls: Sequence[int], *, atomic: bool) -> None:
         region = self._checks.region_to_write(context)
-        ts = self._next_ts()
-        # TiKV pairs keys and TTLs until the shorter list ends.
-        puts = [self._encoded(key, value, ttl, ts) for (key, value), ttl in zip(pairs, ttls, strict=False)]
-        self._guarded(region, puts, [], atomic=atomic)
+        with self._node.changes.writing(self._node) as ts:
+            # TiKV pairs keys and TTLs until the shorter list ends.
+            puts = [self._encoded(key, value, ttl, ts) for (key, value), ttl in zip(pairs, ttls, strict=False)]
+            self._guarded(region, puts, [], atomic=atomic)
 
     def _delete(self, context: kv.Context, keys: Iterable[bytes], *, atomic: bool) -> None:
         region = self._checks.region_to_write(context)
-        ts = self._next_ts()
         puts: list[Row] = []
         deletes: list[bytes] = []
-        for key in keys:
-            tombstones, removed = self._encoding.delete(key, ts)
-            puts += tombstones
-            deletes += removed
-        self._guarded(region, puts, deletes, atomic=atomic)
+        with self._node.changes.writing(self._node) as ts:
+            for key in keys:
+                tombstones, removed = self._encoding.delete(key, ts)
+                puts += tombstones
+                deletes += removed
+            self._guarded(region, puts, deletes, atomic=atomic)
 
     def _guarded(self, region: Region, puts: Sequence[Row], deletes: Sequence[bytes], *, atomic: bool) -> None:
         if not puts and not deletes:
@@ -147,19 +148,12 @@ class RawWrites:
                 raise raw_faults.raft_entry_too_large(region.id, exact)
         within(region, [key[1:] for key, _ in puts])
         within(region, [key[1:] for key in deletes])
-        self._node.engine.write(puts, deletes)
+        self._node.changes.write(self._node, region, puts, deletes)
         self._node.sizes.written(region.id, size)
 
     def _encoded(self, key: bytes, value: bytes, ttl: int, ts: int) -> Row:
         expire = min(self._node.now() + ttl, _MAX_U64) if ttl else 0
         return self._encoding.put(key, value, expire, ts)
-
-    def _next_ts(self) -> int:
-        """One timestamp pins the resolved ts of change feeds, the next one is the write's."""
-        if self._node.api_version is not ApiVersion.V2:
-            return 0
-        self._node.causal.next_ts()
-        return self._node.causal.next_ts()
 
     def _ttls(self, ttls: list[int], pairs: int) -> list[int]:
         """A TTL for each pair. Raises `RequestFault`."""

@@ -24,6 +24,8 @@ _MAX_SIBLINGS: Final = 10
 
 RegionListener = Callable[[Region], None]
 """Called with a region after it got a new leader (also when it is new, or has swallowed another)."""
+ChangeListener = Callable[[Sequence[Region], Sequence[Region]], None]
+"""Called with regions as they were and what took their place: pieces, the merged one, or the one with a new leader."""
 
 
 class RegionTable:
@@ -38,6 +40,7 @@ class RegionTable:
         self._unsynced: set[int] = set()
         self._down_stores: set[int] = set()
         self._listeners: list[RegionListener] = []
+        self._change_listeners: list[ChangeListener] = []
         for _, record in engine.list_meta(_RECORD):
             self._insert(Region.from_json(record))
         self._next_id = int(engine.get_meta(_NEXT_ID) or b"1")
@@ -71,6 +74,10 @@ class RegionTable:
     def on_new_leader(self, listener: RegionListener) -> None:
         """Have ``listener`` called, outside the lock, whenever a region gets a (new) leader, or splits before it is synced."""
         self._listeners.append(listener)
+
+    def on_change(self, listener: ChangeListener) -> None:
+        """Have ``listener`` called, outside the lock, after every split, merge and change of leader."""
+        self._change_listeners.append(listener)
 
     # -- looking ------------------------------------------------------------------------------------------------
 
@@ -123,6 +130,7 @@ class RegionTable:
             self._apply([region], pieces)
             if unsynced:
                 self._unsynced.update(piece.id for piece in pieces)
+        self._changed([region], pieces)
         if unsynced:  # whoever is about to sync the region knows nothing of its pieces
             for piece in pieces:
                 self._announce(piece)
@@ -139,6 +147,7 @@ class RegionTable:
             merged = replace(target, start=left.start, end=right.end, version=version)
             self._apply([source, target], [merged])
             self._unsynced.add(merged.id)
+        self._changed([source, target], [merged])
         self._announce(merged)
         return merged
 
@@ -150,9 +159,10 @@ class RegionTable:
                 raise PlaygroundError(f"region {region_id} has no peer on store {store_id}")
             if region.leader_store == store_id:
                 return region
-            region = replace(region, leader_store=store_id)
+            before, region = region, replace(region, leader_store=store_id)
             self._apply([region], [region])
             self._unsynced.add(region.id)
+        self._changed([before], [region])
         self._announce(region)
         return region
 
@@ -177,11 +187,13 @@ class RegionTable:
             peers = tuple(newcomer if peer.store_id == from_store else peer for peer in region.peers)
             led = region.leader_store == from_store
             leader_store = to_store if led else region.leader_store
+            before = region
             region = replace(region, peers=peers, leader_store=leader_store, conf_ver=region.conf_ver + 2)
             self._apply([region], [region])
             if led:
                 self._unsynced.add(region.id)
         if led:
+            self._changed([before], [region])
             self._announce(region)
         return region
 
@@ -226,13 +238,13 @@ class RegionTable:
                 return region_errors.region_not_found(context.region_id, read=read)
             leading = region.leader_store == store_id
             if not leading and not read:
-                return self._not_leader(region)
+                return self.not_leader(region)
             if context.peer.id != mine.id:
                 return region_errors.mismatch_peer_id(context.peer.id, mine.id)
             epoch = context.region_epoch
             if epoch.version != region.version or (exact_epoch and epoch.conf_ver != region.conf_ver):
                 return region_errors.epoch_not_match(region, epoch, self.siblings(region, epoch))
-            return None if leading else self._not_leader(region)
+            return None if leading else self.not_leader(region)
 
     def siblings(self, region: Region, sent: metapb_pb2.RegionEpoch) -> list[Region]:
         """The region and, for a caller behind, the regions left of it that may have split off since then."""
@@ -250,7 +262,8 @@ class RegionTable:
                 found.append(sibling)
             return found
 
-    def _not_leader(self, region: Region) -> errorpb_pb2.Error:
+    def not_leader(self, region: Region) -> errorpb_pb2.Error:
+        """What a store that only follows answers, with a hint at the leader if that lives."""
         leader = None if region.leader_store in self._down_stores else region.leader
         return region_errors.not_leader(region.id, leader)
 
@@ -298,6 +311,10 @@ class RegionTable:
         index = bisect.bisect_left(self._starts, region.start)
         del self._starts[index], self._ids[index]
         self._unsynced.discard(region_id)
+
+    def _changed(self, old: Sequence[Region], new: Sequence[Region]) -> None:
+        for listener in self._change_listeners:
+            listener(old, new)
 
     def _announce(self, region: Region) -> None:
         for listener in self._listeners:

@@ -47,12 +47,22 @@ class Settings:
     """A store's cached causal timestamps may be so much behind PD's."""
     clock_ahead: float = 0.0
     """PD's clock, and so every timestamp, is so much ahead of this machine's."""
+    resolved_ts_interval: float = 1.0
+    """Stores tell their change feeds a resolved-ts so often."""
+    feed_quota: int = 512 << 20
+    """Events that wait for a slow client may take so much of each feed; then its regions are congested."""
     ts_sync_delay: float = 0.02
     """A new leader refuses V2 writes (max_timestamp_not_synced) for so long."""
     gc_barriers: bool = False
     """Whether PD knows GC barriers; PD 8.5.2 does not."""
     balance: bool = True
     """Whether PD spreads leaders and replicas over the stores by itself."""
+    store_speed: int = 0
+    """Bytes a second that each store backs up and downloads, all its calls together; 0: as many as it can."""
+    data_weight: int = 1
+    """Each byte of data counts as so many for `store_speed` and in the sizes that PD tells of regions."""
+    etcd: bool = False
+    """Whether a real etcd runs beside it, as PD has one built in."""
     cluster_id: int = 0
     """0: drawn at the first start."""
     tls: TlsSettings | None = None

@@ -30,8 +30,10 @@ class _Count:
 class RegionSizes:
     """The approximate sizes that PD and the split checker go by. Thread-safe."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, weight: int = 1) -> None:
+        """Each byte that there is counts as ``weight``."""
         self._engine = engine
+        self._weight = weight
         self._lock = threading.Lock()
         self._counts: dict[int, _Count] = {}
         self._written: dict[int, int] = {}
@@ -41,7 +43,7 @@ class RegionSizes:
     def written(self, region_id: int, size: int) -> None:
         """Note ``size`` bytes written to a region; after an ingest, the size of the files."""
         with self._lock:
-            self._written[region_id] = self._written.get(region_id, 0) + size
+            self._written[region_id] = self._written.get(region_id, 0) + size * self._weight
             self.total_written += size
 
     def forget(self, region_id: int) -> None:
@@ -76,4 +78,4 @@ class RegionSizes:
         for key, value in self._engine.iterate(start, end):
             rows += 1
             size += len(key) + len(value)
-        return RegionSize(rows, size)
+        return RegionSize(rows, size * self._weight)

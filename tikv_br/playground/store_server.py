@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 
 import grpc
 
+from tikv_br.playground.call_clock import CallClock
 from tikv_br.playground.http_server import HttpServer
 from tikv_br.playground.interceptor import FailpointInterceptor
 from tikv_br.playground.node import StoreNode
@@ -20,8 +21,9 @@ ServicesOf = Callable[[StoreNode], Iterable[AddServices]]
 class StoreServer:
     """Starts and stops one store. The node's addresses are those it had before, as far as they are free."""
 
-    def __init__(self, node: StoreNode, services_of: ServicesOf, settings: Settings) -> None:
+    def __init__(self, node: StoreNode, services_of: ServicesOf, settings: Settings, clock: CallClock) -> None:
         self.node = node
+        self._clock = clock
         self._services_of = services_of
         self._settings = settings
         self._grpc: grpc.Server | None = None
@@ -33,7 +35,7 @@ class StoreServer:
         status = StatusHttp(node, self._settings.region_split_size)
         self._http = HttpServer(status.handle, node.status_address, tls)
         node.status_address = f"127.0.0.1:{self._http.port}"
-        failpoints = FailpointInterceptor(node.failpoints, node.store_id)
+        failpoints = FailpointInterceptor(node.failpoints, node.store_id, self._clock)
         services = list(self._services_of(node))
         self._grpc, port = start_server(node.address, services, interceptors=[failpoints], tls=tls)
         node.address = f"127.0.0.1:{port}"

@@ -12,7 +12,7 @@ import grpc
 
 from formats import mce
 from formats.api_version import ApiVersion
-from tests.integration.playground.waiting import eventually
+from tests.waiting import eventually
 from tikv_br.cluster.pb import kvrpcpb_pb2, pdpb_pb2, pdpb_pb2_grpc, tikvpb_pb2_grpc
 from tikv_br.playground.cluster import Playground, open_playground
 from tikv_br.playground.region import Region

@@ -12,8 +12,8 @@ import pytest
 from formats.api_version import ApiVersion
 from tests.integration.playground.clients import Client, running
 from tests.integration.playground.ssts import NOOP, backup, download, ingest, meta_for
-from tests.integration.playground.waiting import eventually
 from tests.playground_admin import AdminRefused, PlaygroundAdmin
+from tests.waiting import eventually
 from tikv_br.cluster.pb import kvrpcpb_pb2 as kv
 from tikv_br.cluster.pb import pdpb_pb2, tikvpb_pb2
 

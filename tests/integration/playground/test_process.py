@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -14,6 +15,9 @@ from typing import Any
 
 import pytest
 
+from tests.tools import find_tool
+from tests.waiting import eventually
+from tikv_br.cluster.etcd import Etcd
 from tikv_br.errors import PlaygroundError
 from tikv_br.playground import launcher
 from tikv_br.playground.home import Home
@@ -147,3 +151,42 @@ def test_stop_leaves_foreign_processes_alone(folder: Path) -> None:
         home.write_state({"pid": os.getpid()})
         with pytest.raises(PlaygroundError, match="not by a playground"):
             launcher.stop(folder)
+
+
+def test_an_etcd_beside_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With --etcd a real one runs at an address that stays, keeps its keys, and ends with the playground, killed or not."""
+    monkeypatch.setenv("ETCD_BINARY", find_tool("etcd", hint="run scripts/install_etcd.sh", variable="ETCD_BINARY"))
+    started = cli("start", "--dir", str(folder), "--stores", "1", "--etcd", "--detach", "--output", "json")
+    assert started.returncode == 0, started.stderr
+    state = json.loads(started.stdout)
+    with Etcd.connect([state["etcd"]]) as etcd:
+        etcd.put("key", b"kept")
+    os.kill(state["pid"], signal.SIGKILL)
+    eventually(lambda: not Home(folder).is_running() and not accepts(state["etcd"]), 30)
+    again = launcher.start(folder, {}).state
+    assert again["etcd"] == state["etcd"]
+    with Etcd.connect([again["etcd"]]) as etcd:
+        found = etcd.get("key")
+        assert found is not None
+        assert found.value == b"kept"
+    launcher.stop(folder)
+    assert not accepts(state["etcd"])
+
+
+def test_without_an_etcd_to_start(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """--etcd on a machine without etcd says how to get it, before anything is made."""
+    monkeypatch.setenv("ETCD_BINARY", "/nowhere/etcd")
+    failed = cli("start", "--dir", str(folder), "--etcd", "--detach")
+    assert failed.returncode == PlaygroundError.exit_code
+    assert "etcd-server" in failed.stderr
+    assert not folder.exists()
+
+
+def accepts(address: str) -> bool:
+    """Whether something listens there."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), timeout=5).close()
+    except OSError:
+        return False
+    return True

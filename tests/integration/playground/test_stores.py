@@ -11,7 +11,7 @@ import pytest
 
 from formats.api_version import ApiVersion
 from tests.integration.playground.clients import Client, running
-from tests.integration.playground.waiting import eventually
+from tests.waiting import eventually
 from tikv_br.cluster.pb import kvrpcpb_pb2 as kv
 from tikv_br.playground.causal import RENEW_INTERVAL
 from tikv_br.playground.scheduler import KEYSPACE_BOUNDS
@@ -219,14 +219,18 @@ def test_regions_split_until_enough_hold_data(tmp_path: Path, api_version: ApiVe
         assert max(sizes) <= 50
 
 
+def _put_again_while_splitting(client: Client, key: bytes) -> None:
+    eventually(lambda: not client.put(key, b"v" * 1000).HasField("region_error"))
+
+
 def test_large_regions_are_halved(tmp_path: Path) -> None:
     """A region above the split size is split in the middle of its bytes, again and again."""
     with running(tmp_path, region_split_size=20_000) as client:
         for number in range(60):
-            client.put(b"key%03d" % number, b"v" * 1000)
-        eventually(lambda: len([1 for region in client.playground.regions.all() if region.start < b"l"]) >= 4)
-        sizes = [client.playground.sizes.of(region).size for region in client.playground.regions.all()]
-        assert max(sizes) <= 20_000
+            _put_again_while_splitting(client, b"key%03d" % number)
+        regions, sizes = client.playground.regions, client.playground.sizes
+        eventually(lambda: max(sizes.of(region).size for region in regions.all()) <= 20_000)
+        assert len([region for region in regions.all() if region.start < b"l"]) >= 4
         assert all(client.get(b"key%03d" % number) for number in range(60))
 
 

@@ -70,6 +70,43 @@ def test_any_kind_of_region_error(field: str) -> None:
     assert [each.name for each, _ in error.ListFields()] == [field]
 
 
+def test_change_feeds_have_points_and_errors_of_their_own() -> None:
+    """A feed error strikes at its point only; `*` means methods, so it passes the points by."""
+    table = FailpointTable()
+    table.add({"rpc": "*", "count": -1, "action": BUSY})
+    table.add({"rpc": "cdc.scan", "region_id": 16, "action": {"feed_error": {"congested": {"region_id": "16"}}}})
+    told = [
+        table.intercept_feed(point, store_id=1, region_id=region_id, context=context())
+        for point, region_id in (("cdc.register", 16), ("cdc.scan", 17), ("cdc.scan", 16), ("cdc.scan", 16))
+    ]
+    assert told[:2] == [None, None]
+    assert told[2] is not None
+    assert told[2].congested.region_id == 16
+    assert told[3] is None
+    for refused in (
+        {"rpc": "EventFeed", "action": {"feed_error": {"congested": {}}}},
+        {"rpc": "cdc.scan", "action": BUSY},
+        {"rpc": "cdc.scan", "action": {"feed_error": {"nosuch": {}}}},
+    ):
+        with pytest.raises(PlaygroundError):
+            table.add(refused)
+
+
+def test_an_overrun_belongs_to_a_loss_of_the_lead() -> None:
+    """It strikes there and nowhere else, and nothing else strikes there, not even what fits every method."""
+    table = FailpointTable()
+    table.add({"rpc": "*", "count": -1, "action": BUSY})
+    table.add({"rpc": "cdc.transfer", "store_id": 4, "action": {"overrun": {"seconds": 1.5}}})
+    assert [table.overrun(store_id=store_id, region_id=16) for store_id in (1, 4, 4)] == [0, 1.5, 0]
+    for refused in (
+        {"rpc": "cdc.transfer", "action": {"drop": {}}},
+        {"rpc": "cdc.resolved", "action": {"overrun": {"seconds": 1}}},
+        {"rpc": "*", "action": {"overrun": {"seconds": 1}}},
+    ):
+        with pytest.raises(PlaygroundError):
+            table.add(refused)
+
+
 def test_statuses_and_waiting() -> None:
     """A status ends the call; a delay and a command come first, and leave later failpoints their turn."""
     ran: list[tuple[str, Mapping[str, Any]]] = []

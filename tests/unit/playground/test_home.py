@@ -64,6 +64,28 @@ def test_state_is_whole_or_not_there(tmp_path: Path) -> None:
     assert home.state() is None
 
 
+@pytest.mark.parametrize("text", ["", "{", "[]"])
+def test_a_damaged_state_is_said(tmp_path: Path, text: str) -> None:
+    """A state that no server has written ends the command that asks for it by its name; a file in the way means none."""
+    (tmp_path / "state.json").write_text(text)
+    with pytest.raises(PlaygroundError, match=r"state\.json"):
+        Home(tmp_path).state()
+    assert Home(tmp_path / "state.json").state() is None
+
+
+def test_a_damaged_entry_falls_off_the_list(tmp_path: Path) -> None:
+    """It names nothing, and hides nothing."""
+    home = Home(tmp_path / "kept")
+    home.directory.mkdir()
+    home.register()
+    entries = next((tmp_path / "state").rglob("*.json")).parent
+    for number, text in enumerate(("", "[]", "{}")):
+        (entries / f"{number}.json").write_text(text)
+    assert [each.directory for each in registered()] == [home.directory]
+    assert len(list(entries.iterdir())) == 1
+    home.unregister()
+
+
 def test_the_list_forgets_folders_that_are_gone(tmp_path: Path) -> None:
     """Registered folders are listed; one that was removed by hand falls off the list."""
     kept, gone = Home(tmp_path / "kept"), Home(tmp_path / "gone")

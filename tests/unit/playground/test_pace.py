@@ -1,0 +1,26 @@
+"""Stores that are made to take the time of more data."""
+
+from __future__ import annotations
+
+from tikv_br.playground.pace import Pace
+
+
+def test_work_queues_and_weighs() -> None:
+    """Two pieces at once take their sum, what comes later begins anew, and each byte counts as often as was said."""
+    now, slept = [100.0], list[float]()
+    pace = Pace(1000, weight=10, clock=lambda: now[0], sleep=slept.append)
+    pace.work(200)
+    pace.work(100)
+    now[0] += 60
+    pace.work(50)
+    assert slept == [2, 3, 0.5]
+    assert pace.worked == 3.5
+    pace.clear()
+    assert pace.worked == 0
+
+
+def test_without_a_speed_nothing_waits() -> None:
+    """By default stores are as fast as they can be."""
+    slept: list[float] = []
+    Pace(sleep=slept.append).work(1 << 40)
+    assert slept == []

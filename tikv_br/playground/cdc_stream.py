@@ -1,0 +1,254 @@
+"""One EventFeed call: takes requests, and sends events, scans and resolved-ts until the client goes."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import re
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import grpc
+
+from formats.api_version import ApiVersion
+from tikv_br.cluster.pb import cdcpb_pb2
+from tikv_br.playground import cdc_errors, cdc_rows
+from tikv_br.playground.cdc_hub import Subscription
+from tikv_br.playground.cdc_rows import Event, Span
+from tikv_br.playground.failpoints import CDC_REGISTER, CDC_RESOLVED, CDC_SCAN
+from tikv_br.playground.node import StoreNode
+
+Request = cdcpb_pb2.ChangeDataRequest
+Message = cdcpb_pb2.ChangeDataEvent
+_SEMVER: Final = re.compile(
+    r"(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)(-[0-9A-Za-z-]+(?:\.[0-9A-Za-z-]+)*)?(?:\+[0-9A-Za-z.-]+)?"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Features:
+    """What a client may be sent, by the version in its first request; one that is no semantic version counts as 0.0.0."""
+
+    batched_resolved_ts: bool
+    checks_cluster: bool
+
+    @classmethod
+    def of(cls, version: str) -> Features:
+        """The features of a client's version."""
+        found = _SEMVER.fullmatch(version)
+        number = (*map(int, found.group(1, 2, 3)), not found.group(4)) if found else (0, 0, 0, True)
+        return cls(batched_resolved_ts=number >= (4, 0, 8, True), checks_cluster=number >= (5, 3, 0, True))
+
+
+@dataclass(slots=True)
+class _Scan:
+    """A scan that waits for its turn: its snapshot is taken when that comes, not to hold one open for each region."""
+
+    subscription: Subscription
+    begin: Callable[[], Iterator[Event.Row]]
+    rows: Iterator[Event.Row] | None = None
+
+
+class FeedStream:
+    """Serves one call on one thread; requests are read on another. An `Outbox` of the hub."""
+
+    def __init__(
+        self, node: StoreNode, context: grpc.ServicerContext, *, multiplexing: bool, interval: float, quota: int
+    ) -> None:
+        self._node = node
+        self._hub = node.changes
+        self._context = context
+        self._multiplexing = multiplexing
+        self._interval = interval
+        self._quota = quota
+        self._features: Features | None = None
+        self._news = threading.Condition(self._hub.lock)
+        self._requests: deque[Request] = deque()
+        self._events: deque[Event] = deque()
+        self._waiting_bytes = 0
+        self._scans: deque[_Scan] = deque()
+        self._over = False
+
+    # -- the hub's side, under its lock -------------------------------------------------------------------------
+
+    def push(self, event: Event) -> None:
+        """Queue an event; errors are queued even where there is no room."""
+        self._events.append(event)
+        self._waiting_bytes += event.ByteSize()
+        self._news.notify()
+
+    def has_room(self, event: Event) -> bool:
+        """Whether the client is not too far behind."""
+        return self._waiting_bytes + event.ByteSize() <= self._quota
+
+    # -- the call -----------------------------------------------------------------------------------------------
+
+    def serve(self, requests: Iterator[Request]) -> Iterator[Message]:
+        """Answer until the client ends the call, or its own side of it."""
+        if not self._context.add_callback(self._finish):  # it is over before it began
+            return
+        threading.Thread(target=self._read, args=(requests,), name="event-feed", daemon=True).start()
+        next_tick = time.monotonic() + self._interval
+        try:
+            while self._await_news(next_tick):
+                for request in self._take_requests():
+                    self._handle(request)
+                yield from cdc_rows.messages_of(self._take_events())
+                yield from self._scan_on()
+                if time.monotonic() >= next_tick:
+                    yield from self._resolve()
+                    next_tick = time.monotonic() + self._interval
+        finally:
+            self._hub.drop(self)
+
+    def _read(self, requests: Iterator[Request]) -> None:
+        with contextlib.suppress(grpc.RpcError):  # the call was cancelled
+            for request in requests:
+                with self._news:
+                    self._requests.append(request)
+                    self._news.notify()
+        self._finish()
+
+    def _finish(self) -> None:
+        with self._news:
+            self._over = True
+            self._news.notify()
+
+    def _await_news(self, until: float) -> bool:
+        """Wait for something to do; whether the call goes on."""
+        with self._news:
+            while not (self._over or self._requests or self._events or self._scans):
+                left = until - time.monotonic()
+                if left <= 0:
+                    break
+                self._news.wait(left)
+            return not self._over
+
+    def _take_requests(self) -> list[Request]:
+        with self._news:
+            taken = list(self._requests)
+            self._requests.clear()
+            return taken
+
+    def _take_events(self) -> list[Event]:
+        with self._news:
+            return self._drain()
+
+    def _drain(self) -> list[Event]:
+        taken = list(self._events)
+        self._events.clear()
+        self._waiting_bytes = 0
+        return taken
+
+    # -- requests -----------------------------------------------------------------------------------------------
+
+    def _handle(self, request: Request) -> None:
+        if self._features is None:
+            self._features = Features.of(request.header.ticdc_version)
+        if request.WhichOneof("request") == "deregister":
+            self._deregister(request)
+        else:
+            error = self._register(request, self._features)
+            if error is not None:
+                with self._news:
+                    self.push(Event(region_id=request.region_id, request_id=request.request_id, error=error))
+
+    def _register(self, request: Request, features: Features) -> cdcpb_pb2.Error | None:
+        """Begin a subscription, or say why not; in TiKV's order."""
+        node = self._node
+        struck = self._struck(CDC_REGISTER, request.region_id)
+        if struck is not None:
+            return struck
+        if features.checks_cluster and request.header.cluster_id != node.cluster_id:
+            return cdc_errors.cluster_id_mismatch(node.cluster_id, request.header.cluster_id)
+        raw = request.kv_api == Request.RawKV
+        if request.kv_api != Request.TiDB and not (raw and node.api_version is ApiVersion.V2):
+            return cdc_errors.compatibility()
+        span = Span.of(request.start_key, request.end_key)
+        subscription = Subscription(self, node.store_id, request.region_id, request.request_id, span, raw)
+        region = self._hub.subscribe(subscription, request.region_epoch)
+        if isinstance(region, cdcpb_pb2.Error):
+            return region
+        scan = functools.partial(cdc_rows.scan, node.engine, region, request.checkpoint_ts)
+        self._scans.append(_Scan(subscription, scan if raw else _no_rows))
+        return None
+
+    def _deregister(self, request: Request) -> None:
+        """End one region's subscription, or without a region all of the request's."""
+        for each in self._hub.subscriptions(self):
+            if each.request_id == request.request_id and request.region_id in {0, each.region_id}:
+                self._hub.end(each, cdc_errors.region_not_found(each.region_id))
+
+    # -- scans --------------------------------------------------------------------------------------------------
+
+    def _scan_on(self) -> Iterator[Message]:
+        """The next batch of the oldest scan, after the live events that have come meanwhile."""
+        if not self._scans:
+            return
+        scan = self._scans[0]
+        subscription = scan.subscription
+        if scan.rows is None:
+            scan.rows = scan.begin()
+        error = self._struck(CDC_SCAN, subscription.region_id)
+        if error is not None:
+            self._hub.end(subscription, error)
+        yield from cdc_rows.messages_of(self._take_events())
+        if subscription.ended:  # looked at after the events: no row may follow the error
+            self._scans.popleft()
+            return
+        rows = cdc_rows.batch_of(scan.rows)
+        over = rows[-1] is cdc_rows.INITIALIZED
+        if over:
+            self._scans.popleft()
+        yield from cdc_rows.messages_of(cdc_rows.events_of(subscription.region_id, subscription.request_id, rows))
+        subscription.initialized = over
+
+    # -- resolved-ts --------------------------------------------------------------------------------------------
+
+    def _resolve(self) -> Iterator[Message]:
+        """Tell a resolved-ts, and before it all that happened up to it."""
+        for each in self._hub.subscriptions(self):
+            error = self._struck(CDC_RESOLVED, each.region_id) if each.initialized else None
+            if error is not None:
+                self._hub.end(each, error)
+        with self._news:
+            ts, subscriptions = self._hub.resolve(self._node, self)
+            events = self._drain()
+        yield from cdc_rows.messages_of(events)
+        yield from self._resolved(ts, subscriptions)
+        yield from self._overrun()
+
+    def _overrun(self) -> Iterator[Message]:
+        """Tell PD's newest timestamp where the region's new leader may write below it already."""
+        subscriptions = self._hub.overrun(self)
+        if subscriptions:
+            yield from self._resolved(self._node.tso.next(), subscriptions)
+
+    def _resolved(self, ts: int, subscriptions: Iterable[Subscription]) -> Iterator[Message]:
+        if self._features is None or not subscriptions:
+            return
+        if not self._features.batched_resolved_ts:
+            if not self._multiplexing:  # such a client has no way to be told
+                for each in subscriptions:
+                    event = Event(region_id=each.region_id, request_id=each.request_id, resolved_ts=ts)
+                    yield Message(events=[event])
+            return
+        by_request: dict[int, set[int]] = {}
+        for each in subscriptions:
+            by_request.setdefault(each.request_id if self._multiplexing else 0, set()).add(each.region_id)
+        for request_id, regions in by_request.items():
+            yield Message(resolved_ts=cdcpb_pb2.ResolvedTs(regions=sorted(regions), ts=ts, request_id=request_id))
+
+    def _struck(self, point: str, region_id: int) -> cdcpb_pb2.Error | None:
+        return self._node.failpoints.intercept_feed(
+            point, store_id=self._node.store_id, region_id=region_id, context=self._context
+        )
+
+
+def _no_rows() -> Iterator[Event.Row]:
+    """What a client that asks for transactions finds here."""
+    return iter(())
