@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -19,14 +19,28 @@ class Ahead(Generic[T]):
     def __init__(self, items: Iterator[T]) -> None:
         self.seconds = 0.0
         """How long the items have taken, in their thread."""
+        self.seconds_waiting = 0.0
+        """How long the consumer has waited for them."""
         self._items = items
+        self._stopped = False
+
+    def stop(self) -> None:
+        """Begin no further item: the one under way, if any, is the last."""
+        self._stopped = True
 
     def __iter__(self) -> Iterator[T]:
         with ThreadPoolExecutor(1, thread_name_prefix="ahead") as pool:
-            coming = pool.submit(self._next)
-            while (item := coming.result()) is not None:
-                coming = pool.submit(self._next)
+            coming: Future[T | None] | None = pool.submit(self._next)
+            while coming is not None and (item := self._wait(coming)) is not None:
+                coming = None if self._stopped else pool.submit(self._next)
                 yield item
+
+    def _wait(self, coming: Future[T | None]) -> T | None:
+        began = time.perf_counter()
+        try:
+            return coming.result()
+        finally:
+            self.seconds_waiting += time.perf_counter() - began
 
     def _next(self) -> T | None:
         began = time.perf_counter()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from dataclasses import dataclass, field, replace
 
@@ -20,6 +21,7 @@ from tikv_br.backupset.manifest import Manifest
 from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.safepoint import SafePointKeeper
 from tikv_br.cluster.topology import ClusterInfo
+from tikv_br.errors import LeaseLost, StorageError
 from tikv_br.progress_events import Event, Reporter, silent
 from tikv_br.storage.base import ObjectStore
 
@@ -36,7 +38,7 @@ class BackupContext:
     cluster: Cluster = field(init=False)  # connect
     info: ClusterInfo = field(init=False)  # connect
     engine: Engine = field(init=False)  # check the cluster
-    conversion: Conversion = field(init=False)  # check the cluster; its ts: protect
+    conversion: Conversion = field(init=False)  # check the cluster; its ts: choose backup-ts
     source_ranges: tuple[KeyRange, ...] = ()  # check the cluster
     store: ObjectStore = field(init=False)  # check the storage
     writer: BackupWriter = field(init=False)  # take the path
@@ -47,11 +49,12 @@ class BackupContext:
     resumed: int = 0  # find earlier work: intervals that earlier runs have done
     spoiled: bool = False  # copy, compare checksums: whether no later run can go on with the work
     kept: bool | None = None  # the end of a failed run: whether its work is left for the next
-    backup_ts: int = 0  # find earlier work, protect
-    keeper: SafePointKeeper | None = None  # protect
+    backup_ts: int = 0  # find earlier work, choose backup-ts
+    keeper: SafePointKeeper | None = None  # protect from GC
     plan: list[Interval] = field(default_factory=list)  # plan
     entries: list[LedgerEntry] = field(default_factory=list)  # find earlier work, copy
     task_seconds: PhaseSeconds = field(default_factory=PhaseSeconds)  # copy
+    session_seconds: float = 0.0  # copy
     manifest: Manifest | None = None  # find earlier work, commit
 
     @property
@@ -69,6 +72,11 @@ class BackupContext:
         """The run under whose id PD holds the safe point."""
         return self.begun_by or self.run_id
 
+    @property
+    def has_earlier_work(self) -> bool:
+        """Whether an earlier run has done a part of the backup, or all of it."""
+        return bool(self.begun_by) and (self.resumed > 0 or self.manifest is not None)
+
     def set_backup_ts(self, backup_ts: int) -> None:
         """Settle backup-ts, with which the scan engine writes rows; 0 = none."""
         self.backup_ts = backup_ts
@@ -82,6 +90,20 @@ class BackupContext:
         if self.keeper is not None and self.keeper.lost is not None:
             self.spoiled = self.keeper.passed
             self.keeper.check()
+
+    def confirm_held(self) -> None:
+        """As `check_held`, by asking the storage for the path: before what only its holder may do."""
+        self.check_held()
+        if self.lease is not None:
+            self.lease.confirm()
+
+    def still_holds(self) -> bool:
+        """Whether the path is ours, by asking the storage; one that does not answer leaves it at what was known."""
+        if self.lease is None:
+            return False
+        with contextlib.suppress(LeaseLost, StorageError):
+            self.lease.confirm()
+        return self.lease.lost is None
 
     def report(self, event: Event) -> None:
         """Tell the reporter, and look on each occasion whether the work still makes sense."""

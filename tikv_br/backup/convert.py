@@ -5,14 +5,14 @@ The driver passes a `Converter` on and converts nothing: what converting needs i
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from formats.api_version import ApiVersion
-from formats.checksum import Checksum, checksum
+from formats.checksum import Checksum, Folded, checksum, checksums
 from formats.errors import DamagedBytes, UnsupportedFormat
 from formats.keys import KeyCodec
-from formats.rawscan import ScanPage
+from formats.rawscan import RawPage, ScanPage
 from tikv_br.backupset.coverage import KeyRange
 from tikv_br.backupset.files import Expiry
 from tikv_br.proof.ranges import codec_of
@@ -21,29 +21,36 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from formats.columns import Numbers
+    from formats.sst.page_form import PageForm
 
 CONVERTED_TS = 1
 """The ts of rows that have none at the source: stores stamp the same when they convert."""
 
 
-@dataclass(frozen=True, slots=True)
-class Converted:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counted:
+    """What some rows of a file are, which is at least one."""
+
+    target: Checksum
+    """As the target's servers will count it."""
+    source: Checksum
+    """As the source's servers count it."""
+    expiry: Expiry = field(default_factory=Expiry)
+    """Of the rows that expire, in the target's form."""
+    timestamps: tuple[int, int]
+    """Smallest and largest ts; 0 where the target has none."""
+    dropped_ttls: int = 0
+    """Rows whose expiry the target cannot keep."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Converted(Counted):
     """Rows as they go into a file."""
 
     records: pa.RecordBatch
     """`SCHEMA`; at least one row."""
     first_key: bytes
     """RPC key of the target."""
-    target: Checksum
-    """As the target's servers will count it."""
-    source: Checksum
-    """As the source's servers count it."""
-    expiry: Expiry
-    """Of the rows that expire, in the target's form."""
-    timestamps: tuple[int, int]
-    """Smallest and largest ts; 0 where the target has none."""
-    dropped_ttls: int
-    """Rows whose expiry the target cannot keep."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +67,26 @@ class Converter:
     def target_range(self, interval: KeyRange) -> KeyRange:
         """The target's RPC range of an RPC range of the source."""
         return KeyRange(*self.target.rpc_range(*user_range(self.source, interval)))
+
+    def first_key(self, page: RawPage) -> bytes:
+        """The target's RPC key of a page's first row. Raises `DamagedBytes` when it is not of the source's keyspace."""
+        return self.target.rpc_key(self.source.user_key(page.first_key))
+
+    @property
+    def page_form(self) -> PageForm:
+        """How a table takes a page as it is, of rows without expiry."""
+        from formats.sst.page_form import PageForm
+
+        return PageForm(self.source, self.target, self.ts or CONVERTED_TS)
+
+    def counted(self, folded: Folded) -> Counted:
+        """What the rows of such a page are."""
+        ts = self.ts if self.target.is_v2 else 0
+        return Counted(
+            target=folded.checksum(self.target.prefix),
+            source=folded.checksum(self.source.prefix),
+            timestamps=(ts, ts),
+        )
 
     def convert_page(self, page: ScanPage, expire_ts: Numbers | None = None) -> Converted:
         """Convert a page of at least one row; ``expire_ts`` has its rows' expiry in seconds since the epoch, 0 = never.
@@ -88,12 +115,12 @@ class Converter:
         if dropped:
             expire_ts = np.zeros_like(expire_ts)
         ts = self._timestamps(columns.numbers(records["ts"]))
-        target = checksum(keys, values, self.target.prefix)
+        target, source = checksums(keys, values, (self.target.prefix, self.source.prefix))
         return Converted(
             records=columns.records(keys, values, expire_ts=expire_ts, ts=ts),
             first_key=self.target.rpc_key(keys[0].as_py()),
             target=target,
-            source=target if self.source.prefix == self.target.prefix else checksum(keys, values, self.source.prefix),
+            source=source,
             expiry=expiry_of(keys, values, expire_ts, self.target.prefix),
             timestamps=(int(ts.min()), int(ts.max())),
             dropped_ttls=dropped,

@@ -7,8 +7,9 @@ import time
 
 from formats.checksum import Checksum
 from formats.keys import KeyCodec
+from formats.rawscan import RawPage
 from formats.sst.coding import Readable
-from tikv_br.backup.convert import Converted, join_expiry
+from tikv_br.backup.convert import Converted, Converter, Counted, join_expiry
 from tikv_br.backup.row_writer import FileForm
 from tikv_br.backupset import layout
 from tikv_br.backupset.coverage import KeyRange
@@ -52,12 +53,27 @@ class DataFiles:
 
     def add(self, rows: Converted) -> None:
         """Append rows that follow those before. Raises `StorageError`, `UnsortedKeys`."""
+        self._file_from(rows.first_key).add(rows)
+
+    def add_page(self, page: RawPage, converter: Converter) -> Counted:
+        """Append the rows of a scan's page, none of which expires, converted; what they are.
+
+        Raises as `add` does, and `DamagedBytes` for keys outside of the source's keyspace.
+        """
+        return self._file_from(converter.first_key(page)).add_page(page, converter)
+
+    def _file_from(self, first_key: bytes) -> _OpenFile:
+        """The file that rows from this key on go into."""
         if self._open is not None and self._open.sums.total_bytes >= self._file_bytes:
-            self._close(rows.first_key)
+            self._close(first_key)
         if self._open is None:
             name = layout.data_name(self._form.kind, self._interval, self._attempt, len(self._done))
             self._open = _OpenFile(FileWriter(self._store, name), self._next_start, self._form, self._codec)
-        self._open.add(rows)
+        return self._open
+
+    def narrow(self, end: bytes) -> None:
+        """Cover no more than up to this RPC key of the target: the rest is another's."""
+        self._end = end
 
     def finish(self) -> tuple[FileEntry, ...]:
         """Close the last file; all are in the storage then."""
@@ -100,6 +116,14 @@ class _OpenFile:
 
     def add(self, rows: Converted) -> None:
         self._rows.append(rows.records)
+        self._note(rows)
+
+    def add_page(self, page: RawPage, converter: Converter) -> Counted:
+        counted = self._rows.append_page(page, converter)
+        self._note(counted)
+        return counted
+
+    def _note(self, rows: Counted) -> None:
         self.sums += rows.target
         self._expiry = join_expiry(self._expiry, rows.expiry)
         self._timestamps += rows.timestamps

@@ -37,4 +37,4 @@ def run_record(context: BackupContext) -> RunRecord:
     """This run, as another process can go on with it."""
     options = context.options
     losses = tuple(sorted(loss.value for loss in options.allow_loss))
-    return RunRecord(context.run_id, describe(context), options.assume_no_ttl, options.checksum, losses)
+    return RunRecord(context.first_run, describe(context), options.assume_no_ttl, options.checksum, losses)

@@ -47,11 +47,10 @@ def compare_checksums(context: BackupContext) -> None:
 def commit(context: BackupContext) -> None:
     """Make what the tasks wrote a backup, and enter it in the index of the folder that it lies in."""
     context.check_held()
-    if context.lease is not None:
-        context.lease.confirm()
     if context.manifest is None:
-        context.manifest = context.writer.commit(describe(context), context.entries)
+        context.manifest = context.writer.commit(describe(context), context.entries, context.confirm_held)
     else:
+        context.confirm_held()
         context.writer.tidy(context.manifest)
     index.enter(context.options.storage, context.manifest)
 

@@ -57,7 +57,7 @@ def plan_intervals(
     for region in regions:
         weight = max(region.size, REGION_OVERHEAD)
         if count and size + weight // 2 > wanted_bytes:
-            cut = _cut_at(region.start, codec)
+            cut = cut_at(region.start, codec)
             if cut > opened and (not end or cut < end):
                 intervals.append(Interval(opened, cut, size, count))
                 opened, size, count = cut, 0, 0
@@ -74,7 +74,7 @@ def overlapping(regions: Sequence[RegionSize], start: bytes, end: bytes) -> Sequ
     return regions[first:last]
 
 
-def _cut_at(bound: bytes, codec: KeyCodec) -> bytes:
+def cut_at(bound: bytes, codec: KeyCodec) -> bytes:
     """The RPC key at a region bound; ``b""``, which is above no key, where none can be told."""
     try:
         return codec.from_bound(bound)

@@ -48,7 +48,11 @@ class RangeTree:
         """What no answer covers, in order."""
         return missing(self._whole, (answer.range for answer in self._answers))
 
+    def answers(self) -> list[Answer]:
+        """Those that count, in the order of keys."""
+        return sorted(self._answers, key=lambda answer: answer.range)
+
     def files(self) -> Iterable[StoredSst]:
         """The files of all answers, in the order of keys."""
-        for answer in sorted(self._answers, key=lambda answer: answer.range):
+        for answer in self.answers():
             yield from answer.files

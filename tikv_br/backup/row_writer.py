@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from formats.keys import KeyCodec
+from formats.rawscan import RawPage
 from formats.sst.compression import Compression
+from tikv_br.backup.convert import Converter, Counted
 from tikv_br.backupset.coverage import KeyRange
 from tikv_br.backupset.files import FileKind
 from tikv_br.proof.ranges import user_range
@@ -24,6 +26,12 @@ class RowWriter(Protocol):
 
     def append(self, records: pa.RecordBatch) -> None:
         """Add rows of ``SCHEMA`` that follow those before. Raises `UnsortedKeys`, and what the sink raises."""
+
+    def append_page(self, page: RawPage, converter: Converter) -> Counted:
+        """Add the rows of a scan's page, none of which expires, converted; what they are.
+
+        Raises as `append` does, and `DamagedBytes` for keys outside of the source's keyspace.
+        """
 
     def finish(self, span: KeyRange) -> None:
         """Write the rest of the file, which covers ``span`` (RPC keys)."""
@@ -62,6 +70,9 @@ class _SstRows:
 
         self._writer.append(to_storage(records, self._codec))
 
+    def append_page(self, page: RawPage, converter: Converter) -> Counted:
+        return converter.counted(self._writer.append_page(page, converter.page_form))
+
     def finish(self, span: KeyRange) -> None:  # noqa: ARG002 - an SST has no place for it
         self._writer.finish()
 
@@ -78,6 +89,11 @@ class _ParquetRows:
 
     def append(self, records: pa.RecordBatch) -> None:
         self._writer.append(records)
+
+    def append_page(self, page: RawPage, converter: Converter) -> Counted:
+        converted = converter.convert_page(page.split())
+        self.append(converted.records)
+        return converted
 
     def finish(self, span: KeyRange) -> None:
         start, end = user_range(self._codec, span)

@@ -53,6 +53,8 @@ class BackupSummary:
     cluster_id: int
     run_id: str
     dry_run: bool
+    session_seconds: float
+    """Of the step that copies: how long Spark took to start; 0 on the driver."""
     task_seconds: dict[str, float]
     """Where the tasks' time went; scan runs beside the other phases."""
     step_seconds: dict[str, float]
@@ -107,6 +109,7 @@ def _summarize(context: BackupContext, seconds: float, timings: dict[str, float]
         cluster_id=context.info.cluster_id,
         run_id=context.run_id,
         dry_run=context.options.dry_run,
+        session_seconds=round(context.session_seconds, 3),
         task_seconds=_rounded(asdict(context.task_seconds)),
         step_seconds=_rounded(timings),
     )

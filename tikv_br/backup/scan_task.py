@@ -11,12 +11,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from formats.checksum import Checksum
-from formats.rawscan import ScanPage
-from tikv_br.backup.ahead import Ahead
 from tikv_br.backup.convert import Conversion, Converter
 from tikv_br.backup.data_files import DataFiles
+from tikv_br.backup.plan import cut_at
+from tikv_br.backup.region_tally import RegionTally
 from tikv_br.backup.row_writer import FileForm
+from tikv_br.backup.scan_lane import Lane, Rest, copy_all, parts_of
 from tikv_br.backup.task import PhaseSeconds, Task, TaskResult, try_task
+from tikv_br.backupset.coverage import KeyRange
 from tikv_br.backupset.ledger import LedgerEntry, write_entry
 from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.config import ClusterConfig
@@ -36,6 +38,8 @@ if TYPE_CHECKING:
 class ScanJob:
     """What all tasks of a run share. Pickles."""
 
+    run: str
+    """See `LedgerEntry`."""
     cluster: ClusterConfig
     storage: StorageLocation
     conversion: Conversion
@@ -62,88 +66,85 @@ class _Attempt:
     context: TaskContext
     cluster: Cluster
     store: ObjectStore
-    converter: Converter = field(init=False)
-    source: Checksum = field(default_factory=Checksum)
-    vanished: int = 0
-    dropped_ttls: int = 0
-    seconds: PhaseSeconds = field(default_factory=PhaseSeconds)
-
-    def __post_init__(self) -> None:
-        self.converter = self.job.conversion.of(self.task.interval)
+    name: str = field(default_factory=lambda: secrets.token_hex(8))
+    lanes: list[Lane] = field(default_factory=list)
 
     def run(self) -> TaskResult:
         """Write the files and the ledger entry, or nothing."""
-        name = secrets.token_hex(8)
-        files = self._files(name)
+        converter = self.job.conversion.of(self.task.interval)
+        raw = RawClient(self.cluster.router, converter.source, self.cluster.cluster_id)
         try:
-            self._copy(files)
-            began = time.perf_counter()
-            entry = LedgerEntry(
-                self.task.start,
-                self.task.end,
-                name,
-                files.finish(),
-                source=self.source,
-                vanished=self.vanished,
-                dropped_ttls=self.dropped_ttls,
-            )
-            write_entry(self.store, entry)
-            self.seconds.encode += time.perf_counter() - began - files.seconds_uploading
+            rest = self._open_lane(raw, converter, self.task.interval).copy(alone=not self.job.rate_limit)
+            if rest is not None:
+                self._copy_rest(raw, converter, rest)
+            return self._finish()
         except BaseException:
-            files.abandon()
-            self.context.report(data_bytes=-self.source.total_bytes, keys=-self.source.total_kvs)
+            for lane in self.lanes:
+                lane.files.abandon()
+            source = self._source
+            self.context.report(data_bytes=-source.total_bytes, keys=-source.total_kvs)
             raise
-        self.seconds.upload = files.seconds_uploading
-        return TaskResult(entry, self.seconds)
 
-    def _copy(self, files: DataFiles) -> None:
-        raw = RawClient(self.cluster.router, self.converter.source, self.cluster.cluster_id)
-        ttls = self._ttl_fetcher(raw) if self.job.with_ttl else None
-        limit = self.job.rate_limit
-        throttle = shared_throttle(self.job.cluster, limit) if limit else None
-        pages = Ahead(raw.scan_pages(self.task.start, self.task.end, throttle=throttle))
-        for page in pages:
-            self._copy_page(page, ttls, files)
-        self.seconds.scan = pages.seconds
+    def _copy_rest(self, raw: RawClient, converter: Converter, rest: Rest) -> None:
+        """Go on in the lane there is, and in others beside it where there are regions enough."""
+        codec, part = converter.source, rest.part
+        regions = self.cluster.pd.scan_regions(codec.bound(part.start), codec.bound(part.end))
+        parts = parts_of(part, [cut_at(region.start, codec) for region in regions], rest.lanes)
+        self.lanes[0].narrow(parts[0])
+        for part in parts[1:]:
+            self._open_lane(raw, converter, part)
+        copy_all(self.lanes)
 
-    def _copy_page(self, page: ScanPage, ttls: TtlFetcher | None, files: DataFiles) -> None:
-        import pyarrow as pa
+    def _open_lane(self, raw: RawClient, converter: Converter, part: KeyRange) -> Lane:
+        job = self.job
+        files = DataFiles(
+            self.store,
+            self.task.interval,
+            converter.target_range(part),
+            f"{self.name}{len(self.lanes) or ''}",
+            form=job.form,
+            codec=converter.target,
+            file_bytes=job.file_bytes,
+        )
+        throttle = shared_throttle(job.cluster, job.rate_limit) if job.rate_limit else None
+        lane = Lane(
+            part,
+            files,
+            converter,
+            self.context,
+            RegionTally(self.cluster.regions, converter, part),
+            lambda part: raw.scan_raw_pages(part.start, part.end, throttle=throttle),
+            self._ttl_fetcher(raw) if job.with_ttl else None,
+        )
+        self.lanes.append(lane)
+        return lane
 
-        marks = [time.perf_counter()]
-        expire_ts = None
-        if ttls is not None:
-            expire_ts, there = ttls.fetch(page.keys)
-            mask = pa.array(there)
-            page, expire_ts = ScanPage(page.keys.filter(mask), page.values.filter(mask)), expire_ts[there]
-            self.vanished += len(there) - len(expire_ts)
-        marks.append(time.perf_counter())
-        if len(page.keys):
-            converted = self.converter.convert_page(page, expire_ts)
-            marks.append(time.perf_counter())
-            files.add(converted)
-            marks.append(time.perf_counter())
-            self.dropped_ttls += converted.dropped_ttls
-            self._count(converted.source, marks)
+    def _finish(self) -> TaskResult:
+        began = time.perf_counter()
+        entry = LedgerEntry(
+            self.task.start,
+            self.task.end,
+            self.name,
+            tuple(file for lane in self.lanes for file in lane.files.finish()),
+            source=self._source,
+            vanished=sum(lane.vanished for lane in self.lanes),
+            dropped_ttls=sum(lane.dropped_ttls for lane in self.lanes),
+            run=self.job.run,
+            regions=tuple(region for lane in self.lanes for region in lane.regions.parts()),
+        )
+        write_entry(self.store, entry)
+        uploading = sum(lane.files.seconds_uploading for lane in self.lanes)
+        seconds = PhaseSeconds(encode=time.perf_counter() - began - uploading, upload=uploading)
+        for lane in self.lanes:
+            seconds.add(lane.seconds)
+        return TaskResult(entry, seconds)
 
-    def _count(self, sums: Checksum, marks: list[float]) -> None:
-        """Book a page: its rows, and the moments after TTLs, conversion and writing."""
-        self.source += sums
-        begun, fetched, converted, written = marks
-        self.seconds.add(PhaseSeconds(ttl=fetched - begun, convert=converted - fetched, encode=written - converted))
-        self.context.report(data_bytes=sums.total_bytes, keys=sums.total_kvs)
+    @property
+    def _source(self) -> Checksum:
+        """Of all rows so far."""
+        return sum((lane.source for lane in self.lanes), Checksum())
 
     def _ttl_fetcher(self, raw: RawClient) -> TtlFetcher:
         from tikv_br.backup.ttl import TtlFetcher
 
         return TtlFetcher(self.cluster, raw)
-
-    def _files(self, name: str) -> DataFiles:
-        return DataFiles(
-            self.store,
-            self.task.interval,
-            self.converter.target_range(self.task.interval),
-            name,
-            form=self.job.form,
-            codec=self.converter.target,
-            file_bytes=self.job.file_bytes,
-        )

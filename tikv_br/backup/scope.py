@@ -45,10 +45,10 @@ def keyspaces_with_data(raw: RawClient) -> Iterator[int]:
     """The ids of all keyspaces that hold a live key, whether PD knows them or not: one seek each."""
     start: bytes | None = RAW_MODE + bytes(PREFIX_SIZE - 1)
     while start is not None:
-        page = next(raw.scan_pages(start, RAW_MODE_END, 1, key_only=True), None)
-        if page is None:
+        key = raw.first_rpc_key(start, RAW_MODE_END)
+        if key is None:
             return
-        found = int.from_bytes(page.keys[0].as_py()[1:PREFIX_SIZE], "big")
+        found = int.from_bytes(key[1:PREFIX_SIZE], "big")
         yield found
         start = RAW_MODE + (found + 1).to_bytes(PREFIX_SIZE - 1, "big") if found < MAX_KEYSPACE else None
 

@@ -45,8 +45,9 @@ def backup_steps(options: BackupOptions) -> list[Step[BackupContext]]:
         *checks,
         Line("take the path", path.take_path, path.give_path_back),
         find,
-        Line("protect from GC", protect, unprotect),
+        Line("choose backup-ts", choose_ts),
         Line("record the run", path.record_run),
+        Line("protect from GC", protect, unprotect),
         plan,
         Line("copy", _unless_complete(work.copy)),
         Line("prove coverage", _unless_complete(finish.prove_coverage)),
@@ -96,14 +97,17 @@ def check_cluster(context: BackupContext) -> None:
         context.reporter(Notice(KEY_IN_CLEAR))
 
 
+def choose_ts(context: BackupContext) -> None:
+    """Choose backup-ts, where the cluster has timestamps; also anew, where the run that this one goes on with has done nothing."""
+    if context.info.api_version is ApiVersion.V2 and not context.has_earlier_work:
+        context.set_backup_ts(choose_backup_ts(context.cluster, context.options.safe_interval))
+
+
 def protect(context: BackupContext) -> None:
-    """Choose backup-ts and hold GC back from it, where the cluster has timestamps."""
-    if context.info.api_version is not ApiVersion.V2:
-        return
-    options = context.options
+    """Hold GC back from backup-ts, where there is one; whoever goes on with the run knows the safe point's name by now."""
     if not context.backup_ts:
-        context.set_backup_ts(choose_backup_ts(context.cluster, options.safe_interval))
-    context.keeper = keep_safe(context.cluster, context.first_run, context.backup_ts, options.gc_ttl)
+        return
+    context.keeper = keep_safe(context.cluster, context.first_run, context.backup_ts, context.options.gc_ttl)
     if context.manifest is None:
         _hold(context, context.keeper)
 
@@ -113,7 +117,7 @@ def unprotect(context: BackupContext) -> None:
     keeper = context.keeper
     if keeper is None:
         return
-    if context.lease is not None and context.lease.lost is not None:
+    if context.lease is not None and not context.still_holds():
         keeper.stop()  # who has the path now goes on with our work, under the same safe point
     elif path.keeps_work(context) and keeper.lost is None:
         keeper.leave_for(context.options.gc_ttl)

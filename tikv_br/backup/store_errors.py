@@ -28,7 +28,15 @@ _FATAL: tuple[tuple[type[TikvBrError], tuple[str, ...]], ...] = (
     (ApiVersionMismatch, ("invalid backup version",)),
     (
         StorageDenied,
-        ("permissiondenied", "accessdenied", "access denied", "invalidaccesskeyid", "signaturedoesnotmatch"),
+        (
+            "permissiondenied",
+            "accessdenied",
+            "access denied",
+            "invalidaccesskeyid",
+            "signaturedoesnotmatch",
+            "403 forbidden",
+            "find aws credentials",  # as TiKV says it
+        ),
     ),
     (StorageFull, ("storagefull", "code: 28,", "no space left")),
     (StorageReadOnly, ("readonlyfilesystem", "code: 30,", "read-only file system")),

@@ -13,12 +13,14 @@ from tikv_br.backup.convert import CONVERTED_TS, Converter, expiry_of, join_expi
 from tikv_br.backup.range_tree import StoredSst
 from tikv_br.backup.store_errors import WRITES_ITSELF
 from tikv_br.backupset.files import TAIL_SIZE, Expiry, FileEntry
-from tikv_br.errors import BackupDamaged, StorageObjectMissing
+from tikv_br.errors import BackupDamaged, StorageObjectMissing, StorageUnreachable
 from tikv_br.storage.base import ObjectInfo, ObjectStore
 
 if TYPE_CHECKING:
     from formats.sst import SstReader
 
+TAIL_READS = 4
+"""How often the end of a file is read at most, until two reads agree."""
 _MIN_TS, _MAX_TS = "tikv.min_ts", "tikv.max_ts"
 _MAX_EXPIRY = "tikv.max_expire_ts"
 _COLLECTED = {ApiVersion.V1TTL: "tikv.range_index", ApiVersion.V2: "tikv.num_rows"}
@@ -53,7 +55,7 @@ class FileRecorder:
         """
         file = written.file
         info = _stat(store, written)
-        tail = store.get_range(written.name, max(info.size - TAIL_SIZE, 0), TAIL_SIZE)
+        tail = read_tail(store, written.name, info.size, file.sha256)
         try:
             contents = self._contents(store, written)
         except FormatError as error:
@@ -109,6 +111,21 @@ class FileRecorder:
         if counted != _said(written):
             raise BackupDamaged(f"{written.name} holds {counted}, its store counted {_said(written)}")
         return Contents(timestamps[0], timestamps[1], expiry, in_source_form)
+
+
+def read_tail(store: ObjectStore, name: str, size: int, sha256: bytes) -> bytes:
+    """The last bytes of a file of ``size`` bytes, as they lie in the storage.
+
+    Their hash is recorded, and bytes altered on their way here would make a sound file look damaged for ever: so it is the whole
+    file with the hash that its store gave (``sha256``), or what two reads agree on. Raises `StorageUnreachable` where none do.
+    """
+    before = b""
+    for _ in range(TAIL_READS):
+        tail = store.get_range(name, max(size - TAIL_SIZE, 0), TAIL_SIZE)
+        if hashlib.sha256(tail).digest() == sha256 or (tail == before and len(tail) == min(size, TAIL_SIZE)):
+            return tail
+        before = tail
+    raise StorageUnreachable(f"the end of {name} reads otherwise each time", hint="Check the network and the storage.")
 
 
 def _stat(store: ObjectStore, written: StoredSst) -> ObjectInfo:

@@ -11,15 +11,18 @@ import contextlib
 import logging
 import secrets
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import reduce
 from pathlib import Path
 
 from formats.checksum import Checksum
 from formats.sst.compression import Compression
-from tikv_br.backup.convert import Conversion
+from tikv_br.backup.convert import Conversion, Converter
 from tikv_br.backup.data_files import DataFiles
 from tikv_br.backup.gate import GatedStream, gate_of
 from tikv_br.backup.range_tree import Answer, RangeTree, StoredSst
+from tikv_br.backup.region_tally import part_of
 from tikv_br.backup.rewrite import Rewriter, Rewritten
 from tikv_br.backup.store_errors import Trouble, trouble_of, worst
 from tikv_br.backup.store_files import FileRecorder
@@ -30,6 +33,7 @@ from tikv_br.backupset import layout
 from tikv_br.backupset.coverage import KeyRange
 from tikv_br.backupset.files import FileEntry
 from tikv_br.backupset.ledger import LedgerEntry, write_entry
+from tikv_br.backupset.regions import RegionPart
 from tikv_br.cluster import retry
 from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.config import ClusterConfig
@@ -53,6 +57,8 @@ UNANSWERED_BYTES = 1 << 30
 class StoreJob:
     """What all tasks of a run share. Pickles."""
 
+    run: str
+    """See `LedgerEntry`."""
     cluster: ClusterConfig
     storage: StorageLocation
     conversion: Conversion
@@ -232,7 +238,16 @@ class _Attempt:
             files.append(entry)
             source += sums
             self._context.report()
-        return LedgerEntry(self._task.start, self._task.end, self._name, tuple(files), source)
+        counts = {entry.name: Checksum(0, entry.total_kvs, entry.total_bytes) for entry in files}
+        return LedgerEntry(
+            self._task.start,
+            self._task.end,
+            self._name,
+            tuple(files),
+            source,
+            run=self._job.run,
+            regions=self._regions(self._converter, counts),
+        )
 
     def _rewrite(self, rewriter: Rewriter) -> LedgerEntry:
         """New files of the rows in the stores' files."""
@@ -249,7 +264,29 @@ class _Attempt:
             total.source,
             dropped_ttls=total.dropped_ttls,
             dropped_tombstones=total.dropped_tombstones,
+            run=self._job.run,
+            regions=self._regions_rewritten(rewriter.conversion.of(self._task.interval)),
         )
+
+    def _regions(self, converter: Converter, counts: Mapping[str, Checksum]) -> tuple[RegionPart, ...]:
+        """What each region held: a store answers for each. ``counts`` are of the stores' files, by name."""
+        found = []
+        for answer in self._answers.answers():
+            sums = reduce(Checksum.merge, (counts[written.name] for written in answer.files), Checksum())
+            if sums.total_kvs:
+                found.append(part_of(converter.target_range(answer.range), sums))
+        return tuple(found)
+
+    def _regions_rewritten(self, converter: Converter) -> tuple[RegionPart, ...]:
+        """The same in the form of the files that were made of the stores' own."""
+        longer = len(converter.target.prefix) - len(converter.source.prefix)
+        counts = {
+            written.name: Checksum(
+                0, written.file.total_kvs, written.file.total_bytes + longer * written.file.total_kvs
+            )
+            for written in self._answers.files()
+        }
+        return self._regions(converter, counts)
 
     def _report(self, answer: Answer, sign: int) -> None:
         for written in answer.files:

@@ -26,6 +26,8 @@ from tikv_br.errors import ClusterError
 
 IN_FLIGHT = 256
 """Requests under way at once; each is a few hundred bytes."""
+LAST_EXPIRY = (1 << 64) - 1
+"""Of a row whose TTL goes beyond: stores cap the sum there."""
 
 _Answer: TypeAlias = "grpc.Future[kvrpcpb_pb2.RawGetKeyTTLResponse]"
 
@@ -126,4 +128,5 @@ class TtlFetcher:
 
 
 def _from(moment: int, left: int) -> int:
-    return moment + left if left else 0
+    """Never beyond what a store can hold: of the longest TTLs more may be left by its clock than fits by ours."""
+    return min(moment + left, LAST_EXPIRY) if left else 0

@@ -69,8 +69,9 @@ def copy(context: BackupContext) -> None:
     options, engine = context.options, context.engine
     if not context.plan:
         return
+    context.confirm_held()
     tasks = [Task(interval.start, interval.end) for interval in context.plan]
-    run_tasks(
+    context.session_seconds = run_tasks(
         tasks,
         _store_tasks(context) if engine.name == "store" else _scan_tasks(context),
         options=ExecutorOptions(
@@ -88,6 +89,7 @@ def copy(context: BackupContext) -> None:
 def _scan_tasks(context: BackupContext) -> Callable[[Task, TaskContext], TaskResult]:
     options = context.options
     job = ScanJob(
+        run=context.first_run,
         cluster=options.cluster,
         storage=options.storage,
         conversion=context.conversion,
@@ -102,6 +104,7 @@ def _scan_tasks(context: BackupContext) -> Callable[[Task, TaskContext], TaskRes
 def _store_tasks(context: BackupContext) -> Callable[[Task, TaskContext], TaskResult]:
     options, conversion = context.options, context.conversion
     job = StoreJob(
+        run=context.first_run,
         cluster=options.cluster,
         storage=options.storage,
         conversion=conversion,

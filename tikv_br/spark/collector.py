@@ -39,6 +39,10 @@ class Collector(Generic[R]):
         """Hand in a message from any thread; None only wakes `take`."""
         self._queue.put(message)
 
+    def begin(self) -> None:
+        """Count time from now: what went before, such as the start of a session, is no work of tasks."""
+        self._begin = time.monotonic()
+
     @property
     def complete(self) -> bool:
         """Whether every task has given its result."""

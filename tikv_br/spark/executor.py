@@ -7,6 +7,7 @@ import functools
 import gc
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 from tikv_br.errors import SparkUnavailable, TaskFailed
-from tikv_br.progress_events import Reporter, silent
+from tikv_br.progress_events import Notice, Reporter, silent
 from tikv_br.spark.channel import ANY_HOST, ChannelAddress, ProgressListener, sender_to
 from tikv_br.spark.collector import Collector
 from tikv_br.spark.task import Message, TaskContext, run_task
@@ -68,21 +69,24 @@ def run_tasks(
     name_of: Callable[[T], str] = str,
     reporter: Reporter = silent,
     expected_task_bytes: int = 0,
-) -> None:
+) -> float:
     """Run ``function(task, context)`` for every task; ``on_result`` gets each result once, in the caller's thread, as it comes.
 
     ``function``, tasks and results must pickle (a function of a module, not a lambda). A task may run more than once
     (``context.attempt`` tells) when its worker dies; only one result counts. The first error that a task raises cancels
     the rest and is raised here as itself, its message led by the task's name; what is not ours becomes `TaskFailed`.
+    Returns the seconds that the start of the session took, 0 on the driver; the reporter is told of it as well.
     Raises `SparkUnavailable` when no session can be had. ``expected_task_bytes`` makes progress finer than whole tasks.
     """
     if not tasks:
-        return
+        return 0.0
     collector: Collector[R] = Collector(len(tasks), on_result, reporter, expected_task_bytes)
     names = [name_of(task) for task in tasks]
     executor = for_steering(len(tasks)) if options.executor == "auto" else options.executor
-    run = _run_on_spark if executor == "spark" else _run_on_threads
-    run(tasks, names, function, options, collector)
+    if executor == "driver":
+        _run_on_threads(tasks, names, function, options, collector)
+        return 0.0
+    return _run_on_spark(tasks, names, function, options, collector, reporter)
 
 
 def _run_on_threads(
@@ -117,15 +121,21 @@ def _run_on_spark(
     function: Callable[[T, TaskContext], R],
     options: ExecutorOptions,
     collector: Collector[R],
-) -> None:
+    reporter: Reporter,
+) -> float:
+    """Returns the seconds until the session stood."""
     from tikv_br.spark.session import driver_host, is_local, spark_context
 
     host = "127.0.0.1" if is_local(options.master) else ANY_HOST
-    with (
-        spark_context(options.master, concurrency=options.concurrency) as context,
-        ProgressListener(collector.put, host, driver_host(context)) as listener,
-        _spark_job(context, list(enumerate(zip(tasks, names, strict=True))), function, listener.address) as job,
-    ):
+    began = time.monotonic()
+    with contextlib.ExitStack() as stack:
+        context = stack.enter_context(spark_context(options.master, concurrency=options.concurrency))
+        seconds = time.monotonic() - began
+        reporter(Notice(f"the Spark session on {options.master} has started in {seconds:.1f} s"))
+        collector.begin()
+        listener = stack.enter_context(ProgressListener(collector.put, host, driver_host(context)))
+        work = list(enumerate(zip(tasks, names, strict=True)))
+        job = stack.enter_context(_spark_job(context, work, function, listener.address))
         while not collector.complete and job.is_alive():
             collector.take(_POLL_SECONDS)
         job.join()
@@ -133,6 +143,7 @@ def _run_on_spark(
             for message in job.outcomes():  # whatever the listener has missed
                 collector.book(message)
             collector.take(0)
+    return seconds
 
 
 class _SparkJob(threading.Thread):

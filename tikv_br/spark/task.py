@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from tikv_br.errors import TaskFailed, TikvBrError
+from tikv_br.spark.memory import keep_freed_memory
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -76,6 +77,7 @@ class TaskContext:
 
 def run_task(function: Callable[[T, TaskContext], R], task: T, name: str, context: TaskContext) -> Message:
     """Run one task to its outcome. The edge of a task: whatever is raised becomes an error that survives the way home."""
+    keep_freed_memory()
     try:
         body = pickle.dumps(function(task, context))
     except TaskCancelled:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,6 +12,8 @@ from typing import Any
 import pytest
 
 from formats.api_version import ApiVersion
+from tests.integration.backup.data import hard_rows
+from tests.integration.backup.loaded import Loaded, Sources, fill
 from tests.live_cluster import LiveCluster, live_cluster
 from tikv_br.backup.options import BackupOptions
 from tikv_br.storage.url import StorageLocation
@@ -31,18 +35,33 @@ def targets(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clusters]:
 
 
 def _clusters(tmp_path_factory: pytest.TempPathFactory, stores: int) -> Iterator[Clusters]:
-    running: dict[ApiVersion, Any] = {}
+    running: dict[ApiVersion, LiveCluster] = {}
+    with contextlib.ExitStack() as stack:
 
-    def get(version: ApiVersion) -> LiveCluster:
-        if version not in running:
-            block = live_cluster(tmp_path_factory.mktemp(version.label), version, stores=stores)
-            running[version] = (block, block.__enter__())
-        live: LiveCluster = running[version][1]
-        return live
+        def get(version: ApiVersion) -> LiveCluster:
+            if version not in running:
+                block = live_cluster(tmp_path_factory.mktemp(version.label), version, stores=stores)
+                running[version] = stack.enter_context(block)
+            return running[version]
 
-    yield get
-    for block, _ in running.values():
-        block.__exit__(None, None, None)
+        yield get
+
+
+@pytest.fixture(scope="module")
+def rows() -> dict[bytes, bytes]:
+    """Return the rows without TTL of every cluster of `sources`."""
+    return hard_rows(count=1000)
+
+
+@pytest.fixture(scope="module")
+def sources(clusters: Clusters, rows: dict[bytes, bytes]) -> Sources:
+    """Return a function to a cluster with rows, split into regions; with TTLs, gone and replaced rows where it has them."""
+
+    @functools.cache
+    def get(version: ApiVersion) -> Loaded:
+        return fill(clusters(version), version, rows)
+
+    return get
 
 
 @pytest.fixture

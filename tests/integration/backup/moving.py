@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
+import time
+from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+from formats.api_version import ApiVersion
 from tests.integration.backup.data import load
-from tests.live_cluster import LiveCluster
+from tests.live_cluster import LiveCluster, live_cluster
 from tikv_br.cluster.config import ClusterConfig
 
 SPLITS = [b"row00100", b"row01", b"row02", b"\x90"]
@@ -16,15 +22,39 @@ READ_FIRST = b""
 """A key of the first region, whose 1,800 rows are read in three pages while pages still grow."""
 
 
-def fill_and_split(live: LiveCluster, rows: dict[bytes, bytes]) -> None:
-    """Load, and spread five regions over the stores."""
-    load(live, rows)
-    live.run("split", keys=[key.hex() for key in SPLITS])
+@contextlib.contextmanager
+def moving_cluster(directory: Path, rows: dict[bytes, bytes]) -> Iterator[LiveCluster]:
+    """Run a V1 cluster of three stores with these rows in five regions; dead leaders are replaced after a second."""
+    with live_cluster(directory, ApiVersion.V1, stores=3, election_timeout=1.0) as live:
+        load(live, rows)
+        live.run("split", keys=[key.hex() for key in SPLITS])
+        yield live
+
+
+@contextlib.contextmanager
+def spread_and_healed(live: LiveCluster) -> Iterator[LiveCluster]:
+    """Have the regions as at first, spread over the stores, and heal afterwards what was broken."""
+    _reshape(live)
     live.run("scatter")
+    yield live
+    live.heal()
 
 
-def reshape(live: LiveCluster) -> None:
-    """Make the regions what they were at first."""
+@contextlib.contextmanager
+def healed_late(live: LiveCluster) -> Iterator[None]:
+    """Heal while the block runs, later than one call waits; the block must not end before that."""
+    healing = threading.Timer(1.5 * PATIENCE, live.heal)
+    began = time.monotonic()
+    healing.start()
+    try:
+        yield
+    finally:
+        healing.cancel()
+        healing.join()
+    assert time.monotonic() - began > PATIENCE
+
+
+def _reshape(live: LiveCluster) -> None:
     if merged := [key.hex() for key in SPLITS if region_at(live, key)["start"] != key.hex()]:
         live.run("split", keys=merged)
     while region_at(live, READ_FIRST)["end"] != SPLITS[0].hex():

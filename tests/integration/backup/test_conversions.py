@@ -2,87 +2,31 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
-import time
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from formats.api_version import ApiVersion
+from formats.keys import KeyCodec
 from formats.sst.compression import Compression
 from tests.integration.backup.conftest import Clusters, Options
-from tests.integration.backup.data import hard_rows, load
+from tests.integration.backup.data import load, when
+from tests.integration.backup.loaded import YEAR, Loaded, Sources, expiring
 from tests.integration.backup.reading import Expected, Rows, rocksdb_rows, stored
 from tests.live_cluster import LiveCluster
 from tikv_br.backup.conversion import Loss
 from tikv_br.backup.run import backup
 from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.backupset.coverage import KeyRange
+from tikv_br.backupset.regions import RegionPart
 from tikv_br.errors import ConversionUnsupported
+from tikv_br.progress_events import StepStarted
 from tikv_br.restore.options import RestoreOptions
 from tikv_br.restore.run import restore
 from tikv_br.storage.open import open_store
 
 V1, V1TTL, V2 = ApiVersion.V1, ApiVersion.V1TTL, ApiVersion.V2
-YEAR = 365 * 86400
-
-
-@pytest.fixture(scope="module")
-def rows() -> dict[bytes, bytes]:
-    """Return the rows without TTL of every cluster here."""
-    return hard_rows(count=1000)
-
-
-@dataclass(frozen=True)
-class Loaded:
-    """A cluster with rows; those of `expiring` expire a year after ``at`` (seconds), some seconds more or less."""
-
-    live: LiveCluster
-    at: float
-    tso: tuple[int, int]
-    """PD's timestamps: one below those of all rows, one above."""
-
-
-Sources = Callable[[ApiVersion], Loaded]
-
-
-@pytest.fixture(scope="module")
-def sources(clusters: Clusters, rows: dict[bytes, bytes]) -> Sources:
-    """Return a function to a cluster with rows, split into regions; with TTLs, gone and replaced rows where it has them."""
-
-    @functools.cache
-    def get(version: ApiVersion) -> Loaded:
-        return fill(clusters(version), version, rows)
-
-    return get
-
-
-def fill(live: LiveCluster, version: ApiVersion, rows: dict[bytes, bytes]) -> Loaded:
-    """Load, with every kind of row that must not appear in a backup, and split."""
-    live.cluster.flush_timestamps()
-    before = live.cluster.pd.tso() - (4000 << 18)  # a store that has begun to stamp may be 3 s behind
-    live.raw().batch_put(dict.fromkeys(list(rows)[::3], b"old") | {b"row-gone": b"x", b"rox": b"y"})
-    load(live, rows)
-    live.raw().batch_delete([b"row-gone", b"rox"])
-    at = time.time()
-    if version.has_ttl:
-        live.raw().batch_put(expiring(), YEAR)
-        at = (at + time.time()) / 2
-        live.raw().put(b"row-expired", b"x", 1)
-        time.sleep(2.1)
-    codec = live.raw().codec
-    bounds = [codec.bound(codec.rpc_key(key)) for key in (b"\1" * 8, b"row00500", b"row00500\0", b"row01", b"\xfe")]
-    live.run("split", keys=[bound.hex() for bound in bounds])
-    live.run("scatter")
-    return Loaded(live, at, (before, live.cluster.pd.tso()))
-
-
-def expiring() -> dict[bytes, bytes]:
-    """Return the rows with a TTL of a year."""
-    return {b"ttl%04d" % number: b"value-%d" % number for number in range(500)}
 
 
 def take_expiries(found: Rows, at: float, version: ApiVersion, ts: int) -> Expected:
@@ -133,7 +77,9 @@ def test_every_conversion_has_every_row(
     assert summary.dropped_ttls == (len(expiring()) if source.has_ttl and not target.has_ttl else 0)
     assert (summary.api_version, summary.dst_api_version, summary.engine) == (source.label, target.label, engine)
     assert summary.files > 1
-    check_records(BackupSet.open(open_store(wanted.storage)), live, source, target, len(expected))
+    kept = BackupSet.open(open_store(wanted.storage))
+    check_records(kept, live, source, target, len(expected))
+    check_regions(kept, live, {key: value for key, (value, _expiry) in expected.items()})
 
 
 def test_what_would_be_lost_is_said_before_anything_is_written(sources: Sources, options: Options) -> None:
@@ -205,6 +151,22 @@ def restamped(found: Rows, ts: int, loaded: Loaded) -> Rows:
     return {key[:-8] + (ts ^ (2**64 - 1)).to_bytes(8, "big"): value for key, value in found.items()}
 
 
+def check_regions(kept: BackupSet, live: LiveCluster, rows: dict[bytes, bytes]) -> None:
+    """Each region of the source that holds rows is in the manifest, with its rows counted as the target has them."""
+    assert kept.manifest is not None
+    theirs, codec = live.raw().codec, KeyCodec(kept.api_version)
+    first, last = map(theirs.bound, theirs.rpc_range(b"", b""))
+    starts = [region.start for region in live.cluster.pd.scan_regions(first, last) if region.start > first]
+    cuts = [theirs.user_key(theirs.from_bound(start)) for start in starts]
+    expected = []
+    for start, end in itertools.pairwise((b"", *cuts, b"")):
+        here = [codec.rpc_key(key) + value for key, value in rows.items() if start <= key and (not end or key < end)]
+        if here:
+            span = codec.rpc_range(start, end)
+            expected.append(RegionPart(*span, len(here), sum(map(len, here))))
+    assert list(kept.manifest.regions) == expected
+
+
 def check_records(kept: BackupSet, live: LiveCluster, source: ApiVersion, target: ApiVersion, rows: int) -> None:
     """Hold the records of a whole backup against the cluster and against the files."""
     whole = KeyRange(b"r\0\0\0", b"r\0\0\1") if target is V2 else KeyRange(b"", b"")
@@ -265,10 +227,11 @@ def test_assuming_no_ttl_asks_for_none(sources: Sources, options: Options) -> No
 def test_rows_that_go_before_their_ttl_is_known_are_left_out(sources: Sources, options: Options) -> None:
     """A key that expires between the scan and the question for its TTL is neither kept for ever nor an error."""
     live = sources(V1TTL).live
-    live.raw().batch_put({b"zz%02d" % number: b"soon" for number in range(20)}, 4)
-    slow = live.fail("RawGetKeyTTL", {"delay": {"seconds": 5}}, count=1)
+    soon = {b"zz%02d" % number: b"soon" for number in range(20)}
+    slow = live.fail("RawGetKeyTTL", {"delay": {"seconds": 6}}, count=1)
     wanted = options(live, ranges=((b"zz", b"zz\xff"),), concurrency=1)
-    summary = backup(wanted).summary
+    # Put at the last moment, so that a slow machine scans them, too, before they expire.
+    summary = backup(wanted, when(StepStarted, "copy", lambda: live.raw().batch_put(soon, 5))).summary
     assert live.hits(slow) == 1
     assert summary.total_kvs + summary.vanished_kvs == 20
     assert summary.vanished_kvs > 0

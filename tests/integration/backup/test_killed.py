@@ -15,7 +15,7 @@ import pytest
 from formats.api_version import ApiVersion
 from tests.e2e.command import environment
 from tests.integration.backup.reading import Rows, rocksdb_rows
-from tests.integration.backup.test_resume import REGIONS, ROWS, fill
+from tests.integration.backup.resume.unfinished import REGIONS, ROWS, fill
 from tests.live_cluster import LiveCluster, live_cluster
 from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.backupset.ledger import LedgerEntry, read_entries
@@ -30,12 +30,18 @@ TS_SIZE = 8
 
 
 @pytest.fixture(scope="module")
-def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveCluster]:
-    """Run a V2 cluster with several tasks' worth of regions, each of which takes its time."""
-    with live_cluster(tmp_path_factory.mktemp("v2"), ApiVersion.V2, stores=2) as cluster:
-        fill(cluster)
-        slow_down(cluster)
-        yield cluster
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveCluster]:
+    """Run a V2 cluster with several tasks' worth of regions."""
+    with live_cluster(tmp_path_factory.mktemp("v2"), ApiVersion.V2, stores=2) as running:
+        fill(running)
+        yield running
+
+
+@pytest.fixture
+def live(cluster: LiveCluster) -> LiveCluster:
+    """Return the cluster; each region takes its time, whatever another test has left."""
+    slow_down(cluster)
+    return cluster
 
 
 def slow_down(live: LiveCluster) -> None:

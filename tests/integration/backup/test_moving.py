@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,18 +12,18 @@ from formats.api_version import ApiVersion
 from tests.integration.backup.conftest import Options
 from tests.integration.backup.data import hard_rows
 from tests.integration.backup.moving import (
-    PATIENCE,
     READ_FIRST,
-    fill_and_split,
+    healed_late,
     impatient,
     merge,
+    moving_cluster,
     region_at,
-    reshape,
     split,
+    spread_and_healed,
     transfer_leader,
 )
 from tests.integration.backup.reading import rocksdb_rows, stored
-from tests.live_cluster import LiveCluster, live_cluster
+from tests.live_cluster import LiveCluster
 from tikv_br.backup.run import backup
 from tikv_br.errors import ClusterUnreachable, RetryBudgetExhausted
 
@@ -38,18 +36,16 @@ def rows() -> dict[bytes, bytes]:
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory, rows: dict[bytes, bytes]) -> Iterator[LiveCluster]:
-    """Run a V1 cluster of three stores, whose dead are replaced after a second."""
-    with live_cluster(tmp_path_factory.mktemp("moving"), ApiVersion.V1, stores=3, election_timeout=1.0) as live:
-        fill_and_split(live, rows)
+    """Run the cluster."""
+    with moving_cluster(tmp_path_factory.mktemp("moving"), rows) as live:
         yield live
 
 
 @pytest.fixture
 def live(cluster: LiveCluster) -> Iterator[LiveCluster]:
-    """Return the cluster, split as at first; what a test has broken is healed after it."""
-    reshape(cluster)
-    yield cluster
-    cluster.heal()
+    """Return it as at first; what a test has broken is healed after it."""
+    with spread_and_healed(cluster) as live:
+        yield live
 
 
 def check_equal(live: LiveCluster, options: Options, rows: dict[bytes, bytes], scratch: Path) -> None:
@@ -124,15 +120,8 @@ def test_a_cluster_that_comes_back_is_waited_for(
     """All stores die and come back seconds later, longer than one call waits: the task begins anew, and is whole."""
     for store_id in live.store_ids:
         live.fail("RawScan", {"kill_store": {}}, skip=1, store_id=store_id)
-    healing = threading.Timer(1.5 * PATIENCE, live.heal)
-    began = time.monotonic()
-    healing.start()
-    try:
+    with healed_late(live):
         check_equal(live, options, rows, tmp_path)
-    finally:
-        healing.cancel()
-        healing.join()
-    assert time.monotonic() - began > PATIENCE
 
 
 def test_a_cluster_that_stays_away_leaves_nothing_behind(live: LiveCluster, options: Options) -> None:

@@ -83,7 +83,7 @@ def test_writes_after_backup_ts_was_chosen_get_a_larger_ts(v2: LiveCluster, opti
     """The stores' cached timestamps are flushed: with no safe interval at all, a later write is still above backup-ts."""
     v2.raw().put(b"row00001", b"fills the cache of the leader")
     time.sleep(0.3)
-    write = when(StepFinished, "protect from GC", lambda: v2.raw().put(b"row00001", b"later"))
+    write = when(StepFinished, "choose backup-ts", lambda: v2.raw().put(b"row00001", b"later"))
     summary = backup(options(v2, safe_interval=0, gc_ttl=0), write).summary
     assert ts_of(v2, b"row00001", tmp_path) > summary.backup_ts
 

@@ -14,8 +14,7 @@ import pytest
 from formats.api_version import ApiVersion
 from formats.records import SCHEMA
 from tests.integration.backup.conftest import Clusters, Options
-from tests.integration.backup.data import hard_rows
-from tests.integration.backup.test_conversions import YEAR, Loaded, Sources, expiring, fill
+from tests.integration.backup.loaded import YEAR, Loaded, Sources, expiring
 from tikv_br.backup.options import BackupOptions
 from tikv_br.backup.run import backup
 from tikv_br.backupset.backup_set import BackupSet
@@ -31,23 +30,6 @@ from tikv_br.verify.options import Executor, Finding, Level, VerifyOptions
 from tikv_br.verify.run import verify
 
 V1, V1TTL, V2 = ApiVersion.V1, ApiVersion.V1TTL, ApiVersion.V2
-
-
-@pytest.fixture(scope="module")
-def rows() -> dict[bytes, bytes]:
-    """Return the rows without TTL of every cluster here."""
-    return hard_rows(count=1000)
-
-
-@pytest.fixture(scope="module")
-def sources(clusters: Clusters, rows: dict[bytes, bytes]) -> Sources:
-    """Return a function to a cluster with rows of every kind."""
-
-    @functools.cache
-    def get(version: ApiVersion) -> Loaded:
-        return fill(clusters(version), version, rows)
-
-    return get
 
 
 @pytest.fixture

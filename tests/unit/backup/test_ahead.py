@@ -47,8 +47,26 @@ def test_an_error_reaches_the_consumer_after_the_items_before_it() -> None:
 
 def test_a_consumer_that_stops_leaves_no_thread() -> None:
     """After an early end the thread is gone: nothing reads on behind the back of a failed task."""
-    before = threading.active_count()
     ahead = iter(Ahead(iter(range(100))))
     assert next(ahead) == 0
     ahead.close()  # type: ignore[attr-defined]
-    assert threading.active_count() == before
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("ahead")]
+
+
+def test_stopped_between_two_items() -> None:
+    """The one under way is the last; no further one is begun."""
+    asked: list[int] = []
+
+    def items() -> Iterator[int]:
+        for number in range(9):
+            asked.append(number)
+            yield number
+
+    ahead = Ahead(items())
+    seen = []
+    for item in ahead:
+        seen.append(item)
+        if item == 2:
+            ahead.stop()
+    assert (seen, asked) == ([0, 1, 2, 3], [0, 1, 2, 3])
+    assert ahead.seconds_waiting >= 0

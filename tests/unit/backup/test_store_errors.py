@@ -36,6 +36,10 @@ def test_every_region_error_waits_as_its_table_says(kind: str) -> None:
     [
         ('Io(Os { code: 13, kind: PermissionDenied, message: "Permission denied" })', StorageDenied),
         ('Io(Custom { kind: Other, error: "failed to put object AccessDenied" })', StorageDenied),
+        (
+            "Io(Custom { kind: Other, error: \"failed to put object rusoto error Couldn't find AWS credentials in sources (No",
+            StorageDenied,
+        ),
         ('Io(Os { code: 28, kind: StorageFull, message: "No space left on device" })', StorageFull),
         ('Io(Os { code: 30, kind: ReadOnlyFilesystem, message: "Read-only file system" })', StorageReadOnly),
         ('Io(Os { code: 2, kind: NotFound, message: "No such file or directory" })', StorageObjectMissing),

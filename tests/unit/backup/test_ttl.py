@@ -81,3 +81,12 @@ def test_expiry_counts_from_the_sending(monkeypatch: pytest.MonkeyPatch) -> None
     assert there.tolist() == [True, True, True, False, True]
     asked_again = NOW + 5 * 5
     assert expire_ts.tolist() == [NOW + 100, NOW + 100, 0, 0, asked_again + 50]
+
+
+def test_the_longest_ttls_end_where_an_expiry_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a store's clock that is behind PD's more is left than can be added here: the row keeps the last expiry there is."""
+    clock = Clock()
+    monkeypatch.setattr(ttl, "PdClock", lambda _tso: clock)
+    answers = {b"a": kvrpcpb_pb2.RawGetKeyTTLResponse(ttl=ttl.LAST_EXPIRY - NOW + 3)}
+    expire_ts, _ = fetcher(clock, dict(answers)).fetch(pa.array([b"a"], pa.large_binary()))
+    assert expire_ts.tolist() == [ttl.LAST_EXPIRY]

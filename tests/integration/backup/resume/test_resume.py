@@ -2,116 +2,38 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterator
+import random
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from formats.api_version import ApiVersion
-from tests.integration.backup.conftest import Clusters, Options
-from tests.integration.backup.data import load, when
-from tests.integration.backup.reading import rocksdb_rows
+from tests.damage import flipped
+from tests.integration.backup.conftest import Options
+from tests.integration.backup.resume.unfinished import (
+    KEY,
+    ROWS,
+    fail_half_way,
+    files_at,
+    is_whole,
+    raising,
+    safe_points,
+)
 from tests.integration.s3_servers import versitygw_server
-from tests.live_cluster import LiveCluster, live_cluster
-from tikv_br.backup import backup_ts as backup_ts_module
+from tests.live_cluster import LiveCluster
 from tikv_br.backup.abort import abort_backup
 from tikv_br.backup.backup_ts import service_id
-from tikv_br.backup.options import BackupOptions
-from tikv_br.backup.plan import REGION_OVERHEAD, SMALLEST_TASK
-from tikv_br.backup.run import BackupSummary, backup
+from tikv_br.backup.run import backup
 from tikv_br.backupset import lease, run_record
 from tikv_br.backupset.backup_set import BackupSet
-from tikv_br.backupset.ledger import read_entries
-from tikv_br.errors import (
-    BackupPathInUse,
-    CrypterMismatch,
-    LeaseHeld,
-    LeaseLost,
-    RequestRefused,
-    ResumeRefused,
-    SafePointError,
-    TikvBrError,
-)
-from tikv_br.progress_events import Event, StepFinished, StepStarted, TasksProgress
+from tikv_br.backupset.ledger import LedgerEntry, read_entries, write_entry
+from tikv_br.errors import BackupPathInUse, CrypterMismatch, LeaseHeld, RequestRefused, ResumeRefused
+from tikv_br.progress_events import Event, Notice, StepStarted
 from tikv_br.storage.crypter import Crypter
 from tikv_br.storage.open import open_store
 from tikv_br.storage.secret import SecretText
 from tikv_br.storage.url import StorageLocation
-
-V1, V2 = ApiVersion.V1, ApiVersion.V2
-REGIONS = 4 * SMALLEST_TASK // REGION_OVERHEAD
-"""So many small ones make four tasks."""
-KEY = b"row%05d"
-ROWS = 10 * REGIONS
-
-
-@pytest.fixture(scope="module")
-def v2(clusters: Clusters) -> LiveCluster:
-    """Return a V2 cluster with a few tasks' worth of regions."""
-    live = clusters(V2)
-    fill(live)
-    return live
-
-
-def fill(live: LiveCluster) -> None:
-    """Load rows into many small regions."""
-    load(live, {KEY % number: b"value %d" % number for number in range(ROWS)})
-    codec = live.raw().codec
-    bounds = [codec.bound(codec.rpc_key(KEY % number)) for number in range(10, ROWS, 10)]
-    live.run("split", keys=[bound.hex() for bound in bounds])
-
-
-@pytest.fixture(autouse=True)
-def healed(v2: LiveCluster) -> Iterator[None]:
-    """Leave no failpoint and no safe point behind."""
-    yield
-    v2.heal()
-    for name in safe_points(v2):
-        v2.cluster.pd.update_service_safe_point(name, 0, 0)
-
-
-def safe_points(live: LiveCluster) -> dict[str, int]:
-    """Return what PD holds for services of ours."""
-    points = live.get("/pd/api/v1/gc/safepoint")["service_gc_safe_points"]
-    return {point["service_id"]: point["safe_point"] for point in points if point["service_id"] != "gc_worker"}
-
-
-def files_at(wanted: BackupOptions) -> set[str]:
-    """Return all that lies at the path, folders and hidden files too."""
-    place = Path(wanted.storage.path)
-    return {str(path.relative_to(place)) for path in place.rglob("*")} if place.exists() else set()
-
-
-def fail_half_way(live: LiveCluster, wanted: BackupOptions) -> TikvBrError:
-    """Run a backup, one task after the other, whose third task fails for good."""
-    rpc = "backup.region" if wanted.engine == "store" else "RawScan"
-    failing = live.fail(
-        rpc, {"abort": {"code": "INVALID_ARGUMENT", "details": "on purpose"}}, skip=REGIONS // 2 + 2, count=-1
-    )
-    with pytest.raises(TikvBrError) as raised:
-        backup(wanted)
-    assert live.hits(failing) > 0
-    live.heal()
-    return raised.value
-
-
-def is_whole(wanted: BackupOptions, summary: BackupSummary, live: LiveCluster, scratch: Path) -> None:
-    """Hold a backup against the cluster, by the cluster's own checksum and by RocksDB, and look for leftovers."""
-    sums = live.raw().checksum()
-    assert (summary.crc64xor, summary.total_kvs, summary.total_bytes) == (
-        sums.crc64xor,
-        sums.total_kvs,
-        sums.total_bytes,
-    )
-    rows = rocksdb_rows(Path(wanted.storage.path), scratch)
-    assert len(rows) == sums.total_kvs
-    kept = BackupSet.open(open_store(wanted.storage))
-    wanted_files = {"backupmeta", "backup.lock", "tikv-br/manifest.json", *(file.name for file in kept.files)}
-    assert {name for name in files_at(wanted) if (Path(wanted.storage.path) / name).is_file()} == wanted_files
-    assert not any(not any(Path(wanted.storage.path, name).iterdir()) for name in files_at(wanted) - wanted_files)
 
 
 @pytest.mark.parametrize("engine", ["store", "scan"])
@@ -173,6 +95,34 @@ def test_file_that_is_gone_is_written_again(v2: LiveCluster, options: Options, t
     path.write_bytes(path.read_bytes()[:-1])
     summary = backup(wanted).summary
     assert summary.resumed_ranges == len(done) - 1
+    is_whole(wanted, summary, v2, tmp_path)
+
+
+def test_a_file_that_was_altered_is_written_again(v2: LiveCluster, options: Options, tmp_path: Path) -> None:
+    """One bit turned over at the end of a file that is taken over: it is named, and its interval done once more."""
+    wanted = options(v2, concurrency=1)
+    fail_half_way(v2, wanted)
+    done = read_entries(open_store(wanted.storage))
+    path, notices = Path(wanted.storage.path) / done[0].files[0].name, list[Event]()
+    path.write_bytes(flipped(path.read_bytes(), random.Random(3)))
+    summary = backup(wanted, notices.append).summary
+    assert summary.resumed_ranges == len(done) - 1
+    assert any(isinstance(each, Notice) and f"done again: {done[0].files[0].name}" in each.message for each in notices)
+    is_whole(wanted, summary, v2, tmp_path)
+
+
+def test_work_of_a_run_that_was_thrown_away_counts_for_nothing(
+    v2: LiveCluster, options: Options, tmp_path: Path
+) -> None:
+    """A task that outlived its run, and all that the run had left, may end beside the work of the next."""
+    wanted = options(v2, concurrency=1)
+    fail_half_way(v2, wanted)
+    store = open_store(wanted.storage)
+    done = read_entries(store)
+    rest = backup(replace(wanted, dry_run=True)).plan
+    write_entry(store, LedgerEntry(rest[0].start, rest[-1].end, "0" * 16, (), run="of-another-time"))
+    summary = backup(wanted).summary
+    assert summary.resumed_ranges == len(done)
     is_whole(wanted, summary, v2, tmp_path)
 
 
@@ -274,15 +224,6 @@ def test_file_that_a_store_finished_late(v2: LiveCluster, options: Options) -> N
         assert not late.exists()
 
 
-def raising(event: type[StepStarted | StepFinished], step: str) -> Callable[[Event], None]:
-    """Return a reporter that breaks the run off at a step."""
-
-    def stop() -> None:
-        raise RequestRefused("on purpose")
-
-    return when(event, step, stop)
-
-
 def test_backup_that_was_not_tidied_up_is(v2: LiveCluster, options: Options, tmp_path: Path) -> None:
     """Broken off right after the commit, the same command tidies up and succeeds; after that the path is in use."""
     wanted = options(v2, concurrency=2)
@@ -307,80 +248,6 @@ def test_run_without_anything_done_leaves_nothing(v2: LiveCluster, options: Opti
         backup(wanted, raising(StepStarted, "copy"))
     assert files_at(wanted) == set()
     assert safe_points(v2) == {}
-
-
-@pytest.mark.parametrize("renew_every", [0.05, 1000.0], ids=["while it copies", "before it commits"])
-def test_lost_lease_stops_the_run_and_leaves_all_to_the_next(
-    renew_every: float, v2: LiveCluster, options: Options, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Once the path is another's, the run removes nothing of it; the next goes on from there."""
-    wanted = options(v2, concurrency=1)
-    monkeypatch.setattr(lease, "acquire", functools.partial(lease.acquire, renew_every=renew_every))
-
-    def break_it(event: Event) -> None:
-        if isinstance(event, TasksProgress) and event.tasks_done == 2:
-            lease.break_lease(open_store(wanted.storage), force=True)
-
-    v2.fail("RawScan", {"delay": {"seconds": 0.05}}, skip=REGIONS // 2, count=-1)
-    with pytest.raises(LeaseLost, match="broken by `tikv-br unlock`") as raised:
-        backup(wanted, break_it)
-    assert "tikv-br unlock" in raised.value.hint
-    assert "backupmeta" not in files_at(wanted)
-    done = read_entries(open_store(wanted.storage))
-    assert len(done) >= 2
-    v2.heal()
-    monkeypatch.undo()
-    summary = backup(wanted).summary
-    assert summary.resumed_ranges == len(done)
-    is_whole(wanted, summary, v2, tmp_path)
-
-
-def let_gc_pass(live: LiveCluster) -> None:
-    """Take the safe points of all services away, as time would, and have GC go on to this moment."""
-    for name in safe_points(live):
-        live.cluster.pd.update_service_safe_point(name, 0, 0)
-    live.cluster.pd.update_service_safe_point("gc_worker", 2**63 - 1, live.cluster.pd.tso())
-
-
-def test_gc_that_passes_fails_the_run(options: Options, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While it copies: nothing stays, for nothing could go on. Between two runs: that is said, with a way out."""
-    monkeypatch.setattr(backup_ts_module, "SHORTEST_TTL", 1)
-    with live_cluster(tmp_path / "cluster", V2, stores=1) as live:
-        fill(live)
-        wanted = options(live, concurrency=1, safe_interval=0, gc_ttl=1)
-        live.fail("RawScan", {"delay": {"seconds": 0.1}}, count=-1)
-        with pytest.raises(SafePointError, match="has passed"):
-            backup(wanted, when(StepStarted, "copy", lambda: let_gc_pass(live)))
-        live.heal()
-        assert files_at(wanted) == set()
-        assert safe_points(live) == {}
-        fail_half_way(live, wanted)
-        let_gc_pass(live)
-        with pytest.raises(SafePointError, match="has passed") as raised:
-            backup(wanted)
-        assert "--no-resume" in raised.value.hint
-        assert read_entries(open_store(wanted.storage))
-        summary = backup(replace(wanted, no_resume=True)).summary
-        is_whole(wanted, summary, live, tmp_path)
-
-
-def test_lost_lease_leaves_the_safe_point_to_who_has_the_path(
-    v2: LiveCluster, options: Options, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Also before the first interval is done: another run may go on with this one's, under the same safe point."""
-    wanted = options(v2)
-    monkeypatch.setattr(lease, "acquire", functools.partial(lease.acquire, renew_every=0.05))
-
-    v2.fail("RawScan", {"delay": {"seconds": 0.1}}, count=-1)
-
-    def take_it_away() -> None:
-        lease.break_lease(open_store(wanted.storage), force=True)
-
-    with pytest.raises(LeaseLost):
-        backup(wanted, when(StepStarted, "copy", take_it_away))
-    begun = run_record.read(open_store(wanted.storage))
-    assert begun is not None
-    assert safe_points(v2) == {service_id(begun.run_id): begun.description.backup_ts - 1}
 
 
 def test_where_nothing_is_nothing_is_made(tmp_path: Path) -> None:

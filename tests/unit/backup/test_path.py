@@ -1,0 +1,31 @@
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import cast
+from unittest import mock
+
+import pytest
+
+from tikv_br.backup.context import BackupContext
+from tikv_br.backup.options import BackupOptions
+from tikv_br.backup.path import give_path_back
+from tikv_br.backupset import lease
+from tikv_br.backupset.backup_set import BackupWriter
+from tikv_br.errors import StorageUnreachable
+from tikv_br.storage.local import LocalObjectStore
+from tikv_br.storage.url import parse
+
+
+@pytest.mark.parametrize("call", ["list", "stat", "delete"])
+def test_a_lease_ends_with_its_run_also_where_the_storage_fails(tmp_path: Path, call: str) -> None:
+    """What a run cannot find out or remove at its end stays; but nobody renews the lease, so that the next run can take the path."""
+    store = LocalObjectStore(parse(f"local://{tmp_path}"))
+    context = BackupContext(cast("BackupOptions", None))
+    context.store, context.writer, context.owns_work = store, BackupWriter(store), True
+    context.lease = lease.acquire(store, "backup")
+    failing = mock.patch.object(LocalObjectStore, call, side_effect=StorageUnreachable("on purpose"))
+    with failing, contextlib.suppress(StorageUnreachable):
+        give_path_back(context)
+    with lease.acquire(store, "backup") as taken:
+        taken.confirm()
