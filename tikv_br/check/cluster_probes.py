@@ -15,7 +15,6 @@ from tikv_br.cluster.pd_status import GcStatus, StoreStatus
 from tikv_br.cluster.timestamp import physical_ms
 from tikv_br.cluster.topology import store_api_version
 from tikv_br.errors import ClusterUnreachable
-from tikv_br.storage.base import exists
 
 CLOCK_WARN, CLOCK_FAIL = 1.0, 5.0
 """Seconds between this clock and PD's; comparisons of rows that expire allow for 5."""
@@ -184,7 +183,8 @@ def look_at_schedulers(around: Surroundings) -> Verdict:
 def look_at_import_mode(around: Surroundings) -> Verdict:
     """No store was left in import mode, as far as stores tell, and no restore of the backup at the storage has left it so."""
     cluster = around.cluster
-    if around.options.storage is not None and exists(around.store, layout.import_mode_name(cluster.cluster_id)):
+    folder = layout.import_mode_folder(cluster.cluster_id)
+    if around.options.storage is not None and any(around.store.list(folder)):
         return warn(
             "a restore of the backup at the storage has not put it back",
             "If it does not run any more: run the same restore again, which puts everything back.",

@@ -17,6 +17,8 @@ class ClusterChoice:
     config: ClusterConfig
     keyspace: str = ""
     """Id or name; ``""`` = A: the default one; B: the one with A's id."""
+    below: bytes = b""
+    """A prefix of all its keys, which is not compared."""
 
 
 @dataclass(frozen=True, slots=True)

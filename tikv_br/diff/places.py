@@ -29,15 +29,16 @@ class ClusterPlace:
     config: ClusterConfig
     api_version: ApiVersion
     keyspace_id: int
+    below: bytes = b""
 
     @property
     def codec(self) -> KeyCodec:
         """Of its keys."""
-        return KeyCodec(self.api_version, self.keyspace_id)
+        return KeyCodec(self.api_version, self.keyspace_id, self.below)
 
     def side(self, meter: Meter) -> ClusterSide:
         """To be asked, by this process's connection."""
-        return ClusterSide(shared_cluster(self.config).raw(self.keyspace_id), meter)
+        return ClusterSide(shared_cluster(self.config).raw(self.keyspace_id, below=self.below), meter)
 
     def __str__(self) -> str:
         return f"cluster {','.join(self.config.pd)} (API {_label(self.codec)})"
@@ -81,9 +82,8 @@ def find_cluster(choice: ClusterChoice, flag: str) -> ClusterPlace:
     cluster = shared_cluster(choice.config)
     info = cluster.info()
     check_gives_checksums(info, hint="Clusters from 6.1.1 on can.")
-    named = choice.keyspace
-    keyspace_id = int(named or 0) if named.isdigit() or not named else cluster.pd.keyspace_id(named)
-    return _checked(ClusterPlace(choice.config, info.api_version, keyspace_id), flag)
+    keyspace_id = cluster.pd.keyspace_id(choice.keyspace)
+    return _checked(ClusterPlace(choice.config, info.api_version, keyspace_id, choice.below), flag)
 
 
 def find_backup(choice: BackupChoice) -> tuple[BackupPlace, BackupSet]:
@@ -108,4 +108,5 @@ def _checked(place: Place, flag: str) -> Place:
 
 def _label(codec: KeyCodec) -> str:
     keyspace = f", keyspace {codec.keyspace_id}" if codec.keyspace_id else ""
-    return f"{codec.api_version.label}{keyspace}"
+    below = f", below {codec.below.hex()}" if codec.below else ""
+    return f"{codec.api_version.label}{keyspace}{below}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from tikv_br.diff.rows import RowDifferences
 
-Put = tuple[bytes, bytes, int]  # user key, value, TTL in seconds (0: never)
-
 
 @dataclass(frozen=True, slots=True)
 class RepairJob:
@@ -29,6 +27,10 @@ class RepairJob:
     diff: DiffJob
     delete: bool
     """Whether to remove what only B has."""
+    told: Callable[[Sequence[bytes]], object] | None = None
+    """Is told user keys before they are written to B. With it or `spare` the job cannot travel."""
+    spare: Callable[[Sequence[bytes]], Collection[bytes]] | None = None
+    """Says which of the user keys that only B has are not removed."""
 
 
 class Repair(NamedTuple):
@@ -79,23 +81,32 @@ def repair_ranges(job: RepairJob, task: Repair, context: TaskContext) -> Report:
 
 
 def _write(job: RepairJob, found: RowDifferences, a: Side, target: ClusterSide, report: Report) -> None:
+    from formats import columns
+
     for batch in (found.only_a, found.value):
-        puts = _puts(a, batch)
-        if any(ttl for _, _, ttl in puts) and not target.codec.api_version.has_ttl:
+        puts = a.lasting(batch)
+        expire_ts = columns.numbers(puts["expire_ts"])
+        if expire_ts.any() and not target.codec.api_version.has_ttl:
             raise ConversionUnsupported(
-                f"{sum(bool(ttl) for _, _, ttl in puts)} of the keys to write expire, and the second cluster keeps no TTLs",
+                f"{(expire_ts > 0).sum()} of the keys to write expire, and the second cluster keeps no TTLs",
                 hint="Repair into a cluster of API V1TTL or V2, or leave out the range of these keys.",
             )
-        target.raw.batch_put_with_ttls(puts)
-        report.puts += len(puts)
+        if job.told is not None and puts.num_rows:
+            job.told(puts["key"].to_pylist())
+        target.raw.put_columns(puts["key"], puts["value"], expire_ts)
+        report.puts += puts.num_rows
     if job.delete:
-        keys = found.only_b.to_pylist()
-        target.raw.batch_delete(keys)
+        keys = _unspared(job, found.only_b)
+        target.raw.delete_columns(keys)
         report.deletes += len(keys)
 
 
-def _puts(a: Side, rows: pa.RecordBatch) -> list[Put]:
-    """Rows of A with what is left of their time; those that are gone by now are left out."""
-    keys, values = rows["key"].to_pylist(), rows["value"].to_pylist()
-    puts = zip(keys, values, a.ttls(rows), strict=True)
-    return [(key, value, ttl) for key, value, ttl in puts if ttl is not None]
+def _unspared(job: RepairJob, keys: pa.LargeBinaryArray) -> pa.LargeBinaryArray:
+    """The keys that a repair may remove."""
+    if job.spare is None or not len(keys):
+        return keys
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    spared = pa.array(sorted(job.spare(keys.to_pylist())), pa.large_binary())
+    return keys.filter(pc.invert(pc.is_in(keys, value_set=spared)))

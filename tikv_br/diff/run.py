@@ -45,6 +45,8 @@ class DiffSummary:
     """Keys that differ now: all that were found or, after a repair, what it left."""
     executor: str
     seconds: float
+    session_seconds: float
+    """How long Spark took to start, for the comparison and a repair; 0 on the driver."""
     step_seconds: dict[str, float]
 
 
@@ -120,5 +122,6 @@ def _summary(context: DiffContext, seconds: float, timings: dict[str, float]) ->
         remaining=counts.total if repaired is None else repaired.counts.total,
         executor=context.options.where.executor,
         seconds=round(seconds, 3),
+        session_seconds=round(context.session_seconds, 3),
         step_seconds={name: round(value, 3) for name, value in timings.items()},
     )

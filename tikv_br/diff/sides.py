@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from tikv_br.cluster.rawkv import RawClient
 
 TTL_THREADS = 8
+MAX_EXPIRY = (1 << 64) - 1
 CHUNK_ROWS = 65_536
 CHUNK_BYTES = 16 << 20
 """Rows are held in pieces of about this size."""
@@ -54,11 +55,10 @@ class ClusterSide:
     def middle(self, span: Span) -> bytes | None:
         """Half-way between the first and the last key."""
         self._meter.scans += 2
-        page = next(self.raw.scan_pages(*self.codec.rpc_range(*span), 1, key_only=True), None)
-        last = self.raw.last_key(*span)
-        if page is None or last is None:
+        first, last = self.raw.first_rpc_key(*self.codec.rpc_range(*span)), self.raw.last_key(*span)
+        if first is None or last is None:
             return None
-        return between(self.codec.user_key(page.keys[0].as_py()), last)
+        return between(self.codec.user_key(first), last)
 
     def pages(self, span: Span) -> Iterator[pa.RecordBatch]:
         """The rows of a range, with user keys: batches of ``SCHEMA``."""
@@ -85,10 +85,24 @@ class ClusterSide:
         self._meter.scans += 1
         return self.raw.get_ttl(key)
 
-    def ttls(self, rows: pa.RecordBatch) -> list[int | None]:
-        """`ttl` of each row: a request each, several at once."""
+    def _expiry(self, key: bytes) -> int | None:
+        """When a key expires, in seconds since the epoch, 0 for never; None when it is gone."""
+        ttl = self.ttl(key)
+        return min(int(time.time()) + ttl, MAX_EXPIRY) if ttl else ttl
+
+    def lasting(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """Those of the rows that are there still, with their expiries, which no scan tells: a request each, several at once."""
+        if not self.codec.api_version.has_ttl:
+            return rows
+        import numpy as np
+        import pyarrow as pa
+
         with ThreadPoolExecutor(TTL_THREADS, thread_name_prefix="ttl") as pool:
-            return list(pool.map(self.ttl, rows["key"].to_pylist()))
+            expiries = list(pool.map(self._expiry, rows["key"].to_pylist()))
+        there = np.array([expiry is not None for expiry in expiries], np.bool_)
+        expire_ts = np.array([expiry or 0 for expiry in expiries], np.uint64)
+        at = rows.schema.get_field_index("expire_ts")
+        return rows.set_column(at, rows.schema.field(at), pa.array(expire_ts)).filter(pa.array(there))
 
 
 class RowsSide:
@@ -136,20 +150,22 @@ class RowsSide:
         import pyarrow as pa
         import pyarrow.compute as pc
 
+        from formats.rows import unexpired
+
         if self._origin is not None:
             return self._origin.ttl(key)
         row = self._rows.filter(pc.equal(self._rows["key"], pa.scalar(key, pa.large_binary())))
-        return self.ttls(row)[0] if row.num_rows else None
-
-    def ttls(self, rows: pa.RecordBatch) -> list[int | None]:
-        """`ttl` of each row."""
-        if self._origin is not None:
-            return self._origin.ttls(rows)
         now = int(time.time())
-        return [
-            (expire_ts - now if expire_ts > now else None) if expire_ts else 0
-            for expire_ts in rows["expire_ts"].to_pylist()
-        ]
+        expiries = unexpired(row, now)["expire_ts"].to_pylist()
+        return max(expiries[0] - now, 0) if expiries else None
+
+    def lasting(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """Those of the rows that are there still, with their expiries."""
+        if self._origin is not None:
+            return self._origin.lasting(rows)
+        from formats.rows import unexpired
+
+        return unexpired(rows, int(time.time()))
 
     def _within(self, span: Span) -> pa.RecordBatch:
         from formats.rows import within

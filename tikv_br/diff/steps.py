@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from tikv_br.backupset.backup_set import BackupSet
-from tikv_br.backupset.coverage import KeyRange
+from tikv_br.backupset.coverage import KeyRange, intersection
 from tikv_br.cluster.shared import shared_cluster
 from tikv_br.diff import plan
 from tikv_br.diff.options import BackupChoice, DiffOptions
@@ -37,6 +37,8 @@ class DiffContext:
     """What was written, and what differs even so; None = no repair took place."""
     delete: bool = False
     """Whether a repair removes what only B has."""
+    session_seconds: float = 0.0
+    """How long Spark took to start; 0 on the driver."""
 
     @property
     def job(self) -> DiffJob:
@@ -45,7 +47,7 @@ class DiffContext:
 
 
 def find_sides(context: DiffContext) -> None:
-    """Connect to both, and find what is to be compared. Raises `UsageError` when both are the same."""
+    """Connect to both, and find what is to be compared. Raises `UsageError` when they are the same, or B is a part of A."""
     options = context.options
     if isinstance(options.a, BackupChoice):
         context.a, context.backup = find_backup(options.a)
@@ -53,12 +55,20 @@ def find_sides(context: DiffContext) -> None:
         context.a = find_cluster(options.a, "--keyspace")
     same = str(context.a.keyspace_id or "")
     context.b = find_cluster(replace(options.b, keyspace=options.b.keyspace or same), "--other-keyspace")
-    if isinstance(context.a, ClusterPlace) and context.a.keyspace_id == context.b.keyspace_id:
-        ids = {shared_cluster(place.config).cluster_id for place in (context.a, context.b)}
-        if len(ids) == 1:
-            raise UsageError("both sides are the same keyspace of the same cluster")
+    if isinstance(context.a, ClusterPlace):
+        _check_apart(context.a, context.b, KeyRange(*context.a.codec.rpc_range(options.start, options.end)))
     context.reporter(Notice(f"A: {context.a}"))
     context.reporter(Notice(f"B: {context.b}"))
+
+
+def _check_apart(a: ClusterPlace, b: ClusterPlace, wanted: KeyRange) -> None:
+    """See that no row is on both sides."""
+    if shared_cluster(a.config).cluster_id != shared_cluster(b.config).cluster_id or a.keyspace_id != b.keyspace_id:
+        return
+    if not b.below:
+        raise UsageError("both sides are the same keyspace of the same cluster")
+    if not intersection(wanted, KeyRange(*b.codec.rpc_range(b"", b""))).is_empty:
+        raise UsageError("the second side lies within the first")
 
 
 def plan_ranges(context: DiffContext) -> None:
@@ -75,7 +85,7 @@ def plan_ranges(context: DiffContext) -> None:
 
 def compare(context: DiffContext) -> None:
     """Compare all ranges."""
-    run_tasks(
+    context.session_seconds += run_tasks(
         plan.tasks(context.units),
         partial(compare_units, context.job),
         options=context.options.where,
@@ -88,7 +98,7 @@ def compare(context: DiffContext) -> None:
 def repair(context: DiffContext) -> None:
     """Write the differences."""
     context.repaired = Report()
-    run_tasks(
+    context.session_seconds += run_tasks(
         repairs(context.units, context.found.ranges),
         partial(repair_ranges, RepairJob(context.job, context.delete)),
         options=context.options.where,

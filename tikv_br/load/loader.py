@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
@@ -14,15 +14,14 @@ from tikv_br.progress_events import Reporter, TasksProgress, silent
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from formats.columns import Numbers
     from tikv_br.load.sources import Source
-
-Put = tuple[bytes, bytes, int]  # user key, value, TTL in seconds (0: never)
 
 
 class PutClient(Protocol):
     """The part of `RawClient` that loading needs."""
 
-    def batch_put_with_ttls(self, rows: Iterable[Put]) -> None:
+    def put_columns(self, keys: pa.LargeBinaryArray, values: pa.LargeBinaryArray, expire_ts: Numbers, ttl: int) -> None:
         """Write pairs; see `RawClient`."""
 
 
@@ -45,36 +44,49 @@ def load_pairs(
     begins. Raises what the client raises; then some pairs are written and others not. Raises `UsageError` for
     tombstones, which cannot be put.
     """
+    from formats import columns
+    from formats.order import by_key
+
+    def put(rows: pa.RecordBatch) -> None:
+        client.put_columns(rows["key"], rows["value"], columns.numbers(rows["expire_ts"]), ttl)
+
     begin = time.monotonic()
     kvs = size = expired = 0
     with ThreadPoolExecutor(concurrency, thread_name_prefix="put") as pool:
         for batch in source.batches:
-            live = list(_live(batch, ttl))
-            rows = [(key, value, seconds) for key, (value, seconds) in dict(live).items()]
-            list(pool.map(client.batch_put_with_ttls, _parts(rows, concurrency)))  # raises what one of them raises
-            kvs += len(rows)
-            size += sum(len(key) + len(value) for key, value, _ in rows)
-            expired += len(batch) - len(live)
+            live = _live(batch)
+            rows = by_key(live)
+            list(pool.map(put, _parts(rows, concurrency)))  # raises what one of them raises
+            kvs += rows.num_rows
+            size += _bytes(rows)
+            expired += batch.num_rows - live.num_rows
             seconds = time.monotonic() - begin
             fraction = min(kvs / source.expected_rows, 1.0) if source.expected_rows else 0.0
             reporter(TasksProgress(0, 0, size, kvs, fraction, seconds))
     return Loaded(kvs, size, expired, time.monotonic() - begin)
 
 
-def _live(batch: pa.RecordBatch, ttl: int) -> Iterator[tuple[bytes, tuple[bytes, int]]]:
-    """Yield key, value and TTL of the rows that have not expired."""
-    now = int(time.time())
-    rows = zip(*(column.to_pylist() for column in batch.columns), strict=True)
-    for key, value, expire_ts, _ts, deleted in rows:
-        if deleted:
-            raise UsageError(f"key {key.hex()} is a tombstone: only pairs can be put")
-        if expire_ts == 0:
-            yield key, (value, ttl)
-        elif expire_ts > now:
-            yield key, (value, expire_ts - now)
+def _live(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The rows that have not expired. Raises `UsageError` for a tombstone."""
+    from formats import columns
+    from formats.rows import unexpired
+
+    deleted = columns.flags(batch["deleted"])
+    if deleted.any():
+        key = batch["key"][int(deleted.argmax())].as_py()
+        raise UsageError(f"key {key.hex()} is a tombstone: only pairs can be put")
+    return unexpired(batch, int(time.time()))
 
 
-def _parts(rows: Sequence[Put], count: int) -> list[Sequence[Put]]:
+def _bytes(rows: pa.RecordBatch) -> int:
+    """Of keys and values."""
+    from formats import columns
+
+    ends = [columns.view(rows[name])[0] for name in ("key", "value")]
+    return sum(int(each[-1] - each[0]) for each in ends)
+
+
+def _parts(rows: pa.RecordBatch, count: int) -> Iterator[pa.RecordBatch]:
     """Cut rows into up to ``count`` neighbouring parts of about equal length."""
-    size = max(1, -(-len(rows) // count))
-    return [rows[first : first + size] for first in range(0, len(rows), size)]
+    size = max(1, -(-rows.num_rows // count))
+    return (rows.slice(first, size) for first in range(0, rows.num_rows, size))

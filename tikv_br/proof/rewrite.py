@@ -10,37 +10,51 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from formats.api_version import ApiVersion
-from formats.keys import KeyCodec
+from formats.keys import KeyCodec, successor
 from formats.mce import GROUP
 from tikv_br.backupset.coverage import KeyRange
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+EVERY_KEY = KeyRange(b"", b"")
+
 
 @dataclass(frozen=True, slots=True)
 class Rewrite:
     """Keys that begin with ``old`` in the backup begin with ``new`` in the cluster. By default nothing changes."""
 
-    old: bytes = b""
-    new: bytes = b""
+    source: KeyRange = EVERY_KEY
+    """All keys with ``old``."""
+    target: KeyRange = EVERY_KEY
+    """All keys with ``new``."""
+
+    @classmethod
+    def of(cls, source: KeyCodec, old: bytes, target: KeyCodec, new: bytes) -> Rewrite:
+        """From a prefix of ``source``'s user keys to one of ``target``'s."""
+        return cls(_all_with(source, old), _all_with(target, new))
+
+    @property
+    def old(self) -> bytes:
+        """The prefix in the backup."""
+        return self.source.start
+
+    @property
+    def new(self) -> bytes:
+        """The prefix in the cluster."""
+        return self.target.start
 
     @property
     def changes(self) -> bool:
         """Whether keys come out other than they were."""
         return self.old != self.new
 
-    @property
-    def source(self) -> KeyRange:
-        """All keys of the backup that it is about."""
-        return KeyRange(self.old, successor(self.old))
-
     def range(self, span: KeyRange) -> KeyRange:
         """What a range of `source`, one that is not empty, is in the cluster."""
         if not self.changes:
             return span
         within = bool(span.end) and span.end.startswith(self.old)
-        end = self._key(span.end) if within else successor(self.new)
+        end = self._key(span.end) if within else self.target.end
         return KeyRange(self._key(span.start), end)
 
     def bounds(self, codec: KeyCodec, target: KeyRange) -> tuple[bytes, bytes]:
@@ -48,7 +62,7 @@ class Rewrite:
 
         Where the range ends with the prefix itself, a store takes the encoded prefix's bare successor and nothing else.
         """
-        if self.changes and target.end == successor(self.new):
+        if self.changes and target.end == self.target.end:
             return codec.bound(target.start), successor(encoded_prefix(codec.api_version, self.new))
         return codec.bound(target.start), codec.bound(target.end)
 
@@ -71,10 +85,9 @@ UNCHANGED = Rewrite()
 """Keys are called in the cluster as in the backup."""
 
 
-def successor(prefix: bytes) -> bytes:
-    """The smallest key above all that begin with ``prefix``; ``b""`` when there is none."""
-    kept = prefix.rstrip(b"\xff")
-    return kept[:-1] + bytes([kept[-1] + 1]) if kept else b""
+def _all_with(codec: KeyCodec, prefix: bytes) -> KeyRange:
+    """By user keys: where the prefix has no successor there, the keyspace ends, in its own form."""
+    return KeyRange(*codec.rpc_range(prefix, successor(prefix)))
 
 
 def stores_can(api_version: ApiVersion, rewrite: Rewrite) -> bool:

@@ -67,7 +67,7 @@ def put(context: RestoreContext) -> None:
 
 def _run(context: RestoreContext, bring: Callable[[FilePart, TaskContext], Brought]) -> None:
     parts = context.todo
-    run_tasks(
+    context.session_seconds = run_tasks(
         parts,
         bring,
         options=context.options.executor,

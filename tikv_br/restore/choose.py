@@ -62,16 +62,15 @@ def _keyspace(context: RestoreContext) -> KeyCodec | None:
     wanted = context.options.to_keyspace
     if not wanted:
         return None
-    is_id = wanted.isascii() and wanted.isdigit()
     try:
-        return KeyCodec(context.info.api_version, int(wanted) if is_id else context.cluster.pd.keyspace_id(wanted))
+        return KeyCodec(context.info.api_version, context.cluster.pd.keyspace_id(wanted))
     except UnsupportedFormat as error:
         raise UsageError(f"--to-keyspace: {error}") from None
 
 
 def _rewrite(context: RestoreContext, source: KeyCodec, target: KeyCodec) -> Rewrite:
     old, new = context.options.rewrite_prefix
-    rewrite = Rewrite(source.rpc_key(old), target.rpc_key(new))
+    rewrite = Rewrite.of(source, old, target, new)
     by_stores = context.options.mode is Mode.INGEST and context.via is not Via.UPLOAD
     if by_stores and not stores_can(source.api_version, rewrite):
         raise UsageError(

@@ -36,6 +36,7 @@ class Download:
         self._rule = _rule(part.rewrite, job)
         self._backend = brpb_pb2.StorageBackend.FromString(job.backend)
         self._slow_seconds = job.slow_seconds
+        self._fetched: dict[tuple[bytes, int], import_sstpb_pb2.Range | None] = {}
         self._cipher_info = brpb_pb2.CipherInfo.FromString(job.cipher_info)
 
     def bring(self, region: Region, meta: import_sstpb_pb2.SSTMeta, span: KeyRange) -> bool:
@@ -55,7 +56,13 @@ class Download:
         return True
 
     def _download(self, peer: Peer, meta: import_sstpb_pb2.SSTMeta) -> import_sstpb_pb2.Range | None:
-        """Have one store fetch the file; the range that it found, or None when it holds no row of the part."""
+        """Have one store fetch the file, once; the range that it found, or None when it holds no row of the part."""
+        asked = meta.uuid, peer.store_id
+        if asked not in self._fetched:
+            self._fetched[asked] = self._fetch(peer, meta)
+        return self._fetched[asked]
+
+    def _fetch(self, peer: Peer, meta: import_sstpb_pb2.SSTMeta) -> import_sstpb_pb2.Range | None:
         store = self._cluster.store(peer.store_id)
         request = import_sstpb_pb2.DownloadRequest(
             sst=meta,

@@ -1,13 +1,15 @@
 """One task of a restore: a part of a file gets to every replica's store, then the leader takes it into its region.
 
 Ingesting the same rows twice changes nothing, so whatever goes wrong between the two is answered by doing both again
-for the regions as they are then.
+for the regions as they are then. What a store has fetched for a region is not fetched again while the region stays as it is
+and nothing has been made of it yet: a new leader, or one that is busy, finds it where it lies.
 """
 
 from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Protocol
 
 from formats.keys import KeyCodec
@@ -26,12 +28,20 @@ from tikv_br.restore.plan import Brought, FilePart
 from tikv_br.restore.upload import Upload
 from tikv_br.spark.task import TaskContext
 
+CUT_UP = 8
+"""Regions from which on a file is sent in pieces. Fewer fetch it whole: that is done by machines that do not wait for each other."""
+_NOT_BEGUN = frozenset({"not_leader", "server_is_busy", "disk_full", "proposal_in_merging_mode"})
+"""Errors of an ingest that is refused before any replica hears of it: the files still lie at all of them."""
+
 
 class Transfer(Protocol):
     """A way for a part of a file to get to stores."""
 
     def bring(self, region: Region, meta: import_sstpb_pb2.SSTMeta, span: KeyRange) -> bool:
-        """Have all replicas' stores keep what lies in ``span`` and complete ``meta``; False when nothing does."""
+        """Have all replicas' stores keep what lies in ``span`` and complete ``meta``; False when nothing does.
+
+        After an error another try takes another ``meta``: a store may still be at work on this one.
+        """
 
 
 def ingest_part(job: IngestJob, part: FilePart, context: TaskContext) -> Brought:
@@ -41,7 +51,7 @@ def ingest_part(job: IngestJob, part: FilePart, context: TaskContext) -> Brought
     `ClusterError`.
     """
     cluster = shared_cluster(job.cluster)
-    if job.via is Via.UPLOAD:
+    if job.via is Via.UPLOAD or (job.via is Via.AUTO and _is_cut_up(cluster, job, part)):
         brought = _ingest(cluster, job, part, Upload)
     else:
         try:
@@ -54,6 +64,20 @@ def ingest_part(job: IngestJob, part: FilePart, context: TaskContext) -> Brought
         job.record.add(part.span)
     context.report(data_bytes=part.file.total_bytes, keys=part.file.total_kvs)
     return brought
+
+
+def _is_cut_up(cluster: Cluster, job: IngestJob, part: FilePart) -> bool:
+    """Whether the part lies in so many regions that it is sent, each region its own piece.
+
+    A store fetches a whole file for each region that is to get a piece of it: there is no other request.
+    """
+    codec, start, end = KeyCodec(job.api_version), part.target.start, part.target.end
+    for _region in range(CUT_UP - 1):
+        region = cluster.regions.locate(codec.bound(start))
+        start = codec.from_bound(region.end)
+        if not start or (end and start >= end):
+            return False
+    return True
 
 
 def _upload_instead(cluster: Cluster, job: IngestJob, part: FilePart, refusal: Exception) -> Brought:
@@ -71,6 +95,17 @@ def _ingest(
     return Brought(regions=sum(1 for _region in work.regions()), uploaded=int(way is Upload))
 
 
+@dataclass(slots=True)
+class _Held:
+    """What stores hold, or are about to, of one span for one region as it is now."""
+
+    place: tuple[int, int, int, KeyRange]
+    """Id, conf_ver and version of the region, and the span."""
+    meta: import_sstpb_pb2.SSTMeta
+    found: bool | None = None
+    """Whether the file has rows there; None until all stores have answered."""
+
+
 class _Ingestion:
     def __init__(self, cluster: Cluster, job: IngestJob, part: FilePart, transfer: Transfer) -> None:
         self._cluster = cluster
@@ -78,6 +113,7 @@ class _Ingestion:
         self._file = part.file
         self._span = part.target
         self._transfer = transfer
+        self._held: _Held | None = None
 
     def regions(self) -> Iterator[Region]:
         """Walk the regions of the part, each of them done when it is yielded."""
@@ -97,13 +133,33 @@ class _Ingestion:
     def _bring(self, region: Region, leader: StoreClient, rest: KeyRange) -> Region:
         """Get it to every replica of the region, ingest on its leader."""
         here = KeyRange(self._codec.from_bound(region.start), self._codec.from_bound(region.end))
-        meta = self._meta(region)
-        if self._transfer.bring(region, meta, intersection(rest, here)):
-            context = region.context(self._codec.api_version, self._cluster.cluster_id)
-            answer = leader.ingest(import_sstpb_pb2.IngestRequest(context=context, sst=meta))
-            if answer.HasField("error"):
-                raise RegionErrorSeen(answer.error)
+        held = self._hold(region, intersection(rest, here))
+        if held.found is None:
+            self._held = None  # until all have answered: two fetches of one name at one store would mix
+            held.found = self._transfer.bring(region, held.meta, held.place[-1])
+            self._held = held
+        if held.found:
+            self._take_in(region, leader, held)
         return region
+
+    def _hold(self, region: Region, span: KeyRange) -> _Held:
+        """What an earlier try has left at the stores, or nothing yet."""
+        place = region.id, region.conf_ver, region.version, span
+        if self._held is None or self._held.place != place:
+            self._held = _Held(place, self._meta(region))
+        return self._held
+
+    def _take_in(self, region: Region, leader: StoreClient, held: _Held) -> None:
+        self._held = (
+            None  # unless it is said that no replica has heard of the ingest: one that has lacks the file later
+        )
+        context = region.context(self._codec.api_version, self._cluster.cluster_id)
+        answer = leader.ingest(import_sstpb_pb2.IngestRequest(context=context, sst=held.meta))
+        if answer.HasField("error"):
+            refusal = RegionErrorSeen(answer.error)
+            if refusal.kind in _NOT_BEGUN:
+                self._held = held
+            raise refusal
 
     def _meta(self, region: Region) -> import_sstpb_pb2.SSTMeta:
         return import_sstpb_pb2.SSTMeta(

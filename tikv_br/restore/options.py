@@ -31,7 +31,7 @@ class Via(enum.StrEnum):
     UPLOAD = "upload"
     """They are read here and sent: the stores need no access to the storage."""
     AUTO = "auto"
-    """`STORES`, and `UPLOAD` for a file that stores cannot find, or may not read."""
+    """`STORES`, and `UPLOAD` for a file that stores cannot find, or may not read, or that many regions get a piece of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,5 +70,7 @@ class RestoreOptions:
     """Whether to go on with what an unfinished restore of the same backup into the same cluster has done."""
     state: StorageLocation | None = None
     """Where that is written down; None = beside the backup."""
+    lock_wait: float = 0.0
+    """Seconds to wait for another restore of the same backup into the same cluster to end."""
     dry_run: bool = False
     executor: ExecutorOptions = field(default_factory=lambda: ExecutorOptions("driver"))

@@ -90,13 +90,20 @@ class RestorePlan:
 
 
 def choose_parts(files: Iterable[FileEntry], wanted: Sequence[Wanted]) -> list[FilePart]:
-    """The parts of ``files`` that lie in ``wanted``, in the order of their keys. One that only touches is left out."""
-    parts = [
-        FilePart(file, span, each.rewrite)
-        for file in files
-        for each in wanted
-        if not (span := intersection(file.key_range, each.span)).is_empty
-    ]
+    """The parts of ``files`` that lie in ``wanted``, in the order of their keys. One that only touches is left out.
+
+    Ranges that are wanted do not overlap.
+    """
+    ordered = sorted(wanted, key=lambda each: each.span)
+    starts = [each.span.start for each in ordered]
+    parts: list[FilePart] = []
+    for file in files:
+        for at in range(max(bisect.bisect_right(starts, file.start_key) - 1, 0), len(ordered)):
+            if file.end_key and starts[at] >= file.end_key:
+                break
+            span = intersection(file.key_range, ordered[at].span)
+            if not span.is_empty:
+                parts.append(FilePart(file, span, ordered[at].rewrite))
     return sorted(parts, key=lambda part: part.span)
 
 

@@ -17,7 +17,7 @@ from tikv_br.storage.open import open_store
 
 def find_unfinished(context: RestoreContext) -> None:
     """See what an unfinished restore has done, and leave it out of what is to do."""
-    context.record = _record(context)
+    context.record = context.record or record_of(context)
     context.todo = context.parts
     if context.options.resume:
         _read(context, context.record)
@@ -29,7 +29,7 @@ def find_unfinished(context: RestoreContext) -> None:
     context.reporter(
         Notice(
             f"going on with the restore that began {began}: "
-            f"{len(context.parts) - len(context.todo)} of {len(context.parts)} files are in"
+            f"{context.resumed_files} of {len(context.parts)} files are in"
         )
     )
 
@@ -80,7 +80,8 @@ def _read(context: RestoreContext, record: RestoreRecord) -> None:
         raise BackupDamaged(error.message, hint=hint) from None
 
 
-def _record(context: RestoreContext) -> RestoreRecord:
+def record_of(context: RestoreContext) -> RestoreRecord:
+    """Where this restore is written down."""
     store = context.backup.store
     if context.options.state is not None:  # what is written there names keys of the backup
         store = open_store(replace(context.options.state, crypter=store.location.crypter))

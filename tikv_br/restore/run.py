@@ -47,6 +47,8 @@ class RestoreSummary:
     """The timestamp that all rows got; 0 = they kept their own, or were put."""
     cluster_id: int
     dry_run: bool
+    session_seconds: float
+    """Of the ingest or put: how long Spark took to start; 0 on the driver."""
     step_seconds: dict[str, float]
 
 
@@ -91,5 +93,6 @@ def restore(
         restamp_ts=context.restamp_ts,
         cluster_id=context.info.cluster_id,
         dry_run=options.dry_run,
+        session_seconds=round(context.session_seconds, 3),
         step_seconds={name: round(value, 3) for name, value in timings.items()},
     )

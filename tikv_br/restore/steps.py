@@ -14,6 +14,7 @@ from tikv_br.backupset.coverage import subtract
 from tikv_br.backupset.files import FileKind
 from tikv_br.cluster import timestamp
 from tikv_br.cluster.download_limit import DownloadLimit
+from tikv_br.cluster.first_key import first_rpc_key
 from tikv_br.cluster.shared import shared_cluster
 from tikv_br.cluster.split import scatter, split_at
 from tikv_br.errors import (
@@ -30,6 +31,7 @@ from tikv_br.proof.ranges import codec_of
 from tikv_br.restore.bring import ingest, put
 from tikv_br.restore.choose import plan, work_out
 from tikv_br.restore.context import RestoreContext
+from tikv_br.restore.exclusion import exclude_others, let_others_in, while_held
 from tikv_br.restore.import_mode import enter_import_mode, leave_import_mode, put_back
 from tikv_br.restore.inspect import inspect_files
 from tikv_br.restore.options import Mode, RestoreOptions, Via
@@ -38,6 +40,9 @@ from tikv_br.restore.resume import begin, find_unfinished, finish, may_hold_rows
 from tikv_br.steps import Line, Step
 from tikv_br.storage.backend import KEY_IN_CLEAR
 from tikv_br.storage.open import open_store
+
+FIRST_CHANGE = "write down the beginning"
+"""The step before which nothing of the target changes."""
 
 SCATTER_SECONDS = 60.0
 """How long to wait for new regions to spread; a restore works without, only slower."""
@@ -50,29 +55,31 @@ def restore_steps(options: RestoreOptions) -> list[Step[RestoreContext]]:
         Line("read the backup", read_backup),
         Line("check that backup and cluster fit", check_fit),
         Line("plan", plan),
+        *([] if options.dry_run else [Line("keep other restores out", exclude_others, let_others_in)]),
         Line("look for an unfinished restore", find_unfinished),
         *([] if options.dry_run else [Line("put back what a killed restore left", put_back)]),
         Line("check the target", check_target),
         Line("check every file", check_files),
     ]
     changes = [
-        Line("write down the beginning", begin),
-        Line("split and scatter", split),
+        Line(FIRST_CHANGE, while_held(begin)),
+        Line("split and scatter", while_held(split)),
     ]
     if options.mode is Mode.PUT:
-        changes.append(Line("put", put))
+        changes.append(Line("put", while_held(put)))
     else:
         checks.append(Line("check timestamps", check_timestamps))
         limit = [Line("limit downloads", limit_downloads, lift_limit)] if options.rate_limit else []
         lift = [Line("lift the limit", lift_limit)] if options.rate_limit else []
         if options.import_mode:
-            limit.append(Line("enter import mode", enter_import_mode, leave_import_mode))
+            limit.append(Line("enter import mode", while_held(enter_import_mode), leave_import_mode))
             lift.append(Line("leave import mode", leave_import_mode))
-        changes += [*limit, Line("ingest", ingest), *lift, Line("flush timestamps", flush_timestamps)]
+        changes += [*limit, Line("ingest", while_held(ingest)), *lift, Line("flush timestamps", flush_timestamps)]
     proof = [Line("compare checksums", compare)] if options.checksum else []
+    end = [Line("let other restores in", let_others_in)]
     if options.dry_run:
         return [*checks, Line("work out what would be done", work_out)]
-    return [*checks, *changes, *proof, Line("forget what was written down", finish)]
+    return [*checks, *changes, *proof, Line("forget what was written down", while_held(finish)), *end]
 
 
 def connect(context: RestoreContext) -> None:
@@ -108,8 +115,8 @@ def check_target(context: RestoreContext) -> None:
     if context.options.allow_overwrite:
         return
     for span in subtract((each.target for each in context.wanted), may_hold_rows(context)):
-        raw = context.cluster.raw(codec_of(context.backup.api_version, span).keyspace_id)
-        first = next((page.keys[0].as_py() for page in raw.scan_pages(span.start, span.end, 1) if len(page.keys)), None)
+        keyspace = codec_of(context.backup.api_version, span).keyspace_id
+        first = first_rpc_key(context.cluster, keyspace, span.start, span.end)
         if first is not None:
             raise TargetNotEmpty(f"the target holds data in {span}: its first key is {first.hex()}")
 

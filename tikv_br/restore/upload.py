@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+import uuid
 import zlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -30,6 +31,35 @@ if TYPE_CHECKING:
 CHUNK_SIZE = 1 << 20
 
 
+class _Walk:
+    """Goes once through batches of ascending user keys, range by range."""
+
+    def __init__(self, batches: Iterator[pa.RecordBatch]) -> None:
+        self._batches = batches
+        self._rest: pa.RecordBatch | None = None
+        self._end: bytes | None = b""
+
+    def stands_before(self, start: bytes) -> bool:
+        """Whether no row at or above ``start`` was left behind."""
+        return self._end is not None and start >= self._end
+
+    def within(self, start: bytes, end: bytes) -> Iterator[pa.RecordBatch]:
+        """The rows of ``[start, end)``, ``end`` ``b""`` = unbounded; those before it are left out for good."""
+        from formats.rows import within
+
+        self._end = end or None
+        while True:
+            batch = self._rest if self._rest is not None else next(self._batches, None)
+            if batch is None:
+                return
+            self._rest = batch if end and batch["key"][-1].as_py() >= end else None
+            rows = within(batch, start, end)
+            if rows.num_rows:
+                yield rows
+            if self._rest is not None:
+                return
+
+
 class Upload:
     """Sends one part to stores."""
 
@@ -38,12 +68,15 @@ class Upload:
         self._job = job
         self._part = part
         self._codec = codec_of(job.api_version, part.target)
+        self._walk = _Walk(self._all_rows())
 
     def bring(self, region: Region, meta: import_sstpb_pb2.SSTMeta, span: KeyRange) -> bool:
         """Have all replicas' stores keep the rows in ``span``; False when the part has none there.
 
-        Completes ``meta``. Raises `BackupDamaged` and `BackupUnsupported` naming the file, `StorageError`, `ClusterError`.
+        Completes ``meta``, with a new uuid: stores refuse one of which they have a part. Raises `BackupDamaged` and
+        `BackupUnsupported` naming the file, `StorageError`, `ClusterError`.
         """
+        meta.uuid, meta.crc32 = uuid.uuid4().bytes, 0
         with tempfile.TemporaryFile(prefix="tikv-br-") as file:
             if not self._write(file, meta, span):
                 return False
@@ -89,17 +122,23 @@ class Upload:
         return True
 
     def _rows(self, span: KeyRange) -> Iterator[pa.RecordBatch]:
-        """The newest row of each key in ``span``, under the name and with the timestamp that it gets."""
-        from formats.rows import LiveFilter, within
+        """The rows in ``span``: the file is read once for all regions, unless one has to be gone back to."""
+        start, end = user_range(self._codec, span)
+        if not self._walk.stands_before(start):
+            self._walk = _Walk(self._all_rows())
+        with naming(self._part.file):
+            yield from self._walk.within(start, end)
 
-        newest = LiveFilter(now=0)
-        part, target = self._part, user_range(self._codec, span)
+    def _all_rows(self) -> Iterator[pa.RecordBatch]:
+        """The newest row of each key of the part, under the name and with the timestamp that it gets."""
+        from formats.rows import LiveFilter
+
+        newest, part = LiveFilter(now=0), self._part
         source = codec_of(self._job.api_version, part.file.key_range)
-        with naming(part.file):
-            for batch in records(self._job.store, part.file, source, part.span):
-                rows = within(part.rewrite.apply(newest.apply(batch), source, self._codec), *target)
-                if rows.num_rows:
-                    yield self._stamped(rows)
+        for batch in records(self._job.store, part.file, source, part.span):
+            rows = part.rewrite.apply(newest.apply(batch), source, self._codec)
+            if rows.num_rows:
+                yield self._stamped(rows)
 
     def _stamped(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         import numpy as np

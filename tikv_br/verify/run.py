@@ -37,6 +37,8 @@ class VerifySummary:
     backup_ts: int
     executor: str
     seconds: float
+    session_seconds: float
+    """How long Spark took to start; 0 on the driver."""
     step_seconds: dict[str, float]
 
 
@@ -70,6 +72,7 @@ def verify(
         backup_ts=context.backup.backup_ts,
         executor=context.executor,
         seconds=round(time.monotonic() - began, 3),
+        session_seconds=round(context.session_seconds, 3),
         step_seconds={name: round(value, 3) for name, value in timings.items()},
     )
 

@@ -40,6 +40,8 @@ class VerifyContext:
     """Objects at the place that no record names."""
     findings: list[Finding] = field(default_factory=list)
     executor: str = "driver"
+    session_seconds: float = 0.0
+    """How long Spark took to start; 0 on the driver."""
     ranges: int = 0
     """Ranges of the cluster that were compared."""
     size: int = 0
@@ -121,7 +123,7 @@ def check_files(context: VerifyContext) -> None:
     size = sum(file.size for file in context.chosen)
     where = plan.choose_executor(options, size)
     context.executor = where.executor
-    run_tasks(
+    context.session_seconds = run_tasks(
         context.chosen,
         partial(check_file, job),
         options=where,
@@ -146,7 +148,7 @@ def compare(context: VerifyContext) -> None:
     tasks = plan.probes(backup.ranges, backup.files, context.chosen)
     where = plan.choose_executor(context.options, 0)
     context.executor = where.executor
-    run_tasks(
+    context.session_seconds = run_tasks(
         tasks,
         partial(compare_range, job),
         options=where,

@@ -14,7 +14,7 @@ import pytest
 from formats.api_version import ApiVersion
 from tests.integration.s3_servers import S3Server, moto_server
 from tests.live_cluster import LiveCluster, live_cluster
-from tikv_br.backupset.layout import import_mode_name
+from tikv_br.backupset.layout import import_mode_folder
 from tikv_br.check.cluster_probes import look_at_import_mode
 from tikv_br.check.probe import Result, Status
 from tikv_br.check.run import check
@@ -132,7 +132,7 @@ def test_stores_in_import_mode(live: LiveCluster, monkeypatch: pytest.MonkeyPatc
 def test_import_mode_that_a_restore_left(live: LiveCluster, tmp_path: Path) -> None:
     """A restore's own record of it lies beside the backup until it is put back."""
     place = StorageLocation("local", str(tmp_path))
-    record = import_mode_name(live.cluster.cluster_id)
+    record = f"{import_mode_folder(live.cluster.cluster_id)}/0123456789abcdef.json"
     open_store(place).put(record, b"{}")
     assert "has not put it back" in bad(look(live.config, place))["import-mode"]
     open_store(place).delete(record)

@@ -45,13 +45,3 @@ def fill(live: LiveCluster, rows: dict[bytes, bytes], keyspace_id: int = 0) -> N
     raw = live.raw(keyspace_id)
     raw.delete_range(b"", b"")
     raw.batch_put(rows)
-
-
-def contents(live: LiveCluster, keyspace_id: int = 0) -> dict[bytes, bytes]:
-    """All rows of a keyspace."""
-    raw = live.raw(keyspace_id)
-    found: dict[bytes, bytes] = {}
-    for page in raw.scan_pages(*raw.codec.rpc_range(b"", b"")):
-        keys = (raw.codec.user_key(key) for key in page.keys.to_pylist())
-        found.update(zip(keys, page.values.to_pylist(), strict=True))
-    return found

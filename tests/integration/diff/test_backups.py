@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from formats.api_version import ApiVersion
-from tests.integration.diff.conftest import ROWS, Clusters, contents, fill
+from tests.integration.diff.conftest import ROWS, Clusters, fill
 from tests.integration.diff.test_clusters import found, plant
-from tests.live_cluster import LiveCluster, live_cluster
+from tests.live_cluster import LiveCluster, contents, live_cluster
 from tests.openssl import crypter
 from tikv_br.backup.options import BackupOptions
 from tikv_br.backup.run import backup

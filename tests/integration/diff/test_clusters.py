@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.integration.diff.conftest import ROWS, Clusters, contents, fill
-from tests.live_cluster import LiveCluster
+from tests.integration.diff.conftest import ROWS, Clusters, fill
+from tests.live_cluster import LiveCluster, contents
 from tikv_br.diff.options import ClusterChoice, DiffOptions
 from tikv_br.diff.run import DiffResult, diff, repair
 from tikv_br.diff.values import Kind
@@ -80,6 +80,7 @@ def test_on_spark(clusters: Clusters) -> None:
     result = diff(asked(a, b, executor="spark", spark_master="local[1]"))
     assert found(result) == planted
     assert (result.summary.executor, result.summary.rows) == ("spark", len(ROWS) + 1)
+    assert 0 < result.summary.session_seconds < result.summary.seconds
     assert result.summary.scan_requests > 0
 
 

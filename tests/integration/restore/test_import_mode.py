@@ -5,16 +5,19 @@ from __future__ import annotations
 import os
 import signal
 import time
+from dataclasses import replace
+from functools import partial
 
 import pytest
 
+from tests.forks import Forks
 from tests.integration.backup.data import when
 from tests.integration.restore.conftest import ROWS, rows_of
-from tests.integration.restore.forked_restores import Forks
-from tests.integration.restore.test_resume import leftovers
+from tests.integration.restore.test_resume import WARM, leftovers, run_restore
 from tests.live_cluster import LiveCluster
+from tikv_br.backupset.lease import acquire
 from tikv_br.cluster.pb import import_sstpb_pb2
-from tikv_br.errors import TargetNotEmpty, Terminated
+from tikv_br.errors import LeaseHeld, TargetNotEmpty, Terminated
 from tikv_br.progress_events import StepStarted
 from tikv_br.restore.abort import Forgotten, abort_restores
 from tikv_br.restore.options import RestoreOptions
@@ -74,6 +77,44 @@ def test_a_restore_that_fails_puts_everything_back(source: StorageLocation, targ
     assert not any("import-mode" in name for name in leftovers(source))
 
 
+def test_it_lasts_until_the_last_restore_has_ended(source: StorageLocation, target: LiveCluster) -> None:
+    """Another restore of the same backup that begins and ends meanwhile, with import mode or without, and an abort end nothing."""
+
+    def another(new: bytes, *, import_mode: bool) -> None:
+        asked = replace(first, rewrite_prefix=(b"row", new), import_mode=import_mode)
+        assert restore(asked).verified
+        assert (importing(target), paused(target)) == ([True] * 3, MOVERS)
+
+    def meanwhile() -> None:
+        another(b"two", import_mode=True)
+        another(b"six", import_mode=False)
+        with pytest.raises(LeaseHeld):
+            abort_restores(source, target.config)
+        assert (importing(target), paused(target)) == ([True] * 3, MOVERS)
+
+    first = RestoreOptions(cluster=target.config, storage=source, rewrite_prefix=(b"row", b"one"), import_mode=True)
+    assert restore(first, when(StepStarted, "ingest", meanwhile)).verified
+    assert_normal(target)
+    assert leftovers(source) == []
+
+
+def test_the_first_to_end_leaves_it_to_the_other(source: StorageLocation, target: LiveCluster) -> None:
+    """Import mode outlasts a restore that wanted it where another one at work does; what a killed one has left goes by the next."""
+    other = RestoreRecord(open_store(source), "0123456789abcdef")
+    with acquire(other.lease_store(), "restore"):
+        other.pause(target.cluster.cluster_id, Paused(tuple(MOVERS)))
+        for name in MOVERS:
+            target.cluster.pd_http.pause_scheduler(name, 300)
+        options = RestoreOptions(cluster=target.config, storage=source, import_mode=True)
+        assert restore(options).verified
+        assert (importing(target), paused(target)) == ([True] * 3, MOVERS)
+    restore(
+        replace(options, rewrite_prefix=(b"row", b"two"), import_mode=False)
+    )  # to which the other one is a killed one
+    assert_normal(target)
+    assert leftovers(source) == []
+
+
 def test_abort_ends_it_too(source: StorageLocation, target: LiveCluster) -> None:
     """Who gives an unfinished restore up need not run another to have the cluster as it was."""
     record = RestoreRecord(open_store(source), "given-up")
@@ -95,8 +136,8 @@ def test_killed(source: StorageLocation, target: LiveCluster, number: signal.Sig
     executor = ExecutorOptions("driver", concurrency=2)
     options = RestoreOptions(cluster=target.config, storage=source, executor=executor, import_mode=True)
     target.fail("Ingest", {"delay": {"seconds": 0.5}}, count=-1)
-    with Forks() as forks:
-        pid = forks.start(options)
+    with Forks(*WARM) as forks:
+        pid = forks.start(partial(run_restore, options))
         while len(leftovers(source)) < 4:  # the beginning, import mode, and parts
             time.sleep(0.02)
         assert (importing(target), paused(target)) == ([True] * 3, MOVERS)

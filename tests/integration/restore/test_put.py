@@ -55,6 +55,7 @@ def test_rows_that_have_expired_are_left_out_and_counted(
         backup(BackupOptions(cluster=live.config, storage=location, safe_interval=0.0, executor="driver"))
     clock = SimpleNamespace(time=lambda: time.time() + 600)
     monkeypatch.setattr("tikv_br.restore.put.time", clock)
+    monkeypatch.setattr("tikv_br.cluster.columns.time", clock)
     summary = restore(RestoreOptions(cluster=target.config, storage=location, mode=Mode.PUT, checksum=False))
     assert summary.expired_kvs == 10
     assert set(rows_of(target)) == {b"lasting", b"long"}

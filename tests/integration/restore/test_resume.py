@@ -6,16 +6,26 @@ import contextlib
 import os
 import random
 import signal
+import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from tests.forks import Forks
 from tests.integration.restore.conftest import FILES, ROWS, rows_of
-from tests.integration.restore.forked_restores import Forks
 from tests.live_cluster import LiveCluster
 from tikv_br.backupset import layout
-from tikv_br.errors import BackupDamaged, ChecksumMismatch, StorageReadOnly, TargetNotEmpty, Terminated
+from tikv_br.errors import (
+    BackupDamaged,
+    ChecksumMismatch,
+    LeaseHeld,
+    StorageReadOnly,
+    TargetNotEmpty,
+    Terminated,
+    TikvBrError,
+)
 from tikv_br.progress_events import Event, Notice
 from tikv_br.restore.options import RestoreOptions
 from tikv_br.restore.record import remove_all
@@ -27,6 +37,12 @@ from tikv_br.storage.url import StorageLocation, parse
 
 KILLS = 20
 THREADS = 3
+WARM = (
+    __name__,
+    "formats.rawscan",
+    *(f"tikv_br.{name}" for name in ("cluster.cluster", "cluster.scan", "proof.stored_rows", "storage.local")),
+)
+"""What a restore imports."""
 
 
 def options_of(live: LiveCluster, location: StorageLocation, **changes: object) -> RestoreOptions:
@@ -35,9 +51,19 @@ def options_of(live: LiveCluster, location: StorageLocation, **changes: object) 
     return RestoreOptions(cluster=live.config, storage=location, executor=executor, **changes)  # type: ignore[arg-type]
 
 
+def run_restore(options: RestoreOptions) -> int:
+    """Restore in a process of its own; its exit code."""
+    try:
+        restore(options)
+    except TikvBrError as error:
+        sys.stderr.write(f"{type(error).__name__}: {error.message}\n")
+        return error.exit_code
+    return 0
+
+
 def leftovers(location: StorageLocation) -> list[str]:
-    """What restores have left in the storage."""
-    return [info.name for info in open_store(location).list(layout.RESTORE)]
+    """What restores have left in the storage, but for the lease of one that was killed or is at work."""
+    return [info.name for info in open_store(location).list(layout.RESTORE) if "/lease-" not in info.name]
 
 
 def break_off(live: LiveCluster, location: StorageLocation, rpc: str = "Ingest", **changes: object) -> None:
@@ -64,10 +90,10 @@ def test_a_restore_killed_at_any_moment_goes_on(source: StorageLocation, target:
     chance = random.Random(seed)
     options = options_of(target, source)
     slow = target.fail("Ingest", {"delay": {"seconds": 0.01}}, count=-1)
-    with Forks() as forks:
+    with Forks(*WARM) as forks:
         for _warm in (False, True):
             before, began = target.hits(slow), time.monotonic()
-            forks.start(options)
+            forks.start(partial(run_restore, options))
             assert forks.wait() == 0
             seconds, once = time.monotonic() - began, target.hits(slow) - before
             _check_and_empty(target, source)
@@ -75,7 +101,7 @@ def test_a_restore_killed_at_any_moment_goes_on(source: StorageLocation, target:
         while kills < KILLS:
             before, here, code = target.hits(slow), 0, -signal.SIGKILL
             while code:
-                pid = forks.start(options)
+                pid = forks.start(partial(run_restore, options))
                 if kills + here < KILLS and (not here or chance.random() < 0.6):
                     time.sleep(chance.uniform(0, seconds))
                     with contextlib.suppress(ProcessLookupError):  # it has ended before
@@ -189,3 +215,21 @@ def test_abort_can_forget_an_unfinished_restore(source: StorageLocation, target:
     assert leftovers(source) == []
     with pytest.raises(TargetNotEmpty):
         restore(options_of(target, source))
+
+
+def test_two_at_once_are_told_apart(source: StorageLocation, target: LiveCluster) -> None:
+    """The second is refused with a hint, or waits its turn, when it finds the rows of the first; another cluster is no matter."""
+    target.fail("Ingest", {"delay": {"seconds": 0.3}}, count=2)
+    with Forks(*WARM) as forks:
+        forks.start(partial(run_restore, options_of(target, source)))
+        while len(leftovers(source)) < 1:
+            time.sleep(0.02)
+        with pytest.raises(LeaseHeld, match="restore by") as raised:
+            restore(options_of(target, source))
+        assert "--lock-wait" in raised.value.hint
+        with pytest.raises(LeaseHeld):
+            remove_all(open_store(source))
+        with pytest.raises(TargetNotEmpty):
+            restore(options_of(target, source, lock_wait=120.0))
+        assert forks.wait() == 0
+    assert rows_of(target) == ROWS

@@ -140,6 +140,7 @@ def test_spark_finds_the_same(copied: Path) -> None:
     """Rows, bytes and findings are those of the threads."""
     on_threads, on_spark = (run(copied, Level.DATA, executor) for executor in (Executor.DRIVER, Executor.SPARK))
     assert on_spark.executor == "spark"
+    assert on_threads.session_seconds == 0 < on_spark.session_seconds < on_spark.seconds
     assert (on_spark.rows_checked, on_spark.bytes_read) == (on_threads.rows_checked, on_threads.bytes_read)
     for name in files(copied)[:2]:
         data = bytearray((copied / name).read_bytes())

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from formats import columns
 from tikv_br.errors import RequestRefused, UsageError
-from tikv_br.load.loader import Put, load_pairs
+from tikv_br.load.loader import load_pairs
 from tikv_br.load.sources import Source, made_pairs
 from tikv_br.progress_events import Event, TasksProgress
 
@@ -25,14 +25,19 @@ class FakeClient:
         self._running = 0
         self._lock = threading.Lock()
 
-    def batch_put_with_ttls(self, rows: Iterable[Put]) -> None:
-        """Take pairs, slowly enough to overlap."""
+    def put_columns(
+        self, keys: pa.LargeBinaryArray, values: pa.LargeBinaryArray, expire_ts: columns.Numbers, ttl: int
+    ) -> None:
+        """Take pairs, slowly enough to overlap. Keys must ascend."""
         with self._lock:
             self._running += 1
             self.most = max(self.most, self._running)
         time.sleep(0.01)
+        names, now = keys.to_pylist(), int(time.time())
+        assert names == sorted(set(names))
+        ttls = [int(each) - now if each else ttl for each in expire_ts]
         with self._lock:
-            self.pairs.update((key, (value, ttl)) for key, value, ttl in rows)
+            self.pairs.update(zip(names, zip(values.to_pylist(), ttls, strict=True), strict=True))
             self._running -= 1
 
 
@@ -92,7 +97,7 @@ def test_error_of_the_cluster_is_raised() -> None:
     """What one request raises ends the load."""
 
     class Refusing(FakeClient):
-        def batch_put_with_ttls(self, rows: Iterable[Put]) -> None:
+        def put_columns(self, *rows: object) -> None:
             raise RequestRefused("no")
 
     with pytest.raises(RequestRefused):

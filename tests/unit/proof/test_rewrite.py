@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import pyarrow as pa
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from formats.api_version import ApiVersion
-from formats.keys import KeyCodec
+from formats.keys import KeyCodec, successor
 from formats.records import SCHEMA
 from tikv_br.backupset.coverage import KeyRange
 from tikv_br.playground.rewrite import successor as stores_successor
-from tikv_br.proof.rewrite import UNCHANGED, Rewrite, encoded_prefix, stores_can, successor
+from tikv_br.proof.ranges import user_range
+from tikv_br.proof.rewrite import UNCHANGED, Rewrite, encoded_prefix, stores_can
 
-V2 = KeyCodec(ApiVersion.V2)
+V1, V2 = KeyCodec(ApiVersion.V1), KeyCodec(ApiVersion.V2)
 PREFIXES = st.binary(max_size=20)
 RESTS = st.binary(max_size=20)
 
@@ -24,15 +26,15 @@ def test_stores_can_where_the_encoded_rest_stays_as_it_is(old: bytes, new: bytes
     encoded_old, encoded_new = (encoded_prefix(ApiVersion.V2, prefix) for prefix in (old, new))
     encoded = V2.bound(old + rest) or b""
     assert encoded.startswith(encoded_old)
-    if stores_can(ApiVersion.V2, Rewrite(old, new)) and old + rest and new + rest:
+    if stores_can(ApiVersion.V2, Rewrite.of(V1, old, V1, new)) and old + rest and new + rest:
         assert encoded_new + encoded[len(encoded_old) :] == V2.bound(new + rest)
 
 
 def test_stores_cannot_shift_the_groups_of_v2() -> None:
     """Lengths that differ by other than whole groups are no matter for stores of V1, and none for those of V2."""
-    assert stores_can(ApiVersion.V1, Rewrite(b"a", b"abc"))
-    assert not stores_can(ApiVersion.V2, Rewrite(b"a", b"abc"))
-    assert stores_can(ApiVersion.V2, Rewrite(b"a", b"a" * 9))
+    assert stores_can(ApiVersion.V1, Rewrite.of(V1, b"a", V1, b"abc"))
+    assert not stores_can(ApiVersion.V2, Rewrite.of(V1, b"a", V1, b"abc"))
+    assert stores_can(ApiVersion.V2, Rewrite.of(V1, b"a", V1, b"a" * 9))
 
 
 @given(PREFIXES, PREFIXES, RESTS, RESTS, RESTS)
@@ -40,7 +42,7 @@ def test_a_rewritten_range_holds_exactly_the_rewritten_keys(
     old: bytes, new: bytes, one: bytes, other: bytes, rest: bytes
 ) -> None:
     """A key with the old prefix lies in a range if and only if the new key lies in the new range."""
-    rewrite = Rewrite(old, new)
+    rewrite = Rewrite.of(V1, old, V1, new)
     low, high = sorted((one, other))
     for span in (KeyRange(old + low, old + high), KeyRange(old + low, successor(old)), rewrite.source):
         if not span.is_empty:
@@ -60,7 +62,7 @@ def test_the_successor_is_that_of_the_stores(prefix: bytes) -> None:
 
 def test_the_end_of_a_keyspace_is_bare() -> None:
     """Not encoded: the encoded bound of the next keyspace does not begin with the new prefix, and a store refuses it."""
-    rewrite = Rewrite(b"r\0\0\0", b"r\0\x10\x92")
+    rewrite = Rewrite.of(V2, b"", KeyCodec(ApiVersion.V2, 0x1092), b"")
     whole = rewrite.range(KeyRange(b"r\0\0\0", b"r\0\0\1"))
     assert whole == KeyRange(b"r\0\x10\x92", b"r\0\x10\x93")
     assert rewrite.bounds(V2, whole) == (V2.bound(b"r\0\x10\x92"), b"r\0\x10\x93")
@@ -69,15 +71,26 @@ def test_the_end_of_a_keyspace_is_bare() -> None:
     assert UNCHANGED.bounds(V2, whole) == (V2.bound(whole.start), V2.bound(whole.end))
 
 
+@pytest.mark.parametrize("keyspace_id", [0, 255, 0xFFFF, 0xFFFFFF])
+def test_a_whole_keyspace_ends_where_keyspaces_end(keyspace_id: int) -> None:
+    """The end is the one that the codec says, and is no user key, also where the id's last byte is the largest."""
+    codec = KeyCodec(ApiVersion.V2, keyspace_id)
+    whole = KeyRange(*codec.rpc_range(b"", b""))
+    moved = Rewrite.of(V2, b"", codec, b"")
+    assert moved.range(KeyRange(*V2.rpc_range(b"", b""))) == whole
+    assert Rewrite.of(codec, b"", V2, b"").source == whole
+    assert user_range(codec, Rewrite.of(V2, b"old", codec, b"\xff").target) == (b"\xff", b"")
+
+
 def test_records_get_their_new_names() -> None:
     """Those with the old prefix, and only they, come out under the new one, across keyspaces."""
     keys = [b"", b"ol", b"old", b"old1", b"older", b"z"]
     rows = {"key": keys, "value": keys, "expire_ts": [0] * 6, "ts": [5] * 6, "deleted": [False] * 6}
     batch = pa.RecordBatch.from_pydict(rows, SCHEMA)
     source, target = KeyCodec(ApiVersion.V2, 0), KeyCodec(ApiVersion.V2, 7)
-    moved = Rewrite(source.rpc_key(b"old"), target.rpc_key(b"new/")).apply(batch, source, target)
+    moved = Rewrite.of(source, b"old", target, b"new/").apply(batch, source, target)
     assert moved["key"].to_pylist() == [b"new/", b"new/1", b"new/er"]
     assert moved["value"].to_pylist() == [b"old", b"old1", b"older"]
     assert moved.schema == SCHEMA
     assert UNCHANGED.apply(batch, source, source).equals(batch)
-    assert Rewrite(source.prefix, target.prefix).apply(batch, source, target).equals(batch)
+    assert Rewrite.of(source, b"", target, b"").apply(batch, source, target).equals(batch)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from tests.damage import FLIPS, Victim, cases, read_objects
 from tests.faulty_store import FaultyStore
 from tikv_br.backupset.coverage import KeyRange, subtract
 from tikv_br.errors import BackupDamaged, StorageUnreachable
-from tikv_br.restore.record import Begun, RestoreRecord, remove_all
+from tikv_br.restore.record import Begun, Paused, RestoreRecord, paused_by, remove_all, schedulers_of
 from tikv_br.storage.base import ObjectStore
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import parse
@@ -66,6 +68,17 @@ def test_an_end_broken_off_anywhere_leaves_nothing_to_do(store: ObjectStore, ste
     assert list(store.list()) == []
 
 
+@pytest.mark.parametrize("faults", ["a", "b", "bba"])
+def test_a_restore_does_not_fail_by_its_last_deletion(store: ObjectStore, faults: str) -> None:
+    """A lost answer to it would leave rows in the target and no word of whose they are: it is asked for again."""
+    record = record_in(store)
+    record.begin(BEGUN)
+    for span in SPANS:
+        record.add(span)
+    record_in(FaultyStore(store, "." * (1 + len(SPANS)) + faults)).complete(BEGUN, [WHOLE])
+    assert list(store.list()) == []
+
+
 @pytest.mark.parametrize("step", range(5))
 def test_a_fresh_begin_broken_off_never_takes_over_old_entries(store: ObjectStore, step: int) -> None:
     """What another restore has left must not count as done by the one that begins anew."""
@@ -111,3 +124,59 @@ def test_all_records_of_a_backup_go_at_once(store: ObjectStore) -> None:
         record.add(SPANS[0])
     assert remove_all(store) == 2
     assert list(store.list()) == []
+
+
+def test_damaged_records_of_restores_count_for_nothing(store: ObjectStore, tmp_path: Path) -> None:
+    """Of two restores of one backup each is told by its own records: what is damaged or another's is named."""
+    records = [RestoreRecord.of(store, cluster, b"backupmeta", []) for cluster in (7, 8)]
+    before: dict[str, bytes] = {}
+    for number, record in enumerate(records):
+        record.begin(replace(BEGUN, cluster_id=7 + number))
+        before = before or read_objects(tmp_path / "backup")
+        record.extend(replace(BEGUN, cluster_id=7 + number, empty=(*BEGUN.empty, WHOLE)))
+        for span in SPANS:
+            record.add(span)
+    objects = read_objects(tmp_path / "backup")
+    victim, seen = Victim(tmp_path / "backup", objects), set()
+    sound = [told(record) for record in records]
+    for case in cases(objects, before, lambda _kind: FLIPS):
+        seen.add((case.kind, case.damage))
+        victim.damage(case)
+        found = [told(record) for record in records]
+        if case.damage in {"missing", "older"}:
+            assert all(one <= other for one, other in zip(found, sound, strict=True)), str(case)
+        else:
+            said = " ".join(each for one in found for each in one if isinstance(each, str))
+            assert any(name in said for name in case.change), str(case)
+        victim.mend(case)
+    every = {"missing", "empty", "truncated", "short of a byte", "swapped", "flipped"}
+    assert seen == {(kind, damage) for kind in ("restore begun", "restore part") for damage in every} | {
+        ("restore begun", "older")
+    }
+
+
+def told(record: RestoreRecord) -> set[object]:
+    """The spans that a restore may take for done or for its own, or what is said of a record that does not read."""
+    try:
+        begun = record.begun()
+        return set() if begun is None else {*record.restored(begun), *begun.empty}
+    except BackupDamaged as error:
+        return {error.message}
+
+
+def test_damaged_records_of_import_mode_put_back_no_scheduler_of_others(store: ObjectStore, tmp_path: Path) -> None:
+    """Whatever befalls a record, it stays known which restores want import mode, and only what one of them has paused goes on."""
+    records = [RestoreRecord.of(store, 7, b"backupmeta", [(b"", new)]) for new in (b"a", b"b")]
+    for record, name in zip(records, ("balance-leader-scheduler", "balance-region-scheduler"), strict=True):
+        record.pause(7, Paused((name,)))
+    objects = read_objects(tmp_path / "backup")
+    victim, sound, seen = Victim(tmp_path / "backup", objects), paused_by(store, 7), set()
+    assert sound.keys() == {record.id for record in records}
+    for case in cases(objects, {}, lambda _kind: FLIPS):
+        seen.add(case.damage)
+        victim.damage(case)
+        found = paused_by(store, 7)
+        assert schedulers_of(found) <= schedulers_of(sound), str(case)
+        assert len(found) == 1 + (case.damage != "missing"), str(case)
+        victim.mend(case)
+    assert seen == {"missing", "empty", "truncated", "short of a byte", "swapped", "flipped"}
