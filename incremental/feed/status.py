@@ -1,0 +1,29 @@
+"""What a feed tells of itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class FeedStatus:
+    """How a feed is doing."""
+
+    resolved_ts: int = 0
+    regions: int = 0
+    """That are subscribed to."""
+    scanning: int = 0
+    """Of them, those whose incremental scan has not ended: nothing of theirs is resolved yet."""
+    holes: int = 0
+    """Parts of the span that wait for a subscription; they hold the resolved-ts back."""
+    stores: int = 0
+    """With a stream."""
+    rows: int = 0
+    """Yielded so far."""
+    late_rows: int = 0
+    """Of them, how many came at or below a resolved-ts already yielded: a new leader's timestamps were older than the
+    hold-back allows for."""
+    queued_bytes: int = 0
+    """Of messages that wait for the consumer."""
+    errors: dict[str, int] = field(default_factory=dict)
+    """How often each kind of error was met; each was followed by another try."""

@@ -1,0 +1,38 @@
+"""Captures in threads of a test."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+from incremental.group.capture import Capture, CaptureOptions
+from tikv_br.cluster.cluster import Cluster
+from tikv_br.cluster.etcd import Etcd
+from tikv_br.errors import TikvBrError
+
+JOIN_SECONDS = 90.0
+
+
+@contextlib.contextmanager
+def member(etcd: Etcd, source: Cluster, scratch: Path, lease: int) -> Iterator[threading.Event]:
+    """A capture that runs for the length of the block; the event ends it. Fails when it ended by an error."""
+    stop = threading.Event()
+    errors: list[TikvBrError] = []
+
+    def run() -> None:
+        try:
+            Capture(etcd, source, CaptureOptions(scratch, lease)).run(stop)
+        except TikvBrError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run, name="capture")
+    thread.start()
+    try:
+        yield stop
+    finally:
+        stop.set()
+        thread.join(JOIN_SECONDS)
+    assert not thread.is_alive()
+    assert not errors

@@ -1,0 +1,205 @@
+"""Captures that share a changefeed, in threads of the test: what they do in turn, and what they leave in etcd."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from formats.api_version import ApiVersion
+from incremental.group.changefeeds import Changefeeds
+from incremental.group.model import ChangefeedInfo, GroupState, State, dump
+from incremental.group.store import GroupStore
+from incremental.handover import FromNow, resolve, service_id
+from tests.etcd import real_etcd
+from tests.integration.incremental.conftest import Clusters
+from tests.integration.incremental.members import member
+from tests.live_cluster import LiveCluster, contents, live_cluster
+from tests.waiting import eventually
+from tikv_br.backupset.coverage import KeyRange
+from tikv_br.cluster.etcd import Etcd
+from tikv_br.playground.etcd import EtcdServer
+
+V2 = ApiVersion.V2
+PATIENCE = 90.0
+"""Seconds that a slow machine may take for anything."""
+LEASE = 4
+
+
+class Group:
+    """A source, a target, and an etcd in which the captures of one test meet."""
+
+    def __init__(self, source: LiveCluster, target: LiveCluster, server: EtcdServer, etcd: Etcd, scratch: Path) -> None:
+        self.source, self.target, self.server, self.etcd = source, target, server, etcd
+        self.store = GroupStore(etcd, source.cluster.cluster_id)
+        self._scratch = scratch
+
+    def create(self, name: str, spans: int = 2) -> Changefeeds:
+        """A changefeed of all of keyspace 0 to the target, from now on; made as a command does."""
+        span = KeyRange(*self.source.raw().codec.rpc_range(b"", b""))
+        start_ts = resolve(FromNow(), self.source.cluster, span)
+        made = Changefeeds(self.store, self.source.cluster.pd)
+        made.create(
+            ChangefeedInfo(
+                name, f"tikv://{self.target.pd}", 0, b"", b"", start_ts, created_ms=1, spans=spans, hold_back_ms=0
+            )
+        )
+        return made
+
+    def safe_point(self, name: str) -> int:
+        """What PD holds for a changefeed; 0 = nothing."""
+        points = self.source.get("/pd/api/v1/gc/safepoint")["service_gc_safe_points"]
+        found = [int(point["safe_point"]) for point in points if point["service_id"] == service_id(name)]
+        return found[0] if found else 0
+
+    def capture(self) -> AbstractContextManager[threading.Event]:
+        """A capture that runs for the length of the block; the event ends it."""
+        return member(self.etcd, self.source.cluster, self._scratch, LEASE)
+
+    def wait(self, what: str, is_there: Callable[[GroupState], object]) -> GroupState:
+        """Wait for a state."""
+        until = time.monotonic() + PATIENCE
+        while not is_there(state := self.store.snapshot()):
+            assert time.monotonic() < until, f"{what}: {state}"
+            time.sleep(0.05)
+        return state
+
+    def wait_until_equal(self) -> None:
+        """Wait for the target to hold what the source holds."""
+        wanted = contents(self.source)
+        eventually(lambda: contents(self.target) == wanted, PATIENCE, every=0.1)
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveCluster]:
+    """Where changes go."""
+    with live_cluster(tmp_path_factory.mktemp("target"), V2, stores=1, regions=3) as live:
+        yield live
+
+
+@pytest.fixture
+def group(clusters: Clusters, target: LiveCluster, tmp_path: Path) -> Iterator[Group]:
+    """Nothing in it yet."""
+    source = clusters(V2)
+    for live in (source, target):
+        live.raw().delete_range(b"", b"")
+    with real_etcd(tmp_path / "etcd") as server, Etcd.connect([server.address]) as etcd:
+        yield Group(source, target, server, etcd, tmp_path)
+
+
+def holders(state: GroupState) -> set[str]:
+    """The captures that have tasks."""
+    return {task.capture for task in state.tasks.values()}
+
+
+def test_captures_share_and_hand_over(group: Group) -> None:
+    """One follows all, a second gets its half, the first hands its own back; nothing is lost, and GC follows."""
+    group.create("shared")
+    raw = group.source.raw()
+    raw.batch_put({b"%03d" % at: b"first" for at in range(300)})
+    with group.capture() as stop_first:
+        one = group.wait("one has both", lambda state: len(state.tasks) == 2 and "" not in holders(state))
+        (first,) = holders(one)
+        group.wait_until_equal()
+        with group.capture():
+            both = group.wait("each has one", lambda state: len(holders(state) - {""}) == 2)
+            assert max(task.epoch for task in both.tasks.values()) == 2
+            raw.batch_put({b"%03d" % at: b"second" for at in range(200)})
+            group.wait_until_equal()
+            reached = group.store.snapshot().checkpoint_ts("shared")
+            began = time.monotonic()
+            stop_first.set()
+            group.wait(
+                "the second has both", lambda state: len(holders(state)) == 1 and not holders(state) & {"", first}
+            )
+            assert time.monotonic() - began < PATIENCE
+            raw.batch_delete([b"%03d" % at for at in range(100)])
+            group.wait_until_equal()
+            later = group.wait("it goes on", lambda state: state.checkpoint_ts("shared") > reached)
+            assert one.changefeeds["shared"].start_ts - 1 <= group.safe_point("shared") < later.checkpoint_ts("shared")
+            told = group.wait("the owner says so", lambda state: state.statuses["shared"].checkpoint_ts > reached)
+            assert told.statuses["shared"].checkpoint_ts <= told.checkpoint_ts("shared")
+            assert first not in later.captures
+    left = group.store.snapshot()
+    assert (holders(left), dict(left.captures), left.owner) == ({""}, {}, "")
+
+
+def test_a_changefeed_rests_goes_on_and_is_removed(group: Group) -> None:
+    """Paused it writes nothing, resumed it loses nothing of what came meanwhile, and removed it leaves nothing."""
+    feeds = group.create("told", spans=3)
+    raw = group.source.raw()
+    with group.capture():
+        raw.put(b"one", b"1")
+        group.wait_until_equal()
+        feeds.pause("told")
+        rested = group.wait("it rests", lambda state: holders(state) == {""})
+        raw.put(b"two", b"2")
+        time.sleep(1)
+        assert group.store.snapshot().checkpoint_ts("told") == rested.checkpoint_ts("told")
+        assert b"two" not in contents(group.target)
+        feeds.resume("told")
+        group.wait_until_equal()
+        feeds.remove("told")
+        left = group.store.snapshot()
+        assert (dict(left.changefeeds), dict(left.tasks), dict(left.progress), dict(left.statuses)) == ({}, {}, {}, {})
+        assert group.safe_point("told") == 0
+
+
+def test_what_no_try_cures_fails_the_changefeed_until_it_is_resumed(group: Group) -> None:
+    """A sink that is the source itself: nobody tries again by himself, and what is put right goes on."""
+    feeds = group.create("bad")
+    key = group.store.keys.changefeed("bad")
+    wrong = replace(group.store.snapshot().changefeeds["bad"], sink=f"tikv://{group.source.pd}")
+    group.etcd.put(key, dump(wrong))
+    with group.capture():
+        failed = group.wait("it fails", lambda state: state.changefeeds["bad"].state is State.FAILED)
+        assert "the very keyspace" in failed.changefeeds["bad"].error
+        group.wait("its tasks are free", lambda state: holders(state) == {""})
+        feeds.update("bad", lambda found: replace(found, sink=f"tikv://{group.target.pd}"))
+        feeds.resume("bad")
+        group.source.raw().put(b"key", b"value")
+        group.wait_until_equal()
+        assert group.store.snapshot().changefeeds["bad"].state is State.NORMAL
+
+
+def test_a_capture_that_the_group_forgot_joins_under_another_name(group: Group) -> None:
+    """Its lease revoked, it ends what it does, and comes back as new; the work goes on."""
+    group.create("again")
+    raw = group.source.raw()
+    with group.capture():
+        before = group.wait("it works", lambda state: len(state.tasks) == 2 and "" not in holders(state))
+        (name,) = before.captures
+        group.etcd.revoke(before.items[group.store.keys.capture(name)].lease)
+        after = group.wait("another works", lambda state: holders(state) and not holders(state) & {"", name})
+        assert min(task.epoch for task in after.tasks.values()) == 2
+        raw.put(b"key", b"value")
+        group.wait_until_equal()
+
+
+def test_without_etcd_nothing_is_written_and_nothing_lost(group: Group) -> None:
+    """While etcd stands still for longer than the lease no capture writes; killed and started again it is missed by none."""
+    group.create("alone")
+    raw = group.source.raw()
+    with group.capture():
+        raw.put(b"before", b"1")
+        group.wait_until_equal()
+        group.server.process.send_signal(signal.SIGSTOP)
+        time.sleep(LEASE + 1)
+        raw.put(b"while", b"2")
+        time.sleep(2)
+        assert b"while" not in contents(group.target)
+        group.server.process.send_signal(signal.SIGCONT)
+        group.wait_until_equal()
+        group.server.kill()
+        raw.put(b"between", b"3")
+        group.server.start()
+        raw.put(b"after", b"4")
+        group.wait_until_equal()
+        reached = group.store.snapshot().checkpoint_ts("alone")
+        group.wait("it goes on", lambda state: state.checkpoint_ts("alone") > reached)

@@ -1,0 +1,260 @@
+"""The feed of a cluster that writes while its regions split, merge, change leaders and stores."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import time
+from pathlib import Path
+
+import pytest
+
+from formats.api_version import ApiVersion
+from formats.keys import MAX_TS
+from incremental.feed import Feed, FeedOptions, Resolved, Rows
+from incremental.span import Span
+from tests.integration.incremental.conftest import Clusters
+from tests.live_cluster import LiveCluster, contents, live_cluster
+from tikv_br.cluster.cluster import Cluster
+from tikv_br.errors import ClusterUnfit
+
+STEPS = 12
+PATIENCE = 90.0
+"""Seconds that a slow machine may take to catch up."""
+
+
+class Told:
+    """What a feed has told."""
+
+    def __init__(self, feed: Feed) -> None:
+        self._feed = feed
+        self._newest: dict[bytes, tuple[int, bytes, bool]] = {}
+        self.resolved = 0
+
+    def take(self, seconds: float) -> bool:
+        """Take one event; whether there was one. No row may come at or below what was resolved before it."""
+        event = self._feed.poll(seconds)
+        match event:
+            case Rows(batch):
+                for row in batch.to_pylist():
+                    assert row["ts"] > self.resolved
+                    known = self._newest.get(row["key"])
+                    if known is None or row["ts"] >= known[0]:
+                        self._newest[row["key"]] = (row["ts"], row["value"], row["deleted"])
+            case Resolved(ts):
+                assert ts > self.resolved
+                self.resolved = ts
+            case None:
+                pass
+        return event is not None
+
+    def until(self, ts: int) -> None:
+        """Take all up to a timestamp."""
+        deadline = time.monotonic() + PATIENCE
+        while self.resolved < ts:
+            assert time.monotonic() < deadline, self._feed.status
+            self.take(1.0)
+
+    @property
+    def state(self) -> dict[bytes, bytes]:
+        """The live rows."""
+        return {key: value for key, (_, value, deleted) in self._newest.items() if not deleted}
+
+
+def now(live: LiveCluster) -> int:
+    """A timestamp that every later write is above and every earlier one at or below."""
+    ts = live.cluster.pd.tso()
+    live.cluster.flush_timestamps()
+    return ts
+
+
+def write(live: LiveCluster, chance: random.Random, step: int) -> None:
+    """Put, overwrite and delete."""
+    raw = live.raw()
+    raw.batch_put({b"%04d" % chance.randrange(300): b"%d-%d" % (step, at) for at in range(40)})
+    for _ in range(5):
+        raw.delete(b"%04d" % chance.randrange(300))
+
+
+def move(live: LiveCluster, chance: random.Random) -> None:
+    """Split, merge, or change a leader."""
+    codec = live.raw().codec
+    regions = live.regions()
+    match chance.choice(["split", "split", "merge", "transfer-leader"]):
+        case "split":
+            live.split(codec.bound(codec.rpc_key(b"%04d" % chance.randrange(300))))
+        case "merge":
+            at = chance.randrange(len(regions) - 1)
+            source, target = chance.sample(regions[at : at + 2], 2)
+            live.run("merge", source=source["id"], target=target["id"])
+        case _:
+            region = chance.choice(regions)
+            others = [store_id for store_id in live.store_ids if store_id != region["leader_store"]]
+            live.run("transfer-leader", region_id=region["id"], store_id=chance.choice(others))
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_feed_follows_regions_that_move(seed: int, clusters: Clusters) -> None:
+    """After splits, merges and leader moves between writes, what the feed told adds up to what the cluster holds."""
+    live, chance = clusters(ApiVersion.V2), random.Random(seed)
+    codec = live.raw().codec
+    live.raw().delete_range(b"", b"")
+    span = Span(*codec.rpc_range(b"", b""))
+    with Feed(live.cluster, codec, span, now(live)) as feed:
+        told = Told(feed)
+        for step in range(STEPS):
+            write(live, chance, step)
+            move(live, chance)
+            while told.take(0.05):
+                pass
+        told.until(now(live))
+        assert feed.status.late_rows == 0
+    assert told.state == contents(live)
+
+
+def test_a_feed_outlives_its_stores(clusters: Clusters) -> None:
+    """While a store is down the resolved-ts stands still for its regions; once it is back, all of its changes come."""
+    live, chance = clusters(ApiVersion.V2), random.Random(3)
+    codec = live.raw().codec
+    live.raw().delete_range(b"", b"")
+    with Feed(live.cluster, codec, Span(*codec.rpc_range(b"", b"")), now(live), FeedOptions(hold_back=3.0)) as feed:
+        told = Told(feed)
+        write(live, chance, 0)
+        told.until(now(live))
+        for store_id in live.store_ids:
+            live.run("kill-store", store_id=store_id)
+            try:
+                for _ in range(5):
+                    told.take(0.2)
+            finally:
+                live.run("restart-store", store_id=store_id)
+            write(live, chance, store_id)
+        told.until(now(live))
+        assert feed.status.errors["stream"] >= 1
+    assert told.state == contents(live)
+
+
+@pytest.mark.parametrize("point", ["cdc.register", "cdc.scan", "cdc.resolved"])
+def test_a_feed_goes_on_after_errors_at(point: str, clusters: Clusters) -> None:
+    """Errors at a registration, in a scan and before a resolved-ts lose nothing."""
+    live, chance = clusters(ApiVersion.V2), random.Random(4)
+    codec = live.raw().codec
+    live.raw().delete_range(b"", b"")
+    start = now(live)
+    write(live, chance, 0)
+    error = {"feed_error": {"region_not_found": {"region_id": "1"}}}
+    with (
+        live.failing(point, error, count=3),
+        Feed(live.cluster, codec, Span(*codec.rpc_range(b"", b"")), start, FeedOptions(hold_back=0)) as feed,
+    ):
+        told = Told(feed)
+        told.until(now(live))
+        assert feed.status.errors["region_not_found"] >= 3
+    assert told.state == contents(live)
+
+
+@pytest.mark.parametrize(("hold_back", "overrun", "loses"), [(3.0, 2.0, False), (0.0, 4.0, True)])
+def test_the_hold_back_covers_a_new_leaders_older_timestamps(
+    hold_back: float, overrun: float, loses: bool, clusters: Clusters
+) -> None:
+    """What a new leader writes below the old one's resolved-ts comes all the same; without hold-back it is lost."""
+    live = clusters(ApiVersion.V2)
+    codec = live.raw().codec
+    live.raw().delete_range(b"", b"")
+    options = FeedOptions(hold_back=hold_back)
+    with Feed(live.cluster, codec, Span(*codec.rpc_range(b"", b"")), now(live), options) as feed:
+        told = Told(feed)
+        live.raw().put(b"key", b"before")
+        told.until(now(live))
+        bound = codec.bound(codec.rpc_key(b"key"))
+        region = [each for each in live.regions() if bytes.fromhex(each["start"]) <= bound][-1]
+        other = next(store_id for store_id in live.store_ids if store_id != region["leader_store"])
+        with live.failing("cdc.transfer", {"overrun": {"seconds": overrun}}, region_id=region["id"]):
+            live.run("transfer-leader", region_id=region["id"], store_id=other)
+            live.raw().put(b"key", b"after")
+            written = live.cluster.pd.tso()
+            while "not_leader" not in feed.status.errors:
+                told.take(1.0)
+            assert (told.resolved > written) is loses
+        told.until(now(live))
+        assert feed.status.late_rows == 0
+    assert told.state == {b"key": b"before" if loses else b"after"}
+    assert contents(live) == {b"key": b"after"}
+
+
+def test_feeds_tell_only_of_their_keyspace_and_range(clusters: Clusters) -> None:
+    """Scans send all of a region, and keyspaces from the second on share one: each feed tells what is its own."""
+    live, step = clusters(ApiVersion.V2), 0
+    raws = {keyspace_id: live.raw(keyspace_id) for keyspace_id in (1, 2)}
+    for raw in raws.values():
+        raw.delete_range(b"", b"")
+    start = now(live)
+
+    def put_all() -> None:
+        nonlocal step
+        step += 1
+        for keyspace_id, raw in raws.items():
+            raw.batch_put({b"%c" % letter: b"%d-%d" % (keyspace_id, step) for letter in b"abcdef"})
+
+    put_all()
+    with contextlib.ExitStack() as stack:
+        feeds = {}
+        for keyspace_id, first, last in ((1, b"a", b"c"), (1, b"c", b""), (2, b"b", b"e")):
+            codec = raws[keyspace_id].codec
+            feed = Feed(live.cluster, codec, Span(*codec.rpc_range(first, last)), start, FeedOptions(hold_back=0.0))
+            feeds[keyspace_id, first] = Told(stack.enter_context(feed))
+        scanned = now(live)
+        for told in feeds.values():
+            told.until(scanned)
+        put_all()
+        until = now(live)
+        for (keyspace_id, first), told in feeds.items():
+            told.until(until)
+            wanted = {(1, b"a"): b"ab", (1, b"c"): b"cdef", (2, b"b"): b"bcd"}[keyspace_id, first]
+            assert told.state == {b"%c" % letter: b"%d-2" % keyspace_id for letter in wanted}
+
+
+def test_a_feed_refuses_stores_of_another_cluster(clusters: Clusters, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stores compare the id of the cluster that PD said with their own."""
+    live = clusters(ApiVersion.V2)
+    codec, start, own = live.raw().codec, now(live), live.cluster.cluster_id
+    monkeypatch.setattr(Cluster, "cluster_id", own + 1)
+    with (
+        Feed(live.cluster, codec, Span(*codec.rpc_range(b"", b"")), start) as feed,
+        pytest.raises(ClusterUnfit, match=f"belongs to cluster {own}, not to {own + 1}"),
+    ):
+        Told(feed).until(MAX_TS)
+
+
+def test_a_feed_of_a_thousand_regions(tmp_path: Path) -> None:
+    """Each is subscribed to once, at the store that leads it, and tells its row."""
+    keys = [b"%04d" % number for number in range(1000)]
+    with live_cluster(tmp_path, ApiVersion.V2, stores=3) as live:
+        codec, start = live.raw().codec, now(live)
+        live.split(*(codec.bound(codec.rpc_key(key)) for key in keys))
+        live.run("scatter")
+        live.raw().batch_put((key, key) for key in keys)
+        span = Span(*codec.rpc_range(keys[0], b""))
+        with Feed(live.cluster, codec, span, start, FeedOptions(hold_back=0.0)) as feed:
+            told = Told(feed)
+            told.until(now(live))
+            status = feed.status
+    assert (status.regions, status.stores, status.scanning, status.holes) == (1000, 3, 0, 0)
+    assert (status.errors, status.rows) == ({}, 1000)
+    assert told.state == {key: key for key in keys}
+
+
+def test_a_feed_outlives_congestion(tmp_path: Path) -> None:
+    """While nobody takes what it tells, a store ends its regions; then the feed goes on from where they were."""
+    rows = {b"%03d" % number: bytes([number]) * 100_000 for number in range(250)}
+    with live_cluster(tmp_path, ApiVersion.V2, stores=1, regions=2, feed_quota=1 << 20) as live:
+        codec = live.raw().codec
+        options = FeedOptions(hold_back=0.0, queue_bytes=1 << 16)
+        with Feed(live.cluster, codec, Span(*codec.rpc_range(b"", b"")), now(live), options) as feed:
+            told = Told(feed)
+            told.until(now(live))
+            live.raw().batch_put(rows)
+            assert feed.status.queued_bytes < 2 << 20
+            told.until(now(live))
+            assert feed.status.errors["congested"] >= 1
+        assert told.state == rows

@@ -1,0 +1,234 @@
+"""A sync as a whole: backup, restore, then ``tikv-br sync`` as a process of its own, stopped and started again."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Self
+
+import pytest
+
+from formats.api_version import ApiVersion
+from incremental.handover import service_id
+from tests.e2e.command import PROGRAM, environment, succeed, tikv_br
+from tests.integration.incremental.conftest import Clusters
+from tests.integration.incremental.writer import Writer
+from tests.integration.s3_servers import moto_server
+from tests.live_cluster import LiveCluster, contents, live_cluster
+from tikv_br.cluster.timestamp import minus_seconds
+
+V2 = ApiVersion.V2
+PATIENCE = 90.0
+"""Seconds that a slow machine may take to catch up."""
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveCluster]:
+    """Where changes go."""
+    with live_cluster(tmp_path_factory.mktemp("target"), V2, stores=1, regions=3) as live:
+        yield live
+
+
+@pytest.fixture
+def pair(clusters: Clusters, target: LiveCluster) -> tuple[LiveCluster, LiveCluster]:
+    """Source and target, both empty."""
+    source = clusters(V2)
+    for live in (source, target):
+        live.raw().delete_range(b"", b"")
+    return source, target
+
+
+def flags(source: LiveCluster, sink: str, state: Path | str, *more: str) -> list[str]:
+    """A sync with its state in a folder, or on S3."""
+    quick = ["--hold-back", "0s", "--status-every", "1s", "--output", "json"]
+    return ["sync", "--pd", source.pd, "--sink", sink, "--state-dir", str(state), *quick, *more]
+
+
+@contextlib.contextmanager
+def syncing(*arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """A running sync, killed at the end if it still runs."""
+    command = [str(PROGRAM), *arguments]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=environment(), cwd="/") as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def wait_until_equal(source: LiveCluster, target: LiveCluster, process: subprocess.Popen[str]) -> None:
+    """Wait for the target to hold what the source holds; writes have stopped."""
+    wanted = contents(source)
+    until = time.monotonic() + PATIENCE
+    while contents(target) != wanted:
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < until, "the target does not catch up"
+        time.sleep(0.2)
+
+
+def stop(process: subprocess.Popen[str]) -> str:
+    """Have it end by SIGTERM; its standard output."""
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 143, err
+    assert '"message_type":"summary"' in out
+    return out
+
+
+class SafePointWatch(threading.Thread):
+    """Notes all the while which safe points PD holds for services other than GC itself."""
+
+    def __init__(self, live: LiveCluster) -> None:
+        super().__init__(name="safe-points", daemon=True)
+        self._live = live
+        self._enough = threading.Event()
+        self.seen: list[dict[str, int]] = []
+
+    def run(self) -> None:
+        """Look until the end of the block."""
+        while not self._enough.wait(0.01):
+            points = self._live.get("/pd/api/v1/gc/safepoint")["service_gc_safe_points"]
+            self.seen.append({p["service_id"]: int(p["safe_point"]) for p in points if p["service_id"] != "gc_worker"})
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._enough.set()
+        self.join()
+
+    def assert_held(self, ts: int, name: str) -> None:
+        """Fail if GC could have passed a backup-ts before the sync of that name had."""
+        guarded = [any(point <= ts - 1 for point in points.values()) or name in points for points in self.seen]
+        assert guarded[guarded.index(True) :].count(False) == 0
+        assert any(len(points) > 1 and points.get(name) == ts - 1 for points in self.seen), "no moment with both"
+
+
+def wait_for_checkpoint(process: subprocess.Popen[str], ts: int) -> None:
+    """Read its status lines until the checkpoint has passed this."""
+    assert process.stdout is not None
+    for line in process.stdout:
+        if json.loads(line).get("checkpoint_ts", 0) > ts:  # it has none before it has begun
+            return
+    pytest.fail(f"it ended: {process.communicate()}")
+
+
+@pytest.mark.timeout(600)
+def test_from_backup_to_equal(pair: tuple[LiveCluster, LiveCluster], tmp_path: Path) -> None:
+    """Load, backup to S3 under writes, restore, sync with its state on S3, stopped once: `diff` finds nothing."""
+    source, target = pair
+    with moto_server() as s3, SafePointWatch(source) as points:
+        place = s3.url("backup")
+        succeed("raw", "load", "--pd", source.pd, "--count", "2000", "--value-size", "50", "--seed", "1")
+        asked = flags(source, f"tikv://{target.pd}", s3.url("state"), "--id", "whole", "--from-backup", place)
+        with Writer(source, 1), Writer(source, 2):
+            backup = ["--storage", place, "--safe-interval", "2s", "--executor", "driver", "--output", "json"]
+            ts = succeed("backup", "raw", "--pd", source.pd, *backup).last["backup_ts"]
+            succeed("restore", "raw", "--pd", target.pd, "--storage", place, "--executor", "driver")
+            with syncing(*asked) as process:
+                wait_for_checkpoint(process, ts)
+                first = json.loads(stop(process).splitlines()[-2])["checkpoint_ts"]
+        with syncing(*asked) as process:
+            wait_until_equal(source, target, process)
+            last = json.loads(stop(process).splitlines()[-2])["checkpoint_ts"]
+        assert last > first > ts
+    points.assert_held(ts, service_id("whole"))
+    assert points.seen[-1][service_id("whole")] == last - 1
+    succeed("diff", "--pd", source.pd, "--other-pd", target.pd, "--exact", "--executor", "driver")
+
+
+def test_what_is_wrong_is_said(pair: tuple[LiveCluster, LiveCluster], clusters: Clusters, tmp_path: Path) -> None:
+    """Each wrong start has its exit code, and none leaves a state behind."""
+    source, target = pair
+    state, sink = tmp_path / "state", f"tikv://{target.pd}"
+    for more, code in (
+        ([], 2),
+        (["--start-ts", "now", "--from-backup-ts", "7"], 2),
+        (["--from-backup-ts", str(1 << 62)], 2),
+        (["--from-backup", str(tmp_path)], 31),
+    ):
+        done = tikv_br(*flags(source, sink, state, *more))
+        assert done.code == code, done.out + done.err
+    assert tikv_br(*flags(source, f"tikv://{source.pd}", state, "--start-ts", "now")).code == 2
+    mixed = tikv_br(*flags(source, "-", state, "--start-ts", "now"))
+    assert (mixed.code, mixed.last["name"]) == (2, "UsageError")
+    assert tikv_br(*flags(clusters(ApiVersion.V1), sink, state, "--start-ts", "now")).code == 5
+    assert not state.exists() or not list(state.rglob("*.json"))
+
+
+def test_a_state_of_another_sync_is_refused(pair: tuple[LiveCluster, LiveCluster], tmp_path: Path) -> None:
+    """The same name with another range is no restart."""
+    source, target = pair
+    asked = flags(source, f"tikv://{target.pd}", tmp_path / "state", "--start-ts", "now")
+    source.raw().put(b"before", b"start")
+    with syncing(*asked) as process:
+        until = time.monotonic() + PATIENCE
+        while contents(target).get(b"after") is None:
+            assert process.poll() is None, process.communicate()
+            assert time.monotonic() < until
+            source.raw().put(b"after", b"start")
+            time.sleep(0.2)
+        stop(process)
+    assert tikv_br(*asked, "--start", "b").code == 71
+
+
+def test_a_second_one_takes_over(pair: tuple[LiveCluster, LiveCluster], tmp_path: Path) -> None:
+    """Started twice under one name, the first ends with its own exit code, and the second goes on from its checkpoint."""
+    source, target = pair
+    asked = flags(source, f"tikv://{target.pd}", tmp_path / "state", "--start-ts", "now")
+    with Writer(source, 5), syncing(*asked) as first:
+        wait_for_checkpoint(first, 0)
+        with syncing(*asked[:-2]) as second:
+            out, err = first.communicate(timeout=PATIENCE)
+            assert first.returncode == 70, err
+            assert json.loads(out.splitlines()[-1])["name"] == "SyncFenced"
+            wait_for_checkpoint(second, 0)
+            stop(second)
+
+
+def replay(log: str) -> dict[bytes, bytes]:
+    """The live rows that a change log leaves."""
+    rows: dict[bytes, bytes] = {}
+    for line in log.splitlines():
+        change = json.loads(line)
+        if change["op"] == "put":
+            rows[bytes.fromhex(change["key"])] = bytes.fromhex(change["value"])
+        else:
+            rows.pop(bytes.fromhex(change["key"]), None)
+    return rows
+
+
+def test_changes_as_json_lines(pair: tuple[LiveCluster, LiveCluster], tmp_path: Path) -> None:
+    """A file of JSON lines, through a kill, replays to what the source holds; standard output has the same lines."""
+    source, _ = pair
+    place = tmp_path / "changes.jsonl"
+    since = minus_seconds(source.cluster.pd.tso(), 10)  # a slow machine takes long to begin, and "now" is then
+    asked = flags(source, f"file://{place}", tmp_path / "state", "--from-backup-ts", str(since))
+    until = time.monotonic() + PATIENCE
+    with Writer(source, 3), syncing(*asked) as process:
+        while not place.exists() or not place.stat().st_size:
+            assert process.poll() is None, process.communicate()
+            assert time.monotonic() < until
+            time.sleep(0.1)
+    with place.open("a") as file:
+        file.write('{"op": "put", "key": "torn')  # by a kill
+    with syncing(*asked) as process:
+        while replay(place.read_text() if place.read_text().endswith("\n") else "") != contents(source):
+            assert process.poll() is None, process.communicate()
+            assert time.monotonic() < until
+            time.sleep(0.2)
+        stop(process)
+    to_stdout = ["sync", "--pd", source.pd, "--sink", "-", "--state-dir", str(tmp_path / "state"), "--id", "stdout"]
+    with Writer(source, 4), syncing(*to_stdout, "--start-ts", "now") as process:
+        assert process.stdout is not None
+        assert any(bytes.fromhex(json.loads(line)["key"]).startswith(b"4") for line in process.stdout)
+        process.send_signal(signal.SIGTERM)
+        assert process.communicate(timeout=60)[0] is not None
+        assert process.returncode == 143

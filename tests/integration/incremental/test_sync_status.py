@@ -1,0 +1,174 @@
+"""``tikv-br sync --status-addr`` as a process: what it serves is what it does."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from formats.api_version import ApiVersion
+from tests.browser import browser
+from tests.documented import assert_documented
+from tests.e2e.command import PROGRAM, environment
+from tests.integration.incremental.conftest import Clusters
+
+PATIENCE = 90.0
+KEYS = 300
+ROWS = {b"status-%03d" % at: b"value" for at in range(KEYS)}
+
+
+class Served:
+    """A sync that serves how it is doing."""
+
+    def __init__(self, process: subprocess.Popen[str], command: list[str]) -> None:
+        assert process.stdout is not None
+        self._process, self._command = process, command
+        told = json.loads(process.stdout.readline())
+        self.url: str = told["url"]
+        self.key = Path(told["key_file"]).read_text().strip()
+
+    def get(self, path: str) -> str:
+        """The body of an answer that must be 200."""
+        request = urllib.request.Request(self.url + path, headers={"Authorization": f"Bearer {self.key}"})
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return str(answer.read().decode())
+
+    def wait_for_rows(self) -> None:
+        """Until the sink has confirmed all rows."""
+        until = time.monotonic() + PATIENCE
+        while True:
+            told: dict[str, Any] = json.loads(self.get("status"))["syncs"][0]
+            if told["status"] and told["status"]["written"] >= KEYS:
+                return
+            assert time.monotonic() < until, told
+            time.sleep(0.1)
+
+    def metrics(self) -> dict[str, float]:
+        """All samples by name; there is one sync."""
+        families = text_string_to_metric_families(self.get("metrics"))
+        return {sample.name: sample.value for family in families for sample in family.samples}
+
+    def stop(self) -> list[dict[str, Any]]:
+        """End it by SIGTERM; its JSON lines."""
+        self._process.send_signal(signal.SIGTERM)
+        out, _ = self._process.communicate(timeout=PATIENCE)
+        assert self._process.returncode == 143
+        lines = [json.loads(line) for line in out.splitlines()]
+        assert_documented(self._command, lines)
+        return lines
+
+
+@contextmanager
+def serving(*arguments: str) -> Iterator[Served]:
+    """Run ``tikv-br sync`` with a status page on a free port."""
+    command = ["sync", *arguments, "--status-addr", "0", "--output", "json"]
+    with (
+        tempfile.TemporaryDirectory() as home,
+        subprocess.Popen(
+            [str(PROGRAM), *command],
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment(XDG_STATE_HOME=home),
+            cwd="/",
+        ) as process,
+    ):
+        try:
+            yield Served(process, command)
+        finally:
+            process.kill()
+
+
+def test_a_running_sync_is_seen_from_outside(clusters: Clusters, tmp_path: Path) -> None:
+    """Rows written show in /status, /metrics, on the page and in the JSON lines; /healthz says ok."""
+    live = clusters(ApiVersion.V2)
+    ours = ["--start", "status-", "--end", "status."]  # other tests' rows of the last seconds are none of ours
+    source = ["--pd", live.pd, *ours, "--start-ts", "now", "--hold-back", "0s", "--state-dir", str(tmp_path / "state")]
+    with serving(*source, "--sink", "blackhole://", "--status-every", "1s") as sync, browser() as page:
+        page.go(f"{sync.url}#{sync.key}")
+        live.raw().batch_put(ROWS)
+        sync.wait_for_rows()
+        page.wait(f"document.body.innerText.match(/rows written\\n+{KEYS}\\n/)")
+        page.wait("document.querySelector('path[data-field=written_per_second]')")
+        assert page.complaints == []
+        metrics = sync.metrics()
+        assert metrics["tikv_br_sync_written_rows_total"] == KEYS
+        assert metrics["tikv_br_sync_feed_regions"] >= 1
+        assert metrics["tikv_br_sync_feed_stores"] >= 1
+        assert metrics["tikv_br_sync_healthy"] == 1
+        assert abs(time.time() - metrics["tikv_br_sync_checkpoint_timestamp_seconds"]) < PATIENCE
+        assert sync.get("healthz") == "ok\n"
+        with pytest.raises(urllib.error.HTTPError, match="401"):
+            urllib.request.urlopen(sync.url + "status", timeout=60)
+        lines = sync.stop()
+        assert sync.key not in json.dumps(lines)
+    assert any(line["message_type"] == "summary" and line["written"] == KEYS for line in lines)
+    assert any(line["message_type"] == "status" and line["name"] == "default" for line in lines)
+
+
+def test_passes_are_seen_from_outside_too(clusters: Clusters) -> None:
+    """With ``--mode diff`` the same paths tell what passes have brought, and how old the last one is."""
+    source, target = clusters(ApiVersion.V1), clusters(ApiVersion.V2)
+    for live in (source, target):
+        live.raw().delete_range(b"", b"")
+    source.raw().batch_put(ROWS)
+    clusters_given = ["--pd", source.pd, "--sink", f"tikv://{target.pd}"]
+    with serving(*clusters_given, "--mode", "diff", "--interval", "1s") as sync:
+        sync.wait_for_rows()
+        assert sync.get("healthz") == "ok\n"
+        assert sync.metrics()["tikv_br_sync_feed_regions"] >= 6
+        assert 0 < sync.metrics()["tikv_br_sync_checkpoint_lag_seconds"] < PATIENCE
+        lines = sync.stop()
+    assert sum(line["puts"] for line in lines if line["message_type"] == "pass") == KEYS
+
+
+def test_a_terminal_shows_figures_live(clusters: Clusters, tmp_path: Path) -> None:
+    """On a terminal the figures of the sync are drawn while it runs, and the last line says where it has stopped."""
+    span = ["--start", "nobody's-", "--end", "nobody's."]
+    command = ["sync", "--pd", clusters(ApiVersion.V2).pd, *span, "--sink", "blackhole://", "--start-ts", "now"]
+    here, there = pty.openpty()
+    with os.fdopen(here, "rb", buffering=0) as terminal:
+        with os.fdopen(there, "wb") as stderr:
+            process = subprocess.Popen(
+                [str(PROGRAM), *command, "--state-dir", str(tmp_path)],
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                text=True,
+                env={**environment(), "TERM": "xterm", "NO_COLOR": "", "COLUMNS": "100"},
+                cwd="/",
+            )
+        with process:
+            try:
+                read_until(terminal, r"default +\d.*s +\d.*s +0 +0 +\d+/\d+ +[12] +0 B")
+                process.send_signal(signal.SIGTERM)
+                read_until(terminal, r"Error: told to end \(SIGTERM\)")
+                out, _ = process.communicate(timeout=PATIENCE)
+            finally:
+                process.kill()
+    assert process.returncode == 143
+    assert out.startswith("Stopped: checkpoint ")
+
+
+def read_until(terminal: BinaryIO, pattern: str) -> None:
+    """Read what a terminal shows, without its colours, until it has a text."""
+    raw, shown = b"", ""
+    until = time.monotonic() + PATIENCE
+    while not re.search(pattern, shown):
+        assert time.monotonic() < until, shown
+        if select.select([terminal], [], [], 1.0)[0]:
+            raw += terminal.read(1 << 16)
+            shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", raw.decode(errors="replace"))

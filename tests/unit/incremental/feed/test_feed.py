@@ -1,0 +1,364 @@
+"""The feed goes on through every error that a store may send, from where each region was."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+import grpc
+import pytest
+
+from formats.api_version import ApiVersion
+from formats.keys import KeyCodec
+from incremental.feed import Feed, Resolved
+from incremental.span import Span
+from tests.scripted_grpc import fail
+from tests.unit.cluster.fakes import CLUSTER_ID, FakeCluster, with_leader
+from tests.unit.incremental.feed.fakes import (
+    CODEC,
+    MS,
+    START,
+    V1,
+    Answer,
+    Request,
+    ScriptedFeeds,
+    bound,
+    epoch_not_match,
+    failure,
+    not_leader,
+    region,
+    resolved,
+    rows,
+    until_resolved,
+)
+from tikv_br.cluster import event_feed
+from tikv_br.cluster.channel import to_cluster_error
+from tikv_br.cluster.cluster import Cluster
+from tikv_br.cluster.pb import cdcpb_pb2, errorpb_pb2
+from tikv_br.cluster.tls import TlsFiles
+from tikv_br.errors import ClusterError, ClusterTlsError, ClusterUnfit, RetryBudgetExhausted, UsageError
+
+
+@pytest.fixture
+def feeds(fake_cluster: Callable[..., FakeCluster]) -> ScriptedFeeds:
+    """Two stores that know EventFeedV2; region 1 holds all keys, on store 1."""
+    fake = fake_cluster(2)
+    fake.regions = [with_leader(region(1, b"", b"", stores=(1, 2)))]
+    return ScriptedFeeds(fake)
+
+
+def all_of(*changes: tuple[bytes, int], at: int) -> Answer:
+    """A subscription that goes well: the changes after its checkpoint, then a resolved-ts."""
+
+    def answer(request: Request) -> list[cdcpb_pb2.ChangeDataEvent]:
+        asked = (request.checkpoint_ts - START) // MS
+        new = [change for change in changes if change[1] > asked]
+        return [rows(request, *new, initialized=True), resolved(request, at)]
+
+    return answer
+
+
+def ends_with(error: cdcpb_pb2.Error, *changes: tuple[bytes, int], at: int) -> Answer:
+    """As `all_of`, and then the subscription ends with an error."""
+
+    def answer(request: Request) -> list[cdcpb_pb2.ChangeDataEvent]:
+        return [*all_of(*changes, at=at)(request), failure(request, error)]  # type: ignore[misc]
+
+    return answer
+
+
+def test_rows_come_before_the_resolved_ts_that_covers_them(feeds: ScriptedFeeds) -> None:
+    """A subscription says who we are, from where and what we want; its rows are yielded, then its resolved-ts."""
+    feeds.script(1, all_of((b"b", 5), (b"c", 7), at=10))
+    with feeds.feed(b"b", b"d") as feed:
+        assert until_resolved(feed, 10) == ([(b"b", 5), (b"c", 7)], [10])
+        status = feed.status
+    assert (status.regions, status.holes, status.stores, status.rows, status.late_rows) == (1, 0, 1, 2, 0)
+    ((store_id, request),) = feeds.registered(1)
+    assert (store_id, request.checkpoint_ts) == (1, START)
+    assert (request.start_key, request.end_key) == (bound(b"b"), bound(b"d"))
+    assert (request.header.cluster_id, request.header.ticdc_version) == (CLUSTER_ID, "6.2.0")
+    assert (request.region_epoch.version, request.region_epoch.conf_ver, request.kv_api) == (1, 1, Request.RawKV)
+
+
+def test_rows_outside_the_span_are_left_out(feeds: ScriptedFeeds) -> None:
+    """Scans send the whole region, other keyspaces too; what was not asked for is not yielded."""
+    feeds.script(1, all_of((b"a", 5), (b"b", 6), (b"czz", 7), (b"d", 8), at=10))
+    with feeds.feed(b"b", b"d") as feed:
+        assert until_resolved(feed, 10)[0] == [(b"b", 6), (b"czz", 7)]
+
+
+def test_the_hold_back_is_taken_off_every_resolved_ts(feeds: ScriptedFeeds) -> None:
+    """The span's resolved-ts stays behind by the hold-back, and so does the checkpoint of a later subscription."""
+    feeds.script(1, ends_with(cdcpb_pb2.Error(), (b"b", 4500), at=5000), all_of(at=8000))
+    with feeds.feed(hold_back=3.0) as feed:
+        assert until_resolved(feed, 5000)[1] == [2000, 5000]
+    assert [request.checkpoint_ts for _, request in feeds.registered(1)] == [START, START + 2000 * MS]
+
+
+def test_nothing_is_resolved_before_the_scan_has_ended(feeds: ScriptedFeeds) -> None:
+    """A resolved-ts that comes before INITIALIZED belongs to an older subscription: it counts for nothing."""
+
+    def answer(request: Request) -> list[cdcpb_pb2.ChangeDataEvent]:
+        late = [rows(request, (b"b", 5), initialized=True), resolved(request, 10)]
+        return [resolved(request, 9), *late]
+
+    feeds.script(1, answer)
+    with feeds.feed() as feed:
+        assert until_resolved(feed, 10) == ([(b"b", 5)], [10])
+
+
+def test_events_of_other_subscriptions_are_left_out(feeds: ScriptedFeeds) -> None:
+    """Rows, errors and resolved-ts under a request id that is over change nothing."""
+
+    def answer(request: Request) -> list[cdcpb_pb2.ChangeDataEvent]:
+        other = Request(region_id=1, request_id=request.request_id + 99)
+        strange = [rows(other, (b"x", 1)), resolved(other, 50), failure(other, cdcpb_pb2.Error())]
+        return [*all_of((b"b", 5), at=10)(request), *strange, resolved(request, 12)]  # type: ignore[misc]
+
+    feeds.script(1, answer)
+    with feeds.feed() as feed:
+        assert until_resolved(feed, 12) == ([(b"b", 5)], [10, 12])
+    assert len(feeds.registered(1)) == 1
+
+
+CURABLE = {
+    "not_leader": not_leader(),
+    "region_not_found": cdcpb_pb2.Error(region_not_found=errorpb_pb2.RegionNotFound(region_id=1)),
+    "epoch_not_match": epoch_not_match(region(1, b"", b"", stores=(1, 2))),
+    "duplicate_request": cdcpb_pb2.Error(duplicate_request=cdcpb_pb2.DuplicateRequest(region_id=1)),
+    "server_is_busy": cdcpb_pb2.Error(server_is_busy=errorpb_pb2.ServerIsBusy(reason="too many scans")),
+    "congested": cdcpb_pb2.Error(congested=cdcpb_pb2.Congested(region_id=1)),
+    "unknown": cdcpb_pb2.Error(),
+}
+FATAL = {
+    "compatibility": cdcpb_pb2.Error(compatibility=cdcpb_pb2.Compatibility(required_version="6.2.0")),
+    "cluster_id_mismatch": cdcpb_pb2.Error(cluster_id_mismatch=cdcpb_pb2.ClusterIDMismatch(current=1, request=2)),
+}
+
+
+def test_every_kind_of_error_is_looked_at() -> None:
+    """What follows tries every field of ``cdcpb.Error``; a new one cannot go unnoticed."""
+    assert {*CURABLE, *FATAL} == {field.name for field in cdcpb_pb2.Error.DESCRIPTOR.fields} | {"unknown"}
+
+
+@pytest.mark.parametrize("kind", CURABLE)
+def test_a_region_goes_on_from_its_resolved_ts_after(kind: str, feeds: ScriptedFeeds) -> None:
+    """After an error that may pass, the region is subscribed to again from where it was, and nothing is lost."""
+    feeds.script(1, ends_with(CURABLE[kind], (b"b", 5), (b"c", 12), at=10), all_of((b"b", 5), (b"c", 12), at=20))
+    with feeds.feed() as feed:
+        found, said = until_resolved(feed, 20)
+        assert feed.status.errors[kind] == 1
+    assert found == [(b"b", 5), (b"c", 12), (b"c", 12)]
+    assert said == [10, 20]
+    assert [request.checkpoint_ts for _, request in feeds.registered(1)] == [START, START + 10 * MS]
+
+
+@pytest.mark.parametrize("kind", FATAL)
+def test_the_feed_ends_with(kind: str, feeds: ScriptedFeeds) -> None:
+    """A store without RawKV feeds, or of another cluster, ends the feed with an error that says so."""
+    feeds.script(1, lambda request: [failure(request, FATAL[kind])])
+    with feeds.feed() as feed, pytest.raises(ClusterUnfit, match=kind):
+        until_resolved(feed, 1)
+
+
+def test_a_named_leader_is_followed_to_its_store(feeds: ScriptedFeeds) -> None:
+    """When the leader has moved, the subscription does, too."""
+    feeds.script(1, ends_with(not_leader(2), (b"b", 5), at=10), all_of(at=20))
+    with feeds.feed() as feed:
+        assert until_resolved(feed, 20)[1] == [10, 20]
+    assert [store_id for store_id, _ in feeds.registered(1)] == [1, 2]
+
+
+def test_a_split_leaves_no_hole(feeds: ScriptedFeeds) -> None:
+    """Both halves go on from where the region was, and the span waits for the slower one."""
+    halves = [region(2, b"", b"m", 2), region(1, b"m", b"", 2)]
+    feeds.script(1, ends_with(epoch_not_match(*halves), (b"b", 5), at=10), all_of((b"x", 15), at=30))
+    feeds.script(2, all_of((b"c", 14), at=20))
+    feeds.fake.regions = [with_leader(region(1, b"", b""))]
+    with feeds.feed() as feed:
+        found, said = until_resolved(feed, 20)
+        assert feed.status.regions == 2
+    assert sorted(found) == [(b"b", 5), (b"c", 14), (b"x", 15)]
+    assert said == [10, 20]
+    (_, left), (_, _), (_, right) = sorted(
+        [*feeds.registered(1), *feeds.registered(2)], key=lambda each: (each[1].start_key, -each[1].region_id)
+    )
+    assert (left.start_key, left.end_key, left.checkpoint_ts) == (bound(b"a"), bound(b"m"), START + 10 * MS)
+    assert (right.start_key, right.end_key, right.checkpoint_ts) == (bound(b"m"), bound(b"z"), START + 10 * MS)
+
+
+def test_a_merge_goes_on_from_the_slower_half(feeds: ScriptedFeeds) -> None:
+    """The merged region is one subscription, from the lesser resolved-ts of its parts."""
+    merged = region(2, b"", b"", 2)
+    error = epoch_not_match(merged)
+    feeds.fake.regions = [with_leader(region(1, b"", b"m")), with_leader(region(2, b"m", b""))]
+    feeds.script(1, ends_with(error, (b"b", 5), at=10))
+    changes = ((b"b", 5), (b"x", 5), (b"b", 14), (b"x", 15))
+    feeds.script(2, ends_with(error, (b"x", 5), at=12), all_of(*changes, at=20))
+    with feeds.feed() as feed:
+        found, said = until_resolved(feed, 20)
+        assert feed.status.regions == 1
+    assert set(found) == set(changes)
+    assert said[-1] == 20
+    last = feeds.registered(2)[-1][1]
+    assert (last.region_id, last.start_key, last.end_key) == (2, bound(b"a"), bound(b"z"))
+    assert last.checkpoint_ts <= START + 10 * MS
+
+
+def test_a_lost_stream_is_made_anew(feeds: ScriptedFeeds) -> None:
+    """When a store goes away, all its regions are subscribed to again once it is back."""
+    feeds.script(1, lambda _: fail("UNAVAILABLE"), lambda _: fail("UNKNOWN", "cancelled"), all_of((b"b", 5), at=20))
+    with feeds.feed() as feed:
+        assert until_resolved(feed, 20) == ([(b"b", 5)], [20])
+        assert feed.status.errors == {"stream": 2}
+    assert [request.checkpoint_ts for _, request in feeds.registered(1)] == [START] * 3
+
+
+@pytest.fixture
+def broken_handshakes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls that fail with this text have failed because of TLS, as on a channel that has it."""
+
+    def explain(error: grpc.RpcError, who: str, tls: TlsFiles) -> ClusterError:
+        told = to_cluster_error(error, who, tls)
+        return ClusterTlsError(told.message) if "handshake" in told.message else told
+
+    monkeypatch.setattr(event_feed, "to_cluster_error", explain)
+
+
+@pytest.mark.usefixtures("broken_handshakes")
+def test_tls_that_has_worked_is_tried_again(feeds: ScriptedFeeds) -> None:
+    """A store that ends in the middle of a handshake does not end the feed; one that never had TLS does, at once."""
+    broken = fail("UNAVAILABLE", "Ssl handshake failed")
+    feeds.script(1, ends_with(not_leader(), (b"b", 5), at=10), lambda _: broken, all_of((b"b", 5), at=20))
+    with feeds.feed() as feed:
+        assert until_resolved(feed, 20) == ([(b"b", 5)], [10, 20])
+        assert feed.status.errors["stream"] == 1
+    feeds.script(1, lambda _: broken)
+    with feeds.feed() as feed, pytest.raises(ClusterTlsError, match="handshake"):
+        until_resolved(feed, 20)
+
+
+def test_a_store_without_the_new_feed_gets_the_old_one(fake_cluster: Callable[..., FakeCluster]) -> None:
+    """Where EventFeedV2 is not known EventFeed serves; its resolved-ts names regions, but no request."""
+    feeds = ScriptedFeeds(fake_cluster(), method=V1)
+
+    def answer(request: Request) -> list[cdcpb_pb2.ChangeDataEvent]:
+        anyone = Request(region_id=request.region_id)
+        return [rows(request, (b"b", 5), initialized=True), resolved(anyone, 10)]
+
+    feeds.script(1, answer)
+    with feeds.feed() as feed:
+        assert until_resolved(feed, 10) == ([(b"b", 5)], [10])
+
+
+def test_a_store_without_any_feed_ends_it(fake_cluster: Callable[..., FakeCluster]) -> None:
+    """A store that knows neither call cannot be followed."""
+    feeds = ScriptedFeeds(fake_cluster(), method="/nothing/Here")
+    with feeds.feed() as feed, pytest.raises(ClusterUnfit, match="UNIMPLEMENTED"):
+        until_resolved(feed, 1)
+
+
+def test_damaged_messages_make_the_stream_anew(feeds: ScriptedFeeds) -> None:
+    """Bytes that do not decode are an error of the stream: nothing of them is yielded, and nothing lost."""
+    good = all_of((b"b", 5), at=20)
+    damaged: Answer = lambda _: [b"\x0a\xff"]  # type: ignore[list-item]  # noqa: E731
+    feeds.script(1, damaged, good)
+    with feeds.feed() as feed:
+        assert until_resolved(feed, 20) == ([(b"b", 5)], [20])
+
+
+def test_patience_has_an_end(feeds: ScriptedFeeds) -> None:
+    """A region that keeps failing ends the feed with what it failed of."""
+    feeds.script(1, lambda request: [failure(request, not_leader())])
+    with feeds.feed(patience=0.3) as feed, pytest.raises(RetryBudgetExhausted, match="region 1: not_leader"):
+        until_resolved(feed, 1)
+
+
+def test_a_slow_consumer_slows_the_stores(feeds: ScriptedFeeds) -> None:
+    """What waits is bounded, whatever a store has to send; in the end all of it arrives."""
+    key = b"k" * 1000
+
+    def answer(request: Request) -> list[cdcpb_pb2.ChangeDataEvent]:
+        many = [rows(request, *[(key, ms)] * 50) for ms in range(1, 101)]
+        return [*many, rows(request, initialized=True), resolved(request, 200)]
+
+    feeds.script(1, answer)
+    limit = 250_000
+    with feeds.feed(queue_bytes=limit) as feed:
+        found = 0
+        for said in feed:
+            if isinstance(said, Resolved):
+                break
+            while not found and feed.status.queued_bytes < limit - 100_000:
+                time.sleep(0.01)  # let the store send what it can
+            assert feed.status.queued_bytes <= limit
+            found += said.batch.num_rows
+    assert found == 5000
+
+
+def test_a_region_that_stands_still_is_subscribed_to_anew(
+    feeds: ScriptedFeeds, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A store that says nothing of a region any more is asked again; it may lead it no longer."""
+    monkeypatch.setattr("incremental.feed.feed.CHECK_SECONDS", 0.1)
+    feeds.script(1, all_of((b"b", 5), at=10), all_of(at=20))
+    with feeds.feed(stall=0.5) as feed:
+        assert until_resolved(feed, 20)[1] == [10, 20]
+    assert any(request.HasField("deregister") for _, request in feeds.requests)
+
+
+def test_a_scan_that_never_ends_is_asked_for_anew(feeds: ScriptedFeeds, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows alone resolve nothing; a store that ends no scan is asked again, from the same checkpoint."""
+    monkeypatch.setattr("incremental.feed.feed.CHECK_SECONDS", 0.1)
+    feeds.script(1, lambda request: [rows(request, (b"b", 5)), resolved(request, 8)], all_of((b"b", 5), at=20))
+    with feeds.feed(scan_stall=0.5) as feed:
+        assert until_resolved(feed, 20) == ([(b"b", 5), (b"b", 5)], [20])
+        assert (feed.status.scanning, feed.status.errors) == (0, {"stalled": 1})
+    assert [request.checkpoint_ts for _, request in feeds.registered(1)] == [START] * 2
+
+
+def test_a_scan_may_wait_for_those_before_it(feeds: ScriptedFeeds) -> None:
+    """A region in the queue of its store is left there for as long as the store ends other scans."""
+    feeds.fake.regions = [with_leader(region(1, b"", b"m")), with_leader(region(2, b"m", b""))]
+
+    def later(request: Request) -> list[cdcpb_pb2.ChangeDataEvent]:
+        time.sleep(0.2)
+        return [rows(request, initialized=True)]
+
+    feeds.script(1, lambda _: [])
+    feeds.script(2, later)
+    with feeds.feed(scan_stall=100.0) as feed:
+        while feed.status.scanning != 1 or feed.status.regions != 2:
+            feed.poll(0.05)
+        (stream,) = feed._streams.values()
+        waiting = next(each for each in stream.subscriptions if not each.initialized)
+        assert stream.scan_ended - waiting.moved > 0.1
+        feed._end_stalled(waiting.moved + 100.1)
+        assert not feed.status.errors
+        feed._end_stalled(stream.scan_ended + 100.1)
+        assert feed.status.errors == {"stalled": 1}
+
+
+def test_closing_ends_the_iteration(feeds: ScriptedFeeds) -> None:
+    """A feed that is closed by another thread while it waits ends its consumer's loop."""
+    feeds.script(1, all_of(at=10))
+    with feeds.feed() as feed:
+        until_resolved(feed, 10)
+        closer = threading.Timer(0.2, feed.close)
+        closer.start()
+        assert list(feed) == []
+        closer.join()
+
+
+def test_what_cannot_be_followed_is_refused(fake_cluster: Callable[..., FakeCluster]) -> None:
+    """Before API V2 there are no timestamps; a span must lie in its keyspace and hold something."""
+    with Cluster.connect(fake_cluster().config()) as cluster:
+        with pytest.raises(ClusterUnfit, match="no timestamps"):
+            Feed(cluster, KeyCodec(ApiVersion.V1), Span(b"a", b"b"), START)
+        for start, end in [(b"b", b"a"), (b"a", b"a")]:
+            with pytest.raises(UsageError, match="no span"):
+                Feed(cluster, CODEC, Span(CODEC.rpc_key(start), CODEC.rpc_key(end)), START)
+        with pytest.raises(UsageError, match="keyspace 0"):
+            Feed(cluster, CODEC, Span(*KeyCodec(ApiVersion.V2, 1).rpc_range(b"", b"")), START)

@@ -1,0 +1,39 @@
+"""What the reader of a stream puts into the inbox."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import cast
+
+from incremental.feed.inbox import Inbox
+from incremental.feed.locator import Located
+from incremental.feed.stream import MESSAGE_OVERHEAD, Arrived, Ended, StoreStream
+from tikv_br.cluster.event_feed import EventFeed
+
+LIMIT = 100_000
+PATIENCE = 30.0
+
+
+class SmallMessages:
+    """A call whose store has much to say, a row at a time."""
+
+    def __iter__(self) -> Iterator[bytes]:
+        for _ in range(LIMIT):
+            yield b"x" * 40
+
+    def cancel(self) -> None:
+        """Nothing to end."""
+
+
+def test_small_messages_count_with_all_that_they_take() -> None:
+    """Of thousands of rows that wait one by one most of the memory is not theirs: the bound is on all of it."""
+    inbox: Inbox[Arrived | Ended | Located] = Inbox(LIMIT)
+    stream = StoreStream(cast("EventFeed", SmallMessages()), inbox, cluster_id=1)
+    until = time.monotonic() + PATIENCE
+    while inbox.bytes < LIMIT - 2 * MESSAGE_OVERHEAD and time.monotonic() < until:
+        time.sleep(0.01)
+    waiting = inbox.get(0, most=LIMIT)
+    inbox.close()
+    stream.join(PATIENCE)
+    assert 0 < len(waiting) <= LIMIT // MESSAGE_OVERHEAD

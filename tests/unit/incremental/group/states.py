@@ -1,0 +1,31 @@
+"""Pictures of a group, for tests of what is decided by them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from incremental.group.model import CaptureInfo, ChangefeedInfo, GroupState, State, Task
+
+
+def capture(name: str) -> CaptureInfo:
+    """A capture."""
+    return CaptureInfo(name, "", 0, "1", write_timeout_ms=3000)
+
+
+def changefeed(name: str, state: State = State.NORMAL) -> ChangefeedInfo:
+    """A changefeed."""
+    return ChangefeedInfo(name, "blackhole://", 0, b"", b"", start_ts=1, created_ms=1, state=state)
+
+
+def state_of(captures: Iterable[str], changefeeds: Iterable[ChangefeedInfo], tasks: Iterable[Task]) -> GroupState:
+    """What etcd would hold."""
+    return GroupState(
+        revision=1,
+        captures={name: capture(name) for name in captures},
+        owner="",
+        changefeeds={each.id: each for each in changefeeds},
+        tasks={each.id: each for each in tasks},
+        progress={},
+        statuses={},
+        items={},
+    )

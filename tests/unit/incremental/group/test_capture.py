@@ -1,0 +1,153 @@
+"""What a member begins and ends on the strength of what etcd holds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from incremental.group.capture import Tasks
+from incremental.group.model import Progress, State, Task, dump
+from incremental.group.store import GroupStore
+from incremental.group.worker import Membership, Worker
+from tests.unit.incremental.group.memory_etcd import MemoryEtcd
+from tests.unit.incremental.group.states import capture, changefeed
+from tikv_br.cluster.etcd_values import created_at
+from tikv_br.cluster.tls import TlsFiles
+from tikv_br.errors import ConversionUnsupported, SyncStateDamaged, TikvBrError
+
+FEED = changefeed("feed")
+TASK = Task("feed", 0, b"a", b"b", capture="one", epoch=1)
+
+
+class Pool(Executor):
+    """Threads that do nothing until the test says how they end."""
+
+    def __init__(self) -> None:
+        self.begun: list[Future[Any]] = []
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:  # noqa: ANN401
+        """See `Executor`."""
+        self.begun.append(Future())
+        return self.begun[-1]
+
+
+class Member:
+    """A member of a group in which one task of one changefeed is its own."""
+
+    def __init__(self) -> None:
+        self.etcd = MemoryEtcd()
+        self.store = GroupStore(self.etcd, 1)
+        keys = self.store.keys
+        present = created_at(keys.capture("one"), self.etcd.put(keys.capture("one"), dump(capture("one"))))
+        self.etcd.put(keys.changefeed("feed"), dump(FEED))
+        self.etcd.put(keys.task(TASK.id), dump(TASK))
+        self.pool = Pool()
+        nothing = cast("Any", None)
+        membership = Membership("one", self.store, nothing, nothing, present, Path(), TlsFiles(), 0.0)
+        self.tasks = Tasks(membership, self.pool)
+        self.tasks.look()
+
+    @property
+    def worker(self) -> Worker | None:
+        """What works on the task now."""
+        return self.tasks._workers.get(TASK.id)
+
+    def change(self, **changes: object) -> None:
+        """Another process changes the changefeed."""
+        found = self.store.snapshot().changefeeds["feed"]
+        self.etcd.put(self.store.keys.changefeed("feed"), dump(replace(found, **cast("Any", changes))))
+
+    def end(self, error: TikvBrError | None = None) -> None:
+        """The thread begun last ends."""
+        if error is None:
+            self.pool.begun[-1].set_result(None)
+        else:
+            self.pool.begun[-1].set_exception(error)
+
+    def is_told_to_stop(self) -> bool:
+        """Whether the worker shall end."""
+        return self.worker is not None and self.worker._stop.is_set()
+
+
+@pytest.fixture
+def member() -> Member:
+    """One that has begun."""
+    return Member()
+
+
+def test_a_change_takes_effect_though_the_owner_missed_the_pause(member: Member) -> None:
+    """Paused, updated and resumed between two looks of the owner, a task is ended and begun anew with what was said."""
+    member.change(concurrency=9)
+    member.tasks.look()
+    assert member.is_told_to_stop()
+    member.end()
+    member.tasks.look()
+    assert member.worker is not None
+    assert (member.worker.changefeed.concurrency, len(member.pool.begun)) == (9, 2)
+    member.tasks.look()
+    assert not member.is_told_to_stop()
+
+
+def test_who_works_ends_with_the_pause(member: Member) -> None:
+    """It does not wait for an owner to ask for the task, and does not go on before the changefeed does."""
+    member.change(state=State.PAUSED)
+    member.tasks.look()
+    assert member.is_told_to_stop()
+    member.end()
+    member.tasks.look()
+    member.tasks.look()
+    assert (member.worker, len(member.pool.begun)) == (None, 1)
+    member.change(state=State.NORMAL)
+    member.tasks.look()
+    assert (member.worker is not None, len(member.pool.begun)) == (True, 2)
+
+
+@pytest.mark.parametrize("state", [State.PAUSED, State.REMOVING])
+def test_what_fails_while_it_is_stopped_does_not_undo_that(member: Member, state: State) -> None:
+    """A changefeed that was paused stays so, and one that is being removed goes."""
+    member.change(state=state)
+    member.end(ConversionUnsupported("the sink keeps no TTLs"))
+    member.tasks.look()
+    assert member.store.snapshot().changefeeds["feed"].state is state
+
+
+def test_what_has_failed_does_not_begin_anew(member: Member) -> None:
+    """The look that finds it out starts nothing by the picture from before; the task's trouble stays told."""
+    assert member.worker is not None
+    member.worker.checkpoints.claim()
+    member.end(ConversionUnsupported("the sink keeps no TTLs"))
+    member.tasks.look()
+    member.tasks.look()
+    state = member.store.snapshot()
+    assert (state.changefeeds["feed"].state, len(member.pool.begun)) == (State.FAILED, 1)
+    progress: Progress = state.progress[TASK.id]
+    assert "keeps no TTLs" in progress.error
+
+
+def test_a_damaged_value_ends_the_work_on_its_changefeed_only(member: Member) -> None:
+    """The task of that changefeed is stopped, and let go of when it has ended; the member goes on, with what is sound."""
+    task = member.store.keys.task(TASK.id)
+    member.etcd.put(task, b"?")
+    member.tasks.look()
+    assert member.is_told_to_stop()
+    member.end(SyncStateDamaged("etcd: a value of mine"))
+    member.tasks.look()
+    assert member.worker is None
+    member.etcd.put(task, dump(replace(TASK, epoch=2)))
+    member.tasks.look()
+    assert member.worker is not None
+
+
+def test_no_secret_is_kept_with_an_error(member: Member) -> None:
+    """What ended a task is written where others read it, without what may stand in a server's words."""
+    member.end(ConversionUnsupported("PUT https://me:hidden@host/x?secret_access_key=hidden: refused"))
+    member.tasks.look()
+    kept = member.store.snapshot()
+    told = kept.changefeeds["feed"].error + "".join(each.error for each in kept.progress.values())
+    assert "refused" in kept.changefeeds["feed"].error
+    assert "hidden" not in told

@@ -1,0 +1,185 @@
+"""What a group keeps in etcd."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from incremental.group.model import (
+    CaptureInfo,
+    ChangefeedInfo,
+    ChangefeedStatus,
+    GroupState,
+    Keys,
+    Progress,
+    State,
+    Task,
+    TaskId,
+    dump,
+    load,
+    parse,
+)
+from tests.damage import FLIPS, cases
+from tikv_br.cluster.etcd_values import KeyValue, absent
+from tikv_br.errors import SyncStateDamaged
+
+KEYS = Keys(7)
+FEED = ChangefeedInfo("feed", "blackhole://", 1, b"a", b"b", start_ts=100, created_ms=5)
+
+
+def items(**values: object) -> tuple[KeyValue, ...]:
+    """Keys below the root, made one after the other; ``/`` is spelt ``__``."""
+    named = [(f"{KEYS.root}{name.replace('__', '/')}", value) for name, value in values.items()]
+    return tuple(
+        KeyValue(key, value if isinstance(value, bytes) else dump(value), revision, revision)
+        for revision, (key, value) in enumerate(named, 2)
+    )
+
+
+def state(**values: object) -> GroupState:
+    """What these keys tell."""
+    return parse(KEYS, items(**values), 99)
+
+
+VALUES = st.one_of(
+    *map(st.from_type, (CaptureInfo, Progress, ChangefeedStatus)),
+    st.builds(ChangefeedInfo, state=st.sampled_from(State)),
+    st.builds(Task),
+)
+
+
+@given(VALUES)
+def test_values_come_back(value: object) -> None:
+    """Whatever is written is read as it was, and a flipped byte is noticed."""
+    numbers = [each for each in dataclasses.astuple(value) if type(each) is int]  # type: ignore[call-overload]
+    kept = KeyValue("key", dump(value), 1, 1)
+    if all(0 <= number < 1 << 64 for number in numbers):
+        assert load(type(value), kept) == value
+    with pytest.raises(SyncStateDamaged, match="key"):
+        load(type(value), dataclasses.replace(kept, value=kept.value.replace(b'"content"', b'"kontent"')))
+
+
+def test_a_group_from_its_keys() -> None:
+    """Each key lands where it belongs; the first candidate is the owner; unknown keys are of a later version."""
+    found = state(
+        owner__b=b"b",
+        owner__a=b"a",
+        capture__a=CaptureInfo("a", "", 1, "1"),
+        changefeed__feed=dataclasses.replace(FEED, state=State.PAUSED),
+        task__feed__0001=Task("feed", 1, b"m", b""),
+        task__feed__0000=Task("feed", 0, b"", b"m", "a", 3),
+        progress__feed__0000=Progress("feed", 0, 120, 130, 3, "a", 1),
+        novelty__x=b"?",
+    )
+    assert (found.owner, list(found.captures), found.changefeeds["feed"].state) == ("b", ["a"], State.PAUSED)
+    assert [task.start for task in found.tasks_of("feed")] == [b"", b"m"]
+    assert found.progress[TaskId("feed", 0)].checkpoint_ts == 120
+    assert found.unchanged(KEYS.status("feed")) == absent(KEYS.status("feed"))
+    assert found.still_there(KEYS.owner("b")).revision == 2
+    assert state().owner == ""
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"changefeed__bad": b"?"},
+        {"status__bad": b""},
+        {"task__bad__0000": b"{}"},
+        {"task__bad__0000": Task("bad", 1, b"", b"")},
+        {"task__bad__x": Task("bad", 1, b"", b"")},
+        {"task__bad__0000": Task("feed", 0, b"", b"")},
+        {"progress__bad__0000": dump(Progress("bad", 0, 1, 1, 1, "a", 1))[:-1]},
+        {"progress__bad__0000": Progress("bad", 1, 1, 1, 1, "a", 1)},
+        {"status__bad": ChangefeedStatus("feed", 1, 1, 1, "a")},
+        {"changefeed__bad": FEED},
+    ],
+    ids=lambda odd: next(iter(odd)),
+)
+def test_a_damaged_value_costs_its_own_changefeed(odd: dict[str, object]) -> None:
+    """Of that one nothing is told but what is wrong with it; the others stand, whichever of its values it is."""
+    sound = {"changefeed__feed": FEED, "task__feed__0000": Task("feed", 0, b"", b"")}
+    bad = {
+        "changefeed__bad": dataclasses.replace(FEED, id="bad"),
+        "task__bad__0001": Task("bad", 1, b"", b""),
+        "status__bad": ChangefeedStatus("bad", 1, 1, 1, "a"),
+    }
+    found = state(**sound, **{**bad, **odd})
+    assert list(found.damaged) == ["bad"]
+    assert next(iter(odd)).replace("__", "/") in found.damaged["bad"]
+    assert (list(found.changefeeds), list(found.tasks), found.statuses, found.progress) == (
+        ["feed"],
+        [TaskId("feed", 0)],
+        {},
+        {},
+    )
+
+
+def group(reached: int) -> dict[str, bytes]:
+    """The values of a group with two changefeeds of two tasks each that have come so far."""
+    values: dict[str, object] = {KEYS.capture("a"): CaptureInfo("a", "", 1, "1")}
+    values[KEYS.capture("b")] = CaptureInfo("b", "", 1, "1")
+    for far, name in enumerate(("feed", "other")):
+        values[KEYS.changefeed(name)] = dataclasses.replace(FEED, id=name, created_ms=reached)
+        values[KEYS.status(name)] = ChangefeedStatus(name, reached + far, reached + far, 1, "a")
+        for number in (0, 1):
+            task = Task(name, number, b"%d" % number, b"%d" % (number + 1), "a", reached)
+            values[KEYS.task(task.id)] = task
+            ts = reached + 100 * far + 10 * number
+            values[KEYS.progress(task.id)] = Progress(name, number, ts, ts, 1, "a", 1)
+    return {key: dump(value) for key, value in values.items()}
+
+
+def read(values: Mapping[str, bytes | None]) -> GroupState:
+    """What a group makes of them."""
+    there = [(key, data) for key, data in values.items() if data is not None]
+    return parse(KEYS, tuple(KeyValue(key, data, at, at) for at, (key, data) in enumerate(there, 2)), 99)
+
+
+def test_no_damage_moves_a_checkpoint_forward() -> None:
+    """Whatever value is damaged, in another's place, older or gone: what is told of others stands, and nothing is left out."""
+    objects, seen = group(1000), set()
+    sound = read(objects)
+    for case in cases(objects, group(900), lambda _kind: FLIPS):
+        seen.add((case.kind, case.damage))
+        found = read({**objects, **case.change})
+        touched = {key.split("/")[4] for key in case.change}
+        for name in {"feed", "other"} & found.changefeeds.keys():
+            assert found.checkpoint_ts(name) <= sound.checkpoint_ts(name), str(case)
+        if case.kind == "etcd capture":
+            assert found.captures.keys() == sound.captures.keys() - (touched if case.damage == "missing" else set())
+        elif case.damage not in {"missing", "older"}:
+            assert touched >= found.damaged.keys() != set(), str(case)
+            assert any(key in text for key in case.change for text in found.damaged.values()), str(case)
+            assert not found.damaged.keys() & {task.changefeed for task in found.tasks}
+        else:
+            assert not found.damaged, str(case)
+    assert len(seen) == 5 * 7 - 1  # a capture of before is the same
+
+
+def test_a_damaged_capture_is_there_all_the_same() -> None:
+    """Its key stands by its lease: to take it for dead would give its tasks to another while it writes."""
+    found = state(capture__a=b"?", capture__b=CaptureInfo("a", "", 1, "1"))
+    assert {name: info.id for name, info in found.captures.items()} == {"a": "a", "b": "b"}
+    assert found.captures["a"].write_timeout_ms == 30_000
+
+
+def test_the_checkpoint_of_a_changefeed() -> None:
+    """It is the least of all its tasks, the start before they all have one, and never less than the owner has said."""
+    tasks = {"task__feed__0000": Task("feed", 0, b"", b"m"), "task__feed__0001": Task("feed", 1, b"m", b"")}
+    first = {"progress__feed__0000": Progress("feed", 0, 120, 130, 1, "a", 1)}
+    both = {**first, "progress__feed__0001": Progress("feed", 1, 110, 140, 1, "a", 1)}
+    told = {"status__feed": ChangefeedStatus("feed", 115, 115, 1, "a")}
+    for more, reached in (({}, 100), (first, 100), (both, 110), ({**both, **told}, 115), ({**first, **told}, 115)):
+        assert state(changefeed__feed=FEED, **tasks, **more).checkpoint_ts("feed") == reached
+
+
+@pytest.mark.parametrize("keyspace_id", [0, 5])
+def test_the_range_is_of_its_keyspace(keyspace_id: int) -> None:
+    """The span of a changefeed has the prefix of its keyspace, also where it has no end."""
+    whole = dataclasses.replace(FEED, keyspace_id=keyspace_id, start_key=b"", end_key=b"").range
+    assert whole.start == b"r" + keyspace_id.to_bytes(3)
+    assert whole.end == b"r" + (keyspace_id + 1).to_bytes(3)

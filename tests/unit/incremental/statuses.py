@@ -1,0 +1,40 @@
+"""Statuses of syncs that never ran."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import Any
+
+from incremental.feed.status import FeedStatus
+from incremental.replicate import SyncStatus
+
+SAMPLE = SyncStatus(
+    checkpoint_ts=470_623_261_766_451_301,
+    resolved_ts=470_623_262_028_595_301,
+    checkpoint_lag=3.0,
+    resolved_lag=2.0,
+    events=4000,
+    written=3000,
+    events_per_second=2000.0,
+    sorter_memory_bytes=1 << 20,
+    sorter_disk_bytes=2 << 20,
+    late_rows=0,
+    sink_failures=2,
+    sink_failing_seconds=0.0,
+    last_error="store 4 went away",
+    feed=FeedStatus(
+        regions=50, scanning=2, holes=1, stores=3, rows=4000, queued_bytes=10, errors={"not_leader": 3, "stalled": 1}
+    ),
+)
+
+
+def status(**changes: Any) -> SyncStatus:  # noqa: ANN401 - the fields' own types
+    """A sync that does well, but for what is said."""
+    return replace(SAMPLE, **changes)
+
+
+def steady(began: float, lag: float = 3.0) -> SyncStatus:
+    """A sync that has told 2,000 events and written 1,500 rows a second since a moment (of ``time.monotonic``)."""
+    ran = time.monotonic() - began
+    return status(checkpoint_lag=lag, resolved_lag=lag - 1, events=int(2000 * ran), written=int(1500 * ran))

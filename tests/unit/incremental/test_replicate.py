@@ -1,0 +1,268 @@
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from incremental.checkpoint import Checkpoint, ObjectCheckpoints
+from incremental.feed.outputs import Resolved, Rows
+from incremental.replicate import Rate, ReplicateOptions, Replicator
+from incremental.sinks.base import Sink
+from incremental.sorter import Sorter
+from tests.unit.incremental.changes import Change, batch, changes
+from tests.unit.incremental.fake_source import FakeSource
+from tikv_br.errors import ClusterUnreachable, RequestRefused, RetryBudgetExhausted, SafePointError, SyncFenced
+from tikv_br.storage.base import ObjectStore
+from tikv_br.storage.open import open_store
+from tikv_br.storage.url import parse
+
+SEEDS = range(6)
+START = 1000
+
+
+class Killed(BaseException):
+    """Stands for kill -9: nothing of ours may catch it and go on."""
+
+
+class Target(Sink):
+    """Keeps what arrives, in the order in which it does, and fails when told to."""
+
+    place = "a test"
+
+    def __init__(self) -> None:
+        self.arrived: list[Change] = []
+        self.last: dict[bytes, Change] = {}
+        self.fail: list[BaseException | None] = []
+
+    def write(self, rows: pa.RecordBatch) -> None:
+        """Apply row by row: a failure comes in the middle."""
+        failure = self.fail.pop(0) if self.fail else None
+        taken = changes([rows])
+        for row in taken[: len(taken) // 2] if failure else taken:
+            self.arrived.append(row)
+            self.last[row.key] = row
+        if failure:
+            raise failure
+
+    def close(self) -> None:
+        """Nothing to do."""
+
+    def state(self) -> dict[bytes, bytes]:
+        """The live rows."""
+        return {key: row.value for key, row in self.last.items() if not row.deleted}
+
+
+class Guard:
+    """A safe point that remembers."""
+
+    def __init__(self) -> None:
+        self.points = [START - 1]
+        self.lost: SafePointError | None = None
+
+    def check(self) -> None:
+        """See `SafePoint.check`."""
+        if self.lost:
+            raise self.lost
+
+    def advance(self, safe_point: int) -> None:
+        """See `SafePoint.advance`."""
+        self.points.append(safe_point)
+
+
+class Sync:
+    """A sync that can be started again and again on the same state and target."""
+
+    def __init__(self, tmp_path: Path) -> None:
+        self.store: ObjectStore = open_store(parse(f"local://{tmp_path}/state"))
+        self.scratch = tmp_path
+        self.target = Target()
+        self.guard = Guard()
+        self.stack = contextlib.ExitStack()
+
+    def checkpoint(self) -> int:
+        """What a restart would find."""
+        found = ObjectCheckpoints(self.store, "one").load()
+        return START if found is None else found.checkpoint_ts
+
+    def replicator(self, feed: Iterable[Rows | Resolved], save_every: float = 0.0, patience: float = 5.0) -> Replicator:
+        """One process's worth of it."""
+        checkpoints = ObjectCheckpoints(self.store, "one")
+        epoch = checkpoints.claim()
+        return Replicator(
+            Checkpoint("one", self.checkpoint(), 0, epoch, 0),
+            feed=feed,
+            sorter=self.stack.enter_context(Sorter(100_000, self.scratch)),
+            sink=self.target,
+            checkpoints=checkpoints,
+            safe_point=self.guard,
+            options=ReplicateOptions(save_every, patience),
+        )
+
+
+@pytest.fixture
+def sync(tmp_path: Path) -> Iterator[Sync]:
+    """A sync without state."""
+    sync = Sync(tmp_path)
+    with sync.stack:
+        yield sync
+
+
+def check_history(source: FakeSource, target: Target, checkpoints: list[tuple[int, int]]) -> None:
+    """Fail if a key went back behind a checkpoint, or took a value that the source never had.
+
+    ``checkpoints`` are pairs: how many rows had arrived, and the checkpoint saved then.
+    """
+    written = set(source.history)
+    floors: dict[bytes, int] = {}
+    saved = iter([*checkpoints, (len(target.arrived) + 1, 0)])
+    at, checkpoint = next(saved)
+    for number, row in enumerate(target.arrived):
+        while number >= at:
+            for old in source.history:
+                if old.ts <= checkpoint:
+                    floors[old.key] = old.ts
+            at, checkpoint = next(saved)
+        assert row in written
+        assert row.ts >= floors.get(row.key, 0), "an older value came back after the checkpoint had passed it"
+
+
+@pytest.mark.parametrize("seed", SEEDS[:3])
+def test_no_kill_loses_a_change_or_turns_a_key_back(sync: Sync, seed: int) -> None:
+    """Thirty kills at random moments, at the sink, in the feed and between: the histories hold and the states agree."""
+    source = FakeSource(seed)
+    saved: list[tuple[int, int]] = []
+
+    def mortal(feed: Iterator[Rows | Resolved], lifetime: int) -> Iterator[Rows | Resolved]:
+        for number, event in enumerate(feed):
+            if number == lifetime:
+                raise Killed
+            yield event
+            saved.append((len(sync.target.arrived), sync.checkpoint()))
+
+    for life in range(30):
+        before = sync.checkpoint()
+        sync.target.fail = [None] * source.random.randrange(8) + [Killed()] if life % 2 else []
+        feed = mortal(source.feed(before, rounds=6), source.random.randrange(1, 80))
+        with contextlib.suppress(Killed):
+            sync.replicator(feed, save_every=source.random.choice([0, 0.001, 99])).run()
+        assert sync.checkpoint() >= before
+    sync.target.fail = []
+    sync.replicator(source.feed(sync.checkpoint(), rounds=3)).run()
+    assert sync.target.state() == source.state()
+    assert sync.checkpoint() == source.ts
+    check_history(source, sync.target, saved)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_undisturbed_each_key_has_its_history_in_order(sync: Sync, seed: int) -> None:
+    """Without kills every key's rows arrive by rising ts, none twice, and the safe point follows the checkpoint."""
+    source = FakeSource(seed)
+    replicator = sync.replicator(source.feed(START, rounds=20), save_every=0.02)
+    replicator.run()
+    last: dict[bytes, int] = {}
+    for row in sync.target.arrived:
+        assert row.ts > last.get(row.key, 0)
+        last[row.key] = row.ts
+    assert sync.target.state() == source.state()
+    assert sync.guard.points == sorted(sync.guard.points)
+    assert sync.guard.points[-1] == sync.checkpoint() - 1 == source.ts - 1
+    status = replicator.status()
+    assert status.checkpoint_ts == status.resolved_ts == source.ts
+    assert status.events >= len(source.history) >= status.written > 0
+    assert (status.late_rows, status.sink_failures, status.sorter_disk_bytes) == (0, 0, 0)
+
+
+def test_the_checkpoint_waits_for_the_sink(sync: Sync) -> None:
+    """While a batch is refused nothing is confirmed; the same batch comes again until it is there."""
+    away = [ClusterUnreachable("away"), RetryBudgetExhausted("busy"), None]
+    sync.target.fail = list(away)
+    replicator = sync.replicator([Rows(batch([Change(1001, b"a", b"1"), Change(1002, b"b", b"2")])), Resolved(1005)])
+    replicator.run()
+    assert sync.checkpoint() == 1005
+    assert sync.target.state() == {b"a": b"1", b"b": b"2"}
+    assert replicator.status().sink_failures == 2
+    assert (replicator.status().sink_failing_seconds, replicator.status().last_error) == (0, "busy")
+
+
+def test_a_sink_that_refuses_ends_it_and_confirms_nothing(sync: Sync) -> None:
+    """An error for good comes out as it is; the checkpoint stays before the batch."""
+    sync.target.fail = [None, RequestRefused("no")]
+    one, two = Rows(batch([Change(1001, b"a", b"1")])), Rows(batch([Change(1003, b"b", b"2")]))
+    with pytest.raises(RequestRefused):
+        sync.replicator([one, Resolved(1002), two, Resolved(1005)], save_every=99).run()
+    assert sync.checkpoint() == 1002
+
+
+def test_patience_ends(sync: Sync) -> None:
+    """A sink that stays away ends the sync once its time is over."""
+    sync.target.fail = [ClusterUnreachable("away")] * 10
+    rows = Rows(batch([Change(1001, b"a", b"1")]))
+    with pytest.raises(ClusterUnreachable):
+        sync.replicator([rows, Resolved(1002)], patience=0.0).run()
+    assert sync.checkpoint() == START
+
+
+def test_stop_saves_what_is_confirmed(sync: Sync) -> None:
+    """Told to stop, also while the sink is away, it ends cleanly with the checkpoint of what has arrived."""
+
+    def endless() -> Iterator[Rows | Resolved]:
+        ts = START
+        while True:
+            ts += 1
+            yield Rows(batch([Change(ts, b"k", b"%d" % ts)]))
+            yield Resolved(ts)
+            if ts == START + 50:
+                sync.target.fail = [ClusterUnreachable("away")] * 100
+
+    replicator = sync.replicator(endless(), save_every=99, patience=99)
+    runner = threading.Thread(target=replicator.run)
+    runner.start()
+    while not replicator.status().sink_failing_seconds:
+        assert runner.is_alive()
+        threading.Event().wait(0.01)
+    replicator.stop()
+    runner.join(60)
+    assert not runner.is_alive()
+    assert sync.checkpoint() == START + 50
+    assert sync.target.last[b"k"].ts == START + 50
+
+
+def test_a_lost_safe_point_ends_it(sync: Sync) -> None:
+    """Nothing is written once GC may have passed."""
+    sync.guard.lost = SafePointError("gone")
+    with pytest.raises(SafePointError):
+        sync.replicator([Rows(batch([Change(1001, b"a", b"1")])), Resolved(1002)]).run()
+    assert sync.target.arrived == []
+
+
+def test_who_was_replaced_stops(sync: Sync) -> None:
+    """After another process has claimed the sync, this one ends and its safe point stays."""
+
+    def feed() -> Iterator[Rows | Resolved]:
+        yield Resolved(1002)
+        ObjectCheckpoints(sync.store, "one").claim()
+        yield Resolved(1003)
+
+    with pytest.raises(SyncFenced):
+        sync.replicator(feed()).run()
+    assert sync.checkpoint() == 1002
+    assert sync.guard.points == [START - 1, 1001]
+
+
+def test_the_rate_is_of_the_last_while() -> None:
+    """Events long ago do not count."""
+    now = [0.0]
+    rate = Rate(10.0, lambda: now[0])
+    for second in range(1, 31):
+        now[0] = second
+        rate.note(min(second, 10) * 100)
+    assert rate.value(1000) == 0
+    now[0] = 31
+    assert 0 < rate.value(1100) < 20
+    rate.note(1100)
+    now[0] = 1000
+    assert rate.value(1100) == 0

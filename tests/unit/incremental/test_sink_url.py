@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from formats.api_version import ApiVersion
+from incremental.sinks.url import BlackholeTarget, FileTarget, StdoutTarget, Target, TikvTarget, check_shared, parse
+from tikv_br.errors import UsageError
+
+
+@pytest.mark.parametrize(
+    ("url", "target"),
+    [
+        ("tikv://a:1", TikvTarget(("a:1",))),
+        ("tikv://a:1,b:2/", TikvTarget(("a:1", "b:2"))),
+        ("tikv://[::1]:2379?keyspace=7&api-version=V1ttl", TikvTarget(("[::1]:2379",), "7", ApiVersion.V1TTL)),
+        ("tikv://a:1?keyspace=my%20own", TikvTarget(("a:1",), "my own")),
+        ("file:///a/b%20c.jsonl", FileTarget(Path("/a/b c.jsonl"))),
+        ("file:///a/b#1.jsonl", FileTarget(Path("/a/b#1.jsonl"))),
+        ("-", StdoutTarget()),
+        ("stdout://", StdoutTarget()),
+        ("blackhole://", BlackholeTarget()),
+    ],
+)
+def test_reads_addresses(url: str, target: Target) -> None:
+    """Each form of address is the target that it names."""
+    assert parse(url) == target
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "",
+        "kafka://a:1",
+        "tikv://",
+        "tikv://a",
+        "tikv://a:1/path",
+        "tikv://a:1?keyspce=1",
+        "tikv://a:1?api-version=v3",
+        "tikv://a:1#?keyspace=1",
+        "file://relative/path",
+        "file:///",
+        "file:///a?b=c",
+        "stdout://x",
+        "blackhole://x?y",
+    ],
+)
+def test_refuses_what_is_no_address(url: str) -> None:
+    """What cannot be meant is a usage error that says --sink or the address."""
+    with pytest.raises(UsageError):
+        parse(url)
+
+
+def test_texts_name_the_target() -> None:
+    """A target reads as its address."""
+    for url in ("tikv://a:1,b:2?keyspace=7", "file:///a/b", "stdout://", "blackhole://"):
+        assert str(parse(url)) == url
+
+
+@pytest.mark.parametrize("url", ["-", "file:///tmp/x"])
+def test_what_several_machines_cannot_share(url: str) -> None:
+    """A changefeed, whose captures may be anywhere, goes to a cluster or nowhere."""
+    with pytest.raises(UsageError, match="several machines"):
+        check_shared(parse(url))
+    for shared in ("tikv://pd:2379", "blackhole://"):
+        check_shared(parse(shared))

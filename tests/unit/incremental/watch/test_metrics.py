@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
+from prometheus_client.parser import text_string_to_metric_families as parse_text
+
+from incremental.watch.metrics import Metrics
+from incremental.watch.named import NamedStatus
+from tests.unit.incremental.statuses import status
+
+PAGE = Path(__file__).resolve().parents[4] / "docs" / "monitoring.md"
+ALERTS = PAGE.with_name("alerts.yml")
+WATCHED = [NamedStatus("a", status()), NamedStatus("b", None), NamedStatus('c"\n', status(checkpoint_lag=301.0))]
+
+
+@pytest.mark.parametrize(("accept", "parse"), [("", parse_text), ("application/openmetrics-text", parse_openmetrics)])
+def test_every_figure_is_told_of_every_sync(accept: str, parse: type) -> None:
+    """In both forms that Prometheus asks for, each sync that runs has all figures; health is told of every one."""
+    content_type, body = Metrics(lambda: WATCHED, 300.0).render(accept)
+    assert content_type.startswith(accept or "text/plain")
+    found = {
+        (s.name, s.labels.get("sync"), s.labels.get("kind")): s.value for f in parse(body.decode()) for s in f.samples
+    }
+    expected = {
+        "checkpoint_lag_seconds": 3.0,
+        "resolved_lag_seconds": 2.0,
+        "checkpoint_timestamp_seconds": 1_795_285_269.8,
+        "events_total": 4000,
+        "written_rows_total": 3000,
+        "late_rows_total": 0,
+        "sink_failures_total": 2,
+        "sink_failing_seconds": 0,
+        "sorter_memory_bytes": 1 << 20,
+        "sorter_disk_bytes": 2 << 20,
+        "feed_regions": 50,
+        "feed_scanning_regions": 2,
+        "feed_holes": 1,
+        "feed_stores": 3,
+        "feed_queued_bytes": 10,
+    }
+    ours = {
+        name.removeprefix("tikv_br_sync_"): value
+        for (name, sync, kind), value in found.items()
+        if sync == "a" and not kind
+    }
+    assert ours == pytest.approx({**expected, "healthy": 1})
+    assert found["tikv_br_sync_feed_errors_total", "a", "not_leader"] == 3
+    assert [found["tikv_br_sync_healthy", name, None] for name in ("a", "b", 'c"\n')] == [1, 0, 0]
+    assert ("tikv_br_sync_events_total", "b", None) not in found
+
+
+def test_the_documentation_lists_exactly_these() -> None:
+    """docs/monitoring.md names each metric of ours, with its kind, and none that there is not."""
+    text = Metrics(lambda: WATCHED, 300.0).render("")[1].decode()
+    told = set(re.findall(r"^# TYPE (tikv_br_\w+) (\w+)$", text, re.MULTILINE))
+    assert set(re.findall(r"^\| `(tikv_br_\w+)[^`]*` \| (\w+) \|", PAGE.read_text(), re.MULTILINE)) == told
+
+
+def test_alerts_ask_only_for_what_there_is() -> None:
+    """Every rule has an expression over metrics that are told, a severity and a summary, and stands in the docs."""
+    text = Metrics(lambda: WATCHED, 300.0).render("")[1].decode()
+    told = set(re.findall(r"^(\w+)(?:\{| )", text, re.MULTILINE)) | {"up"}
+    rules = [rule for group in yaml.safe_load(ALERTS.read_text())["groups"] for rule in group["rules"]]
+    for rule in rules:
+        assert set(re.findall(r"\b(?:tikv_br_|process_|up\b)\w*", rule["expr"])) <= told, rule["alert"]
+        assert rule["labels"]["severity"] in {"warning", "critical"}
+        assert rule["annotations"]["summary"]
+    assert re.findall(r"^\| `(TikvBr\w+)` \|", PAGE.read_text(), re.MULTILINE) == [rule["alert"] for rule in rules]
