@@ -1,0 +1,52 @@
+"""A cluster to back up, a host that runs playgrounds, as the command line has one, and what a drill must leave behind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from formats.api_version import ApiVersion
+from tests.integration.backup.data import hard_rows, load
+from tests.live_cluster import LiveCluster, live_cluster
+from tikv_br.backup.options import BackupOptions
+from tikv_br.cli.drill_playground import Host
+from tikv_br.drill.ledger import Kind, left_behind
+from tikv_br.drill.options import DrillOptions
+from tikv_br.drill.target import PlaygroundTarget
+from tikv_br.storage.open import open_store
+from tikv_br.storage.url import parse
+
+ROWS = hard_rows(count=600)
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveCluster]:
+    """A V1 cluster of several regions that holds `ROWS`."""
+    with live_cluster(tmp_path_factory.mktemp("source"), ApiVersion.V1, stores=1) as live:
+        load(live, ROWS)
+        live.run("split", keys=[key.hex() for key in sorted(ROWS)[:: len(ROWS) // 6][1:6]])
+        yield live
+
+
+@pytest.fixture
+def options(source: LiveCluster, tmp_path: Path) -> DrillOptions:
+    """A drill that makes a backup and restores it into a playground of one store, all below the test's own folder."""
+    backups, target = parse(str(tmp_path / "backups")), PlaygroundTarget(Host(), tmp_path / "targets", stores=1)
+    return DrillOptions(
+        backups=backups,
+        home=parse(str(tmp_path / "drills")),
+        target=target,
+        backup=BackupOptions(cluster=source.config, storage=backups, executor="driver"),
+        removers={Kind.PLAYGROUND: target},
+    )
+
+
+def assert_nothing_left(options: DrillOptions) -> None:
+    """No playground, no copy and no page of the ledger is left."""
+    home = open_store(options.home)
+    assert left_behind(home) == []
+    assert isinstance(options.target, PlaygroundTarget)
+    assert not list(options.target.parent.glob("*"))
+    assert {info.name.partition("/")[0] for info in home.list()} <= {"reports", "index.html"}

@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from formats.api_version import ApiVersion
+from tests.integration.backup.data import load
+from tests.integration.drill.conftest import ROWS, assert_nothing_left
+from tests.live_cluster import live_cluster
+from tikv_br.backupset import lease
+from tikv_br.drill.goals import Objectives
+from tikv_br.drill.history import read_past, read_report
+from tikv_br.drill.hooks import Hooks
+from tikv_br.drill.options import DrillOptions, Scenario
+from tikv_br.drill.run import drill
+from tikv_br.errors import LeaseHeld, ObjectivesMissed, UsageError
+from tikv_br.progress_events import Event
+from tikv_br.report.facts import Verdict
+from tikv_br.storage.open import open_store
+from tikv_br.storage.secret import SecretText
+
+
+def test_a_lost_cluster_is_recovered_on_a_playground(options: DrillOptions) -> None:
+    """All keys come back and are proven, the figures are measured, and what the drill made is gone but for the backup."""
+    report = drill(replace(options, objectives=Objectives(rpo=3600, rto=3600, max_age=3600, min_keys=len(ROWS))))
+    assert report.verdict is Verdict.PASSED
+    assert report.value("keys") == len(ROWS)
+    assert 0 < (report.value("RTO") or 0) < report.seconds
+    assert [phase.name for phase in report.phases if not phase.inside][-1] == "clean up"
+    assert sum(cell.keys for cell in report.keyspace_map) == len(ROWS)
+    assert_nothing_left(options)
+
+    again = drill(replace(options, backup=None))
+    assert again.backup is not None
+    assert report.backup is not None
+    assert again.backup.id == report.backup.id
+    assert not again.backup.made_by_drill
+    assert [past.id for past in read_past(open_store(options.home))] == [report.id, again.id]
+
+
+def test_hooks_that_fail_change_nothing_but_what_is_told(
+    options: DrillOptions, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    """The drill passes; log and report say what did not work, and nothing that it leaves holds a URL."""
+    secret = "a-path-that-is-secret"
+    url = SecretText(f"http://127.0.0.1:1/{secret}")
+    hooks = Hooks(url, url, command=("false", secret))
+    seen: list[Event] = []
+    report = drill(replace(options, hooks=hooks), seen.append)
+    assert report.verdict is Verdict.PASSED
+    kept = read_report(open_store(options.home), report.id)
+    assert kept is not None
+    told = [notice for notice in kept["notices"] if "did not work" in notice]
+    assert [notice.partition(" did")[0] for notice in told] == ["the webhook", "the heartbeat", "the command"]
+    assert all(problem in caplog.text for problem in told)
+    assert secret not in caplog.text + str(seen)
+    left = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
+    assert not [data for data in left if secret.encode() in data]
+    assert any(b"the webhook did not work" in data and b"<html" in data for data in left)
+
+
+def test_a_missed_objective_is_an_error_of_its_own(options: DrillOptions) -> None:
+    """One key more is asked for than there are: the report says which objective was missed, by how much."""
+    with pytest.raises(ObjectivesMissed, match="missed keys"):
+        drill(replace(options, objectives=Objectives(min_keys=len(ROWS) + 1, rto=3600)))
+    assert [past.verdict for past in read_past(open_store(options.home))] == ["missed"]
+    assert_nothing_left(options)
+
+
+def test_a_deleted_range_is_restored_alone(options: DrillOptions) -> None:
+    """The target has lost a range and gets it back, and equals the backup again."""
+    report = drill(replace(options, scenario=Scenario.DELETED_RANGE, start=b"row00100", end=b"row00300"))
+    assert report.verdict is Verdict.PASSED
+    assert report.value("keys") == len(ROWS)
+    assert_nothing_left(options)
+
+
+def test_damage_to_a_copy_is_found_by_verify_and_restore(options: DrillOptions) -> None:
+    """The scenario passes, names the damaged file, and leaves neither the copy nor a changed backup."""
+    report = drill(replace(options, scenario=Scenario.CORRUPT_BACKUP, seed=5))
+    assert report.verdict is Verdict.PASSED
+    assert [each.what for each in report.compared] == ["verify on the damaged copy", "restore of the damaged copy"]
+    assert_nothing_left(options)
+    assert drill(replace(options, backup=None)).verdict is Verdict.PASSED
+
+
+def test_two_drills_do_not_run_at_once(options: DrillOptions) -> None:
+    """The second is refused while the first holds the home, and leaves nothing there."""
+    with lease.acquire(open_store(options.home), "drill"), pytest.raises(LeaseHeld) as refused:
+        drill(options)
+    assert "--lock-wait" not in refused.value.hint
+    assert_nothing_left(options)
+
+
+def test_a_sync_from_a_backup_that_gc_has_passed_is_refused(options: DrillOptions, tmp_path: Path) -> None:
+    """A V2 backup: once GC is past it, nobody can begin there. One of a V1 source has no timestamp to begin at."""
+    stale = replace(options, scenario=Scenario.STALE_SAFE_POINT)
+    with pytest.raises(UsageError, match="no backup-ts"):
+        drill(stale)
+    assert options.backup is not None
+    with live_cluster(tmp_path / "v2", ApiVersion.V2, stores=1) as live:
+        load(live, ROWS)
+        report = drill(replace(stale, backup=replace(options.backup, cluster=live.config, safe_interval=0.0)))
+    assert report.verdict is Verdict.PASSED
+    assert [each.what for each in report.compared] == ["the hand-over to a sync, after GC"]
+    assert_nothing_left(options)

@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+import shutil
+import subprocess
+from configparser import ConfigParser
+from pathlib import Path
+
+import pytest
+
+from tikv_br.drill.schedule import crontab, systemd
+from tikv_br.errors import UsageError
+
+COMMAND = ["/opt/tikv br/bin/tikv-br", "drill", "run", "--config", "/etc/50%/drill.toml"]
+
+
+def test_a_crontab_line_escapes_what_cron_and_the_shell_take_for_their_own() -> None:
+    """Minute comes before hour; a percent sign, which ends a line of cron, is escaped, a space is quoted."""
+    line = crontab(COMMAND, "03:05", "Sunday")
+    assert line.startswith("5 3 * * 0 '/opt/tikv br/bin/tikv-br' drill run --config ")
+    assert r"/etc/50\%/drill.toml" in line
+    assert line.count("\n") == 1
+
+
+def test_a_timer_names_its_day_and_the_service_its_command() -> None:
+    """Both units stand under the names of their files; a percent sign is doubled for systemd."""
+    units = systemd(COMMAND, "23:30", "mon")
+    assert "OnCalendar=Mon *-*-* 23:30:00" in units
+    assert 'ExecStart="/opt/tikv br/bin/tikv-br" drill run --config /etc/50%%/drill.toml' in units
+
+
+@pytest.mark.parametrize(("at", "day"), [("24:00", ""), ("3:30", ""), ("03:60", ""), ("03:30", "noday")])
+def test_what_is_no_time_is_refused(at: str, day: str) -> None:
+    """Neither form takes an hour, a minute or a day that there is not."""
+    for form in (crontab, systemd):
+        with pytest.raises(UsageError):
+            form(COMMAND, at, day)
+
+
+def test_systemd_takes_the_units_that_are_printed(tmp_path: Path) -> None:
+    """Each unit parses as an ini file with one ExecStart; where systemd is installed, its own verification finds nothing."""
+    program = tmp_path / "a program"
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    printed = systemd([str(program), "drill", "run", "--config", "/etc/50%/drill.toml"], "03:30", "sun")
+    for part in printed.split("# /etc/systemd/system/")[1:]:
+        name, _, text = part.partition("\n")
+        (tmp_path / name).write_text(text)
+        unit = ConfigParser(interpolation=None, strict=True, comment_prefixes=("#",))
+        unit.optionxform = str  # type: ignore[method-assign,assignment]
+        unit.read_string(text)
+        assert unit.has_option("Service", "ExecStart") == name.endswith(".service")
+    units = sorted(str(path) for path in tmp_path.glob("tikv-br-drill.*"))
+    assert [Path(unit).suffix for unit in units] == [".service", ".timer"]
+    analyze = shutil.which("systemd-analyze")
+    if analyze is not None:
+        done = subprocess.run([analyze, "verify", "--man=no", *units], capture_output=True, text=True, check=False)
+        assert not [line for line in done.stderr.splitlines() if "tikv-br-drill" in line], done.stderr

@@ -1,0 +1,56 @@
+"""A drill at a time of the day, as cron or systemd have it. Pure: nothing is installed."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Sequence
+
+from tikv_br.errors import UsageError
+
+_TIME = re.compile(r"([01]\d|2[0-3]):([0-5]\d)")
+_DAYS = ("sun", "mon", "tue", "wed", "thu", "fri", "sat")
+
+
+def crontab(command: Sequence[str], at: str, day: str = "") -> str:
+    """A line for ``crontab -e``; cron mails whatever is written: nothing unless the drill fails, or warns. Raises `UsageError`."""
+    hour, minute = _clock(at)
+    weekday = str(_DAYS.index(_weekday(day))) if day else "*"
+    # cron takes a bare % for the end of the line.
+    return f"{minute} {hour} * * {weekday} {shlex.join([*command, '--quiet'])}".replace("%", r"\%") + "\n"
+
+
+def systemd(command: Sequence[str], at: str, day: str = "") -> str:
+    """A service and a timer, each under the name of its file. Raises `UsageError`."""
+    hour, minute = _clock(at)
+    weekday = f"{_weekday(day).capitalize()} " if day else ""
+    # % begins a specifier, $ a variable.
+    line = " ".join(_quoted(word) for word in command)
+    return (
+        "# /etc/systemd/system/tikv-br-drill.service\n"
+        "[Unit]\nDescription=Recovery drill of tikv-br\nAfter=network-online.target\nWants=network-online.target\n\n"
+        f"[Service]\nType=oneshot\nExecStart={line}\n# What the drill made is removed before it ends.\nTimeoutStopSec=10min\n\n"
+        "# /etc/systemd/system/tikv-br-drill.timer\n"
+        "[Unit]\nDescription=Recovery drill of tikv-br\n\n"
+        f"[Timer]\nOnCalendar={weekday}*-*-* {hour:02d}:{minute:02d}:00\nPersistent=true\n\n"
+        "[Install]\nWantedBy=timers.target\n"
+    )
+
+
+def _clock(text: str) -> tuple[int, int]:
+    found = _TIME.fullmatch(text)
+    if found is None:
+        raise UsageError(f"--at wants a time such as 03:30, not {text!r}")
+    return int(found[1]), int(found[2])
+
+
+def _weekday(text: str) -> str:
+    day = text.strip().lower()[:3]
+    if day not in _DAYS:
+        raise UsageError(f"--on wants a day of the week such as sunday, not {text!r}")
+    return day
+
+
+def _quoted(word: str) -> str:
+    escaped = word.replace("%", "%%").replace("$", "$$").replace("\\", "\\\\").replace('"', '\\"')
+    return escaped if re.fullmatch(r"[\w@+=:,./%$-]+", escaped) else f'"{escaped}"'

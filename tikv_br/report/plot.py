@@ -1,0 +1,178 @@
+"""Geometry of the report's plots: figures to points of an SVG. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from tikv_br.report.facts import Cell
+from tikv_br.report.recorder import Phase, Sample
+
+WIDTH, HEIGHT = 640.0, 150.0
+LEFT, BOTTOM = 64.0, 20.0
+MIN_WIDTH = 1.5
+"""Of a bar, in pixels: what was quick is seen as well."""
+ROW = 20.0
+BUCKETS = 80
+"""Points of the plot of throughput."""
+WORTH = 0.005
+"""Of the whole time: what was quicker within a step is not in the timeline."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """A line of the grid: where, and the value it stands for."""
+
+    at: float
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """A plot of values over time or over drills; ``points`` in pixels, one a value."""
+
+    points: tuple[tuple[float, float], ...]
+    ticks: tuple[Tick, ...]
+    limit: float | None = None
+    """Height of the line that must not be crossed."""
+    marks: tuple[Tick, ...] = ()
+    """Places along the bottom."""
+    absent: tuple[float, ...] = ()
+    """Places that have no value."""
+
+    @property
+    def area(self) -> str:
+        """The polygon below the line."""
+        base = HEIGHT - BOTTOM
+        ends = (self.points[0][0], self.points[-1][0]) if self.points else (LEFT, LEFT)
+        return f"{ends[0]:.1f},{base:.1f} {self.line} {ends[1]:.1f},{base:.1f}"
+
+    @property
+    def line(self) -> str:
+        """As an SVG's polyline has it."""
+        return " ".join(f"{x:.1f},{y:.1f}" for x, y in self.points)
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """A phase in the timeline, or a cell of the map; pixels."""
+
+    x: float
+    width: float
+    y: float = 0.0
+    shade: float = 0.0
+    """0 to 1."""
+
+
+def curve(
+    places: Sequence[float],
+    values: Sequence[float | None],
+    limit: float | None = None,
+    *,
+    unit: str = "",
+    marks: Sequence[float] = (),
+) -> Curve:
+    """Values at places, both from 0 on, filling the plot; one place alone stands in the middle. None is no value."""
+    first, last = min(places, default=0.0), max(places, default=0.0)
+    top = nice_top(max([*(value or 0.0 for value in values), limit or 0.0], default=0.0), unit)
+    span = (last - first) or 1.0
+
+    def x(place: float) -> float:
+        return LEFT + (WIDTH - LEFT - 8) * ((place - first) / span if last > first else 0.5)
+
+    def y(value: float) -> float:
+        return HEIGHT - BOTTOM - (HEIGHT - BOTTOM - 8) * value / top
+
+    both = list(zip(places, values, strict=True))
+    return Curve(
+        tuple((x(place), y(value)) for place, value in both if value is not None),
+        tuple(Tick(y(value), value) for value in (0.0, top / 2, top)),
+        None if limit is None else y(limit),
+        tuple(Tick(x(mark), mark) for mark in marks),
+        tuple(x(place) for place, value in both if value is None),
+    )
+
+
+def over_time(values: Sequence[tuple[float, float]], unit: str, marks: int = 5) -> Curve:
+    """A curve with as many marks of time along its bottom."""
+    first, last = values[0][0], values[-1][0]
+    at = [first + (last - first) * number / (marks - 1) for number in range(marks)]
+    return curve([place for place, _ in values], [value for _, value in values], unit=unit, marks=at)
+
+
+def nice_top(value: float, unit: str = "") -> float:
+    """The smallest of 1, 2, 5, 10, 20, … that is not below, of what ``unit`` is counted in at that size; 1 for nothing."""
+    if value <= 0:
+        return 1.0
+    whole = _whole(value, unit)
+    power = 10.0 ** math.floor(math.log10(value / whole))
+    return next(step * power for step in (1, 2, 5, 10) if step * power >= value / whole * (1 - 1e-9)) * whole
+
+
+def _whole(value: float, unit: str) -> float:
+    """What people count so many of a unit in: KiB, MiB, … of bytes, minutes and hours of seconds."""
+    match unit:
+        case "B" | "B/s":
+            return 1024.0 ** max(math.floor(math.log(value, 1024)), 0)
+        case "s":
+            return next(size for size in (3600.0, 60.0, 1.0) if value >= size or size == 1)
+        case _:
+            return 1.0
+
+
+def worth_showing(phases: Iterable[Phase], seconds: float) -> list[Phase]:
+    """All steps of the drill, and what within them took some time or failed."""
+    return [each for each in phases if not each.inside or not each.ended_well or each.seconds >= WORTH * seconds]
+
+
+def timeline(phases: Iterable[Phase], seconds: float) -> list[Bar]:
+    """A bar for each phase, one below the other."""
+    scale = WIDTH / (seconds or 1.0)
+    return [
+        Bar(phase.begin * scale, max(phase.seconds * scale, MIN_WIDTH), number * ROW)
+        for number, phase in enumerate(phases)
+    ]
+
+
+def throughput(samples: Sequence[Sample], most: int = BUCKETS) -> list[tuple[float, float]]:
+    """Seconds since the begin, and bytes a second around then, in ``most`` equal parts of the time that samples cover.
+
+    What came between two samples of an operation counts as spread evenly over the time between them.
+    """
+    if len(samples) < 2 or samples[-1].seconds <= samples[0].seconds:
+        return []
+    first = samples[0].seconds
+    width = (samples[-1].seconds - first) / most
+    came = [0.0] * most
+    for before, after in pairwise(samples):
+        if after.step == before.step and after.bytes > before.bytes:
+            _spread(came, (before.seconds - first) / width, (after.seconds - first) / width, after.bytes - before.bytes)
+    return [(first + (place + 0.5) * width, size / width) for place, size in enumerate(came)]
+
+
+def _spread(parts: list[float], begin: float, end: float, amount: float) -> None:
+    """Add an amount to the parts between two places, to each by how much of it lies between them."""
+    first, last = min(int(begin), len(parts) - 1), min(int(end), len(parts) - 1)
+    if first == last:
+        parts[first] += amount
+        return
+    for place in range(first, last + 1):
+        parts[place] += amount * (min(place + 1, end) - max(place, begin)) / (end - begin)
+
+
+def strip(cells: Sequence[Cell]) -> list[Bar]:
+    """The keyspace from left to right: as wide as a part's bytes, as dark as its keys are many beside their bytes."""
+    total = sum(cell.data_bytes for cell in cells) or 1
+    densest = max((_density(cell) for cell in cells), default=0.0) or 1.0
+    bars, x = [], 0.0
+    for cell in cells:
+        width = WIDTH * cell.data_bytes / total
+        bars.append(Bar(x, width, shade=0.25 + 0.75 * _density(cell) / densest))
+        x += width
+    return bars
+
+
+def _density(cell: Cell) -> float:
+    return cell.keys / cell.data_bytes if cell.data_bytes else 0.0
