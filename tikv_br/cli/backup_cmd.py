@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING
 import typer
 
 from formats.api_version import ApiVersion
-from formats.errors import InvalidKeyText
-from formats.keytext import parse_key
 from tikv_br.cli.backup_options import (
     AllowLossOption,
     AssumeNoTtlOption,
@@ -30,31 +28,18 @@ from tikv_br.cli.backup_options import (
     SafeIntervalOption,
     SendCredentialsOption,
 )
+from tikv_br.cli.keys import read_key
 from tikv_br.cli.lazy import DefaultCommandGroup
+from tikv_br.cli.option_groups import ClusterFlags, grouped
 from tikv_br.cli.options import (
-    DEFAULT_PD,
-    CaOption,
-    CertOption,
     ConcurrencyOption,
-    CrypterKeyFileOption,
-    CrypterKeyOption,
-    CrypterMethodOption,
     DryRunOption,
     EndOption,
     ExecutorOption,
-    KeyOption,
+    KeyForm,
     OutputForm,
     OutputOption,
-    PdOption,
     RateLimitOption,
-    S3AclOption,
-    S3EndpointOption,
-    S3PathStyleOption,
-    S3ProviderOption,
-    S3RegionOption,
-    S3SseKmsKeyOption,
-    S3SseOption,
-    S3StorageClassOption,
     SparkMasterOption,
     StartOption,
     StorageOption,
@@ -62,7 +47,8 @@ from tikv_br.cli.options import (
 )
 from tikv_br.cli.output import Output
 from tikv_br.cli.progress import progress_display
-from tikv_br.cli.storage_location import storage_location
+from tikv_br.cli.report_file import ReportOption, reporting
+from tikv_br.cli.storage_flags import StorageFlags
 from tikv_br.cli.text import human_bytes, human_seconds
 from tikv_br.errors import UsageError
 
@@ -74,6 +60,21 @@ if TYPE_CHECKING:
 app = typer.Typer(cls=DefaultCommandGroup, rich_markup_mode=None, no_args_is_help=True)
 PLAN_ROWS = 20
 """Intervals of a plan that people are shown; JSON has them all."""
+CHECKS = {
+    "prove coverage": (
+        "the records of all tasks with the ranges asked for",
+        "by the run that copied them: intervals cover every range without a gap or an overlap, and each has its record",
+    ),
+    "compare checksums": (
+        "the backup with the source",
+        "by the run that copied it: keys, bytes and crc64 of each interval, as the cluster counts them and as written",
+    ),
+    "commit": (
+        "the files with their records",
+        "by the run that copied them: a listing shows each file in the size that was written, and no two of them overlap",
+    ),
+}
+"""By the step that checks it: what and how."""
 
 
 @app.callback()
@@ -82,9 +83,11 @@ def group() -> None:
 
 
 @app.command("raw")
+@grouped
 def backup_raw(
+    *,
     storage: StorageOption,
-    pd: PdOption = DEFAULT_PD,
+    cluster: ClusterFlags,
     dst_api_version: DstApiVersionOption = None,
     allow_loss: AllowLossOption = "",
     engine: EngineOption = "auto",
@@ -104,89 +107,65 @@ def backup_raw(
     assume_no_ttl: AssumeNoTtlOption = False,
     ratelimit: RateLimitOption = 0.0,
     send_credentials: SendCredentialsOption = True,
-    ca: CaOption = None,
-    cert: CertOption = None,
-    key: KeyOption = None,
-    s3_endpoint: S3EndpointOption = None,
-    s3_region: S3RegionOption = None,
-    s3_storage_class: S3StorageClassOption = None,
-    s3_sse: S3SseOption = None,
-    s3_sse_kms_key_id: S3SseKmsKeyOption = None,
-    s3_acl: S3AclOption = None,
-    s3_provider: S3ProviderOption = None,
-    s3_force_path_style: S3PathStyleOption = None,
-    crypter_method: CrypterMethodOption = "",
-    crypter_key: CrypterKeyOption = "",
-    crypter_key_file: CrypterKeyFileOption = "",
+    storage_flags: StorageFlags,
     executor: ExecutorOption = "auto",
     spark_master: SparkMasterOption = "local[*]",
     lock_wait: LockWaitOption = 0.0,
     no_resume: NoResumeOption = False,
     dry_run: DryRunOption = False,
+    report: ReportOption = "",
     output: OutputOption = OutputForm.CONSOLE,
 ) -> None:
     """Back up a RawKV cluster, converting between API versions where asked."""
-    key_form, file_kind = _parse_forms(form, file_format)
-    wanted = _parse_ranges(start, end, ranges or [], key_form)
-    location = storage_location(
-        storage,
-        endpoint=s3_endpoint,
-        region=s3_region,
-        storage_class=s3_storage_class,
-        sse=s3_sse,
-        sse_kms_key_id=s3_sse_kms_key_id,
-        acl=s3_acl,
-        provider=s3_provider,
-        force_path_style=s3_force_path_style,
-        crypter_method=crypter_method,
-        crypter_key=crypter_key,
-        crypter_key_file=crypter_key_file,
-    )
-    target = ApiVersion.from_label(dst_api_version) if dst_api_version else None
-    from formats.sst.compression import Compression
-    from tikv_br.backup.options import BackupOptions
-    from tikv_br.backup.run import backup
-    from tikv_br.backupset.files import FileKind
-    from tikv_br.cluster.config import ClusterConfig
+    with reporting("backup raw", report, CHECKS) as draft:
+        key_form, file_kind = _parse_forms(form, file_format)
+        wanted = _parse_ranges(start, end, ranges or [], key_form)
+        location = draft.place = storage_flags.locate(storage)
+        target = ApiVersion.from_label(dst_api_version) if dst_api_version else None
+        from formats.sst.compression import Compression
+        from tikv_br.backup.options import BackupOptions
+        from tikv_br.backup.run import backup
+        from tikv_br.backupset.files import FileKind
 
-    options = BackupOptions(
-        cluster=ClusterConfig.from_flags(pd, ca=ca, cert=cert, key=key),
-        storage=location,
-        dst_api_version=target,
-        ranges=wanted,
-        keyspaces=tuple(keyspace or ()),
-        file_kind=FileKind(file_kind),
-        allow_loss=_parse_losses(allow_loss),
-        compression=Compression.from_label(compression),
-        compression_level=compression_level,
-        file_bytes=file_size,
-        concurrency=concurrency,
-        safe_interval=safe_interval,
-        gc_ttl=math.ceil(gcttl),
-        checksum=checksum,
-        assume_no_ttl=assume_no_ttl,
-        rate_limit=bytes_per_second(ratelimit),
-        send_credentials=send_credentials,
-        engine=engine,
-        executor=executor,
-        spark_master=spark_master,
-        lock_wait=lock_wait,
-        no_resume=no_resume,
-        dry_run=dry_run,
-    )
-    out = Output(output)
-    with progress_display(out) as display:
-        report = backup(options, display)
-    _render(out, report)
+        options = BackupOptions(
+            cluster=cluster.config(),
+            storage=location,
+            dst_api_version=target,
+            ranges=wanted,
+            keyspaces=tuple(keyspace or ()),
+            file_kind=FileKind(file_kind),
+            allow_loss=_parse_losses(allow_loss),
+            compression=Compression.from_label(compression),
+            compression_level=compression_level,
+            file_bytes=file_size,
+            concurrency=concurrency,
+            safe_interval=safe_interval,
+            gc_ttl=math.ceil(gcttl),
+            checksum=checksum,
+            assume_no_ttl=assume_no_ttl,
+            rate_limit=bytes_per_second(ratelimit),
+            send_credentials=send_credentials,
+            engine=engine,
+            executor=executor,
+            spark_master=spark_master,
+            lock_wait=lock_wait,
+            no_resume=no_resume,
+            dry_run=dry_run,
+        )
+        out = Output(output)
+        with progress_display(out) as display:
+            done = backup(options, draft.listen(display))
+        draft.done(asdict(done.summary), _figures(done.summary))
+    _render(out, done)
 
 
-def _parse_forms(form: str, file_format: str | None) -> tuple[str, str]:
+def _parse_forms(form: str, file_format: str | None) -> tuple[KeyForm, str]:
     """How keys are written, and what files are. Raises `UsageError`."""
     if form not in {"sst", "parquet"}:
-        return form, file_format or "sst"
+        return KeyForm(form), file_format or "sst"
     if file_format not in {None, form}:
         raise UsageError(f"--format {form} and --file-format {file_format} contradict each other")
-    return "hex", form
+    return KeyForm.HEX, form
 
 
 def _parse_losses(text: str) -> frozenset[Loss]:
@@ -198,24 +177,17 @@ def _parse_losses(text: str) -> frozenset[Loss]:
         raise UsageError(f"--allow-loss {text!r}: one or more of {', '.join(Loss)}") from None
 
 
-def _parse_ranges(start: str, end: str, ranges: list[str], form: str) -> tuple[tuple[bytes, bytes], ...]:
+def _parse_ranges(start: str, end: str, ranges: list[str], form: KeyForm) -> tuple[tuple[bytes, bytes], ...]:
     """The ranges of the flags. Raises `UsageError`."""
     if (start or end) and ranges:
         raise UsageError("--start and --end say one range, --range others", hint="Say all of them by --range.")
     if start or end:
-        return ((_parse_key("--start", start, form), _parse_key("--end", end, form)),)
+        return ((read_key(start, form, "--start"), read_key(end, form, "--end")),)
     pairs = [text.partition(":") for text in ranges]
     for text, (_, colon, last) in zip(ranges, pairs, strict=True):
         if not colon or ":" in last:
             raise UsageError(f"--range {text!r} is not START:END", hint="Write a : that is part of a key in hex.")
-    return tuple((_parse_key("--range", first, form), _parse_key("--range", last, form)) for first, _, last in pairs)
-
-
-def _parse_key(flag: str, text: str, form: str) -> bytes:
-    try:
-        return parse_key(text, form)
-    except InvalidKeyText as error:
-        raise UsageError(f"{flag}: {error}", hint="--format says how keys are written; hex is the default.") from None
+    return tuple((read_key(first, form, "--range"), read_key(last, form, "--range")) for first, _, last in pairs)
 
 
 def _render(out: Output, report: BackupReport) -> None:
@@ -238,9 +210,16 @@ def _render_plan(out: Output, plan: list[Interval]) -> None:
 
 
 def _text(summary: BackupSummary) -> str:
-    """The summary for people, with the Go tool's names where it has them."""
+    """The summary for people."""
     if summary.dry_run:
         return f"Nothing was written (dry run); engine {summary.engine} ({summary.engine_reason})"
+    return "Raw backup success summary" + "".join(f"\n  {name:<18} {value}" for name, value in _figures(summary))
+
+
+def _figures(summary: BackupSummary) -> list[tuple[str, str]]:
+    """What came of it, with the Go tool's names where it has them; of a dry run, what would have been done."""
+    if summary.dry_run:
+        return [("total-ranges", _ranges(summary)), ("engine", f"{summary.engine} ({summary.engine_reason})")]
     figures = [
         ("total-take", human_seconds(summary.seconds)),
         ("total-kv", f"{summary.total_kvs:,}"),
@@ -256,7 +235,7 @@ def _text(summary: BackupSummary) -> str:
         ("checksum", f"{summary.crc64xor:016x}"),
         ("storage", summary.storage),
     ]
-    return "Raw backup success summary" + "".join(f"\n  {name:<18} {value}" for name, value in figures if value)
+    return [(name, value) for name, value in figures if value]
 
 
 def _lost(summary: BackupSummary) -> str:

@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tikv_br.cli import log, options
+from tikv_br.cli import options
+from tikv_br.cli.option_groups import ClusterFlags, grouped
 from tikv_br.cli.options import OutputForm, parse_duration
 from tikv_br.cli.output import Output
-from tikv_br.cli.storage_location import storage_location
+from tikv_br.cli.storage_flags import S3Flags
 from tikv_br.errors import ProbesFailed, TikvBrError, UsageError
+from tikv_br.redaction import redact
 
 if TYPE_CHECKING:
     from tikv_br.check.probe import Result
@@ -24,11 +26,10 @@ COLUMNS = ("probe", "status", "seen", "what to do")
 
 
 @app.command("check")
+@grouped
 def check_all(
-    pd: options.PdOption = options.DEFAULT_PD,
-    ca: options.CaOption = None,
-    cert: options.CertOption = None,
-    key: options.KeyOption = None,
+    *,
+    cluster: ClusterFlags,
     storage: Annotated[
         str,
         typer.Option(
@@ -39,14 +40,7 @@ def check_all(
             help="Also check a place for backups: by objects below tikv-br-check/, which are removed.",
         ),
     ] = "",
-    s3_endpoint: options.S3EndpointOption = None,
-    s3_region: options.S3RegionOption = None,
-    s3_storage_class: options.S3StorageClassOption = None,
-    s3_sse: options.S3SseOption = None,
-    s3_sse_kms_key_id: options.S3SseKmsKeyOption = None,
-    s3_acl: options.S3AclOption = None,
-    s3_provider: options.S3ProviderOption = None,
-    s3_force_path_style: options.S3PathStyleOption = None,
+    storage_flags: S3Flags,
     executor: Annotated[
         options.ExecutorName,
         typer.Option(
@@ -64,30 +58,15 @@ def check_all(
 ) -> None:
     """Check whether cluster, storage and this machine are fit for the work."""
     with _unknown_in_one_line(nagios):
-        place = (
-            storage_location(
-                storage,
-                endpoint=s3_endpoint,
-                region=s3_region,
-                storage_class=s3_storage_class,
-                sse=s3_sse,
-                sse_kms_key_id=s3_sse_kms_key_id,
-                acl=s3_acl,
-                provider=s3_provider,
-                force_path_style=s3_force_path_style,
-            )
-            if storage
-            else None
-        )
-        asked = _options(pd, (ca, cert, key), place, executor, spark_master, timeout)
+        place = storage_flags.locate(storage) if storage else None
+        asked = _options(cluster, place, executor, spark_master, timeout)
         if nagios:
             raise typer.Exit(_nagios(asked))
         _show(asked, Output(output))
 
 
 def _options(
-    pd: list[str],
-    tls: tuple[str | None, str | None, str | None],
+    cluster: ClusterFlags,
     place: StorageLocation | None,
     executor: str,
     spark_master: str,
@@ -96,13 +75,11 @@ def _options(
     from dataclasses import replace
 
     from tikv_br.check.surroundings import CheckOptions
-    from tikv_br.cluster.config import ClusterConfig
 
     seconds = parse_duration(timeout)
     if seconds <= 0:
         raise UsageError("--timeout: a probe needs some time")
-    ca, cert, key = tls
-    config = ClusterConfig.from_flags(pd, ca=ca, cert=cert, key=key)
+    config = cluster.config()
     # A probe asks once more after a failure, and is not to be cut off by its own time before it can say what failed.
     short = replace(
         config,
@@ -139,7 +116,7 @@ def _nagios(asked: CheckOptions) -> int:
     from tikv_br.check.run import check
 
     results = check(asked)
-    Output().lines(log.redact(nagios.line(results)) + "\n")
+    Output().lines(redact(nagios.line(results)) + "\n")
     return nagios.state(results)
 
 
@@ -153,7 +130,7 @@ def _unknown_in_one_line(nagios: bool) -> Iterator[None]:
             raise
         from tikv_br.check.nagios import UNKNOWN, unknown
 
-        Output().lines(log.redact(unknown(str(error))) + "\n")
+        Output().lines(redact(unknown(str(error))) + "\n")
         raise typer.Exit(UNKNOWN) from None
 
 
@@ -162,8 +139,8 @@ def _fields(result: Result) -> dict[str, object]:
     return {
         "name": result.name,
         "status": verdict.status.value,
-        "seen": log.redact(verdict.seen),
-        "advice": log.redact(verdict.advice),
+        "seen": redact(verdict.seen),
+        "advice": redact(verdict.advice),
         "figures": {figure.label: figure.value for figure in verdict.figures},
         "seconds": result.seconds,
     }
@@ -171,4 +148,4 @@ def _fields(result: Result) -> dict[str, object]:
 
 def _row(result: Result) -> tuple[str, ...]:
     verdict = result.verdict
-    return result.name, verdict.status.value, log.redact(verdict.seen), log.redact(verdict.advice)
+    return result.name, verdict.status.value, redact(verdict.seen), redact(verdict.advice)

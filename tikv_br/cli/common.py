@@ -1,4 +1,4 @@
-"""What every command takes, added in one place: ``--config``, ``--log-*``, and a variable for each flag."""
+"""What every command takes, added in one place: ``--config``, ``--log-*``, ``--quiet``, and a variable for each flag."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import typer.main
 from typer.core import TyperOption
 
 from tikv_br.cli import log
+from tikv_br.cli.coercion import quicken
 from tikv_br.cli.lazy import CommandPath, leaves
 from tikv_br.cli.log import LogForm
 from tikv_br.cli.options import LogLevel
@@ -42,6 +43,7 @@ def extend(command: Command, path: CommandPath) -> None:
         leaf.params += [param for param in _common_options() if param.name not in have]
         for flag, option in options(leaf).items():
             option.envvar = option.envvar or variable(leaf_path, flag)
+        quicken(leaf)
 
 
 def command_path(context: Context) -> CommandPath:
@@ -89,6 +91,10 @@ def _use_log_file(context: typer.Context, path: str | None) -> None:
 
 def _use_log_format(form: LogForm) -> None:
     log.configure(form=form)
+
+
+def _use_quiet(*, quiet: bool) -> None:
+    log.configure(quiet=quiet)
 
 
 _carrier = typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -139,6 +145,17 @@ def _options(
             callback=_use_log_format,
         ),
     ] = LogForm.TEXT,
+    quiet: Annotated[
+        bool,
+        typer.Option(
+            "--quiet",
+            "-q",
+            envvar="TIKV_BR_QUIET",
+            help="Write nothing of what goes well, as in cron: no progress, no summary. Warnings and errors are told.",
+            expose_value=False,
+            callback=_use_quiet,
+        ),
+    ] = False,
 ) -> None:
     """Carry the options, never called."""
 

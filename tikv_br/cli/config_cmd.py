@@ -12,11 +12,11 @@ from typer.core import TyperOption
 
 from tikv_br.cli.common import Invocation, file_defaults
 from tikv_br.cli.lazy import CommandPath, leaves
-from tikv_br.cli.log import redact
 from tikv_br.cli.options import OutputForm, OutputOption
 from tikv_br.cli.output import Output
 from tikv_br.cli.settings import ConfigFile, nearest, options
 from tikv_br.errors import UsageError
+from tikv_br.redaction import redact
 
 if TYPE_CHECKING:
     from typer._click import Command

@@ -3,28 +3,36 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from tikv_br.cli import options
+from tikv_br.cli.keys import read_range, show
+from tikv_br.cli.option_groups import ClusterFlags, grouped
 from tikv_br.cli.options import KeyForm, OutputForm
 from tikv_br.cli.output import Output
 from tikv_br.cli.progress import progress_display
-from tikv_br.cli.raw_session import read_range, show
-from tikv_br.cli.storage_location import storage_location
+from tikv_br.cli.report_file import ReportOption, reporting
+from tikv_br.cli.storage_flags import StorageFlags
 from tikv_br.cli.text import human_bytes, human_seconds
 from tikv_br.errors import DifferencesFound, UsageError
 
 if TYPE_CHECKING:
     from tikv_br.diff.options import BackupChoice, ClusterChoice
     from tikv_br.diff.run import DiffResult, DiffSummary
-    from tikv_br.diff.values import DifferentRange
+    from tikv_br.diff.values import Counts, DifferentRange
 
 app = typer.Typer(rich_markup_mode=None)
 RANGES_SHOWN = 20
+CHECKS = {
+    "compare": (
+        "both sides",
+        "range by range: the checksums of both, and all rows of both where they differ or are asked to be read",
+    ),
+}
+"""By the step that checks it: what and how."""
 KINDS = {"only_a": "only in A", "only_b": "only in B", "value": "other value"}
 
 OtherPdOption = Annotated[
@@ -46,12 +54,11 @@ OtherKeyspaceOption = Annotated[
 
 
 @app.command("diff", no_args_is_help=True)
+@grouped
 def diff_sides(
+    *,
     context: typer.Context,
-    pd: options.PdOption = options.DEFAULT_PD,
-    ca: options.CaOption = None,
-    cert: options.CertOption = None,
-    key: options.KeyOption = None,
+    cluster: ClusterFlags,
     keyspace: options.KeyspaceOption = "",
     other_pd: OtherPdOption = "",
     other_ca: OtherCaOption = None,
@@ -59,17 +66,7 @@ def diff_sides(
     other_key: OtherKeyOption = None,
     other_keyspace: OtherKeyspaceOption = "",
     storage: options.StorageOption = "",
-    s3_endpoint: options.S3EndpointOption = None,
-    s3_region: options.S3RegionOption = None,
-    s3_storage_class: options.S3StorageClassOption = None,
-    s3_sse: options.S3SseOption = None,
-    s3_sse_kms_key_id: options.S3SseKmsKeyOption = None,
-    s3_acl: options.S3AclOption = None,
-    s3_provider: options.S3ProviderOption = None,
-    s3_force_path_style: options.S3PathStyleOption = None,
-    crypter_method: options.CrypterMethodOption = "",
-    crypter_key: options.CrypterKeyOption = "",
-    crypter_key_file: options.CrypterKeyFileOption = "",
+    storage_flags: StorageFlags,
     start: options.StartOption = "",
     end: options.EndOption = "",
     form: options.FormatOption = KeyForm.RAW,
@@ -89,57 +86,55 @@ def diff_sides(
     executor: options.ExecutorOption = "auto",
     spark_master: options.SparkMasterOption = "local[*]",
     concurrency: options.ConcurrencyOption = None,
+    report: ReportOption = "",
     output: options.OutputOption = OutputForm.CONSOLE,
 ) -> None:
     """Find the keys that differ between two clusters, or from a backup."""
-    if repair and not yes and not _can_ask(output):
-        raise UsageError("--repair writes, and nobody can be asked here", hint="Say --yes.")
-    if repair_delete and not repair:
-        raise UsageError("--repair-delete goes with --repair")
-    first, last = read_range(start, end, form)
-    from tikv_br.cluster.config import ClusterConfig
-    from tikv_br.diff import run
-    from tikv_br.diff.options import BackupChoice, ClusterChoice, DiffOptions
+    with reporting("diff", report, CHECKS) as draft:
+        if repair and not yes and not _can_ask(output):
+            raise UsageError("--repair writes, and nobody can be asked here", hint="Say --yes.")
+        if repair_delete and not repair:
+            raise UsageError("--repair-delete goes with --repair")
+        first, last = read_range(start, end, form)
+        from tikv_br.diff import run
+        from tikv_br.diff.options import BackupChoice, ClusterChoice, DiffOptions
 
-    named, other = _two_clusters(context, pd, other_pd)
-    _one_other(other, storage if not other or _said(context, "storage") else "")
-    near = ClusterConfig.from_flags(named, ca=ca, cert=cert, key=key)
-    a: ClusterChoice | BackupChoice
-    if other:
-        far = ClusterConfig.from_flags(other, ca=other_ca or ca, cert=other_cert or cert, key=other_key or key)
-        a, b = ClusterChoice(near, keyspace), ClusterChoice(far, other_keyspace or keyspace)
-    else:
-        place = storage_location(
-            storage,
-            endpoint=s3_endpoint,
-            region=s3_region,
-            storage_class=s3_storage_class,
-            sse=s3_sse,
-            sse_kms_key_id=s3_sse_kms_key_id,
-            acl=s3_acl,
-            provider=s3_provider,
-            force_path_style=s3_force_path_style,
-            crypter_method=crypter_method,
-            crypter_key=crypter_key,
-            crypter_key_file=crypter_key_file,
-        )
-        a, b = BackupChoice(place, keyspace), ClusterChoice(near, other_keyspace or keyspace)
-    asked = DiffOptions(a, b, first, last, keys, exact, executor, spark_master, concurrency)
-    out = Output(output)
-    with progress_display(out) as display:
-        result = run.diff(asked, display)
-    _list(out, result, form)
-    if repair and result.summary.remaining and (yes or _ask(result.summary, delete=repair_delete)):
+        cluster, other = _two_clusters(context, cluster, other_pd)
+        _one_other(other, storage if not other or _said(context, "storage") else "")
+        near = cluster.config()
+        a: ClusterChoice | BackupChoice
+        if other:
+            far = ClusterFlags(
+                pd=[other],
+                ca=other_ca or cluster.ca,
+                cert=other_cert or cluster.cert,
+                key=other_key or cluster.key,
+            )
+            a, b = ClusterChoice(near, keyspace), ClusterChoice(far.config(), other_keyspace or keyspace)
+        else:
+            place = draft.place = storage_flags.locate(storage)
+            a, b = BackupChoice(place, keyspace), ClusterChoice(near, other_keyspace or keyspace)
+        asked = DiffOptions(a, b, first, last, keys, exact, executor, spark_master, concurrency)
+        out = Output(output)
         with progress_display(out) as display:
-            result = run.repair(result, display, delete=repair_delete)
-    _end(out, result.summary)
+            result = run.diff(asked, draft.listen(display))
+        _list(out, result, form)
+        if repair and result.summary.remaining and (yes or _ask(result.summary, delete=repair_delete)):
+            with progress_display(out) as display:
+                result = run.repair(result, draft.listen(display), delete=repair_delete)
+        summary = result.summary
+        draft.done(asdict(summary), _figures(summary))
+        draft.keys, draft.bytes = summary.rows, summary.scanned_bytes
+        for span, counts in result.ranges:
+            draft.found(f"{span.start.hex() or '-'} to {span.end.hex() or '-'}", _counted(counts))
+        _end(out, summary)
 
 
-def _two_clusters(context: typer.Context, pd: Sequence[str], other_pd: str) -> tuple[Sequence[str], str]:
-    """PD of the first and of the second cluster. ``--pd A --pd B`` names both; elsewhere it names members of one."""
-    if not other_pd and len(pd) == 2 and _said(context, "pd"):
-        return pd[:1], pd[1]
-    return pd, other_pd
+def _two_clusters(context: typer.Context, cluster: ClusterFlags, other_pd: str) -> tuple[ClusterFlags, str]:
+    """The first cluster, and PD of the second. ``--pd A --pd B`` names both; elsewhere it names members of one."""
+    if not other_pd and len(cluster.pd) == 2 and _said(context, "pd"):
+        return replace(cluster, pd=cluster.pd[:1]), cluster.pd[1]
+    return cluster, other_pd
 
 
 def _said(context: typer.Context, parameter: str) -> bool:
@@ -196,8 +191,18 @@ def _range_row(each: DifferentRange, form: KeyForm) -> tuple[str, ...]:
     return (show(span.start, form) or "(start)", show(span.end, form) or "(end)", *numbers)
 
 
+def _counted(counts: Counts) -> str:
+    return ", ".join(f"{getattr(counts, kind):,} {name}" for kind, name in KINDS.items() if getattr(counts, kind))
+
+
 def _text(summary: DiffSummary) -> str:
     """The summary for people."""
+    head = "Equal" if not summary.remaining else "Different"
+    return head + "".join(f"\n  {name:<12} {value}" for name, value in _figures(summary))
+
+
+def _figures(summary: DiffSummary) -> list[tuple[str, str]]:
+    """What was compared, found and done."""
     figures = [
         ("A", summary.a),
         ("B", summary.b),
@@ -213,8 +218,7 @@ def _text(summary: DiffSummary) -> str:
             ("repaired", f"{summary.puts:,} written, {summary.deletes:,} removed; {summary.remaining:,} left")
         )
     figures.append(("total-take", human_seconds(summary.seconds)))
-    head = "Equal" if not summary.remaining else "Different"
-    return head + "".join(f"\n  {name:<12} {value}" for name, value in figures)
+    return figures
 
 
 def _end(out: Output, summary: DiffSummary) -> None:

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import json
 import logging
-import re
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TextIO
 
 from tikv_br import run_id
 from tikv_br.cli.options import LogLevel
 from tikv_br.errors import UsageError
+from tikv_br.redaction import redact
 
-_SECRETS = re.compile(
-    r"(?i)((?:secret[-_]?access[-_]?key|access[-_]?key(?:[-_]?id)?|session[-_]?token|password|authorization"
-    r"|(?<![\w.-])(?:--)?crypter\.key(?![\w.-]))['\"]?(?:\s*[=:]\s*['\"]?|\s+))([^\s&'\",}]+)"
-)
-_USER_INFO = re.compile(r"(://)[^/@\s]+@|(?<![\w/])[^\s/@:'\"]+:[^\s/@'\"]+@(?=[\w\[])")
 _OURS = ("tikv_br", "incremental")
 
 
@@ -36,20 +34,12 @@ class LogSettings:
     level: LogLevel = LogLevel.INFO
     file: str | None = None
     form: LogForm = LogForm.TEXT
+    quiet: bool = False
+    """Whether what goes as it should is not worth a word outside the file."""
 
 
 class _Current:
     settings = LogSettings()
-
-
-def secrets_in(text: str) -> list[str]:
-    """What `redact` blanks of names and values."""
-    return [match[2] for match in _SECRETS.finditer(text)]
-
-
-def redact(text: str) -> str:
-    """Blank what looks like a credential: URL parameters, key=value pairs and user:password@ of a URL."""
-    return _USER_INFO.sub(r"\1***@", _SECRETS.sub(r"\1***", text))
 
 
 class _TextFormatter(logging.Formatter):
@@ -77,11 +67,17 @@ class _JsonFormatter(logging.Formatter):
         return json.dumps(fields, separators=(",", ":"))
 
 
-def configure(level: LogLevel | None = None, *, file: str | None = None, form: LogForm | None = None) -> None:
+def configure(
+    level: LogLevel | None = None, *, file: str | None = None, form: LogForm | None = None, quiet: bool | None = None
+) -> None:
     """Change what is given of how our own records are logged; others' are from warning on. Raises `UsageError`."""
     old = _Current.settings
-    settings = LogSettings(level or old.level, file or old.file, form or old.form)
+    settings = LogSettings(
+        level or old.level, file or old.file, form or old.form, old.quiet if quiet is None else quiet
+    )
     handler = _handler(settings.file)
+    if settings.quiet and settings.file is None:
+        handler.setLevel(logging.WARNING)
     if settings.level is not LogLevel.DEBUG:
         handler.addFilter(_is_worth_telling)
     handler.setFormatter(_JsonFormatter() if settings.form is LogForm.JSON else _TextFormatter())
@@ -113,9 +109,27 @@ def close() -> None:
             handler.close()
 
 
+@contextlib.contextmanager
+def through(stream: TextIO) -> Iterator[None]:
+    """Write what would go to stderr to another stream, which keeps it apart from what is drawn there."""
+    ours = [each for each in logging.getLogger().handlers if type(each) is logging.StreamHandler]
+    before = [(each, each.setStream(stream)) for each in ours]
+    try:
+        yield
+    finally:
+        for each, old in before:
+            if old is not None:
+                each.setStream(old)
+
+
 def has_file() -> bool:
     """Whether the log goes to a file, and stderr stays free."""
     return _Current.settings.file is not None
+
+
+def is_quiet() -> bool:
+    """Whether --quiet was said."""
+    return _Current.settings.quiet
 
 
 def is_debug() -> bool:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 import os
 import signal
 import sys
 import traceback
 from collections.abc import Sequence
+from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, ClassVar, NoReturn
 
@@ -18,12 +20,15 @@ import typer.main
 from tikv_br import run_id
 from tikv_br.cli import log
 from tikv_br.cli.clash import check_packages
+from tikv_br.cli.coercion import quicken
 from tikv_br.cli.common import Invocation, extend
+from tikv_br.cli.failure import failure_of
 from tikv_br.cli.lazy import LazyCommand, LazyGroup
 from tikv_br.cli.options import OutputForm
 from tikv_br.cli.output import Output
 from tikv_br.cli.process_list import hide_arguments
-from tikv_br.errors import Interrupted, OutputClosed, Terminated, TikvBrError, UsageError
+from tikv_br.errors import Interrupted, OutputClosed, OutputFailed, Terminated, TikvBrError, UsageError
+from tikv_br.redaction import redact, secrets_in
 
 if TYPE_CHECKING:
     from typer._click import Command
@@ -38,6 +43,7 @@ class Commands(LazyGroup):
         """Import a command and give it what every command takes."""
         command = super().load(name)
         extend(command, (name,))
+        quicken(command)
         return command
 
     table: ClassVar[dict[str, LazyCommand]] = {
@@ -49,6 +55,15 @@ class Commands(LazyGroup):
         "diff": LazyCommand(
             "tikv_br.cli.diff_cmd", "Find the keys that differ between two clusters, or from a backup."
         ),
+        "sync": LazyCommand(
+            "tikv_br.cli.sync_cmd",
+            "Keep a second cluster seconds behind a first, from a backup on, until told to stop.",
+        ),
+        "changefeed": LazyCommand("tikv_br.cli.changefeed_cmd", "Make and look after what a group of captures syncs."),
+        "capture": LazyCommand(
+            "tikv_br.cli.capture_cmd", "Run and list the processes that share the work of changefeeds."
+        ),
+        "processor": LazyCommand("tikv_br.cli.processor_cmd", "Show who follows which sub-span of the changefeeds."),
         "check": LazyCommand(
             "tikv_br.cli.check_cmd", "Check whether cluster, storage and this machine are fit for the work."
         ),
@@ -69,6 +84,7 @@ class Commands(LazyGroup):
         "unlock": LazyCommand(
             "tikv_br.cli.unlock_cmd", "End the lease of a run that is no more, and say whose it was."
         ),
+        "drill": LazyCommand("tikv_br.cli.drill_cmd", "Rehearse a recovery, prove that it works, and report."),
         "raw": LazyCommand("tikv_br.cli.raw_cmd", "Read and write single keys and ranges of a RawKV cluster."),
         "playground": LazyCommand("tikv_br.cli.playground_cmd", "Run a development cluster on this machine."),
         "config": LazyCommand(
@@ -107,13 +123,16 @@ def root(
 def run(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code."""
     run_id.start()
+    _have_streams()
     if arguments is None:
-        hide_arguments(log.secrets_in(" ".join(sys.argv)))
+        hide_arguments(secrets_in(" ".join(sys.argv)))
     try:
         return _run(sys.argv[1:] if arguments is None else arguments, Invocation())
     finally:
         log.reset()
         run_id.end()
+        if arguments is None:
+            gc.freeze()  # the process ends: its last search for garbage would cost a tenth of a second and find nothing of use
 
 
 def _run(arguments: Sequence[str], invocation: Invocation) -> int:
@@ -123,18 +142,15 @@ def _run(arguments: Sequence[str], invocation: Invocation) -> int:
         check_packages()
         _signals_raise()
         command = typer.main.get_command(app)
+        quicken(command)
         code = command.main(list(arguments), prog_name=PROGRAM, standalone_mode=False, obj=invocation)
         Output().flush()
         return int(code or 0)
-    except TikvBrError as error:
-        failure = error
-    except typer.TyperException as error:
-        failure = _usage_error(error)
-    except (KeyboardInterrupt, typer.Abort):
-        failure = Interrupted("interrupted")
+    except (TikvBrError, typer.TyperException, KeyboardInterrupt, typer.Abort) as error:
+        failure = failure_of(error)
     except Exception as error:
         logging.getLogger(__name__).debug("unexpected error", exc_info=True)
-        failure = TikvBrError(f"unexpected {type(error).__name__}: {error}")
+        failure = failure_of(error)
     return _fail(failure, is_json=wants_json(arguments, invocation.output))
 
 
@@ -156,25 +172,24 @@ def _fail(error: TikvBrError, *, is_json: bool) -> int:
     if isinstance(error, OutputClosed):
         return error.exit_code
     if log.is_debug() and error.__traceback__ is not None:
-        sys.stderr.write(log.redact("".join(traceback.format_exception(error))))
+        sys.stderr.write(redact("".join(traceback.format_exception(error))))
     if log.has_file():
         logging.getLogger(__name__).error("%s: %s (exit code %d)", type(error).__name__, error.message, error.exit_code)
-    if is_json:
-        fields = {
-            name: log.redact(value) if isinstance(value, str) else value for name, value in error.to_json().items()
-        }
-        with contextlib.suppress(OutputClosed):  # the exit code still tells
+    if is_json and not isinstance(error, OutputFailed):
+        fields = {name: redact(value) if isinstance(value, str) else value for name, value in error.to_json().items()}
+        with contextlib.suppress(OutputClosed, OutputFailed):  # the exit code still tells
             Output(OutputForm.JSON).result("exit_error", fields)
     else:
-        sys.stderr.write(log.redact(f"Error: {error.message}\n") + (f"Hint: {error.hint}\n" if error.hint else ""))
+        with contextlib.suppress(OSError):
+            sys.stderr.write(redact(f"Error: {error.message}\n" + (f"Hint: {error.hint}\n" if error.hint else "")))
     return error.exit_code
 
 
-def _usage_error(error: typer.TyperException) -> UsageError:
-    """Our form of what Typer found wrong with the command line."""
-    context: typer.Context | None = getattr(error, "ctx", None)
-    hint = f"See `{context.command_path} --help`." if context is not None else None
-    return UsageError(error.format_message(), hint=hint)
+def _have_streams() -> None:
+    """Take /dev/null for a stream that whoever started us has closed; Python has None for it."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115 - while we live
 
 
 def _signals_raise() -> None:

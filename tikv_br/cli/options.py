@@ -148,6 +148,15 @@ S3ProviderOption = Annotated[
         "--s3.provider", envvar="TIKV_BR_S3_PROVIDER", metavar="NAME", help="Kind of S3 service, as in TiKV-BR."
     ),
 ]
+S3CaOption = Annotated[
+    str | None,
+    typer.Option(
+        "--s3.ca",
+        envvar="TIKV_BR_S3_CA",
+        metavar="FILE",
+        help="Authorities (PEM) to trust for S3 besides the system's; default: AWS_CA_BUNDLE.",
+    ),
+]
 S3PathStyleOption = Annotated[
     bool | None,
     typer.Option(

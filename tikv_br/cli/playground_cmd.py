@@ -32,8 +32,10 @@ def start(
     region_split_size: Annotated[str | None, typer.Option(metavar="SIZE", help="Split regions above this.")] = None,
     election_timeout: Annotated[str | None, typer.Option(metavar="TIME", help="A dead leader's time.")] = None,
     keyspace_split_delay: Annotated[str | None, typer.Option(metavar="TIME", help="Until PD's own splits.")] = None,
+    resolved_ts_interval: Annotated[str | None, typer.Option(metavar="TIME", help="Of change feeds.")] = None,
     gc_barriers: Annotated[bool | None, typer.Option("--gc-barriers/--no-gc-barriers", help="As newer PDs.")] = None,
     balance: Annotated[bool | None, typer.Option("--balance/--no-balance", help="Spread leaders by itself.")] = None,
+    etcd: Annotated[bool | None, typer.Option("--etcd/--no-etcd", help="A real etcd beside it.")] = None,
     ca: TlsFileOption = None,
     cert: TlsFileOption = None,
     key: TlsFileOption = None,
@@ -53,8 +55,10 @@ def start(
         "region_split_size": None if region_split_size is None else parse_size(region_split_size),
         "election_timeout": None if election_timeout is None else parse_duration(election_timeout),
         "keyspace_split_delay": None if keyspace_split_delay is None else parse_duration(keyspace_split_delay),
+        "resolved_ts_interval": None if resolved_ts_interval is None else parse_duration(resolved_ts_interval),
         "gc_barriers": gc_barriers,
         "balance": balance,
+        "etcd": etcd,
         "tls": _tls(ca, cert, key, mutual=mutual_tls),
     }
     chosen = {name: value for name, value in changes.items() if value is not None}
@@ -103,7 +107,8 @@ def list_running(output: OutputOption = OutputForm.CONSOLE) -> None:
 
 def _show(out: Output, state: Mapping[str, Any]) -> None:
     stores = "\n".join(f"  store {each['id']}  {each['address']}" for each in state["stores"])
-    text = f"PD {state['pd']}  API {state['api_version']}  pid {state['pid']}  {state['dir']}\n{stores}"
+    etcd = f"\n  etcd     {state['etcd']}" if state.get("etcd") else ""
+    text = f"PD {state['pd']}  API {state['api_version']}  pid {state['pid']}  {state['dir']}\n{stores}{etcd}"
     out.result("playground", _fields(state), text)
     out.flush()
 
@@ -118,6 +123,7 @@ def _fields(state: Mapping[str, Any]) -> dict[str, object]:
         "stores": state.get("stores"),
         "api_version": state.get("api_version"),
         "cluster_id": state.get("cluster_id"),
+        "etcd": state.get("etcd"),
         "tls": state.get("tls"),
         "pid": state.get("pid"),
     }

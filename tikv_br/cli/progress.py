@@ -5,6 +5,7 @@ Bars and lines go to stderr, JSON lines to stdout like everything that scripts r
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
 import time
@@ -17,6 +18,8 @@ from tikv_br.cli.text import human_bytes, human_seconds
 from tikv_br.progress_events import Event, Notice, StepFinished, StepStarted, StepUndone, TasksProgress
 
 LINE_SECONDS = 30.0
+LOG_PERCENT, LOG_SECONDS = 10, 300.0
+"""Of a log file, which is read the day after: a line of progress each 10 % or 5 minutes."""
 
 
 class ProgressDisplay(Protocol):
@@ -33,14 +36,22 @@ class ProgressDisplay(Protocol):
 
 
 def progress_display(output: Output, stream: TextIO | None = None) -> ProgressDisplay:
-    """Return the display that fits ``output`` and ``stream`` (stderr); with a log file, what happens is in it as well."""
-    stream = sys.stderr if stream is None else stream
-    display: ProgressDisplay
-    if output.is_json:
-        display = JsonProgress(output)
-    else:
-        display = BarProgress(stream) if use_colour(stream) else LineProgress(stream)
+    """Return the display that fits ``output`` and ``stream`` (stderr).
+
+    With a log file what happens is in it, and elsewhere only for who looks on: at a terminal, or by JSON lines.
+    """
+    display = _display(output, sys.stderr if stream is None else stream)
     return LoggedProgress(display) if log.has_file() else display
+
+
+def _display(output: Output, stream: TextIO) -> ProgressDisplay:
+    if log.is_quiet():
+        return NoProgress()
+    if output.is_json:
+        return JsonProgress(output)
+    if use_colour(stream):
+        return BarProgress(stream)
+    return NoProgress() if log.has_file() and not stream.isatty() else LineProgress(stream)
 
 
 class _Plain:
@@ -53,19 +64,27 @@ class _Plain:
         return None
 
 
-class _Pace:
-    """Lets a tasks' progress through at each 1 % and after 30 s without a line."""
+class NoProgress(_Plain):
+    """Shows nothing."""
 
-    def __init__(self) -> None:
-        self._percent = -1
-        self._next_time = time.monotonic() + LINE_SECONDS
+    def __call__(self, event: Event) -> None:
+        """Take note of nothing."""
+
+
+class _Pace:
+    """Lets a tasks' progress through at each 1 % and after 30 s without a line, or as given."""
+
+    def __init__(self, percent: int = 1, seconds: float = LINE_SECONDS) -> None:
+        self._step, self._seconds = percent, seconds
+        self._part = -1
+        self._next_time = time.monotonic() + seconds
 
     def due(self, fraction: float) -> bool:
-        percent, now = int(fraction * 100), time.monotonic()
-        if percent <= self._percent and now < self._next_time:
+        part, now = int(fraction * 100) // self._step, time.monotonic()
+        if part <= self._part and now < self._next_time:
             return False
-        self._percent = percent
-        self._next_time = now + LINE_SECONDS
+        self._part = part
+        self._next_time = now + self._seconds
         return True
 
 
@@ -81,8 +100,9 @@ class LineProgress(_Plain):
         if isinstance(event, StepStarted):
             self._pace = _Pace()
         if not isinstance(event, TasksProgress) or self._pace.due(event.fraction):
-            self._stream.write(describe(event) + "\n")
-            self._stream.flush()
+            with contextlib.suppress(OSError):  # a full disk below the log ends no work
+                self._stream.write(describe(event) + "\n")
+                self._stream.flush()
 
 
 class JsonProgress(_Plain):
@@ -154,10 +174,11 @@ class BarProgress:
 
 
 class LoggedProgress:
-    """Another display, and a line in the log for every event that is not just a figure."""
+    """Another display, and calm lines in the log."""
 
     def __init__(self, display: ProgressDisplay) -> None:
         self._display = display
+        self._pace = _Pace(LOG_PERCENT, LOG_SECONDS)
 
     def __enter__(self) -> Self:
         self._display.__enter__()
@@ -170,7 +191,9 @@ class LoggedProgress:
 
     def __call__(self, event: Event) -> None:
         """Log and show one event."""
-        if not isinstance(event, TasksProgress):
+        if isinstance(event, StepStarted):
+            self._pace = _Pace(LOG_PERCENT, LOG_SECONDS)
+        if not isinstance(event, TasksProgress) or self._pace.due(event.fraction):
             logging.getLogger(__name__).info("%s", describe(event))
         self._display(event)
 

@@ -7,10 +7,11 @@ from typing import Annotated
 
 import typer
 
+from tikv_br.cli.keys import read_key, read_range, show
 from tikv_br.cli.options import EndOption, FormatOption, KeyForm, StartOption, parse_duration
 from tikv_br.cli.raw_load import load
 from tikv_br.cli.raw_scan import scan
-from tikv_br.cli.raw_session import RawSession, raw_command, read_key, read_range, show
+from tikv_br.cli.raw_session import RawSession, raw_command
 from tikv_br.errors import KeyNotFound, UsageError
 
 app = typer.Typer(rich_markup_mode=None, no_args_is_help=True, add_completion=False)

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tikv_br.cli.keys import read_range, show
 from tikv_br.cli.options import EndOption, FormatOption, KeyForm, StartOption
-from tikv_br.cli.raw_session import RawSession, read_range, show
+from tikv_br.cli.raw_session import RawSession
 from tikv_br.errors import UsageError
 
 if TYPE_CHECKING:

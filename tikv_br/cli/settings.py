@@ -18,8 +18,8 @@ import typer
 from typer.core import TyperGroup, TyperOption
 
 from tikv_br.cli.lazy import CommandPath, leaves
-from tikv_br.cli.log import redact
 from tikv_br.errors import UsageError
+from tikv_br.redaction import redact
 
 if TYPE_CHECKING:
     from typer._click import Command, Context

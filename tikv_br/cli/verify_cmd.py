@@ -7,33 +7,19 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from tikv_br.cli.option_groups import ClusterFlags, grouped
 from tikv_br.cli.options import (
-    DEFAULT_PD,
-    CaOption,
-    CertOption,
     ConcurrencyOption,
-    CrypterKeyFileOption,
-    CrypterKeyOption,
-    CrypterMethodOption,
     ExecutorOption,
-    KeyOption,
     OutputForm,
     OutputOption,
-    PdOption,
-    S3AclOption,
-    S3EndpointOption,
-    S3PathStyleOption,
-    S3ProviderOption,
-    S3RegionOption,
-    S3SseKmsKeyOption,
-    S3SseOption,
-    S3StorageClassOption,
     SparkMasterOption,
     StorageOption,
 )
 from tikv_br.cli.output import Output
 from tikv_br.cli.progress import progress_display
-from tikv_br.cli.storage_location import storage_location
+from tikv_br.cli.report_file import ReportOption, reporting
+from tikv_br.cli.storage_flags import StorageFlags
 from tikv_br.cli.text import human_bytes, human_seconds
 from tikv_br.errors import UsageError
 
@@ -42,10 +28,26 @@ if TYPE_CHECKING:
     from tikv_br.verify.run import VerifySummary
 
 app = typer.Typer(rich_markup_mode=None)
+CHECKS = {
+    "read the backup": ("the backup's records with each other", "hashes, form, and what each says of the other"),
+    "list the objects": ("the records with what is there", "a listing: each object is there in its size"),
+    "check every byte": ("the files with their records", "every byte of the chosen files: length and sha256"),
+    "check every row": (
+        "the rows with their records",
+        "every byte of the chosen files: sha256, block checksums, order and form of the rows, sums",
+    ),
+    "compare with the cluster": (
+        "the cluster with the backup",
+        "keys, bytes and crc64 of every range of the chosen files, as the stores count them",
+    ),
+}
+"""By the step that checks it: what and how."""
 
 
 @app.command("verify")
+@grouped
 def verify_backup(
+    *,
     context: typer.Context,
     url: Annotated[str, typer.Argument(metavar="URL", help="Where the backup lies; the same as --storage.")] = "",
     storage: StorageOption = "",
@@ -57,70 +59,48 @@ def verify_backup(
         str, typer.Option("--subset", metavar="N%|K/N", help="Look into a part of the files only: 10%, or 3/10.")
     ] = "100%",
     seed: Annotated[int, typer.Option("--seed", help="Which files --subset takes; the same seed, the same files.")] = 0,
-    pd: PdOption = DEFAULT_PD,
-    ca: CaOption = None,
-    cert: CertOption = None,
-    key: KeyOption = None,
-    s3_endpoint: S3EndpointOption = None,
-    s3_region: S3RegionOption = None,
-    s3_storage_class: S3StorageClassOption = None,
-    s3_sse: S3SseOption = None,
-    s3_sse_kms_key_id: S3SseKmsKeyOption = None,
-    s3_acl: S3AclOption = None,
-    s3_provider: S3ProviderOption = None,
-    s3_force_path_style: S3PathStyleOption = None,
-    crypter_method: CrypterMethodOption = "",
-    crypter_key: CrypterKeyOption = "",
-    crypter_key_file: CrypterKeyFileOption = "",
+    cluster: ClusterFlags,
+    storage_flags: StorageFlags,
     executor: ExecutorOption = "auto",
     spark_master: SparkMasterOption = "local[*]",
     concurrency: ConcurrencyOption = None,
+    report: ReportOption = "",
     output: OutputOption = OutputForm.CONSOLE,
 ) -> None:
     """Check that a backup is whole, or that a cluster holds what it holds."""
-    location = storage_location(
-        _place(context, url, storage),
-        endpoint=s3_endpoint,
-        region=s3_region,
-        storage_class=s3_storage_class,
-        sse=s3_sse,
-        sse_kms_key_id=s3_sse_kms_key_id,
-        acl=s3_acl,
-        provider=s3_provider,
-        force_path_style=s3_force_path_style,
-        crypter_method=crypter_method,
-        crypter_key=crypter_key,
-        crypter_key_file=crypter_key_file,
-    )
-    from tikv_br.cluster.config import ClusterConfig
-    from tikv_br.verify.options import Executor, Level, VerifyOptions
-    from tikv_br.verify.run import verify
-    from tikv_br.verify.subset import Subset
+    with reporting("verify", report, CHECKS) as draft:
+        location = draft.place = storage_flags.locate(_place(context, url, storage))
+        from tikv_br.verify.options import Executor, Level, VerifyOptions
+        from tikv_br.verify.run import verify
+        from tikv_br.verify.subset import Subset
 
-    options = VerifyOptions(
-        storage=location,
-        level=Level(level),
-        cluster=ClusterConfig.from_flags(pd, ca=ca, cert=cert, key=key) if level == "restore" else None,
-        subset=Subset.parse(subset),
-        seed=seed,
-        executor=Executor(executor),
-        spark_master=spark_master,
-        concurrency=concurrency,
-    )
-    out = Output(output)
-    findings: list[Finding] = []
+        options = VerifyOptions(
+            storage=location,
+            level=Level(level),
+            cluster=cluster.config() if level == "restore" else None,
+            subset=Subset.parse(subset),
+            seed=seed,
+            executor=Executor(executor),
+            spark_master=spark_master,
+            concurrency=concurrency,
+        )
+        out = Output(output)
+        findings: list[Finding] = []
 
-    def note(finding: Finding) -> None:
-        findings.append(finding)
-        out.result("finding", asdict(finding))
+        def note(finding: Finding) -> None:
+            findings.append(finding)
+            draft.found(finding.object, finding.cause)
+            out.result("finding", asdict(finding))
 
-    try:
-        with progress_display(out) as display:
-            summary = verify(options, display, note)
-    finally:
-        if findings:
-            rows = [(finding.object, finding.level.value, finding.cause) for finding in findings]
-            out.table(("object", "level", "cause"), rows, title="Findings")
+        try:
+            with progress_display(out) as display:
+                summary = verify(options, draft.listen(display), note)
+        finally:
+            if findings:
+                rows = [(finding.object, finding.level.value, finding.cause) for finding in findings]
+                out.table(("object", "level", "cause"), rows, title="Findings")
+        draft.done(asdict(summary), _figures(summary))
+        draft.keys, draft.bytes = summary.rows_checked, summary.bytes_read
     out.result("summary", asdict(summary), _text(summary))
 
 
@@ -135,7 +115,13 @@ def _place(context: typer.Context, url: str, storage: str) -> str:
 
 
 def _text(summary: VerifySummary) -> str:
-    """The summary for people: what was checked, and what was not."""
+    """The summary for people."""
+    lines = "".join(f"\n  {name:<18} {value}" for name, value in _figures(summary))
+    return f"Verified: all that was checked is right{lines}"
+
+
+def _figures(summary: VerifySummary) -> list[tuple[str, str]]:
+    """What was checked, and what was not."""
     figures = [("level", summary.level), ("files present", f"{summary.files:,}")]
     if summary.level != "meta":
         seed = f", {summary.subset} with seed {summary.seed}" if summary.files_checked < summary.files else ""
@@ -148,4 +134,4 @@ def _text(summary: VerifySummary) -> str:
     if summary.foreign_objects:
         figures.append(("foreign objects", f"{summary.foreign_objects:,}"))
     figures += [("api-version", summary.api_version), ("total-take", human_seconds(summary.seconds))]
-    return "Verified: all that was checked is right" + "".join(f"\n  {name:<18} {value}" for name, value in figures)
+    return figures

@@ -7,18 +7,20 @@ import logging
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer.main
 
 from tikv_br.cli.lazy import leaves
-from tikv_br.cli.log import LogForm, configure, is_debug, redact, reset
+from tikv_br.cli.log import LogForm, configure, is_debug, reset
 from tikv_br.cli.main import app, run
 from tikv_br.cli.options import LogLevel, OutputForm
 from tikv_br.cli.output import Output
 from tikv_br.cli.progress import progress_display
 from tikv_br.cli.settings import options
 from tikv_br.progress_events import StepFinished, StepStarted, TasksProgress
+from tikv_br.redaction import redact
 
 
 @pytest.fixture(autouse=True)
@@ -41,8 +43,11 @@ def _logging_as_before() -> Iterator[None]:
         "http://user:SECRET@host/path",
         '{"secret_access_key": "SECRET", "region": "eu"}',
         "Authorization: SECRET",
+        "Authorization: Bearer SECRET",
         "password = 'SECRET'",
         "--crypter.key SECRET --pd x",
+        "--webhook-url https://SECRET --heartbeat-url=http://SECRET",
+        "--webhook-url https://a.example.com/x,SECRET drill",
         "crypter.key=SECRET",
         '{"crypter.key": "SECRET"}',
     ],
@@ -107,16 +112,48 @@ def test_file_takes_lines_progress_and_failure_and_is_appended_to(
 
 
 def test_steps_are_in_the_log_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Whatever the display on the terminal is, the file has a line for each step and none for mere figures."""
+    """Whatever the display on the terminal is, the file has a line for each step, and one each 10 %."""
     file = tmp_path / "log"
     configure(file=str(file))
     with progress_display(Output(OutputForm.JSON)) as display:
         display(StepStarted("copy", 1, 2))
-        display(TasksProgress(fraction=0.5, tasks_done=1, tasks_total=2, bytes_done=1, keys_done=1, seconds=1.0))
+        for percent in range(101):
+            display(TasksProgress(percent, 100, 1, 1, percent / 100, 1.0))
         display(StepFinished("copy", 1, 2, 0.5))
     lines = [line.split("] ", 1)[1] for line in file.read_text().splitlines()]
-    assert lines == ["step 1/2: copy", "step 1/2: copy: done in 0.50s"]
-    assert len(capsys.readouterr().out.splitlines()) == 3
+    assert (lines[0], lines[-1]) == ("step 1/2: copy", "step 1/2: copy: done in 0.50s")
+    assert [line[:4] for line in lines[1:-1]] == [f"{percent:3}%" for percent in range(0, 101, 10)]
+    assert len(capsys.readouterr().out.splitlines()) >= 95
+
+
+@pytest.mark.parametrize(
+    ("flags", "shown"),
+    [({}, True), ({"file": "log"}, False), ({"quiet": True}, False), ({"quiet": True, "file": "log"}, False)],
+)
+def test_without_a_terminal_progress_is_told_in_one_place(
+    flags: dict[str, Any],
+    shown: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """On stderr where nothing else is asked for, else in the log file alone, or nowhere; warnings are told in any case."""
+    monkeypatch.chdir(tmp_path)
+    configure(**flags)
+    with progress_display(Output()) as display:
+        display(StepStarted("copy", 1, 2))
+        display(TasksProgress(1, 2, 1, 1, 0.5, 1.0))
+    logging.getLogger("tikv_br.x").info("a detail")
+    logging.getLogger("tikv_br.x").warning("trouble")
+    Output().result("summary", {}, "all is well")
+    Output().result("schedule", {}, "what was asked for")
+    captured = capsys.readouterr()
+    told = captured.err + ((tmp_path / "log").read_text() if "file" in flags else "")
+    assert ("step 1/2: copy" in captured.err) == shown
+    assert ("step 1/2: copy" in told) == (shown or "file" in flags)
+    assert ("a detail" in told) == ("file" in flags or not flags)
+    assert "trouble" in told
+    assert captured.out == ("" if flags.get("quiet") else "all is well\n") + "what was asked for\n"
 
 
 def test_log_file_that_cannot_be_written_is_a_usage_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

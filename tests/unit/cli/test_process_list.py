@@ -13,7 +13,7 @@ SECRET = "603deb1015ca71be"
 PROGRAM = """
 import sys
 from pathlib import Path
-from tikv_br.cli.log import secrets_in
+from tikv_br.redaction import secrets_in
 from tikv_br.cli.process_list import hide_arguments
 hide_arguments(secrets_in(" ".join(sys.argv)))
 print(sys.argv[1:])
@@ -27,6 +27,7 @@ print(Path("/proc/self/cmdline").read_bytes())
     [
         ["--crypter.key", SECRET, "--crypter.key-file", "name"],
         [f"--crypter.key={SECRET}", "--pd", "host:1"],
+        ["--webhook-url", f"https://hooks.example.com/{SECRET}", "drill"],
         ["-s", f"s3://b/p?access-key=me&secret-access-key={SECRET}&region=eu", SECRET],
     ],
 )

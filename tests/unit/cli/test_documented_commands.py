@@ -1,0 +1,74 @@
+"""Each command that a document shows is one, with flags that it has."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import typer.main
+
+from tikv_br.cli.lazy import leaves
+from tikv_br.cli.main import app
+
+PROJECT = Path(__file__).resolve().parents[3]
+PAGES = [
+    PROJECT / "README.md",
+    PROJECT / "SECURITY.md",
+    PROJECT / "CHANGELOG.md",
+    *sorted((PROJECT / "docs").rglob("*.md")),
+]
+COMMANDS = dict(leaves(typer.main.get_command(app)))
+GROUPS = {path[0] for path in COMMANDS if len(path) > 1}
+FLAG = re.compile(r"(?<![\w-])--[a-z0-9][a-z0-9.-]*[a-z0-9]")
+NAMES = {"key", "record", "backupmeta"}
+"""Words behind `tikv-br` where it is a key that is derived (docs/backup-set.md), and no command."""
+EVERYWHERE = {"--help", "--version", "--install-completion", "--show-completion"}
+
+
+def shown(text: str) -> Iterator[str]:
+    """What stands behind ``tikv-br`` in lines of code and in code within lines, up to the end of the command."""
+    for kind, block in re.findall(r"^```(\w*)\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
+        if kind in {"", "console", "crontab"}:
+            yield from re.findall(r"\btikv-br +([a-z][^#|;&\n]*)", block.replace("\\\n", " "))
+    for code in re.findall(r"`([^`\n]+)`", text):
+        yield from (each for each in re.findall(r"^tikv-br +([a-z][^;&]*)", code) if each.split()[0] not in NAMES)
+
+
+def flags_of(words: list[str]) -> set[str] | None:
+    """All flags of the commands that these words begin with; None where there is no such command."""
+    several = [set(word.split("|")) for word in words[:2]]
+    found = [
+        command
+        for path, command in COMMANDS.items()
+        if path[0] in several[0]
+        and (len(path) == 1 or len(several) < 2 or path[1] in several[1] or not is_name(words[1]))
+    ]
+    return (
+        {flag for command in found for param in command.params for flag in (*param.opts, *param.secondary_opts)}
+        if found
+        else None
+    )
+
+
+def is_name(word: str) -> bool:
+    """Whether it could be the second word of a command's name."""
+    return re.fullmatch(r"[a-z|-]+", word) is not None and not word.startswith("-")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_commands_and_flags_exist(page: Path) -> None:
+    """A flag that was renamed, or a command that is gone, is shown nowhere."""
+    for command in shown(page.read_text(encoding="utf-8")):
+        known = flags_of(command.split())
+        assert known is not None, f"there is no command: tikv-br {command}"
+        odd = set(FLAG.findall(command)) - known - EVERYWHERE
+        assert not odd, f"tikv-br {command}: {', '.join(sorted(odd))}"
+
+
+def test_commands_and_flags_are_found() -> None:
+    """The pages show most of what there is: else nothing would have been compared."""
+    commands = [command for page in PAGES for command in shown(page.read_text(encoding="utf-8"))]
+    assert len({command.split()[0] for command in commands} & {path[0] for path in COMMANDS}) > 12
+    assert len({flag for command in commands for flag in FLAG.findall(command)}) > 60

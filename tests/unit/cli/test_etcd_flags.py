@@ -1,0 +1,35 @@
+"""Which etcd the flags name."""
+
+from __future__ import annotations
+
+import pytest
+
+from tikv_br.cli.etcd_flags import EtcdFlags
+from tikv_br.cli.option_groups import ClusterFlags
+from tikv_br.errors import UsageError
+
+SOURCE = ClusterFlags(pd=["pd1:2379,pd2:2379"], ca="ca", cert="cert", key="key")
+
+
+def test_pd_has_one_of_its_own() -> None:
+    """Unless another is said it is that, with PD's TLS files."""
+    config = EtcdFlags().etcd_config(SOURCE)
+    assert (config.endpoints, config.tls, config.user) == (("pd1:2379", "pd2:2379"), SOURCE.config().tls, "")
+
+
+def test_another_has_files_of_its_own_or_none() -> None:
+    """What is not said is the source's; http:// says that there is no TLS."""
+    config = EtcdFlags(etcd="https://a:1,b:2", etcd_ca="other").etcd_config(SOURCE)
+    assert (config.endpoints, config.tls.ca, config.tls.cert) == (("a:1", "b:2"), "other", "cert")
+    assert not EtcdFlags(etcd="http://a:1").etcd_config(SOURCE).tls.enabled
+
+
+def test_passwords_are_not_shown() -> None:
+    """User and password go together; the password shows nowhere."""
+    config = EtcdFlags(etcd_user="root", etcd_password="very-secret").etcd_config(SOURCE)
+    assert (config.user, config.password) == ("root", "very-secret")
+    assert "very-secret" not in f"{config!r} {config}"
+    with pytest.raises(UsageError, match="go together"):
+        EtcdFlags(etcd_user="root").etcd_config(SOURCE)
+    with pytest.raises(UsageError):
+        EtcdFlags(etcd="nonsense").etcd_config(SOURCE)
