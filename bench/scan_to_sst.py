@@ -1,0 +1,89 @@
+"""Scan → API V2 → SST → storage: the scan engine's task, beside rivals on the same pages from the same server."""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+import tempfile
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+from bench import rivals
+from bench.dataset import KEY_SIZE, Dataset
+from bench.go_client import scan_loop
+from bench.harness import Figure, Goal, Scale, Work, cpu_seconds, rates
+from bench.replay import replaying
+from formats.api_version import ApiVersion
+from formats.sst import Compression
+from tikv_br.backup.convert import Conversion
+from tikv_br.backup.row_writer import FileForm
+from tikv_br.backup.scan_task import ScanJob, run_scan_task
+from tikv_br.backup.task import Task
+from tikv_br.cluster.config import ClusterConfig
+from tikv_br.spark.task import TaskContext, run_task
+from tikv_br.storage.url import StorageLocation
+
+VALUE_SIZES = (100, 1024)
+FILE_BYTES = 96 << 20
+REGION_BYTES = 16 << 20
+"""Of most regions: a sixth of what stores let them have."""
+MEMORY = Path("/dev/shm")  # noqa: S108 - so that no disk is measured; folders in it have names of their own
+_GOALS = {100: 400.0, 1024: 650.0}
+
+
+def figures(scale: Scale) -> Iterator[Figure]:
+    """MB/s per core: our task with each compression, then what others take for the same."""
+    for size in VALUE_SIZES:
+        dataset = Dataset(scale.data_bytes // (size + KEY_SIZE), size, scale.data)
+        with replaying(dataset, max(2, dataset.user_bytes // REGION_BYTES)) as address, contextlib.ExitStack() as stack:
+            subjects: dict[str, Work] = {
+                "tikv-br, zstd 1": _task(address, Compression.ZSTD),
+                "tikv-br, lz4": _task(address, Compression.LZ4),
+                "rocksdict writer, zstd 1": _to_folder(lambda f: rivals.rocksdict_writer(address, f, Compression.ZSTD)),
+                "per-key Python, zstd 1": _to_folder(lambda f: rivals.per_key_python(address, f, Compression.ZSTD)),
+            }
+            if loop := scan_loop(address, stack):
+                subjects["client-go, scan alone"] = loop
+            goals = {"tikv-br, zstd 1": Goal("value", at_least=_GOALS[size])}
+            goals |= {"rocksdict writer, zstd 1": Goal("ratio", at_least=2)}
+            goals |= {"client-go, scan alone": Goal("ratio", at_least=3)} if size == 100 else {}
+            goals = goals if scale.data == "half" else {}
+            megabytes = dataset.user_bytes / 1e6
+            yield from rates("scan to SST", f"{size} B", megabytes, "MB/s per core", subjects, scale.rounds, goals)
+
+
+def scan_task(address: str, folder: str, compression: Compression, end: bytes = b"") -> None:
+    """Run the scan engine's task over the server's rows up to a key, from API V1 to V2, into a folder."""
+    job = ScanJob(
+        run="bench",
+        cluster=ClusterConfig(pd=(address,)),
+        storage=StorageLocation("local", folder),
+        conversion=Conversion(ApiVersion.V1, ApiVersion.V2, ts=1),
+        form=FileForm(compression=compression),
+        file_bytes=FILE_BYTES,
+        with_ttl=False,
+        rate_limit=0,
+    )
+    outcome = run_task(partial(run_scan_task, job), Task(b"", end), "bench", TaskContext(0, 0, lambda _: None))
+    if outcome.kind != "result" and isinstance(outcome.body, bytes):
+        raise pickle.loads(outcome.body)  # noqa: S301 - our own
+
+
+def _task(address: str, compression: Compression) -> Work:
+    return _to_folder(lambda folder: scan_task(address, folder, compression))
+
+
+def _to_folder(action: Callable[[str], object]) -> Work:
+    """Seconds of processor time of a run into a folder of its own."""
+    return into_folder(lambda folder: cpu_seconds(lambda: action(folder))())
+
+
+def into_folder(measure: Callable[[str], float]) -> Work:
+    """A run into a folder of its own, in memory where the system has such a place."""
+
+    def run() -> float:
+        with tempfile.TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None) as folder:
+            return measure(folder)
+
+    return run
