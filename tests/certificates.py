@@ -38,10 +38,11 @@ class Authority:
         self.ca = folder / f"{name}.pem"
         self.ca.write_bytes(self._certificate.public_bytes(serialization.Encoding.PEM))
 
-    def issue(self, name: str, *, expired: bool = False) -> KeyPair:
-        """A certificate for 127.0.0.1 and localhost, of use to servers and clients."""
+    def issue(self, name: str, *, expired: bool = False, elsewhere: bool = False) -> KeyPair:
+        """A certificate for 127.0.0.1 and localhost, or for a host elsewhere; of use to servers and clients."""
         key = ec.generate_private_key(ec.SECP256R1())
-        names = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
+        here = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
+        names = [x509.DNSName("elsewhere.example")] if elsewhere else here
         certificate = (
             _builder(name, self._name, key, expired=expired)
             .add_extension(x509.SubjectAlternativeName(names), critical=False)

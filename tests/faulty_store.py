@@ -56,9 +56,9 @@ class FaultyStore(ObjectStore):
         """Pass on."""
         return self._inner.list(folder)
 
-    def sweep(self, folder: str = "", *, deep: bool = False) -> None:
+    def sweep(self, folder: str = "", *, deep: bool = False, older_than: float = 0.0) -> None:
         """Pass on."""
-        self._inner.sweep(folder, deep=deep)
+        self._inner.sweep(folder, deep=deep, older_than=older_than)
 
     def open_writer(self, name: str) -> Writer:
         """Pass on."""

@@ -37,23 +37,35 @@ class PlaygroundAdmin:
         """All regions in key order."""
         return list(self.get("regions"))
 
-    def fail(self, rpc: str, action: Json, **limits: int) -> int:
+    def fail(self, rpc: str, action: Json, **limits: float) -> int:
         """Arm a failpoint (see `tikv_br.playground.failpoints`) and return its id."""
         return int(self._call("POST", "failpoints", {"rpc": rpc, "action": action, **limits})["id"])
 
+    def relent(self, failpoint: int) -> None:
+        """Remove a failpoint."""
+        self._call("DELETE", f"failpoints/{failpoint}")
+
     @contextlib.contextmanager
-    def failing(self, rpc: str, action: Json, **limits: int) -> Iterator[int]:
+    def failing(self, rpc: str, action: Json, **limits: float) -> Iterator[int]:
         """A failpoint for the length of the block; fails when it never struck."""
         failpoint = self.fail(rpc, action, **limits)
         try:
             yield failpoint
             assert self.hits(failpoint) > 0, f"no {rpc} ever met the failpoint"
         finally:
-            self._call("DELETE", f"failpoints/{failpoint}")
+            self.relent(failpoint)
 
     def hits(self, failpoint: int) -> int:
         """How often a failpoint has struck."""
         return next(int(each["hits"]) for each in self.get("failpoints") if each["id"] == failpoint)
+
+    def calls(self) -> Json:
+        """How long stores had calls under way: see `tikv_br.playground.call_clock`."""
+        return self.get("calls")
+
+    def forget_calls(self) -> None:
+        """Begin counting calls anew."""
+        self._call("DELETE", "calls")
 
     def disarm(self) -> None:
         """Remove all failpoints."""

@@ -17,8 +17,9 @@ from typing import Self, TypeVar
 import grpc
 from google.protobuf.message import Message
 
-STREAMED_REQUESTS = frozenset({"/pdpb.PD/Tso", "/import_sstpb.ImportSST/Upload"})
-STREAMED_ANSWERS = frozenset({"/pdpb.PD/Tso", "/backup.Backup/backup"})
+FEEDS = frozenset({"/cdcpb.ChangeData/EventFeed", "/cdcpb.ChangeData/EventFeedV2"})
+STREAMED_REQUESTS = frozenset({"/pdpb.PD/Tso", "/import_sstpb.ImportSST/Upload"}) | FEEDS
+STREAMED_ANSWERS = frozenset({"/pdpb.PD/Tso", "/backup.Backup/backup"}) | FEEDS
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,9 @@ def fail(code: str, details: str = "") -> Failure:
     return Failure(grpc.StatusCode[code], details)
 
 
-Entry = Message | bytes | Failure | Callable[[bytes], "Message | bytes"] | Sequence[Message]
+Entry = (
+    Message | bytes | Failure | Callable[[bytes], "Message | bytes | Failure | Sequence[Message]"] | Sequence[Message]
+)
 """One call's answer: a message, its bytes, a failure, a function of the request, or the messages of a stream."""
 
 M = TypeVar("M", bound=Message)
@@ -104,9 +107,9 @@ class ScriptedServer(grpc.GenericRpcHandler):
                 self.requests[method].append(data)
                 script = self._scripts[method]
                 entry = script.pop(0) if len(script) > 1 else script[0]
-            if isinstance(entry, Failure):
-                context.abort(entry.code, entry.details)
             if callable(entry):
                 entry = entry(data)
+            if isinstance(entry, Failure):
+                context.abort(entry.code, entry.details)
             for answer in entry if isinstance(entry, Sequence) and not isinstance(entry, bytes) else [entry]:
                 yield answer if isinstance(answer, bytes) else answer.SerializeToString()

@@ -59,8 +59,8 @@ def tikv_br(*arguments: str, stdin: str | None = None, timeout: float = 120, **m
     return ended
 
 
-def succeed(*arguments: str, stdin: str | None = None, timeout: float = 120) -> Done:
+def succeed(*arguments: str, stdin: str | None = None, timeout: float = 120, **more: str) -> Done:
     """Run a command that must exit 0."""
-    done = tikv_br(*arguments, stdin=stdin, timeout=timeout)
+    done = tikv_br(*arguments, stdin=stdin, timeout=timeout, **more)
     assert done.code == 0, f"{arguments}: exit code {done.code}\n{done.out}\n{done.err}"
     return done

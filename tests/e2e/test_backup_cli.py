@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import json
-import os
+import re
 import resource
-import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import psutil
 import pytest
 
 from formats.api_version import ApiVersion
 from tests.certificates import Authority
-from tests.documented import checked
+from tests.e2e.backup_command import ROWS, check_refusal, files_at, lines, noisy_cluster, run
 from tests.integration.s3_servers import moto_server
 from tests.live_cluster import LiveCluster, live_cluster
 from tikv_br.errors import (
@@ -28,28 +25,23 @@ from tikv_br.errors import (
     ClusterUnreachable,
     ConversionUnsupported,
     SparkUnavailable,
+    StorageDenied,
     StorageFull,
     StorageReadOnly,
-    Terminated,
     TikvBrError,
     UsageError,
 )
 from tikv_br.playground import launcher
 from tikv_br.playground.settings import TlsSettings
 
-TIKV_BR = [sys.executable, "-m", "tikv_br.cli.main"]
 DRIVER = ["--executor", "driver"]
-ROWS = 2000
-SLOW_SECONDS = 3
 OTHER_KEYSPACE = 9
 
 
 @pytest.fixture(scope="module")
 def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveCluster]:
-    """Run a V1 cluster with rows whose values do not compress."""
-    with live_cluster(tmp_path_factory.mktemp("v1"), ApiVersion.V1, stores=3) as cluster:
-        cluster.raw().batch_put({b"key%05d" % number: os.urandom(500) for number in range(ROWS)})
-        cluster.run("split", keys=[b"key01000".hex()])
+    """See `noisy_cluster`."""
+    with noisy_cluster(tmp_path_factory.mktemp("v1")) as cluster:
         yield cluster
 
 
@@ -66,43 +58,6 @@ def v2(v2_cluster: LiveCluster) -> Iterator[LiveCluster]:
     yield v2_cluster
     for keyspace in (0, OTHER_KEYSPACE):
         v2_cluster.raw(keyspace).delete_range(b"", b"")
-
-
-def run(
-    *arguments: str, environment: dict[str, str] | None = None, before: Callable[[], object] | None = None
-) -> subprocess.CompletedProcess[str]:
-    """Run the command line in a process of its own."""
-    done = subprocess.run(
-        [*TIKV_BR, "backup", "raw", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env={**os.environ, **(environment or {})},
-        check=False,
-        preexec_fn=before,
-    )
-    return checked(["backup", "raw", *arguments], done)
-
-
-def lines(done: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:
-    """Return the JSON lines on stdout."""
-    return [json.loads(line) for line in done.stdout.splitlines()]
-
-
-def files_at(place: Path) -> list[str]:
-    """Return the names of all files below a folder."""
-    return sorted(str(path.relative_to(place)) for path in place.rglob("*") if path.is_file())
-
-
-def check_refusal(done: subprocess.CompletedProcess[str], error: type[TikvBrError]) -> dict[str, Any]:
-    """Check that a run with ``--output json`` ended with this error, in its exit code and in its last line."""
-    assert done.returncode == error.exit_code, done.stdout + done.stderr
-    last = lines(done)[-1]
-    assert (last["message_type"], last["code"], last["name"]) == ("exit_error", error.exit_code, error.__name__)
-    assert last["message"]
-    assert last["hint"]
-    assert "Traceback" not in done.stderr
-    return last
 
 
 @pytest.mark.slow
@@ -132,7 +87,7 @@ def test_people_get_the_go_tools_words(live: LiveCluster, tmp_path: Path) -> Non
     assert done.returncode == 0, done.stderr
     assert "Raw backup success summary" in done.stdout
     assert f"total-kv           {ROWS:,}" in done.stdout
-    assert "step 1/14: check the input" in done.stderr
+    assert re.search(r"step 1/\d+: check the input", done.stderr)
 
 
 def test_the_stores_write_where_timestamps_must_be_kept(v2: LiveCluster, tmp_path: Path) -> None:
@@ -173,7 +128,7 @@ def test_stores_write_to_s3_with_the_credentials_they_are_sent(flag: str, live: 
         names = {item["Key"] for item in listed if item["Key"].startswith("nightly/1/")}
     assert "s3cr" not in done.stdout + done.stderr
     if flag.startswith("--no"):
-        assert done.returncode != 0, done.stdout
+        assert (done.returncode, lines(done)[-1]["name"]) == (StorageDenied.exit_code, "StorageDenied")
         assert names == set()
         return
     assert done.returncode == 0, done.stdout + done.stderr
@@ -328,46 +283,6 @@ def test_no_java(live: LiveCluster, tmp_path: Path) -> None:
     assert not (tmp_path / "backup").exists()
 
 
-@pytest.mark.parametrize(
-    ("engine", "executor"),
-    [
-        ("scan", "driver"),
-        ("store", "driver"),
-        pytest.param("scan", "spark", marks=pytest.mark.slow),
-        pytest.param("store", "spark", marks=pytest.mark.slow),
-    ],
-)
-def test_a_terminated_backup_leaves_nothing(engine: str, executor: str, live: LiveCluster, tmp_path: Path) -> None:
-    """SIGTERM while tasks scan, or stores write: exit code 143, and no file of ours stays."""
-    rpc = "RawScan" if engine == "scan" else "backup.region"
-    slow = live.fail(rpc, {"delay": {"seconds": SLOW_SECONDS}}, count=-1)
-    place = tmp_path / "backup"
-    command = [*TIKV_BR, "backup", "raw", "-u", live.pd, "-s", str(place), "--engine", engine]
-    command += ["--executor", executor, "--output", "json"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    try:
-        deadline = time.monotonic() + 120
-        while not live.hits(slow):
-            assert process.poll() is None
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
-        assert "backup.lock" in files_at(place)
-        process.send_signal(signal.SIGTERM)
-        output, _ = process.communicate(timeout=60)
-    finally:
-        process.kill()
-        process.communicate()
-        live.heal()
-    assert process.returncode == Terminated.exit_code
-    assert json.loads(output.splitlines()[-1])["name"] == "Terminated"
-    time.sleep(SLOW_SECONDS + 0.5)  # no task goes on without its driver
-    late = files_at(place)
-    if engine == "store":  # a store cannot be stopped within a region: each may finish one, and nothing names it
-        assert len(late) <= len(live.store_ids)
-        late = [name for name in late if not name.startswith("sst/")]
-    assert late == []
-
-
 def test_help_is_quick() -> None:
     """The help of the command loads no Spark, no Arrow and no gRPC."""
     began = time.monotonic()
@@ -376,45 +291,3 @@ def test_help_is_quick() -> None:
     assert time.monotonic() - began < 5
     heavy = "import sys; import tikv_br.cli.backup_cmd; print({'grpc', 'pyarrow', 'numba', 'pyspark', 'obstore', 'boto3'} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", heavy], capture_output=True, text=True, check=True).stdout == "set()\n"
-
-
-@pytest.mark.slow
-def test_a_worker_that_dies_is_replaced(live: LiveCluster, tmp_path: Path) -> None:
-    """A Spark worker is killed with files already written: its task runs again, and only one attempt's files stay."""
-    slow = live.fail("RawScan", {"delay": {"seconds": SLOW_SECONDS}}, skip=2, count=2)
-    place = tmp_path / "backup"
-    command = [*TIKV_BR, "backup", "raw", "-u", live.pd, "-s", str(place), "--file-size", "10KiB", "--output", "json"]
-    process = subprocess.Popen([*command, "--concurrency", "1"], stdout=subprocess.PIPE, text=True)
-    try:
-        deadline = time.monotonic() + 120  # a JVM takes its time on a busy machine
-        while not list(place.glob("sst/*.sst")) or not live.hits(slow):
-            assert process.poll() is None
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-        before = set(place.glob("sst/*.sst"))
-        for worker in spark_workers(process.pid):
-            worker.kill()
-        output, _ = process.communicate(timeout=90)
-    finally:
-        process.kill()
-        process.communicate()
-        live.heal()
-    summary = json.loads(output.splitlines()[-1])
-    assert summary["message_type"] == "summary", output
-    assert summary["total_kvs"] == ROWS
-    assert not before & set(place.glob("sst/*.sst"))
-    assert len(list(place.glob("sst/*.sst"))) == summary["files"]
-
-
-def spark_workers(pid: int) -> list[psutil.Process]:
-    """Return the Python workers of a driver: the leaves below its daemon."""
-    below = psutil.Process(pid).children(recursive=True)
-    return [child for child in below if is_spark_worker(child)]
-
-
-def is_spark_worker(process: psutil.Process) -> bool:
-    """Whether it is a leaf below the daemon, and alive."""
-    try:
-        return "pyspark.daemon" in process.cmdline() and not process.children()
-    except psutil.NoSuchProcess:  # it has ended, or waits to be reaped
-        return False

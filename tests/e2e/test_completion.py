@@ -11,6 +11,15 @@ from tests.e2e.command import PROGRAM, environment
 from tikv_br.backupset.index import ENTRIES
 
 
+def answer(**variables: str) -> str:
+    """Return what the program says to a shell that asks by environment variables, which is no error."""
+    done = subprocess.run(
+        [str(PROGRAM)], capture_output=True, text=True, check=True, timeout=60, env=environment(**variables)
+    )
+    assert done.stderr == ""
+    return done.stdout
+
+
 def complete(line: str, shell: str = "bash", **more: str) -> list[str]:
     """Return what a shell gets for the end of a line: in bash bare words, in the others with their help."""
     words = line.split(" ")
@@ -19,16 +28,8 @@ def complete(line: str, shell: str = "bash", **more: str) -> list[str]:
         "zsh": {"_TYPER_COMPLETE_ARGS": line},
         "fish": {"_TYPER_COMPLETE_ARGS": line, "_TYPER_COMPLETE_FISH_ACTION": "get-args"},
     }[shell]
-    done = subprocess.run(
-        [str(PROGRAM)],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=60,
-        env=environment(**protocol, _TIKV_BR_COMPLETE=f"complete_{shell}", **more),
-    )
-    assert done.stderr == ""
-    return [found for found in done.stdout.splitlines() if found]
+    said = answer(**protocol, _TIKV_BR_COMPLETE=f"complete_{shell}", **more)
+    return [found for found in said.splitlines() if found]
 
 
 @pytest.mark.parametrize(
@@ -64,15 +65,7 @@ def test_other_shells_get_words_with_their_help(shell: str) -> None:
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_scripts_for_the_shells(shell: str) -> None:
     """The script to source calls the program by the protocol that is tested here."""
-    done = subprocess.run(
-        [str(PROGRAM)],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=60,
-        env=environment(_TIKV_BR_COMPLETE=f"source_{shell}"),
-    )
-    assert f"_TIKV_BR_COMPLETE=complete_{shell}" in done.stdout
+    assert f"_TIKV_BR_COMPLETE=complete_{shell}" in answer(_TIKV_BR_COMPLETE=f"source_{shell}")
 
 
 @pytest.fixture

@@ -172,6 +172,7 @@ def test_index_that_cannot_be_written_is_a_warning(playgrounds: Playgrounds, tmp
     succeed("verify", str(tmp_path / "b"), "--executor", "driver")
 
 
+@pytest.mark.usefixtures("made")
 def test_the_same_over_s3(playgrounds: Playgrounds, tmp_path: Path) -> None:
     """Backup, list, cat and prune on a real S3 server; no secret is shown anywhere."""
     with versitygw_server(tmp_path / "s3") as server:

@@ -110,3 +110,29 @@ def test_environment_stands_in_for_flags(pd: str) -> None:
     """``TIKV_BR_PD`` and ``TIKV_BR_OUTPUT`` are taken where the flags are not given."""
     done = tikv_br("raw", "scan", "--limit", "1", TIKV_BR_PD=pd, TIKV_BR_OUTPUT="json")
     assert list(done.last) == ["key", "value"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "streams", "code"),
+    [
+        ("version", ">&-", 0),
+        ("version --output json", ">&-", 0),
+        ("version", ">/dev/full", 54),
+        ("version --output json", ">/dev/full", 54),
+        ("show -s /there/is/no/such/folder", "2>&-", 31),
+        ("show -s /there/is/no/such/folder", "2>/dev/full", 31),
+    ],
+)
+def test_streams_that_are_closed_or_full(arguments: str, streams: str, code: int) -> None:
+    """The exit code tells what became of the work; output that is lost has a code of its own, and never a traceback."""
+    done = subprocess.run(
+        ["/bin/sh", "-c", f'exec "$0" {arguments} {streams}', str(PROGRAM)],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == code, done.stderr
+    assert "Traceback" not in done.stderr
+    assert ("cannot be written" in done.stderr) == (code == 54)

@@ -23,7 +23,7 @@ from tikv_br.cluster.pb import kvrpcpb_pb2
 from tikv_br.cluster.pd import PdClient
 from tikv_br.cluster.rawkv import RawClient
 from tikv_br.cluster.region_errors import RegionErrorSeen, kind_of
-from tikv_br.cluster.scan import parse_with_protobuf
+from tikv_br.cluster.scan import measure_with_protobuf
 from tikv_br.cluster.tls import TlsFiles
 from tikv_br.cluster.topology import Store, StoreState, store_api_version
 from tikv_br.errors import ApiVersionMismatch, ClusterError, ClusterUnfit, RequestRefused, UsageError
@@ -92,15 +92,15 @@ def test_scans_read_as_recorded(recording: Recording) -> None:
             pairs = form.get("kvs", [])
             if "region_error" in form:
                 with pytest.raises(RegionErrorSeen) as caught:
-                    parse_with_protobuf(data)
+                    measure_with_protobuf(data)
                 assert caught.value.kind in {*form["region_error"], ""}
             elif pairs and "error" in pairs[0]:
                 with pytest.raises((ApiVersionMismatch, RequestRefused)):
-                    parse_with_protobuf(data)
+                    measure_with_protobuf(data)
             else:
                 page = rawscan.parse(data)
                 assert page is not None
-                assert page == parse_with_protobuf(data)
+                assert page == measure_with_protobuf(data).split()
                 assert page.keys.to_pylist() == [decoded(pair.get("key", "")) for pair in pairs]
                 assert page.values.to_pylist() == [decoded(pair.get("value", "")) for pair in pairs]
                 pages += 1

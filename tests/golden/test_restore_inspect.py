@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -44,16 +43,6 @@ def test_real_backups_are_sound(golden: Path, name: str) -> None:
     assert all(
         (inspected.max_ts > 0) == name.endswith(("v2", "ranged", "rpc", "3stores")) for inspected in facts.values()
     )
-
-
-@pytest.fixture
-def copied(golden: Path, tmp_path: Path) -> Path:
-    """A copy of a real V2 backup to damage."""
-    target = tmp_path / "backup"
-    shutil.copytree(golden / "backups" / "v2" / "data", target)
-    for path in [target, *target.rglob("*")]:
-        path.chmod(0o755 if path.is_dir() else 0o644)
-    return target
 
 
 def largest(folder: Path) -> Path:

@@ -40,21 +40,10 @@ def backup_of(golden: Path, name: str) -> BackupSet:
     return BackupSet.open(open_store(parse(f"local://{golden / 'backups' / name / 'data'}")))
 
 
-def as_answered(file: FileEntry) -> StoredSst:
-    """Return what the store said of a file."""
-    said = brpb_pb2.File(
-        name=file.name,
-        sha256=file.sha256,
-        start_key=file.start_key,
-        end_key=file.end_key,
-        crc64xor=file.crc64xor,
-        total_kvs=file.total_kvs,
-        total_bytes=file.total_bytes,
-        size=file.size,
-        cipher_iv=file.cipher_iv,
-        cf="default",
-    )
-    return StoredSst(file.name, said)
+def as_answered(kept: BackupSet, file: FileEntry) -> StoredSst:
+    """Return what the store said of a file, which the Go tool put into its backupmeta as it came."""
+    meta = brpb_pb2.BackupMeta.FromString(kept.store.get("backupmeta"))
+    return StoredSst(file.name, next(said for said in meta.files if said.name == file.name))
 
 
 def rows_of(file: FileEntry, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -68,7 +57,7 @@ def test_timestamps_and_expiry_are_those_of_the_rows(golden: Path, name: str) ->
     kept, rows = backup_of(golden, name), golden_rows(golden / "backups" / name)
     expiring = 0
     for file in kept.files:
-        entry, _ = recorder(name).record(kept.store, as_answered(file))
+        entry, _ = recorder(name).record(kept.store, as_answered(kept, file))
         own = rows_of(file, rows)
         assert len(own) == file.total_kvs
         timestamps = [row.get("ts", 0) for row in own]
@@ -90,12 +79,10 @@ def test_files_of_conversions_are_counted_in_the_source_s_form(golden: Path) -> 
     kept = backup_of(golden, "v1_to_v2")
     total = Checksum()
     for file in kept.files:
-        _, source = recorder("v1_to_v2", source_sums=True).record(kept.store, as_answered(file))
+        _, source = recorder("v1_to_v2", source_sums=True).record(kept.store, as_answered(kept, file))
         total += source
-    said = [
-        recorder("v1").record(backup_of(golden, "v1").store, as_answered(file))[1]
-        for file in backup_of(golden, "v1").files
-    ]
+    origin = backup_of(golden, "v1")
+    said = [recorder("v1").record(origin.store, as_answered(origin, file))[1] for file in origin.files]
     assert total == sum(said, Checksum())
 
 
@@ -112,7 +99,7 @@ def test_a_store_s_notes_say_what_reading_does(golden: Path, name: str, monkeypa
         noted += 1
         with monkeypatch.context() as patch:
             patch.setattr(store_files, "_noted", lambda _reader, _version: None)
-            entry, _ = recorder(name).record(kept.store, as_answered(file))
+            entry, _ = recorder(name).record(kept.store, as_answered(kept, file))
         assert (contents.min_ts, contents.max_ts, contents.expiry) == (entry.min_ts, entry.max_ts, entry.expiry)
     assert noted or all(rows_expire(file, golden, name) for file in kept.files)
 
@@ -125,7 +112,7 @@ def rows_expire(file: FileEntry, golden: Path, name: str) -> bool:
 def test_a_file_that_is_not_as_its_store_said_is_refused(golden: Path) -> None:
     """Other sums, another size."""
     kept = backup_of(golden, "v1ttl_to_v2")
-    written = as_answered(kept.files[0])
+    written = as_answered(kept, kept.files[0])
     for field, value in (("crc64xor", 1), ("total_kvs", 1), ("size", 17)):
         wrong = brpb_pb2.File()
         wrong.CopyFrom(written.file)
@@ -138,12 +125,12 @@ def test_a_file_that_cannot_be_seen_from_here(golden: Path) -> None:
     """The stores' folder is another one than ours: said so, with the way out."""
     kept = backup_of(golden, "v1")
     with pytest.raises(StorageObjectMissing, match="cannot be seen") as raised:
-        recorder("v1").record(kept.store, StoredSst("sst/x/0/1/1_default.sst", as_answered(kept.files[0]).file))
+        recorder("v1").record(kept.store, StoredSst("sst/x/0/1/1_default.sst", as_answered(kept, kept.files[0]).file))
     assert "--engine scan" in raised.value.hint
 
 
 def test_rows_converted_from_v1_carry_the_ts_that_stores_give_them(golden: Path) -> None:
     """It is recorded without reading a row."""
     kept = backup_of(golden, "v1_to_v2")
-    entry, _ = recorder("v1_to_v2").record(kept.store, as_answered(kept.files[0]))
+    entry, _ = recorder("v1_to_v2").record(kept.store, as_answered(kept, kept.files[0]))
     assert (entry.min_ts, entry.max_ts) == (CONVERTED_TS, CONVERTED_TS)

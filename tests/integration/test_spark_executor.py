@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from tikv_br.errors import Interrupted, SparkUnavailable, StorageFull, TaskFailed
-from tikv_br.progress_events import Event, TasksProgress
+from tikv_br.progress_events import Event, Notice, TasksProgress
 from tikv_br.spark.executor import ExecutorKind, ExecutorOptions, run_tasks
 from tikv_br.spark.task import TaskContext
 
@@ -70,10 +70,15 @@ def test_each_result_arrives_once_and_progress_adds_up(options: ExecutorOptions)
     """Every task's result comes exactly once, and the last progress is the whole."""
     results: list[tuple[int, int]] = []
     events: list[Event] = []
-    run_tasks(range(20), square, options=options, on_result=results.append, reporter=events.append)
+    begun = time.monotonic()
+    session = run_tasks(range(20), square, options=options, on_result=results.append, reporter=events.append)
+    assert (0 < session < time.monotonic() - begun) if options.executor == "spark" else session == 0
+    told = [event.message for event in events if isinstance(event, Notice)]
+    assert told == ([f"the Spark session on local[2] has started in {session:.1f} s"] if session else [])
     assert sorted(results) == [(n, n * n) for n in range(20)]
     last = events[-1]
     assert isinstance(last, TasksProgress)
+    assert last.seconds <= time.monotonic() - begun - session
     assert (last.tasks_done, last.bytes_done, last.keys_done, last.fraction) == (20, 60, 20, 1.0)
 
 

@@ -9,6 +9,7 @@ import base64
 import json
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Self
 
 from formats.checksum import Checksum
@@ -16,6 +17,17 @@ from tikv_br.cluster.rawkv import Swapped
 
 SCAN_LIMIT = 10_240
 """Rows that client-go returns at most for one call."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScanLoop:
+    """What a scan of everything found, and what it took the program."""
+
+    rows: int
+    bytes: int
+    """Of keys and values."""
+    seconds: float
+    cpu_seconds: float
 
 
 class ClientFailed(Exception):
@@ -87,6 +99,10 @@ class LineClient:
     ) -> list[tuple[bytes, bytes]]:
         """Pairs of [start, end) in order, where an empty end is no end."""
         return _pairs(self._ask("scan", start=start, end=end, limit=limit, keys_only=keys_only))
+
+    def scan_loop(self, limit: int = SCAN_LIMIT) -> ScanLoop:
+        """Read all there is page by page, in the program itself, and throw it away."""
+        return ScanLoop(**self._ask("scan_loop", start=b"", end=b"", limit=limit))
 
     def reverse_scan(self, upper: bytes, lower: bytes, limit: int = SCAN_LIMIT) -> list[tuple[bytes, bytes]]:
         """Pairs of [lower, upper), from the upper end down."""

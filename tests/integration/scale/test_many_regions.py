@@ -2,32 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from typing import Any
 
 import pytest
 
-from tests.tools import ROOT
-
-TOO_LONG = 120
-
-
-def planned(regions: int) -> dict[str, Any]:
-    """Return what planning took, against a PD that knows so many regions; both are processes of their own."""
-    server = [sys.executable, "-m", "tests.integration.scale.pd_with_regions", str(regions)]
-    with subprocess.Popen(server, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT) as pd:
-        try:
-            assert pd.stdout is not None
-            addresses = pd.stdout.readline().split()
-            planner = [sys.executable, "-m", "tests.integration.scale.plan_once", *addresses]
-            result = subprocess.run(planner, capture_output=True, text=True, cwd=ROOT, timeout=TOO_LONG, check=False)
-        finally:
-            pd.kill()
-    assert result.returncode == 0, result.stderr
-    figures: dict[str, Any] = json.loads(result.stdout)
-    return figures
+from tests.integration.scale.planned import planned
 
 
 @pytest.fixture(scope="module")
@@ -41,6 +20,17 @@ def test_ten_thousand_regions_are_planned_in_seconds(figures: dict[str, Any]) ->
     assert figures["regions"] == 10_000
     assert figures["tasks"] == 1_000
     assert figures["cpu_seconds"] < 5
+    assert figures["peak_mib"] < 300
+
+
+def test_a_restore_into_ten_thousand_regions_is_planned_in_seconds() -> None:
+    """A file for every four regions, a quarter of them done: what is left, where to split and which regions that meets."""
+    figures = planned(10_000, "plan_restore_once")
+    assert figures["regions"] == 10_000
+    assert figures["files"] == 2_500
+    assert figures["left"] == 1_875
+    assert figures["splits"] > 1_000
+    assert figures["cpu_seconds"] < 10
     assert figures["peak_mib"] < 300
 
 

@@ -1,0 +1,76 @@
+"""Where operations change the world: each call is a moment to die at, whatever step it belongs to."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+from unittest import mock
+
+import tikv_br.storage.local
+from tests.integration.crash.cells import FULL
+from tikv_br.cluster.pd import PdClient
+from tikv_br.cluster.pd_http import PdHttp
+from tikv_br.cluster.rawkv import RawClient
+from tikv_br.cluster.store import StoreClient
+from tikv_br.storage.local import LocalObjectStore
+
+SEAMS: tuple[tuple[Any, str], ...] = (
+    (tikv_br.storage.local, "_rename"),
+    (tikv_br.storage.local, "_link"),
+    (LocalObjectStore, "delete"),
+    (PdClient, "update_service_safe_point"),
+    (PdHttp, "pause_scheduler"),
+    (RawClient, "batch_put_with_ttls"),
+    (StoreClient, "download"),
+    (StoreClient, "ingest"),
+    (StoreClient, "switch_mode"),
+    (StoreClient, "set_download_speed_limit"),
+)
+"""Of a local storage, what makes a written file an object: whoever dies before it leaves a half-written one."""
+EVERY = 1 if os.environ.get(FULL) else 17
+"""Which moments are tried: an odd number, so that some are before a change and some after one."""
+
+
+class Fuse:
+    """Counts moments, right before and right after each change, over all threads; acts at one of them."""
+
+    def __init__(self, moment: int, act: Callable[[], object]) -> None:
+        self._left = moment
+        self._act = act
+        self._lock = threading.Lock()
+
+    def watch(self, change: Callable[..., Any]) -> Callable[..., Any]:
+        """Put moments around a change."""
+
+        def changed(*args: object, **named: object) -> object:
+            self._tick()
+            done = change(*args, **named)
+            self._tick()
+            return done
+
+        return changed
+
+    def _tick(self) -> None:
+        with self._lock:
+            self._left -= 1
+            now = self._left == -1
+        if now:
+            self._act()
+
+
+def with_fuse(operation: Callable[[], int], moment: int, act: Callable[[], object]) -> int:
+    """Run an operation, and act at a moment."""
+    fuse = Fuse(moment, act)
+    with ExitStack() as stack:
+        for owner, name in SEAMS:
+            stack.enter_context(mock.patch.object(owner, name, fuse.watch(getattr(owner, name))))
+        return operation()
+
+
+def killed_at(operation: Callable[[], int], moment: int, number: int = signal.SIGKILL) -> int:
+    """Run an operation that is killed at a moment; its exit code if it has ended before. For a fork."""
+    return with_fuse(operation, moment, lambda: os.kill(os.getpid(), number))

@@ -1,0 +1,172 @@
+"""Backups, and what removes them, killed around each change that they make to the storage or to PD, and run again."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from tests.forks import Forks
+from tests.integration.backup.data import when
+from tests.integration.crash import test_backup_steps as steps
+from tests.integration.crash.cells import ending, fail
+from tests.integration.crash.seams import EVERY, killed_at, with_fuse
+from tests.integration.crash.world import Rival, files, forget_safe_points, safe_points
+from tests.live_cluster import LiveCluster
+from tikv_br.backup.abort import abort_backup
+from tikv_br.backup.options import BackupOptions, EngineKind
+from tikv_br.backup.run import backup
+from tikv_br.backupset.index import FOLDER, Index
+from tikv_br.backupset.prune import carry_out, plan
+from tikv_br.backupset.retention import Policy
+from tikv_br.errors import BackupPathInUse, LeaseHeld, LeaseLost, Terminated
+from tikv_br.progress_events import StepStarted
+from tikv_br.storage.local import TEMPORARY_PREFIX
+from tikv_br.storage.open import open_store
+from tikv_br.storage.url import StorageLocation
+
+
+def run_backup(options: BackupOptions) -> int:
+    """Back up."""
+    return ending(partial(steps.run_backup, options), lambda _: None)
+
+
+def run_prune(folder: Path) -> int:
+    """Remove all backups but one."""
+
+    def prune(_reporter: object) -> None:
+        index = Index(open_store(StorageLocation("local", str(folder))))
+        for _, error in carry_out(index, plan(index, Policy(last=1))):
+            raise error
+
+    return ending(prune, lambda _: None)
+
+
+def run_abort(options: BackupOptions) -> int:
+    """Remove what is unfinished."""
+    return ending(lambda _: abort_backup(options.storage, options.cluster), lambda _: None)
+
+
+def age(folder: Path) -> None:
+    """Let what was being written in an index have lain there for hours."""
+    for path in (folder / FOLDER).rglob(f"{TEMPORARY_PREFIX}*"):
+        os.utime(path, (0, 0))
+
+
+def begin(options: BackupOptions) -> None:
+    """Leave an unfinished backup that has done all of its work, as SIGTERM does."""
+
+    def end() -> None:
+        raise Terminated("for the test")
+
+    with pytest.raises(Terminated):
+        backup(options, when(StepStarted, "commit", end))
+
+
+def at(live: LiveCluster, place: Path, engine: EngineKind = "store") -> BackupOptions:
+    """A backup to a place."""
+    return replace(steps.EXAMPLE, cluster=live.config, storage=StorageLocation("local", str(place)), engine=engine)
+
+
+def moments(forks: Forks, operation: Callable[[int], Callable[[], int]]) -> Iterator[int]:
+    """Kill the operation at moment after moment, until it has come to its end; the number of each try."""
+    for number in itertools.count():
+        forks.start(partial(killed_at, operation(number), number * EVERY))
+        code = forks.wait()
+        yield number
+        if code != -signal.SIGKILL:
+            assert code == 0
+            return
+
+
+@pytest.mark.parametrize("engine", ["scan", "store"])
+def test_a_backup_killed_at_each_change(
+    engine: EngineKind,
+    live: LiveCluster,
+    forks: Forks,
+    tmp_path: Path,
+) -> None:
+    """The same command makes it whole, and nothing stays of a write that was broken off."""
+    for number in moments(forks, lambda number: partial(run_backup, at(live, tmp_path / f"{number}/backup", engine))):
+        place = tmp_path / f"{number}/backup"
+        whole = (place / "backupmeta").exists()
+        if whole:
+            steps.check_whole(live, place)
+        age(place.parent)
+        assert run_backup(at(live, place, engine)) in ({0, BackupPathInUse.exit_code} if whole else {0})
+        steps.check_whole(live, place)
+        steps.check_alone(live, place)
+        forget_safe_points(live)
+
+
+def test_an_abort_killed_at_each_change(live: LiveCluster, forks: Forks, tmp_path: Path) -> None:
+    """Another one leaves neither an object nor a safe point."""
+
+    def prepared(number: int) -> Callable[[], int]:
+        options = at(live, tmp_path / str(number))
+        begin(options)
+        assert safe_points(live)
+        return partial(run_abort, options)
+
+    for number in moments(forks, prepared):
+        assert run_abort(at(live, tmp_path / str(number))) == 0
+        assert set(files(tmp_path, but="//")) <= {f"{each}/" for each in range(number + 1)}
+        assert safe_points(live) == {}
+
+
+def test_a_prune_killed_at_each_change(live: LiveCluster, forks: Forks, tmp_path: Path) -> None:
+    """Another one removes what the first had begun; the newer backup is whole throughout."""
+
+    def prepared(number: int) -> Callable[[], int]:
+        folder = tmp_path / str(number)
+        for name in ("old", "backup"):
+            assert run_backup(at(live, folder / name)) == 0
+            forget_safe_points(live)
+        return partial(run_prune, folder)
+
+    for number in moments(forks, prepared):
+        folder = tmp_path / str(number)
+        steps.check_whole(live, folder / "backup")
+        age(folder)
+        assert run_prune(folder) == 0
+        names = {name.partition("/")[0] for name in files(folder, but="//")}
+        assert names == {"backup", "tikv-br-index"}
+        assert len(list((folder / "tikv-br-index").rglob("*"))) == 3, "a snapshot, a folder, one entry"
+        steps.check_whole(live, folder / "backup")
+
+
+@pytest.mark.parametrize("broken", ["exception", "lost lease"])
+@pytest.mark.parametrize("work", ["prune", "abort"])
+def test_what_removes_is_broken(work: str, broken: str, live: LiveCluster, tmp_path: Path) -> None:
+    """By a failure at any change it can be run again; once its path is another's it removes nothing that is written after."""
+    for number in itertools.count():
+        folder = tmp_path / str(number)
+        victim = at(live, folder / "old")
+        if work == "abort":
+            begin(victim)
+            operation = partial(run_abort, victim)
+        else:
+            for name in ("old", "backup"):
+                assert run_backup(at(live, folder / name)) == 0
+            operation = partial(run_prune, folder)
+        rival, struck = Rival(folder / "old"), list[int]()
+
+        def act(number: int = number, rival: Rival = rival, struck: list[int] = struck) -> None:
+            struck.append(number)
+            (fail if broken == "exception" else rival.take)()
+
+        code = with_fuse(operation, number * EVERY, act)
+        forget_safe_points(live)
+        if broken == "lost lease" and rival.has_taken:
+            assert code in {0, LeaseLost.exit_code, LeaseHeld.exit_code}  # held: it was about to take it
+        rival.leave()
+        assert operation() == 0
+        assert not (folder / "old" / "backupmeta").exists()
+        if not struck:
+            return

@@ -1,0 +1,121 @@
+"""Restores broken at every boundary of their steps, in every way, and run again."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from tests.forks import Forks
+from tests.integration.crash.cells import CODES, FULL, Cell, Kind, cells, end_by_itself, ending, fail, some
+from tests.integration.crash.conftest import ROWS
+from tests.integration.crash.world import Rival, disturbed, files, forget_safe_points
+from tests.live_cluster import LiveCluster, contents
+from tikv_br.backup.options import BackupOptions
+from tikv_br.backup.run import backup
+from tikv_br.cluster.config import ClusterConfig
+from tikv_br.errors import TargetNotEmpty
+from tikv_br.progress_events import Reporter
+from tikv_br.restore.options import Mode, RestoreOptions
+from tikv_br.restore.run import restore
+from tikv_br.restore.steps import restore_steps
+from tikv_br.spark.executor import ExecutorOptions
+from tikv_br.storage.url import StorageLocation
+
+EXAMPLE = RestoreOptions(
+    ClusterConfig(pd=("nobody:1",)),
+    StorageLocation("local", "/nowhere"),
+    import_mode=True,
+    rate_limit=1 << 30,
+    executor=ExecutorOptions("driver", concurrency=2),
+)
+INGEST = EXAMPLE
+PUT = replace(EXAMPLE, mode=Mode.PUT, import_mode=False, rate_limit=0)
+LAST = restore_steps(EXAMPLE)[-1].name
+
+
+@pytest.fixture(scope="module")
+def made(cluster: LiveCluster, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A backup in a few files."""
+    place = tmp_path_factory.mktemp("source") / "backup"
+    backup(BackupOptions(cluster.config, StorageLocation("local", str(place)), file_bytes=1, executor="driver"))
+    forget_safe_points(cluster)
+    return place
+
+
+def run_restore(options: RestoreOptions, reporter: Reporter) -> None:
+    """Restore."""
+    restore(options, reporter)
+
+
+@pytest.mark.parametrize("cell", some(cells(restore_steps(INGEST))), ids=str)
+def test_an_ingest_broken_at_a_boundary(
+    cell: Cell, made: Path, target: LiveCluster, forks: Forks, tmp_path: Path
+) -> None:
+    """It ends with its exit code and leaves the cluster to its users; run again, it is as if nothing had been."""
+    check(INGEST, cell, made, target, forks, tmp_path)
+
+
+def of_puts() -> list[Cell]:
+    """With `FULL` all; else of the steps that an ingest has not."""
+    known = set() if os.environ.get(FULL) else {cell.step for cell in cells(restore_steps(INGEST))}
+    return [cell for cell in some(cells(restore_steps(PUT)), each=2, offset=2) if cell.step not in known]
+
+
+@pytest.mark.parametrize("cell", of_puts(), ids=str)
+def test_a_put_broken_at_a_boundary(cell: Cell, made: Path, target: LiveCluster, forks: Forks, tmp_path: Path) -> None:
+    """As for an ingest."""
+    check(PUT, cell, made, target, forks, tmp_path)
+
+
+def check(example: RestoreOptions, cell: Cell, made: Path, target: LiveCluster, forks: Forks, tmp_path: Path) -> None:
+    """Break a restore of a copy of the backup, run it again, and look at the world both times."""
+    place = tmp_path / "backup"
+    shutil.copytree(made, place)
+    untouched = set(files(place))
+    options = replace(example, cluster=target.config, storage=StorageLocation("local", str(place)))
+    operation = partial(run_restore, options)
+    assert break_at(cell, operation, target, place, forks)
+    if cell.kind in {Kind.EXCEPTION, Kind.SIGTERM}:
+        assert disturbed(target) == []
+    complete = {name for name in files(place) if not name.endswith("/")} == untouched and contents(target) == ROWS
+    assert ending(operation, lambda _: None) == (TargetNotEmpty.exit_code if complete else 0)
+    assert contents(target) == ROWS
+    assert disturbed(target) == []
+    assert set(files(place)) == untouched
+
+
+def break_at(cell: Cell, operation: partial[None], target: LiveCluster, place: Path, forks: Forks) -> bool:
+    """Run the operation into its cell; whether it ended as it should."""
+    if cell.kind is Kind.EXCEPTION:
+        return ending(operation, cell.reporter(fail)) == CODES[cell.kind]
+    if cell.kind is not Kind.LOST_LEASE:
+        forks.start(partial(end_by_itself, operation, cell))
+        return forks.wait() == CODES[cell.kind]
+    rows: list[object] = []
+    rival = Rival(place, lambda: lease_place(place))
+
+    def take() -> None:
+        rival.take()
+        rows.append(contents(target))
+
+    code = ending(operation, cell.reporter(take))
+    try:
+        if not rival.has_taken:
+            return code == 0
+        if cell.step == LAST:  # all is done by then
+            return code == 0
+        assert files(place.parent) == rival.found
+        assert rows == [contents(target)]
+        return code == CODES[cell.kind]
+    finally:
+        rival.leave()
+
+
+def lease_place(place: Path) -> Path | None:
+    """Where the restore of a backup holds its lease; None = nowhere."""
+    return next(iter(place.glob("tikv-br/restore/lease-*")), None)

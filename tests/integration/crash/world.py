@@ -1,0 +1,83 @@
+"""What a broken operation may have left in the world: files, safe points, import mode, schedulers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.live_cluster import LiveCluster
+from tikv_br.backupset import layout
+from tikv_br.backupset.lease import PathLease, acquire, break_lease
+from tikv_br.cluster import safepoint
+from tikv_br.storage.open import open_store
+from tikv_br.storage.url import StorageLocation
+
+Files = dict[str, tuple[int, int, int]]
+
+
+def files(folder: Path, but: str = "/lease/") -> Files:
+    """Every file below a folder, also hidden ones, and every empty directory: with what changes when one is written."""
+    found: Files = {}
+    for path in folder.rglob("*"):
+        name = str(path.relative_to(folder))
+        if path.is_file() and but not in f"/{name}":
+            status = path.stat()
+            found[name] = (status.st_ino, status.st_size, status.st_mtime_ns)
+        elif path.is_dir() and not any(path.iterdir()):
+            found[f"{name}/"] = (0, 0, 0)
+    return found
+
+
+def safe_points(live: LiveCluster) -> dict[str, int]:
+    """The service safe points in PD, but for GC's own."""
+    claims = live.get("/pd/api/v1/gc/safepoint")["service_gc_safe_points"]
+    return {each["service_id"]: each["safe_point"] for each in claims if each["service_id"].startswith("tikv-br")}
+
+
+def forget_safe_points(live: LiveCluster) -> None:
+    """Remove ours."""
+    for name in safe_points(live):
+        safepoint.release(live.cluster.pd, name)
+
+
+def disturbed(live: LiveCluster) -> list[str]:
+    """Stores in import mode, and schedulers that are paused."""
+    importing = [f"store {each['id']} imports" for each in live.get("/playground/stores") if each["import_mode"]]
+    return importing + live.cluster.pd_http.schedulers(paused=True)
+
+
+class Rival:
+    """Takes a path from whoever holds it, as if that had slept too long, and works there until it is told to leave."""
+
+    def __init__(self, place: Path, lease_place: Callable[[], Path | None] | None = None) -> None:
+        """``lease_place`` finds where the lease lies, if that is not at the place itself."""
+        self._place = place
+        self._lease_place = lease_place or (lambda: place)
+        self._lease: PathLease | None = None
+        self.found: Files = {}
+        """What lay in the folder around the place when it was taken."""
+
+    def take(self) -> None:
+        """Take it, if there is anyone to take it from."""
+        place = self._lease_place()
+        if place is None:
+            return
+        store = open_store(StorageLocation("local", str(place)))
+        if break_lease(store, force=True) is not None:
+            self._lease = acquire(store, "rival")
+            self.found = files(self._place.parent)
+
+    @property
+    def has_taken(self) -> bool:
+        """Whether there was a lease to lose."""
+        return self._lease is not None
+
+    @property
+    def found_whole(self) -> bool:
+        """Whether it came too late to a backup that was complete."""
+        return f"{self._place.name}/{layout.META}" in self.found
+
+    def leave(self) -> None:
+        """Give the path back."""
+        if self._lease is not None:
+            self._lease.release()

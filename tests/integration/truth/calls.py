@@ -1,0 +1,53 @@
+"""How each command is called when all is well. A command that is missing here fails a test."""
+
+from __future__ import annotations
+
+from tikv_br.cli.lazy import CommandPath
+
+CALLS: dict[CommandPath, str] = {
+    ("backup", "raw"): "-s {new} --pd {pd} --executor driver --safe-interval 0s",
+    ("restore", "raw"): "-s {sound} --pd {target} --executor driver --allow-overwrite",
+    ("verify",): "{sound} --executor driver --level data",
+    ("diff",): "--pd {pd} --storage {sound} --executor driver",
+    ("sync",): "--pd {pd} --sink blackhole:// --start-ts now --state-dir {state} --scratch-dir {scratch} --id sync",
+    ("changefeed", "create"): "--id other --sink blackhole:// --start-ts now --etcd {etcd} --pd {pd}",
+    ("changefeed", "list"): "--etcd {etcd} --pd {pd}",
+    ("changefeed", "query"): "feed --etcd {etcd} --pd {pd}",
+    ("changefeed", "pause"): "feed --etcd {etcd} --pd {pd}",
+    ("changefeed", "update"): "feed --etcd {etcd} --pd {pd} --sink-concurrency 9",
+    ("changefeed", "resume"): "feed --etcd {etcd} --pd {pd}",
+    ("changefeed", "remove"): "feed --etcd {etcd} --pd {pd}",
+    ("capture", "start"): "--etcd {etcd} --pd {pd} --scratch-dir {scratch}",
+    ("capture", "list"): "--etcd {etcd} --pd {pd}",
+    ("processor", "list"): "--etcd {etcd} --pd {pd}",
+    ("check",): "--pd {pd} --storage {new} --executor driver",
+    ("list",): "-s {folder}",
+    ("show",): "-s {sound}",
+    ("cat",): "-s {sound} row007",
+    ("pin",): "-s {folder} {id}",
+    ("unpin",): "-s {folder} {id}",
+    ("prune",): "-s {folder} --keep-last 1 --confirm",
+    ("abort",): "-s {begun}",
+    ("unlock",): "-s {begun}",
+    ("drill", "run"): "-s {folder} --pd {pd} --reports {home} --executor driver",
+    ("drill", "list"): "--reports {home}",
+    ("drill", "show"): "--reports {home} {drill}",
+    ("drill", "schedule"): "--print crontab --for {config}",
+    ("raw", "put"): "new value --pd {pd}",
+    ("raw", "get"): "row007 --pd {pd} --value-format raw",
+    ("raw", "delete"): "new --pd {pd}",
+    ("raw", "delete-range"): "--start new --end new9 --confirm --pd {pd}",
+    ("raw", "ttl"): "row007 --pd {pd}",
+    ("raw", "checksum"): "--pd {pd}",
+    ("raw", "scan"): "--limit 100 --pd {pd}",
+    ("raw", "load"): "--count 50 --pd {pd}",
+    ("playground", "start"): "--dir {dir} --detach",
+    ("playground", "stop"): "--dir {dir}",
+    ("playground", "status"): "--dir {dir}",
+    ("playground", "list"): "",
+    ("config", "show"): "",
+    ("config", "check"): "",
+    ("version",): "",
+}
+ENDLESS = {("sync",), ("capture", "start")}
+"""They run until they are told to end: exit code 0 is never theirs."""

@@ -1,0 +1,152 @@
+"""A small world in which commands run in this process, and what of it must not change when one fails."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import io
+import json
+import shutil
+import signal
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from formats.api_version import ApiVersion
+from tests.etcd import real_etcd
+from tests.integration.truth.calls import CALLS
+from tests.live_cluster import LiveCluster, contents, live_cluster
+from tikv_br.cli import main
+from tikv_br.cli.lazy import CommandPath
+from tikv_br.cli.option_groups import ClusterFlags
+from tikv_br.cluster import etcd
+
+ROWS = {b"row%03d" % number: b"value %d" % number for number in range(60)}
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A command that has ended."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def last(self) -> dict[str, Any]:
+        """The last line of its JSON."""
+        found: dict[str, Any] = json.loads(self.out.splitlines()[-1])
+        return found
+
+
+def tikv_br(*arguments: str) -> Ended:
+    """Run a command in this process."""
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = main.run(arguments)
+    return Ended(code, out.getvalue(), err.getvalue())
+
+
+@dataclass
+class World:
+    """A cluster with rows, an empty one, one of another kind, an etcd, and a folder of backups."""
+
+    folder: Path
+    source: LiveCluster
+    target: LiveCluster
+    other: LiveCluster
+    etcd: str
+    names: dict[str, str] = field(default_factory=dict)
+    """What stands for the names in `CALLS`."""
+
+    def call(self, command: CommandPath, *more: str, **instead: str) -> Ended:
+        """Run a command as `CALLS` says, with other things ``instead`` of some, and ``more`` arguments."""
+        words = [word.format_map({**self.names, **instead}) for word in CALLS[command].split()]
+        return tikv_br(*command, *words, *more)
+
+    def picture(self) -> Mapping[str, object]:
+        """What must be the same after a command that has failed: rows, finished backups, what their folder knows, the group."""
+        backups = self.folder / "backups"
+        return {
+            "source": contents(self.source),
+            "target": contents(self.target),
+            "other": contents(self.other),
+            "backups": {str(path): path.read_bytes() for path in backups.rglob("backupmeta")},
+            "index": {
+                str(path): path.read_bytes() for path in (backups / "tikv-br-index").rglob("*") if path.is_file()
+            },
+            "group": tikv_br(
+                "changefeed", "list", "--etcd", self.etcd, "--pd", self.source.pd, "--output", "json"
+            ).code,
+        }
+
+
+@pytest.fixture(autouse=True)
+def signals() -> Iterator[None]:
+    """Undo what the command line does with signals."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.fixture(scope="package")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    """All is well in it, and is again after each test."""
+    with made(tmp_path_factory.mktemp("world")) as world:
+        yield world
+
+
+@contextlib.contextmanager
+def made(folder: Path) -> Iterator[World]:
+    """A world of one's own, in a folder; in a hurry with clusters and etcd."""
+    with contextlib.ExitStack() as stack:
+        source, target, other = (
+            stack.enter_context(live_cluster(folder / name, version))
+            for name, version in (("source", ApiVersion.V2), ("target", ApiVersion.V2), ("other", ApiVersion.V1TTL))
+        )
+        server = stack.enter_context(real_etcd(folder / "etcd"))
+        patch = stack.enter_context(pytest.MonkeyPatch.context())
+        patch.setattr(etcd.Etcd, "__init__", functools.partialmethod(etcd.Etcd.__init__, retry_budget=0.3))
+        config = ClusterFlags.config
+        patch.setattr(
+            ClusterFlags,
+            "config",
+            lambda flags: dataclasses.replace(config(flags), retry_budget=0.5, connect_timeout=2.0),
+        )
+        world = World(folder, source, target, other, server.address)
+        _fill(world)
+        yield world
+
+
+def _fill(world: World) -> None:
+    world.source.raw().batch_put(ROWS)
+    config = world.folder / "drill.toml"
+    config.write_text("")
+    places = {name: str(world.folder / "backups" / name) for name in ("sound", "new", "begun", "damaged", "nothing")}
+    world.names |= {
+        **places,
+        **{name: str(world.folder / name) for name in ("state", "scratch", "home", "dir")},
+        "folder": str(world.folder / "backups"),
+        "pd": world.source.pd,
+        "target": world.target.pd,
+        "etcd": world.etcd,
+        "config": str(config),
+        "drill": "20260101",
+    }
+    for name in ("scratch", "home"):
+        Path(world.names[name]).mkdir()
+    assert world.call(("backup", "raw"), new=places["sound"]).code == 0
+    shutil.copytree(places["sound"], places["damaged"])
+    victim = next(Path(places["damaged"]).rglob("*.sst"))
+    data = bytearray(victim.read_bytes())
+    data[len(data) // 2] ^= 1
+    victim.write_bytes(data)
+    world.names["id"] = json.loads(
+        tikv_br("list", "-s", world.names["folder"], "--output", "json").out.splitlines()[0]
+    )["id"]
+    assert world.call(("changefeed", "create"), "--id", "feed").code == 0

@@ -1,0 +1,145 @@
+"""Exit code 0 of each command, and that what it promises is there: looked for by other means than the command's own words."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.integration.backup.reading import rocksdb_rows
+from tests.integration.truth.calls import CALLS, ENDLESS
+from tests.integration.truth.conftest import ROWS, Ended, World, made
+from tests.live_cluster import contents
+from tikv_br.backupset import lock
+from tikv_br.backupset.lease import Lease
+from tikv_br.backupset.owner import Owner
+from tikv_br.backupset.sealed_json import dump
+from tikv_br.cli.lazy import CommandPath
+from tikv_br.cluster.etcd import Etcd
+from tikv_br.playground.home import Home
+
+Proof = Callable[[World, Ended], bool]
+
+
+def group(world: World, name: str) -> str:
+    """What etcd has of a changefeed: its keys and values as text."""
+    with Etcd.connect([world.etcd]) as etcd:
+        found = etcd.range("/tikv-br/").items
+    return "".join(f"{item.key}\n{item.value.decode()}" for item in found if item.key.endswith(f"/{name}"))
+
+
+def backed_up(world: World, _ended: Ended) -> bool:
+    """RocksDB reads as many rows as the source has, under their keys."""
+    rows = rocksdb_rows(Path(world.names["new"]), world.folder / "scratch")
+    return len(rows) == len(ROWS) and (Path(world.names["new"]) / "backupmeta").exists()
+
+
+def listed(_world: World, ended: Ended) -> set[str]:
+    """The ids that the output names."""
+    return {line["id"] for line in map(json.loads, ended.out.splitlines())}
+
+
+def ids(world: World) -> set[str]:
+    """The ids in the folder's index."""
+    return {path.stem for path in Path(world.names["folder"], "tikv-br-index", "entries").iterdir()}
+
+
+def rehearsed(world: World, ended: Ended) -> bool:
+    """The report is there and says the same; nothing but the backup is left."""
+    world.names["drill"] = ended.last["id"]
+    report = json.loads(Path(world.names["home"], "reports", f"{ended.last['id']}.json").read_text())
+    return report["verdict"] == "passed" and not list(Path(world.names["home"]).glob("ledger/*"))
+
+
+def is_running(world: World) -> bool:
+    """Whether a process holds the playground's lock."""
+    return Home(Path(world.names["dir"])).is_running()
+
+
+def scanned(ended: Ended) -> dict[bytes, bytes]:
+    """The rows of the output."""
+    found = [json.loads(line) for line in ended.out.splitlines()]
+    return {bytes.fromhex(row["key"]): bytes.fromhex(row["value"]) for row in found}
+
+
+PROOFS: dict[CommandPath, Proof] = {
+    ("backup", "raw"): backed_up,
+    ("restore", "raw"): lambda world, _: contents(world.target) == ROWS,
+    ("verify",): lambda _, ended: ended.last["rows_checked"] == len(ROWS),
+    ("diff",): lambda world, ended: contents(world.source) == ROWS and ended.last["rows"] == len(ROWS),
+    ("changefeed", "create"): lambda world, _: '"state": "normal"' in group(world, "changefeed/other"),
+    ("changefeed", "list"): lambda world, ended: listed(world, ended) == {"feed", "other"},
+    ("changefeed", "query"): lambda world, ended: "feed" in listed(world, ended),
+    ("changefeed", "pause"): lambda world, _: '"state": "paused"' in group(world, "changefeed/feed"),
+    ("changefeed", "update"): lambda world, _: '"concurrency": 9' in group(world, "changefeed/feed"),
+    ("changefeed", "resume"): lambda world, _: '"state": "normal"' in group(world, "changefeed/feed"),
+    ("changefeed", "remove"): lambda world, _: not group(world, "changefeed/feed"),
+    ("capture", "list"): lambda _, ended: not ended.out,
+    ("processor", "list"): lambda _, ended: not ended.out,
+    ("check",): lambda _, ended: ended.last["fail"] == 0,
+    ("list",): lambda world, ended: listed(world, ended) == ids(world),
+    ("show",): lambda _, ended: ended.last["total_kvs"] == len(ROWS),
+    ("cat",): lambda _, ended: bytes.fromhex(ended.last["value"]) == ROWS[b"row007"],
+    ("pin",): lambda world, _: Path(world.names["folder"], "tikv-br-index", "pins", world.names["id"]).exists(),
+    ("unpin",): lambda world, _: not Path(world.names["folder"], "tikv-br-index", "pins", world.names["id"]).exists(),
+    ("prune",): lambda world, _: len(ids(world)) == 1 and not Path(world.names["sound"], "backupmeta").exists(),
+    ("abort",): lambda world, _: not any(path.is_file() for path in Path(world.names["begun"]).rglob("*")),
+    ("unlock",): lambda world, ended: ended.last["held"] and world.call(("abort",)).code == 0,
+    ("drill", "run"): rehearsed,
+    ("drill", "list"): lambda world, ended: listed(world, ended) == {world.names["drill"]},
+    ("drill", "show"): lambda world, ended: world.names["drill"] in ended.out,
+    ("drill", "schedule"): lambda world, ended: world.names["config"] in ended.last["text"],
+    ("raw", "put"): lambda world, _: contents(world.source)[b"new"] == b"value",
+    ("raw", "get"): lambda _, ended: bytes.fromhex(ended.last["value"]) == ROWS[b"row007"],
+    ("raw", "delete"): lambda world, _: contents(world.source) == ROWS,
+    ("raw", "delete-range"): lambda world, _: contents(world.source) == ROWS,
+    ("raw", "ttl"): lambda _, ended: ended.last["ttl"] == 0,
+    ("raw", "checksum"): lambda _, ended: (
+        (ended.last["total_kvs"], ended.last["total_bytes"])
+        == (len(ROWS), sum(len(key) + 4 + len(value) for key, value in ROWS.items()))
+    ),
+    ("raw", "scan"): lambda _, ended: scanned(ended) == ROWS,
+    ("raw", "load"): lambda world, _: len(contents(world.target)) == len(ROWS) + 50,
+    ("playground", "start"): lambda world, _: is_running(world),
+    ("playground", "status"): lambda world, ended: ended.last["running"] is is_running(world) is True,
+    ("playground", "list"): lambda world, ended: world.names["dir"] in ended.out,
+    ("playground", "stop"): lambda world, _: not is_running(world),
+    ("config", "show"): lambda _, ended: not ended.out,
+    ("config", "check"): lambda _, ended: ended.last["settings"] == 0,
+    ("version",): lambda _, ended: ended.last["message_type"] == "version",
+}
+
+
+@pytest.fixture
+def prepared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    """A world that is used up, with a run that was broken off, and no list of playgrounds but one of its own."""
+    with made(tmp_path) as world:
+        yield with_more(world, monkeypatch)
+
+
+def with_more(world: World, monkeypatch: pytest.MonkeyPatch) -> World:
+    """See `prepared`."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(world.folder / "state-home"))
+    begun = Path(world.names["begun"])
+    (begun / "tikv-br" / "lease").mkdir(parents=True)
+    (begun / "backup.lock").write_bytes(lock.LOCK_TEXT)
+    over = Lease("0" * 16, Owner("elsewhere", "", 1, 1), "", "backup", expires_ms=1)
+    (begun / "tikv-br" / "lease" / "00000001.json").write_bytes(dump(over))
+    return world
+
+
+def test_each_command_that_ends_has_a_proof() -> None:
+    """A new command must say what its 0 means."""
+    assert PROOFS.keys() | ENDLESS == CALLS.keys()
+
+
+def test_what_is_said_to_be_done_is_done(prepared: World) -> None:
+    """In an order in which each finds what it needs."""
+    early = [path for path in PROOFS if path not in {("prune",), ("abort",), ("playground", "stop")}]
+    for command in [*early, ("prune",), ("abort",), ("playground", "stop")]:
+        instead = {"pd": prepared.target.pd} if command == ("raw", "load") else {}
+        ended = prepared.call(command, "--output", "json", **instead)
+        assert ended.code == 0, (command, ended)
+        assert PROOFS[command](prepared, ended), (command, ended)

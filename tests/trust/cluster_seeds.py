@@ -1,0 +1,123 @@
+"""One seed of faulty clusters: load, checksum, backup, verify, restore, diff and sync while both clusters are never at rest."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from formats.api_version import ApiVersion
+from incremental.checkpoint import ObjectCheckpoints
+from tests.background import Background
+from tests.integration.incremental.workload import KEYS, key_of
+from tests.live_cluster import LiveCluster, contents, live_cluster
+from tests.trust.commands import Tally, command
+from tests.trust.soak import syncing
+from tests.trust.trouble import Trouble
+from tikv_br.errors import ClusterUnreachable, RetryBudgetExhausted
+from tikv_br.storage.open import open_store
+from tikv_br.storage.url import parse
+
+AGAIN = frozenset({ClusterUnreachable.exit_code, RetryBudgetExhausted.exit_code})
+"""Exit codes that a command may end with, because a cluster did not answer, or not well, for too long."""
+PAUSE, QUICK_PAUSE = 0.3, 0.5
+"""Seconds between two things that are done to a cluster; the latter up to `QUICK`."""
+GONE = 1.0
+"""Seconds for which a killed store stays away, at most."""
+LONG_GONE, LONG_EVERY = 30.0, 25
+"""The same for every so-manieth seed, of those above `QUICK`: a real store's restart."""
+QUICK = 20
+"""Seeds up to this one are among the tests."""
+MIRROR_EVERY = 5
+"""Up to `QUICK` only the sync's end of every so-manieth seed is waited for and compared; it runs through all of them."""
+PATIENCE = 180.0
+"""Seconds that the sync may take to catch up."""
+HOLD_BACK = "1s"
+
+
+@dataclass(frozen=True)
+class Clusters:
+    """A source, a target for restores, and a mirror that a sync keeps; ``checkpoints`` are the sync's."""
+
+    source: LiveCluster
+    target: LiveCluster
+    mirror: LiveCluster
+    checkpoints: ObjectCheckpoints
+
+    def catch_up(self) -> None:
+        """Wait until the sync says that all which was written until now is at the mirror."""
+        ts, until = self.source.cluster.pd.tso(), time.monotonic() + PATIENCE
+        while (found := self.checkpoints.load()) is None or found.checkpoint_ts < ts:
+            assert time.monotonic() < until, f"the sync is at {found}, and should be at {ts}"
+            for store_id in self.source.store_ids:  # or their cached timestamps would be waited for
+                self.source.run("flush", store_id=store_id)
+            time.sleep(0.1)
+
+
+@contextlib.contextmanager
+def clusters() -> Iterator[Clusters]:
+    """Three empty clusters and the sync."""
+    quick = {"election_timeout": 0.5, "resolved_ts_interval": 0.1, "ts_ahead": 0.3}
+    with (
+        tempfile.TemporaryDirectory(prefix="cluster-seeds-") as name,
+        live_cluster(Path(name, "source"), ApiVersion.V2, stores=4, **quick) as source,
+        live_cluster(Path(name, "target"), ApiVersion.V2, stores=4, **quick) as target,
+        live_cluster(Path(name, "mirror"), ApiVersion.V2, stores=1, **quick) as mirror,
+        syncing(source, mirror, Path(name), "--hold-back", HOLD_BACK),
+    ):
+        yield Clusters(source, target, mirror, ObjectCheckpoints(open_store(parse(f"local://{name}/state")), "default"))
+
+
+def run_seed(clusters: Clusters, seed: int) -> Tally:
+    """Do every job under trouble, and see in peace that all is as it should be."""
+    tally = Tally()
+    rows = {key_of(number): b"%d of seed %d" % (number, seed) for number in range(KEYS)}
+    clusters.target.raw().delete_range(b"", b"")
+    gone = LONG_GONE if seed > QUICK and seed % LONG_EVERY == 0 else GONE
+    troubles = [Trouble(live, (seed, at), gone) for at, live in enumerate((clusters.source, clusters.target))]
+    with tempfile.TemporaryDirectory(prefix="cluster-seed-") as folder:
+        _write_rows(Path(folder, "rows.jsonl"), rows)
+        try:
+            with Background([(trouble.step, PAUSE if seed > QUICK else QUICK_PAUSE) for trouble in troubles]):
+                _do_all(clusters, seed, Path(folder), tally)
+        finally:
+            for live in (clusters.source, clusters.target):
+                live.heal()
+        found = command("verify", "--storage", f"local://{folder}/backup", "--level", "data", "--executor", "driver")
+        assert not found.code, f"the backup is not what its command said: {found.error}"
+    mirrors = [clusters.mirror] if seed > QUICK or seed % MIRROR_EVERY == 0 else []
+    if mirrors:
+        clusters.catch_up()
+    for live in (clusters.source, clusters.target, *mirrors):
+        assert contents(live) == rows, f"{live.pd} does not hold what was written"
+        live.assert_innocent()
+    tally.faults = sum((trouble.done for trouble in troubles), Counter())
+    tally.operations = tally.faults.total()
+    return tally
+
+
+def _do_all(clusters: Clusters, seed: int, folder: Path, tally: Tally) -> None:
+    """One after the other; engine and mode take turns with the seeds."""
+    engine, mode = ("scan", "store")[seed % 2], ("ingest", "put")[seed // 2 % 2]
+    source, target = ("--pd", clusters.source.pd), ("--pd", clusters.target.pd)
+    place, here = ("--storage", f"local://{folder}/backup"), ("--executor", "driver")
+
+    def do(name: str, *arguments: str) -> list[dict[str, object]]:
+        return tally.insist(name, *arguments, allowed=AGAIN).lines
+
+    do("load", "raw", "load", str(folder / "rows.jsonl"), *source)
+    [counted] = do("checksum", "raw", "checksum", *source)
+    assert counted["total_kvs"] == KEYS, f"a checksum counts {counted}"
+    do(f"backup {engine}", "backup", "raw", *place, *source, "--engine", engine, "--safe-interval", "0s", *here)
+    do("verify", "verify", *place, "--level", "restore", *source, *here)
+    do(f"restore {mode}", "restore", "raw", *place, *target, "--mode", mode, *here)
+    do("diff", "diff", *source, "--other-pd", clusters.target.pd, *here)
+
+
+def _write_rows(path: Path, rows: dict[bytes, bytes]) -> None:
+    path.write_text("".join(f"{json.dumps({'key': key.hex(), 'value': value.hex()})}\n" for key, value in rows.items()))
