@@ -15,16 +15,31 @@ install_packages() {
     command -v sst_dump >/dev/null || command -v rocksdb_sst_dump >/dev/null || missing+=(rocksdb-tools)
     command -v openssl >/dev/null || missing+=(openssl)
     command -v go >/dev/null || [ -x /usr/local/go/bin/go ] || missing+=(golang-go ca-certificates)
-    [ ${#missing[@]} -gt 0 ] && [ "$(id -u)" -eq 0 ] && command -v apt-get >/dev/null || return 0
-    say "installing ${missing[*]}"
-    { apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq -o DPkg::Lock::Timeout=300 install -y --no-install-recommends "${missing[@]}"; } \
-        >&2 </dev/null || say "could not install ${missing[*]}: tests that need them will say so"
+    [ ${#missing[@]} -eq 0 ] || apt_install "${missing[@]}"
+    # For the status page: 100 MB to fetch, half a minute. By itself, as Ubuntu has no such package.
+    has_chromium || apt_install chromium-headless-shell
+}
+
+# apt_install PACKAGE...: where this user may.
+apt_install() {
+    [ "$(id -u)" -eq 0 ] && command -v apt-get >/dev/null || return 0
+    say "installing $*"
+    { apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq -o DPkg::Lock::Timeout=300 install -y --no-install-recommends "$@"; } \
+        >&2 </dev/null || say "could not install $*: tests that need them will say so"
+}
+
+has_chromium() {
+    local name
+    for name in "${TIKV_BR_CHROMIUM:-chromium-headless-shell}" chromium-headless-shell chromium chromium-browser google-chrome; do
+        command -v "$name" >/dev/null && return
+    done
+    return 1
 }
 
 # One after the other, as each uses all cores. The Rust client takes minutes: only where it is asked for.
 build_programs() {
     local script
-    for script in install_client_go install_versitygw ${TIKV_BR_TEST_RUST_CLIENT:+install_rust_client}; do
+    for script in install_etcd install_client_go install_versitygw ${TIKV_BR_TEST_RUST_CLIENT:+install_rust_client}; do
         "scripts/$script.sh" >/dev/null </dev/null || say "scripts/$script.sh failed: tests that need it will say so"
     done
 }
@@ -32,7 +47,7 @@ build_programs() {
 # All of them run, and the tests after them, so that one look shows everything that is wrong.
 static_checks() {
     local status=0
-    say "ruff, mypy, import-linter, generated docs"
+    say "ruff, mypy, import-linter, generated docs, dependency audit"
     .venv/bin/ruff check --quiet . || status=1
     .venv/bin/ruff format --quiet --check . || status=1
     .venv/bin/mypy || status=1
@@ -40,14 +55,15 @@ static_checks() {
     .venv/bin/lint-imports --no-logo | tail -n 3 || status=1
     .venv/bin/python scripts/generate_exit_codes.py --check || status=1
     .venv/bin/python scripts/generate_cli_json.py --check || status=1
+    .venv/bin/python scripts/audit_dependencies.py || status=1
     return "$status"
 }
 
-# One worker a core, from two to four: servers and Spark of the integration tests want cores of their own.
+# One worker more than cores, from three to five: many tests wait, for leases, clocks and servers that are to give up.
 workers() {
     local cores
     cores=$(nproc)
-    printf '%s' $((cores < 2 ? 2 : cores > 4 ? 4 : cores))
+    printf '%s' $((cores < 2 ? 3 : cores > 4 ? 5 : cores + 1))
 }
 
 install_packages
