@@ -66,6 +66,19 @@ workers() {
     printf '%s' $((cores < 2 ? 3 : cores > 4 ? 5 : cores + 1))
 }
 
+# Tests start servers and wait for clocks; on a busy machine one of 5,000 may miss its time. What is simply broken fails again, so up to
+# three are run once more, alone and with the same seed, and are named loudly either way. More than three are no coincidence.
+once_more() {
+    local failed=.pytest_cache/v/cache/lastfailed
+    local count
+    count=$(.venv/bin/python -c 'import json, sys; print(len(json.load(open(sys.argv[1]))))' "$failed") || return 1
+    [ "$count" -ge 1 ] && [ "$count" -le 3 ] || return 1
+    say "failed beside others, now once more and alone: $count"
+    printf "%s\n" "$(<"$failed")" >&2
+    .venv/bin/python -m pytest -p randomly --randomly-seed=last --last-failed "$@" </dev/null || return 1
+    say "UNSTEADY: $count failed beside others and passed alone; each is a fault to look for, in the test or in what it tests"
+}
+
 install_packages
 build_log=$(mktemp)
 trap 'rm -f "$build_log"' EXIT
@@ -87,5 +100,8 @@ wait "$building" || true
 cat "$build_log" >&2
 
 say "pytest ${arguments[*]:-(all tiers)}"
-.venv/bin/python -m pytest -n "$(workers)" --dist loadfile --durations 25 "${arguments[@]}" </dev/null || status=$?
+tests=0
+.venv/bin/python -m pytest -n "$(workers)" --dist loadfile --durations 25 "${arguments[@]}" </dev/null || tests=$?
+[ "$tests" -ne 1 ] || ! once_more "${arguments[@]}" || tests=0
+[ "$tests" -eq 0 ] || status=$tests
 exit "$status"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 
 from tests.integration.crash import test_backup_steps, test_drill_steps, test_restore_steps
@@ -30,10 +31,12 @@ FILES = ("backup/steps.py", "restore/steps.py", "drill/steps.py", "drill/run.py"
 
 def named(file: str) -> Iterator[str]:
     """The names of all steps that a file makes."""
+    module = import_module(f"tikv_br.{file.removesuffix('.py').replace('/', '.')}")
     for node in ast.walk(ast.parse((ROOT / "tikv_br" / file).read_text())):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Line":
-            assert isinstance(node.args[0], ast.Constant), "a step has one name"
-            yield str(node.args[0].value)
+            name = node.args[0]
+            assert isinstance(name, ast.Constant | ast.Name), "a step has one name"
+            yield str(name.value) if isinstance(name, ast.Constant) else getattr(module, name.id)
 
 
 def run_somewhere() -> Iterator[tuple[str, str]]:
