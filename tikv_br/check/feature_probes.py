@@ -34,7 +34,7 @@ class Feature:
 
 
 FEATURES = (
-    Feature("conversion", (6, 1, 0), "stores do not convert to API V2 (--engine scan does)"),
+    Feature("conversion", (6, 1, 0), "backups cannot be written in another API version"),
     Feature(
         "checksum",
         (6, 1, 1),
