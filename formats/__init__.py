@@ -1,4 +1,4 @@
-"""Pure conversions between bytes and Arrow: keys, values, checksums, scan pages, SSTs.
+"""Pure conversions between bytes and Arrow: keys, values, checksums, scan pages, change events, put requests, SSTs, Parquet.
 
 No I/O, no gRPC, no clock, no randomness, and no import from the floors above.
 """

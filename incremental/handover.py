@@ -27,7 +27,7 @@ SHORTEST_TTL = 60
 RENEW_SECONDS = 60.0
 """How often PD learns of a newer checkpoint."""
 CACHE_SECONDS = 5.0
-"""Stores hand out timestamps up to 3 s old (server-experiments E6): a start-ts must lie further back than that."""
+"""Stores hand out timestamps up to 3 s old, as seen on running ones: a start-ts must lie further back than that."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ All of it lies below ``/tikv-br/CLUSTER-ID/``::
     capture/ID             CaptureInfo       with the lease of that process
     owner/ID               its id            with its lease; the one made first is the owner
     changefeed/CF          ChangefeedInfo    written by the commands, and by the owner when it fails or is removed
-    task/CF/N              Task              written by the owner
+    task/CF/N              Task              written by the owner, and by its capture to let go of it
     progress/CF/N          Progress          written by the task's capture, while the task is its own
     status/CF              ChangefeedStatus  written by the owner
     sync/NAME/…            of a plain sync (`incremental.etcd_checkpoint`), which is no member of the group

@@ -1,7 +1,7 @@
 """A backup as a whole: `BackupWriter` makes one, `BackupSet` reads one, ours or the Go tool's.
 
-Written in this order: lock, files, ledger, manifest, ``backupmeta``. Read in the reverse: nothing is believed that the
-object written after it does not name.
+Written in this order: lock, record of the run, files, ledger, manifest, ``backupmeta``. Read in the reverse: nothing is
+believed that the object written after it does not name.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A V2 store stamps writes from a batch of timestamps that it fetched up to 3 s before. After a flush every later write has
 a timestamp above any that PD gave out before the flush. The request that flushes is a Backup to nowhere of a range that
-holds one key: a store flushes before it looks at the range (server-experiments E5).
+holds one key: a store flushes before it looks at the range (seen on running servers).
 """
 
 from __future__ import annotations

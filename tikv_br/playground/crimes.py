@@ -1,4 +1,4 @@
-"""Requests that would have killed a real store (design.md, "Never send").
+"""Requests that would have killed a real store (docs/playground-failpoints.md lists them).
 
 The playground lives on: it answers as if the store had died, and remembers. A test that finds a crime has failed.
 """

@@ -1,4 +1,4 @@
-"""One restore of a backup into a cluster at a time, by a lease beside what is written down of it."""
+"""One restore of a backup into a cluster by a rewrite at a time: a lease beside what is written down of it."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """What an unfinished restore has done, as objects, so that the same command goes on where it ended.
 
 They lie in ``tikv-br/restore/<id>/`` of the backup, or below ``--state``; the id is that of one backup going into one
-cluster. ``begun.json`` is written before the first change; an entry for each part is written when all regions have the
-part. At the end ``begun.json`` is told that all of it is in, the entries are deleted, and it is deleted last. Entries
+cluster by one rewrite. ``begun.json`` is written before the first change; an entry for each part is written when all regions
+have the part. At the end ``begun.json`` is told that all of it is in, the entries are deleted, and it is deleted last. Entries
 without ``begun.json`` mean nothing. ``import-mode-<cluster>/<id>.json`` is there while a restore wants import mode, and a
 lease in ``lease-<id>/`` while it is at work.
 """
