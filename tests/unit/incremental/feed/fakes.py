@@ -125,7 +125,7 @@ class ScriptedFeeds:
         return answer
 
 
-def until_resolved(feed: Feed, ms: int, seconds: float = 30.0) -> tuple[list[tuple[bytes, int]], list[int]]:
+def until_resolved(feed: Feed, ms: int, seconds: float = 60.0) -> tuple[list[tuple[bytes, int]], list[int]]:
     """Keys and times of all rows, and all resolved-ts, in ms after `START`, until the span is resolved up to `ms`.
 
     Checks on the way that no row comes at or below a resolved-ts that was said before it.

@@ -5,13 +5,14 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import grpc
 import pytest
 
 from formats.api_version import ApiVersion
 from formats.keys import KeyCodec
-from incremental.feed import Feed, Resolved
+from incremental.feed import Feed, Resolved, Rows
 from incremental.span import Span
 from tests.scripted_grpc import fail
 from tests.unit.cluster.fakes import CLUSTER_ID, FakeCluster, with_leader
@@ -304,17 +305,21 @@ def test_a_region_that_stands_still_is_subscribed_to_anew(
     """A store that says nothing of a region any more is asked again; it may lead it no longer."""
     monkeypatch.setattr("incremental.feed.feed.CHECK_SECONDS", 0.1)
     feeds.script(1, all_of((b"b", 5), at=10), all_of(at=20))
-    with feeds.feed(stall=0.5) as feed:
-        assert until_resolved(feed, 20)[1] == [10, 20]
+    with feeds.feed() as feed:
+        assert until_resolved(feed, 10)[1] == [10]
+        feed._options = replace(feed._options, stall=0.5)  # not before, or a slow store would stand still at once
+        assert until_resolved(feed, 20)[1] == [20]
     assert any(request.HasField("deregister") for _, request in feeds.requests)
 
 
-def test_a_scan_that_never_ends_is_asked_for_anew(feeds: ScriptedFeeds, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_scan_that_never_ends_is_asked_for_anew(feeds: ScriptedFeeds) -> None:
     """Rows alone resolve nothing; a store that ends no scan is asked again, from the same checkpoint."""
-    monkeypatch.setattr("incremental.feed.feed.CHECK_SECONDS", 0.1)
     feeds.script(1, lambda request: [rows(request, (b"b", 5)), resolved(request, 8)], all_of((b"b", 5), at=20))
-    with feeds.feed(scan_stall=0.5) as feed:
-        assert until_resolved(feed, 20) == ([(b"b", 5), (b"b", 5)], [20])
+    with feeds.feed(scan_stall=100.0) as feed:
+        assert isinstance(feed.poll(60.0), Rows)
+        assert feed.status.scanning == 1
+        feed._end_stalled(time.monotonic() + 100.1)
+        assert until_resolved(feed, 20) == ([(b"b", 5)], [20])
         assert (feed.status.scanning, feed.status.errors) == (0, {"stalled": 1})
     assert [request.checkpoint_ts for _, request in feeds.registered(1)] == [START] * 2
 

@@ -8,7 +8,7 @@ import pytest
 
 from incremental.feed.inbox import Inbox, InboxClosed
 
-PATIENCE = 30.0
+PATIENCE = 60.0
 
 
 def test_what_waits_is_bounded_and_in_order() -> None:

@@ -12,7 +12,7 @@ from incremental.feed.stream import MESSAGE_OVERHEAD, Arrived, Ended, StoreStrea
 from tikv_br.cluster.event_feed import EventFeed
 
 LIMIT = 100_000
-PATIENCE = 30.0
+PATIENCE = 60.0
 
 
 class SmallMessages:
