@@ -55,8 +55,9 @@ ROWS = {b"row%03d" % number: b"value" * 10 for number in range(300)}
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveCluster]:
-    """A V2 cluster that holds `ROWS`."""
-    with live_cluster(tmp_path_factory.mktemp("source"), ApiVersion.V2, stores=1) as live:
+    """A V2 cluster that holds `ROWS`; it is soon resolved what was written."""
+    quick = {"resolved_ts_interval": 0.1, "ts_ahead": 0.3}
+    with live_cluster(tmp_path_factory.mktemp("source"), ApiVersion.V2, stores=1, **quick) as live:
         live.raw().batch_put(ROWS)
         yield live
 
