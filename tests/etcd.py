@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+from tests.ports import reserved_ports
 from tests.tools import find_tool
 from tikv_br.playground.etcd import EtcdServer
 from tikv_br.playground.settings import TlsSettings
@@ -49,7 +49,7 @@ class Member:
 def etcd_cluster(folder: Path, size: int = 3) -> Iterator[list[Member]]:
     """Members of one cluster, each started; it may take a while until they agree on a leader."""
     with contextlib.ExitStack() as stack:
-        ports = iter(_free_ports(2 * size))
+        ports = iter(stack.enter_context(reserved_ports(2 * size)))
         cluster = ",".join(f"m{number}=http://127.0.0.1:{next(ports)}" for number in range(size))
         members = [Member(find(), folder, f"m{number}", next(ports), cluster) for number in range(size)]
         for member in members:
@@ -61,9 +61,3 @@ def etcd_cluster(folder: Path, size: int = 3) -> Iterator[list[Member]]:
 def find() -> str:
     """The program; without it the test ends."""
     return find_tool("etcd", hint="run scripts/install_etcd.sh, or set ETCD_BINARY", variable="ETCD_BINARY")
-
-
-def _free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as stack:
-        listeners = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
-        return [listener.getsockname()[1] for listener in listeners]

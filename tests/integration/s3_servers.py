@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -17,13 +18,14 @@ from typing import Any
 import boto3
 
 from tests.certificates import KeyPair
+from tests.ports import reserved_ports
 from tests.tools import find_tool
 from tikv_br.storage.url import StorageLocation, parse
 
 ACCESS_KEY = "tester"
 SECRET_KEY = "s3cr+t/key=with&signs"
 BUCKET = "backups"
-START_TIMEOUT = 30.0
+START_TIMEOUT = 90.0
 
 
 @dataclass(frozen=True)
@@ -68,10 +70,10 @@ def free_port() -> int:
 @contextmanager
 def moto_server() -> Iterator[S3Server]:
     """Run moto in a process of its own; it believes every secret and every region."""
-    port = free_port()
-    arguments = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
-    with _running(arguments, port) as server:
-        yield server
+    with reserved_ports(1) as [port]:
+        arguments = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+        with _running(arguments, port) as server:
+            yield server
 
 
 @contextmanager
@@ -79,14 +81,14 @@ def versitygw_server(
     folder: Path, *, port: int = 0, options: Sequence[str] = (), tls: KeyPair | None = None
 ) -> Iterator[S3Server]:
     """Run versitygw over a directory: a real S3 server, which checks signatures, regions and conditions."""
-    port = port or free_port()
     folder.mkdir(parents=True, exist_ok=True)
-    arguments = [find_versitygw(), "--port", f"127.0.0.1:{port}", "--access", ACCESS_KEY, "--secret", SECRET_KEY]
-    scheme = "https" if tls else "http"
-    if tls:
-        arguments += ["--cert", str(tls.cert), "--key", str(tls.key)]
-    with _running([*arguments, "--quiet", *options, "posix", str(folder)], port, scheme) as server:
-        yield server
+    with contextlib.nullcontext([port]) if port else reserved_ports(1) as [number]:
+        arguments = [find_versitygw(), "--port", f"127.0.0.1:{number}", "--access", ACCESS_KEY, "--secret", SECRET_KEY]
+        scheme = "https" if tls else "http"
+        if tls:
+            arguments += ["--cert", str(tls.cert), "--key", str(tls.key)]
+        with _running([*arguments, "--quiet", *options, "posix", str(folder)], number, scheme) as server:
+            yield server
 
 
 def find_versitygw() -> str:
