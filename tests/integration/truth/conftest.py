@@ -116,7 +116,8 @@ def made(folder: Path) -> Iterator[World]:
         patch.setattr(
             ClusterFlags,
             "config",
-            lambda flags: dataclasses.replace(config(flags), retry_budget=0.5, connect_timeout=2.0),
+            # Who refuses is believed at once; who is there may be slow.
+            lambda flags: dataclasses.replace(config(flags), retry_budget=0.5, connect_timeout=60.0),
         )
         world = World(folder, source, target, other, server.address)
         _fill(world)
