@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,15 +18,20 @@ Files = dict[str, tuple[int, int, int]]
 
 
 def files(folder: Path, but: str = "/lease/") -> Files:
-    """Every file below a folder, also hidden ones, and every empty directory: with what changes when one is written."""
+    """Every file below a folder, also hidden ones, and every empty directory: with what changes when one is written.
+
+    What others remove meanwhile, as a tail does with what it has renamed, is not there.
+    """
     found: Files = {}
-    for path in folder.rglob("*"):
-        name = str(path.relative_to(folder))
-        if path.is_file() and but not in f"/{name}":
-            status = path.stat()
-            found[name] = (status.st_ino, status.st_size, status.st_mtime_ns)
-        elif path.is_dir() and not any(path.iterdir()):
-            found[f"{name}/"] = (0, 0, 0)
+    for place, folders, names in os.walk(folder):
+        here = os.path.relpath(place, folder)
+        if not folders and not names and here != ".":
+            found[f"{here}/"] = (0, 0, 0)
+        for name in (os.path.normpath(f"{here}/{each}") for each in names):
+            if but not in f"/{name}":
+                with contextlib.suppress(FileNotFoundError):
+                    status = (folder / name).stat()
+                    found[name] = (status.st_ino, status.st_size, status.st_mtime_ns)
     return found
 
 
