@@ -93,8 +93,12 @@ class SafePointWatch(threading.Thread):
     def run(self) -> None:
         """Look until the end of the block."""
         while not self._enough.wait(0.01):
-            points = self._live.get("/pd/api/v1/gc/safepoint")["service_gc_safe_points"]
-            self.seen.append({p["service_id"]: int(p["safe_point"]) for p in points if p["service_id"] != "gc_worker"})
+            self._look()
+        self._look()  # once more: what happened last has happened by now
+
+    def _look(self) -> None:
+        points = self._live.get("/pd/api/v1/gc/safepoint")["service_gc_safe_points"]
+        self.seen.append({p["service_id"]: int(p["safe_point"]) for p in points if p["service_id"] != "gc_worker"})
 
     def __enter__(self) -> Self:
         self.start()
@@ -219,6 +223,7 @@ def test_changes_as_json_lines(pair: tuple[LiveCluster, LiveCluster], tmp_path: 
             time.sleep(0.1)
     with place.open("a") as file:
         file.write('{"op": "put", "key": "torn')  # by a kill
+    until = time.monotonic() + PATIENCE
     with syncing(*asked) as process:
         while replay(place.read_text() if place.read_text().endswith("\n") else "") != contents(source):
             assert process.poll() is None, process.communicate()

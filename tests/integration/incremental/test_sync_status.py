@@ -48,12 +48,12 @@ class Served:
         with urllib.request.urlopen(request, timeout=60) as answer:
             return str(answer.read().decode())
 
-    def wait_for_rows(self) -> None:
-        """Until the sink has confirmed all rows."""
+    def wait_for_rows(self, rows: int = KEYS) -> None:
+        """Until the sink has confirmed so many, by default all; 0: until the sync has begun."""
         until = time.monotonic() + PATIENCE
         while True:
             told: dict[str, Any] = json.loads(self.get("status"))["syncs"][0]
-            if told["status"] and told["status"]["written"] >= KEYS:
+            if told["status"] and told["status"]["written"] >= rows:
                 return
             assert time.monotonic() < until, told
             time.sleep(0.1)
@@ -100,6 +100,7 @@ def test_a_running_sync_is_seen_from_outside(clusters: Clusters, tmp_path: Path)
     source = ["--pd", live.pd, *ours, "--start-ts", "now", "--hold-back", "0s", "--state-dir", str(tmp_path / "state")]
     with serving(*source, "--sink", "blackhole://", "--status-every", "1s") as sync, browser() as page:
         page.go(f"{sync.url}#{sync.key}")
+        sync.wait_for_rows(0)
         live.raw().batch_put(ROWS)
         sync.wait_for_rows()
         page.wait(f"document.body.innerText.match(/rows written\\n+{KEYS}\\n/)")

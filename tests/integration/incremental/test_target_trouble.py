@@ -29,7 +29,8 @@ PATIENCE = 200.0
 DOWN_SECONDS = float(os.environ.get("TIKV_BR_TEST_DOWN_SECONDS", "12"))
 """As a rule a little longer than one write goes on by itself."""
 BUSY = {"region_error": {"server_is_busy": {"reason": "test", "backoff_ms": 500}}}
-SLOW = {"delay": {"seconds": 1}}
+SLOW = {"delay": {"seconds": 3}}
+"""So slow that a megabyte is not there before all has been written, on a slow machine either."""
 TROUBLES = {"down": None, "busy": BUSY, "slow": SLOW}
 WRITTEN = {"down": 320, "busy": 8, "slow": 8}
 """MiB that are written meanwhile."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections.abc import Iterator
@@ -128,7 +129,7 @@ def test_regions_that_move_while_it_writes(v2: LiveCluster) -> None:
     stop = threading.Event()
 
     def move() -> None:
-        bounds = iter(range(1, 250))
+        bounds = itertools.cycle(range(1, 250))
         while not stop.wait(0.05):
             codec = v2.raw().codec
             v2.run("split", keys=[codec.bound(codec.rpc_key(bytes([next(bounds)]))).hex()])
