@@ -48,7 +48,7 @@ def live_cluster(directory: Path, api_version: ApiVersion, **settings: object) -
             live.assert_innocent()
     finally:
         started.process.terminate()
-        started.process.wait(20)
+        started.process.wait(60)
 
 
 def contents(live: LiveCluster, keyspace_id: int = 0) -> dict[bytes, bytes]:

@@ -37,7 +37,7 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterConfig]
         yield ClusterConfig(pd=(started.state["pd"],), tls=files)
     finally:
         started.process.terminate()
-        started.process.wait(20)
+        started.process.wait(60)
 
 
 def test_a_part_of_a_keyspace_over_tls(secured: ClusterConfig, targets: Clusters, tmp_path: Path) -> None:

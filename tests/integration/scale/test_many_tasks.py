@@ -21,6 +21,7 @@ def look(task: Task, context: TaskContext) -> tuple[int, Task, int, int]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_a_thousand_tasks_arrive_each_once() -> None:
     """Each runs once with its own interval, in two workers that are used again and do not collect what they have loaded."""
     results: list[tuple[int, Task, int, int]] = []
