@@ -50,6 +50,9 @@ from tikv_br.playground.store_server import StoreServer
 from tikv_br.playground.tso import Tso
 
 ANY_PORT: Final = "127.0.0.1:0"
+PORT_SECONDS: Final = 5.0
+"""For which a store that is restarted waits for its ports, where another program has taken one."""
+PORT_POLL_SECONDS: Final = 0.05
 _IDENTITY: Final = "identity"
 _log = logging.getLogger(__name__)
 
@@ -152,7 +155,7 @@ class Playground:
         node = self._nodes[store_id]
         if not node.alive:
             node.causal = CausalTimestamps(self.tso, self.settings.ts_ahead)
-            self._stores[store_id].start()
+            self._start_store(self._stores[store_id], PORT_SECONDS)
             self.regions.set_store_down(store_id, down=False)
 
     def describe(self) -> dict[str, Any]:
@@ -223,14 +226,22 @@ class Playground:
         feeds = ChangeDataService(node, self.settings.resolved_ts_interval, self.settings.feed_quota)
         return [RawService(node).add_to, functools.partial(self._sst.add_to, node=node), feeds.add_to]
 
-    def _start_store(self, store: StoreServer) -> None:
-        try:
-            store.start()
-        except PlaygroundError:  # somebody took the port while we were down
-            _log.warning("store %d moves to other ports", store.node.store_id)
-            store.stop()
-            store.node.address = store.node.status_address = ANY_PORT
-            store.start()
+    def _start_store(self, store: StoreServer, patience: float = 0.0) -> None:
+        """On the ports that it had; on others where those are not free within so many seconds."""
+        until = time.monotonic() + patience
+        while True:
+            try:
+                store.start()
+            except PlaygroundError:  # somebody took a port while we were down
+                store.stop()
+                if time.monotonic() >= until:
+                    break
+                time.sleep(PORT_POLL_SECONDS)
+            else:
+                return
+        _log.warning("store %d moves to other ports", store.node.store_id)
+        store.node.address = store.node.status_address = ANY_PORT
+        store.start()
 
     def _start_pd(self) -> None:
         settings = self.settings

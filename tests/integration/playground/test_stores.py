@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,6 +14,7 @@ from formats.api_version import ApiVersion
 from tests.integration.playground.clients import Client, running
 from tests.waiting import eventually
 from tikv_br.cluster.pb import kvrpcpb_pb2 as kv
+from tikv_br.playground import cluster
 from tikv_br.playground.causal import RENEW_INTERVAL
 from tikv_br.playground.scheduler import KEYSPACE_BOUNDS
 
@@ -180,6 +182,21 @@ def test_a_dead_store_is_replaced_and_comes_back(tmp_path: Path) -> None:
         assert client.playground.nodes[dead].address == address
         client.playground.regions.transfer_leader(client.region(b"k").id, dead)
         eventually(lambda: _answers(client, b"k"), 5)
+        assert client.get(b"k") == b"v"
+
+
+def test_a_store_whose_port_was_taken_comes_back_on_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While it was dead another program took its port: it waits a moment for it, then PD tells another one."""
+    monkeypatch.setattr(cluster, "PORT_SECONDS", 0.1)
+    with running(tmp_path, stores=1) as client:
+        client.put(b"k", b"v")
+        [node] = client.playground.nodes.values()
+        client.playground.kill_store(node.store_id)
+        address = node.address
+        host, _, port = address.partition(":")
+        with socket.create_server((host, int(port))):
+            client.playground.restart_store(node.store_id)
+        assert node.address != address
         assert client.get(b"k") == b"v"
 
 
