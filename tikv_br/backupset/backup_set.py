@@ -117,7 +117,10 @@ class BackupWriter:
         Refuses (`BackupPathInUse`) a complete backup, and what is not of this tool.
         """
         if exists(self._store, layout.META):
-            raise BackupPathInUse(f"{self._store.location} holds a complete backup, which is not removed")
+            raise BackupPathInUse(
+                f"{self._store.location} holds a complete backup, which is not removed",
+                hint="`tikv-br prune` removes complete backups.",
+            )
         if lock.survey(self._store) is lock.PathState.FREE:
             return 0
         names = [info.name for info in self._store.list()]

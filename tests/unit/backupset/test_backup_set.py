@@ -240,8 +240,9 @@ def test_discard_leaves_nothing(store: ObjectStore) -> None:
 def test_discard_never_takes_a_complete_backup(complete: ObjectStore) -> None:
     """Not even its own writer may."""
     before = names(complete)
-    with pytest.raises(BackupPathInUse, match="complete"):
+    with pytest.raises(BackupPathInUse, match="complete") as refused:
         BackupWriter(complete).discard()
+    assert "prune" in refused.value.hint
     assert names(complete) == before
 
 
