@@ -152,6 +152,7 @@ class Changefeeds:
     def _is_forgotten(self, changefeed_id: str, patience: Patience) -> bool:
         """Bring a removal forward; whether it is through."""
         state = self._store.snapshot()
+        check_sound(state, changefeed_id)
         info = state.changefeeds.get(changefeed_id)
         if info is None:
             return True

@@ -36,6 +36,9 @@ LONGEST_LOOK: Final = 1.0
 """Seconds between two looks of a capture at what there is to do, at most."""
 LONGEST_WRITE_MS: Final = 30_000
 """Milliseconds that a request of a capture to a sink may take, at most."""
+LONGEST_LEASE: Final = 60
+"""Seconds that the lease of a capture may have, at most. No task tells it, but where it is shorter than the above: then a request
+may take as long."""
 
 T = TypeVar("T")
 

@@ -5,7 +5,18 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 
-from incremental.group.model import LONGEST_LOOK, LONGEST_WRITE_MS, GroupState, Keys, State, Task, dump, load, parse
+from incremental.group.model import (
+    LONGEST_LEASE,
+    LONGEST_LOOK,
+    LONGEST_WRITE_MS,
+    GroupState,
+    Keys,
+    State,
+    Task,
+    dump,
+    load,
+    parse,
+)
 from tikv_br.cluster.etcd import Etcd
 from tikv_br.cluster.etcd_values import Compare, Delete, Put
 from tikv_br.errors import SyncStateDamaged, TikvBrError
@@ -55,7 +66,7 @@ class GroupStore:
     def aftermath(self, state: GroupState, changefeed_id: str) -> float:
         """Seconds until captures have ended their work on a damaged changefeed, and what they had sent by then has arrived.
 
-        One that etcd does not reach ends when its lease does: that lasts as long as a request may take, up to 30 s.
+        One that etcd does not reach ends when its lease does.
         """
         timeouts: list[int] = []
         for key in self._tasks(state, changefeed_id):
@@ -65,7 +76,11 @@ class GroupStore:
                 timeouts.append(LONGEST_WRITE_MS)
             else:
                 timeouts += [task.write_timeout_ms] if task.capture else []
-        return LONGEST_LOOK + 2 * max(timeouts) / 1000 if timeouts else 0.0
+        if not timeouts:
+            return 0.0
+        longest = max(timeouts)
+        lease = LONGEST_LEASE if longest >= LONGEST_WRITE_MS else longest / 1000
+        return LONGEST_LOOK + lease + longest / 1000
 
     def _tasks(self, state: GroupState, changefeed_id: str) -> list[str]:
         """The keys of its tasks, whether they read or not."""

@@ -71,6 +71,7 @@ WITHOUT_A_CLUSTER = [
     (["changefeed", "update", "x", "--sink", "ftp://x"], 2),
     (["changefeed", "pause"], 2),
     (["capture", "list", "--etcd", "nonsense"], 2),
+    (["capture", "start", "--lease", "61s"], 2),
     (["config", "show", "nonsense"], 2),
     (["version", "--config", "/nowhere"], 2),
     (["playground", "start", "--dir", "/nowhere/x", "--api-version", "v9"], 2),

@@ -47,8 +47,10 @@ class CaptureFlags(SinkTlsFlags):
 
     def check(self) -> None:
         """Refuse what cannot be. Raises `UsageError`."""
-        if self.lease < SHORTEST_LEASE:
-            raise UsageError(f"--lease is too short: at least {SHORTEST_LEASE:g} s")
+        from incremental.group.model import LONGEST_LEASE
+
+        if not SHORTEST_LEASE <= self.lease <= LONGEST_LEASE:
+            raise UsageError(f"--lease takes {SHORTEST_LEASE:g} s to {LONGEST_LEASE} s")
         if not self.scratch.is_dir():
             raise UsageError(f"--scratch-dir {self.scratch} is no directory")
 

@@ -6,11 +6,13 @@ import dataclasses
 import itertools
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from incremental.group.capture import CaptureOptions
 from incremental.group.changefeeds import Changefeeds
-from incremental.group.model import CaptureInfo, ChangefeedInfo, Progress, State, Task, TaskId, dump
+from incremental.group.model import LONGEST_LEASE, CaptureInfo, ChangefeedInfo, Progress, State, Task, TaskId, dump
 from incremental.group.store import GroupStore
 from tikv_br.cluster.etcd import Etcd
 from tikv_br.errors import (
@@ -60,9 +62,9 @@ def store(etcd: Etcd) -> Iterator[GroupStore]:
     etcd.delete(store.keys.root, prefix=True)
 
 
-def run_a_task(store: GroupStore, capture: str, checkpoint_ts: int) -> Task:
+def run_a_task(store: GroupStore, capture: str, checkpoint_ts: int, write_timeout_ms: int = 2000) -> Task:
     """As an owner and a capture leave it: one task, held and on its way."""
-    task = Task("feed", 0, b"", b"", capture, 1, write_timeout_ms=2000)
+    task = Task("feed", 0, b"", b"", capture, 1, write_timeout_ms=write_timeout_ms)
     store.etcd.put(store.keys.capture(capture), dump(CaptureInfo(capture, "", 1, "1")))
     store.etcd.put(store.keys.task(task.id), dump(task))
     store.etcd.put(
@@ -180,10 +182,10 @@ def test_a_damaged_one_is_named_and_can_be_removed(store: GroupStore, pd: SafePo
         with pytest.raises(SyncStateDamaged, match=store.keys.task(task.id)):
             command("feed")
     assert changefeeds.pause("other").state is State.PAUSED
-    with pytest.raises(ChangefeedBusy, match="may arrive for 61 s more"):
+    with pytest.raises(ChangefeedBusy, match="may arrive for 91 s more"):
         changefeeds.remove("feed", 5.0)
     changefeeds.remove("feed")
-    assert slept == [61.0], (
+    assert slept == [91.0], (
         "somebody may hold the task whom etcd does not reach, and send something until his lease ends"
     )
     assert list(store.snapshot().changefeeds) == ["other"]
@@ -191,15 +193,18 @@ def test_a_damaged_one_is_named_and_can_be_removed(store: GroupStore, pd: SafePo
     assert list(pd.held) == ["tikv-br-sync-other"]
 
 
-@pytest.mark.parametrize(("holder", "wait"), [("", 0.0), ("gone", 5.0)])
+@pytest.mark.parametrize(
+    ("lease", "holder", "wait"), [(2, "", 0.0), (2, "gone", 1.0 + 2 + 2), (LONGEST_LEASE, "gone", 1.0 + 60 + 30)]
+)
 def test_a_damaged_one_waits_for_who_holds_its_tasks(
-    store: GroupStore, pd: SafePoints, holder: str, wait: float
+    store: GroupStore, pd: SafePoints, tmp_path: Path, lease: int, holder: str, wait: float
 ) -> None:
     """They say who does, also when he is a member no more: until his lease has ended, and what he sent has arrived."""
     slept: list[float] = []
     changefeeds = Changefeeds(store, pd, slept.append)
     changefeeds.create(FEED)
-    task = run_a_task(store, holder, 2000)
+    timeout = CaptureOptions(tmp_path, lease=lease).write_timeout
+    task = run_a_task(store, holder, 2000, write_timeout_ms=round(1000 * timeout))
     store.etcd.put(store.keys.progress(task.id), b"?")
     changefeeds.remove("feed")
     assert slept == [wait]
@@ -219,6 +224,20 @@ def test_one_that_is_put_right_is_not_removed_as_a_damaged_one(store: GroupStore
     with pytest.raises(ChangefeedBusy, match="was changed"):
         changefeeds.remove("feed")
     assert store.snapshot().tasks == {task.id: task}
+    assert pd.held
+
+
+def test_one_that_is_damaged_while_it_is_removed_is_not_said_to_be_gone(store: GroupStore, pd: SafePoints) -> None:
+    """What does not read is no longer told among the changefeeds, and is there all the same, as its safe point is."""
+    Changefeeds(store, pd).create(FEED)
+    task = run_a_task(store, "one", 2000)
+
+    def damage(_seconds: float) -> None:
+        store.etcd.put(store.keys.task(task.id), b"?")
+
+    with pytest.raises(SyncStateDamaged, match=store.keys.task(task.id)):
+        Changefeeds(store, pd, damage).remove("feed", 5.0)
+    assert list(store.snapshot().damaged) == ["feed"]
     assert pd.held
 
 
