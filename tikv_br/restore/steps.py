@@ -122,10 +122,11 @@ def check_target(context: RestoreContext) -> None:
 
 
 def check_files(context: RestoreContext) -> None:
-    """Look at every file before a store sees any."""
+    """Look at every file before a store sees any, then at the target once more: others may have begun to fill it meanwhile."""
     options = context.options
     files = list({part.file.name: part.file for part in context.todo}.values())
     context.facts = inspect_files(context.backup, files, options.file_check, options.concurrency)
+    check_target(context)
 
 
 def check_timestamps(context: RestoreContext) -> None:

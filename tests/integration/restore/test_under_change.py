@@ -15,11 +15,19 @@ from tests.integration.restore.conftest import ROWS, rows_of
 from tests.live_cluster import LiveCluster, live_cluster
 from tikv_br.backup.options import BackupOptions
 from tikv_br.backup.run import backup
+from tikv_br.backupset import layout
 from tikv_br.cluster.region_errors import REACTIONS, Action
-from tikv_br.errors import BackupDamaged, RetryBudgetExhausted, StorageObjectMissing, TimestampAheadOfTso
+from tikv_br.errors import (
+    BackupDamaged,
+    RetryBudgetExhausted,
+    StorageObjectMissing,
+    TargetNotEmpty,
+    TimestampAheadOfTso,
+)
 from tikv_br.progress_events import Event, StepStarted, silent
 from tikv_br.restore.options import RestoreOptions
 from tikv_br.restore.run import RestoreSummary, restore
+from tikv_br.storage.open import open_store
 from tikv_br.storage.url import StorageLocation, parse
 
 
@@ -49,6 +57,15 @@ def test_a_lost_connection_is_made_again(source: StorageLocation, target: LiveCl
     assert run(target, source).verified
     assert target.hits(failpoint) == 2
     assert rows_of(target) == ROWS
+
+
+def test_rows_that_come_while_files_are_checked_are_found(source: StorageLocation, target: LiveCluster) -> None:
+    """As of a restore of another backup, which holds another lease: nothing is changed, and nothing claimed as empty."""
+    reporter = when(StepStarted, "check every file", lambda: target.raw().put(b"theirs", b"1"))
+    with pytest.raises(TargetNotEmpty, match=b"theirs".hex()):
+        run(target, source, reporter)
+    assert rows_of(target) == {b"theirs": b"1"}
+    assert [info.name for info in open_store(source).list(layout.RESTORE) if "/lease-" not in info.name] == []
 
 
 def bound(key: bytes) -> str:
