@@ -89,7 +89,7 @@ def follow(
         sorter_bytes=state_flags.sorter_memory,
         sink=sink_flags.options(cluster),
         feed=FeedOptions(hold_back=hold_back),
-        replicate=ReplicateOptions(patience=sink_flags.sink_patience),
+        replicate=ReplicateOptions(state_flags.checkpoint_every, sink_flags.sink_patience),
     )
     _follow_feed(Output(output), asked, status_flags)
 

@@ -98,6 +98,16 @@ StateDirOption = Annotated[
         help="Where the checkpoint is kept, for a restart: a directory, s3:// or etcd:// (the etcd of --etcd).",
     ),
 ]
+CheckpointEveryOption = Annotated[
+    float,
+    typer.Option(
+        "--checkpoint-every",
+        parser=parse_duration,
+        metavar="TIME",
+        show_default="1s",
+        help="How often the checkpoint is saved: in S3, by a LIST and a PUT.",
+    ),
+]
 ScratchDirOption = Annotated[
     str,
     typer.Option(
@@ -220,6 +230,7 @@ class StateFlags(OptionGroup):
 
     name: IdOption = "default"
     state_dir: StateDirOption = ""
+    checkpoint_every: CheckpointEveryOption = 1.0
     scratch_dir: ScratchDirOption = ""
     sorter_memory: SorterMemoryOption = 256 << 20
 
