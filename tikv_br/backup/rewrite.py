@@ -7,7 +7,7 @@ questions about them.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from formats.checksum import Checksum
@@ -16,8 +16,8 @@ from tikv_br.backup.convert import Conversion
 from tikv_br.backup.data_files import DataFiles
 from tikv_br.backup.range_tree import StoredSst
 from tikv_br.backup.row_writer import FileForm
+from tikv_br.backupset import meta
 from tikv_br.backupset.coverage import KeyRange
-from tikv_br.backupset.files import FileEntry
 from tikv_br.errors import BackupDamaged
 from tikv_br.storage.base import ObjectStore
 
@@ -87,26 +87,10 @@ def _live_records(store: ObjectStore, file: StoredSst, codec: KeyCodec, total: R
     from tikv_br.proof.stored_rows import naming, records
 
     newest = LiveFilter(now=0)
-    entry = _entry(file)
+    entry = replace(meta.decode_file(file.file), name=file.name)
     for batch in records(store, entry, codec):
         total.dropped_tombstones += int(columns.flags(batch["deleted"]).sum())
         with naming(entry):
             alive = newest.apply(batch)
         if alive.num_rows:
             yield alive
-
-
-def _entry(written: StoredSst) -> FileEntry:
-    """A store's file as far as reading it needs."""
-    file = written.file
-    return FileEntry(
-        name=written.name,
-        size=file.size,
-        start_key=file.start_key,
-        end_key=file.end_key,
-        crc64xor=file.crc64xor,
-        total_kvs=file.total_kvs,
-        total_bytes=file.total_bytes,
-        sha256=file.sha256,
-        cipher_iv=file.cipher_iv,
-    )

@@ -89,7 +89,7 @@ def decode(data: bytes, crypter: Crypter = PLAIN) -> MetaContent:
         tool=message.br_version,
         api_version=api_version,
         ranges=tuple(KeyRange(part.start_key, part.end_key) for part in message.raw_ranges),
-        files=tuple(_decode_file(file) for file in message.files),
+        files=tuple(decode_file(file) for file in message.files),
         backup_ts=message.end_version,
         file_kind=file_kind,
     )
@@ -210,7 +210,8 @@ def _encode_file(file: FileEntry) -> brpb_pb2.File:
     )
 
 
-def _decode_file(file: brpb_pb2.File) -> FileEntry:
+def decode_file(file: brpb_pb2.File) -> FileEntry:
+    """A file as a store, or a backup's meta, tells of it."""
     return FileEntry(
         name=file.name,
         size=file.size,
