@@ -28,7 +28,7 @@ TEMPORARY_PREFIX = ".tikv-br-"
 
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK}
 _NO_DIRECTORY_SYNC = {errno.EINVAL, errno.ENOTSUP}
-_DIRECTORY_ATTEMPTS = 10
+_DIRECTORY_ATTEMPTS = 100
 _BUFFER = 64 << 10
 """Bytes: larger pieces go to the file without a copy."""
 _SWEPT_ATTEMPTS = 10
@@ -113,7 +113,10 @@ class LocalObjectStore(ObjectStore):
         """See `ObjectStore.sweep`."""
         top = self._path(folder) if folder else self._root
         for directory in [Path(path) for path, _folders, _files in os.walk(top, topdown=False)] if deep else [top]:
-            for temporary in directory.glob(f"{TEMPORARY_PREFIX}*"):
+            left: list[Path] = []
+            with _writing(directory), suppress(FileNotFoundError):  # taken away meanwhile, as it was empty
+                left = list(directory.glob(f"{TEMPORARY_PREFIX}*"))
+            for temporary in left:
                 with _writing(temporary), suppress(FileNotFoundError):
                     if time.time() - temporary.stat().st_mtime >= older_than:
                         temporary.unlink()
@@ -177,16 +180,20 @@ def _info(name: str, path: Path) -> ObjectInfo:
 def _temporary_beside(path: Path) -> Path:
     """A new, empty file in the object's directory, which is made if need be."""
     temporary = path.parent / f"{TEMPORARY_PREFIX}{secrets.token_hex(8)}"
+    made: set[Path] = set()
     for _attempt in range(_DIRECTORY_ATTEMPTS):
         with suppress(FileNotFoundError):  # no directory yet, or a deletion just took it away as empty
             temporary.touch(mode=0o644, exist_ok=False)
+            for folder in made:  # which takes a while: before there was a file in them, they could have gone
+                sync_directory(folder.parent)
             return temporary
         with suppress(FileNotFoundError):
-            _make_directory(path.parent)
+            made |= _make_directory(path.parent)
     raise FileNotFoundError(errno.ENOENT, "the directory cannot be made")
 
 
-def _make_directory(directory: Path) -> None:
+def _make_directory(directory: Path) -> set[Path]:
+    """Make a directory and those above it; returns which were missing, whose names are still to be synced."""
     missing = [folder for folder in (directory, *directory.parents) if not folder.exists()]
     for folder in reversed(missing):
         try:
@@ -197,7 +204,7 @@ def _make_directory(directory: Path) -> None:
             ):  # made by another writer, and a deletion took it away again: `exist_ok` fails
                 if not stat.S_ISDIR(folder.stat().st_mode):
                     raise
-        sync_directory(folder.parent)
+    return set(missing)
 
 
 def sync_directory(directory: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import multiprocessing
 import os
@@ -73,7 +74,7 @@ def test_one_winner_among_processes(tmp_path: Path) -> None:
     processes = [context.Process(target=_race, args=(location, barrier, results)) for _racer in range(racers)]
     for process in processes:
         process.start()
-    won = [results.get(timeout=60) for _racer in range(racers)]
+    won = [results.get(timeout=180) for _racer in range(racers)]
     for process in processes:
         process.join()
         process.close()
@@ -165,6 +166,40 @@ def test_deleting_and_writing_in_one_folder(store: ObjectStore) -> None:
     process.join()
     assert process.exitcode == 0
     process.close()
+
+
+def test_a_deleter_that_is_quicker_than_the_disk(store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Folders that go whenever they are empty hold no writer up for long: it does not sync them before there is a file in them."""
+    fsync = os.fsync
+
+    def slow(descriptor: int) -> None:
+        for folder in ("folder/deep", "folder"):
+            with contextlib.suppress(OSError):
+                Path(store.location.path, folder).rmdir()
+        fsync(descriptor)
+
+    Path(store.location.path).mkdir()
+    monkeypatch.setattr(os, "fsync", slow)
+    store.put("folder/deep/object", b"x")
+    assert store.get("folder/deep/object") == b"x"
+
+
+def test_sweeping_while_another_takes_folders_away(store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder that was empty, and goes while it is looked into, is none to complain of."""
+    folder, scandir, looks = Path(store.location.path, "a", "b"), os.scandir, 0
+
+    def look(path: str | Path) -> Iterator[os.DirEntry[str]]:
+        nonlocal looks
+        looks += Path(path) == folder
+        if looks == 2:
+            folder.rmdir()
+        return scandir(path)
+
+    folder.mkdir(parents=True)
+    monkeypatch.setattr(os, "scandir", look)
+    store.sweep("a", deep=True)
+    assert looks == 2
+    assert not folder.parent.exists()
 
 
 def _churn(location: StorageLocation, name: str, deadline: float) -> None:
