@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
+import weakref
 from collections.abc import Iterator
 
 
@@ -15,8 +17,24 @@ def reserved_ports(count: int) -> Iterator[list[int]]:
     us (SO_REUSEADDR), as those in Go and Python do.
     """
     with contextlib.ExitStack() as stack:
-        holders = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for holder in holders:
-            holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            holder.bind(("127.0.0.1", 0))
-        yield [holder.getsockname()[1] for holder in holders]
+        yield [_port_of(stack.enter_context(_bound())) for _ in range(count)]
+
+
+def reserve_port(owner: object) -> int:
+    """One such port, for as long as there is this object: also when the server has ended whose port it was."""
+    holder = _bound()
+    port = _port_of(holder)
+    weakref.finalize(owner, os.close, holder.detach())
+    return port
+
+
+def _bound() -> socket.socket:
+    holder = socket.socket()
+    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    holder.bind(("127.0.0.1", 0))
+    return holder
+
+
+def _port_of(holder: socket.socket) -> int:
+    port: int = holder.getsockname()[1]
+    return port

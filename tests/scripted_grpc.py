@@ -17,6 +17,8 @@ from typing import Self, TypeVar
 import grpc
 from google.protobuf.message import Message
 
+from tests.ports import reserve_port
+
 FEEDS = frozenset({"/cdcpb.ChangeData/EventFeed", "/cdcpb.ChangeData/EventFeedV2"})
 STREAMED_REQUESTS = frozenset({"/pdpb.PD/Tso", "/import_sstpb.ImportSST/Upload"}) | FEEDS
 STREAMED_ANSWERS = frozenset({"/pdpb.PD/Tso", "/backup.Backup/backup"}) | FEEDS
@@ -44,20 +46,20 @@ M = TypeVar("M", bound=Message)
 
 
 class ScriptedServer(grpc.GenericRpcHandler):
-    """Serves on 127.0.0.1 at a free port until closed."""
+    """Serves on 127.0.0.1 until closed, at a port that is nobody else's afterwards: it refuses, as a dead server's does."""
 
     def __init__(self, credentials: grpc.ServerCredentials | None = None) -> None:
         self._scripts: dict[str, list[Entry]] = {}
         self._lock = threading.Lock()
         self.requests: dict[str, list[bytes]] = defaultdict(list)
         self._pool = ThreadPoolExecutor(8)
-        self._server = grpc.server(self._pool)
+        self._server = grpc.server(self._pool, options=[("grpc.so_reuseport", 0)])
         self._server.add_generic_rpc_handlers([self])
+        self.address = f"127.0.0.1:{reserve_port(self)}"
         if credentials is None:
-            self.port = self._server.add_insecure_port("127.0.0.1:0")
+            self._server.add_insecure_port(self.address)
         else:
-            self.port = self._server.add_secure_port("127.0.0.1:0", credentials)
-        self.address = f"127.0.0.1:{self.port}"
+            self._server.add_secure_port(self.address, credentials)
         self._server.start()
 
     def __enter__(self) -> Self:

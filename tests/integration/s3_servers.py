@@ -59,14 +59,6 @@ class S3Server:
         self.process.wait()
 
 
-def free_port() -> int:
-    """A port that was free a moment ago."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
-
-
 @contextmanager
 def moto_server() -> Iterator[S3Server]:
     """Run moto in a process of its own; it believes every secret and every region."""

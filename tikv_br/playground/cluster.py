@@ -51,7 +51,7 @@ from tikv_br.playground.tso import Tso
 
 ANY_PORT: Final = "127.0.0.1:0"
 PORT_SECONDS: Final = 5.0
-"""For which a store that is restarted waits for its ports, where another program has taken one."""
+"""For which a store that is restarted waits for its ports: gRPC may not have closed one yet, or another program listens there."""
 PORT_POLL_SECONDS: Final = 0.05
 _IDENTITY: Final = "identity"
 _log = logging.getLogger(__name__)
@@ -141,6 +141,7 @@ class Playground:
             self._grpc.stop(None)
         for store in self._stores.values():
             store.stop()
+            store.release()
         if self._etcd is not None:
             self._etcd.stop()
         self.engine.close()
@@ -240,6 +241,7 @@ class Playground:
             else:
                 return
         _log.warning("store %d moves to other ports", store.node.store_id)
+        store.release()
         store.node.address = store.node.status_address = ANY_PORT
         store.start()
 

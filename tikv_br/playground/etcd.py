@@ -5,7 +5,6 @@ from __future__ import annotations
 import http.client
 import os
 import shutil
-import socket
 import ssl
 import subprocess
 import time
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Final, Self
 
 from tikv_br.errors import PlaygroundError
+from tikv_br.playground.held_port import HeldPort
 from tikv_br.playground.settings import TlsSettings
 
 START_SECONDS: Final = 30.0
@@ -51,6 +51,7 @@ class EtcdServer:
         self._asked_port = port
         self._port = port
         self._tls = tls
+        self._held: HeldPort | None = None
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
@@ -76,11 +77,11 @@ class EtcdServer:
         """Start it; returns once it answers. Raises `PlaygroundError`, with the last line of its log."""
         self._directory.mkdir(parents=True, exist_ok=True)
         for port in self._ports():
-            self._port = port
+            self._hold(port)
             self._launch()
             try:
                 if self._await_health():
-                    (self._directory / _PORT_FILE).write_text(str(port))
+                    (self._directory / _PORT_FILE).write_text(str(self._port))
                     return
             except BaseException:
                 self.kill()
@@ -95,16 +96,17 @@ class EtcdServer:
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(STOP_SECONDS)
         self.kill()
+        self._let_go()
 
     def kill(self) -> None:
-        """End it as kill -9 does."""
+        """End it as kill -9 does. Its port stays its own, and refuses, until it is started again or stopped."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
             self._process = None
 
     def _ports(self) -> Iterator[int]:
-        """Which to try, one after the other: between our look and etcd's another program may take a free one."""
+        """Which to try, one after the other; 0 is any that is free."""
         if self._asked_port:
             yield self._asked_port
             return
@@ -112,7 +114,22 @@ class EtcdServer:
         if kept.exists():
             yield int(kept.read_text())
         for _attempt in range(_TRIES):
-            yield _free_port()
+            yield 0
+
+    def _hold(self, port: int) -> None:
+        """Have a port that nobody takes between our look and etcd's. One that is taken is etcd's to complain of."""
+        if self._held is not None and self._held.port == port:
+            return
+        self._let_go()
+        self._port = port
+        with suppress(PlaygroundError):
+            self._held = HeldPort(port)
+            self._port = self._held.port
+
+    def _let_go(self) -> None:
+        if self._held is not None:
+            self._held.close()
+            self._held = None
 
     @property
     def _log(self) -> Path:
@@ -174,10 +191,3 @@ def _dies_with_us(arguments: list[str]) -> list[str]:
     """The command under a program that has the kernel end it with its parent, where there is that program."""
     setpriv = shutil.which("setpriv")
     return [setpriv, "--pdeathsig=KILL", *arguments] if setpriv else arguments
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, TypeAlias
 
 import grpc
+import pytest
 
 from formats import mce
 from formats.api_version import ApiVersion
-from tests.waiting import eventually
+from tests.waiting import PATIENCE, eventually
 from tikv_br.cluster.pb import kvrpcpb_pb2, pdpb_pb2, pdpb_pb2_grpc, tikvpb_pb2_grpc
+from tikv_br.playground import failpoints
 from tikv_br.playground.cluster import Playground, open_playground
 from tikv_br.playground.region import Region
 from tikv_br.playground.scheduler import KEYSPACE_BOUNDS
@@ -78,7 +82,7 @@ class Client:
         """Any unary RPC about a key, sent to its region's leader."""
         region = region or self.region(user)
         request.context.CopyFrom(self.context(region))
-        return getattr(self.store(region.leader_store), rpc)(request, timeout=10)
+        return getattr(self.store(region.leader_store), rpc)(request, timeout=PATIENCE)
 
     def channel(self, address: str) -> grpc.Channel:
         """One channel an address."""
@@ -92,6 +96,17 @@ class Client:
         """Close the channels."""
         for channel in self._channels.values():
             channel.close()
+
+
+def hold_delays(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Have delays of failpoints in this process last until the event is set, however slow the machine is."""
+    over = threading.Event()
+
+    def sleep(_seconds: float) -> None:
+        assert over.wait(PATIENCE)
+
+    monkeypatch.setattr(failpoints, "time", SimpleNamespace(sleep=sleep))
+    return over
 
 
 @contextlib.contextmanager

@@ -78,8 +78,8 @@ class FakeCluster:
             server.close()
 
     def config(self, **changes: object) -> ClusterConfig:
-        """A config with short times."""
-        values = {"connect_timeout": 2.0, "request_timeout": 5.0, "retry_budget": 2.0, "busy_budget": 0.0} | changes
+        """A config that soon gives up what fails, and is patient with what is slow."""
+        values = {"connect_timeout": 60.0, "request_timeout": 20.0, "retry_budget": 2.0, "busy_budget": 0.0} | changes
         return ClusterConfig(pd=(self.pd.address,), **values)  # type: ignore[arg-type]
 
     def kv(self, method: str, *entries: Entry, store_id: int = 1) -> None:
@@ -114,7 +114,7 @@ class FakeCluster:
 def pd_http(server: ScriptedHttp) -> PdHttp:
     """A client of a scripted HTTP port of PD; its connection never finds another leader."""
     connection = SimpleNamespace(
-        config=ClusterConfig(pd=(server.address,), request_timeout=2.0, retry_budget=1.0),
+        config=ClusterConfig(pd=(server.address,), request_timeout=20.0, retry_budget=1.0),
         leader=SimpleNamespace(address=server.address),
         refresh=lambda *_: None,
     )

@@ -9,15 +9,19 @@ from types import TracebackType
 from typing import Self
 
 from tests.certificates import KeyPair
+from tests.ports import reserve_port
 
 
 class ScriptedHttp:
-    """Answers ``(status, body)`` by path; the last entry of a path stays. Requests are kept with their bodies."""
+    """Answers ``(status, body)`` by path; the last entry of a path stays. Requests are kept with their bodies.
+
+    Once it is closed, its port refuses and is nobody else's.
+    """
 
     def __init__(self, pair: KeyPair | None = None) -> None:
         self.scripts: dict[str, list[tuple[int, bytes]]] = {}
         self.requests: list[tuple[str, str, bytes]] = []
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
+        self._server = ThreadingHTTPServer(("127.0.0.1", reserve_port(self)), self._handler())
         if pair is not None:
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
             context.load_cert_chain(pair.cert, pair.key)

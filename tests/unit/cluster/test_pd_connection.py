@@ -18,12 +18,16 @@ from tikv_br.errors import ClusterError, ClusterUnfit, ClusterUnreachable, Retry
 
 GC = pdpb_pb2.GetGCSafePointResponse(safe_point=42)
 GET_GC = PD + "GetGCSafePoint"
+PATIENCE = 60.0
+"""Seconds that members may take to answer."""
+AT_ONCE = PATIENCE / 2
+"""Seconds within which even a busy machine does what is not to wait for `PATIENCE`."""
 
 
-def config(*servers: ScriptedServer, budget: float = 5.0) -> ClusterConfig:
+def config(*servers: ScriptedServer, budget: float = PATIENCE) -> ClusterConfig:
     """A config that names these members."""
     addresses = tuple(server.address for server in servers)
-    return ClusterConfig(pd=addresses, connect_timeout=2.0, request_timeout=2.0, retry_budget=budget)
+    return ClusterConfig(pd=addresses, connect_timeout=PATIENCE, request_timeout=PATIENCE, retry_budget=budget)
 
 
 @pytest.fixture
@@ -99,7 +103,7 @@ def test_one_dead_member_does_not_hinder() -> None:
         began = time.monotonic()
         with PdClient(config(dead, alive)) as pd:
             assert pd.cluster_id == 7
-        assert time.monotonic() - began < 1
+        assert time.monotonic() - began < AT_ONCE
 
 
 def test_a_silent_member_does_not_hinder() -> None:
@@ -110,9 +114,9 @@ def test_a_silent_member_does_not_hinder() -> None:
         alive.script(PD + "GetMembers", members(alive.address))
         addresses = (f"127.0.0.1:{silent.getsockname()[1]}", alive.address)
         began = time.monotonic()
-        with PdClient(ClusterConfig(pd=addresses, connect_timeout=5.0)) as pd:
+        with PdClient(ClusterConfig(pd=addresses, connect_timeout=PATIENCE)) as pd:
             assert pd.cluster_id == 7
-        assert time.monotonic() - began < 1
+        assert time.monotonic() - began < AT_ONCE
 
 
 def test_the_budget_ends_a_call(fake: FakeCluster) -> None:
@@ -122,7 +126,7 @@ def test_the_budget_ends_a_call(fake: FakeCluster) -> None:
         began = time.monotonic()
         with pytest.raises(RetryBudgetExhausted, match="server not started"):
             pd.gc_safe_point()
-        assert time.monotonic() - began < 2
+        assert time.monotonic() - began < AT_ONCE
     assert len(fake.pd.requests[GET_GC]) > 1
 
 

@@ -36,16 +36,16 @@ def test_each_version_is_recognised(version: ApiVersion) -> None:
     """api-version and enable-ttl together name the version."""
     with ScriptedHttp() as server:
         serve(server, CONFIGS[version])
-        assert detect_api_version([store(server)], TlsFiles(), 5.0) is version
+        assert detect_api_version([store(server)], TlsFiles(), 60.0) is version
 
 
 def test_a_store_before_api_versions_is_v1() -> None:
     """An absent or zero api-version means V1."""
     with ScriptedHttp() as server:
         serve(server, {})
-        assert detect_api_version([store(server)], TlsFiles(), 5.0) is ApiVersion.V1
+        assert detect_api_version([store(server)], TlsFiles(), 60.0) is ApiVersion.V1
         serve(server, {"api-version": 0, "enable-ttl": True})
-        assert detect_api_version([store(server)], TlsFiles(), 5.0) is ApiVersion.V1TTL
+        assert detect_api_version([store(server)], TlsFiles(), 60.0) is ApiVersion.V1TTL
 
 
 def test_stores_that_disagree_are_told_one_by_one() -> None:
@@ -54,13 +54,13 @@ def test_stores_that_disagree_are_told_one_by_one() -> None:
         serve(one, CONFIGS[ApiVersion.V1])
         serve(two, CONFIGS[ApiVersion.V2])
         with pytest.raises(ClusterUnfit, match="store 1: v1, store 2: v2"):
-            detect_api_version([store(one), store(two, 2)], TlsFiles(), 5.0)
+            detect_api_version([store(one), store(two, 2)], TlsFiles(), 60.0)
 
 
 def test_no_store_is_unfit() -> None:
     """Without a store there is no version."""
     with pytest.raises(ClusterUnfit, match="no store"):
-        detect_api_version([], TlsFiles(), 5.0)
+        detect_api_version([], TlsFiles(), 60.0)
 
 
 @pytest.mark.parametrize("body", [b"not json", b"[]", b"{}", b'{"storage": 1}'])
@@ -69,7 +69,7 @@ def test_what_is_no_configuration_is_refused(body: bytes) -> None:
     with ScriptedHttp() as server:
         server.scripts["/config"] = [(200, body)]
         with pytest.raises(RequestRefused):
-            detect_api_version([store(server)], TlsFiles(), 5.0)
+            detect_api_version([store(server)], TlsFiles(), 60.0)
 
 
 def test_a_version_to_come_is_unfit() -> None:
@@ -77,7 +77,7 @@ def test_a_version_to_come_is_unfit() -> None:
     with ScriptedHttp() as server:
         serve(server, {"api-version": 3})
         with pytest.raises(ClusterUnfit, match="api-version 3"):
-            detect_api_version([store(server)], TlsFiles(), 5.0)
+            detect_api_version([store(server)], TlsFiles(), 60.0)
 
 
 def test_a_dead_status_port_is_unreachable() -> None:
@@ -85,7 +85,7 @@ def test_a_dead_status_port_is_unreachable() -> None:
     server = ScriptedHttp()
     server.close()
     with pytest.raises(ClusterUnreachable, match=server.address):
-        detect_api_version([store(server)], TlsFiles(), 5.0)
+        detect_api_version([store(server)], TlsFiles(), 60.0)
 
 
 def test_a_dead_store_that_pd_misses_too_is_left_out() -> None:
@@ -95,11 +95,11 @@ def test_a_dead_store_that_pd_misses_too_is_left_out() -> None:
     with ScriptedHttp() as server:
         serve(server, CONFIGS[ApiVersion.V2])
         stores = [store(dead, 1), store(server, 2)]
-        assert detect_api_version(stores, TlsFiles(), 5.0, lambda: {1}) is ApiVersion.V2
+        assert detect_api_version(stores, TlsFiles(), 60.0, lambda: {1}) is ApiVersion.V2
         with pytest.raises(ClusterUnreachable, match=dead.address):
-            detect_api_version(stores, TlsFiles(), 5.0, lambda: {2})
+            detect_api_version(stores, TlsFiles(), 60.0, lambda: {2})
         with pytest.raises(ClusterUnreachable, match=dead.address):
-            detect_api_version(stores[:1], TlsFiles(), 5.0, lambda: {1})
+            detect_api_version(stores[:1], TlsFiles(), 60.0, lambda: {1})
 
 
 def test_https_with_our_authority_works(tmp_path: Path) -> None:
@@ -108,7 +108,7 @@ def test_https_with_our_authority_works(tmp_path: Path) -> None:
     with ScriptedHttp(authority.issue("server")) as server:
         serve(server, CONFIGS[ApiVersion.V2])
         tls = TlsFiles(ca=str(authority.ca))
-        assert detect_api_version([store(server)], tls, 5.0) is ApiVersion.V2
+        assert detect_api_version([store(server)], tls, 60.0) is ApiVersion.V2
 
 
 def test_https_with_another_authority_is_a_tls_error(tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ def test_https_with_another_authority_is_a_tls_error(tmp_path: Path) -> None:
     with ScriptedHttp(Authority(tmp_path, "theirs").issue("server")) as server:
         tls = TlsFiles(ca=str(Authority(tmp_path, "ours").ca))
         with pytest.raises(ClusterTlsError, match="not trusted"):
-            detect_api_version([store(server)], tls, 5.0)
+            detect_api_version([store(server)], tls, 60.0)
 
 
 def test_tls_to_a_plain_port_is_a_tls_error(tmp_path: Path) -> None:
@@ -124,4 +124,4 @@ def test_tls_to_a_plain_port_is_a_tls_error(tmp_path: Path) -> None:
     with ScriptedHttp() as server:
         serve(server, CONFIGS[ApiVersion.V2])
         with pytest.raises(ClusterTlsError, match="handshake"):
-            detect_api_version([store(server)], TlsFiles(ca=str(Authority(tmp_path, "ours").ca)), 5.0)
+            detect_api_version([store(server)], TlsFiles(ca=str(Authority(tmp_path, "ours").ca)), 60.0)
