@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,6 +27,13 @@ from tikv_br.storage.url import parse
 CODEC = KeyCodec(ApiVersion.V1TTL)
 Rows = dict[bytes, tuple[bytes, int]]
 """Value and absolute expiry (0 = never) by key."""
+NOW = 1_795_257_267.5
+"""The time by all clocks, in seconds since the epoch: it stands still, so that rows expire when a test has them expire."""
+
+
+@pytest.fixture(autouse=True)
+def _our_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tikv_br.proof.prover.time", SimpleNamespace(time=lambda: NOW))
 
 
 def sums(rows: Rows, now: float = 0) -> Checksum:
@@ -42,7 +48,7 @@ def sums(rows: Rows, now: float = 0) -> Checksum:
 class FakeCluster:
     """Two regions, split at ``m``, each counted by its own look at the clock."""
 
-    def __init__(self, rows: Rows, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, rows: Rows, clock: Callable[[], float] = lambda: NOW) -> None:
         self.rows = rows
         self.asked: list[tuple[bytes, bytes]] = []
         self.scanned: list[tuple[bytes, bytes]] = []
@@ -118,7 +124,7 @@ def prover(folder: Path, cluster: FakeCluster) -> Prover:
 
 def rows_that_expire(seconds: float) -> Rows:
     """Some that never expire, some that do after so many seconds."""
-    expire = int(time.time() + seconds)
+    expire = int(NOW + seconds)
     rows: Rows = {b"key%02d" % number: (b"value", 0) for number in range(20)}
     return rows | {b"short%02d" % number: (b"gone", expire) for number in range(20)}
 
@@ -139,7 +145,7 @@ def test_recorded_expiry_spares_reading_the_file(tmp_path: Path, seconds: float)
     rows = rows_that_expire(seconds)
     file = make(tmp_path, rows, recorded=True)
     (tmp_path / "file.sst").unlink()
-    assert prover(tmp_path, FakeCluster(rows)).prove(file, file.key_range) == sums(rows, time.time())
+    assert prover(tmp_path, FakeCluster(rows)).prove(file, file.key_range) == sums(rows, NOW)
 
 
 @pytest.mark.parametrize("recorded", [True, False])
@@ -172,7 +178,7 @@ def test_a_row_that_should_have_expired_is_a_difference(tmp_path: Path) -> None:
 
 def test_regions_may_answer_at_different_seconds(tmp_path: Path) -> None:
     """No single second fits the whole range, one for each region does."""
-    now = int(time.time())
+    now = int(NOW)
     rows: Rows = {b"a%02d" % number: (b"left", now + number - 5) for number in range(10)}
     rows |= {b"p%02d" % number: (b"right", now + number - 5) for number in range(10)}
     clocks = iter_clock([now - 1, now + 2])
