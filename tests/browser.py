@@ -46,6 +46,8 @@ class Page:
         self._commands, self._answers = commands, answers
         self._numbers = itertools.count(1)
         self._replies: queue.Queue[dict[str, Any]] = queue.Queue()
+        self._loaded: queue.Queue[str] = queue.Queue()
+        """Documents that are there with all that belongs to them."""
         self._session: str | None = None
         self._reader = threading.Thread(target=self._read, name="browser", daemon=True)
         self._reader.start()
@@ -56,6 +58,7 @@ class Page:
         self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         for domain in ("Page", "Runtime", "Log", "Network"):
             self.call(f"{domain}.enable")
+        self.call("Page.setLifecycleEventsEnabled", enabled=True)
 
     def call(self, method: str, **parameters: Any) -> dict[str, Any]:  # noqa: ANN401 - any JSON
         """Run one command of the DevTools protocol."""
@@ -72,11 +75,14 @@ class Page:
         return result
 
     def go(self, url: str) -> None:
-        """Load a page, and forget what was noted of the one before."""
+        """Load a page, and forget what was noted of the one before; until it is there, that one still answers."""
         self.complaints.clear()
         self.requests.clear()
-        failed = self.call("Page.navigate", url=url).get("errorText")
-        assert not failed, (url, failed)
+        done = self.call("Page.navigate", url=url)
+        assert not done.get("errorText"), (url, done)
+        if "loaderId" in done:  # another document, not another place in the same
+            while self._loaded.get(timeout=PATIENCE) != done["loaderId"]:
+                pass
 
     def value(self, expression: str) -> Any:  # noqa: ANN401 - any JSON
         """What a JavaScript expression is."""
@@ -136,6 +142,8 @@ class Page:
                 self.complaints.append(str(event["args"]))
             case "Log.entryAdded" if event["entry"]["level"] in {"error", "warning"}:
                 self.complaints.append(f"{event['entry']['text']} {event['entry'].get('url', '')}")
+            case "Page.lifecycleEvent" if event["name"] == "load":
+                self._loaded.put(event["loaderId"])
             case "Network.requestWillBeSent":
                 self.requests.append(event["request"]["url"])
 

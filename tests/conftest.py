@@ -14,13 +14,10 @@ from tests.tools import ROOT, missing
 TIERS = ("unit", "golden", "integration", "interop", "e2e")
 
 # A deadline measures the machine, not the code. CI looks further than a developer's quick run, and at codecs much further.
-hypothesis.settings.register_profile("quick", deadline=None, max_examples=200)
+OF_THE_MACHINE = [hypothesis.HealthCheck.too_slow]
+hypothesis.settings.register_profile("quick", deadline=None, max_examples=200, suppress_health_check=OF_THE_MACHINE)
 hypothesis.settings.register_profile(
-    "ci",
-    deadline=None,
-    max_examples=400,
-    print_blob=True,
-    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+    "ci", deadline=None, max_examples=400, print_blob=True, suppress_health_check=OF_THE_MACHINE
 )
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.get("CI") else "quick"))
 

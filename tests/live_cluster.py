@@ -9,6 +9,7 @@ from typing import Any
 
 from formats.api_version import ApiVersion
 from tests.playground_admin import PlaygroundAdmin
+from tests.waiting import PATIENCE
 from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.config import ClusterConfig
 from tikv_br.cluster.rawkv import RawClient
@@ -42,13 +43,15 @@ def live_cluster(directory: Path, api_version: ApiVersion, **settings: object) -
     settings = {"api_version": api_version.value, "keyspace_split_delay": 0.0, "balance": False, **settings}
     started = launcher.start(directory, settings, detached=False)
     try:
-        live = LiveCluster(started.state, ClusterConfig(pd=(started.state["pd"],), retry_budget=10.0))
+        live = LiveCluster(
+            started.state, ClusterConfig(pd=(started.state["pd"],), connect_timeout=PATIENCE, retry_budget=10.0)
+        )
         with live.cluster:
             yield live
             live.assert_innocent()
     finally:
         started.process.terminate()
-        started.process.wait(60)
+        started.process.wait(PATIENCE)
 
 
 def contents(live: LiveCluster, keyspace_id: int = 0) -> dict[bytes, bytes]:

@@ -84,7 +84,7 @@ class PlaygroundAdmin:
         assert self.crimes() == []
 
     def _call(self, method: str, path: str, body: Json = None) -> Json:
-        connection = http.client.HTTPConnection(self._address, timeout=30)
+        connection = http.client.HTTPConnection(self._address, timeout=60)
         full = path if path.startswith("/") else f"/playground/{path}"
         with contextlib.closing(connection):
             connection.request(method, full, None if body is None else json.dumps(body))

@@ -51,7 +51,7 @@ def test_a_terminated_backup_leaves_nothing(engine: str, executor: str, live: Li
             time.sleep(0.1)
         assert "backup.lock" in files_at(place)
         process.send_signal(signal.SIGTERM)
-        output, _ = process.communicate(timeout=60)
+        output, _ = process.communicate(timeout=120)
     finally:
         process.kill()
         process.communicate()
@@ -82,7 +82,7 @@ def test_a_worker_that_dies_is_replaced(live: LiveCluster, tmp_path: Path) -> No
         before = set(place.glob("sst/*.sst"))
         for worker in spark_workers(process.pid):
             worker.kill()
-        output, _ = process.communicate(timeout=90)
+        output, _ = process.communicate(timeout=120)
     finally:
         process.kill()
         process.communicate()

@@ -7,7 +7,7 @@ from pathlib import Path
 from tests.e2e.command import tikv_br
 from tests.e2e.conftest import Playgrounds
 
-NOWHERE = ("--pd", "127.0.0.1:1", "--timeout", "20s", "--executor", "driver")
+NOWHERE = ("--pd", "127.0.0.1:1", "--timeout", "60s", "--executor", "driver")
 
 
 def test_a_sound_cluster(playgrounds: Playgrounds, tmp_path: Path) -> None:

@@ -187,18 +187,18 @@ class Writer:
             self._tell_time(op, [(key, value)])
         context = self._context(self._region(key))
         if kind == "delete":
-            deleted = self.stub.RawDelete(kv.RawDeleteRequest(context=context, key=key), timeout=30)
+            deleted = self.stub.RawDelete(kv.RawDeleteRequest(context=context, key=key), timeout=60)
             assert deleted == kv.RawDeleteResponse()
         elif kind == "cas":
             swap = kv.RawCASRequest(context=context, key=key, value=value or b"", ttl=op.get("ttl", 0))
             swap.previous_not_exist = op.get("previous") is None
             swap.previous_value = bytes.fromhex(op.get("previous") or "")
-            assert self.stub.RawCompareAndSwap(swap, timeout=30).succeed == op["succeed"]
+            assert self.stub.RawCompareAndSwap(swap, timeout=60).succeed == op["succeed"]
         else:
             assert kind in {"put", "put_for_cas"}
             put = kv.RawPutRequest(context=context, key=key, value=value or b"", ttl=op.get("ttl", 0))
             put.for_cas = kind == "put_for_cas"
-            assert self.stub.RawPut(put, timeout=30) == kv.RawPutResponse()
+            assert self.stub.RawPut(put, timeout=60) == kv.RawPutResponse()
 
     def _by_region(
         self,
@@ -227,11 +227,11 @@ class Writer:
     def _batch_put(self, region: Region, rows: Sequence[tuple[bytes, bytes | None, int]]) -> None:
         pairs = [kv.KvPair(key=key, value=value or b"") for key, value, _ in rows]
         request = kv.RawBatchPutRequest(context=self._context(region), pairs=pairs, ttls=[ttl for _, _, ttl in rows])
-        assert self.stub.RawBatchPut(request, timeout=30) == kv.RawBatchPutResponse()
+        assert self.stub.RawBatchPut(request, timeout=60) == kv.RawBatchPutResponse()
 
     def _batch_delete(self, region: Region, rows: Sequence[tuple[bytes, bytes | None, int]]) -> None:
         request = kv.RawBatchDeleteRequest(context=self._context(region), keys=[key for key, _, _ in rows])
-        assert self.stub.RawBatchDelete(request, timeout=30) == kv.RawBatchDeleteResponse()
+        assert self.stub.RawBatchDelete(request, timeout=60) == kv.RawBatchDeleteResponse()
 
     def _tell_time(self, op: dict[str, Json], rows: Sequence[tuple[bytes, bytes | None]]) -> None:
         self.clock.want(self._known(op, rows) or self.clock.last + 2)

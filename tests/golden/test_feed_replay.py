@@ -18,8 +18,9 @@ from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.pb import cdcpb_pb2, metapb_pb2, pdpb_pb2
 
 CODEC = KeyCodec(ApiVersion.V2)
-QUIET_POLLS = 2
-"""Polls of a second without anything, after which a replay is over."""
+QUIET_POLLS = 3
+"""Polls of a second without anything, after which a replay is over that has given out all it has."""
+MOST_QUIET_POLLS = 60
 
 State = dict[bytes, tuple[int, bytes, int, bool]]
 """ts, value, expiry and whether it is a tombstone, by RPC key."""
@@ -36,6 +37,11 @@ class Replay:
         """Region and checkpoint of each registration."""
         fake.stores[1].script(f"/cdcpb.ChangeData/{recording.method}", self._answer)
         fake.regions = self._regions()
+
+    @property
+    def has_more(self) -> bool:
+        """Whether there are frames that no registration has been given yet."""
+        return bool(self._frames)
 
     def _regions(self) -> list[pdpb_pb2.Region]:
         """The regions as they were before the first answer."""
@@ -77,11 +83,11 @@ class Replay:
         return message
 
 
-def run(feed: Feed) -> tuple[State, int]:
+def run(feed: Feed, script: Replay) -> tuple[State, int]:
     """The last row of each key, and the last resolved-ts, until the feed is quiet."""
     newest: State = {}
     resolved = quiet = 0
-    while quiet < QUIET_POLLS:
+    while quiet < (MOST_QUIET_POLLS if script.has_more else QUIET_POLLS):
         event = feed.poll(1.0)
         quiet = quiet + 1 if event is None else 0
         match event:
@@ -113,7 +119,7 @@ def replay(recording: Recording) -> tuple[State, int, Replay]:
             Cluster.connect(fake.config()) as cluster,
             Feed(cluster, CODEC, span, requests[0].checkpoint_ts, options) as feed,
         ):
-            return *run(feed), script
+            return *run(feed, script), script
     finally:
         fake.close()
 

@@ -72,7 +72,7 @@ def _recorded_values(entries: list[Entry]) -> dict[bytes, bytes]:
     return {pair.key: pair.value for pair in response.kvs}
 
 
-def _await(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+def _await(condition: Callable[[], bool], seconds: float = 60.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:

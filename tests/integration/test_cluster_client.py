@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -21,6 +22,7 @@ from formats.keys import KeyCodec
 from formats.sst import SstReader
 from formats.sst.source import MemorySource
 from tests.live_cluster import LiveCluster, live_cluster
+from tests.waiting import eventually
 from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.pb import brpb_pb2, kvrpcpb_pb2
 from tikv_br.cluster.rawkv import RawClient
@@ -183,12 +185,13 @@ def test_a_scan_follows_regions_that_move_all_the_while(live: LiveCluster, rows:
     """Splits, merges and leader moves in the background lose and double no row, scan after scan."""
     raw = live.raw()
     over = threading.Event()
-    moves = itertools.count()
+    moves = 0
 
     def shake() -> None:
+        nonlocal moves
         chance = random.Random(8)
         while not over.wait(0.01):
-            next(moves)
+            moves += 1
             live.run("split", keys=physical(raw, chance.randbytes(2)))
             regions = [
                 each for each in live.regions() if each["start"].startswith("72") and each["end"].startswith("72")
@@ -201,13 +204,15 @@ def test_a_scan_follows_regions_that_move_all_the_while(live: LiveCluster, rows:
     with ThreadPoolExecutor(1) as pool:
         shaking = pool.submit(shake)
         try:
-            for _ in range(10):
+            scans = 0
+            while scans < 10 or moves <= 10:
+                assert not shaking.done()
                 assert scanned(raw, page_rows=50) == rows
+                scans += 1
             assert raw.checksum().total_kvs == len(rows)
         finally:
             over.set()
         shaking.result()
-    assert next(moves) > 10
 
 
 def test_a_store_that_dies_during_a_scan_is_replaced(live: LiveCluster, rows: dict[bytes, bytes]) -> None:
@@ -240,7 +245,7 @@ def test_a_cluster_that_stays_dead_is_given_up(live: LiveCluster) -> None:
     began = time.monotonic()
     with Cluster.connect(config) as cluster, pytest.raises((RetryBudgetExhausted, ClusterUnreachable)):
         RawClient(cluster.router, KeyCodec(ApiVersion.V2), cluster.cluster_id).get(b"k")
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 60
 
 
 def test_one_dead_store_does_not_stop_the_work(live: LiveCluster, rows: dict[bytes, bytes]) -> None:
@@ -283,7 +288,7 @@ def test_timestamps_ascend_across_threads(live: LiveCluster) -> None:
         taken = list(pool.map(take, range(8)))
     assert all(own == sorted(set(own)) for own in taken)
     assert len(set(itertools.chain.from_iterable(taken))) == 400
-    assert abs(physical_ms(pd.tso()) / 1000 - time.time()) < 5
+    assert abs(physical_ms(pd.tso()) / 1000 - time.time()) < 60
 
 
 def test_safe_points_hold_gc_and_losing_one_is_noticed(live: LiveCluster) -> None:
@@ -327,10 +332,14 @@ def test_after_a_flush_no_write_is_late(live: LiveCluster, tmp_path: Path) -> No
     """Writes lag behind PD's time by up to 3 s; those after a flush lie above a timestamp fetched before it."""
     raw = live.raw()
     raw.put(b"warm", b"")
-    time.sleep(0.5)
-    before = live.cluster.pd.tso()
-    raw.put(b"late", b"")
-    assert ts_of(live, b"late", tmp_path / "late") < before
+
+    def is_late() -> bool:
+        time.sleep(0.5)
+        before = live.cluster.pd.tso()
+        raw.put(b"late", b"")
+        return ts_of(live, b"late", Path(tempfile.mkdtemp(dir=tmp_path))) < before
+
+    eventually(is_late)
     before = live.cluster.pd.tso()
     live.cluster.flush_timestamps()
     raw.put(b"timely", b"")
@@ -343,7 +352,7 @@ def test_splits_and_scattering(live: LiveCluster, rows: dict[bytes, bytes]) -> N
     keys = [raw.codec.rpc_key(key) for key in sorted(rows)[::60]]
     made = split_at(live.cluster, raw.codec, keys)
     assert split_at(live.cluster, raw.codec, keys) == []
-    assert scatter(live.cluster, made, timeout=20) == []
+    assert scatter(live.cluster, made, timeout=120) == []
     found = live.cluster.pd.scan_regions(b"", b"")
     assert {raw.codec.bound(key) for key in keys} <= {region.start for region in found}
     assert found[0].start == found[-1].end == b""

@@ -52,13 +52,14 @@ def many_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
 def holds(speed: Callable[[int], float]) -> None:
     """Fail unless a run comes near its limit, as far as a busy machine lets it; one that is above by 10 % fails at once.
 
-    Each try has a limit of its own: what the one before did not use up is not made up for.
+    Each try has a limit of its own: what the one before did not use up is not made up for. What a run without a limit takes at
+    the time, a run with one may take twice on top.
     """
     seen = []
     for attempt in range(TRIES):
         seen.append(speed(LIMIT + attempt) / LIMIT)
         assert seen[-1] <= 1.1
-        if seen[-1] >= 0.7:
+        if 1 / seen[-1] <= 1 / 0.7 or 1 / seen[-1] <= 1 / 0.7 + 2 * LIMIT / speed(0):
             return
     pytest.fail(f"speeds by the limit: {seen}")
 

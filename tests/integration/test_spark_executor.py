@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.waiting import eventually
 from tikv_br.errors import Interrupted, SparkUnavailable, StorageFull, TaskFailed
 from tikv_br.progress_events import Event, Notice, TasksProgress
 from tikv_br.spark.executor import ExecutorKind, ExecutorOptions, run_tasks
@@ -25,6 +26,15 @@ def square(task: int, context: TaskContext) -> tuple[int, int]:
     """Return the square, and report three bytes and one key."""
     context.report(data_bytes=3, keys=1)
     return task, task * task
+
+
+def square_once_seen(task: tuple[int, str], context: TaskContext) -> int:
+    """Return the square once the driver has told of a first part."""
+    number, seen = task
+    context.report(data_bytes=100, keys=10)
+    eventually(Path(seen).exists)
+    context.report(data_bytes=400, keys=40)
+    return number * number
 
 
 def slow_square(task: int, context: TaskContext) -> int:
@@ -83,15 +93,22 @@ def test_each_result_arrives_once_and_progress_adds_up(options: ExecutorOptions)
 
 
 @BOTH
-def test_progress_is_live_and_never_falls(options: ExecutorOptions) -> None:
+def test_progress_is_live_and_never_falls(options: ExecutorOptions, tmp_path: Path) -> None:
     """Bytes are seen while no task has ended yet, and the fraction only grows."""
     events: list[Event] = []
+    seen = tmp_path / "seen"
+
+    def report(event: Event) -> None:
+        events.append(event)
+        if isinstance(event, TasksProgress) and event.bytes_done:
+            seen.touch()
+
     run_tasks(
-        range(2),
-        slow_square,
+        [(number, str(seen)) for number in range(2)],
+        square_once_seen,
         options=options,
         on_result=lambda _: None,
-        reporter=events.append,
+        reporter=report,
         expected_task_bytes=500,
     )
     progress = [event for event in events if isinstance(event, TasksProgress)]
@@ -168,8 +185,7 @@ def test_failing_consumer_ends_the_run(options: ExecutorOptions) -> None:
     threads = set(threading.enumerate())
     with pytest.raises(Interrupted, match="enough"):
         run_tasks(range(4), slow_square, options=options, on_result=refuse)
-    time.sleep(1)
-    assert {thread.name for thread in set(threading.enumerate()) - threads if not thread.daemon} == set()
+    eventually(lambda: not [each for each in set(threading.enumerate()) - threads if not each.daemon])
 
 
 def test_nothing_to_do_starts_no_java(monkeypatch: pytest.MonkeyPatch) -> None:

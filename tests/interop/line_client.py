@@ -51,7 +51,7 @@ class LineClient:
             assert process.stdin is not None
             process.stdin.close()
             try:
-                process.wait(30)
+                process.wait(60)
             finally:
                 process.kill()
 

@@ -170,7 +170,7 @@ def test_waiting_run_goes_on_where_the_other_was_killed(live: LiveCluster, tmp_p
 
 def until_done(place: Path) -> None:
     """Wait for the first interval."""
-    end = time.monotonic() + 60
+    end = time.monotonic() + 120
     while not (place / "tikv-br" / "ledger").exists():
         assert time.monotonic() < end
         time.sleep(0.01)

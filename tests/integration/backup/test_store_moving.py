@@ -87,7 +87,7 @@ def test_a_region_that_its_new_leader_writes_again(
     assert region["leader_store"] != mover
     assert mover in {region_at(live, key)["leader_store"] for key in SPLITS[1:]}
     command = {"name": "transfer-leader", "arguments": {"region_id": region["id"], "store_id": mover}}
-    live.fail("Backup", {"delay": {"seconds": 1.5}}, store_id=mover)
+    live.fail("Backup", {"delay": {"seconds": 4}}, store_id=mover)  # until the other has written it
     moving = live.fail("Backup", {"command": command}, store_id=mover)
     written = live.fail(POINT, {"delay": {"seconds": 0}}, region_id=region["id"], count=-1)
     check_equal(live, options, rows, tmp_path)

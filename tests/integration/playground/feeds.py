@@ -16,7 +16,7 @@ from tikv_br.playground.region import Region
 
 Event = cdcpb_pb2.Event
 Request = cdcpb_pb2.ChangeDataRequest
-_PATIENCE: Final = 30.0
+_PATIENCE: Final = 60.0
 MULTIPLEXING: Final = (("features", "stream-multiplexing"),)
 
 

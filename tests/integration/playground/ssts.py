@@ -41,7 +41,7 @@ def backup(client: Client, store_id: int = 0, **fields: Any) -> list[brpb_pb2.Ba
     }
     store_id = store_id or client.playground.regions.locate(b"").leader_store
     stub = brpb_pb2_grpc.BackupStub(client.channel(client.playground.nodes[store_id].address))
-    return list(stub.backup(brpb_pb2.BackupRequest(**{**asked, **fields}), timeout=30))
+    return list(stub.backup(brpb_pb2.BackupRequest(**{**asked, **fields}), timeout=60))
 
 
 def files_of(responses: list[brpb_pb2.BackupResponse]) -> list[brpb_pb2.File]:
@@ -89,7 +89,7 @@ def download(
 ) -> import_sstpb_pb2.DownloadResponse:
     """One Download."""
     request = import_sstpb_pb2.DownloadRequest(sst=meta, is_raw_kv=True, **fields)
-    return importer(client, store_id).Download(request, timeout=30)
+    return importer(client, store_id).Download(request, timeout=60)
 
 
 def download_everywhere(
@@ -111,7 +111,7 @@ def upload(client: Client, region: Region, meta: import_sstpb_pb2.SSTMeta, data:
     meta.crc32 = zlib.crc32(data)
     chunks = [import_sstpb_pb2.UploadRequest(data=data[at : at + 1000]) for at in range(0, len(data), 1000)]
     for peer in region.peers:
-        importer(client, peer.store_id).Upload(iter([import_sstpb_pb2.UploadRequest(meta=meta), *chunks]), timeout=30)
+        importer(client, peer.store_id).Upload(iter([import_sstpb_pb2.UploadRequest(meta=meta), *chunks]), timeout=60)
 
 
 def ingest(
@@ -121,8 +121,8 @@ def ingest(
     stub = importer(client, store_id or region.leader_store)
     context = client.context(region)
     if len(metas) == 1:
-        return stub.Ingest(import_sstpb_pb2.IngestRequest(context=context, sst=metas[0]), timeout=30)
-    return stub.MultiIngest(import_sstpb_pb2.MultiIngestRequest(context=context, ssts=metas), timeout=30)
+        return stub.Ingest(import_sstpb_pb2.IngestRequest(context=context, sst=metas[0]), timeout=60)
+    return stub.MultiIngest(import_sstpb_pb2.MultiIngestRequest(context=context, ssts=metas), timeout=60)
 
 
 def v2_row(user: bytes, value: bytes, ts: int, keyspace: bytes = b"\0\0\0") -> tuple[bytes, bytes]:

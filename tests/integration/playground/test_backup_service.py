@@ -70,25 +70,23 @@ def test_expired_rows_of_v1ttl_are_left_out(tmp_path: Path) -> None:
     assert rows_in((tmp_path / "backup" / file.name).read_bytes(), tmp_path) == dict(expected)
 
 
-def lag(client: Client) -> float:
-    """By how many milliseconds the next write's timestamp is behind PD's."""
-    store = client.playground.nodes[client.region(b"k").leader_store]
-    now = client.playground.tso.next()
-    return (now >> 18) - (store.causal.next_ts() >> 18)
+def is_behind(client: Client, ts: int) -> bool:
+    """Whether the next write's timestamp is below that one of PD's."""
+    return client.playground.nodes[client.region(b"k").leader_store].causal.next_ts() < ts
 
 
 def test_the_flush_comes_before_the_storage(tmp_path: Path) -> None:
     """A backup to a folder that is not there still flushes timestamps; one refused for its version does not."""
-    with running(tmp_path, ApiVersion.V2, ts_ahead=1.0) as client:
-        time.sleep(1.2)
-        assert lag(client) > 500
+    with running(tmp_path, ApiVersion.V2, ts_ahead=600.0) as client:
+        before = client.playground.tso.next()
+        assert is_behind(client, before)
         [refused] = backup(client, dst_api_version=kv.V1)
         assert "invalid backup version, cur: V2, dst: V1" in refused.error.msg
-        assert lag(client) > 500
+        assert is_behind(client, before)
         missing = brpb_pb2.StorageBackend(local=brpb_pb2.Local(path=str(tmp_path / "nosuch")))
         [failed] = backup(client, storage_backend=missing)
         assert "No such file or directory" in failed.error.msg
-        assert lag(client) < 500
+        assert not is_behind(client, before)
 
 
 @pytest.mark.parametrize(
@@ -186,7 +184,7 @@ def test_rate_limit(tmp_path: Path) -> None:
         [file] = files_of(backup(client))
         started = time.monotonic()
         backup(client, rate_limit=2 * file.size)
-        assert 0.4 < time.monotonic() - started < 5
+        assert time.monotonic() - started > 0.4
 
 
 def test_encrypted_files(tmp_path: Path) -> None:

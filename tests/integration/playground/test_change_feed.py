@@ -15,7 +15,7 @@ import pytest
 
 from formats import mce
 from formats.api_version import ApiVersion
-from tests.integration.playground.clients import Client, running
+from tests.integration.playground.clients import Client, hold_delays, running
 from tests.integration.playground.feeds import Event, Feed, feeding
 from tests.playground_admin import PlaygroundAdmin
 from tests.waiting import eventually
@@ -123,16 +123,20 @@ def test_deregistration_of_a_whole_request(client: Client) -> None:
         feed.await_(lambda: feed.resolved(one.id) > before)
 
 
-def test_live_events_may_come_before_the_scan_is_over(client: Client, admin: PlaygroundAdmin) -> None:
+def test_live_events_may_come_before_the_scan_is_over(
+    client: Client, admin: PlaygroundAdmin, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A write made during the scan is told at once, ahead of INITIALIZED and ahead of every resolved-ts."""
     region = cut(client, b"early")
     for number in range(3):
         assert put(client, b"early%d" % number, b"old")
     with feeding(client, region.leader_store) as feed:
+        over = hold_delays(monkeypatch)
         with admin.failing("cdc.scan", {"delay": {"seconds": 1}}, region_id=region.id) as delay:
             feed.register(region)
             eventually(lambda: admin.hits(delay) == 1)
             assert put(client, b"early1", b"new")
+            over.set()
             feed.await_initialized()
         rows = [(bytes(row.key[4:]), bytes(row.value)) for row in feed.rows()]
         scanned = [(b"early%d" % number, b"old") for number in range(3)]

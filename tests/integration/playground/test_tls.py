@@ -37,7 +37,7 @@ def https(address: str, path: str, ca: Path, client: KeyPair | None = None) -> i
     context = ssl.create_default_context(cafile=str(ca))
     if client:
         context.load_cert_chain(client.cert, client.key)
-    with urllib.request.urlopen(f"https://{address}{path}", context=context, timeout=10) as answer:
+    with urllib.request.urlopen(f"https://{address}{path}", context=context, timeout=60) as answer:
         return int(answer.status)
 
 
@@ -59,7 +59,7 @@ def test_a_wrong_authority_is_not_trusted(tmp_path: Path) -> None:
     authority, other = Authority(tmp_path, "authority"), Authority(tmp_path, "other")
     tls = settings(authority, mutual=False)
     with running(tmp_path / "data", tls=tls, stores=1, client=credentials(other.ca)) as client:
-        for call in (lambda: client.pd.GetMembers(pdpb_pb2.GetMembersRequest(), timeout=5), lambda: client.get(b"k")):
+        for call in (lambda: client.pd.GetMembers(pdpb_pb2.GetMembersRequest(), timeout=60), lambda: client.get(b"k")):
             with pytest.raises(grpc.RpcError) as caught:
                 call()
             assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
@@ -84,7 +84,7 @@ def test_mutual_tls_demands_a_certificate(tmp_path: Path) -> None:
         client.credentials = credentials(authority.ca)
         client._channels.clear()
         with pytest.raises(grpc.RpcError):
-            client.pd.GetMembers(pdpb_pb2.GetMembersRequest(), timeout=5)
+            client.pd.GetMembers(pdpb_pb2.GetMembersRequest(), timeout=60)
         with pytest.raises(grpc.RpcError):
             client.get(b"k")
         with pytest.raises((urllib.error.URLError, ssl.SSLError, ConnectionError)):
@@ -97,7 +97,7 @@ def test_plain_text_on_a_tls_port_is_dropped(tmp_path: Path) -> None:
     tls = settings(authority, mutual=False)
     with running(tmp_path / "data", tls=tls, stores=1, client=credentials(authority.ca)) as client:
         with pytest.raises((urllib.error.URLError, ConnectionError)):
-            urllib.request.urlopen(f"http://{client.playground.state.address}/pd/api/v1/health", timeout=5)
+            urllib.request.urlopen(f"http://{client.playground.state.address}/pd/api/v1/health", timeout=60)
         assert client.pd.GetMembers(pdpb_pb2.GetMembersRequest()).leader.name == "pd1"
 
 

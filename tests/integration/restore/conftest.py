@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import pytest
 from formats.api_version import ApiVersion
 from tests.integration.backup.data import hard_rows, load
 from tests.live_cluster import LiveCluster, live_cluster
+from tests.waiting import eventually
 from tikv_br.backup.options import BackupOptions
 from tikv_br.backup.run import backup
 from tikv_br.restore.record import remove_all
@@ -62,6 +62,5 @@ def rows_of(live: LiveCluster, keyspace_id: int = 0) -> dict[bytes, bytes]:
 def target(tmp_path: Path) -> Iterator[LiveCluster]:
     """An empty V2 cluster of three stores."""
     with live_cluster(tmp_path / "target", ApiVersion.V2, stores=3) as live:
-        while len(live.regions()) < 5:  # until PD has split at the bounds of keyspace 0
-            time.sleep(0.05)
+        eventually(lambda: len(live.regions()) >= 5)  # until PD has split at the bounds of keyspace 0
         yield live

@@ -12,6 +12,7 @@ import pytest
 from formats.api_version import ApiVersion
 from tests.integration.backup.reading import golden_rows
 from tests.live_cluster import LiveCluster, live_cluster
+from tests.waiting import eventually
 from tikv_br.errors import ApiVersionMismatch, TargetNotEmpty
 from tikv_br.restore.options import RestoreOptions
 from tikv_br.restore.run import RestoreSummary, restore
@@ -72,7 +73,7 @@ def test_a_recorded_backup_comes_back_whole(golden: Path, tmp_path: Path, name: 
     )
     assert summary.verified
     assert (summary.crc64xor, summary.total_kvs) == (found.crc64xor, found.total_kvs)
-    assert all(abs((remaining[key] or 0) - (expiry - now)) < 5 for key, expiry in sample.items())
+    assert all(abs((remaining[key] or 0) - (expiry - now)) < 60 for key, expiry in sample.items())
 
 
 def test_an_unfit_api_version_is_refused(golden: Path, tmp_path: Path) -> None:
@@ -107,8 +108,7 @@ def test_data_in_the_target_is_not_overwritten_unasked(golden: Path, tmp_path: P
 def test_a_dry_run_changes_nothing(golden: Path, tmp_path: Path) -> None:
     """All checks run, no row and no region is made."""
     with live_cluster(tmp_path / "cluster", ApiVersion.V1) as live:
-        while len(live.regions()) < 5:  # until PD has split at the keyspaces' bounds
-            time.sleep(0.05)
+        eventually(lambda: len(live.regions()) >= 5)  # until PD has split at the keyspaces' bounds
         regions = live.regions()
         summary = restore_golden(live, golden, "v1", dry_run=True)
         assert live.regions() == regions

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from dataclasses import replace
 from functools import partial
 
@@ -15,6 +14,7 @@ from tests.integration.backup.data import when
 from tests.integration.restore.conftest import ROWS, rows_of
 from tests.integration.restore.test_resume import WARM, leftovers, run_restore
 from tests.live_cluster import LiveCluster
+from tests.waiting import eventually
 from tikv_br.backupset.lease import acquire
 from tikv_br.cluster.pb import import_sstpb_pb2
 from tikv_br.errors import LeaseHeld, TargetNotEmpty, Terminated
@@ -135,11 +135,10 @@ def test_killed(source: StorageLocation, target: LiveCluster, number: signal.Sig
     """SIGTERM puts everything back; after SIGKILL the next command does, even one that is refused later."""
     executor = ExecutorOptions("driver", concurrency=2)
     options = RestoreOptions(cluster=target.config, storage=source, executor=executor, import_mode=True)
-    target.fail("Ingest", {"delay": {"seconds": 0.5}}, count=-1)
+    target.fail("Ingest", {"delay": {"seconds": 1.5}}, count=-1)
     with Forks(*WARM) as forks:
         pid = forks.start(partial(run_restore, options))
-        while len(leftovers(source)) < 4:  # the beginning, import mode, and parts
-            time.sleep(0.02)
+        eventually(lambda: len(leftovers(source)) >= 4)  # the beginning, import mode, and parts
         assert (importing(target), paused(target)) == ([True] * 3, MOVERS)
         os.kill(pid, number)
         code = forks.wait()

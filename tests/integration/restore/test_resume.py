@@ -16,6 +16,7 @@ import pytest
 from tests.forks import Forks
 from tests.integration.restore.conftest import FILES, ROWS, rows_of
 from tests.live_cluster import LiveCluster
+from tests.waiting import eventually
 from tikv_br.backupset import layout
 from tikv_br.errors import (
     BackupDamaged,
@@ -221,14 +222,15 @@ def test_two_at_once_are_told_apart(source: StorageLocation, target: LiveCluster
     """The second is refused with a hint, or waits its turn, when it finds the rows of the first; another cluster is no matter."""
     target.fail("Ingest", {"delay": {"seconds": 0.3}}, count=2)
     with Forks(*WARM) as forks:
-        forks.start(partial(run_restore, options_of(target, source)))
-        while len(leftovers(source)) < 1:
-            time.sleep(0.02)
+        pid = forks.start(partial(run_restore, options_of(target, source)))
+        eventually(lambda: leftovers(source))
+        os.kill(pid, signal.SIGSTOP)  # it is not to end before it has been met
         with pytest.raises(LeaseHeld, match="restore by") as raised:
             restore(options_of(target, source))
         assert "--lock-wait" in raised.value.hint
         with pytest.raises(LeaseHeld):
             remove_all(open_store(source))
+        os.kill(pid, signal.SIGCONT)
         with pytest.raises(TargetNotEmpty):
             restore(options_of(target, source, lock_wait=120.0))
         assert forks.wait() == 0

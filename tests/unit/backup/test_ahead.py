@@ -27,7 +27,7 @@ def test_the_next_item_is_under_way_while_one_is_worked_on() -> None:
     for number, item in enumerate(Ahead(items())):
         seen.append(item)
         with progress:
-            assert progress.wait_for(lambda: len(asked) >= min(number + 2, 5), timeout=10)  # noqa: B023
+            assert progress.wait_for(lambda: len(asked) >= min(number + 2, 5), timeout=60)  # noqa: B023
             assert len(asked) <= number + 2
     assert seen == [f"item {number}" for number in range(5)]
 

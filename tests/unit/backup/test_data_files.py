@@ -73,7 +73,7 @@ def read(path: Path) -> list[tuple[bytes, bytes]]:
 
 
 @given(paged_rows(), st.integers(1, 500))
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 def test_files_join_up_and_hold_all_rows(
     tmp_path_factory: pytest.TempPathFactory, pages: Pages, file_bytes: int
 ) -> None:

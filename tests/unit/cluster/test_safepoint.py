@@ -41,14 +41,14 @@ class Pd:
     def wait_for_calls(self, calls: int) -> None:
         """Until so many updates were tried."""
         with self.called:
-            assert self.called.wait_for(lambda: self.calls >= calls, timeout=10)
+            assert self.called.wait_for(lambda: self.calls >= calls, timeout=60)
 
 
 def wait_until_lost(keeper: SafePointKeeper) -> None:
     """Until the keeper's thread has given up."""
     for thread in threading.enumerate():
         if thread.name == f"safe-point-{keeper.service_id}":
-            thread.join(10)
+            thread.join(60)
     assert keeper.lost is not None
 
 

@@ -125,7 +125,7 @@ def test_scatter_waits_until_pd_is_done(fake: FakeCluster) -> None:
         pdpb_pb2.ScatterRegionResponse(finished_percentage=100),
     )
     fake.pd.script(PD + "GetOperator", operators(pdpb_pb2.RUNNING, pdpb_pb2.RUNNING, None))
-    assert scatter(Cluster.connect(fake.config()), [Region.of(meta)], timeout=20) == []
+    assert scatter(Cluster.connect(fake.config()), [Region.of(meta)], timeout=120) == []
     assert len(fake.pd.requests[PD + "ScatterRegion"]) == 3
     assert len(fake.pd.requests[PD + "GetOperator"]) == 3
 

@@ -11,6 +11,7 @@ import pytest
 
 from tests.scripted_grpc import fail
 from tests.unit.cluster.fakes import PD, FakeCluster
+from tests.waiting import eventually
 from tikv_br.cluster.pb import pdpb_pb2
 from tikv_br.cluster.pd import PdClient
 from tikv_br.cluster.timestamp import MAX_LOGICAL, compose, minus_seconds, physical_ms
@@ -56,20 +57,22 @@ def test_the_recorded_answer_is_read_right(fake: FakeCluster) -> None:
 
 
 def test_callers_share_requests_and_no_timestamp(fake: FakeCluster) -> None:
-    """Many threads at once get disjoint ranges with far fewer requests than callers."""
-    counter = Counter(delay=0.02)
-    fake.pd.script(TSO, counter)
-    together = threading.Barrier(32)
+    """Threads that ask while a request is under way get disjoint ranges by one more."""
+    counter = Counter()
+    wanted = [at % 7 + 1 for at in range(32)]
 
-    def ask(count: int) -> tuple[int, int]:
-        together.wait()
-        return pd.tso(count), count
+    def answer(data: bytes) -> pdpb_pb2.TsoResponse:
+        asked = pdpb_pb2.TsoRequest.FromString(data).count
+        if not counter.counts:  # all others are to wait for this one
+            eventually(lambda: asked + sum(order.count for order in pd._tso._queue) == sum(wanted))
+        return counter(data)
 
+    fake.pd.script(TSO, answer)
     with PdClient(fake.config()) as pd, ThreadPoolExecutor(32) as pool:
-        ranges = sorted(pool.map(ask, [at % 7 + 1 for at in range(32)]))
+        ranges = sorted(pool.map(lambda count: (pd.tso(count), count), wanted))
     assert all(left + count <= right for (left, count), (right, _) in itertools.pairwise(ranges))
-    assert sum(counter.counts) == sum(count for _, count in ranges)
-    assert len(counter.counts) < 16
+    assert sum(counter.counts) == sum(wanted)
+    assert len(counter.counts) <= 2
 
 
 def test_large_orders_do_not_share_one_request(fake: FakeCluster) -> None:

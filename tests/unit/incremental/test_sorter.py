@@ -60,7 +60,9 @@ def winners(batches: list[list[Change]], expected: list[Change]) -> None:
     assert not rest
 
 
-@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(
+    max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], deadline=None
+)
 @given(steps=STEPS, memory=st.sampled_from([1, 10_000, 40_000, MIB]))
 def test_gives_what_a_plain_model_gives(tmp_path: Path, steps: list[list[Change] | int], memory: int) -> None:
     """Whatever is added and taken in turn, with any memory, the rows, their order and the winners are the model's."""

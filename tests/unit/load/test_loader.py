@@ -19,20 +19,25 @@ from tikv_br.progress_events import Event, TasksProgress
 class FakeClient:
     """Keeps what is put, as a cluster would, and how many puts ran at once."""
 
-    def __init__(self) -> None:
+    def __init__(self, at_once: int = 1) -> None:
+        """No put ends before so many were under way."""
         self.pairs: dict[bytes, tuple[bytes, int]] = {}
         self.most = 0
+        self._at_once = at_once
+        self._overlap = threading.Event()
         self._running = 0
         self._lock = threading.Lock()
 
     def put_columns(
         self, keys: pa.LargeBinaryArray, values: pa.LargeBinaryArray, expire_ts: columns.Numbers, ttl: int
     ) -> None:
-        """Take pairs, slowly enough to overlap. Keys must ascend."""
+        """Take pairs, whose keys must ascend."""
         with self._lock:
             self._running += 1
             self.most = max(self.most, self._running)
-        time.sleep(0.01)
+            if self.most >= self._at_once:
+                self._overlap.set()
+        assert self._overlap.wait(60)
         names, now = keys.to_pylist(), int(time.time())
         assert names == sorted(set(names))
         ttls = [int(each) - now if each else ttl for each in expire_ts]
@@ -57,7 +62,7 @@ def source(*batches: list[tuple[bytes, bytes, int]]) -> Source:
 
 def test_everything_is_put_in_parallel_parts() -> None:
     """All pairs arrive, several requests run at a time but no more than allowed, and the sums are right."""
-    client = FakeClient()
+    client = FakeClient(at_once=2)
     events: list[Event] = []
     loaded = load_pairs(client, made_pairs(40_000, 10, 1), concurrency=4, reporter=events.append)
     assert len(client.pairs) == loaded.total_kvs == 40_000
@@ -80,9 +85,11 @@ def test_expiry_becomes_a_ttl() -> None:
     """An absolute expiry is put as the seconds left, none as the default, and what has expired is counted, not put."""
     client = FakeClient()
     now = int(time.time())
-    loaded = load_pairs(client, source([(b"soon", b"", now + 100), (b"never", b"", 0), (b"gone", b"", now - 1)]), ttl=7)
+    loaded = load_pairs(
+        client, source([(b"soon", b"", now + 1000), (b"never", b"", 0), (b"gone", b"", now - 1)]), ttl=7
+    )
     assert client.pairs[b"never"] == (b"", 7)
-    assert 98 <= client.pairs[b"soon"][1] <= 100
+    assert 900 < client.pairs[b"soon"][1] <= 1000
     assert b"gone" not in client.pairs
     assert (loaded.total_kvs, loaded.expired_kvs) == (2, 1)
 

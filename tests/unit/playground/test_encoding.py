@@ -35,7 +35,7 @@ def test_rows_equal_those_of_formats(api_version: ApiVersion, user: bytes, value
         assert (puts, deletes) == ([], [data_key])
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=100)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], max_examples=100)
 @given(
     operations=st.lists(st.tuples(USER_KEYS, st.one_of(st.none(), st.binary(max_size=8)), EXPIRIES), max_size=30),
     bounds=st.tuples(USER_KEYS, USER_KEYS),

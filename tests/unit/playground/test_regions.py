@@ -67,7 +67,7 @@ def test_split_keys_at_or_outside_bounds_are_dropped(engine: Engine) -> None:
     assert table.split(right.id, [b"m", b"a"]) == [right]
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], max_examples=60)
 @given(keys=st.lists(KEYS, max_size=20), probes=st.lists(st.binary(max_size=4), max_size=10))
 def test_regions_cover_all_keys_once(engine: Engine, keys: list[bytes], probes: list[bytes]) -> None:
     """After any splits the regions join without hole or overlap, and every lookup agrees with a linear search."""

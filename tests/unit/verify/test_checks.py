@@ -17,7 +17,7 @@ from tikv_br.verify.checks import FileJob, HashedFile, check_file
 from tikv_br.verify.options import Level
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(st.binary(max_size=300), st.lists(st.tuples(st.integers(0, 300), st.integers(0, 300)), max_size=12))
 def test_any_order_of_reads_gives_the_hash_of_the_whole(
     tmp_path: Path, data: bytes, reads: list[tuple[int, int]]
