@@ -76,6 +76,11 @@ def test_a_backup_and_all_that_is_done_with_it_are_reported(
     assert [cell["regions"] for cell in made["keyspace_map"]] == [1, 1]
     assert "by the 2 regions of the source" in text
 
+    ended(30, "backup", "raw", "--pd", live.pd, "-s", place, "--executor", "driver", report=report)
+    text = seen(page, report)
+    assert "This run made no complete backup." in text
+    assert "Map of the keyspace" not in text  # the backup there is another run's
+
     flags = ("--pd", target.pd, "-s", place, "--executor", "driver")
     brought = ended(0, "restore", "raw", *flags, report=report)
     assert brought["compared"][-1]["keys"] == KEYS

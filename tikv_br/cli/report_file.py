@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tikv_br.cli.failure import failure_of
-from tikv_br.errors import StorageError, TikvBrError, UsageError
+from tikv_br.errors import BackupPathInUse, StorageError, TikvBrError, UsageError
 from tikv_br.progress_events import Reporter
 
 if TYPE_CHECKING:
@@ -127,6 +127,8 @@ class Draft:
         """The backup by its own records, its files, and why there are none."""
         if self.place is None or isinstance(error, StorageError | UsageError):
             return None, (), []  # where it was not to be reached a moment ago, nobody waits once more
+        if isinstance(error, BackupPathInUse):
+            return None, (), []  # what lies there is another run's
         from tikv_br.backupset.backup_set import BackupSet
         from tikv_br.report.facts import backup_facts, cells
         from tikv_br.storage.open import open_store

@@ -8,7 +8,7 @@ from dataclasses import replace
 from tikv_br import __version__
 from tikv_br.backupset.index_entry import IndexEntry
 from tikv_br.drill.context import DrillContext
-from tikv_br.drill.goals import Goal, judge
+from tikv_br.drill.goals import Goal, Measured, judge
 from tikv_br.drill.history import Past, past_of
 from tikv_br.drill.ledger import Kind
 from tikv_br.drill.report import DrillReport
@@ -19,7 +19,7 @@ from tikv_br.storage.url import StorageLocation
 
 def assemble(context: DrillContext, failure: BaseException | None, step: str, earlier: Sequence[Past]) -> DrillReport:
     """What there is to say of a drill; ``step`` is the one that failed, ``earlier`` the drills before, the oldest first."""
-    goals, recorder = judge(context.options.objectives, context.measured), context.recorder
+    goals, recorder = judge(context.options.objectives, _reached(context.measured)), context.recorder
     report = DrillReport(
         id=context.id,
         verdict=_verdict(failure, goals),
@@ -40,6 +40,11 @@ def assemble(context: DrillContext, failure: BaseException | None, step: str, ea
         trend=(),
     )
     return replace(report, trend=(*earlier, past_of(report.to_json())))
+
+
+def _reached(found: Measured) -> Measured:
+    """How much would be lost is known only where the rest was proven to come back."""
+    return found if found.rto is not None else replace(found, rpo=None, rpo_method="")
 
 
 def _backup_facts(context: DrillContext) -> BackupFacts | None:

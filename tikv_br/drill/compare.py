@@ -13,6 +13,7 @@ from tikv_br.drill.proven import all_sums
 from tikv_br.errors import ChecksumMismatch
 from tikv_br.proof.prover import Prover
 from tikv_br.report.facts import Compared
+from tikv_br.report.figures import counted
 from tikv_br.restore.plan import choose_parts
 from tikv_br.verify.options import Executor, Level, VerifyOptions
 from tikv_br.verify.run import verify
@@ -29,7 +30,7 @@ def as_is(context: DrillContext) -> tuple[Compared, Checksum]:
     recorded = totals(context.backup_set.files)
     compared = Compared(
         WHAT,
-        f"{proven.ranges_compared} ranges without a gap: keys, bytes and crc64 of all rows, as the target's stores "
+        f"{counted(proven.ranges_compared, 'range')} without a gap: keys, bytes and crc64 of all rows, as the target's stores "
         "count them, beside what the backup recorded when it was made",
         proven.rows_checked,
         0,
@@ -49,7 +50,7 @@ def renamed(context: DrillContext) -> tuple[Compared, Checksum]:
             raise ChecksumMismatch(differences[0])
     compared = Compared(
         WHAT,
-        f"{len(parts) + len(holes)} ranges without a gap: keys, bytes and crc64 of all rows, as the target's stores "
+        f"{counted(len(parts) + len(holes), 'range')} without a gap: keys, bytes and crc64 of all rows, as the target's stores "
         "count them, beside those of the backup's files, read and renamed as the target has them",
         found.total_kvs,
         sum(part.file.size for part in parts),

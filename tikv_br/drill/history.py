@@ -15,6 +15,8 @@ from tikv_br.storage.base import ObjectStore
 REPORTS = "reports"
 TREND = 60
 """Drills that a trend shows."""
+WHOLE = "lost-cluster"
+"""The scenario whose RTO is that of the whole backup."""
 SEAL = "content_sha256"
 """A field of each report: the hash of the others. Old backups are removed by what reports say."""
 _END = b"}\n"
@@ -35,7 +37,7 @@ class Past:
     keys: int
     data_bytes: int
     speed: float | None
-    """Bytes of keys and values a second, over the whole recovery."""
+    """Bytes of keys and values a second, over the whole recovery; None also where a part was restored beside the rest."""
     made_backup: str
     """Id of the backup that the drill made; ``""`` = none."""
 
@@ -55,7 +57,7 @@ def past_of(report: Mapping[str, Any]) -> Past:
         rto=rto,
         keys=backup.get("keys", 0),
         data_bytes=size,
-        speed=size / rto if rto else None,
+        speed=size / rto if rto and report["scenario"] == WHOLE else None,
         made_backup=backup["id"] if backup.get("made_by_drill") else "",
     )
 

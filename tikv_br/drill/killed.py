@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import signal
 from dataclasses import replace
 from datetime import UTC, datetime
 
@@ -17,7 +18,7 @@ from tikv_br.drill.history import REPORTS, past_of
 from tikv_br.drill.ledger import Kind, Ledger
 from tikv_br.drill.page import write_page
 from tikv_br.drill.report import DrillReport, write_json
-from tikv_br.errors import BackupNotFound, Terminated, TikvBrError
+from tikv_br.errors import BackupNotFound, TikvBrError
 from tikv_br.progress_events import Notice
 from tikv_br.report.facts import BackupFacts, Trouble, Verdict
 from tikv_br.storage.base import exists
@@ -25,6 +26,9 @@ from tikv_br.storage.open import open_store
 
 log = logging.getLogger(__name__)
 NOT_KNOWN = "not known"
+KILLED = 128 + signal.SIGKILL
+"""What a shell says of a process that was killed."""
+HINT = "If nobody did that, look for a reboot or for the kernel's out-of-memory killer at that time."
 
 
 def report(context: DrillContext, dead: Ledger) -> None:
@@ -70,7 +74,7 @@ def _report(dead: Ledger, backup: BackupFacts | None) -> DrillReport:
         tool_version=__version__,
         goals=judge(Objectives(), Measured()),
         backup=backup,
-        trouble=Trouble(Terminated.__name__, Terminated.exit_code, message, Terminated.default_hint, NOT_KNOWN),
+        trouble=Trouble("Killed", KILLED, message, HINT, ""),
         phases=(),
         samples=(),
         keyspace_map=(),

@@ -13,7 +13,6 @@ from tikv_br.storage.base import ObjectStore
 
 PACKAGE = "tikv_br.drill"
 INDEX = "index.html"
-MISSED = "The recovery worked, but missed what was asked of it."
 INTERRUPTED = "The drill was broken off, and says nothing about the backup."
 OUTCOMES = {
     "corrupt-backup": (
@@ -50,6 +49,7 @@ def write_index(home: ObjectStore, drills: Sequence[Past]) -> None:
 
 def render_report(report: DrillReport) -> str:
     """The page of one drill."""
+    trend = [past for past in report.trend if past.scenario == report.scenario]
     return render(
         PACKAGE,
         "drill.html",
@@ -59,7 +59,8 @@ def render_report(report: DrillReport) -> str:
         ],
         sentence=_sentence(report),
         story=SCENARIOS.get(report.scenario, ""),
-        trends=_trends(report),
+        trend=trend,
+        trends=_trends(report, trend),
     )
 
 
@@ -71,7 +72,8 @@ def _sentence(report: DrillReport) -> str:
             asked = [goal for goal in report.goals if goal.limit is not None]
             return f"{well} {'All that was asked of it was reached.' if asked else 'Nothing more was asked of it.'}"
         case Verdict.MISSED:
-            return MISSED
+            missed = ", ".join(goal.name for goal in report.goals if not goal.met)
+            return f"{well} But it missed what was asked of it: {missed}."
         case Verdict.INTERRUPTED:
             return INTERRUPTED
         case _:
@@ -85,7 +87,7 @@ def render_index(drills: Sequence[Past]) -> str:
     return render_list(PACKAGE, "index.html", drills=newest_first, passed=passed)
 
 
-def _trends(report: DrillReport) -> list[tuple[str, str, list[float | None], plot.Curve]]:
+def _trends(report: DrillReport, trend: Sequence[Past]) -> list[tuple[str, str, list[float | None], plot.Curve]]:
     """Name, unit, values and curve of each figure, a value for each drill of the trend."""
     limits = {goal.name: goal.limit for goal in report.goals}
     figures: tuple[tuple[str, str, float | None, Callable[[Past], float | None]], ...] = (
@@ -94,10 +96,10 @@ def _trends(report: DrillReport) -> list[tuple[str, str, list[float | None], plo
         ("size", "B", None, lambda past: past.data_bytes or None),
         ("speed", "B/s", None, lambda past: past.speed),
     )
-    places = [float(place) for place in range(len(report.trend))]
+    places = [float(place) for place in range(len(trend))]
     found = []
     for name, unit, limit, value_of in figures:
-        values = [value_of(past) for past in report.trend]
+        values = [value_of(past) for past in trend]
         if any(value is not None for value in values):
             found.append(
                 (

@@ -5,15 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 
 from formats.checksum import Checksum
+from formats.keytext import format_key
 from tikv_br.cluster import timestamp
 from tikv_br.drill import compare
 from tikv_br.drill.context import DrillContext
 from tikv_br.drill.landing import Landing, first_key
 from tikv_br.drill.ledger import Kind
-from tikv_br.errors import TargetNotEmpty
+from tikv_br.errors import TargetNotEmpty, UsageError
 from tikv_br.progress_events import Event, Reporter, StepStarted
 from tikv_br.report.facts import Compared
-from tikv_br.restore.run import restore
+from tikv_br.report.figures import counted
+from tikv_br.restore.run import RestoreSummary, restore
 from tikv_br.restore.steps import FIRST_CHANGE
 from tikv_br.verify.options import Executor, Level, VerifyOptions
 from tikv_br.verify.run import verify
@@ -85,10 +87,19 @@ def delete_range(context: DrillContext) -> None:
 
 
 def restore_range(context: DrillContext) -> None:
-    """Restore the range alone, into a cluster that has the rest."""
+    """Restore the range alone, into a cluster that has the rest. Raises `UsageError` for one without a key."""
     _begin_recovery(context)
-    options = context.options
-    _restore(context, start=options.start, end=options.end)
+    start, end = context.options.start, context.options.end
+    restored = _restore(context, start=start, end=end).total_kvs
+    if not restored:
+        raise UsageError(
+            "the backup has no key between --start and --end: there was nothing to restore",
+            hint="Name a range with keys.",
+        )
+    span = f"from {format_key(start, 'escaped') or 'the first key'} to {format_key(end, 'escaped') or 'the last'}"
+    context.compared.append(
+        Compared("the range that was deleted, and restored alone", f"{span}; by the restore itself", restored, 0)
+    )
 
 
 def verify_all(context: DrillContext) -> None:
@@ -104,7 +115,7 @@ def verify_all(context: DrillContext) -> None:
     context.compared.append(
         Compared(
             "the backup's files with its records",
-            f"every byte of {read.files_checked} files read again: sha256, block checksums, order and form of the rows, sums",
+            f"every byte of {counted(read.files_checked, 'file')} read again: sha256, block checksums, order and form of the rows, sums",
             read.rows_checked,
             read.bytes_read,
         )
@@ -129,6 +140,6 @@ def _begin_recovery(context: DrillContext) -> None:
     context.measured = replace(context.measured, rpo=max(context.lost_ms - known, 0) / 1000, rpo_method=text)
 
 
-def _restore(context: DrillContext, start: bytes = b"", end: bytes = b"") -> None:
+def _restore(context: DrillContext, start: bytes = b"", end: bytes = b"") -> RestoreSummary:
     asked = replace(context.target.restore(context.place, context.restore_state), start=start, end=end)
-    restore(asked, claiming(context))
+    return restore(asked, claiming(context))

@@ -21,6 +21,11 @@ def figure(value: float | None, unit: str) -> str:
             return f"{value:,.0f}"
 
 
+def counted(number: int, what: str) -> str:
+    """So many of something: ``1 file``, ``2,000 files``."""
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
 def utc(milliseconds: int) -> str:
     """A time, to the second; a dash for 0, which is none."""
     return f"{datetime.fromtimestamp(milliseconds / 1000, UTC):%Y-%m-%d %H:%M:%S} UTC" if milliseconds else NONE

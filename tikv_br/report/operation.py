@@ -25,7 +25,7 @@ PASSED = {
     "diff": "Both sides hold the same.",
 }
 FAILED = {
-    "backup raw": "There is no complete backup. Do not count on it.",
+    "backup raw": "This run made no complete backup.",
     "restore raw": "The restore did not come to its end. The target may hold a part of the data.",
     "verify": "It was not proven that all is right.",
     "diff": "It was not proven that both sides hold the same.",

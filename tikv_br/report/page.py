@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from tikv_br.report import plot
 from tikv_br.report.facts import Cell
-from tikv_br.report.figures import day, figure, short_key, utc, visible
+from tikv_br.report.figures import counted, day, figure, short_key, utc, visible
 from tikv_br.report.recorder import Phase, Sample
 
 if TYPE_CHECKING:
@@ -88,5 +88,5 @@ def _environment(package: str) -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters |= {"figure": figure, "utc": utc, "day": day, "key": short_key}
+    made.filters |= {"figure": figure, "utc": utc, "day": day, "key": short_key, "counted": counted}
     return made

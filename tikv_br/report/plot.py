@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 from tikv_br.report.facts import Cell
 from tikv_br.report.recorder import Phase, Sample
@@ -15,6 +14,10 @@ LEFT, BOTTOM = 64.0, 20.0
 MIN_WIDTH = 1.5
 """Of a bar, in pixels: what was quick is seen as well."""
 ROW = 20.0
+FAR = 4
+"""Times the highest value."""
+INSTANT = 0.1
+"""Seconds that throughput is not plotted over."""
 BUCKETS = 80
 """Points of the plot of throughput."""
 WORTH = 0.005
@@ -74,9 +77,15 @@ def curve(
     unit: str = "",
     marks: Sequence[float] = (),
 ) -> Curve:
-    """Values at places, both from 0 on, filling the plot; one place alone stands in the middle. None is no value."""
+    """Values at places, both from 0 on, filling the plot; one place alone stands in the middle. None is no value.
+
+    A limit far above all values is not drawn: it would leave them no height to be told apart by.
+    """
     first, last = min(places, default=0.0), max(places, default=0.0)
-    top = nice_top(max([*(value or 0.0 for value in values), limit or 0.0], default=0.0), unit)
+    highest = max((value or 0.0 for value in values), default=0.0)
+    if limit is not None and 0 < highest * FAR < limit:
+        limit = None
+    top = nice_top(max(highest, limit or 0.0), unit)
     span = (last - first) or 1.0
 
     def x(place: float) -> float:
@@ -139,16 +148,21 @@ def timeline(phases: Iterable[Phase], seconds: float) -> list[Bar]:
 def throughput(samples: Sequence[Sample], most: int = BUCKETS) -> list[tuple[float, float]]:
     """Seconds since the begin, and bytes a second around then, in ``most`` equal parts of the time that samples cover.
 
-    What came between two samples of an operation counts as spread evenly over the time between them.
+    What came since an operation last told of more counts as spread evenly over that time: what is told task by task has
+    not come in an instant. Nothing where all was done in one.
     """
-    if len(samples) < 2 or samples[-1].seconds <= samples[0].seconds:
+    if len(samples) < 2 or samples[-1].seconds - samples[0].seconds < INSTANT:
         return []
     first = samples[0].seconds
     width = (samples[-1].seconds - first) / most
     came = [0.0] * most
-    for before, after in pairwise(samples):
-        if after.step == before.step and after.bytes > before.bytes:
-            _spread(came, (before.seconds - first) / width, (after.seconds - first) / width, after.bytes - before.bytes)
+    last = samples[0]
+    for sample in samples[1:]:
+        if sample.step == last.step and sample.bytes == last.bytes:
+            continue
+        if sample.step == last.step and sample.bytes > last.bytes:
+            _spread(came, (last.seconds - first) / width, (sample.seconds - first) / width, sample.bytes - last.bytes)
+        last = sample
     return [(first + (place + 0.5) * width, size / width) for place, size in enumerate(came)]
 
 

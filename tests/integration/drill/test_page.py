@@ -10,6 +10,7 @@ import pytest
 
 from tests.browser import Page, browser
 from tests.unit.drill.samples import failed, passed
+from tikv_br.drill.goals import Measured, Objectives, judge
 from tikv_br.drill.history import past_of
 from tikv_br.drill.page import NOT_RECOVERED, OUTCOMES, RECOVERED, SCENARIOS, render_index, render_report
 from tikv_br.report.facts import Compared, Trouble, Verdict
@@ -115,6 +116,15 @@ def test_each_scenario_is_told_in_a_sentence(page: Page, tmp_path: Path, scenari
         assert OUTCOMES.get(scenario, (RECOVERED, NOT_RECOVERED))[report.verdict is Verdict.FAILED] in text
         assert {"timeline", "map"} <= set(page.value(PLOTS))
         assert page.value(DRAWN)
+
+
+def test_a_missed_objective_is_named_beside_what_worked(page: Page, tmp_path: Path) -> None:
+    """Also where nothing is recovered: an old backup whose damage was found."""
+    missed = judge(Objectives(max_age=1.0), Measured(age=70.0))
+    report = replace(passed(), verdict=Verdict.MISSED, scenario="corrupt-backup", goals=missed)
+    text = show(page, tmp_path / "report.html", render_report(report))
+    assert f"{OUTCOMES['corrupt-backup'][0]} But it missed what was asked of it: age of the backup." in text
+    assert "recovery worked" not in text
 
 
 def test_nothing_acts_in_hostile_texts(page: Page, tmp_path: Path) -> None:

@@ -24,10 +24,19 @@ def test_a_curve_fills_the_plot_and_its_limit_lies_within() -> None:
     assert len(curve([7], [1]).points) == 1
 
 
+def test_a_limit_far_above_all_values_leaves_them_their_height() -> None:
+    """Two hours were asked for, and seconds measured: the trend of seconds is seen, and the limit only told."""
+    made = curve([0, 1], [2.0, 3.0], limit=7200.0, unit="s")
+    assert made.limit is None
+    assert made.points == curve([0, 1], [2.0, 3.0], unit="s").points
+    assert curve([0, 1], [None, None], limit=7200.0).limit is not None
+
+
 def test_throughput_is_told_within_an_operation_only() -> None:
     """What came is spread over its time; between the last sample of one operation and the first of the next nothing came."""
     samples = [
         Sample(0, "a", 0, 0),
+        Sample(1, "a", 0, 0),  # nothing of the task was told meanwhile
         Sample(2, "a", 1, 100),
         Sample(3, "b", 0, 0),
         Sample(4, "b", 1, 30),
