@@ -82,4 +82,4 @@ class Cleaner:
             raise DrillRemains(f"{creation.place} is no place for a copy of drill {drill}: it is left alone")
         for info in list(self._home.list(creation.place)):
             self._home.delete(info.name)
-        self._home.sweep(creation.place, deep=True)
+        self._home.sweep(COPIES, deep=True)

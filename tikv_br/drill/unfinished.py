@@ -8,6 +8,7 @@ from tikv_br.backup.abort import abort_backup
 from tikv_br.cluster.config import ClusterConfig
 from tikv_br.drill.ledger import Creation
 from tikv_br.errors import BackupPathInUse, DrillRemains, LeaseHeld
+from tikv_br.storage.open import open_store
 from tikv_br.storage.url import StorageLocation
 
 
@@ -34,3 +35,4 @@ class UnfinishedBackup:
             raise
         except BackupPathInUse:
             return
+        open_store(place).sweep(deep=True)  # the folder itself was made by the drill
