@@ -166,7 +166,8 @@ def test_whatever_was_missed_is_named(drills: Drills, page: Page) -> None:
     asked = ("--rpo", "0s", "--rto", "0s", "--max-age", "0s", "--min-keys", str(len(ROWS) + 1))
     missed = drills.run(62, "--target-keyspace", str(SCRATCH), *asked)
     assert missed["name"] == "ObjectivesMissed"
-    assert "missed RPO, RTO, age of the backup, keys" in missed["message"]
+    by_how_much = r"missed RPO \(.+, asked 0 s\), RTO \(.+, asked 0 s\), age of the backup \(.+, asked 0 s\), keys \(400, asked 401\)"
+    assert re.search(by_how_much, missed["message"])
     assert [goal["met"] for goal in drills.report["goals"]] == [False] * 4
     text = drills.seen(page)
     assert text.count("✗ missed") == 4
@@ -251,6 +252,7 @@ def test_damage_that_is_not_found_has_a_code_of_its_own(
         ("--keyspace all", "--backup"),
         ("--scenario stale-safe-point --target-keyspace 7", "playground"),
         ("--scenario corrupt-backup --rto 1h", "corrupt-backup"),
+        ("--scenario stale-safe-point --min-keys 1", "stale-safe-point"),
         ("--heartbeat-url nowhere", "http"),
         ("--webhook-url nowhere", "http"),
         ("--on-end '", "command"),

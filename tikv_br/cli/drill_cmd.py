@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import sys
+from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from tikv_br.storage.url import StorageLocation
 
 app = typer.Typer(rich_markup_mode=None, no_args_is_help=True, add_completion=False)
+log = logging.getLogger(__name__)
 COLUMNS = ("id", "begun (UTC)", "verdict", "scenario", "RTO", "RPO", "keys", "size")
 
 
@@ -63,6 +66,7 @@ def run(
     place = storage_flags.locate(storage)
     from tikv_br.drill.notify import summarize
     from tikv_br.drill.options import DrillOptions, Scenario
+    from tikv_br.drill.report import page_url
     from tikv_br.drill.run import drill as rehearse
 
     source = cluster.config()
@@ -87,7 +91,8 @@ def run(
     )
     out = Output(output)
     with progress_display(out) as display:
-        summary = summarize(rehearse(asked, display))
+        report = rehearse(asked, display)
+    summary = summarize(report, page_url(asked.home, report.id))
     out.result("summary", asdict(summary), _text(summary))
 
 
@@ -97,11 +102,14 @@ def list_drills(
     *, reports: flags.ReportsOption = "", storage_flags: S3Flags, output: OutputOption = OutputForm.CONSOLE
 ) -> None:
     """List the drills that have a report, the newest first."""
+    from tikv_br.report.figures import counted
+
     out = Output(output)
-    found = _newest_first(storage_flags.locate(flags.reports_url(reports)))
+    place = storage_flags.locate(flags.reports_url(reports))
+    found = _newest_first(place)
     for past in found:
         out.result("drill", asdict(past))
-    out.table(COLUMNS, [_row(past) for past in found])
+    out.table(COLUMNS, [_row(past) for past in found], title=f"{counted(len(found), 'drill')} in {place}")
     out.flush()
 
 
@@ -116,12 +124,14 @@ def show(
 ) -> None:
     """Show the report of a drill."""
     from tikv_br.drill.history import REPORTS, read_past, read_report
+    from tikv_br.drill.report import page_url
     from tikv_br.storage.open import open_store
 
     home = open_store(storage_flags.locate(flags.reports_url(reports)))
     ids = [past.id for past in read_past(home) if past.id.startswith(drill_id)]
     if not ids:
-        raise BackupNotFound(f"there is no drill {drill_id!r} in {home.location}", hint="See `tikv-br drill list`.")
+        what = f"no drill {drill_id!r}" if drill_id else "no report of a drill"
+        raise BackupNotFound(f"there is {what} in {home.location}", hint="See `tikv-br drill list`, and --reports.")
     if drill_id and len(ids) > 1:
         raise UsageError(f"{drill_id!r} begins the ids of {len(ids)} drills: {', '.join(ids[:4])}")
     report = read_report(home, ids[-1])
@@ -131,13 +141,12 @@ def show(
             hint="Its page, the .html beside it, is another object. See `tikv-br drill list` for other drills.",
         )
     out = Output(output)
-    out.result("report", {"report": report})
+    out.result("report", {"report": report}, _story(report, page_url(home.location, ids[-1])))
     rows = [
         (goal["name"], _figure(goal["limit"], goal["unit"]), _figure(goal["value"], goal["unit"]), _met(goal))
-        for goal in report.get("goals", [])
+        for goal in report["goals"]
     ]
-    title = f"Drill {ids[-1]}: {report.get('verdict', '?')} ({REPORTS}/{ids[-1]}.html in {home.location})"
-    out.table(("objective", "asked", "measured", ""), rows, title=title)
+    out.table(("objective", "asked", "measured", ""), rows)
     out.flush()
 
 
@@ -154,6 +163,8 @@ def schedule(
     """Print what has cron or systemd run a drill."""
     from tikv_br.drill.schedule import crontab, systemd
 
+    if not config.is_file():
+        log.warning("there is no file %s: drills will fail until there is", config)
     program = str(Path(sys.argv[0]).absolute())
     command = [program, "drill", "run", "--config", str(config.absolute())]
     text = (crontab if form == "crontab" else systemd)(command, at, weekday)
@@ -176,8 +187,32 @@ def _text(summary: Summary) -> str:
         ("keys", _figure(summary.keys, "keys")),
         ("backup", summary.backup),
         ("total-take", human_seconds(summary.seconds)),
+        ("report", summary.page),
     ]
-    return f"Drill {summary.id}" + "".join(f"\n  {name:<18} {value}" for name, value in figures)
+    return _listed(f"Drill {summary.id}", figures)
+
+
+def _story(report: dict[str, Any], page: str) -> str:
+    """What a report says of a drill, but for its objectives."""
+    backup, trouble = report["backup"], report["trouble"]
+    said = [
+        ("verdict", report["verdict"]),
+        ("begun (UTC)", f"{utc(report['started_ms'])}, took {human_seconds(report['seconds'])}"),
+        ("scenario", f"{report['scenario']}, into {report['target']}"),
+        *([("backup", backup["place"])] if backup else []),
+        *(
+            [("went wrong", f"{trouble['message']} (step “{trouble['step']}”)"), ("hint", trouble["hint"])]
+            if trouble
+            else []
+        ),
+        *(("note", note) for note in report["notices"]),
+        ("report", page),
+    ]
+    return _listed(f"Drill {report['id']}", said)
+
+
+def _listed(title: str, rows: Iterable[tuple[str, str]]) -> str:
+    return title + "".join(f"\n  {name:<18} {value}" for name, value in rows)
 
 
 def _row(past: Past) -> tuple[str, ...]:

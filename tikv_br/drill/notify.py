@@ -29,9 +29,9 @@ METRIC = "tikv_br_drill"
 log = logging.getLogger(__name__)
 
 
-def tell(hooks: Hooks, report: DrillReport) -> list[str]:
-    """Tell everybody, and return what did not work; one that fails keeps nothing from the others."""
-    summary = asdict(summarize(report))
+def tell(hooks: Hooks, report: DrillReport, page: str) -> list[str]:
+    """Tell everybody, and return what did not work; one that fails keeps nothing from the others. ``page`` is its URL."""
+    summary = asdict(summarize(report, page))
     asked: list[tuple[str, bool, Callable[[], None]]] = [
         ("the textfile", bool(hooks.textfile), lambda: _write_textfile(hooks.textfile, report)),
         ("the webhook", bool(hooks.webhook), lambda: _post(hooks.webhook, summary)),
@@ -71,10 +71,12 @@ class Summary:
     """Objectives."""
     message: str
     """What went wrong; ``""`` = nothing."""
+    page: str
+    """URL of the report's page; the JSON lies beside it. ``""`` = it could not be written."""
 
 
-def summarize(report: DrillReport) -> Summary:
-    """The line of a report."""
+def summarize(report: DrillReport, page: str) -> Summary:
+    """The line of a report whose page lies at a URL."""
     backup, trouble, keys = report.backup, report.trouble, report.value("keys")
     return Summary(
         id=report.id,
@@ -91,6 +93,7 @@ def summarize(report: DrillReport) -> Summary:
         backup=backup.place if backup else "",
         missed=tuple(goal.name for goal in report.goals if not goal.met),
         message=trouble.message if trouble else "",
+        page=page,
     )
 
 

@@ -71,9 +71,11 @@ class DrillOptions:
         if has_range != (self.scenario is Scenario.DELETED_RANGE):
             raise UsageError("--start and --end are the range of --scenario deleted-range, which needs one of them")
         asked = self.objectives
-        if self.scenario is Scenario.CORRUPT_BACKUP and (asked.rpo, asked.rto, asked.min_keys) != (None, None, None):
+        recovers = self.scenario not in {Scenario.CORRUPT_BACKUP, Scenario.STALE_SAFE_POINT}
+        if not recovers and (asked.rpo, asked.rto, asked.min_keys) != (None, None, None):
             raise UsageError(
-                "--rpo, --rto and --min-keys are measured by a restore: --scenario corrupt-backup has none"
+                f"--rpo, --rto and --min-keys are measured by a restore: --scenario {self.scenario.value} has none",
+                hint="Give the drills of that scenario a config file of their own.",
             )
         if self.scenario is Scenario.STALE_SAFE_POINT and isinstance(self.target, ClusterTarget):
             raise UsageError(

@@ -12,6 +12,7 @@ from tikv_br.drill.ledger import Creation
 from tikv_br.report.facts import BackupFacts, Cell, Compared, Trouble, Verdict, plain
 from tikv_br.report.recorder import Phase, Sample
 from tikv_br.storage.base import ObjectStore
+from tikv_br.storage.url import StorageLocation
 
 SCHEMA_VERSION = 1
 
@@ -47,6 +48,11 @@ class DrillReport:
     def to_json(self) -> dict[str, Any]:
         """Plain values; keys of what was made are hex."""
         return {"schema_version": SCHEMA_VERSION, **json.loads(json.dumps(asdict(self), default=plain))}
+
+
+def page_url(home: StorageLocation, drill: str) -> str:
+    """Where the page of a drill's report lies; the JSON is beside it."""
+    return home.child(f"{REPORTS}/{drill}.html").redacted()
 
 
 def write_json(home: ObjectStore, report: DrillReport) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
@@ -14,13 +15,14 @@ from tikv_br.drill.assemble import assemble
 from tikv_br.drill.canary import CanaryRemover
 from tikv_br.drill.cleaning import Cleaner, Remover, forget_backup
 from tikv_br.drill.context import DrillContext
+from tikv_br.drill.goals import Goal
 from tikv_br.drill.held import held
-from tikv_br.drill.history import REPORTS, TREND, read_past
+from tikv_br.drill.history import REPORTS, TREND, Past, read_past
 from tikv_br.drill.ledger import Kind, Ledger
 from tikv_br.drill.notify import tell
 from tikv_br.drill.options import DrillOptions
 from tikv_br.drill.page import write_index, write_page
-from tikv_br.drill.report import DrillReport, write_json
+from tikv_br.drill.report import DrillReport, page_url, write_json
 from tikv_br.drill.retention import remove_old
 from tikv_br.drill.scratch import ScratchRemover
 from tikv_br.drill.steps import drill_steps
@@ -28,12 +30,15 @@ from tikv_br.drill.unfinished import UnfinishedBackup
 from tikv_br.errors import BackupDamaged, LeaseHeld, ObjectivesMissed, StorageError, TikvBrError
 from tikv_br.progress_events import Notice, Reporter, silent
 from tikv_br.report.facts import Verdict
+from tikv_br.report.figures import figure
 from tikv_br.report.recorder import Recorder
 from tikv_br.steps import Line, Step, run_steps
 from tikv_br.storage.base import ObjectStore
 from tikv_br.storage.open import open_store
 
 HELD = "Another drill with the same --reports is at work; one that was killed on another machine counts for up to 40 s."
+WRITE, TELL = "write the report", "tell"
+"""Two of the steps after a drill's own."""
 log = logging.getLogger(__name__)
 
 
@@ -101,17 +106,23 @@ def _drill(options: DrillOptions, home: ObjectStore, reporter: Reporter, alone: 
         raise
     report = _end(context, None, "", alone)
     if report.verdict is Verdict.MISSED:
-        missed = ", ".join(goal.name for goal in report.goals if not goal.met)
+        missed = ", ".join(_missed(goal) for goal in report.goals if not goal.met)
         raise ObjectivesMissed(
-            f"drill {report.id}: the recovery worked, and missed {missed}",
+            f"drill {report.id} worked, and missed {missed}",
             hint=f"{ObjectivesMissed.default_hint} {_where(context)}",
         )
     return report
 
 
+def _missed(goal: Goal) -> str:
+    """For who gets a mail of cron: by how much."""
+    measured = "not measured" if goal.value is None else figure(goal.value, goal.unit)
+    return f"{goal.name} ({measured}, asked {figure(goal.limit, goal.unit)})"
+
+
 def _where(context: DrillContext) -> str:
-    """For who gets a mail of cron."""
-    return f"The report: {context.options.home.child(f'{REPORTS}/{context.id}.html').redacted()}"
+    """For the same."""
+    return f"The report: {page_url(context.options.home, context.id)}"
 
 
 def _cleaner(options: DrillOptions, home: ObjectStore, drill_id: str) -> Cleaner:
@@ -127,12 +138,26 @@ def _cleaner(options: DrillOptions, home: ObjectStore, drill_id: str) -> Cleaner
 
 
 def _end(context: DrillContext, failure: BaseException | None, step: str, alone: PathLease) -> DrillReport:
-    alone.confirm()
-    earlier = read_past(context.home)[-(TREND - 1) :]
-    report = assemble(context, failure, step, earlier)
-    ending = _Ending(context.options, context.home, report, context.recorder, context.ledger)
-    run_steps(held(_ending_steps(), alone), ending, context.recorder)
+    earlier: tuple[Past, ...] = ()
+    try:
+        alone.confirm()
+        earlier = read_past(context.home)[-(TREND - 1) :]
+        report = assemble(context, failure, step, earlier)
+        ending = _Ending(context.options, context.home, report, context.recorder, context.ledger)
+        run_steps(held(_ending_steps(), alone), ending, context.recorder)
+    except StorageError as problem:
+        if context.recorder.step != TELL:
+            _tell_all_the_same(context, failure or problem, step, earlier)
+        raise
     return report
+
+
+def _tell_all_the_same(context: DrillContext, failure: BaseException, step: str, earlier: Sequence[Past]) -> None:
+    """Who is told of each drill hears of this one, too, whose report could not be written, or what comes after it."""
+    here = context.recorder.step
+    report = assemble(context, failure, step or here, earlier)
+    page = "" if here in {"", WRITE} else page_url(context.options.home, context.id)
+    tell(context.options.hooks, report, page)
 
 
 def _ending_steps() -> list[Step[_Ending]]:
@@ -165,7 +190,7 @@ def _write_index(ending: _Ending) -> None:
 
 def _tell(ending: _Ending) -> None:
     """What did not work is no failure of the drill; it is told, and stands in the report."""
-    problems = tell(ending.options.hooks, ending.report)
+    problems = tell(ending.options.hooks, ending.report, page_url(ending.options.home, ending.report.id))
     if problems:
         told = replace(ending.report, notices=(*ending.report.notices, *problems))
         write_json(ending.home, told)

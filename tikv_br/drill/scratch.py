@@ -115,7 +115,9 @@ class ClusterTarget:
                 hint="Name a place of its own there, by --target-keyspace or --target-prefix, or another cluster.",
             )
         if keyspace in keyspaces_of(backup):
-            raise UsageError(f"keyspace {keyspace} of this cluster is the one that was backed up")
+            raise UsageError(
+                f"keyspace {keyspace} of this cluster is the one that was backed up", hint="Name another one."
+            )
 
 
 def landing_of(scratch: Scratch) -> Landing:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +17,7 @@ from tikv_br.drill.history import read_past, read_report
 from tikv_br.drill.hooks import Hooks
 from tikv_br.drill.options import DrillOptions, Scenario
 from tikv_br.drill.run import drill
-from tikv_br.errors import LeaseHeld, ObjectivesMissed, UsageError
+from tikv_br.errors import LeaseHeld, ObjectivesMissed, StorageError, UsageError
 from tikv_br.progress_events import Event
 from tikv_br.report.facts import Verdict
 from tikv_br.storage.open import open_store
@@ -61,6 +63,20 @@ def test_hooks_that_fail_change_nothing_but_what_is_told(
     assert any(b"the webhook did not work" in data and b"<html" in data for data in left)
 
 
+def test_who_is_told_hears_of_a_drill_whose_report_cannot_be_written(options: DrillOptions, tmp_path: Path) -> None:
+    """It did what it should, and nobody can read so: its exit code is that of the storage, and so the hooks say."""
+    (tmp_path / "drills").mkdir()
+    (tmp_path / "drills" / "reports").write_text("a file, where a folder has to be")
+    script = f"import json, os; json.dump(dict(os.environ), open({str(tmp_path / 'told')!r}, 'w'))"
+    hooks = Hooks(textfile=str(tmp_path / "drill.prom"), command=(sys.executable, "-c", script))
+    with pytest.raises(StorageError) as caught:
+        drill(replace(options, hooks=hooks))
+    told = json.loads((tmp_path / "told").read_text())
+    assert (told["TIKV_BR_DRILL_VERDICT"], told["TIKV_BR_DRILL_PAGE"]) == ("failed", "")
+    assert told["TIKV_BR_DRILL_EXIT_CODE"] == str(caught.value.exit_code)
+    assert 'tikv_br_drill_success{scenario="lost-cluster"} 0.0' in (tmp_path / "drill.prom").read_text()
+
+
 def test_a_missed_objective_is_an_error_of_its_own(options: DrillOptions) -> None:
     """One key more is asked for than there are: the report says which objective was missed, by how much."""
     with pytest.raises(ObjectivesMissed, match="missed keys"):
@@ -74,6 +90,15 @@ def test_a_deleted_range_is_restored_alone(options: DrillOptions) -> None:
     report = drill(replace(options, scenario=Scenario.DELETED_RANGE, start=b"row00100", end=b"row00300"))
     assert report.verdict is Verdict.PASSED
     assert report.value("keys") == len(ROWS)
+    assert report.trend[-1].speed is None  # the time is that of a part
+    assert (report.compared[0].keys, report.compared[0].how.partition(";")[0]) == (200, "from row00100 to row00300")
+    assert_nothing_left(options)
+
+
+def test_a_range_without_a_key_proves_nothing(options: DrillOptions) -> None:
+    """Nothing was deleted and nothing restored: that is no recovery that worked."""
+    with pytest.raises(UsageError, match="no key between"):
+        drill(replace(options, scenario=Scenario.DELETED_RANGE, start=b"row00100a", end=b"row00100b"))
     assert_nothing_left(options)
 
 
