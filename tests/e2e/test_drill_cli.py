@@ -36,6 +36,7 @@ def config(live: LiveCluster, tmp_path: Path) -> Path:
 [defaults]
 pd = ["{live.pd}"]
 storage = "{tmp_path}/backups"
+reports = "{tmp_path}/drills"
 log-file = "{tmp_path}/drill.log"
 
 [drill.run]
@@ -43,17 +44,10 @@ executor = "driver"
 safe-interval = "1s"
 target-stores = 1
 work-dir = "{tmp_path}/work"
-reports = "{tmp_path}/drills"
 min-keys = {KEYS}
 rto = "1h"
 textfile = "{tmp_path}/drill.prom"
 on-end = "touch {tmp_path}/told"
-
-[drill.list]
-reports = "{tmp_path}/drills"
-
-[drill.show]
-reports = "{tmp_path}/drills"
 """,
         encoding="utf-8",
     )

@@ -23,6 +23,7 @@ ReportsOption = Annotated[
     str,
     typer.Option(
         "--reports",
+        envvar="TIKV_BR_REPORTS",
         metavar="URL",
         help="Folder or prefix for reports, and for what drills have made and not yet removed.",
         show_default="~/.local/state/tikv-br/drills",
@@ -64,8 +65,8 @@ class GoalFlags(OptionGroup):
         """What they say. Raises `typer.BadParameter`."""
         from tikv_br.drill.goals import Objectives
 
-        said = (self.rpo, self.rto, self.max_age, self.cut_over)
-        rpo, rto, max_age, cut_over = (parse_duration(text) if text else None for text in said)
+        said = {"--rpo": self.rpo, "--rto": self.rto, "--max-age": self.max_age, "--cut-over": self.cut_over}
+        rpo, rto, max_age, cut_over = (_seconds(flag, text) if text else None for flag, text in said.items())
         return Objectives(rpo, rto, max_age, self.min_keys, cut_over)
 
 
@@ -107,6 +108,13 @@ class HookFlags(OptionGroup):
         heartbeat = secret_of("--heartbeat-url", self.heartbeat_url, self.heartbeat_url_file)
         webhook = secret_of("--webhook-url", self.webhook_url, self.webhook_url_file)
         return Hooks(heartbeat, webhook, self.textfile, command)
+
+
+def _seconds(flag: str, text: str) -> float:
+    try:
+        return parse_duration(text)
+    except typer.BadParameter as error:
+        raise typer.BadParameter(error.message, param_hint=flag) from None
 
 
 def reports_url(said: str) -> str:

@@ -9,13 +9,14 @@ from collections.abc import Sequence
 from tikv_br.errors import UsageError
 
 _TIME = re.compile(r"([01]\d|2[0-3]):([0-5]\d)")
-_DAYS = ("sun", "mon", "tue", "wed", "thu", "fri", "sat")
+_DAYS = ("sunday", "monday", "tuesday", "wednesday", "thursday", "friday", "saturday")
+_SHORT = tuple(day[:3] for day in _DAYS)
 
 
 def crontab(command: Sequence[str], at: str, day: str = "") -> str:
     """A line for ``crontab -e``; cron mails whatever is written: nothing unless the drill fails, or warns. Raises `UsageError`."""
     hour, minute = _clock(at)
-    weekday = str(_DAYS.index(_weekday(day))) if day else "*"
+    weekday = str(_SHORT.index(_weekday(day))) if day else "*"
     # cron takes a bare % for the end of the line.
     return f"{minute} {hour} * * {weekday} {shlex.join([*command, '--quiet'])}".replace("%", r"\%") + "\n"
 
@@ -45,10 +46,13 @@ def _clock(text: str) -> tuple[int, int]:
 
 
 def _weekday(text: str) -> str:
-    day = text.strip().lower()[:3]
-    if day not in _DAYS:
-        raise UsageError(f"--on wants a day of the week such as sunday, not {text!r}")
-    return day
+    day = text.strip().lower()
+    if day not in {*_DAYS, *_SHORT}:
+        raise UsageError(
+            f"--on wants one day of the week such as sunday, not {text!r}",
+            hint="Print a line for each day, if several.",
+        )
+    return day[:3]
 
 
 def _quoted(word: str) -> str:

@@ -28,7 +28,17 @@ def test_a_timer_names_its_day_and_the_service_its_command() -> None:
     assert 'ExecStart="/opt/tikv br/bin/tikv-br" drill run --config /etc/50%%/drill.toml' in units
 
 
-@pytest.mark.parametrize(("at", "day"), [("24:00", ""), ("3:30", ""), ("03:60", ""), ("03:30", "noday")])
+@pytest.mark.parametrize(
+    ("at", "day"),
+    [
+        ("24:00", ""),
+        ("3:30", ""),
+        ("03:60", ""),
+        ("03:30", "noday"),
+        ("03:30", "mon-fri"),
+        ("03:30", "monday,thursday"),
+    ],
+)
 def test_what_is_no_time_is_refused(at: str, day: str) -> None:
     """Neither form takes an hour, a minute or a day that there is not."""
     for form in (crontab, systemd):
