@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import pickle
 import re
@@ -12,7 +13,9 @@ from pathlib import Path
 import pytest
 
 import tikv_br.errors
+from tikv_br.cluster.channel import FailedUnknown
 from tikv_br.errors import TikvBrError
+from tikv_br.redaction import redact
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -51,6 +54,11 @@ def test_drawing_at_the_top_is_the_tree() -> None:
     assert drawn_tree() == actual
 
 
+def test_a_failure_goes_by_a_name_that_is_documented() -> None:
+    """What a package tells apart for its own ends is told by the class that it comes under."""
+    assert FailedUnknown("odd").to_json()["name"] == FailedUnknown("odd").name == "RequestRefused"
+
+
 def test_exit_codes_are_distinct_and_fit_a_shell() -> None:
     """No two causes share a code, and none collides with success or with what a shell uses."""
     codes = [error.exit_code for error in ALL if "exit_code" in vars(error)]
@@ -86,3 +94,16 @@ def test_every_class_with_a_code_is_documented() -> None:
     for error in ALL:
         if "exit_code" in vars(error):
             assert f"| {error.exit_code} | `{error.__name__}` |" in page
+
+
+def test_nothing_that_is_said_to_people_is_taken_for_a_secret() -> None:
+    """What blanks credentials would blank words of a message or a hint that names their flags."""
+    blanked = []
+    for path in (path for package in ("tikv_br", "incremental") for path in (ROOT / package).rglob("*.py")):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        documents = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+        said = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and id(node) not in documents]
+        blanked += [
+            (path.name, each) for each in said if isinstance(each, str) and " " in each and redact(each) != each
+        ]
+    assert not blanked

@@ -45,7 +45,7 @@ EtcdPasswordOption = Annotated[
         "--etcd-password",
         envvar="TIKV_BR_ETCD_PASSWORD",
         metavar="TEXT",
-        help="Password of --etcd-user; the variable keeps it from the shell's history.",
+        help="The password; the variable keeps it from the shell's history.",
     ),
 ]
 
@@ -66,7 +66,7 @@ class EtcdFlags(OptionGroup):
         from tikv_br.cluster.config import EtcdConfig, parse_addresses
 
         if bool(self.etcd_user) != bool(self.etcd_password):
-            raise UsageError("--etcd-user and --etcd-password go together")
+            raise UsageError("say both or none of --etcd-user, --etcd-password")
         endpoints = parse_addresses(self.etcd) if self.etcd else source.config().pd
         return EtcdConfig(endpoints, self._etcd_tls(source), self.etcd_user, self.etcd_password)
 

@@ -174,7 +174,7 @@ def _fail(error: TikvBrError, *, is_json: bool) -> int:
     if log.is_debug() and error.__traceback__ is not None:
         sys.stderr.write(redact("".join(traceback.format_exception(error))))
     if log.has_file():
-        logging.getLogger(__name__).error("%s: %s (exit code %d)", type(error).__name__, error.message, error.exit_code)
+        logging.getLogger(__name__).error("%s: %s (exit code %d)", error.name, error.message, error.exit_code)
     if is_json and not isinstance(error, OutputFailed):
         fields = {name: redact(value) if isinstance(value, str) else value for name, value in error.to_json().items()}
         with contextlib.suppress(OutputClosed, OutputFailed):  # the exit code still tells

@@ -22,6 +22,10 @@ class CallUnsupported(ClusterUnfit):
     """The server does not know this call: it is too old, or built without it."""
 
 
+class FailedUnknown(RequestRefused):
+    """gRPC's status for what has no other: a server's refusal, or something between us and it that has broken."""
+
+
 CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     # The limit on answers is the channel's own: change events go far beyond gRPC's default of 4 MiB.
     ("grpc.max_send_message_length", -1),
@@ -44,7 +48,7 @@ CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
 STATUS_ERRORS: Mapping[grpc.StatusCode, type[ClusterError]] = {
     grpc.StatusCode.OK: RequestRefused,  # a failure that says OK: never seen, never retried
     grpc.StatusCode.CANCELLED: ClusterUnreachable,
-    grpc.StatusCode.UNKNOWN: RequestRefused,
+    grpc.StatusCode.UNKNOWN: FailedUnknown,
     grpc.StatusCode.INVALID_ARGUMENT: RequestRefused,
     grpc.StatusCode.DEADLINE_EXCEEDED: ClusterUnreachable,
     grpc.StatusCode.NOT_FOUND: RequestRefused,
@@ -60,7 +64,7 @@ STATUS_ERRORS: Mapping[grpc.StatusCode, type[ClusterError]] = {
     grpc.StatusCode.DATA_LOSS: RequestRefused,
     grpc.StatusCode.UNAUTHENTICATED: ClusterTlsError,
 }
-"""The class of each status. `ClusterUnreachable` is the one that another try may cure."""
+"""The class of each status. `ClusterUnreachable` is the one that another try may cure, and for RawKV `FailedUnknown`."""
 
 _NOT_CONNECTED = ("failed to connect", "errors resolving", "dns resolution failed")
 """In gRPC's own texts, where a connection did not come about; it has no code for that."""

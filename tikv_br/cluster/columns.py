@@ -40,12 +40,14 @@ class ColumnWriter:
         codec: KeyCodec,
         context: Callable[[Region], kvrpcpb_pb2.Context],
         fence: Callable[[], object],
+        batch_rows: int = BATCH_ITEMS,
     ) -> None:
-        """`context` is that of a request; for `fence` see `RawClient`."""
+        """`context` is that of a request, which takes `batch_rows` at most; for `fence` see `RawClient`."""
         self._router = router
         self._codec = codec
         self._context = context
         self._fence = fence
+        self._batch_rows = batch_rows
 
     def put(
         self, keys: pa.LargeBinaryArray, values: pa.LargeBinaryArray, expire_ts: Numbers | None = None, ttl: int = 0
@@ -91,19 +93,19 @@ class ColumnWriter:
             return self._codec.bound(prefix + keys[row].as_py())
 
         def send_next(region: Region, store: StoreClient) -> int:
-            stop = _stop(ends, done)
+            stop = _stop(ends, done, self._batch_rows)
             if not region.contains(bound_of(stop - 1)):
                 stop = done + 1 + bisect.bisect_left(range(done + 1, stop), region.end, key=bound_of)
             return send_what_fits(range(done, stop), lambda rows: send(region, store, rows))
 
         while done < len(keys):
-            done += self._router.call(bound_of(done), send_next, what)
+            done += self._router.call(bound_of(done), send_next, what, unknown_passes=True)
 
 
-def _stop(ends: Offsets, first: int) -> int:
+def _stop(ends: Offsets, first: int, batch_rows: int) -> int:
     """Where a batch ends that begins with a row, `ends` being where rows end in bytes: one row at least."""
     start = ends[first - 1] if first else 0
-    most = ends[first : first + BATCH_ITEMS]
+    most = ends[first : first + batch_rows]
     return first + max(int(np.searchsorted(most, start + BATCH_BYTES, "right")), 1)
 
 

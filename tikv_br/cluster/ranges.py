@@ -44,7 +44,7 @@ class RangeWalk:
             context = region.context(self._codec.api_version, self._cluster_id)
             return send(store, context, self.cursor, end), end
 
-        return self._router.call(self._codec.bound(self.cursor), send_to, what)
+        return self._router.call(self._codec.bound(self.cursor), send_to, what, unknown_passes=True)
 
     def advance(self, to: bytes) -> None:
         """Move the cursor to a key, or with an empty one to the end of a range without end."""

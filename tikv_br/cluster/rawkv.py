@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from formats.checksum import Checksum
 from formats.keys import KeyCodec
-from tikv_br.cluster.batches import BatchSender
+from tikv_br.cluster.batches import BATCH_ITEMS, BatchSender
 from tikv_br.cluster.pb import kvrpcpb_pb2
 from tikv_br.cluster.ranges import RangeWalk
 from tikv_br.cluster.region_errors import check_answer, check_pairs, check_region_error
@@ -124,19 +124,25 @@ class RawClient:
         self._put_all(_Put(self.codec.rpc_key(key), value, ttl) for key, value, ttl in rows)
 
     def put_columns(
-        self, keys: pa.LargeBinaryArray, values: pa.LargeBinaryArray, expire_ts: Numbers | None = None, ttl: int = 0
+        self,
+        keys: pa.LargeBinaryArray,
+        values: pa.LargeBinaryArray,
+        expire_ts: Numbers | None = None,
+        ttl: int = 0,
+        *,
+        batch_rows: int = BATCH_ITEMS,
     ) -> None:
         """As `batch_put`, without a Python object a row: of user keys that ascend, each once; see `ColumnWriter.put`."""
-        self._column_writer().put(keys, values, expire_ts, ttl)
+        self._column_writer(batch_rows).put(keys, values, expire_ts, ttl)
 
-    def delete_columns(self, keys: pa.LargeBinaryArray) -> None:
+    def delete_columns(self, keys: pa.LargeBinaryArray, *, batch_rows: int = BATCH_ITEMS) -> None:
         """As `batch_delete`, without a Python object a row: of user keys that ascend, each once."""
-        self._column_writer().delete(keys)
+        self._column_writer(batch_rows).delete(keys)
 
-    def _column_writer(self) -> ColumnWriter:
+    def _column_writer(self, batch_rows: int) -> ColumnWriter:
         from tikv_br.cluster.columns import ColumnWriter
 
-        return ColumnWriter(self._router, self.codec, self._context, self._fence)
+        return ColumnWriter(self._router, self.codec, self._context, self._fence, batch_rows)
 
     def _put_all(self, rows: Iterable[_Put]) -> None:
         puts: dict[bytes, _Put] = {}
@@ -324,7 +330,7 @@ class RawClient:
         def send_to(region: Region, store: StoreClient) -> T:
             return send(store, self._context(region), rpc_key)
 
-        return self._router.call(self.codec.bound(rpc_key), send_to, what, repeatable=repeatable)
+        return self._router.call(self.codec.bound(rpc_key), send_to, what, repeatable=repeatable, unknown_passes=True)
 
     def _in_batches(
         self,
@@ -345,7 +351,7 @@ class RawClient:
         sender = BatchSender(lambda item: self.codec.bound(key_of(item)), size_of, send_batch)
         done = 0
         while done < len(items):
-            done += self._router.call(sender.bound_of(items[done]), send_next, what)
+            done += self._router.call(sender.bound_of(items[done]), send_next, what, unknown_passes=True)
 
     def _context(self, region: Region) -> kvrpcpb_pb2.Context:
         return self._limited(region.context(self.codec.api_version, self.cluster_id))

@@ -113,5 +113,7 @@ class Backoffer:
 
     def _exhausted(self, seconds: float) -> RetryBudgetExhausted:
         tries = self._tries.total()
-        seen = "; ".join(self._seen)
+        seen = "; ".join(
+            cause for cause in self._seen if not any(cause in more for more in self._seen if more != cause)
+        )
         return RetryBudgetExhausted(f"{self._what}: gave up after {seconds:.1f} s and {tries} tries: {seen}")

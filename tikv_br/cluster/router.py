@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from tikv_br.cluster import retry
+from tikv_br.cluster.channel import FailedUnknown
 from tikv_br.cluster.config import ClusterConfig
 from tikv_br.cluster.pb import errorpb_pb2
 from tikv_br.cluster.region_errors import Action, RegionErrorSeen, check_region_error
@@ -35,6 +36,7 @@ class Router:
         what: str,
         *,
         repeatable: bool = True,
+        unknown_passes: bool = False,
     ) -> T:
         """Run ``send(region, store)`` with the region that holds the physical key `bound` and its leader's store.
 
@@ -43,7 +45,8 @@ class Router:
 
         Raises `RetryBudgetExhausted` when the budget is spent, `RequestRefused` for errors that no retry cures, and
         whatever else `send` raises. With `repeatable` false a failure that may have taken effect raises
-        `ClusterUnreachable` instead of being tried again.
+        `ClusterUnreachable` instead of being tried again. With `unknown_passes` gRPC's UNKNOWN is taken for silence: of
+        RawKV, whose refusals come in answers, it is that of a proxy, or of a store that is ending.
         """
         attempt = _Call(self, what, repeatable=repeatable)
         while True:
@@ -56,6 +59,10 @@ class Router:
             except RegionErrorSeen as seen:
                 attempt.after_region_error(region, seen)
             except ClusterUnreachable as error:
+                attempt.after_silence(region, error)
+            except FailedUnknown as error:
+                if not unknown_passes:
+                    raise
                 attempt.after_silence(region, error)
 
     def _leader_store(self, region: Region, attempt: _Call) -> StoreClient | None:
@@ -114,7 +121,7 @@ class _Call:
         asked = seen.error.server_is_busy.backoff_ms / 1000
         self._backoffer.wait(reaction.backoff, f"region {region.id}: {seen}", at_least=asked)
 
-    def after_silence(self, region: Region, error: ClusterUnreachable) -> None:
+    def after_silence(self, region: Region, error: ClusterUnreachable | FailedUnknown) -> None:
         """Try the region's other peers in turn, then ask PD again."""
         if not self._repeatable:
             raise self._unsure(error.message) from None

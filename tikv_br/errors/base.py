@@ -24,12 +24,17 @@ class TikvBrError(Exception):
         """Pickle with the hint, so that an error survives the way from a Spark task to the driver."""
         return (_rebuild, (type(self), self.message, self.hint))
 
+    @property
+    def name(self) -> str:
+        """Of the class in docs/exit-codes.md: what a package tells apart for its own ends goes by that."""
+        return next(each.__name__ for each in type(self).__mro__ if each.__module__.startswith(f"{__package__}."))
+
     def to_json(self) -> dict[str, object]:
         """The ``exit_error`` line of ``--output json``."""
         return {
             "message_type": "exit_error",
             "code": self.exit_code,
-            "name": type(self).__name__,
+            "name": self.name,
             "message": self.message,
             "hint": self.hint,
         }

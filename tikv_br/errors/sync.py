@@ -72,7 +72,7 @@ class EtcdRefused(EtcdError):
     """Etcd refused a request for good."""
 
     exit_code = 81
-    default_hint = "The message is etcd's own; check --etcd, and the user, password and rights there."
+    default_hint = "The message is etcd's own; check --etcd, and there the user, the rights, the password."
 
 
 class EtcdLeaseExpired(EtcdError):

@@ -87,7 +87,7 @@ class Trouble:
 def trouble_of(failure: BaseException, step: str) -> Trouble:
     """What a report says of a failure; credentials are blanked."""
     if isinstance(failure, TikvBrError):
-        name, code, message, hint = type(failure).__name__, failure.exit_code, failure.message, failure.hint
+        name, code, message, hint = failure.name, failure.exit_code, failure.message, failure.hint
     else:
         name, code, message = type(failure).__name__, TikvBrError.exit_code, str(failure)
         hint = TikvBrError.default_hint

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 CHAIN_TTL = timedelta(minutes=5)
 """How long an answer of the chain is used before it is asked again; it renews expiring credentials itself in time."""
 
-_NO_CREDENTIALS = "Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY or AWS_PROFILE, or give access-key and secret-access-key in the URL."
+_NO_CREDENTIALS = "Set AWS_PROFILE, or both AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY; or give both in the URL: access-key, secret-access-key."
 
 
 @dataclass(frozen=True, slots=True)

@@ -143,6 +143,9 @@ def test_columns_follow_regions_and_sizes(fake: FakeCluster, version: ApiVersion
     raw.delete_columns(keys[:2000])
     assert set(stored) == {raw.codec.rpc_key(key) for key, _ in rows[2000:]}
     raw.put_columns(keys[:0], values[:0])
+    raw.put_columns(keys[:100], values[:100], batch_rows=7)
+    small = fake.stores[1].seen(KV + "RawBatchPut", kvrpcpb_pb2.RawBatchPutRequest)[2 * sent :]
+    assert [max(len(each.pairs) for each in small), sum(len(each.pairs) for each in small)] == [7, 100]
 
 
 def test_columns_go_with_what_is_left_of_their_time(fake: FakeCluster) -> None:

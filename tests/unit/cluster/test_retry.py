@@ -98,6 +98,14 @@ def test_giving_up_tells_what_was_seen_last() -> None:
     assert caught.value.message.endswith("fourth; third; fifth")
 
 
+def test_giving_up_tells_the_same_cause_once() -> None:
+    """What another of the last errors says as well is left out."""
+    waits = backoffer(Clock(), budget=1.0)
+    with pytest.raises(RetryBudgetExhausted) as caught:
+        wait_for_all(waits, retry.REGION_MISS, ["PD a: silent", *["nobody answers: PD a: silent"] * 50])
+    assert caught.value.message.endswith("tries: nobody answers: PD a: silent")
+
+
 def test_a_busy_store_has_a_budget_of_its_own() -> None:
     """Waits for a busy store leave the call's budget alone until theirs is spent."""
     clock = Clock()

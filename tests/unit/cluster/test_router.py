@@ -11,10 +11,13 @@ from formats.api_version import ApiVersion
 from formats.keys import KeyCodec
 from tests.scripted_grpc import fail
 from tests.unit.cluster.fakes import PD, FakeCluster, put_answer, region, region_error, with_leader
+from tikv_br.cluster.channel import FailedUnknown
 from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.config import ClusterConfig
 from tikv_br.cluster.pb import errorpb_pb2, kvrpcpb_pb2, metapb_pb2
 from tikv_br.cluster.rawkv import RawClient
+from tikv_br.cluster.regions import Region
+from tikv_br.cluster.store import StoreClient
 from tikv_br.errors import ClusterUnreachable, RequestRefused, RetryBudgetExhausted
 
 PUT = "/tikvpb.Tikv/RawPut"
@@ -79,6 +82,37 @@ def test_a_message_without_a_kind_is_tried_again(fake: FakeCluster) -> None:
     """A closing store speaks in words only."""
     fake.kv("RawPut", put_answer(errorpb_pb2.Error(message="TiKV is Closing")), put_answer())
     client(fake).put(b"k", b"v")
+
+
+def test_a_failure_without_a_meaning_is_tried_again(three: FakeCluster) -> None:
+    """What a proxy says, or a store that is ending: in RawKV as good as silence, so another store is asked."""
+    three.kv("RawPut", fail("UNKNOWN", "Stream removed"))
+    three.kv("RawPut", put_answer(), store_id=2)
+    client(three).put(b"k", b"v")
+    assert [len(three.stores[each].requests[PUT]) for each in (1, 2)] == [1, 1]
+
+
+def test_a_failure_without_a_meaning_is_told_in_the_end(fake: FakeCluster) -> None:
+    """What stays is an error with the text, after the budget; what must not be done twice is not tried again."""
+    fake.kv("RawPut", *[fail("UNKNOWN", "odd")] * 50)
+    with pytest.raises(RetryBudgetExhausted, match=r"RawPut: gave up .* UNKNOWN: odd"):
+        client(fake, retry_budget=0.5).put(b"k", b"v")
+    fake.kv("RawCompareAndSwap", fail("UNKNOWN", "odd"))
+    with pytest.raises(ClusterUnreachable, match=r"whether it took effect is not known: .* UNKNOWN: odd"):
+        client(fake).compare_and_swap(b"k", None, b"v")
+
+
+def test_a_failure_without_a_meaning_may_be_a_refusal(fake: FakeCluster) -> None:
+    """Stores refuse imports that way: unless the caller knows better it is told at once."""
+    sent: list[int] = []
+
+    def send(_region: Region, _store: StoreClient) -> None:
+        sent.append(1)
+        raise FailedUnknown("store 1: UNKNOWN: FileCorrupted")
+
+    with pytest.raises(RequestRefused, match="FileCorrupted"):
+        Cluster.connect(fake.config()).router.call(b"k", send, "ingest")
+    assert len(sent) == 1
 
 
 def test_a_hint_to_the_leader_is_followed_without_pd(three: FakeCluster) -> None:
