@@ -105,7 +105,9 @@ class ObjectCheckpoints(CheckpointStore):
         """See `CheckpointStore.save`."""
         newest = max(self._epochs("epoch"), default=0)
         if not self._epoch or newest != self._epoch:
-            raise SyncFenced(f"sync {self._folder} is at epoch {newest}, this process had epoch {self._epoch}")
+            raise SyncFenced(
+                f"another process has taken over sync {self._folder}: it is at epoch {newest}, this one had {self._epoch}"
+            )
         data = sealed_json.dump(replace(checkpoint, epoch=self._epoch))
         self._store.put(self._checkpoint(self._epoch), data)
         if not self._tidy:

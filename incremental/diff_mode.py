@@ -27,7 +27,7 @@ from tikv_br.diff.repair import Repair, RepairJob, repair_ranges
 from tikv_br.diff.steps import DiffContext, find_sides, plan_ranges
 from tikv_br.diff.task import DiffJob, compare_units
 from tikv_br.diff.values import Meter, Report, Span
-from tikv_br.errors import ClusterUnreachable, RetryBudgetExhausted, UsageError
+from tikv_br.errors import ClusterUnreachable, RetryBudgetExhausted, TikvBrError, UsageError
 from tikv_br.spark.executor import run_tasks
 from tikv_br.spark.task import TaskContext
 
@@ -112,8 +112,15 @@ class DiffMode:
         self._stop = stop or threading.Event()
         self._exact = False
 
-    def run(self, told: Callable[[Pass], None], begins: Callable[[], object] = lambda: None) -> None:
+    def run(
+        self,
+        told: Callable[[Pass], None],
+        begins: Callable[[], object] = lambda: None,
+        broken: Callable[[TikvBrError], object] = lambda _error: None,
+    ) -> None:
         """Pass after pass until `stop`; each is told when it has ended, and ``begins`` is called before it.
+
+        ``broken`` is told why one was broken off that is to be tried again.
 
         Raises `UsageError` for sides that cannot be compared, `ConversionUnsupported` for a row that expires where the
         target keeps no TTL, and other `TikvBrError`; clusters that have answered once are given time when they do not.
@@ -135,6 +142,7 @@ class DiffMode:
                 if time.monotonic() - failing_since > self._options.patience:
                     raise
                 log.warning("the pass was broken off, the next one takes it up: %s", error.message)
+                broken(error)
             self._stop.wait(max(began + self._options.interval - time.monotonic(), 0))
 
     def make_sure(self) -> None:

@@ -55,4 +55,4 @@ class EtcdCheckpoints(CheckpointStore):
         put = Put(self._checkpoint, dump(replace(checkpoint, epoch=self._epoch)))
         ours = [modified_at(self._owner, self._epoch)]
         if not self._epoch or not self._etcd.transact(ours, [put], repeatable=True).succeeded:
-            raise SyncFenced(f"sync {self._id} was taken over; this process had epoch {self._epoch}")
+            raise SyncFenced(f"another process has taken over sync {self._id}; this one had epoch {self._epoch}")

@@ -114,9 +114,9 @@ def protect(pd: SafePointApi, changefeed_id: str, ts: int, gc_ttl: int = GC_TTL)
     except SafePointError as error:
         raise SafePointError(
             f"cannot go on from {ts}: {error.message}",
-            hint="Deletions since then may be forgotten. Take a new backup with a --gc-ttl that reaches until the sync "
-            "starts, restore it, and start from that; or find what differs with `tikv-br diff --repair --delete`, "
-            "and start from a backup-ts taken before it.",
+            hint="Deletions since then may be forgotten. Take a new backup with a --gcttl that reaches until the sync "
+            "starts, restore it, and start from that. Or, with another --id: start from now, end that at once, put the sink "
+            "right with `tikv-br diff --repair --repair-delete`, and start it again.",
         ) from None
     return keeper
 

@@ -17,7 +17,14 @@ from incremental.feed.status import FeedStatus
 from incremental.sinks.base import Sink
 from incremental.sorter import Sorter
 from tikv_br.cluster.timestamp import physical_ms
-from tikv_br.errors import ClusterTlsError, ClusterUnreachable, RetryBudgetExhausted, TikvBrError
+from tikv_br.errors import (
+    ClusterTlsError,
+    ClusterUnreachable,
+    RetryBudgetExhausted,
+    StorageUnreachable,
+    SyncFenced,
+    TikvBrError,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -26,8 +33,6 @@ log = logging.getLogger(__name__)
 
 RATE_SECONDS = 10.0
 """Over which events a second are counted."""
-LONGEST_WAIT = 5.0
-"""Seconds between two tries at a sink that does not answer, on top of its own retries."""
 
 
 class SafePoint(Protocol):
@@ -40,6 +45,10 @@ class SafePoint(Protocol):
         """Guard only what is newer."""
 
 
+SAVE_AGAIN = 1.0
+"""Seconds between two tries to save, on top of the storage's own."""
+
+
 @dataclass(frozen=True, slots=True)
 class ReplicateOptions:
     """All times are in seconds."""
@@ -48,6 +57,10 @@ class ReplicateOptions:
     """How often the checkpoint is saved: so much is written again after a kill."""
     patience: float = 600.0
     """How long the sink may fail in a row before the sync ends."""
+    state_patience: float = 60.0
+    """How long the storage of the checkpoint may be silent."""
+    longest_wait: float = 5.0
+    """Between two tries at a sink that does not answer, on top of its own retries; the first waits are shorter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,10 +166,12 @@ class Replicator:
                         self._resolve(event.ts)
                 if self._stop.is_set():
                     break
+        except SyncFenced:
+            raise
         except Exception:
             self._save_what_can_be()
             raise
-        self._save()
+        self._save(self._options.state_patience)
 
     def stop(self) -> None:
         """Have `run` end at the next event, or between two batches."""
@@ -202,7 +217,7 @@ class Replicator:
         """All up to this ts is at the sink: a batch holds all rows of its last ts."""
         self._checkpoint_ts = max(self._checkpoint_ts, ts)
         if time.monotonic() - self._saved_at >= self._options.save_every:
-            self._save()
+            self._save(self._options.state_patience)
 
     def _write(self, batch: pa.RecordBatch) -> bool:
         """Write, as often as it takes; False when told to stop before it was there."""
@@ -228,15 +243,15 @@ class Replicator:
                 return True
             self._safe_point.check()
             tries += 1
-            if self._stop.wait(min(0.1 * 2 ** min(tries, 10), LONGEST_WAIT)):
+            if self._stop.wait(min(0.1 * 2 ** min(tries, 20), self._options.longest_wait)):
                 return False
 
-    def _save(self) -> None:
-        """Save the checkpoint, then let GC follow."""
+    def _save(self, patience: float) -> None:
+        """Save the checkpoint, then let GC follow. See `_keep`."""
         self._saved_at = time.monotonic()
         if self._checkpoint_ts == self._saved_ts:
             return
-        self._checkpoints.save(
+        self._keep(
             Checkpoint(
                 changefeed_id=self._begun.changefeed_id,
                 checkpoint_ts=self._checkpoint_ts,
@@ -244,14 +259,31 @@ class Replicator:
                 epoch=self._begun.epoch,
                 saved_ms=time.time_ns() // 1_000_000,
                 subject=self._begun.subject,
-            )
+            ),
+            patience,
         )
         self._saved_ts = self._checkpoint_ts
         self._safe_point.advance(self._checkpoint_ts - 1)
 
+    def _keep(self, checkpoint: Checkpoint, patience: float) -> None:
+        """Save it; where the storage does not answer as often as it takes for so many seconds, unless told to stop.
+
+        Nothing is written meanwhile: whoever cannot save cannot know whether another has taken over.
+        """
+        until = time.monotonic() + patience
+        while True:
+            try:
+                return self._checkpoints.save(checkpoint)
+            except StorageUnreachable as error:
+                if self._stop.is_set() or time.monotonic() >= until:
+                    raise
+                log.warning("the checkpoint cannot be saved, and the sync waits for that: %s", error.message)
+            self._safe_point.check()
+            self._stop.wait(SAVE_AGAIN)
+
     def _save_what_can_be(self) -> None:
         """After an error: what was confirmed counts, but the error that led here is the one to tell."""
         try:
-            self._save()
+            self._save(0.0)
         except TikvBrError as error:
             log.warning("the checkpoint was not saved: %s", error.message)

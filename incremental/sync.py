@@ -27,14 +27,22 @@ from tikv_br.errors import (
     LeaseLost,
     RetryBudgetExhausted,
     SafePointError,
+    StorageFull,
+    StorageReadOnly,
     SyncFenced,
     SyncStateMismatch,
     UsageError,
 )
+from tikv_br.storage.disk_errors import Hints
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import StorageLocation
 
 log = logging.getLogger(__name__)
+
+_STATE_HINTS: Hints = {
+    StorageFull: "Free space, then start the same command again: it goes on from the last checkpoint.",
+    StorageReadOnly: "Choose a --state-dir that this user may write.",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +112,7 @@ def _go_on(options: SyncOptions, stop: threading.Event) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Fenced(CheckpointStore):
-    """Asks before it writes."""
+    """Asks before it writes, and says of trouble with the storage what it means for a sync."""
 
     store: CheckpointStore
     fence: Callable[[], object]
@@ -112,7 +120,8 @@ class _Fenced(CheckpointStore):
     def claim(self) -> int:
         """See `CheckpointStore.claim`."""
         self.fence()
-        return self.store.claim()
+        with _state_trouble():
+            return self.store.claim()
 
     def load(self) -> Checkpoint | None:
         """See `CheckpointStore.load`."""
@@ -121,7 +130,16 @@ class _Fenced(CheckpointStore):
     def save(self, checkpoint: Checkpoint) -> None:
         """See `CheckpointStore.save`."""
         self.fence()
-        self.store.save(checkpoint)
+        with _state_trouble():
+            self.store.save(checkpoint)
+
+
+@contextmanager
+def _state_trouble() -> Iterator[None]:
+    try:
+        yield
+    except (StorageFull, StorageReadOnly) as error:
+        raise type(error)(error.message, hint=_STATE_HINTS[type(error)]) from None
 
 
 @contextmanager
@@ -149,7 +167,9 @@ def _start_ts(
             f"sync {options.changefeed_id} has no checkpoint at {place} to go on from",
             hint="Say --from-backup, --from-backup-ts or --start-ts now.",
         )
-    return resolve(options.start, cluster, span)
+    start_ts = resolve(options.start, cluster, span)
+    log.info("%s begins at %d", options.changefeed_id, start_ts)
+    return start_ts
 
 
 def _check_subject(found: Checkpoint, subject: str) -> None:

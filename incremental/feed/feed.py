@@ -21,7 +21,7 @@ from incremental.feed.inbox import Inbox
 from incremental.feed.locator import Located, Locator
 from incremental.feed.options import FeedOptions
 from incremental.feed.outputs import Event, Resolved, Rows
-from incremental.feed.status import FeedStatus
+from incremental.feed.status import WORTH_TELLING, FeedStatus
 from incremental.feed.stream import Arrived, Ended, StoreStream, Subscription
 from incremental.feed.troubles import Trouble, learn
 from incremental.span import Span
@@ -49,6 +49,8 @@ TAKE_BYTES = 1 << 20
 """Messages that are looked at together: small ones cost as much as large ones."""
 CHECK_SECONDS = 5.0
 """How often the feed looks for regions that stand still."""
+WARN_SECONDS = 60.0
+"""How often what goes wrong for longer is logged."""
 
 
 class Feed:
@@ -91,6 +93,8 @@ class Feed:
         self._heard = False  # anything from any store
         self._rows = self._late = 0
         self._errors: Counter[str] = Counter()
+        self._last_error = ""
+        self._warn_at = 0.0  # no earlier
         self._closed = False
         self._lock = threading.Lock()  # `close` finds all streams, and none is opened after it
 
@@ -141,6 +145,7 @@ class Feed:
         """A picture of now; from any thread."""
         with self._lock:
             holes = len(self._coverage.holes)
+            failing = [piece.failing_since for piece in self._coverage if piece.failing_since is not None]
             return FeedStatus(
                 resolved_ts=self._resolved,
                 regions=len(self._coverage) - holes,
@@ -153,6 +158,8 @@ class Feed:
                 late_rows=self._late,
                 queued_bytes=self._inbox.bytes,
                 errors=dict(self._errors),
+                failing_seconds=time.monotonic() - min(failing) if failing else 0.0,
+                last_error=self._last_error,
             )
 
     # What comes in
@@ -348,6 +355,7 @@ class Feed:
         """Set when a hole is tried again. Raises `RetryBudgetExhausted` when it has failed for too long."""
         now = time.monotonic()
         self._errors[trouble.kind] += 1
+        self._last_error = trouble.cause
         if hole.failing_since is None:
             hole.failing_since = now
         failing = now - hole.failing_since
@@ -356,6 +364,9 @@ class Feed:
                 f"the feed has had no changes of [{hole.start.hex()}, {hole.end.hex()}) for {failing:.0f} s: "
                 f"{trouble.cause}"
             )
+        if failing >= WORTH_TELLING and now >= self._warn_at:
+            self._warn_at = now + WARN_SECONDS
+            log.warning("part of the source has not been followed for %.0f s: %s", failing, trouble.cause)
         # Without chance: holes that are due together are searched together.
         wait = 0.0 if trouble.at_once and not hole.tries else trouble.backoff.delay(hole.tries, 0.5)
         log.debug("try %d again in %.3f s: %s", hole.tries + 1, wait, trouble.cause)

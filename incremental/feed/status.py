@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+WORTH_TELLING = 5.0
+"""Seconds after which what goes wrong is no moment's trouble any more, such as a region that moves."""
+
 
 @dataclass(frozen=True, slots=True)
 class FeedStatus:
@@ -27,3 +30,14 @@ class FeedStatus:
     """Of messages that wait for the consumer."""
     errors: dict[str, int] = field(default_factory=dict)
     """How often each kind of error was met; each was followed by another try."""
+    failing_seconds: float = 0.0
+    """For how long some part of the span has not been followed, whatever was tried; 0 while all is."""
+    last_error: str = ""
+    """Why the last try of any part failed."""
+
+    @property
+    def trouble(self) -> str:
+        """What is wrong for longer than a moment, in one line; empty if nothing is."""
+        if self.failing_seconds < WORTH_TELLING:
+            return ""
+        return f"part of the source has not been followed for {self.failing_seconds:.0f} s: {self.last_error}"

@@ -97,6 +97,10 @@ class ChangefeedInfo:
     hold_back_ms: int = 3000
     patience_ms: int = 600_000
     """How long the sink may fail in a row before the changefeed fails."""
+    backoff_ms: int = 5000
+    """The longest wait between two tries at the sink."""
+    batch_rows: int = 512
+    """Rows of one request to the sink, at most."""
     error: str = ""
     """Why it failed."""
     place: str = ""

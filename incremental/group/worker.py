@@ -146,7 +146,9 @@ class Worker:
             scratch=membership.scratch,
             sorter_bytes=changefeed.sorter_bytes,
             feed=FeedOptions(hold_back=changefeed.hold_back_ms / 1000),
-            replicate=ReplicateOptions(patience=changefeed.patience_ms / 1000),
+            replicate=ReplicateOptions(
+                patience=changefeed.patience_ms / 1000, longest_wait=changefeed.backoff_ms / 1000
+            ),
         )
         target = parse(changefeed.sink)
         check_shared(target)
@@ -173,6 +175,7 @@ class Worker:
             tls=self._membership.sink_tls,
             drop_ttls=self.changefeed.drop_ttls,
             concurrency=self.changefeed.concurrency,
+            batch_rows=self.changefeed.batch_rows,
             request_timeout=self._membership.write_timeout,
             fence=self._membership.lease.check,
         )

@@ -15,6 +15,7 @@ from incremental.sinks.json_lines import FileSink, StreamSink
 from incremental.sinks.telling import TellingSink
 from incremental.sinks.tikv import CONCURRENCY, TikvSink
 from incremental.sinks.url import BlackholeTarget, FileTarget, StdoutTarget, Target, TikvTarget
+from tikv_br.cluster.batches import BATCH_ITEMS
 from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.config import REQUEST_TIMEOUT, ClusterConfig
 from tikv_br.cluster.tls import TlsFiles
@@ -45,6 +46,8 @@ class SinkOptions:
     drop_ttls: bool = False
     """Whether rows that expire may be kept for ever where no TTL can be kept."""
     concurrency: int = CONCURRENCY
+    batch_rows: int = BATCH_ITEMS
+    """Rows of one request to a cluster, at most."""
     request_timeout: float = REQUEST_TIMEOUT
     """Seconds that one request to a cluster may take."""
     fence: Callable[[], object] = unfenced
@@ -89,9 +92,12 @@ def _tikv(cluster: Cluster, target: TikvTarget, origin: Origin, options: SinkOpt
     default = origin.keyspace_id if version is ApiVersion.V2 else 0
     keyspace_id = cluster.pd.keyspace_id(target.keyspace) if target.keyspace else default
     if (cluster.cluster_id, keyspace_id) == (origin.cluster_id, origin.keyspace_id) and not target.below:
-        raise UsageError("--sink is the very keyspace that the changes come from")
+        raise UsageError(
+            "--sink is the very keyspace that the changes come from",
+            hint="Correct --pd or --sink; ?keyspace= behind its address names another keyspace of that cluster.",
+        )
     try:
         raw = cluster.raw(keyspace_id, options.fence, target.below)
     except UnsupportedFormat as error:
         raise UsageError(f"--sink: {error}") from None
-    return TikvSink(raw, drop_ttls=options.drop_ttls, concurrency=options.concurrency)
+    return TikvSink(raw, drop_ttls=options.drop_ttls, concurrency=options.concurrency, batch_rows=options.batch_rows)

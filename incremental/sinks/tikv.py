@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from formats import columns, order
 from incremental.sinks.base import Sink
+from tikv_br.cluster.batches import BATCH_ITEMS
 from tikv_br.errors import ConversionUnsupported
 
 if TYPE_CHECKING:
@@ -36,15 +37,19 @@ class TikvSink(Sink):
         *,
         drop_ttls: bool = False,
         concurrency: int = CONCURRENCY,
+        batch_rows: int = BATCH_ITEMS,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """With `drop_ttls` rows that expire are kept for ever where the cluster knows no TTL; else that is refused."""
+        """With `drop_ttls` rows that expire are kept for ever where the cluster knows no TTL; else that is refused.
+
+        A request takes `batch_rows` at most.
+        """
         self._raw = raw
         below = f" below {raw.codec.below.hex()}" if raw.codec.below else ""
         self.place = f"keyspace {raw.codec.keyspace_id} of cluster {raw.cluster_id}{below}"
         self._drop_ttls = drop_ttls
         self._clock = clock
-        self._concurrency = concurrency
+        self._concurrency, self._batch_rows = concurrency, batch_rows
         self._pool = ThreadPoolExecutor(concurrency, thread_name_prefix="sink")
         self.puts = 0
         self.deletes = 0
@@ -92,7 +97,7 @@ class TikvSink(Sink):
 
     def _put(self, rows: pa.RecordBatch) -> None:
         expire_ts = columns.numbers(rows["expire_ts"]) if self._raw.codec.api_version.has_ttl else None
-        self._raw.put_columns(rows["key"], rows["value"], expire_ts)
+        self._raw.put_columns(rows["key"], rows["value"], expire_ts, batch_rows=self._batch_rows)
 
     def _delete(self, rows: pa.RecordBatch) -> None:
-        self._raw.delete_columns(rows["key"])
+        self._raw.delete_columns(rows["key"], batch_rows=self._batch_rows)

@@ -28,8 +28,10 @@ class NamedStatus:
             return "has not begun yet"
         if self.status.sink_failing_seconds:
             return f"the sink has taken nothing for {self.status.sink_failing_seconds:.0f} s: {self.status.last_error}"
-        lag = self.status.checkpoint_lag
-        return f"{lag:.0f} s behind, which is more than {max_lag:g} s" if lag > max_lag else ""
+        lag, feed = self.status.checkpoint_lag, self.status.feed.trouble
+        if lag <= max_lag:
+            return ""
+        return f"{lag:.0f} s behind, which is more than {max_lag:g} s" + (f": {feed}" if feed else "")
 
 
 Watched = Callable[[], Sequence[NamedStatus]]

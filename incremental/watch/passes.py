@@ -10,6 +10,7 @@ from incremental.feed.status import FeedStatus
 from incremental.replicate import SyncStatus
 from incremental.watch.named import NamedStatus
 from tikv_br.cluster.timestamp import compose
+from tikv_br.errors import TikvBrError
 
 
 class Passes:
@@ -20,16 +21,27 @@ class Passes:
         self._name, self._clock = name, clock
         self._state: tuple[Pass, int] | None = None
         """The last pass, and how many rows all of them have changed."""
+        self._failures, self._last_error = 0, ""
+        self._failing_since: float | None = None
 
     def note(self, done: Pass) -> None:
         """A pass has ended."""
         before = self._state[1] if self._state is not None else 0
         self._state = done, before + done.puts + done.deletes
+        self._failing_since = None
+
+    def note_failure(self, error: TikvBrError) -> None:
+        """A pass was broken off, and is to be tried again."""
+        self._failures, self._last_error = self._failures + 1, error.message
+        if self._failing_since is None:
+            self._failing_since = self._clock()
 
     def __call__(self) -> Sequence[NamedStatus]:
-        """How it is doing: nothing is said before the first pass has ended."""
+        """How it is doing: no figures before the first pass has ended."""
+        failing = 0.0 if self._failing_since is None else self._clock() - self._failing_since
         if self._state is None:
-            return [NamedStatus(self._name, None)]
+            why = f", broken off again and again for {failing:.0f} s: {self._last_error}" if failing else ""
+            return [NamedStatus(self._name, None, f"the first pass has not ended yet{why}")]
         done, rows = self._state
         ts, lag = compose(done.began_ms), self._clock() - done.began_ms / 1000
         status = SyncStatus(
@@ -43,9 +55,9 @@ class Passes:
             sorter_memory_bytes=0,
             sorter_disk_bytes=0,
             late_rows=0,
-            sink_failures=0,
-            sink_failing_seconds=0.0,
-            last_error="",
+            sink_failures=self._failures,
+            sink_failing_seconds=failing,
+            last_error=self._last_error,
             feed=FeedStatus(resolved_ts=ts, regions=done.ranges, rows=rows),
         )
         return [NamedStatus(self._name, status)]

@@ -51,6 +51,7 @@ WITHOUT_A_CLUSTER = [
     (["sync", "--sink", "blackhole://"], 2),
     (["sync", "--sink", "blackhole://", "--state-dir", "/x", "--scratch-dir", "/nowhere"], 2),
     (["sync", "--sink", "blackhole://", "--state-dir", "/x", "--status-addr", "foo"], 2),
+    (["sync", "--sink", "blackhole://", "--state-dir", "/x", "--status-every", "0"], 2),
     (["sync", "--sink", "blackhole://", "--state-dir", "/x", "--start-ts", "now", "--from-backup-ts", "7"], 2),
     (["verify"], 2),
     (["verify", "/x", "--level", "deep"], 2),

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import tempfile
 import threading
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -51,13 +49,6 @@ class CaptureFlags(SinkTlsFlags):
 
         if not SHORTEST_LEASE <= self.lease <= LONGEST_LEASE:
             raise UsageError(f"--lease takes {SHORTEST_LEASE:g} s to {LONGEST_LEASE} s")
-        if not self.scratch.is_dir():
-            raise UsageError(f"--scratch-dir {self.scratch} is no directory")
-
-    @property
-    def scratch(self) -> Path:
-        """The directory of the sorters."""
-        return Path(self.scratch_dir or tempfile.gettempdir())
 
 
 @app.callback()
@@ -77,12 +68,14 @@ def start(
 ) -> None:
     """Take part in the work on changefeeds until told to stop; then hand it back."""
     capture_flags.check()
+    scratch = sync_options.scratch_folder(capture_flags.scratch_dir)
+    status_flags.check()
     from incremental.group.capture import Capture, CaptureOptions
     from tikv_br.cluster.cluster import Cluster
     from tikv_br.cluster.etcd import Etcd
 
     asked = CaptureOptions(
-        capture_flags.scratch,
+        scratch,
         lease=round(capture_flags.lease),
         sink_tls=capture_flags.tls(cluster),
     )

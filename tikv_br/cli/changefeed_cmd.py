@@ -57,8 +57,8 @@ def create(
     session: GroupSession,
     *,
     keyspace: options.KeyspaceOption = "",
-    start: options.StartOption = "",
-    end: options.EndOption = "",
+    start: sync_options.StartKeyOption = "",
+    end: sync_options.EndKeyOption = "",
     form: options.FormatOption = KeyForm.RAW,
     name: NameOption = "default",
     spans: SpansOption = 2,
@@ -92,6 +92,8 @@ def create(
         sorter_bytes=sorter_memory,
         hold_back_ms=round(hold_back * 1000),
         patience_ms=round(sink_flags.sink_patience * 1000),
+        backoff_ms=round(sink_flags.sink_backoff * 1000),
+        batch_rows=sink_flags.sink_batch_size,
     )
     begin = start_flags.required(storage_flags)
     from incremental.group.creation import resolved
@@ -146,6 +148,8 @@ def update(
     sink: Annotated[str, typer.Option(metavar="URL", help="Another address of the same sink.")] = "",
     sink_tls: SinkTlsFlags,
     sink_concurrency: NewNumber = None,
+    sink_batch_size: NewNumber = None,
+    sink_backoff: NewTime = None,
     sink_patience: NewTime = None,
     sorter_memory: NewSize = None,
     hold_back: NewTime = None,
@@ -154,6 +158,8 @@ def update(
     """Change how a changefeed works, while it is paused or has failed."""
     changes: dict[str, object] = {
         "concurrency": sink_concurrency,
+        "batch_rows": sink_batch_size,
+        "backoff_ms": None if sink_backoff is None else round(sink_backoff * 1000),
         "patience_ms": None if sink_patience is None else round(sink_patience * 1000),
         "sorter_bytes": sorter_memory,
         "hold_back_ms": None if hold_back is None else round(hold_back * 1000),
@@ -228,6 +234,8 @@ def _told(session: GroupSession, state: GroupState, info: ChangefeedInfo) -> tup
             "sorter_bytes": info.sorter_bytes,
             "hold_back_ms": info.hold_back_ms,
             "patience_ms": info.patience_ms,
+            "backoff_ms": info.backoff_ms,
+            "batch_rows": info.batch_rows,
             "created_ms": info.created_ms,
         },
     )

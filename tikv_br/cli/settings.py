@@ -189,7 +189,7 @@ class _Checker:
 
 
 def _flag(param: TyperOption) -> str:
-    return max(param.opts, key=len).lstrip("-")
+    return next(each for each in param.opts if each.startswith("--")).lstrip("-")
 
 
 def _flatten(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from incremental.watch.address import Address
     from tikv_br.storage.secret import SecretText
 
+SHORTEST_STATUS = 0.1
 StatusEveryOption = Annotated[
     float,
     typer.Option(
@@ -67,6 +68,13 @@ class StatusFlags(OptionGroup):
     status_key_file: StatusKeyFileOption = ""
     no_status_key: NoStatusKeyOption = False
     max_lag: MaxLagOption = 300.0
+
+    def check(self) -> None:
+        """Refuse what cannot be, before anything is asked. Raises `UsageError`."""
+        if self.status_every < SHORTEST_STATUS:
+            raise UsageError(f"--status-every is too short: at least {SHORTEST_STATUS:g} s")
+        if self.address() is not None:
+            self.key_file()
 
     def address(self) -> Address | None:
         """Where to serve it, if anywhere. Raises `UsageError`."""

@@ -87,7 +87,7 @@ def follow_by_diff(out: Output, asked: DiffModeOptions, name: str, status_flags:
 
     hint = "The same command goes on: its first pass finds what differs."
     with signals_stop(stop, hint) as told, serving(out, passes, status_flags):
-        DiffMode(asked, stop).run(tell)
+        DiffMode(asked, stop).run(tell, broken=passes.note_failure)
     if told:
         raise told[0]
 

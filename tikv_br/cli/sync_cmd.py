@@ -40,8 +40,8 @@ def follow(
     *,
     cluster: ClusterFlags,
     keyspace: options.KeyspaceOption = "",
-    start: options.StartOption = "",
-    end: options.EndOption = "",
+    start: sync_options.StartKeyOption = "",
+    end: sync_options.EndKeyOption = "",
     form: options.FormatOption = KeyForm.RAW,
     sink_flags: SinkFlags,
     start_flags: StartFlags,
@@ -57,6 +57,7 @@ def follow(
 ) -> None:
     """Keep a second cluster seconds behind a first, from a backup on, until told to stop."""
     span = read_range(start, end, form)
+    status_flags.check()
     if mode is SyncMode.DIFF:
         if start_flags != StartFlags():
             raise UsageError(
@@ -69,7 +70,6 @@ def follow(
     source, target, scratch = cluster.config(), sink_flags.target(), state_flags.scratch()
     _check_stdout(target, output)
     state = state_flags.state(cluster, storage_flags, etcd_flags)
-    status_flags.address()
     begin = start_flags.start(storage_flags)
     from incremental.feed.options import FeedOptions
     from incremental.replicate import ReplicateOptions
@@ -89,7 +89,9 @@ def follow(
         sorter_bytes=state_flags.sorter_memory,
         sink=sink_flags.options(cluster),
         feed=FeedOptions(hold_back=hold_back),
-        replicate=ReplicateOptions(state_flags.checkpoint_every, sink_flags.sink_patience),
+        replicate=ReplicateOptions(
+            state_flags.checkpoint_every, sink_flags.sink_patience, longest_wait=sink_flags.sink_backoff
+        ),
     )
     _follow_feed(Output(output), asked, status_flags)
 

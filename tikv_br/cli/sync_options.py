@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import os
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,6 +39,13 @@ class SyncMode(enum.StrEnum):
     DIFF = "diff"
 
 
+StartKeyOption = Annotated[
+    str, typer.Option("--start", "--start-key", metavar="KEY", help="First key of the range (inclusive).")
+]
+EndKeyOption = Annotated[
+    str,
+    typer.Option("--end", "--end-key", metavar="KEY", help="End of the range (exclusive); empty: no bound."),
+]
 ModeOption = Annotated[
     SyncMode,
     typer.Option("--mode", help="feed: by the change feed of API V2. diff: by comparing ranges, pass after pass."),
@@ -63,6 +71,22 @@ SinkKeyOption = Annotated[
 SinkConcurrencyOption = Annotated[
     int, typer.Option("--sink-concurrency", min=1, metavar="N", help="Requests under way at once to a tikv:// sink.")
 ]
+SinkBatchSizeOption = Annotated[
+    int,
+    typer.Option(
+        "--sink-batch-size", min=1, metavar="N", help="Rows in one request to a tikv:// sink, and 256 KiB, at most."
+    ),
+]
+SinkBackoffOption = Annotated[
+    float,
+    typer.Option(
+        "--sink-backoff",
+        parser=parse_duration,
+        metavar="TIME",
+        show_default="5s",
+        help="The longest wait between two tries at a sink that takes nothing; the first waits are shorter.",
+    ),
+]
 SinkPatienceOption = Annotated[
     float,
     typer.Option(
@@ -86,7 +110,10 @@ FromBackupOption = Annotated[
 FromBackupTsOption = Annotated[
     int | None, typer.Option("--from-backup-ts", min=1, metavar="TS", help="Start after this timestamp.")
 ]
-StartTsOption = Annotated[StartTs | None, typer.Option("--start-ts", help="Start with what is written from now on.")]
+StartTsOption = Annotated[
+    StartTs | None,
+    typer.Option("--start-ts", help="Start with what is written from now on; a timestamp is --from-backup-ts."),
+]
 IdOption = Annotated[
     str, typer.Option("--id", metavar="NAME", help="Name of the sync, of its state and of its safe point.")
 ]
@@ -174,6 +201,8 @@ class SinkFlags(SinkTlsFlags):
 
     sink: SinkOption = ""
     sink_concurrency: SinkConcurrencyOption = 4
+    sink_batch_size: SinkBatchSizeOption = 512
+    sink_backoff: SinkBackoffOption = 5.0
     sink_patience: SinkPatienceOption = 600.0
     allow_loss: SyncLossOption = ""
 
@@ -191,7 +220,12 @@ class SinkFlags(SinkTlsFlags):
         """How to write."""
         from incremental.sinks.open import SinkOptions
 
-        return SinkOptions(tls=self.tls(source), drop_ttls=bool(self.allow_loss), concurrency=self.sink_concurrency)
+        return SinkOptions(
+            tls=self.tls(source),
+            drop_ttls=bool(self.allow_loss),
+            concurrency=self.sink_concurrency,
+            batch_rows=self.sink_batch_size,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -242,11 +276,21 @@ class StateFlags(OptionGroup):
             return etcd.etcd_config(cluster)
         if self.state_dir.startswith("etcd:"):
             raise UsageError("--state-dir etcd:// takes no address", hint="Say it by --etcd.")
-        return S3Flags.locate(storage, self.state_dir)
+        try:
+            return S3Flags.locate(storage, self.state_dir)
+        except UsageError as error:
+            raise UsageError(f"--state-dir: {error.message}", hint=error.hint) from None
 
     def scratch(self) -> Path:
         """The directory of the sorter. Raises `UsageError`."""
-        path = Path(self.scratch_dir or tempfile.gettempdir())
-        if not path.is_dir():
-            raise UsageError(f"--scratch-dir {path} is no directory")
-        return path
+        return scratch_folder(self.scratch_dir)
+
+
+def scratch_folder(named: str) -> Path:
+    """The directory for what does not fit into memory. Raises `UsageError` now, not when it is needed."""
+    path = Path(named or tempfile.gettempdir())
+    if not path.is_dir():
+        raise UsageError(f"--scratch-dir {path} is no directory")
+    if not os.access(path, os.W_OK | os.X_OK):
+        raise UsageError(f"--scratch-dir {path} cannot be written", hint="Choose a directory that this user may write.")
+    return path

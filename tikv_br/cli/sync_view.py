@@ -144,12 +144,22 @@ class LiveView:
 
 def describe(status: SyncStatus) -> str:
     """One calm line."""
-    trouble = f", sink failed {status.sink_failures:,} times: {status.last_error}" if status.sink_failures else ""
     held = human_bytes(status.sorter_memory_bytes + status.sorter_disk_bytes)
     return (
         f"checkpoint {status.checkpoint_ts} ({status.checkpoint_lag:.1f} s behind), {status.written:,} rows written, "
-        f"{status.events_per_second:,.0f} events/s, regions {_regions(status.feed)}, sorter {held}{trouble}"
+        f"{status.events_per_second:,.0f} events/s, regions {_regions(status.feed)}, sorter {held}"
+        + "".join(f", {each}" for each in _troubles(status))
     )
+
+
+def _troubles(status: SyncStatus) -> Iterator[str]:
+    """What goes wrong now, and how often the sink has failed before."""
+    if status.sink_failing_seconds:
+        yield f"the sink has taken nothing for {status.sink_failing_seconds:.0f} s: {status.last_error}"
+    elif status.sink_failures:
+        yield f"the sink has failed {status.sink_failures:,} times so far"
+    if status.feed.trouble:
+        yield status.feed.trouble
 
 
 def draw(found: Sequence[NamedStatus], max_lag: float) -> Group:
@@ -167,8 +177,9 @@ def draw(found: Sequence[NamedStatus], max_lag: float) -> Group:
         trouble = each.trouble(max_lag)
         if trouble:
             beneath.append(Text(f"{each.name}: {trouble}", style="bold red"))
-        if each.status is not None and each.status.last_error:
-            beneath.append(Text(f"{each.name}: last error: {each.status.last_error}", style="yellow"))
+        if each.status is not None:
+            more = [said for said in _troubles(each.status) if said not in trouble]
+            beneath += [Text(f"{each.name}: {said}", style="yellow") for said in more]
     return Group(table, *beneath)
 
 
@@ -219,6 +230,9 @@ def _redacted(found: Sequence[NamedStatus]) -> list[NamedStatus]:
     """As they may be shown to anyone."""
 
     def redacted(status: SyncStatus | None) -> SyncStatus | None:
-        return status and replace(status, last_error=redact(status.last_error))
+        if status is None:
+            return None
+        feed = replace(status.feed, last_error=redact(status.feed.last_error))
+        return replace(status, last_error=redact(status.last_error), feed=feed)
 
     return [replace(each, error=redact(each.error), status=redacted(each.status)) for each in found]

@@ -1,4 +1,4 @@
-"""Each command that a document shows is one, with flags that it has."""
+"""Each command that a document or a hint shows is one, with flags that it has."""
 
 from __future__ import annotations
 
@@ -18,6 +18,12 @@ PAGES = [
     PROJECT / "SECURITY.md",
     PROJECT / "CHANGELOG.md",
     *sorted((PROJECT / "docs").rglob("*.md")),
+]
+SOURCES = [
+    each
+    for package in ("tikv_br", "incremental")
+    for each in sorted((PROJECT / package).rglob("*.py"))
+    if "`tikv-br " in each.read_text(encoding="utf-8")
 ]
 COMMANDS = dict(leaves(typer.main.get_command(app)))
 GROUPS = {path[0] for path in COMMANDS if len(path) > 1}
@@ -57,9 +63,9 @@ def is_name(word: str) -> bool:
     return re.fullmatch(r"[a-z|-]+", word) is not None and not word.startswith("-")
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES + SOURCES, ids=lambda page: page.name)
 def test_commands_and_flags_exist(page: Path) -> None:
-    """A flag that was renamed, or a command that is gone, is shown nowhere."""
+    """A flag that was renamed, or a command that is gone, is shown nowhere: neither on a page nor by a hint."""
     for command in shown(page.read_text(encoding="utf-8")):
         known = flags_of(command.split())
         assert known is not None, f"there is no command: tikv-br {command}"

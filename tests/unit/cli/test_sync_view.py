@@ -8,10 +8,12 @@ import logging
 import sys
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
 
+from incremental.feed.status import FeedStatus
 from incremental.watch.named import NamedStatus
 from tests.documented import assert_documented
 from tests.unit.cli.test_output import Terminal
@@ -35,7 +37,10 @@ class Watched:
     def __call__(self) -> Sequence[NamedStatus]:
         """See the class."""
         self.looks.release()
-        return [NamedStatus("a", status(last_error=SECRET)), NamedStatus("b", None, error=SECRET)]
+        return [
+            NamedStatus("a", status(last_error=SECRET, sink_failing_seconds=12.3)),
+            NamedStatus("b", None, error=SECRET),
+        ]
 
     def wait(self) -> None:
         """Until one look has been shown for certain: the next one has begun."""
@@ -65,7 +70,7 @@ def test_lines_go_to_the_log(caplog: pytest.LogCaptureFixture, monkeypatch: pyte
         watched.wait()
     assert caplog.messages[0] == (
         "a: checkpoint 470623261766451301 (3.0 s behind), 3,000 rows written, 2,000 events/s, regions 48/51, "
-        "sorter 3.0 MiB, sink failed 2 times: refused: secret-access-key=***"
+        "sorter 3.0 MiB, the sink has taken nothing for 12 s: refused: secret-access-key=***"
     )
     assert caplog.messages[1] == "b: refused: secret-access-key=***"
 
@@ -113,8 +118,22 @@ def test_the_table_fits_a_narrow_terminal() -> None:
 
 
 def test_one_line_says_no_more_than_there_is() -> None:
-    """Without failures of the sink nothing is said of them."""
+    """Without failures of the sink nothing is said of them, and of those that are over no more than how many there were."""
     assert describe(status(sink_failures=0)).endswith("sorter 3.0 MiB")
+    assert describe(status()).endswith("sorter 3.0 MiB, the sink has failed 2 times so far")
+
+
+def test_a_source_that_cannot_be_followed_is_told_with_the_cause() -> None:
+    """In the line of a log and beneath the table, once it is more than a moment's trouble."""
+    feed = FeedStatus(failing_seconds=41.2, last_error="no PD answers")
+    said = "part of the source has not been followed for 41 s: no PD answers"
+    assert describe(status(feed=feed)).endswith(f", {said}")
+    assert "source" not in describe(status(feed=replace(feed, failing_seconds=1.0)))
+    stream = io.StringIO()
+    Console(file=stream, width=120).print(draw([NamedStatus("a", status(feed=feed))], 300.0))
+    assert f"a: {said}" in stream.getvalue()
+    behind = NamedStatus("a", status(feed=feed, checkpoint_lag=44.0))
+    assert behind.trouble(40.0) == f"44 s behind, which is more than 40 s: {said}"
 
 
 def test_stderr_is_handed_back_to_the_log(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,14 +8,21 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from incremental.checkpoint import Checkpoint, ObjectCheckpoints
+from incremental.checkpoint import Checkpoint, CheckpointStore, ObjectCheckpoints
 from incremental.feed.outputs import Resolved, Rows
 from incremental.replicate import Rate, ReplicateOptions, Replicator
 from incremental.sinks.base import Sink
 from incremental.sorter import Sorter
 from tests.unit.incremental.changes import Change, batch, changes
 from tests.unit.incremental.fake_source import FakeSource
-from tikv_br.errors import ClusterUnreachable, RequestRefused, RetryBudgetExhausted, SafePointError, SyncFenced
+from tikv_br.errors import (
+    ClusterUnreachable,
+    RequestRefused,
+    RetryBudgetExhausted,
+    SafePointError,
+    StorageUnreachable,
+    SyncFenced,
+)
 from tikv_br.storage.base import ObjectStore
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import parse
@@ -88,7 +95,13 @@ class Sync:
         found = ObjectCheckpoints(self.store, "one").load()
         return START if found is None else found.checkpoint_ts
 
-    def replicator(self, feed: Iterable[Rows | Resolved], save_every: float = 0.0, patience: float = 5.0) -> Replicator:
+    def replicator(
+        self,
+        feed: Iterable[Rows | Resolved],
+        save_every: float = 0.0,
+        patience: float = 5.0,
+        state_patience: float = 60.0,
+    ) -> Replicator:
         """One process's worth of it."""
         checkpoints = ObjectCheckpoints(self.store, "one")
         epoch = checkpoints.claim()
@@ -99,7 +112,7 @@ class Sync:
             sink=self.target,
             checkpoints=checkpoints,
             safe_point=self.guard,
-            options=ReplicateOptions(save_every, patience),
+            options=ReplicateOptions(save_every, patience, state_patience),
         )
 
 
@@ -229,6 +242,46 @@ def test_stop_saves_what_is_confirmed(sync: Sync) -> None:
     assert not runner.is_alive()
     assert sync.checkpoint() == START + 50
     assert sync.target.last[b"k"].ts == START + 50
+
+
+class Flaky(CheckpointStore):
+    """A storage that does not answer some saves."""
+
+    def __init__(self, store: CheckpointStore, failures: int) -> None:
+        self._store, self.failures = store, failures
+
+    def claim(self) -> int:
+        """See `CheckpointStore.claim`."""
+        return self._store.claim()
+
+    def load(self) -> Checkpoint | None:
+        """See `CheckpointStore.load`."""
+        return self._store.load()
+
+    def save(self, checkpoint: Checkpoint) -> None:
+        """See `CheckpointStore.save`."""
+        if self.failures:
+            self.failures -= 1
+            raise StorageUnreachable("no answer")
+        self._store.save(checkpoint)
+
+
+@pytest.mark.parametrize("patience", [60.0, 0.0])
+def test_a_storage_that_is_away_for_a_while_is_waited_for(
+    sync: Sync, patience: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is written until the checkpoint is saved; after its patience the sync ends with what the storage said."""
+    monkeypatch.setattr("incremental.replicate.SAVE_AGAIN", 0.01)
+    first, second = (Rows(batch([Change(ts, b"a", b"%d" % ts)])) for ts in (1001, 1002))
+    replicator = sync.replicator([first, Resolved(1001), second, Resolved(1002)], state_patience=patience)
+    replicator._checkpoints = Flaky(replicator._checkpoints, 3)
+    if patience:
+        replicator.run()
+        assert sync.checkpoint() == 1002
+        return
+    with pytest.raises(StorageUnreachable):
+        replicator.run()
+    assert [row.ts for row in sync.target.arrived] == [1001]
 
 
 def test_a_lost_safe_point_ends_it(sync: Sync) -> None:

@@ -270,11 +270,18 @@ def test_damaged_messages_make_the_stream_anew(feeds: ScriptedFeeds) -> None:
         assert until_resolved(feed, 20) == ([(b"b", 5)], [20])
 
 
-def test_patience_has_an_end(feeds: ScriptedFeeds) -> None:
-    """A region that keeps failing ends the feed with what it failed of."""
+def test_patience_has_an_end(
+    feeds: ScriptedFeeds, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A region that keeps failing ends the feed with what it failed of; until then its status and one line of the log say so."""
+    monkeypatch.setattr("incremental.feed.feed.WORTH_TELLING", 0.1)
     feeds.script(1, lambda request: [failure(request, not_leader())])
-    with feeds.feed(patience=0.3) as feed, pytest.raises(RetryBudgetExhausted, match="region 1: not_leader"):
-        until_resolved(feed, 1)
+    with feeds.feed(patience=0.3) as feed:
+        with pytest.raises(RetryBudgetExhausted, match="region 1: not_leader"):
+            until_resolved(feed, 1)
+        assert feed.status.failing_seconds > 0.3
+        assert feed.status.last_error == "region 1: not_leader"
+    assert len([said for said in caplog.messages if "has not been followed" in said]) == 1
 
 
 def test_a_slow_consumer_slows_the_stores(feeds: ScriptedFeeds) -> None:

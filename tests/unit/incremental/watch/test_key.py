@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from incremental.watch.key import own_key, read_key
-from tikv_br.errors import StorageError, StorageReadOnly, UsageError
+from tikv_br.errors import StorageReadOnly, UsageError
 
 
 def test_it_is_made_once_and_for_its_owner_only(tmp_path: Path) -> None:
@@ -59,7 +59,7 @@ def test_white_space_around_it_does_not_count(tmp_path: Path) -> None:
 
 def test_a_place_that_cannot_be_had(tmp_path: Path) -> None:
     """A missing file of the user's, and a folder that is a file, are said."""
-    with pytest.raises(StorageError, match="No such file"):
+    with pytest.raises(UsageError, match="there is no file"):
         read_key(tmp_path / "missing")
     (tmp_path / "file").touch()
     with pytest.raises(StorageReadOnly):
