@@ -25,6 +25,7 @@ OUTCOMES = {
     ),
 }
 """What it means that a drill has passed or failed, where that is not a recovery."""
+NOTHING_THERE = "But the backup holds no key, so this proves little; with --min-keys such a drill misses its objective."
 RECOVERED, NOT_RECOVERED = (
     "The recovery was rehearsed and worked.",
     "It was not proven that a recovery would work. Until this is mended, do not count on the backup.",
@@ -69,6 +70,8 @@ def _sentence(report: DrillReport) -> str:
     well, badly = OUTCOMES.get(report.scenario, (RECOVERED, NOT_RECOVERED))
     match report.verdict:
         case Verdict.PASSED:
+            if report.value("keys") == 0:
+                return f"{well} {NOTHING_THERE}"
             asked = [goal for goal in report.goals if goal.limit is not None]
             return f"{well} {'All that was asked of it was reached.' if asked else 'Nothing more was asked of it.'}"
         case Verdict.MISSED:

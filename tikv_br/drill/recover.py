@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 
 from formats.checksum import Checksum
@@ -20,6 +21,7 @@ from tikv_br.restore.steps import FIRST_CHANGE
 from tikv_br.verify.options import Executor, Level, VerifyOptions
 from tikv_br.verify.run import verify
 
+log = logging.getLogger(__name__)
 BY_TS = (
     "An upper bound, by {clock}: from backup-ts, up to which every write is in the backup, until {moment}. Whether the "
     "source was written to in that time does not matter: it might have been."
@@ -110,6 +112,8 @@ def verify_all(context: DrillContext) -> None:
         context.measured, rto=round(context.recorder.now - context.restore_began, 3), keys=proven.keys
     )
     context.compared.append(proven)
+    if not proven.keys:
+        log.warning("the backup of drill %s holds no key: that it comes back proves little", context.id)
     compare.seal(context, sums)
     read = verify(VerifyOptions(context.place, Level.DATA, executor=Executor.DRIVER), inside)
     context.compared.append(

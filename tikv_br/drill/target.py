@@ -16,6 +16,7 @@ from tikv_br.cluster.config import ClusterConfig
 from tikv_br.drill.landing import Landing, claims_of
 from tikv_br.drill.ledger import Creation, Kind
 from tikv_br.errors import DrillRemains
+from tikv_br.report.figures import counted
 
 MARK = "made-by-drill"
 """A file in each folder that a drill has made; it names the drill."""
@@ -65,7 +66,7 @@ class PlaygroundTarget:
     @property
     def name(self) -> str:
         """What it is, for people."""
-        return f"an embedded playground of {self.stores} stores"
+        return f"an embedded playground of {counted(self.stores, 'store')}"
 
     def plan(self, drill: str, backup: BackupSet | None = None) -> Creation:  # noqa: ARG002 - takes in any
         """A folder that nobody has."""

@@ -57,7 +57,7 @@ def _plots(report: Reported) -> dict[str, Any]:
         "bars": list(zip(shown, plot.timeline(shown, report.seconds), strict=True)),
         "hidden": len(report.phases) - len(shown),
         "longest": max((each for each in shown if not each.inside), key=lambda each: each.seconds, default=None),
-        "speed": plot.over_time(speeds, "B/s") if len(speeds) > 1 else None,
+        "speed": plot.over_time(speeds, "B/s") if any(value for _, value in speeds) else None,
         "fastest": max((value for _, value in speeds), default=0.0),
         "average": _average(speeds),
         "strip": list(zip(cells, plot.strip(cells), strict=True)),

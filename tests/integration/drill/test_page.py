@@ -127,6 +127,14 @@ def test_a_missed_objective_is_named_beside_what_worked(page: Page, tmp_path: Pa
     assert "recovery worked" not in text
 
 
+def test_a_backup_without_a_key_is_said_to_prove_little(page: Page, tmp_path: Path) -> None:
+    """It came back, every key of it: a reader must not take that for a recovery of the data."""
+    report = replace(passed(), goals=judge(Objectives(), Measured(rto=1.0, keys=0)), samples=(), keyspace_map=())
+    text = show(page, tmp_path / "report.html", render_report(report))
+    assert "But the backup holds no key, so this proves little" in text
+    assert "No transfer is recorded." in text
+
+
 def test_nothing_acts_in_hostile_texts(page: Page, tmp_path: Path) -> None:
     """Keys, names and messages that try to be markup, script or another direction are read as text, on the page and in the index."""
     evil = "</title></style><script>document.title='owned'</script><img src=http://127.0.0.1:1/x onerror=alert(1)>\u202e\x00"
