@@ -101,7 +101,9 @@ def test_a_backup_and_all_that_is_done_with_it_are_reported(
     target.raw().put(b"<script>complain()</script>", b"")
     different = ended(60, *compare, report=report)
     assert different["findings"][0]["cause"] == "1 only in B"
-    assert "diff: failed" in seen(page, report)
+    text = seen(page, report)
+    assert "diff: failed" in text
+    assert "The two sides differ." in text
     target.raw().delete(b"<script>complain()</script>")
 
     ended(0, "verify", place, "--level", "data", report=report)
@@ -112,5 +114,6 @@ def test_a_backup_and_all_that_is_done_with_it_are_reported(
     assert victim.name in broken["findings"][0]["object"]
     text = seen(page, report)
     assert "verify: failed" in text
+    assert "Damage was found." in text
     assert victim.name in text
     assert {path.name for path in tmp_path.iterdir()} - {"tikv-br-index"} == {"backup", "report.html", "report.json"}

@@ -69,6 +69,6 @@ def _seconds(value: float) -> str:
 def _bytes(value: float) -> str:
     for unit in ("B", "KiB", "MiB", "GiB"):
         if value < 1024:
-            return f"{value:.0f} B" if unit == "B" else f"{value:.1f} {unit}"
+            return f"{value:.0f} {unit}" if unit == "B" or value >= 100 else f"{value:.1f} {unit}"
         value /= 1024
     return f"{value:.1f} TiB"

@@ -30,6 +30,8 @@ FAILED = {
     "verify": "It was not proven that all is right.",
     "diff": "It was not proven that both sides hold the same.",
 }
+FOUND = {"verify": "Damage was found.", "diff": "The two sides differ."}
+"""Where there are findings: more is known than that nothing was proven."""
 DRY_RUN = "All was checked and planned. Nothing was changed: it was a dry run."
 
 
@@ -85,7 +87,7 @@ def _sentence(report: OperationReport) -> str:
         case Verdict.INTERRUPTED:
             return f"{BROKEN_OFF} {FAILED[report.command]}"
         case _:
-            return FAILED[report.command]
+            return FOUND[report.command] if report.findings else FAILED[report.command]
 
 
 @dataclass(frozen=True, slots=True)
