@@ -101,7 +101,10 @@ def test_the_life_of_a_changefeed(group: Group, source: LiveCluster) -> None:
     resumed = group("changefeed", "resume", "one").last
     assert (resumed["state"], resumed["concurrency"]) == ("normal", 8)
     assert "one  normal" in group.table("changefeed", "list")
-    assert "blackhole://" in group.table("changefeed", "query", "one")
+    told = group.table("changefeed", "query", "one").splitlines()
+    assert {"sink              blackhole://", "end               m", "sink-concurrency  8"} <= set(told)
+    assert "hold-back         1.00s" in told
+    assert "nothing is to be changed" in group("changefeed", "update", "one", code=2).last["message"]
     assert "sub-spans" in group.table("capture", "list")
     assert group("processor", "list").lines == []
     assert group("changefeed", "remove", "one").last["message_type"] == "removed"

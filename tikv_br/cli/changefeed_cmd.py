@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,17 +11,19 @@ import typer
 
 from tikv_br.cli import options, sync_options
 from tikv_br.cli.group_session import GroupSession, IdArgument, group_command, lag
-from tikv_br.cli.keys import read_range
+from tikv_br.cli.keys import read_range, show
 from tikv_br.cli.options import KeyForm, parse_duration, parse_size
 from tikv_br.cli.processor_cmd import show_processors
 from tikv_br.cli.storage_flags import StorageFlags
 from tikv_br.cli.storage_session import utc
 from tikv_br.cli.sync_options import SinkFlags, SinkTlsFlags, StartFlags
-from tikv_br.cli.text import human_seconds
+from tikv_br.cli.text import human_bytes, human_seconds
+from tikv_br.errors import UsageError
 
 if TYPE_CHECKING:
     from incremental.group.model import ChangefeedInfo, GroupState
 
+log = logging.getLogger(__name__)
 app = typer.Typer(rich_markup_mode=None, no_args_is_help=True, add_completion=False)
 COLUMNS = ("id", "state", "checkpoint", "lag", "captures", "sub-spans", "sink", "error")
 
@@ -166,6 +169,8 @@ def update(
         "gc_ttl": None if gc_ttl is None else round(gc_ttl),
     }
     said: dict[str, Any] = {name: value for name, value in changes.items() if value is not None}
+    if not (sink or said):
+        raise UsageError("nothing is to be changed", hint="Say what: see `tikv-br changefeed update --help`.")
     from incremental.sinks.url import check_shared, parse
 
     target = parse(sink) if sink else None
@@ -203,7 +208,25 @@ def _show(session: GroupSession, changefeed_id: str) -> None:
         ("keyspace", str(info.keyspace_id)),
         ("created (UTC)", utc(info.created_ms)),
     ]
-    session.output.table(("what", "value"), [each for each in shown if each[1]])
+    session.output.table(("what", "value"), [each for each in [*shown, *_settings(info)] if each[1]])
+    if info.state.value == "normal" and not state.captures:
+        log.warning("no capture takes part: start one by `tikv-br capture start`, with this --pd and --etcd")
+
+
+def _settings(info: ChangefeedInfo) -> list[tuple[str, str]]:
+    """What people have said of how it works, by the names of the flags."""
+    return [
+        ("start", show(info.start_key, KeyForm.RAW)),
+        ("end", show(info.end_key, KeyForm.RAW)),
+        ("gc-ttl", human_seconds(info.gc_ttl)),
+        ("hold-back", human_seconds(info.hold_back_ms / 1000)),
+        ("sorter-memory", human_bytes(info.sorter_bytes)),
+        ("sink-concurrency", str(info.concurrency)),
+        ("sink-batch-size", str(info.batch_rows)),
+        ("sink-backoff", human_seconds(info.backoff_ms / 1000)),
+        ("sink-patience", human_seconds(info.patience_ms / 1000)),
+        ("allow-loss", "ttl" if info.drop_ttls else ""),
+    ]
 
 
 def _told(session: GroupSession, state: GroupState, info: ChangefeedInfo) -> tuple[str, ...]:

@@ -6,7 +6,10 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from formats.keys import PREFIX_SIZE
 from tikv_br.cli.group_session import GroupSession, group_command, lag
+from tikv_br.cli.keys import show
+from tikv_br.cli.options import KeyForm
 from tikv_br.cli.text import human_bytes, human_seconds
 
 if TYPE_CHECKING:
@@ -72,6 +75,6 @@ def _told(out: Output, task: Task, progress: Progress | None, state: GroupState)
         str(progress.regions) if progress is not None else "-",
         str(progress.events_per_second) if progress is not None else "-",
         human_bytes(progress.sorter_bytes) if progress is not None else "-",
-        task.start.hex() or "start",
+        show(task.start[PREFIX_SIZE:], KeyForm.RAW) or "start",
         progress.error if progress is not None else "",
     )
