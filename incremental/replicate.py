@@ -221,7 +221,7 @@ class Replicator:
 
     def _write(self, batch: pa.RecordBatch) -> bool:
         """Write, as often as it takes; False when told to stop before it was there."""
-        tries = 0
+        tries, began = 0, time.monotonic()
         while True:
             try:
                 self._sink.write(batch)
@@ -235,7 +235,7 @@ class Replicator:
                 self._last_error = error.message
                 log.warning("the sink does not take changes: %s", error.message)
                 if self._failing_since is None:
-                    self._failing_since = time.monotonic()
+                    self._failing_since = began  # the sink's own tries have taken a while
                 elif time.monotonic() - self._failing_since > self._options.patience:
                     raise
             else:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from incremental.checkpoint import Checkpoint, CheckpointStore, ObjectCheckpoints
 from incremental.etcd_checkpoint import EtcdCheckpoints
-from incremental.handover import GC_TTL, Start, leave, protect, resolve
+from incremental.handover import GC_TTL, Start, leave, protect, resolve, service_id
 from incremental.pipeline import PipelineOptions, Source, pipeline
 from incremental.replicate import Replicator, SyncStatus
 from incremental.sinks.open import Origin, SinkOptions, open_sink, unfenced
@@ -21,6 +21,7 @@ from tikv_br.backupset.coverage import KeyRange
 from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.config import ClusterConfig, EtcdConfig
 from tikv_br.cluster.etcd import Etcd
+from tikv_br.cluster.pd_status import gc_status
 from tikv_br.cluster.safepoint import SafePointApi, SafePointKeeper
 from tikv_br.errors import (
     ClusterError,
@@ -168,8 +169,21 @@ def _start_ts(
             hint="Say --from-backup, --from-backup-ts or --start-ts now.",
         )
     start_ts = resolve(options.start, cluster, span)
+    _warn_of_namesake(cluster, options.changefeed_id)
     log.info("%s begins at %d", options.changefeed_id, start_ts)
     return start_ts
+
+
+def _warn_of_namesake(cluster: Cluster, changefeed_id: str) -> None:
+    """Say so where the safe point of a sync that begins is there already: with two of a name GC passes the slower one."""
+    name = service_id(changefeed_id)
+    with suppress(ClusterError):  # it is no more than a warning
+        if any(each.service == name and each.expires > time.time() for each in gc_status(cluster.pd_http).services):
+            log.warning(
+                "PD holds a safe point %s already, of another sync of this name or of an earlier one: while both run, GC "
+                "may pass the slower one. Each sync of a cluster needs an --id of its own",
+                name,
+            )
 
 
 def _check_subject(found: Checkpoint, subject: str) -> None:

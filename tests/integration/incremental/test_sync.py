@@ -15,13 +15,16 @@ from typing import Self
 import pytest
 
 from formats.api_version import ApiVersion
-from incremental.handover import service_id
+from incremental.handover import FromNow, service_id
+from incremental.sinks.url import BlackholeTarget
+from incremental.sync import SyncOptions, sync
 from tests.e2e.command import PROGRAM, environment, succeed, tikv_br
 from tests.integration.incremental.conftest import Clusters
 from tests.integration.incremental.writer import Writer
 from tests.integration.s3_servers import moto_server
 from tests.live_cluster import LiveCluster, contents, live_cluster
 from tikv_br.cluster.timestamp import minus_seconds
+from tikv_br.storage.url import parse
 
 V2 = ApiVersion.V2
 PATIENCE = 90.0
@@ -237,3 +240,26 @@ def test_changes_as_json_lines(pair: tuple[LiveCluster, LiveCluster], tmp_path: 
         process.send_signal(signal.SIGTERM)
         assert process.communicate(timeout=60)[0] is not None
         assert process.returncode == 143
+
+
+def test_a_name_that_another_sync_has_is_warned_of(
+    clusters: Clusters, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Two syncs of one name share a safe point, wherever their states lie: the second is told, and one that goes on is not."""
+    source, stopped = clusters(V2), threading.Event()
+    stopped.set()
+    said = []
+    for state in ("a", "a", "b"):
+        asked = SyncOptions(
+            changefeed_id="namesake",
+            source=source.config,
+            target=BlackholeTarget(),
+            state=parse(f"local://{tmp_path}/{state}"),
+            scratch=tmp_path,
+            start=FromNow(),
+        )
+        caplog.clear()
+        sync(asked, stopped, lambda _: None)
+        said.append([each for each in caplog.messages if "tikv-br-sync-namesake already" in each])
+    assert [len(each) for each in said] == [0, 0, 1]
+    source.cluster.pd.update_service_safe_point(service_id("namesake"), 0, 0)

@@ -219,6 +219,26 @@ def test_patience_ends(sync: Sync) -> None:
     assert sync.checkpoint() == START
 
 
+def test_what_a_sink_tried_by_itself_counts(sync: Sync) -> None:
+    """For how long it has taken nothing counts from when the write began that failed, not from when it was given up."""
+
+    class Slow(Target):
+        def write(self, rows: pa.RecordBatch) -> None:
+            threading.Event().wait(0.2)
+            raise ClusterUnreachable("away")
+
+    sync.target = Slow()
+    replicator = sync.replicator([Rows(batch([Change(1001, b"a", b"1")])), Resolved(1002)], patience=99)
+    runner = threading.Thread(target=replicator.run)
+    runner.start()
+    while not (failing := replicator.status().sink_failing_seconds):
+        assert runner.is_alive()
+        threading.Event().wait(0.001)
+    replicator.stop()
+    runner.join(60)
+    assert failing >= 0.2
+
+
 def test_stop_saves_what_is_confirmed(sync: Sync) -> None:
     """Told to stop, also while the sink is away, it ends cleanly with the checkpoint of what has arrived."""
 
