@@ -80,7 +80,8 @@ def start(
         sink_tls=capture_flags.tls(cluster),
     )
     stop, out = threading.Event(), Output(output)
-    with Cluster.connect(cluster.config()) as source, Etcd.open(etcd_flags.etcd_config(cluster)) as etcd:
+    meeting = etcd_flags.etcd_config(cluster)
+    with Cluster.connect(cluster.config()) as source, Etcd.open(meeting) as etcd:
         joined = Capture(etcd, source, asked)
         with signals_stop(stop, HANDED_BACK) as told, watching(out, joined.statuses, status_flags) as page:
             joined.run(stop, page)

@@ -66,7 +66,7 @@ class EtcdFlags(OptionGroup):
         from tikv_br.cluster.config import EtcdConfig, parse_addresses
 
         if bool(self.etcd_user) != bool(self.etcd_password):
-            raise UsageError("say both or none of --etcd-user, --etcd-password")
+            raise UsageError("say both or none (--etcd-user, --etcd-password)")
         endpoints = parse_addresses(self.etcd) if self.etcd else source.config().pd
         return EtcdConfig(endpoints, self._etcd_tls(source), self.etcd_user, self.etcd_password)
 

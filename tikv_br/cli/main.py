@@ -181,7 +181,9 @@ def _fail(error: TikvBrError, *, is_json: bool) -> int:
             Output(OutputForm.JSON).result("exit_error", fields)
     else:
         with contextlib.suppress(OSError):
-            sys.stderr.write(redact(f"Error: {error.message}\n" + (f"Hint: {error.hint}\n" if error.hint else "")))
+            sys.stderr.write(redact(f"Error: {error.message}") + "\n")
+            if error.hint:  # by itself: the last word of a message may be the name of a credential
+                sys.stderr.write(redact(f"Hint: {error.hint}") + "\n")
     return error.exit_code
 
 

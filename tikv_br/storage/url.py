@@ -246,9 +246,9 @@ def _check_options(options: S3Options) -> None:
     if options.sse_kms_key_id and not options.sse.startswith("aws:kms"):
         raise UsageError("s3.sse-kms-key-id needs s3.sse aws:kms")
     if bool(options.access_key) != bool(options.secret_access_key):
-        raise UsageError("say both or none of access-key, secret-access-key")
+        raise UsageError("say both or none (access-key, secret-access-key)")
     if options.session_token and not options.access_key:
-        raise UsageError("a session token goes with access-key, secret-access-key")
+        raise UsageError("a session token goes with both others (access-key, secret-access-key)")
 
 
 def _check_endpoint(endpoint: str) -> None:

@@ -29,7 +29,7 @@ def test_passwords_are_not_shown() -> None:
     config = EtcdFlags(etcd_user="root", etcd_password="very-secret").etcd_config(SOURCE)
     assert (config.user, config.password) == ("root", "very-secret")
     assert "very-secret" not in f"{config!r} {config}"
-    with pytest.raises(UsageError, match=r"both or none of --etcd-user, --etcd-password$"):
+    with pytest.raises(UsageError, match=r"both or none \(--etcd-user, --etcd-password\)$"):
         EtcdFlags(etcd_user="root").etcd_config(SOURCE)
     with pytest.raises(UsageError):
         EtcdFlags(etcd="nonsense").etcd_config(SOURCE)

@@ -77,6 +77,15 @@ def test_our_error_gives_its_code_message_and_hint(
     assert "HIDDEN" not in line["message"]
 
 
+def test_a_hint_is_whole_where_the_message_ends_with_the_name_of_a_credential(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What blanks credentials does not take the hint for one."""
+    failing(monkeypatch, StorageDenied("wrong is --etcd-password", hint="do this"))
+    assert run(["version"]) == 21
+    assert capsys.readouterr().err == "Error: wrong is --etcd-password\nHint: do this\n"
+
+
 def test_unexpected_error_exits_1_without_a_traceback(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
