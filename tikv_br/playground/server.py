@@ -18,6 +18,8 @@ from tikv_br.playground.cluster import Playground
 from tikv_br.playground.home import Home
 from tikv_br.playground.settings import SETTINGS_FILE, Settings
 
+WAKE_SECONDS = 0.5
+"""A signal that comes while the process is stopped (Ctrl-Z) may reach a thread of gRPC: nothing wakes the main one then, which acts on it."""
 _log = logging.getLogger(__name__)
 
 
@@ -38,7 +40,8 @@ def run(home: Home) -> None:
             home.register()
             home.write_state({**playground.describe(), "pid": os.getpid()})
             _log.info("ready: PD at %s", playground.state.address)
-            over.wait()
+            while not over.wait(WAKE_SECONDS):
+                pass
             home.unregister()
         finally:
             playground.stop()

@@ -78,6 +78,16 @@ def test_the_command_lines_life(folder: Path) -> None:
     assert cli("stop", "--dir", str(folder)).returncode == 0
 
 
+def test_told_to_end_while_it_is_stopped_it_ends_once_it_goes_on(folder: Path) -> None:
+    """As after Ctrl-Z: the kernel may give the signal to any thread then."""
+    process = launcher.start(folder, {"stores": 1, **FAST}).process
+    process.send_signal(signal.SIGSTOP)
+    os.waitid(os.P_PID, process.pid, os.WSTOPPED)
+    process.send_signal(signal.SIGTERM)
+    process.send_signal(signal.SIGCONT)
+    assert process.wait(PATIENCE) == 0
+
+
 def test_a_second_start_is_refused(folder: Path) -> None:
     """Two playgrounds in one folder would share its data: the second says so, names the first, and ends with 53."""
     state = launcher.start(folder, {"stores": 1}).state
