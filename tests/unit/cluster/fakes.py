@@ -78,8 +78,8 @@ class FakeCluster:
             server.close()
 
     def config(self, **changes: object) -> ClusterConfig:
-        """A config that soon gives up what fails, and is patient with what is slow."""
-        values = {"connect_timeout": 60.0, "request_timeout": 20.0, "retry_budget": 2.0, "busy_budget": 0.0} | changes
+        """A config that is patient, but for stores that say that they are busy."""
+        values = {"connect_timeout": 60.0, "request_timeout": 20.0, "retry_budget": 60.0, "busy_budget": 0.0} | changes
         return ClusterConfig(pd=(self.pd.address,), **values)  # type: ignore[arg-type]
 
     def kv(self, method: str, *entries: Entry, store_id: int = 1) -> None:

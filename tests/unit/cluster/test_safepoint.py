@@ -104,8 +104,7 @@ def test_a_short_silence_of_pd_is_survived(error: TikvBrError) -> None:
     """A renewal that fails within the TTL, for whatever reason, is tried again; nothing is lost."""
     pd = Pd()
     pd.error = error
-    with SafePointKeeper(pd, "br", 100, ttl_seconds=3, clock=lambda: 1.0) as keeper:
-        keeper._ttl = 0.03  # type: ignore[assignment]
+    with SafePointKeeper(pd, "br", 100, ttl_seconds=3, renew_every=0.01, clock=lambda: 1.0) as keeper:
         pd.fail = True
         pd.wait_for_calls(4)
         pd.fail = False
