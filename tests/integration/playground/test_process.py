@@ -22,7 +22,7 @@ from tikv_br.errors import PlaygroundError
 from tikv_br.playground import launcher
 from tikv_br.playground.home import Home
 
-FAST = {"keyspace_split_delay": 0.0}
+FAST = {"keyspace_split_delay": 0.0, "balance": False}
 
 
 @pytest.fixture(autouse=True)
