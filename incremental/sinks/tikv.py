@@ -74,8 +74,8 @@ class TikvSink(Sink):
         self.deletes += deletes.num_rows
 
     def close(self) -> None:
-        """See `Sink.close`."""
-        self._pool.shutdown()
+        """See `Sink.close`. Writes that a second signal has left under way end with the connections."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _check_ttls(self, puts: pa.RecordBatch) -> None:
         """Refuse to lose an expiry without leave, before anything of the batch is written."""

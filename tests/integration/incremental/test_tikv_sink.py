@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from formats.api_version import ApiVersion
+from formats.keys import KeyCodec
 from incremental.sinks.base import Sink
 from incremental.sinks.open import Origin, SinkOptions, open_sink
 from incremental.sinks.tikv import TikvSink
@@ -18,6 +19,7 @@ from tests.integration.incremental.conftest import Clusters
 from tests.live_cluster import LiveCluster, contents
 from tests.unit.incremental.changes import Change, batch
 from tests.unit.incremental.sink_suite import FUTURE, PAST, SinkSuite, State
+from tikv_br.cluster.rawkv import RawClient
 from tikv_br.errors import ApiVersionMismatch, ConversionUnsupported, RetryBudgetExhausted, UsageError
 
 V1, V1TTL, V2 = ApiVersion.V1, ApiVersion.V1TTL, ApiVersion.V2
@@ -171,3 +173,27 @@ def test_the_target_must_be_what_it_is_said_to_be(v2: LiveCluster) -> None:
         pass
     with open_sink(TikvTarget((v2.pd,), "7"), source):
         pass
+
+
+def test_closing_waits_for_no_write() -> None:
+    """A second signal breaks a write off whose store says nothing: its calls end with the cluster's connections, later."""
+    begun, enough = threading.Event(), threading.Event()
+
+    class Silent(RawClient):
+        def __init__(self) -> None:
+            self.codec, self.cluster_id = KeyCodec(V2), 1
+
+        def put_columns(self, *_columns: object, **_options: object) -> None:
+            begun.set()
+            enough.wait(20)
+
+    sink = TikvSink(Silent())
+    writer = threading.Thread(target=sink.write, args=(batch([Change(1, b"k", b"v")]),))
+    writer.start()
+    assert begun.wait(60)
+    began = time.monotonic()
+    sink.close()
+    assert time.monotonic() - began < 10
+    enough.set()
+    writer.join(60)
+    assert not writer.is_alive()
