@@ -29,6 +29,8 @@ class TestS3(CheckpointSuite):
     """A prefix of a bucket."""
 
     @pytest.fixture
-    def store(self, stores: Callable[[], ObjectStore]) -> ObjectStore:
+    def store(self, stores: Callable[[], ObjectStore], request: pytest.FixtureRequest) -> ObjectStore:
         """See `CheckpointSuite.store`."""
+        if "moto" in request.node.name and "many_at_once" in request.node.name:
+            pytest.skip("moto looks and writes in two steps: concurrent conditional puts prove nothing there")
         return stores()
