@@ -32,6 +32,9 @@ class Background:
             thread.join()
         if exc is None and self._errors:
             raise self._errors[0]
+        if exc is not None:  # it may be what follows from theirs
+            for error in self._errors:
+                exc.add_note(f"meanwhile in the background: {error!r}")
 
     def _spawn(self, work: Callable[..., None], *arguments: object) -> None:
         """Have a thread for work that ends by itself once `_enough` is set."""

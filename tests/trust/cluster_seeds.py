@@ -83,6 +83,8 @@ def run_seed(clusters: Clusters, seed: int) -> Tally:
     with tempfile.TemporaryDirectory(prefix="cluster-seed-") as folder:
         _write_rows(Path(folder, "rows.jsonl"), rows)
         try:
+            for trouble in troubles:
+                trouble.step()  # a quick machine may have done all jobs before the next one
             with Background([(trouble.step, PAUSE if seed > QUICK else QUICK_PAUSE) for trouble in troubles]):
                 _do_all(clusters, seed, Path(folder), tally)
         finally:
