@@ -162,10 +162,10 @@ def _tell_all_the_same(context: DrillContext, failure: BaseException, step: str,
 
 def _ending_steps() -> list[Step[_Ending]]:
     return [
-        Line("write the report", _write),
+        Line(WRITE, _write),
         Line("remove old drills", _remove_old),
         Line("write the index", _write_index),
-        Line("tell", _tell),
+        Line(TELL, _tell),
     ]
 
 

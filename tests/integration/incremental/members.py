@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from incremental.group.capture import Capture, CaptureOptions
+from incremental.group.model import GroupState
+from incremental.group.store import GroupStore
 from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.etcd import Etcd
 from tikv_br.errors import TikvBrError
@@ -44,3 +47,14 @@ def member(etcd: Etcd, source: Cluster, scratch: Path, lease: int) -> Iterator[t
         thread.join(JOIN_SECONDS)
     assert not thread.is_alive()
     assert not errors
+
+
+def wait_for_state(
+    store: GroupStore, what: str, is_there: Callable[[GroupState], object], patience: float
+) -> GroupState:
+    """Wait for what a group keeps in etcd to be so."""
+    until = time.monotonic() + patience
+    while not is_there(state := store.snapshot()):
+        assert time.monotonic() < until, f"{what}: {state}"
+        time.sleep(0.05)
+    return state

@@ -19,7 +19,7 @@ from incremental.group.store import GroupStore
 from incremental.handover import FromNow, resolve, service_id
 from tests.etcd import real_etcd
 from tests.integration.incremental.conftest import Clusters
-from tests.integration.incremental.members import member
+from tests.integration.incremental.members import member, wait_for_state
 from tests.live_cluster import LiveCluster, contents, live_cluster
 from tests.waiting import eventually
 from tikv_br.backupset.coverage import KeyRange
@@ -65,11 +65,7 @@ class Group:
 
     def wait(self, what: str, is_there: Callable[[GroupState], object]) -> GroupState:
         """Wait for a state."""
-        until = time.monotonic() + PATIENCE
-        while not is_there(state := self.store.snapshot()):
-            assert time.monotonic() < until, f"{what}: {state}"
-            time.sleep(0.05)
-        return state
+        return wait_for_state(self.store, what, is_there, PATIENCE)
 
     def wait_until_equal(self) -> None:
         """Wait for the target to hold what the source holds."""

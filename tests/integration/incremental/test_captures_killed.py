@@ -20,6 +20,7 @@ from incremental.group.store import GroupStore
 from tests import history
 from tests.e2e.command import PROGRAM, environment
 from tests.etcd import real_etcd
+from tests.integration.incremental.members import wait_for_state
 from tests.integration.incremental.writer import Writer
 from tests.live_cluster import LiveCluster, contents, live_cluster
 from tikv_br.cluster.etcd import Etcd
@@ -69,11 +70,7 @@ class Captures:
 
     def wait(self, what: str, is_there: Callable[[GroupState], object]) -> GroupState:
         """Wait for a state."""
-        until = time.monotonic() + PATIENCE
-        while not is_there(state := self.store.snapshot()):
-            assert time.monotonic() < until, f"{what}: {state}"
-            time.sleep(0.05)
-        return state
+        return wait_for_state(self.store, what, is_there, PATIENCE)
 
     def wait_for(self, *pids: int) -> float:
         """Wait until just these processes have tasks, and the checkpoint moves; the seconds until they had them."""
