@@ -31,9 +31,11 @@ BENCHES = (
     "sync_ceiling",
     "sync_growth",
     "sync_lag",
+    "point_in_time",
+    "log_rpo",
 )
 """Modules with a function ``figures(scale)``, in the order of their table."""
-NOT_QUICK = {"scan_far", "store_engine", "spark_tasks", "sync_growth"}
+NOT_QUICK = {"scan_far", "store_engine", "spark_tasks", "sync_growth", "point_in_time", "log_rpo"}
 """Left out of ``--quick`` unless asked for: without rivals, or as `orchestration` and `sync_ceiling`, and slow."""
 
 
@@ -49,7 +51,7 @@ def main() -> int:
         began = time.monotonic()
         for figure in _figures(name, scale):
             found.append(figure)
-            print(_row(figure), flush=True)
+            print(row(figure), flush=True)
         seconds[name] = round(time.monotonic() - began, 1)
     document = {
         "schema": SCHEMA_VERSION,
@@ -96,7 +98,8 @@ def _figures(name: str, scale: Scale) -> Iterator[Figure]:
     return figures
 
 
-def _row(figure: Figure) -> str:
+def row(figure: Figure) -> str:
+    """A line of the table."""
     value, ratio = figure.value, figure.ratio
     goal = "" if figure.goal is None else f"{figure.goal} {'reached' if figure.reached else 'MISSED'}"
     return _line(

@@ -12,11 +12,11 @@ from bench.harness import Figure, Scale, Work, cpu_seconds, rates
 from formats import columns
 from formats.api_version import ApiVersion
 from formats.checksum import checksum
-from formats.keys import KeyCodec
+from formats.keys.codec import KeyCodec
+from formats.keys.ranges import KeyRange
 from formats.rawscan import parse
 from formats.rows import from_storage, to_storage
 from tikv_br.backup.convert import Conversion
-from tikv_br.backupset.coverage import KeyRange
 
 BENCH = "codec kernels"
 VALUE_SIZES = (100, 1024)

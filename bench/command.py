@@ -5,26 +5,70 @@ As where pip has installed it, Python finds every module compiled, whatever the 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
+import re
 import resource
 import subprocess
 import sys
 import time
+from pathlib import Path
+from typing import NamedTuple
 
-from tests.e2e.command import succeed
-from tests.tools import CACHE
+from tests.e2e.command import PROGRAM, environment
+from tests.support.background import Background
+from tests.support.tools import CACHE
 
 TOO_LONG = 1800
 _MODULES = "tikv_br.cli.main, tikv_br.cli.backup_cmd, tikv_br.cli.restore_cmd, tikv_br.backup.run, tikv_br.restore.run"
 
 
-def timed(*arguments: str) -> tuple[float, float]:
-    """Seconds of wall and of processor time of a command that must succeed, from its start to its end."""
-    environment = _compiled()
+class Took(NamedTuple):
+    """What a command has used."""
+
+    wall: float
+    """Seconds."""
+    cpu: float
+    """Seconds of processor time."""
+    peak_mib: float
+    """The most memory that its process has held."""
+
+
+def timed(*arguments: str) -> Took:
+    """Run a command, which must succeed, from its start to its end."""
     before, began = _children_cpu(), time.perf_counter()
-    succeed(*arguments, timeout=TOO_LONG, **environment)
-    return time.perf_counter() - began, _children_cpu() - before
+    with subprocess.Popen(
+        [PROGRAM, *arguments],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env=environment(**_compiled()),
+        cwd="/",
+    ) as process:
+        try:
+            with MemoryWatch(process.pid) as memory:
+                said, _ = process.communicate(timeout=TOO_LONG)
+        finally:
+            process.kill()
+    if process.returncode:
+        raise SystemExit(f"{arguments}: exit code {process.returncode}\n{said.decode()}")
+    return Took(time.perf_counter() - began, _children_cpu() - before, memory.peak_mib)
+
+
+class MemoryWatch(Background):
+    """Watches the most memory that a process has held, as the kernel counts it, while the block runs."""
+
+    def __init__(self, pid: int) -> None:
+        self._status = Path(f"/proc/{pid}/status")
+        self.peak_mib = 0.0
+        """Of this program alone: before it has begun, the process has the memory of its parent."""
+        super().__init__([(self._look, 0.02)])
+
+    def _look(self) -> None:
+        with contextlib.suppress(OSError):
+            if found := re.search(r"^VmHWM:\s*(\d+) kB", self._status.read_text(), re.MULTILINE):
+                self.peak_mib = int(found[1]) / 1024
 
 
 def _children_cpu() -> float:

@@ -7,7 +7,7 @@ import sys
 
 from bench.harness import Work
 from tests.interop.line_client import LineClient
-from tests.tools import CACHE
+from tests.support.tools import CACHE
 
 PAGE_ROWS = 10_240
 """The most that client-go lets a scan return."""

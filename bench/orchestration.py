@@ -19,7 +19,7 @@ from bench.command import timed
 from bench.harness import Figure, Goal, Scale, Spread
 from bench.playgrounds import together
 from formats.api_version import ApiVersion
-from tests.live_cluster import LiveCluster, live_cluster
+from tests.support.live_cluster import LiveCluster, live_cluster
 
 BENCH = "orchestration"
 MIB = 1 << 20
@@ -102,6 +102,6 @@ def _clear(target: LiveCluster) -> None:
 
 def _run(cluster: LiveCluster, *arguments: str) -> Run:
     cluster.forget_calls()
-    wall, cpu = timed(*arguments)
+    took = timed(*arguments)
     calls = cluster.calls()
-    return Run(wall, cpu, float(calls["busy_seconds"]), float(calls["least_seconds"]))
+    return Run(took.wall, took.cpu, float(calls["busy_seconds"]), float(calls["least_seconds"]))

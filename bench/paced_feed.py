@@ -17,8 +17,8 @@ import numpy.typing as npt
 
 from bench.canned_pd import serving
 from bench.dataset import Dataset
-from bench.replay_feed import EVENT_ROWS, initialized, resolved, rows_told, serve_feed
-from tikv_br.cluster.timestamp import LOGICAL_BITS
+from bench.replay_feed import EVENT_ROWS, initialized, resolved, rows_delivered, serve_feed
+from tikv_br.cluster.timestamps import LOGICAL_BITS
 
 RESOLVED_SECONDS = 0.2
 TS_BYTES = 9
@@ -59,13 +59,16 @@ class Template:
 
 def templates(dataset: Dataset, regions: int) -> list[Template]:
     """All rows of a dataset."""
-    ones, others = rows_told(dataset, regions, lambda _: _ONES), rows_told(dataset, regions, lambda _: 2 * _ONES)
+    ones, others = (
+        rows_delivered(dataset, regions, lambda _: _ONES),
+        rows_delivered(dataset, regions, lambda _: 2 * _ONES),
+    )
     pairs = zip(ones, others, strict=True)
     return [Template(one.SerializeToString(), other.SerializeToString()) for one, other in pairs]
 
 
-def told(found: list[Template], regions: int, rate: float) -> Iterator[bytes]:
-    """What a subscriber is told, from now on and for ever."""
+def delivered(found: list[Template], regions: int, rate: float) -> Iterator[bytes]:
+    """What a subscriber is delivered, from now on and forever."""
     yield initialized(regions)
     due = next_resolved = time.time()
     for template in itertools.cycle(found):
@@ -82,7 +85,7 @@ def main(rate: float, rows: int, value_size: int, regions: int) -> None:
     """Serve."""
     dataset = Dataset(rows, value_size)
     found = templates(dataset, regions)
-    serve_feed(dataset, regions, lambda: told(found, regions, rate))
+    serve_feed(dataset, regions, lambda: delivered(found, regions, rate))
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 
-from tests.live_cluster import LiveCluster
+from tests.support.live_cluster import LiveCluster
 
 
 @contextlib.contextmanager

@@ -18,12 +18,12 @@ import grpc
 from bench.canned_pd import CannedPd, serve, serving, streaming, unary
 from bench.dataset import Dataset
 from formats.api_version import ApiVersion
-from formats.keys import KeyCodec
+from formats.keys.codec import KeyCodec
 from tikv_br.cluster.pb import cdcpb_pb2
 
 CODEC = KeyCodec(ApiVersion.V2)
 EVENT_ROWS = 64
-"""Rows of one request at the source: neighbours, with one timestamp, told as one event."""
+"""Rows of one request at the source: neighbours, with one timestamp, delivered as one event."""
 MESSAGE_EVENTS = 32
 RESOLVED_ROWS = 100_000
 """A resolved-ts of all regions comes after so many: once a second at 100,000 rows a second."""
@@ -58,16 +58,16 @@ def bounds(dataset: Dataset, regions: int) -> list[bytes]:
 def messages(dataset: Dataset, regions: int) -> list[bytes]:
     """All that the source tells after the subscriptions: each row once, and a resolved-ts every `RESOLVED_ROWS`."""
     found = [initialized(regions)]
-    last, told = _events(dataset), 0
-    for message in rows_told(dataset, regions, lambda at: START_TS + at + 1):
-        before, told = told, told + len(message.events)
+    last, delivered = _events(dataset), 0
+    for message in rows_delivered(dataset, regions, lambda at: START_TS + at + 1):
+        before, delivered = delivered, delivered + len(message.events)
         found.append(message.SerializeToString())
-        if told == last or told * EVENT_ROWS // RESOLVED_ROWS > before * EVENT_ROWS // RESOLVED_ROWS:
-            found.append(resolved(START_TS + told, regions))
+        if delivered == last or delivered * EVENT_ROWS // RESOLVED_ROWS > before * EVENT_ROWS // RESOLVED_ROWS:
+            found.append(resolved(START_TS + delivered, regions))
     return found
 
 
-def rows_told(dataset: Dataset, regions: int, ts_of: Callable[[int], int]) -> Iterator[cdcpb_pb2.ChangeDataEvent]:
+def rows_delivered(dataset: Dataset, regions: int, ts_of: Callable[[int], int]) -> Iterator[cdcpb_pb2.ChangeDataEvent]:
     """Each row once, as messages of `MESSAGE_EVENTS`; events in an order without order, the n-th has the timestamp ``ts_of(n)``."""
     order = list(range(_events(dataset)))
     random.Random(0).shuffle(order)  # noqa: S311 - data of a bench
@@ -110,8 +110,8 @@ def resolved(ts: int, regions: int) -> bytes:
 class Feed:
     """Tells what there is to tell to each who has subscribed to all regions."""
 
-    def __init__(self, told: Callable[[], Iterable[bytes]], regions: int) -> None:
-        self._told = told
+    def __init__(self, delivered: Callable[[], Iterable[bytes]], regions: int) -> None:
+        self._delivered = delivered
         self._regions = regions
 
     def event_feed(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
@@ -119,13 +119,13 @@ class Feed:
         for _ in range(self._regions):
             if cdcpb_pb2.ChangeDataRequest.FromString(next(requests)).request_id != REQUEST_ID:
                 context.abort(grpc.StatusCode.INVALID_ARGUMENT, "only a feed's first subscriptions are answered")
-        yield from self._told()
+        yield from self._delivered()
         yield from (b"" for _ in requests)  # until it hangs up
 
 
-def serve_feed(dataset: Dataset, regions: int, told: Callable[[], Iterable[bytes]]) -> None:
+def serve_feed(dataset: Dataset, regions: int, delivered: Callable[[], Iterable[bytes]]) -> None:
     """Serve a source."""
-    feed = streaming(Feed(told, regions).event_feed)
+    feed = streaming(Feed(delivered, regions).event_feed)
     serve(CannedPd(bounds(dataset, regions)), {"cdcpb.ChangeData": {"EventFeedV2": feed}})
 
 
@@ -133,8 +133,8 @@ def main(role: str, rows: int, value_size: int, regions: int) -> None:
     """Serve."""
     dataset = Dataset(rows, value_size)
     if role == "source":
-        told = messages(dataset, regions)
-        serve_feed(dataset, regions, lambda: told)
+        delivered = messages(dataset, regions)
+        serve_feed(dataset, regions, lambda: delivered)
     else:
         taken = unary(lambda _: b"")
         serve(CannedPd(bounds(dataset, regions)), {"tikvpb.Tikv": {"RawBatchPut": taken, "RawBatchDelete": taken}})

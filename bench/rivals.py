@@ -11,17 +11,17 @@ import rocksdict
 from fastcrc import crc64
 
 from formats.api_version import ApiVersion
-from formats.keys import DATA_PREFIX, KeyCodec
+from formats.keys.codec import DATA_PREFIX, KeyCodec
+from formats.keys.ranges import KeyRange
 from formats.rows import to_storage
 from formats.sst import Compression
 from formats.values import StoredValue, encode_value
 from tikv_br.backup.convert import Conversion
-from tikv_br.backupset.coverage import KeyRange
 from tikv_br.backupset.files import FileWriter
+from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.config import ClusterConfig
 from tikv_br.cluster.pb import kvrpcpb_pb2
 from tikv_br.cluster.rawkv import PAGE_ROWS, RawClient
-from tikv_br.cluster.shared import shared_cluster
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import StorageLocation
 
@@ -80,7 +80,7 @@ def _encoded(address: str) -> Iterator[tuple[bytes, bytes]]:
 
 def _scanned(address: str) -> Iterator[kvrpcpb_pb2.KvPair]:
     """All pairs, region by region."""
-    cluster, start, done = shared_cluster(ClusterConfig(pd=(address,))), b"", False
+    cluster, start, done = Cluster.connect(ClusterConfig(pd=(address,))), b"", False
     while not done:
         region = cluster.regions.locate(start)
         context = region.context(ApiVersion.V1, cluster.cluster_id)
@@ -93,7 +93,7 @@ def _scanned(address: str) -> Iterator[kvrpcpb_pb2.KvPair]:
 
 
 def _raw(address: str) -> RawClient:
-    cluster = shared_cluster(ClusterConfig(pd=(address,)))
+    cluster = Cluster.connect(ClusterConfig(pd=(address,)))
     return RawClient(cluster.router, _V1, cluster.cluster_id)
 
 

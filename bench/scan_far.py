@@ -10,14 +10,14 @@ from bench.harness import Figure, Scale, Work, rates
 from bench.replay import replaying
 from bench.scan_to_sst import into_folder, scan_task
 from formats.sst import Compression
-from tikv_br.backup import scan_lane
+from tikv_br.backup import scan as scan_engine
 
 VALUE_SIZE = 1024
 DELAYS = (0.0, 0.02)
 """Seconds that each answer takes longer."""
 _REGIONS = 16
 _TIMES = 12
-"""The data of other benches: a task is parted only after `scan_lane.TRIAL_BYTES`."""
+"""The data of other benches: a task is parted only after `scan_lane.PROBE_BYTES`."""
 
 
 def figures(scale: Scale) -> Iterator[Figure]:
@@ -26,7 +26,7 @@ def figures(scale: Scale) -> Iterator[Figure]:
     for delay in DELAYS:
         with replaying(dataset, _REGIONS, delay) as address:
             subjects: dict[str, Work] = {
-                "tikv-br": _seconds(address, scan_lane.MOST_LANES),
+                "tikv-br": _seconds(address, scan_engine.MAX_PARALLEL_SCANS),
                 "tikv-br, one lane": _seconds(address, 1),
             }
             case, megabytes = f"{1000 * delay:g} ms away", dataset.user_bytes / 1e6
@@ -35,12 +35,12 @@ def figures(scale: Scale) -> Iterator[Figure]:
 
 def _seconds(address: str, most_lanes: int) -> Work:
     def scan(folder: str) -> float:
-        before, scan_lane.MOST_LANES = scan_lane.MOST_LANES, most_lanes
+        before, scan_engine.MAX_PARALLEL_SCANS = scan_engine.MAX_PARALLEL_SCANS, most_lanes
         began = time.perf_counter()
         try:
             scan_task(address, folder, Compression.ZSTD)
         finally:
-            scan_lane.MOST_LANES = before
+            scan_engine.MAX_PARALLEL_SCANS = before
         return time.perf_counter() - began
 
     return into_folder(scan)

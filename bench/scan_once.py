@@ -14,7 +14,7 @@ from pathlib import Path
 from bench.dataset import Dataset
 from bench.scan_to_sst import MEMORY, scan_task
 from formats.sst import Compression
-from tests.peak_memory import peak_mib
+from tests.support.peak_memory import peak_mib
 
 WARM_UP_ROWS = 2_000
 

@@ -17,9 +17,9 @@ from bench.replay import replaying
 from formats.api_version import ApiVersion
 from formats.sst import Compression
 from tikv_br.backup.convert import Conversion
-from tikv_br.backup.row_writer import FileForm
-from tikv_br.backup.scan_task import ScanJob, run_scan_task
-from tikv_br.backup.task import Task
+from tikv_br.backup.options import BackupOptions
+from tikv_br.backup.scan import run_scan_task
+from tikv_br.backup.task import BackupJob, Task
 from tikv_br.cluster.config import ClusterConfig
 from tikv_br.spark.task import TaskContext, run_task
 from tikv_br.storage.url import StorageLocation
@@ -55,16 +55,10 @@ def figures(scale: Scale) -> Iterator[Figure]:
 
 def scan_task(address: str, folder: str, compression: Compression, end: bytes = b"") -> None:
     """Run the scan engine's task over the server's rows up to a key, from API V1 to V2, into a folder."""
-    job = ScanJob(
-        run="bench",
-        cluster=ClusterConfig(pd=(address,)),
-        storage=StorageLocation("local", folder),
-        conversion=Conversion(ApiVersion.V1, ApiVersion.V2, ts=1),
-        form=FileForm(compression=compression),
-        file_bytes=FILE_BYTES,
-        with_ttl=False,
-        rate_limit=0,
+    options = BackupOptions(
+        ClusterConfig(pd=(address,)), StorageLocation("local", folder), compression=compression, file_bytes=FILE_BYTES
     )
+    job = BackupJob("bench", options, Conversion(ApiVersion.V1, ApiVersion.V2, ts=1))
     outcome = run_task(partial(run_scan_task, job), Task(b"", end), "bench", TaskContext(0, 0, lambda _: None))
     if outcome.kind != "result" and isinstance(outcome.body, bytes):
         raise pickle.loads(outcome.body)  # noqa: S301 - our own

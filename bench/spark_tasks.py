@@ -56,26 +56,20 @@ def closure_bytes() -> int:
     from pyspark import cloudpickle
 
     from formats.api_version import ApiVersion
-    from formats.sst.compression import Compression
     from tikv_br.backup.convert import Conversion
-    from tikv_br.backup.row_writer import FileForm
-    from tikv_br.backup.scan_task import ScanJob, run_scan_task
-    from tikv_br.backupset.files import FileKind
+    from tikv_br.backup.options import BackupOptions
+    from tikv_br.backup.scan import run_scan_task
+    from tikv_br.backup.task import BackupJob
     from tikv_br.cluster.config import ClusterConfig
     from tikv_br.spark.channel import ChannelAddress
     from tikv_br.spark.executor import _run_one
     from tikv_br.storage.url import StorageLocation
 
-    job = ScanJob(
-        run="r" * 32,
+    options = BackupOptions(
         cluster=ClusterConfig(pd=("pd-with-a-long-name.somewhere.example:2379",) * 5),
         storage=StorageLocation("local", "/a/folder" * 20),
-        conversion=Conversion(ApiVersion.V1, ApiVersion.V2),
-        form=FileForm(FileKind.SST, Compression.ZSTD, 3),
-        file_bytes=1 << 30,
-        with_ttl=False,
-        rate_limit=0,
     )
+    job = BackupJob("r" * 32, options, Conversion(ApiVersion.V1, ApiVersion.V2))
     address = ChannelAddress("driver.somewhere.example", 65_535, b"k" * 32)
     dumps: Callable[[object], bytes] = cloudpickle.dumps
     return len(dumps(partial(_run_one, partial(run_scan_task, job), address)))

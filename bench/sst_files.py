@@ -15,7 +15,7 @@ from bench.harness import Figure, Goal, Scale, Work, cpu_seconds, rates
 from bench.rivals import pairs, put_all, sst_options
 from formats import columns
 from formats.api_version import ApiVersion
-from formats.keys import KeyCodec
+from formats.keys.codec import KeyCodec
 from formats.rows import to_storage
 from formats.sst import Compression, MemorySource, SstOptions, SstReader, SstWriter
 

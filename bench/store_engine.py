@@ -16,7 +16,7 @@ from bench.command import TOO_LONG, timed
 from bench.harness import Figure, Scale, Spread
 from formats.api_version import ApiVersion
 from tests.e2e.command import succeed
-from tests.live_cluster import LiveCluster, live_cluster
+from tests.support.live_cluster import LiveCluster, live_cluster
 
 BENCH = "store engine"
 VALUE_SIZE, REGIONS, STORES = 100, 12, 3
@@ -28,7 +28,7 @@ def figures(scale: Scale) -> Iterator[Figure]:
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         folder = Path(name)
         source = stack.enter_context(live_cluster(folder / "source", ApiVersion.V1, stores=STORES))
-        _fill(source, scale.store_rows)
+        fill(source, scale.store_rows)
         target = stack.enter_context(live_cluster(folder / "target", ApiVersion.V2, stores=STORES))
         for number in range(scale.process_rounds):
             place = f"local://{folder}/backup-{number}"
@@ -51,8 +51,10 @@ def _figures(case: str, runs: list[tuple[float, float]]) -> Iterator[Figure]:
         yield Figure(BENCH, case, subject, "s", Spread.of([part(*run) for run in runs]), len(runs))
 
 
-def _fill(source: LiveCluster, rows: int) -> None:
-    source.split(*(source.raw().codec.bound(b"key-%012d" % (rows * part // REGIONS)) for part in range(1, REGIONS)))
+def fill(source: LiveCluster, rows: int) -> None:
+    """Load as many rows of `VALUE_SIZE`, into regions that all stores lead."""
+    codec, keys = source.raw().codec, [b"key-%012d" % (rows * part // REGIONS) for part in range(1, REGIONS)]
+    source.split(*(codec.bound(codec.rpc_key(key)) for key in keys))
     source.run("scatter")
     succeed("raw", "load", "--pd", source.pd, "--count", str(rows), "--value-size", str(VALUE_SIZE), timeout=TOO_LONG)
 
@@ -60,5 +62,4 @@ def _fill(source: LiveCluster, rows: int) -> None:
 def _timed(cluster: LiveCluster, *arguments: str) -> tuple[float, float]:
     """Seconds of a command, and of them those in which some store had a call under way."""
     cluster.forget_calls()
-    wall, _ = timed(*arguments)
-    return wall, float(cluster.calls()["busy_seconds"])
+    return timed(*arguments).wall, float(cluster.calls()["busy_seconds"])

@@ -21,13 +21,12 @@ from typing import TYPE_CHECKING, cast
 from bench import replay_feed
 from bench.dataset import KEY_SIZE, Dataset
 from bench.harness import Figure, Goal, Scale, Spread, paired
+from formats.keys.ranges import KeyRange
 from incremental.checkpoint import Checkpoint, CheckpointStore
-from incremental.feed import FeedOptions
-from incremental.pipeline import PipelineOptions, Source, pipeline
-from incremental.replicate import Replicator
+from incremental.feed.feed import FeedOptions
+from incremental.pipeline import PipelineOptions, Replicator, Source, pipeline
 from incremental.sinks.base import Sink
 from incremental.sinks.tikv import CONCURRENCY, TikvSink
-from incremental.span import Span
 from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.config import ClusterConfig
 from tikv_br.cluster.rawkv import RawClient
@@ -94,7 +93,7 @@ def synced(source: Cluster, target: Cluster, dataset: Dataset) -> Took:
 @contextlib.contextmanager
 def replicating(source: Cluster, start_ts: int, sink: Sink, stop: threading.Event) -> Iterator[Replicator]:
     """A sync of all that a source tells after a timestamp, without hold-back; its checkpoints and its safe point are nowhere."""
-    followed = Source(source, replay_feed.CODEC, Span(*replay_feed.CODEC.rpc_range(b"", b"")))
+    followed = Source(source, replay_feed.CODEC, KeyRange(*replay_feed.CODEC.rpc_range(b"", b"")))
     begun = Checkpoint("bench", start_ts, start_ts, 0, 0, "")
     kept = cast("CheckpointStore", _Kept())
     with tempfile.TemporaryDirectory() as scratch:
@@ -167,6 +166,8 @@ class _Ending(Sink):
 
 class _Kept:
     """Takes the place of checkpoints and of a safe point."""
+
+    silent_seconds = 0.0
 
     def save(self, checkpoint: Checkpoint) -> None:
         """Forget it."""

@@ -30,7 +30,7 @@ from incremental.sinks.tikv import TikvSink
 from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.config import ClusterConfig
 from tikv_br.cluster.rawkv import RawClient
-from tikv_br.cluster.timestamp import compose, physical_ms
+from tikv_br.cluster.timestamps import compose, physical_ms
 
 BENCH = "sync growth"
 VALUE_SIZE = 100
@@ -50,7 +50,7 @@ class Step:
     share: float
     """Of the ceiling."""
     rate: float
-    """Rows a second that the source told, or would have if it had been listened to."""
+    """Rows a second that the source delivered, or would have if it had been listened to."""
     slope: float
     """Seconds by which the lag has grown each second."""
     lag: float

@@ -1,6 +1,19 @@
 """Pure conversions between bytes and Arrow: keys, values, checksums, scan pages, change events, put requests, SSTs, Parquet.
 
-No I/O, no gRPC, no clock, no randomness, and no import from the floors above.
+No I/O, no gRPC, no clock, no randomness, and no import from the other packages.
+
+Modules, in reading order:
+
+- `api_version`, `errors`: API versions, and the errors of this package
+- `keys`, `values`: keys and values of one row in all their forms
+- `columns`: the Arrow schemas of rows, and columns as numpy arrays
+- `rows`: batches between user records and stored rows
+- `order`: rows sorted by key, each key once
+- `checksum`: RawKV checksums
+- `rawscan`, `cdc`: pages of RawScan, events of change feeds
+- `sst`, `parquet`: data files
+- `kernels`, `jit`: loops over Arrow memory, and their compilation
+- `loadgen`: generated rows for load tests
 """
 
-__part_of__ = "tikv-br"  # what tells this package from another of the same name (see tikv_br.cli.clash)
+__part_of__ = "tikv-br"  # what tells this package from another of the same name (see tikv_br.cli.main)

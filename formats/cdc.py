@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from formats.keys import KeyCodec
+from formats.keys.codec import KeyCodec
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -41,10 +41,18 @@ class ChangeEvent:
     _data: Bytes
     _rows: Table
 
+    def newest_ts(self) -> Numbers:
+        """The largest ts of the rows of each event, shape (events,); 0 = it has no rows."""
+        from formats.kernels import cdc as kernels
+
+        newest = np.zeros(len(self.region_ids), np.uint64)
+        np.maximum.at(newest, self.row_events, self._rows[:, kernels.TS])
+        return newest
+
     def records(self, codec: KeyCodec, start: bytes, end: bytes, events: Flags | None = None) -> pa.RecordBatch:
         """Rows whose RPC key is in [start, end), which must lie within the codec's keyspace, in the order of the message.
 
-        A batch of `formats.records.SCHEMA`, though not sorted by key. `events`, shape (events,), leaves out the rows of
+        A batch of `formats.columns.SCHEMA`, though not sorted by key. `events`, shape (events,), leaves out the rows of
         events that are false. The batch owns its memory.
         """
         from formats import columns
@@ -67,7 +75,7 @@ class ChangeEvent:
 def parse(message: bytes) -> ChangeEvent | None:
     """A serialized ``cdcpb.ChangeDataEvent``; nothing when it holds anything but rows of RawKV and resolved-ts.
 
-    An error event, rows of transactions, an unknown field or damaged bytes all give None: protobuf then says which.
+    An error event, rows of transactions, an unknown field or damaged bytes all give None: the caller parses them with protobuf, whose error names the problem.
     """
     from formats import columns
     from formats.kernels import cdc as kernels

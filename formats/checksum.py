@@ -69,12 +69,12 @@ def checksums(
     key_offsets, key_data = columns.view(keys)
     value_offsets, value_data = columns.view(values)
     size = int(key_offsets[-1] - key_offsets[0] + value_offsets[-1] - value_offsets[0])
-    folded = Folded(*fold_rows(key_offsets, key_data, value_offsets, value_data), rows, size)
+    folded = FoldedRows(*fold_rows(key_offsets, key_data, value_offsets, value_data), rows, size)
     return tuple(folded.checksum(prefix) for prefix in prefixes)
 
 
 @dataclass(frozen=True, slots=True)
-class Folded:
+class FoldedRows:
     """Rows whose checksum is to be taken, whatever prefix their keys may have."""
 
     folded: Bytes

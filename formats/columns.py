@@ -1,4 +1,4 @@
-"""Columns of bytes as numpy sees them, and batches of them: no copies, no Python object per row."""
+"""The Arrow schemas of rows, and columns as numpy arrays: no copies, no Python object per row."""
 
 from __future__ import annotations
 
@@ -10,13 +10,31 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from formats.errors import DamagedBytes, FormatError
-from formats.records import SCHEMA, STORAGE_SCHEMA
 
 Bytes = npt.NDArray[np.uint8]
 Offsets = npt.NDArray[np.int64]
 Numbers = npt.NDArray[np.uint64]
 Flags = npt.NDArray[np.bool_]
 Scalar = TypeVar("Scalar", bound=np.generic)
+
+SCHEMA = pa.schema(
+    [
+        pa.field("key", pa.large_binary(), nullable=False),  # user key, no prefix
+        pa.field("value", pa.large_binary(), nullable=False),  # user value
+        pa.field("expire_ts", pa.uint64(), nullable=False),  # seconds since the epoch, 0 = never
+        pa.field("ts", pa.uint64(), nullable=False),  # TSO, 0 = the source has none
+        pa.field("deleted", pa.bool_(), nullable=False),  # a tombstone of API V2
+    ]
+)
+"""User records, sorted by key."""
+
+STORAGE_SCHEMA = pa.schema(
+    [
+        pa.field("key", pa.large_binary(), nullable=False),  # as in RocksDB: 'z' + storage key (V2: MCE + ~ts)
+        pa.field("value", pa.large_binary(), nullable=False),  # as in RocksDB: with expiry and flags
+    ]
+)
+"""Rows as a store's RocksDB holds them, sorted by key: what SSTs contain."""
 
 
 def view(array: pa.LargeBinaryArray) -> tuple[Offsets, Bytes]:
@@ -27,7 +45,7 @@ def view(array: pa.LargeBinaryArray) -> tuple[Offsets, Bytes]:
     Raises `FormatError` for another type or for nulls, `DamagedBytes` for offsets that point astray.
     """
     if array.type != pa.large_binary():
-        raise FormatError(f"column of {array.type} where large_binary is due")
+        raise FormatError(f"expected a column of large_binary, got {array.type}")
     try:
         array.validate(full=True)
     except pa.ArrowInvalid as error:
@@ -46,7 +64,7 @@ def view(array: pa.LargeBinaryArray) -> tuple[Offsets, Bytes]:
 def numbers(array: pa.Array) -> Numbers:
     """A column of uint64 as a read-only view. Raises `FormatError` for another type or for nulls."""
     if array.type != pa.uint64() or array.null_count:
-        raise FormatError(f"column of {array.type} with {array.null_count} nulls where uint64 without is due")
+        raise FormatError(f"expected a column of uint64 without nulls, got {array.type} with {array.null_count} nulls")
     values: Numbers = array.to_numpy(zero_copy_only=True)
     return _frozen(values)
 
@@ -54,7 +72,7 @@ def numbers(array: pa.Array) -> Numbers:
 def flags(array: pa.Array) -> Flags:
     """A column of bool, unpacked to a byte a row. Raises `FormatError` for another type or for nulls."""
     if array.type != pa.bool_() or array.null_count:
-        raise FormatError(f"column of {array.type} with {array.null_count} nulls where bool without is due")
+        raise FormatError(f"expected a column of bool without nulls, got {array.type} with {array.null_count} nulls")
     values: Flags = array.to_numpy(zero_copy_only=False)
     return _frozen(values)
 
@@ -74,13 +92,6 @@ def from_list(rows: Sequence[bytes]) -> pa.LargeBinaryArray:
 def from_bytes(data: bytes) -> Bytes:
     """A read-only view of these bytes."""
     return np.frombuffer(data, np.uint8)
-
-
-def concat(arrays: Sequence[pa.LargeBinaryArray]) -> pa.LargeBinaryArray:
-    """One column of all rows in order; a single array is returned as it is."""
-    if not arrays:
-        return from_list([])
-    return arrays[0] if len(arrays) == 1 else pa.concat_arrays(arrays)
 
 
 def records(

@@ -1,6 +1,6 @@
-"""What can be wrong with bytes or text that the codecs are given.
+"""Errors of the codecs.
 
-The floors above turn these into their own errors, with the name of the file or flag.
+The packages above turn these into their own errors, with the name of the file or flag.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One way to compile a kernel, with types that mypy can follow."""
+"""Compiles kernels, with types that mypy can follow."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _forgiving(dispatcher: Any) -> Any:  # noqa: ANN401 - numba has no types
     """Let a kernel run though its machine code cannot be kept, as on a full disk: numba would end its first call.
 
     Where the code lies below the temporary folder, whether that is ours alone is asked each time: somebody may have removed
-    it, and another user made it anew, since this process began.
+    it, and another user created it again, after this process started.
     """
     cache = dispatcher._cache  # noqa: SLF001 - there is no other way to it
     if cache.cache_path is None:  # as was asked for
@@ -62,7 +62,10 @@ def _forgiving(dispatcher: Any) -> Any:  # noqa: ANN401 - numba has no types
     load, save, folder = cache.load_overload, cache.save_overload, Path(cache.cache_path)
 
     def is_safe() -> bool:
-        shared = _private_folder()
+        try:
+            shared = _private_folder()
+        except FileNotFoundError:  # a disk so full that Python finds no temporary directory
+            return False
         return shared not in folder.parents or _is_private(shared)
 
     def load_overload(signature: object, context: object) -> object:

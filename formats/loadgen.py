@@ -1,4 +1,4 @@
-"""Made-up pairs for load tests: the same for the same seed, in whatever pieces they are asked for."""
+"""Generated pairs for load tests: the same for the same seed, in batches of any size."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def generate(
 
     The key of row i is ``key-`` and i in 12 digits. Of the `value_size` bytes of a value the first half (rounded up)
     depends on seed and row and does not compress, the rest is one text repeated. Batches have `batch_rows` rows, the
-    last one what is left. Raises `FormatError` for sizes that are negative or too large.
+    last one the rest. Raises `FormatError` for sizes that are negative or too large.
     """
     if count < 0 or value_size < 0 or first < 0 or batch_rows < 1 or first + count > MAX_COUNT:
         raise FormatError(f"cannot make {count} pairs from {first} with values of {value_size}, {batch_rows} at a time")

@@ -1,4 +1,4 @@
-"""Pages of RawScan, from the bytes of the response: measured as they come, split into Arrow where columns are needed."""
+"""Pages of RawScan: measured as received, split into Arrow columns when needed."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Batches between user records and what a store's RocksDB holds, for every API version.
 
-`formats.keys` and `formats.values` say the same about one row at a time.
+`formats.keys.codec` and `formats.values` say the same about one row at a time.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ from formats.api_version import ApiVersion
 from formats.columns import Flags, Numbers
 from formats.errors import DamagedBytes, FormatError, UnsortedKeys, UnsupportedFormat
 from formats.kernels import rows as kernels
-from formats.keys import MAX_TS, KeyCodec
+from formats.keys.codec import MAX_TS, KeyCodec
+from formats.keys.text import show_key
 
 _REASONS = {
     kernels.NO_DATA_PREFIX: "the key does not begin with z",
-    kernels.BAD_LENGTH: "the key's length is none of a memcomparable key with a timestamp",
+    kernels.BAD_LENGTH: "the key's length is not that of a memcomparable key with a timestamp",
     kernels.BAD_MARKER: "the key has an impossible group marker",
     kernels.BAD_PADDING: "the key is padded with bytes that are not zero",
     kernels.OTHER_KEYSPACE: "the key is not of keyspace {keyspace}",
@@ -26,7 +27,7 @@ _REASONS = {
     kernels.NO_FLAGS: "the value has no flags",
     kernels.BAD_FLAGS: "the value has unknown flags",
     kernels.NO_EXPIRY: "the value is too short for its expiry",
-    kernels.ZERO_EXPIRY: "the value is flagged to expire, at 0",
+    kernels.ZERO_EXPIRY: "the value has an expiry of 0",
 }
 
 
@@ -172,17 +173,11 @@ def _decode_values(rows: pa.RecordBatch, codec: KeyCodec) -> tuple[pa.LargeBinar
 def _check_decoded(row: int, reason: int, rows: pa.RecordBatch, codec: KeyCodec) -> None:
     if reason != kernels.GOOD:
         what = _REASONS[reason].format(keyspace=codec.keyspace_id)
-        raise DamagedBytes(f"row {row}, key {_excerpt(rows['key'][row])}: {what}")
+        raise DamagedBytes(f"row {row}, key {show_key(rows['key'][row].as_py())}: {what}")
 
 
 def _check_order(signs: kernels.Signs, older: Flags, records: pa.RecordBatch) -> None:
     wrong = (signs < 0) | ((signs == 0) & ~older)
     if wrong.any():
         row = int(wrong.argmax())
-        raise UnsortedKeys(f"row {row}, key {_excerpt(records['key'][row])} does not follow the row before it")
-
-
-def _excerpt(key: pa.Scalar, limit: int = 40) -> str:
-    """The key in hex, cut after `limit` bytes: it may be hostile and long."""
-    data: bytes = key.as_py()
-    return data[:limit].hex() + ("..." if len(data) > limit else "")
+        raise UnsortedKeys(f"row {row}, key {show_key(records['key'][row].as_py())} does not follow the row before it")

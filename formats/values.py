@@ -1,4 +1,4 @@
-"""The stored form of one value: with its expiry and flags.
+"""The stored form of one value, with its expiry and flags.
 
 ===== ==================================================================
 V1    value
@@ -19,7 +19,7 @@ from formats.errors import DamagedBytes, UnsupportedFormat
 EXPIRE_SIZE = 8
 """Bytes of an expiry."""
 FLAG_EXPIRE = 1
-"""The flag of V2 that says that an expiry stands before the flags."""
+"""The V2 flag for an expiry before the flags."""
 FLAG_DELETED = 2
 """The flag of V2 that makes a tombstone."""
 
@@ -64,11 +64,11 @@ def decode_value(api_version: ApiVersion, data: bytes) -> StoredValue:
         raise DamagedBytes(f"stored value: unknown flags {flags:#04x}")
     value, expire_ts = _split_expiry(data[:-1]) if flags & FLAG_EXPIRE else (data[:-1], 0)
     if flags & FLAG_EXPIRE and not expire_ts:
-        raise DamagedBytes("stored value: flagged to expire, at 0")
+        raise DamagedBytes("stored value: an expiry of 0")
     return StoredValue(value, expire_ts, bool(flags & FLAG_DELETED))
 
 
 def _split_expiry(data: bytes) -> tuple[bytes, int]:
     if len(data) < EXPIRE_SIZE:
-        raise DamagedBytes(f"stored value: {len(data)} bytes where an expiry takes {EXPIRE_SIZE}")
+        raise DamagedBytes(f"stored value: {len(data)} bytes are too few for an expiry of {EXPIRE_SIZE}")
     return data[:-EXPIRE_SIZE], int.from_bytes(data[-EXPIRE_SIZE:], "big")

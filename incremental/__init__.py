@@ -1,6 +1,18 @@
-"""The tail: feed, sorter and sinks that keep a recovery cluster seconds behind its source.
+"""Sync: copies changes of a cluster to a sink continuously, seconds behind the source.
 
-May import the engines of ``tikv_br`` and ``formats``; never the command line.
+Modules, in reading order:
+- sync: one sync from its options to its end
+- handover: where a sync starts, and the safe point that protects the start
+- feed: the change feed of a range: subscriptions, resolved-ts, gaps
+- sorter: sorts changes by timestamp, in memory and on disk
+- sinks: where changes are written: a cluster, JSON lines
+- pipeline: the loop from feed to sink, and its status
+- checkpoint: saves how far a sync has come
+- diff_mode: syncs sources without a change feed by comparing ranges
+- group: several processes (captures) that share changefeeds through etcd
+- watch: status over HTTP
+
+May import the engines of ``tikv_br`` and ``formats``, never the command line.
 """
 
-__part_of__ = "tikv-br"  # what tells this package from another of the same name (see tikv_br.cli.clash)
+__part_of__ = "tikv-br"  # tells this package apart from another one of the same name (see tikv_br.cli.main)

@@ -1,102 +1,90 @@
-"""How far a sync has come, kept where a restart finds it, by one process at a time.
+"""The checkpoint of a sync, saved in an object store or in etcd, with one owner at a time.
 
-In a folder of the sync's name lie, for each epoch, ``epoch-N``, which exactly one process makes, and
-``checkpoint-N.json``, which only that process writes. Whoever makes ``epoch-N`` with the highest N is the owner; from
-then on what owners before it still write is never read again, and they learn of it at their next `save`.
+In an object store, the folder of a sync has for each epoch N a file ``epoch-N``, which exactly one process creates, and a
+file ``checkpoint-N.json``, which only that process writes. The process that created the ``epoch-N`` with the highest N is
+the owner. Checkpoints that earlier owners still write are never read, and their next `save` fails.
 """
 
 from __future__ import annotations
 
 import re
 import secrets
-from dataclasses import dataclass, replace
-from typing import Protocol
+import socket
+from dataclasses import replace
+from typing import TYPE_CHECKING, Protocol
 
-from tikv_br.backupset import sealed_json
+from incremental.group.model import Keys, dump, load
+from tikv_br.archive.records import Checkpoint, check_id
+from tikv_br.backupset import records
+from tikv_br.cluster.etcd_values import Put, absent, modified_at
 from tikv_br.errors import (
     BackupDamaged,
     BackupUnsupported,
-    StorageConflict,
     StorageObjectMissing,
     SyncFenced,
     SyncStateDamaged,
     UsageError,
 )
-from tikv_br.storage.base import ObjectStore
+from tikv_br.storage.base import ObjectStore, create_once
+
+if TYPE_CHECKING:
+    from tikv_br.cluster.etcd import Etcd
+
+__all__ = ["CLAIM_TRIES", "Checkpoint", "CheckpointStore", "EtcdCheckpoints", "ObjectCheckpoints"]
 
 CLAIM_TRIES = 16
-"""So many processes may begin at once."""
+"""How many processes may start at the same time."""
 ABANDONED_SECONDS = 3600.0
-"""After which what an owner before was writing is not written any more."""
-_ID = re.compile(r"(?=.{1,128}$)[A-Za-z0-9]+(-[A-Za-z0-9]+)*")
+"""Age after which partial files of earlier owners are removed."""
 _NAME = re.compile(r"(epoch|checkpoint)-([0-9]{10})(?:\.json)?$")
 
 
-@dataclass(frozen=True, slots=True)
-class Checkpoint:
-    """All changes with a ts up to `checkpoint_ts` are at the sink."""
-
-    changefeed_id: str
-    checkpoint_ts: int
-    resolved_ts: int
-    """Up to which all changes were known of."""
-    epoch: int
-    """Of the owner that saved it; 0 = not saved yet."""
-    saved_ms: int
-    """Milliseconds since the epoch."""
-    subject: str = ""
-    """What is synced whither, in words: a restart with other flags is found out by it."""
-
-
-def check_id(name: str) -> str:
-    """The name of a sync, if it is one. Raises `UsageError`."""
-    if not _ID.fullmatch(name):
-        raise UsageError(f"{name!r} is no id: letters and digits, joined by -, at most 128")
-    return name
-
-
 class CheckpointStore(Protocol):
-    """Where the checkpoint of one sync is kept. Raises `StorageError`."""
+    """Saves the checkpoint of one sync. Raises `StorageError`."""
 
     def claim(self) -> int:
-        """Take the sync over from whoever had it; returns our epoch. Call it before `load`.
+        """Become the owner; returns our epoch. Call it before `load`.
 
-        Raises `SyncFenced` when others do the same just now and are faster.
+        Raises `SyncFenced` if other processes claim the sync at the same time and win.
         """
 
     def load(self) -> Checkpoint | None:
-        """The last one saved by an owner; None before the first. Raises `SyncStateDamaged`."""
+        """The last checkpoint saved by an owner; None before the first. Raises `SyncStateDamaged`."""
 
     def save(self, checkpoint: Checkpoint) -> None:
-        """Keep it, under our epoch: when this returns it outlasts a crash. Raises `SyncFenced` after another's claim."""
+        """Save durably, with our epoch. Raises `SyncFenced` if another process has claimed the sync."""
 
 
 class ObjectCheckpoints(CheckpointStore):
-    """In an object store; in a directory through `LocalObjectStore`, which writes by fsync and rename."""
+    """Checkpoints in an object store, or in a directory (`LocalObjectStore` writes with fsync and rename)."""
 
     def __init__(self, store: ObjectStore, changefeed_id: str) -> None:
-        """Raises `UsageError` for an id other than groups of letters and digits joined by ``-``."""
+        """Raises `UsageError` for an invalid id; see `check_id`."""
         self._store = store
         self._folder = check_id(changefeed_id)
         self._epoch = 0
-        self._tidy = False
+        self._cleaned_up = False
 
     def claim(self) -> int:
         """See `CheckpointStore.claim`."""
         for _attempt in range(CLAIM_TRIES):
             epoch = max(self._epochs("epoch") | self._epochs("checkpoint"), default=0) + 1
-            if self._make(self._claimed(epoch)) and max(self._epochs("epoch")) == epoch:
-                self._epoch, self._tidy = epoch, False
+            if self._create(self._epoch_name(epoch)) and max(self._epochs("epoch")) == epoch:
+                self._epoch, self._cleaned_up = epoch, False
                 return epoch
-        raise SyncFenced(f"sync {self._folder}: other processes keep taking it over", hint="Run one process only.")
+        raise SyncFenced(
+            f"cannot claim sync {self._folder}: other processes claimed it first, {CLAIM_TRIES} times",
+            hint="Run a single process for each --id.",
+        )
 
     def load(self) -> Checkpoint | None:
         """See `CheckpointStore.load`."""
-        while saved := self._epochs("checkpoint"):
+        # A listing during a takeover may miss the old owner's file, already removed, and the new owner's, not there yet.
+        while saved := self._epochs("checkpoint") or self._epochs("checkpoint"):
             try:
                 return self._read(max(saved))
             except StorageObjectMissing:
-                continue  # a later owner has just tidied up
+                continue  # a later owner has just removed it
             except (BackupDamaged, BackupUnsupported) as error:
                 raise SyncStateDamaged(f"{self._store.location}: {error.message}") from None
         return None
@@ -106,48 +94,83 @@ class ObjectCheckpoints(CheckpointStore):
         newest = max(self._epochs("epoch"), default=0)
         if not self._epoch or newest != self._epoch:
             raise SyncFenced(
-                f"another process has taken over sync {self._folder}: it is at epoch {newest}, this one had {self._epoch}"
+                f"another process has taken over sync {self._folder}: the epoch is {newest}, this process had {self._epoch}"
             )
-        data = sealed_json.dump(replace(checkpoint, epoch=self._epoch))
-        self._store.put(self._checkpoint(self._epoch), data)
-        if not self._tidy:
+        data = records.dump(replace(checkpoint, epoch=self._epoch))
+        self._store.put(self._checkpoint_name(self._epoch), data)
+        if not self._cleaned_up:
             self._remove_older()
             self._store.sweep(self._folder, older_than=ABANDONED_SECONDS)
-            self._tidy = True
+            self._cleaned_up = True
 
     def _read(self, epoch: int) -> Checkpoint:
-        name = self._checkpoint(epoch)
-        found = sealed_json.load(Checkpoint, self._store.get(name), name)
+        name = self._checkpoint_name(epoch)
+        found = records.load(Checkpoint, self._store.get(name), name)
         if (found.changefeed_id, found.epoch) != (self._folder, epoch):
-            raise BackupDamaged(f"{name} is damaged: it is of {found.changefeed_id}, epoch {found.epoch}")
+            raise BackupDamaged(f"{name} is damaged: it belongs to {found.changefeed_id}, epoch {found.epoch}")
         return found
 
-    def _make(self, name: str) -> bool:
-        """Make an object that nobody has made; an answer that got lost counts by what is found then."""
-        mark = secrets.token_bytes(16)
-        try:
-            self._store.put_if_absent(name, mark)
-        except StorageConflict:
-            try:
-                return self._store.get(name) == mark
-            except StorageObjectMissing:
-                return False
-        return True
+    def _create(self, name: str) -> bool:
+        """Create an object unless it exists. Its random content shows whether a lost answer to our request was a success."""
+        return create_once(self._store, name, secrets.token_bytes(16))
 
     def _remove_older(self) -> None:
-        for kind, name_of in (("checkpoint", self._checkpoint), ("epoch", self._claimed)):
+        for kind, name_of in (("checkpoint", self._checkpoint_name), ("epoch", self._epoch_name)):
             for epoch in self._epochs(kind):
                 if epoch < self._epoch:
                     self._store.delete(name_of(epoch))
 
     def _epochs(self, kind: str) -> set[int]:
-        """The epochs of which there is an object of that kind."""
+        """The epochs of the existing objects of a kind."""
         names = (info.name.removeprefix(f"{self._folder}/") for info in self._store.list(self._folder))
         found = filter(None, map(_NAME.match, names))
         return {int(each[2]) for each in found if each[1] == kind}
 
-    def _checkpoint(self, epoch: int) -> str:
+    def _checkpoint_name(self, epoch: int) -> str:
         return f"{self._folder}/checkpoint-{epoch:010}.json"
 
-    def _claimed(self, epoch: int) -> str:
+    def _epoch_name(self, epoch: int) -> str:
         return f"{self._folder}/epoch-{epoch:010}"
+
+
+class EtcdCheckpoints(CheckpointStore):
+    """Checkpoints in etcd. Methods raise `EtcdError` in addition to the errors of `CheckpointStore`."""
+
+    def __init__(self, etcd: Etcd, cluster_id: int, changefeed_id: str) -> None:
+        """`cluster_id` is the source's. Raises `UsageError` for an invalid id."""
+        self._id = check_id(changefeed_id)
+        self._etcd = etcd
+        keys = Keys(cluster_id)
+        self._changefeed = keys.changefeed(changefeed_id)
+        self._owner = f"{keys.sync(changefeed_id)}owner"
+        self._checkpoint = f"{keys.sync(changefeed_id)}checkpoint"
+        self._epoch = 0
+
+    def claim(self) -> int:
+        """See `CheckpointStore.claim`. Raises `UsageError` if a changefeed has that name and thus the same safe point."""
+        claim = Put(self._owner, socket.gethostname().encode())
+        claimed = self._etcd.transact([absent(self._changefeed)], [claim], repeatable=True)
+        if not claimed.succeeded:
+            raise UsageError(
+                f"the id {self._id} is in use: a changefeed has the same id, and the sync would move its safe point",
+                hint="Pass another --id.",
+            )
+        self._epoch = claimed.revision
+        return self._epoch
+
+    def load(self) -> Checkpoint | None:
+        """See `CheckpointStore.load`."""
+        item = self._etcd.get(self._checkpoint)
+        if item is None:
+            return None
+        found = load(Checkpoint, item)
+        if found.changefeed_id != self._id:
+            raise SyncStateDamaged(f"etcd: the value of {item.key} belongs to {found.changefeed_id}")
+        return found
+
+    def save(self, checkpoint: Checkpoint) -> None:
+        """See `CheckpointStore.save`."""
+        put = Put(self._checkpoint, dump(replace(checkpoint, epoch=self._epoch)))
+        ours = [modified_at(self._owner, self._epoch)]
+        if not self._epoch or not self._etcd.transact(ours, [put], repeatable=True).succeeded:
+            raise SyncFenced(f"another process has taken over sync {self._id}; this process had epoch {self._epoch}")

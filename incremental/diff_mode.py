@@ -1,12 +1,12 @@
-"""A tail without timestamps: passes that compare ranges and write what differs, for sources of API V1 and V1TTL.
+"""Sync for sources without timestamps (API V1 and V1TTL): passes that compare ranges and write the differences.
 
-Each pass asks both clusters for the checksum of every range (a region's of the source). A range whose two checksums are
-as they were when its rows were last found equal is left alone; any other is compared with the target, down to the rows
-that differ, and these are written, or removed. What was written before a pass began is at the target when it has ended.
+Each pass requests the checksum of every range (a region of the source) from both clusters. A range is skipped if both
+checksums are the same as when its rows were last found equal. All other ranges are compared row by row, and rows that differ
+are written or deleted. At the end of a pass the target has everything that was written before the pass started.
 
-The target's checksum tells of rows that went there and not at the source: a new TTL alone is seen by nobody, until the
-old one is over. Changes that leave a checksum as it was (it is an XOR of CRCs, and CRC is linear) are seen by exact
-passes only, which read all rows; one belongs before a cut-over.
+Rows that changed only at the target are detected by its checksum. A changed TTL is not detected until the old one expires.
+Changes that do not change the checksum (an XOR of CRCs, and CRC is linear) are detected only by exact passes, which read all
+rows. Run one before a cut-over.
 """
 
 from __future__ import annotations
@@ -14,157 +14,169 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
 
 from formats.api_version import ApiVersion
 from formats.checksum import Checksum
+from tikv_br.cluster.cluster import ClusterPool
 from tikv_br.diff.options import DiffOptions
 from tikv_br.diff.places import ClusterPlace, Unit
-from tikv_br.diff.repair import Repair, RepairJob, repair_ranges
-from tikv_br.diff.steps import DiffContext, find_sides, plan_ranges
-from tikv_br.diff.task import DiffJob, compare_units
-from tikv_br.diff.values import Meter, Report, Span
+from tikv_br.diff.run import DiffContext, find_sides, plan_ranges
+from tikv_br.diff.task import DiffJob, Repair, RepairJob, compare_units, repair_ranges
+from tikv_br.diff.values import Meter, Report, UserRange
 from tikv_br.errors import ClusterUnreachable, RetryBudgetExhausted, TikvBrError, UsageError
 from tikv_br.spark.executor import run_tasks
 from tikv_br.spark.task import TaskContext
 
 log = logging.getLogger(__name__)
 
+RETRY_SECONDS = 5.0
+"""Maximum wait after a pass that failed."""
+
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """What one pass came to. Times are in seconds, by this machine's clock."""
+    """The result of one pass. Times are in seconds, by this machine's clock."""
 
     number: int
     """From 1."""
     exact: bool
     began_ms: int
-    """Milliseconds since the epoch: what was written before is at the target now."""
+    """Start, in milliseconds since the epoch: the target has everything written before this."""
     seconds: float
-    """How long it took, and how far the target is behind at its end."""
+    """Duration, which is also how far the target is behind at the end."""
     ranges: int
     changed_ranges: int
-    """Whose checksums were not those known, or were not known: they were compared."""
+    """Ranges that were compared, because a checksum had changed or was not known."""
     puts: int
     deletes: int
     remaining: int
-    """Keys that differed after they had been written: they change all the while."""
+    """Keys that still differed after they had been written, because they keep changing."""
     checksum_requests: int
-    """Checksums asked for."""
     scanned_bytes: int
-    """Of keys and values read from both clusters."""
+    """Size of keys and values read from both clusters."""
 
 
 @dataclass(frozen=True, slots=True)
 class DiffModeOptions:
-    """How to follow. Times are in seconds."""
+    """Times are in seconds."""
 
     diff: DiffOptions
     """A is the source, B the target."""
     check_target: Callable[[ApiVersion], None] = lambda _: None
-    """Raises for a target of another API version than was meant."""
+    """Raises if the target has an unexpected API version."""
     interval: float = 30.0
-    """From the beginning of a pass to that of the next, unless it takes longer."""
+    """Time from the start of a pass to the start of the next one; a longer pass delays the next one."""
     exact_every: int = 0
-    """Each so many passes one is exact; 0 = none is."""
+    """Make every N-th pass exact; 0 = none."""
     patience: float = 600.0
-    """How long passes may fail in a row for a cluster that does not answer."""
-    told: Callable[[Sequence[bytes]], object] | None = None
-    """Is told user keys before they are written to the target. With it or `spare` passes run in this process."""
-    spare: Callable[[Sequence[bytes]], Collection[bytes]] | None = None
-    """Says which of the user keys that only the target has stay there."""
+    """How long passes may fail continuously because a cluster does not answer."""
+    fence: Callable[[], object] | None = None
+    """Called before each write to the target; raises to prevent it. With a fence, passes must run in this process."""
 
 
 class Sums(NamedTuple):
-    """What the two clusters said of a range."""
+    """The checksums of a range in both clusters."""
 
     source: Checksum
     target: Checksum
 
 
 @dataclass(frozen=True, slots=True)
-class Followed:
-    """What became of one range. Pickles."""
+class RangePass:
+    """The result of one range. Picklable."""
 
-    span: Span
+    span: UserRange
     sums: Sums | None
-    """While its rows were equal and stayed so; None = to be compared again."""
+    """The checksums at which its rows were equal; None = compare it again in the next pass."""
     changed: bool
     report: Report
 
 
 class _Stopped(Exception):
-    """Ends the pass under way."""
+    """Ends the current pass."""
 
 
 class DiffMode:
-    """Passes over one range, one after the other. For one thread; `stop` from any."""
+    """Runs passes over one range, one after the other. Not thread-safe, except for `stop` and `force_exact`."""
 
     def __init__(self, options: DiffModeOptions, stop: threading.Event | None = None) -> None:
-        """Nothing is asked yet. Setting `stop` is as good as `stop()`."""
+        """Does not connect yet. Setting the event `stop` has the effect of `stop()`."""
         self._options = options
+        self._clusters = ClusterPool()
         self._sides: DiffContext | None = None
-        self._known: dict[Span, Sums] = {}
+        self._known: dict[UserRange, Sums] = {}
         self._passes = 0
         self._stop = stop or threading.Event()
         self._exact = False
 
     def run(
         self,
-        told: Callable[[Pass], None],
-        begins: Callable[[], object] = lambda: None,
-        broken: Callable[[TikvBrError], object] = lambda _error: None,
+        on_pass: Callable[[Pass], None],
+        on_start: Callable[[], object] = lambda: None,
+        on_failure: Callable[[TikvBrError], object] = lambda _error: None,
     ) -> None:
-        """Pass after pass until `stop`; each is told when it has ended, and ``begins`` is called before it.
+        """Run passes until `stop`. Calls `on_start` before each pass, and `on_pass` after each that succeeded.
 
-        ``broken`` is told why one was broken off that is to be tried again.
-
-        Raises `UsageError` for sides that cannot be compared, `ConversionUnsupported` for a row that expires where the
-        target keeps no TTL, and other `TikvBrError`; clusters that have answered once are given time when they do not.
+        If a cluster does not answer, also at the start, calls `on_failure` and retries for the patience in the options.
+        Raises `UsageError` for clusters that cannot be compared, `ConversionUnsupported` for a row with a TTL if the target
+        does not support TTLs, and other `TikvBrError`.
         """
-        self._find_sides()
+        with self._clusters:
+            self._run(on_pass, on_start, on_failure)
+
+    def _run(
+        self,
+        on_pass: Callable[[Pass], None],
+        on_start: Callable[[], object],
+        on_failure: Callable[[TikvBrError], object],
+    ) -> None:
         every = self._options.exact_every
         failing_since: float | None = None
         while not self._stop.is_set():
-            began = time.monotonic()
+            began, wait = time.monotonic(), self._options.interval
             try:
-                begins()
+                on_start()
                 exact = self._exact or (bool(every) and (self._passes + 1) % every == 0)
-                told(self.one_pass(exact=exact))
+                on_pass(self.run_pass(exact=exact))
                 failing_since = None
             except _Stopped:
                 return
             except (ClusterUnreachable, RetryBudgetExhausted) as error:
                 failing_since = failing_since or began
-                if time.monotonic() - failing_since > self._options.patience:
-                    raise
-                log.warning("the pass was broken off, the next one takes it up: %s", error.message)
-                broken(error)
-            self._stop.wait(max(began + self._options.interval - time.monotonic(), 0))
+                if (failing := time.monotonic() - failing_since) > self._options.patience:
+                    raise type(error)(
+                        f"{error.message} (for {failing:.0f} s, which is longer than --sink-patience)", hint=error.hint
+                    ) from None
+                log.warning("the pass failed, retrying: %s", error.message)
+                on_failure(error)
+                wait = min(wait, RETRY_SECONDS)
+            self._stop.wait(max(began + wait - time.monotonic(), 0))
 
-    def make_sure(self) -> None:
-        """Have every pass be exact that begins from now on. From any thread."""
+    def force_exact(self) -> None:
+        """Make all passes exact that start from now on. Thread-safe."""
         self._exact = True
 
     def stop(self) -> None:
-        """Have `run` end, with the pass under way broken off: the next run's first pass finds what differs."""
+        """End `run` and the current pass; the first pass of the next run compares the remaining ranges. Thread-safe."""
         self._stop.set()
 
-    def one_pass(self, *, exact: bool = False) -> Pass:
-        """Bring the target to what the source holds; exact: whatever checksums say. Raises as `run`, also for silence."""
+    def run_pass(self, *, exact: bool = False) -> Pass:
+        """Make the target equal to the source. An exact pass ignores checksums. Raises as `run`, without retries."""
         began, began_ms = time.monotonic(), time.time_ns() // 1_000_000
         context, source = self._find_sides()
         plan_ranges(context)
-        followed: list[Followed] = []
+        followed: list[RangePass] = []
         run_tasks(
             context.units,
-            partial(follow, self._repair(replace(context.job, exact=exact)), source, {} if exact else self._known),
+            partial(sync_range, self._repair(replace(context.job, exact=exact)), source, {} if exact else self._known),
             options=context.options.where,
-            on_result=partial(self._note, followed),
+            on_result=partial(self._record, followed),
             name_of=str,
+            shared=[context.clusters],
         )
         wanted = {unit.span for unit in context.units}
         self._known = {span: sums for span, sums in self._known.items() if span in wanted}
@@ -172,21 +184,21 @@ class DiffMode:
         return _pass(self._passes, followed, exact=exact, began_ms=began_ms, seconds=time.monotonic() - began)
 
     def _repair(self, job: DiffJob) -> RepairJob:
-        return RepairJob(job, delete=True, told=self._options.told, spare=self._options.spare)
+        return RepairJob(job, delete=True, fence=self._options.fence)
 
     def _find_sides(self) -> tuple[DiffContext, ClusterPlace]:
         """Both clusters, and the source of the two."""
         if self._sides is None:
-            context = DiffContext(self._options.diff)
+            context = DiffContext(self._options.diff, clusters=self._clusters)
             find_sides(context)
             self._options.check_target(context.b.api_version)
             self._sides = context
         if not isinstance(self._sides.a, ClusterPlace):
-            raise UsageError("a backup does not change: there is nothing to follow")
+            raise UsageError("the source of --mode diff must be a cluster, not a backup")
         return self._sides, self._sides.a
 
-    def _note(self, followed: list[Followed], found: Followed) -> None:
-        """Keep what is known of a range, also when the pass is broken off later."""
+    def _record(self, followed: list[RangePass], found: RangePass) -> None:
+        """Record the result of a range, which remains valid if the pass fails later."""
         followed.append(found)
         if found.sums is None:
             self._known.pop(found.span, None)
@@ -196,34 +208,36 @@ class DiffMode:
             raise _Stopped
 
 
-def follow(
-    repair: RepairJob, source: ClusterPlace, known: Mapping[Span, Sums], unit: Unit, context: TaskContext
-) -> Followed:
-    """Bring one range of the target to what the source holds, if it is not known to be there."""
-    job, meter = repair.diff, Meter()
-    seen = _look(job, source, unit.span, meter)
-    if known.get(unit.span) == seen:
-        return Followed(unit.span, seen, changed=False, report=Report(meter=meter))
+def sync_range(
+    repair: RepairJob, source: ClusterPlace, known: Mapping[UserRange, Sums], unit: Unit, context: TaskContext
+) -> RangePass:
+    """Make one range of the target equal to the source, unless both checksums are known."""
+    job, meter, clusters = repair.diff, Meter(), context.shared(ClusterPool)
+    before = _checksums(clusters, job, source, unit.span, meter)
+    if known.get(unit.span) == before:
+        return RangePass(unit.span, before, changed=False, report=Report(meter=meter))
     report = compare_units(job, (unit,), context)
     sums: Sums | None = None
     if report.ranges:
         meter.add(report.meter)
         report = repair_ranges(repair, Repair(unit, _spans(report)), context)
-    elif _look(job, source, unit.span, meter) == seen:  # else what was compared may be neither the old nor the new
-        sums = seen
+    elif (
+        _checksums(clusters, job, source, unit.span, meter) == before
+    ):  # else the range changed while its rows were compared
+        sums = before
     report.meter.add(meter)
-    return Followed(unit.span, sums, changed=True, report=report)
+    return RangePass(unit.span, sums, changed=True, report=report)
 
 
-def _look(job: DiffJob, source: ClusterPlace, span: Span, meter: Meter) -> Sums:
-    return Sums(*(place.side(meter).sums(span).sums for place in (source, job.b)))
+def _checksums(clusters: ClusterPool, job: DiffJob, source: ClusterPlace, span: UserRange, meter: Meter) -> Sums:
+    return Sums(*(place.side(clusters, meter).sums(span).sums for place in (source, job.b)))
 
 
-def _spans(report: Report) -> tuple[Span, ...]:
+def _spans(report: Report) -> tuple[UserRange, ...]:
     return tuple(sorted(each.span for each in report.ranges))
 
 
-def _pass(number: int, followed: list[Followed], *, exact: bool, began_ms: int, seconds: float) -> Pass:
+def _pass(number: int, followed: list[RangePass], *, exact: bool, began_ms: int, seconds: float) -> Pass:
     reports = [each.report for each in followed]
     return Pass(
         number=number,

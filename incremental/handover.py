@@ -1,157 +1,198 @@
-"""From where a sync starts, so that nothing is missed between what the target has and what the feed tells.
+"""Where a sync starts, so that it misses no change between the state of the target and the first change of the feed.
 
-A start-ts is good when (1) the target holds all writes up to it, (2) no write acknowledged from now on gets a smaller
-one, and (3) GC removes no version after it. A backup's backup-ts has (1) and (2), and its safe point has held GC back since.
-Our own safe point is registered before anything else is done, and then renewed: at no moment is the start unprotected.
+A start-ts is safe if (1) the target has all writes up to it, (2) no write acknowledged from now on gets a lower timestamp,
+and (3) GC removes no version after it. A backup-ts meets (1) and (2), and the backup's safe point has held GC back since.
+Other timestamps of PD do not meet (2): stores cache timestamps for up to 3 s, so a later write may get a lower one.
+The sync's own safe point is registered first, then renewed, so that the start is protected at all times.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
 from dataclasses import dataclass
 
 from formats.api_version import ApiVersion
-from tikv_br.backup.backup_ts import choose_backup_ts
+from formats.errors import UnsupportedFormat
+from formats.keys.codec import KeyCodec
+from formats.keys.ranges import KeyRange, gaps
 from tikv_br.backupset.backup_set import BackupSet
-from tikv_br.backupset.coverage import KeyRange, missing
 from tikv_br.cluster.cluster import Cluster
-from tikv_br.cluster.safepoint import SafePointApi, SafePointKeeper
-from tikv_br.cluster.timestamp import minus_seconds, physical_ms
+from tikv_br.cluster.pd_http import gc_status
+from tikv_br.cluster.safepoint import SafePointApi, SafePointKeeper, choose_backup_ts
+from tikv_br.cluster.safepoint import service_id as backup_service_id
+from tikv_br.cluster.timestamps import minus_seconds, physical_ms
 from tikv_br.errors import ClusterUnfit, SafePointError, UsageError
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import StorageLocation
 
 GC_TTL = 24 * 3600
-"""Seconds that the safe point stands after the last renewal, unless told otherwise: so long may a sync be down."""
-SHORTEST_TTL = 60
+"""Default TTL of the safe point in seconds: how long a sync may be down."""
+MIN_TTL = 60
 RENEW_SECONDS = 60.0
-"""How often PD learns of a newer checkpoint."""
+"""How often the safe point in PD is advanced to the checkpoint."""
+PROBE_SECONDS = 2.0
+"""How often PD's availability is checked."""
 CACHE_SECONDS = 5.0
-"""Stores hand out timestamps up to 3 s old, as seen on running ones: a start-ts must lie further back than that."""
+"""Stores use cached timestamps up to 3 s old (measured): a start-ts must be further back than that."""
+BACKUP_SERVICES = (backup_service_id(""), "br-")
+"""Prefixes of the safe points that backups hold at backup-ts - 1: those of tikv-br and of the Go TiKV-BR."""
 
 
 @dataclass(frozen=True, slots=True)
 class FromBackup:
-    """After a backup that the target was restored from."""
+    """After the backup that the target was restored from."""
 
     storage: StorageLocation
 
 
 @dataclass(frozen=True, slots=True)
 class FromTs:
-    """After a backup-ts that is known."""
+    """After a timestamp of PD: all writes acknowledged since PD issued it, and some of the 5 s before."""
 
     ts: int
 
 
 @dataclass(frozen=True, slots=True)
 class FromNow:
-    """After all that has been acknowledged by now, give or take what a moment before comes twice."""
+    """All writes acknowledged from now on, and some of the `safe_interval` before."""
 
     safe_interval: float = CACHE_SECONDS
-    """Seconds that the start lies behind."""
+    """Seconds before now."""
 
 
 Start = FromBackup | FromTs | FromNow
 
 
-def resolve(start: Start, cluster: Cluster, span: KeyRange) -> int:
-    """The start-ts for a span of RPC keys; everything with a larger ts is to be fed.
+def keyspace_codec(cluster: Cluster, keyspace: str) -> KeyCodec:
+    """The codec of a keyspace, given by id or name (``""`` = the default keyspace). Raises `UsageError`, `ClusterError`."""
+    try:
+        return KeyCodec(cluster.api_version, cluster.pd.keyspace_id(keyspace))
+    except UnsupportedFormat as error:
+        raise UsageError(f"--keyspace: {error}") from None
 
-    Raises `ClusterUnfit` for a source without timestamps, `UsageError` for a backup of something else or a ts that
-    cannot serve, `BackupSetError`, `StorageError`, `ClusterError`.
-    """
+
+def check_has_feed(cluster: Cluster, *, writes_log: bool) -> None:
+    """Raise `ClusterUnfit` for a source without timestamps."""
     if cluster.api_version is not ApiVersion.V2:
         raise ClusterUnfit(
-            f"the source has API {cluster.api_version.label}, which keeps no timestamps: there is no change feed",
-            hint="Say --mode diff, which compares ranges between passes.",
+            f"a change feed requires API V2; the source has API {cluster.api_version.label}, which has no timestamps",
+            hint="Make full backups on a schedule instead: `tikv-br backup raw` in a crontab."
+            if writes_log
+            else "Use `tikv-br sync --mode diff`, which compares ranges in passes.",
         )
+
+
+def resolve(start: Start, cluster: Cluster, span: KeyRange, *, writes_log: bool = False) -> int:
+    """The start-ts for a range of RPC keys; the sync copies changes with a higher ts, to a log archive or a cluster.
+
+    Raises `ClusterUnfit` for a source without timestamps, `UsageError` for a backup of another cluster or range or an
+    invalid ts, `BackupSetError`, `StorageError`, `ClusterError`.
+    """
+    check_has_feed(cluster, writes_log=writes_log)
     match start:
         case FromBackup():
             backup = BackupSet.open_any(open_store(start.storage))
-            return _checked_ts(backup_ts(backup, cluster.cluster_id, span), cluster, 0)  # the backup made them catch up
+            # No margin is needed: the backup made the stores drop their cached timestamps.
+            return _checked_ts(backup_ts(backup, cluster.cluster_id, span), cluster)
         case FromTs():
-            return _checked_ts(start.ts, cluster, CACHE_SECONDS)
+            return _below_caches(_checked_ts(start.ts, cluster), cluster)
         case FromNow():
             return choose_backup_ts(cluster, start.safe_interval)
 
 
 def backup_ts(backup: BackupSet, cluster_id: int, span: KeyRange) -> int:
-    """The backup-ts of a backup, once it is known to be of this cluster and of all of the span.
-
-    Raises `UsageError` when it is not, or has none.
-    """
+    """The backup-ts of a backup of this cluster that covers the whole range. Raises `UsageError` for any other backup."""
     place = backup.store.location.redacted()
     if backup.cluster_id != cluster_id:
         raise UsageError(
-            f"the backup at {place} is of cluster {backup.cluster_id}, the source is cluster {cluster_id}",
-            hint="Give --pd of the cluster that was backed up, or the backup of this one.",
+            f"the backup at {place} is of cluster {backup.cluster_id}, but the source is cluster {cluster_id}",
+            hint="Pass --pd of the cluster that was backed up, or a backup of this one.",
+        )
+    manifest = backup.manifest
+    if not backup.backup_ts and manifest is None:
+        raise UsageError(
+            f"the backup at {place} does not contain its backup-ts: another tool made it and only logged the backup-ts",
+            hint="Pass --from-backup-ts with the timestamp in its log.",
         )
     if not backup.backup_ts:
-        raise UsageError(_why_no_ts(backup, place), hint=_instead_of_ts(backup))
-    holes = missing(span, _source_ranges(backup))
-    if holes:
+        label = "" if manifest is None else manifest.description.api_version.label
         raise UsageError(
-            f"the backup at {place} lacks {holes[0]}: what was written there before its backup-ts would be missed",
-            hint="Sync the range and the keyspace of the backup: see `tikv-br show`.",
+            f"the backup at {place} has no backup-ts: its source has API {label}", hint="Pass --mode diff."
+        )
+    missing = gaps(span, backup.ranges if manifest is None else manifest.description.source_ranges)
+    if missing:
+        raise UsageError(
+            f"the backup at {place} does not contain {missing[0]}: the sync would miss writes there before its backup-ts",
+            hint="Sync the range and the keyspace of the backup; `tikv-br show` prints them.",
         )
     return backup.backup_ts
 
 
 def service_id(changefeed_id: str) -> str:
-    """The name under which PD holds the safe point of a sync."""
+    """The name of a sync's safe point in PD."""
     return f"tikv-br-sync-{changefeed_id}"
 
 
 def protect(pd: SafePointApi, changefeed_id: str, ts: int, gc_ttl: int = GC_TTL) -> SafePointKeeper:
-    """Hold GC back from what follows a start-ts or a checkpoint-ts; the keeper is started.
+    """Keep GC from removing changes after a start-ts or checkpoint-ts; returns a started keeper.
 
-    Raises `SafePointError` when GC has passed it: then deletions after `ts` may be gone for good.
+    Raises `SafePointError` if GC has passed `ts`: then deletions after it may be lost.
     """
-    keeper = SafePointKeeper(pd, service_id(changefeed_id), ts - 1, _ttl(gc_ttl), renew_every=RENEW_SECONDS)
+    keeper = SafePointKeeper(
+        pd, service_id(changefeed_id), ts - 1, _ttl(gc_ttl), renew_every=RENEW_SECONDS, probe_every=PROBE_SECONDS
+    )
     try:
         keeper.start()
     except SafePointError as error:
         raise SafePointError(
-            f"cannot go on from {ts}: {error.message}",
-            hint="Deletions since then may be forgotten. Take a new backup with a --gcttl that reaches until the sync "
-            "starts, restore it, and start from that. Or, with another --id: start from now, end that at once, put the sink "
-            "right with `tikv-br diff --repair --repair-delete`, and start it again.",
+            f"cannot start or resume from {ts}: {error.message}",
+            hint="GC may have removed deletions since then. Take a new backup with a --gc-ttl that lasts until the sync "
+            "starts, restore it, and start from it. Or, with another --id: start from now, stop at once, repair the sink "
+            "with `tikv-br diff --repair --repair-delete`, and start again.",
         ) from None
     return keeper
 
 
 def leave(keeper: SafePointKeeper, gc_ttl: int) -> None:
-    """Stop the keeper, and leave the safe point for whoever goes on. Raises `SafePointError` when it is lost, `ClusterError`."""
-    keeper.leave_for(_ttl(gc_ttl))
+    """Stop the keeper but keep the safe point for `gc_ttl`. Raises `SafePointError` if it is lost, `ClusterError`."""
+    keeper.stop_with_ttl(_ttl(gc_ttl))
 
 
 def _ttl(gc_ttl: int) -> int:
-    """To PD, a TTL of 0 is to forget the safe point."""
-    return max(gc_ttl, SHORTEST_TTL)
+    return max(gc_ttl, MIN_TTL)  # PD removes a safe point with TTL 0
 
 
-def _checked_ts(ts: int, cluster: Cluster, margin: float) -> int:
+def _checked_ts(ts: int, cluster: Cluster) -> int:
     now = cluster.pd.tso()
-    if not 0 < ts <= minus_seconds(now, margin):
+    if not 0 < ts <= now:
         ahead = (physical_ms(ts) - physical_ms(now)) / 1000
         raise UsageError(
-            f"start-ts {ts} is {abs(ahead):.1f} s {'ahead of' if ahead > 0 else 'behind'} the cluster's time: writes to "
-            f"come may have smaller timestamps, as stores hand them out up to 3 s late",
-            hint=f"Take a ts at least {CACHE_SECONDS:g} s old, or --start-ts now, which makes the stores catch up.",
+            f"start-ts {ts} is {ahead:.1f} s ahead of the cluster's time"
+            if ts > now
+            else f"start-ts {ts} is not a valid timestamp",
+            hint="Pass a timestamp that this cluster's PD has issued, or --start-ts now.",
         )
     return ts
 
 
-def _source_ranges(backup: BackupSet) -> Sequence[KeyRange]:
-    return backup.ranges if backup.manifest is None else backup.manifest.description.source_ranges
+def _below_caches(ts: int, cluster: Cluster) -> int:
+    """A timestamp `CACHE_SECONDS` lower, so that no write acknowledged since has a lower one; earlier rows may come again.
 
-
-def _why_no_ts(backup: BackupSet, place: str) -> str:
-    if backup.manifest is None:
-        return f"the backup at {place} does not tell its backup-ts: it is of another tool, which only logs it"
-    return f"the backup at {place} has no backup-ts: its source has API {backup.manifest.description.api_version.label}"
-
-
-def _instead_of_ts(backup: BackupSet) -> str:
-    return "Say --from-backup-ts, with the ts of its log." if backup.manifest is None else "Say --mode diff."
+    If GC has passed that, a backup-ts is returned unchanged: the backup made the stores drop their cached timestamps, and PD
+    still has its safe point. Raises `SafePointError` for any other timestamp then.
+    """
+    lowered = max(minus_seconds(ts, CACHE_SECONDS), 1)
+    gc, now = gc_status(cluster.pd_http), time.time()
+    passed = gc.refuses_below(now)
+    if passed <= lowered - 1:
+        return lowered
+    backups = [each for each in gc.services if each.service.startswith(BACKUP_SERVICES) and each.expires > now]
+    if any(each.safe_point == ts - 1 for each in backups):
+        return ts
+    raise SafePointError(
+        f"cannot start at --from-backup-ts {ts}: the GC safe point is {passed}, beyond {lowered}, which is {CACHE_SECONDS:g} s "
+        "before it. Stores use timestamps up to 3 s old, so a sync must start that much earlier, except at a backup-ts, and "
+        f"no backup has a safe point at {ts - 1} in PD",
+        hint="Pass --from-backup URL if the timestamp is that of a backup of tikv-br. Otherwise take a new backup with a "
+        "--gc-ttl that lasts until the sync starts, restore it, and start from it.",
+    )

@@ -1,34 +1,410 @@
-"""Feed, sorter and sink put together: what a sync runs for its span, and a capture for each of its sub-spans."""
+"""The loop of a sync: feed, sorter, sink, checkpoint, safe point. The checkpoint advances only after the sink has confirmed."""
 
 from __future__ import annotations
 
+import logging
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from formats.keys import KeyCodec
+from formats import columns
+from formats.keys.codec import KeyCodec
+from formats.keys.ranges import KeyRange
 from incremental.checkpoint import Checkpoint, CheckpointStore
-from incremental.feed import Feed, FeedOptions, Resolved, Rows
-from incremental.replicate import ReplicateOptions, Replicator, SafePoint
+from incremental.feed.feed import Event, Feed, FeedOptions, FeedStatus, Resolved, Rows, Scanned
 from incremental.sinks.base import Sink
 from incremental.sorter import Sorter
-from incremental.span import Span
 from tikv_br.cluster.cluster import Cluster
-from tikv_br.spark.memory import keep_freed_memory
+from tikv_br.cluster.timestamps import physical_ms
+from tikv_br.errors import (
+    ClusterTlsError,
+    ClusterUnreachable,
+    RetryBudgetExhausted,
+    StorageUnreachable,
+    SyncFenced,
+    TikvBrError,
+)
+from tikv_br.retry import Backoff
+from tikv_br.spark.task import keep_freed_memory
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+log = logging.getLogger(__name__)
+
+RATE_SECONDS = 10.0
+"""The window for events per second and write lag."""
+TIMESTAMP_AGE = 3.0
+"""Seconds by which the timestamp of a write may be older than the write: stores cache timestamps."""
+SAMPLE_SECONDS = 0.1
+"""The interval in which one change is sampled for the write lag."""
+MAX_SAMPLES = 1024
+
+
+class SafePoint(Protocol):
+    """The methods of `SafePointKeeper` that the loop uses."""
+
+    @property
+    def silent_seconds(self) -> float:
+        """How long the source's PD has not answered; 0 while it answers."""
+
+    def check(self) -> None:
+        """Raise `SafePointError` if the safe point is lost."""
+
+    def advance(self, safe_point: int) -> None:
+        """Move the safe point forward."""
+
+
+SAVE_RETRY_SECONDS = 1.0
+"""Seconds between two attempts to save, in addition to the storage's own retries."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicateOptions:
+    """All times are in seconds."""
+
+    save_every: float = 1.0
+    """How often the checkpoint is saved; changes since then are written again after a kill."""
+    patience: float = 600.0
+    """How long the sink may fail continuously before the sync fails."""
+    state_patience: float = 60.0
+    """How long the storage of the checkpoint may be unreachable before the sync fails."""
+    longest_wait: float = 5.0
+    """Maximum wait between retries of a failing sink (exponential backoff), in addition to the sink's own retries."""
+
+
+@dataclass(frozen=True, slots=True)
+class SyncStatus:
+    """The status of a sync. Lags are in seconds, by this machine's clock."""
+
+    checkpoint_ts: int
+    """The sink has confirmed all changes up to this."""
+    resolved_ts: int
+    """The feed has delivered all changes up to this."""
+    checkpoint_lag: float
+    resolved_lag: float
+    write_lag: float | None
+    """Estimated time that a write takes from the source to the sink (`WriteLag`); None while there are no writes."""
+    events: int
+    """Rows received from the feed, including duplicates."""
+    written: int
+    """Rows that the sink has confirmed; of several changes of a key in a batch, only the last is written."""
+    events_per_second: float
+    sorter_memory_bytes: int
+    sorter_disk_bytes: int
+    late_rows: int
+    sink_failures: int
+    """How often the sink failed a batch, which was then retried."""
+    sink_failing_seconds: float
+    """How long the sink has accepted no writes; 0 while it accepts them. A failed batch is retried until it succeeds."""
+    last_error: str
+    pd_silent_seconds: float
+    """How long the source's PD has not answered; 0 while it answers."""
+    feed: FeedStatus
+
+
+class Rate:
+    """Events per second over the last `seconds`."""
+
+    def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._seconds = seconds
+        self._clock = clock
+        self._counts: deque[tuple[float, int]] = deque([(clock(), 0)])
+
+    def record(self, total: int) -> None:
+        """Record the current total."""
+        now = self._clock()
+        self._counts.append((now, total))
+        while len(self._counts) > 2 and self._counts[1][0] < now - self._seconds:
+            self._counts.popleft()
+
+    def value(self, total: int) -> float:
+        """The current rate, given the current total."""
+        now = self._clock()
+        counts = self._counts.copy()
+        before = [count for at, count in counts if at <= now - self._seconds]
+        if before:
+            return (total - before[-1]) / self._seconds
+        since, count = counts[0]
+        return (total - count) / (now - since) if now > since else 0.0
+
+
+class WriteLag:
+    """How long writes take from the source to the sink, estimated from a sample. `value` is thread-safe.
+
+    The time of a write is known only from its timestamp, which is up to 3 s too old. So the estimate counts from the
+    arrival of the change here, or from 3 s after its timestamp if that is earlier (then the change was delayed). The write
+    was no later than that, so the estimate is never too high. It is too low by the delay from the store to here, at most 3 s.
+    """
+
+    def __init__(self, seconds: float, clock: Callable[[], float] = time.time) -> None:
+        """`clock` returns seconds since the epoch; the window of the median is the last `seconds`."""
+        self._seconds = seconds
+        self._clock = clock
+        self._sampled_at = 0.0
+        self._pending: list[tuple[int, float]] = []
+        """Timestamp and start time of each sampled change."""
+        self._confirmed: deque[tuple[float, float]] = deque()
+        """Time of confirmation and lag of each sampled change."""
+
+    def record_arrival(self, ts: int) -> None:
+        """A change with this timestamp has arrived from the feed."""
+        now = self._clock()
+        if 0 <= now - self._sampled_at < SAMPLE_SECONDS:
+            return
+        self._sampled_at = now
+        if len(self._pending) >= MAX_SAMPLES:
+            del self._pending[1::2]
+        self._pending.append((ts, min(now, physical_ms(ts) / 1000 + TIMESTAMP_AGE)))
+
+    def record_confirmed(self, ts: int) -> None:
+        """The sink has confirmed all changes up to this timestamp."""
+        now = self._clock()
+        done = [since for each, since in self._pending if each <= ts]
+        if done:
+            self._pending = [each for each in self._pending if each[0] > ts]
+            self._confirmed.extend((now, now - since) for since in done)
+        while self._confirmed and self._confirmed[0][0] <= now - self._seconds:
+            self._confirmed.popleft()
+
+    def value(self) -> float | None:
+        """The median lag in the window; if nothing was confirmed in it, the age of the oldest pending change."""
+        now = self._clock()
+        lags = [lag for at, lag in self._confirmed.copy() if at > now - self._seconds]
+        if lags:
+            return median(lags)
+        pending = [since for _, since in self._pending.copy()]
+        return now - min(pending) if pending else None
+
+
+RETRYABLE = (ClusterUnreachable, ClusterTlsError, RetryBudgetExhausted, StorageUnreachable)
+"""Errors of a sink that does not answer."""
+T = TypeVar("T")
+
+
+class _Stopped(Exception):
+    """`Replicator.stop` was called while the sink failed."""
+
+
+class Replicator:
+    """Runs one sync in the thread that calls `run`; `stop` and `status` are thread-safe."""
+
+    def __init__(
+        self,
+        start: Checkpoint,
+        *,
+        feed: Iterable[Event],
+        sorter: Sorter,
+        sink: Sink,
+        checkpoints: CheckpointStore,
+        safe_point: SafePoint,
+        options: ReplicateOptions | None = None,
+        stop: threading.Event | None = None,
+        feed_status: Callable[[], FeedStatus] = FeedStatus,
+    ) -> None:
+        """`start` is where the feed starts; `checkpoints` must be claimed. Setting the event `stop` has the effect of `stop()`."""
+        self._start = start
+        self._feed = feed
+        self._sorter = sorter
+        self._sink = sink
+        self._checkpoints = checkpoints
+        self._safe_point = safe_point
+        self._options = options or ReplicateOptions()
+        self._stop = stop or threading.Event()
+        self._feed_status = feed_status
+        self._checkpoint_ts = self._saved_ts = start.checkpoint_ts
+        self._resolved_ts = start.checkpoint_ts
+        self._complete_ts = start.checkpoint_ts
+        """The sink was given all changes up to this."""
+        self._saved_at = time.monotonic()
+        self._events = self._written = self._sink_failures = 0
+        self._failing_since: float | None = None
+        self._last_error = ""
+        self.unanswered_at: float | None = None
+        """When a write last failed (monotonic clock); it may still reach the sink until its request times out."""
+        self._rate = Rate(RATE_SECONDS)
+        self._write_lag = WriteLag(RATE_SECONDS)
+
+    def run(self) -> None:
+        """Replicate until `stop`, or until the feed ends; then save the checkpoint, also after an error.
+
+        Raises `SafePointError`, `SyncFenced`, and the errors of feed, sorter, sink and checkpoint storage.
+        """
+        try:
+            with suppress(_Stopped):
+                self._confirm(self._complete_ts)
+                for event in self._feed:
+                    match event:
+                        case Rows():
+                            self._add_rows(event.batch)
+                        case Resolved():
+                            self._resolve(event.ts)
+                        case Scanned():
+                            self._sink.mark_inexact(event)
+                    if self._stop.is_set():
+                        break
+            self._flush()
+        except SyncFenced:
+            raise
+        except Exception:
+            try:
+                self._save(0.0)  # what the sink has confirmed; the error that led here is the one to raise
+            except TikvBrError as error:
+                log.warning("the checkpoint was not saved: %s", error.message)
+            raise
+        self._save(self._options.state_patience)
+
+    def stop(self) -> None:
+        """Make `run` return at the next event, or between two batches."""
+        self._stop.set()
+
+    def status(self) -> SyncStatus:
+        """The current status."""
+        now_ms, failing_since = time.time() * 1000, self._failing_since
+        return SyncStatus(
+            checkpoint_ts=self._checkpoint_ts,
+            resolved_ts=self._resolved_ts,
+            checkpoint_lag=(now_ms - physical_ms(self._checkpoint_ts)) / 1000,
+            resolved_lag=(now_ms - physical_ms(self._resolved_ts)) / 1000,
+            write_lag=self._write_lag.value(),
+            events=self._events,
+            written=self._written,
+            events_per_second=self._rate.value(self._events),
+            sorter_memory_bytes=self._sorter.memory_bytes,
+            sorter_disk_bytes=self._sorter.disk_bytes,
+            late_rows=self._sorter.late_rows,
+            sink_failures=self._sink_failures,
+            sink_failing_seconds=0.0 if failing_since is None else time.monotonic() - failing_since,
+            last_error=self._last_error,
+            pd_silent_seconds=self._safe_point.silent_seconds,
+            feed=self._feed_status(),
+        )
+
+    def _add_rows(self, batch: pa.RecordBatch) -> None:
+        self._write_lag.record_arrival(int(columns.numbers(batch["ts"])[0]))
+        self._sorter.add(batch)
+        self._events += batch.num_rows
+        self._rate.record(self._events)
+
+    def _resolve(self, ts: int) -> None:
+        """Write all changes up to a ts to the sink."""
+        self._safe_point.check()
+        self._resolved_ts = max(self._resolved_ts, ts)
+        for batch in self._sorter.take(ts):
+            if self._stop.is_set():
+                return
+            self._retry(partial(self._sink.write, batch))
+            self._written += batch.num_rows
+            self._confirm(int(columns.numbers(batch["ts"])[-1]))
+        self._confirm(ts)
+
+    def _confirm(self, ts: int) -> None:
+        """Inform the sink that it has all changes up to this ts; advance the checkpoint to what it has made durable.
+
+        This is called after each batch, since a batch has all rows of its last ts.
+        """
+        self._complete_ts = max(self._complete_ts, ts)
+        durable_ts = self._retry(partial(self._sink.resolve, self._complete_ts))
+        self._checkpoint_ts = max(self._checkpoint_ts, durable_ts)
+        self._write_lag.record_confirmed(durable_ts)
+        if time.monotonic() - self._saved_at >= self._options.save_every:
+            self._save(self._options.state_patience)
+
+    def _flush(self) -> None:
+        """Make the sink durable at the end. If it does not answer, the next run writes the rest again."""
+        try:
+            durable_ts = self._sink.resolve(self._complete_ts, flush=True)
+        except RETRYABLE as error:
+            log.warning("cannot write the last changes to the sink, the next run will: %s", error.message)
+        else:
+            self._checkpoint_ts = max(self._checkpoint_ts, durable_ts)
+
+    def _retry(self, call: Callable[[], T]) -> T:
+        """Call the sink, with retries. Raises `_Stopped` if stopped before it succeeded."""
+        tries, began = 0, time.monotonic()
+        while True:
+            try:
+                result = call()
+            except TikvBrError as error:
+                self.unanswered_at = time.monotonic()
+                if not isinstance(error, RETRYABLE):
+                    raise
+                if self._stop.is_set():
+                    raise _Stopped from None
+                self._sink_failures += 1
+                self._last_error = error.message
+                log.warning("cannot write to the sink, retrying: %s", error.message)
+                if self._failing_since is None:
+                    self._failing_since = began  # not now: the sink's own retries have taken a while
+                elif (failing := time.monotonic() - self._failing_since) > self._options.patience:
+                    raise type(error)(
+                        f"the sink, {self._sink.place}, has accepted no writes for {failing:.0f} s, which is longer than "
+                        f"--sink-patience: {error.message}",
+                        hint=error.hint,
+                    ) from None
+            else:
+                self._failing_since = None
+                return result
+            self._safe_point.check()
+            tries += 1
+            if self._stop.wait(Backoff("sink", 0.1, self._options.longest_wait).delay(tries, 0.0)):
+                raise _Stopped
+
+    def _save(self, patience: float) -> None:
+        """Save the checkpoint, then advance the safe point to it. See `_save_with_retries` for `patience`."""
+        self._saved_at = time.monotonic()
+        if self._checkpoint_ts == self._saved_ts:
+            return
+        self._save_with_retries(
+            Checkpoint(
+                changefeed_id=self._start.changefeed_id,
+                checkpoint_ts=self._checkpoint_ts,
+                resolved_ts=self._resolved_ts,
+                epoch=self._start.epoch,
+                saved_ms=time.time_ns() // 1_000_000,
+                subject=self._start.subject,
+            ),
+            patience,
+        )
+        self._saved_ts = self._checkpoint_ts
+        self._safe_point.advance(self._checkpoint_ts - 1)
+
+    def _save_with_retries(self, checkpoint: Checkpoint, patience: float) -> None:
+        """Retry for `patience` seconds while the storage is unreachable, unless stopped.
+
+        Nothing is written to the sink in the meantime: if this process cannot save, another may have taken over.
+        """
+        until = time.monotonic() + patience
+        while True:
+            try:
+                return self._checkpoints.save(checkpoint)
+            except StorageUnreachable as error:
+                if self._stop.is_set() or time.monotonic() >= until:
+                    raise
+                log.warning("cannot save the checkpoint, the sync waits: %s", error.message)
+            self._safe_point.check()
+            self._stop.wait(SAVE_RETRY_SECONDS)
+
 
 POLL_SECONDS = 0.5
-"""How soon a sync that hears nothing notices that it is to stop."""
+"""How often an idle sync checks for a stop."""
 SORTER_BYTES = 256 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineOptions:
-    """How to run one span."""
+    """How to replicate one range."""
 
     scratch: Path
-    """A directory of this machine for what does not fit into memory."""
+    """A local directory for changes that do not fit into memory."""
     sorter_bytes: int = SORTER_BYTES
     feed: FeedOptions = field(default_factory=FeedOptions)
     replicate: ReplicateOptions = field(default_factory=ReplicateOptions)
@@ -36,17 +412,17 @@ class PipelineOptions:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What is followed."""
+    """The range of a cluster to replicate, in RPC keys."""
 
     cluster: Cluster
     codec: KeyCodec
-    span: Span
+    span: KeyRange
 
 
 @contextmanager
 def pipeline(
     source: Source,
-    begun: Checkpoint,
+    start: Checkpoint,
     options: PipelineOptions,
     *,
     sink: Sink,
@@ -54,15 +430,15 @@ def pipeline(
     safe_point: SafePoint,
     stop: threading.Event,
 ) -> Iterator[Replicator]:
-    """A replicator that is ready to `run` from a checkpoint; its parts are closed at the end of the block, the sink is not."""
+    """A replicator that is ready to `run` from a checkpoint. Feed and sorter are closed at the end of the block, the sink is not."""
     keep_freed_memory()
     with (
-        Sorter(options.sorter_bytes, options.scratch) as sorter,
-        Feed(source.cluster, source.codec, source.span, begun.checkpoint_ts, options.feed) as feed,
+        Sorter(options.sorter_bytes, options.scratch, all_versions=sink.all_versions) as sorter,
+        Feed(source.cluster, source.codec, source.span, start.checkpoint_ts, options.feed) as feed,
     ):
         yield Replicator(
-            begun,
-            feed=_told(feed, stop),
+            start,
+            feed=_events(feed, safe_point, stop),
             sorter=sorter,
             sink=sink,
             checkpoints=checkpoints,
@@ -73,9 +449,10 @@ def pipeline(
         )
 
 
-def _told(feed: Feed, stop: threading.Event) -> Iterator[Rows | Resolved]:
-    """What the feed tells, until it is to stop."""
+def _events(feed: Feed, safe_point: SafePoint, stop: threading.Event) -> Iterator[Event]:
+    """The feed's events until `stop`; a lost safe point raises also while the feed is idle."""
     while not stop.is_set():
-        said = feed.poll(POLL_SECONDS)
-        if said is not None:
-            yield said
+        safe_point.check()
+        event = feed.poll(POLL_SECONDS)
+        if event is not None:
+            yield event

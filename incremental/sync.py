@@ -1,4 +1,4 @@
-"""One sync from its options to its end: hand-over, feed, sorter, sink, checkpoint and safe point put together."""
+"""One sync from its options to its end: opens source and sink, claims the checkpoint, protects the start, and replicates."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 
-from incremental.checkpoint import Checkpoint, CheckpointStore, ObjectCheckpoints
-from incremental.etcd_checkpoint import EtcdCheckpoints
-from incremental.handover import GC_TTL, Start, leave, protect, resolve, service_id
-from incremental.pipeline import PipelineOptions, Source, pipeline
-from incremental.replicate import Replicator, SyncStatus
-from incremental.sinks.open import Origin, SinkOptions, open_sink, unfenced
-from incremental.sinks.url import Target
-from incremental.span import Span, keyspace_codec
-from tikv_br.backupset.coverage import KeyRange
+from formats.keys.ranges import KeyRange
+from incremental.checkpoint import Checkpoint, CheckpointStore, EtcdCheckpoints, ObjectCheckpoints
+from incremental.handover import GC_TTL, Start, keyspace_codec, leave, protect, resolve, service_id
+from incremental.pipeline import PipelineOptions, Replicator, Source, SyncStatus, pipeline
+from incremental.sinks.open import Origin, SinkOptions, SinkPatience, unfenced, wait_for_sink
+from incremental.sinks.url import LogTarget, Target
+from tikv_br.archive.maintenance import check_active, state_of
+from tikv_br.archive.records import LogState
 from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.config import ClusterConfig, EtcdConfig
 from tikv_br.cluster.etcd import Etcd
-from tikv_br.cluster.pd_status import gc_status
+from tikv_br.cluster.pd_http import gc_status
 from tikv_br.cluster.safepoint import SafePointApi, SafePointKeeper
 from tikv_br.errors import (
     ClusterError,
@@ -30,68 +30,92 @@ from tikv_br.errors import (
     SafePointError,
     StorageFull,
     StorageReadOnly,
+    StorageUnreachable,
     SyncFenced,
     SyncStateMismatch,
     UsageError,
 )
-from tikv_br.storage.disk_errors import Hints
+from tikv_br.storage.base import ObjectStore
+from tikv_br.storage.local import Hints
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import StorageLocation
 
 log = logging.getLogger(__name__)
 
 _STATE_HINTS: Hints = {
-    StorageFull: "Free space, then start the same command again: it goes on from the last checkpoint.",
-    StorageReadOnly: "Choose a --state-dir that this user may write.",
+    StorageFull: "Free space, then run the same command again: it resumes from the last checkpoint.",
+    StorageReadOnly: "Pass a --state-dir that this user can write to.",
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SyncOptions(PipelineOptions):
-    """One sync. Keys are user keys; an empty end is no end."""
+    """One sync. Keys are user keys; an empty end key is unbounded."""
 
     changefeed_id: str
     source: ClusterConfig
     target: Target
     state: StorageLocation | EtcdConfig
-    """Where the checkpoint is kept."""
+    """Where the checkpoint is saved."""
     start: Start | None = None
-    """From where, if there is no checkpoint; None = there must be one."""
+    """Where to start if there is no checkpoint; None = a checkpoint is required."""
     keyspace: str = ""
-    """Id or name; ``""`` = the default one."""
+    """Id or name; ``""`` = the default keyspace."""
     start_key: bytes = b""
     end_key: bytes = b""
     gc_ttl: int = GC_TTL
-    """Seconds that GC waits for a sync that is down."""
+    """How long GC is held back while the sync is down, in seconds."""
     fence: Callable[[], object] = unfenced
-    """Called before whatever the sync writes: rows, its checkpoint, its safe point at the end. Raises `LeaseLost` when it
-    may write no more."""
+    """Called before every write of the sync: rows, checkpoint, safe point at the end. Raises `LeaseLost` if it must not write
+    any more."""
     sink: SinkOptions = field(default_factory=SinkOptions)
 
 
-def sync(options: SyncOptions, stop: threading.Event, watch: Callable[[Replicator], None]) -> SyncStatus:
-    """Replicate until `stop` is set; `watch` gets the replicator once it is about to run.
+def sync(
+    options: SyncOptions,
+    stop: threading.Event,
+    watch: Callable[[Replicator], None],
+    wait: Callable[[str], object] = lambda _why: None,
+) -> SyncStatus | None:
+    """Replicate until `stop` is set. Calls `watch` with the replicator before it runs. Returns None if stopped before that.
+
+    Waits for a sink that does not answer, for the patience of `options.replicate`; `wait` is called with each error.
 
     Raises `UsageError`, `SyncStateMismatch`, `SyncFenced`, `SafePointError`, other `ClusterError`, `StorageError`, `EtcdError`,
-    `BackupSetError` for a backup to start from, `ConversionUnsupported` for a row that the sink cannot hold, and what its fence
-    raises.
+    `BackupSetError` for the backup to start from, `ConversionUnsupported` for a row that the sink cannot store, and the errors
+    of the fence.
     """
+    if isinstance(options.target, LogTarget):
+        log_store, log_id = open_store(options.target.location), options.target.id_for(options.changefeed_id)
+        check_active(log_store, log_id)
+        options = replace(options, fence=partial(_stop_if_paused, options.fence, log_store, log_id, stop))
     with ExitStack() as stack:
         cluster = stack.enter_context(Cluster.connect(options.source))
         codec = keyspace_codec(cluster, options.keyspace)
         span = KeyRange(*codec.rpc_range(options.start_key, options.end_key))
-        origin = Origin(cluster.cluster_id, codec.keyspace_id)
-        how = replace(options.sink, fence=lambda: _go_on(options, stop))
-        sink = stack.enter_context(open_sink(options.target, origin, how))
+        origin = Origin(
+            cluster.cluster_id,
+            codec.keyspace_id,
+            options.changefeed_id,
+            whole=span,
+            span=span,
+            state=options.state if isinstance(options.state, StorageLocation) else None,
+        )
+        sink_options = replace(options.sink, fence=lambda: _check_write_allowed(options, stop))
+        replicate = options.replicate
+        patience = SinkPatience(replicate.patience, replicate.longest_wait, stop, wait)
+        sink = wait_for_sink(stack, options.target, origin, sink_options, patience)
+        if sink is None:
+            return None
         subject = f"cluster {cluster.cluster_id} {span} to {sink.place}"
-        checkpoints = _Fenced(stack.enter_context(_checkpoints(options, cluster.cluster_id)), options.fence)
+        checkpoints = _FencedCheckpoints(stack.enter_context(_checkpoints(options, cluster.cluster_id)), options.fence)
         start_ts = _start_ts(options, cluster, span, checkpoints, subject)
         keeper = stack.enter_context(_protected(cluster.pd, options, start_ts))
-        begun = _take_over(checkpoints, keeper, Checkpoint(options.changefeed_id, start_ts, start_ts, 0, 0, subject))
+        start = _take_over(checkpoints, keeper, Checkpoint(options.changefeed_id, start_ts, start_ts, 0, 0, subject))
         replicator = stack.enter_context(
             pipeline(
-                Source(cluster, codec, Span(span.start, span.end)),
-                begun,
+                Source(cluster, codec, span),
+                start,
                 options,
                 sink=sink,
                 checkpoints=checkpoints,
@@ -104,16 +128,22 @@ def sync(options: SyncOptions, stop: threading.Event, watch: Callable[[Replicato
         return replicator.status()
 
 
-def _go_on(options: SyncOptions, stop: threading.Event) -> None:
-    """Have a write end that may not be, and one that is tried again and again when the sync is to stop."""
+def _stop_if_paused(fence: Callable[[], object], store: ObjectStore, log_id: str, stop: threading.Event) -> None:
+    fence()
+    with suppress(StorageUnreachable):  # the next save looks again
+        if state_of(store, log_id) is not LogState.ACTIVE:
+            stop.set()
+
+
+def _check_write_allowed(options: SyncOptions, stop: threading.Event) -> None:
     options.fence()
-    if stop.is_set():
-        raise RetryBudgetExhausted("the sync is to stop")
+    if stop.is_set():  # else a write to a failing sink would be retried until its budget is spent
+        raise RetryBudgetExhausted("the sync is stopping")
 
 
 @dataclass(frozen=True, slots=True)
-class _Fenced(CheckpointStore):
-    """Asks before it writes, and says of trouble with the storage what it means for a sync."""
+class _FencedCheckpoints(CheckpointStore):
+    """Calls the fence before each write, and adds hints for a sync to errors of the storage."""
 
     store: CheckpointStore
     fence: Callable[[], object]
@@ -121,7 +151,7 @@ class _Fenced(CheckpointStore):
     def claim(self) -> int:
         """See `CheckpointStore.claim`."""
         self.fence()
-        with _state_trouble():
+        with _state_hints():
             return self.store.claim()
 
     def load(self) -> Checkpoint | None:
@@ -131,12 +161,12 @@ class _Fenced(CheckpointStore):
     def save(self, checkpoint: Checkpoint) -> None:
         """See `CheckpointStore.save`."""
         self.fence()
-        with _state_trouble():
+        with _state_hints():
             self.store.save(checkpoint)
 
 
 @contextmanager
-def _state_trouble() -> Iterator[None]:
+def _state_hints() -> Iterator[None]:
     try:
         yield
     except (StorageFull, StorageReadOnly) as error:
@@ -156,48 +186,51 @@ def _checkpoints(options: SyncOptions, cluster_id: int) -> Iterator[CheckpointSt
 def _start_ts(
     options: SyncOptions, cluster: Cluster, span: KeyRange, checkpoints: CheckpointStore, subject: str
 ) -> int:
-    """The checkpoint of an earlier run of the same sync, or else the start that was asked for."""
+    """The checkpoint of an earlier run of the same sync; without one, the start in the options."""
     found = checkpoints.load()
     if found is not None:
         _check_subject(found, subject)
-        log.info("goes on from checkpoint %d of %s", found.checkpoint_ts, options.changefeed_id)
+        log.info("sync %s: resuming from checkpoint %d", options.changefeed_id, found.checkpoint_ts)
         return found.checkpoint_ts
     if options.start is None:
         place = options.state if isinstance(options.state, EtcdConfig) else options.state.redacted()
         raise UsageError(
-            f"sync {options.changefeed_id} has no checkpoint at {place} to go on from",
-            hint="Say --from-backup, --from-backup-ts or --start-ts now.",
+            f"cannot resume sync {options.changefeed_id}: it has no checkpoint at {place}",
+            hint="Pass --from-backup, --from-backup-ts or --start-ts now.",
         )
-    start_ts = resolve(options.start, cluster, span)
-    _warn_of_namesake(cluster, options.changefeed_id)
-    log.info("%s begins at %d", options.changefeed_id, start_ts)
+    start_ts = resolve(options.start, cluster, span, writes_log=isinstance(options.target, LogTarget))
+    _warn_if_id_in_use(cluster, options.changefeed_id)
+    log.info("sync %s: starting at %d", options.changefeed_id, start_ts)
     return start_ts
 
 
-def _warn_of_namesake(cluster: Cluster, changefeed_id: str) -> None:
-    """Say so where the safe point of a sync that begins is there already: with two of a name GC passes the slower one."""
+def _warn_if_id_in_use(cluster: Cluster, changefeed_id: str) -> None:
+    """Warn if PD already has a safe point with this name: two syncs that share one do not protect the slower of them."""
     name = service_id(changefeed_id)
-    with suppress(ClusterError):  # it is no more than a warning
+    with suppress(ClusterError):  # only a warning
         if any(each.service == name and each.expires > time.time() for each in gc_status(cluster.pd_http).services):
             log.warning(
-                "PD holds a safe point %s already, of another sync of this name or of an earlier one: while both run, GC "
-                "may pass the slower one. Each sync of a cluster needs an --id of its own",
+                "PD already has a safe point %s, of an earlier sync with this --id or of one that is still running. If two "
+                "syncs share it, GC may pass the slower one. Pass a different --id for each sync of a cluster",
                 name,
             )
 
 
 def _check_subject(found: Checkpoint, subject: str) -> None:
     if found.subject != subject:
-        raise SyncStateMismatch(f"sync {found.changefeed_id} was of {found.subject}; this would be of {subject}")
+        raise SyncStateMismatch(
+            f"cannot resume sync {found.changefeed_id}: its checkpoint is of {found.subject}, but this sync is of {subject}",
+            hint="Pass the options of the earlier run, or another --id.",
+        )
 
 
 def _take_over(checkpoints: CheckpointStore, keeper: SafePointKeeper, start: Checkpoint) -> Checkpoint:
-    """Become the owner; what the owner before has saved by then counts, and a first checkpoint is saved."""
+    """Become the owner, and save a first checkpoint: that of the previous owner if there is one, else `start`."""
     epoch = checkpoints.claim()
     found = checkpoints.load()
     if found is not None:
         _check_subject(found, start.subject)
-    begun = Checkpoint(
+    first = Checkpoint(
         changefeed_id=start.changefeed_id,
         checkpoint_ts=start.checkpoint_ts if found is None else found.checkpoint_ts,
         resolved_ts=start.resolved_ts if found is None else found.resolved_ts,
@@ -205,14 +238,14 @@ def _take_over(checkpoints: CheckpointStore, keeper: SafePointKeeper, start: Che
         saved_ms=time.time_ns() // 1_000_000,
         subject=start.subject,
     )
-    checkpoints.save(begun)
-    keeper.advance(begun.checkpoint_ts - 1)
-    return begun
+    checkpoints.save(first)
+    keeper.advance(first.checkpoint_ts - 1)
+    return first
 
 
 @contextmanager
 def _protected(pd: SafePointApi, options: SyncOptions, ts: int) -> Iterator[SafePointKeeper]:
-    """GC held back while the sync runs, and for its TTL after; whoever took over has the safe point now."""
+    """Hold GC back while the sync runs, and for its TTL after that unless another process has taken over."""
     options.fence()
     keeper = protect(pd, options.changefeed_id, ts, options.gc_ttl)
     try:
@@ -222,17 +255,17 @@ def _protected(pd: SafePointApi, options: SyncOptions, ts: int) -> Iterator[Safe
         keeper.stop()
         raise
     except BaseException:
-        with suppress(SafePointError):  # if it is lost, that is what is being raised, or comes second to it
+        with suppress(SafePointError):  # the error that led here is the one to raise
             _leave(keeper, options.gc_ttl)
         raise
     _leave(keeper, options.gc_ttl)
 
 
 def _leave(keeper: SafePointKeeper, gc_ttl: int) -> None:
-    """Leave the safe point for the next start. Raises `SafePointError` when it is lost; PD may be away, it stands longer."""
+    """Keep the safe point for the next start. Raises `SafePointError` if it is lost; if PD is down, its last TTL applies."""
     try:
         leave(keeper, gc_ttl)
     except SafePointError:
         raise
     except ClusterError as error:
-        log.warning("the safe point could not be renewed at the end: %s", error.message)
+        log.warning("cannot renew the safe point at the end of the sync: %s", error.message)

@@ -17,7 +17,7 @@ from fastcrc import crc64
 from formats import columns
 from formats.api_version import ApiVersion
 from formats.checksum import checksum
-from formats.keys import KeyCodec
+from formats.keys.codec import KeyCodec
 from formats.loadgen import generate
 from formats.rawscan import parse
 from formats.rows import from_storage, live, to_storage

@@ -80,8 +80,8 @@ run tikv-br raw load --pd "$v1" --count "$keys" --value-size "$value_size" --see
 run tikv-br raw put --pd "$v1" greeting "hello from API V1"
 
 say "Backup: V1 data written as V2, by Spark tasks, to S3"
-printf '$ tikv-br backup raw --pd %s --storage "%s" --dst-api-version v2 --checksum\n' "$v1" "$url"
-backup=$(last_line tikv-br backup raw --pd "$v1" --storage "$url" --dst-api-version v2 --checksum)
+printf '$ tikv-br backup raw --pd %s --storage "%s" --dst-api-version v2 --executor spark --checksum\n' "$v1" "$url"
+backup=$(last_line tikv-br backup raw --pd "$v1" --storage "$url" --dst-api-version v2 --executor spark --checksum)
 
 say "Restore: into the V2 cluster"
 printf '$ tikv-br restore raw --pd %s --storage "%s"\n' "$v2" "$url"

@@ -6,9 +6,7 @@ from __future__ import annotations
 import json
 import sys
 
-from tikv_br.cli.options import OutputForm
-from tikv_br.cli.output import Output
-from tikv_br.cli.text import human_bytes, human_seconds
+from tikv_br.cli.output import Output, OutputForm, human_bytes, human_seconds
 
 PREFIX = 4  # bytes that API V2 puts in front of every key
 

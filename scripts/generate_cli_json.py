@@ -22,7 +22,7 @@ from typing import Any
 
 import typer.main
 
-from tikv_br.cli.lazy import leaves
+from tikv_br.cli.command import leaves
 from tikv_br.cli.main import app
 from tikv_br.errors import TikvBrError
 
@@ -239,6 +239,8 @@ def _annotation(place: Place, node: ast.expr) -> tuple[str, str]:
                     return base.__module__, getattr(found, "__forward_arg__", found)
         case ast.Name(name):
             return _annotation_of_name(place, name)
+        case ast.Subscript(value=value, slice=ast.Slice()):
+            return _annotation(place, value)
         case ast.Call(func=ast.Name(name)):
             home = _imports(place.module).get(name, place.module)
             return home, inspect.signature(getattr(importlib.import_module(home), name)).return_annotation
@@ -259,7 +261,7 @@ def _annotation_of_name(place: Place, name: str) -> tuple[str, str]:
 
 
 def _class(module: str, name: str) -> Any:  # noqa: ANN401 - a class
-    home = importlib.import_module(module)
+    home, name = importlib.import_module(module), name.removesuffix(" | None")
     found = getattr(home, name, None) or getattr(
         importlib.import_module(_imports(module).get(name, module)), name, None
     )

@@ -14,7 +14,7 @@ TARGET = ROOT / "docs" / "exit-codes.md"
 
 HEAD = """# Exit codes
 
-Generated from `tikv_br/errors/` by `scripts/generate_exit_codes.py`; a test fails when it is stale.
+Generated from `tikv_br/errors.py` by `scripts/generate_exit_codes.py`; a test fails when it is stale.
 
 Exit code 0 means: all that was asked is done and, where asked, verified. Everything else is listed here. With
 `--output json` the last line on standard output is `{"message_type": "exit_error", "code": …, "name": …, "message": …, "hint": …}`.

@@ -1,23 +1,27 @@
 #!/usr/bin/env bash
-# Set everything up and pass the tests: static checks, then all tiers.
+# Set everything up and run the tests.
 #
-#   scripts/test.sh                   everything
-#   scripts/test.sh unit golden       some tiers only
-#   scripts/test.sh tests/unit/formats -k mce     or any arguments of pytest
+#   scripts/test.sh                   static checks, unit, golden, and the core integration and end-to-end tests: 8 minutes on 2 cores
+#   scripts/test.sh all               static checks and every test, property tests with many more examples: half an hour
+#   scripts/test.sh rest              what `all` runs beyond the first form, for CI
+#   scripts/test.sh unit golden       whole tiers
+#   scripts/test.sh tests/unit/formats -k mce     any arguments of pytest
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
+unset PYTHONDONTWRITEBYTECODE # else each worker and each process of a test compiles all modules again: a minute and more
 
 say() { printf '==> %s\n' "$*" >&2; }
 
-# Programs that some tests compare with or run against; a machine where they cannot be had skips those tests (CI fails them).
+# Programs that some tests compare with or run against; without them those tests are skipped, in CI they fail.
+# No core test needs Go (for versitygw and the Go client) or Chromium (for the status page; 100 MB), so the default does without.
 install_packages() {
     local missing=()
     command -v sst_dump >/dev/null || command -v rocksdb_sst_dump >/dev/null || missing+=(rocksdb-tools)
     command -v openssl >/dev/null || missing+=(openssl)
-    command -v go >/dev/null || [ -x /usr/local/go/bin/go ] || missing+=(golang-go ca-certificates)
+    [ "$selection" = core ] || command -v go >/dev/null || [ -x /usr/local/go/bin/go ] || missing+=(golang-go ca-certificates)
     [ ${#missing[@]} -eq 0 ] || apt_install "${missing[@]}"
-    # For the status page: 100 MB to fetch, half a minute. By itself, as Ubuntu has no such package.
-    has_chromium || apt_install chromium-headless-shell
+    # By itself, as Ubuntu has no such package.
+    [ "$selection" = core ] || has_chromium || apt_install chromium-headless-shell
 }
 
 # apt_install PACKAGE...: where this user may.
@@ -36,15 +40,16 @@ has_chromium() {
     return 1
 }
 
-# One after the other, as each uses all cores. The Rust client takes minutes: only where it is asked for.
+# One after the other, as each uses all cores. The Rust client takes minutes: only if it is asked for.
 build_programs() {
-    local script
-    for script in install_etcd install_client_go install_versitygw ${TIKV_BR_TEST_RUST_CLIENT:+install_rust_client}; do
+    local script scripts=(install_etcd)
+    [ "$selection" = core ] || scripts+=(install_client_go install_versitygw ${TIKV_BR_TEST_RUST_CLIENT:+install_rust_client})
+    for script in "${scripts[@]}"; do
         "scripts/$script.sh" >/dev/null </dev/null || say "scripts/$script.sh failed: tests that need it will say so"
     done
 }
 
-# All of them run, and the tests after them, so that one look shows everything that is wrong.
+# All of them run, beside the tests, so that one look shows everything that is wrong.
 static_checks() {
     local status=0
     say "ruff, mypy, import-linter, generated docs, dependency audit"
@@ -56,6 +61,7 @@ static_checks() {
     .venv/bin/python scripts/generate_exit_codes.py --check || status=1
     .venv/bin/python scripts/generate_cli_json.py --check || status=1
     .venv/bin/python scripts/audit_dependencies.py || status=1
+    .venv/bin/python scripts/check_quarantine.py || status=1
     return "$status"
 }
 
@@ -66,42 +72,71 @@ workers() {
     printf '%s' $((cores < 2 ? 3 : cores > 4 ? 5 : cores + 1))
 }
 
-# Tests start servers and wait for clocks; on a busy machine one of 5,000 may miss its time. What is simply broken fails again, so up to
-# three are run once more, alone and with the same seed, and are named loudly either way. More than three are no coincidence.
-once_more() {
-    local failed=.pytest_cache/v/cache/lastfailed
-    local count
-    count=$(.venv/bin/python -c 'import json, sys; print(len(json.load(open(sys.argv[1]))))' "$failed") || return 1
+# Up to three failed tests are run again, alone and with the same seed, to tell a race from a defect. A test that passes only then
+# still fails the run, unless tests/quarantine.toml lists it. More than three failures are no coincidence and are not retried.
+retry_failed() {
+    local names=$scratch/failed count
+    cp .pytest_cache/v/cache/lastfailed "$names" 2>/dev/null || return 1
+    count=$(.venv/bin/python -c 'import json, sys; print(len(json.load(open(sys.argv[1]))))' "$names") || return 1
     [ "$count" -ge 1 ] && [ "$count" -le 3 ] || return 1
-    say "failed beside others, now once more and alone: $count"
-    printf "%s\n" "$(<"$failed")" >&2
+    say "$count failed; running them again, alone and with the same seed"
     .venv/bin/python -m pytest -p randomly --randomly-seed=last --last-failed "$@" </dev/null || return 1
-    say "UNSTEADY: $count failed beside others and passed alone; each is a fault to look for, in the test or in what it tests"
+    .venv/bin/python scripts/check_quarantine.py --unsteady "$names"
 }
 
-install_packages
-build_log=$(mktemp)
-trap 'rm -f "$build_log"' EXIT
-build_programs 2>"$build_log" & # beside setup and static checks, which mostly wait for the network and use one core
-building=$!
-scripts/setup.sh dev
-
+# The selections of tests: an expression of markers for each.
+core='(unit or golden or core) and not slow'
+selection=
 arguments=()
+case ${1:-} in
+'')
+    selection=core
+    # Other modules are not even collected.
+    mapfile -t with_core < <(grep -rl --include='test_*.py' 'pytest\.mark\.core' tests/integration tests/e2e)
+    arguments=(-m "$core" tests/unit tests/golden "${with_core[@]}")
+    ;;
+all) selection=all ;;
+rest) selection=rest arguments=(-m "hypothesis or not ($core)") ;;
+esac
+if [ -n "$selection" ]; then
+    shift "$(($# > 0))"
+    [ "$selection" = core ] || export HYPOTHESIS_PROFILE=${HYPOTHESIS_PROFILE:-thorough}
+fi
 for argument in "$@"; do
     case $argument in
     unit | golden | integration | interop | e2e) arguments+=("tests/$argument") ;;
     *) arguments+=("$argument") ;;
     esac
 done
-status=0
-[ $# -gt 0 ] || static_checks || status=1
+
+install_packages
+scratch=$(mktemp -d)
+checking=
+trap 'rm -rf "$scratch"; [ -z "$checking" ] || kill "$checking" 2>/dev/null || true' EXIT
+build_programs 2>"$scratch/build.log" & # beside setup, which mostly waits for the network
+building=$!
+scripts/setup.sh dev
+# Once, as each worker would compile the same kernels in its first tests.
+.venv/bin/python -m tests.integration.crash.warm || say "kernels could not be compiled: tests will say why"
 
 wait "$building" || true
-cat "$build_log" >&2
+cat "$scratch/build.log" >&2
 
-say "pytest ${arguments[*]:-(all tiers)}"
-tests=0
-.venv/bin/python -m pytest -n "$(workers)" --dist loadfile --durations 25 "${arguments[@]}" </dev/null || tests=$?
-[ "$tests" -ne 1 ] || ! once_more "${arguments[@]}" || tests=0
-[ "$tests" -eq 0 ] || status=$tests
+case $selection in
+core | all)
+    static_checks >"$scratch/checks.log" 2>&1 </dev/null & # in the time that tests wait
+    checking=$!
+    renice -n 5 -p "$checking" >/dev/null || true
+    ;;
+esac
+
+say "pytest ${arguments[*]:-(all tests)}"
+status=0
+.venv/bin/python -m pytest --cache-clear -n "$(workers)" --dist loadfile --durations 25 "${arguments[@]}" </dev/null || status=$?
+[ "$status" -ne 1 ] || ! retry_failed "${arguments[@]}" || status=0
+
+if [ -n "$checking" ]; then
+    wait "$checking" || status=$((status ? status : 1))
+    cat "$scratch/checks.log" >&2
+fi
 exit "$status"

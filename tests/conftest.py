@@ -4,40 +4,49 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import hypothesis
 import pytest
 
-from tests.tools import ROOT, missing
+from tests.support.tools import ROOT, unpack_golden
+from tikv_br.storage import outage
 
 TIERS = ("unit", "golden", "integration", "interop", "e2e")
 
-# A deadline measures the machine, not the code. CI looks further than a developer's quick run, and at codecs much further.
+# A deadline measures the machine, not the code.
 OF_THE_MACHINE = [hypothesis.HealthCheck.too_slow]
-hypothesis.settings.register_profile("quick", deadline=None, max_examples=200, suppress_health_check=OF_THE_MACHINE)
-hypothesis.settings.register_profile(
-    "ci", deadline=None, max_examples=400, print_blob=True, suppress_health_check=OF_THE_MACHINE
-)
-hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.get("CI") else "quick"))
+for profile, examples in (("fast", 20), ("thorough", 200)):
+    hypothesis.settings.register_profile(
+        profile, deadline=None, max_examples=examples, print_blob=True, suppress_health_check=OF_THE_MACHINE
+    )
+hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fast"))
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark every test with its tier: the folder it lives in."""
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
+    """Mark every test with its tier, the folder it lives in. Short ones run last, so that all workers end at about the same time."""
     for item in items:
-        parts = item.path.relative_to(ROOT).parts
-        if len(parts) > 1 and parts[1] in TIERS:
-            item.add_marker(parts[1])
+        if (tier := _tier(item)) in TIERS:
+            item.add_marker(tier)
+    yield  # tests are selected and shuffled
+    items.sort(key=lambda item: _tier(item) in {"unit", "golden"})
+
+
+def _tier(item: pytest.Item) -> str:
+    return item.path.relative_to(ROOT).parts[1]
 
 
 @pytest.fixture(scope="session")
 def golden() -> Path:
-    """Return the folder of data recorded from real servers: ``TIKV_BR_GOLDEN``, or ``shared/golden`` beside a parent."""
+    """Return the folder of data recorded from real servers: ``TIKV_BR_GOLDEN``, by default tests/data/golden unpacked."""
     named = os.environ.get("TIKV_BR_GOLDEN")
-    places = [Path(named)] if named else [parent / "shared" / "golden" for parent in ROOT.parents]
-    path = next((place for place in places if place.is_dir()), None)
-    if path is None:
-        missing(f"no golden data at {', '.join(map(str, places))}: set TIKV_BR_GOLDEN")
+    if named is None:
+        return unpack_golden()
+    path = Path(named)
+    if not path.is_dir():
+        pytest.fail(f"TIKV_BR_GOLDEN={named} is not a folder: unset it to use the recording in tests/data/golden")
     return path
 
 
@@ -49,3 +58,9 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.delenv(name)
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     monkeypatch.setenv("XDG_CONFIG_HOME", "/nowhere")
+
+
+@pytest.fixture(autouse=True)
+def unknown_storages() -> None:
+    """Forget which locations have answered, as in a new process: tests reuse ports."""
+    outage._health.clear()

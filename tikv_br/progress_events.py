@@ -1,4 +1,4 @@
-"""What work tells about its progress: plain values, sent to whoever listens. Knows nothing of how they are shown."""
+"""Progress events of an operation: plain values for a `Reporter`, independent of how they are displayed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class StepStarted:
 
 @dataclass(frozen=True, slots=True)
 class StepFinished:
-    """A step ended well after ``seconds``."""
+    """A step succeeded after ``seconds``."""
 
     name: str
     number: int
@@ -27,7 +27,7 @@ class StepFinished:
 
 @dataclass(frozen=True, slots=True)
 class StepUndone:
-    """A step's effects were taken back after a failure; ``problem`` says what of it did not work, if anything."""
+    """A step was undone after a failure; ``problem`` is the error of the undo, if it failed."""
 
     name: str
     problem: str = ""
@@ -35,7 +35,7 @@ class StepUndone:
 
 @dataclass(frozen=True, slots=True)
 class TasksProgress:
-    """Tasks so far: counts of tasks, bytes and keys, and a fraction between 0 and 1 that never falls."""
+    """Progress of a step's tasks; ``fraction`` is between 0 and 1 and never decreases."""
 
     tasks_done: int
     tasks_total: int
@@ -47,7 +47,7 @@ class TasksProgress:
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """Something worth a line that is neither an error nor a result."""
+    """A message that is neither an error nor a result."""
 
     message: str
 
@@ -57,4 +57,4 @@ Reporter = Callable[[Event], None]
 
 
 def silent(_event: Event) -> None:
-    """Report to nobody."""
+    """Ignore the event."""

@@ -1,4 +1,4 @@
-"""Blanks what looks like a credential in texts for people and machines: the last net below code that shows none."""
+"""Replaces credentials in output and logs by ``***``: a safety net behind code that should not print any."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ _SECRETS = re.compile(
 _SECRET_URLS = re.compile(
     r"(?i)((?:heartbeat|webhook)[-_]url['\"]?(?:\s*[=:]\s*['\"]?|\s+))(https?://(?:[^\s'\",}]|,(?=[^\s'\"]))+)"
 )
-"""Of services whose URL is all that one needs to speak in our name."""
+"""URLs that are secrets themselves: knowing one is enough to post to the service."""
 _USER_INFO = re.compile(r"(://)[^/@\s]+@|(?<![\w/])[^\s/@:'\"]+:[^\s/@'\"]+@(?=[\w\[])")
 
 
 def secrets_in(text: str) -> list[str]:
-    """What `redact` blanks of names and values."""
+    """The values that `redact` replaces in key=value pairs; not the user info of URLs."""
     return [match[2] for pattern in (_SECRETS, _SECRET_URLS) for match in pattern.finditer(text)]
 
 
 def redact(text: str) -> str:
-    """Blank what looks like a credential: URL parameters, key=value pairs and user:password@ of a URL."""
+    """Replace credentials in URL parameters, key=value pairs and the user info of URLs."""
     return _USER_INFO.sub(r"\1***@", _SECRET_URLS.sub(r"\1***", _SECRETS.sub(r"\1***", text)))

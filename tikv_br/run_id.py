@@ -1,4 +1,4 @@
-"""The id of a run: one invocation of the program, as its logs, JSON lines, safe point and records name it."""
+"""The id of a run, which is one invocation of the program: used in its logs, JSON lines, safe point and records."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ class _Run:
 
 
 def start() -> None:
-    """Begin a run of the program in this process."""
+    """Start a run in this process."""
     _Run.id = new()
 
 
 def end() -> None:
-    """End it: what follows in this process belongs to no run."""
+    """End the run: later work in this process belongs to no run."""
     _Run.id = ""
 
 
 def current() -> str:
-    """The id of the run that the program has begun; empty where a library call has none around it."""
+    """The id of the current run; empty for a library call outside any run."""
     return _Run.id
 
 
 def new() -> str:
-    """An id that no other run has: 16 hex digits."""
+    """A new unique id: 16 hex digits."""
     return secrets.token_hex(8)
 
 
 def current_or_new() -> str:
-    """The id for work that is recorded under one, whoever called it."""
+    """The id of the current run, or a new one if there is none."""
     return current() or new()

@@ -1,7 +1,6 @@
 """An operation is a list of steps: run in order, reported, timed, and undone in reverse when one fails.
 
-The list reads as the runbook. A step is a small object with its dependencies given; what one step finds out for the next
-lies in the context that the operation defines.
+The list reads as the runbook. Steps share what they find out through the context that the operation defines.
 """
 
 from __future__ import annotations
@@ -25,51 +24,56 @@ C = TypeVar("C")
 
 
 class Step(Protocol[Context_contra]):
-    """One line of the runbook."""
+    """One step of an operation."""
 
     @property
     def name(self) -> str:
-        """What the step does, as a short imperative: "check the target"."""
+        """What the step does, in the imperative: "check the target"."""
 
     def run(self, context: Context_contra) -> None:
-        """Do it. Raises a `TikvBrError` when it cannot be done."""
+        """Do the step. Raises a `TikvBrError` if it fails."""
 
     def undo(self, context: Context_contra) -> bool:
-        """Take back what `run` did, however far it came: also called when `run` failed half-way or before its first line.
+        """Undo what `run` did, however far it got: also called if `run` failed halfway or before its first line.
 
-        Returns whether this step can have had any effect: the others are not worth a word.
+        Returns whether this step can have had any effect; only those that can are reported.
         """
 
 
 @dataclass(frozen=True, slots=True)
-class Line(Generic[C]):
-    """A step made of functions: what to do and, where that leaves something behind, how to take it back."""
+class FunctionStep(Generic[C]):
+    """A step made of functions: the action and, if it has lasting effects, its undo."""
 
     name: str
     action: Callable[[C], None]
-    take_back: Callable[[C], None] | None = None
+    undo_action: Callable[[C], None] | None = None
 
     def run(self, context: C) -> None:
-        """Do it."""
+        """Call the action."""
         self.action(context)
 
     def undo(self, context: C) -> bool:
-        """Take it back, if there is a way and a need."""
-        if self.take_back is None:
+        """Call the undo action, if there is one."""
+        if self.undo_action is None:
             return False
-        self.take_back(context)
+        self.undo_action(context)
         return True
 
 
-def run_steps(steps: Sequence[Step[C]], context: C, reporter: Reporter = silent) -> dict[str, float]:
+def run_steps(
+    steps: Sequence[Step[C]],
+    context: C,
+    reporter: Reporter = silent,
+    undoing: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
+) -> dict[str, float]:
     """Run ``steps`` in order and return the seconds of each by name.
 
-    When one fails, all that were begun are undone in reverse order and the failure is raised. SIGINT and SIGTERM raise
-    `Interrupted` and `Terminated` in the step that runs (main thread only); while undoing they wait until it is done.
-    An undo that fails is reported and noted on the failure, and the other undos still run.
+    If one fails, it and all steps before it are undone in reverse order, inside ``undoing``, and the failure is raised. An undo
+    that fails is reported and added to the failure as a note; the other undos still run. SIGINT and SIGTERM raise `Interrupted`
+    and `Terminated` in the current step (main thread only); during the undos they are ignored.
     """
     timings: dict[str, float] = {}
-    with _signals_raise() as signals, contextlib.ExitStack() as undo:
+    with _signals_raise() as signals, contextlib.ExitStack() as after_undo, contextlib.ExitStack() as undo:
         try:
             for number, step in enumerate(steps, 1):
                 undo.push(_Undo(step, context, reporter))
@@ -81,14 +85,15 @@ def run_steps(steps: Sequence[Step[C]], context: C, reporter: Reporter = silent)
             undo.pop_all()
         except BaseException:
             signals.defer()
+            after_undo.enter_context(undoing())
             raise
     return timings
 
 
 class _Undo(Generic[C]):
-    """Undoes one step when the stack unwinds; what fails in that is reported and noted on the failure itself.
+    """Undoes one step when the stack unwinds.
 
-    Only errors that an undo can honestly meet are caught; a defect goes up, and the stack still runs the other undos.
+    Expected errors are reported and added to the failure as notes; others propagate, and the stack still runs the other undos.
     """
 
     def __init__(self, step: Step[C], context: C, reporter: Reporter) -> None:
@@ -100,9 +105,9 @@ class _Undo(Generic[C]):
             undone = self._step.undo(self._context)
         except (TikvBrError, OSError) as error:
             problem, undone = str(error), True
-            logger.warning("step %r was not undone: %s", self._step.name, problem)
+            logger.warning("cannot undo step %r: %s", self._step.name, problem)
             if failure is not None:
-                failure.add_note(f"step {self._step.name!r} was not undone: {problem}")
+                failure.add_note(f"cannot undo step {self._step.name!r}: {problem}")
         if undone:
             self._reporter(StepUndone(self._step.name, problem))
         return False
@@ -119,16 +124,16 @@ class _Signals:
 
     def handle(self, number: int, _frame: FrameType | None) -> None:
         if self._deferred:
-            logger.warning("%s: still undoing what was begun", signal.Signals(number).name)
+            logger.warning("%s ignored: still undoing the earlier steps", signal.Signals(number).name)
         elif number == signal.SIGINT:
             raise Interrupted("interrupted")
         else:
-            raise Terminated("told to end (SIGTERM)")
+            raise Terminated("terminated (SIGTERM)")
 
 
 @contextlib.contextmanager
 def _signals_raise() -> Iterator[_Signals]:
-    """Handle both signals for the length of the block; elsewhere than in the main thread, leave them alone."""
+    """Handle both signals within the block; does nothing outside the main thread."""
     signals = _Signals()
     if threading.current_thread() is not threading.main_thread():
         yield signals

@@ -1,6 +1,13 @@
-"""Loops over Arrow memory, compiled by numba: what the bulk paths of `formats` run on.
+"""Loops over Arrow memory, compiled by numba: the bulk paths of `formats`.
 
-Nothing here allocates per row or trusts a length it has not compared with what is there; `addresses`, `foreign` and `memory`
-check nothing, and are called for ranges that a kernel has proven. Imported late by modules that the control path loads, since
-numba itself takes half a second.
+Kernels allocate nothing per row and check every length before they use it. `addresses` and `memory` check nothing;
+kernels call them for ranges that they have checked. Modules of the control path import kernels late, since numba takes half a
+second to import.
+
+Modules, in reading order:
+
+- `addresses`, `memory`: raw memory, copies and numbers
+- `rows`: keys and values between user and storage form, and the order of keys
+- `checksum`: XOR of rows for the checksum
+- `rawscan`, `rawput`, `cdc`: parsing and writing protobuf messages
 """

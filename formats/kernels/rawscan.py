@@ -1,7 +1,7 @@
 """A serialized ``kvrpcpb.RawScanResponse`` taken apart.
 
 Of the message only this is known: ``kvs`` = 2, repeated, of pairs with ``key`` = 2 and then ``value`` = 3, either left
-out when empty. `measure` walks all of it, with every length compared with what is left, before `split` reads a byte of
+out when empty. `measure` walks all of it, with every length compared with the remaining bytes, before `split` reads a byte of
 a key.
 """
 

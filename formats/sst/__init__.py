@@ -1,7 +1,14 @@
 """RocksDB block-based tables (SST files) to and from Arrow batches.
 
-Bytes of one file at a time; no storage client, no knowledge of backups. Names are imported on first use, so that a
-process which only looks at a table's structure does not load the compiler for rows.
+Names are imported on first use, so that a process that only checks a table's structure does not load the compiler.
+
+Modules, in reading order:
+
+- `source`, `coding`, `compression`, `block`: ranged reads, varints, compression, footer and blocks
+- `table`: an opened table: properties, index, and the lookup of one row
+- `reader`, `decode`: rows of a table as Arrow batches, and the kernel for blocks
+- `check`, `row_check`: whether a store can ingest a table, by its structure and by its rows
+- `writer`, `encode`: writes tables, and the kernels that fill blocks from rows and RawScan pages
 """
 
 from __future__ import annotations
@@ -18,7 +25,7 @@ if TYPE_CHECKING:
     from formats.sst.table import Table, tail_extent
     from formats.sst.writer import SstOptions, SstSummary, SstWriter
 
-_HOMES = {
+_MODULES = {
     "Compression": "compression",
     "InternalRow": "reader",
     "MemorySource": "source",
@@ -52,6 +59,6 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401 - whatever the name stands for
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)

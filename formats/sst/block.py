@@ -1,21 +1,164 @@
-"""Blocks: reading one from the file, and the entries of a small one.
-
-A block is a run of entries, each ``shared, unshared, value length`` as varint32, the unshared end of the key and the
-value; then the offsets of entries that share nothing (restarts, u32) and their number. Rows go through `decode`; this
-plain form serves metaindex, properties and index, and is the twin that the kernel is tested against.
-"""
+"""The footer of a table, and its blocks: trailers, checksums, and the entries of a small one."""
 
 from __future__ import annotations
 
+import enum
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 
-from formats.errors import DamagedBytes
-from formats.sst.block_checksum import ChecksumType, context_modifier
-from formats.sst.coding import BlockHandle, Readable, decode_varint, encode_varint
+import xxhash
+from fastcrc import crc32
+
+from formats.errors import DamagedBytes, UnsupportedFormat
+from formats.sst.coding import BlockHandle, Readable, decode_handle, decode_varint, encode_varint
 from formats.sst.compression import Decompressor
-from formats.sst.footer import TRAILER_SIZE, Footer
 from formats.sst.source import RandomAccess, read_exactly
+
+_LOW_32 = 0xFFFFFFFF
+_CRC_MASK_DELTA = 0xA282EAD8
+_XXH3_LAST_BYTE = 0x6B9083D9
+
+
+class ChecksumType(enum.IntEnum):
+    """Numbers as in a table's footer."""
+
+    NONE = 0
+    CRC32C = 1
+    XXHASH = 2
+    XXHASH64 = 3
+    XXH3 = 4
+
+    def compute(self, pieces: Iterable[Readable], last: int) -> int:
+        """The 32 bits over `pieces` followed by the byte `last`."""
+        return self.function(pieces, last)
+
+    @property
+    def function(self) -> Callable[[Iterable[Readable], int], int]:
+        """`compute` of this type."""
+        return _FUNCTIONS[self]
+
+
+def context_modifier(base: int, offset: int) -> int:
+    """What format version 6 adds to a checksum so that a block found at another offset fails; 0 without a base."""
+    return base ^ (offset + (offset >> 32)) & _LOW_32 if base else 0
+
+
+def _none(_pieces: Iterable[Readable], _last: int) -> int:
+    return 0
+
+
+def _masked_crc32c(pieces: Iterable[Readable], last: int) -> int:
+    """RocksDB stores CRCs rotated and shifted, for bytes that hold CRCs themselves."""
+    crc = 0
+    for piece in pieces:
+        crc = crc32.iscsi(piece, crc)
+    crc = crc32.iscsi(bytes((last,)), crc)
+    return (crc >> 15 | crc << 17) + _CRC_MASK_DELTA & _LOW_32
+
+
+def _xxhash(pieces: Iterable[Readable], last: int) -> int:
+    return _digest(xxhash.xxh32(), (*pieces, bytes((last,))))
+
+
+def _xxhash64(pieces: Iterable[Readable], last: int) -> int:
+    return _digest(xxhash.xxh64(), (*pieces, bytes((last,))))
+
+
+def _xxh3(pieces: Iterable[Readable], last: int) -> int:
+    return _digest(xxhash.xxh3_64(), pieces) ^ last * _XXH3_LAST_BYTE & _LOW_32
+
+
+def _digest(state: xxhash.xxh32 | xxhash.xxh64 | xxhash.xxh3_64, pieces: Iterable[Readable]) -> int:
+    for piece in pieces:
+        state.update(piece)
+    return state.intdigest() & _LOW_32
+
+
+_FUNCTIONS = {
+    ChecksumType.NONE: _none,
+    ChecksumType.CRC32C: _masked_crc32c,
+    ChecksumType.XXHASH: _xxhash,
+    ChecksumType.XXHASH64: _xxhash64,
+    ChecksumType.XXH3: _xxh3,
+}
+
+
+FOOTER_SIZE = 53
+TRAILER_SIZE = 5
+"""Bytes after every block: compression method and checksum."""
+
+VERSIONS = range(2, 7)
+MAGIC = 0x88E241B785F4CFF7
+_LEGACY_MAGIC = 0xDB4775248B80FB57
+_HANDLES_END = 41
+_FORMAT_6 = 6
+_EXTENDED_MAGIC = b"\x3e\x00\x7a\x00"
+
+
+@dataclass(frozen=True, slots=True)
+class Footer:
+    """What a reader must know before anything else."""
+
+    format_version: int
+    checksum: ChecksumType
+    metaindex: BlockHandle
+    index: BlockHandle | None
+    """None in version 6, where the metaindex names it."""
+    checksum_base: int = 0
+    """Mixed into block checksums by version 6; 0 = not."""
+
+    def encode(self) -> bytes:
+        """The bytes of a footer of version 2 to 5."""
+        if self.index is None or self.format_version >= _FORMAT_6:
+            raise UnsupportedFormat(f"cannot write a footer of version {self.format_version}")
+        handles = bytes([self.checksum]) + self.metaindex.encode() + self.index.encode()
+        return handles.ljust(_HANDLES_END, b"\0") + struct.pack("<IQ", self.format_version, MAGIC)
+
+
+def read_footer(source: RandomAccess) -> Footer:
+    """Read and check the end of the file. Raises `DamagedBytes`, `UnsupportedFormat`."""
+    if source.size < FOOTER_SIZE:
+        raise DamagedBytes(f"{source.size} bytes are too few for a table")
+    offset = source.size - FOOTER_SIZE
+    data = bytes(read_exactly(source, offset, FOOTER_SIZE))
+    version, magic = struct.unpack_from("<IQ", data, _HANDLES_END)
+    if magic == _LEGACY_MAGIC:
+        raise UnsupportedFormat("table of format version 0")
+    if magic != MAGIC:
+        raise DamagedBytes(f"not a block-based table: magic number {magic:#x}")
+    if version not in VERSIONS:
+        raise UnsupportedFormat(f"table of format version {version}: {VERSIONS[0]} to {VERSIONS[-1]} are read")
+    try:
+        checksum = ChecksumType(data[0])
+    except ValueError:
+        raise UnsupportedFormat(f"table with checksums of type {data[0]}") from None
+    footer = _decode_6(data, checksum, offset) if version == _FORMAT_6 else _decode(data, checksum, version)
+    for handle in filter(None, (footer.metaindex, footer.index)):
+        if handle.offset + handle.size + TRAILER_SIZE > offset:
+            raise DamagedBytes(f"footer names a block at {handle.offset} of {handle.size} bytes, beyond itself")
+    return footer
+
+
+def _decode(data: bytes, checksum: ChecksumType, version: int) -> Footer:
+    handles = data[:_HANDLES_END]
+    metaindex, position = decode_handle(handles, 1)
+    index, _ = decode_handle(handles, position)
+    return Footer(version, checksum, metaindex, index)
+
+
+def _decode_6(data: bytes, checksum: ChecksumType, offset: int) -> Footer:
+    extended, stored, base, size = struct.unpack_from("<4sIII", data, 1)
+    if extended != _EXTENDED_MAGIC:
+        raise DamagedBytes(f"footer of version 6 with extended magic number {extended.hex()}")
+    unsigned = data[:5] + bytes(4) + data[9:]
+    expected = checksum.compute([unsigned[:-1]], unsigned[-1]) + context_modifier(base, offset) & 0xFFFFFFFF
+    if checksum is not ChecksumType.NONE and stored != expected:
+        raise DamagedBytes(f"footer checksum is {stored:#x}, expected {expected:#x}")
+    if size + TRAILER_SIZE > offset:
+        raise DamagedBytes(f"footer names a metaindex of {size} bytes in {offset}")
+    return Footer(_FORMAT_6, checksum, BlockHandle(offset - TRAILER_SIZE - size, size), None, base)
+
 
 _HASH_INDEX_BIT = 1 << 31
 _U32 = 4

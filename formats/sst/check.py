@@ -1,4 +1,4 @@
-"""Whether a store may be given a table, found out by ranged reads: no store tells, it dies.
+"""Checks by ranged reads whether a store can ingest a table: a store crashes on one that it cannot.
 
 What a real store does with each defect is tabled in docs/formats-sst.md.
 """
@@ -10,8 +10,9 @@ from dataclasses import dataclass
 
 from formats.api_version import ApiVersion
 from formats.errors import DamagedBytes, UnsupportedFormat
-from formats.keys import DATA_PREFIX, PREFIX_SIZE, RAW_MODE, KeyCodec
-from formats.sst import properties as names
+from formats.keys.codec import DATA_PREFIX, PREFIX_SIZE, RAW_MODE, KeyCodec
+from formats.keys.text import show_key
+from formats.sst import table as names
 from formats.sst.block import entries
 from formats.sst.source import RandomAccess
 from formats.sst.table import Table
@@ -60,7 +61,7 @@ def check_table(table: Table, api_version: ApiVersion, start: bytes = b"", end: 
     if not handles or not table.entries:
         raise DamagedBytes("table without rows")
     if names.number(table.properties, names.NUM_DATA_BLOCKS) not in {0, len(handles)}:
-        raise DamagedBytes(f"index of {len(handles)} blocks where the properties say otherwise")
+        raise DamagedBytes(f"index of {len(handles)} blocks does not match the properties")
     first_key, last_key = _check_ends(table, api_version)
     _check_range(first_key, last_key, start, end)
     return SstFacts(
@@ -109,12 +110,12 @@ def _keys(table: Table, number: int, api_version: ApiVersion) -> Iterator[bytes]
     last = b""
     for internal, value in entries(table.blocks.read(table.index.handles[number])):
         if len(internal) < _KEY_TRAILER:
-            raise DamagedBytes(f"key {internal.hex()} without sequence number")
+            raise DamagedBytes(f"key {show_key(internal)} without sequence number")
         key = internal[:-_KEY_TRAILER]
         if internal[-_KEY_TRAILER] != _PUT:
             raise UnsupportedFormat(f"row of type {internal[-_KEY_TRAILER]}: only puts are ingested")
         if key <= last:
-            raise DamagedBytes(f"key {key.hex()} does not sort after {last.hex()}")
+            raise DamagedBytes(f"key {show_key(key)} does not sort after {show_key(last)}")
         check_key(key, api_version)
         decode_value(api_version, value)
         yield key
@@ -124,14 +125,14 @@ def _keys(table: Table, number: int, api_version: ApiVersion) -> Iterator[bytes]
 def check_key(key: bytes, api_version: ApiVersion) -> None:
     """Raise `DamagedBytes` for a key that a store of this API version does not hold in its engine."""
     if not key.startswith(DATA_PREFIX):
-        raise DamagedBytes(f"key {key.hex()} does not start with z")
+        raise DamagedBytes(f"key {show_key(key)} does not start with z")
     rpc_key, ts = KeyCodec(api_version).parse_storage_key(key[len(DATA_PREFIX) :])
     if api_version is ApiVersion.V2 and (len(rpc_key) < PREFIX_SIZE or not rpc_key.startswith(RAW_MODE) or not ts):
-        raise DamagedBytes(f"key {key.hex()}: not a keyspace of raw mode, or a timestamp of 0")
+        raise DamagedBytes(f"key {show_key(key)}: not a keyspace of raw mode, or a timestamp of 0")
 
 
 def _check_range(first_key: bytes, last_key: bytes, start: bytes, end: bytes) -> None:
     if first_key < DATA_PREFIX + start:
-        raise DamagedBytes(f"first key {first_key.hex()} before the start of the range, {start.hex()}")
+        raise DamagedBytes(f"first key {show_key(first_key)} before the start of the range, {show_key(start)}")
     if end and last_key >= DATA_PREFIX + end:
-        raise DamagedBytes(f"last key {last_key.hex()} at or after the end of the range, {end.hex()}")
+        raise DamagedBytes(f"last key {show_key(last_key)} at or after the end of the range, {show_key(end)}")

@@ -46,7 +46,7 @@ def decode_varint(data: Readable, position: int = 0, *, bits: int = 64) -> tuple
                 break
             return number, position
         shift += 7
-    raise DamagedBytes(f"varint{bits} broken off or too long at byte {position}")
+    raise DamagedBytes(f"varint{bits} truncated or too long at byte {position}")
 
 
 def decode_handle(data: Readable, position: int = 0) -> tuple[BlockHandle, int]:

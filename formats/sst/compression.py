@@ -111,7 +111,7 @@ class Decompressor:
             return stored
         size, start = decode_varint(stored, bits=32)
         if size > MAX_BLOCK_SIZE:
-            raise DamagedBytes(f"block says it unpacks to {size} bytes")
+            raise DamagedBytes(f"block declares an uncompressed size of {size} bytes")
         unpack = self._methods.get(method) or self._methods.setdefault(method, _unpacker(method))
         block = unpack(stored if method == Compression.SNAPPY.value else stored[start:], size)
         if len(block) != size:

@@ -1,7 +1,9 @@
-"""What kernels do that turn rows into data blocks, many blocks to a call.
+"""Kernels that turn rows, or the pairs of a RawScan page, into data blocks: many blocks per call.
 
-They write blocks one behind the other into an arena that stays in the processor's cache. An entry begins with its key in the free one of two slots (the other one has the key before it): `open_entry`
-holds it to the order, ends the block where it is full, writes all but the value, and says where that goes.
+They write blocks one after the other into an arena that stays in the processor's cache. Each byte of a page is parsed,
+converted, summed and written at one touch. An entry begins with its key in the free one of two slots (the other slot has the
+key before it): `open_entry` checks the order, ends the block if it is full, writes all but the value, and returns the place of
+the value.
 """
 
 from __future__ import annotations
@@ -10,8 +12,26 @@ from typing import NamedTuple
 
 import numpy as np
 
+from formats.api_version import ApiVersion
+from formats.columns import Bytes, Flags, Offsets
 from formats.jit import njit
-from formats.kernels.addresses import Int, common_prefix, copy, copy_words, load, load_byte, store, store_byte
+from formats.kernels.addresses import (
+    Int,
+    address,
+    common_prefix,
+    copy,
+    copy_words,
+    copy_xor,
+    load,
+    load_byte,
+    store,
+    store_byte,
+    xor,
+)
+from formats.kernels.rawscan import NOT_THERE, next_pair
+from formats.keys.codec import ENCODED_GROUP, FULL, GROUP, MAX_TS, PREFIX_SIZE, TS_SIZE, KeyCodec
+from formats.sst.block import TRAILER_SIZE
+from formats.values import EXPIRE_SIZE
 
 DONE, NO_ROOM, UNSORTED, OUTSIDE, DAMAGED = range(5)
 """Results of kernels: all rows are in; the blocks must go before the next row; the next row, whose key is in the free
@@ -24,7 +44,7 @@ rows since the last of these (0: the next row is one); which slot has the last k
 key in the other; sealed blocks in the arena, bytes of separators; bytes that the next row's block needs when `NO_ROOM`;
 rows, bytes of keys and of values in all."""
 
-TRAILER_SIZE = 8
+KEY_TRAILER = 8
 """Bytes behind the user key of every internal key."""
 SLACK = 8
 """Bytes at the end of each slot, and behind the arena, for kernels that write whole words."""
@@ -62,8 +82,6 @@ class Blocks(NamedTuple):
     separators_size: int
     block_size: int
     restart_interval: int
-    one_by_one: bool
-    """Whether to return `NO_ROOM` after each block: then the next one begins where it began, and the arena holds but one."""
 
 
 @njit(forceinline=True)
@@ -147,7 +165,7 @@ def put_separator(at: Int, last: Int, last_length: Int, key: Int, length: Int, s
         store_byte(at, load_byte(last + end) + 1)
         at, trailer = at + 1, _SEEK
     store(at, trailer)
-    return at + TRAILER_SIZE
+    return at + KEY_TRAILER
 
 
 @njit
@@ -157,7 +175,7 @@ def seal(blocks: Blocks, key: Int, length: Int, shared: Int) -> bool:
     `key` is the address of the next block's first key, of no bytes if there is none.
     """
     number, separated, last_length = get(blocks, SEALED), get(blocks, SEPARATED), get(blocks, LAST_LENGTH)
-    if number == blocks.most_sealed or separated + last_length + TRAILER_SIZE > blocks.separators_size:
+    if number == blocks.most_sealed or separated + last_length + KEY_TRAILER > blocks.separators_size:
         return False
     count, end = get(blocks, RESTARTS), get(blocks, START) + get(blocks, SIZE)
     copy(blocks.arena + end, blocks.restarts, 4 * count)
@@ -192,12 +210,12 @@ def open_entry(blocks: Blocks, length: Int, value_length: Int) -> Int:
             return -UNSORTED
     run, restarts, opened = get(blocks, RUN), get(blocks, RESTARTS), get(blocks, SIZE)
     shared: Int = common if run else np.int64(0)
-    unshared = length - shared + TRAILER_SIZE
+    unshared = length - shared + KEY_TRAILER
     size = opened + _lengths_size(shared, unshared, value_length) + unshared + value_length
     if restarts and size + 4 * (restarts + (run == 0) + 1) > blocks.block_size:
-        if not seal(blocks, key, length, common) or blocks.one_by_one:
+        if not seal(blocks, key, length, common):
             return -NO_ROOM
-        run, restarts, opened, shared, unshared = 0, 0, 0, 0, length + TRAILER_SIZE
+        run, restarts, opened, shared, unshared = 0, 0, 0, 0, length + KEY_TRAILER
         size = _lengths_size(shared, unshared, value_length) + unshared + value_length
     sealed = size + 4 * (restarts + (run == 0) + 1)
     if get(blocks, START) + sealed > blocks.arena_size:
@@ -224,3 +242,166 @@ def _count(blocks: Blocks, size: Int, run: Int, length: Int, value_length: Int) 
     put(blocks, ROWS, get(blocks, ROWS) + 1)
     put(blocks, KEY_BYTES, get(blocks, KEY_BYTES) + length)
     put(blocks, VALUE_BYTES, get(blocks, VALUE_BYTES) + value_length)
+
+
+@njit
+def encode_rows(blocks: Blocks, key_offsets: Offsets, keys: Bytes, value_offsets: Offsets, values: Bytes) -> Int:
+    """Append rows from ``state[CURSOR]`` on; the slots have room for each key."""
+    keys_at, values_at = address(keys), address(values)
+    row: Int = np.int64(get(blocks, CURSOR))
+    while row < key_offsets.size - 1:
+        length, value_length = key_offsets[row + 1] - key_offsets[row], value_offsets[row + 1] - value_offsets[row]
+        copy(free_slot(blocks), keys_at + key_offsets[row], length)
+        at = open_entry(blocks, length, value_length)
+        if at < 0:
+            return -at
+        copy(at, values_at + value_offsets[row], value_length)
+        row += 1
+        put(blocks, CURSOR, row)
+    return DONE
+
+
+_DATA_PREFIX = ord("z")
+_FIRST = GROUP - PREFIX_SIZE  # user bytes beside the prefix in the first group
+
+
+class PageEncoding(NamedTuple):
+    """From the RPC keys and user values of one API version to the storage rows of another. Words have the first byte lowest."""
+
+    source_prefix: np.uint64
+    """Before every key of the page; left out."""
+    source_prefix_size: int
+    memcomparable: bool
+    """Whether keys are encoded as in V2: with a prefix, in groups, and the timestamp behind them."""
+    target_prefix: np.uint64
+    """The `PREFIX_SIZE` bytes of it."""
+    key_tail: np.uint64
+    """The inverted timestamp."""
+    value_zeros: int
+    """Zero bytes behind every value."""
+
+
+@njit
+def largest_key(size: Int) -> Int:
+    """The most bytes that a user key of `size` bytes takes in storage."""
+    return 1 + ((PREFIX_SIZE + size) // GROUP + 1) * ENCODED_GROUP + TS_SIZE
+
+
+@njit(forceinline=True)
+def _word(at: Int, size: Int) -> np.uint64:
+    """Up to 8 bytes at an address as a number, the first one lowest."""
+    word = np.uint64(0)
+    for index in range(size):
+        word |= np.uint64(load_byte(at + index)) << np.uint64(8 * index)
+    return word
+
+
+@njit(forceinline=True)
+def _put_group(at: Int, word: np.uint64, filled: Int) -> Int:
+    store(at, word)
+    store_byte(at + GROUP, FULL - GROUP + filled)
+    return at + ENCODED_GROUP
+
+
+@njit(forceinline=True)
+def _put_key(slot: Int, key: Int, size: Int, form: PageEncoding) -> Int:
+    """Write the storage key of the user key at an address; its length."""
+    store_byte(slot, _DATA_PREFIX)
+    at = slot + 1
+    if not form.memcomparable:
+        copy(at, key, size)
+        return size + 1
+    first = min(size, _FIRST)
+    at = _put_group(at, form.target_prefix | _word(key, first) << np.uint64(8 * PREFIX_SIZE), PREFIX_SIZE + first)
+    if first == _FIRST:
+        key, size = key + first, size - first
+        while size >= GROUP:
+            at = _put_group(at, load(key), GROUP)
+            key, size = key + GROUP, size - GROUP
+        at = _put_group(at, _word(key, size), size)
+    store(at, form.key_tail)
+    return at + TS_SIZE - slot
+
+
+@njit
+def encode_page(blocks: Blocks, data: Bytes, form: PageEncoding, folded: Bytes, odd: Flags) -> Int:
+    """Append the pairs from byte ``state[CURSOR]`` of the page on.
+
+    XORs into `folded`, which has room for the longest key and value together, and into `odd`, which has room for one more,
+    what `formats.kernels.checksum.fold_rows` returns for user keys and values. For a page that is not the measured one it
+    writes no byte beyond these and the slots.
+    """
+    page, page_size, at, prefix_size = address(data), data.size, get(blocks, CURSOR), form.source_prefix_size
+    fold_end, odds, longest = address(folded) + folded.size, address(odd), min(folded.size, odd.size - 1)
+    while at < page_size:
+        following, key, key_size, value, value_size = next_pair(page, page_size, at)
+        if following == NOT_THERE:
+            return DAMAGED
+        if key_size < prefix_size or _word(page + key, prefix_size) != form.source_prefix:
+            return OUTSIDE
+        key, key_size = key + prefix_size, key_size - prefix_size
+        size = key_size + value_size
+        if size > longest or largest_key(key_size) + SLACK > blocks.slot_size:
+            return DAMAGED
+        length = _put_key(free_slot(blocks), page + key, key_size, form)
+        to = open_entry(blocks, length, value_size + form.value_zeros)
+        if to < 0:
+            return -to
+        xor(fold_end - size, page + key, key_size)
+        copy_xor(to, fold_end - value_size, page + value, value_size)
+        for index in range(form.value_zeros):
+            store_byte(to + value_size + index, 0)
+        store_byte(odds + size, load_byte(odds + size) ^ 1)
+        at = following
+        put(blocks, CURSOR, at)
+    return DONE
+
+
+_VALUE_ZEROS = {ApiVersion.V1: 0, ApiVersion.V1TTL: EXPIRE_SIZE, ApiVersion.V2: 1}
+"""Bytes behind the values of rows that neither expire nor are deleted."""
+
+
+def page_encoding(source: KeyCodec, target: KeyCodec, ts: int) -> PageEncoding:
+    """For `encode_page`: from RPC keys of ``source`` to the rows that `formats.rows.to_storage` makes, with ``ts`` in API V2."""
+    return PageEncoding(
+        source_prefix=_little_endian(source.prefix),
+        source_prefix_size=len(source.prefix),
+        memcomparable=target.is_v2,
+        target_prefix=_little_endian(target.prefix),
+        key_tail=_little_endian((MAX_TS - ts).to_bytes(TS_SIZE, "big")),
+        value_zeros=_VALUE_ZEROS[target.api_version],
+    )
+
+
+def _little_endian(data: bytes) -> np.uint64:
+    return np.uint64(int.from_bytes(data, "little"))
+
+
+@njit
+def encode_index(
+    out: Bytes,
+    separators: Bytes,
+    ends: Offsets,
+    sizes: Offsets,
+    user_keys: bool,  # noqa: FBT001 - kernels know no keywords
+    deltas: bool,  # noqa: FBT001
+) -> Int:
+    """Write the index block, for which `out` has room: all entries, each a restart; returns its size."""
+    begin, keys_at, restarts = address(out), address(separators), np.empty(len(sizes), np.int64)
+    at: Int = begin
+    key: Int = np.int64(0)
+    offset: Int = np.int64(0)
+    for number in range(len(sizes)):
+        restarts[number] = at - begin
+        length, size = ends[number] - key - (KEY_TRAILER if user_keys else 0), sizes[number]
+        at = put_varint(put_varint(at, 0), length)
+        if not deltas:
+            at = put_varint(at, varint_size(offset) + varint_size(size))
+        copy(at, keys_at + key, length)
+        at = put_varint(put_varint(at + length, offset), size)
+        key, offset = ends[number], offset + size + TRAILER_SIZE
+    for number in range(len(sizes)):
+        put_u32(at, restarts[number])
+        at += 4
+    put_u32(at, len(sizes))
+    return at + 4 - begin

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -12,10 +13,10 @@ from formats import columns
 from formats.api_version import ApiVersion
 from formats.errors import DamagedBytes, UnsupportedFormat
 from formats.sst import decode
-from formats.sst import properties as names
+from formats.sst import table as names
+from formats.sst.block import TRAILER_SIZE, Footer
 from formats.sst.check import SstFacts, check_table
 from formats.sst.coding import BlockHandle, Readable
-from formats.sst.footer import TRAILER_SIZE, Footer
 from formats.sst.source import RandomAccess, read_exactly
 from formats.sst.table import Table
 
@@ -67,24 +68,28 @@ class SstReader:
         """See `formats.sst.check_structure`."""
         return check_table(self.table, api_version, start, end)
 
-    def batches(self, max_rows: int = 65_536) -> Iterator[pa.RecordBatch]:
+    def batches(self, max_rows: int = 65_536, start: bytes = b"", end: bytes = b"") -> Iterator[pa.RecordBatch]:
         """All rows in file order as batches of ``STORAGE_SCHEMA``, of at most `max_rows` rows and some MiB each.
 
+        Blocks without keys in [start, end), where an empty end is no end, are not read; other rows beside them are there.
         Raises `UnsupportedFormat` for rows that are no puts, besides what any use raises.
         """
         self.table.require_plain_rows()
-        for rows in self._columns(max_rows, with_trailers=False):
+        index = self.table.index
+        last = bisect_left(index.separators, end) if end else len(index.handles)
+        handles = index.handles[bisect_left(index.separators, start) : last + 1]
+        for rows in self._columns(handles, max_rows, with_trailers=False):
             yield rows.batch()
 
     def internal_rows(self) -> Iterator[InternalRow]:
         """All rows of any type with sequence numbers, the global one applied: for tests and inspection."""
-        for rows in self._columns(1024, with_trailers=True):
+        for rows in self._columns(self.table.index.handles, 1024, with_trailers=True):
             batch = rows.batch()
             for key, value, trailer in zip(batch["key"], batch["value"], rows.trailers.tolist(), strict=False):
                 sequence = self.table.global_seqno or (trailer & 0xFFFFFFFFFFFFFFFF) >> 8
                 yield InternalRow(key.as_py(), value.as_py(), sequence, trailer & 0xFF)
 
-    def _columns(self, max_rows: int, *, with_trailers: bool) -> Iterator[_Columns]:
+    def _columns(self, handles: list[BlockHandle], max_rows: int, *, with_trailers: bool) -> Iterator[_Columns]:
         if max_rows < 1:
             raise ValueError("a batch takes at least one row")
         room = _Room(
@@ -95,7 +100,7 @@ class SstReader:
         )
         rows = _Columns(room)
         cursor = _Cursor()
-        for block in self._blocks():
+        for block in self._blocks(handles):
             cursor.enter(block)
             while not cursor.decode_into(rows):
                 if rows.count:
@@ -108,9 +113,9 @@ class SstReader:
         """Bytes to keep ready for a column of which a property says the total; it need not be true."""
         return max(_LEAST_BYTES, min(_BATCH_BYTES, max_rows * _ROW_BYTES, names.number(self.properties, total)))
 
-    def _blocks(self) -> Iterator[Readable]:
-        """The data blocks' contents in order."""
-        for run in _runs(self.table.index.handles):
+    def _blocks(self, handles: list[BlockHandle]) -> Iterator[Readable]:
+        """The contents of data blocks."""
+        for run in _runs(handles):
             start, end = run[0].offset, run[-1].offset + run[-1].size + TRAILER_SIZE
             stored = memoryview(read_exactly(self.table.source, start, end - start))
             for handle in run:

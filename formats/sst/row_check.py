@@ -1,4 +1,4 @@
-"""Whether every row of a table is what a store can live with: the part that only reading all of it can tell."""
+"""Checks every row of a table: what only reading all of it can show."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from formats.columns import Bytes, Offsets
 from formats.errors import DamagedBytes
 from formats.jit import njit
 from formats.kernels.addresses import Int, address, common_prefix
-from formats.keys import PREFIX_SIZE, TS_SIZE
-from formats.mce import ENCODED_GROUP, FULL, GROUP
+from formats.keys.codec import ENCODED_GROUP, FULL, GROUP, PREFIX_SIZE, TS_SIZE
+from formats.keys.text import show_key
 from formats.sst.check import check_key
 from formats.sst.reader import SstReader
 from formats.values import EXPIRE_SIZE, FLAG_DELETED, FLAG_EXPIRE, decode_value
@@ -52,7 +52,7 @@ def check_rows(reader: SstReader, api_version: ApiVersion) -> RowFacts:
         last_key = batch["key"][-1].as_py()
         count += batch.num_rows
     if count != reader.table.entries:
-        raise DamagedBytes(f"{count} rows where the properties say {reader.table.entries}")
+        raise DamagedBytes(f"{count} rows, but the properties say {reader.table.entries}")
     return RowFacts(count, first_key, last_key)
 
 
@@ -61,10 +61,10 @@ def _explain(batch: pa.RecordBatch, row: int, last_key: bytes, api_version: ApiV
     key, value = batch["key"][row].as_py(), batch["value"][row].as_py()
     before = batch["key"][row - 1].as_py() if row else last_key
     if key <= before:
-        raise DamagedBytes(f"key {key.hex()} does not sort after {before.hex()}")
+        raise DamagedBytes(f"key {show_key(key)} does not sort after {show_key(before)}")
     check_key(key, api_version)
     decode_value(api_version, value)
-    raise DamagedBytes(f"row with key {key.hex()} is not one of API {api_version.label}")
+    raise DamagedBytes(f"row with key {show_key(key)} is not a valid row of API {api_version.label}")
 
 
 @njit(forceinline=True)

@@ -1,4 +1,4 @@
-"""Where the bytes of a table come from: anything that reads a range."""
+"""The source of a table's bytes: anything that reads a range."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class TailCache:
 def read_exactly(source: RandomAccess, offset: int, length: int) -> Readable:
     """Read a range that a table names. Raises `DamagedBytes` when it is not inside the file."""
     if offset < 0 or length < 0 or offset + length > source.size:
-        raise DamagedBytes(f"bytes {offset} to {offset + length} named in a file of {source.size} bytes")
+        raise DamagedBytes(f"bytes {offset} to {offset + length} are outside the file of {source.size} bytes")
     data = source.read_at(offset, length)
     if len(data) != length:
         raise DamagedBytes(f"file ends inside bytes {offset} to {offset + length}: {len(data)} read")

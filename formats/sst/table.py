@@ -1,17 +1,220 @@
-"""A table opened: footer, metaindex, properties and index. Everything but the rows, in plain Python."""
+"""A table opened: metaindex, properties and index, without the rows. Plain Python."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import struct
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
+from typing import NamedTuple
 
 from formats.errors import DamagedBytes, UnsupportedFormat
-from formats.sst import properties as names
-from formats.sst.block import BlockReader, entries
-from formats.sst.coding import BlockHandle, decode_handle
-from formats.sst.footer import Footer, read_footer
-from formats.sst.index import Index, read_index
+from formats.keys.text import show_key
+from formats.sst.block import (
+    TRAILER_SIZE,
+    BlockReader,
+    Footer,
+    encode_entries,
+    entries,
+    entries_end,
+    extents,
+    read_footer,
+)
+from formats.sst.coding import BlockHandle, Readable, decode_handle, decode_varint, encode_varint, zigzag
 from formats.sst.source import RandomAccess, TailCache
+
+BLOCK_NAME = "rocksdb.properties"
+
+COMPARATOR = "rocksdb.comparator"
+BYTEWISE = b"leveldb.BytewiseComparator"
+DATA_SIZE = "rocksdb.data.size"
+DELETED_KEYS = "rocksdb.deleted.keys"
+EXTERNAL_VERSION = "rocksdb.external_sst_file.version"
+GLOBAL_SEQNO = "rocksdb.external_sst_file.global_seqno"
+INDEX_KEYS_ARE_USER_KEYS = "rocksdb.index.key.is.user.key"
+INDEX_SIZE = "rocksdb.index.size"
+INDEX_TYPE = "rocksdb.block.based.table.index.type"
+INDEX_VALUES_ARE_DELTAS = "rocksdb.index.value.is.delta.encoded"
+MERGE_OPERANDS = "rocksdb.merge.operands"
+NUM_DATA_BLOCKS = "rocksdb.num.data.blocks"
+NUM_ENTRIES = "rocksdb.num.entries"
+NUM_RANGE_DELETIONS = "rocksdb.num.range-deletions"
+RAW_KEY_SIZE = "rocksdb.raw.key.size"
+RAW_VALUE_SIZE = "rocksdb.raw.value.size"
+TAIL_START = "rocksdb.tail.start.offset"
+_NO_COLUMN_FAMILY = 0x7FFFFFFF
+
+
+def read_properties(blocks: BlockReader, handle: BlockHandle) -> dict[str, bytes]:
+    """Read and check the block of properties. Raises `DamagedBytes`.
+
+    A store may have written a global sequence number into the file when it ingested it: the checksum still covers the
+    zero that was there before, while the number is what counts.
+    """
+    stored = bytes(blocks.stored(handle))
+    if not blocks.is_sound(stored, handle):
+        blocks.unpack(_without_global_seqno(stored, handle), handle)
+    return {_text(name): value for name, value in entries(blocks.decompress(stored, handle))}
+
+
+def number(properties: Mapping[str, bytes], name: str) -> int:
+    """A property that is a varint; 0 when it is absent, as in RocksDB. Raises `DamagedBytes`."""
+    return decode_varint(properties[name])[0] if name in properties else 0
+
+
+def fixed_number(properties: Mapping[str, bytes], name: str) -> int:
+    """A property of fixed width, little endian; 0 when it is absent."""
+    return int.from_bytes(properties.get(name, b""), "little")
+
+
+def encode_properties(
+    varints: Mapping[str, int], *, compression: str, index_of_user_keys: bool, index_of_deltas: bool
+) -> bytes:
+    """The block of an ingestible table without a filter; `varints` are the sizes and counts.
+
+    Session, file number and host are left out on purpose: stores derive cache keys from them, and two files must never
+    share one.
+    """
+    properties = {name: encode_varint(count) for name, count in varints.items()} | {
+        COMPARATOR: BYTEWISE,
+        EXTERNAL_VERSION: struct.pack("<I", 2),
+        GLOBAL_SEQNO: bytes(8),
+        INDEX_KEYS_ARE_USER_KEYS: encode_varint(index_of_user_keys),
+        INDEX_TYPE: struct.pack("<I", 0),
+        INDEX_VALUES_ARE_DELTAS: encode_varint(index_of_deltas),
+        "rocksdb.block.based.table.prefix.filtering": b"0",
+        "rocksdb.block.based.table.whole.key.filtering": b"1",
+        "rocksdb.column.family.id": encode_varint(_NO_COLUMN_FAMILY),
+        "rocksdb.compression": compression.encode(),
+        "rocksdb.creation.time": encode_varint(0),
+        "rocksdb.filter.size": encode_varint(0),
+        "rocksdb.fixed.key.length": encode_varint(0),
+        "rocksdb.format.version": encode_varint(0),
+        "rocksdb.merge.operator": b"nullptr",
+        "rocksdb.oldest.key.time": encode_varint(0),
+        "rocksdb.prefix.extractor.name": b"nullptr",
+        "rocksdb.property.collectors": b"[]",
+        DELETED_KEYS: encode_varint(0),
+        MERGE_OPERANDS: encode_varint(0),
+        NUM_RANGE_DELETIONS: encode_varint(0),
+    }
+    return encode_entries((name.encode(), value) for name, value in sorted(properties.items()))
+
+
+def _without_global_seqno(stored: bytes, handle: BlockHandle) -> bytes:
+    for name, start, end in extents(stored[: handle.size]):
+        if name == GLOBAL_SEQNO.encode():
+            return stored[:start] + bytes(end - start) + stored[end:]
+    return stored
+
+
+def _text(name: bytes) -> str:
+    try:
+        return name.decode()
+    except UnicodeDecodeError:
+        raise DamagedBytes(f"property named {show_key(name)}") from None
+
+
+_KEY_TRAILER = 8
+_TWO_LEVELS = 2
+_WITH_FIRST_KEYS = 3
+_INDEX_TYPES = range(4)  # 0 and 1 are searched in different ways but read alike
+
+
+@dataclass(frozen=True, slots=True)
+class Index:
+    """Data blocks in file order; `separators` are user keys, one a block, at or after its last key."""
+
+    separators: list[bytes]
+    handles: list[BlockHandle]
+
+    @property
+    def data_end(self) -> int:
+        """Offset after the last data block."""
+        return self.handles[-1].offset + self.handles[-1].size + TRAILER_SIZE if self.handles else 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Form:
+    user_keys: bool
+    deltas: bool
+    first_keys: bool
+
+
+def read_index(blocks: BlockReader, handle: BlockHandle, properties: Mapping[str, bytes]) -> Index:
+    """Read the whole index.
+
+    Raises `DamagedBytes` for keys that do not ascend and for blocks that overlap or reach beyond the start of the
+    index, `UnsupportedFormat` for an unknown kind of index.
+    """
+    kind = fixed_number(properties, INDEX_TYPE)
+    if kind not in _INDEX_TYPES:
+        raise UnsupportedFormat(f"index of type {kind}")
+    form = _Form(
+        user_keys=bool(number(properties, INDEX_KEYS_ARE_USER_KEYS)),
+        deltas=bool(number(properties, INDEX_VALUES_ARE_DELTAS)),
+        first_keys=kind == _WITH_FIRST_KEYS,
+    )
+    index = _checked(_decode(blocks.read(handle), form), handle.offset, "index")
+    if kind != _TWO_LEVELS:
+        return index
+    separators: list[bytes] = []
+    handles: list[BlockHandle] = []
+    for partition in index.handles:
+        part = _decode(blocks.read(partition), form)
+        separators += part.separators
+        handles += part.handles
+    data_limit = index.handles[0].offset if index.handles else 0
+    return _checked(Index(separators, handles), data_limit, "partitioned index")
+
+
+def _decode(block: Readable, form: _Form) -> Index:
+    if form.deltas:
+        pairs = list(_delta_entries(bytes(block), with_first_keys=form.first_keys))
+    else:
+        pairs = [(key, decode_handle(value)[0]) for key, value in entries(block)]
+    if not form.user_keys and any(len(key) < _KEY_TRAILER for key, _ in pairs):
+        raise DamagedBytes("index key shorter than its sequence number")
+    return Index([key if form.user_keys else key[:-_KEY_TRAILER] for key, _ in pairs], [at for _, at in pairs])
+
+
+def _delta_entries(block: bytes, *, with_first_keys: bool) -> Iterator[tuple[bytes, BlockHandle]]:
+    """Entries without a value length: after the key a handle or, where the key shares bytes, a difference of sizes."""
+    end = entries_end(block)
+    block = block[:end]
+    position, key, handle = 0, b"", BlockHandle(0, 0)
+    while position < end:
+        shared, position = decode_varint(block, position, bits=32)
+        unshared, position = decode_varint(block, position, bits=32)
+        if shared > len(key) or position + unshared > end:
+            raise DamagedBytes(f"index entry at byte {position} reaches beyond its block")
+        key = key[:shared] + block[position : position + unshared]
+        position += unshared
+        if shared:
+            difference, position = decode_varint(block, position)
+            handle = BlockHandle(handle.offset + handle.size + TRAILER_SIZE, handle.size + zigzag(difference))
+        else:
+            handle, position = decode_handle(block, position)
+        if with_first_keys:
+            length, position = decode_varint(block, position, bits=32)
+            position += length
+        yield key, handle
+
+
+def _checked(index: Index, limit: int, what: str) -> Index:
+    end = 0
+    for number, handle in enumerate(index.handles):
+        if handle.offset < end or handle.size < 0:
+            raise DamagedBytes(f"{what}: block {number} at {handle.offset} starts before the last one ends, at {end}")
+        end = handle.offset + handle.size + TRAILER_SIZE
+    if end > limit:
+        raise DamagedBytes(f"{what}: data reaches to {end}, beyond {limit}")
+    if any(left > right for left, right in pairwise(index.separators)):
+        raise DamagedBytes(f"{what}: keys do not ascend")
+    return index
+
 
 _INDEX_NAME = "rocksdb.index"
 _DICTIONARY_NAME = "rocksdb.compression_dict"
@@ -46,9 +249,9 @@ class Table:
     @cached_property
     def properties(self) -> dict[str, bytes]:
         """RocksDB's and TiKV's table properties, undecoded."""
-        if names.BLOCK_NAME not in self.metaindex:
+        if BLOCK_NAME not in self.metaindex:
             raise DamagedBytes("table without a block of properties")
-        return names.read_properties(self.blocks, self.metaindex[names.BLOCK_NAME])
+        return read_properties(self.blocks, self.metaindex[BLOCK_NAME])
 
     @cached_property
     def index(self) -> Index:
@@ -61,12 +264,12 @@ class Table:
     @property
     def entries(self) -> int:
         """How many rows the properties say there are."""
-        return names.number(self.properties, names.NUM_ENTRIES)
+        return number(self.properties, NUM_ENTRIES)
 
     @property
     def global_seqno(self) -> int:
         """The sequence number of all rows, given at ingestion; 0 = each row has its own."""
-        return names.fixed_number(self.properties, names.GLOBAL_SEQNO)
+        return fixed_number(self.properties, GLOBAL_SEQNO)
 
     @property
     def tail_offset(self) -> int:
@@ -75,12 +278,12 @@ class Table:
 
     def require_plain_rows(self) -> None:
         """Raise `UnsupportedFormat` where rows cannot be read block by block, each on its own, in order of bytes."""
-        comparator = self.properties.get(names.COMPARATOR, names.BYTEWISE)
-        if comparator != names.BYTEWISE:
+        comparator = self.properties.get(COMPARATOR, BYTEWISE)
+        if comparator != BYTEWISE:
             raise UnsupportedFormat(f"keys ordered by {comparator.decode(errors='replace')}")
         if _DICTIONARY_NAME in self.metaindex:
             raise UnsupportedFormat("blocks compressed with a dictionary")
-        if _RANGE_DELETIONS_NAME in self.metaindex or names.number(self.properties, names.NUM_RANGE_DELETIONS):
+        if _RANGE_DELETIONS_NAME in self.metaindex or number(self.properties, NUM_RANGE_DELETIONS):
             raise UnsupportedFormat("table with range deletions")
 
 
@@ -91,3 +294,32 @@ def tail_extent(source: RandomAccess) -> int:
     Raises `DamagedBytes`, `UnsupportedFormat`.
     """
     return Table(source).tail_offset
+
+
+_KEY_TRAILER = 8
+_PUT = 1
+
+
+class FoundRow(NamedTuple):
+    """A row as it lies in the table."""
+
+    key: bytes
+    value: bytes
+
+
+def first_row_from(table: Table, key: bytes) -> FoundRow | None:
+    """The first row whose key is not below ``key``; None when all are. Reads the tail and one block, rarely two.
+
+    Raises `DamagedBytes`, and `UnsupportedFormat` for a row that is no put.
+    """
+    table.require_plain_rows()
+    index = table.index
+    for handle in index.handles[bisect_left(index.separators, key) :]:
+        for internal, value in entries(table.blocks.read(handle)):
+            if len(internal) < _KEY_TRAILER:
+                raise DamagedBytes(f"row of the block at {handle.offset} has a key without sequence number")
+            if internal[:-_KEY_TRAILER] >= key:
+                if internal[-_KEY_TRAILER] != _PUT:
+                    raise UnsupportedFormat(f"row of type {internal[-_KEY_TRAILER]}: only puts are read")
+                return FoundRow(internal[:-_KEY_TRAILER], value)
+    return None

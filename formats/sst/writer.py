@@ -1,38 +1,36 @@
 """Writes block-based tables as RocksDB's own writer for ingestion does, as a stream of bytes.
 
-Rows come as Arrow columns or as pages of RawScan. Kernels make blocks of them, and where they can compress them and
-seal them with checksums; elsewhere a block at a time passes through Python for that. The order is data, index, properties, metaindex, footer. There is no filter
-block: stores build one when they compact.
+Rows come as Arrow columns or as pages of RawScan. Kernels fill blocks from them, many per call; then each block is compressed
+and gets its checksum. The order is data, index, properties, metaindex, footer. There is no filter block: stores build one when
+they compact.
 """
 
 from __future__ import annotations
 
+import struct
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from formats import columns
-from formats.checksum import Folded
-from formats.errors import FormatError, UnsupportedFormat
+from formats.checksum import FoldedRows
+from formats.errors import DamagedBytes, FormatError, UnsortedKeys, UnsupportedFormat
+from formats.kernels.addresses import Int
+from formats.keys.codec import DATA_PREFIX, KeyCodec
+from formats.keys.text import show_key
 from formats.rawscan import RawPage
 from formats.sst import encode
-from formats.sst import properties as names
-from formats.sst.block import encode_entries
-from formats.sst.block_builder import BlockBuilder
-from formats.sst.block_checksum import ChecksumType
-from formats.sst.block_sink import BlockSink, Sink
-from formats.sst.compression import MAX_BLOCK_SIZE, Compression
-from formats.sst.encode_rows import encode_rows
-from formats.sst.footer import TRAILER_SIZE, Footer
-from formats.sst.index_builder import ENTRY_ESTIMATE, IndexBuilder
-from formats.sst.packer import packer
-from formats.sst.page_form import PageForm
+from formats.sst import table as names
+from formats.sst.block import TRAILER_SIZE, ChecksumType, Footer, encode_entries
+from formats.sst.coding import BlockHandle, Readable
+from formats.sst.compression import MAX_BLOCK_SIZE, Compression, compressor
 
 _VERSIONS = range(2, 6)
-_TAIL_ESTIMATE = 1200
-"""Bytes of properties, metaindex and footer, about."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,26 +79,31 @@ class SstSummary:
     raw_value_size: int
 
 
+Kernel = Callable[[encode.Blocks], Int]
+Sink = Callable[[bytes], object]
+_MAX_SKIPPED = 15
+"""Maximum number of blocks that are stored as they are after one that did not shrink: compressing noise costs most."""
+_TRAILER = struct.Struct("<BI")
+
+
 class SstWriter:
     """Writes one table to `sink`, which gets its bytes in order and is neither flushed nor closed.
 
-    One thread at a time. After an error the file is incomplete and to be thrown away.
+    For one thread. After an error the file is incomplete and must be discarded.
     """
 
     def __init__(self, sink: Sink, options: SstOptions = SstOptions()) -> None:
-        checksum = ChecksumType[options.checksum.upper()]
-        self._out = BlockSink(sink, options.compression, options.level, checksum)
+        self._sink = sink
         self._options = options
+        self._checksum = ChecksumType[options.checksum.upper()]
+        self._sum = self._checksum.function
+        self._compress = compressor(options.compression, options.level)
+        self._arena = Arena(options.block_size, options.restart_interval)
         self._index = IndexBuilder(options.format_version)
-        blocks = packer(self._out, self._index, options.compression, options.level)
-        self._builder = BlockBuilder(blocks, options.block_size, options.restart_interval)
         self._first_key: bytes | None = None
-
-    @property
-    def size_estimate(self) -> int:
-        """Bytes of the file if it ended now, blocks that wait counted before compression."""
-        index = self._index.separator_bytes + self._index.blocks * ENTRY_ESTIMATE
-        return self._out.offset + self._builder.waiting_bytes + index + _TAIL_ESTIMATE
+        self._offset = 0
+        self._pieces: list[bytes] = []
+        self._misses = self._skip = 0
 
     def append(self, rows: pa.RecordBatch) -> None:
         """Add rows of ``STORAGE_SCHEMA``, sorted by key and all after those before.
@@ -112,61 +115,261 @@ class SstWriter:
         keys, values = columns.view(rows["key"]), columns.view(rows["value"])
         if self._first_key is None:
             self._first_key = rows["key"][0].as_py()
-        longest_key = int(np.diff(keys[0]).max())
-        self._builder.run(lambda blocks, packing: encode_rows(blocks, packing, *keys, *values), longest_key)
+        self._run(lambda blocks: encode.encode_rows(blocks, *keys, *values), int(np.diff(keys[0]).max()))
 
-    def append_page(self, page: RawPage, form: PageForm) -> Folded:
-        """Add the rows of a page of RawScan; what their checksum is taken of, over user keys and user values.
+    def append_page(self, page: RawPage, source: KeyCodec, target: KeyCodec, ts: int = 1) -> FoldedRows:
+        """Add the rows of a page, which do not expire, as `formats.rows.to_storage` would encode them.
 
-        Raises as `append` does, and `DamagedBytes` for a key outside of the keyspace.
+        The page has RPC keys of ``source``; ``ts`` is that of each row if ``target`` is API V2, never 0. Returns what their
+        checksum is computed from, over user keys and user values. Raises as `append` does, and `DamagedBytes` for a key
+        outside the keyspace.
         """
         if self._first_key is None and page.rows:
-            self._first_key = form.storage_key(page.first_key)
+            self._first_key = DATA_PREFIX + target.storage_key(target.rpc_key(source.user_key(page.first_key)), ts)
+        form = encode.page_encoding(source, target, ts)
         folded, odd = np.zeros(page.longest, np.uint8), np.zeros(page.longest + 1, np.bool_)
-        self._builder.run(
-            lambda blocks, packing: form.encode(blocks, packing, page.data, folded, odd), form.longest_key(page)
+        self._run(
+            lambda blocks: encode.encode_page(blocks, page.data, form, folded, odd),
+            int(encode.largest_key(page.longest_key)),
         )
-        return Folded(folded, odd, page.rows, page.key_bytes + page.value_bytes - page.rows * len(form.source.prefix))
+        return FoldedRows(folded, odd, page.rows, page.key_bytes + page.value_bytes - page.rows * len(source.prefix))
 
     def finish(self) -> SstSummary:
-        """Write the rest of the file. Raises `FormatError` when there are no rows: no store takes such a file."""
+        """Write the rest of the file. Raises `FormatError` if there are no rows: no store takes such a file."""
         if self._first_key is None:
             raise FormatError("a table without rows")
-        self._builder.finish()
-        data_end = self._out.offset
+        arena = self._arena
+        while not encode.seal(arena.blocks, 0, 0, 0):
+            self._write_sealed()
+        self._write_sealed()
+        data_end = self._offset
+        entries, value_bytes = int(arena.state[encode.ROWS]), int(arena.state[encode.VALUE_BYTES])
+        raw_key_size = int(arena.state[encode.KEY_BYTES]) + encode.KEY_TRAILER * entries
         index_block = self._index.encode()
-        index = self._out.write(index_block)
-        properties = self._out.write(self._encode_properties(data_end, len(index_block)))
-        metaindex = self._out.write(encode_entries([(names.BLOCK_NAME.encode(), properties.encode())]))
-        footer = Footer(self._options.format_version, self._out.checksum, metaindex, index)
-        self._out.end(footer.encode())
-        return SstSummary(
-            size=self._out.offset,
-            tail_offset=data_end,
-            entries=self._builder.entries,
-            data_blocks=self._index.blocks,
-            first_key=self._first_key,
-            last_key=self._builder.last_key,
-            raw_key_size=self._raw_key_size,
-            raw_value_size=self._builder.value_bytes,
-        )
-
-    @property
-    def _raw_key_size(self) -> int:
-        return self._builder.key_bytes + encode.TRAILER_SIZE * self._builder.entries
-
-    def _encode_properties(self, data_end: int, index_size: int) -> bytes:
-        return names.encode_properties(
+        index = self._write(index_block)
+        properties = names.encode_properties(
             {
                 names.DATA_SIZE: data_end,
-                names.INDEX_SIZE: index_size + TRAILER_SIZE,
+                names.INDEX_SIZE: len(index_block) + TRAILER_SIZE,
                 names.NUM_DATA_BLOCKS: self._index.blocks,
-                names.NUM_ENTRIES: self._builder.entries,
-                names.RAW_KEY_SIZE: self._raw_key_size,
-                names.RAW_VALUE_SIZE: self._builder.value_bytes,
+                names.NUM_ENTRIES: entries,
+                names.RAW_KEY_SIZE: raw_key_size,
+                names.RAW_VALUE_SIZE: value_bytes,
                 names.TAIL_START: data_end,
             },
             compression=self._options.compression.property_name,
             index_of_user_keys=self._index.user_keys,
             index_of_deltas=self._index.deltas,
         )
+        metaindex = self._write(encode_entries([(names.BLOCK_NAME.encode(), self._write(properties).encode())]))
+        footer = Footer(self._options.format_version, self._checksum, metaindex, index).encode()
+        self._pieces.append(footer)
+        self._offset += len(footer)
+        self._flush()
+        return SstSummary(
+            size=self._offset,
+            tail_offset=data_end,
+            entries=entries,
+            data_blocks=self._index.blocks,
+            first_key=self._first_key,
+            last_key=arena.last_key,
+            raw_key_size=raw_key_size,
+            raw_value_size=value_bytes,
+        )
+
+    def _run(self, kernel: Kernel, longest_key: int) -> None:
+        """Have the kernel append rows whose storage keys have at most so many bytes; raises as `append_page`."""
+        arena = self._arena
+        if not arena.has_slots_for(longest_key):
+            self._write_sealed()
+            arena.reserve(longest_key)
+        arena.state[encode.CURSOR] = 0
+        while result := kernel(arena.blocks):
+            if result == encode.OUTSIDE:
+                raise DamagedBytes("the cluster answered with a key outside of the keyspace")
+            if result == encode.DAMAGED:
+                raise DamagedBytes("the page is not the one that was measured")
+            if result == encode.UNSORTED:
+                raise UnsortedKeys(f"key {show_key(arena.next_key)} does not sort after {show_key(arena.last_key)}")
+            need = int(arena.state[encode.NEED])
+            arena.state[encode.NEED] = 0
+            if need > MAX_BLOCK_SIZE:
+                raise UnsupportedFormat(f"row that makes a block of {need} bytes")
+            self._write_sealed()
+            # If the arena is too small, the open block is empty: beside others the row would not have been tried.
+            if need > arena.blocks.arena_size:
+                arena.grow(need)
+
+    def _write_sealed(self) -> None:
+        """Write all sealed blocks; the open one moves to the arena's beginning."""
+        arena = self._arena
+        blocks, ends = arena.memory.data, arena.block_ends
+        sizes = [self._write_data(blocks[start:end]) for start, end in pairwise([0, *ends])]
+        self._index.add(arena.separators, arena.separator_ends, sizes)
+        arena.restart(sum(ends[-1:]))
+        self._flush()
+
+    def _write_data(self, block: Readable) -> int:
+        """Write a block, compressed if that saves at least an eighth; returns its size without the trailer."""
+        if self._compress is not None and not self._skip:
+            prefix, body = self._compress(block)
+            if len(prefix) + len(body) < len(block) - len(block) // 8:
+                self._misses = 0
+                return self._seal(prefix, body, self._options.compression.value)
+            self._misses = self._skip = min(2 * self._misses + 1, _MAX_SKIPPED)
+        elif self._skip:
+            self._skip -= 1
+        return self._seal(b"", bytes(block), 0)
+
+    def _write(self, block: bytes) -> BlockHandle:
+        """Write a block as it is."""
+        return BlockHandle(self._offset, self._seal(b"", block, 0))
+
+    def _seal(self, prefix: bytes, body: bytes, method: int) -> int:
+        self._pieces += prefix, body, _TRAILER.pack(method, self._sum((prefix, body), method))
+        size = len(prefix) + len(body)
+        self._offset += size + TRAILER_SIZE
+        return size
+
+    def _flush(self) -> None:
+        if self._pieces:
+            self._sink(b"".join(self._pieces))
+            self._pieces.clear()
+
+
+_BLOCKS = 16
+"""Blocks in the arena: 1 MiB at the default block size, which stays in the processor's cache until it is compressed."""
+_MAX_SEALED = 512
+"""Maximum number of blocks per kernel call."""
+_SMALLEST_ROW = 11
+"""Bytes that a row takes in a block at least: three lengths and the end of the key."""
+_SEPARATORS = 16 << 10
+"""Bytes for separators, unless keys are longer."""
+
+
+class Arena:
+    """The memory that kernels fill: sealed blocks, then the open one; beside them keys, restarts and separators."""
+
+    def __init__(self, block_size: int, restart_interval: int) -> None:
+        self.state = np.zeros(encode.STATE_SIZE, np.int64)
+        self.state[encode.LAST_LENGTH] = -1
+        self.memory = np.empty(_BLOCKS * block_size + encode.SLACK, np.uint8)
+        self._block_size = block_size
+        self._restart_interval = restart_interval
+        self._restarts = np.empty(block_size // _SMALLEST_ROW + 2, np.uint32)
+        self._ends = np.zeros((2, _MAX_SEALED), np.int64)
+        self.reserve(0)
+
+    @property
+    def last_key(self) -> bytes:
+        """The key of the last row; there is one."""
+        return self._key(int(self.state[encode.SLOT]), encode.LAST_LENGTH)
+
+    @property
+    def next_key(self) -> bytes:
+        """The key of the next row, which a kernel has written."""
+        return self._key(1 - int(self.state[encode.SLOT]), encode.LENGTH)
+
+    @property
+    def block_ends(self) -> list[int]:
+        """Where each sealed block ends."""
+        ends: list[int] = self._ends[0, : self.state[encode.SEALED]].tolist()
+        return ends
+
+    @property
+    def separator_ends(self) -> list[int]:
+        """Where each of their `separators` ends."""
+        ends: list[int] = self._ends[1, : self.state[encode.SEALED]].tolist()
+        return ends
+
+    @property
+    def separators(self) -> bytes:
+        """For each sealed block the internal key that separates it from the next."""
+        return self._separators[: self.state[encode.SEPARATED]].tobytes()
+
+    def reserve(self, longest_key: int) -> None:
+        """Make room for keys of this length; there are no sealed blocks."""
+        last, slot = b"" if self.state[encode.LAST_LENGTH] < 0 else self.last_key, int(self.state[encode.SLOT])
+        self._keys = np.zeros((2, longest_key + encode.SLACK), np.uint8)
+        self._keys[slot, : len(last)] = np.frombuffer(last, np.uint8)
+        self._separators = np.empty(max(_SEPARATORS, longest_key + encode.KEY_TRAILER), np.uint8)
+        self._point()
+
+    def has_slots_for(self, longest_key: int) -> bool:
+        """Whether `reserve` was called for keys of that length."""
+        return longest_key + encode.SLACK <= self._keys.shape[1]
+
+    def grow(self, size: int) -> None:
+        """Make room for a block of this size; the arena is empty."""
+        self.memory = np.empty(size + encode.SLACK, np.uint8)
+        self._point()
+
+    def restart(self, start: int) -> None:
+        """Drop the sealed blocks: the open one, at `start`, moves to the beginning."""
+        size = int(self.state[encode.SIZE])
+        self.memory[:size] = self.memory[start : start + size]
+        self.state[encode.START] = self.state[encode.SEALED] = self.state[encode.SEPARATED] = 0
+
+    def _point(self) -> None:
+        """Set the kernels' addresses."""
+        self.blocks = encode.Blocks(
+            state=_address(self.state),
+            arena=_address(self.memory),
+            arena_size=self.memory.size - encode.SLACK,
+            restarts=_address(self._restarts),
+            ends=_address(self._ends[0]),
+            separator_ends=_address(self._ends[1]),
+            most_sealed=_MAX_SEALED,
+            keys=_address(self._keys),
+            slot_size=self._keys.shape[1],
+            separators=_address(self._separators),
+            separators_size=self._separators.size,
+            block_size=self._block_size,
+            restart_interval=self._restart_interval,
+        )
+
+    def _key(self, slot: int, length: int) -> bytes:
+        return self._keys[slot, : self.state[length]].tobytes()
+
+
+def _address(array: npt.NDArray[np.generic]) -> int:
+    return int(array.ctypes.data)
+
+
+_ENTRY_BESIDE_KEY = 1 + 5 + 1 + 10 + 10 + 4
+"""Maximum bytes of an index entry beside its key: three lengths, offset, size, and its place among the restarts."""
+_COUNT = 4
+
+
+class IndexBuilder:
+    """Collects data blocks, and builds the index block of format version 2 to 5 at the end; every entry is a restart."""
+
+    def __init__(self, format_version: int) -> None:
+        self.user_keys = format_version >= 3
+        self.deltas = format_version >= 4
+        self._separators = bytearray()
+        self._ends: list[int] = []
+        self._sizes: list[int] = []
+
+    @property
+    def blocks(self) -> int:
+        """Data blocks so far."""
+        return len(self._sizes)
+
+    def add(self, separators: bytes, ends: Iterable[int], sizes: Iterable[int]) -> None:
+        """Add data blocks of these sizes, without their trailers, that follow the last one.
+
+        `separators` has for each an internal key at or after its last one and before the next block's first, up to
+        its end among `ends`.
+        """
+        before = len(self._separators)
+        self._separators += separators
+        self._ends += [before + end for end in ends]
+        self._sizes += sizes
+
+    def encode(self) -> bytes:
+        """The block's contents; there is at least one entry."""
+        out = np.empty(len(self._separators) + self.blocks * _ENTRY_BESIDE_KEY + _COUNT, np.uint8)
+        separators = columns.from_bytes(bytes(self._separators))
+        ends, sizes = np.array(self._ends, np.int64), np.array(self._sizes, np.int64)
+        return out[: encode.encode_index(out, separators, ends, sizes, self.user_keys, self.deltas)].tobytes()

@@ -1,14 +1,7 @@
-"""The feed: all changes of a span, as batches of rows, and how far they are complete.
+"""The change feed of a range: its changes as batches of rows, and its resolved-ts.
 
-`coverage` keeps the span without a hole, `decode` reads events, `stream` and `locator` do the I/O, each in threads of
-their own, and `feed` puts it together in the thread of whoever iterates.
+Modules, in reading order:
+- frontier: which parts of the range have a subscription, and the resolved-ts of each
+- stream: one store's stream: decoding, errors, and locating the regions of gaps
+- feed: subscribes, resubscribes after errors, and yields rows and resolved-ts
 """
-
-from __future__ import annotations
-
-from incremental.feed.feed import Feed
-from incremental.feed.options import FeedOptions
-from incremental.feed.outputs import Event, Resolved, Rows
-from incremental.feed.status import FeedStatus
-
-__all__ = ["Event", "Feed", "FeedOptions", "FeedStatus", "Resolved", "Rows"]

@@ -1,4 +1,4 @@
-"""All changes of a span of keys, whatever its regions and stores do meanwhile."""
+"""The change feed of a range: delivers all changes, across splits, merges, leader transfers and failures of stores."""
 
 from __future__ import annotations
 
@@ -7,30 +7,39 @@ import math
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
 from formats import columns
-from formats.keys import KeyCodec
-from incremental.feed.coverage import Coverage, Piece
-from incremental.feed.decode import Message, decode_all
-from incremental.feed.inbox import Inbox
-from incremental.feed.locator import Located, Locator
-from incremental.feed.options import FeedOptions
-from incremental.feed.outputs import Event, Resolved, Rows
-from incremental.feed.status import WORTH_TELLING, FeedStatus
-from incremental.feed.stream import Arrived, Ended, StoreStream, Subscription
-from incremental.feed.troubles import Trouble, learn
-from incremental.span import Span
-from tikv_br.cluster import retry
+from formats.cdc import ChangeEvent
+from formats.errors import DamagedBytes
+from formats.keys.codec import KeyCodec
+from formats.keys.ranges import KeyRange
+from formats.keys.text import show_key
+from incremental.feed.frontier import RegionSpan, ResolvedFrontier
+from incremental.feed.stream import (
+    Inbox,
+    LocatedRegions,
+    Locator,
+    Message,
+    ResubscribeAdvice,
+    StoreStream,
+    StreamEnd,
+    StreamMessages,
+    Subscription,
+    classify_feed_error,
+    decode_all,
+)
+from tikv_br import retry
 from tikv_br.cluster.channel import CallUnsupported
 from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.regions import Region
 from tikv_br.cluster.store import StoreClient
-from tikv_br.cluster.timestamp import minus_seconds
+from tikv_br.cluster.timestamps import minus_seconds
 from tikv_br.errors import (
     ClusterError,
     ClusterTlsError,
@@ -41,62 +50,173 @@ from tikv_br.errors import (
     UsageError,
 )
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+@dataclass(frozen=True, slots=True)
+class FeedOptions:
+    """All times are in seconds."""
+
+    hold_back: float = 3.0
+    """Subtracted from every resolved-ts: the first changes after a leader transfer may be that much older than the previous
+    leader's resolved-ts (3 s with the default settings of stores). 0 loses changes when leaders move."""
+    queue_bytes: int = 64 << 20
+    """Size of the queue of received messages. When it is full, streams are not read, and stores wait."""
+    patience: float = 600.0
+    """How long a region may fail continuously before the feed fails."""
+    stall: float = 300.0
+    """Resubscribe a region whose resolved-ts has not advanced for this long."""
+    scan_stall: float = 1800.0
+    """Resubscribe a region whose incremental scan has not ended if its store has ended no scan for this long: stores run
+    scans one after the other."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Changes in any order, possibly with duplicates."""
+
+    batch: pa.RecordBatch
+    """At least one row of `formats.columns.SCHEMA`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """All changes of the range with a ts up to this have been yielded. Each is higher than the previous one."""
+
+    ts: int
+
+
+@dataclass(frozen=True, slots=True)
+class Scanned:
+    """An incremental scan has ended. Of a key that was written more than once, it delivers only the newest version.
+
+    So between these timestamps, older versions of keys of `span` may be missing. State up to `from_ts`, and from `to_ts`
+    on, is complete.
+    """
+
+    span: KeyRange
+    """RPC keys."""
+    from_ts: int
+    """All changes up to this were delivered before the scan."""
+    to_ts: int
+    """No row of the scan is newer."""
+
+
+Event = Rows | Resolved | Scanned
+
+
+REPORT_SECONDS = 5.0
+"""Failures that last longer than this many seconds are reported; a leader transfer takes less."""
+
+STALLED_SECONDS = 10.0
+"""Seconds without a new resolved-ts after which a region counts as stalled; stores send one about every second."""
+
+
+@dataclass(frozen=True, slots=True)
+class FeedStatus:
+    """The status of a feed."""
+
+    resolved_ts: int = 0
+    regions: int = 0
+    """Subscribed regions."""
+    scanning: int = 0
+    """Subscribed regions whose incremental scan has not ended; they have no resolved-ts yet."""
+    stalled: int = 0
+    """Scanned regions without a new resolved-ts for 10 s."""
+    holes: int = 0
+    """Gaps: parts of the range without a subscription. While there is one, resolved-ts does not advance."""
+    stores: int = 0
+    """Stores with an open stream."""
+    rows: int = 0
+    """Rows yielded so far."""
+    late_rows: int = 0
+    """Rows at or below a resolved-ts already yielded: a new leader's timestamps were older than the hold-back covers."""
+    queued_bytes: int = 0
+    """Size of received messages that have not been processed."""
+    errors: dict[str, int] = field(default_factory=dict)
+    """Number of errors by kind; each was retried."""
+    failing_seconds: float = 0.0
+    """How long some part of the range has failed continuously; 0 if none fails."""
+    last_error: str = ""
+    """The last error of any part."""
+
+    @property
+    def gaps(self) -> Iterator[str]:
+        """Why resolved-ts does not advance: unsubscribed, scanning and stalled parts, one line each."""
+        if self.holes:
+            yield f"parts of the range without a subscription: {self.holes}"
+        if self.scanning:
+            yield f"regions whose incremental scan has not ended: {self.scanning}"
+        if self.stalled:
+            yield f"regions without a new resolved-ts for {STALLED_SECONDS:.0f} s: {self.stalled}"
+
+    @property
+    def problem(self) -> str:
+        """Failures that have lasted longer than `REPORT_SECONDS`, in one line; empty if there are none."""
+        if self.failing_seconds < REPORT_SECONDS:
+            return ""
+        return f"part of the source has had no subscription for {self.failing_seconds:.0f} s: {self.last_error}"
+
+
 log = logging.getLogger(__name__)
 
 POLL_SECONDS = 1.0
 JOIN_SECONDS = 10.0
-TAKE_BYTES = 1 << 20
-"""Messages that are looked at together: small ones cost as much as large ones."""
+POLL_BYTES = 1 << 20
+"""Bytes of messages decoded together: decoding one small message costs as much as decoding a large one."""
 CHECK_SECONDS = 5.0
-"""How often the feed looks for regions that stand still."""
+"""How often the feed looks for stalled regions."""
 WARN_SECONDS = 60.0
-"""How often what goes wrong for longer is logged."""
+"""How often a lasting failure is logged."""
 
 
 class Feed:
-    """The changes of one span after `start_ts`, at least once each, and the span's resolved-ts.
+    """Yields the changes of one range after `start_ts`, each at least once, and the resolved-ts of the range.
 
-    All decisions are made in the thread of whoever iterates (or polls): one thread at a time. Streams are read by
-    threads that wait when the consumer does. Close it, or use it as a context manager; `close` may come from any thread
-    and ends the iteration.
+    Iterate (or poll) from one thread at a time, which does all the work except reading the streams. Close it, or use it as
+    a context manager; `close` may be called from any thread and ends the iteration.
 
-    Raises `ClusterUnfit` for a store without a RawKV feed or of another cluster, `ClusterTlsError` at first, and
-    `RetryBudgetExhausted` when a part of the span has failed for ``options.patience``.
+    Iterating raises `ClusterUnfit` for a store without a RawKV change feed or of another cluster, `ClusterTlsError` until
+    the first message has arrived, and `RetryBudgetExhausted` if a part of the range has failed for ``options.patience``.
     """
 
     def __init__(
-        self, cluster: Cluster, codec: KeyCodec, span: Span, start_ts: int, options: FeedOptions | None = None
+        self, cluster: Cluster, codec: KeyCodec, span: KeyRange, start_ts: int, options: FeedOptions | None = None
     ) -> None:
-        """`start_ts` must be safe to start at: no store may have older timestamps left to give to writes.
+        """`span` is in RPC keys. No store may still give writes a timestamp at or below `start_ts`; see `handover.resolve`.
 
-        Raises `ClusterUnfit` before API V2, `UsageError` for a span that is empty or not of the codec's keyspace.
+        Raises `ClusterUnfit` before API V2, `UsageError` for a range that is empty or not in the codec's keyspace.
         """
         if not codec.is_v2:
-            raise ClusterUnfit(f"API {codec.api_version.label} has no timestamps, and so no changes to follow")
+            raise ClusterUnfit(
+                f"a change feed requires API V2; the cluster has API {codec.api_version.label}, which has no timestamps"
+            )
         first, last = codec.rpc_range(b"", b"")
         if not first <= span.start < span.end <= last:
-            raise UsageError(f"[{span.start.hex()}, {span.end.hex()}) is no span of keyspace {codec.keyspace_id}")
+            raise UsageError(f"{span} is not a range of keyspace {codec.keyspace_id}, or is empty")
         self._cluster, self._codec, self._span = cluster, codec, span
         self._options = options or FeedOptions()
-        self._coverage = Coverage(codec.bound(span.start), codec.bound(span.end), start_ts)
-        self._inbox: Inbox[Arrived | Ended | Located] = Inbox(self._options.queue_bytes)
+        self._frontier = ResolvedFrontier(codec.bound(span.start), codec.bound(span.end), start_ts)
+        self._inbox: Inbox[StreamMessages | StreamEnd | LocatedRegions] = Inbox(self._options.queue_bytes)
         self._locator = Locator(cluster, self._inbox)
         self._streams: dict[int, StoreStream] = {}
-        self._plain: set[int] = set()  # stores without EventFeedV2
-        self._requests = 0
-        self._due = 0.0  # when the next hole may be tried
-        self._check = time.monotonic() + CHECK_SECONDS
-        self._behind = 0.0  # when the consumer was last seen to be slow: what regions said may have waited for it
-        self._ready: deque[Event] = deque()
-        self._resolved = start_ts
-        self._advanced = False  # since that was computed
-        self._heard = False  # anything from any store
-        self._rows = self._late = 0
+        self._v1_stores: set[int] = set()  # stores without EventFeedV2
+        self._request_id = 0
+        self._next_retry = 0.0  # when to locate the next gap
+        self._next_check = time.monotonic() + CHECK_SECONDS
+        self._backlog_at = 0.0  # when the consumer was last slow: messages of regions may have been queued then
+        self._polled_at = time.monotonic()  # when queued messages were last processed
+        self._events: deque[Event] = deque()
+        self._resolved_ts = start_ts
+        self._advanced = False  # whether a span has advanced since `_resolved_ts` was computed
+        self._received = False  # whether any store has sent a message
+        self._rows = self._late_rows = 0
         self._errors: Counter[str] = Counter()
         self._last_error = ""
-        self._warn_at = 0.0  # no earlier
+        self._warn_at = 0.0  # earliest time of the next warning
         self._closed = False
-        self._lock = threading.Lock()  # `close` finds all streams, and none is opened after it
+        self._lock = threading.Lock()  # so that `close` sees all streams, and none is opened after it
 
     def __enter__(self) -> Self:
         return self
@@ -108,28 +228,29 @@ class Feed:
 
     def __iter__(self) -> Iterator[Event]:
         while not self._closed:
-            said = self.poll(POLL_SECONDS)
-            if said is not None:
-                yield said
+            event = self.poll(POLL_SECONDS)
+            if event is not None:
+                yield event
 
     def poll(self, timeout: float) -> Event | None:
-        """What is next; None when there is nothing for `timeout` seconds, or after `close`."""
+        """The next event; None if there is none within `timeout` seconds, or after `close`."""
         until = time.monotonic() + timeout
-        while not self._ready:
+        while not self._events:
             now = time.monotonic()
-            items = self._inbox.get(max(0.0, min(until, self._next_mend()) - now), TAKE_BYTES)
+            items = self._inbox.get(max(0.0, min(until, self._next_wakeup()) - now), POLL_BYTES)
             with self._lock:
                 if self._closed:
                     return None
-                for item in _joined(items):
-                    self._take(item)
-                self._mend(time.monotonic())
+                for item in _merge_messages(items):
+                    self._handle(item)
+                self._polled_at = time.monotonic()
+                self._locate_gaps(self._polled_at)
             if not items and now >= until:
                 return None
-        return self._ready.popleft()
+        return self._events.popleft()
 
     def close(self) -> None:
-        """End all streams and wait for their threads."""
+        """End all streams and wait for their threads. Thread-safe."""
         with self._lock:
             self._closed = True
             streams = list(self._streams.values())
@@ -142,63 +263,66 @@ class Feed:
 
     @property
     def status(self) -> FeedStatus:
-        """A picture of now; from any thread."""
+        """The current status. Thread-safe."""
         with self._lock:
-            holes = len(self._coverage.holes)
-            failing = [piece.failing_since for piece in self._coverage if piece.failing_since is not None]
+            gaps = len(self._frontier.gaps)
+            failing = [span.failing_since for span in self._frontier if span.failing_since is not None]
+            subscriptions = [each for stream in self._streams.values() for each in stream.subscriptions]
+            oldest = self._polled_at - STALLED_SECONDS
             return FeedStatus(
-                resolved_ts=self._resolved,
-                regions=len(self._coverage) - holes,
-                scanning=sum(
-                    not each.initialized for stream in self._streams.values() for each in stream.subscriptions
+                resolved_ts=self._resolved_ts,
+                regions=len(self._frontier) - gaps,
+                scanning=sum(not each.initialized for each in subscriptions),
+                stalled=sum(
+                    each.initialized and max(each.advanced_at, self._backlog_at) < oldest for each in subscriptions
                 ),
-                holes=holes,
+                holes=gaps,
                 stores=len(self._streams),
                 rows=self._rows,
-                late_rows=self._late,
+                late_rows=self._late_rows,
                 queued_bytes=self._inbox.bytes,
                 errors=dict(self._errors),
                 failing_seconds=time.monotonic() - min(failing) if failing else 0.0,
                 last_error=self._last_error,
             )
 
-    # What comes in
+    # Handling of items from the inbox
 
-    def _take(self, item: Arrived | Ended | Located) -> None:
+    def _handle(self, item: StreamMessages | StreamEnd | LocatedRegions) -> None:
         match item:
-            case Arrived():
-                self._take_messages(item)
-            case Ended():
-                self._take_end(item.stream, item.error)
-            case Located():
-                self._take_places(item)
+            case StreamMessages():
+                self._handle_messages(item)
+            case StreamEnd():
+                self._handle_stream_end(item.stream, item.error)
+            case LocatedRegions():
+                self._handle_located(item)
 
-    def _take_messages(self, arrived: Arrived) -> None:
-        stream = arrived.stream
+    def _handle_messages(self, messages: StreamMessages) -> None:
+        stream = messages.stream
         if self._streams.get(stream.store_id) is not stream:
             return
         try:
-            for message in decode_all(arrived.data):
-                self._take_message(stream, message)
+            for message in decode_all(messages.data):
+                self._handle_message(stream, message)
         except RequestRefused as error:
             stream.cancel()
-            self._take_end(stream, error)
+            self._handle_stream_end(stream, error)
 
-    def _take_message(self, stream: StoreStream, message: Message) -> None:
-        self._heard, now, changes = True, time.monotonic(), message.changes
+    def _handle_message(self, stream: StoreStream, message: Message) -> None:
+        self._received, now, changes = True, time.monotonic(), message.changes
         keys = zip(changes.region_ids.tolist(), changes.request_ids.tolist(), strict=True)
-        wanted = [stream.find(*key) for key in keys]
-        batch = changes.records(
-            self._codec, self._span.start, self._span.end, np.array([each is not None for each in wanted], np.bool_)
-        )
+        subscriptions = [stream.find(*key) for key in keys]
+        active = np.array([each is not None for each in subscriptions], np.bool_)
+        batch = changes.records(self._codec, self._span.start, self._span.end, active)
         if batch.num_rows:
             self._rows += batch.num_rows
-            self._late += int(np.count_nonzero(columns.numbers(batch["ts"]) <= np.uint64(self._resolved)))
-            self._ready.append(Rows(batch))
-        for index, subscription in enumerate(wanted):
+            self._late_rows += int(np.count_nonzero(columns.numbers(batch["ts"]) <= np.uint64(self._resolved_ts)))
+            self._events.append(Rows(batch))
+        _note_scanned(changes, subscriptions)
+        for index, subscription in enumerate(subscriptions):
             if subscription is not None:
                 if changes.initialized[index]:
-                    self._initialize(stream, subscription, now)
+                    self._mark_initialized(stream, subscription, now)
                 self._advance(subscription, int(changes.event_resolved[index]), now)
         resolved_for = stream.resolved_for(changes.resolved_regions.tolist(), changes.resolved_request)
         for subscription in resolved_for:
@@ -206,127 +330,137 @@ class Feed:
         for failure in message.failures:
             failed = stream.find(failure.region_id, failure.request_id)
             if failed is not None:
-                self._end(stream, failed, learn(self._cluster.regions, failed.region, failure.error))
-        self._announce()
+                self._end_subscription(
+                    stream, failed, classify_feed_error(self._cluster.regions, failed.region, failure.error)
+                )
+        self._emit_resolved()
 
-    @staticmethod
-    def _initialize(stream: StoreStream, subscription: Subscription, now: float) -> None:
-        stream.scan_ended = subscription.moved = now
+    def _mark_initialized(self, stream: StoreStream, subscription: Subscription, now: float) -> None:
+        stream.scan_ended_at = subscription.advanced_at = now
         subscription.initialized = True
-        subscription.piece.tries = 0
-        subscription.piece.failing_since = None
+        subscription.span.tries = 0
+        subscription.span.failing_since = None
+        if subscription.scanned_ts > subscription.span.resolved_ts:
+            span = self._rpc_range(subscription.span)
+            self._events.append(Scanned(span, subscription.span.resolved_ts, subscription.scanned_ts))
+
+    def _rpc_range(self, span: RegionSpan) -> KeyRange:
+        """The RPC keys of a span; all of the feed's if its bounds are no encoded keys (PD can be made to split anywhere)."""
+        try:
+            return KeyRange(self._codec.from_bound(span.start), self._codec.from_bound(span.end))
+        except DamagedBytes:
+            return self._span
 
     def _advance(self, subscription: Subscription, ts: int, now: float) -> None:
-        """Take a resolved-ts, 0 being none, as so much older: subscriptions start anew from there, too."""
+        """Apply a resolved-ts (0 = none), less the hold-back, which resubscriptions must cover, too."""
         if not ts or not subscription.initialized:
             return
-        held = minus_seconds(ts, self._options.hold_back) if self._options.hold_back else ts
-        if held > subscription.piece.resolved:
-            self._coverage.advance(subscription.piece, held)
-            self._advanced, subscription.moved = True, now
+        reduced = minus_seconds(ts, self._options.hold_back) if self._options.hold_back else ts
+        if reduced > subscription.span.resolved_ts:
+            self._frontier.advance(subscription.span, reduced)
+            self._advanced, subscription.advanced_at = True, now
 
-    def _announce(self) -> None:
-        """Say the span's resolved-ts when it has moved. With many regions it is not cheap to ask for."""
-        if not self._advanced:
+    def _emit_resolved(self) -> None:
+        if not self._advanced:  # computing the resolved-ts of many regions is not cheap
             return
         self._advanced = False
-        resolved = self._coverage.resolved
-        if resolved > self._resolved:
-            self._resolved = resolved
-            self._ready.append(Resolved(resolved))
+        resolved = self._frontier.resolved_ts
+        if resolved > self._resolved_ts:
+            self._resolved_ts = resolved
+            self._events.append(Resolved(resolved))
 
-    def _end(self, stream: StoreStream, subscription: Subscription, trouble: Trouble) -> None:
-        """A subscription is over: its part of the span is a hole until the next try."""
+    def _end_subscription(self, stream: StoreStream, subscription: Subscription, advice: ResubscribeAdvice) -> None:
+        """Turn a subscription that has ended into a gap, and schedule its retry."""
         stream.drop(subscription)
-        self._coverage.lose(subscription.piece)
-        self._fail(subscription.piece, trouble)
-        if trouble.breaks_stream:
+        self._frontier.mark_gap(subscription.span)
+        self._schedule_retry(subscription.span, advice)
+        if advice.breaks_stream:
             stream.cancel()
 
-    def _take_end(self, stream: StoreStream, error: TikvBrError) -> None:
-        """A stream is over: ask PD anew where its regions are, and try again."""
+    def _handle_stream_end(self, stream: StoreStream, error: TikvBrError) -> None:
+        """Turn all subscriptions of a stream into gaps; their regions are located through PD again."""
         if self._streams.get(stream.store_id) is not stream:
             return
         del self._streams[stream.store_id]
         unsupported = isinstance(error, CallUnsupported)
         if unsupported and stream.call.multiplexed:
-            log.info("%s has no EventFeedV2: it gets an EventFeed", stream.call)
-            self._plain.add(stream.store_id)
+            log.info("%s does not support EventFeedV2; using EventFeed", stream.call)
+            self._v1_stores.add(stream.store_id)
         elif self._is_final(error):
             raise error
-        trouble = Trouble("stream", error.message, retry.STORE_UNREACHABLE, at_once=unsupported)
+        advice = ResubscribeAdvice("stream", error.message, retry.STORE_UNREACHABLE, immediate=unsupported)
         if not unsupported:
             self._cluster.router.forget_store(stream.store_id)
         for subscription in stream.subscriptions:
             if not unsupported:
                 self._cluster.regions.invalidate(subscription.region.id)
-            self._end(stream, subscription, trouble)
+            self._end_subscription(stream, subscription, advice)
 
     def _is_final(self, error: TikvBrError) -> bool:
-        """Whether no other try can help. TLS that has worked is trouble like any: a store that ends may break a handshake."""
-        return isinstance(error, ClusterUnfit) or (isinstance(error, ClusterTlsError) and not self._heard)
+        # A TLS error after TLS has worked is retried: a store that shuts down may break a handshake.
+        return isinstance(error, ClusterUnfit) or (isinstance(error, ClusterTlsError) and not self._received)
 
-    # Holes
+    # Gaps
 
-    def _mend(self, now: float) -> None:
-        """Have the holes that are due searched for regions."""
-        if now >= self._check:
-            if self._inbox.bytes or now - self._check > CHECK_SECONDS:
-                self._behind = now
-            self._check = now + CHECK_SECONDS
+    def _locate_gaps(self, now: float) -> None:
+        """Start to locate the regions of the gaps whose retry is due; before that, end stalled subscriptions."""
+        if now >= self._next_check:
+            if self._inbox.bytes or now - self._next_check > CHECK_SECONDS:
+                self._backlog_at = now
+            self._next_check = now + CHECK_SECONDS
             self._end_stalled(now)
-        if now < self._due or self._locator.busy:
+        if now < self._next_retry or self._locator.busy:
             return
-        holes = self._coverage.holes
-        due = [hole for hole in holes if hole.due <= now]
-        self._due = min((hole.due for hole in holes if hole.due > now), default=math.inf)
+        gaps = self._frontier.gaps
+        due = [gap for gap in gaps if gap.retry_at <= now]
+        self._next_retry = min((gap.retry_at for gap in gaps if gap.retry_at > now), default=math.inf)
         if due:
-            for hole in due:
-                hole.due = math.inf
-            self._locator.search([(hole.start, hole.end) for hole in due])
+            for gap in due:
+                gap.retry_at = math.inf
+            self._locator.search([(gap.start, gap.end) for gap in due])
 
-    def _next_mend(self) -> float:
-        return self._check if self._locator.busy else min(self._due, self._check)
+    def _next_wakeup(self) -> float:
+        return self._next_check if self._locator.busy else min(self._next_retry, self._next_check)
 
     def _end_stalled(self, now: float) -> None:
-        """Start regions anew that are silent: a leader that lost its followers says nothing at all."""
+        """End subscriptions that make no progress, to resubscribe: a leader that lost its followers sends nothing at all."""
         for stream in self._streams.values():
             for subscription in stream.subscriptions:
-                heard, limit = subscription.moved, self._options.stall
+                progress_at, limit = subscription.advanced_at, self._options.stall
                 if not subscription.initialized:
-                    heard, limit = max(heard, stream.scan_ended), self._options.scan_stall
-                if max(heard, self._behind) >= now - limit:
+                    progress_at, limit = max(progress_at, stream.scan_ended_at), self._options.scan_stall
+                if max(progress_at, self._backlog_at) >= now - limit:
                     continue
-                missed = "new resolved-ts" if subscription.initialized else "end of its scan"
-                cause = f"region {subscription.region.id}: no {missed} for {limit:g} s"
+                missing = "new resolved-ts" if subscription.initialized else "end of its incremental scan"
+                cause = f"region {subscription.region.id}: no {missing} for {limit:g} s"
                 stream.deregister(subscription)
                 self._cluster.regions.invalidate(subscription.region.id)
-                self._end(stream, subscription, Trouble("stalled", cause, retry.REGION_MISS))
+                self._end_subscription(stream, subscription, ResubscribeAdvice("stalled", cause, retry.REGION_MISS))
 
-    def _take_places(self, located: Located) -> None:
-        """Subscribe to what was found; what stays a hole is searched again."""
-        self._locator.answered()
+    def _handle_located(self, located: LocatedRegions) -> None:
+        """Subscribe to the regions found; schedule a retry for each remaining gap."""
+        self._locator.finish_search()
         if located.error is not None and self._is_final(located.error):
             raise located.error
-        self._requests += 1
-        for region, store in located.places:
+        self._request_id += 1
+        for region, store in located.regions:
             if not self._subscribe(region, store):
                 self._cluster.regions.invalidate(region.id)
-        trouble = _unlocated(located.error)
-        for hole in self._coverage.holes:
-            if hole.due == math.inf:
-                self._fail(hole, trouble)
-            self._due = min(self._due, hole.due)
+        advice = _gap_advice(located.error)
+        for gap in self._frontier.gaps:
+            if gap.retry_at == math.inf:
+                self._schedule_retry(gap, advice)
+            self._next_retry = min(self._next_retry, gap.retry_at)
 
     def _subscribe(self, region: Region, store: StoreClient) -> bool:
-        """Claim a region; False when it has nothing that is still missing, or is known to be out of date.
+        """Subscribe to a region; False if it overlaps no gap, or is known to be out of date.
 
-        All that is asked for in one go has one request id, so that stores can say their resolved-ts in one message.
+        All subscriptions of one search share a request id, so that stores can send their resolved-ts in one message.
         """
-        if self._find(region.id, self._requests) is not None:
-            self._requests += 1  # the region was found twice, before and after it moved
-        request_id = self._requests
-        claim = self._coverage.claim(
+        if self._find(region.id, self._request_id) is not None:
+            self._request_id += 1  # the search found the region twice, before and after it moved
+        request_id = self._request_id
+        claim = self._frontier.claim(
             region.start, region.end, region_id=region.id, version=region.version, request_id=request_id
         )
         if claim is None:
@@ -337,60 +471,71 @@ class Feed:
                 stale[0].deregister(stale[1])
         stream = self._streams.get(store.store.id)
         if stream is None:
-            multiplexed = store.store.id not in self._plain
+            multiplexed = store.store.id not in self._v1_stores
             call = store.event_feed(multiplexed=multiplexed)
             stream = self._streams[store.store.id] = StoreStream(call, self._inbox, self._cluster.cluster_id)
-        stream.register(Subscription(region, request_id, claim.piece, time.monotonic()))
+        stream.register(Subscription(region, request_id, claim.span, time.monotonic()))
         return True
 
     def _find(self, region_id: int, request_id: int) -> tuple[StoreStream, Subscription] | None:
-        """A subscription, and the stream that it is on."""
+        """A subscription and its stream."""
         for stream in self._streams.values():
             found = stream.find(region_id, request_id)
             if found is not None:
                 return stream, found
         return None
 
-    def _fail(self, hole: Piece, trouble: Trouble) -> None:
-        """Set when a hole is tried again. Raises `RetryBudgetExhausted` when it has failed for too long."""
+    def _schedule_retry(self, gap: RegionSpan, advice: ResubscribeAdvice) -> None:
+        """Set when to locate a gap again. Raises `RetryBudgetExhausted` if it has failed for too long."""
         now = time.monotonic()
-        self._errors[trouble.kind] += 1
-        self._last_error = trouble.cause
-        if hole.failing_since is None:
-            hole.failing_since = now
-        failing = now - hole.failing_since
+        self._errors[advice.kind] += 1
+        self._last_error = advice.cause
+        if gap.failing_since is None:
+            gap.failing_since = now
+        failing = now - gap.failing_since
         if failing > self._options.patience:
             raise RetryBudgetExhausted(
-                f"the feed has had no changes of [{hole.start.hex()}, {hole.end.hex()}) for {failing:.0f} s: "
-                f"{trouble.cause}"
+                f"the feed has had no subscription for [{show_key(gap.start)}, {show_key(gap.end)}) for {failing:.0f} s: "
+                f"{advice.cause}"
             )
-        if failing >= WORTH_TELLING and now >= self._warn_at:
+        if failing >= REPORT_SECONDS and now >= self._warn_at:
             self._warn_at = now + WARN_SECONDS
-            log.warning("part of the source has not been followed for %.0f s: %s", failing, trouble.cause)
-        # Without chance: holes that are due together are searched together.
-        wait = 0.0 if trouble.at_once and not hole.tries else trouble.backoff.delay(hole.tries, 0.5)
-        log.debug("try %d again in %.3f s: %s", hole.tries + 1, wait, trouble.cause)
-        hole.tries += 1
-        hole.due = now + max(wait, trouble.at_least)
-        self._due = min(self._due, hole.due)
+            log.warning("part of the source has had no subscription for %.0f s: %s", failing, advice.cause)
+        # No jitter, so that gaps that fail together are located in one search.
+        wait = 0.0 if advice.immediate and not gap.tries else advice.backoff.delay(gap.tries, 0.5)
+        log.debug("retry %d in %.3f s: %s", gap.tries + 1, wait, advice.cause)
+        gap.tries += 1
+        gap.retry_at = now + max(wait, advice.min_delay)
+        self._next_retry = min(self._next_retry, gap.retry_at)
 
 
-def _joined(items: Iterable[Arrived | Ended | Located]) -> list[Arrived | Ended | Located]:
-    """What has come, with the messages of each stream together; between streams the order says nothing."""
-    found: list[Arrived | Ended | Located] = []
-    by_stream: dict[StoreStream, Arrived] = {}
+def _note_scanned(changes: ChangeEvent, subscriptions: Sequence[Subscription | None]) -> None:
+    """Note how new the rows are that come before the end of an incremental scan."""
+    if all(each is None or each.initialized for each in subscriptions):
+        return
+    for subscription, ts in zip(subscriptions, changes.newest_ts().tolist(), strict=True):
+        if subscription is not None and not subscription.initialized:
+            subscription.scanned_ts = max(subscription.scanned_ts, ts)
+
+
+def _merge_messages(
+    items: Iterable[StreamMessages | StreamEnd | LocatedRegions],
+) -> list[StreamMessages | StreamEnd | LocatedRegions]:
+    """Merge the messages of each stream into one item; the order between streams does not matter."""
+    merged: list[StreamMessages | StreamEnd | LocatedRegions] = []
+    by_stream: dict[StoreStream, StreamMessages] = {}
     for item in items:
-        if isinstance(item, Arrived) and item.stream in by_stream:
+        if isinstance(item, StreamMessages) and item.stream in by_stream:
             by_stream[item.stream].data.extend(item.data)
             continue
-        if isinstance(item, Arrived):
+        if isinstance(item, StreamMessages):
             by_stream[item.stream] = item
-        found.append(item)
-    return found
+        merged.append(item)
+    return merged
 
 
-def _unlocated(error: ClusterError | None) -> Trouble:
-    """Why a hole is still one after a search."""
+def _gap_advice(error: ClusterError | None) -> ResubscribeAdvice:
+    """Why a search did not close a gap."""
     if error is None:
-        return Trouble("stale regions", "what PD says of its regions is out of date", retry.REGION_MISS)
-    return Trouble("no region", error.message, retry.PD_TROUBLE)
+        return ResubscribeAdvice("stale regions", "PD's region information is out of date", retry.REGION_MISS)
+    return ResubscribeAdvice("no region", error.message, retry.PD_UNAVAILABLE)

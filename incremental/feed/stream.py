@@ -1,111 +1,321 @@
-"""The stream of one store, read by a thread of its own, and the subscriptions on it."""
+"""The stream of one store and its subscriptions, decoding of its messages, errors, and locating the regions of gaps."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from itertools import groupby
+from typing import Generic, TypeVar
 
-from incremental.feed.coverage import Piece
-from incremental.feed.inbox import Inbox, InboxClosed
-from tikv_br.cluster.event_feed import EventFeed
-from tikv_br.cluster.pb import cdcpb_pb2, metapb_pb2
-from tikv_br.cluster.regions import Region
-from tikv_br.errors import ClusterUnreachable, TikvBrError
+from google.protobuf.message import DecodeError
 
-if TYPE_CHECKING:
-    from incremental.feed.locator import Located
+from formats import cdc
+from incremental.feed.frontier import RegionSpan
+from tikv_br import retry
+from tikv_br.cluster.cluster import Cluster
+from tikv_br.cluster.pb import cdcpb_pb2, errorpb_pb2, metapb_pb2
+from tikv_br.cluster.region_errors import REACTIONS
+from tikv_br.cluster.regions import Region, RegionCache
+from tikv_br.cluster.router import apply_current_regions, apply_leader_hint
+from tikv_br.cluster.store import EventFeed, StoreClient
+from tikv_br.errors import ClusterError, ClusterUnfit, ClusterUnreachable, RequestRefused, TikvBrError
+from tikv_br.retry import Backoff
+
+T = TypeVar("T")
+
+
+class InboxClosed(Exception):
+    """The inbox was closed."""
+
+
+class Inbox(Generic[T]):
+    """A FIFO queue bounded by the total size of its items. Thread-safe."""
+
+    def __init__(self, limit: int) -> None:
+        """`limit` is in bytes; a single item may be larger."""
+        self._limit = limit
+        self._items: deque[tuple[T, int]] = deque()
+        self._bytes = 0
+        self._closed = False
+        self._changed = threading.Condition()
+
+    @property
+    def bytes(self) -> int:
+        """Total size of the queued items."""
+        return self._bytes
+
+    def put(self, item: T, size: int) -> None:
+        """Add an item; waits until there is room. Raises `InboxClosed`."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or not self._bytes or self._bytes + size <= self._limit)
+            if self._closed:
+                raise InboxClosed
+            self._add(item, size)
+
+    def put_now(self, item: T) -> None:
+        """Add an item of size 0 without waiting; no effect if the inbox is closed."""
+        with self._changed:
+            if not self._closed:
+                self._add(item, 0)
+
+    def get(self, timeout: float, most: int) -> list[T]:
+        """Take at least one item, and more up to `most` bytes. Empty after `timeout` seconds, or if the inbox is closed."""
+        items: list[T] = []
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or self._items, timeout)
+            while self._items and (not items or self._items[0][1] <= most):
+                item, size = self._items.popleft()
+                items.append(item)
+                most -= size
+                self._bytes -= size
+            if items:
+                self._changed.notify_all()
+        return items
+
+    def close(self) -> None:
+        """Drop all items and wake all waiting threads."""
+        with self._changed:
+            self._closed = True
+            self._items.clear()
+            self._bytes = 0
+            self._changed.notify_all()
+
+    def _add(self, item: T, size: int) -> None:
+        self._items.append((item, size))
+        self._bytes += size
+        self._changed.notify_all()
+
+
+RESOLVED = b"\x12"
+"""The tag of the field ``resolved_ts``, with which a message without events starts."""
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriptionFailed:
+    """An event that ends a subscription."""
+
+    region_id: int
+    request_id: int
+    error: cdcpb_pb2.Error
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A decoded message: rows and resolved-ts, which are handled first, and subscriptions that have ended."""
+
+    changes: cdc.ChangeEvent
+    failures: tuple[SubscriptionFailed, ...] = ()
+
+
+def decode_all(data: Sequence[bytes]) -> Iterator[Message]:
+    """Decode serialized messages of one stream, in order (see `decode`); adjacent messages are merged if possible.
+
+    Concatenated messages decode as one message with all their events, which costs about as much as decoding a small one.
+    Messages with a resolved-ts are not merged: a message has at most one. Stores send it without events.
+    """
+    for is_resolved, group in groupby(data, _has_only_resolved_ts):
+        parts = list(group)
+        merged = None if is_resolved or len(parts) == 1 else cdc.parse(b"".join(parts))
+        if merged is None:
+            yield from map(decode, parts)
+        else:
+            yield Message(merged)
+
+
+def _has_only_resolved_ts(data: bytes) -> bool:
+    return data.startswith(RESOLVED)
+
+
+def decode(data: bytes) -> Message:
+    """Decode a ``cdcpb.ChangeDataEvent``. Raises `RequestRefused` for damaged bytes and for transactional rows."""
+    changes = cdc.parse(data)
+    return _decode_with_protobuf(data) if changes is None else Message(changes)
+
+
+def _decode_with_protobuf(data: bytes) -> Message:
+    """Decode a message with fields that `cdc.parse` does not know: split off errors, drop unused fields, parse the rest."""
+    try:
+        message = cdcpb_pb2.ChangeDataEvent.FromString(data)
+    except DecodeError as error:
+        raise RequestRefused(f"cannot decode a store's change event: {error}") from None
+    message.DiscardUnknownFields()
+    failures = tuple(
+        SubscriptionFailed(event.region_id, event.request_id, event.error)
+        for event in message.events
+        if event.HasField("error")
+    )
+    rest = cdcpb_pb2.ChangeDataEvent()
+    if message.HasField("resolved_ts"):
+        rest.resolved_ts.CopyFrom(message.resolved_ts)
+    for event in message.events:
+        if not event.HasField("error"):
+            rest.events.add().CopyFrom(event)
+    for event in rest.events:
+        for row in event.entries.entries:
+            for unused in ("old_value", "txn_source", "generation"):
+                row.ClearField(unused)
+    changes = cdc.parse(rest.SerializeToString())
+    if changes is None:
+        raise RequestRefused("cannot decode a store's change event: it has rows other than RawKV puts and deletes")
+    return Message(changes, failures)
+
+
+@dataclass(frozen=True, slots=True)
+class ResubscribeAdvice:
+    """Why a subscription ended or could not start, and when to retry."""
+
+    kind: str
+    cause: str
+    backoff: Backoff
+    min_delay: float = 0.0
+    """Seconds that the store asked the client to wait."""
+    immediate: bool = False
+    """Whether the first retry needs no wait, because the new place is known."""
+    breaks_stream: bool = False
+    """Whether to reopen the whole stream, because store and client disagree about its subscriptions."""
+
+
+def classify_feed_error(regions: RegionCache, region: Region, error: cdcpb_pb2.Error) -> ResubscribeAdvice:
+    """Update the region cache from the error, and decide on the retry. Raises `ClusterUnfit` for permanent errors."""
+    kind = next((field.name for field, _ in error.ListFields()), "")
+    cause = f"region {region.id}: {kind or 'an error without a kind'}"
+    match kind:
+        case "not_leader":
+            named = apply_leader_hint(regions, region, error.not_leader)
+            return ResubscribeAdvice(kind, cause, REACTIONS[kind].backoff, immediate=named)
+        case "epoch_not_match":
+            apply_current_regions(regions, region, error.epoch_not_match)
+            return ResubscribeAdvice(
+                kind, cause, REACTIONS[kind].backoff, immediate=bool(error.epoch_not_match.current_regions)
+            )
+        case "server_is_busy":
+            return ResubscribeAdvice(
+                kind, _busy(cause, error.server_is_busy), REACTIONS[kind].backoff, _requested_delay(error)
+            )
+        case "congested":
+            return ResubscribeAdvice(kind, cause, retry.STORE_BUSY)
+        case "duplicate_request":
+            return ResubscribeAdvice(kind, cause, retry.REGION_MISS, breaks_stream=True)
+        case "compatibility":
+            raise ClusterUnfit(
+                f"{cause}: the store has no RawKV change feed, or requires a client of version {error.compatibility.required_version}",
+                hint="A change feed requires a source with API V2. For API V1 and V1TTL, pass --mode diff.",
+            )
+        case "cluster_id_mismatch":
+            raise ClusterUnfit(
+                f"{cause}: the store belongs to cluster {error.cluster_id_mismatch.current}, "
+                f"not to {error.cluster_id_mismatch.request}",
+                hint="Check --pd: its stores belong to another cluster.",
+            )
+        case _:  # region_not_found, or an unknown kind
+            regions.invalidate(region.id)
+            return ResubscribeAdvice(kind or "unknown", cause, retry.REGION_MISS)
+
+
+def _busy(cause: str, error: errorpb_pb2.ServerIsBusy) -> str:
+    return f"{cause}: {error.reason}" if error.reason else cause
+
+
+def _requested_delay(error: cdcpb_pb2.Error) -> float:
+    return error.server_is_busy.backoff_ms / 1000
+
 
 CLIENT_VERSION = "6.2.0"
-"""What we say that we are: from 4.0.8 stores send resolved-ts of many regions at once, from 5.3.0 they check the cluster
-id, and 6.2.0 is the first with RawKV."""
+"""The version sent to stores: from 4.0.8 on they batch the resolved-ts of regions, from 5.3.0 on they check the cluster id,
+and 6.2.0 is the first with RawKV."""
 MESSAGE_OVERHEAD = 256
-"""What a message that waits takes beside its bytes, roughly: stores send rows one by one, and some take less than this."""
+"""Estimated memory of a queued message besides its bytes; messages with one small row are smaller than this."""
 
 
 @dataclass(slots=True, eq=False)
 class Subscription:
-    """A region on a stream."""
+    """The subscription of one region, on one stream."""
 
     region: Region
     request_id: int
-    piece: Piece
-    moved: float
-    """When its resolved-ts moved last; at first, when it was asked for."""
+    span: RegionSpan
+    advanced_at: float
+    """When its resolved-ts last advanced, or when it was registered; monotonic clock."""
     initialized: bool = False
-    """Whether the incremental scan has ended; before that nothing is resolved."""
+    """Whether the incremental scan has ended; until then it has no valid resolved-ts."""
+    scanned_ts: int = 0
+    """Largest ts of the rows received before the incremental scan has ended."""
 
     @property
     def key(self) -> tuple[int, int]:
-        """What events name it by."""
+        """The region id and request id in its events."""
         return self.region.id, self.request_id
 
 
 @dataclass(frozen=True, slots=True)
-class Arrived:
-    """Messages of a stream, as they came."""
+class StreamMessages:
+    """Serialized messages of a stream, in order."""
 
     stream: StoreStream
     data: list[bytes]
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
-    """A stream is over, and with it all its subscriptions."""
+class StreamEnd:
+    """A stream has ended, and with it all its subscriptions."""
 
     stream: StoreStream
     error: TikvBrError
 
 
 class StoreStream:
-    """Owned by the feed's thread but for its reader, which fills the inbox."""
+    """An open stream. Used by the feed's thread only, except for its reader thread, which fills the inbox."""
 
-    def __init__(self, call: EventFeed, inbox: Inbox[Arrived | Ended | Located], cluster_id: int) -> None:
-        """Starts to read at once."""
+    def __init__(
+        self, call: EventFeed, inbox: Inbox[StreamMessages | StreamEnd | LocatedRegions], cluster_id: int
+    ) -> None:
+        """Starts the reader thread."""
         self.call = call
         self._inbox = inbox
         self._header = cdcpb_pb2.Header(cluster_id=cluster_id, ticdc_version=CLIENT_VERSION)
         self._by_key: dict[tuple[int, int], Subscription] = {}
         self._by_region: dict[int, Subscription] = {}
-        self.scan_ended = 0.0
-        """When (monotonic) the store last said that an incremental scan has ended."""
+        self.scan_ended_at = 0.0
+        """When an incremental scan on this stream last ended; monotonic clock."""
         self._reader = threading.Thread(target=self._read, name=f"feed of {call}", daemon=True)
         self._reader.start()
 
     @property
     def store_id(self) -> int:
-        """Whose stream it is."""
+        """Id of the store."""
         return self.call.store.id
 
     @property
     def subscriptions(self) -> list[Subscription]:
-        """All that live on it."""
+        """All active subscriptions."""
         return list(self._by_key.values())
 
     def find(self, region_id: int, request_id: int) -> Subscription | None:
-        """The subscription that an event is for; None when it is over."""
+        """The subscription of an event; None if it has ended."""
         return self._by_key.get((region_id, request_id))
 
     def resolved_for(self, region_ids: list[int], request_id: int) -> Iterator[Subscription]:
-        """The subscriptions that a resolved-ts is for; before multiplexing it names no request (0)."""
+        """The subscriptions of a resolved-ts; without multiplexing its request id is 0."""
         for region_id in region_ids:
             found = self._by_key.get((region_id, request_id)) if request_id else self._by_region.get(region_id)
             if found is not None:
                 yield found
 
     def register(self, subscription: Subscription) -> None:
-        """Ask for the changes of a region's part of the span since its resolved-ts."""
-        region, piece = subscription.region, subscription.piece
+        """Request the changes of a region's span after its resolved-ts."""
+        region, span = subscription.region, subscription.span
         self._by_key[subscription.key] = self._by_region[region.id] = subscription
         self.call.send(
             cdcpb_pb2.ChangeDataRequest(
                 header=self._header,
                 region_id=region.id,
                 region_epoch=metapb_pb2.RegionEpoch(conf_ver=region.conf_ver, version=region.version),
-                checkpoint_ts=piece.resolved,
-                start_key=piece.start,
-                end_key=piece.end,
+                checkpoint_ts=span.resolved_ts,
+                start_key=span.start,
+                end_key=span.end,
                 request_id=subscription.request_id,
                 register=cdcpb_pb2.ChangeDataRequest.Register(),
                 kv_api=cdcpb_pb2.ChangeDataRequest.RawKV,
@@ -113,7 +323,7 @@ class StoreStream:
         )
 
     def deregister(self, subscription: Subscription) -> None:
-        """Ask for no more of it; what still comes is for nobody."""
+        """End a subscription; events that still arrive for it are ignored."""
         self.drop(subscription)
         self.call.send(
             cdcpb_pb2.ChangeDataRequest(
@@ -125,28 +335,101 @@ class StoreStream:
         )
 
     def drop(self, subscription: Subscription) -> None:
-        """Forget a subscription that the store has ended."""
+        """Remove a subscription that the store has ended."""
         self._by_key.pop(subscription.key, None)
         if self._by_region.get(subscription.region.id) is subscription:
             del self._by_region[subscription.region.id]
 
     def cancel(self) -> None:
-        """End the stream; `Ended` still comes, unless the inbox is closed."""
+        """End the stream; a `StreamEnd` still follows unless the inbox is closed."""
         self.call.cancel()
 
     def join(self, timeout: float) -> None:
-        """Wait for the reader, which ends after `cancel` once the inbox has room or is closed."""
+        """Wait for the reader thread, which ends after `cancel` once the inbox has room or is closed."""
         self._reader.join(timeout)
 
     def _read(self) -> None:
-        error: TikvBrError = ClusterUnreachable(f"{self.call}: the reader of its feed has failed")
+        error: TikvBrError = ClusterUnreachable(f"{self.call}: the thread that reads its feed failed")
         try:
             for data in self.call:
-                self._inbox.put(Arrived(self, [data]), len(data) + MESSAGE_OVERHEAD)
+                self._inbox.put(StreamMessages(self, [data]), len(data) + MESSAGE_OVERHEAD)
         except InboxClosed:
             pass
-        except TikvBrError as met:
-            error = met
+        except TikvBrError as failure:
+            error = failure
         finally:
             self.call.cancel()
-            self._inbox.put_now(Ended(self, error))
+            self._inbox.put_now(StreamEnd(self, error))
+
+
+LocatedRegion = tuple[Region, StoreClient]
+"""A region, and the store of its leader."""
+
+
+@dataclass(frozen=True, slots=True)
+class LocatedRegions:
+    """The result of one search: the regions found, and why the others were not found."""
+
+    regions: tuple[LocatedRegion, ...]
+    error: ClusterError | None = None
+
+
+class Locator:
+    """Locates the regions of gaps in a background thread, one search at a time."""
+
+    def __init__(self, cluster: Cluster, inbox: Inbox[StreamMessages | StreamEnd | LocatedRegions]) -> None:
+        self._cluster = cluster
+        self._inbox = inbox
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="feed-locator")
+        self._scanned_all = False
+        self._running_search: Future[None] | None = None
+
+    @property
+    def busy(self) -> bool:
+        """Whether a search is running."""
+        return self._running_search is not None
+
+    def search(self, gaps: Sequence[tuple[bytes, bytes]]) -> None:
+        """Start to locate the regions of these encoded ranges; the inbox receives a `LocatedRegions`."""
+        self._running_search = self._pool.submit(self._search, gaps)
+
+    def finish_search(self) -> None:
+        """Call this for each `LocatedRegions`. Raises errors of the search other than `ClusterError`."""
+        if self._running_search is not None:
+            self._running_search.result()
+        self._running_search = None
+
+    def close(self) -> None:
+        """Wait for a running search, at most for PD's retry budget."""
+        self._pool.shutdown(cancel_futures=True)
+
+    def _search(self, gaps: Sequence[tuple[bytes, bytes]]) -> None:
+        found: list[LocatedRegion] = []
+        error: ClusterError | None = None
+        try:
+            error = self._locate(found, gaps)
+        except ClusterError as failure:
+            error = failure
+        finally:
+            self._inbox.put_now(LocatedRegions(tuple(found), error))
+
+    def _locate(self, found: list[LocatedRegion], gaps: Sequence[tuple[bytes, bytes]]) -> ClusterError | None:
+        """Add the regions of the gaps to `found`; returns the error of the last region whose store is unknown."""
+        unknown_store: ClusterError | None = None
+        if not self._scanned_all:  # the first search covers all regions, which are faster to read page by page
+            self._cluster.regions.update(self._cluster.pd.scan_regions(gaps[0][0], gaps[-1][1]))
+            self._scanned_all = True
+        for gap in gaps:
+            for region in self._regions(*gap):
+                try:
+                    found.append((region, self._cluster.store(region.leader.store_id)))
+                except RequestRefused as error:
+                    self._cluster.regions.invalidate(region.id)
+                    unknown_store = error
+        return unknown_store
+
+    def _regions(self, start: bytes, end: bytes) -> Iterator[Region]:
+        while start < end:
+            region = self._cluster.regions.locate(start)
+            yield region
+            start = region.end or end

@@ -1,4 +1,10 @@
-"""A group of processes that share changefeeds: what it knows of itself in etcd, and who does what.
+"""Captures: processes that share changefeeds through etcd.
 
-What lives here never moves a change by itself: `incremental.replicate` does.
+Modules, in reading order:
+- model: what the group stores in etcd, and reading and writing it
+- changefeeds: the user's commands: create, pause, resume, update, remove
+- scheduler: which capture runs which task (pure functions)
+- owner: splits changefeeds, assigns tasks, publishes checkpoints
+- capture: joins the group and runs the tasks assigned to it
+- worker: runs one task
 """

@@ -1,4 +1,4 @@
-"""What users do to changefeeds: make, pause, resume, change and remove them. The owner, if there is one, follows."""
+"""The user's commands for changefeeds: create, pause, resume, update, remove. They write to etcd; the owner acts on it."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ import logging
 import math
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 
-from incremental.group.model import ChangefeedInfo, GroupState, State, dump
+from incremental.group.model import ChangefeedInfo, GroupState, GroupStore, State, dump
 from incremental.group.scheduler import Patience
-from incremental.group.store import GroupStore
-from incremental.handover import SHORTEST_TTL, protect, service_id
+from incremental.handover import MIN_TTL, Start, check_has_feed, keyspace_codec, protect, resolve, service_id
+from incremental.sinks.open import Origin, SinkOptions, SinkPatience, open_sink, wait_for_sink
+from incremental.sinks.url import LogTarget, parse
+from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.etcd_values import Delete, Put, absent, modified_at, none_with
 from tikv_br.cluster.safepoint import SafePointApi, release
 from tikv_br.errors import (
@@ -24,15 +26,42 @@ from tikv_br.errors import (
     TikvBrError,
 )
 
+
+def resolved(asked: ChangefeedInfo, source: Cluster, keyspace: str, start: Start, sink: SinkOptions) -> ChangefeedInfo:
+    """Complete a changefeed with its keyspace id, start-ts and sink; waits until the sink answers.
+
+    Raises `UsageError`, `ClusterUnfit` for a source without a feed, `SafePointError`, other `ClusterError`, `StorageError`,
+    `BackupSetError` for a backup to start from.
+    """
+    codec = keyspace_codec(source, keyspace)
+    info = replace(asked, keyspace_id=codec.keyspace_id)
+    origin = Origin(source.cluster_id, codec.keyspace_id, info.id)
+    patience = SinkPatience(info.patience_ms / 1000, info.backoff_ms / 1000)
+    target = parse(asked.sink)
+    check_has_feed(source, writes_log=isinstance(target, LogTarget))
+    with ExitStack() as stack:
+        opened = wait_for_sink(stack, target, origin, sink, patience)
+        place = info.place if opened is None else opened.place
+        start_ts = resolve(start, source, info.range, writes_log=isinstance(target, LogTarget))
+        return replace(info, place=place, start_ts=start_ts)
+
+
+def moved(info: ChangefeedInfo, url: str, source: Cluster, sink: SinkOptions) -> ChangefeedInfo:
+    """A changefeed with another address of its sink. Raises `SyncStateMismatch` where that is another sink, `ClusterError`."""
+    with open_sink(parse(url), Origin(source.cluster_id, info.keyspace_id, info.id), sink) as opened:
+        info.check_place(opened.place)
+    return replace(info, sink=url)
+
+
 log = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.5
 REMOVAL_SECONDS = 120.0
-"""How long a removal waits for the captures to stop, unless told otherwise."""
+"""Default time that a removal waits for the captures to stop."""
 
 _DAMAGED_HINT = (
-    "Put the value right by etcd's own tools, or `tikv-br changefeed remove` it and begin anew from a backup; "
-    "`tikv-br diff` shows what the target lacks."
+    "Correct the value with etcdctl, or run `tikv-br changefeed remove` and create the changefeed again from a backup. "
+    "`tikv-br diff` shows which rows the target is missing."
 )
 
 Edit = Callable[[ChangefeedInfo], ChangefeedInfo]
@@ -42,15 +71,19 @@ def find(state: GroupState, changefeed_id: str) -> ChangefeedInfo:
     """The changefeed of that name. Raises `ChangefeedNotFound`, `SyncStateDamaged`."""
     check_sound(state, changefeed_id)
     if changefeed_id not in state.changefeeds:
-        raise ChangefeedNotFound(f"there is no changefeed {changefeed_id}")
+        raise ChangefeedNotFound(
+            f"changefeed {changefeed_id} does not exist", hint="`tikv-br changefeed list` prints all changefeeds."
+        )
     return state.changefeeds[changefeed_id]
 
 
 def check_sound(state: GroupState, *changefeed_ids: str) -> None:
-    """Raise `SyncStateDamaged` where a value of one of the changefeeds does not read."""
-    odd = [f"changefeed {each} rests: {state.damaged[each]}" for each in changefeed_ids if each in state.damaged]
-    if odd:
-        raise SyncStateDamaged("; ".join(odd), hint=_DAMAGED_HINT)
+    """Raise `SyncStateDamaged` if a value of one of the changefeeds cannot be read."""
+    damaged = [
+        f"changefeed {each} is stopped: {state.damaged[each]}" for each in changefeed_ids if each in state.damaged
+    ]
+    if damaged:
+        raise SyncStateDamaged("; ".join(damaged), hint=_DAMAGED_HINT)
 
 
 class Changefeeds:
@@ -72,76 +105,86 @@ class Changefeeds:
         made = etcd.transact([absent(key), none_with(self._store.keys.sync(info.id))], [paused])
         if not made.succeeded:
             what = "sync" if etcd.get(key) is None else "changefeed"
-            raise ChangefeedExists(f"there is a {what} {info.id} already")
+            raise ChangefeedExists(f"a {what} {info.id} already exists", hint="Pass another id.")
         ours = [modified_at(key, made.revision)]
         try:
             self._protect(info, info.start_ts)
         except TikvBrError:
-            with suppress(TikvBrError):  # it may have been set, though that was not heard; then it runs out by itself
+            with suppress(TikvBrError):  # it may be set although the answer was lost; if so, and this fails, it expires
                 release(self._pd, service_id(info.id))
             etcd.transact(ours, [Delete(key)])
             raise
         if not etcd.transact(ours, [Put(key, dump(info))]).succeeded:
-            raise ChangefeedBusy(f"changefeed {info.id} was changed by another process while it was made")
+            raise ChangefeedBusy(
+                f"changefeed {info.id} was changed by another process while it was being created",
+                hint="Check it with `tikv-br changefeed query`.",
+            )
 
     def pause(self, changefeed_id: str) -> ChangefeedInfo:
-        """Have its tasks stop; the safe point stands for its gc_ttl from now on. Raises `ChangefeedNotFound`.
+        """Stop its tasks; the safe point is kept for its gc_ttl from now on. Raises `ChangefeedNotFound`.
 
-        Where PD is away, or GC is past it, it is paused all the same: `resume` looks at that again.
+        It is paused even if PD is down or GC has passed its checkpoint; `resume` checks that again.
         """
         state, info = self._find(changefeed_id)
         try:
             self._protect(info, state.checkpoint_ts(changefeed_id))
         except ClusterError as error:
-            log.warning("GC waits for changefeed %s from its last renewal on: %s", changefeed_id, error.message)
+            log.warning(
+                "cannot renew the safe point of changefeed %s; it expires its TTL after the last renewal: %s",
+                changefeed_id,
+                error.message,
+            )
         return self._edit(changefeed_id, lambda found: replace(found, state=State.PAUSED))
 
     def resume(self, changefeed_id: str) -> ChangefeedInfo:
-        """Go on from the checkpoint. Raises `ChangefeedNotFound`, and `SafePointError` when GC has passed it."""
+        """Resume from the checkpoint. Raises `ChangefeedNotFound`, and `SafePointError` if GC has passed it."""
         state, info = self._find(changefeed_id)
         self._protect(info, state.checkpoint_ts(changefeed_id))
         return self._edit(changefeed_id, lambda found: replace(found, state=State.NORMAL, error=""))
 
     def update(self, changefeed_id: str, edit: Edit) -> ChangefeedInfo:
-        """Change how it works. Raises `ChangefeedNotFound`, and `ChangefeedBusy` for one that is not paused."""
+        """Change its options. Raises `ChangefeedNotFound`, and `ChangefeedBusy` if it is running."""
 
         def change(found: ChangefeedInfo) -> ChangefeedInfo:
             if found.state is State.NORMAL:
-                raise ChangefeedBusy(f"changefeed {changefeed_id} is running", hint="Pause it first, resume it after.")
+                raise ChangefeedBusy(
+                    f"changefeed {changefeed_id} is running", hint="Pause it first, and resume it afterwards."
+                )
             return edit(found)
 
         return self._edit(changefeed_id, change)
 
     def remove(self, changefeed_id: str, seconds: float = REMOVAL_SECONDS) -> None:
-        """Stop it, and forget it with its safe point. Raises `ChangefeedNotFound`.
+        """Stop it, and delete it and its safe point. Raises `ChangefeedNotFound`.
 
-        Waits so long for the captures to stop, or, where they are gone, for what they have sent to arrive. After that
-        raises `ChangefeedBusy`; the removal goes on when there is an owner, or when it is asked for again.
+        Waits up to `seconds` for its captures to stop, or, if they have died, until their last writes must have arrived. Then
+        raises `ChangefeedBusy`; the owner continues the removal, or the next call of this.
         """
         state = self._store.snapshot()
         if changefeed_id in state.damaged:
             return self._remove_damaged(state, changefeed_id, seconds)
         find(state, changefeed_id)
         gone, deadline = Patience(), time.monotonic() + seconds
-        while not self._is_forgotten(changefeed_id, gone):
+        while not self._try_remove(changefeed_id, gone):
             if time.monotonic() > deadline:
                 raise ChangefeedBusy(
-                    f"changefeed {changefeed_id} is still being stopped", hint="Say it again to wait on."
+                    f"changefeed {changefeed_id} is still being stopped",
+                    hint="Run the same command again to keep waiting.",
                 )
             self._sleep(POLL_SECONDS)
         return None
 
     def _remove_damaged(self, state: GroupState, changefeed_id: str, seconds: float) -> None:
-        """Forget one on which captures do not work any more, though no task can say so. Raises `ChangefeedBusy`."""
-        wait = self._store.aftermath(state, changefeed_id)
+        """Delete a damaged changefeed after waiting until no capture can be working on it. Raises `ChangefeedBusy`."""
+        wait = self._store.seconds_until_quiet(state, changefeed_id)
         if wait > seconds:
             raise ChangefeedBusy(
-                f"what captures have sent for changefeed {changefeed_id} may arrive for {wait:g} s more",
-                hint=f"Wait at least so long: --wait {math.ceil(wait)}s.",
+                f"writes of captures for changefeed {changefeed_id} may still arrive for {wait:g} s",
+                hint=f"Pass --wait {math.ceil(wait)}s or more.",
             )
         self._sleep(wait)
         changed = ChangefeedBusy(
-            f"changefeed {changefeed_id} was changed while it was being removed", hint="Say it again."
+            f"changefeed {changefeed_id} was changed while it was being removed", hint="Run the same command again."
         )
         if changefeed_id not in self._store.snapshot().damaged:
             raise changed
@@ -149,8 +192,8 @@ class Changefeeds:
         if not self._store.discard(state, changefeed_id):
             raise changed
 
-    def _is_forgotten(self, changefeed_id: str, patience: Patience) -> bool:
-        """Bring a removal forward; whether it is through."""
+    def _try_remove(self, changefeed_id: str, patience: Patience) -> bool:
+        """Take the next step of a removal; True when it is complete."""
         state = self._store.snapshot()
         check_sound(state, changefeed_id)
         info = state.changefeeds.get(changefeed_id)
@@ -180,8 +223,8 @@ class Changefeeds:
         state = self._store.snapshot()
         info = find(state, changefeed_id)
         if info.state is State.REMOVING:
-            raise ChangefeedBusy(f"changefeed {changefeed_id} is being removed", hint="Create another.")
+            raise ChangefeedBusy(f"changefeed {changefeed_id} is being removed", hint="Create another changefeed.")
         return state, info
 
     def _protect(self, info: ChangefeedInfo, ts: int) -> None:
-        protect(self._pd, info.id, ts, info.gc_ttl).leave_for(max(info.gc_ttl, SHORTEST_TTL))
+        protect(self._pd, info.id, ts, info.gc_ttl).stop_with_ttl(max(info.gc_ttl, MIN_TTL))

@@ -1,77 +1,82 @@
-"""What a group keeps in etcd, as values.
+"""The state of a group in etcd, and reading and writing it.
 
-All of it lies below ``/tikv-br/CLUSTER-ID/``::
+All keys start with ``/tikv-br/CLUSTER-ID/``::
 
     capture/ID             CaptureInfo       with the lease of that process
-    owner/ID               its id            with its lease; the one made first is the owner
+    owner/ID               its id            with its lease; the oldest key is the owner's
     changefeed/CF          ChangefeedInfo    written by the commands, and by the owner when it fails or is removed
-    task/CF/N              Task              written by the owner, and by its capture to let go of it
+    task/CF/N              Task              written by the owner, and by its capture to free it
     progress/CF/N          Progress          written by the task's capture, while the task is its own
     status/CF              ChangefeedStatus  written by the owner
-    sync/NAME/…            of a plain sync (`incremental.etcd_checkpoint`), which is no member of the group
+    sync/NAME/…            of a plain sync (`incremental.checkpoint`), which is no member of the group
 
-Every value is sealed JSON (`sealed_json`). Times are in milliseconds since the epoch, where they are not timestamps of PD.
+Every value is JSON with a checksum. Times are in milliseconds since the epoch unless they are timestamps of PD.
 """
 
 from __future__ import annotations
 
 import enum
+import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Final, TypeVar
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from formats.api_version import ApiVersion
-from formats.keys import KeyCodec
-from tikv_br.backupset import sealed_json
-from tikv_br.backupset.coverage import KeyRange
-from tikv_br.cluster.etcd_values import Compare, KeyValue, absent, created_at, unchanged
-from tikv_br.errors import BackupDamaged, BackupUnsupported, SyncStateDamaged, SyncStateMismatch
+from formats.keys.codec import KeyCodec
+from formats.keys.ranges import KeyRange
+from tikv_br.backupset import records
+from tikv_br.cluster.etcd_values import Compare, Delete, KeyValue, Put, absent, created_at, unchanged
+from tikv_br.errors import BackupDamaged, BackupUnsupported, SyncStateDamaged, SyncStateMismatch, TikvBrError
+from tikv_br.redaction import redact
+
+if TYPE_CHECKING:
+    from tikv_br.cluster.etcd import Etcd
 
 ROOT: Final = "/tikv-br"
 SPANS: Final = 2
-"""Into so many sub-spans a changefeed is split, unless told otherwise."""
+"""Default number of tasks of a changefeed."""
 MAX_SPANS: Final = 100
 """A transaction of etcd has at most 128 operations."""
-LONGEST_LOOK: Final = 1.0
-"""Seconds between two looks of a capture at what there is to do, at most."""
-LONGEST_WRITE_MS: Final = 30_000
-"""Milliseconds that a request of a capture to a sink may take, at most."""
-LONGEST_LEASE: Final = 60
-"""Seconds that the lease of a capture may have, at most. No task tells it, but where it is shorter than the above: then a request
-may take as long."""
+MAX_POLL_SECONDS: Final = 1.0
+"""Maximum seconds between two reads of the group's state by a capture."""
+MAX_WRITE_MS: Final = 30_000
+"""Maximum timeout of a capture's request to a sink, in milliseconds."""
+MAX_LEASE_SECONDS: Final = 60
+"""Maximum TTL of a capture's lease, in seconds. Tasks do not record it; if it is shorter than the maximum request timeout, it
+equals the recorded request timeout."""
 
 T = TypeVar("T")
 
 
 class State(enum.StrEnum):
-    """What shall become of a changefeed."""
+    """The desired state of a changefeed."""
 
     NORMAL = "normal"
     PAUSED = "paused"
-    """By a user; its safe point stays for its gc_ttl after the last renewal."""
+    """Paused by a user; its safe point expires its gc_ttl after the last renewal."""
     FAILED = "failed"
-    """By an error that another try does not cure; `resume` tries again."""
+    """Stopped by a permanent error; `resume` retries."""
     REMOVING = "removing"
-    """The owner stops its tasks, then removes all that is known of it."""
+    """The owner stops its tasks, then deletes it."""
 
 
 @dataclass(frozen=True, slots=True)
 class CaptureInfo:
-    """A process that takes on tasks."""
+    """A process that runs tasks."""
 
     id: str
     address: str
-    """Of its status page, ``host:port``; empty where it has none."""
+    """Of its status page, ``host:port``; empty if it has none."""
     started_ms: int
     version: str
     """Of tikv-br."""
-    write_timeout_ms: int = LONGEST_WRITE_MS
-    """So long after the end of its lease may what it has written still arrive at a sink."""
+    write_timeout_ms: int = MAX_WRITE_MS
+    """How long after the end of its lease its writes may still arrive at a sink."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChangefeedInfo:
-    """What is to be synced whither, and how."""
+    """The definition of a changefeed: source range, sink and options."""
 
     id: str
     sink: str
@@ -81,33 +86,33 @@ class ChangefeedInfo:
     """User keys; an empty end is no end."""
     end_key: bytes
     start_ts: int
-    """Everything with a larger ts is to be fed."""
+    """Changes with a larger ts are replicated."""
     created_ms: int
     state: State = State.NORMAL
     spans: int = SPANS
-    """Into how many sub-spans it is split: captures beyond that number have nothing to do."""
+    """Number of sub-spans: more captures than that are idle."""
     gc_ttl: int = 24 * 3600
-    """Seconds that GC waits when nobody renews."""
+    """TTL of the safe point, in seconds."""
     drop_ttls: bool = False
-    """Whether rows that expire may be kept for ever where the sink keeps no TTL."""
+    """Whether a sink without TTLs may store rows with a TTL permanently."""
     concurrency: int = 4
-    """Requests under way at once to the sink, of each task."""
+    """Concurrent requests to the sink, per task."""
     sorter_bytes: int = 256 << 20
-    """Memory for changes that are not resolved yet, of each task."""
+    """Memory for changes that are not resolved yet, per task."""
     hold_back_ms: int = 3000
     patience_ms: int = 600_000
-    """How long the sink may fail in a row before the changefeed fails."""
+    """How long the sink may fail continuously before the changefeed fails."""
     backoff_ms: int = 5000
-    """The longest wait between two tries at the sink."""
+    """Maximum wait between retries of a failing sink."""
     batch_rows: int = 512
-    """Rows of one request to the sink, at most."""
+    """Maximum number of rows per request to the sink."""
     error: str = ""
     """Why it failed."""
     place: str = ""
-    """What the sink is, whatever its address (`incremental.sinks.base.Sink.place`); empty: whatever answers there."""
+    """The identity of the sink (`incremental.sinks.base.Sink.place`); empty = not checked."""
 
     def check_place(self, place: str) -> None:
-        """Raise `SyncStateMismatch` where what answers at the sink's address is another sink."""
+        """Raise `SyncStateMismatch` if there is another sink at the address."""
         if self.place not in {"", place}:
             raise SyncStateMismatch(
                 f"changefeed {self.id} goes to {self.place}, and its sink is {place}",
@@ -133,7 +138,7 @@ class TaskId:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One sub-span, and who follows it."""
+    """One sub-span, and the capture that follows it."""
 
     changefeed: str
     number: int
@@ -141,17 +146,17 @@ class Task:
     """RPC keys."""
     end: bytes
     capture: str = ""
-    """Id of the capture that follows it; empty: nobody does."""
+    """Id of the capture that follows it; empty = none."""
     epoch: int = 0
     """One more with each assignment: a capture writes only under the epoch that it was given."""
     stopping: bool = False
-    """The capture shall save its checkpoint and let go of it (by `capture` empty)."""
+    """Asks the capture to save its checkpoint and to free the task (by `capture` empty)."""
     write_timeout_ms: int = 0
-    """That of the capture, for those who miss it."""
+    """The capture's, known even if the capture is gone."""
 
     @property
     def id(self) -> TaskId:
-        """Its name in the group."""
+        """Id of the task."""
         return TaskId(self.changefeed, self.number)
 
 
@@ -169,33 +174,33 @@ class Progress:
     capture: str
     saved_ms: int
     events: int = 0
-    """Rows fed to that capture since it began with the task."""
+    """Rows received since the capture started the task."""
     written: int = 0
     events_per_second: int = 0
     regions: int = 0
     """Subscribed."""
     sorter_bytes: int = 0
     error: str = ""
-    """The last trouble; with a task that ended by it, why."""
+    """The last error; if the task has failed, the reason."""
 
     @property
     def id(self) -> TaskId:
-        """Whose it is."""
+        """Id of the task."""
         return TaskId(self.changefeed, self.number)
 
 
 @dataclass(frozen=True, slots=True)
 class ChangefeedStatus:
-    """What the owner makes of the tasks' progress."""
+    """The progress of a changefeed, computed by the owner."""
 
     id: str
     """Of the changefeed."""
     checkpoint_ts: int
-    """The least of all tasks."""
+    """The lowest of all tasks."""
     resolved_ts: int
     saved_ms: int
     owner: str
-    """Id of the capture that says so."""
+    """Id of the owner that wrote it."""
 
 
 _Named = TypeVar("_Named", CaptureInfo, ChangefeedInfo, ChangefeedStatus, Progress, Task)
@@ -203,18 +208,18 @@ _Named = TypeVar("_Named", CaptureInfo, ChangefeedInfo, ChangefeedStatus, Progre
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """The names of all this in etcd."""
+    """The keys in etcd."""
 
     cluster_id: int
 
     @property
     def root(self) -> str:
-        """Of one cluster's group."""
+        """Prefix of all keys."""
         return f"{ROOT}/{self.cluster_id}/"
 
     @property
     def owners(self) -> str:
-        """Those who are, or wait to be, the owner."""
+        """Prefix of all candidates."""
         return f"{self.root}owner/"
 
     def capture(self, capture_id: str) -> str:
@@ -226,7 +231,7 @@ class Keys:
         return f"{self.owners}{capture_id}"
 
     def sync(self, name: str) -> str:
-        """What a sync without a group keeps begins with this."""
+        """Prefix of the keys of a plain sync."""
         return f"{self.root}sync/{name}/"
 
     def changefeed(self, changefeed_id: str) -> str:
@@ -238,7 +243,7 @@ class Keys:
         return f"{self.root}status/{changefeed_id}"
 
     def tasks(self, changefeed_id: str) -> str:
-        """What all `task` of a changefeed begin with."""
+        """Prefix of a changefeed's tasks."""
         return f"{self.root}task/{changefeed_id}/"
 
     def task(self, task_id: TaskId) -> str:
@@ -246,7 +251,7 @@ class Keys:
         return f"{self.tasks(task_id.changefeed)}{task_id.number:04}"
 
     def progresses(self, changefeed_id: str) -> str:
-        """What all `progress` of a changefeed begin with."""
+        """Prefix of a changefeed's progress."""
         return f"{self.root}progress/{changefeed_id}/"
 
     def progress(self, task_id: TaskId) -> str:
@@ -256,28 +261,28 @@ class Keys:
 
 @dataclass(frozen=True, slots=True)
 class GroupState:
-    """All that a group knows, as it stood at one revision of etcd."""
+    """The state of a group at one revision of etcd."""
 
     revision: int
     captures: Mapping[str, CaptureInfo]
     owner: str
-    """Id of the owner's capture; empty where there is none."""
+    """Id of the owner's capture; empty if there is none."""
     changefeeds: Mapping[str, ChangefeedInfo]
     tasks: Mapping[TaskId, Task]
     progress: Mapping[TaskId, Progress]
     statuses: Mapping[str, ChangefeedStatus]
     items: Mapping[str, KeyValue]
-    """Every key as it was read, for the conditions of what is written on the strength of it."""
+    """Every key as it was read, for the conditions of later writes."""
     damaged: Mapping[str, str] = field(default_factory=dict)
-    """Changefeeds of which a value does not read, and which: nothing else is told of them, and nobody works on them."""
+    """Changefeeds with an unreadable value, and the error. They are in no other field, and no capture works on them."""
 
     def unchanged(self, key: str) -> Compare:
-        """The key stands as it was read, or is still not there."""
+        """Condition: the key is unchanged, or still missing."""
         item = self.items.get(key)
         return absent(key) if item is None else unchanged(item)
 
     def still_there(self, key: str) -> Compare:
-        """The key has not gone (and come again) since; its value may be another. Raises `KeyError` without it."""
+        """Condition: the key was not deleted (and created again) since; its value may have changed. Raises `KeyError`."""
         return created_at(key, self.items[key].create_revision)
 
     def tasks_of(self, changefeed_id: str) -> tuple[Task, ...]:
@@ -285,36 +290,36 @@ class GroupState:
         return tuple(self.tasks[each] for each in sorted(self.tasks) if each.changefeed == changefeed_id)
 
     def checkpoint_ts(self, changefeed_id: str) -> int:
-        """Up to where all of a changefeed is at the sink: the least of its tasks. It never moves back."""
+        """The checkpoint of a changefeed: the lowest of its tasks. It never moves back."""
         tasks = self.tasks_of(changefeed_id)
         reached = [self.progress[task.id].checkpoint_ts for task in tasks if task.id in self.progress]
-        told = self.statuses.get(changefeed_id)
-        known = self.changefeeds[changefeed_id].start_ts if told is None else told.checkpoint_ts
+        status = self.statuses.get(changefeed_id)
+        known = self.changefeeds[changefeed_id].start_ts if status is None else status.checkpoint_ts
         return max(known, min(reached)) if tasks and len(reached) == len(tasks) else known
 
 
 def dump(value: object) -> bytes:
-    """A value as it is kept."""
-    return sealed_json.dump(value)
+    """The bytes of a value."""
+    return records.dump(value)
 
 
 def load(kind: type[T], item: KeyValue) -> T:
-    """The inverse of `dump`. Raises `SyncStateDamaged`, also for what a newer tikv-br wrote."""
+    """The inverse of `dump`. Raises `SyncStateDamaged`, also for a value of a newer tikv-br."""
     try:
-        return sealed_json.load(kind, item.value, item.key)
+        return records.load(kind, item.value, item.key)
     except (BackupDamaged, BackupUnsupported) as error:
         raise SyncStateDamaged(f"etcd: {error.message}") from None
 
 
 def load_progress(item: KeyValue) -> Progress:
     """The progress of the task that its key names. Raises `SyncStateDamaged`."""
-    return _own(load(Progress, item), _task_id(item), item)
+    return _check_name(load(Progress, item), _task_id(item), item)
 
 
 def parse(keys: Keys, items: tuple[KeyValue, ...], revision: int) -> GroupState:
-    """The state that these keys tell; keys that it does not know are left alone.
+    """Parse the state; unknown keys are ignored.
 
-    A value that does not read costs the group its changefeed and no other; a capture is there for as long as its key is.
+    An unreadable value affects only its changefeed. A capture exists as long as its key does.
     """
     captures: dict[str, CaptureInfo] = {}
     candidates: dict[str, int] = {}
@@ -332,11 +337,11 @@ def parse(keys: Keys, items: tuple[KeyValue, ...], revision: int) -> GroupState:
                 case "owner":
                     candidates[name] = item.create_revision
                 case "changefeed":
-                    changefeeds[name] = _own(load(ChangefeedInfo, item), name, item)
+                    changefeeds[name] = _check_name(load(ChangefeedInfo, item), name, item)
                 case "status":
-                    statuses[name] = _own(load(ChangefeedStatus, item), name, item)
+                    statuses[name] = _check_name(load(ChangefeedStatus, item), name, item)
                 case "task":
-                    tasks[_task_id(item)] = _own(load(Task, item), _task_id(item), item)
+                    tasks[_task_id(item)] = _check_name(load(Task, item), _task_id(item), item)
                 case "progress":
                     progress[_task_id(item)] = load_progress(item)
         except SyncStateDamaged as error:
@@ -355,22 +360,87 @@ def parse(keys: Keys, items: tuple[KeyValue, ...], revision: int) -> GroupState:
 
 
 def _capture(name: str, item: KeyValue) -> CaptureInfo:
-    """A capture; of one whose value does not read, what its key says. It is there, and may be writing."""
+    """A capture. If its value is unreadable, only its id: it exists, and may be writing."""
     try:
-        return _own(load(CaptureInfo, item), name, item)
+        return _check_name(load(CaptureInfo, item), name, item)
     except SyncStateDamaged:
         return CaptureInfo(name, "", 0, "")
 
 
-def _own(value: _Named, name: object, item: KeyValue) -> _Named:
-    """The value, if it is that of its key. Raises `SyncStateDamaged`."""
+def _check_name(value: _Named, name: object, item: KeyValue) -> _Named:
+    """The value, if it belongs to its key. Raises `SyncStateDamaged`."""
     if value.id != name:
-        raise SyncStateDamaged(f"etcd: {item.key} holds what belongs to {value.id}")
+        raise SyncStateDamaged(f"etcd: {item.key} has the value of {value.id}")
     return value
 
 
 def _task_id(item: KeyValue) -> TaskId:
     *_, changefeed, number = item.key.split("/")
     if not number.isdigit():
-        raise SyncStateDamaged(f"etcd: {item.key} names no task")
+        raise SyncStateDamaged(f"etcd: {item.key} is not the key of a task")
     return TaskId(changefeed, int(number))
+
+
+log = logging.getLogger(__name__)
+
+
+class GroupStore:
+    """The part of etcd where the group of one source cluster keeps its state."""
+
+    def __init__(self, etcd: Etcd, cluster_id: int) -> None:
+        """`cluster_id` is the source's."""
+        self.etcd = etcd
+        self.keys = Keys(cluster_id)
+
+    def snapshot(self) -> GroupState:
+        """Everything, as it stood at one revision. Raises `EtcdError`."""
+        listing = self.etcd.range(self.keys.root)
+        return parse(self.keys, listing.items, listing.revision)
+
+    def fail(self, state: GroupState, changefeed_id: str, error: TikvBrError, right: Compare) -> None:
+        """Mark a changefeed as failed, unless it has changed since `state`.
+
+        `right` is a condition that proves the caller's right to do so. Raises `EtcdError`.
+        """
+        key = self.keys.changefeed(changefeed_id)
+        failed = replace(state.changefeeds[changefeed_id], state=State.FAILED, error=redact(error.message))
+        if self.etcd.transact([right, state.unchanged(key)], [Put(key, dump(failed))], repeatable=True).succeeded:
+            log.error("changefeed %s has failed: %s", changefeed_id, error.message)
+
+    def discard(self, state: GroupState, changefeed_id: str, *guards: Compare) -> bool:
+        """Delete a changefeed unless it or its tasks have changed since `state`; returns whether it was deleted.
+
+        Release its safe point first: if this process dies in between, the removal is repeated.
+        """
+        keys = self.keys
+        seen = [keys.changefeed(changefeed_id), *self._tasks(state, changefeed_id)]
+        removed = [
+            Delete(keys.changefeed(changefeed_id)),
+            Delete(keys.status(changefeed_id)),
+            Delete(keys.tasks(changefeed_id), prefix=True),
+            Delete(keys.progresses(changefeed_id), prefix=True),
+        ]
+        return self.etcd.transact([*guards, *map(state.unchanged, seen)], removed, repeatable=True).succeeded
+
+    def seconds_until_quiet(self, state: GroupState, changefeed_id: str) -> float:
+        """Seconds until captures have stopped work on a damaged changefeed and their last requests can no longer arrive.
+
+        A capture that does not reach etcd stops when its lease expires.
+        """
+        timeouts: list[int] = []
+        for key in self._tasks(state, changefeed_id):
+            try:
+                task = load(Task, state.items[key])
+            except SyncStateDamaged:  # it may be anybody's
+                timeouts.append(MAX_WRITE_MS)
+            else:
+                timeouts += [task.write_timeout_ms] if task.capture else []
+        if not timeouts:
+            return 0.0
+        longest = max(timeouts)
+        lease = MAX_LEASE_SECONDS if longest >= MAX_WRITE_MS else longest / 1000
+        return MAX_POLL_SECONDS + lease + longest / 1000
+
+    def _tasks(self, state: GroupState, changefeed_id: str) -> list[str]:
+        """The keys of its tasks, also of unreadable ones."""
+        return [key for key in state.items if key.startswith(self.keys.tasks(changefeed_id))]

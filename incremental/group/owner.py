@@ -1,6 +1,6 @@
-"""What the owner of a group does: splits changefeeds, gives their tasks to captures, and tells how far all have come.
+"""The owner of a group: splits changefeeds into tasks, assigns them to captures, and publishes the changefeeds' checkpoints.
 
-Everything that it writes is on condition that it still is the owner, and that what it decided by still stands.
+Every write is conditional: this capture must still be the owner, and the keys that it decided on must be unchanged.
 """
 
 from __future__ import annotations
@@ -8,24 +8,60 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Protocol
 
-from incremental.group import scheduler, spans
-from incremental.group.model import ChangefeedInfo, ChangefeedStatus, GroupState, State, Task, dump
+from formats.api_version import ApiVersion
+from formats.errors import DamagedBytes
+from formats.keys.codec import KeyCodec
+from formats.keys.ranges import KeyRange
+from incremental.group import scheduler
+from incremental.group.model import ChangefeedInfo, ChangefeedStatus, GroupState, GroupStore, State, Task, dump
 from incremental.group.scheduler import Action, Assign, Discard, Free, Patience, Split, Stop
-from incremental.group.store import GroupStore
-from incremental.handover import RENEW_SECONDS, SHORTEST_TTL, service_id
+from incremental.handover import MIN_TTL, RENEW_SECONDS, service_id
 from tikv_br.cluster import safepoint
 from tikv_br.cluster.etcd_values import Compare, Operation, Put
+from tikv_br.cluster.regions import Region
 from tikv_br.errors import ClusterError, EtcdError, SafePointError, TikvBrError
+
+
+class RegionApi(Protocol):
+    """What is needed of `PdClient`."""
+
+    def scan_regions(self, start: bytes, end: bytes, limit: int = 0) -> list[Region]:
+        """The regions that cover a range of bounds."""
+
+
+def sub_spans(pd: RegionApi, changefeed: ChangefeedInfo) -> list[KeyRange]:
+    """The changefeed's range in `spans` parts, or fewer if it has fewer regions. Raises `ClusterError`."""
+    codec = KeyCodec(ApiVersion.V2, changefeed.keyspace_id)
+    whole = changefeed.range
+    regions = pd.scan_regions(codec.bound(whole.start), codec.bound(whole.end))
+    return cut(whole, [key for region in regions if (key := _key(codec, region.start))], changefeed.spans)
+
+
+def cut(whole: KeyRange, borders: Sequence[bytes], parts: int) -> list[KeyRange]:
+    """A range in at most so many parts of about equally many regions, which meet at `borders` (ascending RPC keys)."""
+    inner = [key for key in borders if whole.start < key < whole.end]
+    count = min(parts, len(inner) + 1)
+    chosen = [inner[at * (len(inner) + 1) // count - 1] for at in range(1, count)]
+    return [KeyRange(*pair) for pair in zip([whole.start, *chosen], [*chosen, whole.end], strict=True)]
+
+
+def _key(codec: KeyCodec, bound: bytes) -> bytes:
+    """The RPC key at which a region starts; empty if its bound is not a valid key, so that no part starts there."""
+    try:
+        return codec.from_bound(bound)
+    except DamagedBytes:
+        return b""
+
 
 log = logging.getLogger(__name__)
 
 
-class OwnerPd(safepoint.SafePointApi, spans.RegionApi, Protocol):
+class OwnerPd(safepoint.SafePointApi, RegionApi, Protocol):
     """What is needed of `PdClient`."""
 
 
@@ -43,23 +79,23 @@ class Owner:
         self._clock = clock
         self._patience = Patience(clock)
         self._protected: dict[str, float] = {}
-        self._told_damaged: dict[str, str] = {}
+        self._reported_damaged: dict[str, str] = {}
 
     def run(self, stop: threading.Event, every: float) -> None:
-        """Look and act every so many seconds until told to stop; trouble with etcd is logged."""
+        """Call `step` every so many seconds until `stop`; errors of etcd are logged."""
         while not stop.wait(every):
             try:
                 self.step()
             except EtcdError as error:
-                log.warning("the owner's work waits: %s", error.message)
+                log.warning("the owner cannot reach etcd, retrying: %s", error.message)
 
     def step(self) -> None:
-        """Do what there is to do now; what needs PD waits while that is away. Raises `EtcdError`."""
+        """Take all actions that are due now; those that need PD are retried in the next step. Raises `EtcdError`."""
         state = self._store.snapshot()
         if state.owner != self._id:
             self._patience, self._protected = Patience(self._clock), {}
             return
-        self._tell_damaged(state)
+        self._report_damaged(state)
         for action in scheduler.plan(state, self._patience.gone(state)):
             with _pd_may_be_away():
                 self._act(state, action)
@@ -69,12 +105,12 @@ class Owner:
                 with _pd_may_be_away():
                     self._protect(state, changefeed)
 
-    def _tell_damaged(self, state: GroupState) -> None:
-        """Log once what does not read: such a changefeed rests, and the safe point that it has is not renewed."""
+    def _report_damaged(self, state: GroupState) -> None:
+        """Log each damaged changefeed once; nobody works on it, and its safe point is not renewed."""
         for changefeed_id, why in state.damaged.items():
-            if self._told_damaged.get(changefeed_id) != why:
-                log.error("changefeed %s rests until it is removed or put right: %s", changefeed_id, why)
-        self._told_damaged = dict(state.damaged)
+            if self._reported_damaged.get(changefeed_id) != why:
+                log.error("changefeed %s is stopped until it is repaired or removed: %s", changefeed_id, why)
+        self._reported_damaged = dict(state.damaged)
 
     def _act(self, state: GroupState, action: Action) -> None:
         match action:
@@ -99,7 +135,7 @@ class Owner:
 
     def _split(self, state: GroupState, changefeed: ChangefeedInfo) -> None:
         try:
-            parts = spans.sub_spans(self._pd, changefeed)
+            parts = sub_spans(self._pd, changefeed)
         except TikvBrError as error:
             if error.retryable:
                 raise
@@ -114,37 +150,39 @@ class Owner:
     def _put_task(self, state: GroupState, task: Task, *conditions: Compare) -> None:
         key = self._keys.task(task.id)
         if self._write(state, [state.unchanged(key), *conditions], [Put(key, dump(task))]):
-            stops = " shall stop" if task.stopping else ""
-            log.info("task %s: %s%s, epoch %d", task.id, task.capture or "free", stops, task.epoch)
+            action = "stop requested from" if task.stopping else "assigned to"
+            log.info(
+                "task %s: %s, epoch %d", task.id, f"{action} {task.capture}" if task.capture else "free", task.epoch
+            )
 
     def _discard(self, state: GroupState, changefeed_id: str) -> None:
-        self._protected.pop(changefeed_id, None)  # another of that name is not protected by what was
+        self._protected.pop(changefeed_id, None)  # a new changefeed with this id needs a new safe point
         safepoint.release(self._pd, service_id(changefeed_id))
         if self._store.discard(state, changefeed_id, state.still_there(self._keys.owner(self._id))):
             log.info("changefeed %s: removed", changefeed_id)
 
     def _publish(self, state: GroupState, changefeed: ChangefeedInfo) -> None:
-        """Tell how far the changefeed has come."""
+        """Write the changefeed's status if it has changed."""
         reached = state.checkpoint_ts(changefeed.id)
         resolved = [
             state.progress[task.id].resolved_ts for task in state.tasks_of(changefeed.id) if task.id in state.progress
         ]
-        told = state.statuses.get(changefeed.id)
+        published = state.statuses.get(changefeed.id)
         known = max(reached, min(resolved, default=0))
         new = ChangefeedStatus(changefeed.id, reached, known, time.time_ns() // 1_000_000, self._id)
-        if told is not None and replace(new, saved_ms=told.saved_ms) == told:
+        if published is not None and replace(new, saved_ms=published.saved_ms) == published:
             return
         key = self._keys.status(changefeed.id)
         there = state.still_there(self._keys.changefeed(changefeed.id))
         self._write(state, [there, state.unchanged(key)], [Put(key, dump(new))])
 
     def _protect(self, state: GroupState, changefeed: ChangefeedInfo) -> None:
-        """Keep GC behind the checkpoint; of a changefeed that does not run it stays behind for its `gc_ttl` only."""
+        """Renew the changefeed's safe point at its checkpoint; for one that is not running, it expires after `gc_ttl`."""
         now = self._clock()
         if now < self._protected.get(changefeed.id, 0.0):
             return
         checkpoint_ts = state.checkpoint_ts(changefeed.id)
-        ttl = max(changefeed.gc_ttl, SHORTEST_TTL)
+        ttl = max(changefeed.gc_ttl, MIN_TTL)
         try:
             safepoint.protect(self._pd, service_id(changefeed.id), checkpoint_ts - 1, ttl)
         except SafePointError as error:
@@ -152,15 +190,15 @@ class Owner:
         self._protected[changefeed.id] = now + min(RENEW_SECONDS, ttl / safepoint.RENEWALS_PER_TTL)
 
     def _write(self, state: GroupState, conditions: Iterable[Compare], operations: Iterable[Operation]) -> bool:
-        """Write if we are still the owner and all else holds; what another has changed meanwhile is looked at again."""
+        """Write if we are still the owner and all conditions hold; else the next step decides again."""
         ours = state.still_there(self._keys.owner(self._id))
         return self._store.etcd.transact([ours, *conditions], operations, repeatable=True).succeeded
 
 
 @contextmanager
 def _pd_may_be_away() -> Iterator[None]:
-    """Log trouble with PD: the work comes again with the next step, and no other waits for it."""
+    """Log errors of PD; the next step retries, and other actions of this step go on."""
     try:
         yield
     except ClusterError as error:
-        log.warning("the owner's work waits: %s", error.message)
+        log.warning("the owner cannot reach PD, retrying: %s", error.message)

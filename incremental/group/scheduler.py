@@ -1,8 +1,8 @@
-"""Which capture runs which sub-span: what the owner has to do next, from what etcd holds. Pure.
+"""Which capture runs which task: plans the owner's next actions from the state in etcd. No I/O.
 
-A sub-span goes through three states: *free* (no capture's name on it), *held*, and *stopping* (held, and its holder has
-been asked to give it back, which makes it free). Only a free one is given to a capture, so no two ever have it. One whose
-holder is gone counts as free as soon as nothing that the holder has sent can still arrive at a sink (`Patience`).
+A task has three states: *free* (no capture), *assigned*, and *stopping* (assigned, and its capture has been asked to free it).
+Only a free task is assigned, so that no two captures ever have it. A task of a dead capture counts as free as soon as none of
+its writes can still arrive at a sink (`Patience`).
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from incremental.group.model import ChangefeedInfo, GroupState, State, Task
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """Cut the span of a changefeed, which has no tasks yet."""
+    """Split the range of a changefeed into tasks."""
 
     changefeed_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class Assign:
-    """Give a free task, or one whose holder is gone for good, to a capture."""
+    """Assign a free task, or one of a dead capture, to a capture."""
 
     task: Task
     capture: str
@@ -32,21 +32,21 @@ class Assign:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Ask the holder of a task to give it back."""
+    """Ask the capture of a task to free it."""
 
     task: Task
 
 
 @dataclass(frozen=True, slots=True)
 class Free:
-    """Take a task that is to stop off a holder that is gone for good."""
+    """Free a stopping task of a dead capture."""
 
     task: Task
 
 
 @dataclass(frozen=True, slots=True)
 class Discard:
-    """Forget a changefeed that was removed, now that nobody works on it."""
+    """Delete a removed changefeed, now that all its tasks are free."""
 
     changefeed_id: str
 
@@ -55,10 +55,9 @@ Action = Split | Assign | Stop | Free | Discard
 
 
 class Patience:
-    """Since when captures are gone, by the clock of whoever looks.
+    """Measures, by this process's clock, how long captures have been missing.
 
-    One that has lost its lease begins no write, but what it has sent may still arrive, for as long as it has said that its
-    requests may take.
+    A capture that has lost its lease starts no more writes, but those in flight may arrive until its request timeout.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -66,7 +65,7 @@ class Patience:
         self._missed: dict[str, float] = {}
 
     def gone(self, state: GroupState) -> frozenset[str]:
-        """The holders of tasks of whom nothing can arrive any more."""
+        """The dead captures whose writes can no longer arrive."""
         now = self._clock()
         held = [task for task in state.tasks.values() if task.capture and task.capture not in state.captures]
         self._missed = {task.capture: self._missed.get(task.capture, now) for task in held}
@@ -77,10 +76,10 @@ class Patience:
 
 
 def plan(state: GroupState, gone: Collection[str]) -> list[Action]:
-    """What is to be done, in order; nothing where all is as it should be. `gone`: see `Patience`.
+    """The actions to take, in order. `gone`: see `Patience`.
 
-    Every task of a normal changefeed goes to a capture, so that no two captures differ by more than one in how many they
-    have, and as few as possible change hands.
+    Every task of a normal changefeed is assigned. The numbers of tasks of two captures differ by at most one, and as few tasks
+    as possible are moved.
     """
     actions: list[Action] = []
     for changefeed in state.changefeeds.values():
@@ -91,7 +90,7 @@ def plan(state: GroupState, gone: Collection[str]) -> list[Action]:
 
 
 def _for_changefeed(changefeed: ChangefeedInfo, tasks: Sequence[Task], gone: Collection[str]) -> list[Action]:
-    """What does not depend on how many captures there are."""
+    """The actions that do not depend on the number of captures."""
     if changefeed.state is State.NORMAL:
         return [] if tasks else [Split(changefeed.id)]
     held = [task for task in tasks if task.capture]
@@ -102,7 +101,7 @@ def _for_changefeed(changefeed: ChangefeedInfo, tasks: Sequence[Task], gone: Col
 
 
 def _balance(state: GroupState, gone: Collection[str]) -> list[Action]:
-    """Give free tasks to those that have fewest, and ask those that have too many for theirs."""
+    """Assign free tasks to the captures with the fewest, and stop surplus tasks of those with too many."""
     wanted = [task for task in state.tasks.values() if _is_wanted(state, task)]
     held: dict[str, list[Task]] = {capture: [] for capture in sorted(state.captures)}
     for task in wanted:
@@ -118,7 +117,7 @@ def _balance(state: GroupState, gone: Collection[str]) -> list[Action]:
 
 
 def _surplus(held: Mapping[str, list[Task]], total: int) -> Iterable[Task]:
-    """The tasks that must leave those that have more than their share, which the fullest may round up."""
+    """The tasks beyond each capture's share; the captures with the most tasks may round their share up."""
     share, rest = divmod(total, len(held))
     for at, capture in enumerate(sorted(held, key=lambda name: -len(held[name]))):
         tasks = list(held[capture])

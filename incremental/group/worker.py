@@ -1,34 +1,125 @@
-"""One task at work in a capture: feed, sorter and sink of its sub-span, under the capture's lease."""
+"""Runs one task in a capture: feed, sorter and sink of its sub-span, fenced by the capture's lease."""
 
 from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import Executor, Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from formats.keys import KeyCodec
-from incremental.feed import FeedOptions
-from incremental.group.checkpoints import TaskCheckpoints
-from incremental.group.model import ChangefeedInfo, GroupState, Task
-from incremental.group.store import GroupStore
-from incremental.pipeline import PipelineOptions, Source, pipeline
-from incremental.replicate import ReplicateOptions, Replicator
+from formats.keys.codec import KeyCodec
+from formats.keys.ranges import KeyRange
+from incremental.checkpoint import Checkpoint, CheckpointStore
+from incremental.feed.feed import FeedOptions
+from incremental.group.model import ChangefeedInfo, GroupState, GroupStore, Progress, Task, dump, load_progress
+from incremental.pipeline import PipelineOptions, ReplicateOptions, Replicator, Source, SyncStatus, pipeline
 from incremental.sinks.open import Origin, SinkOptions, open_sink
 from incremental.sinks.url import check_shared, parse
-from incremental.span import Span
-from incremental.watch.named import NamedStatus
+from incremental.watch.status import NamedStatus
 from tikv_br.cluster.cluster import Cluster
-from tikv_br.cluster.etcd_lease import LeaseHolder
-from tikv_br.cluster.etcd_values import Compare
-from tikv_br.cluster.tls import TlsFiles
+from tikv_br.cluster.config import TlsFiles
+from tikv_br.cluster.etcd import LeaseHolder
+from tikv_br.cluster.etcd_values import Compare, Get, KeyValue, Put, absent, unchanged
 from tikv_br.errors import EtcdLeaseExpired, SyncFenced, TikvBrError
+from tikv_br.redaction import redact
+
+
+class TaskCheckpoints(CheckpointStore):
+    """Checkpoints of one task. Saves only if the capture is still a member and the last save was this capture's own.
+
+    A task is assigned to another capture only after this one has freed it or has left the group. So a save can never overwrite
+    another capture's.
+    """
+
+    def __init__(self, store: GroupStore, task: Task, start_ts: int, *, present: Compare, assigned: Compare) -> None:
+        """`present`: the capture's key still exists; `assigned`: the task is unchanged since it was assigned to us."""
+        self._etcd = store.etcd
+        self._key = store.keys.progress(task.id)
+        self._task = task
+        self._start_ts = start_ts
+        self._present, self._assigned = present, assigned
+        self._expected = absent(self._key)
+        self.status: Callable[[], SyncStatus] | None = None
+        """Gives figures to save beside the checkpoint."""
+        self.moved_at = time.monotonic()
+        """When the checkpoint last moved."""
+
+    def claim(self) -> int:
+        """See `CheckpointStore.claim`; fences the previous capture, which has freed the task."""
+        item = self._etcd.get(self._key)
+        self._expected = absent(self._key) if item is None else unchanged(item)
+        found = self._parsed(item)
+        self._write(found.checkpoint_ts, found.resolved_ts, "", self._assigned)
+        return self._task.epoch
+
+    def load(self) -> Checkpoint:
+        """See `CheckpointStore.load`; before the first save, the changefeed's start-ts."""
+        found = self._parsed(self._etcd.get(self._key))
+        return Checkpoint(str(self._task.id), found.checkpoint_ts, found.resolved_ts, self._task.epoch, found.saved_ms)
+
+    def save(self, checkpoint: Checkpoint) -> None:
+        """See `CheckpointStore.save`. Raises `EtcdError`."""
+        self._write(checkpoint.checkpoint_ts, checkpoint.resolved_ts, "")
+        self.moved_at = time.monotonic()
+
+    def save_error(self, error: str) -> None:
+        """Save why the task ended, with an unchanged checkpoint. Raises as `save`."""
+        found = self._parsed(self._etcd.get(self._key))
+        self._write(found.checkpoint_ts, found.resolved_ts, error)
+
+    def _write(self, checkpoint_ts: int, resolved_ts: int, error: str, *conditions: Compare) -> None:
+        data = dump(self._progress(checkpoint_ts, resolved_ts, error))
+        while True:
+            done = self._etcd.transact(
+                [self._present, self._expected, *conditions],
+                [Put(self._key, data)],
+                [Get(self._key)],
+                repeatable=True,
+            )
+            if done.succeeded:
+                self._expected = unchanged(KeyValue(self._key, data, 0, done.revision))
+                return
+            self._adopt(next(iter(done.listings[0].items), None))
+
+    def _adopt(self, item: KeyValue | None) -> None:
+        """Continue from the stored value if it is ours (the answer to an earlier write was lost). Raises `SyncFenced` if not."""
+        if item is None or unchanged(item) == self._expected or not self._is_ours(load_progress(item)):
+            raise SyncFenced(f"task {self._task.id} is no longer assigned to capture {self._task.capture}")
+        self._expected = unchanged(item)
+
+    def _is_ours(self, progress: Progress) -> bool:
+        return (progress.capture, progress.epoch) == (self._task.capture, self._task.epoch)
+
+    def _parsed(self, item: KeyValue | None) -> Progress:
+        if item is None:
+            return self._bare(self._start_ts, self._start_ts, 0)
+        return load_progress(item)
+
+    def _bare(self, checkpoint_ts: int, resolved_ts: int, saved_ms: int) -> Progress:
+        task = self._task
+        return Progress(task.changefeed, task.number, checkpoint_ts, resolved_ts, task.epoch, task.capture, saved_ms)
+
+    def _progress(self, checkpoint_ts: int, resolved_ts: int, error: str) -> Progress:
+        status = self.status() if self.status is not None else None
+        bare = replace(self._bare(checkpoint_ts, resolved_ts, time.time_ns() // 1_000_000), error=redact(error))
+        if status is None:
+            return bare
+        return replace(
+            bare,
+            events=status.events,
+            written=status.written,
+            events_per_second=round(status.events_per_second),
+            regions=status.feed.regions,
+            sorter_bytes=status.sorter_memory_bytes + status.sorter_disk_bytes,
+            error=redact(error or status.last_error),
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """What a capture works with while it is a member of the group."""
+    """A capture's state while it is a member of the group."""
 
     id: str
     """Of the capture."""
@@ -44,10 +135,15 @@ class Membership:
 
 
 class LeaseGuard:
-    """In the place of a safe point, which is the owner's business: says whether we may go on."""
+    """Takes the place of the safe point, which the owner keeps: checks the lease instead."""
 
     def __init__(self, lease: LeaseHolder) -> None:
         self._lease = lease
+
+    @property
+    def silent_seconds(self) -> float:
+        """0: the owner asks PD."""
+        return 0.0
 
     def check(self) -> None:
         """Raise `EtcdLeaseExpired` once others may have taken over."""
@@ -58,10 +154,10 @@ class LeaseGuard:
 
 
 class Worker:
-    """Follows one sub-span in a thread of its own, until it is told to stop or fails."""
+    """Runs one task in a background thread until it is stopped or fails."""
 
     def __init__(self, membership: Membership, state: GroupState, task: Task, before: Worker | None = None) -> None:
-        """`state` is where the task was found to be ours; `before` is an earlier try, with whose troubles ours count on."""
+        """`state` has the task assigned to us; `before` is an earlier attempt, whose time without progress counts on."""
         self.task = task
         self.changefeed: ChangefeedInfo = state.changefeeds[task.changefeed]
         self.replicator: Replicator | None = None
@@ -81,19 +177,19 @@ class Worker:
         self._ended_at = 0.0
 
     def start(self, pool: Executor) -> None:
-        """Begin."""
+        """Start the thread."""
         self._future = pool.submit(self._run)
 
     def stop(self) -> None:
-        """Have it save its checkpoint and end, between two batches."""
+        """Ask it to save its checkpoint and end, between two batches."""
         self._stop.set()
 
     @property
     def status(self) -> NamedStatus:
-        """How it is doing; from any thread."""
+        """The current status. Thread-safe."""
         error, replicator = self.error, self.replicator
-        told = "" if error is None else error.message
-        return NamedStatus(str(self.task.id), None if replicator is None else replicator.status(), told)
+        message = "" if error is None else error.message
+        return NamedStatus(str(self.task.id), None if replicator is None else replicator.status(), message)
 
     @property
     def ended(self) -> bool:
@@ -102,10 +198,7 @@ class Worker:
 
     @property
     def settled(self) -> bool:
-        """Whether it has ended, and nothing that it has sent can still arrive.
-
-        A write that was given up may be under way for as long as requests may take.
-        """
+        """Whether it has ended and none of its writes can still arrive; a failed write may until its request times out."""
         if not self.ended:
             return False
         unanswered = None if self.replicator is None else self.replicator.unanswered_at
@@ -114,7 +207,7 @@ class Worker:
 
     @property
     def error(self) -> TikvBrError | None:
-        """What ended it, if it has ended; a defect is raised as it is."""
+        """The error that ended it. Raises errors other than `TikvBrError`, which are defects."""
         error = self._future.exception() if self._future is not None and self._future.done() else None
         if error is None or isinstance(error, TikvBrError):
             return error
@@ -122,7 +215,7 @@ class Worker:
 
     @property
     def has_failed(self) -> bool:
-        """Whether it has ended by what another try does not cure, or has not cured for too long."""
+        """Whether it has ended with a permanent error, or without progress for longer than the patience."""
         error = self.error
         if error is None or isinstance(error, SyncFenced | EtcdLeaseExpired):
             return False
@@ -139,9 +232,9 @@ class Worker:
     def _follow(self) -> None:
         membership, changefeed = self._membership, self.changefeed
         self.checkpoints.claim()
-        begun = self.checkpoints.load()
+        start = self.checkpoints.load()
         codec = KeyCodec(membership.source.api_version, changefeed.keyspace_id)
-        source = Source(membership.source, codec, Span(self.task.start, self.task.end))
+        source = Source(membership.source, codec, KeyRange(self.task.start, self.task.end))
         options = PipelineOptions(
             scratch=membership.scratch,
             sorter_bytes=changefeed.sorter_bytes,
@@ -156,7 +249,7 @@ class Worker:
             changefeed.check_place(sink.place)
             with pipeline(
                 source,
-                begun,
+                start,
                 options,
                 sink=sink,
                 checkpoints=self.checkpoints,
@@ -168,7 +261,14 @@ class Worker:
                 replicator.run()
 
     def _origin(self) -> Origin:
-        return Origin(self._membership.source.cluster_id, self.changefeed.keyspace_id)
+        return Origin(
+            self._membership.source.cluster_id,
+            self.changefeed.keyspace_id,
+            self.changefeed.id,
+            whole=self.changefeed.range,
+            span=KeyRange(self.task.start, self.task.end),
+            start_ts=self.changefeed.start_ts,
+        )
 
     def _sink_options(self) -> SinkOptions:
         return SinkOptions(

@@ -1,4 +1,9 @@
-"""Where changes go: one module a kind of sink, all behind `base.Sink`.
+"""Where changes are written. Sinks know nothing about feeds, checkpoints or safe points.
 
-No sink knows of feeds, checkpoints or safe points.
+Modules, in reading order:
+- base: the interface of a sink
+- tikv: writes to a TiKV cluster
+- log: writes a log archive
+- json_lines: writes JSON lines to a file or a stream
+- open: parses ``--sink`` addresses and opens the sink
 """

@@ -1,4 +1,4 @@
-"""The seam that every sink implements; `tests/unit/incremental/sink_suite.py` holds each of them to it."""
+"""The interface of a sink. `tests/unit/incremental/sink_suite.py` tests every implementation against it."""
 
 from __future__ import annotations
 
@@ -7,23 +7,38 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from incremental.feed.feed import Scanned
+
 
 class Sink(Protocol):
-    """Takes changes batch by batch. For one thread, which calls `write` again only when it has returned.
+    """Writes batches of changes, in order. Not thread-safe.
 
-    At least once: after an error, or a kill, the same batch may come again, whole or cut otherwise, also after parts of
-    it arrived. Of one key the sink ends up with its last row of all batches written, whatever came twice.
+    At least once: after an error or a kill the same rows may be written again, in the same or in other batches, even if some
+    of them were written before. In the end the sink has the last row of each key, despite duplicates.
     """
 
     place: str
-    """Where it writes, in words that stay the same when only the addresses that lead there change."""
+    """The identity of the target, which does not change when only its addresses do."""
+    all_versions: bool = False
+    """Whether `write` gets every version of a key, not only the last one of each batch."""
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Apply rows of `formats.records.SCHEMA`, by ascending ts; when it returns, they outlast a crash.
+        """Write rows of `formats.columns.SCHEMA`, in order of ts.
 
-        Raises `ClusterUnreachable` and `RetryBudgetExhausted`, after which the same batch may be tried again;
-        other `TikvBrError` for good.
+        Raises `ClusterUnreachable`, `RetryBudgetExhausted` and `StorageUnreachable`, after which the same batch may be
+        retried; other `TikvBrError` are permanent.
         """
 
+    def resolve(self, ts: int, *, flush: bool = False) -> int:  # noqa: ARG002 - sinks that buffer need it
+        """`write` was given all changes up to `ts`; returns the ts up to which they are durable, everything if `flush`.
+
+        Called first with the ts from which this run starts, then with ascending ones. Raises as `write`.
+        """
+        return ts
+
+    def mark_inexact(self, scanned: Scanned) -> None:  # noqa: ARG002 - for sinks that keep all versions
+        """Some older versions may be missing, see `Scanned`."""
+        return
+
     def close(self) -> None:
-        """Free what it holds; nothing written is lost. Harmless a second time."""
+        """Release resources; nothing written is lost. Idempotent."""

@@ -1,7 +1,7 @@
-"""A sink of JSON lines: a change log to read, to pipe, or to keep.
+"""Sinks that write a change log as JSON lines, to a file or to a stream.
 
 A line is ``{"op": "put", "key": HEX, "value": HEX, "expire_ts": S, "ts": TSO}`` or ``{"op": "delete", "key": HEX,
-"ts": TSO}``; ``expire_ts`` is left out where it is 0. Lines may come twice, after a restart.
+"ts": TSO}``; ``expire_ts`` is omitted if it is 0. After a restart some lines are duplicates.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from incremental.sinks.base import Sink
 from tikv_br.errors import OutputClosed, StorageFull, StorageReadOnly
-from tikv_br.storage.disk_errors import Hints, disk_errors
-from tikv_br.storage.local import sync_directory
+from tikv_br.storage.local import Hints, storage_errors, sync_directory
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -26,13 +25,13 @@ if TYPE_CHECKING:
 _TAIL = 1 << 16
 _NO_LOCKS = {errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS}
 _HINTS: Hints = {
-    StorageFull: "Free space, then start again: nothing is lost.",
-    StorageReadOnly: "Choose a file that this user may write.",
+    StorageFull: "Free space, then run the same command again: no change is lost.",
+    StorageReadOnly: "Pass a file that this user can write to.",
 }
 
 
 class StreamSink(Sink):
-    """Lines on an open stream, such as standard output, that is not closed with the sink."""
+    """Writes to an open stream, such as standard output; `close` does not close the stream."""
 
     place = "standard output"
 
@@ -40,55 +39,55 @@ class StreamSink(Sink):
         self._stream = stream
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """See `Sink.write`; durable is what the reader makes of it.
+        """See `Sink.write`; not durable unless the reader makes it so.
 
-        Raises `OutputClosed` when there is none, `StorageError` where the stream is a file that cannot be written.
+        Raises `OutputClosed` if the reader has closed the stream, `StorageError` if the stream is a file that cannot be written.
         """
-        with disk_errors(self.place, "written", _HINTS):
+        with storage_errors(self.place, "written", _HINTS):
             try:
                 self._stream.write(lines(batch))
                 self._stream.flush()
             except BrokenPipeError:
-                raise OutputClosed("the reader of the change log has gone") from None
+                raise OutputClosed("the reader of the change log has closed the stream") from None
 
     def close(self) -> None:
         """See `Sink.close`."""
 
 
 class FileSink(Sink):
-    """Lines at the end of a file, on disk when `write` returns. Raises `StorageError`."""
+    """Appends to a file, with fsync. Raises `StorageError`."""
 
     def __init__(self, path: Path) -> None:
-        """Open the file, or make it. Nothing is changed in it before the first `write`: it may still be another's."""
+        """Open or create the file. Its content does not change before the first `write`: another sync may own it until then."""
         self._path = path
-        self._is_cut = False
+        self._is_complete = False
         self.place = f"file {path}"
-        with disk_errors(path, "written", _HINTS):
+        with storage_errors(path, "written", _HINTS):
             self._file = path.open("ab+", buffering=0)
             try:
                 if not self._file.seek(0, os.SEEK_END):
-                    sync_directory(path.parent)  # else a new file could go with a crash, with all that is in it
+                    sync_directory(path.parent)  # else a crash could lose a new file
             except BaseException:
                 self._file.close()
                 raise
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """See `Sink.write`. After an error nothing of the batch is in the file.
+        """See `Sink.write`. After an error the file contains nothing of the batch.
 
-        The first one cuts off half a line at the end, which a killed writer left. Writers of one machine wait for each other:
-        a batch that another is just writing is no half line.
+        The first write removes an incomplete line at the end, left by a killed process. A file lock makes processes on one
+        machine take turns, so that a batch being written by another process is not mistaken for one.
         """
         data = memoryview(lines(batch))
-        with disk_errors(self._path, "written", _HINTS), _alone(self._file):
-            whole = self._file.seek(0, os.SEEK_END) if self._is_cut else _cut_half_line(self._file)
-            self._is_cut = True
+        with storage_errors(self._path, "written", _HINTS), _locked(self._file):
+            size = self._file.seek(0, os.SEEK_END) if self._is_complete else _remove_incomplete_line(self._file)
+            self._is_complete = True
             try:
                 while data:
                     data = data[self._file.write(data) :]
                 os.fsync(self._file.fileno())
             except OSError:
                 with suppress(OSError):
-                    self._file.truncate(whole)
+                    self._file.truncate(size)
                 raise
 
     def close(self) -> None:
@@ -97,7 +96,7 @@ class FileSink(Sink):
 
 
 def lines(batch: pa.RecordBatch) -> bytes:
-    """A line for each row."""
+    """One JSON line for each row."""
     columns = (batch[name].to_pylist() for name in ("key", "value", "expire_ts", "ts", "deleted"))
     return b"".join(_line(*row) for row in zip(*columns, strict=True))
 
@@ -109,8 +108,8 @@ def _line(key: bytes, value: bytes, expire_ts: int, ts: int, deleted: bool) -> b
     return json.dumps(row | {"ts": ts}).encode() + b"\n"
 
 
-def _cut_half_line(file: BinaryIO) -> int:
-    """The bytes that are left."""
+def _remove_incomplete_line(file: BinaryIO) -> int:
+    """Truncate a file after its last newline; returns its new size."""
     end = file.seek(0, os.SEEK_END)
     while end:
         first = max(end - _TAIL, 0)
@@ -124,12 +123,12 @@ def _cut_half_line(file: BinaryIO) -> int:
 
 
 @contextmanager
-def _alone(file: BinaryIO) -> Iterator[None]:
-    """Keep other processes that write to the file out; the lock of one that is killed ends with it."""
+def _locked(file: BinaryIO) -> Iterator[None]:
+    """Hold an exclusive lock on the file; the kernel releases it if the process is killed."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX)
     except OSError as error:
-        if error.errno not in _NO_LOCKS:  # some network file systems: two syncs that write there mix their lines
+        if error.errno not in _NO_LOCKS:  # some network file systems have no locks: two syncs there can mix their lines
             raise
     try:
         yield

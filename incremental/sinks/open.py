@@ -1,67 +1,143 @@
-"""From the address of a sink to the sink."""
+"""Parses ``--sink`` addresses and opens sinks."""
 
 from __future__ import annotations
 
+import logging
 import sys
-from collections.abc import Callable, Iterable, Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from formats.api_version import ApiVersion
 from formats.errors import UnsupportedFormat
+from formats.keys.ranges import KeyRange
 from incremental.sinks.base import Sink
-from incremental.sinks.blackhole import BlackholeSink
 from incremental.sinks.json_lines import FileSink, StreamSink
-from incremental.sinks.telling import TellingSink
+from incremental.sinks.log import LogSink
 from incremental.sinks.tikv import CONCURRENCY, TikvSink
-from incremental.sinks.url import BlackholeTarget, FileTarget, StdoutTarget, Target, TikvTarget
-from tikv_br.cluster.batches import BATCH_ITEMS
+from incremental.sinks.url import BlackholeTarget, FileTarget, LogTarget, StdoutTarget, Target, TikvTarget
+from tikv_br import __version__
 from tikv_br.cluster.cluster import Cluster
-from tikv_br.cluster.config import REQUEST_TIMEOUT, ClusterConfig
-from tikv_br.cluster.tls import TlsFiles
-from tikv_br.errors import UsageError
+from tikv_br.cluster.config import REQUEST_TIMEOUT, ClusterConfig, TlsFiles
+from tikv_br.cluster.router import BATCH_ITEMS
+from tikv_br.errors import ClusterTlsError, ClusterUnreachable, RetryBudgetExhausted, UsageError
+from tikv_br.retry import Backoff
+from tikv_br.storage.open import open_store
+from tikv_br.storage.url import StorageLocation
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+class BlackholeSink(Sink):
+    """Counts rows and bytes, and discards them."""
+
+    place = "nowhere"
+
+    def __init__(self) -> None:
+        self.rows = 0
+        self.bytes = 0
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """See `Sink.write`."""
+        self.rows += batch.num_rows
+        self.bytes += batch.nbytes
+
+    def close(self) -> None:
+        """See `Sink.close`."""
+
+
+log = logging.getLogger(__name__)
 
 RETRY_SECONDS = 10.0
-"""How long one write goes on by itself, and waits for busy stores, before its trouble is told; then it comes again."""
+"""Retry budget of one write, also for busy stores; then the failure is reported, and the batch is written again."""
 
 
 def unfenced() -> None:
-    """Let every write pass."""
+    """A fence that allows every write."""
+
+
+ALL_KEYS = KeyRange(b"", b"")
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where the changes come from: what a sink must not be."""
+    """The source of the changes. A cluster as sink must not have the same keyspace; a log describes all of it."""
 
     cluster_id: int
     keyspace_id: int
+    changefeed_id: str = ""
+    whole: KeyRange = ALL_KEYS
+    """Everything that is replicated to the sink, in RPC keys."""
+    span: KeyRange = ALL_KEYS
+    """What this process replicates of it."""
+    start_ts: int = 0
+    """Where the replication of the whole range started; 0 = where this process starts."""
+    state: StorageLocation | None = None
+    """Where the checkpoint is saved, if in a storage."""
 
 
 @dataclass(frozen=True, slots=True)
 class SinkOptions:
-    """How to write."""
+    """How to write. All but `fence` apply to clusters only."""
 
     tls: TlsFiles = field(default_factory=TlsFiles)
-    """For a cluster."""
     drop_ttls: bool = False
-    """Whether rows that expire may be kept for ever where no TTL can be kept."""
+    """Store rows with a TTL without it if the cluster does not support TTLs."""
     concurrency: int = CONCURRENCY
     batch_rows: int = BATCH_ITEMS
-    """Rows of one request to a cluster, at most."""
+    """Maximum number of rows per request."""
     request_timeout: float = REQUEST_TIMEOUT
-    """Seconds that one request to a cluster may take."""
+    """Timeout of one request, in seconds."""
     fence: Callable[[], object] = unfenced
-    """Called right before each request that writes to a cluster; raises when we may write no more."""
-    told: Callable[[Iterable[bytes]], None] | None = None
-    """Is told the user keys of each batch before it is written."""
+    """Called right before each write request to a cluster; raises if this process must not write any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class SinkPatience:
+    """How long to wait for a sink that does not answer when it is opened. Times are in seconds."""
+
+    seconds: float = 600.0
+    longest_wait: float = 5.0
+    """Maximum wait between retries (exponential backoff)."""
+    stop: threading.Event = field(default_factory=threading.Event)
+    """Ends the wait when set."""
+    report: Callable[[str], object] = lambda _why: None
+    """Called with the error of each attempt."""
+
+
+def wait_for_sink(
+    stack: ExitStack, target: Target, origin: Origin, options: SinkOptions, patience: SinkPatience
+) -> Sink | None:
+    """Open a sink until the end of a stack, with retries until it answers; None if stopped before that.
+
+    Raises as `open_sink`; `ClusterUnreachable` and `RetryBudgetExhausted` only after the patience is exceeded.
+    """
+    began, tries = time.monotonic(), 0
+    while True:
+        try:
+            return stack.enter_context(open_sink(target, origin, options))
+        except (ClusterUnreachable, RetryBudgetExhausted) as error:
+            failing = time.monotonic() - began
+            if failing >= patience.seconds:
+                raise type(error)(
+                    f"{error.message} (for {failing:.0f} s, which is longer than --sink-patience)", hint=error.hint
+                ) from None
+            log.warning("cannot start yet, retrying: %s", error.message)
+            patience.report(error.message)
+        tries += 1
+        if patience.stop.wait(Backoff("sink", 0.1, patience.longest_wait).delay(tries, 0.0)):
+            return None
 
 
 @contextmanager
 def open_sink(target: Target, origin: Origin, options: SinkOptions | None = None) -> Iterator[Sink]:
-    """The sink, until the end of the block.
+    """Open a sink until the end of the block. Errors of a cluster that does not answer name ``--sink``.
 
-    Raises `UsageError` where changes would go back to where they come from, `ApiVersionMismatch`, `ClusterError`,
-    `StorageError`.
+    Raises `UsageError` if the sink is the source, `ApiVersionMismatch`, `ClusterError`, `StorageError`.
     """
     options = options or SinkOptions()
     with ExitStack() as stack:
@@ -75,7 +151,10 @@ def open_sink(target: Target, origin: Origin, options: SinkOptions | None = None
                     retry_budget=RETRY_SECONDS,
                     busy_budget=RETRY_SECONDS,
                 )
-                sink = _tikv(stack.enter_context(Cluster.connect(config)), target, origin, options)
+                with _sink_named(target):
+                    sink = _tikv_open(stack.enter_context(Cluster.connect(config)), target, origin, options)
+            case LogTarget():
+                sink = _log_sink(target, origin)
             case FileTarget():
                 sink = FileSink(target.path)
             case StdoutTarget():
@@ -83,21 +162,59 @@ def open_sink(target: Target, origin: Origin, options: SinkOptions | None = None
             case BlackholeTarget():
                 sink = BlackholeSink()
         stack.callback(sink.close)
-        yield sink if options.told is None else TellingSink(sink, options.told)
+        yield sink
 
 
-def _tikv(cluster: Cluster, target: TikvTarget, origin: Origin, options: SinkOptions) -> Sink:
+@contextmanager
+def _sink_named(target: Target) -> Iterator[None]:
+    """Name ``--sink`` in connection errors, which could also be the source's."""
+    try:
+        yield
+    except ClusterTlsError as error:
+        hint = error.hint.replace("--ca, --cert and --key", "--sink-ca, --sink-cert and --sink-key")
+        raise type(error)(f"--sink {target}: {error.message}", hint=hint) from None
+    except (ClusterUnreachable, RetryBudgetExhausted) as error:
+        raise type(error)(f"--sink {target} does not answer: {error.message}", hint=error.hint) from None
+
+
+def _log_sink(target: LogTarget, origin: Origin) -> LogSink:
+    from tikv_br.archive.records import LogDescription, state_location
+    from tikv_br.archive.writer import FlushOptions, LogWriter
+
+    log_id = target.id_for(origin.changefeed_id)
+    # A short patience: the pipeline retries, and checks between retries whether it must stop.
+    patience = min(target.location.s3.patience, RETRY_SECONDS)
+    location = replace(target.location, s3=replace(target.location.s3, patience=patience))
+    description = LogDescription(
+        log_id=log_id,
+        tool_version=__version__,
+        cluster_id=origin.cluster_id,
+        api_version=ApiVersion.V2,
+        keyspace_id=origin.keyspace_id,
+        ranges=(origin.whole,),
+        start_ts=origin.start_ts,
+        started_ms=time.time_ns() // 1_000_000,
+        has_checkpoint=origin.state is not None
+        and origin.state.redacted() == state_location(target.location, log_id).redacted(),
+        encryption=location.crypter.method,
+    )
+    options = FlushOptions(target.flush_interval, target.flush_size, target.rate_limit)
+    place = f"log {log_id} at {location.bucket or 'local'}:{location.path}"
+    return LogSink(LogWriter(open_store(location), description, origin.span, options), place)
+
+
+def _tikv_open(cluster: Cluster, target: TikvTarget, origin: Origin, options: SinkOptions) -> Sink:
     version = cluster.api_version
     target.check(version)
     default = origin.keyspace_id if version is ApiVersion.V2 else 0
     keyspace_id = cluster.pd.keyspace_id(target.keyspace) if target.keyspace else default
-    if (cluster.cluster_id, keyspace_id) == (origin.cluster_id, origin.keyspace_id) and not target.below:
+    if (cluster.cluster_id, keyspace_id) == (origin.cluster_id, origin.keyspace_id):
         raise UsageError(
-            "--sink is the very keyspace that the changes come from",
-            hint="Correct --pd or --sink; ?keyspace= behind its address names another keyspace of that cluster.",
+            "--sink and the source are the same keyspace of the same cluster",
+            hint="Correct --pd or --sink. To write to another keyspace of that cluster, append ?keyspace=NAME to its address.",
         )
     try:
-        raw = cluster.raw(keyspace_id, options.fence, target.below)
+        raw = cluster.raw(keyspace_id, options.fence)
     except UnsupportedFormat as error:
         raise UsageError(f"--sink: {error}") from None
     return TikvSink(raw, drop_ttls=options.drop_ttls, concurrency=options.concurrency, batch_rows=options.batch_rows)

@@ -1,4 +1,4 @@
-"""A sink that writes to a TiKV cluster of any API version, as any client does: with timestamps of its own."""
+"""A sink that writes to a TiKV cluster of any API version through RawKV requests; the target assigns new timestamps."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ import pyarrow as pa
 
 from formats import columns, order
 from incremental.sinks.base import Sink
-from tikv_br.cluster.batches import BATCH_ITEMS
+from tikv_br.cluster.router import BATCH_ITEMS
 from tikv_br.errors import ConversionUnsupported
 
 if TYPE_CHECKING:
     from tikv_br.cluster.rawkv import RawClient
 
 CONCURRENCY = 4
-"""Parts of a batch that are written at once."""
+"""Parts of a batch that are written concurrently."""
 PART_ROWS = 512
-"""A part is no smaller than this, where the batch is not: a request for a few rows costs as much as one for many."""
+"""Minimum size of a part: a request with few rows costs as much as one with many."""
 
 
 class TikvSink(Sink):
     """Writes rows to one keyspace.
 
-    A put goes with what is left of its time, reckoned when it is sent; one whose time is over deletes. Within a batch
-    each key is written once, so that parts may go side by side; the next batch begins when all have arrived.
+    A put has the TTL that remains when it is sent; a row that has expired by then becomes a delete. A batch has each key
+    once, so its parts are written concurrently; the next batch starts when all of them are written.
     """
 
     def __init__(
@@ -40,24 +40,24 @@ class TikvSink(Sink):
         batch_rows: int = BATCH_ITEMS,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """With `drop_ttls` rows that expire are kept for ever where the cluster knows no TTL; else that is refused.
+        """With `drop_ttls`, a cluster without TTLs stores rows with a TTL as permanent; without it, they are an error.
 
-        A request takes `batch_rows` at most.
+        A request has at most `batch_rows` rows.
         """
         self._raw = raw
-        below = f" below {raw.codec.below.hex()}" if raw.codec.below else ""
-        self.place = f"keyspace {raw.codec.keyspace_id} of cluster {raw.cluster_id}{below}"
+        self.place = f"keyspace {raw.codec.keyspace_id} of cluster {raw.cluster_id}"
         self._drop_ttls = drop_ttls
         self._clock = clock
-        self._concurrency, self._batch_rows = concurrency, batch_rows
+        self._writer = raw.column_writer(batch_rows)
+        self._concurrency = concurrency
         self._pool = ThreadPoolExecutor(concurrency, thread_name_prefix="sink")
         self.puts = 0
         self.deletes = 0
         self.dropped_ttls = 0
-        """Rows written without the expiry that they had."""
+        """Rows written without their TTL."""
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """See `Sink.write`. Raises `ConversionUnsupported` for a row that expires where no TTL can be kept."""
+        """See `Sink.write`. Raises `ConversionUnsupported` for a row with a TTL if the cluster has no TTLs."""
         rows = order.by_key(batch)
         expire_ts = columns.numbers(rows["expire_ts"])
         gone = columns.flags(rows["deleted"]) | ((expire_ts > 0) & (expire_ts <= int(self._clock())))
@@ -74,30 +74,32 @@ class TikvSink(Sink):
         self.deletes += deletes.num_rows
 
     def close(self) -> None:
-        """See `Sink.close`. Writes that a second signal has left under way end with the connections."""
+        """See `Sink.close`. Writes in flight after a second signal end when the connections close."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _check_ttls(self, puts: pa.RecordBatch) -> None:
-        """Refuse to lose an expiry without leave, before anything of the batch is written."""
+        """Refuse to lose a TTL unless allowed, before anything of the batch is written."""
         if self._raw.codec.api_version.has_ttl:
             return
         expiring = int(np.count_nonzero(columns.numbers(puts["expire_ts"])))
         if expiring and not self._drop_ttls:
             raise ConversionUnsupported(
-                f"{expiring} of the changes expire, and the target keeps no TTLs (API V1 without storage.enable-ttl)",
-                hint="Take a target of API V1TTL or V2, or say --allow-loss ttl to keep such rows for ever.",
+                f"{expiring} of the changes have a TTL, but the target does not support TTLs (API V1 without storage.enable-ttl)",
+                hint="Use a target with API V1TTL or V2, or pass --allow-loss ttl to store such rows without a TTL.",
             )
         self.dropped_ttls += expiring
 
     def _parts(self, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        """Neighbouring keys together: most of a part lies in few regions."""
+        """Parts of adjacent keys, so that each part touches few regions."""
         size = max(PART_ROWS, -(-rows.num_rows // self._concurrency))
         for first in range(0, rows.num_rows, size):
             yield rows.slice(first, size)
 
     def _put(self, rows: pa.RecordBatch) -> None:
         expire_ts = columns.numbers(rows["expire_ts"]) if self._raw.codec.api_version.has_ttl else None
-        self._raw.put_columns(rows["key"], rows["value"], expire_ts, batch_rows=self._batch_rows)
+        expired = self._writer.put(rows["key"], rows["value"], expire_ts)
+        if expired.any():  # they expired before they were sent; older rows of these keys must be deleted
+            self._delete(rows.filter(pa.array(expired)))
 
     def _delete(self, rows: pa.RecordBatch) -> None:
-        self._raw.delete_columns(rows["key"], batch_rows=self._batch_rows)
+        self._writer.delete(rows["key"])

@@ -1,17 +1,27 @@
-"""The address of a sink: ``tikv://PD[,PD]?keyspace=…&api-version=…``, ``file:///path``, ``stdout://`` or ``-``, ``blackhole://``."""
+"""The address of a sink, such as ``tikv://PD``: parsed and checked without loading what writes to it."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from formats.api_version import ApiVersion
 from formats.errors import UnsupportedFormat
+from tikv_br.archive.records import check_id
 from tikv_br.cluster.config import parse_addresses
 from tikv_br.errors import ApiVersionMismatch, UsageError
+from tikv_br.storage.url import StorageLocation
+from tikv_br.storage.url import parse as parse_location
 
-FORMS = "tikv://PD[,PD], file:///PATH, - (or stdout://), blackhole://"
+FORMS = (
+    "tikv://PD[,PD], s3://BUCKET/PREFIX or local:///DIR (a log archive), file:///PATH, - (or stdout://), blackhole://"
+)
+
+_SECONDS = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+_BYTES = {"": 1.0, "KiB": 2.0**10, "MiB": 2.0**20, "GiB": 2.0**30}
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,19 +32,17 @@ class TikvTarget:
     keyspace: str = ""
     """Id or name; ``""`` = the source's."""
     api_version: ApiVersion | None = None
-    """What the cluster must have; None = whatever it has."""
-    below: bytes = b""
-    """Put before each key. No address says it: what follows its own keyspace must not write into the range it follows."""
+    """Required API version; None = any."""
 
     def __str__(self) -> str:
         return f"tikv://{','.join(self.pd)}" + (f"?keyspace={self.keyspace}" if self.keyspace else "")
 
     def check(self, found: ApiVersion) -> None:
-        """Compare what the cluster has. Raises `ApiVersionMismatch`."""
+        """Compare with the API version of the cluster. Raises `ApiVersionMismatch`."""
         if self.api_version is not None and self.api_version is not found:
             raise ApiVersionMismatch(
                 f"{self} has API {found.label}, not {self.api_version.label}",
-                hint="Correct api-version in --sink, or take the cluster that was meant.",
+                hint="Correct api-version in --sink, or pass the address of the intended cluster.",
             )
 
 
@@ -49,6 +57,33 @@ class FileTarget:
 
 
 @dataclass(frozen=True, slots=True)
+class LogTarget:
+    """A log archive."""
+
+    location: StorageLocation
+    log_id: str = ""
+    """``""`` = the id of the sync."""
+    flush_interval: float = 30.0
+    """Seconds between flushes."""
+    flush_size: int = 64 << 20
+    """Bytes of changes after which they are written before that."""
+    rate_limit: int = 0
+    """Maximum upload rate in bytes per second; 0 = unlimited. Not part of the address."""
+
+    def __str__(self) -> str:
+        """An address without credentials, of which `parse` makes the same target."""
+        options = [f"flush-interval={self.flush_interval:g}s", f"flush-size={self.flush_size}"]
+        if self.log_id:
+            options.append(f"id={self.log_id}")
+        place = self.location.redacted()
+        return f"{place}{'&' if '?' in place else '?'}{'&'.join(options)}"
+
+    def id_for(self, changefeed_id: str) -> str:
+        """The id of the log that a sync or changefeed writes. Raises `UsageError` for an invalid one."""
+        return check_id(self.log_id or changefeed_id)
+
+
+@dataclass(frozen=True, slots=True)
 class StdoutTarget:
     """JSON lines on standard output."""
 
@@ -58,48 +93,91 @@ class StdoutTarget:
 
 @dataclass(frozen=True, slots=True)
 class BlackholeTarget:
-    """Nowhere."""
+    """Discards all changes."""
 
     def __str__(self) -> str:
         return "blackhole://"
 
 
-Target = TikvTarget | FileTarget | StdoutTarget | BlackholeTarget
+Target = TikvTarget | LogTarget | FileTarget | StdoutTarget | BlackholeTarget
 
 
-def parse(url: str) -> Target:
-    """Read the address of a sink. Raises `UsageError` naming what is wrong."""
+def parse(url: str, locate: Callable[[str], StorageLocation] = parse_location) -> Target:
+    """Parse the address of a sink; `locate` reads the address of a storage. Raises `UsageError`."""
     if url == "-":
         return StdoutTarget()
-    parts = urlsplit(url, allow_fragments=False)  # what follows a # would be dropped
+    parts = urlsplit(url, allow_fragments=False)  # else the part after a # would be ignored
     match parts.scheme:
         case "tikv":
             return _tikv(parts.netloc + parts.path.rstrip("/"), parts.query)
         case "file" if not parts.netloc and len(parts.path) > 1 and not parts.query:
             return FileTarget(Path(unquote(parts.path)))
+        case "s3" | "local":
+            return _log(url, locate)
         case "stdout" if not parts.netloc + parts.path.strip("/") + parts.query:
             return StdoutTarget()
         case "blackhole" if not parts.netloc + parts.path.strip("/") + parts.query:
             return BlackholeTarget()
-    raise UsageError(f"--sink {url!r} is none of {FORMS}")
+    raise UsageError(f"--sink {url!r} is not a valid address", hint=f"Pass one of {FORMS}.")
 
 
 def check_shared(target: Target) -> None:
-    """Refuse what several processes cannot write to together. Raises `UsageError`."""
-    if not isinstance(target, TikvTarget | BlackholeTarget):
+    """Refuse a target that several processes cannot write to. Raises `UsageError`."""
+    is_shared = isinstance(target, TikvTarget | BlackholeTarget)
+    if not is_shared and not (isinstance(target, LogTarget) and target.location.scheme == "s3"):
         raise UsageError(
-            f"a changefeed cannot write to {target}: captures of several machines share the work",
-            hint="Take --sink tikv://PD; `tikv-br sync` writes files.",
+            f"a changefeed cannot write to {target}, because captures on several machines share the work",
+            hint="Pass --sink tikv://PD or s3://BUCKET/PREFIX, or use `tikv-br sync`, which writes files.",
         )
+    if isinstance(target, LogTarget) and target.location.s3.access_key:
+        raise UsageError(
+            "the address of a changefeed's sink must not contain credentials: it is saved in etcd",
+            hint="Let the captures find them in the environment (AWS_ACCESS_KEY_ID, …), a profile or an instance role.",
+        )
+
+
+def _log(address: str, locate: Callable[[str], StorageLocation]) -> LogTarget:
+    place, _, query = address.partition("?")
+    options: dict[str, str] = {}
+    rest = []
+    for part in filter(None, query.split("&")):
+        name, _, value = part.partition("=")
+        if name.replace("_", "-") in {"id", "flush-interval", "flush-size"}:
+            options[name.replace("_", "-")] = unquote(value)
+        else:
+            rest.append(part)
+    try:
+        location = locate(place + ("?" + "&".join(rest) if rest else ""))
+        interval = _quantity("flush-interval", options.get("flush-interval", "30s"), _SECONDS)
+        size = _quantity("flush-size", options.get("flush-size", "64MiB"), _BYTES)
+    except UsageError as error:
+        raise UsageError(f"--sink: {error.message}", hint=error.hint) from None
+    return LogTarget(location, options.get("id", ""), interval, round(size))
+
+
+def _quantity(name: str, text: str, units: Mapping[str, float]) -> float:
+    """A positive number with a unit. Raises `UsageError`."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([A-Za-z]*)", text)
+    value = float(found[1]) * units[found[2]] if found and found[2] in units else 0.0
+    if value <= 0:
+        raise UsageError(
+            f"{name}={text} is not valid", hint=f"Pass a number and one of {', '.join(filter(None, units))}."
+        )
+    return value
 
 
 def _tikv(addresses: str, query: str) -> TikvTarget:
     if "/" in addresses:
-        raise UsageError(f"--sink: a tikv:// address has no path, only PD addresses: {addresses!r}")
+        raise UsageError(
+            f"--sink: the tikv:// address {addresses!r} has a path", hint="Pass only PD addresses: tikv://PD[,PD]."
+        )
     options = dict(parse_qsl(query, keep_blank_values=True))
     unknown = options.keys() - {"keyspace", "api-version"}
     if unknown:
-        raise UsageError(f"--sink: tikv:// knows no {', '.join(sorted(unknown))}: keyspace and api-version are all")
+        raise UsageError(
+            f"--sink: tikv:// does not support the option {', '.join(sorted(unknown))}",
+            hint="Supported options are keyspace and api-version.",
+        )
     label = options.get("api-version")
     try:
         version = ApiVersion.from_label(label) if label is not None else None

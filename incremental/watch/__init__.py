@@ -1,4 +1,7 @@
-"""How syncs are doing, for those who look on: over HTTP as metrics, JSON, health and a page that plots.
+"""The status of syncs over HTTP: JSON, health, Prometheus metrics, and a page with plots. Read-only.
 
-Nothing here changes a sync; ``server.py`` puts the parts together.
+Modules, in reading order:
+- status: the status of a sync, when it is unhealthy or degraded, and the history of the last minutes
+- metrics: the Prometheus metrics
+- server: the HTTP server of ``--status-addr`` and its key; ``page.html`` is the page
 """

@@ -1,39 +1,92 @@
-"""Where the status server listens."""
+"""Where the status server listens, and the key that it asks for, in a file that only its owner may read."""
 
 from __future__ import annotations
 
+import os
+import secrets
 import socket
+import stat
 from contextlib import suppress
 from dataclasses import dataclass
 from ipaddress import ip_address
+from pathlib import Path
 
-from tikv_br.errors import UsageError
+from tikv_br.errors import StorageReadOnly, UsageError
+from tikv_br.storage.crypter import SecretText
+from tikv_br.storage.local import Hints, storage_errors
 
 LOOPBACK = "127.0.0.1"
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where to listen; port 0 = any that is free."""
+    """Where to listen; port 0 = any free port."""
 
     host: str
     port: int
 
     @classmethod
     def parse(cls, text: str) -> Address:
-        """Read ``HOST:PORT``, ``[IPV6]:PORT``, or a port alone, which means loopback. Raises `UsageError`."""
+        """Parse ``HOST:PORT``, ``[IPV6]:PORT``, or a port alone, which means loopback. Raises `UsageError`."""
         host, _, port = text.rpartition(":")
         if not port.isascii() or not port.isdigit() or int(port) > 65535:
-            raise UsageError(f"--status-addr {text}: write HOST:PORT, such as 127.0.0.1:8300")
+            raise UsageError(
+                f"--status-addr {text!r} is not an address", hint="Pass HOST:PORT, for example 127.0.0.1:8300."
+            )
         return cls(host.removeprefix("[").removesuffix("]") or LOOPBACK, int(port))
 
     @property
     def reachable(self) -> Address:
-        """What others may call it: all addresses of a machine go by its name."""
-        with suppress(ValueError):  # a name
+        """The address to show to other machines: the host name if it listens on all addresses."""
+        with suppress(ValueError):  # a host name
             if ip_address(self.host).is_unspecified:
                 return Address(socket.gethostname(), self.port)
         return self
 
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+_HINTS: Hints = {StorageReadOnly: "Pass another file with --status-key-file, or pass --no-status-key."}
+KEY_BYTES = 32
+MIN_KEY_CHARACTERS = 16
+_CREATE_HINT = "Create one, for example: openssl rand -hex 32 >FILE"
+
+
+def load_or_create_key(path: Path) -> SecretText:
+    """The key in our own file, which is created if it does not exist. Raises `UsageError` if others may read it."""
+    with storage_errors(path, "written", _HINTS):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not path.exists():
+            _create_key(path)
+    with storage_errors(path, "read"):
+        if stat.S_IMODE(path.stat().st_mode) & 0o077:
+            raise UsageError(f"the status key file {path} is readable by other users", hint=f"Run: chmod 600 {path}")
+    return read_key(path)
+
+
+def read_key(path: Path) -> SecretText:
+    """The key in a file, without the white space around it. Raises `StorageError`, `UsageError`."""
+    if not path.exists():
+        raise UsageError(f"the status key file {path} does not exist", hint=_CREATE_HINT)
+    with storage_errors(path, "read"):
+        raw = path.read_bytes().strip()
+    if len(raw) < MIN_KEY_CHARACTERS or not all(0x21 <= each <= 0x7E for each in raw):
+        raise UsageError(
+            f"{path} does not contain a valid status key: a key has at least {MIN_KEY_CHARACTERS} printable ASCII characters",
+            hint=_CREATE_HINT,
+        )
+    return SecretText(raw.decode("ascii"))
+
+
+def _create_key(path: Path) -> None:
+    """Write a new key atomically: if several processes do so at once, one wins, and nobody reads a partial key."""
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        with os.fdopen(descriptor, "w", encoding="ascii") as file:
+            file.write(secrets.token_urlsafe(KEY_BYTES) + "\n")
+        with suppress(FileExistsError):
+            os.link(temporary, path)
+    finally:
+        temporary.unlink()

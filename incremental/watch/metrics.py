@@ -1,4 +1,4 @@
-"""The figures of all syncs, for Prometheus. docs/monitoring.md lists them."""
+"""The Prometheus metrics of all syncs; docs/monitoring.md lists them."""
 
 from __future__ import annotations
 
@@ -10,93 +10,115 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
-from incremental.watch.named import NamedStatus, Watched
+from incremental.watch.status import NamedStatus, StatusSource
 from tikv_br import __version__
-from tikv_br.cluster.timestamp import physical_ms
+from tikv_br.cluster.timestamps import physical_ms
 
 if TYPE_CHECKING:
-    from incremental.replicate import SyncStatus
+    from incremental.pipeline import SyncStatus
 
 PREFIX = "tikv_br_sync_"
-Figure = tuple[str, str, "Callable[[SyncStatus], float]"]
-"""Name without prefix, meaning, and where the value is."""
+Figure = tuple[str, str, "Callable[[SyncStatus], float | None]"]
+"""Name without prefix, help text, and how to read the value; None = no sample."""
 
-# Timestamps of TiKV do not fit into the doubles that Prometheus keeps: only their physical part is given.
+# Prometheus stores doubles, which cannot hold a TSO: only its physical part is exported.
 GAUGES: tuple[Figure, ...] = (
     ("checkpoint_lag_seconds", "How far the sink is behind the source.", lambda of: of.checkpoint_lag),
-    ("resolved_lag_seconds", "How far what is known of is behind the source.", lambda of: of.resolved_lag),
+    ("resolved_lag_seconds", "How far resolved-ts is behind the source.", lambda of: of.resolved_lag),
+    (
+        "write_lag_seconds",
+        "Estimated time that a write takes from the source to the sink; absent while there are no writes.",
+        lambda of: of.write_lag,
+    ),
     (
         "checkpoint_timestamp_seconds",
-        "Up to which all changes are at the sink, by the source's clock.",
+        "Checkpoint-ts: all changes up to it are at the sink (source's clock).",
         lambda of: physical_ms(of.checkpoint_ts) / 1000,
     ),
     (
         "sink_failing_seconds",
-        "For how long the sink has taken nothing; 0 while it does.",
+        "How long the sink has accepted no writes; 0 while it accepts them.",
         lambda of: of.sink_failing_seconds,
     ),
-    ("feed_regions", "Regions that are subscribed to.", lambda of: of.feed.regions),
-    ("feed_scanning_regions", "Of them, those that are still being read from the start.", lambda of: of.feed.scanning),
-    ("feed_holes", "Parts of the range that wait for a subscription.", lambda of: of.feed.holes),
-    ("feed_stores", "Stores with a stream.", lambda of: of.feed.stores),
-    ("feed_queued_bytes", "Messages of stores that wait to be read.", lambda of: of.feed.queued_bytes),
-    ("sorter_memory_bytes", "Changes in memory that wait until they are complete.", lambda of: of.sorter_memory_bytes),
-    ("sorter_disk_bytes", "Changes on disk that wait until they are complete.", lambda of: of.sorter_disk_bytes),
+    (
+        "pd_silent_seconds",
+        "How long the source's PD has not answered; 0 while it does.",
+        lambda of: of.pd_silent_seconds,
+    ),
+    ("feed_regions", "Subscribed regions.", lambda of: of.feed.regions),
+    ("feed_scanning_regions", "Subscribed regions whose incremental scan has not ended.", lambda of: of.feed.scanning),
+    (
+        "feed_stalled_regions",
+        "Subscribed regions without a new resolved-ts for 10 s.",
+        lambda of: of.feed.stalled,
+    ),
+    ("feed_holes", "Gaps: parts of the range without a subscription.", lambda of: of.feed.holes),
+    ("feed_stores", "Stores with an open stream.", lambda of: of.feed.stores),
+    ("feed_queued_bytes", "Received messages that have not been processed yet.", lambda of: of.feed.queued_bytes),
+    ("sorter_memory_bytes", "Changes in memory that are not resolved yet.", lambda of: of.sorter_memory_bytes),
+    ("sorter_disk_bytes", "Changes on disk that are not resolved yet.", lambda of: of.sorter_disk_bytes),
 )
 COUNTERS: tuple[Figure, ...] = (
-    ("events", "Changes that the feed told, some of them twice.", lambda of: of.events),
+    ("events", "Changes received from the feed, including duplicates.", lambda of: of.events),
     ("written_rows", "Rows that the sink has confirmed.", lambda of: of.written),
-    ("late_rows", "Changes that came after all up to their timestamp had been called known.", lambda of: of.late_rows),
+    ("late_rows", "Changes received at or below a resolved-ts already reported.", lambda of: of.late_rows),
     (
         "sink_failures",
-        "How often the sink gave up on a batch, which was then tried again.",
+        "How often the sink failed a batch, which was then retried.",
         lambda of: of.sink_failures,
     ),
 )
 
 
 class Metrics:
-    """What ``/metrics`` answers: every sync under the label ``sync``, this process, and the version."""
+    """The content of ``/metrics``: every sync under the label ``sync``, this process, and the version."""
 
-    def __init__(self, watched: Watched, max_lag: float) -> None:
+    def __init__(self, statuses: StatusSource, max_lag: float) -> None:
         self._registry = CollectorRegistry()
-        self._registry.register(_Syncs(watched, max_lag))
+        self._registry.register(_SyncCollector(statuses, max_lag))
         ProcessCollector(registry=self._registry)
-        Info("tikv_br_build", "What runs.", registry=self._registry).info({"version": __version__})
+        Info("tikv_br_build", "The version of tikv-br.", registry=self._registry).info({"version": __version__})
 
     def render(self, accept: str) -> tuple[str, bytes]:
-        """Content type and text, in the form that a reader says it accepts."""
+        """Content type and text, in the format that the header Accept asks for."""
         encode, content_type = choose_encoder(accept)
         return content_type, encode(self._registry)
 
 
-class _Syncs(Collector):
-    """Asked for at every scrape: nothing is counted twice."""
-
-    def __init__(self, watched: Watched, max_lag: float) -> None:
-        self._watched, self._max_lag = watched, max_lag
+class _SyncCollector(Collector):
+    def __init__(self, statuses: StatusSource, max_lag: float) -> None:
+        self._statuses, self._max_lag = statuses, max_lag
 
     def collect(self) -> Iterator[Metric]:
-        """See `Collector.collect`."""
-        found = self._watched()
-        healthy = GaugeMetricFamily(PREFIX + "healthy", "Whether it runs and is not too far behind.", labels=["sync"])
-        for each in found:
-            healthy.add_metric([each.name], float(not each.trouble(self._max_lag)))
+        """Read the statuses at each scrape, so that no metric keeps a count of its own."""
+        statuses = self._statuses()
+        healthy = GaugeMetricFamily(
+            PREFIX + "healthy", "1 if the sync runs and its lag is within the limit, else 0.", labels=["sync"]
+        )
+        for each in statuses:
+            healthy.add_metric([each.name], float(not each.problem(self._max_lag)))
         yield healthy
+        degraded = GaugeMetricFamily(
+            PREFIX + "degraded", "1 if a part of the range, a store or PD does not answer, else 0.", labels=["sync"]
+        )
+        for each in statuses:
+            degraded.add_metric([each.name], float(bool(each.degraded)))
+        yield degraded
         for family, figures in ((GaugeMetricFamily, GAUGES), (CounterMetricFamily, COUNTERS)):
             for name, meaning, value in figures:
                 metric = family(PREFIX + name, meaning, labels=["sync"])
-                for each in found:
-                    if each.status is not None:
-                        metric.add_metric([each.name], value(each.status))
+                for each in statuses:
+                    figure = None if each.status is None else value(each.status)
+                    if figure is not None:
+                        metric.add_metric([each.name], figure)
                 yield metric
-        yield _feed_errors(found)
+        yield _feed_errors(statuses)
 
 
-def _feed_errors(found: Sequence[NamedStatus]) -> Metric:
-    meaning = "What went wrong with regions and stores; each was followed by another try."
+def _feed_errors(statuses: Sequence[NamedStatus]) -> Metric:
+    meaning = "Errors of regions and stores; each was retried."
     metric = CounterMetricFamily(PREFIX + "feed_errors", meaning, labels=["sync", "kind"])
-    for each in found:
+    for each in statuses:
         for kind, count in each.status.feed.errors.items() if each.status is not None else ():
             metric.add_metric([each.name, kind], count)
     return metric

@@ -1,7 +1,7 @@
 """The HTTP server of ``--status-addr``: ``/`` (a page), ``/status``, ``/history``, ``/healthz`` and ``/metrics``.
 
-It only reads, and listens on loopback unless another address is said. Figures are for who has the key; without one there is the page, which
-holds none, and whether all is well.
+Read-only. Listens on loopback unless another address is given. Figures need the key; without it, clients get the page (which
+contains no figures) and the health status.
 """
 
 from __future__ import annotations
@@ -18,37 +18,33 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import resources
-from socketserver import ThreadingTCPServer
 from urllib.parse import parse_qs, urlsplit
 
 from incremental.watch.address import Address
-from incremental.watch.history import JOIN_SECONDS, History, Point
 from incremental.watch.metrics import Metrics
-from incremental.watch.named import Watched
+from incremental.watch.status import JOIN_SECONDS, History, Point, StatusSource
 from tikv_br import __version__
 from tikv_br.errors import UsageError
-from tikv_br.storage.secret import SecretText
+from tikv_br.storage.crypter import SecretText
 
 log = logging.getLogger(__name__)
 
 MAX_LAG = 300.0
 POLL_SECONDS = 0.2
-"""How soon the server notices that it is to end."""
-REQUEST_SECONDS = 10.0
-"""How long a client may be silent within a request."""
-MOST_CLIENTS = 32
-"""So many are answered at once; who comes on top is sent away. Slow readers must not cost the sync its sockets."""
+"""How often the server checks for shutdown."""
+REQUEST_TIMEOUT = 10.0
+"""Seconds that one read from or write to a client may take; then its connection is closed."""
 NO_KEY = SecretText()
-"""Figures are for everyone."""
-OPEN_PATHS = {"/", "/healthz"}
+"""No key is required."""
+PUBLIC_PATHS = {"/", "/healthz"}
 _MILLISECONDS = re.compile(r"[0-9]{1,19}", re.ASCII)
 JSON = "application/json"
 TEXT = "text/plain; charset=utf-8"
 HEADERS = {
     "Cache-Control": "no-store",
-    # The page fetches nothing but our own answers, and no other site may frame it.
+    # The page loads nothing from other sites, and no other site may frame it.
     "Content-Security-Policy": "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:; "
     "connect-src 'self'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
@@ -56,50 +52,55 @@ HEADERS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """What a path is answered with."""
+class HttpResponse:
+    """The answer to one request."""
 
     content_type: str
     body: bytes
     code: HTTPStatus = HTTPStatus.OK
 
 
-KEY_WANTED = Answer(TEXT, b"the key is wanted, as a header: Authorization: Bearer KEY\n", HTTPStatus.UNAUTHORIZED)
+KEY_REQUIRED = HttpResponse(
+    TEXT, b"this path requires the status key; pass the header: Authorization: Bearer KEY\n", HTTPStatus.UNAUTHORIZED
+)
 
 
-class Board:
-    """All that can be asked of the syncs of a process."""
+class StatusApi:
+    """Answers requests about the syncs of this process. Thread-safe."""
 
-    def __init__(self, watched: Watched, history: History, max_lag: float, key: SecretText) -> None:
-        self._watched, self._history, self._max_lag, self._key = watched, history, max_lag, key
-        self._metrics = Metrics(watched, max_lag)
+    def __init__(self, statuses: StatusSource, history: History, max_lag: float, key: SecretText) -> None:
+        self._statuses, self._history, self._max_lag, self._key = statuses, history, max_lag, key
+        self._metrics = Metrics(statuses, max_lag)
         self._page = resources.files("incremental.watch").joinpath("page.html").read_bytes()
 
-    def answer(self, target: str, accept: str, authorization: str) -> Answer:
-        """Answer a GET of a path with its query; `accept` and `authorization` are headers."""
+    def answer(self, target: str, accept: str, authorization: str) -> HttpResponse:
+        """Answer a GET of a path with its query; `accept` and `authorization` are the values of these headers."""
         url = urlsplit(target)
-        knows_key = self._knows_key(authorization)
-        if url.path not in OPEN_PATHS and not knows_key:
-            return KEY_WANTED
+        authorized = self._is_authorized(authorization)
+        if url.path not in PUBLIC_PATHS and not authorized:
+            return KEY_REQUIRED
         match url.path:
             case "/":
-                return Answer("text/html; charset=utf-8", self._page)
+                return HttpResponse("text/html; charset=utf-8", self._page)
             case "/status":
-                return Answer(JSON, _json(self._status()))
+                return HttpResponse(JSON, _json(self._status()))
             case "/history":
-                return self._past(parse_qs(url.query).get("since", ["0"])[0])
+                return self._points(parse_qs(url.query).get("since", ["0"])[0])
             case "/healthz":
-                return self._health(in_full=knows_key)
+                return self._health(details=authorized)
             case "/metrics":
-                return self._figures(accept)
+                return self._render_metrics(accept)
             case _:
-                return Answer(TEXT, b"there are /, /status, /history, /healthz and /metrics\n", HTTPStatus.NOT_FOUND)
+                return HttpResponse(
+                    TEXT, b"not found; paths: /, /status, /history, /healthz, /metrics\n", HTTPStatus.NOT_FOUND
+                )
 
     def _status(self) -> dict[str, object]:
         syncs = []
-        for each in self._watched():
+        for each in self._statuses():
             figures = asdict(each.status) if each.status is not None else None
-            syncs.append({"name": each.name, "trouble": each.trouble(self._max_lag), "status": figures})
+            problem, degraded = each.problem(self._max_lag), each.degraded
+            syncs.append({"name": each.name, "trouble": problem, "degraded": degraded, "status": figures})
         healthy = not any(each["trouble"] for each in syncs)
         now_ms = time.time_ns() // 1_000_000
         return {
@@ -107,63 +108,68 @@ class Board:
             "now_ms": now_ms,
             "max_lag": self._max_lag,
             "healthy": healthy,
+            "degraded": any(each["degraded"] for each in syncs),
             "syncs": syncs,
         }
 
-    def _past(self, since: str) -> Answer:
+    def _points(self, since: str) -> HttpResponse:
+        """The history as columns per sync, which is what the page plots."""
         if not _MILLISECONDS.fullmatch(since):
-            return Answer(TEXT, b"since= takes milliseconds since the epoch\n", HTTPStatus.BAD_REQUEST)
-        return Answer(JSON, _json(self._points(int(since))))
-
-    def _figures(self, accept: str) -> Answer:
-        try:
-            return Answer(*self._metrics.render(accept))
-        except TypeError:  # of the Prometheus client, for a version that is no number
-            return Answer(TEXT, b"the header Accept asks for no version that there is\n", HTTPStatus.BAD_REQUEST)
-
-    def _points(self, since: int) -> dict[str, object]:
-        """By columns, as a page plots them."""
-        return {
+            return HttpResponse(TEXT, b"since= must be milliseconds since the epoch\n", HTTPStatus.BAD_REQUEST)
+        columns = {
             name: {field: [getattr(point, field) for point in points] for field in Point.__dataclass_fields__}
-            for name, points in self._history.since(since).items()
+            for name, points in self._history.since(int(since)).items()
         }
+        return HttpResponse(JSON, _json(columns))
 
-    def _knows_key(self, authorization: str) -> bool:
-        scheme, _, said = authorization.partition(" ")
-        wanted = self._key.reveal().encode()
-        return not wanted or (scheme.lower() == "bearer" and hmac.compare_digest(said.strip().encode(), wanted))
+    def _render_metrics(self, accept: str) -> HttpResponse:
+        try:
+            return HttpResponse(*self._metrics.render(accept))
+        except TypeError:  # raised by the Prometheus client if the version is not a number
+            return HttpResponse(
+                TEXT, b"the header Accept asks for an unsupported version of the text format\n", HTTPStatus.BAD_REQUEST
+            )
 
-    def _health(self, *, in_full: bool) -> Answer:
-        wrong = [f"{each.name}: {trouble}" for each in self._watched() if (trouble := each.trouble(self._max_lag))]
-        if wrong:
-            said = "\n".join(wrong) if in_full else "not well"
-            return Answer(TEXT, f"{said}\n".encode(), HTTPStatus.SERVICE_UNAVAILABLE)
-        return Answer(TEXT, b"ok\n")
+    def _is_authorized(self, authorization: str) -> bool:
+        scheme, _, given = authorization.partition(" ")
+        expected = self._key.reveal().encode()
+        return not expected or (scheme.lower() == "bearer" and hmac.compare_digest(given.strip().encode(), expected))
+
+    def _health(self, *, details: bool) -> HttpResponse:
+        statuses = self._statuses()
+        unhealthy = [f"{each.name}: {problem}" for each in statuses if (problem := each.problem(self._max_lag))]
+        if unhealthy:
+            text = "\n".join(unhealthy) if details else "unhealthy"
+            return HttpResponse(TEXT, f"{text}\n".encode(), HTTPStatus.SERVICE_UNAVAILABLE)
+        degraded = [f"{each.name}: {each.degraded}" for each in statuses if each.degraded]
+        if degraded:
+            return HttpResponse(TEXT, "\n".join(["degraded", *(degraded if details else ()), ""]).encode())
+        return HttpResponse(TEXT, b"ok\n")
 
 
 class _Handler(BaseHTTPRequestHandler):
     server: _Server
     server_version = "tikv-br"
     sys_version = ""
-    timeout = REQUEST_SECONDS
+    timeout = REQUEST_TIMEOUT
 
     def do_GET(self) -> None:
-        """Answer with a body."""
+        """Send headers and body."""
         self._send(self._answer(), with_body=True)
 
     def do_HEAD(self) -> None:
-        """Answer without one."""
+        """Send the headers of a GET."""
         self._send(self._answer(), with_body=False)
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class's name
-        """To our log, where only --log-level debug shows it."""
+        """Log requests at debug level."""
         log.debug(format, *args)
 
-    def _answer(self) -> Answer:
+    def _answer(self) -> HttpResponse:
         header = self.headers.get
-        return self.server.board.answer(self.path, header("Accept", ""), header("Authorization", ""))
+        return self.server.api.answer(self.path, header("Accept", ""), header("Authorization", ""))
 
-    def _send(self, answer: Answer, *, with_body: bool) -> None:
+    def _send(self, answer: HttpResponse, *, with_body: bool) -> None:
         self.send_response(answer.code)
         headers = {"Content-Type": answer.content_type, "Content-Length": str(len(answer.body)), **HEADERS}
         if answer.code is HTTPStatus.UNAUTHORIZED:
@@ -175,53 +181,33 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(answer.body)
 
 
-class _Server(ThreadingTCPServer):
-    """Not `ThreadingHTTPServer`, which asks the DNS for its own name."""
-
-    allow_reuse_address = True
-    daemon_threads = True
-
-    def __init__(self, address: Address, board: Board) -> None:
+class _Server(ThreadingHTTPServer):
+    def __init__(self, address: Address, api: StatusApi) -> None:
         self.address_family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
-        self.board = board
-        self._places = threading.BoundedSemaphore(MOST_CLIENTS)
+        self.api = api
         super().__init__((address.host, address.port), _Handler)
 
-    def process_request(self, request: socket.socket | tuple[bytes, socket.socket], client_address: object) -> None:
-        """Answer in a thread, if there is a place for it."""
-        if not self._places.acquire(blocking=False):
-            self.shutdown_request(request)
-            return
-        try:
-            super().process_request(request, client_address)
-        except RuntimeError:  # no thread to be had
-            self._places.release()
-            raise
-
-    def process_request_thread(
-        self, request: socket.socket | tuple[bytes, socket.socket], client_address: object
-    ) -> None:
-        """Free the place at the end."""
-        try:
-            super().process_request_thread(request, client_address)
-        finally:
-            self._places.release()
-
     def handle_error(self, request: object, client_address: object) -> None:  # noqa: ARG002 - the base class's
-        """A reader that went away is no trouble of ours."""
-        log.debug("no answer to %s: %s", client_address, sys.exc_info()[1])
+        """Log at debug level: a client that disconnects is not an error of the sync."""
+        log.debug("cannot answer %s: %s", client_address, sys.exc_info()[1])
 
 
 @contextmanager
 def serve(
-    address: Address, watched: Watched, *, max_lag: float = MAX_LAG, key: SecretText = NO_KEY
+    address: Address, statuses: StatusSource, *, max_lag: float = MAX_LAG, key: SecretText = NO_KEY
 ) -> Iterator[Address]:
-    """Answer until left; yields the address with the port that was chosen. Raises `UsageError` if it cannot be had."""
-    history = History(watched)
+    """Serve until the end of the block; yields the address with the chosen port.
+
+    Raises `UsageError` if it cannot listen there.
+    """
+    history = History(statuses)
     try:
-        server = _Server(address, Board(watched, history, max_lag, key))
+        server = _Server(address, StatusApi(statuses, history, max_lag, key))
     except OSError as error:
-        raise UsageError(f"--status-addr {address}: {error.strerror or error}") from None
+        raise UsageError(
+            f"cannot listen on --status-addr {address}: {error.strerror or error}",
+            hint="Pass another port, or port 0 for any free one.",
+        ) from None
     with server, history:
         thread = threading.Thread(target=server.serve_forever, args=(POLL_SECONDS,), name="status", daemon=True)
         thread.start()

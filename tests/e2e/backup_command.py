@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from formats.api_version import ApiVersion
-from tests.documented import checked
-from tests.live_cluster import LiveCluster, live_cluster
+from tests.support.documented import checked
+from tests.support.live_cluster import LiveCluster, live_cluster
 from tikv_br.errors import TikvBrError
 
 TIKV_BR = [sys.executable, "-m", "tikv_br.cli.main"]
@@ -37,7 +37,7 @@ def run(
         [*TIKV_BR, "backup", "raw", *arguments],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         env={**os.environ, **(environment or {})},
         check=False,
         preexec_fn=before,

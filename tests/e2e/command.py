@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.documented import assert_documented
+from tests.support.documented import assert_documented
 
 PROGRAM = Path(sys.executable).with_name("tikv-br")
 
@@ -40,7 +40,7 @@ def environment(**more: str) -> dict[str, str]:
     return {**bare, "XDG_CONFIG_HOME": "/nowhere", "NO_COLOR": "1", "AWS_EC2_METADATA_DISABLED": "true", **more}
 
 
-def tikv_br(*arguments: str, stdin: str | None = None, timeout: float = 120, **more: str) -> Done:
+def tikv_br(*arguments: str, stdin: str | None = None, timeout: float = 300, **more: str) -> Done:
     """Run a command to its end; ``more`` goes into its environment. JSON lines must be as docs/cli-json.md says."""
     done = subprocess.run(
         [str(PROGRAM), *arguments],
@@ -59,7 +59,7 @@ def tikv_br(*arguments: str, stdin: str | None = None, timeout: float = 120, **m
     return ended
 
 
-def succeed(*arguments: str, stdin: str | None = None, timeout: float = 120, **more: str) -> Done:
+def succeed(*arguments: str, stdin: str | None = None, timeout: float = 300, **more: str) -> Done:
     """Run a command that must exit 0."""
     done = tikv_br(*arguments, stdin=stdin, timeout=timeout, **more)
     assert done.code == 0, f"{arguments}: exit code {done.code}\n{done.out}\n{done.err}"

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from tests.e2e.backup_command import ROWS, TIKV_BR, files_at, noisy_cluster
-from tests.live_cluster import LiveCluster
+from tests.support.live_cluster import LiveCluster
 from tikv_br.errors import Terminated
 
 SLOW_SECONDS = 3
@@ -72,7 +72,9 @@ def test_a_worker_that_dies_is_replaced(live: LiveCluster, tmp_path: Path) -> No
     slow = live.fail("RawScan", {"delay": {"seconds": SLOW_SECONDS}}, skip=2, count=2)
     place = tmp_path / "backup"
     command = [*TIKV_BR, "backup", "raw", "-u", live.pd, "-s", str(place), "--file-size", "10KiB", "--output", "json"]
-    process = subprocess.Popen([*command, "--concurrency", "1"], stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [*command, "--executor", "spark", "--concurrency", "1"], stdout=subprocess.PIPE, text=True
+    )
     try:
         deadline = time.monotonic() + 120  # a JVM takes its time on a busy machine
         while not list(place.glob("sst/*.sst")) or not live.hits(slow):

@@ -12,12 +12,14 @@ import pytest
 
 from formats.api_version import ApiVersion
 from incremental.handover import service_id
-from tests.documented import assert_documented
 from tests.e2e.command import PROGRAM, Done, environment, tikv_br
-from tests.etcd import real_etcd
-from tests.live_cluster import LiveCluster, live_cluster
+from tests.support.documented import assert_documented
+from tests.support.etcd import real_etcd
+from tests.support.live_cluster import LiveCluster, live_cluster
+from tests.support.ports import reserved_ports
 from tikv_br.cli.main import run
 from tikv_br.cluster.etcd import Etcd
+from tikv_br.cluster.timestamps import minus_seconds
 
 
 @pytest.fixture(scope="module")
@@ -81,6 +83,7 @@ def safe_points(source: LiveCluster) -> dict[str, int]:
     return {point["service_id"]: point["safe_point"] for point in points if point["service_id"] != "gc_worker"}
 
 
+@pytest.mark.core("changefeed")
 def test_the_life_of_a_changefeed(group: Group, source: LiveCluster) -> None:
     """Created, listed, queried, paused, changed, resumed and removed; each wrong step ends with its own code."""
     created = group(
@@ -91,6 +94,10 @@ def test_the_life_of_a_changefeed(group: Group, source: LiveCluster) -> None:
     assert 0 < created["checkpoint_lag"] < 600
     assert safe_points(source)[service_id("one")] == created["start_ts"] - 1
     group("changefeed", "create", "--id", "one", "--sink", "blackhole://", "--start-ts", "now", code=74)
+    since = ("--from-backup-ts", str(ts := source.cluster.pd.tso()))
+    later = group("changefeed", "create", "--id", "two", "--sink", "blackhole://", *since).last
+    assert later["start_ts"] == minus_seconds(ts, 5)  # stores hand out older timestamps
+    group("changefeed", "remove", "two")
     assert [line["id"] for line in group("changefeed", "list").lines] == ["one"]
     group("changefeed", "update", "one", "--sink-concurrency", "8", code=75)
     assert group("changefeed", "pause", "one").last["state"] == "paused"
@@ -104,7 +111,7 @@ def test_the_life_of_a_changefeed(group: Group, source: LiveCluster) -> None:
     told = group.table("changefeed", "query", "one").splitlines()
     assert {"sink              blackhole://", "end               m", "sink-concurrency  8"} <= set(told)
     assert "hold-back         1.00s" in told
-    assert "nothing is to be changed" in group("changefeed", "update", "one", code=2).last["message"]
+    assert "no setting to change was given" in group("changefeed", "update", "one", code=2).last["message"]
     assert "sub-spans" in group.table("capture", "list")
     assert group("processor", "list").lines == []
     assert group("changefeed", "remove", "one").last["message_type"] == "removed"
@@ -128,7 +135,7 @@ def test_another_address_but_no_other_sink(group: Group, source: LiveCluster, ta
 
 
 def test_what_cannot_be_created(group: Group, source: LiveCluster, etcd: str) -> None:
-    """A PD that is no etcd, a start before GC's safe point or in the future, a keyspace that is none, the source as sink."""
+    """A PD that is no etcd, a start before GC's safe point or in the future, a keyspace that is none, the source or nobody as sink."""
     create = ("changefeed", "create", "--id", "never", "--start-ts", "now", "--sink")
     no_etcd = tikv_br(*create, "blackhole://", "--pd", source.pd)
     assert no_etcd.code == 81, no_etcd.err
@@ -136,10 +143,15 @@ def test_what_cannot_be_created(group: Group, source: LiveCluster, etcd: str) ->
     group(*create, f"tikv://{source.pd}", code=2)
     group(*create, "blackhole://", "--keyspace", "16777216", code=2)
     group("changefeed", "create", "--sink", "blackhole://", "--from-backup-ts", str(1 << 63), code=2)
+    with reserved_ports(1) as [port]:
+        silent = group(*create, f"tikv://127.0.0.1:{port}", "--sink-patience", "1s", code=3).last["message"]
+    assert f"--sink tikv://127.0.0.1:{port} does not answer" in silent
+    assert "--sink-patience" in silent
     assert group("changefeed", "list").lines == []
     assert safe_points(source) == {}
 
 
+@pytest.mark.core("sync")
 def test_a_sync_with_its_state_in_etcd(group: Group, source: LiveCluster, etcd: str, tmp_path: Path) -> None:
     """Stopped and started again it goes on from the checkpoint in etcd; a changefeed cannot have its name."""
     sink = tmp_path / "changes"

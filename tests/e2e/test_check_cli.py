@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.e2e.command import tikv_br
 from tests.e2e.conftest import Playgrounds
 
 NOWHERE = ("--pd", "127.0.0.1:1", "--timeout", "60s", "--executor", "driver")
 
 
+@pytest.mark.core("check")
 def test_a_sound_cluster(playgrounds: Playgrounds, tmp_path: Path) -> None:
     """Exit code 0, a JSON line each probe with its fields, and a summary that adds up."""
     place = ("--storage", f"local://{tmp_path}")
@@ -30,7 +33,7 @@ def test_people_get_a_table(playgrounds: Playgrounds) -> None:
     done = tikv_br("check", "--pd", playgrounds["v2"], "--timeout", "60s", "--executor", "driver")
     assert done.code == 0, done.out
     rows = done.out.splitlines()
-    assert rows[0].split() == ["probe", "status", "seen", "what", "to", "do"]
+    assert rows[0].split() == ["probe", "status", "result", "what", "to", "do"]
     assert rows[-1].endswith("skipped")
 
 
@@ -39,7 +42,7 @@ def test_failed_probes_have_their_exit_code() -> None:
     done = tikv_br("check", *NOWHERE)
     assert done.code == 61
     assert "1 of 16 probes failed: pd" in done.err
-    assert "PD is not reached" in done.out
+    assert "PD is not reachable" in done.out
 
 
 def test_as_a_plug_in_of_nagios(playgrounds: Playgrounds) -> None:

@@ -59,7 +59,7 @@ def test_commands_flags_and_values(line: str, words: list[str]) -> None:
 def test_other_shells_get_words_with_their_help(shell: str) -> None:
     """The protocols of zsh and fish carry a line of help for each word."""
     [found] = [line for line in complete("tikv-br unp", shell) if "unpin" in line]
-    assert "Let a pinned backup be pruned again." in found
+    assert "Allow prune to remove a pinned backup again." in found
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

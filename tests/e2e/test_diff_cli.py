@@ -70,6 +70,7 @@ def test_differences_are_told_and_have_their_exit_code(pair: tuple[str, str]) ->
     assert (done.last["name"], done.last["message"]) == ("DifferencesFound", "3 keys differ")
 
 
+@pytest.mark.core("diff")
 def test_people_get_tables(pair: tuple[str, str]) -> None:
     """Keys in the form asked for; two --pd are two clusters; --keys limits what is named, not what is counted."""
     a, b = pair

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from formats.api_version import ApiVersion
-from tests.e2e.command import PROGRAM, succeed, tikv_br
-from tests.live_cluster import LiveCluster, live_cluster
+from tests.e2e.command import PROGRAM, environment, succeed, tikv_br
+from tests.support.live_cluster import LiveCluster, live_cluster
+from tests.support.waiting import PATIENCE, eventually
 
 KEYS = 500
 PROJECT = Path(__file__).resolve().parents[2]
@@ -22,7 +23,7 @@ PROJECT = Path(__file__).resolve().parents[2]
 @pytest.fixture(scope="module")
 def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveCluster]:
     """Run a V2 cluster with some rows."""
-    with live_cluster(tmp_path_factory.mktemp("v2"), ApiVersion.V2, stores=1) as running:
+    with live_cluster(tmp_path_factory.mktemp("v2"), ApiVersion.V2, stores=1, resolved_ts_interval=0.1) as running:
         running.raw().batch_put({b"key%05d" % number: b"value" * 20 for number in range(KEYS)})
         yield running
 
@@ -91,6 +92,7 @@ def as_cron(line: str, home: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.core("drill")
 def test_the_crontab_of_the_readme_makes_a_backup_and_a_drill(live: LiveCluster, config: Path, tmp_path: Path) -> None:
     """In cron's environment both lines exit 0 and write nothing that would be mailed; backup, log and reports are there."""
     backup, drill = crontab()
@@ -119,6 +121,7 @@ def test_the_crontab_of_the_readme_makes_a_backup_and_a_drill(live: LiveCluster,
     assert not list((tmp_path / "work").iterdir())
 
 
+@pytest.mark.core("report")
 def test_what_cron_mails_of_a_failed_drill_says_why_and_where_its_report_is(config: Path, tmp_path: Path) -> None:
     """Error, hint and report in two lines, and the exit code of what failed: there is no backup."""
     line = here(crontab()[1], tmp_path) + " --backup newest"
@@ -127,7 +130,7 @@ def test_what_cron_mails_of_a_failed_drill_says_why_and_where_its_report_is(conf
     error, hint = done.stderr.splitlines()
     assert error.startswith("Error: ")
     [page] = (tmp_path / "drills" / "reports").glob("*.html")
-    assert hint.endswith(f"The report: local://{page}")
+    assert hint.endswith(f"Report: local://{page}")
 
 
 def test_a_missed_objective_and_a_wrong_one_have_exit_codes_of_their_own(config: Path) -> None:
@@ -141,6 +144,48 @@ def test_a_missed_objective_and_a_wrong_one_have_exit_codes_of_their_own(config:
     assert tikv_br(*flags, "--scenario", "deleted-range").code == 2
     listed = tikv_br("drill", "list", "--config", str(config), "--output", "json").lines
     assert [each["verdict"] for each in listed] == ["missed"]
+
+
+def test_a_point_in_time_from_a_config_file(live: LiveCluster, config: Path, tmp_path: Path) -> None:
+    """As cron runs it, with a log that is being written; a variable of the environment stands for the time."""
+    folder = f"local://{tmp_path}"
+    backup = ("backup", "raw", "--pd", live.pd, "--storage", f"{folder}/backups/first", "--safe-interval", "0s")
+    succeed(*backup, "--executor", "driver")
+    log = ("log", "start", "--pd", live.pd, "--storage", f"{folder}/log", "--from-backup", f"{folder}/backups/first")
+    follow = [str(PROGRAM), *log, "--flush-interval", "200ms", "--hold-back", "0s", "--quiet"]
+    raw, pd = live.raw(), live.cluster.pd
+
+    def window_end() -> int:
+        live.run("flush", store_id=live.store_ids[0])
+        shown = tikv_br("show", "--storage", f"{folder}/backups/first", "--log", f"{folder}/log", "--output", "json")
+        return int(shown.last["window_end"]) if shown.code == 0 else 0
+
+    with subprocess.Popen(follow, env=environment(), cwd="/") as process:
+        try:
+            start = pd.tso()  # the log knows all versions once it follows the stores
+            eventually(lambda: window_end() > start, PATIENCE)
+            raw.put(b"key00000", b"wrong")
+            raw.put(b"more", b"wrong")
+            ts = pd.tso()
+            live.run("flush", store_id=live.store_ids[0])  # or what follows could get an older timestamp
+            raw.put(b"key00000", b"value" * 20)
+            raw.delete(b"more")
+            eventually(lambda: window_end() > ts, PATIENCE)
+        finally:
+            process.terminate()
+            process.wait(PATIENCE)
+    with config.open("a", encoding="utf-8") as file:
+        file.write(f'scenario = "point-in-time"\nbackup = "newest"\nlog = "{folder}/log"\nwithin = "1h"\nseed = 5\n')
+    done = as_cron(f"30 4 * * * {PROGRAM} drill run --config {config} --quiet", tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    [listed] = succeed("drill", "list", "--config", str(config), "--output", "json").lines
+    assert (listed["verdict"], listed["scenario"]) == ("passed", "point-in-time")
+    point = succeed("drill", "show", "--config", str(config), "--output", "json").last["report"]["point"]
+    assert (point["seed"], point["first_ts"] <= point["restore_ts"] <= point["last_ts"]) == (5, True)
+    config.write_text(config.read_text().replace('within = "1h"\n', ""), encoding="utf-8")
+    again = tikv_br("drill", "run", "--config", str(config), "--output", "json", TIKV_BR_DRILL_RUN_RESTORE_TS=str(ts))
+    assert again.code == 0, again.err
+    assert (again.last["restore_ts"], again.last["keys"]) == (ts, KEYS + 1)
 
 
 def test_a_drill_that_is_not_there_is_said_so(config: Path) -> None:

@@ -12,14 +12,18 @@ from typing import Any
 import pytest
 
 from formats.api_version import ApiVersion
-from tests.browser import Page, browser
-from tests.documented import assert_documented
-from tests.listener import Listener, listening
-from tests.live_cluster import LiveCluster, contents, live_cluster
+from tests.support.browser import Page, browser
+from tests.support.documented import assert_documented
+from tests.support.listener import Listener, listening
+from tests.support.live_cluster import LiveCluster, contents, live_cluster
+from tests.support.logs import write_log
+from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.cli.main import run as tikv_br
-from tikv_br.drill.cut_over import Rehearsal
-from tikv_br.drill.page import SCENARIOS
+from tikv_br.drill.cutover import SourceFollower
+from tikv_br.drill.report import SCENARIOS
 from tikv_br.errors import BackupDamaged
+from tikv_br.storage.open import open_store
+from tikv_br.storage.url import parse
 
 ROWS = {b"row%04d" % number: b"value" * 20 for number in range(400)}
 SCRATCH = 7
@@ -121,7 +125,7 @@ def drills(source: LiveCluster, backups: Path, tmp_path: Path, capsys: pytest.Ca
 
 @pytest.fixture(autouse=True)
 def all_is_removed(source: LiveCluster) -> Iterator[None]:
-    """Neither a row nor a canary outlasts a drill."""
+    """No row outlasts a drill."""
     yield
     assert contents(source) == ROWS
     assert contents(source, SCRATCH) == {}
@@ -130,7 +134,7 @@ def all_is_removed(source: LiveCluster) -> Iterator[None]:
 def test_all_that_can_be_asked_of_a_recovery_at_once(
     drills: Drills, source: LiveCluster, recovery: LiveCluster, listener: Listener, page: Page, tmp_path: Path
 ) -> None:
-    """Backup, recovery cluster, tail, canary, cut-over, objectives, retention, hooks: it passes, and everybody is told."""
+    """Backup, recovery cluster, tail, cut-over, objectives, retention, hooks: it passes, and everybody is told."""
     beat, hook, told = tmp_path / "beat.url", tmp_path / "hook.url", tmp_path / "told.json"
     beat.write_text(listener.url("beat").reveal() + "\n")
     hook.write_text(listener.url("hook").reveal() + "\n")
@@ -140,8 +144,17 @@ def test_all_that_can_be_asked_of_a_recovery_at_once(
         0,
         *("--backup", "new", "--keyspace", "0", "--dst-api-version", "v2", "--safe-interval", "0s"),
         *("--executor", "driver", "--spark-master", "local[1]"),
-        *("--storage", str(tmp_path / "backups"), "--target", "cluster", "--target-pd", recovery.pd),
-        *("--tail", "100ms", "--tail-lag", "1m", "--tail-patience", "2m", "--canary", "zz/canary", "--cut-over", "1h"),
+        *(
+            "--storage",
+            str(tmp_path / "backups"),
+            "--storage-patience",
+            "30s",
+            "--target",
+            "cluster",
+            "--target-pd",
+            recovery.pd,
+        ),
+        *("--tail", "100ms", "--tail-lag", "1m", "--tail-patience", "2m", "--cut-over", "1h"),
         *("--rpo", "1h", "--rto", "1h", "--max-age", "1h", "--min-keys", str(len(ROWS)), "--keep-last", "1"),
         *("--heartbeat-url-file", str(beat), "--webhook-url-file", str(hook)),
         *("--textfile", str(tmp_path / "drill.prom"), "--on-end", f"{sys.executable} {script}"),
@@ -155,18 +168,17 @@ def test_all_that_can_be_asked_of_a_recovery_at_once(
         assert str(posted[name]) == environment[f"TIKV_BR_DRILL_{name.upper()}"] == str(summary[name])
     assert 'tikv_br_drill_success{scenario="lost-cluster"} 1.0' in (tmp_path / "drill.prom").read_text()
     text = drills.seen(page)
-    assert "All that was asked of it was reached." in text
-    assert "The drill's own" in text
-    assert f"into the cluster at {recovery.pd}" in text
+    assert "All objectives were met." in text
+    assert f"target: the cluster at {recovery.pd}" in text
     assert contents(recovery) == {}
 
 
 def test_whatever_was_missed_is_named(drills: Drills, page: Page) -> None:
-    """All four objectives of a recovery in a scratch keyspace: code 62; the page shows each, and where they stand in the trend."""
+    """All four objectives of a recovery in a keyspace: code 62; the page shows each, and where they stand in the trend."""
     asked = ("--rpo", "0s", "--rto", "0s", "--max-age", "0s", "--min-keys", str(len(ROWS) + 1))
     missed = drills.run(62, "--target-keyspace", str(SCRATCH), *asked)
     assert missed["name"] == "ObjectivesMissed"
-    by_how_much = r"missed RPO \(.+, asked 0 s\), RTO \(.+, asked 0 s\), age of the backup \(.+, asked 0 s\), keys \(400, asked 401\)"
+    by_how_much = r"missed RPO \(.+, objective 0 s\), RTO \(.+, objective 0 s\), backup age \(.+, objective 0 s\), keys \(400, objective 401\)"
     assert re.search(by_how_much, missed["message"])
     assert [goal["met"] for goal in drills.report["goals"]] == [False] * 4
     text = drills.seen(page)
@@ -178,7 +190,7 @@ def test_a_cut_over_that_does_not_come_about_has_a_code_of_its_own(
     drills: Drills, page: Page, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The target stays behind for longer than --tail-patience: 65, and the page says by how much."""
-    monkeypatch.setattr(Rehearsal, "lag", lambda _: 31.0)
+    monkeypatch.setattr(SourceFollower, "lag", lambda _: 31.0)
     flags = ("--tail", "100ms", "--tail-lag", "1s", "--tail-patience", "200ms", "--target-keyspace", str(SCRATCH))
     assert drills.run(65, *flags)["name"] == "CutOverFailed"
     assert drills.report["trouble"]["step"] == "follow the source"
@@ -187,10 +199,10 @@ def test_a_cut_over_that_does_not_come_about_has_a_code_of_its_own(
 
 @pytest.mark.parametrize("scenario", ["deleted-range", "corrupt-backup", "stale-safe-point"])
 def test_a_scenario_that_passes(drills: Drills, page: Page, tmp_path: Path, scenario: str) -> None:
-    """Each in a place of another kind: a keyspace, a prefix beside the data, a playground."""
+    """In a keyspace, or a playground."""
     flags = {
         "deleted-range": ("--start", "row0100", "--end", "row0200", "--target-keyspace", str(SCRATCH)),
-        "corrupt-backup": ("--seed", "7", "--target-prefix", "zz/drill"),
+        "corrupt-backup": ("--seed", "7", "--target-keyspace", str(SCRATCH)),
         "stale-safe-point": ("--target", "playground", "--target-stores", "1", "--work-dir", str(tmp_path / "work")),
     }[scenario]
     summary = drills.run(0, "--scenario", scenario, *flags)
@@ -198,13 +210,37 @@ def test_a_scenario_that_passes(drills: Drills, page: Page, tmp_path: Path, scen
     text = drills.seen(page)
     assert "Nothing was compared." not in text
     wanted = {
-        "deleted-range": "The recovery was rehearsed and worked.",
-        "corrupt-backup": "The damage was found",
-        "stale-safe-point": "was refused, as it must be",
+        "deleted-range": "The recovery worked.",
+        "corrupt-backup": "The damage was detected",
+        "stale-safe-point": "was refused, as required",
     }[scenario]
     assert wanted in text
     if scenario == "stale-safe-point":
         assert not list((tmp_path / "work").iterdir())
+
+
+def test_a_point_in_time(drills: Drills, source: LiveCluster, backups: Path, page: Page, tmp_path: Path) -> None:
+    """A random time, again the one that the report says, the last one, and one that is not possible."""
+    backup_ts = BackupSet.open(open_store(parse(str(backups / "first")))).backup_ts
+    log = write_log(
+        parse(str(tmp_path / "log")), source.cluster.cluster_id, backup_ts, [source.cluster.pd.tso()], log_id="changes"
+    )
+    flags: tuple[str, ...] = ("--scenario", "point-in-time", "--log", f"local://{tmp_path}/log", "--log-id", log.id)
+    flags += ("--target-keyspace", str(SCRATCH), "--rpo", "1h", "--rto", "1h", "--min-keys", "400")
+    first = drills.run(0, *flags, "--within", "1h", "--seed", "3", "--compare-source")
+    assert (first["verdict"], first["scenario"], first["keys"]) == ("passed", "point-in-time", len(ROWS))
+    point = drills.report["point"]
+    assert (point["restore_ts"], point["seed"]) == (first["restore_ts"], 3)
+    assert point["first_ts"] <= point["restore_ts"] <= point["last_ts"]
+    text = drills.seen(page)
+    assert f"The drill restores {first['restore_ts']} " in text
+    assert f"to repeat it: --restore-ts {first['restore_ts']}" in text
+    assert "The recovery worked. All objectives were met." in text
+    assert drills.run(0, *flags, "--restore-ts", str(first["restore_ts"]))["restore_ts"] == first["restore_ts"]
+    assert drills.report["point"]["seed"] is None
+    assert drills.run(0, *flags, "--restore-ts", "latest")["restore_ts"] == point["last_ts"]
+    outside = drills.run(43, *flags, "--restore-ts", "2020-01-01T00:00:00Z")
+    assert "outside the restorable window" in outside["message"]
 
 
 @pytest.mark.parametrize("scenario", ["lost-cluster", "deleted-range"])
@@ -222,10 +258,10 @@ def test_a_damaged_backup_fails_what_restores_it(
     flags = ("--start", "row0100") if scenario == "deleted-range" else ()
     place = ("--backup", f"local://{copy}", "--target-keyspace", str(SCRATCH))
     failed = drills.run(BackupDamaged.exit_code, "--scenario", scenario, *flags, *place)
-    assert f"The report: local://{drills.newest}" in failed["hint"]
+    assert f"Report: local://{drills.newest}" in failed["hint"]
     text = drills.seen(page)
     assert text.index(victim.name) < text.index("Timeline")
-    assert "do not count on the backup" in text
+    assert "do not rely on the backup" in text
 
 
 def test_damage_that_is_not_found_has_a_code_of_its_own(
@@ -235,7 +271,7 @@ def test_damage_that_is_not_found_has_a_code_of_its_own(
     monkeypatch.setattr("tikv_br.drill.damage.verify", lambda *_: None)
     failed = drills.run(63, "--scenario", "corrupt-backup", "--target-keyspace", str(SCRATCH))
     assert failed["name"] == "DamageNotFound"
-    assert "It was not proven that damage to a backup is found." in drills.seen(page)
+    assert "The drill could not show that damage to a backup is detected." in drills.seen(page)
 
 
 @pytest.mark.parametrize(
@@ -246,7 +282,9 @@ def test_damage_that_is_not_found_has_a_code_of_its_own(
         ("--target-keyspace 7 --target-ca x.pem", "--target-pd"),
         ("--target-keyspace 7 --target-cert x.pem", "--target-pd"),
         ("--target-keyspace 7 --target-key x.pem", "--target-pd"),
-        ("--canary x", "--tail"),
+        ("--canary x", "--canary was removed"),
+        ("--target-prefix x", "--target-keyspace"),
+        ("--target-prefix x --target-pd 127.0.0.1:1", "--target-prefix was removed"),
         ("--cut-over 1s", "--tail"),
         ("--tail 1s --scenario corrupt-backup", "lost-cluster"),
         ("--keyspace all", "--backup"),
@@ -257,6 +295,13 @@ def test_damage_that_is_not_found_has_a_code_of_its_own(
         ("--webhook-url nowhere", "http"),
         ("--on-end '", "command"),
         ("--tail soon", "soon"),
+        ("--scenario point-in-time", "--log"),
+        ("--log local:///nowhere", "point-in-time"),
+        ("--restore-ts latest", "--log"),
+        ("--compare-source", "--log"),
+        ("--scenario point-in-time --log local:///nowhere --restore-ts yesterday", "yesterday"),
+        ("--scenario point-in-time --log local:///nowhere --backup new", "--backup newest"),
+        ("--scenario point-in-time --log local:///nowhere --tail 1s", "lost-cluster"),
     ],
 )
 def test_what_cannot_be_meant_is_refused_and_leaves_no_report(drills: Drills, flags: str, said: str) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from tests.e2e.command import Done, succeed, tikv_br
 from tests.e2e.conftest import Playgrounds
-from tests.openssl import KEYS
+from tests.support.openssl import KEYS
 from tikv_br import errors
 
 KEY, OTHER_KEY = KEYS["aes256-ctr"], "ab" * 32
@@ -44,6 +44,7 @@ def with_key(made: Path, *arguments: str, key: str = KEY) -> Done:
     return done
 
 
+@pytest.mark.core("encryption")
 def test_every_reading_command_takes_the_key(made: Path, key_file: Path, playgrounds: Playgrounds) -> None:
     """Verify, show, cat, diff and restore with it; list names the method without it."""
     assert with_key(made, "verify", "--level", "data").code == 0
@@ -67,7 +68,7 @@ def test_without_the_key_nothing_reads_it(
     done = with_key(made, *(part.format(pd=playgrounds["v1"]) for part in command), key=key)
     assert done.code == errors.CrypterMismatch.exit_code, done.err
     assert "encrypted" in done.err
-    assert "Hint: Say --crypter.key-file" in done.err
+    assert "Hint: Pass --crypter.key-file" in done.err
 
 
 @pytest.mark.parametrize(

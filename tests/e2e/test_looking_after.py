@@ -122,6 +122,7 @@ def test_cat_of_v2_has_timestamps(playgrounds: Playgrounds, tmp_path: Path) -> N
     assert succeed("list", "-s", str(tmp_path), "--output", "json").last["backup_ts"] == backup_ts
 
 
+@pytest.mark.core("index")
 def test_pin_prune_unpin(root: str, tmp_path: Path) -> None:
     """A pinned backup survives a prune; unpinned, a prune that is confirmed takes it, and the other still restores."""
     second, first = ids(root)
@@ -135,7 +136,7 @@ def test_pin_prune_unpin(root: str, tmp_path: Path) -> None:
     assert planned[0]["reasons"] == ["last"]
     unconfirmed = tikv_br(*rules)
     assert unconfirmed.code == 2
-    assert "--confirm" in unconfirmed.err
+    assert "--yes" in unconfirmed.err
     assert ids(root) == [second, first]
     done = succeed(*rules, "--confirm", "--output", "json").last
     assert (done["message_type"], done["removed"], done["kept"], done["dry_run"]) == ("summary", 1, 1, False)
@@ -202,7 +203,7 @@ WRONG: dict[str, tuple[Callable[[str, str], tuple[str, ...]], int]] = {
     "unpin of nothing": (lambda root, _id: ("unpin", "-s", root, ""), 31),
     "prune without a rule": (lambda root, _id: ("prune", "-s", root, "--confirm"), 2),
     "prune with a negative rule": (lambda root, _id: ("prune", "-s", root, "--keep-last", "-1", "--confirm"), 2),
-    "list where nothing answers": (lambda _root, _id: ("list", "-s", "s3://b/p?endpoint=http://127.0.0.1:1"), 21),
+    "list where nothing answers": (lambda _root, _id: ("list", "-s", "s3://bkt/p?endpoint=http://127.0.0.1:1"), 21),
 }
 
 

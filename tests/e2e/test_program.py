@@ -16,7 +16,7 @@ import pytest
 
 from tests.e2e.command import PROGRAM, environment, succeed, tikv_br
 from tests.e2e.conftest import Playgrounds
-from tests.waiting import PATIENCE, eventually
+from tests.support.waiting import PATIENCE, eventually
 
 HEAVY = ("numba", "pyarrow", "numpy", "grpc", "pyspark", "obstore", "boto3", "rich")
 
@@ -156,4 +156,4 @@ def test_streams_that_are_closed_or_full(arguments: str, streams: str, code: int
     )
     assert done.returncode == code, done.stderr
     assert "Traceback" not in done.stderr
-    assert ("cannot be written" in done.stderr) == (code == 54)
+    assert ("cannot write to standard output" in done.stderr) == (code == 54)

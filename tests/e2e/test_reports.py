@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from formats.api_version import ApiVersion
-from tests.browser import Page, browser
-from tests.live_cluster import LiveCluster, live_cluster
+from tests.support.browser import Page, browser
+from tests.support.live_cluster import LiveCluster, live_cluster
 from tikv_br.cli.main import run
 
 KEYS = 400
@@ -61,11 +61,11 @@ def seen(page: Page, report: Path) -> str:
 def test_a_backup_and_all_that_is_done_with_it_are_reported(
     live: LiveCluster, target: LiveCluster, page: Page, tmp_path: Path
 ) -> None:
-    """Each page has verdict, steps, map and what was compared; the second restore is refused, and its report says why."""
+    """Each page has verdict, steps, map and what was compared; a restore over other rows is refused, and its report says why."""
     place, report = f"local://{tmp_path}/backup", tmp_path / "report.html"
 
     ended(0, "backup", "raw", "--pd", live.pd, "-s", place, "--dry-run", report=report)
-    assert "Nothing was changed: it was a dry run." in seen(page, report)
+    assert "This was a dry run: nothing was changed." in seen(page, report)
     made = ended(0, "backup", "raw", "--pd", live.pd, "-s", place, "--checksum", "--executor", "driver", report=report)
     assert made["summary"]["total_kvs"] == KEYS == sum(cell["keys"] for cell in made["keyspace_map"])
     text = seen(page, report)
@@ -78,7 +78,7 @@ def test_a_backup_and_all_that_is_done_with_it_are_reported(
 
     ended(30, "backup", "raw", "--pd", live.pd, "-s", place, "--executor", "driver", report=report)
     text = seen(page, report)
-    assert "This run made no complete backup." in text
+    assert "The backup did not complete." in text
     assert "Map of the keyspace" not in text  # the backup there is another run's
 
     flags = ("--pd", target.pd, "-s", place, "--executor", "driver")
@@ -86,6 +86,7 @@ def test_a_backup_and_all_that_is_done_with_it_are_reported(
     assert brought["compared"][-1]["keys"] == KEYS
     assert brought["keyspace_map"] == made["keyspace_map"]
     assert "restore raw: passed" in seen(page, report)
+    target.raw().put(b"key00000", b"changed since")
     refused = ended(40, "restore", "raw", *flags, report=report)
     assert (refused["verdict"], refused["trouble"]["step"]) == ("failed", "check the target")
     assert [each["name"] for each in refused["phases"] if not each["ended_well"]] == ["check the target"]
@@ -94,10 +95,11 @@ def test_a_backup_and_all_that_is_done_with_it_are_reported(
     assert refused["trouble"]["message"] in text
     assert refused["trouble"]["hint"] in text
     assert page.value("document.querySelectorAll('[data-plot=timeline] .broken').length") == 1
+    target.raw().put(b"key00000", b"value" * 20)
 
     compare = ("diff", "--pd", live.pd, "--other-pd", target.pd, "--executor", "driver")
     ended(0, *compare, report=report)
-    assert "Both sides hold the same." in seen(page, report)
+    assert "Both sides are equal." in seen(page, report)
     target.raw().put(b"<script>complain()</script>", b"")
     different = ended(60, *compare, report=report)
     assert different["findings"][0]["cause"] == "1 only in B"
@@ -107,7 +109,7 @@ def test_a_backup_and_all_that_is_done_with_it_are_reported(
     target.raw().delete(b"<script>complain()</script>")
 
     ended(0, "verify", place, "--level", "data", report=report)
-    assert "All that was checked is right." in seen(page, report)
+    assert "All checks passed." in seen(page, report)
     victim = min((tmp_path / "backup").rglob("*.sst"))
     victim.write_bytes(victim.read_bytes()[:-1] + b"x")
     broken = ended(32, "verify", place, report=report)

@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 
 from formats.api_version import ApiVersion
-from tests.certificates import Authority
-from tests.documented import checked
 from tests.integration.backup.data import hard_rows, load
 from tests.integration.s3_servers import SECRET_KEY, versitygw_server
-from tests.live_cluster import LiveCluster, live_cluster
+from tests.support.certificates import Authority
+from tests.support.documented import checked
+from tests.support.live_cluster import LiveCluster, live_cluster
 from tikv_br import errors
 from tikv_br.cluster.pb import brpb_pb2
-from tikv_br.restore.record import Begun, RestoreRecord
+from tikv_br.restore.record import RestoreCheckpoint, RestoreRecord
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import parse
 
@@ -74,7 +74,9 @@ def test_round_trip_over_a_real_s3_server(v1: LiveCluster, tmp_path: Path) -> No
         live_cluster(tmp_path / "target", ApiVersion.V2, stores=3) as target,
     ):
         url = s3.url("drills/first")
-        made = tikv_br("backup", "raw", "-u", v1.pd, "-s", url, "--dst-api-version", "v2", "--checksum")
+        made = tikv_br(
+            *("backup", "raw", "-u", v1.pd, "-s", url, "--dst-api-version", "v2", "--checksum", "--executor", "spark")
+        )
         assert made.returncode == 0, made.stdout
         taken = tikv_br("restore", "raw", "-u", target.pd, "-s", url, "--executor", "spark")
         assert taken.returncode == 0, taken.stdout
@@ -149,11 +151,11 @@ def test_damage_is_found_before_the_cluster_is_touched(
         (["-u", "{v1}", "--ca", "/does/not/exist"], errors.UsageError),
         (["-u", "{v1}", "--file-check", "none"], errors.UsageError),
         (["-u", "{v2}"], errors.ApiVersionMismatch),
-        (["-u", "{v1}"], errors.TargetNotEmpty),
+        (["-u", "{v1}", "--no-checksum"], errors.TargetNotEmpty),
         (["-u", "{v1}", "-s", "local:///does/not/exist"], errors.BackupNotFound),
         (["-u", "{v1}", "-s", "ftp://host/path"], errors.UsageError),
         (
-            ["-u", "{v1}", "-s", "s3://b/p?endpoint=http://127.0.0.1:1&access-key=a&secret-access-key=b"],
+            ["-u", "{v1}", "-s", "s3://bkt/p?endpoint=http://127.0.0.1:1&access-key=a&secret-access-key=b"],
             errors.StorageUnreachable,
         ),
     ],
@@ -192,6 +194,7 @@ def test_a_wrong_authority_is_refused_at_once(backup: Path, tmp_path: Path) -> N
     assert taken.returncode == 0, taken.stdout
 
 
+@pytest.mark.core("restore")
 def test_a_part_moves_to_another_keyspace(v1: LiveCluster, v2: LiveCluster, tmp_path: Path) -> None:
     """The plan is told first, in full; the restore brings the keys of a prefix under another, in another keyspace."""
     place = ["-s", f"local://{tmp_path / 'moving'}"]
@@ -231,7 +234,7 @@ def test_a_rewrite_that_is_none_is_refused(v2: LiveCluster, backup: Path, rewrit
 def test_an_unfinished_restore_is_given_up(v1: LiveCluster, backup: Path) -> None:
     """Its records go and are counted; the finished backup stays, which a plain abort refuses to touch."""
     store = open_store(parse(f"local://{backup}"))
-    RestoreRecord(store, "given-up").begin(Begun(cluster_id=1, empty=(), started_ms=1))
+    RestoreRecord(store, "given-up").create_checkpoint(RestoreCheckpoint(cluster_id=1, empty=(), started_ms=1))
     place = ("-s", f"local://{backup}")
     assert tikv_br("abort", *place).returncode == errors.BackupPathInUse.exit_code
     done = tikv_br("abort", "--restores", *place, "-u", v1.pd)

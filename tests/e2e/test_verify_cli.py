@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.documented import checked
+from tests.support.documented import checked
 
 
 def tikv_br(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -39,6 +39,7 @@ def damaged(golden: Path, tmp_path: Path) -> tuple[Path, set[str]]:
     return target, {str(path.relative_to(target)) for path in (missing, altered)}
 
 
+@pytest.mark.core("verify")
 def test_a_sound_backup_ends_with_a_summary(golden: Path) -> None:
     """Exit code 0, progress in between, and the last line says what was checked."""
     done = tikv_br(f"local://{golden / 'backups' / 'v2' / 'data'}", "--output", "json")

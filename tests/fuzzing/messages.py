@@ -21,12 +21,11 @@ from formats import cdc, rawscan
 from formats.api_version import ApiVersion
 from formats.checksum import checksum
 from formats.errors import UnsortedKeys
-from formats.keys import KeyCodec
+from formats.keys.codec import KeyCodec
 from formats.rawscan import RawPage, ScanPage
 from formats.rows import from_storage
 from formats.sst import MemorySource, SstOptions, SstReader, SstWriter
-from formats.sst.page_form import PageForm
-from incremental.feed.decode import decode
+from incremental.feed.stream import decode
 from tests.fuzzing.tables import TELLING_PIECES
 from tests.fuzzing.target import Target
 from tests.unit.formats import by_protobuf
@@ -36,7 +35,7 @@ from tikv_br.cluster.scan import measure_with_protobuf
 from tikv_br.errors import TikvBrError
 
 CODEC = KeyCodec(ApiVersion.V2)
-TO_V2 = PageForm(KeyCodec(ApiVersion.V1), CODEC)
+V1 = KeyCodec(ApiVersion.V1)
 SMALL_BLOCKS = SstOptions(block_size=1 << 10)
 WHOLE = CODEC.rpc_range(b"", b"")
 LARGEST = 64 << 10
@@ -108,14 +107,14 @@ def _check_table(raw: RawPage, page: ScanPage) -> None:
     """Make a table of the page, in blocks so small that there are several, and read it."""
     pieces: list[bytes] = []
     writer = SstWriter(pieces.append, SMALL_BLOCKS)
-    if writer.append_page(raw, TO_V2).checksum() != checksum(page.keys, page.values):
+    if writer.append_page(raw, V1, CODEC).checksum() != checksum(page.keys, page.values):
         raise AssertionError("a table has other rows than the page")
     if raw.rows:
         writer.finish()
         rows = (
             pa.Table.from_batches(SstReader(MemorySource(b"".join(pieces))).batches()).combine_chunks().to_batches()[0]
         )
-        records = from_storage(rows, TO_V2.target)
+        records = from_storage(rows, CODEC)
         if not (records["key"].equals(page.keys) and records["value"].equals(page.values)):
             raise AssertionError("a table reads otherwise than the page")
 

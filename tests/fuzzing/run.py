@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.fuzzing.child import TARGETS
-from tests.tools import ROOT
+from tests.support.tools import ROOT
 
 BATCH = 20_000
 """Inputs of one process."""

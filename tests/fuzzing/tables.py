@@ -14,11 +14,10 @@ from pathlib import Path
 
 from formats.api_version import ApiVersion
 from formats.errors import FormatError
-from formats.keys import DATA_PREFIX, KeyCodec
+from formats.keys.codec import DATA_PREFIX, KeyCodec
 from formats.sst import Compression, MemorySource, SstOptions, SstReader, check_rows, check_structure
-from formats.sst.block_checksum import ChecksumType
+from formats.sst.block import FOOTER_SIZE, ChecksumType
 from formats.sst.coding import encode_varint
-from formats.sst.footer import FOOTER_SIZE
 from tests.fuzzing.target import Target
 from tests.unit.formats_sst.tables import Row, hand_made, storage_rows, table_options, write, write_by_rocksdb
 

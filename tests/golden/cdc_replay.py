@@ -11,7 +11,7 @@ import queue
 import struct
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -19,12 +19,13 @@ from typing import Any, Final
 import grpc
 from google.protobuf import json_format
 
-from formats import mce
+from formats.keys import codec
 from tests.golden.wire_replay import Json, Outcome
 from tikv_br.cluster.pb import cdcpb_pb2, cdcpb_pb2_grpc, tikvpb_pb2_grpc
 from tikv_br.cluster.pb import kvrpcpb_pb2 as kv
+from tikv_br.playground.cdc_hub import ChangeHub
 from tikv_br.playground.cluster import Playground
-from tikv_br.playground.region import Region
+from tikv_br.playground.region import Peer, Region
 
 Event = cdcpb_pb2.Event
 Frame = cdcpb_pb2.ChangeDataEvent
@@ -94,13 +95,49 @@ def _is_news(event: Event) -> bool:
     return event.WhichOneof("event") != "resolved_ts"
 
 
+# -- the regions --------------------------------------------------------------------------------------------------
+
+
+def first_regions(recordings: Sequence[Recording]) -> list[Region]:
+    """Return the regions that were subscribed to before any split, on store 1, with their recorded ids and epochs."""
+    splits = [op["wall"] for each in recordings for op in each.script if op["op"] == "split"]
+    until = min(splits, default=float("inf"))
+    peers = dict(region_ids(recordings).values())
+    found: dict[int, Region] = {}
+    for recording in recordings:
+        for offset, sent in recording.requests:
+            epoch = sent.region_epoch
+            if recording.start + offset > until or not epoch.version:  # one that deregisters says no epoch
+                continue
+            start, end = sent.start_key, sent.end_key
+            if before := found.get(sent.region_id):  # a part of it, or all of it again
+                start, end = min(start, before.start), max(end, before.end) if end and before.end else b""
+            peer = Peer(peers.get(sent.region_id, sent.region_id + 1), 1)  # PD allocates a peer's id after its region's
+            found[sent.region_id] = Region(sent.region_id, start, end, epoch.conf_ver, epoch.version, (peer,), 1)
+    return list(found.values())
+
+
+def region_ids(recordings: Sequence[Recording]) -> dict[bytes, tuple[int, int]]:
+    """Return the recorded region id and peer id by end key, of the regions that errors tell of."""
+    return {
+        region.end_key: (region.id, region.peers[0].id)
+        for recording in recordings
+        for event in recording.events()
+        for region in event.error.epoch_not_match.current_regions
+    }
+
+
 # -- the store's clocks ------------------------------------------------------------------------------------------
 
 
 class ScriptedClock:
-    """A store's causal timestamps, each write's told in advance. The one before it is for the write's pin."""
+    """A store's causal timestamps, each write's told in advance. The one before it is for the write's pin.
 
-    def __init__(self) -> None:
+    From then on until the write is done, resolved-ts stay below it: a slow machine sends some in between, which also take one.
+    """
+
+    def __init__(self, hub: ChangeHub) -> None:
+        self._hub, self._pins = hub, hub._pins[1]
         self._lock = threading.Lock()
         self._wanted = self._last = 0
 
@@ -111,8 +148,16 @@ class ScriptedClock:
 
     def want(self, ts: int) -> None:
         """Let ``ts`` be the next write's."""
+        self.release()
+        with self._hub.lock:
+            self._pins.add(ts - 1)
         with self._lock:
             self._wanted, self._last = ts, ts - 2
+
+    def release(self) -> None:
+        """The write is done."""
+        with self._hub.lock:
+            self._pins.discard(self._wanted - 1)
 
     def next_ts(self) -> int:
         """One below what is wanted, then that, and again."""
@@ -156,6 +201,8 @@ class Writer:
     stub: tikvpb_pb2_grpc.TikvStub
     known: KnownTimestamps
     clock: ScriptedClock
+    split_ids: Mapping[bytes, tuple[int, int]] = field(default_factory=dict)
+    """Recorded id and peer id of the region that ends at a bound."""
     now: float = 0.0
 
     def run(self, op: dict[str, Json]) -> None:
@@ -163,8 +210,9 @@ class Writer:
         self.now = op["wall"]
         match op["op"]:
             case "split":
-                bound = mce.encode(bytes.fromhex(op["key"]))
-                self.playground.regions.split(self.playground.regions.locate(bound).id, [bound])
+                bound = codec.encode(bytes.fromhex(op["key"]))
+                ids = [self.split_ids[bound]] if bound in self.split_ids else []
+                self.playground.regions.split(self.playground.regions.locate(bound).id, [bound], ids)
             case "delete_range":
                 start, end = bytes.fromhex(op["key"]), bytes.fromhex(op["end"])
                 context = self._context(self._region(start))
@@ -180,6 +228,7 @@ class Writer:
                 self._by_region(op, [(bytes.fromhex(key), None, 0) for key in op["keys"]], self._batch_delete)
             case kind:
                 self._single(kind, op)
+        self.clock.release()
 
     def _single(self, kind: str, op: dict[str, Json]) -> None:
         key, value = _row(op["key"], op.get("value"))
@@ -240,7 +289,7 @@ class Writer:
         return self.known.of(rows, self.clock.last, op["tso_after"])
 
     def _region(self, key: bytes) -> Region:
-        return self.playground.regions.locate(mce.encode(key))
+        return self.playground.regions.locate(codec.encode(key))
 
     def _context(self, region: Region) -> kv.Context:
         epoch = region.to_pb().region_epoch

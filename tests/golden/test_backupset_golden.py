@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from google.protobuf import json_format
 
-from tikv_br.backupset import layout, meta
+from tikv_br.backupset import layout, manifest
 from tikv_br.backupset.backup_set import BackupSet
-from tikv_br.backupset.coverage import prove_disjoint
+from tikv_br.backupset.coverage import require_disjoint
 from tikv_br.cluster.pb import brpb_pb2
 from tikv_br.errors import BackupDamaged
 from tikv_br.storage.open import open_store
@@ -91,13 +91,13 @@ def test_files_are_the_recorded_ones(folder: Path) -> None:
     for file in opened.files:
         opened.verify_identity(file)
         opened.verify_content(file)
-    prove_disjoint(file.key_range for file in opened.files)
+    require_disjoint(file.key_range for file in opened.files)
 
 
 def test_written_meta_equals_the_go_tools(folder: Path) -> None:
     """A meta that we write for the same content has the same value in every field, set or not."""
     original = (folder / "data" / layout.META).read_bytes()
-    ours = brpb_pb2.BackupMeta.FromString(meta.encode(meta.decode(original)))
+    ours = brpb_pb2.BackupMeta.FromString(manifest.encode(manifest.decode(original)))
     theirs = brpb_pb2.BackupMeta.FromString(original)
     assert _as_json(ours) == _as_json(theirs)
     assert ours == theirs

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from google.protobuf.message import Message
 
-from tests.damage import FLIPS, flipped
+from tests.support.damage import FLIPS, flipped
 from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.cluster.pb import brpb_pb2
 from tikv_br.errors import BackupDamaged, BackupNotFound, BackupSetError

@@ -11,7 +11,7 @@ import pytest
 from formats.api_version import ApiVersion
 from tests.integration.backup.reading import rocksdb_rows
 from tests.integration.playground.clients import Client, running
-from tests.playground_admin import PlaygroundAdmin
+from tests.support.playground_admin import PlaygroundAdmin
 from tikv_br.cluster.pb import brpb_pb2, brpb_pb2_grpc, kvrpcpb_pb2
 
 CASES = [

@@ -15,22 +15,25 @@ from typing import Any, TypeAlias
 import pytest
 import zstandard
 
-from formats import mce
 from formats.api_version import ApiVersion
+from formats.keys import codec
 from tests.integration.playground.clients import Client, running
+from tests.support.tools import GOLDEN_BACKUPS
 from tikv_br.cluster.pb import brpb_pb2, import_sstpb_pb2, import_sstpb_pb2_grpc
 from tikv_br.cluster.pb import kvrpcpb_pb2 as kv
 from tikv_br.playground.region import Region
 
 Json: TypeAlias = Any
-BACKUPS = ["v1", "v1_lz4", "v1_snappy", "v1_to_v2", "v1ttl", "v1ttl_to_v2", "v2", "v2_ranged"]
-BACKUPS += ["v2_ks1_rpc", "v2_ks4242_rpc", "v2_3stores"]
+CORE = {"v1", "v1ttl_to_v2"}
+"""What scripts/test.sh restores by default: each starts a cluster."""
 EXPECTED_OF = {"v1_lz4": "v1", "v1_snappy": "v1"}
 PAGE = 500
 TTL_TOLERANCE = 60
 
 
-@pytest.mark.parametrize("name", BACKUPS)
+@pytest.mark.parametrize(
+    "name", [name if name in CORE else pytest.param(name, marks=pytest.mark.slow) for name in GOLDEN_BACKUPS]
+)
 def test_restored_rows_equal_the_recorded(golden: Path, tmp_path: Path, name: str) -> None:
     """RawScan, RawChecksum, RawGetKeyTTL and the stored timestamps equal what was recorded beside the backup."""
     folder = golden / "backups" / name
@@ -49,8 +52,8 @@ def test_restored_rows_equal_the_recorded(golden: Path, tmp_path: Path, name: st
         if api_version is ApiVersion.V2:
             stored = {key for key, _ in client.playground.engine.iterate(b"z", b"")}
             stamps = {row["k"]: (1 << 64) - 1 - row["ts"] for row in expected}
-            assert stored == {b"z" + mce.encode(key) + stamp.to_bytes(8, "big") for key, stamp in stamps.items()}
-        assert client.playground.crimes.all() == []
+            assert stored == {b"z" + codec.encode(key) + stamp.to_bytes(8, "big") for key, stamp in stamps.items()}
+        assert client.playground.fatal_requests.all() == []
 
 
 def expected_rows(folder: Path) -> list[Json]:
@@ -65,14 +68,14 @@ def split_within_files(client: Client, expected: list[Json]) -> None:
     """Region bounds where the backup had none, so that files are cut."""
     is_v2 = client.playground.settings.version is ApiVersion.V2
     for row in expected[len(expected) // 14 :: len(expected) // 7]:
-        bound = mce.encode(row["k"]) if is_v2 else row["k"]
+        bound = codec.encode(row["k"]) if is_v2 else row["k"]
         client.playground.regions.split(client.playground.regions.locate(bound).id, [bound])
 
 
 def restore(client: Client, file: brpb_pb2.File, folder: Path, api_version: ApiVersion) -> None:
     """Download to every replica of every region that the file meets, then ingest on the leader."""
     is_v2 = api_version is ApiVersion.V2
-    start, end = (mce.encode(key) if is_v2 and key else key for key in (file.start_key, file.end_key))
+    start, end = (codec.encode(key) if is_v2 and key else key for key in (file.start_key, file.end_key))
     backend = brpb_pb2.StorageBackend(local=brpb_pb2.Local(path=str(folder)))
     for region in client.playground.regions.overlapping(start, end):
         meta = import_sstpb_pb2.SSTMeta(
@@ -110,7 +113,7 @@ def rpc_ranges(client: Client) -> Iterator[tuple[Region, bytes, bytes]]:
         if not is_v2:
             yield region, region.start, region.end
             continue
-        start, end = (mce.decode(bound)[0] if bound else b"" for bound in (region.start, region.end))
+        start, end = (codec.decode(bound)[0] if bound else b"" for bound in (region.start, region.end))
         start, end = max(start, b"r"), min(end or b"s", b"s")
         if start < end:
             yield region, start, end
@@ -148,7 +151,7 @@ def check_ttls(client: Client, expected: list[Json]) -> None:
     """RawGetKeyTTL of every row is the time left until its recorded expiry, or 0."""
     is_v2 = client.playground.settings.version is ApiVersion.V2
     for row in expected:
-        region = client.playground.regions.locate(mce.encode(row["k"]) if is_v2 else row["k"])
+        region = client.playground.regions.locate(codec.encode(row["k"]) if is_v2 else row["k"])
         request = kv.RawGetKeyTTLRequest(context=client.context(region), key=row["k"])
         answer = client.store(region.leader_store).RawGetKeyTTL(request, timeout=60)
         assert not answer.not_found

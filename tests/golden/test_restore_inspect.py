@@ -7,35 +7,22 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.tools import GOLDEN_BACKUPS
 from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.cluster.pb import brpb_pb2
 from tikv_br.errors import BackupDamaged
-from tikv_br.restore.inspect import FileCheck, Inspected, inspect_files
+from tikv_br.restore.inspect import FileCheck, FileFacts, inspect_files
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import parse
 
-NAMES = (
-    "v1",
-    "v1_lz4",
-    "v1_snappy",
-    "v1_to_v2",
-    "v1ttl",
-    "v1ttl_to_v2",
-    "v2",
-    "v2_ranged",
-    "v2_ks1_rpc",
-    "v2_ks4242_rpc",
-    "v2_3stores",
-)
 
-
-def inspect(folder: Path, check: FileCheck = FileCheck.AUTO) -> dict[str, Inspected]:
+def inspect(folder: Path, check: FileCheck = FileCheck.AUTO) -> dict[str, FileFacts]:
     """Open the backup and look at all of its files."""
     backup = BackupSet.open(open_store(parse(f"local://{folder}")))
     return inspect_files(backup, backup.files, check, 4)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", GOLDEN_BACKUPS)
 def test_real_backups_are_sound(golden: Path, name: str) -> None:
     """Nothing that the Go tool wrote is refused; its V2 rows have timestamps, its V1 rows have none."""
     facts = inspect(golden / "backups" / name / "data")
@@ -43,6 +30,19 @@ def test_real_backups_are_sound(golden: Path, name: str) -> None:
     assert all(
         (inspected.max_ts > 0) == name.endswith(("v2", "ranged", "rpc", "3stores")) for inspected in facts.values()
     )
+
+
+@pytest.mark.parametrize("name", GOLDEN_BACKUPS)
+def test_few_files_are_divided(golden: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By ascending keys inside each file's range: any key divides the sums well, and those of V2 have the file's prefix."""
+    monkeypatch.setattr("tikv_br.restore.inspect.PIECE_BYTES", 1)
+    backup = BackupSet.open(open_store(parse(f"local://{golden / 'backups' / name / 'data'}")))
+    threads = 4 * len(backup.files)
+    for file in backup.files:
+        cuts = inspect_files(backup, backup.files, FileCheck.AUTO, threads)[file.name].cuts
+        bounds = [file.start_key, *cuts, *filter(None, [file.end_key])]
+        assert bounds == sorted(set(bounds))
+        assert len(cuts) < 4
 
 
 def largest(folder: Path) -> Path:

@@ -15,7 +15,7 @@ import zstandard
 from formats import columns
 from formats.api_version import ApiVersion
 from formats.checksum import Checksum, checksum
-from formats.keys import KeyCodec
+from formats.keys.codec import KeyCodec
 from formats.rows import from_storage, live, to_storage
 
 
@@ -80,7 +80,7 @@ def backups(golden: Path) -> dict[str, Backup]:
 def dumps(golden: Path) -> dict[str, pa.RecordBatch]:
     """All dumped SSTs by name: ``<backup>__<file>``."""
     names = json.loads((golden / "sst" / "index.json").read_text())
-    assert len(names) >= 29
+    assert {name.split("__")[0] for name in names} == {path.name for path in (golden / "backups").iterdir()}
     return {name: read_dump(golden, name) for name in names}
 
 
@@ -155,4 +155,4 @@ def test_region_bounds_of_real_clusters_decode(backups: dict[str, Backup]) -> No
                 assert codec.from_bound(bound) == rpc
                 assert codec.bound(rpc) == bound
                 seen += 1
-    assert seen > 100
+    assert seen

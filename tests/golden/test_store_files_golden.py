@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,13 +13,13 @@ import pytest
 
 from formats.api_version import ApiVersion
 from formats.checksum import Checksum
-from formats.keys import KeyCodec
-from formats.sst import MemorySource, SstReader
+from formats.keys.codec import KeyCodec
+from formats.sst import MemorySource, Table
 from tests.integration.backup.reading import golden_rows
 from tikv_br.backup import store_files
 from tikv_br.backup.convert import CONVERTED_TS, Converter
-from tikv_br.backup.range_tree import StoredSst
 from tikv_br.backup.store_files import FileRecorder
+from tikv_br.backup.store_responses import StoredSst
 from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.backupset.files import Expiry, FileEntry
 from tikv_br.cluster.pb import brpb_pb2
@@ -92,16 +94,40 @@ def test_a_store_s_notes_say_what_reading_does(golden: Path, name: str, monkeypa
     kept = backup_of(golden, name)
     noted = 0
     for file in kept.files:
-        reader = SstReader(MemorySource((golden / "backups" / name / "data" / file.name).read_bytes()))
-        contents = store_files._noted(reader, CASES[name][0])
+        contents = store_files._contents_by_properties(table_of(golden, name, file), CASES[name][0])
         if contents is None:
             continue
         noted += 1
         with monkeypatch.context() as patch:
-            patch.setattr(store_files, "_noted", lambda _reader, _version: None)
+            patch.setattr(store_files, "_contents_by_properties", lambda _table, _version: None)
             entry, _ = recorder(name).record(kept.store, as_answered(kept, file))
         assert (contents.min_ts, contents.max_ts, contents.expiry) == (entry.min_ts, entry.max_ts, entry.expiry)
     assert noted or all(rows_expire(file, golden, name) for file in kept.files)
+
+
+def test_a_file_that_is_not_read_loads_no_arrow(golden: Path) -> None:
+    """A task that only steers stores spares half a second of imports, and 150 MiB."""
+    file = next(
+        file
+        for file in backup_of(golden, "v2").files
+        if store_files._contents_by_properties(table_of(golden, "v2", file), V2) is not None
+    )
+    program = f"""
+import pathlib, sys
+from tests.golden.test_store_files_golden import as_answered, backup_of, recorder
+
+kept = backup_of(pathlib.Path({str(golden)!r}), "v2")
+already = set(sys.modules)
+recorder("v2").record(kept.store, as_answered(kept, next(file for file in kept.files if file.name == {file.name!r})))
+print([name for name in ("numba", "numpy", "pyarrow") if name in sys.modules and name not in already], "numba" in already)
+"""
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert result.stdout.strip() == "[] False"
+
+
+def table_of(golden: Path, name: str, file: FileEntry) -> Table:
+    """Open a recorded file."""
+    return Table(MemorySource((golden / "backups" / name / "data" / file.name).read_bytes()))
 
 
 def rows_expire(file: FileEntry, golden: Path, name: str) -> bool:
@@ -124,7 +150,7 @@ def test_a_file_that_is_not_as_its_store_said_is_refused(golden: Path) -> None:
 def test_a_file_that_cannot_be_seen_from_here(golden: Path) -> None:
     """The stores' folder is another one than ours: said so, with the way out."""
     kept = backup_of(golden, "v1")
-    with pytest.raises(StorageObjectMissing, match="cannot be seen") as raised:
+    with pytest.raises(StorageObjectMissing, match="cannot find it") as raised:
         recorder("v1").record(kept.store, StoredSst("sst/x/0/1/1_default.sst", as_answered(kept, kept.files[0]).file))
     assert "--engine scan" in raised.value.hint
 

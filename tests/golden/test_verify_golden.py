@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.golden.test_restore_inspect import NAMES
+from tests.support.tools import GOLDEN_BACKUPS
 from tikv_br.cluster.pb import brpb_pb2
 from tikv_br.errors import BackupDamaged
 from tikv_br.storage.url import parse
@@ -27,7 +27,7 @@ def run(folder: Path, level: Level) -> VerifySummary:
 
 
 @pytest.mark.parametrize("level", FILE_LEVELS)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", GOLDEN_BACKUPS)
 def test_real_backups_pass(golden: Path, name: str, level: Level) -> None:
     """Nothing that the Go tool and its stores wrote is found wrong; as many rows are read as were recorded beside it."""
     folder = golden / "backups" / name

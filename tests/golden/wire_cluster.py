@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from formats.api_version import ApiVersion
 from tests.golden.wire_replay import Entry, Target
 from tikv_br.playground.cluster import Playground, open_playground
 from tikv_br.playground.encoding import encoding_of
+from tikv_br.playground.region import Peer, Region
+from tikv_br.playground.regions import RegionTable
 
 KEYS = 300
 DELETED, LONG_LIVED, EXPIRED = 8, 9, 10
 LONG_TTL = 100_000_000
+SCAN_OF_A_REGION = "limit 1000"
+"""The condition of the first recorded scan of a whole region."""
 
 
 @contextlib.contextmanager
@@ -67,9 +72,26 @@ def _write_rows(playground: Playground, entries: list[Entry], api_version: ApiVe
 
 def _recorded_values(entries: list[Entry]) -> dict[bytes, bytes]:
     """What the first recorded scan of a whole region saw."""
-    entry = next(entry for entry in entries if entry.fields.get("condition") == "limit 1000")
+    entry = next(entry for entry in entries if entry.fields.get("condition") == SCAN_OF_A_REGION)
     [response] = entry.messages("response")
     return {pair.key: pair.value for pair in response.kvs}
+
+
+def adopt_regions(table: RegionTable, recorded: Sequence[Region]) -> None:
+    """Replace regions of a playground by recorded ones, with the recorded bounds, ids, epochs and peers.
+
+    For before the first request: no data are moved, and nobody is notified.
+    """
+    table.alloc_id(max(each for region in recorded for each in (region.id, *(peer.id for peer in region.peers))))
+    for region in recorded:
+        for bound in filter(None, (region.start, region.end)):
+            table.split(table.locate(bound).id, [bound])
+        inside = table.overlapping(region.start, region.end)
+        namesake = table.get(region.id)
+        if namesake is not None and namesake not in inside:
+            peers = tuple(Peer(table.alloc_id(), peer.store_id) for peer in namesake.peers)
+            table._apply([namesake], [replace(namesake, id=table.alloc_id(), peers=peers)])
+        table._apply(inside, [region])
 
 
 def _await(condition: Callable[[], bool], seconds: float = 60.0) -> None:

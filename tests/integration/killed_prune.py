@@ -6,10 +6,9 @@ import os
 import signal
 import sys
 
-from tests.faulty_store import FaultyStore
+from tests.support.faulty_store import FaultyStore
 from tikv_br.backupset.index import Index
-from tikv_br.backupset.prune import carry_out, plan
-from tikv_br.backupset.retention import Policy
+from tikv_br.backupset.prune import Policy, execute, plan
 from tikv_br.storage.base import ObjectInfo, ObjectStore
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import parse
@@ -56,4 +55,4 @@ class DeadlyIndex(Index):
 if __name__ == "__main__":
     DeadlyStore.left = int(sys.argv[1])
     index = DeadlyIndex(DeadlyStore(open_store(parse(sys.stdin.read().strip()))))
-    carry_out(index, plan(index, Policy(last=1)))
+    execute(index, plan(index, Policy(last=1)))

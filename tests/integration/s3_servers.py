@@ -17,9 +17,9 @@ from typing import Any
 
 import boto3
 
-from tests.certificates import KeyPair
-from tests.ports import reserved_ports
-from tests.tools import find_tool
+from tests.support.certificates import KeyPair
+from tests.support.ports import reserved_ports
+from tests.support.tools import find_tool
 from tikv_br.storage.url import StorageLocation, parse
 
 ACCESS_KEY = "tester"
@@ -52,6 +52,13 @@ class S3Server:
     def location(self, prefix: str = "", bucket: str = BUCKET, **parameters: str) -> StorageLocation:
         """`url`, parsed."""
         return parse(self.url(prefix, bucket, **parameters))
+
+    def freeze(self) -> None:
+        """Stop the server where it is: its port takes connections, and nothing is answered."""
+        self.process.send_signal(signal.SIGSTOP)
+        threads = Path(f"/proc/{self.process.pid}/task")
+        while any((each / "stat").read_text().rpartition(")")[2].split()[0] != "T" for each in threads.iterdir()):
+            time.sleep(0.01)
 
     def kill(self) -> None:
         """End the server at once; its port then refuses connections."""

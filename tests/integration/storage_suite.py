@@ -143,7 +143,7 @@ class StorageSuite:
             lambda: store.open_writer(name),
         )
         for call in calls:
-            with pytest.raises(StorageError, match="no name of an object"):
+            with pytest.raises(StorageError, match="not a valid object name"):
                 call()
 
     def test_put_if_absent_keeps_the_first(self, store: ObjectStore) -> None:

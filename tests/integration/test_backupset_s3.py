@@ -10,13 +10,12 @@ from pathlib import Path
 import pytest
 
 from tests.integration.s3_servers import BUCKET, S3Server, moto_server, versitygw_server
+from tests.support.waiting import eventually
 from tests.unit.backupset.samples import describe, do_all, do_task
-from tests.unit.backupset.test_lease import until
-from tikv_br.backupset import layout, lease, sealed_json
+from tikv_br.backupset import layout, lease, records
 from tikv_br.backupset.backup_set import BackupSet, BackupWriter
-from tikv_br.backupset.lease import Lease, PathLease
+from tikv_br.backupset.lease import Lease, Owner, PathLease
 from tikv_br.backupset.ledger import read_entries, write_entry
-from tikv_br.backupset.owner import Owner
 from tikv_br.errors import BackupDamaged, BackupNotFound, BackupPathInUse, LeaseHeld, StorageObjectMissing
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import StorageLocation, parse
@@ -114,19 +113,19 @@ def test_one_of_many_gets_the_lease(request: pytest.FixtureRequest, location: St
         assert len(taken) == 1
         taken[0].release()
         dead = Lease("0" * 16, Owner("elsewhere", "another machine", 1, 1), "", "backup", 1)
-        open_store(location).put(layout.lease_name(1), sealed_json.dump(dead))
+        open_store(location).put(layout.lease_name(1), records.dump(dead))
 
 
 def test_lease_is_kept_and_broken(location: StorageLocation) -> None:
     """It is renewed by conditional writes, refused to others, lost when it is broken, and leaves nothing behind."""
     store = open_store(location)
     with lease.acquire(store, "backup", renew_every=0.05) as held:
-        until(lambda: lease.newest(store).number > 2 * lease.KEPT)
+        eventually(lambda: lease.newest(store).number > 2 * lease.KEPT)
         held.confirm()
         with pytest.raises(LeaseHeld):
             lease.acquire(open_store(location), "prune")
         lease.break_lease(open_store(location), force=True)
-        until(lambda: held.lost is not None)
+        eventually(lambda: held.lost is not None)
     with lease.acquire(open_store(location), "prune"):
         pass
     assert list(store.list()) == []

@@ -18,18 +18,18 @@ import pytest
 
 from formats.api_version import ApiVersion
 from formats.checksum import checksum
-from formats.keys import KeyCodec
+from formats.keys.codec import KeyCodec
 from formats.sst import SstReader
 from formats.sst.source import MemorySource
-from tests.live_cluster import LiveCluster, live_cluster
-from tests.waiting import eventually
+from tests.support.live_cluster import LiveCluster, live_cluster
+from tests.support.waiting import eventually
 from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.pb import brpb_pb2, kvrpcpb_pb2
 from tikv_br.cluster.rawkv import RawClient
 from tikv_br.cluster.region_errors import REACTIONS, Action
 from tikv_br.cluster.safepoint import SafePointKeeper, protect, release
 from tikv_br.cluster.split import scatter, split_at
-from tikv_br.cluster.timestamp import minus_seconds, physical_ms
+from tikv_br.cluster.timestamps import minus_seconds, physical_ms
 from tikv_br.errors import ClusterUnreachable, RetryBudgetExhausted, SafePointError, UsageError
 
 CURABLE = [kind for kind, reaction in REACTIONS.items() if reaction.action is not Action.FAIL]
@@ -46,7 +46,9 @@ def any_version(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPat
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveCluster]:
     """One V2 cluster for the tests that break it."""
-    with live_cluster(tmp_path_factory.mktemp("shared"), ApiVersion.V2, regions=6, election_timeout=0.5) as live:
+    with live_cluster(
+        tmp_path_factory.mktemp("shared"), ApiVersion.V2, regions=6, election_timeout=0.5, disconnect_delay=2.0
+    ) as live:
         yield live
 
 
@@ -91,6 +93,7 @@ def test_the_cluster_says_what_it_is(any_version: LiveCluster) -> None:
     assert all(any_version.cluster.store(store.id).store == store for store in info.stores)
 
 
+@pytest.mark.core("raw")
 def test_random_work_agrees_with_a_dictionary(any_version: LiveCluster) -> None:
     """Puts, deletes, swaps and range deletes of random keys leave what a dictionary holds after the same."""
     chance = random.Random(4)
@@ -137,7 +140,7 @@ def test_the_checksum_is_that_of_the_rows(any_version: LiveCluster) -> None:
 def test_ttls_count_down(any_version: LiveCluster) -> None:
     """Where there are TTLs, a key says how long it has; a deleted, expired or missing one says nothing.
 
-    Where there are none the question is not sent: the playground would note the crime.
+    Where there are none the question is not sent: the playground would note the fatal_request.
     """
     raw = any_version.raw()
     if not raw.codec.api_version.has_ttl:

@@ -14,16 +14,13 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.command import PROGRAM, environment
-from tests.faulty_store import FaultyStore
 from tests.integration.s3_servers import SECRET_KEY, moto_server, versitygw_server
-from tests.unit.backupset.shelves import DAY_MS, FIRST_MS, make_backup, names, shelve
-from tests.unit.backupset.test_index import sample
-from tikv_br.backupset import index_entry
+from tests.support.faulty_store import FaultyStore
+from tests.unit.backupset.shelves import DAY_MS, FIRST_MS, index_entry, make_backup, names, shelve
+from tikv_br.backupset import records
 from tikv_br.backupset.backup_set import BackupSet
-from tikv_br.backupset.index import Index, enter, entry_name
-from tikv_br.backupset.prune import carry_out, plan
-from tikv_br.backupset.rebuild import rebuild
-from tikv_br.backupset.retention import Policy
+from tikv_br.backupset.index import Index, add_to_index, entry_name, rebuild
+from tikv_br.backupset.prune import Policy, execute, plan
 from tikv_br.storage.base import ObjectInfo, ObjectStore
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import parse
@@ -32,10 +29,15 @@ ROOT = Path(__file__).resolve().parents[2]
 Roots = Callable[[], str]
 MANY = 1000
 CHANGES = 22
-"""Writes and deletions of a prune that removes one sample backup."""
+"""Writes and deletions of a prune that removes one index_entry backup."""
 
 
-@pytest.fixture(scope="module", params=["local", "moto", "versitygw"])
+CORE = pytest.mark.core("index")
+
+
+@pytest.fixture(
+    scope="module", params=[pytest.param("local", marks=CORE), pytest.param("moto", marks=CORE), "versitygw"]
+)
 def roots(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Roots]:
     """A function that gives the URL of a fresh folder, for each kind of storage in turn."""
     folder = tmp_path_factory.mktemp(request.param)
@@ -67,7 +69,7 @@ def test_whole_life_in_the_index(roots: Roots) -> None:
     index.pin(index.find(index.read()[2].entry.id[:10]).entry)
     wanted = plan(index, Policy(last=1))
     assert [entry.path for entry in wanted.to_remove] == ["b"]
-    assert carry_out(index, wanted) == []
+    assert execute(index, wanted) == []
     assert paths(url) == ["c", "a"]
     assert not any(name.startswith("b/") for name in names(index.root))
     for name in names(index.root):
@@ -86,7 +88,7 @@ def test_concurrent_backups_never_lose_each_other(roots: Roots) -> None:
 
     def finish(path: str) -> None:
         start.wait()
-        enter(parse(url).child(path), made[path])
+        add_to_index(parse(url).child(path), made[path])
 
     def disturb() -> None:
         start.wait()
@@ -124,7 +126,7 @@ def test_killed_between_any_two_changes(roots: Roots, step: int) -> None:
         new.verify_identity(file)
     if any(name.startswith("old/") for name in names(index.root)):
         assert "old" in paths(url)
-    assert carry_out(index, plan(index, Policy(last=1))) == []
+    assert execute(index, plan(index, Policy(last=1))) == []
     assert paths(url) == ["new"]
     left = names(index.root)
     assert not any(name.startswith(("old/", "tikv-br-index/removals", "tikv-br-index/pins")) for name in left)
@@ -154,9 +156,9 @@ def test_a_thousand_backups_are_listed_by_two_requests(roots: Roots) -> None:
     """By the index: one listing of its folder, one object. Also complete through the command line, newest first."""
     url = roots()
     index = index_of(url)
-    entries = [sample(number) for number in range(MANY)]
+    entries = [index_entry(number) for number in range(MANY)]
     with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda entry: index.root.put(entry_name(entry.id), index_entry.dump(entry)), entries))
+        list(pool.map(lambda entry: index.root.put(entry_name(entry.id), records.dump(entry)), entries))
     index.write_snapshot(entries)
     asked = Counted(index.root)
     assert len(Index(asked).read()) == MANY

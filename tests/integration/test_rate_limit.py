@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
+import os
 import random
+import signal
+import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from formats.api_version import ApiVersion
-from tests.live_cluster import LiveCluster, live_cluster
+from tests.support.forks import Forks
+from tests.support.live_cluster import LiveCluster, live_cluster
+from tests.support.waiting import eventually
 from tikv_br.backup import plan
+from tikv_br.backup.context import choose_engine
 from tikv_br.backup.options import BackupOptions
 from tikv_br.backup.run import backup
 from tikv_br.cluster.config import ClusterConfig
-from tikv_br.errors import TikvBrError, UsageError
+from tikv_br.cluster.rate_limit import RateLimit
+from tikv_br.errors import Terminated, TikvBrError, UsageError
 from tikv_br.restore.options import RestoreOptions, Via
 from tikv_br.restore.run import restore
+from tikv_br.spark.executor import ExecutorOptions, run_tasks
+from tikv_br.spark.task import TaskContext
 from tikv_br.storage.url import StorageLocation
 
 MIB = 1 << 20
@@ -81,6 +91,38 @@ def test_a_backup_holds_the_limit(live: LiveCluster, tmp_path: Path, engine: str
     holds(speed)
 
 
+@dataclass(frozen=True)
+class Reading:
+    """A task that reads from a store at a limit."""
+
+    limit: RateLimit
+
+    def __call__(self, pages: int, _context: TaskContext) -> tuple[float, float]:
+        """Read so many pages; the times of its start and its end."""
+        began = time.time()
+        for _ in range(pages):
+            self.limit.spend(1, LIMIT // 8)
+        return began, time.time()
+
+
+@pytest.mark.parametrize("concurrency", [None, 1])
+def test_tasks_of_spark_share_the_limit(concurrency: int | None) -> None:
+    """Each has a limit of its own, but no two in one process run at once: what is read by all never exceeds the whole limit."""
+    where = {"executor": "spark", "spark_master": "local[2]", "concurrency": concurrency}
+    options = BackupOptions(ClusterConfig(("nobody:1",)), StorageLocation("local", "/nowhere"), **where)  # type: ignore[arg-type]
+    engine = choose_engine(options, ApiVersion.V1, ApiVersion.V1)
+    tasks, spans = [4] * 8, list[tuple[float, float]]()
+    limit = RateLimit(LIMIT).share(engine.executor, engine.slots, len(tasks))
+    run_tasks(
+        tasks,
+        Reading(limit),
+        options=ExecutorOptions("spark", options.spark_master, concurrency),
+        on_result=spans.append,
+    )
+    seconds = max(end for _, end in spans) - min(began for began, _ in spans)
+    assert sum(tasks) * (LIMIT // 8) / seconds <= 1.1 * LIMIT
+
+
 def restored_in_a_second(options: RestoreOptions) -> float:
     """Restore, and return the bytes of files a second."""
     summary = restore(options)
@@ -101,6 +143,31 @@ def test_a_restore_holds_the_limit_and_lifts_it(live: LiveCluster, tmp_path: Pat
         with pytest.raises(TikvBrError):
             restore(options)
         assert target.hits(told) == before + 2
+
+
+def run_backup(options: BackupOptions) -> int:
+    """Back up in a process of its own; its exit code."""
+    try:
+        backup(options)
+    except TikvBrError as error:
+        return error.exit_code
+    return 0
+
+
+@pytest.mark.usefixtures("many_tasks")
+@pytest.mark.parametrize("engine", ["store", "scan"])
+def test_sigterm_ends_a_limited_backup_within_seconds(live: LiveCluster, tmp_path: Path, engine: str) -> None:
+    """What tasks have under way is given up, also where they wait for their share of the limit."""
+    place = StorageLocation("local", str(tmp_path / "backup"))
+    options = BackupOptions(live.config, place, rate_limit=MIB // 50, engine=engine, executor="driver")  # type: ignore[arg-type]
+    with Forks(__name__, "tikv_br.cluster.cluster", "tikv_br.cluster.scan") as forks:
+        pid = forks.start(partial(run_backup, options))
+        eventually((tmp_path / "backup" / "tikv-br" / "run.json").exists)
+        time.sleep(2)
+        os.kill(pid, signal.SIGTERM)
+        told = time.monotonic()
+        assert forks.wait() == Terminated.exit_code
+        assert time.monotonic() - told < 15  # far less than the limit would take for the rest
 
 
 def test_uploads_hold_the_limit(live: LiveCluster, tmp_path: Path) -> None:

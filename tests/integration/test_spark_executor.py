@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import threading
 import time
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import psutil
 import pytest
 
-from tests.waiting import eventually
+from tests.support.waiting import eventually
+from tikv_br import cancellation
 from tikv_br.errors import Interrupted, SparkUnavailable, StorageFull, TaskFailed
 from tikv_br.progress_events import Event, Notice, TasksProgress
+from tikv_br.spark.channel import ProgressListener
 from tikv_br.spark.executor import ExecutorKind, ExecutorOptions, run_tasks
 from tikv_br.spark.task import TaskContext
 
 SPARK = ExecutorOptions("spark", "local[2]")
 DRIVER = ExecutorOptions("driver", concurrency=2)
+END_SECONDS = 15  # 5 on a quiet machine; the other tasks sleep for four minutes
+"""In which a run ends once a task has failed or a signal has come."""
 BOTH = pytest.mark.parametrize("options", [SPARK, DRIVER], ids=["spark", "driver"])
 
 
@@ -57,6 +63,18 @@ def full_at_three(task: tuple[int, str], context: TaskContext) -> int:
     return number
 
 
+def fails_beside_work(task: tuple[int, str, str], context: TaskContext) -> int:
+    """Fail at task 0 once the other tasks are at work: they sleep for minutes, in a wait that can be cancelled or in one that cannot."""
+    number, folder, kind = task
+    if number == 0:
+        eventually(lambda: len(list(Path(folder).iterdir())) == 2)
+        Path(folder, "failed").touch()
+        raise StorageFull("no space in bucket b")
+    Path(folder, f"began-{number}").touch()
+    (cancellation.sleep if kind == "cancellable" else time.sleep)(240)
+    return context.index
+
+
 def defective(task: int, context: TaskContext) -> int:
     """Divide by zero, as a defect of a task would."""
     return task // context.attempt
@@ -70,12 +88,33 @@ def dies_once(task: tuple[int, str], context: TaskContext) -> tuple[int, int]:
     return index, context.attempt
 
 
+class Visits:
+    """Counts the tasks that used it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.count = 0
+
+    def add(self) -> int:
+        """The number of this visit."""
+        with self._lock:
+            self.count += 1
+            return self.count
+
+
+def visit(_task: int, context: TaskContext) -> tuple[int, int]:
+    """Return the process the task ran in, and how many of its tasks have used the shared object by then."""
+    return os.getpid(), context.shared(Visits).add()
+
+
 def process_of(_task: int, _context: TaskContext) -> int:
     """Return the process the task ran in."""
     return os.getpid()
 
 
-@BOTH
+@pytest.mark.parametrize(
+    "options", [pytest.param(SPARK, marks=pytest.mark.core("spark")), DRIVER], ids=["spark", "driver"]
+)
 def test_each_result_arrives_once_and_progress_adds_up(options: ExecutorOptions) -> None:
     """Every task's result comes exactly once, and the last progress is the whole."""
     results: list[tuple[int, int]] = []
@@ -133,6 +172,20 @@ def test_first_error_is_raised_as_itself_and_cancels_the_rest(options: ExecutorO
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("kind", ["cancellable", "deaf"])
+@pytest.mark.parametrize("executor", ["spark", "driver"])
+def test_the_first_error_ends_the_run_within_seconds(executor: ExecutorKind, kind: str, tmp_path: Path) -> None:
+    """Whatever the other tasks do: those that cannot be cancelled are left behind."""
+    with pytest.raises(StorageFull):
+        run_tasks(
+            [(number, str(tmp_path), kind) for number in (0, 1, 2)],
+            fails_beside_work,
+            options=ExecutorOptions(executor, "local[3]", 3),
+            on_result=lambda _: None,
+        )
+    assert time.time() - (tmp_path / "failed").stat().st_mtime < END_SECONDS
+
+
 @BOTH
 def test_defect_in_a_task_becomes_task_failed(options: ExecutorOptions) -> None:
     """An error that is not ours names its class, its message and where it happened."""
@@ -152,6 +205,42 @@ def test_killed_worker_is_replaced_and_its_task_run_again(tmp_path: Path) -> Non
     assert attempts[1] >= 1
 
 
+def test_a_lost_channel_loses_and_repeats_no_outcome(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the driver's port does not answer, results and errors come with Spark's own rows when the job has ended."""
+    results: list[tuple[int, int]] = []
+    monkeypatch.setattr(ProgressListener, "_accept", lambda _self: None)
+    run_tasks(range(4), square, options=SPARK, on_result=results.append)
+    assert sorted(results) == [(n, n * n) for n in range(4)]
+    with pytest.raises(TaskFailed, match="ZeroDivisionError"):
+        run_tasks([7], defective, options=SPARK, on_result=lambda _: None)
+
+
+def test_a_channel_that_breaks_midway_loses_and_repeats_no_outcome(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some outcomes come over the channel, and all with Spark's rows: each counts once."""
+    results: list[tuple[int, int]] = []
+
+    def read_four(listener: ProgressListener, connection: Connection) -> None:
+        with connection:
+            for _ in range(4):  # progress, last progress and result of a task, and one message of the next
+                listener._receive(pickle.loads(connection.recv_bytes()[32:]))
+
+    monkeypatch.setattr(ProgressListener, "_read", read_four)
+    run_tasks(range(8), square, options=SPARK, on_result=results.append)
+    assert sorted(results) == [(n, n * n) for n in range(8)]
+
+
+@BOTH
+def test_tasks_of_a_process_share_objects(options: ExecutorOptions) -> None:
+    """A process of Spark keeps what its tasks share; tasks on the driver use the caller's object."""
+    found: list[tuple[int, int]] = []
+    given = Visits()
+    run_tasks(range(8), visit, options=options, on_result=found.append, shared=[given])
+    assert given.count == (8 if options is DRIVER else 0)
+    for process in {process for process, _ in found}:
+        visits = sorted(number for each, number in found if each == process)
+        assert visits == list(range(1, len(visits) + 1))
+
+
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # pyspark forgets the pipe of a dead JVM
 def test_jvm_that_dies_is_an_error_of_ours() -> None:
     """A JVM that is killed while tasks run, as by the kernel when memory is short, ends the run with `TaskFailed`."""
@@ -163,7 +252,7 @@ def test_jvm_that_dies_is_an_error_of_ours() -> None:
                 if process.name() == "java":
                     process.kill()
 
-    with pytest.raises(TaskFailed, match="Spark gave up"):
+    with pytest.raises(TaskFailed, match="Spark failed"):
         run_tasks(list(range(40)), slow_square, options=SPARK, on_result=lambda _: None, reporter=kill_jvm)
 
 
@@ -206,7 +295,7 @@ def test_spark_that_cannot_start_says_why(tmp_path: Path, monkeypatch: pytest.Mo
     )
     java.chmod(0o755)
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    with pytest.raises(SparkUnavailable, match=r"does not start on local\[2\]: Error: out of bits"):
+    with pytest.raises(SparkUnavailable, match=r"cannot start Spark on local\[2\]: Error: out of bits"):
         run_tasks([1], square, options=SPARK, on_result=lambda _: None)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.integration.playground.clients import Client, running
-from tests.playground_admin import PlaygroundAdmin
+from tests.support.playground_admin import PlaygroundAdmin
 
 pytestmark = pytest.mark.skipif(
     sys.version_info[:2] != (3, 11)

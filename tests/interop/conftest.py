@@ -9,8 +9,8 @@ import pytest
 
 from formats.api_version import ApiVersion
 from tests.interop.line_client import LineClient
-from tests.live_cluster import LiveCluster, live_cluster
-from tests.tools import find_tool
+from tests.support.live_cluster import LiveCluster, live_cluster
+from tests.support.tools import find_tool
 
 Clusters = Callable[..., LiveCluster]
 Connect = Callable[[LiveCluster], LineClient]

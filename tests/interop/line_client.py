@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from formats.checksum import Checksum
-from tikv_br.cluster.rawkv import Swapped
+from tikv_br.cluster.rawkv import CompareAndSwapResult
 
 SCAN_LIMIT = 10_240
 """Rows that client-go returns at most for one call."""
@@ -108,10 +108,10 @@ class LineClient:
         """Pairs of [lower, upper), from the upper end down."""
         return _pairs(self._ask("reverse_scan", start=upper, end=lower, limit=limit))
 
-    def compare_and_swap(self, key: bytes, previous: bytes | None, value: bytes) -> Swapped:
+    def compare_and_swap(self, key: bytes, previous: bytes | None, value: bytes) -> CompareAndSwapResult:
         """Write the value if the key's is ``previous``; None means that there must be none."""
         answer = self._ask("cas", key=key, previous=previous, value=value)
-        return Swapped(answer["swapped"], _bytes(answer["previous"]))
+        return CompareAndSwapResult(answer["swapped"], _bytes(answer["previous"]))
 
     def checksum(self, start: bytes = b"", end: bytes = b"") -> Checksum:
         """The servers' checksum over [start, end)."""

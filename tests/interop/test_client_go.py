@@ -13,11 +13,10 @@ from formats.api_version import ApiVersion
 from tests.interop.conftest import Clusters, Connect
 from tests.interop.line_client import LineClient
 from tests.interop.rows import our_rows, rows, split, with_ttls
-from tests.live_cluster import LiveCluster
-from tikv_br.backup.conversion import Loss
-from tikv_br.backup.options import BackupOptions
+from tests.support.live_cluster import LiveCluster
+from tikv_br.backup.options import BackupOptions, Loss
 from tikv_br.backup.run import backup
-from tikv_br.cluster.rawkv import Swapped
+from tikv_br.cluster.rawkv import CompareAndSwapResult
 from tikv_br.restore.options import RestoreOptions
 from tikv_br.restore.run import restore
 from tikv_br.storage.url import StorageLocation
@@ -115,8 +114,8 @@ def test_it_reads_and_deletes_what_we_write(loaded: Loaded) -> None:
     if ttl:
         assert abs((go.get_ttl(b"zz-007") or 0) - ttl) < TOLERANCE
     assert raw.compare_and_swap(b"zz-cas", None, b"1").succeeded
-    assert go.compare_and_swap(b"zz-cas", b"1", b"") == Swapped(True, b"1")
-    assert go.compare_and_swap(b"zz-cas", b"1", b"2") == Swapped(False, b"")
+    assert go.compare_and_swap(b"zz-cas", b"1", b"") == CompareAndSwapResult(True, b"1")
+    assert go.compare_and_swap(b"zz-cas", b"1", b"2") == CompareAndSwapResult(False, b"")
     assert raw.compare_and_swap(b"zz-cas", b"", b"3").succeeded
     go.delete_range(b"zz-", b"zz-050")
     assert raw.checksum(b"zz-", b"zz.").total_kvs == 51

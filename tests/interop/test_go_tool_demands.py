@@ -12,15 +12,14 @@ import pytest
 
 from formats.api_version import ApiVersion
 from formats.sst.compression import Compression
-from tests.go_tool_demands import META, Directory, fields, unmet_demands
 from tests.integration.s3_servers import BUCKET, S3Server, versitygw_server
 from tests.interop.conftest import Clusters
 from tests.interop.rows import YEAR, rows, split
-from tests.live_cluster import LiveCluster
-from tests.openssl import KEYS, crypter
+from tests.support.go_tool_demands import META, Directory, fields, unmet_demands
+from tests.support.live_cluster import LiveCluster
+from tests.support.openssl import KEYS, crypter
 from tests.unit.formats_sst.tables import sst_dump
-from tikv_br.backup.conversion import Loss
-from tikv_br.backup.options import BackupOptions
+from tikv_br.backup.options import BackupOptions, Loss
 from tikv_br.backup.run import backup
 from tikv_br.backupset.files import FileKind
 from tikv_br.cluster.pb import brpb_pb2

@@ -16,8 +16,8 @@ from formats.checksum import Checksum
 from tests.interop.conftest import Clusters, Connect
 from tests.interop.line_client import LineClient
 from tests.interop.rows import YEAR, our_rows
-from tests.live_cluster import LiveCluster
-from tikv_br.cluster.rawkv import RawClient, Swapped
+from tests.support.live_cluster import LiveCluster
+from tikv_br.cluster.rawkv import CompareAndSwapResult, RawClient
 
 TOLERANCE = 120
 """Seconds between what a TTL should be and is: the time between two steps on a slow machine."""
@@ -152,7 +152,9 @@ class RawKv(RuleBasedStateMachine):
         """Swap against the right value or any."""
         found = self.model.get(key)
         previous = found if right else previous
-        assert self.clients[who].compare_and_swap(key, previous, value) == Swapped(found == previous, found)
+        assert self.clients[who].compare_and_swap(key, previous, value) == CompareAndSwapResult(
+            found == previous, found
+        )
         if found == previous:
             self.model.put(key, value)
 

@@ -20,11 +20,11 @@ from formats.api_version import ApiVersion
 from tests.interop.conftest import Clusters
 from tests.interop.line_client import LineClient
 from tests.interop.rows import BOUNDS, our_rows, rows, split, with_ttls
-from tests.live_cluster import LiveCluster
-from tests.tools import find_tool
+from tests.support.live_cluster import LiveCluster
+from tests.support.tools import find_tool
 from tikv_br.backup.options import BackupOptions
 from tikv_br.backup.run import backup
-from tikv_br.cluster.rawkv import Swapped
+from tikv_br.cluster.rawkv import CompareAndSwapResult
 from tikv_br.restore.options import RestoreOptions
 from tikv_br.restore.run import restore
 from tikv_br.storage.url import StorageLocation
@@ -139,7 +139,7 @@ def test_it_follows_our_writes(spaces: list[Space]) -> None:
         raw = space.live.raw(space.keyspace_id)
         raw.batch_put({b"zz-%02d" % number: b"" for number in range(20)})
         assert len(space.rust.scan(b"zz-", b"zz.")) == 20
-        assert space.rust.compare_and_swap(b"zz-00", b"", b"1") == Swapped(True, b"")
+        assert space.rust.compare_and_swap(b"zz-00", b"", b"1") == CompareAndSwapResult(True, b"")
         assert raw.compare_and_swap(b"zz-00", b"1", b"2").succeeded
         space.rust.delete_range(b"zz-", b"zz.")
         assert raw.checksum(b"zz-", b"zz.").total_kvs == 0

@@ -13,9 +13,9 @@ from pathlib import Path
 
 from formats.api_version import ApiVersion
 from incremental.checkpoint import ObjectCheckpoints
-from tests.background import Background
 from tests.integration.incremental.workload import KEYS, key_of
-from tests.live_cluster import LiveCluster, contents, live_cluster
+from tests.support.background import Background
+from tests.support.live_cluster import LiveCluster, contents, live_cluster
 from tests.trust.commands import Tally, command
 from tests.trust.soak import syncing
 from tests.trust.trouble import Trouble

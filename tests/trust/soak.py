@@ -27,10 +27,10 @@ import tikv_br
 from bench.machine import Load as MachineLoad
 from bench.machine import machine
 from formats.api_version import ApiVersion
-from tests.background import Background
 from tests.e2e.command import PROGRAM, environment
-from tests.lag import Load, spread_leaders
-from tests.live_cluster import LiveCluster, live_cluster
+from tests.support.background import Background
+from tests.support.lag import Load, spread_leaders
+from tests.support.live_cluster import LiveCluster, live_cluster
 
 START_SECONDS = 120.0
 SORTER_MEMORY = "8MiB"

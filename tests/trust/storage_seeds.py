@@ -11,7 +11,7 @@ from pathlib import Path
 
 from formats.api_version import ApiVersion
 from tests.integration.backup.data import hard_rows
-from tests.live_cluster import LiveCluster, contents, live_cluster
+from tests.support.live_cluster import LiveCluster, contents, live_cluster
 from tests.trust.commands import Tally, command
 from tests.trust.dice import Dice
 from tests.trust.faulty_storage import OPERATIONS, STREAMS, faulty_directories

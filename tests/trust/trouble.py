@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 from tests.integration.incremental.workload import Commotion, Faults
-from tests.live_cluster import LiveCluster
+from tests.support.live_cluster import LiveCluster
 
 REGIONS = range(3, 7)
 _CALLS = ("RawScan", "RawBatchPut", "RawBatchGet", "RawChecksum", "Backup", "Download", "Ingest", "SplitRegion")

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from tests.history import CheckpointWatch, Passed, Version, assert_same_end, check
+from tests.support.history import CheckpointWatch, Passed, Version, assert_same_end, check
 
 SOURCE = {b"k": [Version(10, b"1"), Version(20, None), Version(30, b"2"), Version(40, None)]}
 PASSED = [Passed(1000, 9), Passed(2000, 25), Passed(3000, 35)]

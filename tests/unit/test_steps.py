@@ -11,7 +11,7 @@ import pytest
 
 from tikv_br.errors import Interrupted, StorageFull, Terminated, TikvBrError
 from tikv_br.progress_events import Event, StepFinished, StepStarted, StepUndone
-from tikv_br.steps import Line, run_steps
+from tikv_br.steps import FunctionStep, run_steps
 
 
 @dataclass
@@ -85,7 +85,7 @@ def test_failing_undo_is_noted_and_the_others_still_run() -> None:
     with pytest.raises(StorageFull) as caught:
         run_steps(steps, log, events)
     assert log == ["+a", "+b", "+c", "-c", "-b", "-a"]
-    assert caught.value.__notes__ == ["step 'b' was not undone: stuck"]
+    assert caught.value.__notes__ == ["cannot undo step 'b': stuck"]
     assert StepUndone("b", "stuck") in events.seen
 
 
@@ -141,9 +141,9 @@ def test_line_without_a_way_back_is_undone_without_a_word() -> None:
     events = Events()
     said: list[str] = []
     lines = [
-        Line("look", said.append),
-        Line("take", said.append, lambda _context: said.append("given back")),
-        Line("fail", lambda _context: (_ for _ in ()).throw(StorageFull("full"))),
+        FunctionStep("look", said.append),
+        FunctionStep("take", said.append, lambda _context: said.append("given back")),
+        FunctionStep("fail", lambda _context: (_ for _ in ()).throw(StorageFull("full"))),
     ]
     with pytest.raises(StorageFull):
         run_steps(lines, "context", events)

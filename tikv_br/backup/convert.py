@@ -1,6 +1,6 @@
-"""From the rows of one API version to those of another, with the checksums of both sides.
+"""Converts rows from one API version to another, and computes the checksums of both.
 
-The driver passes a `Converter` on and converts nothing: what converting needs is imported there only.
+NumPy and Arrow are imported within the functions, because the driver only passes a `Converter` on.
 """
 
 from __future__ import annotations
@@ -9,98 +9,90 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from formats.api_version import ApiVersion
-from formats.checksum import Checksum, Folded, checksum, checksums
+from formats.checksum import Checksum, FoldedRows, checksum, checksums
 from formats.errors import DamagedBytes, UnsupportedFormat
-from formats.keys import KeyCodec
+from formats.keys.codec import KeyCodec
+from formats.keys.ranges import KeyRange, user_range
 from formats.rawscan import RawPage, ScanPage
-from tikv_br.backupset.coverage import KeyRange
+from tikv_br.backupset.coverage import codec_of
 from tikv_br.backupset.files import Expiry
-from tikv_br.proof.ranges import codec_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from formats.columns import Numbers
-    from formats.sst.page_form import PageForm
 
 CONVERTED_TS = 1
-"""The ts of rows that have none at the source: stores stamp the same when they convert."""
+"""The ts of converted rows without a ts of their own; stores use the same."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Counted:
-    """What some rows of a file are, which is at least one."""
+class BatchStats:
+    """Checksums, expiry and timestamp bounds of a non-empty batch of rows."""
 
     target: Checksum
-    """As the target's servers will count it."""
+    """As a cluster of the target's API version computes it."""
     source: Checksum
-    """As the source's servers count it."""
+    """As the source cluster computes it."""
     expiry: Expiry = field(default_factory=Expiry)
-    """Of the rows that expire, in the target's form."""
+    """Sums of the rows with an expiry, in the target's encoding."""
     timestamps: tuple[int, int]
-    """Smallest and largest ts; 0 where the target has none."""
+    """Smallest and largest ts; 0 if the target has none."""
     dropped_ttls: int = 0
-    """Rows whose expiry the target cannot keep."""
+    """Rows whose expiry was lost."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Converted(Counted):
-    """Rows as they go into a file."""
+class ConvertedRows(BatchStats):
+    """Converted rows, with their sums."""
 
     records: pa.RecordBatch
-    """`SCHEMA`; at least one row."""
+    """At least one row of `SCHEMA`."""
     first_key: bytes
     """RPC key of the target."""
 
 
 @dataclass(frozen=True, slots=True)
 class Converter:
-    """Converts between two codecs. Pickles."""
+    """Converts between two codecs. Picklable."""
 
     source: KeyCodec
     target: KeyCodec
     ts: int
-    """Of rows that come without one, where the target is API V2; else 0."""
+    """The ts of rows without one, if the target is API V2; else 0."""
     drop_ttl: bool = False
-    """Whether expiries may be lost where the target has none."""
+    """Whether expiries may be lost if the target has none."""
 
     def target_range(self, interval: KeyRange) -> KeyRange:
         """The target's RPC range of an RPC range of the source."""
         return KeyRange(*self.target.rpc_range(*user_range(self.source, interval)))
 
     def first_key(self, page: RawPage) -> bytes:
-        """The target's RPC key of a page's first row. Raises `DamagedBytes` when it is not of the source's keyspace."""
+        """The target's RPC key of a page's first row. Raises `DamagedBytes` for a key outside the source's keyspace."""
         return self.target.rpc_key(self.source.user_key(page.first_key))
 
-    @property
-    def page_form(self) -> PageForm:
-        """How a table takes a page as it is, of rows without expiry."""
-        from formats.sst.page_form import PageForm
-
-        return PageForm(self.source, self.target, self.ts or CONVERTED_TS)
-
-    def counted(self, folded: Folded) -> Counted:
-        """What the rows of such a page are."""
+    def page_sums(self, folded: FoldedRows) -> BatchStats:
+        """The sums of a page that an `SstWriter` has converted."""
         ts = self.ts if self.target.is_v2 else 0
-        return Counted(
+        return BatchStats(
             target=folded.checksum(self.target.prefix),
             source=folded.checksum(self.source.prefix),
             timestamps=(ts, ts),
         )
 
-    def convert_page(self, page: ScanPage, expire_ts: Numbers | None = None) -> Converted:
-        """Convert a page of at least one row; ``expire_ts`` has its rows' expiry in seconds since the epoch, 0 = never.
+    def convert_page(self, page: ScanPage, expire_ts: Numbers | None = None) -> ConvertedRows:
+        """Convert a page of at least one row; ``expire_ts`` is the expiry of each, in seconds since the epoch, 0 = never.
 
-        Raises `DamagedBytes` when a key is not of the source's keyspace, besides what `convert` raises.
+        Raises `DamagedBytes` for a key outside the source's keyspace, and what `convert` raises.
         """
         from formats import columns
 
         return self.convert(columns.records(self._user_keys(page.keys), page.values, expire_ts=expire_ts))
 
-    def convert(self, records: pa.RecordBatch) -> Converted:
+    def convert(self, records: pa.RecordBatch) -> ConvertedRows:
         """Convert at least one live record (`SCHEMA`); a ts of 0 becomes `ts`.
 
-        Raises `UnsupportedFormat` for an expiry that the target cannot hold and that may not be lost.
+        Raises `UnsupportedFormat` for an expiry that the target cannot store, unless `drop_ttl`.
         """
         import numpy as np
 
@@ -109,14 +101,12 @@ class Converter:
         keys, values, expire_ts = records["key"], records["value"], columns.numbers(records["expire_ts"])
         dropped = 0 if self.target.api_version.has_ttl else int((expire_ts != 0).sum())
         if dropped and not self.drop_ttl:
-            raise UnsupportedFormat(
-                f"API {self.target.api_version.label} stores no expiry, and {dropped} rows have one"
-            )
+            raise UnsupportedFormat(f"API {self.target.api_version.label} has no TTLs, but {dropped} rows have one")
         if dropped:
             expire_ts = np.zeros_like(expire_ts)
         ts = self._timestamps(columns.numbers(records["ts"]))
         target, source = checksums(keys, values, (self.target.prefix, self.source.prefix))
-        return Converted(
+        return ConvertedRows(
             records=columns.records(keys, values, expire_ts=expire_ts, ts=ts),
             first_key=self.target.rpc_key(keys[0].as_py()),
             target=target,
@@ -140,13 +130,13 @@ class Converter:
         if not prefix:
             return keys
         if not pc.all(pc.starts_with(keys, prefix)).as_py():
-            raise DamagedBytes(f"the cluster answered with keys outside of keyspace {self.source.keyspace_id}")
+            raise DamagedBytes(f"the cluster returned keys outside keyspace {self.source.keyspace_id}")
         return pc.binary_replace_slice(keys, 0, len(prefix), b"")
 
 
 @dataclass(frozen=True, slots=True)
 class Conversion:
-    """From one API version to another, in any keyspace. Pickles."""
+    """A conversion between two API versions, in any keyspace. Picklable."""
 
     source: ApiVersion
     target: ApiVersion
@@ -155,7 +145,7 @@ class Conversion:
     drop_ttl: bool = False
 
     def of(self, interval: KeyRange) -> Converter:
-        """The converter for RPC keys of the source, which lie in one keyspace; V2 keeps it."""
+        """The converter for RPC keys of the source in one keyspace, which V2 keeps."""
         source = codec_of(self.source, interval)
         keyspace = source.keyspace_id if self.target is ApiVersion.V2 else 0
         return Converter(source, KeyCodec(self.target, keyspace), self.ts, self.drop_ttl)
@@ -166,18 +156,12 @@ class Conversion:
 
     @property
     def unchanged(self) -> Conversion:
-        """That of rows which stay in the source's form."""
+        """The conversion that keeps the source's API version."""
         return Conversion(self.source, self.source)
 
 
-def user_range(codec: KeyCodec, interval: KeyRange) -> tuple[bytes, bytes]:
-    """The user keys [start, end) of an RPC range within the codec's keyspace; an empty end is no end."""
-    whole_end = codec.rpc_range(b"", b"")[1]
-    return codec.user_key(interval.start), b"" if interval.end == whole_end else codec.user_key(interval.end)
-
-
 def expiry_of(keys: pa.LargeBinaryArray, values: pa.LargeBinaryArray, expire_ts: Numbers, prefix: bytes) -> Expiry:
-    """What of these rows (user keys, which ``prefix`` makes RPC keys) expires; an ``expire_ts`` of 0 is never."""
+    """Sums of the rows with an expiry. ``keys`` are user keys, which ``prefix`` makes RPC keys; an ``expire_ts`` of 0 is never."""
     expiring = expire_ts != 0
     if not expiring.any():
         return Expiry()
@@ -190,7 +174,7 @@ def expiry_of(keys: pa.LargeBinaryArray, values: pa.LargeBinaryArray, expire_ts:
 
 
 def join_expiry(one: Expiry, other: Expiry) -> Expiry:
-    """Both together."""
+    """The sums of both."""
     if not one.total_kvs or not other.total_kvs:
         return one if one.total_kvs else other
     return Expiry(

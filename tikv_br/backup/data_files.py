@@ -1,155 +1,249 @@
-"""The data files of one task: cut at a size, streamed into the storage, recorded with checksums and identity."""
+"""Writes the data files of one task into the storage, and computes what is recorded of them."""
 
 from __future__ import annotations
 
 import logging
-import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from formats.checksum import Checksum
-from formats.keys import KeyCodec
+from formats.errors import DamagedBytes
+from formats.keys.ranges import KeyRange, intersection, user_range
 from formats.rawscan import RawPage
-from formats.sst.coding import Readable
-from tikv_br.backup.convert import Converted, Converter, Counted, join_expiry
-from tikv_br.backup.row_writer import FileForm
+from tikv_br.backup.convert import CONVERTED_TS, BatchStats, ConvertedRows, Converter, join_expiry
+from tikv_br.backup.options import BackupOptions
 from tikv_br.backupset import layout
-from tikv_br.backupset.coverage import KeyRange
-from tikv_br.backupset.files import Expiry, FileEntry, FileWriter
+from tikv_br.backupset.coverage import RegionPart
+from tikv_br.backupset.files import Expiry, FileEntry, FileKind, FileWriter
+from tikv_br.cluster.regions import RegionCache
 from tikv_br.errors import StorageError
 from tikv_br.storage.base import ObjectStore
 
+if TYPE_CHECKING:
+    from formats.parquet import ParquetWriter
+    from formats.sst import SstWriter
+
 log = logging.getLogger(__name__)
+PARQUET_FORMAT_VERSION = "1"
+
+
+@dataclass(slots=True)
+class RegionCounts:
+    """Counts rows and bytes per region. Takes pages in key order, each from one region."""
+
+    regions: RegionCache
+    converter: Converter
+    interval: KeyRange
+    """The task's interval, in RPC keys of the source."""
+    _here: KeyRange | None = None
+    """The part of the interval in the last page's region."""
+    _reached: bytes = b""
+    """End of the previous region's part."""
+    _sums: Checksum = field(default_factory=Checksum)
+    _done: list[RegionPart] = field(default_factory=list)
+
+    def add(self, first_key: bytes, rows: Checksum) -> None:
+        """Count a page by its first RPC key; ``rows`` are its sums in the target's encoding. Raises `ClusterError`."""
+        if self._here is None or (self._here.end and first_key >= self._here.end):
+            self._close()
+            self._here = self._region_of(first_key)
+        self._sums += rows
+
+    def narrow(self, end: bytes) -> None:
+        """End the interval at this RPC key, which must be above all pages so far."""
+        self.interval = KeyRange(self.interval.start, end)
+        if self._here is not None:
+            self._here = intersection(self._here, self.interval)
+
+    def parts(self) -> tuple[RegionPart, ...]:
+        """The counts of all regions with rows."""
+        self._close()
+        return tuple(self._done)
+
+    def _close(self) -> None:
+        if self._here is not None:
+            self._reached = self._here.end
+            if self._sums.total_kvs:
+                self._done.append(part_of(self.converter.target_range(self._here), self._sums))
+        self._here, self._sums = None, Checksum()
+
+    def _region_of(self, key: bytes) -> KeyRange:
+        codec = self.converter.source
+        region = self.regions.locate(codec.bound(key))
+        try:
+            start = codec.from_bound(region.start)
+        except DamagedBytes:  # PD can be made to split anywhere
+            start = key
+        start = max(start, self._reached)  # it may have merged with the region before
+        try:
+            end = self._end(region.end)
+        except DamagedBytes:
+            end = key + b"\0"
+        return intersection(self.interval, KeyRange(start, end))
+
+    def _end(self, bound: bytes) -> bytes:
+        codec = self.converter.source
+        beyond = not bound or (self.interval.end and codec.bound(self.interval.end) <= bound)
+        return self.interval.end if beyond else codec.from_bound(bound)
+
+
+def part_of(span: KeyRange, sums: Checksum) -> RegionPart:
+    """The counts of one region, in RPC keys of the target."""
+    return RegionPart(span.start, span.end, sums.total_kvs, sums.total_bytes)
+
+
+@dataclass(slots=True)
+class _OpenFile:
+    """A file in progress, and the sums of its rows."""
+
+    start: bytes
+    """Start of its range."""
+    file: FileWriter
+    writer: SstWriter | ParquetWriter
+    """Turns rows into bytes for `file`."""
+    sums: Checksum = field(default_factory=Checksum)
+    expiry: Expiry = field(default_factory=Expiry)
+    timestamps: list[int] = field(default_factory=list)
+
+    def count(self, rows: BatchStats) -> None:
+        self.sums += rows.target
+        self.expiry = join_expiry(self.expiry, rows.expiry)
+        self.timestamps += rows.timestamps
 
 
 class DataFiles:
-    """Writes the rows of one interval. File ranges join up to the interval's; without rows there is no file.
+    """Writes the rows of one interval into files whose ranges together cover it; without rows there is no file.
 
-    Leave it by `finish` or `abandon`.
+    For one thread. Call `finish` or `abandon` at the end.
     """
 
     def __init__(
         self,
         store: ObjectStore,
         interval: KeyRange,
-        target_range: KeyRange,
         attempt: str,
-        *,
-        form: FileForm,
-        codec: KeyCodec,
-        file_bytes: int,
+        converter: Converter,
+        options: BackupOptions,
+        part: KeyRange | None = None,
     ) -> None:
-        """``interval`` names the files; ``target_range`` is what they cover, in RPC keys of ``codec``, the target's."""
+        """``interval`` and ``attempt`` name the files. They cover ``part``, which is by default the interval."""
         self.seconds_uploading = 0.0
-        """Of the time in `add` and `finish`, what went to handing bytes to the storage."""
+        """The part of the time in `add` and `finish` that was spent on hashing and uploading finished files."""
         self._store = store
         self._interval = interval
         self._attempt = attempt
-        self._form = form
-        self._codec = codec
-        self._file_bytes = file_bytes
-        self._next_start = target_range.start
-        self._end = target_range.end
+        self._converter = converter
+        self._options = options
+        covered = converter.target_range(part or interval)
+        self._next_start, self._end = covered.start, covered.end
         self._open: _OpenFile | None = None
         self._done: list[FileEntry] = []
 
-    def add(self, rows: Converted) -> None:
+    def add(self, rows: ConvertedRows) -> None:
         """Append rows that follow those before. Raises `StorageError`, `UnsortedKeys`."""
-        self._file_from(rows.first_key).add(rows)
+        from formats.rows import to_storage
+        from formats.sst import SstWriter
 
-    def add_page(self, page: RawPage, converter: Converter) -> Counted:
-        """Append the rows of a scan's page, none of which expires, converted; what they are.
+        file = self._file_from(rows.first_key)
+        is_sst = isinstance(file.writer, SstWriter)
+        file.writer.append(to_storage(rows.records, self._converter.target) if is_sst else rows.records)
+        file.count(rows)
 
-        Raises as `add` does, and `DamagedBytes` for keys outside of the source's keyspace.
+    def add_page(self, page: RawPage) -> BatchStats:
+        """Convert and append a scan's page of rows without expiry; returns their sums.
+
+        Raises as `add` does, and `DamagedBytes` for keys outside the source's keyspace.
         """
-        return self._file_from(converter.first_key(page)).add_page(page, converter)
+        from formats.sst import SstWriter
 
-    def _file_from(self, first_key: bytes) -> _OpenFile:
-        """The file that rows from this key on go into."""
-        if self._open is not None and self._open.sums.total_bytes >= self._file_bytes:
-            self._close(first_key)
-        if self._open is None:
-            name = layout.data_name(self._form.kind, self._interval, self._attempt, len(self._done))
-            self._open = _OpenFile(FileWriter(self._store, name), self._next_start, self._form, self._codec)
-        return self._open
+        converter = self._converter
+        file = self._file_from(converter.first_key(page))
+        if not isinstance(file.writer, SstWriter):
+            converted = converter.convert_page(page.split())
+            self.add(converted)
+            return converted
+        folded = file.writer.append_page(page, converter.source, converter.target, converter.ts or CONVERTED_TS)
+        sums = converter.page_sums(folded)
+        file.count(sums)
+        return sums
 
     def narrow(self, end: bytes) -> None:
-        """Cover no more than up to this RPC key of the target: the rest is another's."""
+        """End the range at this RPC key of the target."""
         self._end = end
 
     def finish(self) -> tuple[FileEntry, ...]:
-        """Close the last file; all are in the storage then."""
+        """Close the last file; all files are in the storage then."""
         if self._open is not None:
-            self._close(self._end)
+            self._close(self._open, self._end)
         return tuple(self._done)
 
     def abandon(self) -> None:
-        """Remove what was written. What the storage refuses to remove stays, unreferenced, and is logged."""
+        """Remove all files. Files that cannot be removed are logged; nothing refers to them."""
+        from formats.sst import SstWriter
+
         if self._open is not None:
-            self._open.abort()
+            with self._open.file:  # aborts the upload
+                if not isinstance(self._open.writer, SstWriter):
+                    self._open.writer.abort()
             self._open = None
         for file in self._done:
             try:
                 self._store.delete(file.name)
             except StorageError as error:
-                log.warning("%s of a failed task stays in the storage: %s", file.name, error.message)
+                log.warning("cannot remove %s of a failed task: %s", file.name, error.message)
         self._done.clear()
 
-    def _close(self, end: bytes) -> None:
+    def _file_from(self, first_key: bytes) -> _OpenFile:
+        """The file for rows from this key on; starts a new one if the last is full."""
+        if self._open is not None and self._open.sums.total_bytes >= self._options.file_bytes:
+            self._close(self._open, first_key)
         if self._open is None:
-            return
-        self._done.append(self._open.close(end))
-        self.seconds_uploading += self._open.seconds_uploading
-        self._open = None
-        self._next_start = end
+            name = layout.data_name(self._options.file_kind, self._interval, self._attempt, len(self._done))
+            file = FileWriter(self._store, name)
+            self._open = _OpenFile(self._next_start, file, self._writer(file))
+        return self._open
 
+    def _writer(self, file: FileWriter) -> SstWriter | ParquetWriter:
+        options = self._options
+        if options.file_kind is FileKind.SST:
+            from formats.sst import SstOptions, SstWriter
 
-class _OpenFile:
-    """One file being written."""
+            return SstWriter(file.write, SstOptions(options.compression, options.compression_level))
+        from formats.parquet import ParquetOptions, ParquetWriter
 
-    def __init__(self, file: FileWriter, start: bytes, form: FileForm, codec: KeyCodec) -> None:
-        self.sums = Checksum()
-        self.seconds_uploading = 0.0
-        self._start = start
-        self._expiry = Expiry()
-        self._timestamps: list[int] = []
-        self._file = file
-        self._rows = form.open(self._upload, codec)
+        return ParquetWriter(file.write, ParquetOptions(options.compression, options.compression_level))
 
-    def add(self, rows: Converted) -> None:
-        self._rows.append(rows.records)
-        self._note(rows)
+    def _close(self, file: _OpenFile, end: bytes) -> None:
+        from formats.sst import SstWriter
 
-    def add_page(self, page: RawPage, converter: Converter) -> Counted:
-        counted = self._rows.append_page(page, converter)
-        self._note(counted)
-        return counted
-
-    def _note(self, rows: Counted) -> None:
-        self.sums += rows.target
-        self._expiry = join_expiry(self._expiry, rows.expiry)
-        self._timestamps += rows.timestamps
-
-    def close(self, end: bytes) -> FileEntry:
-        self._rows.finish(KeyRange(self._start, end))
-        began = time.perf_counter()
-        stored = self._file.close()
-        self.seconds_uploading += time.perf_counter() - began
-        return FileEntry(
-            **stored._asdict(),
-            start_key=self._start,
-            end_key=end,
-            crc64xor=self.sums.crc64xor,
-            total_kvs=self.sums.total_kvs,
-            total_bytes=self.sums.total_bytes,
-            min_ts=min(self._timestamps),
-            max_ts=max(self._timestamps),
-            expiry=self._expiry,
+        if isinstance(file.writer, SstWriter):
+            file.writer.finish()
+        else:
+            file.writer.finish(self._parquet_metadata(KeyRange(file.start, end)))
+        stored = file.file.close()
+        self.seconds_uploading += file.file.seconds
+        self._done.append(
+            FileEntry(
+                **stored._asdict(),
+                start_key=file.start,
+                end_key=end,
+                crc64xor=file.sums.crc64xor,
+                total_kvs=file.sums.total_kvs,
+                total_bytes=file.sums.total_bytes,
+                min_ts=min(file.timestamps),
+                max_ts=max(file.timestamps),
+                expiry=file.expiry,
+            )
         )
+        self._open, self._next_start = None, end
 
-    def abort(self) -> None:
-        with self._file:
-            self._rows.abort()
-
-    def _upload(self, data: Readable) -> None:
-        began = time.perf_counter()
-        self._file.write(data)
-        self.seconds_uploading += time.perf_counter() - began
+    def _parquet_metadata(self, span: KeyRange) -> dict[str, str]:
+        codec = self._converter.target
+        start, end = user_range(codec, span)
+        facts = {
+            "format_version": PARQUET_FORMAT_VERSION,
+            "api_version": codec.api_version.label,
+            "start_key": start.hex(),
+            "end_key": end.hex(),
+        }
+        return facts | {"keyspace_id": str(codec.keyspace_id)} if codec.is_v2 else facts

@@ -1,19 +1,93 @@
-"""What a backup is asked to do."""
+"""Options of a backup, and which API version can be converted to which. No I/O."""
 
 from __future__ import annotations
 
+import enum
+import re
+from collections.abc import Collection
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 from formats.api_version import ApiVersion
+from formats.keys.text import show_key
 from formats.sst.compression import Compression
-from tikv_br.backup.conversion import Loss
 from tikv_br.backupset.files import FileKind
 from tikv_br.cluster.config import ClusterConfig
-from tikv_br.errors import UsageError
+from tikv_br.errors import ClusterUnfit, ConversionUnsupported, UsageError
 from tikv_br.spark.session import check_master, is_local
 from tikv_br.storage.url import StorageLocation
+
+V1, V1TTL, V2 = ApiVersion.V1, ApiVersion.V1TTL, ApiVersion.V2
+
+
+class Loss(enum.StrEnum):
+    """What a conversion can lose; the values are those of ``--allow-loss``."""
+
+    TTL = "ttl"
+    TS = "ts"
+    KEYSPACE = "keyspace"
+
+    @property
+    def meaning(self) -> str:
+        """Description for messages."""
+        return _MEANINGS[self]
+
+
+_MEANINGS = {
+    Loss.TTL: "the expiry of keys, which would never expire",
+    Loss.TS: "the timestamps of keys",
+    Loss.KEYSPACE: "the keyspace of keys",
+}
+_LOSES = {
+    (V1TTL, V1): (Loss.TTL,),
+    (V2, V1): (Loss.TTL, Loss.TS, Loss.KEYSPACE),
+    (V2, V1TTL): (Loss.TS, Loss.KEYSPACE),
+}
+
+
+class Feature(NamedTuple):
+    """A feature of TiKV, and the version that introduced it."""
+
+    name: str
+    since: tuple[int, int, int]
+
+
+CONVERSION = Feature("conversion between API versions", (6, 1, 0))
+CHECKSUM = Feature("RawChecksum (--checksum)", (6, 1, 1))
+BACKUP_TS = Feature("backup-ts", (6, 2, 0))
+
+
+def require_conversion(source: ApiVersion, target: ApiVersion, allowed: Collection[Loss] = ()) -> None:
+    """Raise `ConversionUnsupported` if a conversion from ``source`` to ``target`` has a loss that is not ``allowed``."""
+    lost = _LOSES.get((source, target), ())
+    if set(lost) - set(allowed):
+        words = ",".join(lost)
+        raise ConversionUnsupported(
+            f"a backup of API {source.label} as API {target.label} loses "
+            + ", ".join(f"{loss.meaning} ({loss.value})" for loss in lost),
+            hint=f"Choose a --dst-api-version that keeps all data, or accept the loss with --allow-loss {words}.",
+        )
+
+
+def require_feature(cluster_version: str, feature: Feature) -> None:
+    """Raise `ClusterUnfit` if a cluster of this version (``6.1.0``, ``v8.5.2-alpha``) lacks the feature."""
+    if parse_version(cluster_version) < feature.since:
+        since = ".".join(map(str, feature.since))
+        raise ClusterUnfit(
+            f"{feature.name} needs TiKV {since} or newer; this cluster has version {cluster_version}",
+            hint="Upgrade the cluster, or leave out the option.",
+        )
+
+
+def parse_version(version: str) -> tuple[int, int, int]:
+    """The three numbers of a version; pre-release and build are ignored. Raises `ClusterUnfit`."""
+    match = re.match(r"\s*\"?v?(\d+)\.(\d+)\.(\d+)", version)
+    if match is None:
+        raise ClusterUnfit(f"cannot parse the cluster's version {version!r}: expected a version such as 6.1.0")
+    major, minor, patch = map(int, match.groups())
+    return major, minor, patch
+
 
 DEFAULT_FILE_BYTES = 96 << 20
 EngineKind: TypeAlias = Literal["auto", "store", "scan"]
@@ -22,64 +96,64 @@ ExecutorChoice: TypeAlias = Literal["auto", "driver", "spark"]
 
 @dataclass(frozen=True, slots=True)
 class BackupOptions:
-    """One backup. Keys are user keys; an empty end is no end. Times are in seconds."""
+    """Options of one backup. Keys are user keys; an empty end means unbounded. Times are in seconds."""
 
     cluster: ClusterConfig
     storage: StorageLocation
     dst_api_version: ApiVersion | None = None
-    """In which the files are written; None = the cluster's own."""
+    """API version of the backup's files; None = the cluster's own."""
     ranges: tuple[tuple[bytes, bytes], ...] = ()
-    """Start and end of each, without overlap; none = everything."""
+    """Start and end of each range; they must not overlap. Empty = all keys."""
     keyspaces: tuple[str, ...] = ()
-    """Ids, names or ``all`` that hold data, of an API V2 cluster only; none = keyspace 0. Each has all of the ranges."""
+    """Ids, names, or ``all`` (every keyspace with data); API V2 only. Empty = keyspace 0. All ``ranges`` apply to each."""
     compression: Compression = Compression.ZSTD
     compression_level: int = 0
-    """0 = the compression's default."""
+    """0 = default of the compression."""
     file_kind: FileKind = FileKind.SST
     allow_loss: frozenset[Loss] = frozenset()
-    """What the conversion may lose; nothing else is lost."""
+    """Losses that the conversion may have."""
     file_bytes: int = DEFAULT_FILE_BYTES
-    """Of files written from here: keys and values of a file, before encoding and compression; it ends with the page that
-    reaches it. Stores write a file a region."""
+    """Target size of a file that tikv-br writes, in bytes of keys and values before encoding and compression: the page that
+    reaches it is the last of the file. Stores write one file per region and ignore it."""
     concurrency: int | None = None
-    """Tasks at the same time; None = as many as the executor has room for."""
+    """Maximum number of concurrent tasks; None = the executor's default."""
     safe_interval: float = 60.0
-    """How far backup-ts lies behind PD's clock."""
+    """How far backup-ts is behind PD's clock."""
     gc_ttl: int = 300
-    """How long the safe point at backup-ts outlives the backup."""
+    """How long the service safe point at backup-ts stays registered after the backup."""
     checksum: bool = False
-    """Whether each interval is compared with the cluster's own checksum afterwards."""
+    """Whether to compare each interval with the cluster's own checksum afterwards."""
     assume_no_ttl: bool = False
-    """Whether to take it that no key of a cluster with TTL expires, instead of finding out."""
+    """Whether to assume that no key has a TTL, which saves one request per key."""
     rate_limit: int = 0
-    """Bytes a second that each store may be asked to read or write; 0 = no limit."""
+    """Maximum read or write rate per store, in bytes per second; 0 = unlimited."""
     send_credentials: bool = True
-    """Whether stores that write files get this process's storage credentials, or use their own."""
+    """Whether to send this process's storage credentials to the stores; otherwise they use their own."""
     engine: EngineKind = "auto"
     executor: ExecutorChoice = "auto"
     spark_master: str = "local[*]"
     lock_wait: float = 0.0
-    """How long to wait for a path that another run holds."""
+    """How long to wait for the lock of the path if another run holds it."""
     no_resume: bool = False
-    """Whether to remove what an unfinished run has left at the path, instead of going on with it."""
+    """Whether to remove an unfinished run at the path instead of resuming it."""
     dry_run: bool = False
 
     def check(self) -> None:
-        """Raise `UsageError` for what is wrong whatever the cluster is."""
+        """Raise `UsageError` for options that are invalid for every cluster."""
         self._check_ranges()
         if self.compression_level and self.compression_level not in self.compression.levels:
-            raise UsageError(f"--compression-level: {self.compression.label} has no level {self.compression_level}")
+            raise UsageError(f"--compression-level {self.compression_level} is not a level of {self.compression.label}")
         if self.file_bytes <= 0:
             raise UsageError("--file-size must be positive")
         if self.gc_ttl < 0 or self.safe_interval < 0:
-            raise UsageError("--gcttl and --safe-interval cannot be negative")
+            raise UsageError("--gc-ttl and --safe-interval must not be negative")
         if self.executor != "driver":
             check_master(self.spark_master)
         somewhere_else = self.executor != "driver" and not is_local(self.spark_master)
         if self.rate_limit and somewhere_else and self.concurrency is None:
             raise UsageError(
                 "--ratelimit on a Spark cluster needs --concurrency",
-                hint="The limit of a store is divided among the tasks that run at the same time.",
+                hint="The limit of each store is divided among the concurrent tasks.",
             )
 
     def _check_ranges(self) -> None:
@@ -87,8 +161,10 @@ class BackupOptions:
         for start, end in ordered:
             if end and start >= end:
                 raise UsageError(
-                    f"--start must lie before --end, as in each --range: {start.hex()} does not before {end.hex()}"
+                    f"--start must be below --end, also in each --range: {show_key(start)} is not below {show_key(end)}"
                 )
         for (start, end), (next_start, _) in pairwise(ordered):
             if not end or end > next_start:
-                raise UsageError(f"--range {start.hex()}:{end.hex()} overlaps the one from {next_start.hex()} on")
+                raise UsageError(
+                    f"--range {show_key(start)}:{show_key(end)} overlaps the range that starts at {show_key(next_start)}"
+                )

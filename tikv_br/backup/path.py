@@ -1,48 +1,83 @@
-"""The path of a backup: taken for this run alone, gone on with where a run was broken off, given back at the end."""
+"""The path of a backup: acquires its lock, resumes an unfinished run, and releases the lock at the end."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 
+from tikv_br import __version__
 from tikv_br.backup.context import BackupContext
-from tikv_br.backup.describe import run_record as this_run
-from tikv_br.backupset import layout, lease, ledger, lock, run_record
+from tikv_br.backup.plan import keyspaces_of
+from tikv_br.backupset import layout, lease, ledger, run_record
 from tikv_br.backupset.backup_set import BackupSet, BackupWriter
-from tikv_br.backupset.identity import verify_file_identity
+from tikv_br.backupset.files import verify_file_identity
 from tikv_br.backupset.ledger import LedgerEntry
-from tikv_br.backupset.lock import PathState
-from tikv_br.backupset.run_record import RunRecord
+from tikv_br.backupset.manifest import Description
+from tikv_br.backupset.run_record import PathState, RunRecord
 from tikv_br.errors import BackupDamaged, BackupPathInUse, CrypterMismatch, ResumeRefused, StorageError
 from tikv_br.progress_events import Notice
 from tikv_br.storage.base import exists
 from tikv_br.storage.open import open_store
 
-THREADS = 16
-"""Small reads under way at once."""
+
+def describe(context: BackupContext) -> Description:
+    """Description of the backup that this run makes, as written to the manifest."""
+    conversion, ranges = context.conversion, context.target_ranges
+    return Description(
+        tool_version=__version__,
+        engine=context.engine.name,
+        engine_reason=context.engine.reason,
+        file_format=context.options.file_kind.value,
+        compression=context.options.compression.label,
+        cluster_id=context.info.cluster_id,
+        cluster_version=context.info.version,
+        api_version=conversion.source,
+        dst_api_version=conversion.target,
+        source_ranges=context.source_ranges,
+        ranges=ranges,
+        keyspaces=keyspaces_of(conversion.target, ranges),
+        backup_ts=context.backup_ts,
+        storage=context.options.storage.redacted(),
+        encryption=context.options.storage.crypter.method,
+        started_ms=context.started_ms,
+        scanned_ts=context.scanned_ts,
+        **asdict(context.lineage),
+    )
+
+
+def describe_run(context: BackupContext) -> RunRecord:
+    """The record by which another process can resume this run."""
+    options = context.options
+    losses = tuple(sorted(loss.value for loss in options.allow_loss))
+    return RunRecord(context.first_run, describe(context), options.assume_no_ttl, options.checksum, losses)
+
+
+READ_THREADS = 16
+"""Concurrent small reads."""
 
 log = logging.getLogger(__name__)
 
 
 def check_storage(context: BackupContext) -> None:
-    """Refuse a path that is in use."""
+    """Raise `BackupPathInUse` if the path is in use."""
     context.store = open_store(context.options.storage)
     if not context.options.lock_wait:
         lease.check_free(context.store)
-    _survey(context)
+    _check_path_state(context)
 
 
-def take_path(context: BackupContext) -> None:
-    """Make the path this run's own; also proves that it can be written."""
+def acquire_backup_lock(context: BackupContext) -> None:
+    """Acquire the lock of the path; this also shows that the storage is writable."""
     options, store = context.options, context.store
     context.lease = lease.acquire(
         store,
         "backup",
         wait=options.lock_wait,
-        on_wait=lambda holder: context.reporter(Notice(f"waiting for the path: {holder}")),
+        on_wait=lambda holder: context.reporter(Notice(f"waiting for the lock of the path: {holder}")),
     )
-    _survey(context)
+    _check_path_state(context)
     context.writer = BackupWriter(store)
     if options.no_resume and context.path_state is not PathState.FREE:
         context.writer.discard(context.lease.check)
@@ -52,131 +87,131 @@ def take_path(context: BackupContext) -> None:
         _put_lock(context)
 
 
-def find_earlier_work(context: BackupContext) -> None:
-    """Go on from what an earlier run at the path has done, if it was to make the same backup. Raises `ResumeRefused`."""
+def find_resumable_backup(context: BackupContext) -> None:
+    """Resume an unfinished run at the path. Raises `ResumeRefused` if it had other options."""
     if context.path_state is PathState.FREE:
         return
-    begun = _begun(context)
-    if begun is None and exists(context.store, layout.META):  # its run has just tidied up
-        raise BackupPathInUse(f"{context.store.location} holds a backup already")
-    if begun is None:
-        _check_nothing_done(context)
+    unfinished = _read_run(context)
+    if unfinished is None and exists(context.store, layout.META):  # its run has just finished
+        raise BackupPathInUse(f"{context.store.location} already holds a backup")
+    if unfinished is None:
+        _check_no_files(context)
         context.owns_work = True
         return
-    if odd := run_record.differences(begun, this_run(context)):
+    if differences := run_record.differences(unfinished, describe_run(context)):
         if context.path_state is PathState.COMMITTED:
-            raise BackupPathInUse(f"{context.store.location} holds a backup already")
+            raise BackupPathInUse(f"{context.store.location} already holds a backup")
         raise ResumeRefused(
-            f"the unfinished run at {context.store.location} was begun otherwise: {'; '.join(odd)}",
-            hint="Say what it was begun with to go on, or --no-resume to remove what it left and start anew.",
+            f"cannot resume the unfinished run at {context.store.location}: it was started with other options: {'; '.join(differences)}",
+            hint="Pass the same options, or --no-resume to remove its files and start over.",
         )
-    context.begun_by = begun.run_id
-    context.started_ms = begun.description.started_ms
-    context.set_backup_ts(begun.description.backup_ts)
+    context.resumed_run = unfinished.run_id
+    context.started_ms = unfinished.description.started_ms
+    context.set_backup_ts(unfinished.description.backup_ts)
     if context.path_state is PathState.COMMITTED:
         context.manifest = BackupSet.open(context.store).manifest
-        context.reporter(Notice(f"run {begun.run_id} has made the backup; it is only tidied up"))
+        context.reporter(Notice(f"run {unfinished.run_id} has completed the backup; only the clean-up is left"))
     else:
-        _take_over(context, begun)
+        _resume_work(context, unfinished)
     context.owns_work = True
 
 
 def record_run(context: BackupContext) -> None:
-    """Leave word of what this run is to make."""
+    """Write the record of this run, by which another process can resume it."""
     if not context.has_earlier_work:
-        context.confirm_held()
-        run_record.write(context.store, this_run(context))
+        context.confirm_locks()
+        run_record.write_run(context.store, describe_run(context))
 
 
-def tidy_up(context: BackupContext) -> None:
-    """Give the path back. The backup is complete: what cannot be removed is an untidiness, not a failure."""
+def clean_up(context: BackupContext) -> None:
+    """Release the lock and remove the run's record. Storage errors are only logged: the backup is complete."""
     if context.lease is not None:
-        context.lease.give_back()
+        context.lease.try_release()
         context.lease = None
     try:
-        run_record.remove(context.store)  # last: while it is there, a run that is killed here is gone on with
+        run_record.remove_run(context.store)  # last: as long as it exists, a killed run can be resumed
     except StorageError as error:
-        log.warning("some leftovers of the backup stay in the storage: %s", error.message)
+        log.warning("cannot remove all temporary files of the backup: %s", error.message)
 
 
-def give_path_back(context: BackupContext) -> None:
-    """Leave done work for the next run, or, where there is none or it is spoiled, remove all. A backup stays as it is."""
+def release_backup_lock(context: BackupContext) -> None:
+    """Release the lock after a failure. Unless the finished tasks can be resumed, remove all files first; never a complete backup."""
     if context.lease is None:
         return
-    with context.lease:  # which is over also where the storage fails again
-        if context.owns_work and not keeps_work(context) and context.still_holds():
+    with context.lease:  # released even if the storage fails again
+        if context.owns_work and not keeps_work(context) and context.holds_lock():
             context.writer.discard(context.lease.check)
 
 
 def keeps_work(context: BackupContext) -> bool:
-    """Whether what this run has done can be gone on with by the next, now that it fails."""
-    if context.kept is None:
-        context.kept = context.owns_work and not context.spoiled and _may_be_done(context)
-    return context.kept
+    """Whether the next run can resume what this failed run has finished."""
+    if context.work_kept is None:
+        context.work_kept = context.owns_work and not context.unresumable and _has_finished_work(context)
+    return context.work_kept
 
 
-def _may_be_done(context: BackupContext) -> bool:
-    """Whether there is any work to keep. A storage that does not tell, perhaps why the run fails, is left as it is."""
+def _has_finished_work(context: BackupContext) -> bool:
+    """Whether there are finished tasks or a backup. If the storage does not answer, True: nothing is removed then."""
     try:
         return exists(context.store, layout.META) or any(context.store.list(layout.LEDGER))
     except StorageError:
         return True
 
 
-def _survey(context: BackupContext) -> None:
-    context.path_state = lock.survey(context.store)
+def _check_path_state(context: BackupContext) -> None:
+    context.path_state = run_record.path_state(context.store)
     if context.path_state is PathState.REMAINS and not context.options.no_resume:
         raise BackupPathInUse(
-            f"{context.store.location} holds what stores or tasks finished after a run had ended",
-            hint="`tikv-br abort` removes them, and so does --no-resume.",
+            f"{context.store.location} holds files that stores or tasks finished after their run had ended",
+            hint="Remove them with `tikv-br abort`, or pass --no-resume.",
         )
 
 
 def _put_lock(context: BackupContext) -> None:
-    """A storage that was asked twice may say that the lock is there: under the lease it can only be ours."""
+    """Write the lock file. A retried write may find the file of its first try: under the lease it can only be this run's."""
     try:
-        lock.put(context.store)
+        run_record.mark_path(context.store)
     except BackupPathInUse:
-        if lock.survey(context.store) is not PathState.UNFINISHED:
+        if run_record.path_state(context.store) is not PathState.UNFINISHED:
             raise
 
 
-def _check_nothing_done(context: BackupContext) -> None:
-    """A run that was broken off before it left word has not written anything else."""
+def _check_no_files(context: BackupContext) -> None:
+    """Raise `ResumeRefused` if there are files of a run without a record."""
     if any(layout.is_part(info.name) for info in context.store.list()):
         raise ResumeRefused(
-            f"the unfinished run at {context.store.location} has left no {layout.RUN} that tells what it is"
+            f"cannot resume the unfinished run at {context.store.location}: its record {layout.RUN} is missing"
         )
 
 
-def _begun(context: BackupContext) -> RunRecord | None:
-    """The run that was broken off. Raises `ResumeRefused` where its record is damaged."""
+def _read_run(context: BackupContext) -> RunRecord | None:
+    """The record of the unfinished run, if there is one. Raises `ResumeRefused` if it is damaged."""
     try:
-        return run_record.read(context.store)
+        return run_record.read_run(context.store)
     except BackupDamaged as error:
         place = context.store.location
-        raise ResumeRefused(f"the unfinished run at {place} cannot be gone on with: {error.message}") from None
+        raise ResumeRefused(f"cannot resume the unfinished run at {place}: {error.message}") from None
 
 
-def _take_over(context: BackupContext, begun: RunRecord) -> None:
-    """Take the sound part of the ledger for ours; what else there is goes."""
+def _resume_work(context: BackupContext, unfinished: RunRecord) -> None:
+    """Take over the valid entries of the ledger and remove all other files."""
     store = context.store
     try:
-        entries = [entry for entry in ledger.read_entries(store) if entry.run == begun.run_id]
-    except (BackupDamaged, CrypterMismatch) as error:  # the key is right: it has read the record of the run
-        raise ResumeRefused(f"the unfinished run at {store.location} cannot be gone on with: {error.message}") from None
-    found = ledger.sound(entries, {info.name: info.size for info in store.list()})
-    context.entries = _as_written(context, found)
+        entries = [entry for entry in ledger.read_entries(store) if entry.run == unfinished.run_id]
+    except (BackupDamaged, CrypterMismatch) as error:  # not a wrong key: the run's record was decrypted with it
+        raise ResumeRefused(f"cannot resume the unfinished run at {store.location}: {error.message}") from None
+    found = ledger.usable_entries(entries, {info.name: info.size for info in store.list()})
+    context.entries = _unchanged_entries(context, found)
     context.resumed = len(context.entries)
-    context.reporter(Notice(f"going on with run {begun.run_id}: {context.resumed} intervals are done already"))
+    context.reporter(Notice(f"resuming run {unfinished.run_id}: {context.resumed} intervals are finished"))
     if not context.options.dry_run:
-        context.confirm_held()
+        context.confirm_locks()
         ledger.remove_entries(store, but=context.entries)
-        context.writer.remove_files_but({file.name for entry in context.entries for file in entry.files})
+        context.writer.remove_files_except({file.name for entry in context.entries for file in entry.files})
 
 
-def _as_written(context: BackupContext, entries: Sequence[LedgerEntry]) -> list[LedgerEntry]:
-    """The entries whose files are still those that were written, by length, end and the storage's mark; others are done again."""
+def _unchanged_entries(context: BackupContext, entries: Sequence[LedgerEntry]) -> list[LedgerEntry]:
+    """The entries whose files are unchanged, by size, hash of the tail and ETag; the other intervals are copied again."""
 
     def check(entry: LedgerEntry) -> str:
         try:
@@ -186,8 +221,8 @@ def _as_written(context: BackupContext, entries: Sequence[LedgerEntry]) -> list[
             return error.message
         return ""
 
-    with ThreadPoolExecutor(THREADS, thread_name_prefix="resume") as pool:
+    with ThreadPoolExecutor(READ_THREADS, thread_name_prefix="resume") as pool:
         problems = list(pool.map(check, entries))
     for problem in filter(None, problems):
-        context.reporter(Notice(f"done again: {problem}"))
+        context.reporter(Notice(f"an interval is copied again: {problem}"))
     return [entry for entry, problem in zip(entries, problems, strict=True) if not problem]

@@ -1,36 +1,39 @@
-"""The planner: from regions and their sizes to contiguous key intervals of about equal work. Pure.
-
-An interval is cut only where a region starts, and consists of cut points alone: the intervals of a plan therefore cover
-the range exactly, whatever the list of regions looks like. 100,000 regions cost one pass and one tuple an interval.
-"""
+"""The plan of a backup: the ranges that it covers, divided into intervals of about equal size."""
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from formats.errors import DamagedBytes
-from formats.keys import KeyCodec
+from formats.api_version import ApiVersion
+from formats.errors import DamagedBytes, UnsupportedFormat
+from formats.keys.codec import MAX_KEYSPACE, PREFIX_SIZE, RAW_MODE, RAW_MODE_END, KeyCodec
+from formats.keys.ranges import KeyRange
+from tikv_br.backup.options import BackupOptions
+from tikv_br.backupset.coverage import codec_of
+from tikv_br.cluster.cluster import Cluster
+from tikv_br.cluster.rawkv import RawClient
+from tikv_br.errors import ConversionUnsupported, UsageError
 
 MIB = 1 << 20
 SMALLEST_TASK = 16 * MIB
 LARGEST_TASK = 1024 * MIB
 TASKS_PER_SLOT = 4
-"""More tasks than slots, so that a slow or retried one does not hold up the end."""
+"""More tasks than slots, so that one slow or retried task does not delay the end."""
 REGION_OVERHEAD = 1 * MIB
-"""What a region weighs at least: a request goes to each, however empty."""
+"""Minimum size that a region counts with: even an empty one costs a request."""
 
 
-class RegionSize(NamedTuple):
-    """Where a region starts (physical key, ``b""`` = the very first) and its approximate bytes."""
+class SizedRegion(NamedTuple):
+    """A region's start (as PD encodes it, ``b""`` = unbounded) and approximate size in bytes."""
 
     start: bytes
     size: int
 
 
 class Interval(NamedTuple):
-    """One task's part of the range: RPC keys ``[start, end)``, ``end`` ``b""`` = unbounded."""
+    """The range of one task: RPC keys ``[start, end)``, ``end`` ``b""`` = unbounded."""
 
     start: bytes
     end: bytes
@@ -40,17 +43,17 @@ class Interval(NamedTuple):
 
 
 def task_bytes(total_bytes: int, concurrency: int) -> int:
-    """The bytes that a task should have so that ``concurrency`` slots stay busy to the end."""
+    """Target size of a task that keeps ``concurrency`` slots busy until the end."""
     return min(max(total_bytes // (concurrency * TASKS_PER_SLOT), SMALLEST_TASK), LARGEST_TASK)
 
 
 def plan_intervals(
-    regions: Iterable[RegionSize], codec: KeyCodec, start: bytes, end: bytes, wanted_bytes: int
+    regions: Iterable[SizedRegion], codec: KeyCodec, start: bytes, end: bytes, wanted_bytes: int
 ) -> list[Interval]:
     """Cut RPC range ``[start, end)`` at region starts into intervals of about ``wanted_bytes``.
 
-    ``regions`` ascend and are those that overlap the range. A region larger than ``wanted_bytes`` stays whole. A region
-    start that is no encoded key (PD can be made to split anywhere) is no place to cut, and no error.
+    ``regions`` must be ascending and overlap the range. A region larger than ``wanted_bytes`` is not divided. A region start
+    that is not an encoded key (PD can be made to split anywhere) is not used as a cut.
     """
     intervals: list[Interval] = []
     opened, size, count = start, 0, 0
@@ -67,16 +70,79 @@ def plan_intervals(
     return intervals
 
 
-def overlapping(regions: Sequence[RegionSize], start: bytes, end: bytes) -> Sequence[RegionSize]:
-    """Those of adjoining regions, in order, that overlap physical range ``[start, end)``; ``end`` ``b""`` = unbounded."""
+def overlapping(regions: Sequence[SizedRegion], start: bytes, end: bytes) -> Sequence[SizedRegion]:
+    """The regions that overlap ``[start, end)`` (as PD encodes them, ``end`` ``b""`` = unbounded); ``regions`` must be adjacent and in order."""
     first = max(bisect_right(regions, start, key=lambda region: region.start) - 1, 0)
     last = bisect_left(regions, end, key=lambda region: region.start) if end else len(regions)
     return regions[first:last]
 
 
 def cut_at(bound: bytes, codec: KeyCodec) -> bytes:
-    """The RPC key at a region bound; ``b""``, which is above no key, where none can be told."""
+    """The RPC key at a region bound; ``b""`` if the bound is not an encoded key."""
     try:
         return codec.from_bound(bound)
     except DamagedBytes:
         return b""
+
+
+ALL = "all"
+"""Keyword for every keyspace with data."""
+
+
+def source_ranges(options: BackupOptions, cluster: Cluster, target: ApiVersion) -> tuple[KeyRange, ...]:
+    """The RPC ranges to back up, ascending and without overlap, each within one keyspace.
+
+    Raises `UsageError` for keyspaces that do not exist, `ConversionUnsupported` if ``target`` would mix several keyspaces.
+    """
+    keyspaces = _keyspaces(options.keyspaces, cluster)
+    if len(keyspaces) > 1 and target is not ApiVersion.V2:
+        raise ConversionUnsupported(
+            f"cannot back up as API {target.label}, which has no keyspaces: keyspaces "
+            f"{', '.join(map(str, keyspaces))} would be mixed",
+            hint="Back them up in separate runs, each to a separate path.",
+        )
+    codecs = [KeyCodec(cluster.api_version, keyspace) for keyspace in keyspaces]
+    ranges = options.ranges or ((b"", b""),)
+    return tuple(sorted(KeyRange(*codec.rpc_range(*each)) for codec in codecs for each in ranges))
+
+
+def keyspaces_of(api_version: ApiVersion, ranges: tuple[KeyRange, ...]) -> tuple[int, ...]:
+    """The keyspaces of RPC ranges of ``api_version``; none before API V2."""
+    if api_version is not ApiVersion.V2:
+        return ()
+    return tuple(sorted({codec_of(api_version, each).keyspace_id for each in ranges}))
+
+
+def keyspaces_with_data(raw: RawClient) -> Iterator[int]:
+    """The ids of all keyspaces with a live key, registered in PD or not; one request each."""
+    start: bytes | None = RAW_MODE + bytes(PREFIX_SIZE - 1)
+    while start is not None:
+        key = raw.first_rpc_key(start, RAW_MODE_END)
+        if key is None:
+            return
+        found = int.from_bytes(key[1:PREFIX_SIZE], "big")
+        yield found
+        start = RAW_MODE + (found + 1).to_bytes(PREFIX_SIZE - 1, "big") if found < MAX_KEYSPACE else None
+
+
+def _keyspaces(names: tuple[str, ...], cluster: Cluster) -> list[int]:
+    if not names:
+        return [0]
+    if cluster.api_version is not ApiVersion.V2:
+        raise UsageError(f"--keyspace: API {cluster.api_version.label} clusters have no keyspaces")
+    found: set[int] = set()
+    for name in names:
+        if name == ALL:
+            found.update(keyspaces_with_data(cluster.raw()))
+        else:
+            found.add(_keyspace(name, cluster))
+    return sorted(found) or [0]
+
+
+def _keyspace(name: str, cluster: Cluster) -> int:
+    """The id, looked up in PD for a name. Raises `UsageError`."""
+    try:
+        codec = KeyCodec(ApiVersion.V2, int(name)) if name.isdecimal() else None
+    except UnsupportedFormat as error:
+        raise UsageError(f"--keyspace: {error}") from None
+    return cluster.pd.keyspace_id(name) if codec is None else codec.keyspace_id

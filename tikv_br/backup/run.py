@@ -1,52 +1,72 @@
-"""Run a backup from its options to its summary."""
+"""Run a backup from its options to its summary; abort an unfinished one."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from typing import TypeVar
 
 from tikv_br.backup.context import BackupContext
 from tikv_br.backup.options import BackupOptions
 from tikv_br.backup.plan import Interval
 from tikv_br.backup.steps import backup_steps
-from tikv_br.errors import BackupSetError, LeaseLost, TikvBrError
+from tikv_br.backupset import layout, lease, run_record
+from tikv_br.backupset.backup_set import BackupWriter
+from tikv_br.cluster import safepoint
+from tikv_br.cluster.cluster import Cluster
+from tikv_br.cluster.config import ClusterConfig
+from tikv_br.cluster.safepoint import service_id
+from tikv_br.errors import BackupDamaged, BackupSetError, CrypterMismatch, LeaseLost, TikvBrError
 from tikv_br.progress_events import Reporter, silent
-from tikv_br.steps import run_steps
+from tikv_br.steps import Step, run_steps
+from tikv_br.storage.base import exists
+from tikv_br.storage.open import open_store
+from tikv_br.storage.outage import clean_up
+from tikv_br.storage.url import StorageLocation
 
-KEPT = "What was done is kept: the same command goes on from there, `tikv-br abort` removes it."
+C = TypeVar("C", bound=BackupContext)
+KEPT = "The finished part is kept: the same command resumes the backup, `tikv-br abort` removes it."
 
 
 @dataclass(frozen=True, slots=True)
 class BackupSummary:
-    """What a backup came to. Sums are in the destination's form, as its servers will count them after a restore."""
+    """Result of a backup. Sums are those that a cluster of the destination's API version computes after a restore."""
 
     total_kvs: int
     total_bytes: int
-    """Keys and values, before encoding and compression."""
+    """Bytes of keys and values, before encoding and compression."""
     backup_size: int
     """Bytes of the files as stored."""
     crc64xor: int
     backup_ts: int
-    """0 = the source has no timestamps."""
+    """0 if the source has no timestamps."""
     seconds: float
     average_speed: float
-    """Bytes a second."""
+    """Bytes of keys and values per second."""
     api_version: str
     dst_api_version: str
     engine: str
     engine_reason: str
     executor: str
+    executor_reason: str
     files: int
     ranges: int
-    """Intervals, each the work of one task."""
+    """Intervals; each is one task."""
     resumed_ranges: int
-    """Those of them that earlier runs had done."""
+    """Intervals that earlier runs had finished."""
     resumed_run: str
-    """The run that began; ``""`` = this one."""
+    """Id of the run that was resumed; ``""`` if none was."""
+    compared_ranges: int
+    """With ``--checksum``: intervals that are equal to the cluster's checksum or rows."""
+    changed_ranges: int
+    """With ``--checksum``: intervals that could not be compared because they changed during the backup."""
     vanished_kvs: int
-    """Rows left out because they had gone when their TTL was asked for."""
+    """Rows left out because they no longer existed when their TTL was read."""
+    expiry_error_seconds: int
+    """Maximum number of seconds by which recorded expiries may be too early; 0 if stores write the files."""
     dropped_ttls: int
-    """Rows whose expiry the destination could not keep."""
+    """Rows whose expiry was lost, because the destination has no TTLs."""
     dropped_tombstones: int
     file_format: str
     storage: str
@@ -54,28 +74,33 @@ class BackupSummary:
     run_id: str
     dry_run: bool
     session_seconds: float
-    """Of the step that copies: how long Spark took to start; 0 on the driver."""
+    """Start-up time of Spark; 0 on the driver."""
     task_seconds: dict[str, float]
-    """Where the tasks' time went; scan runs beside the other phases."""
+    """Seconds per phase, summed over all tasks; scan overlaps with the other phases."""
     step_seconds: dict[str, float]
 
 
 @dataclass(frozen=True, slots=True)
 class BackupReport:
-    """A summary, and the plan that was followed or, in a dry run, would be."""
+    """The summary and the plan; a dry run has only planned."""
 
     summary: BackupSummary
     plan: list[Interval]
 
 
 def backup(options: BackupOptions, reporter: Reporter = silent) -> BackupReport:
-    """Back up a cluster. Raises a `TikvBrError`; returns only when the backup is complete, or planned in a dry run."""
+    """Back up a cluster; returns when the backup is complete or, in a dry run, planned. Raises `TikvBrError`."""
+    return run_backup(BackupContext(options, reporter), backup_steps(options))
+
+
+def run_backup(context: C, steps: Sequence[Step[C]]) -> BackupReport:
+    """Run the steps of a full, incremental or merged backup. An error's hint says if finished work is kept. Raises `TikvBrError`."""
     began = time.monotonic()
-    context = BackupContext(options, reporter)
     try:
-        timings = run_steps(backup_steps(options), context, reporter)
+        with context.clusters:
+            timings = run_steps(steps, context, context.reporter, clean_up)
     except TikvBrError as error:
-        if context.kept and not isinstance(error, LeaseLost):
+        if context.work_kept and not isinstance(error, LeaseLost):
             error.hint = KEPT if isinstance(error, BackupSetError) else f"{error.hint} {KEPT}"
         raise
     return BackupReport(_summarize(context, time.monotonic() - began, timings), context.plan)
@@ -97,11 +122,15 @@ def _summarize(context: BackupContext, seconds: float, timings: dict[str, float]
         engine=context.engine.name,
         engine_reason=context.engine.reason,
         executor=context.engine.executor,
+        executor_reason=context.engine.executor_reason,
         files=len(context.manifest.files) if context.manifest is not None else 0,
         ranges=sums.tasks if sums else len(context.plan),
         resumed_ranges=context.resumed,
-        resumed_run=context.begun_by,
+        resumed_run=context.resumed_run,
+        compared_ranges=context.compared,
+        changed_ranges=context.changed,
         vanished_kvs=sum(entry.vanished for entry in context.entries),
+        expiry_error_seconds=max((entry.expiry_error_seconds for entry in context.entries), default=0),
         dropped_ttls=sum(entry.dropped_ttls for entry in context.entries),
         dropped_tombstones=sum(entry.dropped_tombstones for entry in context.entries),
         file_format=context.options.file_kind.value,
@@ -117,3 +146,37 @@ def _summarize(context: BackupContext, seconds: float, timings: dict[str, float]
 
 def _rounded(seconds: dict[str, float]) -> dict[str, float]:
     return {name: round(value, 3) for name, value in seconds.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class AbortSummary:
+    """What `abort_backup` removed."""
+
+    unfinished_run: str
+    """Id of the run; ``""`` if unknown."""
+    removed_objects: int
+    released: bool
+    """Whether the service safe point was removed from PD."""
+
+
+def abort_backup(location: StorageLocation, cluster: ClusterConfig | None, lock_wait: float = 0.0) -> AbortSummary:
+    """Remove the files of unfinished runs at a path and, if ``cluster`` is given, their service safe point.
+
+    Raises `BackupPathInUse` for a complete backup and for files of other tools, `LeaseHeld` while a run is alive.
+    """
+    store = open_store(location)
+    if next(iter(store.list()), None) is None:
+        return AbortSummary("", 0, released=False)
+    with lease.acquire(store, "abort", wait=lock_wait) as lock_lease:
+        try:
+            unfinished = run_record.read_run(store)
+        except (BackupDamaged, CrypterMismatch):  # removed anyway
+            unfinished = None
+        lock_lease.confirm()
+        if unfinished is not None and cluster is not None and not exists(store, layout.META):
+            with Cluster.connect(cluster) as live:  # before its name is removed with the record
+                safepoint.release(live.pd, service_id(unfinished.run_id))
+        removed = BackupWriter(store).discard(lock_lease.check)
+    return AbortSummary(
+        unfinished.run_id if unfinished else "", removed, unfinished is not None and cluster is not None
+    )

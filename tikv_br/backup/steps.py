@@ -1,76 +1,123 @@
-"""A backup as a runbook: each step is one line of it, and takes back what it did when a later one fails.
+"""The steps of a backup. If one fails, the earlier ones are undone.
 
-What tasks of a failed backup have done stays for the next run at the path, unless no run could go on with it; else nothing
-stays, neither in the storage nor in PD. A backup that is complete is never removed, also when what follows its commit fails.
+The finished tasks of a failed backup are kept for the next run at the path, if it can resume them; otherwise everything is
+removed, from the storage and from PD. A complete backup is never removed, even if a step after its commit fails.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 
 from formats.api_version import ApiVersion
-from tikv_br.backup import finish, path, scope, work
-from tikv_br.backup.backup_ts import choose_backup_ts, keep_safe
-from tikv_br.backup.context import BackupContext
-from tikv_br.backup.conversion import BACKUP_TS, CHECKSUM, CONVERSION, Loss, require_conversion, require_feature
+from tikv_br.backup import path, run_tasks
+from tikv_br.backup.compare import compare_checksums
+from tikv_br.backup.context import BackupContext, choose_engine
 from tikv_br.backup.convert import CONVERTED_TS, Conversion
-from tikv_br.backup.engine import choose_engine
-from tikv_br.backup.options import BackupOptions
+from tikv_br.backup.options import (
+    BACKUP_TS,
+    CHECKSUM,
+    CONVERSION,
+    BackupOptions,
+    Loss,
+    require_conversion,
+    require_feature,
+)
+from tikv_br.backup.path import describe
+from tikv_br.backup.plan import source_ranges
+from tikv_br.backupset import coverage, index, layout
 from tikv_br.cluster import safepoint
-from tikv_br.cluster.safepoint import SafePointKeeper
-from tikv_br.cluster.shared import shared_cluster
-from tikv_br.errors import SafePointError
+from tikv_br.cluster.safepoint import SafePointKeeper, choose_backup_ts, safe_point_keeper
+from tikv_br.errors import ClusterError, CoverageError, SafePointError
 from tikv_br.progress_events import Notice
 from tikv_br.spark.session import check_java
-from tikv_br.steps import Line, Step
-from tikv_br.storage.backend import KEY_IN_CLEAR
+from tikv_br.steps import FunctionStep, Step
+from tikv_br.storage.credentials import KEY_IN_CLEAR
 
-log = logging.getLogger(__name__)
+
+def verify_coverage(context: BackupContext) -> None:
+    """Check the ledger in the storage against the range. Raises `CoverageError` for a gap, an overlap or a lost entry."""
+    recorded = {info.name for info in context.store.list(layout.LEDGER)}
+    for entry in context.entries:
+        name = layout.ledger_name(entry.interval, entry.attempt)
+        if name not in recorded:
+            raise CoverageError(
+                f"the ledger entry {name} of {entry.interval} is missing: it was removed after the interval was backed up"
+            )
+    coverage.require_coverage(context.source_ranges, (entry.interval for entry in context.entries))
+
+
+def commit(context: BackupContext) -> None:
+    """Write `backupmeta` and the manifest, and add the backup to the index of its parent folder."""
+    context.check_locks()
+    if context.manifest is None:
+        if context.backup_ts and not context.scanned_ts:
+            context.scanned_ts = context.cluster.pd.tso()
+        context.manifest = context.writer.commit(describe(context), context.entries, context.confirm_locks)
+    else:
+        context.confirm_locks()
+        context.writer.clean_up(context.manifest)
+    if context.listed:
+        index.add_to_index(context.options.storage, context.manifest)
+
+
+def hand_over_safe_point(context: BackupContext) -> None:
+    """Keep the service safe point for ``gc_ttl`` seconds, for a sync that follows. The backup is complete even if this fails."""
+    if context.keeper is None:
+        return
+    try:
+        context.keeper.stop_with_ttl(context.options.gc_ttl)
+    except ClusterError as error:
+        raise SafePointError(
+            f"the backup is complete, but its service safe point could not be renewed: {error.message}",
+            hint="The backup can be restored. A sync can follow it only if GC has not passed its backup-ts by then.",
+        ) from None
 
 
 def backup_steps(options: BackupOptions) -> list[Step[BackupContext]]:
-    """The runbook. A dry run leaves out every step that writes anywhere."""
+    """The steps, in order. A dry run leaves out every step that writes."""
     checks = [
-        Line("check the input", check_input),
-        Line("connect", connect),
-        Line("check the cluster", check_cluster),
-        Line("check the storage", path.check_storage),
+        FunctionStep("check the input", check_input),
+        FunctionStep("connect", connect),
+        FunctionStep("check the cluster", check_cluster),
+        FunctionStep("check the storage", path.check_storage),
     ]
-    find, plan = Line("find earlier work", path.find_earlier_work), Line("plan", _unless_complete(work.plan))
+    find, plan = (
+        FunctionStep("look for a resumable backup", path.find_resumable_backup),
+        FunctionStep("plan", _unless_complete(run_tasks.make_plan)),
+    )
     if options.dry_run:
         return [*checks, find, plan]
-    compare = [Line("compare checksums", _unless_complete(finish.compare_checksums))] if options.checksum else []
+    compare = [FunctionStep("compare checksums", _unless_complete(compare_checksums))] if options.checksum else []
     return [
         *checks,
-        Line("take the path", path.take_path, path.give_path_back),
+        FunctionStep("acquire the backup lock", path.acquire_backup_lock, path.release_backup_lock),
         find,
-        Line("choose backup-ts", choose_ts),
-        Line("record the run", path.record_run),
-        Line("protect from GC", protect, unprotect),
+        FunctionStep("choose backup-ts", set_backup_ts),
+        FunctionStep("record the run", path.record_run),
+        FunctionStep("protect from GC", protect_from_gc, release_safe_point),
         plan,
-        Line("copy", _unless_complete(work.copy)),
-        Line("prove coverage", _unless_complete(finish.prove_coverage)),
+        FunctionStep("copy", _unless_complete(run_tasks.copy)),
+        FunctionStep("verify coverage", _unless_complete(verify_coverage)),
         *compare,
-        Line("commit", finish.commit),
-        Line("tidy up", path.tidy_up),
-        Line("hand over the safe point", finish.settle_safe_point),
+        FunctionStep("commit", commit),
+        FunctionStep("clean up", path.clean_up),
+        FunctionStep("hand over the safe point", hand_over_safe_point),
     ]
 
 
 def check_input(context: BackupContext) -> None:
-    """Refuse what no cluster could do, before anything is asked of anyone."""
+    """Check the options before any request."""
     context.options.check()
 
 
 def connect(context: BackupContext) -> None:
-    """Reach PD and learn what the cluster is."""
-    context.cluster = shared_cluster(context.options.cluster)
+    """Connect to PD and read the cluster's id, version and API version."""
+    context.cluster = context.clusters.get(context.options.cluster)
     context.info = context.cluster.info()
 
 
 def check_cluster(context: BackupContext) -> None:
-    """Refuse what this cluster cannot do, and settle keys and versions."""
+    """Check that the cluster supports the options; choose engine, conversion and key ranges."""
     options, info = context.options, context.info
     target = info.api_version if options.dst_api_version is None else options.dst_api_version
     require_conversion(info.api_version, target, options.allow_loss)
@@ -88,56 +135,57 @@ def check_cluster(context: BackupContext) -> None:
         CONVERTED_TS if target is ApiVersion.V2 else 0,
         drop_ttl=Loss.TTL in options.allow_loss,
     )
-    context.source_ranges = scope.source_ranges(options, context.cluster, target)
-    if context.with_ttl and context.engine.name == "scan":
+    context.source_ranges = source_ranges(options, context.cluster, target)
+    with_ttl = info.api_version.has_ttl and not options.assume_no_ttl
+    if with_ttl and context.engine.name == "scan":
         context.reporter(
-            Notice("the TTL of every key is asked for; --assume-no-ttl saves that where keys do not expire")
+            Notice("every key costs one extra request, for its TTL; if no key has a TTL, --assume-no-ttl avoids that")
         )
     if context.engine.name == "store" and options.storage.crypter.encrypts and options.cluster.tls.ca is None:
         context.reporter(Notice(KEY_IN_CLEAR))
 
 
-def choose_ts(context: BackupContext) -> None:
-    """Choose backup-ts, where the cluster has timestamps; also anew, where the run that this one goes on with has done nothing."""
+def set_backup_ts(context: BackupContext) -> None:
+    """Choose backup-ts if the cluster has timestamps; also for a resumed run that has finished no interval."""
     if context.info.api_version is ApiVersion.V2 and not context.has_earlier_work:
         context.set_backup_ts(choose_backup_ts(context.cluster, context.options.safe_interval))
 
 
-def protect(context: BackupContext) -> None:
-    """Hold GC back from backup-ts, where there is one; whoever goes on with the run knows the safe point's name by now."""
+def protect_from_gc(context: BackupContext) -> None:
+    """Register a service safe point at backup-ts - 1, if there is one. The run is recorded before: a resuming run finds its name there."""
     if not context.backup_ts:
         return
-    context.keeper = keep_safe(context.cluster, context.first_run, context.backup_ts, context.options.gc_ttl)
+    context.keeper = safe_point_keeper(context.cluster, context.first_run, context.backup_ts, context.options.gc_ttl)
     if context.manifest is None:
-        _hold(context, context.keeper)
+        _start_keeper(context, context.keeper)
 
 
-def unprotect(context: BackupContext) -> None:
-    """Let GC go on, or hold it back for a while where the next run can go on with the work."""
+def release_safe_point(context: BackupContext) -> None:
+    """Remove the service safe point, or keep it for ``gc_ttl`` seconds if the next run can resume the work."""
     keeper = context.keeper
     if keeper is None:
         return
-    if context.lease is not None and not context.still_holds():
-        keeper.stop()  # who has the path now goes on with our work, under the same safe point
+    if context.lease is not None and not context.holds_lock():
+        keeper.stop()  # the new holder of the lock resumes the work, with the same safe point
     elif path.keeps_work(context) and keeper.lost is None:
-        keeper.leave_for(context.options.gc_ttl)
+        keeper.stop_with_ttl(context.options.gc_ttl)
     else:
         keeper.stop()
         safepoint.release(context.cluster.pd, keeper.service_id)
 
 
-def _hold(context: BackupContext, keeper: SafePointKeeper) -> None:
-    """Raises `SafePointError`, with a way out where it is an earlier run's backup-ts that GC has passed."""
+def _start_keeper(context: BackupContext, keeper: SafePointKeeper) -> None:
+    """Start the keeper. Raises `SafePointError`, with a hint if GC has passed the backup-ts of a resumed run."""
     try:
         keeper.start()
     except SafePointError as error:
-        if context.begun_by:
-            error.hint = "A run from then cannot be gone on with: --no-resume removes what it left and starts anew."
+        if context.resumed_run:
+            error.hint = "The unfinished run cannot be resumed. Pass --no-resume to remove its files and start over."
         raise
 
 
 def _unless_complete(action: Callable[[BackupContext], None]) -> Callable[[BackupContext], None]:
-    """Leave out what an earlier run has done, where it was broken off after its commit."""
+    """Skip the action if an earlier run was interrupted after its commit."""
 
     def act(context: BackupContext) -> None:
         if context.manifest is None:
@@ -147,6 +195,6 @@ def _unless_complete(action: Callable[[BackupContext], None]) -> Callable[[Backu
 
 
 def _check_executor(context: BackupContext) -> None:
-    """Refuse a Spark that could not start, where it would have to."""
+    """Raise `SparkUnavailable` if Spark is needed and cannot start."""
     if context.engine.executor == "spark" and not context.options.dry_run:
         check_java()

@@ -1,57 +1,62 @@
-"""What is recorded of a file that a store wrote: identity, timestamps and expiry, by as few reads as the truth allows."""
+"""Files that stores wrote: computes what is recorded of them, and rewrites them into another encoding or format."""
 
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from formats.api_version import ApiVersion
 from formats.checksum import Checksum, checksum
 from formats.errors import FormatError
+from formats.keys.codec import KeyCodec
+from formats.sst import RandomAccess, Table
 from tikv_br.backup.convert import CONVERTED_TS, Converter, expiry_of, join_expiry
-from tikv_br.backup.range_tree import StoredSst
-from tikv_br.backup.store_errors import WRITES_ITSELF
+from tikv_br.backup.data_files import DataFiles
+from tikv_br.backup.store_responses import STORES_WRITE_HINT, StoredSst
+from tikv_br.backupset import manifest
 from tikv_br.backupset.files import TAIL_SIZE, Expiry, FileEntry
 from tikv_br.errors import BackupDamaged, StorageObjectMissing, StorageUnreachable
-from tikv_br.storage.base import ObjectInfo, ObjectStore
+from tikv_br.storage.base import ObjectInfo, ObjectSource, ObjectStore
 
 if TYPE_CHECKING:
-    from formats.sst import SstReader
+    import pyarrow as pa
+
 
 TAIL_READS = 4
-"""How often the end of a file is read at most, until two reads agree."""
+"""Maximum number of reads of a file's tail, until two agree."""
 _MIN_TS, _MAX_TS = "tikv.min_ts", "tikv.max_ts"
 _MAX_EXPIRY = "tikv.max_expire_ts"
-_COLLECTED = {ApiVersion.V1TTL: "tikv.range_index", ApiVersion.V2: "tikv.num_rows"}
-"""What a store of each version notes in every file that it also notes the latest expiry in, if there is one."""
+_EXPIRY_COLLECTOR = {ApiVersion.V1TTL: "tikv.range_index", ApiVersion.V2: "tikv.num_rows"}
+"""Property that a store of each version writes into every file if it also records the latest expiry there."""
 
 
 class Contents(NamedTuple):
-    """What the rows of a file come to, beyond what its store said."""
+    """What must be recorded about a file but is not in the store's response."""
 
     min_ts: int
     max_ts: int
     expiry: Expiry
     source: Checksum
-    """As the source's servers count the rows; empty where nobody asked."""
+    """As the source cluster computes it; empty if not needed."""
 
 
 @dataclass(frozen=True, slots=True)
 class FileRecorder:
-    """Records files. Pickles."""
+    """Computes the manifest entries of stores' files. Picklable."""
 
     converter: Converter
     with_ttl: bool
-    """Whether rows may expire, so that the expiry of each must be known."""
+    """Whether rows can have an expiry, which must be recorded then."""
     with_source_sums: bool
-    """Whether the source's checksum is asked for: where its form differs from the files', they are read for it."""
+    """Whether the source's checksum is needed; files in another encoding are read for it."""
 
     def record(self, store: ObjectStore, written: StoredSst) -> tuple[FileEntry, Checksum]:
         """The entry of a file, and its `Contents.source`.
 
-        Raises `StorageObjectMissing` where the stores wrote to another place than this process sees, `BackupDamaged` for
-        a file that is not as its store said.
+        Raises `StorageObjectMissing` if the stores wrote to another place than this process reads, `BackupDamaged` if the file is
+        not what its store reported.
         """
         file = written.file
         info = _stat(store, written)
@@ -59,7 +64,7 @@ class FileRecorder:
         try:
             contents = self._contents(store, written)
         except FormatError as error:
-            raise BackupDamaged(f"{written.name} is not sound: {error}") from None
+            raise BackupDamaged(f"{written.name} is damaged: {error}") from None
         entry = FileEntry(
             name=written.name,
             size=info.size,
@@ -81,23 +86,26 @@ class FileRecorder:
 
     def _contents(self, store: ObjectStore, written: StoredSst) -> Contents:
         source, target = self.converter.source, self.converter.target
-        said = _said(written)
+        reported = _store_sums(written)
         same_form = source.prefix == target.prefix
         ts = CONVERTED_TS if target.is_v2 and not source.is_v2 else 0
         if not self.with_ttl and not source.is_v2 and (same_form or not self.with_source_sums):
-            return Contents(ts, ts, Expiry(), said if same_form else Checksum())
-        from formats.sst import SstReader
-        from tikv_br.proof.stored_file import StoredFile
+            return Contents(ts, ts, Expiry(), reported if same_form else Checksum())
+        stored = ObjectSource(store, written.name, written.file.cipher_iv)
+        recorded = (
+            _contents_by_properties(Table(stored), source.api_version)
+            if source.api_version is target.api_version
+            else None
+        )
+        return recorded._replace(source=reported) if recorded is not None else self._count(stored, written)
 
-        reader = SstReader(StoredFile(store, written.name, written.file.cipher_iv))
-        noted = _noted(reader, source.api_version) if source.api_version is target.api_version else None
-        return noted._replace(source=said) if noted is not None else self._count(reader, written)
-
-    def _count(self, reader: SstReader, written: StoredSst) -> Contents:
-        """Read the whole file, and hold it against what its store said."""
-        from formats import columns
+    def _count(self, stored: RandomAccess, written: StoredSst) -> Contents:
+        """Read the whole file, and check it against what its store reported."""
+        from formats import columns  # imports Arrow and Numba, which most files do not need
         from formats.rows import from_storage
+        from formats.sst import SstReader
 
+        reader = SstReader(stored)
         source, target = self.converter.source, self.converter.target
         counted, in_source_form, expiry, timestamps = Checksum(), Checksum(), Expiry(), [0, 0]
         for rows in reader.batches():
@@ -108,16 +116,16 @@ class FileRecorder:
                 in_source_form += checksum(keys, values, source.prefix)
             expiry = join_expiry(expiry, expiry_of(keys, values, columns.numbers(records["expire_ts"]), target.prefix))
             timestamps = [min(timestamps[0] or int(ts.min()), int(ts.min())), max(timestamps[1], int(ts.max()))]
-        if counted != _said(written):
-            raise BackupDamaged(f"{written.name} holds {counted}, its store counted {_said(written)}")
+        if counted != _store_sums(written):
+            raise BackupDamaged(f"{written.name} has {counted}, its store reported {_store_sums(written)}")
         return Contents(timestamps[0], timestamps[1], expiry, in_source_form)
 
 
 def read_tail(store: ObjectStore, name: str, size: int, sha256: bytes) -> bytes:
-    """The last bytes of a file of ``size`` bytes, as they lie in the storage.
+    """The last bytes of a file of ``size`` bytes, as stored.
 
-    Their hash is recorded, and bytes altered on their way here would make a sound file look damaged for ever: so it is the whole
-    file with the hash that its store gave (``sha256``), or what two reads agree on. Raises `StorageUnreachable` where none do.
+    Their hash is recorded, and a transfer error would make an intact file look damaged for good. So a read counts only if it is the
+    whole file with the hash that its store reported (``sha256``), or if two reads agree. Raises `StorageUnreachable` if none do.
     """
     before = b""
     for _ in range(TAIL_READS):
@@ -125,7 +133,7 @@ def read_tail(store: ObjectStore, name: str, size: int, sha256: bytes) -> bytes:
         if hashlib.sha256(tail).digest() == sha256 or (tail == before and len(tail) == min(size, TAIL_SIZE)):
             return tail
         before = tail
-    raise StorageUnreachable(f"the end of {name} reads otherwise each time", hint="Check the network and the storage.")
+    raise StorageUnreachable(f"the tail of {name} is different on each read", hint="Check the network and the storage.")
 
 
 def _stat(store: ObjectStore, written: StoredSst) -> ObjectInfo:
@@ -133,25 +141,73 @@ def _stat(store: ObjectStore, written: StoredSst) -> ObjectInfo:
         info = store.stat(written.name)
     except StorageObjectMissing as error:
         raise StorageObjectMissing(
-            f"a store wrote {written.name}, but it cannot be seen from here: {error.message}", hint=WRITES_ITSELF
+            f"a store wrote {written.name}, but this machine cannot find it: {error.message}", hint=STORES_WRITE_HINT
         ) from None
     if info.size != written.file.size:
-        raise BackupDamaged(f"{written.name} has {info.size} bytes, its store wrote {written.file.size}")
+        raise BackupDamaged(f"{written.name} has {info.size} bytes, but its store wrote {written.file.size}")
     return info
 
 
-def _said(written: StoredSst) -> Checksum:
-    """What the store counted, in the target's form."""
+def _store_sums(written: StoredSst) -> Checksum:
+    """The store's sums of a file, in the encoding that it wrote."""
     return Checksum(written.file.crc64xor, written.file.total_kvs, written.file.total_bytes)
 
 
-def _noted(reader: SstReader, api_version: ApiVersion) -> Contents | None:
-    """What the store noted in the file itself, where that is enough: no row expires; None where rows must be read.
+def _contents_by_properties(table: Table, api_version: ApiVersion) -> Contents | None:
+    """The contents by the properties of the file; None if they do not suffice, because rows may expire.
 
-    Files of a conversion carry nonsense there: the store notes them as if they were of its own version.
+    Not for converted files: the store writes their properties as if they had its own API version.
     """
-    notes = reader.properties
-    if _COLLECTED[api_version] not in notes or _MAX_EXPIRY in notes:
+    properties = table.properties
+    if _EXPIRY_COLLECTOR[api_version] not in properties or _MAX_EXPIRY in properties:
         return None
-    oldest, newest = (int.from_bytes(notes.get(name, b""), "big") for name in (_MIN_TS, _MAX_TS))
+    oldest, newest = (int.from_bytes(properties.get(name, b""), "big") for name in (_MIN_TS, _MAX_TS))
     return Contents(oldest, newest, Expiry(), Checksum())
+
+
+@dataclass(slots=True)
+class RewriteTotals:
+    """Totals of the rows written into new files."""
+
+    source: Checksum = field(default_factory=Checksum)
+    """As the source's servers count it."""
+    dropped_ttls: int = 0
+    dropped_tombstones: int = 0
+
+
+def rewrite_files(
+    store: ObjectStore, written: Iterable[StoredSst], converter: Converter, files: DataFiles
+) -> Iterator[RewriteTotals]:
+    """Convert stores' files, in key order; yields the totals so far before the first and after each batch.
+
+    Raises `BackupDamaged` for a file that is not what its store reported, and the errors of reading and writing.
+    """
+    total = RewriteTotals()
+    yield total
+    for file in written:
+        before = total.source
+        for records in _live_records(store, file, converter.source, total):
+            converted = converter.convert(records)
+            files.add(converted)
+            total.source += converted.source
+            total.dropped_ttls += converted.dropped_ttls
+            yield total
+        if before + _store_sums(file) != total.source:
+            raise BackupDamaged(f"{file.name} differs from what its store reported, {_store_sums(file)}")
+
+
+def _live_records(
+    store: ObjectStore, file: StoredSst, codec: KeyCodec, total: RewriteTotals
+) -> Iterator[pa.RecordBatch]:
+    from formats import columns
+    from formats.rows import LiveFilter
+    from tikv_br.backupset.rows import file_errors, read_rows
+
+    newest = LiveFilter(now=0)
+    entry = replace(manifest.decode_file(file.file), name=file.name)
+    for batch in read_rows(store, entry, codec):
+        total.dropped_tombstones += int(columns.flags(batch["deleted"]).sum())
+        with file_errors(entry):
+            alive = newest.apply(batch)
+        if alive.num_rows:
+            yield alive

@@ -1,8 +1,8 @@
-"""The store engine's task: have the stores that lead the interval's regions write its SSTs, and record it in the ledger.
+"""The task of the store engine: has the stores that lead the interval's regions write SSTs, and records them in the ledger.
 
-Regions that move, split or merge while stores write leave gaps between the answers; those are asked for again, of whoever
-leads them by then. Every request writes into a folder of its own, so that a store that is late, or repeats itself, never
-replaces what another request has already answered for. Runs in a thread of the driver or a Spark Python worker.
+Regions that move, split or merge during the backup leave gaps between the answers; the gaps are requested again from the
+current leaders. Every request writes into a separate folder, so that a late or repeated write never replaces the files of
+another request. Runs in a thread of the driver or in a Spark Python worker.
 """
 
 from __future__ import annotations
@@ -11,200 +11,275 @@ import contextlib
 import logging
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import reduce
 from pathlib import Path
 
 from formats.checksum import Checksum
+from formats.errors import DamagedBytes
+from formats.keys.codec import KeyCodec
+from formats.keys.ranges import KeyRange, intersection
 from formats.sst.compression import Compression
-from tikv_br.backup.convert import Conversion, Converter
-from tikv_br.backup.data_files import DataFiles
-from tikv_br.backup.gate import GatedStream, gate_of
-from tikv_br.backup.range_tree import Answer, RangeTree, StoredSst
-from tikv_br.backup.region_tally import part_of
-from tikv_br.backup.rewrite import Rewriter, Rewritten
-from tikv_br.backup.store_errors import Trouble, trouble_of, worst
-from tikv_br.backup.store_files import FileRecorder
-from tikv_br.backup.store_requests import Span, request, spans
-from tikv_br.backup.streams import AnswerStream, read_all
-from tikv_br.backup.task import PhaseSeconds, Task, TaskResult, try_task
+from tikv_br import retry
+from tikv_br.backup.data_files import DataFiles, part_of
+from tikv_br.backup.store_files import FileRecorder, RewriteTotals, rewrite_files
+from tikv_br.backup.store_responses import (
+    STORAGE_ERROR,
+    STORES_WRITE_HINT,
+    AnswerStream,
+    GatedStream,
+    ResponseSet,
+    RetryAdvice,
+    StoreAnswer,
+    StoredSst,
+    classify_error,
+    longest_wait,
+    read_all,
+)
+from tikv_br.backup.task import BackupJob, PhaseSeconds, Task, TaskResult, try_task
 from tikv_br.backupset import layout
-from tikv_br.backupset.coverage import KeyRange
+from tikv_br.backupset.coverage import RegionPart
 from tikv_br.backupset.files import FileEntry
 from tikv_br.backupset.ledger import LedgerEntry, write_entry
-from tikv_br.backupset.regions import RegionPart
-from tikv_br.cluster import retry
-from tikv_br.cluster.cluster import Cluster
-from tikv_br.cluster.config import ClusterConfig
-from tikv_br.cluster.pb import brpb_pb2
-from tikv_br.cluster.retry import Backoffer
-from tikv_br.cluster.shared import shared_cluster
+from tikv_br.cluster.cluster import Cluster, ClusterPool
+from tikv_br.cluster.pb import brpb_pb2, kvrpcpb_pb2
+from tikv_br.cluster.regions import Region
 from tikv_br.cluster.store import LONG_FACTOR, StoreClient
-from tikv_br.errors import ClusterError, ClusterUnreachable, RequestRefused, StorageError, StorageReadOnly
+from tikv_br.errors import (
+    ClusterError,
+    ClusterUnreachable,
+    RequestRefused,
+    StorageError,
+    StorageReadOnly,
+)
+from tikv_br.retry import Backoffer
 from tikv_br.spark.task import TaskContext
-from tikv_br.storage.backend import to_backend, to_cipher_info
 from tikv_br.storage.base import ObjectStore
+from tikv_br.storage.credentials import to_backend, to_cipher_info
 from tikv_br.storage.open import open_store
+from tikv_br.storage.outage import patience_policy
 from tikv_br.storage.url import StorageLocation
 
-log = logging.getLogger(__name__)
-UNANSWERED_BYTES = 1 << 30
-"""What a store may be writing, of several regions at once, before it answers for the first."""
+_COMPRESSION = {
+    Compression.SNAPPY: brpb_pb2.SNAPPY,
+    Compression.LZ4: brpb_pb2.LZ4,
+    Compression.ZSTD: brpb_pb2.ZSTD,
+}
 
 
 @dataclass(frozen=True, slots=True)
-class StoreJob:
-    """What all tasks of a run share. Pickles."""
+class StoreRange:
+    """The range of a request to one store: RPC keys of the source, never empty."""
 
-    run: str
-    """See `LedgerEntry`."""
-    cluster: ClusterConfig
-    storage: StorageLocation
-    conversion: Conversion
-    """That the stores do."""
-    with_ttl: bool
-    """See `FileRecorder`."""
-    with_source_sums: bool
-    compression: Compression
-    compression_level: int
-    concurrency: int
-    """Passed on to the stores, which may have their own mind; 0 = theirs."""
-    send_credentials: bool
-    rate_limit: int
-    """Bytes a second that each store may write for this process; 0 = no limit."""
-    rewriter: Rewriter | None = None
-    """What makes the backup's files of those that stores write; None = they are the same."""
+    store_id: int
+    range: KeyRange
 
 
-def run_store_task(job: StoreJob, task: Task, context: TaskContext) -> TaskResult:
-    """Do one interval, anew where an error may pass. Raises the `TikvBrError` of the last attempt."""
-    return try_task(lambda: _Attempt(job, task, context, shared_cluster(job.cluster), open_store(job.storage)).run())
+def store_ranges(gap: KeyRange, regions: Iterable[Region], codec: KeyCodec) -> list[StoreRange]:
+    """One range per leader of the ascending ``regions``: from the first to the last region of the gap that it leads.
+
+    Stores skip regions that they do not lead, so one wide request is cheaper than many small ones.
+    """
+    found: dict[int, KeyRange] = {}
+    for region in regions:
+        part = intersection(gap, _rpc_range(region, codec))
+        if part.is_empty:
+            continue
+        known = found.get(region.leader.store_id)
+        found[region.leader.store_id] = part if known is None else KeyRange(known.start, part.end)
+    return [StoreRange(store_id, part) for store_id, part in found.items()]
+
+
+def request(
+    span: KeyRange,
+    cluster_id: int,
+    target: KeyCodec,
+    compression: Compression,
+    level: int,
+    concurrency: int,
+    rate_limit: int = 0,
+) -> brpb_pb2.BackupRequest:
+    """The request, without its storage. ``target`` is the encoding of the files, even if it is the source's.
+
+    ``rate_limit`` applies to this request alone, in bytes per second; 0 = unlimited.
+    """
+    return brpb_pb2.BackupRequest(
+        cluster_id=cluster_id,
+        start_key=span.start,
+        end_key=span.end,
+        is_raw_kv=True,
+        cf="default",
+        dst_api_version=kvrpcpb_pb2.APIVersion.ValueType(target.api_version),
+        compression_type=_COMPRESSION[compression],
+        compression_level=level,
+        concurrency=concurrency,
+        rate_limit=rate_limit,
+    )
+
+
+def _rpc_range(region: Region, codec: KeyCodec) -> KeyRange:
+    """The region's RPC keys; wider if a bound is not an encoded key."""
+    return KeyRange(_rpc_key(region.start, codec), _rpc_key(region.end, codec))
+
+
+def _rpc_key(bound: bytes, codec: KeyCodec) -> bytes:
+    try:
+        return codec.from_bound(bound)
+    except DamagedBytes:
+        return b""
+
+
+log = logging.getLogger(__name__)
+UNANSWERED_BYTES = 1 << 30
+"""Bytes that a store may write, for several regions at once, before its first response."""
+
+
+INTERMEDIATE_COMPRESSION = Compression.LZ4
+"""Compression of stores' files that are rewritten and then removed."""
+
+
+def run_store_task(job: BackupJob, task: Task, context: TaskContext) -> TaskResult:
+    """Back up one interval, with retries. Raises the `TikvBrError` of the last attempt."""
+    options, clusters = job.options, context.shared(ClusterPool)
+    return try_task(
+        lambda: _Attempt(job, task, context, clusters.get(options.cluster), open_store(options.storage)).run()
+    )
 
 
 class _Attempt:
-    """One try at a task."""
+    """One attempt at a task."""
 
-    def __init__(self, job: StoreJob, task: Task, context: TaskContext, cluster: Cluster, store: ObjectStore) -> None:
+    def __init__(self, job: BackupJob, task: Task, context: TaskContext, cluster: Cluster, store: ObjectStore) -> None:
         self._job = job
+        self._options = job.options
         self._task = task
         self._context = context
         self._cluster = cluster
         self._store = store
         self._name = secrets.token_hex(8)
         self._converter = job.conversion.of(task.interval)
+        """From the cluster's encoding to the backup's."""
+        self._stores_converter = job.conversion.unchanged.of(task.interval) if job.rewrites_files else self._converter
+        """To the encoding of the stores' files."""
         self._folder = layout.store_folder(task.interval, self._name)
-        self._answers = RangeTree(task.interval)
+        self._answers = ResponseSet(task.interval)
         self._rewritten: DataFiles | None = None
         self._requests = 0
         self._reported = Checksum()
 
     def run(self) -> TaskResult:
-        """Have the files and the ledger entry written, or nothing."""
+        """Write the files and the ledger entry; after an error the files are removed."""
         began = time.perf_counter()
         try:
-            self._collect()
+            self._collect_answers()
             written = time.perf_counter()
-            entry = self._record() if self._job.rewriter is None else self._rewrite(self._job.rewriter)
-            self._sweep(keep={file.name for file in entry.files})
+            entry = self._rewrite() if self._job.rewrites_files else self._record()
+            self._remove_files(keep={file.name for file in entry.files})
             write_entry(self._store, entry)
         except BaseException:
             if self._rewritten is not None:
                 self._rewritten.abandon()
-            self._sweep(keep=set())
+            self._remove_files(keep=set())
             self._context.report(data_bytes=-self._reported.total_bytes, keys=-self._reported.total_kvs)
             raise
         seconds = PhaseSeconds(store=written - began, inspect=time.perf_counter() - written)
         return TaskResult(entry, seconds)
 
-    def _collect(self) -> None:
-        """Ask until the answers cover the interval. Raises `RetryBudgetExhausted` when the gaps stay as they are."""
-        gaps, backoffer = self._answers.gaps(), self._backoffer()
+    def _collect_answers(self) -> None:
+        """Send requests until the answers cover the interval. Raises `RetryBudgetExhausted` if the gaps stop shrinking."""
+        gaps, backoffer, outage = self._answers.gaps(), self._backoffer(), self._outage()
         while gaps:
-            troubles = self._ask(gaps)
+            with backoffer:
+                advice = self._request(gaps)
             left = self._answers.gaps()
             if left and left != gaps:
-                backoffer = self._backoffer()  # it goes on: the budget is for standing still
+                # Progress resets the retry budgets.
+                backoffer, outage = self._backoffer(), self._outage()
             if left:
-                trouble = worst(troubles)
-                backoffer.wait(trouble.backoff, trouble.cause, trouble.at_least)
+                longest = longest_wait(advice)
+                waiting = outage if longest.backoff is STORAGE_ERROR else backoffer
+                waiting.wait(longest.backoff, longest.cause, longest.at_least)
             gaps = left
 
     def _backoffer(self) -> Backoffer:
-        return self._cluster.router.backoffer(f"backup of {self._task} by the stores")
+        return Backoffer(f"backup of {self._task} by the stores", self._cluster.config.retry)
 
-    def _ask(self, gaps: list[KeyRange]) -> list[Trouble]:
-        """Ask all leaders for all gaps, once; returns what went wrong."""
+    def _outage(self) -> Backoffer:
+        policy = patience_policy(self._options.storage.s3.patience, STORES_WRITE_HINT)
+        return Backoffer(f"backup of {self._task} by the stores", policy)
+
+    def _request(self, gaps: list[KeyRange]) -> list[RetryAdvice]:
+        """Request all gaps from their leaders, once; returns advice for each failure."""
         round_ = _Round()
         for gap in gaps:
-            for span in self._spans(gap):
+            for span in self._store_ranges(gap):
                 self._send(span, round_)
-        patience = LONG_FACTOR * self._cluster.config.request_timeout
-        if self._job.rate_limit:
-            patience += UNANSWERED_BYTES / self._job.rate_limit
+        patience = LONG_FACTOR * self._cluster.config.request_timeout + self._job.rate_limit.seconds(UNANSWERED_BYTES)
         with contextlib.closing(read_all(round_.streams, patience)) as events:
-            for event in events:
-                self._context.report()  # raises when nobody waits any more
-                if event is not None:
-                    number, said = event
-                    self._hear(round_.sent[number], said, round_)
-        return round_.troubles
+            for numbered in events:
+                self._context.report()  # raises if the task is cancelled
+                if numbered is not None:
+                    number, event = numbered
+                    self._handle_event(round_.sent[number], event, round_)
+        return round_.advice
 
-    def _spans(self, gap: KeyRange) -> list[Span]:
-        """Who leads what of a gap, by PD's newest word."""
+    def _store_ranges(self, gap: KeyRange) -> list[StoreRange]:
+        """The ranges of a gap by leader, as currently known to PD."""
         codec = self._converter.source
         regions = self._cluster.pd.scan_regions(codec.bound(gap.start), codec.bound(gap.end))
-        return spans(gap, regions, codec)
+        return store_ranges(gap, regions, codec)
 
-    def _send(self, span: Span, round_: _Round) -> None:
-        job, folder = self._job, f"{self._folder}/{self._requests}"
+    def _send(self, span: StoreRange, round_: _Round) -> None:
+        options, rewritten = self._options, self._job.rewrites_files
+        folder = f"{self._folder}/{self._requests}"
         self._requests += 1
         message = request(
             span.range,
             self._cluster.cluster_id,
-            self._converter.target,
-            job.compression,
-            job.compression_level,
-            job.concurrency,
-            job.rate_limit,
+            self._stores_converter.target,
+            INTERMEDIATE_COMPRESSION if rewritten else options.compression,
+            0 if rewritten else options.compression_level,
+            options.concurrency or 0,
+            self._job.rate_limit.bytes_per_second,
         )
-        place = job.storage.child(folder)
+        place = options.storage.child(folder)
         _make_folder(place)
-        message.storage_backend.CopyFrom(to_backend(place, send_credentials=job.send_credentials))
+        message.storage_backend.CopyFrom(to_backend(place, send_credentials=options.send_credentials))
         message.cipher_info.CopyFrom(to_cipher_info(place))
         try:
             store = self._cluster.store(span.store_id)
             stream = self._stream(store, message)
         except ClusterUnreachable as error:
-            round_.troubles.append(Trouble(retry.STORE_UNREACHABLE, error.message))
-        except RequestRefused as error:  # a store that has left the cluster
-            round_.troubles.append(Trouble(retry.REGION_MISS, error.message))
+            round_.advice.append(RetryAdvice(retry.STORE_UNREACHABLE, error.message))
+        except RequestRefused as error:  # the store has left the cluster
+            round_.advice.append(RetryAdvice(retry.REGION_MISS, error.message))
         else:
             round_.streams.append(stream)
-            round_.sent.append(_Sent(span, folder, str(store)))
+            round_.sent.append(_SentRequest(span, folder, str(store), message.storage_backend))
 
     def _stream(self, store: StoreClient, message: brpb_pb2.BackupRequest) -> AnswerStream:
-        """The answers to a request, which with a rate limit is sent when the one before it has ended."""
+        """The response stream; with a rate limit, a request is sent after the one before it has ended."""
         if not self._job.rate_limit:
             return store.backup(message)
-        return GatedStream(gate_of(self._job.cluster, store.store.id), lambda: store.backup(message))
+        return GatedStream(self._job.rate_limit.gate(store.store.id), lambda: store.backup(message))
 
-    def _hear(self, sent: _Sent, said: brpb_pb2.BackupResponse | ClusterError, round_: _Round) -> None:
-        """Book what came of a request: an answer, or how its stream ended. Raises what no retry cures."""
-        if isinstance(said, brpb_pb2.BackupResponse):
-            self._take(sent, said, round_)
-        elif isinstance(said, ClusterUnreachable):
+    def _handle_event(self, sent: _SentRequest, event: brpb_pb2.BackupResponse | ClusterError, round_: _Round) -> None:
+        """Handle a response, or the error that ended a stream. Raises errors that a retry does not fix."""
+        if isinstance(event, brpb_pb2.BackupResponse):
+            self._handle_response(sent, event, round_)
+        elif isinstance(event, ClusterUnreachable):
             self._cluster.router.forget_store(sent.span.store_id)
-            round_.troubles.append(Trouble(retry.STORE_UNREACHABLE, said.message))
+            round_.advice.append(RetryAdvice(retry.STORE_UNREACHABLE, event.message))
         else:
-            raise said
+            raise event
 
-    def _take(self, sent: _Sent, response: brpb_pb2.BackupResponse, round_: _Round) -> None:
-        """Book an answer, or what went wrong. Raises `RequestRefused` for an answer to another question."""
+    def _handle_response(self, sent: _SentRequest, response: brpb_pb2.BackupResponse, round_: _Round) -> None:
+        """Add an answer, or retry advice. Raises `RequestRefused` for an answer that does not match the request."""
         if response.HasField("error"):
-            round_.troubles.append(trouble_of(response.error, sent.who))
+            round_.advice.append(classify_error(response.error, sent.who, sent.backend))
             return
-        answer = Answer(
+        answer = StoreAnswer(
             KeyRange(response.start_key, response.end_key),
             tuple(StoredSst(f"{sent.folder}/{file.name}", file) for file in response.files),
         )
@@ -214,23 +289,21 @@ class _Attempt:
         for old in replaced:
             self._report(old, -1)
 
-    def _check_answer(self, answer: Answer, response: brpb_pb2.BackupResponse, sent: _Sent) -> None:
-        converter = self._converter
+    def _check_answer(self, answer: StoreAnswer, response: brpb_pb2.BackupResponse, sent: _SentRequest) -> None:
+        converter = self._stores_converter
         if not sent.span.range.contains(answer.range) or response.api_version != int(converter.target.api_version):
             raise RequestRefused(
-                f"{sent.who} was asked for {sent.span.range} as API {converter.target.api_version.label}, and answers "
-                f"with {answer.range} as version {response.api_version}"
+                f"{sent.who} answered a request for {sent.span.range} as API {converter.target.api_version.label} "
+                f"with {answer.range} as API version {response.api_version}"
             )
         for written in answer.files:
             covered = KeyRange(written.file.start_key, written.file.end_key)
             if written.file.cf != "default" or not converter.target_range(answer.range).contains(covered):
-                raise RequestRefused(
-                    f"{sent.who} wrote {written.name} of {covered}, which is not what it was asked for"
-                )
+                raise RequestRefused(f"{sent.who} wrote {written.name} of {covered}, which is outside its request")
 
     def _record(self) -> LedgerEntry:
-        """The stores' files as they are."""
-        recorder = FileRecorder(self._converter, self._job.with_ttl, self._job.with_source_sums)
+        """The ledger entry of the stores' files."""
+        recorder = FileRecorder(self._converter, self._job.with_ttl, self._options.checksum)
         files: list[FileEntry] = []
         source = Checksum()
         for written in self._answers.files():
@@ -246,14 +319,15 @@ class _Attempt:
             tuple(files),
             source,
             run=self._job.run,
-            regions=self._regions(self._converter, counts),
+            regions=self._regions(counts),
         )
 
-    def _rewrite(self, rewriter: Rewriter) -> LedgerEntry:
-        """New files of the rows in the stores' files."""
-        files = self._rewritten = rewriter.files(self._store, self._task.interval, self._name)
-        total = Rewritten()
-        for reached in rewriter.rewrite(self._store, self._task.interval, self._answers.files(), files):
+    def _rewrite(self) -> LedgerEntry:
+        """Rewrite the stores' files; the ledger entry of the new files."""
+        files = DataFiles(self._store, self._task.interval, self._name, self._converter, self._options)
+        self._rewritten = files
+        total = RewriteTotals()
+        for reached in rewrite_files(self._store, self._answers.files(), self._converter, files):
             total = reached
             self._context.report()
         return LedgerEntry(
@@ -265,20 +339,21 @@ class _Attempt:
             dropped_ttls=total.dropped_ttls,
             dropped_tombstones=total.dropped_tombstones,
             run=self._job.run,
-            regions=self._regions_rewritten(rewriter.conversion.of(self._task.interval)),
+            regions=self._regions_rewritten(),
         )
 
-    def _regions(self, converter: Converter, counts: Mapping[str, Checksum]) -> tuple[RegionPart, ...]:
-        """What each region held: a store answers for each. ``counts`` are of the stores' files, by name."""
+    def _regions(self, counts: Mapping[str, Checksum]) -> tuple[RegionPart, ...]:
+        """The counts of each region, which are those of each answer. ``counts`` are those of the stores' files, by name."""
         found = []
         for answer in self._answers.answers():
             sums = reduce(Checksum.merge, (counts[written.name] for written in answer.files), Checksum())
             if sums.total_kvs:
-                found.append(part_of(converter.target_range(answer.range), sums))
+                found.append(part_of(self._converter.target_range(answer.range), sums))
         return tuple(found)
 
-    def _regions_rewritten(self, converter: Converter) -> tuple[RegionPart, ...]:
-        """The same in the form of the files that were made of the stores' own."""
+    def _regions_rewritten(self) -> tuple[RegionPart, ...]:
+        """As `_regions`, in the encoding of the rewritten files."""
+        converter = self._converter
         longer = len(converter.target.prefix) - len(converter.source.prefix)
         counts = {
             written.name: Checksum(
@@ -286,59 +361,61 @@ class _Attempt:
             )
             for written in self._answers.files()
         }
-        return self._regions(converter, counts)
+        return self._regions(counts)
 
-    def _report(self, answer: Answer, sign: int) -> None:
+    def _report(self, answer: StoreAnswer, sign: int) -> None:
         for written in answer.files:
             size, rows = sign * written.file.total_bytes, sign * written.file.total_kvs
             self._reported += Checksum(0, rows, size)
             self._context.report(data_bytes=size, keys=rows)
 
-    def _sweep(self, keep: set[str]) -> None:
-        """Remove what this attempt's stores wrote and nobody needs. What stays is unreferenced, and goes at the commit."""
+    def _remove_files(self, keep: set[str]) -> None:
+        """Remove this attempt's files, except ``keep``. Files that cannot be removed are unreferenced; the commit removes them."""
         try:
             for info in list(self._store.list(self._folder)):
                 if info.name not in keep:
                     self._store.delete(info.name)
         except StorageError as error:
-            log.warning("files below %s stay in the storage: %s", self._folder, error.message)
-        _remove_empty_folders(self._job.storage.child(self._folder))
+            log.warning("cannot remove the files below %s: %s", self._folder, error.message)
+        _remove_empty_folders(self._options.storage.child(self._folder))
 
 
 @dataclass(frozen=True, slots=True)
-class _Sent:
-    """A request under way."""
+class _SentRequest:
+    """A request in flight."""
 
-    span: Span
+    span: StoreRange
     folder: str
-    """Where its files go, below the backup."""
+    """Folder of its files, relative to the backup."""
     who: str
-    """The store, for people."""
+    """The store, for messages."""
+    backend: brpb_pb2.StorageBackend
+    """The destination given to the store."""
 
 
 @dataclass(slots=True)
 class _Round:
-    """Requests that are under way together."""
+    """Requests that are in flight together."""
 
-    sent: list[_Sent] = field(default_factory=list)
+    sent: list[_SentRequest] = field(default_factory=list)
     streams: list[AnswerStream] = field(default_factory=list)
-    troubles: list[Trouble] = field(default_factory=list)
+    advice: list[RetryAdvice] = field(default_factory=list)
 
 
 def _make_folder(place: StorageLocation) -> None:
-    """Stores write into a folder that exists, and make none. Raises `StorageReadOnly`."""
+    """Create a local folder: stores do not create it. Raises `StorageReadOnly`."""
     if place.scheme != "local":
         return
-    for last in (False, False, True):  # another attempt may be removing the folders above just now
+    for last in (False, False, True):  # another attempt may be removing the parent folders
         try:
             Path(place.path).mkdir(parents=True, exist_ok=True)
         except OSError as error:
             if last:
-                raise StorageReadOnly(f"{place} cannot be made: {error.strerror}") from None
+                raise StorageReadOnly(f"cannot create {place}: {error.strerror}") from None
 
 
 def _remove_empty_folders(place: StorageLocation) -> None:
-    """Those of requests that no file came of, and what is empty then."""
+    """Remove folders of requests that wrote no file, and parents that are empty then."""
     if place.scheme == "local":
         attempt = Path(place.path)
         for folder in (*attempt.glob("*"), attempt, attempt.parent):

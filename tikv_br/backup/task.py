@@ -1,32 +1,57 @@
-"""What the tasks of both engines have in common: an interval, tries, and what comes of it.
+"""What the tasks of both engines share: the interval, retries and the result.
 
-A task may run again, or twice at once: every attempt writes to names of its own, and only an attempt that came to its
-end leaves a ledger entry.
+A task may be retried, or run twice at once by Spark. Each attempt writes files with unique names, and only a finished attempt
+writes a ledger entry.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 
-from tikv_br.backupset.coverage import KeyRange
+from formats.keys.ranges import KeyRange
+from tikv_br.backup.convert import Conversion
+from tikv_br.backup.options import BackupOptions
 from tikv_br.backupset.ledger import LedgerEntry
-from tikv_br.errors import TikvBrError
+from tikv_br.cluster.rate_limit import RateLimit
+from tikv_br.errors import RetryBudgetExhausted, TikvBrError
+from tikv_br.retry import Backoff, Backoffer, RetryPolicy
 
 ATTEMPTS = 3
-"""How often a task is tried while its errors may pass; each request inside has retries of its own."""
+"""Attempts per task for retryable errors."""
+_PAUSE = Backoff("task", 0.5, 5.0, jitter=True)
+"""Pause between attempts."""
+
+
+@dataclass(frozen=True, slots=True)
+class BackupJob:
+    """What all tasks of a run share. Picklable."""
+
+    run: str
+    """Id of the run, for `LedgerEntry`."""
+    options: BackupOptions
+    conversion: Conversion
+    """From the cluster's encoding to the files'."""
+    rate_limit: RateLimit = field(default_factory=RateLimit)
+    rewrites_files: bool = False
+    """Store engine: whether the task rewrites the stores' files, because stores cannot write the requested form."""
+
+    @property
+    def with_ttl(self) -> bool:
+        """Whether rows may expire."""
+        return self.conversion.source.has_ttl and not self.options.assume_no_ttl
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One interval: RPC keys of the source."""
+    """One interval, in RPC keys of the source."""
 
     start: bytes
     end: bytes
 
     @property
     def interval(self) -> KeyRange:
-        """`start` and `end`."""
+        """`start` and `end` as a range."""
         return KeyRange(self.start, self.end)
 
     def __str__(self) -> str:
@@ -35,41 +60,45 @@ class Task:
 
 @dataclass(slots=True)
 class PhaseSeconds:
-    """Where a task's time went; scanning and the rest overlap."""
+    """A task's time per phase; scanning overlaps with the other phases."""
 
     scan: float = 0.0
     ttl: float = 0.0
     convert: float = 0.0
-    """Conversion and checksums, where a page is not encoded as it came."""
+    """Conversion and checksums; 0 if pages are encoded directly."""
     encode: float = 0.0
     """Building and compressing SST blocks."""
     upload: float = 0.0
-    """Hashing and handing bytes to the storage."""
+    """Hashing and upload."""
     store: float = 0.0
     """Waiting for stores that write files."""
     inspect: float = 0.0
-    """Looking at the files that stores wrote."""
+    """Reading the files that stores wrote."""
 
     def add(self, other: PhaseSeconds) -> None:
-        """Sum up."""
+        """Add the other's seconds to these."""
         for phase in fields(self):
             setattr(self, phase.name, getattr(self, phase.name) + getattr(other, phase.name))
 
 
 @dataclass(frozen=True, slots=True)
 class TaskResult:
-    """What a task came to."""
+    """A task's ledger entry, and its time per phase."""
 
     entry: LedgerEntry
     seconds: PhaseSeconds
 
 
 def try_task(attempt: Callable[[], TaskResult]) -> TaskResult:
-    """Do a task, anew where an error may pass. Raises the `TikvBrError` of the last attempt."""
-    for number in range(1, ATTEMPTS + 1):
+    """Run a task, and retry it after retryable errors. Raises the `TikvBrError` of the last attempt.
+
+    `RetryBudgetExhausted` is not retried: another attempt would only wait for the same thing again.
+    """
+    backoffer = Backoffer("task", RetryPolicy(max_tries=ATTEMPTS, error=None))
+    while True:
         try:
             return attempt()
         except TikvBrError as error:
-            if number == ATTEMPTS or not error.retryable:
+            if not error.retryable or isinstance(error, RetryBudgetExhausted):
                 raise
-    raise AssertionError
+            backoffer.wait(_PAUSE, error)

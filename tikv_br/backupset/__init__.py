@@ -1,4 +1,19 @@
-"""What a backup is, in objects: names, order of writing and reading, and the proofs that it is whole.
+"""Backups as objects: their names, the order in which they are written and read, and their checks.
 
-Knows storage and the wire messages; nothing of clusters, tasks or the command line.
+Only `compare` talks to a cluster.
+
+Modules, in reading order:
+
+- `layout`: names of a backup's objects
+- `backup_set`: makes a backup, and opens one
+- `manifest`: the manifest and `backupmeta`
+- `records`: JSON records with a version and a hash, encrypted if the backup is
+- `files`: the record of a data file, its writer, and the checks of its identity
+- `coverage`: proof that files cover the ranges of a backup
+- `ledger`: what each task has done, for resuming
+- `run_record`, `lease`: the state of a backup's path with the record of its run, and the lease on it
+- `rows`: the rows of data files
+- `compare`, `row_differences`: comparing a backup with a cluster, by checksums and row by row
+- `index`: the index of the backups in a folder
+- `prune`: retention, and the removal of backups
 """

@@ -1,7 +1,7 @@
 """A backup as a whole: `BackupWriter` makes one, `BackupSet` reads one, ours or the Go tool's.
 
-Written in this order: lock, record of the run, files, ledger, manifest, ``backupmeta``. Read in the reverse: nothing is
-believed that the object written after it does not name.
+Written in this order: lock, record of the run, files, ledger, manifest, ``backupmeta``. Read in reverse order: an object
+counts only if the one written after it names it.
 """
 
 from __future__ import annotations
@@ -9,19 +9,26 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import logging
+import posixpath
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from formats.api_version import ApiVersion
-from tikv_br.backupset import layout, ledger, lock, manifest, meta
-from tikv_br.backupset.coverage import KeyRange, prove, prove_disjoint
-from tikv_br.backupset.files import FileEntry, FileKind, Totals, totals
-from tikv_br.backupset.identity import verify_file_content, verify_file_identity
+from formats.keys.ranges import KeyRange
+from tikv_br.backupset import layout, ledger, manifest, run_record
+from tikv_br.backupset.coverage import RegionPart, merge_regions, require_coverage, require_disjoint
+from tikv_br.backupset.files import (
+    FileEntry,
+    FileKind,
+    Totals,
+    size_damage,
+    totals,
+    verify_file_content,
+    verify_file_identity,
+)
 from tikv_br.backupset.ledger import LedgerEntry
-from tikv_br.backupset.manifest import Description, Manifest, Statistics
-from tikv_br.backupset.meta import MetaContent
-from tikv_br.backupset.regions import RegionPart, put_together
+from tikv_br.backupset.manifest import TOOL_PREFIX, Description, Manifest, MetaContent, Statistics, decode, encode
 from tikv_br.errors import (
     BackupDamaged,
     BackupNotFound,
@@ -29,29 +36,30 @@ from tikv_br.errors import (
     BackupSetError,
     BackupUnsupported,
     CrypterMismatch,
-    StorageConflict,
     StorageError,
     StorageObjectMissing,
 )
-from tikv_br.storage.base import ObjectStore, exists
+from tikv_br.storage.base import ObjectStore, create_once, exists
 from tikv_br.storage.crypter import PLAIN, Crypter
 from tikv_br.storage.open import open_store
+from tikv_br.storage.url import StorageLocation
+from tikv_br.storage.url import parse as parse_url
 
 log = logging.getLogger(__name__)
 
 
 class BackupWriter:
-    """A backup under way at a path that is this run's alone, by its lease."""
+    """A backup in progress, at a path that this run holds the lock on."""
 
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
 
     @classmethod
     def create(cls, store: ObjectStore) -> BackupWriter:
-        """Begin at an empty path. Raises `BackupPathInUse` when it holds a backup or a part of one."""
-        if lock.survey(store) is not lock.PathState.FREE:
-            raise BackupPathInUse(f"at {store.location} a backup was broken off")
-        lock.put(store)
+        """Start at an empty path. Raises `BackupPathInUse` if it has a backup or a part of one."""
+        if run_record.path_state(store) is not run_record.PathState.FREE:
+            raise BackupPathInUse(f"{store.location} holds an interrupted backup")
+        run_record.mark_path(store)
         return cls(store)
 
     def commit(
@@ -60,18 +68,18 @@ class BackupWriter:
         entries: Iterable[LedgerEntry],
         confirm: Callable[[], None] = lambda: None,
     ) -> Manifest:
-        """Prove that the entries cover the source ranges and that their files are there, then make it a backup.
+        """Verify that the entries cover the source ranges and that their files exist, then commit the backup.
 
-        ``confirm`` is called right before each of the two writes that do so, and raises when the path is not ours any more.
-        Raises `CoverageError`, `BackupDamaged` for a file that is not there as recorded, `BackupPathInUse` when there is
-        another `backupmeta` by now. May be repeated after an error. Then tidies up.
+        ``confirm`` is called right before each of the two writes, and raises if this run has lost the path.
+        Raises `CoverageError`, `BackupDamaged` for a missing or truncated file, `BackupPathInUse` if another run has
+        committed. May be repeated after an error. Cleans up at the end.
         """
-        done = ledger.one_an_interval(entries)
-        files = _present_files(self._store, _proven_files(description, done))
+        done = ledger.one_per_interval(entries)
+        files = _present_files(self._store, _verified_files(description, done))
         sums = totals(files)
         crypter = self._store.location.crypter
-        data = meta.encode(_meta_content(description, files), crypter)
-        meta.decode(data, crypter)  # what `open` would refuse is not published
+        data = encode(meta_content(description, files), crypter)
+        decode(data, crypter)  # do not publish what `open` would refuse
         made = Manifest(
             description=description,
             statistics=Statistics(
@@ -92,46 +100,46 @@ class BackupWriter:
         self._store.put(layout.MANIFEST, manifest.dump(made, crypter))
         confirm()
         self._publish(data)
-        self.tidy(made)
+        self.clean_up(made)
         return made
 
-    def tidy(self, made: Manifest) -> None:
-        """Remove what the run has left beside the backup; what cannot be removed is an untidiness, not a failure."""
+    def clean_up(self, made: Manifest) -> None:
+        """Remove the run's temporary objects. Errors are only logged."""
         try:
             ledger.remove_entries(self._store)
-            self.remove_files_but({file.name for file in made.files})
+            self.remove_files_except({file.name for file in made.files})
             self._sweep()
         except StorageError as error:
-            log.warning("some leftovers of the backup stay in the storage: %s", error.message)
+            log.warning("cannot remove temporary objects of the backup: %s", error.message)
 
-    def remove_files_but(self, wanted: Collection[str]) -> None:
-        """Remove the data files of failed attempts, and of tasks that nobody waited for."""
+    def remove_files_except(self, wanted: Collection[str]) -> None:
+        """Remove the data files of failed attempts and abandoned tasks."""
         for info in list(self._store.list()):
             if layout.is_data(info.name) and info.name not in wanted:
                 self._store.delete(info.name)
 
     def discard(self, check: Callable[[], None] = lambda: None) -> int:
-        """Remove all that unfinished runs have left, the lock last; how many objects there were.
+        """Remove all objects of unfinished runs, the lock last; returns their number.
 
-        ``check`` is called before each is deleted, and raises when the path is not ours any more.
-        Refuses (`BackupPathInUse`) a complete backup, and what is not of this tool.
+        ``check`` is called before each deletion, and raises if this run has lost the path.
+        Raises `BackupPathInUse` for a complete backup, or one of another tool.
         """
         if exists(self._store, layout.META):
             raise BackupPathInUse(
                 f"{self._store.location} holds a complete backup, which is not removed",
                 hint="`tikv-br prune` removes complete backups.",
             )
-        if lock.survey(self._store) is lock.PathState.FREE:
+        if run_record.path_state(self._store) is run_record.PathState.FREE:
             return 0
         names = [info.name for info in self._store.list()]
         gone = [name for name in names if layout.is_data(name) or layout.is_record(name)]
-        # Broken off half-way, it leaves a run that has done less, and can be gone on with.
+        # If interrupted, it leaves a run that has done less and can be resumed.
         for name in sorted(gone, key=lambda name: (name == layout.RUN, not name.startswith(layout.LEDGER))):
             check()
             self._store.delete(name)
         self._sweep()
         check()
-        lock.remove(self._store)
+        run_record.unmark_path(self._store)
         return len(gone)
 
     def _sweep(self) -> None:
@@ -141,23 +149,20 @@ class BackupWriter:
             self._store.sweep(folder, deep=True)
 
     def _publish(self, data: bytes) -> None:
-        try:
-            self._store.put_if_absent(layout.META, data)
-        except StorageConflict:
-            if self._store.get(layout.META) != data:  # else an answer got lost, and it is ours
-                raise BackupPathInUse(f"another run has finished a backup at {self._store.location}") from None
+        if not create_once(self._store, layout.META, data):
+            raise BackupPathInUse(f"another run has finished a backup at {self._store.location}")
 
 
 def _regions(entries: Sequence[LedgerEntry]) -> tuple[RegionPart, ...]:
-    """Where all rows came from, if any task has noted it."""
+    """The regions that all rows came from, if any task has recorded it."""
     if not any(entry.regions for entry in entries):
         return ()
-    return put_together([part for entry in entries for part in entry.parts])
+    return merge_regions([part for entry in entries for part in entry.parts])
 
 
 @dataclass(frozen=True, slots=True)
 class BackupSet:
-    """A complete backup, as far as its own records tell."""
+    """A complete backup, according to its own records."""
 
     store: ObjectStore
     api_version: ApiVersion
@@ -175,30 +180,35 @@ class BackupSet:
 
     @classmethod
     def open(cls, store: ObjectStore) -> BackupSet:
-        """Read the records and hold them against each other; no file is looked at.
+        """Read the records and compare them with each other; reads no data file.
 
         Raises `BackupNotFound`, `BackupDamaged` naming the object, `BackupUnsupported`, `CrypterMismatch`.
         """
         try:
             data = store.get(layout.META)
         except StorageObjectMissing as error:
-            raise BackupNotFound(f"no finished backup at {store.location}: {error.message}") from None
+            raise BackupNotFound(f"no complete backup at {store.location}: {error.message}") from None
         known = _read_manifest(store, data)
         if known is not None and hashlib.sha256(data).digest() != known.backupmeta_sha256:
-            raise BackupDamaged(f"{layout.META} is not the one that {layout.MANIFEST} was written with")
-        content = meta.decode(data, store.location.crypter)
-        if known is None and content.tool.startswith(meta.TOOL_PREFIX):
-            raise BackupDamaged(f"{layout.MANIFEST} is missing, though {layout.META} is of this tool")
-        files = content.files if known is None else known.files
-        if known is not None:
-            _check_agreement(content, known)
+            raise BackupDamaged(_meta_damage(data, known, store.location.crypter))
+        content = decode(data, store.location.crypter)
+        if known is None and content.tool.startswith(TOOL_PREFIX):
+            raise BackupDamaged(f"{layout.MANIFEST} is missing, although {layout.META} was written by tikv-br")
+        # Both carry hashes of their own; this finds what a faulty writer, or an edit of both, has changed.
+        if known is not None and content != decode(encode(meta_content(known.description, known.files))):
+            raise BackupDamaged(f"{layout.META} and {layout.MANIFEST} contradict each other")
+        return cls.from_records(store, content, known)
+
+    @classmethod
+    def from_records(cls, store: ObjectStore, content: MetaContent, known: Manifest | None) -> BackupSet:
+        """The backup with these records, which must agree."""
         return cls(
             store=store,
             api_version=content.api_version,
             cluster_id=content.cluster_id,
             cluster_version=content.cluster_version,
             ranges=content.ranges,
-            files=files,
+            files=content.files if known is None else known.files,
             backup_ts=content.backup_ts,
             file_kind=content.file_kind,
             manifest=known,
@@ -206,11 +216,49 @@ class BackupSet:
 
     @classmethod
     def open_any(cls, store: ObjectStore) -> BackupSet:
-        """As `open`, where backups of both kinds may lie: the store's key serves for those that are encrypted."""
+        """As `open`, for a backup that may be encrypted or not: the store's key is used only if it is."""
         if store.location.crypter.encrypts:
             with contextlib.suppress(CrypterMismatch):
                 return cls.open(open_store(replace(store.location, crypter=PLAIN)))
         return cls.open(store)
+
+    def chain(self) -> list[BackupSet]:
+        """The full backup that this one continues, the increments since then, and this one; itself alone if it is full.
+
+        Raises `BackupNotFound` for a parent that is gone, `BackupDamaged` if another backup is in its place.
+        """
+        found = [self]
+        while (parent := found[0].parent()) is not None:
+            found.insert(0, parent)
+        return found
+
+    def parent(self) -> BackupSet | None:
+        """The backup that this one continues, if it is incremental. Raises as `chain`."""
+        if self.manifest is None or not self.manifest.description.parent:
+            return None
+        description = self.manifest.description
+        store = open_store(_parent_location(self.store.location, description))
+        parent = BackupSet.open_any(store)
+        found = hashlib.sha256(store.get(layout.META)).digest()
+        if found != description.parent_sha256:
+            raise BackupDamaged(
+                f"{store.location} is another backup than the one that {self.store.location} continues: its "
+                f"{layout.META} has the sha256 {found.hex()[:16]}…, not {description.parent_sha256.hex()[:16]}…"
+            )
+        return parent
+
+    @property
+    def is_increment(self) -> bool:
+        """Whether it has only the changes since another backup."""
+        return self.manifest is not None and bool(self.manifest.description.parent)
+
+    def require_full(self) -> None:
+        """Raise `BackupUnsupported` for an increment, whose rows are only the changes since another backup."""
+        if self.is_increment:
+            raise BackupUnsupported(
+                f"{self.store.location} is an incremental backup: it has only the changes since another one",
+                hint="Use `tikv-br restore raw`, which restores all of its chain, or `tikv-br backup merge` to make a full backup.",
+            )
 
     @property
     def encryption(self) -> str:
@@ -223,56 +271,77 @@ class BackupSet:
         return totals(self.files)
 
     @property
-    def at_home(self) -> bool:
-        """Whether it lies where it was written, so that the storage's recorded marks of the files count."""
+    def is_at_original_location(self) -> bool:
+        """Whether it is where it was written, so that the recorded ETags are valid."""
         return self.manifest is not None and self.manifest.description.storage == self.store.location.redacted()
 
     def verify_identity(self, file: FileEntry) -> None:
-        """See `verify_file_identity`; the storage's marks count only where the backup was written."""
-        verify_file_identity(self.store, file, etag_counts=self.at_home)
+        """See `verify_file_identity`; ETags are compared only where the backup was written."""
+        verify_file_identity(self.store, file, etag_counts=self.is_at_original_location)
 
     def verify_content(self, file: FileEntry) -> None:
         """See `verify_file_content`."""
         verify_file_content(self.store, file)
 
 
-def _proven_files(description: Description, entries: Sequence[LedgerEntry]) -> tuple[FileEntry, ...]:
-    """The files by key, once it is proved that the entries cover the source, and that no files overlap."""
-    prove(description.source_ranges, (entry.interval for entry in entries))
+def _parent_location(here: StorageLocation, description: Description) -> StorageLocation:
+    """Where the parent is: at its recorded place relative to the child's, as backups may have been copied together."""
+    written, parent = parse_url(description.storage), parse_url(description.parent)
+    if (parent.scheme, parent.bucket) != (written.scheme, written.bucket):
+        return replace(parent, s3=here.s3, crypter=here.crypter)
+    relative = posixpath.relpath("/" + parent.path.lstrip("/"), "/" + written.path.lstrip("/"))
+    path = posixpath.normpath(posixpath.join("/" + here.path.lstrip("/"), relative))
+    return replace(here, path=path if here.scheme == "local" else path.lstrip("/"))
+
+
+def _verified_files(description: Description, entries: Sequence[LedgerEntry]) -> tuple[FileEntry, ...]:
+    """The files by key. Raises `CoverageError` unless the entries cover the source and no files overlap."""
+    require_coverage(description.source_ranges, (entry.interval for entry in entries))
     files = sorted((file for entry in entries for file in entry.files), key=lambda file: file.key_range)
-    prove_disjoint(file.key_range for file in files)
+    require_disjoint(file.key_range for file in files)
     return tuple(files)
 
 
+def _meta_damage(data: bytes, known: Manifest, crypter: Crypter) -> str:
+    """What is wrong with a `backupmeta` that does not belong to the manifest."""
+    problem = f"its hash is not the one in {layout.MANIFEST}"
+    try:
+        names = {file.name for file in decode(data, crypter).files}
+    except BackupDamaged as error:
+        return error.message
+    except BackupSetError:
+        return f"{layout.META} is altered: {problem}"
+    is_other = names != {file.name for file in known.files}
+    return f"{layout.META} {'belongs to another backup' if is_other else 'is altered'}: {problem}"
+
+
 def _present_files(store: ObjectStore, files: Sequence[FileEntry]) -> tuple[FileEntry, ...]:
-    """The files with the storage's marks, once a listing has shown that each is there in its size."""
+    """The files with their ETags. Raises `BackupDamaged` unless a listing has each of them with its size."""
     there = {info.name: info for info in store.list()}
     for file in files:
         if file.name not in there:
-            raise BackupDamaged(f"{file.name} was written and is gone")
-        if there[file.name].size != file.size:
-            raise BackupDamaged(f"{file.name} has {there[file.name].size} bytes, {file.size} were written")
+            raise BackupDamaged(f"{file.name} was written but is missing")
+        if damage := size_damage(there[file.name].size, file.size):
+            raise BackupDamaged(f"{file.name} {damage}")
     return tuple(file if file.etag else replace(file, etag=there[file.name].etag) for file in files)
 
 
-def file_kind(description: Description) -> FileKind:
-    """What the files are. Raises `BackupUnsupported` for what a newer version may know."""
+def meta_content(description: Description, files: tuple[FileEntry, ...]) -> MetaContent:
+    """The content of `backupmeta`. Raises `BackupUnsupported` for a file format that only a newer version knows."""
     try:
-        return FileKind(description.file_format)
+        kind = FileKind(description.file_format)
     except ValueError:
-        raise BackupUnsupported(f"the backup's files are of kind {description.file_format!r}") from None
-
-
-def _meta_content(description: Description, files: tuple[FileEntry, ...]) -> MetaContent:
+        raise BackupUnsupported(f"the backup's file format {description.file_format!r} is not supported") from None
     return MetaContent(
         cluster_id=description.cluster_id,
         cluster_version=description.cluster_version,
-        tool=f"{meta.TOOL_PREFIX}{description.tool_version}",
+        tool=f"{TOOL_PREFIX}{description.tool_version}",
         api_version=description.dst_api_version,
         ranges=description.ranges,
         files=files,
         backup_ts=description.backup_ts,
-        file_kind=file_kind(description),
+        file_kind=kind,
+        is_increment=bool(description.parent),
     )
 
 
@@ -283,7 +352,7 @@ def _read_manifest(store: ObjectStore, backupmeta: bytes) -> Manifest | None:
         return None
     try:
         return manifest.load(data, store.location.crypter)
-    except CrypterMismatch as error:  # a damaged one may look as if it were of another key
+    except CrypterMismatch as error:  # a damaged one may look encrypted with another key
         if not _fits(backupmeta, store.location.crypter):
             raise
         raise BackupDamaged(f"{layout.MANIFEST} is damaged: the key fits {layout.META}, but {error.message}") from None
@@ -292,13 +361,7 @@ def _read_manifest(store: ObjectStore, backupmeta: bytes) -> Manifest | None:
 def _fits(backupmeta: bytes, crypter: Crypter) -> bool:
     """Whether `backupmeta` reads with a key, or without one."""
     try:
-        meta.decode(backupmeta, crypter)
+        decode(backupmeta, crypter)
     except BackupSetError:
         return False
     return True
-
-
-def _check_agreement(content: MetaContent, known: Manifest) -> None:
-    """Both carry hashes of their own; this finds what a faulty writer, or a patient editor, has made of them."""
-    if content != meta.decode(meta.encode(_meta_content(known.description, known.files))):
-        raise BackupDamaged(f"{layout.META} and {layout.MANIFEST} contradict each other")

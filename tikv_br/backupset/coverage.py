@@ -1,80 +1,77 @@
-"""Key intervals: what is missing, and the proof that parts make up the whole. Pure."""
+"""Checks that the parts of a backup cover its ranges without gaps or overlaps, and how much each region held."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from tikv_br.errors import CoverageError
+from formats.api_version import ApiVersion
+from formats.keys.codec import PREFIX_SIZE, KeyCodec
+from formats.keys.ranges import KeyRange, gaps
+from tikv_br.errors import BackupUnsupported, CoverageError
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class KeyRange:
-    """RPC keys ``[start, end)``; an empty end is no bound."""
-
-    start: bytes
-    end: bytes
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether no key lies in it."""
-        return bool(self.end) and self.start >= self.end
-
-    def contains(self, other: KeyRange) -> bool:
-        """Whether all of ``other`` lies in it."""
-        return self.start <= other.start and (not self.end or (bool(other.end) and other.end <= self.end))
-
-    def __str__(self) -> str:
-        return f"[{self.start.hex() or 'start'}, {self.end.hex() or 'end'})"
+def codec_of(api_version: ApiVersion, span: KeyRange) -> KeyCodec:
+    """The codec of the keyspace that an RPC range lies in. Raises `BackupUnsupported` when it spans several."""
+    if api_version is not ApiVersion.V2:
+        return KeyCodec(api_version)
+    codec = KeyCodec(api_version, int.from_bytes(span.start[1:PREFIX_SIZE], "big"))
+    if not KeyRange(*codec.rpc_range(b"", b"")).contains(span):
+        raise BackupUnsupported(f"{span} spans more than one keyspace")
+    return codec
 
 
-def intersection(one: KeyRange, other: KeyRange) -> KeyRange:
-    """What two ranges have in common; it may be empty."""
-    start = max(one.start, other.start)
-    end = min(one.end or other.end, other.end or one.end)
-    return KeyRange(start, max(start, end) if end else end)
-
-
-def missing(wanted: KeyRange, parts: Iterable[KeyRange]) -> list[KeyRange]:
-    """What of ``wanted`` no part covers, in order. Parts may overlap each other and reach beyond ``wanted``."""
-    holes: list[KeyRange] = []
-    reached = wanted.start
-    for part in sorted(parts):
-        if part.is_empty or (part.end and part.end <= reached):
-            continue
-        if wanted.end and part.start >= wanted.end:
-            break
-        if part.start > reached:
-            holes.append(KeyRange(reached, part.start))
-        if not part.end:
-            return holes
-        reached = part.end
-    if not wanted.end or reached < wanted.end:
-        holes.append(KeyRange(reached, wanted.end))
-    return holes
-
-
-def subtract(wanted: Iterable[KeyRange], parts: Sequence[KeyRange]) -> list[KeyRange]:
-    """What of each of ``wanted`` no part covers."""
-    return [hole for whole in wanted for hole in missing(whole, parts)]
-
-
-def prove(wanted: Sequence[KeyRange], parts: Iterable[KeyRange]) -> None:
-    """Raise `CoverageError` unless ``parts`` are ``wanted`` cut into pieces: no hole, no overlap, nothing beyond."""
+def require_coverage(wanted: Sequence[KeyRange], parts: Iterable[KeyRange]) -> None:
+    """Raise `CoverageError` unless ``parts`` are ``wanted`` cut into pieces: no gap, no overlap, nothing outside."""
     ordered = sorted(parts)
-    prove_disjoint(ordered)
+    require_disjoint(ordered)
     for part in ordered:
         if part.is_empty or not any(whole.contains(part) for whole in wanted):
-            raise CoverageError(f"{part} is no part of what was to be backed up")
+            raise CoverageError(f"{part} is outside the ranges to back up")
     for whole in wanted:
-        if not whole.is_empty and (holes := missing(whole, ordered)):
-            raise CoverageError(f"nothing covers {holes[0]}, and {len(holes) - 1} further holes")
+        if not whole.is_empty and (missing := gaps(whole, ordered)):
+            raise CoverageError(f"no file covers {missing[0]} (first of {len(missing)} gaps)")
 
 
-def prove_disjoint(parts: Iterable[KeyRange]) -> None:
+def require_disjoint(parts: Iterable[KeyRange]) -> None:
     """Raise `CoverageError` when two parts have a key in common."""
     previous: KeyRange | None = None
     for part in sorted(part for part in parts if not part.is_empty):
         if previous is not None and (not previous.end or part.start < previous.end):
             raise CoverageError(f"{previous} and {part} overlap")
         previous = part
+
+
+MAX_PARTS = 1000
+"""Maximum number of parts in a manifest; neighbours are merged if there are more."""
+
+
+@dataclass(frozen=True, slots=True)
+class RegionPart:
+    """Size of one region, or of several neighbouring ones, when it was backed up. RPC keys, as in the files."""
+
+    start: bytes
+    end: bytes
+    """Exclusive; ``b""`` = unbounded."""
+    total_kvs: int
+    total_bytes: int
+    """Keys and values, as in the files."""
+    regions: int = 1
+    """0 = not known."""
+
+
+def merge_regions(parts: Sequence[RegionPart], most: int = MAX_PARTS) -> tuple[RegionPart, ...]:
+    """Parts in key order, with neighbours merged if there are more than ``most``."""
+    ordered = sorted(parts, key=lambda part: part.start)
+    size = -(-len(ordered) // most) or 1
+    return tuple(_merge_parts(ordered[at : at + size]) for at in range(0, len(ordered), size))
+
+
+def _merge_parts(parts: Sequence[RegionPart]) -> RegionPart:
+    return RegionPart(
+        parts[0].start,
+        parts[-1].end,
+        sum(part.total_kvs for part in parts),
+        sum(part.total_bytes for part in parts),
+        sum(part.regions for part in parts) if all(part.regions for part in parts) else 0,
+    )

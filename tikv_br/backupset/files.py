@@ -1,16 +1,20 @@
-"""What is recorded of one data file, and the writer that finds it out on the way."""
+"""The record of a data file, the writer that makes it, and the checks of a file's identity."""
 
 from __future__ import annotations
 
+import collections
 import enum
 import hashlib
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import NamedTuple, Self
 
-from tikv_br.backupset.coverage import KeyRange
-from tikv_br.storage.base import ObjectStore
+from formats.errors import FormatError
+from formats.keys.ranges import KeyRange
+from tikv_br.errors import BackupDamaged, StorageObjectMissing
+from tikv_br.storage.base import ObjectInfo, ObjectSource, ObjectStore, read_chunks
 from tikv_br.storage.crypter import new_iv
 
 TAIL_SIZE = 64 << 10
@@ -18,7 +22,7 @@ TAIL_SIZE = 64 << 10
 
 
 class FileKind(enum.StrEnum):
-    """How data files keep their rows."""
+    """The format of data files."""
 
     SST = "sst"
     PARQUET = "parquet"
@@ -36,7 +40,7 @@ class FileKind(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Expiry:
-    """The rows of a file that expire, apart from the rest: so much may lawfully be missing later."""
+    """Sums of the rows of a file that expire, and may be missing later."""
 
     total_kvs: int = 0
     total_bytes: int = 0
@@ -55,7 +59,7 @@ class FileEntry:
 
     name: str
     size: int
-    """Bytes; 0 = not recorded (only in metas of others)."""
+    """Bytes; 0 = not recorded (only by other tools)."""
     start_key: bytes
     end_key: bytes
     """Exclusive; ``b""`` = unbounded."""
@@ -70,13 +74,13 @@ class FileEntry:
     tail_size: int = 0
     """Bytes at the end that `tail_sha256` covers."""
     etag: str = ""
-    """As the storage said when the file was written; ``""`` = it has none."""
+    """The storage's, when the file was written; ``""`` = none."""
     min_ts: int = 0
     max_ts: int = 0
     """Smallest and largest ts of the rows (TSO); 0 = the rows have none, or it is not known."""
     expiry: Expiry = field(default_factory=Expiry)
     cipher_iv: bytes = b""
-    """Of an encrypted backup; stores say one for plain files too, where it has no meaning."""
+    """Of an encrypted backup; stores also return one for plain files, where it has no meaning."""
 
     @property
     def key_range(self) -> KeyRange:
@@ -105,7 +109,7 @@ def totals(files: Iterable[FileEntry]) -> Totals:
 
 
 class StoredFile(NamedTuple):
-    """What is known of a file by its stored bytes alone; the names are those of `FileEntry`."""
+    """The properties of a file's stored bytes, named as in `FileEntry`."""
 
     name: str
     size: int
@@ -117,12 +121,14 @@ class StoredFile(NamedTuple):
 
 
 class FileWriter:
-    """Streams one file into the store, encrypted where the store's place is, and records the identity of what is stored.
+    """Writes one file, encrypted if the store's location is, and records the identity of the stored bytes.
 
     As with `Writer`, no `close` means no object.
     """
 
     def __init__(self, store: ObjectStore, name: str) -> None:
+        self.seconds = 0.0
+        """Time spent in `write` and `close`."""
         self._writer = store.open_writer(name)
         self._sha256 = hashlib.sha256()
         self._tail = bytearray()
@@ -132,6 +138,7 @@ class FileWriter:
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         """Append bytes; the caller may reuse the buffer at once."""
+        began = time.perf_counter()
         if self._encrypt is not None:
             data = self._encrypt(data)
         self._writer.write(data)
@@ -139,10 +146,13 @@ class FileWriter:
         self._tail += memoryview(data).cast("B")[-TAIL_SIZE:]
         if len(self._tail) > 2 * TAIL_SIZE:
             del self._tail[:-TAIL_SIZE]
+        self.seconds += time.perf_counter() - began
 
     def close(self) -> StoredFile:
-        """Make the file visible and say what it is."""
+        """Make the file visible; returns its identity."""
+        began = time.perf_counter()
         info = self._writer.close()
+        self.seconds += time.perf_counter() - began
         tail = bytes(self._tail[-TAIL_SIZE:])
         return StoredFile(
             name=info.name,
@@ -161,3 +171,86 @@ class FileWriter:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._writer.abort()
+
+
+def verify_file_identity(store: ObjectStore, file: FileEntry, *, etag_counts: bool = True) -> None:
+    """Check size, ETag and the hash of the tail, by two small requests. Raises `BackupDamaged`.
+
+    What is not recorded is not compared (the Go tool only records the size). A different ETag does not prove damage, since
+    copying a file can change it: then the whole file is hashed. ``etag_counts`` is false for a backup that was moved.
+    """
+    info = _stat(store, file)
+    if file.tail_sha256:
+        digest = hashlib.sha256(store.get_range(file.name, info.size - file.tail_size, file.tail_size)).digest()
+        if digest != file.tail_sha256:
+            part = f"the last {file.tail_size:,} bytes"
+            raise BackupDamaged(f"{file.name} {content_damage(store, file, file.tail_sha256, digest, part)}")
+    if etag_counts and file.etag and info.etag != file.etag:
+        verify_file_content(store, file)
+
+
+def verify_file_content(store: ObjectStore, file: FileEntry) -> None:
+    """Read the whole file and compare its sha256. Raises `BackupDamaged`, also where none was recorded."""
+    if not file.sha256:
+        raise BackupDamaged(f"{file.name} has no recorded sha256 to compare with")
+    info = _stat(store, file)
+    digest = hashlib.sha256()
+    for chunk in read_chunks(store, file.name, info.size):
+        digest.update(chunk)
+    if digest.digest() != file.sha256:
+        raise BackupDamaged(f"{file.name} {content_damage(store, file, file.sha256, digest.digest())}")
+
+
+def size_damage(size: int, recorded: int) -> str:
+    """What is wrong with a file of this size, as the end of a sentence about it; ``""`` = nothing. 0 = not recorded."""
+    if not size:
+        return f"is empty (0 of {recorded:,} bytes)" if recorded else "is empty"
+    if not recorded or size == recorded:
+        return ""
+    if size < recorded:
+        return f"is truncated ({size:,} of {recorded:,} bytes)"
+    return f"is longer than recorded ({size:,} bytes instead of {recorded:,})"
+
+
+def content_damage(store: ObjectStore, file: FileEntry, expected: bytes, found: bytes, part: str = "the file") -> str:
+    """What is wrong with a file whose sha256, or that of a part, is not the recorded one. Reads all of its rows.
+
+    Altered bytes break the checksums that the file has inside. If these are right, it is a file of another backup.
+    """
+    hashes = f"sha256 of {part}: expected {_short_hash(expected)}, found {_short_hash(found)}"
+    if _is_sound(store, file):
+        return f"belongs to another backup: its own checksums are right, but it is not the recorded file ({hashes})"
+    return f"has a checksum mismatch ({hashes})"
+
+
+def _short_hash(digest: bytes) -> str:
+    return f"{digest[:8].hex()}…"
+
+
+def _is_sound(store: ObjectStore, file: FileEntry) -> bool:
+    """Whether each block or page matches the checksum in the file."""
+    try:
+        source = ObjectSource(store, file.name, file.cipher_iv)
+        batches: Iterable[object]
+        if FileKind.of(file.name) is FileKind.PARQUET:
+            from formats.parquet import ParquetReader
+
+            batches = ParquetReader(source).records()
+        else:
+            from formats.sst import SstReader
+
+            batches = SstReader(source).batches()
+        collections.deque(batches, maxlen=0)
+    except (FormatError, BackupDamaged, StorageObjectMissing):
+        return False
+    return True
+
+
+def _stat(store: ObjectStore, file: FileEntry) -> ObjectInfo:
+    try:
+        info = store.stat(file.name)
+    except StorageObjectMissing as error:
+        raise BackupDamaged(f"{file.name} is missing: {error.message}") from None
+    if damage := size_damage(info.size, file.size):
+        raise BackupDamaged(f"{file.name} {damage}")
+    return info

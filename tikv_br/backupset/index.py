@@ -1,35 +1,169 @@
-"""The index of the backups below one root: small objects in a folder of its own, so that no bucket is ever listed.
-
-| object in ``tikv-br-index/`` | |
-|---|---|
-| ``entries/<id>.json`` | one a backup, written after its ``backupmeta``; these are the index |
-| ``pins/<id>`` | its backup is never pruned |
-| ``removals/<id>.json`` | its backup is being removed: see `tikv_br.backupset.removal` |
-| ``snapshot.json`` | a copy of entries, to be read instead of each; nothing depends on it |
-
-No writer ever changes what another wrote: whatever runs at the same time, no entry is lost, and no lock is needed. Entries
-that a snapshot lacks are read one by one; what it has and the folder has not is gone. A backup is never made by its entry,
-nor lost for want of one: `tikv_br.backupset.rebuild` makes the index anew.
-"""
+"""The index of the backups in a folder: small objects in one folder, so that listing never walks the bucket."""
 
 from __future__ import annotations
 
+import hashlib
 import logging
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, NamedTuple
 
-from tikv_br.backupset import index_entry, layout, sealed_json
-from tikv_br.backupset.index_entry import IndexEntry
-from tikv_br.errors import BackupNotFound, BackupSetError, StorageError, StorageObjectMissing, UsageError
-from tikv_br.storage.base import ObjectStore, exists
+from formats.api_version import ApiVersion
+from tikv_br.backupset import layout, records
+from tikv_br.backupset.backup_set import BackupSet
+from tikv_br.errors import (
+    BackupDamaged,
+    BackupNotFound,
+    BackupSetError,
+    BackupUnsupported,
+    CrypterMismatch,
+    StorageError,
+    StorageObjectMissing,
+    UsageError,
+)
+from tikv_br.storage.base import ObjectStore, check_name, exists
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import StorageLocation
 
 if TYPE_CHECKING:
+    from formats.keys.ranges import KeyRange
     from tikv_br.backupset.manifest import Manifest
+
+
+FOREIGN_ENGINE = "go"
+"""What `IndexEntry.engine` says of backups of the Go TiKV-BR."""
+ID_SIZE = 16
+_ID = re.compile(rf"[0-9a-f]{{{ID_SIZE}}}")
+
+
+@dataclass(frozen=True, slots=True)
+class IndexEntry:
+    """A complete backup. Times are milliseconds since the epoch, sizes bytes; 0 and ``""`` = not known (Go backups)."""
+
+    id: str
+    """16 hex digits, of the path and of the bytes of `backupmeta`: another backup at the same path has another id."""
+    path: str
+    """Below the index's root."""
+    engine: str
+    """``scan``, ``store`` or `FOREIGN_ENGINE`."""
+    file_format: str
+    api_version: ApiVersion | None
+    """Of the source."""
+    dst_api_version: ApiVersion
+    """Of the files."""
+    cluster_id: int
+    scope: str
+    """A hash of cluster, version of the files and ranges: backups of one scope replace each other."""
+    keyspaces: tuple[int, ...]
+    backup_ts: int
+    """0 = none."""
+    parent: str
+    """URL of the backup that this one continues, without credentials."""
+    total_kvs: int
+    total_bytes: int
+    """Keys and values, before encoding and compression."""
+    backup_size: int
+    """Of the files as stored."""
+    files: int
+    started_ms: int
+    finished_ms: int
+    tool_version: str
+    encryption: str
+    """`Crypter.method`."""
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether another tool made it."""
+        return self.engine == FOREIGN_ENGINE
+
+
+def load(data: bytes, name: str) -> IndexEntry:
+    """Read object ``name``. Raises `BackupDamaged`, or `BackupUnsupported` for a newer format."""
+    return validated(records.load(IndexEntry, data, name), name)
+
+
+def validated(entry: IndexEntry, name: str) -> IndexEntry:
+    """The entry, if its id and path are valid: its path may be removed later. Raises `BackupDamaged`."""
+    check_paths([entry.path], name)
+    if not _ID.fullmatch(entry.id):
+        raise BackupDamaged(f"{name} is damaged: {entry.id!r} is not a backup id")
+    return entry
+
+
+def check_paths(paths: Iterable[str], name: str) -> None:
+    """Raise `BackupDamaged` if a path in object ``name`` is not below the root."""
+    try:
+        for path in paths:
+            check_name(path)
+    except StorageError as error:
+        raise BackupDamaged(f"{name} is damaged: {error.message}") from None
+
+
+def entry_of(path: str, made: Manifest) -> IndexEntry:
+    """The entry of a backup of ours that lies at ``path``."""
+    description, sums = made.description, made.statistics
+    return IndexEntry(
+        id=_id(path, made.backupmeta_sha256),
+        path=check_name(path),
+        engine=description.engine,
+        file_format=description.file_format,
+        api_version=description.api_version,
+        dst_api_version=description.dst_api_version,
+        cluster_id=description.cluster_id,
+        scope=_scope(description.cluster_id, description.dst_api_version, description.ranges),
+        keyspaces=description.keyspaces,
+        backup_ts=description.backup_ts,
+        parent=description.parent,
+        total_kvs=sums.total_kvs,
+        total_bytes=sums.total_bytes,
+        backup_size=sums.backup_size,
+        files=len(made.files),
+        started_ms=description.started_ms,
+        finished_ms=sums.finished_ms,
+        tool_version=description.tool_version,
+        encryption=description.encryption,
+    )
+
+
+def entry_of_backup(path: str, backup: BackupSet, modified_ms: int) -> IndexEntry:
+    """The entry of any backup. The Go tool records no time; ``modified_ms``, when `backupmeta` was written, stands for it."""
+    if backup.manifest is not None:
+        return entry_of(path, backup.manifest)
+    sums = backup.totals
+    return IndexEntry(
+        id=_id(path, hashlib.sha256(backup.store.get(layout.META)).digest()),
+        path=check_name(path),
+        engine=FOREIGN_ENGINE,
+        file_format=backup.file_kind.value,
+        api_version=None,
+        dst_api_version=backup.api_version,
+        cluster_id=backup.cluster_id,
+        scope=_scope(backup.cluster_id, backup.api_version, backup.ranges),
+        keyspaces=(),
+        backup_ts=backup.backup_ts,
+        parent="",
+        total_kvs=sums.total_kvs,
+        total_bytes=sums.total_bytes,
+        backup_size=sums.size,
+        files=len(backup.files),
+        started_ms=0,
+        finished_ms=modified_ms,
+        tool_version="",
+        encryption=backup.encryption,
+    )
+
+
+def _id(path: str, backupmeta_sha256: bytes) -> str:
+    return hashlib.sha256(backupmeta_sha256 + path.encode()).hexdigest()[:ID_SIZE]
+
+
+def _scope(cluster_id: int, api_version: ApiVersion, ranges: tuple[KeyRange, ...]) -> str:
+    text = f"{cluster_id} {api_version.label} " + " ".join(f"{part.start.hex()}-{part.end.hex()}" for part in ranges)
+    return hashlib.sha256(text.encode()).hexdigest()[:ID_SIZE]
+
 
 FOLDER = "tikv-br-index"
 ENTRIES = f"{FOLDER}/entries"
@@ -53,13 +187,13 @@ class Place(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
+class ListedBackup:
     """A backup in the index."""
 
     entry: IndexEntry
     pinned: bool = False
     removing: bool = False
-    """Its removal has begun: it may be a backup no more."""
+    """Its removal has started, so it may not be complete any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +202,7 @@ class _Snapshot:
 
 
 class _Names(NamedTuple):
-    """What a listing of the folder shows, as ids."""
+    """The ids in a listing of the folder."""
 
     entries: frozenset[str]
     pins: frozenset[str]
@@ -82,48 +216,57 @@ class Index:
     def __init__(self, root: ObjectStore) -> None:
         self.root = root
 
-    def read(self) -> list[Listed]:
+    def read(self) -> list[ListedBackup]:
         """All backups, newest first: one listing of the index's folder and one object, if the snapshot is complete.
 
         An entry that does not read is left out, with a warning.
         """
         names = self._names()
         listed = [
-            Listed(entry, entry.id in names.pins, entry.id in names.removals)
-            for entry in _newest_of_each_path(self._entries(names))
+            ListedBackup(entry, entry.id in names.pins, entry.id in names.removals)
+            for entry in _newest_per_path(self._entries(names))
         ]
         return sorted(listed, key=lambda each: (-each.entry.finished_ms, each.entry.path))
 
-    def find(self, prefix: str) -> Listed:
+    def find(self, prefix: str) -> ListedBackup:
         """The one backup whose id begins so. Raises `BackupNotFound`, or `UsageError` when there are several."""
-        return choose(self.read(), prefix, self.root)
+        found = [each for each in self.read() if prefix and each.entry.id.startswith(prefix.lower())]
+        if not found:
+            raise BackupNotFound(
+                f"the index at {self.root.location} has no backup {prefix!r}",
+                hint="Run `tikv-br list`; --storage is the folder that contains the backups.",
+            )
+        if len(found) > 1:
+            ids = ", ".join(each.entry.id for each in found[:4])
+            raise UsageError(f"{prefix!r} matches {len(found)} backups: {ids}", hint="Pass more digits of the id.")
+        return found[0]
 
     def add(self, entry: IndexEntry) -> None:
-        """Enter a complete backup. An entry of an earlier backup at its path goes."""
-        self.root.put(entry_name(entry.id), index_entry.dump(entry))
+        """Add a complete backup, and remove the entry of an earlier one at its path."""
+        self.root.put(entry_name(entry.id), records.dump(entry))
         there = self._entries(self._names())
         for ghost in there:
             if ghost.path == entry.path and ghost.id != entry.id:
-                self.forget(ghost.id)
+                self.remove_entry(ghost.id)
         self.write_snapshot(other for other in there if other.path != entry.path or other.id == entry.id)
 
-    def forget(self, entry_id: str) -> None:
-        """Take an entry and its pin out; the backup itself is not touched. Idempotent."""
+    def remove_entry(self, entry_id: str) -> None:
+        """Remove an entry and its pin; the backup itself is not touched. Idempotent."""
         self.root.delete(pin_name(entry_id))
         self.root.delete(entry_name(entry_id))
 
     def refresh(self) -> None:
-        """Write the snapshot anew."""
+        """Rewrite the snapshot from the entries."""
         self.write_snapshot(self._entries(self._names()))
 
     def write_snapshot(self, entries: Iterable[IndexEntry]) -> None:
-        """Write the copy that `read` starts from. What it lacks or has too much does no harm."""
+        """Write the copy that `read` starts from; missing or surplus entries do no harm."""
         ordered = tuple(sorted(entries, key=lambda entry: entry.id))
-        self.root.put(SNAPSHOT, sealed_json.dump(_Snapshot(ordered)))
+        self.root.put(SNAPSHOT, records.dump(_Snapshot(ordered)))
         self.root.sweep(FOLDER, deep=True, older_than=ABANDONED_SECONDS)
 
     def pin(self, entry: IndexEntry) -> None:
-        """Keep the backup from being pruned. Idempotent. Raises `BackupNotFound` when it is gone or just going."""
+        """Protect the backup from `prune`. Idempotent. Raises `BackupNotFound` if it is removed or being removed."""
         self.root.put(pin_name(entry.id), b"")
         # A removal writes its mark and then looks for the pin: of the two, one at least sees the other.
         if exists(self.root, removal_name(entry.id)):
@@ -131,10 +274,10 @@ class Index:
             raise BackupNotFound(f"backup {entry.id} is being removed")
         if not self.is_backup(entry):
             self.root.delete(pin_name(entry.id))
-            raise BackupNotFound(f"no finished backup at {self.store_of(entry.path).location}")
+            raise BackupNotFound(f"no complete backup at {self.store_of(entry.path).location}")
 
     def unpin(self, entry: IndexEntry) -> None:
-        """Let the backup be pruned again. Idempotent."""
+        """Allow `prune` to remove the backup again. Idempotent."""
         self.root.delete(pin_name(entry.id))
 
     def store_of(self, path: str) -> ObjectStore:
@@ -167,7 +310,7 @@ class Index:
         )
 
     def _entries(self, names: _Names) -> list[IndexEntry]:
-        """Every entry that is there: from the snapshot where it has it, else by itself."""
+        """All existing entries: from the snapshot, the others one by one."""
         copied = self._snapshot() if names.has_snapshot and names.entries else {}
         single = sorted(names.entries - copied.keys())
         with ThreadPoolExecutor(THREADS, thread_name_prefix="index") as pool:
@@ -176,22 +319,26 @@ class Index:
 
     def _snapshot(self) -> dict[str, IndexEntry]:
         try:
-            snapshot = sealed_json.load(_Snapshot, self.root.get(SNAPSHOT), SNAPSHOT)
-            return {entry.id: index_entry.checked(entry, SNAPSHOT) for entry in snapshot.entries}
+            snapshot = records.load(_Snapshot, self.root.get(SNAPSHOT), SNAPSHOT)
+            return {entry.id: validated(entry, SNAPSHOT) for entry in snapshot.entries}
         except (BackupSetError, StorageObjectMissing) as error:
-            log.warning("the index's entries are read one by one: %s", error.message)
+            log.warning("cannot use the index snapshot, reading the entries one by one: %s", error.message)
             return {}
 
     def entry(self, entry_id: str) -> IndexEntry | None:
-        """One entry read by itself; None when it is gone, or does not read, which is warned of."""
+        """One entry; None if it is gone or, with a warning, cannot be read."""
         name = entry_name(entry_id)
         try:
-            entry = index_entry.load(self.root.get(name), name)
-            index_entry.check_id(entry, entry_id, name)
+            entry = load(self.root.get(name), name)
+            if entry.id != entry_id:
+                raise BackupDamaged(f"{name} is damaged: it holds the entry of {entry.id}")
         except StorageObjectMissing:
             return None
         except BackupSetError as error:
-            log.warning("a backup may be missing from the list, until `tikv-br list --rebuild`: %s", error.message)
+            log.warning(
+                "cannot read an index entry, so the list may lack a backup; run `tikv-br list --rebuild`: %s",
+                error.message,
+            )
             return None
         return entry
 
@@ -206,34 +353,20 @@ def place_of(location: StorageLocation) -> Place | None:
     return Place(replace(location, path=folder), name)
 
 
-def enter(location: StorageLocation, made: Manifest) -> None:
-    """Enter a backup that was just committed. It is complete without: what goes wrong is a warning, not a failure."""
+def add_to_index(location: StorageLocation, made: Manifest) -> None:
+    """Add a backup that was just committed. Errors are only logged: the backup is complete without an entry."""
     place = place_of(location)
     if place is None:
-        log.warning("the backup lies at the top of its storage, where no index can list it")
+        log.warning("the backup is at the root of its storage, where no index can list it")
         return
     try:
-        Index(open_store(place.root)).add(index_entry.entry_of(place.path, made))
+        Index(open_store(place.root)).add(entry_of(place.path, made))
     except StorageError as error:
         log.warning(
-            "the backup is complete, but the index at %s does not list it until `tikv-br list --rebuild`: %s",
+            "the backup is complete, but cannot be added to the index at %s; run `tikv-br list --rebuild`: %s",
             place.root,
             error.message,
         )
-
-
-def choose(listed: Sequence[Listed], prefix: str, root: ObjectStore) -> Listed:
-    """See `Index.find`."""
-    found = [each for each in listed if prefix and each.entry.id.startswith(prefix.lower())]
-    if not found:
-        raise BackupNotFound(
-            f"the index at {root.location} has no backup {prefix!r}",
-            hint="See `tikv-br list`; --storage names the folder that the backups lie in.",
-        )
-    if len(found) > 1:
-        ids = ", ".join(each.entry.id for each in found[:4])
-        raise UsageError(f"{prefix!r} begins the ids of {len(found)} backups: {ids}", hint="Write more of the id.")
-    return found[0]
 
 
 def entry_name(entry_id: str) -> str:
@@ -247,13 +380,87 @@ def pin_name(entry_id: str) -> str:
 
 
 def removal_name(entry_id: str) -> str:
-    """Name of the object that tells of a removal under way."""
+    """Name of the object that marks a removal in progress."""
     return f"{REMOVALS}/{entry_id}.json"
 
 
-def _newest_of_each_path(entries: Iterable[IndexEntry]) -> list[IndexEntry]:
+def _newest_per_path(entries: Iterable[IndexEntry]) -> list[IndexEntry]:
     """At a path there is one backup: the entry of an earlier one, removed by hand, is a ghost."""
     newest: dict[str, IndexEntry] = {}
     for entry in sorted(entries, key=lambda entry: (entry.finished_ms, entry.id)):
         newest[entry.path] = entry
     return list(newest.values())
+
+
+class Problem(NamedTuple):
+    """A path with a `backupmeta` that could not be added."""
+
+    path: str
+    error: BackupDamaged | BackupUnsupported | CrypterMismatch | StorageError
+
+
+class RebuildSummary(NamedTuple):
+    """Result of a rebuild."""
+
+    found: int
+    """Backups in the index now."""
+    added: int
+    dropped: int
+    """Entries without a backup."""
+    problems: tuple[Problem, ...]
+
+
+def rebuild(index: Index) -> RebuildSummary:
+    """List the root once, add every complete backup, and remove entries without one.
+
+    Backups that finish at the same time keep the entries that they write; a damaged backup keeps the one it has.
+    """
+    known = {
+        entry_id: index.entry(entry_id) for entry_id in index.ids()
+    }  # before the listing: later ones are not touched
+    found, problems = _examine(index)
+    for entry in found.values():
+        if known.get(entry.id) != entry:
+            index.root.put(entry_name(entry.id), records.dump(entry))
+    stale = [entry_id for entry_id, entry in known.items() if _is_stale(index, entry_id, entry, found, problems)]
+    for entry_id in stale:
+        index.remove_entry(entry_id)
+    index.write_snapshot(found.values())
+    return RebuildSummary(len(found), len(found.keys() - known.keys()), len(stale), tuple(problems))
+
+
+def _examine(index: Index) -> tuple[dict[str, IndexEntry], list[Problem]]:
+    """The entries of all backups below the root by id, and the places that cannot be entered."""
+    ending = f"/{layout.META}"  # a `backupmeta` at the root itself belongs to the folder above
+    metas = {info.name.removesuffix(ending): info for info in index.root.list() if info.name.endswith(ending)}
+
+    def examine(path: str) -> IndexEntry | Problem | None:
+        try:
+            backup = BackupSet.open_any(index.store_of(check_name(path)))
+            return entry_of_backup(path, backup, metas[path].modified_ms)
+        except BackupNotFound:  # just removed
+            return None
+        except (BackupDamaged, BackupUnsupported, CrypterMismatch, StorageError) as error:
+            return Problem(path, error)
+
+    with ThreadPoolExecutor(THREADS, thread_name_prefix="rebuild") as pool:
+        results = list(pool.map(examine, sorted(metas)))
+    entries = {result.id: result for result in results if isinstance(result, IndexEntry)}
+    return entries, [result for result in results if isinstance(result, Problem)]
+
+
+def _is_stale(
+    index: Index,
+    entry_id: str,
+    entry: IndexEntry | None,
+    found: Mapping[str, IndexEntry],
+    problems: list[Problem],
+) -> bool:
+    """Whether an entry has no backup. One that cannot be read is stale: if its backup exists, it has been found."""
+    if entry_id in found:
+        return False
+    if entry is None:
+        return True
+    if any(problem.path == entry.path for problem in problems):
+        return False
+    return entry.path in {other.path for other in found.values()} or not index.is_backup(entry)

@@ -1,10 +1,10 @@
-"""Names of the objects of a backup, relative to its place. The first two are the Go tool's."""
+"""Names of a backup's objects, relative to its path. The first two are the Go tool's."""
 
 from __future__ import annotations
 
 import hashlib
 
-from tikv_br.backupset.coverage import KeyRange
+from formats.keys.ranges import KeyRange
 from tikv_br.backupset.files import FileKind
 
 META = "backupmeta"
@@ -16,7 +16,7 @@ MANIFEST = f"{FOLDER}/manifest.json"
 LEDGER = f"{FOLDER}/ledger"
 """Folder of what tasks have done; gone after the commit."""
 RESTORE = f"{FOLDER}/restore"
-"""Folder of what unfinished restores have written down."""
+"""Folder of the records of unfinished restores."""
 LEASE = f"{FOLDER}/lease"
 """Folder of who holds the path; gone when nobody does."""
 RUN = f"{FOLDER}/run.json"

@@ -1,44 +1,114 @@
-"""Whose path it is, for how long: a lease of numbered objects, each made by a conditional write, so by one process only.
+"""The lock on a backup path, as a lease: numbered objects, each created by a conditional write, so by one process only.
 
-``tikv-br/lease/<n>.json`` says who holds the path and until when; the highest number counts. To take the path, to renew and
-to break the lease are all the same act: to create the next number. Whoever finds it taken has lost, be it that a rival was
-faster or that somebody broke the lease. The last numbers stay while the lease is held, so that nobody can mistake an old
-listing for the present; whoever has created a number looks once more, and withdraws if what it built on has gone.
+``tikv-br/lease/<n>.json`` says who holds the path and until when; the highest number counts. Acquiring, renewing and
+breaking a lease are the same operation: creating the next number. A process that finds the number taken has lost the lease:
+another one was faster, or the lease was broken. The last numbers stay while the lease is held, so that an outdated listing is
+detected: after creating a number a process reads the previous one again, and withdraws if it is gone.
 
-Clocks of the machines may differ by `GRACE_SECONDS`. A holder that cannot renew takes itself for out before anyone else
-does. Of a process that has died on this very machine the lease is over at once.
+Clocks of the machines may differ by `GRACE_SECONDS`. A holder that cannot renew stops before anyone else
+may take over. A lease on S3 outlives the longest outage that is ridden out, so that such an outage costs no lease. The lease of a process that died on the same machine is over at once.
 """
 
 from __future__ import annotations
 
+import functools
 import logging
+import os
 import secrets
+import socket
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from tikv_br import run_id
-from tikv_br.backupset import layout, sealed_json
-from tikv_br.backupset.owner import Owner
-from tikv_br.errors import BackupDamaged, LeaseHeld, LeaseLost, StorageConflict, StorageError, StorageObjectMissing
-from tikv_br.storage.base import ObjectStore
+from tikv_br.backupset import layout, records
+from tikv_br.errors import (
+    BackupDamaged,
+    LeaseHeld,
+    LeaseLost,
+    StorageConflict,
+    StorageError,
+    StorageObjectMissing,
+    StorageUnreachable,
+)
+from tikv_br.storage import outage
+from tikv_br.storage.base import ObjectStore, create_once, put_until_answered
+from tikv_br.storage.outage import StorageAway
+
+_PROC = Path("/proc")
+_START_FIELD = 19
+"""Of /proc/PID/stat, behind the name: when the process started, in ticks since the machine did."""
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """A process on a machine."""
+
+    host: str
+    machine: str
+    """Boot and process namespace, in which a pid means something; ``""`` = not known."""
+    pid: int
+    started: int
+    """Which of the processes that had this pid; 0 = not known."""
+
+    @classmethod
+    def this_process(cls) -> Owner:
+        """The one that asks."""
+        return cls(socket.gethostname(), _machine(), os.getpid(), _started(os.getpid()))
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether the process has certainly ended: only the machine that it ran on can know."""
+        if not self.machine or self.machine != _machine():
+            return False
+        started = _started(self.pid)
+        return started == 0 if not self.started else started != self.started
+
+    def __str__(self) -> str:
+        return f"process {self.pid} on {self.host}"
+
+
+@functools.cache
+def _machine() -> str:
+    try:
+        boot = (_PROC / "sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {(_PROC / 'self/ns/pid').readlink()}"
+    except OSError:  # not Linux
+        return ""
+
+
+def _started(pid: int) -> int:
+    """0 = there is no such process."""
+    try:
+        stat = (_PROC / str(pid) / "stat").read_text()
+    except OSError:
+        return 0
+    fields = stat.rpartition(")")[2].split()
+    return 0 if fields[0] in {"Z", "X"} else int(fields[_START_FIELD])
+
 
 TTL_SECONDS = 30.0
+"""Beyond the outage that the storage client rides out."""
 GRACE_SECONDS = 10.0
 """How long after its end by the holder's clock a lease is left alone."""
 RENEW_SECONDS = 7.0
 RETRY_SECONDS = 1.0
+STOP_SECONDS = 10.0
+"""How long the end of a lease waits for a renewal under way."""
 KEPT = 8
 """Numbers that stay while the lease is held."""
 
-_DAMAGED_HINT = "It says who works at the path: once nobody does, remove it by the storage's own tools."
+_DAMAGED_HINT = (
+    "This object records which process uses the path. When none does, delete it with the storage's own tools."
+)
 
 log = logging.getLogger(__name__)
 _held: set[str] = set()
-"""Tokens of the leases that this process holds: others that bear its name are left over."""
+"""Tokens of the leases that this process holds; others with its owner are leftovers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +134,13 @@ class Lease:
 
     def __str__(self) -> str:
         left = self.expires_ms / 1000 - time.time()
-        until = f"for {left:.0f} s more unless it is renewed" if left > 0 else f"and ended {-left:.0f} s ago"
+        until = f"expires in {left:.0f} s unless renewed" if left > 0 else f"expired {-left:.0f} s ago"
         run = f" (run {self.run})" if self.run else ""
         return f"{self.work} by {self.owner}{run}, {until}"
 
 
 @dataclass(frozen=True, slots=True)
-class Newest:
+class NewestLease:
     """The highest number of a path."""
 
     number: int
@@ -83,15 +153,15 @@ class Newest:
         return self.lease is None or self.lease.is_over
 
 
-def newest(store: ObjectStore) -> Newest:
-    """What holds now. Raises `StorageError`, `BackupDamaged`."""
+def newest(store: ObjectStore) -> NewestLease:
+    """The current lease. Raises `StorageError`, `BackupDamaged`."""
     while True:
         number = max(_numbers(store), default=0)
         if not number:
-            return Newest(0, None)
+            return NewestLease(0, None)
         try:
-            return Newest(number, _read(store, number))
-        except StorageObjectMissing:  # just given back, or renewed many times since
+            return NewestLease(number, _read(store, number))
+        except StorageObjectMissing:  # just released, or renewed many times since
             continue
 
 
@@ -107,15 +177,16 @@ def acquire(
     work: str,
     *,
     wait: float = 0.0,
-    ttl: float = TTL_SECONDS,
+    ttl: float | None = None,
     renew_every: float = RENEW_SECONDS,
     on_wait: Callable[[str], None] = lambda _holder: None,
 ) -> PathLease:
-    """Take the path, within ``wait`` seconds if another holds it; ``on_wait`` is told once who that is.
+    """Acquire the lease, waiting up to ``wait`` seconds for another holder; ``on_wait`` is called once with its description.
 
     Raises `LeaseHeld`; `StorageError`, also when conditional writes do not work there.
     """
-    until, told = time.monotonic() + wait, False
+    until, reported = time.monotonic() + wait, False
+    ttl = ttl_of(store) if ttl is None else ttl
     while True:
         found = newest(store)
         if found.is_free and (taken := _claim(store, found, work, ttl)):
@@ -124,16 +195,22 @@ def acquire(
         left = until - time.monotonic()
         if left <= 0:
             raise _held_error(store, newest(store))
-        if not told and found.lease is not None:
+        if not reported and found.lease is not None:
             on_wait(str(found.lease))
-            told = True
+            reported = True
         time.sleep(min(RETRY_SECONDS, left))
 
 
-def break_lease(store: ObjectStore, *, force: bool = False) -> Lease | None:
-    """End a lease that is over, or with ``force`` a living one, whose holder then stops. Returns it; None = there was none.
+def ttl_of(store: ObjectStore) -> float:
+    """Seconds from a renewal to the end of a lease."""
+    location = store.location
+    return TTL_SECONDS + (location.s3.patience if location.scheme == "s3" else 0.0)
 
-    Raises `LeaseHeld` for a living one without ``force``.
+
+def break_lease(store: ObjectStore, *, force: bool = False) -> Lease | None:
+    """End an expired lease, or with ``force`` an active one, whose holder then stops. Returns it; None = there was none.
+
+    Raises `LeaseHeld` for an active one without ``force``.
     """
     while True:
         found = newest(store)
@@ -142,26 +219,24 @@ def break_lease(store: ObjectStore, *, force: bool = False) -> Lease | None:
         if not found.is_free and not force:
             raise _held_error(store, found)
         broken = Lease(secrets.token_hex(8), Owner.this_process(), run_id.current(), "unlock", 0)
-        try:
-            store.put_if_absent(layout.lease_name(found.number + 1), sealed_json.dump(broken))
-        except StorageConflict:
-            continue
-        return found.lease
+        if create_once(store, layout.lease_name(found.number + 1), records.dump(broken)):
+            return found.lease
 
 
 class PathLease:
     """A held lease, renewed in the background until `release`. Work asks `check`: a lost path is another's by now."""
 
     def __init__(self, store: ObjectStore, lease: Lease, number: int, ttl: float, began: float) -> None:
-        """Of a number just created; use `acquire`. ``began`` is when that was begun, on the monotonic clock."""
-        self.lost: LeaseLost | None = None
-        """Why the path is not ours any more; None while it is."""
+        """Of a number just created; use `acquire`. ``began`` is when its creation started (monotonic clock)."""
+        self.lost: LeaseLost | StorageUnreachable | None = None
+        """Why the path is not ours any more; None while it is. The storage's error where only that kept it from being renewed."""
         self._store = store
         self._lease = lease
         self._number = number
         self._ttl = ttl
         self._held_until = began + ttl
-        self._failure = "was this machine asleep?"
+        self._failure: StorageError | BackupDamaged | None = None
+        """Of the last renewal."""
         self._renewing = threading.Lock()
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
@@ -172,9 +247,9 @@ class PathLease:
         self._thread.start()
 
     def check(self) -> None:
-        """Raise `LeaseLost` when the path is not ours any more."""
+        """Raise `LeaseLost` when the path is not ours any more, `StorageUnreachable` when that is so because the storage is away."""
         if self.lost is None and time.monotonic() > self._held_until:
-            self._lose_by_time()
+            self._mark_expired()
         if self.lost is not None:
             raise self.lost
 
@@ -185,19 +260,24 @@ class PathLease:
         self.check()
 
     def release(self) -> None:
-        """Give the path back; a lost one is left alone. Idempotent. Raises `StorageError`, `BackupDamaged`; see `give_back`."""
+        """Release the path; a lost one is left alone. Idempotent. Raises `StorageError`, `BackupDamaged`; see `try_release`."""
         self._stop()
+        if self._thread is not None and self._thread.is_alive():
+            raise StorageUnreachable(f"a renewal of the lock on {self._store.location} is still pending")
         if self.lost is None and max(numbers := _numbers(self._store), default=0) == self._number and self._is_there():
-            self._store.sweep(layout.LEASE)  # of killed ones: as long as it is ours, nobody else writes there
-            for number in sorted(numbers):  # the one that counts goes last
+            self._store.sweep(layout.LEASE)  # partial files of killed runs: while we hold it, nobody else writes there
+            for number in sorted(numbers):  # the current one last
                 self._store.delete(layout.lease_name(number))
 
-    def give_back(self) -> bool:
-        """`release` once the work is done, or has failed: what stays then is an untidiness, which is logged. Whether nothing does."""
+    def try_release(self) -> bool:
+        """`release` after the work; returns whether it succeeded. Errors are logged: the lease then expires."""
         try:
-            self.release()
+            with outage.clean_up():
+                self.release()
         except StorageError as error:
-            log.warning("the lease on %s stays until it runs out: %s", self._store.location, error.message)
+            log.warning(
+                "cannot release the lock on %s, which stays until it expires: %s", self._store.location, error.message
+            )
             return False
         except BackupDamaged as error:
             self._leave_damaged(error)
@@ -211,7 +291,7 @@ class PathLease:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if error is not None:
-            self.give_back()
+            self.try_release()
             return
         try:
             self.release()
@@ -219,13 +299,13 @@ class PathLease:
             self._leave_damaged(problem)
 
     def _leave_damaged(self, problem: BackupDamaged) -> None:
-        """What does not read may be another's by now, and says nothing of the work that is done."""
-        log.warning("the lease on %s stays: %s. %s", self._store.location, problem.message, _DAMAGED_HINT)
+        """A number that cannot be read may be another run's; the work is not affected."""
+        log.warning("cannot release the lock on %s: %s. %s", self._store.location, problem.message, _DAMAGED_HINT)
 
     def _stop(self) -> None:
         self._stopping.set()
         if self._thread is not None:
-            self._thread.join()
+            self._thread.join(STOP_SECONDS)
         _held.discard(self._lease.token)
 
     def _keep(self, renew_every: float) -> None:
@@ -233,8 +313,10 @@ class PathLease:
             try:
                 self._renew()
             except (StorageError, BackupDamaged) as error:
-                log.warning("the lease on %s could not be renewed: %s", self._store.location, error.message)
-                self._failure = error.message
+                log.warning("cannot renew the lock on %s: %s", self._store.location, error.message)
+                self._failure = error
+                if isinstance(error, StorageAway) and self.lost is None:
+                    self.lost = error
 
     def _renew(self) -> None:
         with self._renewing:
@@ -242,44 +324,53 @@ class PathLease:
 
     def _create_next(self) -> None:
         began, number = time.monotonic(), self._number + 1
-        if began > self._held_until:  # this process or its machine was asleep: others may have looked meanwhile
-            self._lose_by_time()
+        if began > self._held_until:  # this process or its machine was asleep: another may hold the path
+            self._mark_expired()
             return
         lease = replace(self._lease, expires_ms=_expiry(self._ttl))
-        try:
-            self._store.put_if_absent(layout.lease_name(number), sealed_json.dump(lease))
-        except StorageConflict:
+        if not create_once(self._store, layout.lease_name(number), records.dump(lease)):
             lease = _read(self._store, number)
-            if lease.token != self._lease.token:  # else the answer to an earlier try got lost
-                self._lose("it was broken by `tikv-br unlock`" if not lease.expires_ms else f"it went to {lease}")
+            if lease.token != self._lease.token:  # else the answer to an earlier renewal got lost
+                self._lose(
+                    "it was broken by `tikv-br unlock`" if not lease.expires_ms else f"it was taken over by {lease}"
+                )
                 return
-        if not self._is_there():  # whoever had the path meanwhile has given it back
+        if not self._is_there():  # another run held the path in between, and has released it
             self._store.delete(layout.lease_name(number))
-            self._lose("it went to another run, which has ended since")
+            self._lose("another run took it over and has ended since")
             return
         self._number, self._lease = number, lease
         self._held_until = began + self._ttl
+        self._failure = None
         if number > KEPT:
             self._store.delete(layout.lease_name(number - KEPT))
 
     def _is_there(self) -> bool:
-        """Whether our last number is still what we wrote: once another has given the path back, numbers begin anew."""
-        return _is_still(self._store, Newest(self._number, self._lease))
+        """Whether our last number is still what we wrote: after another run has released the path, numbers start again at 1."""
+        return _is_still(self._store, NewestLease(self._number, self._lease))
 
-    def _lose_by_time(self) -> None:
-        self._lose(f"it was not renewed within its {self._ttl:g} s: {self._failure}")
+    def _mark_expired(self) -> None:
+        failure = self._failure
+        if isinstance(failure, StorageUnreachable):
+            where, seconds = self._store.location, f"{self._ttl:g} s"
+            self.lost = StorageUnreachable(
+                f"cannot renew the lock on {where} within its TTL of {seconds}: {failure.message}", hint=failure.hint
+            )
+            return
+        why = failure.message if failure is not None else "this process or machine was suspended"
+        self._lose(f"it was not renewed within its TTL of {self._ttl:g} s: {why}")
 
     def _lose(self, why: str) -> None:
-        self.lost = LeaseLost(f"the lease on {self._store.location} is lost: {why}")
+        self.lost = LeaseLost(f"the lock on {self._store.location} is lost: {why}")
 
 
-def _claim(store: ObjectStore, basis: Newest, work: str, ttl: float) -> PathLease | None:
+def _claim(store: ObjectStore, basis: NewestLease, work: str, ttl: float) -> PathLease | None:
     """Create the next number; None when another was faster."""
     began, number = time.monotonic(), basis.number + 1
     lease = Lease(secrets.token_hex(8), Owner.this_process(), run_id.current(), work, _expiry(ttl))
     _held.add(lease.token)
     try:
-        if _create(store, basis, number, sealed_json.dump(lease)):
+        if _create(store, basis, number, records.dump(lease)):
             return PathLease(store, lease, number, ttl, began)
     except BaseException:
         _held.discard(lease.token)
@@ -288,42 +379,40 @@ def _claim(store: ObjectStore, basis: Newest, work: str, ttl: float) -> PathLeas
     return None
 
 
-def _create(store: ObjectStore, basis: Newest, number: int, data: bytes) -> bool:
+def _create(store: ObjectStore, basis: NewestLease, number: int, data: bytes) -> bool:
     """Whether the number is ours, and the listing that it was chosen by is not out of date."""
     name = layout.lease_name(number)
-    try:
-        store.put_if_absent(name, data)
-    except StorageConflict:
+    if not create_once(store, name, data):
         return False
-    _prove_exclusion(store, name, data)
+    _check_conditional_writes(store, name, data)
     if max(_numbers(store), default=0) == number and (not basis.number or _is_still(store, basis)):
         return True
     store.delete(name)
     return False
 
 
-def _is_still(store: ObjectStore, basis: Newest) -> bool:
+def _is_still(store: ObjectStore, basis: NewestLease) -> bool:
     try:
         return _read(store, basis.number) == basis.lease
     except StorageObjectMissing:
         return False
 
 
-def _prove_exclusion(store: ObjectStore, name: str, data: bytes) -> None:
+def _check_conditional_writes(store: ObjectStore, name: str, data: bytes) -> None:
     """Some servers ignore the condition of a conditional request and overwrite: no lease holds there."""
     try:
-        store.put_if_absent(name, data)
+        put_until_answered(store, name, data)
     except StorageConflict:
         return
     store.delete(name)
     raise StorageError(
-        f"{store.location} ignores conditional writes (If-None-Match), without which two runs could mix one backup",
-        hint="Use a storage that honours them: Amazon S3, MinIO, Ceph from Squid, versitygw, a local directory.",
+        f"{store.location} ignores conditional writes (If-None-Match), so two runs could write to one backup",
+        hint="Use storage that supports them: Amazon S3, MinIO, Ceph from Squid, versitygw, a local directory.",
     )
 
 
-def _held_error(store: ObjectStore, found: Newest) -> LeaseHeld:
-    return LeaseHeld(f"{store.location} is held: {found.lease or 'another run was faster'}")
+def _held_error(store: ObjectStore, found: NewestLease) -> LeaseHeld:
+    return LeaseHeld(f"{store.location} is in use: {found.lease or 'another run was faster'}")
 
 
 def _expiry(ttl: float) -> int:
@@ -338,6 +427,6 @@ def _numbers(store: ObjectStore) -> list[int]:
 def _read(store: ObjectStore, number: int) -> Lease:
     name = layout.lease_name(number)
     try:
-        return sealed_json.load(Lease, store.get(name), name)
+        return records.load(Lease, store.get(name), name)
     except BackupDamaged as error:  # of the lease, not of a backup
         raise BackupDamaged(error.message, hint=_DAMAGED_HINT) from None

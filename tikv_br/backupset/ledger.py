@@ -1,4 +1,4 @@
-"""The ledger: what each task has done, as objects, so that a later run can tell what is left to do."""
+"""The ledger: one object per finished task, by which a resumed run skips finished work."""
 
 from __future__ import annotations
 
@@ -6,18 +6,17 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from formats.checksum import Checksum
+from formats.keys.ranges import KeyRange
 from tikv_br.backupset import layout
-from tikv_br.backupset.coverage import KeyRange
-from tikv_br.backupset.encrypted import read_record, write_record
+from tikv_br.backupset.coverage import RegionPart
 from tikv_br.backupset.files import FileEntry
-from tikv_br.backupset.regions import RegionPart
-from tikv_br.backupset.sealed_json import LATER
+from tikv_br.backupset.records import LATER, read_record, write_record
 from tikv_br.storage.base import ObjectStore
 
 
 @dataclass(frozen=True, slots=True)
 class LedgerEntry:
-    """An attempt has done its interval: the files hold all of its rows. No files = the interval is empty."""
+    """An attempt has finished its interval: the files have all of its rows. No files = the interval is empty."""
 
     start: bytes
     """RPC keys of the source, as planned; `end` empty = unbounded."""
@@ -26,20 +25,22 @@ class LedgerEntry:
     """The attempt's own name: letters, digits and ``-``."""
     files: tuple[FileEntry, ...]
     source: Checksum = field(default_factory=Checksum)
-    """Of the rows written, as the source's servers count them; empty where nobody asked for it and it costs reads."""
+    """Of the rows written, as the source's stores compute it; empty if it was not requested."""
     vanished: int = 0
-    """Rows left out because they had gone when their TTL was asked for."""
+    """Rows left out because they had expired when their TTL was read."""
     dropped_ttls: int = 0
     """Rows whose expiry the destination could not keep."""
     dropped_tombstones: int = 0
     run: str = ""
-    """The run whose work it is: one that was broken off and thrown away may have written the rows otherwise."""
+    """Id of the run; a discarded one may have used other options."""
     regions: tuple[RegionPart, ...] = field(default=(), metadata=LATER)
-    """Where the rows came from; empty = it was not noted."""
+    """The regions that the rows came from; empty = not recorded."""
+    expiry_error_seconds: int = field(default=0, metadata=LATER)
+    """How much too early the rows' expiries may be, at most."""
 
     @property
     def parts(self) -> tuple[RegionPart, ...]:
-        """The same, or as much as its files tell."""
+        """`regions`, or one part per file if they are not recorded."""
         by_file = (RegionPart(file.start_key, file.end_key, file.total_kvs, file.total_bytes, 0) for file in self.files)
         return self.regions or tuple(by_file)
 
@@ -55,13 +56,13 @@ def write_entry(store: ObjectStore, entry: LedgerEntry) -> None:
 
 
 def read_entries(store: ObjectStore) -> list[LedgerEntry]:
-    """All entries, by interval and attempt. Raises `BackupDamaged` or `CrypterMismatch` when one does not read."""
+    """All entries, by interval and attempt. Raises `BackupDamaged` or `CrypterMismatch` if one cannot be read."""
     names = [info.name for info in store.list(layout.LEDGER)]
     entries = [read_record(store, LedgerEntry, name) for name in names]
     return sorted(entries, key=lambda entry: (entry.interval, entry.attempt))
 
 
-def one_an_interval(entries: Iterable[LedgerEntry]) -> list[LedgerEntry]:
+def one_per_interval(entries: Iterable[LedgerEntry]) -> list[LedgerEntry]:
     """Of several attempts at the very same interval (a task ran twice), the first by name; in the order of keys."""
     chosen: dict[KeyRange, LedgerEntry] = {}
     for entry in sorted(entries, key=lambda entry: (entry.interval, entry.attempt)):
@@ -69,14 +70,14 @@ def one_an_interval(entries: Iterable[LedgerEntry]) -> list[LedgerEntry]:
     return list(chosen.values())
 
 
-def sound(entries: Iterable[LedgerEntry], sizes: Mapping[str, int]) -> list[LedgerEntry]:
-    """Entries to go on from: all their files are there in their size (``sizes`` by name), and no two share a key.
+def usable_entries(entries: Iterable[LedgerEntry], sizes: Mapping[str, int]) -> list[LedgerEntry]:
+    """Entries to resume from: all their files exist with their size (``sizes`` by name), and no two share a key.
 
-    Intervals may overlap where a task of a run that was killed ended after the next run had planned anew.
+    Intervals may overlap where a task of a run that was killed ended after the next run had planned again.
     """
     chosen: list[LedgerEntry] = []
     whole = (entry for entry in entries if all(sizes.get(file.name) == file.size for file in entry.files))
-    for entry in one_an_interval(whole):
+    for entry in one_per_interval(whole):
         if not chosen or (bool(chosen[-1].end) and chosen[-1].end <= entry.start):
             chosen.append(entry)
     return chosen

@@ -1,22 +1,33 @@
-"""``tikv-br/run.json``: what the run under way at a path is, so that another process can go on with it."""
+"""The state of a path (free, unfinished run or backup), ``backup.lock`` and the record of the run."""
 
 from __future__ import annotations
 
+import enum
+import re
 from dataclasses import dataclass, fields
 
 from tikv_br.backupset import layout
-from tikv_br.backupset.encrypted import read_record, write_record
 from tikv_br.backupset.manifest import Description
-from tikv_br.errors import StorageObjectMissing
-from tikv_br.storage.base import ObjectStore
+from tikv_br.backupset.records import read_record, write_record
+from tikv_br.errors import BackupPathInUse, StorageConflict, StorageObjectMissing
+from tikv_br.storage.base import ObjectStore, exists
 
-_OF_NO_MATTER = {"tool_version", "engine_reason", "cluster_version", "ranges", "backup_ts", "storage", "started_ms"}
-"""Fields of the description that may differ when a run is gone on with, or follow from others."""
+_IGNORED_FIELDS = {
+    "tool_version",
+    "engine_reason",
+    "cluster_version",
+    "ranges",
+    "backup_ts",
+    "scanned_ts",
+    "storage",
+    "started_ms",
+}
+"""Fields of the description that may differ when a run is resumed, or follow from others."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """Written before the first file; removed when the backup is complete and tidied up."""
+    """Written before the first file; removed when the backup is complete and cleaned up."""
 
     run_id: str
     """Also names the safe point in PD."""
@@ -28,12 +39,12 @@ class RunRecord:
     """What the conversion may lose."""
 
 
-def write(store: ObjectStore, record: RunRecord) -> None:
+def write_run(store: ObjectStore, record: RunRecord) -> None:
     """Record the run. Raises `StorageError`."""
     write_record(store, layout.RUN, record)
 
 
-def read(store: ObjectStore) -> RunRecord | None:
+def read_run(store: ObjectStore) -> RunRecord | None:
     """The run that has begun at the path; None where there is none. Raises `CrypterMismatch`, `BackupDamaged`, `BackupUnsupported`."""
     try:
         return read_record(store, RunRecord, layout.RUN)
@@ -41,17 +52,17 @@ def read(store: ObjectStore) -> RunRecord | None:
         return None
 
 
-def remove(store: ObjectStore) -> None:
-    """Forget the run. Idempotent."""
+def remove_run(store: ObjectStore) -> None:
+    """Remove the record of the run. Idempotent."""
     store.delete(layout.RUN)
 
 
 def differences(begun: RunRecord, wanted: RunRecord) -> list[str]:
-    """What decides on the content of the backup and is not the same: ``engine was store, is scan``."""
+    """The options that change the content of the backup and differ, as ``engine was store, is scan``."""
     pairs = [
         (field.name, getattr(begun.description, field.name), getattr(wanted.description, field.name))
         for field in fields(Description)
-        if field.name not in _OF_NO_MATTER
+        if field.name not in _IGNORED_FIELDS
     ]
     pairs += [
         (name, getattr(begun, name), getattr(wanted, name)) for name in ("assume_no_ttl", "checksum", "allow_loss")
@@ -65,3 +76,67 @@ def _text(value: object) -> str:
     if isinstance(value, tuple):
         return ", ".join(map(_text, value)) or "none"
     return str(getattr(value, "label", value))
+
+
+LOCK_TEXT = b"DO NOT DELETE\nA backup is being written here, or is complete; give every backup a path of its own.\n"
+
+_OURS = re.compile(
+    rf"(?:{'|'.join(layout.DATA_FOLDERS)})/[0-9a-f]{{16}}_[0-9a-f]{{16}}[/_].+"
+    rf"|{layout.LEDGER}/[0-9a-f]{{16}}-[0-9a-f]{{16}}\.json"
+)
+"""Names that only tasks of tikv-br give."""
+
+
+class PathState(enum.Enum):
+    """What tikv-br has left at a path."""
+
+    FREE = enum.auto()
+    UNFINISHED = enum.auto()
+    """A run that has not completed its backup."""
+    COMMITTED = enum.auto()
+    """A complete backup, whose run was interrupted during cleanup."""
+    REMAINS = enum.auto()
+    """Files that stores or tasks finished after their run was discarded."""
+
+
+def path_state(store: ObjectStore) -> PathState:
+    """The state of the path. Raises `BackupPathInUse` for a backup of any tool, or a part of one; other objects do not matter."""
+    if exists(store, layout.META):
+        if exists(store, layout.RUN):
+            return PathState.COMMITTED
+        raise BackupPathInUse(f"{store.location} already holds a backup")
+    text = _lock_text(store)
+    if text == LOCK_TEXT:
+        return PathState.UNFINISHED
+    if text:
+        raise BackupPathInUse(
+            f"another tool is writing a backup at {store.location}, or a backup is being removed there",
+            hint="Read backup.lock there; `tikv-br prune` finishes interrupted removals.",
+        )
+    parts = [info.name for info in store.list() if layout.is_part(info.name)]
+    for name in parts:
+        if not _OURS.fullmatch(name):
+            raise BackupPathInUse(f"{store.location} holds {name}, which is part of another backup")
+    return PathState.REMAINS if parts else PathState.FREE
+
+
+def mark_path(store: ObjectStore) -> None:
+    """Mark the path. Raises `BackupPathInUse` when another run was faster."""
+    try:
+        store.put_if_absent(layout.LOCK, LOCK_TEXT)
+    except StorageConflict:
+        raise BackupPathInUse(f"another run has just started a backup at {store.location}") from None
+
+
+def unmark_path(store: ObjectStore) -> None:
+    """Remove the mark. Idempotent."""
+    store.delete(layout.LOCK)
+
+
+def _lock_text(store: ObjectStore) -> bytes:
+    """The text of the lock; one that is not ours is read again, in case it was corrupted in transit."""
+    try:
+        text = store.get(layout.LOCK)
+        return text if text == LOCK_TEXT else store.get(layout.LOCK)
+    except StorageObjectMissing:
+        return b""

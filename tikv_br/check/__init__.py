@@ -1,4 +1,10 @@
-"""Whether cluster, storage and this machine are fit for the work: many small probes, each with a verdict and advice.
+"""Health check of cluster, storage and this machine: small probes, each with a status and advice.
 
-Imports the engines; writes nothing but one scratch folder of the storage, which it removes.
+Modules, in reading order:
+
+- probe: what a probe is and returns, and the connections that probes share
+- cluster_probes, storage_probes: the probes of a cluster and a storage
+- run: the probes of this machine; runs all probes, and formats the results for Nagios
+
+Imports spark, cluster, storage and backupset. Writes only to a scratch folder of the storage, which it removes.
 """

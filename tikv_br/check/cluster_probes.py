@@ -1,20 +1,20 @@
-"""What is looked at in a cluster."""
+"""Probes of a cluster: PD, stores, API version, clock, space, and what its version supports."""
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from formats.api_version import ApiVersion
 from tikv_br.backupset import layout
-from tikv_br.check.probe import Figure, Probe, Verdict, fail, listed, ok, skipped, warn
-from tikv_br.check.surroundings import Surroundings
-from tikv_br.cluster import pd_status
+from tikv_br.check.probe import Figure, Probe, ProbeContext, ProbeOutcome, fail, listed, ok, skipped, warn
 from tikv_br.cluster.channel import CallUnsupported
-from tikv_br.cluster.pd_status import GcStatus, StoreStatus
-from tikv_br.cluster.timestamp import physical_ms
+from tikv_br.cluster.pd_http import GcStatus, StoreStatus, gc_status, member_health, merges_regions, store_statuses
+from tikv_br.cluster.timestamps import physical_ms
 from tikv_br.cluster.topology import store_api_version
-from tikv_br.errors import ClusterUnreachable
+from tikv_br.errors import ClusterUnreachable, RequestRefused
 
 CLOCK_WARN, CLOCK_FAIL = 1.0, 5.0
 """Seconds between this clock and PD's; comparisons of rows that expire allow for 5."""
@@ -24,28 +24,28 @@ SPACE_WARN, SPACE_FAIL = 20.0, 10.0
 _LEAVING = "Offline"
 """Of a store on its way out: it serves until its data has moved."""
 GC_WARN_HOURS = 24.0
-"""How long a service may hold GC back before it is worth a word."""
+"""Age in hours from which on a service safe point causes a warning."""
 
 
-def look_at_pd(around: Surroundings) -> Verdict:
+def probe_pd(context: ProbeContext) -> ProbeOutcome:
     """PD answers, has a leader, and all members are well."""
-    cluster = around.connection
+    cluster = context.connection
     leader = cluster.pd.connection.leader.address
-    health = pd_status.member_health(cluster.pd_http)
+    health = member_health(cluster.pd_http)
     sick = [name for name, well in health.items() if not well]
     seen = f"leader {leader}, {len(health)} {'member' if len(health) == 1 else 'members'}, cluster {cluster.cluster_id}"
     if sick:
-        return warn(f"{seen}; not well: {listed(sick)}", "Restore these PD members before another one fails.")
+        return warn(f"{seen}; unhealthy: {listed(sick)}", "Restore these PD members before another one fails.")
     return ok(seen)
 
 
-def look_at_stores(around: Surroundings) -> Verdict:
+def probe_stores(context: ProbeContext) -> ProbeOutcome:
     """All stores are up, and of one version."""
-    return judge_stores(pd_status.store_statuses(around.cluster.pd_http))
+    return judge_stores(store_statuses(context.cluster.pd_http))
 
 
-def judge_stores(found: Sequence[StoreStatus]) -> Verdict:
-    """See `look_at_stores`."""
+def judge_stores(found: Sequence[StoreStatus]) -> ProbeOutcome:
+    """See `probe_stores`."""
     stores = [store for store in found if not store.is_tiflash]
     states = {store: f"store {store.id} ({store.address}) is {store.state}" for store in stores}
     away = [said for store, said in states.items() if store.state not in {"Up", _LEAVING}]
@@ -54,18 +54,22 @@ def judge_stores(found: Sequence[StoreStatus]) -> Verdict:
     if not stores:
         return fail("PD knows no store", "Start the stores, or check that --pd names the right cluster.", *figures)
     if away:
-        return fail(listed(away), "Bring these stores back, or remove them for good, first.", *figures)
+        return fail(listed(away), "Restart these stores, or remove them from the cluster, first.", *figures)
     if leaving:
-        return warn(listed(leaving), "Wait until their data has moved: until then regions are on the move.", *figures)
+        return warn(listed(leaving), "Wait until PD has moved their data to other stores.", *figures)
     versions = sorted({store.version for store in stores})
     if len(versions) > 1:
-        return warn(f"versions {', '.join(versions)}", "Finish the upgrade: the oldest decides what works.", *figures)
+        return warn(
+            f"versions {', '.join(versions)}",
+            "Finish the upgrade: only features of the oldest version can be used.",
+            *figures,
+        )
     return ok(f"{len(stores)} up, version {versions[0]}", *figures)
 
 
-def look_at_api_version(around: Surroundings) -> Verdict:
+def probe_api_version(context: ProbeContext) -> ProbeOutcome:
     """All stores run one API version; whether they keep TTLs follows from it."""
-    cluster = around.cluster
+    cluster = context.cluster
     found: dict[int, ApiVersion] = {}
     silent: list[int] = []
     for store in (store for store in cluster.pd.stores() if store.serves):
@@ -85,15 +89,15 @@ def look_at_api_version(around: Surroundings) -> Verdict:
     return ok(f"API {versions.pop()} on {len(found)} {'store' if len(found) == 1 else 'stores'}")
 
 
-def look_at_ttl(around: Surroundings) -> Verdict:
+def probe_ttl(context: ProbeContext) -> ProbeOutcome:
     """Whether rows may expire."""
-    has_ttl = around.cluster.api_version.has_ttl
+    has_ttl = context.cluster.api_version.has_ttl
     return ok("on" if has_ttl else "off: backups with expiring rows cannot be restored here")
 
 
-def look_at_clock(around: Surroundings) -> Verdict:
+def probe_clock(context: ProbeContext) -> ProbeOutcome:
     """This machine's clock agrees with PD's; of some questions, the one answered soonest says most."""
-    pd = around.cluster.pd
+    pd = context.cluster.pd
     questions: list[tuple[float, float]] = []
     for _ in range(CLOCK_QUESTIONS):
         before = time.time()
@@ -103,23 +107,23 @@ def look_at_clock(around: Surroundings) -> Verdict:
     return judge_clock(min(questions)[1])
 
 
-def judge_clock(ahead: float) -> Verdict:
-    """See `look_at_clock`; ``ahead`` is in seconds."""
+def judge_clock(ahead: float) -> ProbeOutcome:
+    """See `probe_clock`; ``ahead`` is in seconds."""
     figure = Figure("clock", round(ahead, 3), "s", f"-{CLOCK_WARN:g}:{CLOCK_WARN:g}", f"-{CLOCK_FAIL:g}:{CLOCK_FAIL:g}")
     seen = f"{abs(ahead):.3f} s {'ahead of' if ahead >= 0 else 'behind'} PD"
-    advice = "Let this machine and PD's keep time by the same NTP servers."
+    advice = "Synchronize this machine and PD with the same NTP servers."
     if abs(ahead) > CLOCK_FAIL:
         return fail(seen, advice, figure)
     return warn(seen, advice, figure) if abs(ahead) > CLOCK_WARN else ok(seen, figure)
 
 
-def look_at_space(around: Surroundings) -> Verdict:
+def probe_space(context: ProbeContext) -> ProbeOutcome:
     """The stores' disks have room."""
-    return judge_space(pd_status.store_statuses(around.cluster.pd_http))
+    return judge_space(store_statuses(context.cluster.pd_http))
 
 
-def judge_space(found: Sequence[StoreStatus]) -> Verdict:
-    """See `look_at_space`."""
+def judge_space(found: Sequence[StoreStatus]) -> ProbeOutcome:
+    """See `probe_space`."""
     left = {store.id: 100 * store.available / store.capacity for store in found if store.capacity}
     if not left:
         return skipped("PD knows no store's capacity")
@@ -135,78 +139,127 @@ def judge_space(found: Sequence[StoreStatus]) -> Verdict:
     return warn(seen, advice, *figures) if left[fullest] < SPACE_WARN else ok(seen, *figures)
 
 
-def look_at_gc(around: Surroundings) -> Verdict:
+def probe_gc(context: ProbeContext) -> ProbeOutcome:
     """How far behind GC is, and who holds it."""
-    cluster = around.cluster
-    return judge_gc(pd_status.gc_status(cluster.pd_http), physical_ms(cluster.pd.tso()))
+    cluster = context.cluster
+    return judge_gc(gc_status(cluster.pd_http), physical_ms(cluster.pd.tso()))
 
 
-def judge_gc(status: GcStatus, now_ms: int) -> Verdict:
-    """See `look_at_gc`; ``now_ms`` is PD's time."""
+def judge_gc(status: GcStatus, now_ms: int) -> ProbeOutcome:
+    """See `probe_gc`; ``now_ms`` is PD's time."""
 
     def hours(ts: int) -> float:
         return (now_ms - physical_ms(ts)) / 3_600_000
 
     figures = [Figure("services", len(status.services))]
-    seen = f"stands {hours(status.safe_point):.1f} h back" if status.safe_point else "has never run"
+    seen = f"safe point is {hours(status.safe_point):.1f} h old" if status.safe_point else "has never run"
     if status.safe_point:
         figures.append(Figure("gc_age", round(hours(status.safe_point) * 3600), "s"))
     if not status.services:
-        return ok(f"{seen}, no service holds it", *figures)
+        return ok(f"{seen}, no service safe point", *figures)
     oldest = min(status.services, key=lambda each: each.safe_point)
     age = hours(oldest.safe_point)
     figures.append(Figure("oldest_service", round(age * 3600), "s", f"{GC_WARN_HOURS * 3600:g}"))
     number = len(status.services)
-    seen += f"; held by {number} {'service' if number == 1 else 'services'}, longest by {oldest.service} ({age:.1f} h)"
+    seen += (
+        f"; {number} service safe {'point' if number == 1 else 'points'}, the oldest by {oldest.service} ({age:.1f} h)"
+    )
     if age > GC_WARN_HOURS:
-        advice = f"If {oldest.service} is not needed any more, remove its service safe point: old versions pile up."
+        advice = f"If {oldest.service} is no longer needed, remove its service safe point: it keeps old versions from being removed."
         return warn(seen, advice, *figures)
     return ok(seen, *figures)
 
 
-def look_at_schedulers(around: Surroundings) -> Verdict:
+def probe_schedulers(context: ProbeContext) -> ProbeOutcome:
     """Nothing that an import paused stands still."""
-    pd_http = around.cluster.pd_http
+    pd_http = context.cluster.pd_http
     paused = pd_http.schedulers(paused=True)
-    merging = pd_status.merges_regions(pd_http)
+    merging = merges_regions(pd_http)
     if not paused and merging:
         return ok("none is paused")
     seen = [f"paused: {listed(paused)}"] if paused else []
     seen += [] if merging else ["merging of regions is off"]
     return warn(
         "; ".join(seen),
-        "If no restore is running: `pd-ctl scheduler resume`, and give schedule.max-merge-region-size its value back.",
+        "If no restore is running: run `pd-ctl scheduler resume`, and reset schedule.max-merge-region-size.",
         Figure("paused_schedulers", len(paused), warn="0"),
     )
 
 
-def look_at_import_mode(around: Surroundings) -> Verdict:
-    """No store was left in import mode, as far as stores tell, and no restore of the backup at the storage has left it so."""
-    cluster = around.cluster
+def probe_import_mode(context: ProbeContext) -> ProbeOutcome:
+    """No store is in import mode, as far as stores report it, and no restore of the backup at the storage has left it on."""
+    cluster = context.cluster
     folder = layout.import_mode_folder(cluster.cluster_id)
-    if around.options.storage is not None and any(around.store.list(folder)):
+    if context.options.storage is not None and any(context.store.list(folder)):
         return warn(
-            "a restore of the backup at the storage has not put it back",
-            "If it does not run any more: run the same restore again, which puts everything back.",
+            "a restore of the backup at the storage has not ended it",
+            "If that restore is no longer running, run it again: it resumes, and ends import mode.",
         )
     try:
-        importing = [store.id for store in cluster.pd.stores() if store.serves and cluster.store(store.id).importing()]
+        importing = [
+            store.id for store in cluster.pd.stores() if store.serves and cluster.store(store.id).is_importing()
+        ]
     except CallUnsupported:
-        return skipped("these stores do not tell; they leave import mode by themselves after 10 minutes")
+        return skipped("these stores do not report it; they leave import mode after 10 minutes")
     if importing:
         names = listed([f"store {store_id}" for store_id in importing])
-        return warn(f"{names} in import mode", "If no restore is running, they leave it after 10 minutes.")
+        return warn(f"{names} in import mode", "If no restore is running, the stores leave it after 10 minutes.")
     return ok("no store is in it")
 
 
 CLUSTER_PROBES = (
-    Probe("pd", look_at_pd),
-    Probe("stores", look_at_stores),
-    Probe("api-version", look_at_api_version),
-    Probe("ttl", look_at_ttl),
-    Probe("clock", look_at_clock),
-    Probe("store-space", look_at_space),
-    Probe("gc", look_at_gc),
-    Probe("schedulers", look_at_schedulers),
-    Probe("import-mode", look_at_import_mode),
+    Probe("pd", probe_pd),
+    Probe("stores", probe_stores),
+    Probe("api-version", probe_api_version),
+    Probe("ttl", probe_ttl),
+    Probe("clock", probe_clock),
+    Probe("store-space", probe_space),
+    Probe("gc", probe_gc),
+    Probe("schedulers", probe_schedulers),
+    Probe("import-mode", probe_import_mode),
 )
+
+
+Version = tuple[int, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Feature:
+    """Something that stores can do since a version."""
+
+    name: str
+    since: Version
+    lack: str
+    """What does not work without it."""
+
+    def probe(self, context: ProbeContext) -> ProbeOutcome:
+        """Whether the cluster can."""
+        return self.judge(context.cluster.pd_http.cluster_version())
+
+    def judge(self, version: str) -> ProbeOutcome:
+        """Whether a cluster of a version such as ``8.5.2`` can. Raises `RequestRefused` for what is no version."""
+        since = ".".join(map(str, self.since))
+        if parse_version(version) >= self.since:
+            return ok(f"cluster version {version} (needs {since})")
+        return warn(f"cluster version {version} is older than {since}: {self.lack}", f"Upgrade to {since} or newer.")
+
+
+FEATURES = (
+    Feature("conversion", (6, 1, 0), "backups cannot be written in another API version"),
+    Feature(
+        "checksum",
+        (6, 1, 1),
+        "nothing can be compared: restore needs --no-checksum, diff and verify --level restore do not work",
+    ),
+    Feature("backup-ts", (6, 2, 0), "backups of API V2 have no backup-ts for a sync to start from"),
+    Feature("raw-split", (5, 2, 0), "regions cannot be split for a restore"),
+)
+FEATURE_PROBES = tuple(Probe(f"feature-{feature.name}", feature.probe) for feature in FEATURES)
+
+
+def parse_version(text: str) -> Version:
+    """The numbers of ``v9.0.0-beta.2``: a pre-release counts as its release. Raises `RequestRefused`."""
+    found = re.match(r"v?(\d+)\.(\d+)\.(\d+)", text)
+    if found is None:
+        raise RequestRefused(f"cannot parse the cluster version {text!r} from PD")
+    return int(found[1]), int(found[2]), int(found[3])

@@ -1,26 +1,34 @@
-"""What a probe is, and what it says."""
+"""What a probe is and returns, and the connections that the probes of one run share."""
 
 from __future__ import annotations
 
 import enum
+import secrets
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from types import TracebackType
+from typing import TYPE_CHECKING, Generic, Self, TypeVar
+
+from tikv_br.cluster.config import ClusterConfig
+from tikv_br.errors import TikvBrError
+from tikv_br.storage.url import StorageLocation
 
 if TYPE_CHECKING:
-    from tikv_br.check.surroundings import Surroundings
+    from tikv_br.cluster.cluster import Cluster
+    from tikv_br.storage.base import ObjectStore
 
 
 class Status(enum.StrEnum):
-    """How it stands."""
+    """Status of a probe."""
 
     OK = "ok"
     WARN = "warn"
-    """Works, but look at it."""
+    """Works, but needs attention."""
     FAIL = "fail"
-    """Something asked for will not work."""
+    """Something requested will not work."""
     SKIPPED = "skipped"
-    """Could not be told, or was not asked for."""
+    """Unknown, or not requested."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +45,7 @@ class Figure:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class ProbeOutcome:
     """What a probe saw, and what to do about it."""
 
     status: Status
@@ -46,50 +54,156 @@ class Verdict:
     figures: tuple[Figure, ...] = ()
 
 
-class NotAsked(Exception):
-    """Raised in a probe whose subject is out of reach, or was not named: it is skipped. Another probe tells why."""
+class ProbeSkipped(Exception):
+    """Raised by a probe whose subject is not reachable or was not given: the probe is skipped. Another probe reports the cause."""
 
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """One thing to look at. ``look`` may raise `TikvBrError` (a failure) and `NotAsked` (skipped)."""
+    """One check. ``run`` may raise `TikvBrError` (a failure) and `ProbeSkipped` (skipped)."""
 
     name: str
-    look: Callable[[Surroundings], Verdict]
+    run: Callable[[ProbeContext], ProbeOutcome]
     seconds: float = 0.0
     """What it may take at most; 0 = as all probes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """A probe's verdict, and how long it took."""
+    """The outcome of a probe, and how long it took."""
 
     name: str
-    verdict: Verdict
+    outcome: ProbeOutcome
     seconds: float
 
 
-def ok(seen: str, *figures: Figure) -> Verdict:
+def ok(seen: str, *figures: Figure) -> ProbeOutcome:
     """All is well."""
-    return Verdict(Status.OK, seen, figures=figures)
+    return ProbeOutcome(Status.OK, seen, figures=figures)
 
 
-def warn(seen: str, advice: str, *figures: Figure) -> Verdict:
-    """Works, but look at it."""
-    return Verdict(Status.WARN, seen, advice, figures)
+def warn(seen: str, advice: str, *figures: Figure) -> ProbeOutcome:
+    """Works, but needs attention."""
+    return ProbeOutcome(Status.WARN, seen, advice, figures)
 
 
-def fail(seen: str, advice: str, *figures: Figure) -> Verdict:
+def fail(seen: str, advice: str, *figures: Figure) -> ProbeOutcome:
     """Will not work."""
-    return Verdict(Status.FAIL, seen, advice, figures)
+    return ProbeOutcome(Status.FAIL, seen, advice, figures)
 
 
-def skipped(seen: str) -> Verdict:
-    """Could not be told."""
-    return Verdict(Status.SKIPPED, seen)
+def skipped(seen: str) -> ProbeOutcome:
+    """Unknown."""
+    return ProbeOutcome(Status.SKIPPED, seen)
 
 
 def listed(items: list[str], most: int = 5) -> str:
     """Items in one line: the first few, and how many more."""
     more = f" and {len(items) - most} more" if len(items) > most else ""
     return ", ".join(items[:most]) + more
+
+
+T = TypeVar("T")
+SCRATCH = "tikv-br-check"
+"""The folder of the storage that probes write to; each run has one of its own below it."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckOptions:
+    """What to check. Times in seconds."""
+
+    cluster: ClusterConfig
+    storage: StorageLocation | None = None
+    executor: str = "auto"
+    """``auto``, ``driver`` or ``spark``: whether Java and Spark are needed."""
+    spark_master: str = "local[*]"
+    timeout: float = 10.0
+    """How long one probe may take."""
+
+
+class _Once(Generic[T]):
+    """Made by the first who asks; a failure is raised to everyone."""
+
+    def __init__(self, make: Callable[[], T]) -> None:
+        self._make = make
+        self._lock = threading.Lock()
+        self._value: T | None = None
+        self._error: TikvBrError | None = None
+
+    def get(self) -> T:
+        with self._lock:
+            if self._error is None and self._value is None:
+                try:
+                    self._value = self._make()
+                except TikvBrError as error:
+                    self._error = error
+            if self._error is not None:
+                raise self._error
+            if self._value is None:
+                raise AssertionError
+            return self._value
+
+    @property
+    def made(self) -> T | None:
+        return self._value
+
+
+class ProbeContext:
+    """Cluster and storage, connected when first needed. Thread-safe; a context manager that closes what was opened."""
+
+    def __init__(self, options: CheckOptions) -> None:
+        self.options = options
+        self.scratch = f"{SCRATCH}/{secrets.token_hex(8)}"
+        """Names of the storage that belong to this run."""
+        self._cluster = _Once(self._connect)
+        self._store = _Once(self._open)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._cluster.made is not None:
+            self._cluster.made.close()
+
+    @property
+    def connection(self) -> Cluster:
+        """The cluster. Raises `ClusterError`; for the one probe that reports it."""
+        return self._cluster.get()
+
+    @property
+    def cluster(self) -> Cluster:
+        """The cluster, for probes that need it. Raises `ProbeSkipped`."""
+        try:
+            return self._cluster.get()
+        except TikvBrError:
+            raise ProbeSkipped("PD is not reachable") from None
+
+    @property
+    def opened(self) -> ObjectStore:
+        """The storage, which has answered once. Raises `StorageError`; for the one probe that reports it."""
+        return self._store.get()
+
+    @property
+    def store(self) -> ObjectStore:
+        """The storage, for probes that need it. Raises `ProbeSkipped`."""
+        try:
+            return self._store.get()
+        except TikvBrError:
+            raise ProbeSkipped("the storage is not reachable") from None
+
+    def _connect(self) -> Cluster:
+        from tikv_br.cluster.cluster import Cluster
+
+        return Cluster.connect(self.options.cluster)
+
+    def _open(self) -> ObjectStore:
+        from tikv_br.storage.base import exists
+        from tikv_br.storage.open import open_store
+
+        if self.options.storage is None:
+            raise ProbeSkipped("no --storage")
+        store = open_store(self.options.storage)
+        exists(store, f"{self.scratch}/first")
+        return store

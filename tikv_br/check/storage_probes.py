@@ -9,8 +9,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from tikv_br.check.probe import Figure, NotAsked, Probe, Verdict, fail, ok, warn
-from tikv_br.check.surroundings import Surroundings
+from tikv_br.check.probe import Figure, Probe, ProbeContext, ProbeOutcome, ProbeSkipped, fail, ok, warn
 from tikv_br.errors import StorageConflict, StorageError, StorageObjectMissing
 from tikv_br.storage.base import ObjectStore, exists
 from tikv_br.storage.url import StorageLocation
@@ -19,17 +18,17 @@ MULTIPART_SIZE = (8 << 20) + 4321
 """Bytes: more than one part of an upload."""
 SPACE_WARN, SPACE_FAIL = 20.0, 5.0
 """Per cent of the file system of a ``local://`` storage."""
-_NO_STORAGE_FOR_BACKUPS = "Use a storage that behaves as S3 does; backups here could be damaged unseen."
+_NO_STORAGE_FOR_BACKUPS = "Use a storage that behaves like S3. Backups here could be damaged without notice."
 
-Act = Callable[[ObjectStore, str], Verdict]
+Act = Callable[[ObjectStore, str], ProbeOutcome]
 
 
-def look_at_storage(around: Surroundings) -> Verdict:
+def probe_storage(context: ProbeContext) -> ProbeOutcome:
     """The storage answers."""
-    return ok(f"{around.opened.location}")
+    return ok(f"{context.opened.location}")
 
 
-def write_and_read(store: ObjectStore, name: str) -> Verdict:
+def write_and_read(store: ObjectStore, name: str) -> ProbeOutcome:
     """What is written is read back, and overwritten."""
     for data in (secrets.token_bytes(1000), secrets.token_bytes(500)):
         store.put(name, data)
@@ -38,7 +37,7 @@ def write_and_read(store: ObjectStore, name: str) -> Verdict:
     return ok("objects are read as they were written")
 
 
-def put_conditionally(store: ObjectStore, name: str) -> Verdict:
+def put_conditionally(store: ObjectStore, name: str) -> ProbeOutcome:
     """Of two who create the same object, one succeeds."""
     store.put_if_absent(name, b"first")
     try:
@@ -49,11 +48,11 @@ def put_conditionally(store: ObjectStore, name: str) -> Verdict:
         return fail("a refused conditional put has overwritten the object", _NO_STORAGE_FOR_BACKUPS)
     return fail(
         "conditional puts (If-None-Match) are not honoured: both of two succeeded",
-        "Two runs on one path would not notice each other: never start two, or use another storage.",
+        "Two runs on one path would not notice each other. Never start two at once, or use another storage.",
     )
 
 
-def list_at_once(store: ObjectStore, name: str) -> Verdict:
+def list_at_once(store: ObjectStore, name: str) -> ProbeOutcome:
     """A listing shows what was just written, and no more what was just deleted."""
     names = {f"{name}/a", f"{name}/b/c"}
     for each in names:
@@ -68,7 +67,7 @@ def list_at_once(store: ObjectStore, name: str) -> Verdict:
     return ok("listings are up to date")
 
 
-def upload_parts(store: ObjectStore, name: str) -> Verdict:
+def upload_parts(store: ObjectStore, name: str) -> ProbeOutcome:
     """An object of several parts arrives whole, and not before it is finished."""
     data = secrets.token_bytes(MULTIPART_SIZE)
     with store.open_writer(name) as writer:
@@ -82,17 +81,17 @@ def upload_parts(store: ObjectStore, name: str) -> Verdict:
     return ok(f"{len(data)} bytes in two parts")
 
 
-def read_ranges(store: ObjectStore, name: str) -> Verdict:
+def read_ranges(store: ObjectStore, name: str) -> ProbeOutcome:
     """Parts of an object can be read."""
     data = secrets.token_bytes(10_000)
     store.put(name, data)
     for offset, length in ((0, 10), (5000, 100), (9990, 100)):
         if store.get_range(name, offset, length) != data[offset : offset + length]:
-            return fail(f"a ranged get of {length} bytes at {offset} gives others", _NO_STORAGE_FOR_BACKUPS)
-    return ok("ranged gets give the bytes asked for")
+            return fail(f"a ranged get of {length} bytes at {offset} returns other bytes", _NO_STORAGE_FOR_BACKUPS)
+    return ok("ranged gets return the requested bytes")
 
 
-def delete_twice(store: ObjectStore, name: str) -> Verdict:
+def delete_twice(store: ObjectStore, name: str) -> ProbeOutcome:
     """What is deleted is gone; deleting it again is no error."""
     store.put(name, b"to be deleted")
     store.delete(name)
@@ -101,14 +100,17 @@ def delete_twice(store: ObjectStore, name: str) -> Verdict:
         store.get(name)
     except StorageObjectMissing:
         return ok("deleted objects are gone")
-    return fail("a deleted object is still read", "prune and abort cannot free space here: check versioning and locks.")
+    return fail(
+        "a deleted object is still read",
+        "prune and abort cannot free space here. Check the bucket's versioning and object lock.",
+    )
 
 
-def look_at_space(around: Surroundings) -> Verdict:
+def probe_space(context: ProbeContext) -> ProbeOutcome:
     """The file system of a directory has room."""
-    location = around.options.storage
+    location = context.options.storage
     if location is None or location.scheme != "local":
-        raise NotAsked("object storage does not tell its space")
+        raise ProbeSkipped("object storage does not report its free space")
     folder = next(each for each in (Path(location.path), *Path(location.path).parents) if each.is_dir())
     try:
         usage = shutil.disk_usage(folder)
@@ -117,23 +119,23 @@ def look_at_space(around: Surroundings) -> Verdict:
     return judge_space(usage.free, usage.total)
 
 
-def judge_space(free: int, total: int) -> Verdict:
-    """See `look_at_space`; both in bytes."""
+def judge_space(free: int, total: int) -> ProbeOutcome:
+    """See `probe_space`; both in bytes."""
     left = 100 * free / max(total, 1)
     figures = (
         Figure("storage_free", round(left, 1), "%", f"{SPACE_WARN:g}:", f"{SPACE_FAIL:g}:"),
         Figure("storage_free_bytes", free, "B"),
     )
     seen = f"{left:.0f} % left, {free / 2**30:.1f} GiB"
-    advice = "Prune old backups or take another place: a backup that runs out of space ends with code 22."
+    advice = "Prune old backups, or use another storage: a backup that runs out of space ends with exit code 22."
     if left < SPACE_FAIL:
         return fail(seen, advice, *figures)
     return warn(seen, advice, *figures) if left < SPACE_WARN else ok(seen, *figures)
 
 
 def storage_probes(location: StorageLocation | None) -> tuple[Probe, ...]:
-    """The probes of a storage; without one a single probe that says so."""
-    reach = Probe("storage", look_at_storage)
+    """The probes of a storage; without ``location`` only the first, which is skipped."""
+    reach = Probe("storage", probe_storage)
     if location is None:
         return (reach,)
     acts = {
@@ -145,18 +147,18 @@ def storage_probes(location: StorageLocation | None) -> tuple[Probe, ...]:
         "delete": delete_twice,
     }
     probes = [Probe(f"storage-{name}", functools.partial(_on_scratch, act, name)) for name, act in acts.items()]
-    return (reach, *probes, Probe("storage-space", look_at_space))
+    return (reach, *probes, Probe("storage-space", probe_space))
 
 
-def remove_scratch(around: Surroundings) -> None:
-    """Remove whatever is still in the run's folder. Raises `StorageError`, `NotAsked`."""
-    store = around.store
-    for info in list(store.list(around.scratch)):
+def remove_scratch(context: ProbeContext) -> None:
+    """Remove whatever is still in the run's folder. Raises `StorageError`, `ProbeSkipped`."""
+    store = context.store
+    for info in list(store.list(context.scratch)):
         store.delete(info.name)
 
 
-def _on_scratch(act: Act, part: str, around: Surroundings) -> Verdict:
-    store, name = around.store, f"{around.scratch}/{part}"
+def _on_scratch(act: Act, part: str, context: ProbeContext) -> ProbeOutcome:
+    store, name = context.store, f"{context.scratch}/{part}"
     with _removed(store, name):
         return act(store, name)
 
@@ -166,5 +168,5 @@ def _removed(store: ObjectStore, name: str) -> Iterator[None]:
     try:
         yield
     finally:
-        with contextlib.suppress(StorageError):  # the probes tell of a storage that deletes nothing
+        with contextlib.suppress(StorageError):  # the delete probe reports it
             store.delete(name)

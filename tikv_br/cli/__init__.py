@@ -1,4 +1,33 @@
-"""The command line: parse, call one function of a lower floor, render what it returns.
+"""The command line: parses flags, calls one function of another package, and prints its result.
 
-One file a command, no logic; modules here import nothing heavy, so that ``--help`` is quick.
+To add a command, write in a module here::
+
+    @dataclass(frozen=True, kw_only=True)
+    class StatusFlags(
+        IndexFlags
+    ):  # or another class of `shared`; each field is a flag, its variable and its config key
+        age: float = flag("1h", "Maximum age of the newest backup.", kind=TIME)
+
+
+    @command(app, "log status")
+    def status(flags: StatusFlags) -> None: ...
+
+and add the module to `main.Commands.table` if the first word is new. ``flags.fill(Options)`` copies flags to options of the same name.
+Modules here import nothing heavy at their top, so that ``--help`` is fast.
+
+Modules, in reading order:
+
+- main: the entry point, the table of commands, errors and exit codes
+- command: how a command is declared, and imported only when it runs
+- shared: flags that commands share; durations, sizes, rates and secrets
+- settings: the config file
+- output: results as text or JSON lines; keys, sizes, durations and tables as text
+- log: the log on stderr or in a file
+- progress: progress displays
+- backup_cmd, restore_cmd, verify_cmd, diff_cmd, check_cmd: the commands of those names
+- backups_cmd: ``list``, ``pin``, ``unpin``, ``prune``, ``abort`` and ``unlock``; show_cmd: ``show`` and ``cat``
+- sync_options: flags of syncs, captures and changefeeds
+- sync_view: status of running syncs
+- sync_cmd, log_cmd, changefeed_cmd (with ``capture`` and ``processor``)
+- drill_cmd, raw_cmd, playground_cmd, config_cmd (with ``version``)
 """

@@ -4,159 +4,226 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Literal
 
 import typer
 
 from formats.api_version import ApiVersion
-from tikv_br.cli.backup_options import (
-    AllowLossOption,
-    AssumeNoTtlOption,
-    ChecksumOption,
-    CompressionLevelOption,
-    CompressionOption,
-    DstApiVersionOption,
-    EngineOption,
-    FileFormatOption,
-    FileSizeOption,
-    FormatOption,
-    GcTtlOption,
-    KeyspacesOption,
-    LockWaitOption,
-    NoResumeOption,
-    RangesOption,
-    SafeIntervalOption,
-    SendCredentialsOption,
-)
-from tikv_br.cli.keys import read_key
-from tikv_br.cli.lazy import DefaultCommandGroup
-from tikv_br.cli.option_groups import ClusterFlags, grouped
-from tikv_br.cli.options import (
-    ConcurrencyOption,
-    DryRunOption,
-    EndOption,
-    ExecutorOption,
-    KeyForm,
-    OutputForm,
-    OutputOption,
-    RateLimitOption,
-    SparkMasterOption,
-    StartOption,
-    StorageOption,
-    bytes_per_second,
-)
-from tikv_br.cli.output import Output
+from tikv_br.cli import shared
+from tikv_br.cli.command import REQUIRED, DefaultCommandGroup, command, flag
+from tikv_br.cli.output import KeyForm, Output, human_bytes, human_seconds, listed, read_key, reporting
 from tikv_br.cli.progress import progress_display
-from tikv_br.cli.report_file import ReportOption, reporting
-from tikv_br.cli.storage_flags import StorageFlags
-from tikv_br.cli.text import human_bytes, human_seconds
 from tikv_br.errors import UsageError
 
 if TYPE_CHECKING:
-    from tikv_br.backup.conversion import Loss
+    from tikv_br.backup.options import BackupOptions, Loss
     from tikv_br.backup.plan import Interval
     from tikv_br.backup.run import BackupReport, BackupSummary
+    from tikv_br.progress_events import Reporter
 
 app = typer.Typer(cls=DefaultCommandGroup, rich_markup_mode=None, no_args_is_help=True)
 PLAN_ROWS = 20
 """Intervals of a plan that people are shown; JSON has them all."""
-CHECKS = {
-    "prove coverage": (
-        "the records of all tasks with the ranges asked for",
-        "by the run that copied them: intervals cover every range without a gap or an overlap, and each has its record",
-    ),
-    "compare checksums": (
-        "the backup with the source",
-        "by the run that copied it: keys, bytes and crc64 of each interval, as the cluster counts them and as written",
-    ),
-    "commit": (
-        "the files with their records",
-        "by the run that copied them: a listing shows each file in the size that was written, and no two of them overlap",
-    ),
-}
-"""By the step that checks it: what and how."""
+
+DST_API_VERSION = partial(flag, None, "API version of the backup (default: the cluster's).", shared=True)
+KEYSPACES = partial(
+    flag,
+    None,
+    "Keyspace to back up, by id or name, or all that contain data (API V2; may be repeated).",
+    "--keyspace",
+    shared=True,
+    metavar="ID|NAME|all",
+)
+SAFE_INTERVAL = partial(
+    flag,
+    "1m",
+    "How far backup-ts is behind the current time of the cluster, because stores may still give new writes older, cached timestamps.",
+    kind=shared.TIME,
+)
+
+
+NO_RESUME = partial(flag, False, "Remove the unfinished backup at the URL and start over (default: resume it).")
+COMPRESSION = partial(flag, "zstd", "Compression of the files.", shared=True)
+COMPRESSION_LEVEL = partial(flag, 0, "Compression level of zstd or lz4 (0 = its default).", limits=(-50, 22))
+
+
+class RawBackupFlags(shared.BackupFlags):
+    storage: str = shared.storage(shared.ONE_BACKUP)
+    cluster: shared.ClusterFlags
+    dst_api_version: Literal["v1", "v1ttl", "v2"] | None = DST_API_VERSION()
+    allow_loss: str = flag(
+        "",
+        "Data that the conversion to --dst-api-version may drop: comma-separated list of ttl, ts, keyspace (default: none; the backup "
+        "is refused).",
+        metavar="LIST",
+    )
+    engine: Literal["auto", "store", "scan"] = flag(
+        "auto",
+        "How data is read: store (TiKV stores write SSTs to the storage), scan (tikv-br scans and writes the files), or auto (store for "
+        "clusters of API V1TTL and V2, else scan; with --assume-no-ttl, store only from V2 to V2).",
+        shared=True,
+    )
+    start: str = shared.START()
+    end: str = shared.END()
+    form: Literal["raw", "hex", "escaped", "sst", "parquet"] = flag(
+        "hex", f"{shared.FORMAT} sst and parquet: same as --file-format, with keys in hex.", "--format"
+    )
+    file_format: Literal["sst", "parquet"] | None = flag(
+        None,
+        "Format of the files: sst (the Go TiKV-BR can restore it) or parquet (other tools can read it).",
+        show_default="sst",
+    )
+    ranges: list[str] | None = flag(
+        None,
+        "Key range: START (inclusive) to END (exclusive); either may be empty (may be repeated).",
+        "--range",
+        metavar="START:END",
+    )
+    keyspaces: list[str] | None = KEYSPACES()
+    compression: Literal["zstd", "lz4", "snappy", "none"] = COMPRESSION()
+    compression_level: int = COMPRESSION_LEVEL()
+    file_bytes: int = flag(
+        "96MiB",
+        "Target size of keys and values per file, before compression. With --engine store, each SST holds one region instead.",
+        "--file-size",
+        kind=shared.SIZE,
+    )
+    safe_interval: float = SAFE_INTERVAL()
+    gc_ttl: float = flag(
+        "5m",
+        "TTL of the service safe point after the run. Make it longer than the time until a sync or an incremental backup (--base) "
+        "continues from this backup.",
+        "--gc-ttl",
+        "--gcttl",
+        kind=shared.TIME,
+    )
+    checksum: bool = flag(False, "Compare the backup with the checksums of the cluster.", "--checksum/--no-checksum")
+    assume_no_ttl: bool = flag(
+        False,
+        "Assume that no key has a TTL, and skip one RawGetKeyTTL request per key. A key with a TTL is then restored without it.",
+    )
+    rate_limit: int = shared.RATE_LIMIT()
+    send_credentials: bool = shared.SEND_CREDENTIALS()
+    storage_flags: shared.StorageFlags
+    tasks: shared.TaskFlags
+    lock_wait: float = shared.LOCK_WAIT()
+    no_resume: bool = NO_RESUME()
+    base: str = flag(
+        "",
+        "Back up only the changes since this backup, which may itself be incremental (API V2; default: back up everything).",
+        metavar="URL",
+    )
+    dry_run: bool = shared.DRY_RUN()
+    report: str = shared.REPORT()
 
 
 @app.callback()
 def group() -> None:
-    """Back up a cluster."""
+    """Back up a cluster.
+
+    `tikv-br backup` with flags is short for `tikv-br backup raw`.
+    """
 
 
-@app.command("raw")
-@grouped
-def backup_raw(
-    *,
-    storage: StorageOption,
-    cluster: ClusterFlags,
-    dst_api_version: DstApiVersionOption = None,
-    allow_loss: AllowLossOption = "",
-    engine: EngineOption = "auto",
-    start: StartOption = "",
-    end: EndOption = "",
-    form: FormatOption = "hex",
-    file_format: FileFormatOption = None,
-    ranges: RangesOption = None,
-    keyspace: KeyspacesOption = None,
-    compression: CompressionOption = "zstd",
-    compression_level: CompressionLevelOption = 0,
-    file_size: FileSizeOption = 96 << 20,
-    concurrency: ConcurrencyOption = None,
-    safe_interval: SafeIntervalOption = 60.0,
-    gcttl: GcTtlOption = 300.0,
-    checksum: ChecksumOption = False,
-    assume_no_ttl: AssumeNoTtlOption = False,
-    ratelimit: RateLimitOption = 0.0,
-    send_credentials: SendCredentialsOption = True,
-    storage_flags: StorageFlags,
-    executor: ExecutorOption = "auto",
-    spark_master: SparkMasterOption = "local[*]",
-    lock_wait: LockWaitOption = 0.0,
-    no_resume: NoResumeOption = False,
-    dry_run: DryRunOption = False,
-    report: ReportOption = "",
-    output: OutputOption = OutputForm.CONSOLE,
-) -> None:
-    """Back up a RawKV cluster, converting between API versions where asked."""
-    with reporting("backup raw", report, CHECKS) as draft:
-        key_form, file_kind = _parse_forms(form, file_format)
-        wanted = _parse_ranges(start, end, ranges or [], key_form)
-        location = draft.place = storage_flags.locate(storage)
-        target = ApiVersion.from_label(dst_api_version) if dst_api_version else None
+@command(
+    app,
+    "backup raw",
+    example="tikv-br backup raw --pd 10.0.0.1:2379 --storage s3://backups/monday --dst-api-version v2",
+)
+def backup_raw(flags: RawBackupFlags) -> None:
+    """Back up a RawKV cluster. Optionally convert it to another API version."""
+    with reporting("backup raw", flags.report) as draft:
+        key_form, file_kind = _parse_forms(flags.form, flags.file_format)
+        wanted = _parse_ranges(flags.start, flags.end, flags.ranges or [], key_form)
+        draft.place = flags.location
         from formats.sst.compression import Compression
         from tikv_br.backup.options import BackupOptions
-        from tikv_br.backup.run import backup
         from tikv_br.backupset.files import FileKind
 
-        options = BackupOptions(
-            cluster=cluster.config(),
-            storage=location,
-            dst_api_version=target,
+        options = flags.fill(
+            BackupOptions,
+            cluster=flags.cluster.config(),
+            storage=flags.location,
+            dst_api_version=ApiVersion.from_label(flags.dst_api_version) if flags.dst_api_version else None,
             ranges=wanted,
-            keyspaces=tuple(keyspace or ()),
+            keyspaces=tuple(flags.keyspaces or ()),
             file_kind=FileKind(file_kind),
-            allow_loss=_parse_losses(allow_loss),
-            compression=Compression.from_label(compression),
-            compression_level=compression_level,
-            file_bytes=file_size,
-            concurrency=concurrency,
-            safe_interval=safe_interval,
-            gc_ttl=math.ceil(gcttl),
-            checksum=checksum,
-            assume_no_ttl=assume_no_ttl,
-            rate_limit=bytes_per_second(ratelimit),
-            send_credentials=send_credentials,
-            engine=engine,
-            executor=executor,
-            spark_master=spark_master,
-            lock_wait=lock_wait,
-            no_resume=no_resume,
-            dry_run=dry_run,
+            allow_loss=_parse_losses(flags.allow_loss),
+            compression=Compression.from_label(flags.compression),
+            gc_ttl=math.ceil(flags.gc_ttl),
         )
-        out = Output(output)
-        with progress_display(out) as display:
-            done = backup(options, draft.listen(display))
+        with progress_display(flags.out) as display:
+            done = _back_up(options, flags, draft.listen(display))
         draft.done(asdict(done.summary), _figures(done.summary))
-    _render(out, done)
+    _render(flags.out, done)
+
+
+def _back_up(options: BackupOptions, flags: RawBackupFlags, reporter: Reporter) -> BackupReport:
+    if flags.base:
+        if flags.checksum or flags.engine != "auto" or flags.dst_api_version not in {None, "v2"}:
+            raise UsageError("--base cannot be combined with --checksum, --engine or another API version than v2")
+        from incremental.backup import back_up_changes
+
+        return back_up_changes(options, flags.storage_flags.locate(flags.base), reporter)
+    from tikv_br.backup.run import backup
+
+    return backup(options, reporter)
+
+
+class MergeFlags(shared.BackupFlags):
+    storage: str = shared.storage("URL for the new backup: local:///DIR or s3://BUCKET/PREFIX?endpoint=…&region=…")
+    base: str = flag(
+        REQUIRED,
+        "Newest backup to merge, full or incremental. The backups it is based on are found and merged too.",
+        metavar="URL",
+    )
+    log: shared.LogSourceFlags
+    until: str = flag(
+        "latest", "Time of the new backup: latest, a PD timestamp or an RFC 3339 time.", metavar="TS|TIME|latest"
+    )
+    allow_inexact: bool = shared.ALLOW_INEXACT()
+    file_format: Literal["sst", "parquet"] = flag("sst", "Format of the files: sst or parquet.")
+    compression: Literal["zstd", "lz4", "snappy", "none"] = COMPRESSION()
+    compression_level: int = COMPRESSION_LEVEL()
+    storage_flags: shared.StorageFlags
+    tasks: shared.TaskFlags
+    lock_wait: float = shared.LOCK_WAIT()
+    no_resume: bool = NO_RESUME()
+    dry_run: bool = shared.DRY_RUN()
+
+
+@command(
+    app,
+    "backup merge",
+    example="tikv-br backup merge --base s3://backups/monday --log s3://backups/log --storage s3://backups/tuesday",
+)
+def merge_backups(flags: MergeFlags) -> None:
+    """Make a full backup from a full backup, its incremental backups and a log archive, without access to the cluster (API V2)."""
+    log, ts = flags.log.source(flags.storage_flags), shared.parse_ts_or_latest(flags.until, "--until")
+    from formats.sst.compression import Compression
+    from tikv_br.backup.merge import MergeOptions, merge_backup
+    from tikv_br.backup.options import BackupOptions
+    from tikv_br.backupset.files import FileKind
+    from tikv_br.cluster.config import ClusterConfig
+
+    output = flags.fill(
+        BackupOptions,
+        cluster=ClusterConfig(pd=()),
+        storage=flags.location,
+        file_kind=FileKind(flags.file_format),
+        compression=Compression.from_label(flags.compression),
+    )
+    wanted = MergeOptions(
+        output,
+        flags.storage_flags.locate(flags.base),
+        log,
+        ts,
+        flags.allow_inexact,
+    )
+    with progress_display(flags.out) as display:
+        done = merge_backup(wanted, display)
+    _render(flags.out, done)
 
 
 def _parse_forms(form: str, file_format: str | None) -> tuple[KeyForm, str]:
@@ -164,29 +231,31 @@ def _parse_forms(form: str, file_format: str | None) -> tuple[KeyForm, str]:
     if form not in {"sst", "parquet"}:
         return KeyForm(form), file_format or "sst"
     if file_format not in {None, form}:
-        raise UsageError(f"--format {form} and --file-format {file_format} contradict each other")
+        raise UsageError(f"--format {form} and --file-format {file_format} cannot be combined")
     return KeyForm.HEX, form
 
 
 def _parse_losses(text: str) -> frozenset[Loss]:
-    from tikv_br.backup.conversion import Loss
+    from tikv_br.backup.options import Loss
 
     try:
         return frozenset(Loss(word.strip()) for word in text.split(",") if text)
     except ValueError:
-        raise UsageError(f"--allow-loss {text!r}: one or more of {', '.join(Loss)}") from None
+        raise UsageError(f"--allow-loss {text!r} is not valid: pass one or more of {', '.join(Loss)}") from None
 
 
 def _parse_ranges(start: str, end: str, ranges: list[str], form: KeyForm) -> tuple[tuple[bytes, bytes], ...]:
     """The ranges of the flags. Raises `UsageError`."""
     if (start or end) and ranges:
-        raise UsageError("--start and --end say one range, --range others", hint="Say all of them by --range.")
+        raise UsageError("--start and --end cannot be combined with --range", hint="Pass all ranges with --range.")
     if start or end:
         return ((read_key(start, form, "--start"), read_key(end, form, "--end")),)
     pairs = [text.partition(":") for text in ranges]
     for text, (_, colon, last) in zip(ranges, pairs, strict=True):
         if not colon or ":" in last:
-            raise UsageError(f"--range {text!r} is not START:END", hint="Write a : that is part of a key in hex.")
+            raise UsageError(
+                f"--range {text!r} is not START:END", hint="If a key contains a colon, pass the keys in hex."
+            )
     return tuple((read_key(first, form, "--range"), read_key(last, form, "--range")) for first, _, last in pairs)
 
 
@@ -213,7 +282,7 @@ def _text(summary: BackupSummary) -> str:
     """The summary for people."""
     if summary.dry_run:
         return f"Nothing was written (dry run); engine {summary.engine} ({summary.engine_reason})"
-    return "Raw backup success summary" + "".join(f"\n  {name:<18} {value}" for name, value in _figures(summary))
+    return listed("Raw backup success summary", _figures(summary))
 
 
 def _figures(summary: BackupSummary) -> list[tuple[str, str]]:
@@ -230,9 +299,10 @@ def _figures(summary: BackupSummary) -> list[tuple[str, str]]:
         ("files", f"{summary.files:,}"),
         ("backup-ts", str(summary.backup_ts) if summary.backup_ts else "none (the cluster has no timestamps)"),
         ("engine", f"{summary.engine} ({summary.engine_reason})"),
+        ("executor", f"{summary.executor} ({summary.executor_reason})"),
         ("api-version", f"{summary.api_version} -> {summary.dst_api_version}"),
         ("lost", _lost(summary)),
-        ("checksum", f"{summary.crc64xor:016x}"),
+        ("checksum", f"{summary.crc64xor:016x}{_compared(summary)}"),
         ("storage", summary.storage),
     ]
     return [(name, value) for name, value in figures if value]
@@ -242,6 +312,14 @@ def _lost(summary: BackupSummary) -> str:
     """What the conversion cost; empty where it cost nothing that can be counted."""
     counts = ((summary.dropped_ttls, "expiries"), (summary.dropped_tombstones, "tombstones"))
     return ", ".join(f"{count:,} {what}" for count, what in counts if count)
+
+
+def _compared(summary: BackupSummary) -> str:
+    """How many ranges were compared with the cluster, where that was asked for."""
+    if not summary.compared_ranges + summary.changed_ranges:
+        return ""
+    changed = f"; {summary.changed_ranges:,} changed while the backup ran and could not be compared"
+    return f" ({summary.compared_ranges:,} ranges compared with the cluster{changed if summary.changed_ranges else ''})"
 
 
 def _ranges(summary: BackupSummary) -> str:

@@ -1,221 +1,293 @@
-"""``tikv-br changefeed``: what a group of captures is to sync."""
+"""``tikv-br changefeed``, ``capture`` and ``processor``: syncs that several captures share."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import threading
 import time
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import typer
 
-from tikv_br.cli import options, sync_options
-from tikv_br.cli.group_session import GroupSession, IdArgument, group_command, lag
-from tikv_br.cli.keys import read_range, show
-from tikv_br.cli.options import KeyForm, parse_duration, parse_size
-from tikv_br.cli.processor_cmd import show_processors
-from tikv_br.cli.storage_flags import StorageFlags
-from tikv_br.cli.storage_session import utc
-from tikv_br.cli.sync_options import SinkFlags, SinkTlsFlags, StartFlags
-from tikv_br.cli.text import human_bytes, human_seconds
+from formats.keys.codec import PREFIX_SIZE
+from tikv_br.cli import shared
+from tikv_br.cli.command import REQUIRED, argument, command, flag
+from tikv_br.cli.output import KeyForm, Output, human_bytes, human_seconds, show
+from tikv_br.cli.sync_options import (
+    MAX_BATCH_ROWS,
+    SCRATCH_DIR,
+    SORTER_MEMORY,
+    FeedFlags,
+    SinkFlags,
+    SinkTlsFlags,
+    StartFlags,
+    StatusFlags,
+    SyncRangeFlags,
+    scratch_folder,
+)
+from tikv_br.cli.sync_view import signals_stop, watching
 from tikv_br.errors import UsageError
 
 if TYPE_CHECKING:
-    from incremental.group.model import ChangefeedInfo, GroupState
+    from incremental.group.changefeeds import Changefeeds
+    from incremental.group.model import ChangefeedInfo, GroupState, GroupStore, Progress, Task
+    from tikv_br.cluster.cluster import Cluster
 
 log = logging.getLogger(__name__)
 app = typer.Typer(rich_markup_mode=None, no_args_is_help=True, add_completion=False)
+capture_app = typer.Typer(rich_markup_mode=None, no_args_is_help=True, add_completion=False)
+processor_app = typer.Typer(rich_markup_mode=None, no_args_is_help=True, add_completion=False)
 COLUMNS = ("id", "state", "checkpoint", "lag", "captures", "sub-spans", "sink", "error")
+CAPTURE_COLUMNS = ("id", "owner", "sub-spans", "started (UTC)", "version", "status page")
+PROCESSOR_COLUMNS = (
+    "changefeed",
+    "sub-span",
+    "capture",
+    "checkpoint",
+    "lag",
+    "regions",
+    "events/s",
+    "sorter",
+    "from",
+    "error",
+)
+SHORTEST_LEASE = 2.0
 
-NameOption = Annotated[
-    str, typer.Option("--id", metavar="NAME", help="Name of the changefeed, and of its safe point tikv-br-sync-NAME.")
-]
-SpansOption = Annotated[
-    int,
-    typer.Option("--spans", min=1, max=100, metavar="N", help="Sub-spans, so that N captures can share the work."),
-]
-WaitOption = Annotated[
-    float,
-    typer.Option(
-        "--wait",
-        parser=parse_duration,
-        metavar="TIME",
-        show_default="2m",
-        help="How long to wait for captures to stop.",
-    ),
-]
-NewTime = Annotated[float | None, typer.Option(parser=parse_duration, metavar="TIME", help="As for create.")]
-NewSize = Annotated[int | None, typer.Option(parser=parse_size, metavar="SIZE", help="As for create.")]
-NewNumber = Annotated[int | None, typer.Option(min=1, metavar="N", help="As for create.")]
+
+class Group(NamedTuple):
+    """The source cluster, and the state of its group in etcd."""
+
+    cluster: Cluster
+    store: GroupStore
+
+    @property
+    def changefeeds(self) -> Changefeeds:
+        """Operations on changefeeds."""
+        from incremental.group.changefeeds import Changefeeds
+
+        return Changefeeds(self.store, self.cluster.pd)
+
+
+class GroupFlags(shared.CommandFlags):
+    """The source cluster, and the etcd of its group."""
+
+    cluster: shared.ClusterFlags
+    etcd: shared.EtcdFlags
+
+    @contextlib.contextmanager
+    def group(self) -> Iterator[Group]:
+        """Connect. Raises `UsageError`, `ClusterError`, `EtcdError`."""
+        config = self.etcd.etcd_config(self.cluster)
+        from incremental.group.model import GroupStore
+        from tikv_br.cluster.cluster import Cluster
+        from tikv_br.cluster.etcd import Etcd
+
+        with Cluster.connect(self.cluster.config()) as cluster, Etcd.open(config) as etcd:
+            yield Group(cluster, GroupStore(etcd, cluster.cluster_id))
+
+
+CHANGEFEED = partial(argument, REQUIRED, "ID", "Name of the changefeed.")
+
+
+class ChangefeedFlags(GroupFlags):
+    """One changefeed."""
+
+    changefeed_id: str = CHANGEFEED()
 
 
 @app.callback()
 def changefeed() -> None:
-    """Make and look after what a group of captures syncs."""
+    """Manage changefeeds: syncs that several capture processes run together."""
 
 
-@app.command("create", no_args_is_help=True)
-@group_command
-def create(
-    session: GroupSession,
-    *,
-    keyspace: options.KeyspaceOption = "",
-    start: sync_options.StartKeyOption = "",
-    end: sync_options.EndKeyOption = "",
-    form: options.FormatOption = KeyForm.RAW,
-    name: NameOption = "default",
-    spans: SpansOption = 2,
-    sink_flags: SinkFlags,
-    start_flags: StartFlags,
-    gc_ttl: sync_options.SyncGcTtlOption = 86400.0,
-    hold_back: sync_options.HoldBackOption = 3.0,
-    sorter_memory: sync_options.SorterMemoryOption = 256 << 20,
-    storage_flags: StorageFlags,
-) -> None:
-    """Make a changefeed; the captures of the group begin with it at once."""
-    first, last = read_range(start, end, form)
-    target = sink_flags.target()
-    from incremental.checkpoint import check_id
+class SharedSinkFlags(SinkFlags):
+    """The sink of a changefeed, to which several captures write."""
+
+    sink: str = flag(
+        "",
+        "Sink (required): tikv://PD[,PD][?keyspace=ID&api-version=v2], s3://BUCKET/PREFIX (a log archive) or blackhole:// (discard).",
+        metavar="URL",
+    )
+
+
+class CreateFlags(GroupFlags):
+    keyspace: str = shared.KEYSPACE()
+    range: SyncRangeFlags
+    name: str = flag("default", "Name of the changefeed. Its safe point is tikv-br-sync-NAME.", "--id", metavar="NAME")
+    spans: int = flag(2, "Number of sub-spans. Up to this many captures share the work.", limits=(1, 100))
+    sink: SharedSinkFlags
+    start: StartFlags
+    feed: FeedFlags
+    sorter_memory: int = SORTER_MEMORY()
+    storage_flags: shared.StorageFlags
+
+
+@command(
+    app,
+    "changefeed create",
+    example="tikv-br changefeed create --pd 10.0.0.1:2379 --id east --sink tikv://10.0.1.1:2379 --start-ts now",
+)
+def create(flags: CreateFlags) -> None:
+    """Create a changefeed; captures start it at once."""
+    flags.etcd.etcd_config(flags.cluster)  # here and below: refuse wrong flags before heavy imports
+    first, last = flags.range.bounds()
+    target = flags.sink.target()
     from incremental.group.model import ChangefeedInfo
     from incremental.sinks.url import check_shared
+    from tikv_br.archive.records import check_id
 
     check_shared(target)
-    asked = ChangefeedInfo(
-        id=check_id(name),
+    wanted = ChangefeedInfo(
+        id=check_id(flags.name),
         sink=str(target),
         keyspace_id=0,
         start_key=first,
         end_key=last,
         start_ts=0,
         created_ms=time.time_ns() // 1_000_000,
-        spans=spans,
-        gc_ttl=round(gc_ttl),
-        drop_ttls=bool(sink_flags.allow_loss),
-        concurrency=sink_flags.sink_concurrency,
-        sorter_bytes=sorter_memory,
-        hold_back_ms=round(hold_back * 1000),
-        patience_ms=round(sink_flags.sink_patience * 1000),
-        backoff_ms=round(sink_flags.sink_backoff * 1000),
-        batch_rows=sink_flags.sink_batch_size,
+        spans=flags.spans,
+        gc_ttl=round(flags.feed.gc_ttl),
+        drop_ttls=bool(flags.sink.allow_loss),
+        concurrency=flags.sink.sink_concurrency,
+        sorter_bytes=flags.sorter_memory,
+        hold_back_ms=round(flags.feed.hold_back * 1000),
+        patience_ms=round(flags.sink.sink_patience * 1000),
+        backoff_ms=round(flags.sink.sink_backoff * 1000),
+        batch_rows=flags.sink.sink_batch_size,
     )
-    begin = start_flags.required(storage_flags)
-    from incremental.group.creation import resolved
+    start = flags.start.required(flags.storage_flags)
+    with flags.group() as group:
+        from incremental.group.changefeeds import resolved
 
-    info = resolved(asked, session.cluster, keyspace, begin, sink_flags.options(session.flags))
-    session.changefeeds.create(info)
-    _show(session, info.id)
+        info = resolved(wanted, group.cluster, flags.keyspace, start, flags.sink.options(flags.cluster))
+        group.changefeeds.create(info)
+        _show(flags.out, group.store.snapshot(), info.id)
 
 
-@app.command("list")
-@group_command
-def list_changefeeds(session: GroupSession) -> None:
+@command(app, "changefeed list")
+def list_changefeeds(flags: GroupFlags) -> None:
     """List the changefeeds of a cluster."""
+    with flags.group() as group:
+        state = group.store.snapshot()
     from incremental.group.changefeeds import check_sound
 
-    state = session.store.snapshot()
-    rows = [_told(session, state, info) for info in state.changefeeds.values()]
-    session.output.table(COLUMNS, rows)
+    flags.out.table(COLUMNS, [_changefeed_row(flags.out, state, info) for info in state.changefeeds.values()])
     check_sound(state, *state.damaged)
 
 
-@app.command("query", no_args_is_help=True)
-@group_command
-def query(session: GroupSession, changefeed_id: IdArgument) -> None:
-    """Show one changefeed, and how each of its sub-spans is doing."""
-    _show(session, changefeed_id)
-    show_processors(session.output, session.store.snapshot(), changefeed_id)
+@command(app, "changefeed query")
+def query(flags: ChangefeedFlags) -> None:
+    """Show a changefeed and the status of its sub-spans."""
+    with flags.group() as group:
+        _show(flags.out, group.store.snapshot(), flags.changefeed_id)
+        _show_processors(flags.out, group.store.snapshot(), flags.changefeed_id)
 
 
-@app.command("pause", no_args_is_help=True)
-@group_command
-def pause(session: GroupSession, changefeed_id: IdArgument) -> None:
-    """Have a changefeed rest; GC waits for it as long as its --gc-ttl says."""
-    session.changefeeds.pause(changefeed_id)
-    _show(session, changefeed_id)
+@command(app, "changefeed pause")
+def pause(flags: ChangefeedFlags) -> None:
+    """Pause a changefeed. GC waits for it for at most its --gc-ttl; resume it before that."""
+    with flags.group() as group:
+        group.changefeeds.pause(flags.changefeed_id)
+        _show(flags.out, group.store.snapshot(), flags.changefeed_id)
 
 
-@app.command("resume", no_args_is_help=True)
-@group_command
-def resume(session: GroupSession, changefeed_id: IdArgument) -> None:
-    """Go on with a changefeed that was paused or has failed, from its checkpoint."""
-    session.changefeeds.resume(changefeed_id)
-    _show(session, changefeed_id)
+@command(app, "changefeed resume")
+def resume(flags: ChangefeedFlags) -> None:
+    """Resume a paused or failed changefeed from its checkpoint."""
+    with flags.group() as group:
+        group.changefeeds.resume(flags.changefeed_id)
+        _show(flags.out, group.store.snapshot(), flags.changefeed_id)
 
 
-@app.command("update", no_args_is_help=True)
-@group_command
-def update(
-    session: GroupSession,
-    *,
-    changefeed_id: IdArgument,
-    sink: Annotated[str, typer.Option(metavar="URL", help="Another address of the same sink.")] = "",
-    sink_tls: SinkTlsFlags,
-    sink_concurrency: NewNumber = None,
-    sink_batch_size: NewNumber = None,
-    sink_backoff: NewTime = None,
-    sink_patience: NewTime = None,
-    sorter_memory: NewSize = None,
-    hold_back: NewTime = None,
-    gc_ttl: NewTime = None,
-) -> None:
-    """Change how a changefeed works, while it is paused or has failed."""
-    changes: dict[str, object] = {
-        "concurrency": sink_concurrency,
-        "batch_rows": sink_batch_size,
-        "backoff_ms": None if sink_backoff is None else round(sink_backoff * 1000),
-        "patience_ms": None if sink_patience is None else round(sink_patience * 1000),
-        "sorter_bytes": sorter_memory,
-        "hold_back_ms": None if hold_back is None else round(hold_back * 1000),
-        "gc_ttl": None if gc_ttl is None else round(gc_ttl),
-    }
-    said: dict[str, Any] = {name: value for name, value in changes.items() if value is not None}
-    if not (sink or said):
-        raise UsageError("nothing is to be changed", hint="Say what: see `tikv-br changefeed update --help`.")
+NEW_VALUE = "New value; see `changefeed create --help`."
+
+
+class UpdateFlags(ChangefeedFlags):
+    """Flags of ``changefeed update``; None = unchanged."""
+
+    changefeed_id: str = CHANGEFEED()
+    sink: str = flag("", "New address of the same target: another cluster or keyspace is refused.", metavar="URL")
+    sink_tls: SinkTlsFlags
+    sink_concurrency: int | None = flag(None, NEW_VALUE, limits=(1, shared.MAX_CONCURRENCY))
+    sink_batch_size: int | None = flag(None, NEW_VALUE, limits=(1, MAX_BATCH_ROWS))
+    sink_backoff: float | None = flag(None, NEW_VALUE, kind=shared.TIME)
+    sink_patience: float | None = flag(None, NEW_VALUE, kind=shared.TIME)
+    sorter_memory: int | None = flag(None, NEW_VALUE, kind=shared.SIZE)
+    hold_back: float | None = flag(None, NEW_VALUE, kind=shared.TIME)
+    gc_ttl: float | None = flag(None, NEW_VALUE, "--gc-ttl", "--gcttl", kind=shared.TIME)
+
+    def changes(self) -> dict[str, Any]:
+        """The fields of `ChangefeedInfo` to change."""
+        values = {
+            "concurrency": self.sink_concurrency,
+            "batch_rows": self.sink_batch_size,
+            "backoff_ms": None if self.sink_backoff is None else round(self.sink_backoff * 1000),
+            "patience_ms": None if self.sink_patience is None else round(self.sink_patience * 1000),
+            "sorter_bytes": self.sorter_memory,
+            "hold_back_ms": None if self.hold_back is None else round(self.hold_back * 1000),
+            "gc_ttl": None if self.gc_ttl is None else round(self.gc_ttl),
+        }
+        return {name: value for name, value in values.items() if value is not None}
+
+
+@command(app, "changefeed update")
+def update(flags: UpdateFlags) -> None:
+    """Change the settings of a paused or failed changefeed."""
+    changes = flags.changes()
+    if not (flags.sink or changes):
+        raise UsageError("no setting to change was given", hint="See `tikv-br changefeed update --help`.")
     from incremental.sinks.url import check_shared, parse
 
-    target = parse(sink) if sink else None
+    target = parse(flags.sink) if flags.sink else None
     if target is not None:
         check_shared(target)
-    from incremental.group.creation import moved
-    from incremental.sinks.open import SinkOptions
+    with flags.group() as group:
+        from incremental.group.changefeeds import moved
+        from incremental.sinks.open import SinkOptions
 
-    def edit(found: ChangefeedInfo) -> ChangefeedInfo:
-        changed: ChangefeedInfo = replace(found, **said)
-        if target is None:
-            return changed
-        return moved(changed, str(target), session.cluster, SinkOptions(tls=sink_tls.tls(session.flags)))
+        def edit(found: ChangefeedInfo) -> ChangefeedInfo:
+            changed: ChangefeedInfo = replace(found, **changes)
+            if target is None:
+                return changed
+            return moved(changed, str(target), group.cluster, SinkOptions(tls=flags.sink_tls.tls(flags.cluster)))
 
-    session.changefeeds.update(changefeed_id, edit)
-    _show(session, changefeed_id)
-
-
-@app.command("remove", no_args_is_help=True)
-@group_command
-def remove(session: GroupSession, changefeed_id: IdArgument, wait: WaitOption = 120.0) -> None:
-    """Stop a changefeed, and forget it with its checkpoint and its safe point."""
-    session.changefeeds.remove(changefeed_id, wait)
-    session.output.result("removed", {"id": changefeed_id}, f"changefeed {changefeed_id} is removed")
+        group.changefeeds.update(flags.changefeed_id, edit)
+        _show(flags.out, group.store.snapshot(), flags.changefeed_id)
 
 
-def _show(session: GroupSession, changefeed_id: str) -> None:
+class RemoveFlags(ChangefeedFlags):
+    changefeed_id: str = CHANGEFEED()
+    wait: float = flag("2m", "Maximum time to wait for captures to stop.", kind=shared.TIME)
+
+
+@command(app, "changefeed remove")
+def remove(flags: RemoveFlags) -> None:
+    """Stop and delete a changefeed, its checkpoint and its safe point."""
+    with flags.group() as group:
+        group.changefeeds.remove(flags.changefeed_id, flags.wait)
+    flags.out.result("removed", {"id": flags.changefeed_id}, f"removed changefeed {flags.changefeed_id}")
+
+
+def _lag(ts: int) -> float:
+    """Seconds from a timestamp of PD to now, by this machine's clock."""
+    from tikv_br.cluster.timestamps import physical_ms
+
+    return round(time.time() - physical_ms(ts) / 1000, 3)
+
+
+def _show(out: Output, state: GroupState, changefeed_id: str) -> None:
     from incremental.group.changefeeds import find
 
-    state = session.store.snapshot()
     info = find(state, changefeed_id)
-    row = _told(session, state, info)
-    shown = [
+    row = _changefeed_row(out, state, info)
+    rows = [
         *zip(COLUMNS, row, strict=True),
         ("keyspace", str(info.keyspace_id)),
-        ("created (UTC)", utc(info.created_ms)),
-    ]
-    session.output.table(("what", "value"), [each for each in [*shown, *_settings(info)] if each[1]])
-    if info.state.value == "normal" and not state.captures:
-        log.warning("no capture takes part: start one by `tikv-br capture start`, with this --pd and --etcd")
-
-
-def _settings(info: ChangefeedInfo) -> list[tuple[str, str]]:
-    """What people have said of how it works, by the names of the flags."""
-    return [
+        ("created (UTC)", shared.utc(info.created_ms)),
         ("start", show(info.start_key, KeyForm.RAW)),
         ("end", show(info.end_key, KeyForm.RAW)),
         ("gc-ttl", human_seconds(info.gc_ttl)),
@@ -227,15 +299,18 @@ def _settings(info: ChangefeedInfo) -> list[tuple[str, str]]:
         ("sink-patience", human_seconds(info.patience_ms / 1000)),
         ("allow-loss", "ttl" if info.drop_ttls else ""),
     ]
+    out.table(("what", "value"), [each for each in rows if each[1]])
+    if info.state.value == "normal" and not state.captures:
+        log.warning("no capture is running: start one with `tikv-br capture start` and the same --pd and --etcd")
 
 
-def _told(session: GroupSession, state: GroupState, info: ChangefeedInfo) -> tuple[str, ...]:
-    """Write a changefeed as a JSON line; returns it as a row for people."""
+def _changefeed_row(out: Output, state: GroupState, info: ChangefeedInfo) -> tuple[str, ...]:
+    """Write a changefeed as a JSON line; returns it as a row of a table."""
     checkpoint_ts = state.checkpoint_ts(info.id)
     status, tasks = state.statuses.get(info.id), state.tasks_of(info.id)
     captures = sorted({task.capture for task in tasks} - {""})
-    behind = lag(checkpoint_ts)
-    session.output.result(
+    behind = _lag(checkpoint_ts)
+    out.result(
         "changefeed",
         {
             "id": info.id,
@@ -264,3 +339,134 @@ def _told(session: GroupSession, state: GroupState, info: ChangefeedInfo) -> tup
     )
     figures = (str(checkpoint_ts), human_seconds(max(behind, 0)), str(len(captures)), str(len(tasks) or info.spans))
     return (info.id, info.state.value, *figures, info.sink, info.error)
+
+
+class CaptureFlags(GroupFlags):
+    cluster: shared.ClusterFlags
+    etcd: shared.EtcdFlags
+    sink_tls: SinkTlsFlags
+    scratch_dir: str = SCRATCH_DIR()
+    lease: float = flag(
+        "10s",
+        "Lease TTL of this capture. If it stops answering, others take over its work within three times this TTL.",
+        kind=shared.TIME,
+    )
+    status: StatusFlags
+
+
+@capture_app.callback()
+def capture() -> None:
+    """Run and list captures, the processes that run changefeeds."""
+
+
+@command(capture_app, "capture start")
+def start_capture(flags: CaptureFlags) -> None:
+    """Run a capture until stopped; others then take over its work."""
+    from incremental.group.model import MAX_LEASE_SECONDS
+
+    if not SHORTEST_LEASE <= flags.lease <= MAX_LEASE_SECONDS:
+        raise UsageError(f"--lease {flags.lease:g}s is out of range: pass {SHORTEST_LEASE:g}s to {MAX_LEASE_SECONDS}s")
+    scratch = scratch_folder(flags.scratch_dir)
+    flags.status.check()
+    from incremental.group.capture import Capture, CaptureOptions
+    from tikv_br.cluster.cluster import Cluster
+    from tikv_br.cluster.etcd import Etcd
+
+    options = CaptureOptions(scratch, lease=round(flags.lease), sink_tls=flags.sink_tls.tls(flags.cluster))
+    stop, etcd_config = threading.Event(), flags.etcd.etcd_config(flags.cluster)
+    with Cluster.connect(flags.cluster.config()) as source, Etcd.open(etcd_config) as etcd:
+        joined = Capture(etcd, source, options)
+        with (
+            signals_stop(stop, "Other captures take over its work.") as received,
+            watching(flags.out, joined.statuses, flags.status) as page,
+        ):
+            joined.run(stop, page)
+    flags.out.flush()
+    if received:
+        raise received[0]
+
+
+@command(capture_app, "capture list")
+def list_captures(flags: GroupFlags) -> None:
+    """List the captures of a cluster."""
+    with flags.group() as group:
+        state = group.store.snapshot()
+    rows = []
+    for info in state.captures.values():
+        owner, tasks = info.id == state.owner, sum(task.capture == info.id for task in state.tasks.values())
+        flags.out.result(
+            "capture",
+            {
+                "id": info.id,
+                "owner": owner,
+                "spans": tasks,
+                "address": info.address,
+                "started_ms": info.started_ms,
+                "tool_version": info.version,
+            },
+        )
+        rows.append(
+            (info.id, "yes" if owner else "", str(tasks), shared.utc(info.started_ms), info.version, info.address)
+        )
+    flags.out.table(CAPTURE_COLUMNS, rows)
+
+
+@processor_app.callback()
+def processor() -> None:
+    """Show which capture runs which part of each changefeed."""
+
+
+@command(processor_app, "processor list")
+def list_processors(flags: GroupFlags) -> None:
+    """List sub-spans and the capture that runs each."""
+    with flags.group() as group:
+        _show_processors(flags.out, group.store.snapshot())
+
+
+def _show_processors(out: Output, state: GroupState, changefeed_id: str = "") -> None:
+    """Write the sub-spans of one changefeed, or of all."""
+    tasks = [state.tasks[each] for each in sorted(state.tasks) if changefeed_id in {"", each.changefeed}]
+    rows = [_processor_row(out, task, state.progress.get(task.id), state) for task in tasks]
+    out.table(PROCESSOR_COLUMNS, rows)
+
+
+def _processor_row(out: Output, task: Task, progress: Progress | None, state: GroupState) -> tuple[str, ...]:
+    """Write a sub-span as a JSON line; returns it as a row of a table."""
+    from incremental.group.model import Progress
+
+    info = state.changefeeds.get(task.changefeed)
+    began = info.start_ts if info is not None else 0
+    known = progress or Progress(task.changefeed, task.number, began, began, task.epoch, task.capture, saved_ms=0)
+    behind = _lag(known.checkpoint_ts)
+    out.result(
+        "processor",
+        {
+            "changefeed": task.changefeed,
+            "number": task.number,
+            "capture": task.capture,
+            "epoch": task.epoch,
+            "stopping": task.stopping,
+            "start": task.start.hex(),
+            "end": task.end.hex(),
+            "checkpoint_ts": known.checkpoint_ts,
+            "resolved_ts": known.resolved_ts,
+            "checkpoint_lag": behind,
+            "events": known.events,
+            "written": known.written,
+            "events_per_second": known.events_per_second,
+            "regions": known.regions,
+            "sorter_bytes": known.sorter_bytes,
+            "error": known.error,
+        },
+    )
+    figures = str(known.regions), str(known.events_per_second), human_bytes(known.sorter_bytes)
+    return (
+        task.changefeed,
+        str(task.number),
+        f"{task.capture or '-'}{' (stopping)' if task.stopping else ''}",
+        str(known.checkpoint_ts),
+        human_seconds(max(behind, 0)),
+        *(figures if progress is not None else "---"),
+        show(task.start[PREFIX_SIZE:], KeyForm.RAW) or "start",
+        known.error,
+    )

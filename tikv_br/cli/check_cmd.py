@@ -4,83 +4,62 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated
+from dataclasses import replace
+from typing import TYPE_CHECKING, Literal
 
 import typer
 
-from tikv_br.cli import options
-from tikv_br.cli.option_groups import ClusterFlags, grouped
-from tikv_br.cli.options import OutputForm, parse_duration
+from tikv_br.cli import shared
+from tikv_br.cli.command import command, flag
 from tikv_br.cli.output import Output
-from tikv_br.cli.storage_flags import S3Flags
 from tikv_br.errors import ProbesFailed, TikvBrError, UsageError
 from tikv_br.redaction import redact
 
 if TYPE_CHECKING:
-    from tikv_br.check.probe import Result
-    from tikv_br.check.surroundings import CheckOptions
-    from tikv_br.storage.url import StorageLocation
+    from tikv_br.check.probe import CheckOptions, Result
 
 app = typer.Typer(rich_markup_mode=None)
-COLUMNS = ("probe", "status", "seen", "what to do")
+COLUMNS = ("probe", "status", "result", "what to do")
 
 
-@app.command("check")
-@grouped
-def check_all(
-    *,
-    cluster: ClusterFlags,
-    storage: Annotated[
-        str,
-        typer.Option(
-            "--storage",
-            "-s",
-            envvar="TIKV_BR_STORAGE",
-            metavar="URL",
-            help="Also check a place for backups: by objects below tikv-br-check/, which are removed.",
-        ),
-    ] = "",
-    storage_flags: S3Flags,
-    executor: Annotated[
-        options.ExecutorName,
-        typer.Option(
-            "--executor",
-            envvar="TIKV_BR_EXECUTOR",
-            help="Where work will run; spark: start it and run a task.",
-        ),
-    ] = "auto",
-    spark_master: options.SparkMasterOption = "local[*]",
-    timeout: Annotated[str, typer.Option("--timeout", metavar="TIME", help="How long a probe may take.")] = "10s",
-    nagios: Annotated[
-        bool, typer.Option("--nagios", help="One line for Nagios; exit code 0 OK, 1 warning, 2 critical, 3 unknown.")
-    ] = False,
-    output: options.OutputOption = OutputForm.CONSOLE,
-) -> None:
-    """Check whether cluster, storage and this machine are fit for the work."""
-    with _unknown_in_one_line(nagios):
-        place = storage_flags.locate(storage) if storage else None
-        asked = _options(cluster, place, executor, spark_master, timeout)
-        if nagios:
-            raise typer.Exit(_nagios(asked))
-        _show(asked, Output(output))
+class ProbedSparkFlags(shared.SparkFlags):
+    """Where tasks will run."""
+
+    executor: Literal["auto", "driver", "spark"] = flag(
+        "auto", "Where tasks will run; spark: start Spark and run a task.", shared=True
+    )
 
 
-def _options(
-    cluster: ClusterFlags,
-    place: StorageLocation | None,
-    executor: str,
-    spark_master: str,
-    timeout: str,
-) -> CheckOptions:
-    from dataclasses import replace
+class CheckFlags(shared.CommandFlags):
+    cluster: shared.ClusterFlags
+    storage: str = shared.storage(
+        "Also check this storage URL, with temporary objects below tikv-br-check/.", default=""
+    )
+    s3: shared.S3Flags
+    spark: ProbedSparkFlags
+    timeout: str = flag("10s", "Maximum time per probe.", metavar="DURATION")
+    nagios: bool = flag(False, "Print one line for Nagios; exit code 0 OK, 1 warning, 2 critical, 3 unknown.")
 
-    from tikv_br.check.surroundings import CheckOptions
 
-    seconds = parse_duration(timeout)
+@command(app, "check")
+def check_all(flags: CheckFlags) -> None:
+    """Run preflight checks on the cluster, the storage and this machine."""
+    with _unknown_in_one_line(flags.nagios):
+        options = _options(flags)
+        if flags.nagios:
+            raise typer.Exit(_nagios(options))
+        _show(options, flags.out)
+
+
+def _options(flags: CheckFlags) -> CheckOptions:
+    from tikv_br.check.probe import CheckOptions
+
+    place = flags.s3.locate(flags.storage) if flags.storage else None
+    seconds = shared.parse_duration(flags.timeout)
     if seconds <= 0:
-        raise UsageError("--timeout: a probe needs some time")
-    config = cluster.config()
-    # A probe asks once more after a failure, and is not to be cut off by its own time before it can say what failed.
+        raise UsageError("--timeout must be greater than 0")
+    config = flags.cluster.config()
+    # Limits are below --timeout, so that a probe can retry once and still report what failed.
     short = replace(
         config,
         connect_timeout=min(config.connect_timeout, seconds / 2),
@@ -88,11 +67,11 @@ def _options(
         retry_budget=seconds / 4,
         busy_budget=0.0,
     )
-    return CheckOptions(short, place, executor, spark_master, seconds)
+    return CheckOptions(short, place, flags.spark.executor, flags.spark.spark_master, seconds)
 
 
 def _show(asked: CheckOptions, out: Output) -> None:
-    """Tell what was found, as it comes in JSON, else in a table. Raises `ProbesFailed`."""
+    """Print results: in JSON as they arrive, else in a table. Raises `ProbesFailed`."""
     from tikv_br.check.probe import Status
     from tikv_br.check.run import check, count
 
@@ -107,45 +86,45 @@ def _show(asked: CheckOptions, out: Output) -> None:
         "skipped": counted[Status.SKIPPED],
     }
     out.result("summary", figures, text)
-    if failed := [result.name for result in results if result.verdict.status is Status.FAIL]:
+    if failed := [result.name for result in results if result.outcome.status is Status.FAIL]:
         raise ProbesFailed(f"{len(failed)} of {len(results)} probes failed: {', '.join(failed)}")
 
 
 def _nagios(asked: CheckOptions) -> int:
-    from tikv_br.check import nagios
+    from tikv_br.check import run
     from tikv_br.check.run import check
 
     results = check(asked)
-    Output().lines(redact(nagios.line(results)) + "\n")
-    return nagios.state(results)
+    Output().lines(redact(run.line(results)) + "\n")
+    return run.state(results)
 
 
 @contextlib.contextmanager
 def _unknown_in_one_line(nagios: bool) -> Iterator[None]:
-    """Where a plug-in was asked for, tell in its way that nothing could be checked."""
+    """With `nagios`, report errors as the state UNKNOWN in one line."""
     try:
         yield
     except (TikvBrError, typer.BadParameter) as error:
         if not nagios:
             raise
-        from tikv_br.check.nagios import UNKNOWN, unknown
+        from tikv_br.check.run import UNKNOWN, unknown
 
         Output().lines(redact(unknown(str(error))) + "\n")
         raise typer.Exit(UNKNOWN) from None
 
 
 def _fields(result: Result) -> dict[str, object]:
-    verdict = result.verdict
+    outcome = result.outcome
     return {
         "name": result.name,
-        "status": verdict.status.value,
-        "seen": redact(verdict.seen),
-        "advice": redact(verdict.advice),
-        "figures": {figure.label: figure.value for figure in verdict.figures},
+        "status": outcome.status.value,
+        "seen": redact(outcome.seen),
+        "advice": redact(outcome.advice),
+        "figures": {figure.label: figure.value for figure in outcome.figures},
         "seconds": result.seconds,
     }
 
 
 def _row(result: Result) -> tuple[str, ...]:
-    verdict = result.verdict
-    return result.name, verdict.status.value, redact(verdict.seen), redact(verdict.advice)
+    outcome = result.outcome
+    return result.name, outcome.status.value, redact(outcome.seen), redact(outcome.advice)

@@ -1,32 +1,29 @@
-"""``tikv-br config``: which settings hold, and where they come from."""
+"""``tikv-br config``: effective settings and where they come from; ``tikv-br version``."""
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
+import platform
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
 
 import typer
-from typer.core import TyperOption
+from typer.core import TyperCommand, TyperOption
 
-from tikv_br.cli.common import Invocation, file_defaults
-from tikv_br.cli.lazy import CommandPath, leaves
-from tikv_br.cli.options import OutputForm, OutputOption
-from tikv_br.cli.output import Output
-from tikv_br.cli.settings import ConfigFile, nearest, options
+from tikv_br import __version__
+from tikv_br.cli import shared
+from tikv_br.cli.command import CommandPath, argument, command, flag, leaves
+from tikv_br.cli.settings import ConfigFile, Invocation, nearest, options, probe_context, variables
 from tikv_br.errors import UsageError
 from tikv_br.redaction import redact
-
-if TYPE_CHECKING:
-    from typer._click import Command
 
 app = typer.Typer(rich_markup_mode=None, no_args_is_help=True, add_completion=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Effective:
-    """One setting of a command as it holds: its value with secrets masked, and where it comes from."""
+    """The effective value of a setting, with secrets masked, and where it comes from."""
 
     command: str
     name: str
@@ -37,68 +34,66 @@ class Effective:
 
 @app.callback()
 def group() -> None:
-    """Show which settings hold and where they come from, and check the config file."""
+    """Show effective settings, and check the config file."""
 
 
 def _complete_command(context: typer.Context) -> list[str]:
-    """The words that a command can go on with, for the shell."""
-    said = tuple(context.params.get("command") or ())
-    paths = [path for path, _ in leaves(context.find_root().command) if path[: len(said)] == said != path]
-    return list(dict.fromkeys(path[len(said)] for path in paths))
+    """The words that can follow in the name of a command, for the shell."""
+    typed = tuple(context.params.get("command") or ())
+    paths = [path for path, _ in leaves(context.find_root().command) if path[: len(typed)] == typed != path]
+    return list(dict.fromkeys(path[len(typed)] for path in paths))
 
 
-@app.command("show", context_settings={"ignore_unknown_options": True})
-def show(
-    context: typer.Context,
-    command: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[COMMAND] [FLAGS]",
-            help="A command, and flags to try with it; without, all commands.",
-            autocompletion=_complete_command,
-        ),
-    ] = None,
-    origin: Annotated[bool, typer.Option("--origin", help="Show where each value comes from.")] = False,
-    output: OutputOption = OutputForm.CONSOLE,
-) -> None:
-    """Show the settings of a command; without one, what file and environment set for any."""
+class ShowFlags(shared.CommandFlags):
+    command: list[str] | None = argument(
+        None,
+        "[COMMAND] [FLAGS]",
+        "Command, with flags to try (default: all commands).",
+        autocompletion=_complete_command,
+    )
+    origin: bool = flag(False, "Show where each value comes from.")
+
+
+@command(app, "config show", context_settings={"ignore_unknown_options": True})
+def show(asked: ShowFlags, context: typer.Context) -> None:
+    """Show the settings of a command. Without a command, show what the config file and the environment set."""
     commands = dict(leaves(context.find_root().command))
-    path, flags = _split(command or [], commands)
+    path, flags = _split(asked.command or [], commands)
     if path is None:
         found = [each for path in commands for each in _effective(context, path, commands[path], [])]
         found = [each for each in found if each.origin != "default"]
     else:
         found = list(_effective(context, path, commands[path], flags))
-    out = Output(output)
+    out = asked.out
     for each in found:
         fields = {"command": each.command, "name": each.name, "value": each.value, "origin": each.origin}
         out.result("setting", fields)
     rows = [(each.command, each.name, _text(each.value), each.origin) for each in found]
     columns = ("command", "name", "value", "origin")
     shown = [0, 1, 2, 3] if path is None else [1, 2, 3]
-    shown = shown if origin else shown[:-1]
+    shown = shown if asked.origin else shown[:-1]
     out.table([columns[i] for i in shown], [[row[i] for i in shown] for row in rows])
 
 
-@app.command("check")
-def check(context: typer.Context, output: OutputOption = OutputForm.CONSOLE) -> None:
-    """Look for mistakes in the config file and in the TIKV_BR_… variables; exit code 2 when there are any."""
+@command(app, "config check")
+def check(asked: shared.CommandFlags, context: typer.Context) -> None:
+    """Check the config file and the TIKV_BR_… variables. Exit code 2 if there are mistakes."""
     commands = dict(leaves(context.find_root().command))
     file = _file(context)
     problems = [*(file.problems if file is not None else ()), *_wrong_variables(context, commands)]
-    out = Output(output)
+    out = asked.out
     for problem in problems:
         out.result("problem", {"message": redact(problem)}, redact(problem))
     if problems:
         raise UsageError(f"{len(problems)} mistakes in the settings", hint="See docs/configuration.md.")
     keys = sum(len(values) for values in file.sections.values()) if file is not None else 0
     place = str(file.path) if file is not None else ""
-    text = f"{place}: {keys} settings, all right" if place else "no config file; the variables are right"
+    text = f"{place}: {keys} settings, no mistakes" if place else "no config file; no mistakes in the variables"
     out.result("config", {"file": place, "settings": keys}, text)
 
 
-def _split(words: Sequence[str], commands: dict[CommandPath, Command]) -> tuple[CommandPath | None, list[str]]:
-    """The command that the words begin with, and the flags after it. Raises `UsageError` where there is none."""
+def _split(words: Sequence[str], commands: dict[CommandPath, TyperCommand]) -> tuple[CommandPath | None, list[str]]:
+    """The command that the words begin with, and the flags after it. Raises `UsageError` if there is none."""
     if not words:
         return None, []
     for length in range(len(words), 0, -1):
@@ -110,21 +105,25 @@ def _split(words: Sequence[str], commands: dict[CommandPath, Command]) -> tuple[
     raise UsageError(f"no command {' '.join(words)!r}{nearest(' '.join(words), known)}", hint="See `tikv-br --help`.")
 
 
-def _effective(context: typer.Context, path: CommandPath, command: Command, flags: list[str]) -> Iterator[Effective]:
-    """Yield the settings of a command as they would hold. Raises what a wrong flag raises."""
+def _effective(
+    context: typer.Context, path: CommandPath, command: TyperCommand, flags: list[str]
+) -> Iterator[Effective]:
+    """Yield the settings that a command would have. Raises as parsing its flags does."""
     file = _file(context)
     inner = typer.Context(command, parent=context, info_name=path[-1])
-    inner.default_map = {} if file is None else file_defaults(file, path, command)
+    inner.default_map = {} if file is None else file.defaults(path, command)
     given, _, _ = command.make_parser(inner).parse_args(list(flags))
     sections = {} if file is None else file.of(path, command)
-    for flag, option in options(command).items():
+    for option in dict.fromkeys(options(command).values()):
+        name = next(each for each in option.opts if each.startswith("--"))[2:]
         value, source = option.consume_value(inner, given)
+        section = sections[option.name].section if option.name in sections else ""
         origin = {
             "COMMANDLINE": "flag",
-            "ENVIRONMENT": f"env {option.envvar}",
-            "DEFAULT_MAP": f"file {file.path if file else ''} [{sections[flag].section if flag in sections else ''}]",
+            "ENVIRONMENT": f"env {next((each for each in variables(option) if os.environ.get(each)), '')}",
+            "DEFAULT_MAP": f"file {file.path if file else ''} [{section}]",
         }.get(source.name, "default")
-        yield Effective(" ".join(path), flag, _shown(flag, value), origin)
+        yield Effective(" ".join(path), name, _shown(name, value), origin)
 
 
 def _file(context: typer.Context) -> ConfigFile | None:
@@ -133,7 +132,7 @@ def _file(context: typer.Context) -> ConfigFile | None:
 
 
 def _shown(flag: str, value: object) -> object:
-    """A value as JSON has it, without its secrets."""
+    """A value as in JSON, with secrets masked."""
     if isinstance(value, list | tuple):
         return [_shown(flag, each) for each in value]
     if isinstance(value, bool | int | float) or value is None:
@@ -147,20 +146,34 @@ def _text(value: object) -> str:
     return "" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _wrong_variables(context: typer.Context, commands: dict[CommandPath, Command]) -> Iterator[str]:
-    """Yield what is wrong with each variable that begins like ours."""
-    takers: dict[str, list[TyperOption]] = {}
-    for command in commands.values():
-        for option in command.params:
-            if isinstance(option, TyperOption) and isinstance(option.envvar, str):
-                takers.setdefault(option.envvar, []).append(option)
+def _wrong_variables(context: typer.Context, commands: dict[CommandPath, TyperCommand]) -> Iterator[str]:
+    """Yield a message for each wrong ``TIKV_BR_`` variable."""
+    takers: dict[str, TyperOption] = {}
+    for leaf in commands.values():
+        for option in leaf.params:
+            if isinstance(option, TyperOption):
+                takers |= dict.fromkeys(variables(option), option)
     for name, value in sorted(os.environ.items()):
         if not name.startswith("TIKV_BR_") or not value:
             continue
         if name not in takers:
-            yield f"environment: {name} is no setting{nearest(name, takers)}"
-        for option in takers.get(name, [])[:1]:
-            try:
-                option.get_runtime_param().coerce(option.value_from_envvar(context), option, context)
-            except typer.BadParameter as error:
-                yield f"environment: {name}={value!r}: {error.message}"
+            yield f"environment: {name} is not a setting{nearest(name, takers)}"
+            continue
+        try:
+            option = takers[name]
+            option.process_value(probe_context(context), option.value_from_envvar(context))
+        except typer.BadParameter as error:
+            yield f"environment: {name}={value!r}: {error.message}"
+
+
+version_app = typer.Typer(rich_markup_mode=None)
+DEPENDENCIES = ("pyspark", "pyarrow", "grpcio", "obstore", "boto3", "numba")
+
+
+@command(version_app, "version")
+def version(asked: shared.CommandFlags) -> None:
+    """Show the versions of tikv-br and of its main dependencies."""
+    versions = {"tikv-br": __version__, "python": platform.python_version()}
+    versions |= {name: importlib.metadata.version(name) for name in DEPENDENCIES}
+    asked.out.result("version", {"versions": versions})
+    asked.out.table(("package", "version"), list(versions.items()))

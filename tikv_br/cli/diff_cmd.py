@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import sys
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
-from tikv_br.cli import options
-from tikv_br.cli.keys import read_range, show
-from tikv_br.cli.option_groups import ClusterFlags, grouped
-from tikv_br.cli.options import KeyForm, OutputForm
-from tikv_br.cli.output import Output
+from tikv_br.cli import shared
+from tikv_br.cli.command import command, flag, given
+from tikv_br.cli.output import KeyForm, Output, human_bytes, human_seconds, listed, reporting, show
 from tikv_br.cli.progress import progress_display
-from tikv_br.cli.report_file import ReportOption, reporting
-from tikv_br.cli.storage_flags import StorageFlags
-from tikv_br.cli.text import human_bytes, human_seconds
 from tikv_br.errors import DifferencesFound, UsageError
 
 if TYPE_CHECKING:
@@ -26,100 +21,78 @@ if TYPE_CHECKING:
 
 app = typer.Typer(rich_markup_mode=None)
 RANGES_SHOWN = 20
-CHECKS = {
-    "compare": (
-        "both sides",
-        "range by range: the checksums of both, and all rows of both where they differ or are asked to be read",
-    ),
-}
-"""By the step that checks it: what and how."""
-KINDS = {"only_a": "only in A", "only_b": "only in B", "value": "other value"}
-
-OtherPdOption = Annotated[
-    str, typer.Option("--other-pd", metavar="ADDRESS", help="PD of the second cluster, or several: host:port,…")
-]
-OtherCaOption = Annotated[
-    str | None, typer.Option("--other-ca", metavar="FILE", help="--ca for --other-pd, if another.")
-]
-OtherCertOption = Annotated[
-    str | None, typer.Option("--other-cert", metavar="FILE", help="--cert for --other-pd, if another.")
-]
-OtherKeyOption = Annotated[
-    str | None, typer.Option("--other-key", metavar="FILE", help="--key for --other-pd, if another.")
-]
-OtherKeyspaceOption = Annotated[
-    str,
-    typer.Option("--other-keyspace", metavar="ID|NAME", help="Keyspace of B, if it is not that of A."),
-]
+KINDS = {"only_a": "only in A", "only_b": "only in B", "value": "different value"}
 
 
-@app.command("diff", no_args_is_help=True)
-@grouped
-def diff_sides(
-    *,
-    context: typer.Context,
-    cluster: ClusterFlags,
-    keyspace: options.KeyspaceOption = "",
-    other_pd: OtherPdOption = "",
-    other_ca: OtherCaOption = None,
-    other_cert: OtherCertOption = None,
-    other_key: OtherKeyOption = None,
-    other_keyspace: OtherKeyspaceOption = "",
-    storage: options.StorageOption = "",
-    storage_flags: StorageFlags,
-    start: options.StartOption = "",
-    end: options.EndOption = "",
-    form: options.FormatOption = KeyForm.RAW,
-    keys: Annotated[
-        int, typer.Option("--keys", min=0, metavar="N", help="How many keys to name; all are counted.")
-    ] = 20,
-    exact: Annotated[
-        bool, typer.Option("--exact", help="Read all rows on both sides: checksums miss changes that cancel out.")
-    ] = False,
-    repair: Annotated[bool, typer.Option("--repair", help="Write to B what only A has, or has otherwise.")] = False,
-    repair_delete: Annotated[
-        bool, typer.Option("--repair-delete", help="With --repair: also remove from B what only B has.")
-    ] = False,
-    yes: Annotated[
-        bool, typer.Option("--yes", help="Repair without asking; needed where nobody can be asked.")
-    ] = False,
-    executor: options.ExecutorOption = "auto",
-    spark_master: options.SparkMasterOption = "local[*]",
-    concurrency: options.ConcurrencyOption = None,
-    report: ReportOption = "",
-    output: options.OutputOption = OutputForm.CONSOLE,
-) -> None:
-    """Find the keys that differ between two clusters, or from a backup."""
-    with reporting("diff", report, CHECKS) as draft:
-        if repair and not yes and not _can_ask(output):
-            raise UsageError("--repair writes, and nobody can be asked here", hint="Say --yes.")
-        if repair_delete and not repair:
-            raise UsageError("--repair-delete goes with --repair")
-        first, last = read_range(start, end, form)
+class FirstClusterFlags(shared.ClusterFlags):
+    """The first cluster; a second ``--pd`` names the other one."""
+
+    pd: list[str] = shared.pd(
+        "PD endpoints of A (of B with --storage), comma-separated: host:port,… A second --pd names B."
+    )
+
+
+class DiffFlags(shared.BackupFlags):
+    cluster: FirstClusterFlags
+    keyspace: str = shared.KEYSPACE()
+    other_pd: str = flag("", "PD endpoints of cluster B, comma-separated: host:port,…", metavar="ADDRESS")
+    other_ca: str | None = flag(None, "CA certificate for --other-pd (PEM; default: --ca).", metavar="FILE")
+    other_cert: str | None = flag(None, "Client certificate for --other-pd (PEM; default: --cert).", metavar="FILE")
+    other_key: str | None = flag(None, "Private key of --other-cert (PEM; default: --key).", metavar="FILE")
+    other_keyspace: str = flag("", "Keyspace of B, by id or name (API V2; default: --keyspace).", metavar="ID|NAME")
+    storage: str = shared.storage(shared.ONE_BACKUP, default="")
+    storage_flags: shared.StorageFlags
+    range: shared.RangeFlags
+    keys: int = flag(20, "Maximum number of differing keys to list; all are counted.", limits=(0, shared.MAX_COUNT))
+    exact: bool = flag(
+        False, "Compare every row instead of checksums, which can miss the same change to an even number of rows."
+    )
+    repair: bool = flag(False, "Copy rows of A to B where B lacks them or has another value.", command_line=True)
+    repair_delete: bool = flag(
+        False, "With --repair: also delete the rows of B that A does not have.", command_line=True
+    )
+    yes: bool = flag(
+        False,
+        "Repair without asking. Required without a terminal and with --output json.",
+        "--yes",
+        "--confirm",
+        command_line=True,
+    )
+    tasks: shared.TaskFlags
+    report: str = shared.REPORT()
+
+
+@command(app, "diff", example="tikv-br diff --pd 10.0.0.1:2379 --other-pd 10.0.1.1:2379")
+def diff_sides(flags: DiffFlags, context: typer.Context) -> None:
+    """Compare two clusters, or a cluster with a backup.
+
+    Two clusters: A is --pd, B is --other-pd. With --storage: A is the backup, B is --pd. --repair only writes to B.
+    """
+    with reporting("diff", flags.report) as draft:
+        out, repair_delete = flags.out, flags.repair_delete
+        if flags.repair and not flags.yes and not _can_ask(out):
+            raise UsageError("--repair needs a confirmation, and there is no terminal", hint="Pass --yes.")
+        if repair_delete and not flags.repair:
+            raise UsageError("--repair-delete needs --repair")
+        first, last = flags.range.bounds()
         from tikv_br.diff import run
         from tikv_br.diff.options import BackupChoice, ClusterChoice, DiffOptions
 
-        cluster, other = _two_clusters(context, cluster, other_pd)
-        _one_other(other, storage if not other or _said(context, "storage") else "")
-        near = cluster.config()
+        cluster, other = _two_clusters(context, flags)
+        _one_other(other, flags.storage if not other or given(context, "storage") else "")
+        near, keyspace = cluster.config(), flags.keyspace
         a: ClusterChoice | BackupChoice
         if other:
-            far = ClusterFlags(
-                pd=[other],
-                ca=other_ca or cluster.ca,
-                cert=other_cert or cluster.cert,
-                key=other_key or cluster.key,
-            )
-            a, b = ClusterChoice(near, keyspace), ClusterChoice(far.config(), other_keyspace or keyspace)
+            far = cluster.other(other, flags.other_ca or None, flags.other_cert, flags.other_key)
+            a, b = ClusterChoice(near, keyspace), ClusterChoice(far, flags.other_keyspace or keyspace)
         else:
-            place = draft.place = storage_flags.locate(storage)
-            a, b = BackupChoice(place, keyspace), ClusterChoice(near, other_keyspace or keyspace)
-        asked = DiffOptions(a, b, first, last, keys, exact, executor, spark_master, concurrency)
-        out = Output(output)
+            draft.place = flags.location
+            a, b = BackupChoice(flags.location, keyspace), ClusterChoice(near, flags.other_keyspace or keyspace)
+        options = flags.fill(DiffOptions, a=a, b=b, start=first, end=last)
         with progress_display(out) as display:
-            result = run.diff(asked, draft.listen(display))
-        _list(out, result, form)
-        if repair and result.summary.remaining and (yes or _ask(result.summary, delete=repair_delete)):
+            result = run.diff(options, draft.listen(display))
+        _list(out, result, flags.range.form)
+        if flags.repair and result.summary.remaining and (flags.yes or _ask(result.summary, delete=repair_delete)):
             with progress_display(out) as display:
                 result = run.repair(result, draft.listen(display), delete=repair_delete)
         summary = result.summary
@@ -130,32 +103,29 @@ def diff_sides(
         _end(out, summary)
 
 
-def _two_clusters(context: typer.Context, cluster: ClusterFlags, other_pd: str) -> tuple[ClusterFlags, str]:
-    """The first cluster, and PD of the second. ``--pd A --pd B`` names both; elsewhere it names members of one."""
-    if not other_pd and len(cluster.pd) == 2 and _said(context, "pd"):
+def _two_clusters(context: typer.Context, flags: DiffFlags) -> tuple[shared.ClusterFlags, str]:
+    """The first cluster, and PD of the second: ``--pd A --pd B`` names two clusters, other commands take it for one."""
+    cluster = flags.cluster
+    if not flags.other_pd and len(cluster.pd) == 2 and given(context, "pd"):
         return replace(cluster, pd=cluster.pd[:1]), cluster.pd[1]
-    return cluster, other_pd
-
-
-def _said(context: typer.Context, parameter: str) -> bool:
-    source = context.get_parameter_source(parameter)
-    return source is not None and source.name == "COMMANDLINE"
+    return cluster, flags.other_pd
 
 
 def _one_other(other: str, storage: str) -> None:
     if bool(other) == bool(storage):
         problem = "too much" if other else "nothing"
         raise UsageError(
-            f"{problem} to compare with", hint="Say --pd A --other-pd B for two clusters, or --pd B --storage URL."
+            f"{problem} to compare with",
+            hint="Pass --pd A --other-pd B for two clusters, or --pd B --storage URL for a backup.",
         )
 
 
-def _can_ask(output: OutputForm) -> bool:
-    return output is OutputForm.CONSOLE and sys.stdin.isatty() and sys.stderr.isatty()
+def _can_ask(out: Output) -> bool:
+    return not out.is_json and sys.stdin.isatty() and sys.stderr.isatty()
 
 
 def _ask(found: DiffSummary, *, delete: bool) -> bool:
-    deletes = f", and remove {found.only_b:,}" if delete else ""
+    deletes = f" and delete {found.only_b:,}" if delete else ""
     return typer.confirm(
         f"{found.remaining:,} keys differ. Write {found.only_a + found.value:,} to B{deletes}?", err=True
     )
@@ -197,8 +167,7 @@ def _counted(counts: Counts) -> str:
 
 def _text(summary: DiffSummary) -> str:
     """The summary for people."""
-    head = "Equal" if not summary.remaining else "Different"
-    return head + "".join(f"\n  {name:<12} {value}" for name, value in _figures(summary))
+    return listed("Different" if summary.remaining else "Equal", _figures(summary), width=12)
 
 
 def _figures(summary: DiffSummary) -> list[tuple[str, str]]:
@@ -211,21 +180,21 @@ def _figures(summary: DiffSummary) -> list[tuple[str, str]]:
     ]
     if summary.expiring:
         figures.append(("expiring", f"{summary.expiring:,} (no differences)"))
-    asked = f"{summary.checksum_requests:,} checksums, {summary.scan_requests:,} reads"
-    figures.append(("asked", f"{asked} ({human_bytes(summary.scanned_bytes)})"))
+    asked = f"{summary.checksum_requests:,} checksums, {summary.scan_requests:,} scans"
+    figures.append(("requests", f"{asked} ({human_bytes(summary.scanned_bytes)})"))
     if summary.puts or summary.deletes:
         figures.append(
-            ("repaired", f"{summary.puts:,} written, {summary.deletes:,} removed; {summary.remaining:,} left")
+            ("repaired", f"{summary.puts:,} written, {summary.deletes:,} deleted; {summary.remaining:,} left")
         )
     figures.append(("total-take", human_seconds(summary.seconds)))
     return figures
 
 
 def _end(out: Output, summary: DiffSummary) -> None:
-    """Tell the summary. Raises `DifferencesFound`, unless there are none (any more)."""
+    """Print the summary. Raises `DifferencesFound` if differences remain."""
     out.result("summary", asdict(summary), _text(summary))
     if summary.remaining:
-        hint = "Say --repair-delete to remove what only B has." if summary.puts or summary.deletes else None
+        hint = "Pass --repair-delete to delete rows that only B has." if summary.puts or summary.deletes else None
         raise DifferencesFound(
             f"{summary.remaining:,} {'key differs' if summary.remaining == 1 else 'keys differ'}", hint=hint
         )

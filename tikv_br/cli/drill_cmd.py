@@ -1,181 +1,396 @@
-"""``tikv-br drill``: recoveries rehearsed."""
+"""``tikv-br drill``: run, list, show and schedule recovery drills."""
 
 from __future__ import annotations
 
 import logging
+import os
+import shlex
 import sys
-from collections.abc import Iterable
+import tempfile
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
-from tikv_br.cli import drill_options as flags
-from tikv_br.cli import options
-from tikv_br.cli.drill_places import BackupFlags, TargetFlags
-from tikv_br.cli.drill_tail import TailFlags
-from tikv_br.cli.keys import read_range
-from tikv_br.cli.option_groups import ClusterFlags, grouped
-from tikv_br.cli.options import KeyForm, OutputForm, OutputOption
-from tikv_br.cli.output import Output
+from tikv_br.cli import shared
+from tikv_br.cli.backup_cmd import DST_API_VERSION, KEYSPACES, SAFE_INTERVAL
+from tikv_br.cli.command import REQUIRED, Flags, argument, command, flag
+from tikv_br.cli.output import human_bytes, human_seconds, listed
 from tikv_br.cli.progress import progress_display
-from tikv_br.cli.storage_flags import S3Flags, StorageFlags
-from tikv_br.cli.storage_session import RootOption, utc
-from tikv_br.cli.text import human_bytes, human_seconds
-from tikv_br.errors import BackupDamaged, BackupNotFound, UsageError
+from tikv_br.errors import UsageError
 
 if TYPE_CHECKING:
-    from tikv_br.drill.history import Past
+    from tikv_br.backup.options import BackupOptions
+    from tikv_br.cluster.config import ClusterConfig
+    from tikv_br.drill.history import PastDrill
+    from tikv_br.drill.ledger import Kind, Remover
     from tikv_br.drill.notify import Summary
+    from tikv_br.drill.objectives import Objectives
+    from tikv_br.drill.options import Hooks, PointChoice, TailOptions
+    from tikv_br.drill.targets import Target
     from tikv_br.storage.url import StorageLocation
 
 app = typer.Typer(rich_markup_mode=None, no_args_is_help=True, add_completion=False)
 log = logging.getLogger(__name__)
-COLUMNS = ("id", "begun (UTC)", "verdict", "scenario", "RTO", "RPO", "keys", "size")
+COLUMNS = ("id", "started (UTC)", "verdict", "scenario", "RTO", "RPO", "keys", "size")
+REPORTS = partial(
+    flag,
+    "",
+    "Directory or URL for reports, and for the records by which interrupted drills are cleaned up.",
+    shared=True,
+    metavar="URL",
+    show_default="~/.local/state/tikv-br/drills",
+)
+
+
+class RehearsedBackupFlags(Flags):
+    """The backup to rehearse with."""
+
+    backup: str = flag(
+        "new",
+        "Backup to restore: make a new one of --pd, use the newest of --storage, or the one at a URL.",
+        metavar="new|newest|URL",
+    )
+    keyspaces: list[str] | None = KEYSPACES()
+    dst_api_version: Literal["v1", "v1ttl", "v2"] | None = DST_API_VERSION()
+    safe_interval: float = SAFE_INTERVAL()
+    spark: shared.SparkFlags
+
+    def new(self, cluster: ClusterConfig, place: StorageLocation) -> BackupOptions | None:
+        """How to make a backup; None = use an existing one. Raises `UsageError` for options that have no effect then."""
+        if self.backup != "new":
+            if self.keyspaces or self.dst_api_version:
+                raise UsageError("--keyspace and --dst-api-version need --backup new")
+            return None
+        from formats.api_version import ApiVersion
+        from tikv_br.backup.options import BackupOptions
+
+        return self.fill(
+            BackupOptions,
+            cluster=cluster,
+            storage=place,
+            keyspaces=tuple(self.keyspaces or ()),
+            dst_api_version=ApiVersion.from_label(self.dst_api_version) if self.dst_api_version else None,
+        )
+
+    @property
+    def url(self) -> str:
+        """The URL of a named backup; ``""`` = none."""
+        return "" if self.backup in {"new", "newest"} else self.backup
+
+
+class TargetFlags(Flags):
+    """Where to restore to."""
+
+    target: Literal["playground", "cluster"] | None = flag(
+        None,
+        "Kind of target: a playground (emulator of PD and TiKV) started for the drill, or an empty cluster or keyspace.",
+        show_default="playground, unless --target-pd or --target-keyspace is given",
+    )
+    target_pd: str = flag(
+        "",
+        "PD endpoints of an empty target cluster; its data is deleted after the drill (default with --target-keyspace: --pd).",
+        metavar="HOST:PORT[,…]",
+    )
+    target_ca: str | None = flag(
+        None, "CA certificate for --target-pd (PEM; default: --ca; empty: no TLS).", metavar="FILE"
+    )
+    target_cert: str | None = flag(None, "Client certificate for --target-pd (PEM; default: --cert).", metavar="FILE")
+    target_key: str | None = flag(None, "Private key of --target-cert (PEM; default: --key).", metavar="FILE")
+    target_keyspace: str = flag(
+        "", "Empty target keyspace (API V2); its data is deleted after the drill.", metavar="ID|NAME"
+    )
+    target_prefix: str = flag("", "", hidden=True)
+    target_stores: int = flag(3, "Number of stores of the playground.", limits=(1, 100))
+    work_dir: str = flag(
+        "", "Directory for the playground's data.", metavar="DIR", show_default="the system's temporary directory"
+    )
+
+    def choose(self, source: shared.ClusterFlags) -> tuple[Target, dict[Kind, Remover]]:
+        """The target, and how to remove playgrounds of earlier drills. Raises `UsageError`."""
+        from tikv_br.drill.ledger import Kind
+        from tikv_br.drill.targets import ClusterTarget, PlaygroundTarget
+        from tikv_br.playground import launcher
+
+        uses_cluster = self._uses_cluster()
+        parent = Path(self.work_dir) if self.work_dir else Path(tempfile.gettempdir()) / f"tikv-br-drills-{os.getuid()}"
+        playground = PlaygroundTarget(launcher, parent, self.target_stores)
+        removers: dict[Kind, Remover] = {Kind.PLAYGROUND: playground}
+        if not uses_cluster:
+            return playground, removers
+        tls = (self.target_ca, self.target_cert, self.target_key)
+        cluster = source.other(self.target_pd, *tls) if self.target_pd else source.config()
+        return ClusterTarget(cluster, self.target_keyspace), removers
+
+    def _uses_cluster(self) -> bool:
+        if self.target_prefix:
+            raise UsageError(
+                "--target-prefix was removed: rows that other clients write to the same keyspace could be deleted with those of a drill",
+                hint="Use --target-keyspace with an empty keyspace, --target-pd with an empty cluster, or a playground.",
+            )
+        named = bool(self.target_pd or self.target_keyspace)
+        if self.target == "playground" and named:
+            raise UsageError("--target playground cannot be combined with --target-pd or --target-keyspace")
+        if self.target == "cluster" and not named:
+            raise UsageError("--target cluster needs --target-pd or --target-keyspace")
+        tls = (self.target_ca, self.target_cert, self.target_key)
+        if any(each is not None for each in tls) and not self.target_pd:
+            raise UsageError("--target-ca, --target-cert and --target-key need --target-pd")
+        return named
+
+
+class PointFlags(Flags):
+    """The time that --scenario point-in-time restores."""
+
+    source: shared.LogSourceFlags
+    within: float = flag(
+        "6h", "Choose a random time at most this long before the newest restorable time.", kind=shared.TIME
+    )
+    restore_ts: str = flag(
+        "",
+        "Restore this time: latest, a PD timestamp or an RFC 3339 time (default: a random one).",
+        metavar="TS|TIME|latest",
+    )
+    compare_source: bool = flag(
+        False,
+        "Also compare with all rows of --pd: a key may differ only if the log has a later change of it. `log start` must be running.",
+    )
+
+    def choice(self, storage: shared.StorageFlags) -> PointChoice | None:
+        """None without a log. Raises `UsageError`."""
+        log = self.source.source(storage)
+        if log is None:
+            if self.restore_ts or self.compare_source:
+                raise UsageError("--restore-ts and --compare-source need --log and --scenario point-in-time")
+            return None
+        from tikv_br.drill.options import PointChoice
+
+        ts = shared.parse_ts_or_latest(self.restore_ts, "--restore-ts") if self.restore_ts else None
+        return PointChoice(log, ts, self.within, self.compare_source)
+
+
+class TailFlags(Flags):
+    """Whether and how to follow the source after the restore."""
+
+    tail: float | None = flag(
+        None,
+        "Replicate from the source to the target for this long after the restore, then rehearse the cut-over.",
+        kind=shared.TIME,
+    )
+    tail_lag: float = flag("10s", "Start the cut-over when the target's lag is at most this.", kind=shared.TIME)
+    tail_patience: float = flag(
+        "5m",
+        "Maximum time to wait until the lag is at most --tail-lag, and then until the last write has arrived.",
+        kind=shared.TIME,
+    )
+    canary: str = flag("", "", hidden=True)
+
+    def options(self) -> TailOptions | None:
+        """None = the source is not followed. Raises `UsageError`."""
+        if self.canary:
+            raise UsageError(
+                "--canary was removed: drills do not write to the source any more",
+                hint="Omit it. --tail measures the cut-over by timestamps of the source.",
+            )
+        if self.tail is None:
+            return None
+        from tikv_br.drill.options import TailOptions
+
+        return TailOptions(self.tail, self.tail_lag, self.tail_patience)
+
+
+class GoalFlags(Flags):
+    """Objectives of the recovery."""
+
+    rpo: float | None = flag(
+        None, "Objective: maximum data loss, as time (RPO). Exceeding it fails the drill.", kind=shared.TIME
+    )
+    rto: float | None = flag(
+        None, "Objective: maximum time until data is restored and verified (RTO).", kind=shared.TIME
+    )
+    max_age: float | None = flag(None, "Objective: maximum age of the backup.", kind=shared.TIME)
+    min_keys: int | None = flag(
+        None, "Objective: minimum number of keys after the restore.", limits=(0, shared.MAX_COUNT)
+    )
+    cut_over: float | None = flag(
+        None,
+        "Objective: maximum time from the last write to the verified target during the cut-over (with --tail).",
+        kind=shared.TIME,
+    )
+
+    def objectives(self) -> Objectives:
+        """The objectives."""
+        from tikv_br.drill.objectives import Objectives
+
+        return self.fill(Objectives)
+
+
+class HookFlags(Flags):
+    """What to notify after a drill."""
+
+    heartbeat_url: str = flag("", "URL to request after a drill that passed.", metavar="URL")
+    webhook_url: str = flag("", "URL to POST the verdict and figures of each drill to, as JSON.", metavar="URL")
+    heartbeat_url_file: str = flag("", "File with the URL for --heartbeat-url.", metavar="FILE")
+    webhook_url_file: str = flag("", "File with the URL for --webhook-url.", metavar="FILE")
+    textfile: str = flag("", "File to write for node_exporter's textfile collector (*.prom).", metavar="FILE")
+    on_end: str = flag(
+        "", "Command to run after each drill, with TIKV_BR_DRILL_* in its environment.", metavar="COMMAND"
+    )
+
+    def hooks(self) -> Hooks:
+        """The hooks. Raises `UsageError`."""
+        from tikv_br.drill.options import Hooks
+
+        try:
+            command = tuple(shlex.split(self.on_end))
+        except ValueError as error:
+            raise UsageError(f"--on-end is not a valid command: {error}") from None
+        heartbeat = shared.secret_of("--heartbeat-url", self.heartbeat_url, self.heartbeat_url_file)
+        webhook = shared.secret_of("--webhook-url", self.webhook_url, self.webhook_url_file)
+        return Hooks(heartbeat, webhook, self.textfile, command)
+
+
+class DrillFlags(shared.BackupFlags):
+    storage: str = shared.storage(shared.MANY_BACKUPS)
+    backup: RehearsedBackupFlags
+    scenario: Literal["lost-cluster", "deleted-range", "corrupt-backup", "stale-safe-point", "point-in-time"] = flag(
+        "lost-cluster",
+        "Incident to rehearse: lost-cluster restores everything, deleted-range the keys from --start to --end, point-in-time the "
+        "rows of a past time, with --log; corrupt-backup and stale-safe-point must be detected.",
+    )
+    range: shared.HexRangeFlags
+    seed: int | None = flag(
+        None,
+        "Seed for choosing the byte that --scenario corrupt-backup changes, or the time that point-in-time restores to.",
+        limits=(0, shared.MAX_SEED),
+        show_default="0 for corrupt-backup, random for point-in-time",
+    )
+    point: PointFlags
+    goals: GoalFlags
+    reports: str = REPORTS()
+    keep_last: int = flag(
+        0,
+        "Keep the reports of the newest N drills and the backups they made, and remove older ones (0 = keep all).",
+        limits=(0, shared.MAX_BACKUPS),
+    )
+    target: TargetFlags
+    tail: TailFlags
+    hooks: HookFlags
+    cluster: shared.ClusterFlags
+    storage_flags: shared.StorageFlags
 
 
 @app.callback()
 def drill() -> None:
-    """Rehearse a recovery, prove that it works, and report."""
+    """Rehearse recoveries, measure them, and report."""
 
 
-@app.command("run")
-@grouped
-def run(
-    *,
-    storage: RootOption,
-    backup_flags: BackupFlags,
-    scenario: flags.ScenarioOption = "lost-cluster",
-    start: options.StartOption = "",
-    end: options.EndOption = "",
-    key_form: options.FormatOption = KeyForm.HEX,
-    seed: flags.SeedOption = 0,
-    goals: flags.GoalFlags,
-    reports: flags.ReportsOption = "",
-    keep_last: flags.KeepLastOption = 0,
-    target_flags: TargetFlags,
-    tail_flags: TailFlags,
-    hooks: flags.HookFlags,
-    cluster: ClusterFlags,
-    storage_flags: StorageFlags,
-    output: OutputOption = OutputForm.CONSOLE,
-) -> None:
-    """Back up, restore into a place that nobody uses, verify, measure and report; then remove all but the backup."""
-    first, last = read_range(start, end, key_form)
-    place = storage_flags.locate(storage)
+@command(
+    app,
+    "drill run",
+    example="tikv-br drill run --pd 10.0.0.1:2379 --storage s3://backups --backup newest --rto 30m",
+)
+def run(flags: DrillFlags) -> None:
+    """Run a drill. Back up, restore into an empty target, verify, measure, clean up and report."""
+    first, last = flags.range.bounds()
+    backups = flags.location
     from tikv_br.drill.notify import summarize
     from tikv_br.drill.options import DrillOptions, Scenario
     from tikv_br.drill.report import page_url
-    from tikv_br.drill.run import drill as rehearse
+    from tikv_br.drill.run import drill as run_drill
 
-    source = cluster.config()
-    target, removers = target_flags.choose(cluster, key_form)
-    asked = DrillOptions(
-        backups=place,
-        home=storage_flags.locate(flags.reports_url(reports)),
+    source, locate = flags.cluster.config(), flags.storage_flags.locate
+    target, removers = flags.target.choose(flags.cluster)
+    options = DrillOptions(
+        backups=backups,
+        home=locate(_reports_url(flags.reports)),
         target=target,
-        backup=backup_flags.new(source, place),
-        existing=storage_flags.locate(backup_flags.named) if backup_flags.named else None,
-        locate=storage_flags.locate,
-        removers={**removers, **tail_flags.removers(source)},
+        backup=flags.backup.new(source, backups),
+        existing=locate(flags.backup.url) if flags.backup.url else None,
+        removers=removers,
         source=source,
-        tail=tail_flags.options(source, key_form),
-        scenario=Scenario(scenario),
-        objectives=goals.objectives(),
+        tail=flags.tail.options(),
+        point=flags.point.choice(flags.storage_flags),
+        scenario=Scenario(flags.scenario),
+        objectives=flags.goals.objectives(),
         start=first,
         end=last,
-        seed=seed,
-        keep_last=keep_last,
-        hooks=hooks.hooks(),
+        seed=flags.seed,
+        keep_last=flags.keep_last,
+        hooks=flags.hooks.hooks(),
     )
-    out = Output(output)
-    with progress_display(out) as display:
-        report = rehearse(asked, display)
-    summary = summarize(report, page_url(asked.home, report.id))
-    out.result("summary", asdict(summary), _text(summary))
+    with progress_display(flags.out) as display:
+        report = run_drill(options, display)
+    summary = summarize(report, page_url(options.home, report.id))
+    flags.out.result("summary", asdict(summary), _text(summary))
 
 
-@app.command("list")
-@grouped
-def list_drills(
-    *, reports: flags.ReportsOption = "", storage_flags: S3Flags, output: OutputOption = OutputForm.CONSOLE
-) -> None:
-    """List the drills that have a report, the newest first."""
-    from tikv_br.report.figures import counted
+def _reports_url(value: str) -> str:
+    return value or str(shared.state_path("drills"))
 
-    out = Output(output)
-    place = storage_flags.locate(flags.reports_url(reports))
-    found = _newest_first(place)
+
+class ReportsFlags(shared.CommandFlags):
+    """The reports of drills."""
+
+    reports: str = REPORTS()
+    s3: shared.S3Flags
+
+
+@command(app, "drill list")
+def list_drills(flags: ReportsFlags) -> None:
+    """List the drills that have a report, newest first."""
+    from tikv_br.drill.history import read_past_drills
+    from tikv_br.report.facts import counted
+    from tikv_br.storage.open import open_store
+
+    place = flags.s3.locate(_reports_url(flags.reports))
+    found = read_past_drills(open_store(place))[::-1]
     for past in found:
-        out.result("drill", asdict(past))
-    out.table(COLUMNS, [_row(past) for past in found], title=f"{counted(len(found), 'drill')} in {place}")
-    out.flush()
+        flags.out.result("drill", asdict(past))
+    flags.out.table(COLUMNS, [_row(past) for past in found], title=f"{counted(len(found), 'drill')} in {place}")
 
 
-@app.command("show")
-@grouped
-def show(
-    *,
-    drill_id: Annotated[str, typer.Argument(metavar="ID", help="Of the drill; without it, the newest.")] = "",
-    reports: flags.ReportsOption = "",
-    storage_flags: S3Flags,
-    output: OutputOption = OutputForm.CONSOLE,
-) -> None:
+class ShowFlags(ReportsFlags):
+    drill_id: str = argument("", "[ID]", "Drill ID or a unique prefix of it (default: the newest).")
+
+
+@command(app, "drill show")
+def show(flags: ShowFlags) -> None:
     """Show the report of a drill."""
-    from tikv_br.drill.history import REPORTS, read_past, read_report
+    from tikv_br.drill.history import find_report
     from tikv_br.drill.report import page_url
     from tikv_br.storage.open import open_store
 
-    home = open_store(storage_flags.locate(flags.reports_url(reports)))
-    ids = [past.id for past in read_past(home) if past.id.startswith(drill_id)]
-    if not ids:
-        what = f"no drill {drill_id!r}" if drill_id else "no report of a drill"
-        raise BackupNotFound(f"there is {what} in {home.location}", hint="See `tikv-br drill list`, and --reports.")
-    if drill_id and len(ids) > 1:
-        raise UsageError(f"{drill_id!r} begins the ids of {len(ids)} drills: {', '.join(ids[:4])}")
-    report = read_report(home, ids[-1])
-    if report is None:
-        raise BackupDamaged(
-            f"{REPORTS}/{ids[-1]}.json in {home.location} is not as drill {ids[-1]} wrote it",
-            hint="Its page, the .html beside it, is another object. See `tikv-br drill list` for other drills.",
-        )
-    out = Output(output)
-    out.result("report", {"report": report}, _story(report, page_url(home.location, ids[-1])))
+    out, home = flags.out, open_store(flags.s3.locate(_reports_url(flags.reports)))
+    report = find_report(home, flags.drill_id)
+    out.result("report", {"report": report}, _story(report, page_url(home.location, report["id"])))
     rows = [
         (goal["name"], _figure(goal["limit"], goal["unit"]), _figure(goal["value"], goal["unit"]), _met(goal))
         for goal in report["goals"]
     ]
-    out.table(("objective", "asked", "measured", ""), rows)
-    out.flush()
+    out.table(("objective", "limit", "measured", ""), rows)
 
 
-@app.command("schedule")
-def schedule(
-    form: Annotated[
-        Literal["crontab", "systemd"], typer.Option("--print", help="What to print; nothing is installed.")
-    ],
-    config: Annotated[Path, typer.Option("--for", metavar="FILE", help="The config file that says what to rehearse.")],
-    at: Annotated[str, typer.Option("--at", metavar="HH:MM", help="When, by the machine's clock.")] = "03:30",
-    weekday: Annotated[str, typer.Option("--on", metavar="DAY", help="On one day of the week only.")] = "",
-    output: OutputOption = OutputForm.CONSOLE,
-) -> None:
-    """Print what has cron or systemd run a drill."""
+class ScheduleFlags(shared.CommandFlags):
+    form: Literal["crontab", "systemd"] = flag(REQUIRED, "Format to print. Nothing is installed.", "--print")
+    file: Path = flag(REQUIRED, "Config file of the drill.", "--for", metavar="FILE")
+    at: str = flag("03:30", "Time of day, in the machine's time zone.", metavar="HH:MM")
+    weekday: str = flag("", "Day of the week (default: every day).", "--on", metavar="DAY")
+
+
+@command(app, "drill schedule")
+def schedule(flags: ScheduleFlags) -> None:
+    """Print a crontab line or systemd units that run drills."""
     from tikv_br.drill.schedule import crontab, systemd
 
-    if not config.is_file():
-        log.warning("there is no file %s: drills will fail until there is", config)
+    if not flags.file.is_file():
+        log.warning("%s does not exist: drills fail until it does", flags.file)
     program = str(Path(sys.argv[0]).absolute())
-    command = [program, "drill", "run", "--config", str(config.absolute())]
-    text = (crontab if form == "crontab" else systemd)(command, at, weekday)
-    Output(output).result("schedule", {"text": text}, text.rstrip("\n"))
-
-
-def _newest_first(place: StorageLocation) -> list[Past]:
-    from tikv_br.drill.history import read_past
-    from tikv_br.storage.open import open_store
-
-    return list(reversed(read_past(open_store(place))))
+    words = [program, "drill", "run", "--config", str(flags.file.absolute())]
+    text = (crontab if flags.form == "crontab" else systemd)(words, flags.at, flags.weekday)
+    flags.out.result("schedule", {"text": text}, text.rstrip("\n"))
 
 
 def _text(summary: Summary) -> str:
@@ -189,36 +404,32 @@ def _text(summary: Summary) -> str:
         ("total-take", human_seconds(summary.seconds)),
         ("report", summary.page),
     ]
-    return _listed(f"Drill {summary.id}", figures)
+    return listed(f"Drill {summary.id}", figures)
 
 
 def _story(report: dict[str, Any], page: str) -> str:
-    """What a report says of a drill, but for its objectives."""
+    """A report without its objectives."""
     backup, trouble = report["backup"], report["trouble"]
-    said = [
+    rows = [
         ("verdict", report["verdict"]),
-        ("begun (UTC)", f"{utc(report['started_ms'])}, took {human_seconds(report['seconds'])}"),
-        ("scenario", f"{report['scenario']}, into {report['target']}"),
+        ("started (UTC)", f"{shared.utc(report['started_ms'])}, took {human_seconds(report['seconds'])}"),
+        ("scenario", f"{report['scenario']}, target: {report['target']}"),
         *([("backup", backup["place"])] if backup else []),
         *(
-            [("went wrong", f"{trouble['message']} (step “{trouble['step']}”)"), ("hint", trouble["hint"])]
+            [("failure", f"{trouble['message']} (step “{trouble['step']}”)"), ("hint", trouble["hint"])]
             if trouble
             else []
         ),
         *(("note", note) for note in report["notices"]),
         ("report", page),
     ]
-    return _listed(f"Drill {report['id']}", said)
+    return listed(f"Drill {report['id']}", rows)
 
 
-def _listed(title: str, rows: Iterable[tuple[str, str]]) -> str:
-    return title + "".join(f"\n  {name:<18} {value}" for name, value in rows)
-
-
-def _row(past: Past) -> tuple[str, ...]:
+def _row(past: PastDrill) -> tuple[str, ...]:
     return (
         past.id,
-        utc(past.started_ms),
+        shared.utc(past.started_ms),
         past.verdict,
         past.scenario,
         _figure(past.rto, "s"),
@@ -237,4 +448,4 @@ def _figure(value: float | None, unit: str) -> str:
 def _met(goal: dict[str, object]) -> str:
     if goal["limit"] is None:
         return ""
-    return "reached" if goal["met"] else "missed"
+    return "met" if goal["met"] else "missed"

@@ -1,4 +1,4 @@
-"""Logging for the command line: calm lines on stderr or in a file, each with the run's id, never a secret in them."""
+"""The log: lines on stderr or in a file, each with the run's id and without secrets."""
 
 from __future__ import annotations
 
@@ -13,11 +13,19 @@ from dataclasses import dataclass
 from typing import TextIO
 
 from tikv_br import run_id
-from tikv_br.cli.options import LogLevel
 from tikv_br.errors import UsageError
 from tikv_br.redaction import redact
 
 _OURS = ("tikv_br", "incremental")
+
+
+class LogLevel(enum.StrEnum):
+    """The least severity that is logged, as in the standard library."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
 
 
 class LogForm(enum.StrEnum):
@@ -29,13 +37,13 @@ class LogForm(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class LogSettings:
-    """What is logged, where to (None: stderr) and how."""
+    """What is logged, where (None: stderr) and how."""
 
     level: LogLevel = LogLevel.INFO
     file: str | None = None
     form: LogForm = LogForm.TEXT
     quiet: bool = False
-    """Whether what goes as it should is not worth a word outside the file."""
+    """Whether only warnings and errors are logged outside the file."""
 
 
 class _Current:
@@ -70,7 +78,7 @@ class _JsonFormatter(logging.Formatter):
 def configure(
     level: LogLevel | None = None, *, file: str | None = None, form: LogForm | None = None, quiet: bool | None = None
 ) -> None:
-    """Change what is given of how our own records are logged; others' are from warning on. Raises `UsageError`."""
+    """Change the given settings. Records of other libraries are logged from warnings on. Raises `UsageError`."""
     old = _Current.settings
     settings = LogSettings(
         level or old.level, file or old.file, form or old.form, old.quiet if quiet is None else quiet
@@ -79,7 +87,7 @@ def configure(
     if settings.quiet and settings.file is None:
         handler.setLevel(logging.WARNING)
     if settings.level is not LogLevel.DEBUG:
-        handler.addFilter(_is_worth_telling)
+        handler.addFilter(_is_relevant)
     handler.setFormatter(_JsonFormatter() if settings.form is LogForm.JSON else _TextFormatter())
     close()
     _Current.settings = settings
@@ -91,13 +99,13 @@ def configure(
     logging.captureWarnings(capture=True)
 
 
-def _is_worth_telling(record: logging.LogRecord) -> bool:
-    """All but what py4j complains of, through the root logger, when a JVM ends: what matters of it is an error of ours."""
+def _is_relevant(record: logging.LogRecord) -> bool:
+    """Whether a record is not one of py4j's when a JVM ends; failures of the JVM are errors of ours."""
     return "/py4j/" not in record.pathname
 
 
 def reset() -> None:
-    """Forget what an earlier run in this process has configured."""
+    """Reset the settings of an earlier run in this process."""
     _Current.settings = LogSettings()
     close()
 
@@ -111,7 +119,7 @@ def close() -> None:
 
 @contextlib.contextmanager
 def through(stream: TextIO) -> Iterator[None]:
-    """Write what would go to stderr to another stream, which keeps it apart from what is drawn there."""
+    """Within the context, log to another stream than stderr, such as one that a live display shares."""
     ours = [each for each in logging.getLogger().handlers if type(each) is logging.StreamHandler]
     before = [(each, each.setStream(stream)) for each in ours]
     try:
@@ -123,12 +131,12 @@ def through(stream: TextIO) -> Iterator[None]:
 
 
 def has_file() -> bool:
-    """Whether the log goes to a file, and stderr stays free."""
+    """Whether the log goes to a file."""
     return _Current.settings.file is not None
 
 
 def is_quiet() -> bool:
-    """Whether --quiet was said."""
+    """Whether --quiet was passed."""
     return _Current.settings.quiet
 
 

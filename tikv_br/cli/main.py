@@ -1,9 +1,9 @@
-"""The entry point: the table of commands, and the one place where any failure becomes a message and an exit code."""
+"""The entry point: the table of commands, and the place where every failure becomes a message and an exit code."""
 
 from __future__ import annotations
 
 import contextlib
-import gc
+import importlib
 import logging
 import os
 import signal
@@ -12,85 +12,74 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated, ClassVar, NoReturn
+from typing import Annotated, ClassVar, NoReturn
 
 import typer
 import typer.main
 
 from tikv_br import run_id
 from tikv_br.cli import log
-from tikv_br.cli.clash import check_packages
-from tikv_br.cli.coercion import quicken
-from tikv_br.cli.common import Invocation, extend
-from tikv_br.cli.failure import failure_of
-from tikv_br.cli.lazy import LazyCommand, LazyGroup
-from tikv_br.cli.options import OutputForm
-from tikv_br.cli.output import Output
-from tikv_br.cli.process_list import hide_arguments
-from tikv_br.errors import Interrupted, OutputClosed, OutputFailed, Terminated, TikvBrError, UsageError
+from tikv_br.cli.command import LazyCommand, LazyGroup
+from tikv_br.cli.output import Output, OutputForm, failure_of
+from tikv_br.cli.settings import Invocation
+from tikv_br.errors import Interrupted, OutputClosed, OutputFailed, PackageClash, Terminated, TikvBrError, UsageError
 from tikv_br.redaction import redact, secrets_in
 
-if TYPE_CHECKING:
-    from typer._click import Command
-
 PROGRAM = "tikv-br"
+PACKAGES = ("formats", "incremental")
+"""Top-level packages of tikv-br besides ``tikv_br``."""
 
 
 class Commands(LazyGroup):
-    """All commands; each help line is the first line of that module's own help (a test compares them)."""
-
-    def load(self, name: str) -> Command:
-        """Import a command and give it what every command takes."""
-        command = super().load(name)
-        extend(command, (name,))
-        quicken(command)
-        return command
+    """All commands. Each help line is the first line of the help of the command (a test compares them)."""
 
     table: ClassVar[dict[str, LazyCommand]] = {
-        "backup": LazyCommand("tikv_br.cli.backup_cmd", "Back up a cluster."),
-        "restore": LazyCommand("tikv_br.cli.restore_cmd", "Restore a backup into a cluster."),
-        "verify": LazyCommand(
-            "tikv_br.cli.verify_cmd", "Check that a backup is whole, or that a cluster holds what it holds."
-        ),
-        "diff": LazyCommand(
-            "tikv_br.cli.diff_cmd", "Find the keys that differ between two clusters, or from a backup."
-        ),
-        "sync": LazyCommand(
-            "tikv_br.cli.sync_cmd",
-            "Keep a second cluster seconds behind a first, from a backup on, until told to stop.",
-        ),
-        "changefeed": LazyCommand("tikv_br.cli.changefeed_cmd", "Make and look after what a group of captures syncs."),
-        "capture": LazyCommand(
-            "tikv_br.cli.capture_cmd", "Run and list the processes that share the work of changefeeds."
-        ),
-        "processor": LazyCommand("tikv_br.cli.processor_cmd", "Show who follows which sub-span of the changefeeds."),
-        "check": LazyCommand(
-            "tikv_br.cli.check_cmd", "Check whether cluster, storage and this machine are fit for the work."
-        ),
-        "list": LazyCommand("tikv_br.cli.list_cmd", "List the backups in a folder, from its index."),
-        "show": LazyCommand("tikv_br.cli.show_cmd", "Show what a backup is, its ranges, or its files."),
-        "cat": LazyCommand(
-            "tikv_br.cli.cat_cmd",
-            "Write one value out of a backup to standard output; exit code 13 when it is not there.",
-        ),
-        "pin": LazyCommand("tikv_br.cli.pin_cmd", "Keep a backup from being pruned."),
-        "unpin": LazyCommand("tikv_br.cli.unpin_cmd", "Let a pinned backup be pruned again."),
-        "prune": LazyCommand(
-            "tikv_br.cli.prune_cmd", "Remove the backups that no rule keeps, for each cluster and range by itself."
-        ),
-        "abort": LazyCommand(
-            "tikv_br.cli.abort_cmd", "Remove what an unfinished backup has left at a path; never a finished one."
-        ),
-        "unlock": LazyCommand(
-            "tikv_br.cli.unlock_cmd", "End the lease of a run that is no more, and say whose it was."
-        ),
-        "drill": LazyCommand("tikv_br.cli.drill_cmd", "Rehearse a recovery, prove that it works, and report."),
-        "raw": LazyCommand("tikv_br.cli.raw_cmd", "Read and write single keys and ranges of a RawKV cluster."),
-        "playground": LazyCommand("tikv_br.cli.playground_cmd", "Run a development cluster on this machine."),
-        "config": LazyCommand(
-            "tikv_br.cli.config_cmd", "Show which settings hold and where they come from, and check the config file."
-        ),
-        "version": LazyCommand("tikv_br.cli.version_cmd", "Show the versions of tikv-br and what it stands on."),
+        name: LazyCommand(f"tikv_br.cli.{module}", text, app or "app")
+        for name, module, app, text in (
+            ("backup", "backup_cmd", "", "Back up a cluster."),
+            ("restore", "restore_cmd", "", "Restore a backup into a cluster."),
+            ("verify", "verify_cmd", "", "Verify a backup, or compare a cluster with it."),
+            ("diff", "diff_cmd", "", "Compare two clusters, or a cluster with a backup."),
+            ("sync", "sync_cmd", "", "Replicate changes to another cluster or a file, until stopped."),
+            ("log", "log_cmd", "", "Archive all changes of a cluster, for point-in-time recovery."),
+            (
+                "changefeed",
+                "changefeed_cmd",
+                "",
+                "Manage changefeeds: syncs that several capture processes run together.",
+            ),
+            ("capture", "changefeed_cmd", "capture_app", "Run and list captures, the processes that run changefeeds."),
+            ("processor", "changefeed_cmd", "processor_app", "Show which capture runs which part of each changefeed."),
+            ("check", "check_cmd", "", "Run preflight checks on the cluster, the storage and this machine."),
+            ("list", "backups_cmd", "list_app", "List the backups below a URL."),
+            ("show", "show_cmd", "", "Show the summary, the ranges or the files of a backup."),
+            ("cat", "show_cmd", "cat_app", "Print the value of a key in a backup. Exit code 13 if it has no such key."),
+            ("pin", "backups_cmd", "pin_app", "Protect a backup from prune."),
+            ("unpin", "backups_cmd", "unpin_app", "Allow prune to remove a pinned backup again."),
+            (
+                "prune",
+                "backups_cmd",
+                "prune_app",
+                "Remove the backups that no --keep-* option keeps; at least one is required. Each cluster and range is pruned separately.",
+            ),
+            ("abort", "backups_cmd", "abort_app", "Remove an unfinished backup. Fails if the backup is complete."),
+            (
+                "unlock",
+                "backups_cmd",
+                "unlock_app",
+                "Remove the lock that a dead run left in a backup, and show its owner.",
+            ),
+            ("drill", "drill_cmd", "", "Rehearse recoveries, measure them, and report."),
+            ("raw", "raw_cmd", "", "Read and write keys and ranges of a RawKV cluster."),
+            (
+                "playground",
+                "playground_cmd",
+                "",
+                "Run an emulator of PD and TiKV on this machine, for tests and demos.",
+            ),
+            ("config", "config_cmd", "", "Show effective settings, and check the config file."),
+            ("version", "config_cmd", "version_app", "Show the versions of tikv-br and of its main dependencies."),
+        )
     }
 
 
@@ -100,6 +89,7 @@ app = typer.Typer(
     invoke_without_command=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
+    epilog="DURATION: 500ms, 90s, 1h30m or plain seconds. SIZE: 4096, 64KiB, 1GiB (powers of 1024). TIME: 2026-05-02T10:00:00Z.",
     context_settings={"help_option_names": ["--help", "-h"], "max_content_width": 120},
 )
 
@@ -109,7 +99,7 @@ def root(
     context: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False,
 ) -> None:
-    """Back up, migrate, restore and tail TiKV RawKV clusters."""
+    """Back up, migrate, restore and replicate TiKV RawKV clusters."""
     if version:
         from tikv_br import __version__
 
@@ -120,19 +110,34 @@ def root(
         raise typer.Exit(UsageError.exit_code)
 
 
+def check_packages() -> None:
+    """Raise `PackageClash` if another distribution hides a top-level package of tikv-br.
+
+    Twisted depends on a package that is also called ``incremental``. Installed in one environment, one of them overwrites or
+    hides the other, and commands fail later with misleading errors.
+    """
+    for name in PACKAGES:
+        try:
+            package = importlib.import_module(name)
+        except ImportError as error:
+            raise PackageClash(f"cannot import tikv-br's package `{name}`: {error}") from error
+        if getattr(package, "__part_of__", None) != "tikv-br":
+            place = getattr(package, "__file__", None) or "an unknown place"
+            raise PackageClash(
+                f"the package `{name}` at {place} is not part of tikv-br: another distribution installs the same name"
+            )
+
+
 def run(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code."""
     run_id.start()
-    _have_streams()
-    if arguments is None:
-        hide_arguments(secrets_in(" ".join(sys.argv)))
+    _open_missing_streams()
+    words = sys.argv[1:] if arguments is None else arguments
     try:
-        return _run(sys.argv[1:] if arguments is None else arguments, Invocation())
+        return _run(words, Invocation(has_secrets=bool(secrets_in(" ".join(words)))))
     finally:
         log.reset()
         run_id.end()
-        if arguments is None:
-            gc.freeze()  # the process ends: its last search for garbage would cost a tenth of a second and find nothing of use
 
 
 def _run(arguments: Sequence[str], invocation: Invocation) -> int:
@@ -140,9 +145,8 @@ def _run(arguments: Sequence[str], invocation: Invocation) -> int:
     failure: TikvBrError
     try:
         check_packages()
-        _signals_raise()
+        _raise_on_signals()
         command = typer.main.get_command(app)
-        quicken(command)
         code = command.main(list(arguments), prog_name=PROGRAM, standalone_mode=False, obj=invocation)
         Output().flush()
         return int(code or 0)
@@ -155,7 +159,7 @@ def _run(arguments: Sequence[str], invocation: Invocation) -> int:
 
 
 def wants_json(arguments: Sequence[str], configured: str = "") -> bool:
-    """Whether the JSON form was asked for, also when the command line as a whole does not parse."""
+    """Whether JSON output was requested, even if the command line is not valid."""
     chosen = os.environ.get("TIKV_BR_OUTPUT") or configured
     for index, argument in enumerate(arguments):
         if argument == "--":
@@ -168,7 +172,7 @@ def wants_json(arguments: Sequence[str], configured: str = "") -> bool:
 
 
 def _fail(error: TikvBrError, *, is_json: bool) -> int:
-    """Report ``error`` in the wanted form, and in the log file if there is one, and return its exit code."""
+    """Report `error` in the output format, and in the log file if there is one. Returns its exit code."""
     if isinstance(error, OutputClosed):
         return error.exit_code
     if log.is_debug() and error.__traceback__ is not None:
@@ -177,24 +181,24 @@ def _fail(error: TikvBrError, *, is_json: bool) -> int:
         logging.getLogger(__name__).error("%s: %s (exit code %d)", error.name, error.message, error.exit_code)
     if is_json and not isinstance(error, OutputFailed):
         fields = {name: redact(value) if isinstance(value, str) else value for name, value in error.to_json().items()}
-        with contextlib.suppress(OutputClosed, OutputFailed):  # the exit code still tells
+        with contextlib.suppress(OutputClosed, OutputFailed):  # the exit code still reports the failure
             Output(OutputForm.JSON).result("exit_error", fields)
     else:
         with contextlib.suppress(OSError):
             sys.stderr.write(redact(f"Error: {error.message}") + "\n")
-            if error.hint:  # by itself: the last word of a message may be the name of a credential
+            if error.hint:  # redacted separately: the last word of a message may be the name of a credential
                 sys.stderr.write(redact(f"Hint: {error.hint}") + "\n")
     return error.exit_code
 
 
-def _have_streams() -> None:
-    """Take /dev/null for a stream that whoever started us has closed; Python has None for it."""
+def _open_missing_streams() -> None:
+    """Open /dev/null for standard streams that were closed at the start; Python sets them to None."""
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115 - while we live
 
 
-def _signals_raise() -> None:
+def _raise_on_signals() -> None:
     """Turn SIGINT and SIGTERM into exceptions, so that everything on the stack can clean up."""
     signal.signal(signal.SIGINT, _interrupt)
     signal.signal(signal.SIGTERM, _terminate)
@@ -205,7 +209,7 @@ def _interrupt(_signal: int, _frame: FrameType | None) -> NoReturn:
 
 
 def _terminate(_signal: int, _frame: FrameType | None) -> NoReturn:
-    raise Terminated("told to end (SIGTERM)")
+    raise Terminated("terminated (SIGTERM)")
 
 
 if __name__ == "__main__":

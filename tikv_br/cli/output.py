@@ -1,4 +1,4 @@
-"""One `Output` for every command: text for people or JSON lines for scripts, always on stdout.
+"""Results as text for people or as JSON lines for scripts, always on stdout; keys, sizes, durations and tables as text.
 
 Progress and logs go to stderr (see ``log.py`` and ``progress.py``), so that stdout can be piped. In JSON form every line
 carries ``message_type``, ``schema_version`` and ``run_id``; only bulk rows (`row`) are bare objects. ``docs/cli-json.md`` lists them all.
@@ -7,20 +7,65 @@ carries ``message_type``, ``schema_version`` and ``run_id``; only bulk rows (`ro
 from __future__ import annotations
 
 import contextlib
+import enum
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TextIO
 
+import typer
+
+from formats.errors import InvalidKeyText
+from formats.keys.text import format_key, parse_key, show_key
 from tikv_br import run_id
 from tikv_br.cli import log
-from tikv_br.cli.options import OutputForm
-from tikv_br.cli.text import plain_table
-from tikv_br.errors import OutputClosed, OutputFailed
+from tikv_br.errors import Interrupted, OutputClosed, OutputFailed, TikvBrError, UsageError
+from tikv_br.report import draft
+from tikv_br.report.draft import Draft
 
-SCHEMA_VERSION = 1
-"""Of all JSON lines; raised when a field goes or changes its meaning, not when one is added."""
+SCHEMA_VERSION = 2
+"""Of all JSON lines. Raised when a field is removed or changes its meaning, not when one is added."""
+
+
+class OutputForm(enum.StrEnum):
+    """How results are written."""
+
+    CONSOLE = "console"
+    JSON = "json"
+
+
+class KeyForm(enum.StrEnum):
+    """How keys are written as text."""
+
+    RAW = "raw"
+    HEX = "hex"
+    ESCAPED = "escaped"
+
+
+def failure_of(error: BaseException) -> TikvBrError:
+    """The error that the command line reports for any exception."""
+    match error:
+        case TikvBrError():
+            return error
+        case typer.TyperException():
+            return _usage_error(error)
+        case KeyboardInterrupt() | typer.Abort():
+            return Interrupted("interrupted")
+        case _:
+            return TikvBrError(f"unexpected {type(error).__name__}: {error}")
+
+
+def reporting(command: str, path: str) -> contextlib.AbstractContextManager[Draft]:
+    """``--report``: see `tikv_br.report.draft.reporting`."""
+    return draft.reporting(command, path, failure_of)
+
+
+def _usage_error(error: typer.TyperException) -> UsageError:
+    """Typer's usage error as one of ours."""
+    context: typer.Context | None = getattr(error, "ctx", None)
+    hint = f"See `{context.command_path} --help`." if context is not None else None
+    return UsageError(error.format_message(), hint=hint)
 
 
 class Output:
@@ -32,7 +77,7 @@ class Output:
 
     @property
     def is_json(self) -> bool:
-        """Whether scripts read along."""
+        """Whether results are JSON lines."""
         return self.form is OutputForm.JSON
 
     def result(self, message_type: str, fields: Mapping[str, object], text: str = "") -> None:
@@ -40,7 +85,7 @@ class Output:
         if self.is_json:
             head = {"message_type": message_type, "schema_version": SCHEMA_VERSION, "run_id": run_id.current()}
             self.row({**head, **fields}, "")
-        elif text and not _is_hushed(message_type):
+        elif text and not _is_hidden(message_type):
             self._write(text + "\n")
 
     def row(self, fields: Mapping[str, object], text: str) -> None:
@@ -72,12 +117,12 @@ class Output:
         """End a command: JSON ``message_type`` ``summary`` with ``fields``, or a table of ``shown`` for people."""
         if self.is_json:
             self.result("summary", fields)
-        elif not _is_hushed("summary"):
+        elif not _is_hidden("summary"):
             self.table(("what", "value"), list(shown.items()), title=title)
         self.flush()
 
     def flush(self) -> None:
-        """Push out what is buffered."""
+        """Flush the stream."""
         try:
             self._stream.flush()
         except OSError as error:
@@ -101,13 +146,13 @@ class Output:
         Console(file=self._stream).print(table)
 
 
-def _is_hushed(message_type: str) -> bool:
-    """Whether people have asked not to be told that all went well; what they have asked for is told."""
+def _is_hidden(message_type: str) -> bool:
+    """Whether --quiet hides this result: summaries only."""
     return message_type == "summary" and log.is_quiet()
 
 
 def use_colour(stream: TextIO) -> bool:
-    """Whether ``stream`` is a terminal whose owner has not said NO_COLOR."""
+    """Whether `stream` is a terminal and NO_COLOR is not set."""
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
@@ -117,4 +162,63 @@ def _failure(stream: TextIO, error: OSError) -> OutputClosed | OutputFailed:
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
     if isinstance(error, BrokenPipeError):
         return OutputClosed("standard output was closed before everything was written")
-    return OutputFailed(f"standard output cannot be written: {error.strerror}")
+    return OutputFailed(f"cannot write to standard output: {error.strerror}")
+
+
+def human_bytes(count: float) -> str:
+    """Bytes in powers of 1024 with one decimal: ``1.5 MiB``."""
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if abs(count) < 1024 or unit == "TiB":
+            return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    raise AssertionError
+
+
+def human_seconds(seconds: float) -> str:
+    """Seconds as ``0.42s``, ``12.3s``, ``4m05s`` or ``2h03m``."""
+    if seconds < 10:
+        return f"{seconds:.2f}s"
+    if seconds < 60:
+        return f"{seconds:.1f}s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes}m{rest:02d}s"
+    return f"{minutes // 60}h{minutes % 60:02d}m"
+
+
+def plain_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Columns aligned with spaces, for files, pipes and cron mails."""
+    widths = [max(len(row[i]) for row in [columns, *rows]) for i in range(len(columns))]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in [columns, *rows]]
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def read_key(text: str, form: KeyForm, flag: str) -> bytes:
+    """Parse a key. Raises `UsageError` naming the flag."""
+    try:
+        return parse_key(text, form.value)
+    except InvalidKeyText as error:
+        raise UsageError(f"{flag}: {error}", hint=f"Keys are parsed as --format {form.value}.") from None
+
+
+def read_range(start: str, end: str, form: KeyForm) -> tuple[bytes, bytes]:
+    """Parse the range [start, end); an empty end means unbounded. Raises `UsageError` if the range is empty."""
+    first, last = read_key(start, form, "--start"), read_key(end, form, "--end")
+    if last and first >= last:
+        raise UsageError("--start is not less than --end", hint="The range is [start, end). Omit --end for no bound.")
+    return first, last
+
+
+def show(data: bytes, form: KeyForm) -> str:
+    """Bytes as a person can read them in one line: hex if asked for, escaped otherwise."""
+    return format_key(data, KeyForm.HEX if form is KeyForm.HEX else KeyForm.ESCAPED)
+
+
+def quote(key: bytes, form: KeyForm) -> str:
+    """A key as `show`, cut for messages."""
+    return show_key(key, KeyForm.HEX if form is KeyForm.HEX else KeyForm.ESCAPED)
+
+
+def listed(title: str, rows: Iterable[tuple[str, str]], width: int = 18) -> str:
+    """A title, and names and values in two columns below it."""
+    return title + "".join(f"\n  {name:<{width}} {value}" for name, value in rows)

@@ -3,106 +3,116 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
 from formats.api_version import ApiVersion
-from tikv_br.cli.options import OutputForm, OutputOption, parse_duration, parse_size
+from tikv_br.cli import shared
+from tikv_br.cli.command import REQUIRED, command, flag
 from tikv_br.cli.output import Output
-from tikv_br.errors import Interrupted, PlaygroundError, Terminated, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-app = typer.Typer(rich_markup_mode=None, help="Run a development cluster on this machine.", no_args_is_help=True)
+app = typer.Typer(
+    rich_markup_mode=None,
+    help="Run an emulator of PD and TiKV on this machine, for tests and demos.",
+    no_args_is_help=True,
+)
 
-DirectoryOption = Annotated[Path, typer.Option("--dir", metavar="DIR", help="The playground's folder.")]
-TlsFileOption = Annotated[str | None, typer.Option(metavar="FILE", help="PEM file of the servers' TLS.")]
+
+class DirectoryFlags(shared.CommandFlags):
+    """One playground."""
+
+    directory: Path = flag(REQUIRED, "Directory of the playground.", "--dir", metavar="DIR")
 
 
-@app.command("start")
-def start(
-    directory: DirectoryOption,
-    api_version: Annotated[Literal["v1", "v1ttl", "v2"] | None, typer.Option(help="v1 for a new one.")] = None,
-    stores: Annotated[int | None, typer.Option(min=1, help="Number of stores; 3 for a new one.")] = None,
-    replicas: Annotated[int | None, typer.Option(min=1, help="Voters of a region; up to 3 as stores allow.")] = None,
-    regions: Annotated[int | None, typer.Option(min=1, help="Split until so many regions hold data.")] = None,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="PD's port; 0: the same as before, or any.")] = 0,
-    region_split_size: Annotated[str | None, typer.Option(metavar="SIZE", help="Split regions above this.")] = None,
-    election_timeout: Annotated[str | None, typer.Option(metavar="TIME", help="A dead leader's time.")] = None,
-    keyspace_split_delay: Annotated[str | None, typer.Option(metavar="TIME", help="Until PD's own splits.")] = None,
-    resolved_ts_interval: Annotated[str | None, typer.Option(metavar="TIME", help="Of change feeds.")] = None,
-    gc_barriers: Annotated[bool | None, typer.Option("--gc-barriers/--no-gc-barriers", help="As newer PDs.")] = None,
-    balance: Annotated[bool | None, typer.Option("--balance/--no-balance", help="Spread leaders by itself.")] = None,
-    etcd: Annotated[bool | None, typer.Option("--etcd/--no-etcd", help="A real etcd beside it.")] = None,
-    ca: TlsFileOption = None,
-    cert: TlsFileOption = None,
-    key: TlsFileOption = None,
-    mutual_tls: Annotated[bool, typer.Option("--mutual-tls", help="Demand certificates of clients.")] = False,
-    detach: Annotated[bool, typer.Option("--detach", help="Leave it running and return.")] = False,
-    output: OutputOption = OutputForm.CONSOLE,
-) -> None:
-    """Start a playground, a new one or one that was stopped; data and settings are kept in its folder."""
+class StartFlags(DirectoryFlags):
+    """Flags of ``playground start``; None = as before, or the default of a new playground."""
+
+    directory: Path = flag(REQUIRED, "Directory of the playground.", "--dir", metavar="DIR")
+    api_version: Literal["v1", "v1ttl", "v2"] | None = flag(None, "API version (default: v1 for a new playground).")
+    stores: int | None = flag(None, "Number of stores (default: 3 for a new playground).", limits=(1, 100))
+    replicas: int | None = flag(None, "Replicas per region (default: up to 3).", limits=(1, 100))
+    regions: int | None = flag(None, "Split until this many regions contain data (default: 1).", limits=(1, 100_000))
+    pd_port: int = flag(0, "Port of PD (0 = the previous one, or any).", "--port", limits=(0, 65535), metavar="PORT")
+    region_split_size: int | None = flag(
+        None, "Size above which regions are split (default: 256MiB).", kind=shared.SIZE
+    )
+    election_timeout: float | None = flag(None, "Leader election timeout (default: 10s).", kind=shared.TIME)
+    disconnect_delay: float | None = flag(
+        None, "Delay before PD reports a dead store as Disconnected (default: 20s).", kind=shared.TIME
+    )
+    keyspace_split_delay: float | None = flag(
+        None, "Delay before PD pre-splits keyspaces (default: 3s).", kind=shared.TIME
+    )
+    resolved_ts_interval: float | None = flag(
+        None, "Interval of resolved-ts events in CDC streams (default: 1s).", kind=shared.TIME
+    )
+    gc_barriers: bool | None = flag(
+        None, "Emulate the GC barriers of newer versions of PD (default: no).", "--gc-barriers/--no-gc-barriers"
+    )
+    balance: bool | None = flag(None, "Balance leaders automatically (default: yes).", "--balance/--no-balance")
+    etcd: bool | None = flag(None, "Start an etcd next to PD (default: no).", "--etcd/--no-etcd")
+    ca: str | None = flag(None, "CA certificate (PEM). Enables TLS; needs --cert and --key.", metavar="FILE")
+    cert: str | None = flag(None, "Certificate of the servers (PEM).", metavar="FILE")
+    key: str | None = flag(None, "Private key of --cert (PEM).", metavar="FILE")
+    mutual_tls: bool = flag(False, "Require client certificates.")
+    detach: bool = flag(False, "Run in the background.")
+
+
+@command(app, "playground start")
+def start(flags: StartFlags) -> None:
+    """Start a new or stopped playground. Its data and settings are kept in its directory."""
     from tikv_br.playground import launcher
+    from tikv_br.playground.settings import Settings, TlsSettings
 
-    changes: dict[str, Any] = {
-        "api_version": None if api_version is None else ApiVersion.from_label(api_version).value,
-        "stores": stores,
-        "replicas": replicas,
-        "regions": regions,
-        "pd_port": port,
-        "region_split_size": None if region_split_size is None else parse_size(region_split_size),
-        "election_timeout": None if election_timeout is None else parse_duration(election_timeout),
-        "keyspace_split_delay": None if keyspace_split_delay is None else parse_duration(keyspace_split_delay),
-        "resolved_ts_interval": None if resolved_ts_interval is None else parse_duration(resolved_ts_interval),
-        "gc_barriers": gc_barriers,
-        "balance": balance,
-        "etcd": etcd,
-        "tls": _tls(ca, cert, key, mutual=mutual_tls),
+    changes = flags.values(Settings) | {
+        "api_version": None if flags.api_version is None else ApiVersion.from_label(flags.api_version).value,
+        "tls": TlsSettings.from_flags(flags.ca, flags.cert, flags.key, mutual=flags.mutual_tls),
     }
     chosen = {name: value for name, value in changes.items() if value is not None}
-    started = launcher.start(directory, chosen, detached=detach)
-    _show(Output(output), started.state)
-    if not detach:
-        _wait(started, directory)
+    started = launcher.start(flags.directory, chosen, detached=flags.detach)
+    _show(flags.out, started.state)
+    if not flags.detach:
+        started.wait()
 
 
-@app.command("stop")
-def stop(directory: DirectoryOption, output: OutputOption = OutputForm.CONSOLE) -> None:
-    """End the playground of a folder; its data stay."""
+@command(app, "playground stop")
+def stop(flags: DirectoryFlags) -> None:
+    """Stop a playground; its data is kept."""
     from tikv_br.playground import launcher
 
-    stopped = launcher.stop(directory)
-    text = "stopped" if stopped else f"no playground ran in {directory}"
-    Output(output).result("stopped", {"dir": str(directory.absolute()), "stopped": stopped}, text)
+    stopped = launcher.stop(flags.directory)
+    text = "stopped" if stopped else f"no playground was running in {flags.directory}"
+    flags.out.result("stopped", {"dir": str(flags.directory.absolute()), "stopped": stopped}, text)
 
 
-@app.command("status")
-def status(directory: DirectoryOption, output: OutputOption = OutputForm.CONSOLE) -> None:
-    """Say whether the playground of a folder runs and answers, and where."""
+@command(app, "playground status")
+def status(flags: DirectoryFlags) -> None:
+    """Show whether a playground is running, and its addresses."""
     from tikv_br.playground import launcher
 
-    found = launcher.status(directory)
+    found = launcher.status(flags.directory)
     if not found["running"]:
-        Output(output).result("playground", _fields(found), f"no playground runs in {found['dir']}")
+        flags.out.result("playground", _fields(found), f"no playground is running in {found['dir']}")
         return
-    _show(Output(output), found)
+    _show(flags.out, found)
 
 
-@app.command("list")
-def list_running(output: OutputOption = OutputForm.CONSOLE) -> None:
-    """List this user's running playgrounds."""
+@command(app, "playground list")
+def list_running(flags: shared.CommandFlags) -> None:
+    """List the running playgrounds of this user."""
     from tikv_br.playground import launcher
 
-    out = Output(output)
-    found = launcher.running()
+    found = launcher.running_playgrounds()
     for each in found:
-        out.result("playground", _fields(each))
+        flags.out.result("playground", _fields(each))
     rows = [
         (each["pd"], each["api_version"], str(len(each["stores"])), str(each["pid"]), each["dir"]) for each in found
     ]
-    out.table(("pd", "api version", "stores", "pid", "dir"), rows)
+    flags.out.table(("pd", "api version", "stores", "pid", "dir"), rows)
 
 
 def _show(out: Output, state: Mapping[str, Any]) -> None:
@@ -114,7 +124,7 @@ def _show(out: Output, state: Mapping[str, Any]) -> None:
 
 
 def _fields(state: Mapping[str, Any]) -> dict[str, object]:
-    """A playground as a JSON line tells it; one that has just started runs and answers."""
+    """A playground in JSON; one that has just started is running and answers."""
     return {
         "dir": state["dir"],
         "running": state.get("running", True),
@@ -127,32 +137,3 @@ def _fields(state: Mapping[str, Any]) -> dict[str, object]:
         "tls": state.get("tls"),
         "pid": state.get("pid"),
     }
-
-
-def _wait(started: Any, directory: Path) -> None:  # noqa: ANN401 - launcher.Started, not imported for its weight
-    """Stay until the playground ends, or is ended by a signal to us."""
-    from tikv_br.playground import launcher
-
-    try:
-        code = started.process.wait()
-    except (Interrupted, Terminated):
-        launcher.stop(directory)
-        started.process.wait()
-        return
-    if code != 0:
-        raise PlaygroundError(f"the playground in {directory} ended with code {code}")
-
-
-def _tls(ca: str | None, cert: str | None, key: str | None, *, mutual: bool) -> object:
-    from tikv_br.playground.settings import TlsSettings
-
-    files = [file for file in (ca, cert, key) if file is not None]
-    if not files:
-        return None
-    if ca is None or cert is None or key is None:
-        raise UsageError("--ca, --cert and --key belong together", hint="Give all three, or none.")
-    missing = [file for file in files if not Path(file).is_file()]
-    if missing:
-        raise UsageError(f"no such file: {missing[0]}")
-    ca, cert, key = (str(Path(file).absolute()) for file in files)
-    return TlsSettings(ca, cert, key, mutual)

@@ -1,6 +1,6 @@
-"""Shows what work reports: a bar on a terminal, calm lines in a log, JSON lines for scripts.
+"""Progress displays: a bar on a terminal, lines in a log, JSON lines for scripts.
 
-Bars and lines go to stderr, JSON lines to stdout like everything that scripts read.
+Bars and lines go to stderr, JSON lines to stdout.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ from types import TracebackType
 from typing import Any, Protocol, Self, TextIO
 
 from tikv_br.cli import log
-from tikv_br.cli.output import Output, use_colour
-from tikv_br.cli.text import human_bytes, human_seconds
+from tikv_br.cli.output import Output, human_bytes, human_seconds, use_colour
 from tikv_br.progress_events import Event, Notice, StepFinished, StepStarted, StepUndone, TasksProgress
 
 LINE_SECONDS = 30.0
+BRIEF_SECONDS = 0.5
+"""On a terminal, a step that takes less than this leaves no line of its own."""
 LOG_PERCENT, LOG_SECONDS = 10, 300.0
-"""Of a log file, which is read the day after: a line of progress each 10 % or 5 minutes."""
+"""In a log file: a line of progress every 10 % or 5 minutes."""
 
 
 class ProgressDisplay(Protocol):
@@ -36,9 +37,9 @@ class ProgressDisplay(Protocol):
 
 
 def progress_display(output: Output, stream: TextIO | None = None) -> ProgressDisplay:
-    """Return the display that fits ``output`` and ``stream`` (stderr).
+    """Return the display for ``output`` and ``stream`` (default: stderr).
 
-    With a log file what happens is in it, and elsewhere only for who looks on: at a terminal, or by JSON lines.
+    With a log file, progress is logged there, and also shown on a terminal or as JSON lines.
     """
     display = _display(output, sys.stderr if stream is None else stream)
     return LoggedProgress(display) if log.has_file() else display
@@ -55,7 +56,7 @@ def _display(output: Output, stream: TextIO) -> ProgressDisplay:
 
 
 class _Plain:
-    """A display that needs no setting up."""
+    """A display without setup."""
 
     def __enter__(self) -> Self:
         return self
@@ -68,11 +69,11 @@ class NoProgress(_Plain):
     """Shows nothing."""
 
     def __call__(self, event: Event) -> None:
-        """Take note of nothing."""
+        """Ignore the event."""
 
 
 class _Pace:
-    """Lets a tasks' progress through at each 1 % and after 30 s without a line, or as given."""
+    """Limits task progress to a line every `percent`, and at least one every `seconds`."""
 
     def __init__(self, percent: int = 1, seconds: float = LINE_SECONDS) -> None:
         self._step, self._seconds = percent, seconds
@@ -89,18 +90,18 @@ class _Pace:
 
 
 class LineProgress(_Plain):
-    """One line a step, and one each 1 % or 30 s in between."""
+    """A line per step, and one every 1 % or 30 s in between."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
         self._pace = _Pace()
 
     def __call__(self, event: Event) -> None:
-        """Write a line, where one is due."""
+        """Write a line if one is due."""
         if isinstance(event, StepStarted):
             self._pace = _Pace()
         if not isinstance(event, TasksProgress) or self._pace.due(event.fraction):
-            with contextlib.suppress(OSError):  # a full disk below the log ends no work
+            with contextlib.suppress(OSError):  # a full disk must not end the work
                 self._stream.write(describe(event) + "\n")
                 self._stream.flush()
 
@@ -113,7 +114,7 @@ class JsonProgress(_Plain):
         self._pace = _Pace()
 
     def __call__(self, event: Event) -> None:
-        """Write a JSON line, where one is due."""
+        """Write a JSON line if one is due."""
         match event:
             case StepStarted(name, number, total):
                 self._pace = _Pace()
@@ -132,11 +133,11 @@ class JsonProgress(_Plain):
 
 
 class BarProgress:
-    """A bar for the running step, a line for each that has ended."""
+    """A bar for the running step, and a line for each finished step that took `BRIEF_SECONDS` or more."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
-        self._progress: Any = None  # rich's Progress, loaded when the first event comes
+        self._progress: Any = None  # rich's Progress, loaded with the first event
         self._task: Any = None
 
     def __enter__(self) -> Self:
@@ -158,6 +159,8 @@ class BarProgress:
                 if self._task is None:
                     self._task = progress.add_task("tasks", total=None, figures="")
                 progress.update(self._task, total=1.0, completed=fraction, figures=_figures(event))
+            case StepFinished(seconds=seconds) if seconds < BRIEF_SECONDS:
+                pass  # the log and JSON keep it
             case _:
                 progress.console.print(describe(event), highlight=False, markup=False)
 
@@ -174,7 +177,7 @@ class BarProgress:
 
 
 class LoggedProgress:
-    """Another display, and calm lines in the log."""
+    """Logs events, and passes them on to another display."""
 
     def __init__(self, display: ProgressDisplay) -> None:
         self._display = display

@@ -2,128 +2,284 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from typing import Annotated
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 
-from tikv_br.cli.keys import read_key, read_range, show
-from tikv_br.cli.options import EndOption, FormatOption, KeyForm, StartOption, parse_duration
-from tikv_br.cli.raw_load import load
-from tikv_br.cli.raw_scan import scan
-from tikv_br.cli.raw_session import RawSession, raw_command
+from formats.errors import UnsupportedFormat
+from tikv_br.cli import shared
+from tikv_br.cli.command import REQUIRED, argument, command, flag
+from tikv_br.cli.output import KeyForm, human_bytes, human_seconds, quote, read_key, show
+from tikv_br.cli.progress import progress_display
 from tikv_br.errors import KeyNotFound, UsageError
 
-app = typer.Typer(rich_markup_mode=None, no_args_is_help=True, add_completion=False)
+if TYPE_CHECKING:
+    from tikv_br.cluster.rawkv import RawClient
+    from tikv_br.load.sources import Source
 
-KeyArgument = Annotated[str, typer.Argument(metavar="KEY", help="The key, in the form that --format says.")]
-ValueArgument = Annotated[str, typer.Argument(metavar="VALUE", help="The value, in the form of --value-format.")]
-ValueFormOption = Annotated[
-    KeyForm | None,
-    typer.Option("--value-format", help="How the value is written.", show_default="as --format"),
-]
-TtlOption = Annotated[
-    float,
-    typer.Option("--ttl", parser=parse_duration, metavar="DURATION", help="Expire after 90s, 1h, …; 0: never."),
-]
+app = typer.Typer(rich_markup_mode=None, no_args_is_help=True, add_completion=False)
+PAGE_ROWS = 10_000
+TTL_THREADS = 16  # a TTL costs a request of its own
+Pair = tuple[bytes, bytes, int | None]  # key, value, expire_ts if asked for
+
+
+KEY = partial(argument, REQUIRED, "KEY", "Key, encoded as --format says.")
+
+
+class RawFlags(shared.CommandFlags):
+    """A cluster, and a keyspace of it."""
+
+    cluster: shared.ClusterFlags
+    keyspace: str = shared.KEYSPACE()
+
+    @contextlib.contextmanager
+    def client(self) -> Iterator[RawClient]:
+        """A client of the keyspace. Raises as `Cluster.connect`, and `UsageError`."""
+        from tikv_br.cluster.cluster import Cluster
+
+        with Cluster.connect(self.cluster.config()) as cluster:
+            try:
+                client = cluster.raw(cluster.pd.keyspace_id(self.keyspace))
+            except UnsupportedFormat as error:
+                raise UsageError(f"--keyspace: {error}") from None
+            yield client
+
+
+class KeyFlags(RawFlags):
+    """One key."""
+
+    name: str = KEY()
+    form: KeyForm = shared.RAW_FORM()
+
+    def key(self) -> bytes:
+        """The key. Raises `UsageError`."""
+        return read_key(self.name, self.form, "KEY")
+
+
+class RawRangeFlags(RawFlags):
+    """A range of keys."""
+
+    range: shared.RangeFlags
 
 
 @app.callback()
 def raw() -> None:
-    """Read and write single keys and ranges of a RawKV cluster."""
+    """Read and write keys and ranges of a RawKV cluster."""
 
 
-@app.command("put")
-@raw_command
-def put(
-    session: RawSession,
-    name: KeyArgument,
-    value: ValueArgument,
-    form: FormatOption = KeyForm.RAW,
-    value_form: ValueFormOption = None,
-    ttl: TtlOption = 0,
-) -> None:
-    """Write one pair."""
-    key, data, seconds = read_key(name, form, "KEY"), read_key(value, value_form or form, "VALUE"), whole_seconds(ttl)
-    session.client.put(key, data, seconds)
-    session.output.result("put", {"key": key.hex()})
+class PutFlags(KeyFlags):
+    name: str = KEY()
+    value: str = argument(REQUIRED, "VALUE", "Value, encoded as --value-format says.")
+    form: KeyForm = shared.RAW_FORM()
+    value_form: KeyForm | None = shared.VALUE_FORM()
+    ttl: float = flag("0s", "Time until the key expires, in whole seconds (0 = never).", kind=shared.TIME)
 
 
-@app.command("get")
-@raw_command
-def get(
-    session: RawSession, name: KeyArgument, form: FormatOption = KeyForm.RAW, value_form: ValueFormOption = None
-) -> None:
-    """Write the value of a key to standard output; exit code 13 when there is none."""
-    key = read_key(name, form, "KEY")
-    value = session.client.get(key)
+@command(app, "raw put")
+def put(flags: PutFlags) -> None:
+    """Write one key."""
+    key, seconds = flags.key(), whole_seconds(flags.ttl)
+    value = read_key(flags.value, flags.value_form or flags.form, "VALUE")
+    with flags.client() as client:
+        client.put(key, value, seconds)
+    flags.out.result("put", {"key": key.hex()})
+
+
+class GetFlags(KeyFlags):
+    name: str = KEY()
+    form: KeyForm = shared.RAW_FORM()
+    value_form: KeyForm | None = shared.VALUE_FORM()
+
+
+@command(app, "raw get")
+def get(flags: GetFlags) -> None:
+    """Print the value of a key. Exit code 13 if the key does not exist."""
+    key = flags.key()
+    with flags.client() as client:
+        value = client.get(key)
     if value is None:
-        raise KeyNotFound(f"no key {show(key, form)}")
-    if session.output.is_json:
-        session.output.result("pair", {"key": key.hex(), "value": value.hex()})
-    elif (value_form or form) is KeyForm.RAW:
-        session.output.data(value)
+        raise KeyNotFound(f"no key {quote(key, flags.form)}")
+    form = flags.value_form or flags.form
+    if flags.out.is_json:
+        flags.out.result("pair", {"key": key.hex(), "value": value.hex()})
+    elif form is KeyForm.RAW:
+        flags.out.data(value)
     else:
-        session.output.row({}, show(value, value_form or form))
+        flags.out.row({}, show(value, form))
 
 
-@app.command("delete")
-@raw_command
-def delete(session: RawSession, name: KeyArgument, form: FormatOption = KeyForm.RAW) -> None:
-    """Delete one key, whether it exists or not."""
-    key = read_key(name, form, "KEY")
-    session.client.delete(key)
-    session.output.result("delete", {"key": key.hex()})
+@command(app, "raw delete")
+def delete(flags: KeyFlags) -> None:
+    """Delete one key; succeeds if it does not exist."""
+    key = flags.key()
+    with flags.client() as client:
+        client.delete(key)
+    flags.out.result("delete", {"key": key.hex()})
 
 
-@app.command("delete-range")
-@raw_command
-def delete_range(
-    session: RawSession,
-    start: StartOption = "",
-    end: EndOption = "",
-    form: FormatOption = KeyForm.RAW,
-    confirm: Annotated[bool, typer.Option("--confirm", help="Needed to delete without both bounds.")] = False,
-) -> None:
-    """Delete all keys of a range, with all their versions."""
-    first, last = read_range(start, end, form)
-    if not (first and last) and not confirm:
-        raise UsageError("delete-range without --start or --end deletes to the end of the data", hint="Say --confirm.")
-    session.client.delete_range(first, last)
-    session.output.result("delete_range", {"start": first.hex(), "end": last.hex()})
+class DeleteRangeFlags(RawRangeFlags):
+    range: shared.RangeFlags
+    yes: bool = flag(
+        False,
+        "Allow --start or --end to be omitted (up to the whole keyspace or cluster).",
+        "--yes",
+        "--confirm",
+        command_line=True,
+    )
 
 
-@app.command("ttl")
-@raw_command
-def ttl(session: RawSession, name: KeyArgument, form: FormatOption = KeyForm.RAW) -> None:
-    """Show the seconds until a key expires; exit code 13 when there is no such key."""
-    key = read_key(name, form, "KEY")
-    seconds = session.client.get_ttl(key)
+@command(app, "raw delete-range")
+def delete_range(flags: DeleteRangeFlags) -> None:
+    """Delete all keys of a range at once. Writes no tombstones: changefeeds and log archives do not see it."""
+    first, last = flags.range.bounds()
+    if not (first and last) and not flags.yes:
+        raise UsageError("delete-range without --start or --end needs --yes", hint="Pass both bounds, or --yes.")
+    with flags.client() as client:
+        client.delete_range(first, last)
+    flags.out.result("delete_range", {"start": first.hex(), "end": last.hex()})
+
+
+@command(app, "raw ttl")
+def show_ttl(flags: KeyFlags) -> None:
+    """Print the remaining TTL of a key in seconds. Exit code 13 if the key does not exist."""
+    key = flags.key()
+    with flags.client() as client:
+        seconds = client.get_ttl(key)
     if seconds is None:
-        raise KeyNotFound(f"no key {show(key, form)}")
+        raise KeyNotFound(f"no key {quote(key, flags.form)}")
     expire_ts = int(time.time()) + seconds if seconds else 0
     text = str(seconds) if seconds else "never"
-    session.output.result("ttl", {"key": key.hex(), "ttl": seconds, "expire_ts": expire_ts}, text)
+    flags.out.result("ttl", {"key": key.hex(), "ttl": seconds, "expire_ts": expire_ts}, text)
 
 
-@app.command("checksum")
-@raw_command
-def checksum(
-    session: RawSession, start: StartOption = "", end: EndOption = "", form: FormatOption = KeyForm.RAW
-) -> None:
-    """Show the servers' checksum of a range, as they count it: in API V2 keys have a prefix of 4 bytes."""
-    first, last = read_range(start, end, form)
-    found = session.client.checksum(first, last)
+@command(app, "raw checksum")
+def checksum(flags: RawRangeFlags) -> None:
+    """Print the checksum of a range as the stores compute it. In API V2 it covers the 4-byte keyspace prefix of the keys."""
+    first, last = flags.range.bounds()
+    with flags.client() as client:
+        found = client.checksum(first, last)
     fields = {"crc64xor": found.crc64xor, "total_kvs": found.total_kvs, "total_bytes": found.total_bytes}
-    session.output.result("checksum", fields, "\n".join(f"{name}: {value}" for name, value in fields.items()))
+    flags.out.result("checksum", fields, "\n".join(f"{name}: {value}" for name, value in fields.items()))
 
 
 def whole_seconds(duration: float) -> int:
     """Return a TTL in the seconds that servers count. Raises `UsageError` for fractions."""
     if duration != int(duration):
-        raise UsageError(f"a TTL of {duration} s: servers count whole seconds")
+        raise UsageError(f"--ttl {duration}s is not valid: pass whole seconds")
     return int(duration)
 
 
-app.command("scan")(raw_command(scan))
-app.command("load")(raw_command(load))
+class ScanFlags(RawRangeFlags):
+    range: shared.RangeFlags
+    limit: int = flag(0, "Maximum number of pairs to print (0 = all).", limits=(0, shared.MAX_COUNT))
+    with_ttl: bool = flag(False, "Also print the expiry of each pair; costs one more request per pair.")
+
+
+@command(app, "raw scan")
+def scan(flags: ScanFlags) -> None:
+    """Print the pairs of a range. One line of text each, or a JSON object with key and value in hex."""
+    first, last = flags.range.bounds()
+    with flags.client() as client:
+        pages = _pages(client, first, last, flags.limit)
+        if flags.with_ttl:
+            if not client.codec.api_version.has_ttl:
+                raise UsageError("--with-ttl: this cluster does not support TTLs (API V1 without storage.enable-ttl)")
+            pages = _with_ttls(client, pages)
+        as_lines = _json_lines if flags.out.is_json else _text_lines
+        for page in pages:
+            flags.out.lines(as_lines(page, flags.range.form))
+
+
+def _pages(client: RawClient, start: bytes, end: bytes, limit: int) -> Iterator[list[Pair]]:
+    """Yield the pairs of each page with user keys, ``limit`` in all unless it is 0."""
+    left = limit or None
+    for page in client.scan_pages(*client.codec.rpc_range(start, end), min(limit or PAGE_ROWS, PAGE_ROWS)):
+        keys, values = page.keys[:left].to_pylist(), page.values[:left].to_pylist()
+        user_key = client.codec.user_key
+        yield [(user_key(key), value, None) for key, value in zip(keys, values, strict=True)]
+        if left is not None:
+            left -= len(keys)
+            if left <= 0:
+                return
+
+
+def _with_ttls(client: RawClient, pages: Iterable[list[Pair]]) -> Iterator[list[Pair]]:
+    """Yield the pages with expiry times; a pair that has gone since its page was read is left out."""
+
+    def expiry(pair: Pair) -> Pair | None:
+        ttl = client.get_ttl(pair[0])
+        return None if ttl is None else (pair[0], pair[1], int(time.time()) + ttl if ttl else 0)
+
+    with ThreadPoolExecutor(TTL_THREADS) as pool:
+        for page in pages:
+            yield [pair for pair in pool.map(expiry, page) if pair is not None]
+
+
+def _json_lines(page: list[Pair], _form: KeyForm) -> str:
+    return "".join(
+        f'{{"key":"{key.hex()}","value":"{value.hex()}"}}\n'
+        if expire_ts is None
+        else f'{{"key":"{key.hex()}","value":"{value.hex()}","expire_ts":{expire_ts}}}\n'
+        for key, value, expire_ts in page
+    )
+
+
+def _text_lines(page: list[Pair], form: KeyForm) -> str:
+    return "".join(
+        f"{show(key, form)}\t{show(value, form)}" + ("\n" if expire_ts is None else f"\t{expire_ts}\n")
+        for key, value, expire_ts in page
+    )
+
+
+class LoadFlags(RawFlags):
+    file: str | None = argument(
+        None, "[FILE]", "File with JSON lines, CSV or Parquet, by its suffix; - reads JSON lines from stdin."
+    )
+    form: KeyForm | None = flag(
+        None, "Format of keys and values in a text file.", "--format", show_default="hex in JSON, raw in CSV"
+    )
+    count: int | None = flag(None, "Generate this many pairs instead of reading a file.", limits=(0, shared.MAX_COUNT))
+    value_size: int = flag("100", "Size of each generated value.", kind=shared.SIZE)
+    seed: int = shared.SEED("Seed of generated values; the same seed gives the same values.")
+    ttl: float = flag(
+        "0s", "TTL of pairs that have none in the file, in whole seconds (0 = never expire).", kind=shared.TIME
+    )
+    concurrency: int = flag(8, "Maximum number of concurrent batches.", limits=(1, shared.MAX_CONCURRENCY))
+
+
+@command(app, "raw load")
+def load(flags: LoadFlags) -> None:
+    """Write pairs from a file, or generated pairs, to the cluster."""
+    if (flags.file is None) == (flags.count is None):
+        raise UsageError("raw load needs either FILE or --count")
+    seconds, source = whole_seconds(flags.ttl), _source(flags)
+    from tikv_br.load.loader import load_pairs
+
+    with flags.client() as client, progress_display(flags.out) as display:
+        loaded = load_pairs(
+            client.column_writer(), source, ttl=seconds, concurrency=flags.concurrency, reporter=display
+        )
+    shown = {
+        "total-kv": f"{loaded.total_kvs:,}",
+        "total-kv-size": human_bytes(loaded.total_bytes),
+        "already-expired": f"{loaded.expired_kvs:,}",
+        "total-take": human_seconds(loaded.seconds),
+        "average-speed": f"{human_bytes(loaded.average_speed)}/s",
+    }
+    flags.out.summary(asdict(loaded), shown, title="raw load")
+
+
+def _source(flags: LoadFlags) -> Source:
+    from tikv_br.load.sources import made_pairs, open_source
+
+    if flags.count is not None:
+        return made_pairs(flags.count, flags.value_size, flags.seed)
+    file = flags.file or ""
+    return open_source(None if file == "-" else Path(file), flags.form.value if flags.form else None)

@@ -4,164 +4,304 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import typer
 
-from tikv_br.cli.keys import read_key, read_range
-from tikv_br.cli.lazy import DefaultCommandGroup
-from tikv_br.cli.option_groups import ClusterFlags, grouped
-from tikv_br.cli.options import (
-    DryRunOption,
-    EndOption,
-    ExecutorOption,
-    FormatOption,
-    KeyForm,
-    OutputForm,
-    OutputOption,
-    RateLimitOption,
-    SparkMasterOption,
-    StartOption,
-    StorageOption,
-    bytes_per_second,
-)
-from tikv_br.cli.output import Output
+from formats.keys.codec import MAX_KEYSPACE
+from tikv_br.cli import shared
+from tikv_br.cli.command import REQUIRED, Command, DefaultCommandGroup, Flags, command, flag
+from tikv_br.cli.output import KeyForm, Output, human_bytes, human_seconds, listed, read_key, reporting
 from tikv_br.cli.progress import progress_display
-from tikv_br.cli.report_file import ReportOption, reporting
-from tikv_br.cli.restore_options import (
-    AllowOverwriteOption,
-    ChecksumOption,
-    FileCheckOption,
-    FilesOption,
-    ImportModeOption,
-    ModeOption,
-    RegionSizeOption,
-    RestampOption,
-    RestoreWaitOption,
-    ResumeOption,
-    RewritePrefixOption,
-    SendCredentialsOption,
-    SourceKeyspaceOption,
-    StateOption,
-    ToKeyspaceOption,
-    ViaOption,
-)
-from tikv_br.cli.storage_flags import StorageFlags
-from tikv_br.cli.text import human_bytes, human_seconds
-from tikv_br.errors import UsageError
+from tikv_br.errors import BackupSetError, StorageError, UsageError
 
 if TYPE_CHECKING:
-    from tikv_br.restore.plan import FilePart, RestorePlan, Wanted
+    from tikv_br.archive.log import LogSource
+    from tikv_br.point_in_time import PointOptions, PointSummary
+    from tikv_br.progress_events import Reporter
+    from tikv_br.restore.options import RestoreOptions
+    from tikv_br.restore.plan import FilePart, RestorePlan, RestoreRange
     from tikv_br.restore.run import RestoreSummary
+    from tikv_br.storage.url import StorageLocation
+
+
+class RestoreCommand(Command):
+    """A command whose flag ``--restamp`` may stand without a value."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401 - public Typer has no name for its type
+        """Read a bare ``--restamp`` as ``--restamp always``: the command takes no arguments besides flags."""
+        following = [*args[1:], "--"]
+        bare = [each == "--restamp" and after.startswith("-") for each, after in zip(args, following, strict=True)]
+        given = [f"{each}=always" if is_bare else each for each, is_bare in zip(args, bare, strict=True)]
+        return super().parse_args(ctx, given)
+
+
+WORK_STORAGE = partial(
+    flag,
+    "",
+    "URL for the temporary merged backup, which needs the space of a full backup (default: next to the log or, without one, to the "
+    "backup).",
+    metavar="URL",
+)
+
+
+class PointFlags(Flags):
+    """The time to restore to."""
+
+    restore_ts: str = flag(
+        "",
+        "Restore the data as of this time (API V2): latest, a PD timestamp or an RFC 3339 time (default: latest with --log or an "
+        "incremental backup, else the backup as it is).",
+        metavar="TS|TIME|latest",
+    )
+    source: shared.LogSourceFlags
+    allow_inexact: bool = shared.ALLOW_INEXACT()
+    work_storage: str = WORK_STORAGE()
+
+
+class RestoreFlags(shared.BackupFlags):
+    """How to restore, from wherever."""
+
+    cluster: shared.ClusterFlags
+    range: shared.HexRangeFlags
+    keyspace: int | None = flag(
+        None,
+        "Restore only this keyspace of the backup, by id (API V2; default: all).",
+        limits=(0, MAX_KEYSPACE),
+        metavar="ID",
+    )
+    to_keyspace: str = flag(
+        "", "Keyspace to restore into, by id or name (API V2; default: that of the backup).", metavar="ID|NAME"
+    )
+    rewrite_prefix: str = flag(
+        "",
+        "Restore only keys with the prefix OLD, and replace it with NEW. Both are encoded as --format says.",
+        metavar="OLD=NEW",
+    )
+    mode: Literal["ingest", "put"] = flag(
+        "ingest",
+        "ingest: stores ingest whole files. put: rows are written by RawBatchPut, as a client does, with new timestamps.",
+    )
+    via: Literal["auto", "stores", "upload"] = flag(
+        "auto",
+        "How files get to the stores: stores (each store downloads them), upload (tikv-br reads and uploads them), or auto (upload only "
+        "what stores cannot read).",
+    )
+    restamp: Literal["auto", "always", "never"] = flag(
+        "auto",
+        "Give ingested rows a new timestamp, so that newer tombstones in the target do not hide them (API V2). auto: if the backup "
+        "comes from the target cluster, rows are newer than the target's TSO, or tombstones hide rows. Plain --restamp: always.",
+    )
+    concurrency: int = flag(16, "Maximum number of concurrent files.", shared=True, limits=(1, shared.MAX_CONCURRENCY))
+    region_bytes: int = flag(
+        "96MiB",
+        "Split the target before the ingest into regions of about this size of keys and values, only where files start.",
+        "--region-size",
+        kind=shared.SIZE,
+    )
+    import_mode: bool = flag(
+        False,
+        "Switch stores to import mode and pause PD schedulers during the ingest (faster, but slows other clients), or do neither.",
+        "--import-mode/--online",
+    )
+    checksum: bool = flag(True, "Compare the checksums of the target with those of the backup.")
+    file_check: Literal["auto", "identity", "content"] = flag(
+        "auto",
+        "Check of each file before the restore: identity (length, ETag, last 64 KiB), content (plus SHA-256), or auto (content if the "
+        "ETag does not confirm the file).",
+    )
+    allow_overwrite: bool = flag(
+        False,
+        "Restore into a range that contains data (default: refuse). Keys that are not in the backup are kept.",
+        command_line=True,
+    )
+    rate_limit: int = shared.RATE_LIMIT()
+    send_credentials: bool = shared.SEND_CREDENTIALS()
+    storage_flags: shared.StorageFlags
+    spark: shared.SparkFlags
+    resume: bool = flag(True, "Resume an unfinished restore of this backup, or discard its checkpoint and start over.")
+    state: str = flag(
+        "", "Directory or URL for the restore checkpoint (default: in the backup).", shared=True, metavar="URL"
+    )
+    lock_wait: float = shared.LOCK_WAIT()
+    dry_run: bool = shared.DRY_RUN()
+    report: str = shared.REPORT()
+
+
+class RawRestoreFlags(RestoreFlags):
+    storage: str = shared.storage(shared.ONE_BACKUP)
+    point: PointFlags
+
+
+class PointRestoreFlags(RestoreFlags):
+    storage: str = shared.storage("URL of the log archive: local:///DIR or s3://BUCKET/PREFIX?endpoint=…&region=…")
+    log_id: str = shared.LOG_ID()
+    full_backup_storage: str = flag(REQUIRED, "URL of the backup to start from, full or incremental.", metavar="URL")
+    restored_ts: str = flag(
+        "latest", "Time to restore to: latest, a PD timestamp or an RFC 3339 time.", metavar="TS|TIME|latest"
+    )
+    allow_inexact: bool = shared.ALLOW_INEXACT()
+    work_storage: str = WORK_STORAGE()
+
 
 app = typer.Typer(cls=DefaultCommandGroup, rich_markup_mode=None, no_args_is_help=True)
 PLAN_ROWS = 20
 """Files of a plan that people are shown; JSON has them all."""
-CHECKS = {
-    "check the target": (
-        "the target",
-        "it held no key in the ranges that were to be restored, unless that was allowed or an earlier run had restored it",
-    ),
-    "check every file": (
-        "the backup's files with its records, before any store saw one",
-        "length, the storage's mark or the sha256 of all bytes, hash of the last part, and structure of each file",
-    ),
-    "compare checksums": (
-        "the target with the backup",
-        "keys, bytes and crc64 of every range, as the target's stores count them, beside what the backup recorded",
-    ),
-}
-"""By the step that checks it: what and how."""
 
 
 @app.callback()
 def group() -> None:
-    """Restore a backup into a cluster."""
+    """Restore a backup into a cluster.
+
+    `tikv-br restore` with flags is short for `tikv-br restore raw`.
+    """
 
 
-@app.command("raw")
-@grouped
-def restore_raw(
-    *,
-    storage: StorageOption,
-    cluster: ClusterFlags,
-    start: StartOption = "",
-    end: EndOption = "",
-    key_form: FormatOption = KeyForm.HEX,
-    keyspace: SourceKeyspaceOption = None,
-    to_keyspace: ToKeyspaceOption = "",
-    rewrite_prefix: RewritePrefixOption = "",
-    mode: ModeOption = "ingest",
-    via: ViaOption = "auto",
-    restamp: RestampOption = False,
-    concurrency: FilesOption = 16,
-    region_size: RegionSizeOption = 96 << 20,
-    import_mode: ImportModeOption = False,
-    checksum: ChecksumOption = True,
-    file_check: FileCheckOption = "auto",
-    allow_overwrite: AllowOverwriteOption = False,
-    ratelimit: RateLimitOption = 0.0,
-    send_credentials: SendCredentialsOption = True,
-    storage_flags: StorageFlags,
-    executor: ExecutorOption = "auto",
-    spark_master: SparkMasterOption = "local[*]",
-    resume: ResumeOption = True,
-    state: StateOption = "",
-    lock_wait: RestoreWaitOption = 0.0,
-    dry_run: DryRunOption = False,
-    report: ReportOption = "",
-    output: OutputOption = OutputForm.CONSOLE,
-) -> None:
-    """Restore a RawKV backup, of tikv-br or of the Go TiKV-BR, and prove the result."""
-    with reporting("restore raw", report, CHECKS) as draft:
-        if ratelimit and mode == "put":
-            raise UsageError("--ratelimit limits downloads of stores: with --mode put there are none")
-        if import_mode and mode == "put":
-            raise UsageError(
-                "--import-mode is for ingests: with --mode put there are none", hint="Leave one of the two out."
-            )
-        if restamp and mode == "put":
-            raise UsageError(
-                "--restamp: rows that are put have new timestamps anyway", hint="Leave one of the two out."
-            )
-        first, last = read_range(start, end, key_form)
+@command(
+    app,
+    "restore raw",
+    example="tikv-br restore raw --pd 10.0.1.1:2379 --storage s3://backups/monday",
+    cls=RestoreCommand,
+)
+def restore_raw(flags: RawRestoreFlags) -> None:
+    """Restore a RawKV backup and verify the result. Reads backups of tikv-br and the Go TiKV-BR."""
+    point = flags.point
+    log = point.source.source(flags.storage_flags)
+    _restore(
+        "restore raw",
+        flags,
+        flags.location,
+        _Point(log, point.restore_ts, "--restore-ts", point.allow_inexact, point.work_storage),
+    )
+
+
+@command(
+    app,
+    "restore point",
+    example="tikv-br restore point --pd 10.0.1.1:2379 --storage s3://backups/log --full-backup-storage s3://backups/monday --restored-ts 2026-05-02T14:31:00Z",
+    cls=RestoreCommand,
+)
+def restore_point(flags: PointRestoreFlags) -> None:
+    """Restore the data as of a point in time from a backup and a log archive (API V2). Same as `restore raw --log URL --restore-ts TIME`."""
+    from tikv_br.archive.log import LogSource
+
+    log = LogSource(flags.location, flags.log_id)
+    backup = flags.storage_flags.locate(flags.full_backup_storage)
+    _restore(
+        "restore point",
+        flags,
+        backup,
+        _Point(log, flags.restored_ts, "--restored-ts", flags.allow_inexact, flags.work_storage),
+    )
+
+
+class _Point(NamedTuple):
+    """The time to restore to, as the flags say."""
+
+    log: LogSource | None
+    time: str
+    flag: str
+    """Name of the flag that `time` is from."""
+    allow_inexact: bool
+    work_storage: str
+
+    def options(self, restore: RestoreOptions, storage_flags: shared.StorageFlags) -> PointOptions | None:
+        """None if the backup is restored as it is: without a time and a log, and if it is not incremental."""
+        if not self.time and self.log is None and not _is_increment(restore.storage):
+            return None
+        ts = shared.parse_ts_or_latest(self.time or "latest", self.flag)
+        from tikv_br.point_in_time import PointOptions
+
+        work = storage_flags.locate(self.work_storage) if self.work_storage else None
+        return PointOptions(restore, self.log, ts, self.allow_inexact, work)
+
+
+def _is_increment(storage: StorageLocation) -> bool:
+    """Whether a backup is incremental; False if it cannot be read, which the restore reports."""
+    from tikv_br.backupset.backup_set import BackupSet
+    from tikv_br.storage.open import open_store
+
+    try:
+        return BackupSet.open(open_store(storage)).is_increment
+    except (BackupSetError, StorageError):
+        return False
+
+
+def _restore(name: str, flags: RestoreFlags, storage: StorageLocation, point: _Point) -> None:
+    with reporting(name, flags.report) as draft:
+        if flags.mode == "put":
+            _check_put(flags)
+        first, last = flags.range.bounds()
         from tikv_br.restore.inspect import FileCheck
-        from tikv_br.restore.options import Mode, RestoreOptions, Via
-        from tikv_br.restore.run import restore
+        from tikv_br.restore.options import Mode, Restamp, RestoreOptions, Via
         from tikv_br.spark.executor import ExecutorOptions
 
-        draft.place = storage_flags.locate(storage)
-        options = RestoreOptions(
-            cluster=cluster.config(),
-            storage=draft.place,
+        draft.place = storage
+        options = flags.fill(
+            RestoreOptions,
+            cluster=flags.cluster.config(),
+            storage=storage,
             start=first,
             end=last,
-            keyspace=keyspace,
-            to_keyspace=to_keyspace,
-            rewrite_prefix=_parse_rewrite(rewrite_prefix, key_form),
-            mode=Mode(mode),
-            via=Via(via),
-            restamp=restamp,
-            region_bytes=region_size,
-            import_mode=import_mode,
-            concurrency=concurrency,
-            file_check=FileCheck(file_check),
-            checksum=checksum,
-            allow_overwrite=allow_overwrite,
-            rate_limit=bytes_per_second(ratelimit),
-            send_credentials=send_credentials,
-            resume=resume,
-            state=storage_flags.locate(state) if state else None,
-            lock_wait=lock_wait,
-            dry_run=dry_run,
-            executor=ExecutorOptions(executor, spark_master, concurrency),
+            rewrite_prefix=_parse_rewrite(flags.rewrite_prefix, flags.range.form),
+            mode=Mode(flags.mode),
+            via=Via(flags.via),
+            restamp=Restamp(flags.restamp),
+            file_check=FileCheck(flags.file_check),
+            state=flags.storage_flags.locate(flags.state) if flags.state else None,
+            executor=ExecutorOptions(flags.spark.executor, flags.spark.spark_master, flags.concurrency),
         )
-        out = Output(output)
-        with progress_display(out) as display:
-            summary = restore(options, draft.listen(display), partial(_render_plan, out))
+        with progress_display(flags.out) as display:
+            summary = _run(options, point.options(options, flags.storage_flags), flags.out, draft.listen(display))
+        if summary is None:
+            return
         draft.done(asdict(summary), _figures(summary))
         draft.keys = summary.total_kvs if summary.verified else 0
+    _render(flags.out, summary)
+
+
+def _render(out: Output, summary: RestoreSummary) -> None:
     out.result("summary", asdict(summary), _text(summary))
+
+
+def _run(options: RestoreOptions, point: PointOptions | None, out: Output, reporter: Reporter) -> RestoreSummary | None:
+    """Restore; None for a dry run that has only planned a merge."""
+    show_plan = partial(_render_plan, out)
+    if point is None:
+        from tikv_br.restore.run import restore
+
+        return restore(options, reporter, show_plan)
+    from tikv_br.point_in_time import restore_to_point
+
+    done = restore_to_point(point, reporter, show_plan)
+    _render_point(out, done)
+    return done.restored
+
+
+def _render_point(out: Output, done: PointSummary) -> None:
+    """What was merged, and the window; all of a dry run."""
+    from tikv_br.cluster.timestamps import show_ts
+
+    first, last = done.window
+    fields: dict[str, object] = {"restore_ts": done.ts, "window_start": first, "window_end": last}
+    fields |= {"sources": list(done.sources), "merge": None if done.merged is None else asdict(done.merged.summary)}
+    lines = [
+        ("restore-ts", show_ts(done.ts)),
+        ("window", f"{show_ts(first)} to {show_ts(last)}"),
+        *(("reads", each) for each in done.sources),
+    ]
+    out.result("point", fields, listed("Point in time", lines))
+
+
+def _check_put(flags: RestoreFlags) -> None:
+    if flags.rate_limit:
+        raise UsageError("--ratelimit cannot be combined with --mode put: it limits the downloads of stores")
+    if flags.import_mode:
+        raise UsageError("--import-mode cannot be combined with --mode put", hint="Omit one of them.")
+    if flags.restamp != "auto":
+        raise UsageError(
+            "--restamp cannot be combined with --mode put: it always writes new timestamps", hint="Omit one of them."
+        )
 
 
 def _parse_rewrite(text: str, form: KeyForm) -> tuple[bytes, bytes]:
@@ -170,7 +310,10 @@ def _parse_rewrite(text: str, form: KeyForm) -> tuple[bytes, bytes]:
         return b"", b""
     old, sign, new = text.partition("=")
     if not sign or "=" in new or not old + new:
-        raise UsageError("--rewrite-prefix wants OLD=NEW", hint="One of them may be empty; write = itself in hex.")
+        raise UsageError(
+            f"--rewrite-prefix {text!r} is not OLD=NEW",
+            hint="One of them may be empty. If a prefix contains =, pass both in hex.",
+        )
     return read_key(old, form, "--rewrite-prefix"), read_key(new, form, "--rewrite-prefix")
 
 
@@ -197,11 +340,11 @@ def _render_plan(out: Output, plan: RestorePlan) -> None:
         (part.file.name, part.target.start.hex() or "-", part.target.end.hex() or "-", human_bytes(part.file.size))
         for part in plan.parts[:PLAN_ROWS]
     ]
-    title = f"{len(plan.parts)} files into {plan.regions} regions, {len(plan.splits)} splits before"
+    title = f"{len(plan.parts)} files into {plan.regions} regions, after {len(plan.splits)} splits"
     out.table(("file", "from", "to", "stored"), rows, title=title)
 
 
-def _span(each: FilePart | Wanted) -> dict[str, str]:
+def _span(each: FilePart | RestoreRange) -> dict[str, str]:
     return {
         "start": each.span.start.hex(),
         "end": each.span.end.hex(),
@@ -212,8 +355,7 @@ def _span(each: FilePart | Wanted) -> dict[str, str]:
 
 def _text(summary: RestoreSummary) -> str:
     """The summary for people."""
-    head = "Raw restore plan (dry run)" if summary.dry_run else "Raw restore success summary"
-    return head + "".join(f"\n  {name:<18} {value}" for name, value in _figures(summary))
+    return listed("Raw restore plan (dry run)" if summary.dry_run else "Raw restore success summary", _figures(summary))
 
 
 def _figures(summary: RestoreSummary) -> list[tuple[str, str]]:
@@ -224,10 +366,18 @@ def _figures(summary: RestoreSummary) -> list[tuple[str, str]]:
         ("total-kv-size", human_bytes(summary.total_bytes)),
         ("average-speed", f"{human_bytes(summary.average_speed)}/s"),
         ("restore-data-size", human_bytes(summary.backup_size)),
-        ("files", f"{summary.files:,}" + (f", {summary.resumed_files:,} before" if summary.resumed_files else "")),
+        (
+            "files",
+            f"{summary.files:,}" + (f" ({summary.resumed_files:,} by an earlier run)" if summary.resumed_files else ""),
+        ),
         ("api-version", summary.dst_api_version),
         ("checksum", f"{summary.crc64xor:016x} {'equal' if summary.verified else 'not compared'}"),
     ]
+    if summary.overlap_seconds:
+        saved = (f"{name} {human_seconds(seconds)}" for name, seconds in summary.overlap_seconds.items())
+        figures.append(("overlap", ", ".join(saved)))
+    if summary.restamp_ts:
+        figures.append(("new-timestamp", str(summary.restamp_ts)))
     if summary.expired_kvs:
-        figures.append(("expired", f"{summary.expired_kvs:,} rows left out"))
+        figures.append(("expired", f"{summary.expired_kvs:,} rows skipped"))
     return figures

@@ -1,7 +1,7 @@
-"""The config file: found, read, and checked against the flags of all commands before any of it counts.
+"""The config file: read, and checked against the flags of all commands before a command uses it.
 
-``[defaults]`` takes the flags that commands share, ``[backup.raw]`` those of that command; keys are the flags' names. A flag on the
-command line goes before its environment variable, that before the command's section, that before ``[defaults]``.
+``[defaults]`` takes the flags that commands share, ``[backup.raw]`` those of that command; keys are the names of flags. A flag on the
+command line takes precedence over its environment variable, then come the command's section and ``[defaults]``.
 """
 
 from __future__ import annotations
@@ -12,35 +12,16 @@ import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
-from typer.core import TyperGroup, TyperOption
+from typer.core import TyperCommand, TyperGroup, TyperOption
 
-from tikv_br.cli.lazy import CommandPath, leaves
+from tikv_br.cli.command import CommandPath, leaves, variable
 from tikv_br.errors import UsageError
 from tikv_br.redaction import redact
 
-if TYPE_CHECKING:
-    from typer._click import Command, Context
-
 DEFAULTS = "defaults"
-FLAGS_ONLY = frozenset(
-    {
-        "allow-overwrite",
-        "config",
-        "confirm",
-        "force",
-        "help",
-        "install-completion",
-        "repair",
-        "repair-delete",
-        "show-completion",
-        "version",
-        "yes",
-    }
-)
-"""Flags that are said anew each time: what they confirm or choose must not lie in wait in a file or a variable."""
 _TYPE_NAMES = {
     bool: "true or false",
     int: "a whole number",
@@ -50,9 +31,24 @@ _TYPE_NAMES = {
 }
 
 
+CHECK: CommandPath = ("config", "check")
+"""The command that reports mistakes in the config file instead of failing with them."""
+
+
+@dataclass(slots=True)
+class Invocation:
+    """What is known of the running command before it starts; the context's ``obj``."""
+
+    file: ConfigFile | None = None
+    output: str = ""
+    """The output format that the config file asks for."""
+    has_secrets: bool = False
+    """Whether a credential is on the command line."""
+
+
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A value of the file and the section it stands in."""
+    """A value of the file, and its section."""
 
     value: Any
     section: str
@@ -60,23 +56,50 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class ConfigFile:
-    """A file: its settings by section (``defaults``, ``backup.raw``) and flag, and what is wrong with it."""
+    """A file: its settings by section (``defaults``, ``backup.raw``) and flag, and its mistakes."""
 
     path: Path
     sections: dict[str, dict[str, Any]] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
 
-    def of(self, path: CommandPath, command: Command) -> dict[str, Setting]:
-        """What the file says for a command, by flag."""
+    def of(self, path: CommandPath, command: TyperCommand) -> dict[str, Setting]:
+        """The settings of a command, by the names of its parameters."""
         own, flags = ".".join(path), options(command)
         shared = {flag: value for flag, value in self.sections.get(DEFAULTS, {}).items() if is_shared(flags.get(flag))}
-        return {flag: Setting(value, DEFAULTS) for flag, value in shared.items()} | {
+        settings = {flag: Setting(value, DEFAULTS) for flag, value in shared.items()} | {
             flag: Setting(value, own) for flag, value in self.sections.get(own, {}).items()
+        }
+        return {str(flags[flag].name): setting for flag, setting in settings.items()}
+
+    def defaults(self, path: CommandPath, command: Any) -> dict[str, Any]:  # noqa: ANN401 - public Typer has no type
+        """The settings of a command as a ``default_map``."""
+        lists = {option.name for option in options(command).values() if option.multiple}
+        return {
+            name: [setting.value] if name in lists and isinstance(setting.value, str) else setting.value
+            for name, setting in self.of(path, command).items()
         }
 
 
+def use_config(context: typer.Context, named: str | None) -> str | None:
+    """Take the defaults of the running command from the config file. Raises `UsageError`."""
+    place, path = locate(named), tuple(context.command_path.split()[1:])
+    if place is None:
+        return named
+    file = load(place, context, None if path == CHECK else path[0])
+    if file.problems and path != CHECK:
+        raise UsageError(
+            "; ".join(file.problems), hint=f"`tikv-br {' '.join(CHECK)}` also checks environment variables."
+        )
+    context.default_map = file.defaults(path, context.command)
+    invocation = context.find_object(Invocation)
+    if invocation is not None:
+        invocation.file = file
+        invocation.output = str(context.default_map.get("output", ""))
+    return named
+
+
 def locate(named: str | None) -> Path | None:
-    """The file that counts: the named one, else the user's own if there is one."""
+    """The named file, else the user's own if it exists."""
     if named:
         return Path(named)
     home = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
@@ -84,15 +107,15 @@ def locate(named: str | None) -> Path | None:
     return path if path.is_file() else None
 
 
-def load(path: Path, context: Context, word: str | None = None) -> ConfigFile:
-    """Read a file and compare it with the commands: all, or those it speaks of and those that begin with ``word``.
+def load(path: Path, context: typer.Context, word: str | None = None) -> ConfigFile:
+    """Read a file and check it against all commands, or against those that it names and those below ``word``.
 
-    Raises `UsageError` where it cannot be read or is no TOML.
+    Raises `UsageError` if it cannot be read or is not TOML.
     """
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise UsageError(f"config file {path}: {error.strerror or error}", hint="See --config.") from None
+        raise UsageError(f"config file {path}: {error.strerror or error}", hint="Check --config.") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"config file {path}: {error}", hint="See docs/configuration.md.") from None
     root, defaults = context.find_root().command, document.get(DEFAULTS)
@@ -105,29 +128,36 @@ def load(path: Path, context: Context, word: str | None = None) -> ConfigFile:
     return checker.file
 
 
-def options(command: Command) -> dict[str, TyperOption]:
-    """The flags of a command that file and environment may set, by their names without dashes."""
-    named = {_flag(param): param for param in command.params if isinstance(param, TyperOption)}
-    return {flag: option for flag, option in named.items() if flag not in FLAGS_ONLY}
+def options(command: TyperCommand) -> dict[str, TyperOption]:
+    """The flags of a command that file and environment may set, by each of their names without dashes."""
+    return {name: option for name, option in _named(command).items() if option.envvar and name != "config"}
 
 
-def variable(path: CommandPath, flag: str) -> str:
-    """The environment variable of a flag: of one that is shared (no path), or of one command's."""
-    return "_".join(["TIKV_BR", *path, flag]).upper().replace("-", "_").replace(".", "_")
+def variables(option: TyperOption) -> list[str]:
+    """The environment variables of a flag."""
+    return [option.envvar] if isinstance(option.envvar, str) else list(option.envvar or ())
 
 
 def is_shared(option: TyperOption | None) -> bool:
     """Whether commands share a flag: its variable does not name one of them."""
-    return option is not None and option.envvar == variable((), _flag(option))
+    return option is not None and variables(option)[:1] == [variable((), _names(option)[0])]
+
+
+def _named(command: TyperCommand) -> dict[str, TyperOption]:
+    return {name: param for param in command.params if isinstance(param, TyperOption) for name in _names(param)}
+
+
+def _names(option: TyperOption) -> list[str]:
+    return [each[2:] for each in option.opts if each.startswith("--")]
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """A question that ends a complaint about ``word``; empty where nothing is like it."""
+    """The end of a message about an unknown ``word``: the most similar known one, if any."""
     found = difflib.get_close_matches(word, list(known), n=1)
     return f"; did you mean {found[0]}?" if found else ""
 
 
-def _shared(commands: Mapping[CommandPath, Command]) -> dict[str, list[TyperOption]]:
+def _shared(commands: Mapping[CommandPath, TyperCommand]) -> dict[str, list[TyperOption]]:
     """The flags that commands share, as each of them has it."""
     found: dict[str, list[TyperOption]] = {}
     for command in commands.values():
@@ -138,15 +168,16 @@ def _shared(commands: Mapping[CommandPath, Command]) -> dict[str, list[TyperOpti
 
 
 class _Checker:
-    """Takes a document apart into the sections of a `ConfigFile`, and notes what does not fit."""
+    """Fills the sections of a `ConfigFile` from a TOML document, and collects its mistakes."""
 
-    def __init__(self, file: ConfigFile, commands: Mapping[CommandPath, Command], context: Context) -> None:
+    def __init__(self, file: ConfigFile, commands: Mapping[CommandPath, TyperCommand], context: typer.Context) -> None:
         self.file, self._commands, self._context = file, commands, context
         root = context.find_root().command
         self._names = root.commands if isinstance(root, TyperGroup) else {}
+        self._command_line = {name for each in commands.values() for name in _named(each).keys() - options(each).keys()}
 
     def group(self, tables: Mapping[str, Any], path: CommandPath) -> None:
-        """Look at what stands at the top, or below a word that commands begin with."""
+        """Check the tables at the top, or below the first words of commands."""
         known = {command[len(path)] for command in self._commands if command[: len(path)] == path}
         known |= set() if path else set(self._names)
         for name, content in tables.items():
@@ -156,7 +187,7 @@ class _Checker:
                 full = [".".join((*path, word)) for word in (known if path else known | {DEFAULTS})]
                 self._note(path, f"unknown {what} {'.'.join(inner)!r}{nearest('.'.join(inner), full)}")
             elif not isinstance(content, dict):
-                self._note(path, f"{name!r} is a section: write [{'.'.join(inner)}]")
+                self._note(path, f"{name!r} must be a section: use [{'.'.join(inner)}]")
             elif inner == (DEFAULTS,):
                 self._section(inner, content, _shared(self._commands))
             elif inner in self._commands:
@@ -170,13 +201,14 @@ class _Checker:
     ) -> None:
         values = self.file.sections[".".join(path)] = dict(_flatten(content))
         for flag, value in values.items():
-            if flag in FLAGS_ONLY:
-                self._note(path, f"{flag}: only on the command line")
+            if flag not in flags and flag in self._command_line:
+                self._note(path, f"{flag}: can only be passed on the command line")
             elif flag not in flags:
                 self._note(path, f"unknown key {flag!r}{nearest(flag, flags)}")
             elif redact(f"{flag}={value}") != f"{flag}={value}":
                 self._note(
-                    path, f"{flag}: no secrets in this file; use {flags[flag][0].envvar}, or a key that names a file"
+                    path,
+                    f"{flag}: secrets are not allowed here; use {variables(flags[flag][0])[0]}, or a setting that names a file",
                 )
             else:
                 problems = [_problem(option, value, self._context) for option in flags[flag]]
@@ -188,8 +220,9 @@ class _Checker:
         self.file.problems.append(f"config file {self.file.path}{section}: {problem}")
 
 
-def _flag(param: TyperOption) -> str:
-    return next(each for each in param.opts if each.startswith("--")).lstrip("-")
+def probe_context(context: typer.Context) -> typer.Context:
+    """A context for checking values: callbacks of options have no effect in it."""
+    return typer.Context(context.command, parent=context, resilient_parsing=True)
 
 
 def _flatten(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -201,8 +234,8 @@ def _flatten(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
             yield prefix + name, value
 
 
-def _problem(option: TyperOption, value: object, context: Context) -> str:
-    """What is wrong with a value; empty where nothing is."""
+def _problem(option: TyperOption, value: object, context: typer.Context) -> str:
+    """Why a value is not valid; empty if it is."""
     kind = _kind(option)
     fits = type(value) in {kind, int if kind is float else kind}
     if kind is list:
@@ -210,18 +243,12 @@ def _problem(option: TyperOption, value: object, context: Context) -> str:
     if not fits:
         return f"{value!r} is not {_TYPE_NAMES[kind]}"
     try:
-        option.get_runtime_param().coerce(
-            [value] if kind is list and isinstance(value, str) else value, option, context
-        )
+        option.process_value(probe_context(context), [value] if kind is list and isinstance(value, str) else value)
     except typer.BadParameter as error:
         return f"{value!r}: {error.message}"
     return ""
 
 
 def _kind(option: TyperOption) -> type:
-    """The TOML type that a flag takes. Durations, sizes and whatever else a parser reads are strings."""
-    if option.multiple:
-        return list
-    annotation = option.type_descriptor.annotation
-    is_plain = option.type_descriptor.parameter_info.parser is None
-    return annotation if is_plain and annotation in {bool, int, float} else str
+    """The TOML type that a flag takes. Durations, sizes and whatever else is parsed later are strings."""
+    return list if option.multiple else {"bool": bool, "int": int, "float": float}.get(option.bare_type(), str)

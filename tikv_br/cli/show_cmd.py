@@ -1,55 +1,64 @@
-"""``tikv-br show``."""
+"""``tikv-br show`` and ``tikv-br cat``."""
 
 from __future__ import annotations
 
-import enum
-from typing import TYPE_CHECKING, Annotated
+import logging
+import time
+from typing import TYPE_CHECKING, Literal
 
 import typer
 
-from tikv_br.cli.storage_session import StorageSession, complete_id, storage_command, utc
-from tikv_br.cli.text import human_bytes
+from formats.keys.codec import MAX_KEYSPACE
+from formats.keys.text import format_key
+from tikv_br.cli import shared
+from tikv_br.cli.command import argument, command, flag
+from tikv_br.cli.output import KeyForm, Output, human_bytes, quote, read_key
+from tikv_br.cluster.timestamps import show_ts
+from tikv_br.errors import KeyNotFound, UsageError
 
 if TYPE_CHECKING:
+    from formats.keys.ranges import KeyRange
+    from tikv_br.archive.log import LogSource
     from tikv_br.backupset.backup_set import BackupSet
-    from tikv_br.backupset.coverage import KeyRange
     from tikv_br.backupset.files import FileEntry
+    from tikv_br.backupset.rows import FoundValue
 
+
+log = logging.getLogger(__name__)
 app = typer.Typer(rich_markup_mode=None)
+cat_app = typer.Typer(rich_markup_mode=None)
 
 
-class View(enum.StrEnum):
-    """What to show of a backup."""
-
-    SUMMARY = "summary"
-    RANGES = "ranges"
-    FILES = "files"
+class ShowFlags(shared.BackupOrIndexFlags):
+    backup_id: str | None = shared.BACKUP_ID()
+    view: Literal["summary", "ranges", "files"] = flag("summary", "Part of the backup to show.")
+    source: shared.LogSourceFlags
 
 
-@app.command("show", no_args_is_help=True)
-@storage_command
-def show(
-    session: StorageSession,
-    backup_id: Annotated[
-        str,
-        typer.Argument(metavar="[ID]", help="The backup; without, the one at --storage.", autocompletion=complete_id),
-    ] = "",
-    view: Annotated[View, typer.Option("--view", help="What to show.")] = View.SUMMARY,
-) -> None:
-    """Show what a backup is, its ranges, or its files."""
-    backup = session.backup(backup_id)
-    {View.SUMMARY: _show_summary, View.RANGES: _show_ranges, View.FILES: _show_files}[view](session, backup)
+@command(app, "show")
+def show_backup(flags: ShowFlags) -> None:
+    """Show the summary, the ranges or the files of a backup."""
+    backup = flags.backup(flags.backup_id)
+    if flags.view == "summary":
+        _show_summary(flags.out, backup, flags.source.source(flags.storage_flags))
+    else:
+        {"ranges": _show_ranges, "files": _show_files}[flags.view](flags.out, backup)
 
 
-def _show_summary(session: StorageSession, backup: BackupSet) -> None:
+def _show_summary(out: Output, backup: BackupSet, log: LogSource | None) -> None:
     fields = _summary(backup)
-    session.output.result("backup", fields)
-    session.output.table(("what", "value"), [(name, _text(name, value)) for name, value in fields.items()])
+    if log is not None:
+        from tikv_br.backup.merge import MergeSources
+
+        first, last = MergeSources.open(backup.store.location, log).window
+        fields |= {"window_start": first, "window_end": last}
+    out.result("backup", fields)
+    out.table(("what", "value"), [(name, _text(name, value)) for name, value in fields.items()])
 
 
 def _summary(backup: BackupSet) -> dict[str, object]:
-    """All that the backup's records say of it as a whole; what a Go backup does not record is left out."""
-    from tikv_br.proof.lookup import keyspaces_of
+    """Facts of the whole backup, without those that a Go backup does not record."""
+    from tikv_br.backupset.rows import keyspaces_of
 
     sums = backup.totals
     fields: dict[str, object] = {
@@ -90,7 +99,9 @@ def _summary(backup: BackupSet) -> dict[str, object]:
 
 def _text(name: str, value: object) -> str:
     if isinstance(value, int) and name.endswith("_ms"):
-        return f"{utc(value)} UTC"
+        return f"{shared.utc(value)} UTC"
+    if isinstance(value, int) and name.startswith("window_"):
+        return show_ts(value)
     if isinstance(value, int) and name in {"total_bytes", "backup_size"}:
         return f"{human_bytes(value)} ({value:,})"
     if isinstance(value, int) and name == "crc64xor":
@@ -100,24 +111,24 @@ def _text(name: str, value: object) -> str:
     return str(value) or "-"
 
 
-def _show_ranges(session: StorageSession, backup: BackupSet) -> None:
+def _show_ranges(out: Output, backup: BackupSet) -> None:
     rows = []
     for whole in backup.ranges:
         files = [file for file in backup.files if whole.contains(file.key_range)]
         kvs, size = sum(file.total_kvs for file in files), sum(file.size for file in files)
         fields = {"start": whole.start.hex(), "end": whole.end.hex(), "files": len(files)}
-        session.output.result("range", {**fields, "total_kvs": kvs, "backup_size": size})
+        out.result("range", {**fields, "total_kvs": kvs, "backup_size": size})
         rows.append((*_bounds(whole), f"{len(files):,}", f"{kvs:,}", human_bytes(size)))
-    session.output.table(("start (hex)", "end (hex)", "files", "kvs", "size"), rows)
+    out.table(("start (hex)", "end (hex)", "files", "kvs", "size"), rows)
 
 
-def _show_files(session: StorageSession, backup: BackupSet) -> None:
+def _show_files(out: Output, backup: BackupSet) -> None:
     for file in backup.files:
-        session.output.result("file", _file_fields(file))
+        out.result("file", _file_fields(file))
     rows = [
         (file.name, f"{file.total_kvs:,}", human_bytes(file.size), *_bounds(file.key_range)) for file in backup.files
     ]
-    session.output.table(("name", "kvs", "size", "start (hex)", "end (hex)"), rows)
+    out.table(("name", "kvs", "size", "start (hex)", "end (hex)"), rows)
 
 
 def _file_fields(file: FileEntry) -> dict[str, object]:
@@ -138,3 +149,45 @@ def _file_fields(file: FileEntry) -> dict[str, object]:
 
 def _bounds(span: KeyRange) -> tuple[str, str]:
     return span.start.hex() or "-", span.end.hex() or "-"
+
+
+class CatFlags(shared.BackupOrIndexFlags):
+    """Flags of ``cat``; a single argument is in `backup_id`, even if it is the key."""
+
+    backup_id: str | None = shared.BACKUP_ID()
+    key: str | None = argument(None, "KEY", "User key, encoded as --format says.")
+    form: KeyForm = shared.RAW_FORM()
+    value_form: KeyForm | None = shared.VALUE_FORM()
+    keyspace: int | None = flag(
+        None, "Keyspace of the key, by id; required if the backup has several.", limits=(0, MAX_KEYSPACE), metavar="ID"
+    )
+
+
+@command(cat_app, "cat")
+def cat(flags: CatFlags) -> None:
+    """Print the value of a key in a backup. Exit code 13 if it has no such key."""
+    backup_id, text = ("", flags.backup_id) if flags.key is None else (flags.backup_id, flags.key)
+    if text is None:
+        raise UsageError("KEY is missing", hint="See `tikv-br cat --help`.")
+    key = read_key(text, flags.form, "KEY")
+    from tikv_br.backupset.rows import find_value
+
+    found = find_value(flags.backup(backup_id), key, flags.keyspace)
+    if found is None or found.stored.deleted:
+        why = f" (deleted at ts {found.ts})" if found is not None else ""
+        raise KeyNotFound(f"the backup has no key {quote(key, flags.form)}{why}", hint="Check the key and --format.")
+    _write(flags.out, key, found, flags.value_form or flags.form)
+
+
+def _write(out: Output, key: bytes, found: FoundValue, form: KeyForm) -> None:
+    value, expire_ts, _deleted = found.stored
+    expired = not found.stored.is_live(int(time.time()))
+    if expired:
+        log.warning("the value expired at %s UTC", shared.utc(expire_ts * 1000))
+    if out.is_json:
+        pair = {"key": key.hex(), "value": value.hex(), "expire_ts": expire_ts, "ts": found.ts}
+        out.result("pair", {**pair, "expired": expired, "file": found.file})
+    elif form is KeyForm.RAW:
+        out.data(value)
+    else:
+        out.row({}, format_key(value, form.value))

@@ -6,124 +6,198 @@ import logging
 import sys
 import threading
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import typer
 
-from tikv_br.cli import options, sync_options
-from tikv_br.cli.etcd_flags import EtcdFlags
-from tikv_br.cli.keys import read_range
-from tikv_br.cli.option_groups import ClusterFlags, grouped
-from tikv_br.cli.options import KeyForm, OutputForm
+from tikv_br.cli import shared
+from tikv_br.cli.command import Flags, command, flag
 from tikv_br.cli.output import Output
-from tikv_br.cli.status_flags import StatusFlags
-from tikv_br.cli.stop_signals import signals_stop
-from tikv_br.cli.storage_flags import StorageFlags
-from tikv_br.cli.sync_by_diff import DiffModeFlags, follow_by_diff
-from tikv_br.cli.sync_options import SinkFlags, StartFlags, StateFlags, SyncMode
-from tikv_br.cli.sync_view import Running, describe, watching
+from tikv_br.cli.sync_options import (
+    FeedFlags,
+    SinkFlags,
+    StartFlags,
+    StateFlags,
+    StatusFlags,
+    SyncRangeFlags,
+    scratch_folder,
+)
+from tikv_br.cli.sync_view import describe, serving, signals_stop, watching
 from tikv_br.errors import UsageError
 
 if TYPE_CHECKING:
-    from incremental.replicate import SyncStatus
-    from incremental.sinks.url import Target
+    from incremental.diff_mode import DiffModeOptions, Pass
+    from incremental.pipeline import SyncStatus
     from incremental.sync import SyncOptions
 
 app = typer.Typer(rich_markup_mode=None)
 log = logging.getLogger(__name__)
-SAVED = "The checkpoint is saved: the same command goes on from there."
+SAVED = "The checkpoint is saved: run the same command to resume."
 
 
-@app.command("sync", no_args_is_help=True)
-@grouped
-def follow(
-    *,
-    cluster: ClusterFlags,
-    keyspace: options.KeyspaceOption = "",
-    start: sync_options.StartKeyOption = "",
-    end: sync_options.EndKeyOption = "",
-    form: options.FormatOption = KeyForm.RAW,
-    sink_flags: SinkFlags,
-    start_flags: StartFlags,
-    mode: sync_options.ModeOption = SyncMode.FEED,
-    diff_flags: DiffModeFlags,
-    state_flags: StateFlags,
-    etcd_flags: EtcdFlags,
-    gc_ttl: sync_options.SyncGcTtlOption = 86400.0,
-    hold_back: sync_options.HoldBackOption = 3.0,
-    status_flags: StatusFlags,
-    storage_flags: StorageFlags,
-    output: options.OutputOption = OutputForm.CONSOLE,
-) -> None:
-    """Keep a second cluster seconds behind a first, from a backup on, until told to stop."""
-    span = read_range(start, end, form)
-    status_flags.check()
-    if mode is SyncMode.DIFF:
-        if start_flags != StartFlags():
-            raise UsageError(
-                "--mode diff has no start: its first pass finds whatever differs", hint="Leave out the start."
-            )
-        asked_diff = diff_flags.options(cluster, keyspace, span, sink_flags)
-        follow_by_diff(Output(output), asked_diff, state_flags.name, status_flags)
-        return
-    # What can be refused is looked at before anything heavy is loaded.
-    source, target, scratch = cluster.config(), sink_flags.target(), state_flags.scratch()
-    _check_stdout(target, output)
-    state = state_flags.state(cluster, storage_flags, etcd_flags)
-    begin = start_flags.start(storage_flags)
-    from incremental.feed.options import FeedOptions
-    from incremental.replicate import ReplicateOptions
+class DiffModeFlags(Flags):
+    """The passes of ``--mode diff``."""
+
+    interval: float = flag(
+        "30s", "With --mode diff: time from the start of one pass to the start of the next.", kind=shared.TIME
+    )
+    exact_every: int = flag(
+        0,
+        "With --mode diff: read all rows in every Nth pass, to find what checksums miss.",
+        limits=(0, 1_000_000),
+        show_default="never",
+    )
+
+
+class SyncFlags(shared.CommandFlags):
+    cluster: shared.ClusterFlags
+    keyspace: str = shared.KEYSPACE()
+    range: SyncRangeFlags
+    sink: SinkFlags
+    start: StartFlags
+    mode: Literal["feed", "diff"] = flag(
+        "feed", "How changes are found: feed (TiKV CDC, API V2 only) or diff (repeated comparison, any version)."
+    )
+    diff: DiffModeFlags
+    state: StateFlags
+    etcd: shared.EtcdFlags
+    feed: FeedFlags
+    status: StatusFlags
+    storage_flags: shared.StorageFlags
+
+
+@command(
+    app,
+    "sync",
+    example="tikv-br sync --pd 10.0.0.1:2379 --sink tikv://10.0.1.1:2379 --from-backup s3://backups/monday --state-dir s3://backups/sync",
+)
+def follow(flags: SyncFlags) -> None:
+    """Replicate changes to another cluster or a file, until stopped."""
+    flags.range.bounds()  # here and below: refuse wrong flags before heavy imports
+    flags.status.check()
+    if flags.mode == "diff":
+        _follow_by_diff(flags)
+    else:
+        follow_feed(flags.out, _feed_options(flags), flags.status)
+
+
+def _follow_by_diff(flags: SyncFlags) -> None:
+    """Run passes until stopped. Raises `Terminated` or `Interrupted` then, and as `DiffMode`."""
+    options = _diff_options(flags)
+    from incremental.diff_mode import DiffMode
+    from incremental.watch.status import PassTracker
+
+    stop, passes, out = threading.Event(), PassTracker(flags.state.name), flags.out
+
+    def report(done: Pass) -> None:
+        passes.record(done)
+        _show_pass(out, done)
+
+    hint = "Run the same command to resume: its first pass finds all differences."
+    with signals_stop(stop, hint) as received, serving(out, passes, flags.status):
+        DiffMode(options, stop).run(report, on_failure=passes.record_failure)
+    if received:
+        raise received[0]
+
+
+def _diff_options(flags: SyncFlags) -> DiffModeOptions:
+    """What the passes compare. Raises `UsageError` for flags that ``--mode diff`` does not support."""
+    if flags.start != StartFlags():
+        raise UsageError(
+            "--mode diff takes no start: its first pass finds all differences",
+            hint="Omit --from-backup, --from-backup-ts and --start-ts.",
+        )
+    from incremental.diff_mode import DiffModeOptions
+    from incremental.sinks.url import TikvTarget
+    from tikv_br.cluster.config import ClusterConfig
+    from tikv_br.diff.options import ClusterChoice, DiffOptions
+
+    target = flags.sink.target()
+    if not isinstance(target, TikvTarget):
+        raise UsageError("--mode diff needs a tikv:// sink: it compares two clusters")
+    if flags.sink.allow_loss:
+        raise UsageError("--allow-loss cannot be combined with --mode diff, which never drops TTLs")
+    a = ClusterChoice(flags.cluster.config(), flags.keyspace)
+    b = ClusterChoice(ClusterConfig(pd=target.pd, tls=flags.sink.sink_tls.tls(flags.cluster)), target.keyspace)
+    concurrency = flags.sink.sink_concurrency
+    return DiffModeOptions(
+        DiffOptions(a, b, *flags.range.bounds(), keys=0, executor="driver", concurrency=concurrency),
+        target.check,
+        flags.diff.interval,
+        flags.diff.exact_every,
+        flags.sink.sink_patience,
+    )
+
+
+def _show_pass(out: Output, done: Pass) -> None:
+    exact = "exact " if done.exact else ""
+    text = (
+        f"{exact}pass {done.number}: {done.changed_ranges:,} of {done.ranges:,} ranges changed, {done.puts:,} rows "
+        f"written, {done.deletes:,} deleted, {done.remaining:,} still changing; {done.seconds:.1f} s behind"
+    )
+    out.result("pass", asdict(done), text)
+    out.flush()
+
+
+def _feed_options(flags: SyncFlags) -> SyncOptions:
+    """What the feed replicates. Raises `UsageError`."""
+    source, target = flags.cluster.config(), flags.sink.target(flags.storage_flags)
+    scratch = scratch_folder(flags.state.scratch_dir)
+    from incremental.sinks.url import StdoutTarget
+
+    if isinstance(target, StdoutTarget) and flags.out.is_json:
+        raise UsageError(
+            "--sink - and --output json cannot be combined: both write to standard output",
+            hint="Use --log-format json or --status-addr instead of --output json, or use --sink file:///PATH.",
+        )
+    state = flags.state.state(flags.cluster, flags.storage_flags, flags.etcd, target)
+    start = flags.start.start(flags.storage_flags)
+    first, last = flags.range.bounds()
+    from incremental.feed.feed import FeedOptions
+    from incremental.pipeline import ReplicateOptions
     from incremental.sync import SyncOptions
 
-    asked = SyncOptions(
-        changefeed_id=state_flags.name,
+    return SyncOptions(
+        changefeed_id=flags.state.name,
         source=source,
         target=target,
         state=state,
         scratch=scratch,
-        start=begin,
-        keyspace=keyspace,
-        start_key=span[0],
-        end_key=span[1],
-        gc_ttl=round(gc_ttl),
-        sorter_bytes=state_flags.sorter_memory,
-        sink=sink_flags.options(cluster),
-        feed=FeedOptions(hold_back=hold_back),
+        start=start,
+        keyspace=flags.keyspace,
+        start_key=first,
+        end_key=last,
+        gc_ttl=round(flags.feed.gc_ttl),
+        sorter_bytes=flags.state.sorter_memory,
+        sink=flags.sink.options(flags.cluster),
+        feed=FeedOptions(hold_back=flags.feed.hold_back),
         replicate=ReplicateOptions(
-            state_flags.checkpoint_every, sink_flags.sink_patience, longest_wait=sink_flags.sink_backoff
+            flags.state.checkpoint_every, flags.sink.sink_patience, longest_wait=flags.sink.sink_backoff
         ),
     )
-    _follow_feed(Output(output), asked, status_flags)
 
 
-def _check_stdout(target: Target, output: OutputForm) -> None:
-    from incremental.sinks.url import StdoutTarget
-
-    if isinstance(target, StdoutTarget) and output is OutputForm.JSON:
-        raise UsageError(
-            "--sink - writes changes to standard output, where --output json would mix its lines with them",
-            hint="Leave out --output json, and say --log-format json or --status-addr; or take --sink file:///PATH.",
-        )
-
-
-def _follow_feed(out: Output, asked: SyncOptions, status_flags: StatusFlags) -> None:
+def follow_feed(out: Output, options: SyncOptions, status_flags: StatusFlags) -> None:
+    """Run a sync until stopped. Raises `Terminated` or `Interrupted` then, and as `sync`."""
     from incremental.sinks.url import StdoutTarget
     from incremental.sync import sync
+    from incremental.watch.status import FeedTracker
 
-    stop, running = threading.Event(), Running(asked.changefeed_id)
-    to_stdout = isinstance(asked.target, StdoutTarget)
+    stop, running = threading.Event(), FeedTracker(options.changefeed_id)
+    to_stdout = isinstance(options.target, StdoutTarget)
     with (
-        signals_stop(stop, SAVED) as told,
+        signals_stop(stop, SAVED, lambda: running.has_begun) as received,
         watching(out, running, status_flags, lines=to_stdout and sys.stdout.isatty()),
     ):
-        status = sync(asked, stop, running.begin)
-    _end(out, status, quiet=to_stdout)
-    if told:
-        raise told[0]
+        status = sync(options, stop, running.begin, running.wait)
+    if status is not None:
+        _end(out, status, quiet=to_stdout)
+    if received:
+        raise received[0]
 
 
 def _end(out: Output, status: SyncStatus, *, quiet: bool) -> None:
-    """The last word; to people it is only logged where standard output is the sink."""
+    """Print the summary; as text it is logged if standard output is the sink."""
     if quiet and not out.is_json:
         log.info("stopped: %s", describe(status))
     else:

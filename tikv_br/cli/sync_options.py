@@ -1,245 +1,188 @@
-"""The options that only ``tikv-br sync`` has."""
+"""Flags of the commands that run syncs: sink, start, state and status."""
 
 from __future__ import annotations
 
-import enum
 import os
 import tempfile
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
-from tikv_br.cli.etcd_flags import EtcdFlags
-from tikv_br.cli.option_groups import ClusterFlags, OptionGroup
-from tikv_br.cli.options import parse_duration, parse_size
-from tikv_br.cli.storage_flags import S3Flags, StorageFlags
+from tikv_br.cli import shared
+from tikv_br.cli.command import Flags, flag
+from tikv_br.cli.output import KeyForm
 from tikv_br.errors import UsageError
 
 if TYPE_CHECKING:
     from incremental.handover import Start
     from incremental.sinks.open import SinkOptions
     from incremental.sinks.url import Target
-    from tikv_br.cluster.config import EtcdConfig
-    from tikv_br.cluster.tls import TlsFiles
+    from incremental.watch.address import Address
+    from tikv_br.cluster.config import EtcdConfig, TlsFiles
+    from tikv_br.storage.crypter import SecretText
     from tikv_br.storage.url import StorageLocation
 
+SHORTEST_STATUS = 0.1
+MAX_BATCH_ROWS = 65_536
+SCRATCH_DIR = partial(
+    flag,
+    "",
+    "Directory for changes that do not fit into memory; its spill files are deleted at the end.",
+    metavar="DIR",
+    show_default="the system's",
+)
+SORTER_MEMORY = partial(
+    flag,
+    "256MiB",
+    "Maximum memory for buffered changes, per sync or sub-span; the rest spills to the scratch directory.",
+    kind=shared.SIZE,
+)
 
-class StartTs(enum.StrEnum):
-    """Where a sync without a backup starts."""
 
-    NOW = "now"
+class StatusFlags(Flags):
+    """How and where status is reported."""
+
+    status_every: float = flag(
+        "10s",
+        "Interval between status lines on stderr, in --log-file or as JSON. A terminal shows the status live.",
+        kind=shared.TIME,
+    )
+    status_addr: str = flag(
+        "",
+        "Serve a status page, /status, /healthz and /metrics at this address (default host: 127.0.0.1).",
+        metavar="[HOST:]PORT",
+    )
+    status_key_file: str = flag(
+        "",
+        "File with the bearer token for /status and /metrics (default: ~/.local/state/tikv-br/status.key, created on first use).",
+        metavar="FILE",
+    )
+    no_status_key: bool = flag(False, "Serve /status and /metrics without a token.")
+    max_lag: float = flag("5m", "Checkpoint lag above which /healthz and metrics report unhealthy.", kind=shared.TIME)
+
+    def check(self) -> None:
+        """Check the flags before any connection is made. Raises `UsageError`."""
+        if self.status_every < SHORTEST_STATUS:
+            raise UsageError(f"--status-every is too short: pass at least {SHORTEST_STATUS:g}s")
+        if self.address() is not None:
+            self.key_file()
+
+    def address(self) -> Address | None:
+        """The address to serve at; None = do not serve. Raises `UsageError`."""
+        if not self.status_addr:
+            return None
+        from incremental.watch.address import Address
+
+        return Address.parse(self.status_addr)
+
+    def key_file(self) -> Path | None:
+        """The file of the key; None = no key. Raises `UsageError`."""
+        if self.no_status_key and self.status_key_file:
+            raise UsageError("--no-status-key and --status-key-file cannot be combined")
+        if self.no_status_key:
+            return None
+        return Path(self.status_key_file) if self.status_key_file else shared.state_path("status.key")
+
+    def key(self) -> SecretText:
+        """The key; empty = none. Raises `UsageError`, `StorageError`."""
+        from incremental.watch.address import load_or_create_key, read_key
+        from incremental.watch.server import NO_KEY
+
+        path = self.key_file()
+        if path is None:
+            return NO_KEY
+        return read_key(path) if self.status_key_file else load_or_create_key(path)
 
 
-class SyncMode(enum.StrEnum):
-    """How changes are found."""
+class SyncRangeFlags(shared.RangeFlags):
+    """The range of a sync, with the spellings of TiKV-CDC."""
 
-    FEED = "feed"
-    DIFF = "diff"
+    start: str = flag("", "Start of the range (inclusive; empty: no bound).", "--start", "--start-key", metavar="KEY")
+    end: str = flag("", "End of the range (exclusive; empty: no bound).", "--end", "--end-key", metavar="KEY")
+    form: KeyForm = shared.RAW_FORM()
 
 
-StartKeyOption = Annotated[
-    str, typer.Option("--start", "--start-key", metavar="KEY", help="First key of the range (inclusive).")
-]
-EndKeyOption = Annotated[
-    str,
-    typer.Option("--end", "--end-key", metavar="KEY", help="End of the range (exclusive); empty: no bound."),
-]
-ModeOption = Annotated[
-    SyncMode,
-    typer.Option("--mode", help="feed: by the change feed of API V2. diff: by comparing ranges, pass after pass."),
-]
-SinkOption = Annotated[
-    str,
-    typer.Option(
-        "--sink",
+class SinkTlsFlags(Flags):
+    """TLS files of a sink that is a cluster."""
+
+    sink_ca: str | None = flag(
+        None, "CA certificate for a tikv:// sink (PEM; default: --ca; empty: no TLS).", metavar="FILE"
+    )
+    sink_cert: str | None = flag(None, "Client certificate for a tikv:// sink (PEM; default: --cert).", metavar="FILE")
+    sink_key: str | None = flag(None, "Private key of --sink-cert (PEM; default: --key).", metavar="FILE")
+
+    def tls(self, source: shared.ClusterFlags) -> TlsFiles:
+        """The TLS files of the sink."""
+        return source.tls(self.sink_ca, self.sink_cert, self.sink_key)
+
+
+class SinkFlags(Flags):
+    """Where and how changes are written."""
+
+    sink: str = flag(
+        "",
+        "Sink (required): tikv://PD[,PD][?keyspace=ID&api-version=v2], s3://BUCKET/PREFIX or local:///DIR (a log archive), "
+        "file:///PATH, - (stdout), blackhole:// (discard).",
         metavar="URL",
-        help="tikv://PD[,PD][?keyspace=ID&api-version=v2], file:///PATH (JSON lines), - (stdout) or blackhole://.",
-    ),
-]
-SinkCaOption = Annotated[
-    str | None,
-    typer.Option("--sink-ca", metavar="FILE", help="--ca for a tikv:// sink, if another; empty: no TLS there."),
-]
-SinkCertOption = Annotated[
-    str | None, typer.Option("--sink-cert", metavar="FILE", help="--cert for a tikv:// sink, if another.")
-]
-SinkKeyOption = Annotated[
-    str | None, typer.Option("--sink-key", metavar="FILE", help="--key for a tikv:// sink, if another.")
-]
-SinkConcurrencyOption = Annotated[
-    int, typer.Option("--sink-concurrency", min=1, metavar="N", help="Requests under way at once to a tikv:// sink.")
-]
-SinkBatchSizeOption = Annotated[
-    int,
-    typer.Option(
-        "--sink-batch-size", min=1, metavar="N", help="Rows in one request to a tikv:// sink, and 256 KiB, at most."
-    ),
-]
-SinkBackoffOption = Annotated[
-    float,
-    typer.Option(
-        "--sink-backoff",
-        parser=parse_duration,
-        metavar="TIME",
-        show_default="5s",
-        help="The longest wait between two tries at a sink that takes nothing; the first waits are shorter.",
-    ),
-]
-SinkPatienceOption = Annotated[
-    float,
-    typer.Option(
-        "--sink-patience",
-        parser=parse_duration,
-        metavar="TIME",
-        show_default="10m",
-        help="How long the sink may fail in a row before the sync ends.",
-    ),
-]
-SyncLossOption = Annotated[
-    str,
-    typer.Option(
-        "--allow-loss", metavar="ttl", help="What the sink may cost: a V1 target keeps rows that expire for ever."
-    ),
-]
-FromBackupOption = Annotated[
-    str,
-    typer.Option("--from-backup", metavar="URL", help="Start after this backup, from which the sink was restored."),
-]
-FromBackupTsOption = Annotated[
-    int | None, typer.Option("--from-backup-ts", min=1, metavar="TS", help="Start after this timestamp.")
-]
-StartTsOption = Annotated[
-    StartTs | None,
-    typer.Option("--start-ts", help="Start with what is written from now on; a timestamp is --from-backup-ts."),
-]
-IdOption = Annotated[
-    str, typer.Option("--id", metavar="NAME", help="Name of the sync, of its state and of its safe point.")
-]
-StateDirOption = Annotated[
-    str,
-    typer.Option(
-        "--state-dir",
-        metavar="DIR|URL",
-        help="Where the checkpoint is kept, for a restart: a directory, s3:// or etcd:// (the etcd of --etcd).",
-    ),
-]
-CheckpointEveryOption = Annotated[
-    float,
-    typer.Option(
-        "--checkpoint-every",
-        parser=parse_duration,
-        metavar="TIME",
-        show_default="1s",
-        help="How often the checkpoint is saved: in S3, by a LIST and a PUT.",
-    ),
-]
-ScratchDirOption = Annotated[
-    str,
-    typer.Option(
-        "--scratch-dir",
-        metavar="DIR",
-        show_default="the system's",
-        help="For changes that do not fit into memory; nothing stays there.",
-    ),
-]
-SorterMemoryOption = Annotated[
-    int,
-    typer.Option(
-        "--sorter-memory",
-        parser=parse_size,
-        metavar="SIZE",
-        show_default="256MiB",
-        help="Memory for changes that are not resolved yet.",
-    ),
-]
-SyncGcTtlOption = Annotated[
-    float,
-    typer.Option(
-        "--gc-ttl",
-        parser=parse_duration,
-        metavar="TIME",
-        show_default="24h",
-        help="How long GC waits for a sync that is down.",
-    ),
-]
-HoldBackOption = Annotated[
-    float,
-    typer.Option(
-        "--hold-back",
-        parser=parse_duration,
-        metavar="TIME",
-        show_default="3s",
-        help="How long changes wait for older ones that a leader's move may bring; with 0 some may be lost.",
-    ),
-]
+    )
+    sink_tls: SinkTlsFlags
+    sink_concurrency: int = flag(
+        4, "Maximum number of concurrent requests to a tikv:// sink.", limits=(1, shared.MAX_CONCURRENCY)
+    )
+    sink_batch_size: int = flag(
+        512,
+        "Maximum rows per request to a tikv:// sink. Requests are also limited to 256 KiB.",
+        limits=(1, MAX_BATCH_ROWS),
+    )
+    sink_backoff: float = flag("5s", "Maximum wait between retries of writes to the sink.", kind=shared.TIME)
+    sink_patience: float = flag(
+        "10m", "How long to retry an unavailable sink, including at startup, before the sync fails.", kind=shared.TIME
+    )
+    allow_loss: str = flag(
+        "",
+        "Data that the sink may drop: ttl writes rows with a TTL to a V1 target, where they never expire (default: refuse).",
+        metavar="ttl",
+    )
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SinkTlsFlags(OptionGroup):
-    """How to reach a cluster that changes go to."""
-
-    sink_ca: SinkCaOption = None
-    sink_cert: SinkCertOption = None
-    sink_key: SinkKeyOption = None
-
-    def tls(self, source: ClusterFlags) -> TlsFiles:
-        """The TLS files of that cluster: the source's where none are named; none for an empty ``--sink-ca``."""
-        from tikv_br.cluster.tls import TlsFiles
-
-        if self.sink_ca == "":
-            return TlsFiles()
-        return TlsFiles(
-            ca=self.sink_ca or source.ca, cert=self.sink_cert or source.cert, key=self.sink_key or source.key
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SinkFlags(SinkTlsFlags):
-    """Whither, and how."""
-
-    sink: SinkOption = ""
-    sink_concurrency: SinkConcurrencyOption = 4
-    sink_batch_size: SinkBatchSizeOption = 512
-    sink_backoff: SinkBackoffOption = 5.0
-    sink_patience: SinkPatienceOption = 600.0
-    allow_loss: SyncLossOption = ""
-
-    def target(self) -> Target:
-        """Where changes go. Raises `UsageError`."""
+    def target(self, storage: shared.StorageFlags | None = None) -> Target:
+        """Where changes go; `storage` has the flags for a log archive. Raises `UsageError`."""
         if not self.sink:
-            raise UsageError("--sink is missing", hint="Say whither: --sink tikv://PD, for one.")
+            raise UsageError("--sink is missing", hint="Pass a URL, for example --sink tikv://PD.")
         if self.allow_loss not in {"", "ttl"}:
-            raise UsageError(f"--allow-loss {self.allow_loss}: a sink can cost nothing but ttl")
+            raise UsageError(f"--allow-loss {self.allow_loss!r} is not valid: a sink takes ttl only")
         from incremental.sinks.url import parse
 
-        return parse(self.sink)
+        return parse(self.sink, (storage or shared.StorageFlags()).locate)
 
-    def options(self, source: ClusterFlags) -> SinkOptions:
+    def options(self, source: shared.ClusterFlags) -> SinkOptions:
         """How to write."""
         from incremental.sinks.open import SinkOptions
 
         return SinkOptions(
-            tls=self.tls(source),
+            tls=self.sink_tls.tls(source),
             drop_ttls=bool(self.allow_loss),
             concurrency=self.sink_concurrency,
             batch_rows=self.sink_batch_size,
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StartFlags(OptionGroup):
-    """From where, when there is no checkpoint yet."""
+class StartFlags(Flags):
+    """The start of a sync that has no checkpoint yet."""
 
-    from_backup: FromBackupOption = ""
-    from_backup_ts: FromBackupTsOption = None
-    start_ts: StartTsOption = None
+    from_backup: str = flag(
+        "", "Start after the backup-ts of this backup, whose data a tikv:// sink must already contain.", metavar="URL"
+    )
+    from_backup_ts: int | None = flag(
+        None, "Start after this PD timestamp (TSO), usually a backup-ts.", limits=(1, shared.MAX_TS), metavar="TS"
+    )
+    start_ts: str = flag("", "Start after this time: now, a PD timestamp or an RFC 3339 time.", metavar="TS|TIME|now")
 
-    def start(self, storage: StorageFlags) -> Start | None:
-        """What was asked for. Raises `UsageError` for more than one."""
+    def start(self, storage: shared.StorageFlags) -> Start | None:
+        """The start; None = not given. Raises `UsageError` for more than one."""
         if sum(map(bool, (self.from_backup, self.from_backup_ts, self.start_ts))) > 1:
-            raise UsageError("a sync has one start", hint="Say one of --from-backup, --from-backup-ts and --start-ts.")
+            raise UsageError(
+                "--from-backup, --from-backup-ts and --start-ts cannot be combined", hint="Pass one of them."
+            )
         if self == StartFlags():
             return None
         from incremental.handover import FromBackup, FromNow, FromTs
@@ -248,49 +191,90 @@ class StartFlags(OptionGroup):
             return FromBackup(storage.locate(self.from_backup))
         if self.from_backup_ts:
             return FromTs(self.from_backup_ts)
-        return FromNow()
+        if self.start_ts == "now":
+            return FromNow()
+        return FromTs(shared.parse_ts(self.start_ts, "--start-ts"))
 
-    def required(self, storage: StorageFlags) -> Start:
-        """What was asked for. Raises `UsageError` for none, and for more than one."""
+    def required(self, storage: shared.StorageFlags) -> Start:
+        """The start. Raises `UsageError` for none, and for more than one."""
         start = self.start(storage)
         if start is None:
-            raise UsageError("from where?", hint="Say --from-backup, --from-backup-ts or --start-ts now.")
+            raise UsageError("the start is missing", hint="Pass --from-backup, --from-backup-ts or --start-ts now.")
         return start
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StateFlags(OptionGroup):
-    """What a sync keeps, and where."""
+class FeedFlags(Flags):
+    """How the change feed is read."""
 
-    name: IdOption = "default"
-    state_dir: StateDirOption = ""
-    checkpoint_every: CheckpointEveryOption = 1.0
-    scratch_dir: ScratchDirOption = ""
-    sorter_memory: SorterMemoryOption = 256 << 20
+    gc_ttl: float = flag(
+        "24h",
+        "TTL of the service safe point: how long GC waits for a stopped sync (at least 1m).",
+        "--gc-ttl",
+        "--gcttl",
+        kind=shared.TIME,
+    )
+    hold_back: float = flag(
+        "3s",
+        "Delay changes by this long, to wait for late ones after a leader transfer. Adds to the lag; too short can lose changes.",
+        kind=shared.TIME,
+    )
 
-    def state(self, cluster: ClusterFlags, storage: StorageFlags, etcd: EtcdFlags) -> StorageLocation | EtcdConfig:
-        """Where the checkpoint lies; it is not encrypted, whatever the backup is. Raises `UsageError`."""
+
+class StateFlags(Flags):
+    """State of a sync: its name, checkpoint and scratch space."""
+
+    name: str = flag(
+        "default",
+        "Name, unique per source cluster; checkpoint and service safe point are named after it.",
+        "--id",
+        metavar="NAME",
+    )
+    state_dir: str = flag(
+        "",
+        "Directory or URL for the checkpoint: a path, s3://…, or etcd:// (see --etcd). Required by `sync --mode feed`; the default for a "
+        "log archive is state/ in it.",
+        metavar="DIR|URL",
+    )
+    checkpoint_every: float = flag(
+        "1s", "Interval between saves of the checkpoint. Each save costs a LIST and a PUT on S3.", kind=shared.TIME
+    )
+    scratch_dir: str = SCRATCH_DIR()
+    sorter_memory: int = SORTER_MEMORY()
+
+    def state(
+        self, cluster: shared.ClusterFlags, storage: shared.StorageFlags, etcd: shared.EtcdFlags, target: Target
+    ) -> StorageLocation | EtcdConfig:
+        """Where the checkpoint lies, for a log archive beside it; it is not encrypted, whatever the backup is.
+
+        Raises `UsageError`.
+        """
+        from incremental.sinks.url import LogTarget
+
+        if not self.state_dir and isinstance(target, LogTarget):
+            from tikv_br.archive.records import state_location
+
+            return state_location(target.location, target.id_for(self.name))
         if not self.state_dir:
-            raise UsageError("--state-dir is missing: without it a restart cannot go on", hint="Say --state-dir DIR.")
+            raise UsageError(
+                "--state-dir is missing: a sync resumes from the checkpoint in it", hint="Pass --state-dir DIR."
+            )
         if self.state_dir == "etcd://":
             return etcd.etcd_config(cluster)
         if self.state_dir.startswith("etcd:"):
-            raise UsageError("--state-dir etcd:// takes no address", hint="Say it by --etcd.")
+            raise UsageError("--state-dir etcd:// takes no address", hint="Pass the address with --etcd.")
         try:
-            return S3Flags.locate(storage, self.state_dir)
+            return storage.s3.locate(self.state_dir)
         except UsageError as error:
             raise UsageError(f"--state-dir: {error.message}", hint=error.hint) from None
 
-    def scratch(self) -> Path:
-        """The directory of the sorter. Raises `UsageError`."""
-        return scratch_folder(self.scratch_dir)
-
 
 def scratch_folder(named: str) -> Path:
-    """The directory for what does not fit into memory. Raises `UsageError` now, not when it is needed."""
+    """The directory of the sorter. Raises `UsageError` if it cannot be written to."""
     path = Path(named or tempfile.gettempdir())
     if not path.is_dir():
-        raise UsageError(f"--scratch-dir {path} is no directory")
+        raise UsageError(f"--scratch-dir {path} is not a directory")
     if not os.access(path, os.W_OK | os.X_OK):
-        raise UsageError(f"--scratch-dir {path} cannot be written", hint="Choose a directory that this user may write.")
+        raise UsageError(
+            f"--scratch-dir {path} is not writable", hint="Choose a directory that this user can write to."
+        )
     return path

@@ -1,22 +1,23 @@
-"""How syncs are doing, as a command shows it: live on a terminal, calm lines in a log, JSON lines, and over HTTP."""
+"""Status of running syncs on a terminal, in the log, as JSON lines and over HTTP; signals that stop them."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import signal
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict
+from types import FrameType
 from typing import TYPE_CHECKING
 
 from tikv_br.cli import log as logs
-from tikv_br.cli.output import Output, use_colour
-from tikv_br.cli.status_flags import StatusFlags
-from tikv_br.cli.text import human_bytes, human_seconds
-from tikv_br.errors import OutputClosed
-from tikv_br.redaction import redact
+from tikv_br.cli.output import Output, human_bytes, human_seconds, use_colour
+from tikv_br.cli.sync_options import StatusFlags
+from tikv_br.errors import Interrupted, OutputClosed, Terminated
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -24,61 +25,72 @@ if TYPE_CHECKING:
     from rich.console import Group
     from rich.live import Live
 
-    from incremental.feed.status import FeedStatus
-    from incremental.replicate import Replicator, SyncStatus
-    from incremental.watch.named import NamedStatus, Watched
+    from incremental.feed.feed import FeedStatus
+    from incremental.pipeline import SyncStatus
+    from incremental.watch.status import NamedStatus, StatusSource
+
 
 log = logging.getLogger(__name__)
 
+
+@contextlib.contextmanager
+def signals_stop(
+    stop: threading.Event, hint: str, has_begun: Callable[[], bool] = lambda: True
+) -> Iterator[list[Interrupted | Terminated]]:
+    """Set `stop` on the first SIGTERM or SIGINT, and add it to the list for the caller to raise; a second one raises at once.
+
+    So does the first one before anything `has_begun`: servers that do not answer would be waited for.
+    """
+    errors: dict[int, Interrupted | Terminated] = {
+        signal.SIGTERM: Terminated("terminated (SIGTERM)", hint=hint),
+        signal.SIGINT: Interrupted("interrupted", hint=hint),
+    }
+    received: list[Interrupted | Terminated] = []
+
+    def handle(number: int, _frame: FrameType | None) -> None:
+        if not has_begun():
+            raise type(errors[number])(errors[number].message)
+        if received:
+            raise errors[number]
+        received.append(errors[number])
+        stop.set()
+
+    before = {number: signal.signal(number, handle) for number in errors}
+    try:
+        yield received
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 LIVE_SECONDS = 1.0
-"""How often a terminal is drawn anew."""
+"""Interval between redraws of a terminal."""
 JOIN_SECONDS = 10.0
-NOT_BEGUN = "has not begun yet"
 
 
 Show = Callable[["Sequence[NamedStatus]"], None]
 """Shows all syncs as they are now."""
 
 
-class Running:
-    """The one sync of a process, for those who look on."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._replicator: Replicator | None = None
-
-    def begin(self, replicator: Replicator) -> None:
-        """It is about to run."""
-        self._replicator = replicator
-
-    def __call__(self) -> Sequence[NamedStatus]:
-        """How it is doing."""
-        from incremental.watch.named import NamedStatus
-
-        return [NamedStatus(self._name, None if self._replicator is None else self._replicator.status())]
-
-
 @contextmanager
-def watching(out: Output, watched: Watched, flags: StatusFlags, *, lines: bool = False) -> Iterator[str]:
-    """Tell how syncs are doing until left, and serve it if asked to; with `lines`, in no other way than lines.
+def watching(out: Output, watched: StatusSource, flags: StatusFlags, *, lines: bool = False) -> Iterator[str]:
+    """Show the status of syncs, and serve it if asked to; `lines`: as lines, not as a table.
 
-    Gives the address that it is served at, ``""`` = nowhere.
-
-    Raises `UsageError` for an address that cannot be had.
+    Yields the address of the status page, ``""`` = none. Raises `UsageError` if the address cannot be used.
     """
     with (
         serving(out, watched, flags) as address,
         _display(out, flags, lines=lines) as (seconds, show),
-        _repeated(seconds, lambda: show(_redacted(watched()))),
+        _repeated(seconds, lambda: show([each.redacted() for each in watched()])),
     ):
         yield address
 
 
 @contextmanager
-def serving(out: Output, watched: Watched, flags: StatusFlags) -> Iterator[str]:
-    """Serve how syncs are doing until left, if asked to; gives the address as others may call it, ``""`` = nowhere.
+def serving(out: Output, watched: StatusSource, flags: StatusFlags) -> Iterator[str]:
+    """Serve the status of syncs, if asked to; yields the address for others, ``""`` = none.
 
-    Raises `UsageError` for an address that cannot be had.
+    Raises `UsageError` if the address cannot be used.
     """
     address = flags.address()
     if address is None:
@@ -86,16 +98,18 @@ def serving(out: Output, watched: Watched, flags: StatusFlags) -> Iterator[str]:
         return
     from incremental.watch.server import serve
 
-    with serve(address, lambda: _redacted(watched()), max_lag=flags.max_lag, key=flags.key()) as chosen:
-        _tell_address(out, f"http://{chosen}/", flags.key_file())
+    with serve(
+        address, lambda: [each.redacted() for each in watched()], max_lag=flags.max_lag, key=flags.key()
+    ) as chosen:
+        _show_address(out, f"http://{chosen}/", flags.key_file())
         yield str(chosen.reachable)
 
 
 @contextmanager
 def _display(out: Output, flags: StatusFlags, *, lines: bool) -> Iterator[tuple[float, Show]]:
-    """What fits the reader, and how many seconds are between two showings."""
+    """The display, and the seconds between its updates."""
     if out.is_json:
-        yield flags.status_every, lambda found: _tell_statuses(out, found)
+        yield flags.status_every, lambda found: _write_statuses(out, found)
     elif lines or not use_colour(sys.stderr):
         yield flags.status_every, _log_statuses
     else:
@@ -108,7 +122,7 @@ def _display(out: Output, flags: StatusFlags, *, lines: bool) -> Iterator[tuple[
 
 @contextmanager
 def _repeated(seconds: float, show: Callable[[], None]) -> Iterator[None]:
-    """Show it every while, in a thread."""
+    """Call `show` at intervals, in a thread."""
     done = threading.Event()
 
     def run() -> None:
@@ -116,7 +130,7 @@ def _repeated(seconds: float, show: Callable[[], None]) -> Iterator[None]:
             while not done.wait(seconds):
                 show()
         except OutputClosed:
-            log.warning("nobody reads standard output any more: no more status lines")
+            log.warning("standard output was closed: no more status lines")
 
     thread = threading.Thread(target=run, name="view", daemon=True)
     thread.start()
@@ -128,14 +142,14 @@ def _repeated(seconds: float, show: Callable[[], None]) -> Iterator[None]:
 
 
 class LiveView:
-    """A table on a terminal; with a log file, lines in there as well."""
+    """A table on a terminal; with a log file, also lines in it."""
 
     def __init__(self, live: Live, flags: StatusFlags) -> None:
         self._live, self._flags = live, flags
         self._next_lines = time.monotonic() + flags.status_every
 
     def __call__(self, found: Sequence[NamedStatus]) -> None:
-        """Draw it anew."""
+        """Redraw the table."""
         self._live.update(draw(found, self._flags.max_lag), refresh=True)
         if logs.has_file() and time.monotonic() >= self._next_lines:
             self._next_lines = time.monotonic() + self._flags.status_every
@@ -143,50 +157,46 @@ class LiveView:
 
 
 def describe(status: SyncStatus) -> str:
-    """One calm line."""
+    """The status as one line."""
+    from incremental.watch.status import current_problems
+
+    lag = "" if status.write_lag is None else f"write lag {status.write_lag:.1f} s, "
     held = human_bytes(status.sorter_memory_bytes + status.sorter_disk_bytes)
     return (
-        f"checkpoint {status.checkpoint_ts} ({status.checkpoint_lag:.1f} s behind), {status.written:,} rows written, "
+        f"checkpoint {status.checkpoint_ts} ({status.checkpoint_lag:.1f} s behind), {lag}"
+        f"{status.written:,} rows written, "
         f"{status.events_per_second:,.0f} events/s, regions {_regions(status.feed)}, sorter {held}"
-        + "".join(f", {each}" for each in _troubles(status))
+        + "".join(f", {each}" for each in current_problems(status))
     )
 
 
-def _troubles(status: SyncStatus) -> Iterator[str]:
-    """What goes wrong now, and how often the sink has failed before."""
-    if status.sink_failing_seconds:
-        yield f"the sink has taken nothing for {status.sink_failing_seconds:.0f} s: {status.last_error}"
-    elif status.sink_failures:
-        yield f"the sink has failed {status.sink_failures:,} times so far"
-    if status.feed.trouble:
-        yield status.feed.trouble
-
-
 def draw(found: Sequence[NamedStatus], max_lag: float) -> Group:
-    """All syncs as a table, with what is wrong beneath it."""
+    """All syncs as a table, with problems below it."""
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
 
+    from incremental.watch.status import current_problems
+
     table = Table("sync", box=None, pad_edge=False, collapse_padding=True, header_style="bold")
-    for title in ("behind", "resolved", "events/s", "written", "regions", "stores", "sorter", "retries"):
+    for title in ("behind", "writes", "events/s", "written", "regions", "stores", "sorter", "retries"):
         table.add_column(title, justify="right", no_wrap=True)
-    beneath = []
+    problems = []
     for each in found:
         table.add_row(each.name, *(_cells(each.status) if each.status is not None else ()))
-        trouble = each.trouble(max_lag)
-        if trouble:
-            beneath.append(Text(f"{each.name}: {trouble}", style="bold red"))
+        problem = each.problem(max_lag)
+        if problem:
+            problems.append(Text(f"{each.name}: {problem}", style="bold red"))
         if each.status is not None:
-            more = [said for said in _troubles(each.status) if said not in trouble]
-            beneath += [Text(f"{each.name}: {said}", style="yellow") for said in more]
-    return Group(table, *beneath)
+            more = [line for line in current_problems(each.status) if line not in problem]
+            problems += [Text(f"{each.name}: {line}", style="yellow") for line in more]
+    return Group(table, *problems)
 
 
 def _cells(status: SyncStatus) -> tuple[str, ...]:
     return (
         human_seconds(status.checkpoint_lag),
-        human_seconds(status.resolved_lag),
+        "-" if status.write_lag is None else human_seconds(status.write_lag),
         f"{status.events_per_second:,.0f}",
         f"{status.written:,}",
         _regions(status.feed),
@@ -197,42 +207,25 @@ def _cells(status: SyncStatus) -> tuple[str, ...]:
 
 
 def _regions(feed: FeedStatus) -> str:
-    """How many are followed, of how many, as far as is known."""
+    """Followed and known regions."""
     return f"{feed.regions - feed.scanning:,}/{feed.regions + feed.holes:,}"
 
 
 def _log_statuses(found: Sequence[NamedStatus]) -> None:
     for each in found:
-        said = each.error or (NOT_BEGUN if each.status is None else describe(each.status))
-        log.info("%s: %s", each.name, said)
+        log.info("%s: %s", each.name, each.idle if each.status is None or each.error else describe(each.status))
 
 
-def _tell_statuses(out: Output, found: Sequence[NamedStatus]) -> None:
+def _write_statuses(out: Output, found: Sequence[NamedStatus]) -> None:
     for each in found:
-        figures = _figures(each.status) if each.status is not None else {}
-        out.result("status", {"name": each.name, "error": each.error} | figures)
+        figures = asdict(each.status) if each.status is not None else {}
+        out.result("status", {"name": each.name, "error": each.error, "waiting": each.waiting} | figures)
 
 
-def _figures(status: SyncStatus) -> dict[str, object]:
-    return asdict(status)
-
-
-def _tell_address(out: Output, url: str, key_file: Path | None) -> None:
+def _show_address(out: Output, url: str, key_file: Path | None) -> None:
     if out.is_json:
         out.result("listening", {"url": url, "key_file": str(key_file or "")})
     else:
         log.info(
             "status page, /status, /healthz and /metrics at %s%s", url, (key_file and f", the key in {key_file}") or ""
         )
-
-
-def _redacted(found: Sequence[NamedStatus]) -> list[NamedStatus]:
-    """As they may be shown to anyone."""
-
-    def redacted(status: SyncStatus | None) -> SyncStatus | None:
-        if status is None:
-            return None
-        feed = replace(status.feed, last_error=redact(status.feed.last_error))
-        return replace(status, last_error=redact(status.last_error), feed=feed)
-
-    return [replace(each, error=redact(each.error), status=redacted(each.status)) for each in found]

@@ -1,11 +1,28 @@
-"""How to talk to PD and the stores: routing, retries, time, safe points and RawKV calls.
+"""Clients of PD, TiKV stores and etcd: routing, retries, timestamps, safe points and RawKV calls.
 
-What lives here knows no backup, no storage and no command line; answers come back as values, failures as our errors.
+Knows nothing of backups, storage or the command line. Failures are raised as errors of `tikv_br.errors`.
+
+Modules, in reading order:
+
+- `config`: addresses, timeouts and TLS files
+- `cluster`: one cluster with its clients; the timestamp flush; the first key of a range
+- `channel`: gRPC channels, and gRPC statuses as errors
+- `pd_connection`, `pd`: the connection to PD's leader, and PD's gRPC calls
+- `pd_http`: PD's HTTP API, and cluster status
+- `topology`: stores, and the API version that they are configured with
+- `store`: the calls of one store, and the pool of all stores
+- `regions`, `region_errors`, `router`: the region cache, what region errors mean, and routing by key
+- `scan`, `rawkv`, `puts`: range scans, RawKV calls, and writes of Arrow columns
+- `rate_limit`: the maximum rate per store
+- `timestamps`, `safepoint`: PD timestamps, service safe points and backup-ts
+- `split`, `import_mode`: splitting and scattering regions, import mode and download limits
+- `etcd_values`, `etcd`: etcd v3, and leases that are kept alive
+- `pb`: generated protobuf messages
 """
 
 from __future__ import annotations
 
 import os
 
-# gRPC's own log lines would mix with progress on stderr; what went wrong is in our errors. Read at its import.
+# gRPC writes its own log lines to stderr, between our progress lines. It reads this variable at its import.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")

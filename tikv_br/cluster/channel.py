@@ -1,13 +1,18 @@
-"""gRPC channels to PD and stores, and what their failures mean."""
+"""gRPC channels to PD and stores, and the errors of failed calls."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import cast
+import _thread
+import contextlib
+import os
+import queue
+import threading
+from collections.abc import Callable, Mapping
+from typing import NoReturn, TypeVar, cast
 
 import grpc
 
-from tikv_br.cluster.tls import TlsFiles
+from tikv_br.cluster.config import TlsFiles
 from tikv_br.errors import (
     ApiVersionMismatch,
     ClusterError,
@@ -16,6 +21,70 @@ from tikv_br.errors import (
     ClusterUnreachable,
     RequestRefused,
 )
+
+T = TypeVar("T")
+GRACE = 0.5
+"""Seconds that an action still has to end once a signal has come."""
+
+
+def run_in_worker_thread(action: Callable[[], T]) -> T:
+    """Run `action`, in another thread if this is the main one; returns what it returns, raises what it raises.
+
+    A signal that raises ends the wait, at most `GRACE` seconds later. An action that is still running then continues in its
+    thread until the connection that it uses is closed.
+    """
+    if threading.get_ident() != threading.main_thread().ident:
+        return action()
+    ended: queue.SimpleQueue[Callable[[], T]] = queue.SimpleQueue()
+
+    def run() -> None:
+        try:
+            found = action()
+        except BaseException as error:  # noqa: BLE001 - raised where it is waited for
+            failure = error
+            ended.put(lambda: _raise(failure))
+        else:
+            ended.put(lambda: found)
+
+    _worker().put(run)
+    try:
+        outcome = ended.get()
+    except BaseException:  # a signal: what the caller undoes should not meet what is still being done
+        with contextlib.suppress(queue.Empty):
+            ended.get(timeout=GRACE)
+        raise
+    return outcome()
+
+
+Inbox = queue.SimpleQueue[Callable[[], None]]
+_idle: queue.SimpleQueue[Inbox] = queue.SimpleQueue()
+"""What is put into one of them is run; a thread for each, which ends with the process."""
+
+
+def _worker() -> Inbox:
+    with contextlib.suppress(queue.Empty):
+        return _idle.get_nowait()
+    inbox: Inbox = queue.SimpleQueue()
+    _thread.start_new_thread(_serve, (inbox,))  # `threading.Thread` waits for its start with locks that a signal breaks
+    return inbox
+
+
+def _serve(inbox: Inbox) -> None:
+    while True:
+        inbox.get()()
+        _idle.put(inbox)
+
+
+def _forget() -> None:
+    global _idle  # noqa: PLW0603 - a forked child has none of its parent's threads
+    _idle = queue.SimpleQueue()
+
+
+os.register_at_fork(after_in_child=_forget)
+
+
+def _raise(error: BaseException) -> NoReturn:
+    raise error
 
 
 class CallUnsupported(ClusterUnfit):
@@ -29,7 +98,7 @@ class FailedUnknown(RequestRefused):
 CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     # The limit on answers is the channel's own: change events go far beyond gRPC's default of 4 MiB.
     ("grpc.max_send_message_length", -1),
-    # Find a dead peer in seconds. No pings without a call: PD counts those as abuse and hangs up.
+    # Find a dead peer in seconds. No pings without a call: PD counts those as abuse and disconnects.
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 3_000),
     ("grpc.keepalive_permit_without_calls", 0),
@@ -64,7 +133,7 @@ STATUS_ERRORS: Mapping[grpc.StatusCode, type[ClusterError]] = {
     grpc.StatusCode.DATA_LOSS: RequestRefused,
     grpc.StatusCode.UNAUTHENTICATED: ClusterTlsError,
 }
-"""The class of each status. `ClusterUnreachable` is the one that another try may cure, and for RawKV `FailedUnknown`."""
+"""The class of each status. `ClusterUnreachable` is the retryable one; so is `FailedUnknown` for RawKV."""
 
 _NOT_CONNECTED = ("failed to connect", "errors resolving", "dns resolution failed")
 """In gRPC's own texts, where a connection did not come about; it has no code for that."""
@@ -98,7 +167,7 @@ def status_of(error: grpc.RpcError) -> tuple[grpc.StatusCode, str]:
 
 
 def has_answered(error: grpc.RpcError) -> bool:
-    """Whether a failed call had a connection to a server that said something, or hung up: one that is there."""
+    """Whether a failed call reached a server: it answered with an error or closed the connection."""
     code, details = status_of(error)
     lowered = details.lower()
     silent = code in {grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED}
@@ -106,7 +175,7 @@ def has_answered(error: grpc.RpcError) -> bool:
 
 
 def to_cluster_error(error: grpc.RpcError, who: str, tls: TlsFiles) -> ClusterError:
-    """Our error for a failed call to `who`, such as ``store 4 (host:port)``; TLS trouble is told from silence."""
+    """Our error for a failed call to `who`, such as ``store 4 (host:port)``; TLS errors are distinguished from missing answers."""
     code, details = status_of(error)
     if code is grpc.StatusCode.UNAVAILABLE and tls.enabled and _mentions_tls(details):
         return ClusterTlsError(f"{who}: the TLS handshake failed: {details}")

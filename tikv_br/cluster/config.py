@@ -1,12 +1,145 @@
-"""How to reach a cluster, as one value that travels to Spark tasks."""
+"""How to reach a cluster, as one value that travels to Spark tasks: addresses, timeouts and TLS files."""
 
 from __future__ import annotations
 
+import socket
+import ssl
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from tikv_br.cluster.tls import TlsFiles
-from tikv_br.errors import UsageError
+from tikv_br.errors import ClusterTlsError, UsageError
+from tikv_br.retry import RetryPolicy
+
+PROBE_TIMEOUT = 3.0
+"""Seconds that `explain_failure` waits for a server; it only words a message."""
+
+
+@dataclass(frozen=True, slots=True)
+class TlsFiles:
+    """Paths of PEM files: the authority that signed the servers, and our own certificate with its key (mutual TLS).
+
+    TLS is on when `ca` is given. The key's path never shows in messages or in the repr.
+    """
+
+    ca: str | None = None
+    cert: str | None = None
+    key: str | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        if (self.cert is None) != (self.key is None):
+            raise UsageError("--cert and --key must be passed together")
+        if self.cert is not None and self.ca is None:
+            raise UsageError("--cert and --key require --ca")
+
+    @property
+    def enabled(self) -> bool:
+        """Whether connections use TLS."""
+        return self.ca is not None
+
+    @property
+    def scheme(self) -> str:
+        """``https`` or ``http``, for the servers' HTTP ports."""
+        return "https" if self.enabled else "http"
+
+    def read(self) -> TlsPem:
+        """The files' contents, for gRPC. Raises `UsageError` for an unreadable file."""
+        return TlsPem(_read("--ca", self.ca), _read("--cert", self.cert), _read("--key", self.key))
+
+    def ssl_context(self) -> ssl.SSLContext:
+        """What Python's own TLS needs. Raises `UsageError` or `ClusterTlsError` for files that cannot be used."""
+        self.read()  # its error names the unreadable file; the one of ssl does not
+        try:
+            context = ssl.create_default_context(ssl.Purpose.SERVER_AUTH, cafile=self.ca)
+        except ssl.SSLError as error:
+            raise ClusterTlsError(f"--ca contains no usable certificate: {_reason(error)}") from None
+        if self.cert is not None:
+            try:
+                context.load_cert_chain(self.cert, self.key, password=_no_password)
+            except ssl.SSLError as error:
+                raise ClusterTlsError(f"--cert and --key cannot be used together: {_reason(error)}") from None
+        return context
+
+
+@dataclass(frozen=True, slots=True)
+class TlsPem:
+    """Contents of `TlsFiles`; never shown."""
+
+    ca: bytes | None = field(repr=False)
+    cert: bytes | None = field(repr=False)
+    key: bytes | None = field(repr=False)
+
+
+def explain_failure(host: str, port: int, files: TlsFiles, timeout: float = PROBE_TIMEOUT) -> str | None:
+    """Describes why TLS with this server fails; None if TLS is not the cause.
+
+    gRPC says UNAVAILABLE for everything. This does one handshake of its own, and reads one byte: a server of TLS 1.3
+    refuses our certificate only after the handshake, and one that accepts it speaks first.
+    """
+    context = files.ssl_context() if files.enabled else _unverified_context()
+    context.set_alpn_protocols(["h2"])
+    try:
+        with (
+            socket.create_connection((host, port), timeout=timeout) as connection,
+            context.wrap_socket(connection, server_hostname=host) as secured,
+        ):
+            if not files.enabled:
+                return "the server uses TLS, but --ca was not passed"
+            return _explain_refusal(secured, files)
+    except ssl.SSLCertVerificationError as error:
+        return f"its certificate is not trusted: {error.verify_message}"
+    except ssl.SSLError as error:
+        return _explain(error) if files.enabled else None
+    except OSError:
+        return None
+
+
+def _explain_refusal(secured: ssl.SSLSocket, files: TlsFiles) -> str | None:
+    """What the server says after the handshake, if it does not like our certificate or the lack of one."""
+    try:
+        if secured.recv(1):
+            return None
+        reason = "it closed the connection"
+    except TimeoutError:
+        return None
+    except ssl.SSLError as error:
+        reason = _reason(error)
+    except OSError:
+        reason = "it closed the connection"
+    problem = "requires a client certificate (--cert, --key)" if files.cert is None else "refuses our certificate"
+    return f"the server {problem}: {reason}"
+
+
+def _explain(error: ssl.SSLError) -> str:
+    reason = _reason(error)
+    no_tls = ("wrong version number", "unexpected eof", "record layer failure")
+    return "the server does not use TLS" if any(sign in reason for sign in no_tls) else reason
+
+
+def _reason(error: ssl.SSLError) -> str:
+    return (error.reason or "not a PEM file").replace("_", " ").lower()
+
+
+def _unverified_context() -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return context
+
+
+def _read(flag: str, path: str | None) -> bytes | None:
+    if path is None:
+        return None
+    try:
+        with open(path, "rb") as file:  # noqa: PTH123 - a path given by the user, read as is
+            return file.read()
+    except OSError as error:
+        raise UsageError(f"{flag}: cannot read the file: {error.strerror}") from None
+
+
+def _no_password() -> str:
+    """Keep OpenSSL from asking on the terminal."""
+    raise ClusterTlsError("--key is protected by a password, which is not supported")
+
 
 MAX_PORT = 65535
 REQUEST_TIMEOUT = 30.0
@@ -23,13 +156,19 @@ class ClusterConfig:
     """PD addresses as ``host:port``; any one that answers leads to the others."""
     tls: TlsFiles = field(default_factory=TlsFiles)
     connect_timeout: float = 5.0
-    """How long PD's members may take to say who leads; while they say that nobody does, they are asked again for `retry_budget`."""
+    """How long PD's members may take to name the leader. While they answer that there is none, they are asked again for `retry_budget`."""
     request_timeout: float = REQUEST_TIMEOUT
     """How long one request may take; streams have no such limit."""
-    retry_budget: float = 20.0
-    """How long one call goes on after its first failure."""
+    retry_budget: float = 60.0
+    """How long one call, with all calls that it needs, is retried after its first failure. A store that died is replaced
+    as leader within some 10 to 50 s, and PD calls it gone after 20 s."""
     busy_budget: float = 600.0
     """How long one call may wait, on top of `retry_budget`, for stores that say they are busy."""
+
+    @property
+    def retry(self) -> RetryPolicy:
+        """The policy of all calls to this cluster."""
+        return RetryPolicy(self.retry_budget, self.busy_budget)
 
     @classmethod
     def from_flags(
@@ -59,7 +198,7 @@ def parse_addresses(text: str) -> tuple[str, ...]:
     """Addresses of a comma-separated list, with or without ``http(s)://``, each once. Raises `UsageError`."""
     addresses = tuple(dict.fromkeys(bare_address(part.strip()) for part in text.split(",") if part.strip()))
     if not addresses:
-        raise UsageError(f"no PD address in {text!r}: host:port[,host:port...]")
+        raise UsageError(f"no PD address in {text!r}: expected host:port[,host:port...]")
     for address in addresses:
         split_address(address)
     return addresses
@@ -74,5 +213,5 @@ def split_address(address: str) -> tuple[str, int]:
     """Host, without the brackets of IPv6, and port of ``host:port``. Raises `UsageError`."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit() or not 0 < int(port) <= MAX_PORT:
-        raise UsageError(f"{address!r} is no address of the form host:port")
+        raise UsageError(f"{address!r} is not an address of the form host:port")
     return host.removeprefix("[").removesuffix("]"), int(port)

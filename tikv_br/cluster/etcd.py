@@ -1,24 +1,27 @@
-"""A client of etcd v3, PD's own or another: keys, transactions and leases.
+"""A client of etcd v3, PD's own or another: keys, transactions and leases, and a lease that is kept alive.
 
-Calls go to one member until it fails, then to the next. A call is repeated only where that changes nothing: of a
-transaction whose answer got lost the caller hears, unless it says that doing it twice is as good as once.
+Calls go to one member until it fails, then to the next. A call is repeated only if that is harmless: for a
+transaction whose answer got lost an error is raised, unless the caller declares it repeatable.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Self, TypeVar
+from types import TracebackType
+from typing import Protocol, Self, TypeVar
 
 import grpc
 from google.protobuf.message import Message
 
-from tikv_br.cluster import retry
-from tikv_br.cluster.channel import open_channel, status_of
-from tikv_br.cluster.config import EtcdConfig, split_address
+from tikv_br import retry
+from tikv_br.cluster.channel import open_channel, run_in_worker_thread, status_of
+from tikv_br.cluster.config import EtcdConfig, TlsFiles, explain_failure, split_address
 from tikv_br.cluster.etcd_values import (
     Compare,
     Delete,
@@ -35,16 +38,13 @@ from tikv_br.cluster.etcd_values import (
     to_range,
     to_txn,
 )
-from tikv_br.cluster.off_main import off_main
 from tikv_br.cluster.pb import etcdserverpb_pb2 as pb
 from tikv_br.cluster.pb.etcdserverpb_pb2_grpc import AuthStub, KVStub, LeaseStub
-from tikv_br.cluster.tls import TlsFiles, explain_failure
 from tikv_br.errors import (
     ClusterTlsError,
     EtcdLeaseExpired,
     EtcdRefused,
     EtcdUnreachable,
-    RetryBudgetExhausted,
     TikvBrError,
     UsageError,
 )
@@ -101,7 +101,7 @@ class Etcd:
         for endpoint in endpoints:
             split_address(endpoint)
         if not endpoints:
-            raise UsageError("no address of etcd is given")
+            raise UsageError("no etcd address was passed")
         self.endpoints = tuple(endpoints)
         self._tls = tls or TlsFiles()
         self._user, self._password = user, password
@@ -146,7 +146,7 @@ class Etcd:
     def close(self) -> None:
         """Close the connections; calls under way end with `EtcdUnreachable`."""
         self._closed = True
-        off_main(lambda: [channel.close() for channel in self._channels])
+        run_in_worker_thread(lambda: [channel.close() for channel in self._channels])
 
     def get(self, key: str) -> KeyValue | None:
         """A key as all members agree on it (linearizable); None where there is none."""
@@ -158,7 +158,7 @@ class Etcd:
         return self._range(Get(prefix, prefix=True))
 
     def put(self, key: str, value: bytes, lease: int = 0) -> int:
-        """Write a key unconditionally; returns the revision. Raises `EtcdLeaseExpired` for a lease that is no more."""
+        """Write a key unconditionally; returns the revision. Raises `EtcdLeaseExpired` if the lease has expired."""
         return self._unary(lambda member: member.kv.Put, to_put(Put(key, value, lease))).header.revision
 
     def delete(self, key: str, *, prefix: bool = False) -> int:
@@ -182,11 +182,11 @@ class Etcd:
         return from_txn(self._unary(lambda member: member.kv.Txn, request, repeatable=repeatable))
 
     def grant(self, ttl_seconds: int) -> int:
-        """A new lease; a lost answer leaves one behind that nobody uses and that ends by itself."""
+        """Create a lease; returns its id. If the answer gets lost, an unused lease remains until it expires."""
         return self._unary(lambda member: member.lease.LeaseGrant, pb.LeaseGrantRequest(TTL=ttl_seconds)).ID
 
     def keep_alive(self, lease: int, timeout: float | None = None) -> int:
-        """Renew a lease; returns the seconds that it now has. Raises `EtcdLeaseExpired` when it is no more.
+        """Renew a lease; returns the seconds that it now has. Raises `EtcdLeaseExpired` if it has expired.
 
         `timeout`: seconds for this one try, instead of tries for as long as `retry_budget`.
         """
@@ -198,7 +198,7 @@ class Etcd:
 
         ttl = self._call(send, "LeaseKeepAlive", timeout=timeout)
         if ttl <= 0:
-            raise EtcdLeaseExpired(f"lease {lease:x} of etcd has expired")
+            raise EtcdLeaseExpired(f"etcd lease {lease:x} has expired")
         return ttl
 
     def revoke(self, lease: int) -> None:
@@ -230,28 +230,28 @@ class Etcd:
         timeout: float | None = None,
     ) -> T:
         """Send to the member that answered last, and to the others when it fails, within the retry budget."""
-        backoffer = retry.Backoffer(f"etcd {what}", self._retry_budget if timeout is None else 0.0)
+        policy = retry.RetryPolicy(self._retry_budget if timeout is None else 0.0, error=EtcdUnreachable)
+        backoffer = retry.Backoffer(f"etcd {what}", policy)
         while True:
             index = self._current
             member = self._members[index]
             try:
-                return off_main(partial(self._authenticated, member, send, timeout or self._request_timeout))
+                return run_in_worker_thread(
+                    partial(self._authenticated, member, send, timeout or self._request_timeout)
+                )
             except grpc.RpcError as error:
-                trouble = self._explain(member, error)
-            except ValueError:  # gRPC's way to say that a channel is closed
+                failure = self._explain(member, error)
+            except ValueError:  # gRPC raises it for a closed channel
                 if not self._closed:
                     raise
-                trouble = EtcdUnreachable(f"etcd {member.address}: the connection was closed")
-            if isinstance(trouble, EtcdUnreachable):
-                self._turn_from(index)
-                if trouble.outcome_unknown and not repeatable:
-                    raise trouble
-            if not trouble.retryable or self._closed:
-                raise trouble
-            try:
-                backoffer.wait(retry.ETCD_TROUBLE, trouble)
-            except RetryBudgetExhausted as error:
-                raise EtcdUnreachable(error.message) from None
+                failure = EtcdUnreachable(f"etcd {member.address}: the connection was closed")
+            if isinstance(failure, EtcdUnreachable):
+                self._switch_member(index)
+                if failure.outcome_unknown and not repeatable:
+                    raise failure
+            if not failure.retryable or self._closed:
+                raise failure
+            backoffer.wait(retry.ETCD_UNAVAILABLE, failure)
 
     def _authenticated(self, member: Member, send: Callable[[Member, _Call], T], timeout: float) -> T:
         """Send with a token, once more with a new one when the member no longer takes it: it restarted, or users changed."""
@@ -269,22 +269,22 @@ class Etcd:
         self._token = member.auth.Authenticate(request, timeout=timeout).token
         return send(member, _Call(timeout, self._token))
 
-    def _turn_from(self, index: int) -> None:
-        """Use the next member, unless another thread has already turned away from this one."""
+    def _switch_member(self, index: int) -> None:
+        """Use the next member, unless another thread has already switched."""
         with self._lock:
             if self._current == index:
                 self._current = (index + 1) % len(self._members)
 
     def _explain(self, member: Member, error: grpc.RpcError) -> TikvBrError:
-        """Our error for a failed call; TLS trouble is told from silence."""
+        """Our error for a failed call; TLS errors are distinguished from missing answers."""
         code, details = status_of(error)
         who = f"etcd {member.address}"
         if "requested lease not found" in details:
             return EtcdLeaseExpired(f"{who}: the lease has expired")
         if code is grpc.StatusCode.UNIMPLEMENTED:
             return EtcdRefused(
-                f"{who} does not speak etcd's protocol, version 3",
-                hint="Say --etcd HOST:PORT of one that does: a real PD has one built in, the playground starts one with --etcd.",
+                f"{who} does not support version 3 of the etcd protocol",
+                hint="Pass --etcd HOST:PORT of an etcd v3 server: PD has one built in, the playground starts one with --etcd.",
             )
         if _OVERLOADED in details:
             return EtcdUnreachable(f"{who}: {details}")
@@ -294,7 +294,7 @@ class Etcd:
             reason = explain_failure(*split_address(member.address), self._tls)
             if reason is not None:
                 return ClusterTlsError(f"{who}: {reason}")
-            return EtcdUnreachable(f"{who}: no connection")
+            return EtcdUnreachable(f"{who}: cannot connect")
         return EtcdUnreachable(f"{who}: {code.name}: {details}", outcome_unknown=True)
 
 
@@ -309,3 +309,92 @@ class _Call:
     def metadata(self) -> tuple[tuple[str, str], ...] | None:
         """The token, where there is one."""
         return (("token", self.token),) if self.token else None
+
+
+log = logging.getLogger(__name__)
+
+RENEWALS_PER_TTL = 3
+
+
+class LeaseApi(Protocol):
+    """What is needed of `Etcd`."""
+
+    def grant(self, ttl_seconds: int) -> int:
+        """A new lease."""
+
+    def keep_alive(self, lease: int, timeout: float | None = None) -> int:
+        """Renew it."""
+
+    def revoke(self, lease: int) -> None:
+        """End it."""
+
+
+def boot_clock() -> float:
+    """Seconds since this machine started; it goes on while the process is stopped and while the machine sleeps."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+class LeaseHolder:
+    """Holds a lease from entry to exit. Call `check` before each action that the lease protects.
+
+    The lease is counted from when its last confirmed renewal was *sent*: etcd counts from a later moment, so it ends first
+    by our count, and a process that was suspended notices it.
+    """
+
+    def __init__(self, etcd: LeaseApi, ttl_seconds: int, *, clock: Callable[[], float] = boot_clock) -> None:
+        """`ttl_seconds` is how long it outlasts us."""
+        self._etcd = etcd
+        self._ttl = ttl_seconds
+        self._clock = clock
+        self._stopping = threading.Event()
+        self._gone = False
+        self._thread = threading.Thread(target=self._keep, name="etcd-lease", daemon=True)
+        self.lease = 0
+        """Its id; put keys with it."""
+        self.deadline = 0.0
+        """When it ends, on the clock, unless it is renewed before."""
+
+    def __enter__(self) -> Self:
+        """Get the lease. Raises `EtcdError`."""
+        asked = self._clock()
+        self.lease = self._etcd.grant(self._ttl)
+        self.deadline = asked + self._ttl
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End the lease, so that others need not wait for it."""
+        self._stopping.set()
+        self._thread.join()
+        self._gone = True
+        try:
+            self._etcd.revoke(self.lease)
+        except TikvBrError as error:  # also of TLS
+            log.warning("cannot revoke the etcd lease, which expires within %d s: %s", self._ttl, error.message)
+
+    @property
+    def remaining(self) -> float:
+        """Seconds for which the lease is ours, if nothing is heard of etcd; not above 0 when it is not."""
+        return 0.0 if self._gone else self.deadline - self._clock()
+
+    def check(self) -> None:
+        """Raise `EtcdLeaseExpired` once the lease may have ended: others may then do what it stood for."""
+        if self.remaining <= 0:
+            raise EtcdLeaseExpired(f"etcd lease {self.lease:x} was not renewed within its TTL of {self._ttl} s")
+
+    def _keep(self) -> None:
+        pause = every = self._ttl / RENEWALS_PER_TTL
+        while not self._stopping.wait(pause) and not self._gone:
+            pause = every
+            asked = self._clock()
+            try:
+                ttl = self._etcd.keep_alive(self.lease, every)
+            except EtcdLeaseExpired:
+                self._gone = True
+            except TikvBrError as error:  # also of TLS
+                log.warning("cannot renew the etcd lease: %s", error.message)
+                pause = every / 10
+            else:
+                self.deadline = asked + ttl

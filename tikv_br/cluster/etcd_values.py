@@ -1,4 +1,4 @@
-"""What etcd v3 keeps, answers and is asked, as values. Keys are text below a prefix; values are bytes."""
+"""What etcd v3 stores, returns and is asked, as values: without gRPC, so that commands that only parse stay light."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class KeyValue:
     key: str
     value: bytes
     create_revision: int
-    """Of the transaction that made it; it changes when a key is deleted and made anew."""
+    """Of the transaction that made it; it changes when a key is deleted and created again."""
     mod_revision: int
     """Of its last change."""
     lease: int = 0
@@ -78,7 +78,7 @@ def absent(key: str) -> Compare:
 
 
 def none_with(prefix: str) -> Compare:
-    """There is no key that begins so."""
+    """There is no key with this prefix."""
     return Compare(prefix, CREATED, 0, prefix=True)
 
 

@@ -1,9 +1,4 @@
-"""Import mode of all stores, with PD's balancing paused: held for as long as a work runs.
-
-In import mode a store compacts later and stalls no ingest; its foreground work suffers. Both end by themselves soon after their
-holder was killed: a paused scheduler goes on after `PAUSE_SECONDS`, a store is back in normal mode after its
-``import.import-mode-timeout``, ten minutes by default.
-"""
+"""Import mode with PD's balancing paused, and download limits: what a restore sets on all stores and resets at its end."""
 
 from __future__ import annotations
 
@@ -12,14 +7,14 @@ import logging
 import threading
 from collections.abc import Iterable
 
-from tikv_br.cluster import retry
+from tikv_br import retry
 from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.pb import import_sstpb_pb2
 from tikv_br.errors import ClusterError, ClusterUnreachable
 
 PAUSE_SECONDS = 300
 _RENEWALS_PER_PAUSE = 3
-_MOVERS = frozenset(
+_BALANCE_SCHEDULERS = frozenset(
     f"{kind}-scheduler"
     for kind in (
         "balance-leader",
@@ -39,7 +34,7 @@ class ImportMode:
     """Call `enter` and, however the work ends, `leave`."""
 
     def __init__(self, cluster: Cluster, schedulers: Iterable[str], pause_seconds: int = PAUSE_SECONDS) -> None:
-        """``schedulers`` are those to pause; see `running_movers`."""
+        """``schedulers`` are those to pause; see `active_balance_schedulers`."""
         self._cluster = cluster
         self.schedulers = sorted(schedulers)
         self._pause = pause_seconds
@@ -47,29 +42,26 @@ class ImportMode:
         self._thread = threading.Thread(target=self._keep, name="import-mode", daemon=True)
 
     def enter(self) -> None:
-        """Switch every store, pause the schedulers, and keep it so. Raises `ClusterError` when a store stays away."""
-        backoffer = self._cluster.router.backoffer("import mode")
-        while True:
-            try:
-                self._set(importing=True)
-            except ClusterUnreachable as error:
-                backoffer.wait(retry.STORE_UNREACHABLE, error)
-                continue
-            break
+        """Switch every store, pause the schedulers, and renew both. Raises `ClusterError` if a store does not answer."""
+        policy = self._cluster.config.retry
+        policy.run("import mode", lambda: self._set(importing=True), retry.STORE_UNREACHABLE, ClusterUnreachable)
         self._thread.start()
 
     def leave(self) -> bool:
-        """Put everything back; idempotent. What does not answer goes back by itself: that is logged, and False returned."""
+        """Undo `enter`; idempotent. Returns False, and logs a warning, if a store or PD does not answer: import mode then times out."""
         self.stop()
         try:
             self._set(importing=False)
         except ClusterError as error:
-            log.warning("import mode or a pause of PD's schedulers lasts for up to ten minutes: %s", error.message)
+            log.warning(
+                "cannot leave import mode or resume PD's schedulers; both end by themselves within ten minutes: %s",
+                error.message,
+            )
             return False
         return True
 
     def stop(self) -> None:
-        """Keep it so no longer, and change nothing: another has taken over."""
+        """Stop renewing without changing the cluster: another restore has taken over."""
         self._stopping.set()
         if self._thread.is_alive():
             self._thread.join()
@@ -80,7 +72,7 @@ class ImportMode:
                 self._set(importing=True)
 
     def _set(self, *, importing: bool) -> None:
-        """Tell PD and every store, also those that follow one that fails; raises the last failure."""
+        """Call PD and every store, even after a failure; raises the last failure."""
         failure: ClusterError | None = None
         mode = import_sstpb_pb2.Import if importing else import_sstpb_pb2.Normal
         pd = self._cluster.pd_http
@@ -100,7 +92,74 @@ class ImportMode:
             raise failure
 
 
-def running_movers(cluster: Cluster) -> list[str]:
+def active_balance_schedulers(cluster: Cluster) -> list[str]:
     """The schedulers that move regions about and are not paused by others. Raises `ClusterError`."""
     paused = set(cluster.pd_http.schedulers(paused=True))
-    return [name for name in cluster.pd_http.schedulers() if name in _MOVERS and name not in paused]
+    return [name for name in cluster.pd_http.schedulers() if name in _BALANCE_SCHEDULERS and name not in paused]
+
+
+TTL_SECONDS = 60
+"""After which stores that know of it forget a limit."""
+RENEW_SECONDS = 5.0
+"""For so long, at most, another work can lift a limit."""
+
+
+class DownloadLimit:
+    """Limits every store that holds data; call `start` and, however the work ends, `stop`."""
+
+    def __init__(
+        self, cluster: Cluster, bytes_per_second: int, task_id: str, renew_seconds: float = RENEW_SECONDS
+    ) -> None:
+        """0 ``bytes_per_second`` is unlimited: then `start` removes an earlier limit, and `stop` changes nothing.
+
+        ``task_id`` is the limit's name at stores that know names: there the smallest of all names' limits counts.
+        """
+        self._cluster = cluster
+        self._rate = bytes_per_second
+        self._task_id = task_id
+        self._renew_seconds = renew_seconds
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._keep, name="download-limit", daemon=True)
+
+    def start(self) -> None:
+        """Set the limit, then renew it in the background. Raises `ClusterError` if a store does not answer, unless unlimited."""
+        if not self._rate:
+            self._lift()
+            return
+        policy = self._cluster.config.retry
+        policy.run("download limit", lambda: self._set(self._rate), retry.STORE_UNREACHABLE, ClusterUnreachable)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Lift the limit; idempotent. A store that does not answer may keep it, which is logged."""
+        self._stopping.set()
+        if self._thread.is_alive():
+            self._thread.join()
+        if self._rate:
+            self._lift()
+
+    def _lift(self) -> None:
+        try:
+            self._set(0)
+        except ClusterError as error:
+            log.warning("a store may keep its download limit until the next restore starts: %s", error.message)
+
+    def _keep(self) -> None:
+        while not self._stopping.wait(self._renew_seconds):
+            with contextlib.suppress(ClusterError):  # the next renewal is in time as well
+                self._set(self._rate)
+
+    def _set(self, bytes_per_second: int) -> None:
+        """Call every store, even after a failure; raises the last failure."""
+        failure: ClusterError | None = None
+        for store in self._cluster.pd.stores():
+            if not store.serves:
+                continue
+            try:
+                self._cluster.store(store.id).set_download_speed_limit(
+                    bytes_per_second, task_id=self._task_id, ttl_seconds=TTL_SECONDS if bytes_per_second else 0
+                )
+            except ClusterError as error:
+                failure = error
+        if failure is not None:
+            raise failure

@@ -7,20 +7,18 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
-from tikv_br.cluster import retry
-from tikv_br.cluster.channel import CallUnsupported
+from formats.keys.text import show_key
+from tikv_br import retry
 from tikv_br.cluster.config import ClusterConfig
 from tikv_br.cluster.pb import keyspacepb_pb2, pdpb_pb2
-from tikv_br.cluster.pd_connection import PdConnection
+from tikv_br.cluster.pd_connection import Leader, PdConnection
 from tikv_br.cluster.regions import Region
+from tikv_br.cluster.timestamps import compose
 from tikv_br.cluster.topology import Store
-from tikv_br.cluster.tso import Tso
-from tikv_br.errors import UsageError
+from tikv_br.errors import ClusterUnreachable, UsageError
 
 SCAN_PAGE = 1024
 """Regions that one ScanRegions asks for."""
-NULL_KEYSPACE = 0xFFFF_FFFF
-"""The scope of what belongs to no keyspace: all of a cluster without keyspace-level GC."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,15 +30,14 @@ class Operator:
 
 
 class PdClient:
-    """A cluster's PD. Every call raises `ClusterError` after ``config.retry_budget`` seconds of trouble. Thread-safe.
+    """A cluster's PD. Every call raises `ClusterError` after ``config.retry_budget`` seconds of failures. Thread-safe.
 
-    Keys are physical bounds as PD holds them (`formats.keys.KeyCodec.bound`); an empty end is no end.
+    Keys are physical bounds as PD holds them (`formats.keys.codec.KeyCodec.bound`); an empty end is no end.
     """
 
     def __init__(self, config: ClusterConfig) -> None:
         """Connect. Raises as `PdConnection`."""
         self.connection = PdConnection(config)
-        self._tso = Tso(self.connection)
 
     def __enter__(self) -> Self:
         return self
@@ -59,9 +56,21 @@ class PdClient:
         """The cluster's id."""
         return self.connection.cluster_id
 
-    def tso(self, count: int = 1) -> int:
-        """A fresh timestamp, or the first of `count` consecutive ones (at most 262143). See `timestamp`."""
-        return self._tso.get(count)
+    def tso(self) -> int:
+        """A fresh timestamp. See `timestamps`."""
+
+        def send(leader: Leader) -> int:
+            answers = leader.pd.Tso(iter((request,)), timeout=self.connection.config.request_timeout)
+            try:
+                for answer in answers:  # the last of `count` timestamps
+                    return compose(answer.timestamp.physical, answer.timestamp.logical) - answer.count + 1
+            finally:
+                answers.cancel()
+            raise ClusterUnreachable(f"PD {leader.address}: the timestamp stream ended")
+
+        request = pdpb_pb2.TsoRequest(count=1)
+        request.header.cluster_id = self.cluster_id
+        return self.connection.call(send, "PD Tso")
 
     # Stores
 
@@ -83,7 +92,9 @@ class PdClient:
         response = self.connection.unary(
             lambda leader: leader.pd.GetRegion,
             pdpb_pb2.GetRegionRequest(region_key=bound),
-            lacks=lambda answer: None if answer.HasField("region") else f"no region holds key {bound.hex()}",
+            missing_of=lambda answer: (
+                None if answer.HasField("region") else f"no region contains key {show_key(bound)}"
+            ),
         )
         return Region.of(response.region, response.leader)
 
@@ -96,18 +107,18 @@ class PdClient:
         return Region.of(response.region, response.leader) if response.HasField("region") else None
 
     def scan_regions(self, start: bytes, end: bytes, limit: int = 0) -> list[Region]:
-        """The regions that cover [start, end), in order and without a hole; the first and last may reach beyond.
+        """The regions that cover [start, end), in order and without gaps; the first and last may reach beyond.
 
         `limit` ends the list after so many; 0 does not. Regions may split and merge while the pages come in: where a
         later page contradicts an earlier one, the later counts. Waits, within the retry budget, while PD's picture has
-        a hole.
+        a gap.
         """
         found: list[Region] = []
-        backoffer = retry.Backoffer("PD ScanRegions", self.connection.config.retry_budget)
-        while not _covers(found, start, end, limit):
-            cursor = found[-1].end if found else start
-            if not _extend(found, self._scan_page(cursor, end, limit), start):
-                backoffer.wait(retry.REGION_MISS, f"PD knows no region that follows {cursor.hex() or 'the start'}")
+        with retry.Backoffer("PD ScanRegions", self.connection.config.retry) as backoffer:
+            while not _covers(found, start, end, limit):
+                cursor = found[-1].end if found else start
+                if not _extend(found, self._scan_page(cursor, end, limit), start):
+                    backoffer.wait(retry.REGION_MISS, f"PD reports no region after {show_key(cursor) or 'the start'}")
         return found[:limit] if limit else found
 
     def scatter(self, region_ids: Sequence[int], group: str = "") -> list[int]:
@@ -149,34 +160,6 @@ class PdClient:
         )
         return self.connection.unary(lambda leader: leader.pd.UpdateServiceGCSafePoint, request).min_safe_point
 
-    def set_gc_barrier(self, barrier_id: str, ts: int, ttl_seconds: int) -> bool:
-        """Set or renew a GC barrier of the whole cluster; False when this PD has no barriers (before 9.0).
-
-        Raises `RequestRefused` when GC has passed `ts`.
-        """
-        request = pdpb_pb2.SetGCBarrierRequest(
-            keyspace_scope=pdpb_pb2.KeyspaceScope(keyspace_id=NULL_KEYSPACE),
-            barrier_id=barrier_id,
-            barrier_ts=ts,
-            ttl_seconds=ttl_seconds,
-        )
-        try:
-            self.connection.unary(lambda leader: leader.pd.SetGCBarrier, request)
-        except CallUnsupported:
-            return False
-        return True
-
-    def delete_gc_barrier(self, barrier_id: str) -> bool:
-        """Remove a GC barrier, which need not exist; False when this PD has no barriers (before 9.0)."""
-        request = pdpb_pb2.DeleteGCBarrierRequest(
-            keyspace_scope=pdpb_pb2.KeyspaceScope(keyspace_id=NULL_KEYSPACE), barrier_id=barrier_id
-        )
-        try:
-            self.connection.unary(lambda leader: leader.pd.DeleteGCBarrier, request)
-        except CallUnsupported:
-            return False
-        return True
-
     # Keyspaces
 
     def keyspace_id(self, given: str) -> int:
@@ -193,7 +176,7 @@ class PdClient:
         )
         if response.header.error.type == pdpb_pb2.ENTRY_NOT_FOUND:
             raise UsageError(
-                f"the cluster has no keyspace {given!r}", hint="Name one that PD knows, or say its number."
+                f"the cluster has no keyspace {given!r}", hint="Pass the name or the id of a keyspace that PD knows."
             )
         return response.keyspace.id
 
@@ -213,7 +196,7 @@ def _covers(found: Sequence[Region], start: bytes, end: bytes, limit: int) -> bo
 
 
 def _extend(found: list[Region], page: Sequence[Region], start: bytes) -> bool:
-    """Append a page to what was found from `start` on; False when it leaves a hole or brings nothing."""
+    """Append a page to what was found from `start` on; False when it leaves a gap or brings nothing."""
     for region in page:
         while found and (not found[-1].end or found[-1].end > region.start):
             found.pop()

@@ -1,4 +1,4 @@
-"""The connection to PD's leader: found from any member, found again when it moves."""
+"""The connection to PD's leader, which is found again after a leader change."""
 
 from __future__ import annotations
 
@@ -11,14 +11,12 @@ from typing import Protocol, TypeVar
 
 import grpc
 
-from tikv_br.cluster import retry
-from tikv_br.cluster.channel import has_answered, open_channel, status_of, to_cluster_error
-from tikv_br.cluster.config import ClusterConfig, bare_address, split_address
-from tikv_br.cluster.off_main import off_main
+from tikv_br import retry
+from tikv_br.cluster.channel import has_answered, open_channel, run_in_worker_thread, status_of, to_cluster_error
+from tikv_br.cluster.config import ClusterConfig, bare_address, explain_failure, split_address
 from tikv_br.cluster.pb import pdpb_pb2
 from tikv_br.cluster.pb.keyspacepb_pb2_grpc import KeyspaceStub
 from tikv_br.cluster.pb.pdpb_pb2_grpc import PDStub
-from tikv_br.cluster.tls import explain_failure
 from tikv_br.errors import ClusterError, ClusterTlsError, ClusterUnfit, ClusterUnreachable, RequestRefused
 
 HEADER_ERRORS: Mapping[int, type[ClusterError]] = {
@@ -51,7 +49,7 @@ class Leader:
 
 @dataclass(frozen=True, slots=True)
 class _Member:
-    """A connection to a member, with its stubs: made of a channel that is closed meanwhile, they would end the process."""
+    """A connection to a member, with its stubs: creating them on a channel that is being closed would crash the process."""
 
     channel: grpc.Channel
     pd: PDStub
@@ -87,7 +85,7 @@ class PdConnection:
         answers, `RetryBudgetExhausted` when there is no leader for so long.
         """
         if config.tls.enabled:
-            config.tls.ssl_context()  # unusable files are told at once, in plain words
+            config.tls.ssl_context()  # reports unusable files before the first call
         self.config = config
         self._lock = threading.Lock()
         self._closed = False
@@ -95,14 +93,16 @@ class PdConnection:
         self._addresses = config.pd
         self.cluster_id = 0
         try:
-            self._leader = self._first_leader()
-        except BaseException:  # a signal too: gRPC waits for ever for a channel that is collected with a call under way
+            self._leader = config.retry.run(
+                "connection to PD", lambda: run_in_worker_thread(self._find_leader), retry.PD_UNAVAILABLE, _NoLeaderYet
+            )
+        except BaseException:  # a signal too: gRPC waits forever for a channel that is collected with a call under way
             self.close()
             raise
 
     def close(self) -> None:
         """Close the channels; calls under way end with `ClusterUnreachable`."""
-        off_main(self._close)
+        run_in_worker_thread(self._close)
 
     def _close(self) -> None:
         with self._lock:
@@ -122,18 +122,18 @@ class PdConnection:
         request: Request,
         *,
         allow: Collection[int] = (),
-        lacks: Callable[[Response], str | None] = lambda _: None,
+        missing_of: Callable[[Response], str | None] = lambda _: None,
     ) -> Response:
-        """Send one request to the leader, with our header; again, within the retry budget, when PD is in trouble.
+        """Send one request to the leader, with our header; again, within the retry budget, when PD is unavailable.
 
-        Raises what `HEADER_ERRORS` says for an error in the answer's header, except the types in `allow`. `lacks` says
+        Raises what `HEADER_ERRORS` says for an error in the answer's header, except the types in `allow`. `missing_of` says
         what a good answer still misses, such as a region that PD is about to learn of; it is then asked for again.
         """
 
         def send(leader: Leader) -> Response:
             response = pick(leader)(request, timeout=self.config.request_timeout)
             self._check_header(response.header.error, leader, allow)
-            if missing := lacks(response):
+            if missing := missing_of(response):
                 raise ClusterUnreachable(f"PD {leader.address}: {missing}")
             return response
 
@@ -142,40 +142,32 @@ class PdConnection:
 
     def call(self, send: Callable[[Leader], T], what: str) -> T:
         """Run `send` with the leader until it succeeds, PD refuses for good, or the retry budget is spent."""
-        backoffer = retry.Backoffer(what, self.config.retry_budget)
-        while True:
-            leader = self._leader
-            try:
-                return off_main(functools.partial(send, leader))
-            except grpc.RpcError as error:
-                trouble = to_cluster_error(error, f"PD {leader.address}", self.config.tls)
-            except ClusterUnreachable as error:
-                trouble = error
-            except ValueError:  # gRPC's way to say that a channel is closed
-                if not self._closed:
-                    raise
-                trouble = ClusterUnreachable(f"PD {leader.address}: the connection was closed")
-            if not trouble.retryable or self._closed:
-                raise trouble
-            backoffer.wait(retry.PD_TROUBLE, trouble)
-            self.refresh(leader, backoffer)
+        with retry.Backoffer(what, self.config.retry) as backoffer:
+            while True:
+                leader = self._leader
+                try:
+                    return run_in_worker_thread(functools.partial(send, leader))
+                except grpc.RpcError as error:
+                    failure = to_cluster_error(error, f"PD {leader.address}", self.config.tls)
+                except ClusterUnreachable as error:
+                    failure = error
+                except ValueError:  # gRPC raises it for a closed channel
+                    if not self._closed:
+                        raise
+                    failure = ClusterUnreachable(f"PD {leader.address}: the connection was closed")
+                if not failure.retryable or self._closed:
+                    raise failure
+                backoffer.wait(retry.PD_UNAVAILABLE, failure)
+                self.refresh(leader, backoffer)
 
     def refresh(self, stale: Leader, backoffer: retry.Backoffer) -> None:
-        """Look for the leader again, unless another thread found one other than `stale` meanwhile."""
+        """Look for the leader again, unless another thread has found one other than `stale`."""
         if self._leader is not stale:
             return
         try:
-            self._leader = off_main(self._find_leader)
+            self._leader = run_in_worker_thread(self._find_leader)
         except ClusterUnreachable as error:
-            backoffer.wait(retry.PD_TROUBLE, error)
-
-    def _first_leader(self) -> Leader:
-        backoffer = retry.Backoffer("first contact with PD", self.config.retry_budget)
-        while True:
-            try:
-                return off_main(self._find_leader)
-            except _NoLeaderYet as error:
-                backoffer.wait(retry.PD_TROUBLE, error)
+            backoffer.wait(retry.PD_UNAVAILABLE, error)
 
     def _find_leader(self) -> Leader:
         """Ask all members at once who leads; the first that knows is believed."""
@@ -194,7 +186,7 @@ class PdConnection:
             except grpc.RpcError as error:
                 failures[address] = self._explain(address, error)
                 is_there |= has_answered(error)
-                if status_of(error)[0] is grpc.StatusCode.UNKNOWN:  # as PD 5 says that it is starting
+                if status_of(error)[0] is grpc.StatusCode.UNKNOWN:  # PD 5 reports so that it is starting
                     failures[address], is_there = ClusterUnreachable(failures[address].message), True
                 continue
             except grpc.FutureCancelledError:
@@ -202,7 +194,7 @@ class PdConnection:
                 continue
             if members.leader.client_urls:
                 return self._take(members)
-            said = members.header.error.message or "there is no leader at the moment"
+            said = members.header.error.message or "no leader at the moment"
             failures[address] = ClusterUnreachable(f"PD {address}: {said}")
             is_there = True
         for failure in failures.values():
@@ -216,7 +208,7 @@ class PdConnection:
     def _take(self, members: pdpb_pb2.GetMembersResponse) -> Leader:
         cluster_id = members.header.cluster_id
         if self.cluster_id and cluster_id != self.cluster_id:
-            raise ClusterUnfit(f"PD {', '.join(self._addresses)}: another cluster ({cluster_id}) answers now")
+            raise ClusterUnfit(f"PD {', '.join(self._addresses)}: a different cluster ({cluster_id}) answers now")
         self.cluster_id = cluster_id
         known = (bare_address(url) for member in members.members for url in member.client_urls)
         self._addresses = tuple(dict.fromkeys((*self.config.pd, *known)))

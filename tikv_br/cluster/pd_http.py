@@ -1,17 +1,80 @@
-"""PD's HTTP API: what its gRPC does not tell, and what only HTTP can set."""
+"""PD's HTTP API: calls that its gRPC API lacks, and the status of the cluster."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import json
+import re
+import ssl
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from http import HTTPStatus
+from http.client import HTTPException
+from typing import Any, Protocol, cast
 from urllib.parse import quote
 
-from tikv_br.cluster import retry
-from tikv_br.cluster.config import ClusterConfig
-from tikv_br.cluster.http_json import request_json
+from tikv_br import retry
+from tikv_br.cluster.config import ClusterConfig, TlsFiles
 from tikv_br.cluster.pd_connection import PdConnection
-from tikv_br.errors import ClusterUnreachable, RequestRefused
+from tikv_br.errors import ClusterError, ClusterTlsError, ClusterUnreachable, RequestRefused
+
+TEXT_SHOWN = 200
+"""Characters of an error page that a message quotes."""
+
+
+def request_json(
+    method: str,
+    url: str,
+    tls: TlsFiles,
+    timeout: float,
+    payload: object = None,
+    *,
+    object_hook: Callable[[dict[str, Any]], object] | None = None,
+) -> object:
+    """Send `payload` as JSON, if any, and return the answer's JSON; None for an empty answer.
+
+    `object_hook` may replace each object as soon as it is parsed, innermost first: so large answers stay small here.
+    Raises `ClusterUnreachable` (also for 5xx), `ClusterTlsError`, or `RequestRefused` for any other failure.
+    """
+    data = None if payload is None else json.dumps(payload).encode()
+    request = urllib.request.Request(url, data=data, method=method, headers={"Content-Type": "application/json"})  # noqa: S310 - the scheme is ours
+    try:
+        with _opener(tls).open(request, timeout=timeout) as response:
+            body: bytes = response.read()
+    except urllib.error.HTTPError as error:
+        with error:
+            raise _http_error(url, error.code, error.read(TEXT_SHOWN).decode(errors="replace")) from None
+    except urllib.error.URLError as error:
+        raise _connection_error(url, error.reason) from None
+    except (OSError, HTTPException) as error:
+        raise _connection_error(url, error) from None
+    try:
+        return json.loads(body, object_hook=object_hook) if body.strip() else None
+    except ValueError:
+        raise RequestRefused(f"{url}: the response is not JSON: {body[:TEXT_SHOWN]!r}") from None
+
+
+def _opener(tls: TlsFiles) -> urllib.request.OpenerDirector:
+    """Without the environment's proxies: servers of a cluster are not on the web."""
+    handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})]
+    if tls.enabled:
+        handlers.append(urllib.request.HTTPSHandler(context=tls.ssl_context()))
+    return urllib.request.build_opener(*handlers)
+
+
+def _http_error(url: str, code: int, text: str) -> ClusterError:
+    error_class = ClusterUnreachable if code >= HTTPStatus.INTERNAL_SERVER_ERROR else RequestRefused
+    return error_class(f"{url}: HTTP {code}: {text.strip()}")
+
+
+def _connection_error(url: str, reason: object) -> ClusterError:
+    if isinstance(reason, ssl.SSLCertVerificationError):
+        return ClusterTlsError(f"{url}: the certificate is not trusted: {reason.verify_message}")
+    if isinstance(reason, ssl.SSLError):
+        return ClusterTlsError(f"{url}: the TLS handshake failed: {reason.reason or reason}")
+    return ClusterUnreachable(f"{url}: {reason}")
+
 
 API = "/pd/api/v1"
 MIB = 1 << 20
@@ -27,7 +90,7 @@ class RegionSize:
 
 
 class PdHttp:
-    """PD's leader over HTTP. Every call raises `ClusterError` after ``config.retry_budget`` seconds of trouble."""
+    """PD's leader over HTTP. Every call raises `ClusterError` after ``config.retry_budget`` seconds of failures."""
 
     def __init__(self, connection: PdConnection) -> None:
         self._connection = connection
@@ -37,7 +100,7 @@ class PdHttp:
         """The version that all stores have at least, such as ``8.5.2``."""
         version = self._request("GET", "/config/cluster-version")
         if not isinstance(version, str):
-            raise RequestRefused(f"PD: the cluster version is no text: {version!r}")
+            raise RequestRefused(f"PD: the cluster version is not a string: {version!r}")
         return version.removeprefix("v")
 
     def region_sizes(self) -> dict[int, RegionSize]:
@@ -54,13 +117,9 @@ class PdHttp:
         return frozenset(
             item["store"]["id"]
             for item in document.get("stores") or ()
-            if item["store"].get("state_name") in _SILENT and not _never(item["status"].get("last_heartbeat_ts", ""))
+            if item["store"].get("state_name") in _SILENT
+            and not _is_zero_time(item["status"].get("last_heartbeat_ts", ""))
         )
-
-    def max_replicas(self) -> int:
-        """How many copies of a region PD aims at."""
-        document = cast("dict[str, Any]", self._request("GET", "/config/replicate"))
-        return int(document["max-replicas"])
 
     def schedulers(self, *, paused: bool = False) -> list[str]:
         """Names of the schedulers that PD has, or of those among them that are paused."""
@@ -68,7 +127,7 @@ class PdHttp:
         return list(cast("Sequence[str]", self._request("GET", path) or ()))
 
     def pause_scheduler(self, name: str, seconds: int) -> None:
-        """Keep a scheduler still for so many seconds; 0 lets it go on at once."""
+        """Pause a scheduler for so many seconds; 0 resumes it."""
         self._request("POST", f"/schedulers/{quote(name, safe='')}", {"delay": seconds})
 
     def document(self, path: str) -> object:
@@ -83,7 +142,7 @@ class PdHttp:
         *,
         object_hook: Callable[[dict[str, Any]], object] | None = None,
     ) -> object:
-        backoffer = retry.Backoffer(f"PD {path}", self._config.retry_budget)
+        backoffer = retry.Backoffer(f"PD {path}", self._config.retry)
         while True:
             leader = self._connection.leader
             url = f"{self._config.tls.scheme}://{leader.address}{API}{path}"
@@ -91,17 +150,131 @@ class PdHttp:
                 tls, timeout = self._config.tls, self._config.request_timeout
                 return request_json(method, url, tls, timeout, payload, object_hook=object_hook)
             except ClusterUnreachable as error:
-                backoffer.wait(retry.PD_TROUBLE, error)
+                backoffer.wait(retry.PD_UNAVAILABLE, error)
                 self._connection.refresh(leader, backoffer)
 
 
 def _region_size(document: dict[str, Any]) -> object:
-    """Keep of a region what is asked for, as it is parsed: whole ones take 4 KB each."""
+    """Keep only the size of a region while parsing: whole regions take 4 KB each."""
     if "start_key" not in document:
         return document
     return document["id"], RegionSize(document.get("approximate_size", 0) * MIB, document.get("approximate_keys", 0))
 
 
-def _never(heartbeat: str) -> bool:
+def _is_zero_time(heartbeat: str) -> bool:
     """Whether a store's last heartbeat is that of one that had none: zero time, in PD's several forms."""
     return heartbeat[:4] in {"", "0001", "1970"}
+
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGTPE]?)(?:i?B)?")
+_POWERS = {unit: power for power, unit in enumerate(("", "K", "M", "G", "T", "P", "E"))}
+GC_WORKER = "gc_worker"
+"""The name under which GC itself has an entry among the services."""
+
+
+class DocumentSource(Protocol):
+    """What is needed of `PdHttp`."""
+
+    def document(self, path: str) -> object:
+        """The JSON document at a path below ``/pd/api/v1``. Raises `ClusterError`."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoreStatus:
+    """A store that is not gone for good, as PD hears of it."""
+
+    id: int
+    address: str
+    version: str
+    """Without a leading ``v``."""
+    state: str
+    """``Up``, ``Offline`` (on its way out), ``Disconnected`` (20 s of silence) or ``Down`` (half an hour)."""
+    capacity: int
+    """Bytes of its disk; 0 = PD does not know."""
+    available: int
+    """Bytes left."""
+    is_tiflash: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceSafePoint:
+    """A service's safe point, which GC does not pass."""
+
+    service: str
+    safe_point: int
+    expires: int
+    """Seconds since the epoch."""
+
+
+@dataclass(frozen=True, slots=True)
+class GcStatus:
+    """How far GC has advanced, and what stops it."""
+
+    safe_point: int
+    services: tuple[ServiceSafePoint, ...]
+    """Without GC itself."""
+    worker: int = 0
+    """The safe point that the GC worker has asked for: PD refuses a new service below it, unless an older service is below it."""
+
+    def refuses_below(self, now: float) -> int:
+        """The lowest safe point that PD accepts from a new service; `now` is in seconds since the epoch."""
+        held = [each.safe_point for each in self.services if each.expires > now]
+        return max(self.safe_point, min([self.worker, *held]))
+
+
+def store_statuses(pd: DocumentSource) -> list[StoreStatus]:
+    """All stores, TiFlash too."""
+    return [_store(item) for item in _object(pd, "/stores").get("stores") or ()]
+
+
+def member_health(pd: DocumentSource) -> dict[str, bool]:
+    """Whether each PD is well, by name."""
+    members = cast("Iterable[dict[str, Any]]", pd.document("/health") or ())
+    return {str(member.get("name", "")): bool(member.get("health")) for member in members}
+
+
+def gc_status(pd: DocumentSource) -> GcStatus:
+    """GC's safe point and those of services."""
+    document = _object(pd, "/gc/safepoint")
+    services = (
+        ServiceSafePoint(item["service_id"], int(item["safe_point"]), int(item["expired_at"]))
+        for item in document.get("service_gc_safe_points") or ()
+    )
+    entries = tuple(services)
+    held = tuple(each for each in entries if each.service != GC_WORKER)
+    worker = max((each.safe_point for each in entries if each.service == GC_WORKER), default=0)
+    return GcStatus(int(document.get("gc_safe_point", 0)), held, worker)
+
+
+def merges_regions(pd: DocumentSource) -> bool:
+    """Whether small regions are merged: tools that import switch it off for a while by a size of 0."""
+    return int(_object(pd, "/config/schedule").get("max-merge-region-size", 1)) > 0
+
+
+def parse_size(text: str) -> int:
+    """Bytes of ``1.8TiB``, ``98.2GiB`` or ``0B``, as PD writes them. Raises `RequestRefused`."""
+    found = _SIZE.fullmatch(text.strip())
+    if found is None:
+        raise RequestRefused(f"PD: {text!r} is not a size")
+    return int(float(found[1]) * 1024 ** _POWERS[found[2]])
+
+
+def _store(item: dict[str, Any]) -> StoreStatus:
+    store, status = item["store"], item.get("status") or {}
+    labels = {(label.get("key"), label.get("value")) for label in store.get("labels") or ()}
+    return StoreStatus(
+        id=int(store["id"]),
+        address=str(store.get("address", "")),
+        version=str(store.get("version", "")).removeprefix("v"),
+        state=str(store.get("state_name", "")),
+        capacity=parse_size(str(status.get("capacity", "0B"))),
+        available=parse_size(str(status.get("available", "0B"))),
+        is_tiflash=bool({("engine", "tiflash"), ("engine", "tiflash_compute")} & labels),
+    )
+
+
+def _object(pd: DocumentSource, path: str) -> dict[str, Any]:
+    document = pd.document(path)
+    if not isinstance(document, dict):
+        raise RequestRefused(f"PD {path}: the response is not a JSON object")
+    return document

@@ -1,33 +1,32 @@
-"""RawKV calls with user keys, on one keyspace; they find their regions and retry."""
+"""RawKV calls with user keys of one keyspace, with routing and retries."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from formats.checksum import Checksum
-from formats.keys import KeyCodec
-from tikv_br.cluster.batches import BATCH_ITEMS, BatchSender
+from formats.keys.codec import KeyCodec
 from tikv_br.cluster.pb import kvrpcpb_pb2
-from tikv_br.cluster.ranges import RangeWalk
 from tikv_br.cluster.region_errors import check_answer, check_pairs, check_region_error
 from tikv_br.cluster.regions import Region
-from tikv_br.cluster.router import Router
+from tikv_br.cluster.router import BATCH_ITEMS, BatchSender, Router
+from tikv_br.cluster.scan import RangeWalk
 from tikv_br.cluster.store import StoreClient
 from tikv_br.errors import UsageError
 
 if TYPE_CHECKING:
     import grpc
-    import pyarrow as pa
 
-    from formats.columns import Numbers
     from formats.rawscan import RawPage, ScanPage
-    from tikv_br.cluster.columns import ColumnWriter
-    from tikv_br.cluster.throttle import Throttle
+    from tikv_br.cluster.puts import ColumnWriter
+    from tikv_br.cluster.rate_limit import RateLimit
 
 PAGE_ROWS = 40_960
-"""The most rows of a scan's page, unless told otherwise: small rows then fill a page as well."""
+"""Default maximum of rows per page: with it, small rows fill a page as well."""
 
 EXECUTION_SHARE = 2 / 3
 """How long a store may wait before it starts, in parts of our own timeout: less, so that no write of a call given up,
@@ -41,12 +40,21 @@ Response = TypeVar("Response")
 
 
 @dataclass(frozen=True, slots=True)
-class Swapped:
+class CompareAndSwapResult:
     """What a compare-and-swap found and did."""
 
     succeeded: bool
     previous: bytes | None
     """The value before; None when there was none."""
+
+
+class TimedTtl(NamedTuple):
+    """A TTL in seconds (0 = never), and when the request was under way."""
+
+    ttl: int
+    sent: float
+    """By `time.monotonic`, as `received`."""
+    received: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +86,12 @@ class RawClient:
         self._fence = fence
         self._execution_ms = round(1000 * EXECUTION_SHARE * router.config.request_timeout)
         self.codec = codec
+        self._context = partial(
+            Region.context,
+            api_version=codec.api_version,
+            cluster_id=cluster_id,
+            max_execution_ms=self._execution_ms,
+        )
 
     def get(self, key: bytes) -> bytes | None:
         """The value of a key; None when there is none."""
@@ -101,7 +115,7 @@ class RawClient:
             found.update((self.codec.user_key(pair.key), pair.value) for pair in answer.pairs)
 
         rpc_keys = sorted({self.codec.rpc_key(key) for key in keys})
-        self._in_batches(rpc_keys, _itself, len, send, "RawBatchGet")
+        self._in_batches(rpc_keys, _identity, len, send, "RawBatchGet")
         return found
 
     def put(self, key: bytes, value: bytes, ttl: int = 0) -> None:
@@ -123,24 +137,9 @@ class RawClient:
         """As `batch_put`, with a TTL for each pair."""
         self._put_all(_Put(self.codec.rpc_key(key), value, ttl) for key, value, ttl in rows)
 
-    def put_columns(
-        self,
-        keys: pa.LargeBinaryArray,
-        values: pa.LargeBinaryArray,
-        expire_ts: Numbers | None = None,
-        ttl: int = 0,
-        *,
-        batch_rows: int = BATCH_ITEMS,
-    ) -> None:
-        """As `batch_put`, without a Python object a row: of user keys that ascend, each once; see `ColumnWriter.put`."""
-        self._column_writer(batch_rows).put(keys, values, expire_ts, ttl)
-
-    def delete_columns(self, keys: pa.LargeBinaryArray, *, batch_rows: int = BATCH_ITEMS) -> None:
-        """As `batch_delete`, without a Python object a row: of user keys that ascend, each once."""
-        self._column_writer(batch_rows).delete(keys)
-
-    def _column_writer(self, batch_rows: int) -> ColumnWriter:
-        from tikv_br.cluster.columns import ColumnWriter
+    def column_writer(self, batch_rows: int = BATCH_ITEMS) -> ColumnWriter:
+        """Writes rows of Arrow columns without a Python object per row, at most `batch_rows` per request."""
+        from tikv_br.cluster.puts import ColumnWriter
 
         return ColumnWriter(self._router, self.codec, self._context, self._fence, batch_rows)
 
@@ -178,16 +177,17 @@ class RawClient:
             check_answer(self._write(store, store.kv.RawBatchDelete, request))
 
         rpc_keys = sorted({self.codec.rpc_key(key) for key in keys})
-        self._in_batches(rpc_keys, _itself, len, send, "RawBatchDelete")
+        self._in_batches(rpc_keys, _identity, len, send, "RawBatchDelete")
 
     def delete_range(self, start: bytes, end: bytes) -> None:
-        """Remove all of [start, end), where an empty end is no end: at once and for good, with all versions.
+        """Remove [start, end) with all versions, by RawDeleteRange. An empty end is unbounded.
 
         Change feeds do not see it.
         """
 
         def send(store: StoreClient, context: kvrpcpb_pb2.Context, start: bytes, end: bytes) -> None:
-            request = kvrpcpb_pb2.RawDeleteRangeRequest(context=self._limited(context), start_key=start, end_key=end)
+            context.max_execution_duration_ms = self._execution_ms
+            request = kvrpcpb_pb2.RawDeleteRangeRequest(context=context, start_key=start, end_key=end)
             check_answer(self._write(store, store.kv.RawDeleteRange, request))
 
         walk = self.walk(start, end)
@@ -200,28 +200,46 @@ class RawClient:
 
         Raises `UsageError` on a cluster without TTL: nothing is sent, because such a store would die of the request.
         """
+        timed = self.get_timed_ttl(key)
+        return None if timed is None else timed.ttl
+
+    def get_timed_ttl(self, key: bytes) -> TimedTtl | None:
+        """As `get_ttl`, with the times of the one request that was answered: retries before it do not count."""
         if not self.codec.api_version.has_ttl:
-            raise UsageError("this cluster keeps no TTLs (API V1 without storage.enable-ttl)")
+            raise UsageError("this cluster does not support TTLs (API V1 without storage.enable-ttl)")
+        timed = self._ttl_with_tombstones(key)
+        if timed is not None and timed.ttl == 0 and self.codec.is_v2 and self.get(key) is None:
+            return None
+        return timed
 
-        def send(store: StoreClient, context: kvrpcpb_pb2.Context, rpc_key: bytes) -> int | None:
+    def _ttl_with_tombstones(self, key: bytes) -> TimedTtl | None:
+        """As `get_timed_ttl`, but a V2 store answers 0 for a deleted key as well: it finds the tombstone."""
+
+        def send(store: StoreClient, context: kvrpcpb_pb2.Context, rpc_key: bytes) -> TimedTtl | None:
             request = kvrpcpb_pb2.RawGetKeyTTLRequest(context=context, key=rpc_key)
+            sent = time.monotonic()
             answer = store.raw_get_key_ttl(request, self.codec.api_version)
+            received = time.monotonic()
             check_answer(answer)
-            return None if answer.not_found else answer.ttl
+            return None if answer.not_found else TimedTtl(answer.ttl, sent, received)
 
-        ttl = self._on_key(key, send, "RawGetKeyTTL")
-        if ttl == 0 and self.codec.is_v2 and self.get(key) is None:
-            return None  # a V2 store finds the tombstone of a deleted key
-        return ttl
+        return self._on_key(key, send, "RawGetKeyTTL")
 
-    def compare_and_swap(self, key: bytes, previous: bytes | None, value: bytes, ttl: int = 0) -> Swapped:
+    def has_tombstone(self, key: bytes) -> bool:
+        """Whether a delete is the newest version of a key: API V2 keeps it, and it hides older versions written later."""
+        if not self.codec.is_v2 or self.get(key) is not None:
+            return False
+        timed = self._ttl_with_tombstones(key)
+        return timed is not None and timed.ttl == 0
+
+    def compare_and_swap(self, key: bytes, previous: bytes | None, value: bytes, ttl: int = 0) -> CompareAndSwapResult:
         """Write `value` if the key's value is `previous`; None means that there must be none.
 
         Raises `ClusterUnreachable` when it is not known whether a try took effect: it is not repeated then.
         """
         self._check_ttl(ttl)
 
-        def send(store: StoreClient, context: kvrpcpb_pb2.Context, rpc_key: bytes) -> Swapped:
+        def send(store: StoreClient, context: kvrpcpb_pb2.Context, rpc_key: bytes) -> CompareAndSwapResult:
             request = kvrpcpb_pb2.RawCASRequest(
                 context=context,
                 key=rpc_key,
@@ -232,7 +250,7 @@ class RawClient:
             )
             answer = self._write(store, store.kv.RawCompareAndSwap, request)
             check_answer(answer)
-            return Swapped(answer.succeed, None if answer.previous_not_exist else answer.previous_value)
+            return CompareAndSwapResult(answer.succeed, None if answer.previous_not_exist else answer.previous_value)
 
         return self._on_key(key, send, "RawCompareAndSwap", repeatable=False)
 
@@ -261,19 +279,21 @@ class RawClient:
         page_rows: int = PAGE_ROWS,
         *,
         key_only: bool = False,
-        throttle: Throttle | None = None,
+        rate_limit: RateLimit | None = None,
     ) -> Iterator[ScanPage]:
         """Pages of RPC keys and user values of the RPC range; see `scan.scan_pages`."""
         from tikv_br.cluster.scan import scan_pages
 
-        pages = scan_pages(self._walk_rpc(start_rpc, end_rpc), page_rows, key_only=key_only, throttle=throttle)
+        pages = scan_pages(self._walk_rpc(start_rpc, end_rpc), page_rows, key_only=key_only, rate_limit=rate_limit)
         return (page.split() for page in pages)
 
-    def scan_raw_pages(self, start_rpc: bytes, end_rpc: bytes, throttle: Throttle | None = None) -> Iterator[RawPage]:
+    def scan_raw_pages(
+        self, start_rpc: bytes, end_rpc: bytes, rate_limit: RateLimit | None = None
+    ) -> Iterator[RawPage]:
         """The same pages as they came."""
         from tikv_br.cluster.scan import scan_pages
 
-        return scan_pages(self._walk_rpc(start_rpc, end_rpc), PAGE_ROWS, throttle=throttle)
+        return scan_pages(self._walk_rpc(start_rpc, end_rpc), PAGE_ROWS, rate_limit=rate_limit)
 
     def first_rpc_key(self, start_rpc: bytes, end_rpc: bytes) -> bytes | None:
         """The first RPC key of an RPC range; None when there is none. Unlike `scan_pages` it loads no kernels."""
@@ -290,7 +310,7 @@ class RawClient:
         return None
 
     def last_key(self, start: bytes, end: bytes) -> bytes | None:
-        """The last key of [start, end), as far as regions tell; None when there is none.
+        """The last key of [start, end), as far as regions show it; None when there is none.
 
         Of a range without end before V2 keys of ten and more leading 0xFF are overlooked: servers have no reverse scan
         from the very end.
@@ -330,7 +350,7 @@ class RawClient:
         def send_to(region: Region, store: StoreClient) -> T:
             return send(store, self._context(region), rpc_key)
 
-        return self._router.call(self.codec.bound(rpc_key), send_to, what, repeatable=repeatable, unknown_passes=True)
+        return self._router.call(self.codec.bound(rpc_key), send_to, what, repeatable=repeatable, retry_unknown=True)
 
     def _in_batches(
         self,
@@ -351,15 +371,7 @@ class RawClient:
         sender = BatchSender(lambda item: self.codec.bound(key_of(item)), size_of, send_batch)
         done = 0
         while done < len(items):
-            done += self._router.call(sender.bound_of(items[done]), send_next, what, unknown_passes=True)
-
-    def _context(self, region: Region) -> kvrpcpb_pb2.Context:
-        return self._limited(region.context(self.codec.api_version, self.cluster_id))
-
-    def _limited(self, context: kvrpcpb_pb2.Context) -> kvrpcpb_pb2.Context:
-        """The context with an end to how long the store may hold the request back."""
-        context.max_execution_duration_ms = self._execution_ms
-        return context
+            done += self._router.call(sender.bound_of(items[done]), send_next, what, retry_unknown=True)
 
     def _write(
         self, store: StoreClient, method: grpc.UnaryUnaryMultiCallable[Request, Response], request: Request
@@ -369,9 +381,9 @@ class RawClient:
 
     def _check_ttl(self, ttl: int) -> None:
         if ttl and not self.codec.api_version.has_ttl:
-            raise UsageError("this cluster keeps no TTLs (API V1 without storage.enable-ttl)")
+            raise UsageError("this cluster does not support TTLs (API V1 without storage.enable-ttl)")
         if ttl < 0:
-            raise UsageError(f"a TTL of {ttl} s: it cannot be negative")
+            raise UsageError(f"the TTL must not be negative, got {ttl} s")
 
 
 def _one_key(store: StoreClient, request: kvrpcpb_pb2.RawScanRequest) -> bytes | None:
@@ -383,5 +395,5 @@ def _one_key(store: StoreClient, request: kvrpcpb_pb2.RawScanRequest) -> bytes |
     return answer.kvs[0].key if answer.kvs else None
 
 
-def _itself(key: bytes) -> bytes:
+def _identity(key: bytes) -> bytes:
     return key

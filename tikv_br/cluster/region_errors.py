@@ -1,4 +1,4 @@
-"""What a store's refusals mean: one row for each field of ``errorpb.Error``."""
+"""How the router reacts to each field of ``errorpb.Error``."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from tikv_br.cluster import retry
+from tikv_br import retry
 from tikv_br.cluster.pb import errorpb_pb2, kvrpcpb_pb2
-from tikv_br.cluster.retry import Backoff
 from tikv_br.errors import ApiVersionMismatch, ClusterError, RequestRefused, UsageError
+from tikv_br.retry import Backoff
 
 
 class Action(enum.Enum):
     """What the router does before the next try."""
 
     SWITCH_LEADER = "go to the leader that the store names, or ask PD"
-    TAKE_REGIONS = "take the regions that the store sent"
+    APPLY_REGIONS = "take the regions that the store sent"
     RELOCATE = "forget the region and ask PD"
     RECONNECT = "forget the region and the store's address, and ask PD"
     RETRY = "ask the same store again"
-    RETRY_UNSURE = "ask again, unless doing it twice would matter"
-    FAIL = "give up"
+    RETRY_IF_REPEATABLE = "ask again, unless doing it twice would matter"
+    FAIL = "raise the error"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +37,9 @@ REACTIONS: Mapping[str, Reaction] = {
     "not_leader": Reaction(Action.SWITCH_LEADER, retry.NO_LEADER),
     "region_not_found": Reaction(Action.RELOCATE),
     "key_not_in_region": Reaction(Action.RELOCATE),
-    "epoch_not_match": Reaction(Action.TAKE_REGIONS),
+    "epoch_not_match": Reaction(Action.APPLY_REGIONS),
     "server_is_busy": Reaction(Action.RETRY, retry.STORE_BUSY),
-    "stale_command": Reaction(Action.RETRY_UNSURE, retry.STALE_COMMAND),
+    "stale_command": Reaction(Action.RETRY_IF_REPEATABLE, retry.STALE_COMMAND),
     "store_not_match": Reaction(Action.RECONNECT),
     "raft_entry_too_large": Reaction(Action.FAIL),
     "max_timestamp_not_synced": Reaction(Action.RETRY, retry.NOT_READY),
@@ -54,7 +54,7 @@ REACTIONS: Mapping[str, Reaction] = {
     "is_witness": Reaction(Action.RELOCATE, retry.WITNESS),
     "mismatch_peer_id": Reaction(Action.RELOCATE),
     "bucket_version_not_match": Reaction(Action.RELOCATE),
-    "undetermined_result": Reaction(Action.RETRY_UNSURE, retry.STALE_COMMAND),
+    "undetermined_result": Reaction(Action.RETRY_IF_REPEATABLE, retry.STALE_COMMAND),
 }
 """Every kind of region error by its field's name in ``errorpb.Error``."""
 
@@ -119,7 +119,7 @@ def check_error_text(text: str) -> None:
     if "is out of [region" in text:
         raise RegionErrorSeen(errorpb_pb2.Error(message=text, key_not_in_region=errorpb_pb2.KeyNotInRegion()))
     error_class = next((error for marker, error in _ERROR_TEXTS if marker in text), RequestRefused)
-    raise error_class(f"a store refuses the request: {text}")
+    raise error_class(f"a store refused the request: {text}")
 
 
 class _FullAnswer(_Answer, Protocol):
@@ -139,4 +139,4 @@ def check_pairs(pairs: Sequence[kvrpcpb_pb2.KvPair]) -> None:
     """As `check_error_text`, for the answers whose errors sit in their first pair."""
     if pairs and pairs[0].HasField("error"):
         error = pairs[0].error
-        check_error_text(error.abort or error.retryable or "an error without a text")
+        check_error_text(error.abort or error.retryable or "error without a message")

@@ -61,13 +61,16 @@ class Region:
         """Whether the two share keys."""
         return (not other.end or self.start < other.end) and (not self.end or other.start < self.end)
 
-    def led_from(self, store_id: int) -> Region:
+    def with_leader_on(self, store_id: int) -> Region:
         """The same region with the peer on this store as leader, or unchanged when there is none."""
         peer = next((peer for peer in self.peers if peer.store_id == store_id), self.leader)
         return replace(self, leader=peer)
 
-    def context(self, api_version: ApiVersion, cluster_id: int) -> kvrpcpb_pb2.Context:
-        """The context of a request to the leader. Clients say V1 to a V1TTL store, which refuses its own name."""
+    def context(self, api_version: ApiVersion, cluster_id: int, max_execution_ms: int = 0) -> kvrpcpb_pb2.Context:
+        """The context of a request to the leader. Clients say V1 to a V1TTL store, which refuses its own name.
+
+        `max_execution_ms` limits how long the store may hold the request back; 0 = no limit.
+        """
         version = kvrpcpb_pb2.V2 if api_version is ApiVersion.V2 else kvrpcpb_pb2.V1
         return kvrpcpb_pb2.Context(
             region_id=self.id,
@@ -75,6 +78,7 @@ class Region:
             peer=metapb_pb2.Peer(id=self.leader.id, store_id=self.leader.store_id),
             api_version=version,
             cluster_id=cluster_id,
+            max_execution_duration_ms=max_execution_ms,
         )
 
 

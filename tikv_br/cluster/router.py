@@ -2,23 +2,70 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
 
-from tikv_br.cluster import retry
+from tikv_br import retry
 from tikv_br.cluster.channel import FailedUnknown
 from tikv_br.cluster.config import ClusterConfig
 from tikv_br.cluster.pb import errorpb_pb2
 from tikv_br.cluster.region_errors import Action, RegionErrorSeen, check_region_error
 from tikv_br.cluster.regions import Peer, Region, RegionCache
-from tikv_br.cluster.retry import Backoffer
 from tikv_br.cluster.store import StoreClient, StorePool
 from tikv_br.errors import ClusterUnreachable, RequestRefused
+from tikv_br.retry import Backoffer
 
-__all__ = ["Router", "check_region_error", "take_hint", "take_regions"]
+BATCH_BYTES = 256 << 10
+"""Keys and values of one batch: the whole batch becomes one Raft entry, whose limit is 8 MiB."""
+
+
+BATCH_ITEMS = 512
+"""Keys or pairs of one batch."""
+
+__all__ = ["BatchSender", "Router", "apply_current_regions", "apply_leader_hint", "check_region_error"]
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class BatchSender(Generic[T]):
+    """Sends the head of a list of items that ascend by key: as much as one region and one batch take."""
+
+    bound_of: Callable[[T], bytes]
+    """The physical key of an item."""
+    size_of: Callable[[T], int]
+    """What an item weighs, in bytes."""
+    send: Callable[[Region, StoreClient, Sequence[T]], None]
+    """Sends one batch; raises `RegionErrorSeen`."""
+
+    def send_head(self, region: Region, store: StoreClient, items: Sequence[T], first: int) -> int:
+        """Send a batch that begins with ``items[first]``, which `region` holds; returns how many items it took.
+
+        A batch that the store finds too large is halved until it fits, down to one item.
+        """
+        return send_in_halves(self._head(region, items, first), lambda batch: self.send(region, store, batch))
+
+    def _head(self, region: Region, items: Sequence[T], first: int) -> Sequence[T]:
+        size = 0
+        for at in range(first, min(first + BATCH_ITEMS, len(items))):
+            size += self.size_of(items[at])
+            if at > first and (size > BATCH_BYTES or not region.contains(self.bound_of(items[at]))):
+                return items[first:at]
+        return items[first : first + BATCH_ITEMS]
+
+
+def send_in_halves(batch: Sequence[T], send: Callable[[Sequence[T]], None]) -> int:
+    """Send a batch, or its beginning: it is halved as long as the store finds it too large. How many items were sent."""
+    while True:
+        try:
+            send(batch)
+        except RegionErrorSeen as seen:
+            if seen.kind != "raft_entry_too_large" or len(batch) == 1:
+                raise
+            batch = batch[: len(batch) // 2]
+        else:
+            return len(batch)
 
 
 class Router:
@@ -36,34 +83,35 @@ class Router:
         what: str,
         *,
         repeatable: bool = True,
-        unknown_passes: bool = False,
+        retry_unknown: bool = False,
     ) -> T:
         """Run ``send(region, store)`` with the region that holds the physical key `bound` and its leader's store.
 
         `send` asks for what it wants of *that* region (it may be another at each try) and raises `RegionErrorSeen`
         for a region error in the answer (`check_region_error`); it is run again until it returns.
 
-        Raises `RetryBudgetExhausted` when the budget is spent, `RequestRefused` for errors that no retry cures, and
+        Raises `RetryBudgetExhausted` when the budget is spent, `RequestRefused` for permanent errors, and
         whatever else `send` raises. With `repeatable` false a failure that may have taken effect raises
-        `ClusterUnreachable` instead of being tried again. With `unknown_passes` gRPC's UNKNOWN is taken for silence: of
+        `ClusterUnreachable` instead of being tried again. With `retry_unknown` gRPC's UNKNOWN is taken for silence: of
         RawKV, whose refusals come in answers, it is that of a proxy, or of a store that is ending.
         """
-        attempt = _Call(self, what, repeatable=repeatable)
-        while True:
-            region = self.regions.locate(bound)
-            store = self._leader_store(region, attempt)
-            if store is None:
-                continue
-            try:
-                return send(region, store)
-            except RegionErrorSeen as seen:
-                attempt.after_region_error(region, seen)
-            except ClusterUnreachable as error:
-                attempt.after_silence(region, error)
-            except FailedUnknown as error:
-                if not unknown_passes:
-                    raise
-                attempt.after_silence(region, error)
+        with Backoffer(what, self.config.retry) as backoffer:
+            attempt = _Call(self, what, backoffer, repeatable=repeatable)
+            while True:
+                region = self.regions.locate(bound)
+                store = self._leader_store(region, attempt)
+                if store is None:
+                    continue
+                try:
+                    return send(region, store)
+                except RegionErrorSeen as seen:
+                    attempt.after_region_error(region, seen)
+                except ClusterUnreachable as error:
+                    attempt.after_no_answer(region, error)
+                except FailedUnknown as error:
+                    if not retry_unknown:
+                        raise
+                    attempt.after_no_answer(region, error)
 
     def _leader_store(self, region: Region, attempt: _Call) -> StoreClient | None:
         """The leader's store; None, after a wait, when PD no longer knows it: then the region has moved."""
@@ -73,10 +121,6 @@ class Router:
             attempt.after_removed_store(region, error)
             return None
 
-    def backoffer(self, what: str) -> Backoffer:
-        """A fresh budget of this cluster's."""
-        return Backoffer(what, self.config.retry_budget, self.config.busy_budget)
-
     def forget_store(self, store_id: int) -> None:
         """Ask PD for a store's address again."""
         self._stores.forget(store_id)
@@ -85,18 +129,14 @@ class Router:
 class _Call:
     """What one call has been through."""
 
-    def __init__(self, router: Router, what: str, *, repeatable: bool) -> None:
+    def __init__(self, router: Router, what: str, backoffer: Backoffer, *, repeatable: bool) -> None:
         self._router = router
         self._regions = router.regions
         self._what = what
+        self._backoffer = backoffer
         self._repeatable = repeatable
         self._hints = 0
         self._silent: set[int] = set()
-
-    @functools.cached_property
-    def _backoffer(self) -> Backoffer:
-        """Made when first needed: most calls succeed at once."""
-        return self._router.backoffer(self._what)
 
     def after_region_error(self, region: Region, seen: RegionErrorSeen) -> None:
         """Do what the table says, wait, and return for the next try; or raise."""
@@ -104,27 +144,27 @@ class _Call:
         match reaction.action:
             case Action.FAIL:
                 raise RequestRefused(f"{self._what}: region {region.id}: {seen}") from None
-            case Action.RETRY_UNSURE if not self._repeatable:
-                raise self._unsure(str(seen)) from None
+            case Action.RETRY_IF_REPEATABLE if not self._repeatable:
+                raise self._outcome_unknown(str(seen)) from None
             case Action.SWITCH_LEADER:
-                if self._take_hint(region, seen.error.not_leader):
+                if self._follow_leader_hint(region, seen.error.not_leader):
                     return
-            case Action.TAKE_REGIONS:
-                take_regions(self._regions, region, seen.error.epoch_not_match)
+            case Action.APPLY_REGIONS:
+                apply_current_regions(self._regions, region, seen.error.epoch_not_match)
             case Action.RELOCATE:
                 self._regions.invalidate(region.id)
             case Action.RECONNECT:
                 self._regions.invalidate(region.id)
                 self._router.forget_store(region.leader.store_id)
-            case Action.RETRY | Action.RETRY_UNSURE:
+            case Action.RETRY | Action.RETRY_IF_REPEATABLE:
                 pass
         asked = seen.error.server_is_busy.backoff_ms / 1000
         self._backoffer.wait(reaction.backoff, f"region {region.id}: {seen}", at_least=asked)
 
-    def after_silence(self, region: Region, error: ClusterUnreachable | FailedUnknown) -> None:
+    def after_no_answer(self, region: Region, error: ClusterUnreachable | FailedUnknown) -> None:
         """Try the region's other peers in turn, then ask PD again."""
         if not self._repeatable:
-            raise self._unsure(error.message) from None
+            raise self._outcome_unknown(error.message) from None
         self._silent.add(region.leader.store_id)
         self._backoffer.wait(retry.STORE_UNREACHABLE, error)
         other = next((peer for peer in region.peers if peer.voter and peer.store_id not in self._silent), None)
@@ -140,19 +180,19 @@ class _Call:
         self._regions.invalidate(region.id)
         self._backoffer.wait(retry.REGION_MISS, error)
 
-    def _take_hint(self, region: Region, error: errorpb_pb2.NotLeader) -> bool:
+    def _follow_leader_hint(self, region: Region, error: errorpb_pb2.NotLeader) -> bool:
         """Switch to the leader that a store names; True when the next try needs no wait."""
-        if not take_hint(self._regions, region, error):
+        if not apply_leader_hint(self._regions, region, error):
             return False
         self._hints += 1
         return self._hints == 1  # two stores that name each other must not keep us spinning
 
-    def _unsure(self, cause: str) -> ClusterUnreachable:
-        return ClusterUnreachable(f"{self._what}: whether it took effect is not known: {cause}")
+    def _outcome_unknown(self, cause: str) -> ClusterUnreachable:
+        return ClusterUnreachable(f"{self._what}: it is unknown whether it took effect: {cause}")
 
 
-def take_hint(regions: RegionCache, region: Region, error: errorpb_pb2.NotLeader) -> bool:
-    """Switch to the leader that a store names; False when it names none: then the region is forgotten."""
+def apply_leader_hint(regions: RegionCache, region: Region, error: errorpb_pb2.NotLeader) -> bool:
+    """Switch to the leader that a store names; False if it names none; the region is then removed from the cache."""
     if not error.HasField("leader"):
         regions.invalidate(region.id)
         return False
@@ -160,9 +200,9 @@ def take_hint(regions: RegionCache, region: Region, error: errorpb_pb2.NotLeader
     return True
 
 
-def take_regions(regions: RegionCache, region: Region, error: errorpb_pb2.EpochNotMatch) -> None:
+def apply_current_regions(regions: RegionCache, region: Region, error: errorpb_pb2.EpochNotMatch) -> None:
     """Take what the store sent if it is newer than ours; when the store lags behind, a wait is all it takes."""
-    sent = [Region.of(item).led_from(region.leader.store_id) for item in error.current_regions]
+    sent = [Region.of(item).with_leader_on(region.leader.store_id) for item in error.current_regions]
     same = next((item for item in sent if item.id == region.id), None)
     if same is not None and (same.version, same.conf_ver) < (region.version, region.conf_ver):
         return

@@ -1,16 +1,28 @@
-"""Keeps GC away from data that a backup or a change feed still needs."""
+"""Service safe points, which hold back GC while a backup or a change feed runs, and the choice of backup-ts."""
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
-from typing import Protocol, Self
+from typing import TYPE_CHECKING, Protocol, Self
 
-from tikv_br.errors import SafePointError, TikvBrError
+from tikv_br.cluster.timestamps import minus_seconds
+from tikv_br.errors import SafePointError, TikvBrError, UsageError
+
+if TYPE_CHECKING:
+    from tikv_br.cluster.cluster import Cluster
+
+log = logging.getLogger(__name__)
 
 RENEWALS_PER_TTL = 3
+SILENCE_SECONDS = 10.0
+"""For how long PD may be silent, as during an election, before that is reported."""
+WARN_SECONDS = 60.0
+"""How often the silence is logged."""
 
 
 class SafePointApi(Protocol):
@@ -27,7 +39,7 @@ def protect(pd: SafePointApi, service_id: str, safe_point: int, ttl_seconds: int
     """Register or renew a service safe point. Raises `SafePointError` when GC has already passed it."""
     passed = max(pd.update_service_safe_point(service_id, ttl_seconds, safe_point), pd.gc_safe_point())
     if passed > safe_point:
-        raise SafePointError(f"GC stands at {passed} and has passed {safe_point}, the safe point of {service_id}")
+        raise SafePointError(f"GC is at {passed} and has passed {safe_point}, the safe point of {service_id}")
 
 
 def release(pd: SafePointApi, service_id: str) -> None:
@@ -35,11 +47,16 @@ def release(pd: SafePointApi, service_id: str) -> None:
     pd.update_service_safe_point(service_id, 0, 0)
 
 
+def describe_silence(seconds: float) -> str:
+    """How a PD is reported that has not answered for so long."""
+    return f"the source's PD has not answered for {seconds:.0f} s"
+
+
 class SafePointKeeper:
     """Holds a service safe point while a work runs: registers it at once, renews it every third of its TTL or more often.
 
     Work asks `check` at each step: once the safe point is lost, what it guards may be gone. As a context manager it
-    registers on entry and, unless `leave_for` was called, releases on exit.
+    registers on entry and, unless `stop_with_ttl` was called, releases on exit.
     """
 
     def __init__(
@@ -50,11 +67,13 @@ class SafePointKeeper:
         ttl_seconds: int,
         *,
         renew_every: float | None = None,
+        probe_every: float | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`safe_point` is a timestamp; `ttl_seconds` is how long PD keeps it without a renewal.
 
-        With `renew_every` it is renewed at least that often (in seconds), so that PD soon learns how it has advanced.
+        With `renew_every` it is renewed at least that often (in seconds), so that PD soon learns how it has advanced. With
+        `probe_every` PD is asked for the GC safe point that often, so that `silent_seconds` soon shows that PD does not answer.
         """
         self.service_id = service_id
         self.safe_point = safe_point
@@ -65,7 +84,10 @@ class SafePointKeeper:
         self._pd = pd
         self._ttl = ttl_seconds
         self._every = min(ttl_seconds / RENEWALS_PER_TTL, renew_every or ttl_seconds)
+        self._probes = max(1, round(self._every / probe_every)) if probe_every else 1  # the last of them renews
         self._clock = clock
+        self._asked_at: float | None = None
+        self._warn_at = 0.0  # no earlier
         self._held_until = 0.0
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._keep, name=f"safe-point-{service_id}", daemon=True)
@@ -86,16 +108,27 @@ class SafePointKeeper:
         self._renew(self._ttl)
         self._thread.start()
 
+    @property
+    def silent_seconds(self) -> float:
+        """For how long PD has not answered what the keeper asked; 0 while it answers."""
+        asked_at = self._asked_at
+        return 0.0 if asked_at is None else self._clock() - asked_at
+
     def check(self) -> None:
-        """Raise the `SafePointError` of a lost safe point."""
+        """Raise the `SafePointError` of a lost safe point; log a warning, once a minute, while PD does not answer."""
         if self.lost is not None:
             raise self.lost
+        now, silent = self._clock(), self.silent_seconds
+        if silent >= SILENCE_SECONDS and now >= self._warn_at:
+            self._warn_at = now + WARN_SECONDS
+            left = self._held_until - now
+            log.warning("%s: the safe point %s expires in %.0f s", describe_silence(silent), self.service_id, left)
 
     def advance(self, safe_point: int) -> None:
         """Guard only what is newer from now on; takes effect at PD with the next renewal. Never goes back."""
         self.safe_point = max(self.safe_point, safe_point)
 
-    def leave_for(self, ttl_seconds: int) -> None:
+    def stop_with_ttl(self, ttl_seconds: int) -> None:
         """Stop renewing and leave the safe point in place for so long. Raises `SafePointError` when it is lost."""
         self.stop()
         self.check()
@@ -108,18 +141,69 @@ class SafePointKeeper:
             self._thread.join()
 
     def _keep(self) -> None:
-        while not self._stopping.wait(self._every) and self.lost is None:
+        asked = 0
+        while not self._stopping.wait(self._every / self._probes) and self.lost is None:
+            asked += 1
             try:
-                self._renew(self._ttl)
+                if asked < self._probes:
+                    self._probe()
+                else:  # again at the next turn if it fails
+                    self._renew(self._ttl)
+                    asked = 0
             except SafePointError as error:
                 self.lost, self.passed = error, True
             except TikvBrError as error:  # such as silence, or TLS files that are just being replaced
                 if self._clock() > self._held_until:
                     self.lost = SafePointError(
-                        f"the safe point of {self.service_id} could not be renewed within its {self._ttl} s: {error}"
+                        f"cannot renew the safe point of {self.service_id} within its TTL of {self._ttl} s: {error}"
                     )
+
+    def _probe(self) -> None:
+        with self._asking():
+            passed = self._pd.gc_safe_point()
+        if passed > self.safe_point:
+            raise SafePointError(
+                f"GC is at {passed} and has passed {self.safe_point}, the safe point of {self.service_id}"
+            )
 
     def _renew(self, ttl_seconds: int) -> None:
         asked = self._clock()
-        protect(self._pd, self.service_id, self.safe_point, ttl_seconds)
+        with self._asking():
+            protect(self._pd, self.service_id, self.safe_point, ttl_seconds)
         self._held_until = asked + ttl_seconds
+
+    @contextmanager
+    def _asking(self) -> Iterator[None]:
+        """Note since when PD has not answered: a call may wait for it long before it fails."""
+        if self._asked_at is None:
+            self._asked_at = self._clock()
+        yield
+        self._asked_at = None
+
+
+MIN_TTL = 60
+"""Seconds that the safe point stands unrenewed while a backup runs, at least: a missed renewal must not lose it."""
+
+
+def choose_backup_ts(cluster: Cluster, safe_interval: float) -> int:
+    """Fetch a timestamp, flush every store, and step back ``safe_interval`` seconds.
+
+    All writes acknowledged by now have a smaller ts than the one fetched; all later writes a larger one than the result.
+    Raises `ClusterError`; `UsageError` for an interval that reaches before the epoch.
+    """
+    now = cluster.pd.tso()
+    cluster.flush_timestamps()
+    backup_ts = minus_seconds(now, safe_interval)
+    if not backup_ts:
+        raise UsageError(f"--safe-interval of {safe_interval:g} s reaches back before the epoch")
+    return backup_ts
+
+
+def safe_point_keeper(cluster: Cluster, run_id: str, backup_ts: int, gc_ttl: int) -> SafePointKeeper:
+    """A keeper, not yet started, of all that is newer than the versions that ``backup_ts`` sees."""
+    return SafePointKeeper(cluster.pd, service_id(run_id), backup_ts - 1, max(gc_ttl, MIN_TTL))
+
+
+def service_id(run_id: str) -> str:
+    """The name under which PD holds the safe point of a run."""
+    return f"tikv-br-backup-{run_id}"

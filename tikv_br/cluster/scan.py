@@ -1,20 +1,78 @@
-"""Scans a range page by page, across regions: pages are the bytes on the wire, measured."""
+"""Scans a range page by page, across regions. Pages are the bytes as received."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import TypeVar
 
 from google.protobuf.message import DecodeError
 
 from formats import rawscan
+from formats.errors import DamagedBytes
+from formats.keys.codec import KeyCodec
+from formats.keys.text import show_key
 from formats.rawscan import RawPage
 from tikv_br.cluster.pb import kvrpcpb_pb2
-from tikv_br.cluster.ranges import RangeWalk
+from tikv_br.cluster.rate_limit import RateLimit
 from tikv_br.cluster.region_errors import check_pairs, check_region_error
+from tikv_br.cluster.regions import Region
+from tikv_br.cluster.router import Router
 from tikv_br.cluster.store import StoreClient
-from tikv_br.cluster.throttle import Throttle
-from tikv_br.errors import ClusterUnreachable, RequestRefused
+from tikv_br.errors import ClusterUnfit, ClusterUnreachable, RequestRefused
+
+T = TypeVar("T")
+
+SendPart = Callable[[StoreClient, kvrpcpb_pb2.Context, bytes, bytes], T]
+"""Sends a request for a part [start, end) of the range that lies in one region; raises `RegionErrorSeen`."""
+
+
+class RangeWalk:
+    """The rest of an RPC range [start, end); an empty end, possible before V2 only, is no end. For one thread."""
+
+    def __init__(self, router: Router, codec: KeyCodec, cluster_id: int, start: bytes, end: bytes) -> None:
+        self._router = router
+        self._codec = codec
+        self._cluster_id = cluster_id
+        self._end = end
+        self._end_bound = codec.bound(end)
+        self.cursor = start
+        """Where the rest begins."""
+        self.done = bool(end) and start >= end
+        """Whether nothing is left."""
+
+    def send_part(self, send: SendPart[T], what: str) -> tuple[T, bytes]:
+        """Send for the first part of the rest, as `Router.call` does; returns the answer and the end of that part.
+
+        The cursor stays: `advance` moves it, as far as the answer went.
+        """
+
+        def send_to(region: Region, store: StoreClient) -> tuple[T, bytes]:
+            end = self._end_within(region)
+            context = region.context(self._codec.api_version, self._cluster_id)
+            return send(store, context, self.cursor, end), end
+
+        return self._router.call(self._codec.bound(self.cursor), send_to, what, retry_unknown=True)
+
+    def advance(self, to: bytes) -> None:
+        """Move the cursor to a key, or with an empty one to the end of a range without end."""
+        self.done = not to or bool(self._end and to >= self._end)
+        self.cursor = to
+
+    def _end_within(self, region: Region) -> bytes:
+        """Where the part ends that lies in this region."""
+        if not region.end or (self._end_bound and self._end_bound <= region.end):
+            return self._end
+        try:
+            end = self._codec.from_bound(region.end)
+        except DamagedBytes as error:
+            raise ClusterUnfit(
+                f"region {region.id} ends at {show_key(region.end)}, which is not a valid key: {error}"
+            ) from None
+        if end <= self.cursor:
+            raise ClusterUnfit(f"region {region.id} ends at {show_key(region.end)}, between two versions of a key")
+        return end
+
 
 PAGE_BYTES = 4 << 20
 """What a page should weigh: enough to hide the round trip, little enough to hold a few."""
@@ -35,7 +93,7 @@ class PageSizer:
     def __post_init__(self) -> None:
         self.rows = min(self.rows, self.most)
 
-    def learn(self, rows: int, size: int) -> None:
+    def record_page(self, rows: int, size: int) -> None:
         """Note that a page of `rows` rows weighed `size` bytes."""
         if rows:
             fitting = self.page_bytes * rows // max(size, 1)
@@ -47,21 +105,21 @@ class PageSizer:
 
 
 def scan_pages(
-    walk: RangeWalk, page_rows: int, *, key_only: bool = False, throttle: Throttle | None = None
+    walk: RangeWalk, page_rows: int, *, key_only: bool = False, rate_limit: RateLimit | None = None
 ) -> Iterator[RawPage]:
     """Pages of RPC keys and user values of the walk's range, ascending; none is empty.
 
     `page_rows` is the most rows of a page; large values make smaller pages. Each page is its region's state at that
-    moment: this is no snapshot. With a ``throttle`` a page weighs no more than a second's share. Raises as `Router.call`
+    moment: this is no snapshot. With a ``rate_limit`` a page weighs no more than a second's share. Raises as `Router.call`
     does.
     """
     sizer = PageSizer(page_rows)
-    if throttle is not None:
-        sizer.page_bytes = min(PAGE_BYTES, throttle.bytes_per_second)
+    if rate_limit:
+        sizer.page_bytes = min(PAGE_BYTES, rate_limit.bytes_per_second)
     while not walk.done:
-        answer, end = walk.send_part(_Scan(sizer, key_only, throttle), "RawScan")
+        answer, end = walk.send_part(_Scan(sizer, key_only, rate_limit), "RawScan")
         page = answer.page
-        sizer.learn(page.rows, len(page.data))
+        sizer.record_page(page.rows, len(page.data))
         walk.advance(page.last_key + b"\0" if answer.full else end)
         if page.rows:
             yield page
@@ -80,7 +138,7 @@ class _Scan:
 
     sizer: PageSizer
     key_only: bool
-    throttle: Throttle | None
+    rate_limit: RateLimit | None
 
     def __call__(self, store: StoreClient, context: kvrpcpb_pb2.Context, start: bytes, end: bytes) -> _Answer:
         limit = self.sizer.rows
@@ -93,25 +151,25 @@ class _Scan:
             # Rows may have become so large that the page cannot be made, taken, or read in time.
             self.sizer.shrink()
             raise
-        if self.throttle is not None:
-            self.throttle.spend(store.store.id, len(data))
+        if self.rate_limit is not None:
+            self.rate_limit.spend(store.store.id, len(data))
         page = rawscan.measure(data) or measure_with_protobuf(data)
         return _Answer(page, full=page.rows >= limit)
 
 
 def measure_with_protobuf(data: bytes) -> RawPage:
-    """The page of an answer that `formats.rawscan` did not take.
+    """The page of an answer that `formats.rawscan` could not read.
 
     Raises `RegionErrorSeen`, what its errors mean, or `RequestRefused` for damaged bytes.
     """
     try:
         answer = kvrpcpb_pb2.RawScanResponse.FromString(data)
     except DecodeError as error:
-        raise RequestRefused(f"a store's page of rows does not decode: {error}") from None
+        raise RequestRefused(f"cannot decode a store's RawScan response: {error}") from None
     check_region_error(answer)
     check_pairs(answer.kvs)
     pairs = [kvrpcpb_pb2.KvPair(key=pair.key, value=pair.value) for pair in answer.kvs]
     page = rawscan.measure(kvrpcpb_pb2.RawScanResponse(kvs=pairs).SerializeToString())
     if page is None:
-        raise RequestRefused("a store's page of rows that no page can be made of")
+        raise RequestRefused("a store's RawScan response is not valid")
     return page

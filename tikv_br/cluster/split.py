@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from formats.keys import KeyCodec
+from formats.keys.codec import KeyCodec
+from tikv_br import cancellation
 from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.pb import kvrpcpb_pb2
 from tikv_br.cluster.region_errors import check_region_error
 from tikv_br.cluster.regions import Region
 from tikv_br.cluster.store import StoreClient
 from tikv_br.errors import RequestRefused
+from tikv_br.retry import Backoff
 
 SPLIT_KEYS = 1024
 """Keys that one request may carry."""
 SCATTER_IDS = 256
 """Regions that one request asks PD to scatter."""
 REGION_PAGE = 4096
-"""Regions of which PD is asked at a time."""
+"""Regions per request to PD."""
 THREADS = 16
-FIRST_PAUSE, LAST_PAUSE = 0.01, 0.2
-"""Seconds between two questions to PD; each pause is twice the one before."""
+PAUSE = Backoff("scatter", 0.01, 0.2)
+"""Between two questions to PD."""
 _NOTHING_TO_SPLIT = "no valid key found for split"
 _SCATTER = "scatter-region"
 
@@ -46,7 +49,7 @@ def split_at(cluster: Cluster, codec: KeyCodec, rpc_keys: Iterable[bytes]) -> li
 
 
 def by_region(cluster: Cluster, codec: KeyCodec, keys: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
-    """Ascending keys, those together that lie in one region by PD's word."""
+    """Ascending keys, grouped by PD's regions."""
     bounds = [codec.bound(key) for key in keys]
     done = 0
     while done < len(keys):
@@ -91,14 +94,14 @@ def _split(
     if _NOTHING_TO_SPLIT in answer.region_error.message:
         return []
     check_region_error(answer)
-    return [Region.of(piece).led_from(region.leader.store_id) for piece in answer.regions]
+    return [Region.of(piece).with_leader_on(region.leader.store_id) for piece in answer.regions]
 
 
 def scatter(cluster: Cluster, regions: Sequence[Region], timeout: float, group: str = "") -> list[int]:
     """Spread regions over the stores and wait, up to `timeout` seconds, until PD has moved them.
 
-    Returns the ids that were not done in time: they hold data all the same, only not evenly. Who leads the regions is asked
-    anew when it is needed next. Raises `ClusterError` when PD is in trouble.
+    Returns the ids that were not done in time: they hold data all the same, only not evenly. The leaders are
+    looked up again when needed. Raises `ClusterError` when PD is unavailable.
     """
     deadline = time.monotonic() + timeout
     ids = [region.id for region in regions]
@@ -114,22 +117,21 @@ def scatter(cluster: Cluster, regions: Sequence[Region], timeout: float, group: 
 
 def _wait_until_moved(cluster: Cluster, pool: ThreadPoolExecutor, ids: Sequence[int], deadline: float) -> list[int]:
     """The ids that are still on their way at the deadline."""
-    pause = FIRST_PAUSE
     moving = list(ids)
-    while True:
+    for tries in itertools.count():
         still = list(pool.map(lambda region_id: _moving(cluster, region_id), moving))
         moving = [region_id for region_id, is_moving in zip(moving, still, strict=True) if is_moving]
         if not moving or time.monotonic() > deadline:
             return moving
-        time.sleep(pause)
-        pause = min(2 * pause, LAST_PAUSE)
+        cancellation.sleep(PAUSE.delay(tries, 0.0))
+    raise AssertionError
 
 
 def _ask_to_scatter(
     cluster: Cluster, pool: ThreadPoolExecutor, ids: Sequence[int], deadline: float, group: str
 ) -> list[int]:
     """The ids that PD did not agree to scatter in time; it first has to hear of new regions, and to find them replicated."""
-    todo, pause = list(ids), FIRST_PAUSE
+    todo, tries = list(ids), 0
     while todo:
         batch = todo[:SCATTER_IDS]
         found = pool.map(cluster.pd.region_by_id, batch)
@@ -138,12 +140,12 @@ def _ask_to_scatter(
         agreed = set(known) - refused
         todo = [region_id for region_id in todo if region_id not in agreed]
         if agreed:
-            pause = FIRST_PAUSE
+            tries = 0
         elif time.monotonic() > deadline:
             break
         else:
-            time.sleep(pause)
-            pause = min(2 * pause, LAST_PAUSE)
+            cancellation.sleep(PAUSE.delay(tries, 0.0))
+            tries += 1
     return todo
 
 

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import queue
 import threading
+import uuid
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, TypeVar
 
 import grpc
 
 from formats.api_version import ApiVersion
-from tikv_br.cluster import guard
-from tikv_br.cluster.channel import open_channel, to_cluster_error
-from tikv_br.cluster.config import ClusterConfig
-from tikv_br.cluster.event_feed import EventFeed
-from tikv_br.cluster.off_main import off_main
-from tikv_br.cluster.pb import brpb_pb2, import_sstpb_pb2, kvrpcpb_pb2
+from formats.keys.text import show_key
+from tikv_br import cancellation
+from tikv_br.cancellation import TaskCancelled
+from tikv_br.cluster.channel import open_channel, run_in_worker_thread, to_cluster_error
+from tikv_br.cluster.config import ClusterConfig, TlsFiles
+from tikv_br.cluster.pb import brpb_pb2, cdcpb_pb2, import_sstpb_pb2, kvrpcpb_pb2
 from tikv_br.cluster.pb.brpb_pb2_grpc import BackupStub
 from tikv_br.cluster.pb.import_sstpb_pb2_grpc import ImportSSTStub
 from tikv_br.cluster.pb.tikvpb_pb2_grpc import TikvStub
@@ -22,7 +24,103 @@ from tikv_br.cluster.topology import Store
 from tikv_br.errors import ClusterError, ClusterUnreachable, DangerousRequest
 
 if TYPE_CHECKING:
-    from grpc import _CallIterator  # what a stub's streaming call returns; only the type stubs have it
+    from grpc import _CallIterator
+
+
+SST_CFS = frozenset({"default", "write"})
+"""Column families that a store's importer knows; it panics at any other."""
+
+
+def check_get_ttl(api_version: ApiVersion) -> None:
+    """RawGetKeyTTL makes a store without TTL panic."""
+    if not api_version.has_ttl:
+        raise DangerousRequest("RawGetKeyTTL would crash a store without TTL")
+
+
+def check_backup(request: brpb_pb2.BackupRequest) -> None:
+    """Backup of no range (start equal to end), or of transactions where there is raw data, aborts a store."""
+    if not request.is_raw_kv:
+        raise DangerousRequest("a Backup without is_raw_kv would crash a store that holds raw data")
+    ranges = [(request.start_key, request.end_key)]
+    ranges += [(sub.start_key, sub.end_key) for sub in request.sub_ranges]
+    for start, end in ranges:
+        if end and start >= end:
+            raise DangerousRequest(
+                f"a Backup of the empty range [{show_key(start)}, {show_key(end)}) would crash the store"
+            )
+
+
+def check_sst(meta: import_sstpb_pb2.SSTMeta) -> None:
+    """What an importer takes on trust: a known column family, a real UUID, and a range that is one.
+
+    The file itself is checked where it is read (`formats.sst`): a store dies of a wrong one at ingest.
+    """
+    if meta.cf_name not in SST_CFS:
+        raise DangerousRequest(f"an SST for column family {meta.cf_name!r} would crash the store")
+    if len(meta.uuid) != len(uuid.NAMESPACE_DNS.bytes):
+        raise DangerousRequest(f"an SST needs a UUID of 16 bytes, not {len(meta.uuid)}")
+    if meta.range.end and meta.range.start > meta.range.end:
+        raise DangerousRequest(
+            f"an SST with the reversed range {show_key(meta.range.start)} to {show_key(meta.range.end)}"
+        )
+    if not meta.region_id or not meta.HasField("region_epoch"):
+        raise DangerousRequest("an SST without its region and epoch could land in another region")
+
+
+MULTIPLEXED = (("features", "stream-multiplexing"),)
+"""Metadata of an EventFeedV2 call; without it the store treats the call as EventFeed."""
+
+
+class EventFeed:
+    """A stream of changes, with flow control of its own: what is not read stays in the store.
+
+    `send` and `cancel` may be called from any thread; one thread iterates, once.
+
+    Iterating raises `ClusterUnreachable` (also after `cancel` and when the store ends the call), `CallUnsupported` when
+    the store has no such call, `ClusterTlsError` or `RequestRefused`.
+    """
+
+    def __init__(self, store: Store, tls: TlsFiles, *, multiplexed: bool) -> None:
+        """`multiplexed` calls EventFeedV2, which older stores do not have."""
+        self.store = store
+        self.multiplexed = multiplexed
+        self._tls = tls
+        self._requests: queue.SimpleQueue[cdcpb_pb2.ChangeDataRequest | None] = queue.SimpleQueue()
+        self._channel = open_channel(store.address, tls, own_connection=True)
+        call: grpc.StreamStreamMultiCallable[cdcpb_pb2.ChangeDataRequest, bytes] = self._channel.stream_stream(
+            f"/cdcpb.ChangeData/{'EventFeedV2' if multiplexed else 'EventFeed'}",
+            request_serializer=cdcpb_pb2.ChangeDataRequest.SerializeToString,
+        )
+        requests, metadata = iter(self._requests.get, None), MULTIPLEXED if multiplexed else None
+        self._answers = run_in_worker_thread(lambda: call(requests, metadata=metadata))
+
+    def send(self, request: cdcpb_pb2.ChangeDataRequest) -> None:
+        """Queue a request; it is lost when the stream ends first."""
+        self._requests.put(request)
+
+    def __iter__(self) -> Iterator[bytes]:
+        try:
+            yield from self._answers
+        except grpc.RpcError as error:
+            raise to_cluster_error(error, str(self), self._tls) from None
+        finally:
+            self.cancel()
+        raise ClusterUnreachable(f"{self}: the store ended the feed")
+
+    def cancel(self) -> None:
+        """End the stream."""
+        run_in_worker_thread(self._end)
+
+    def _end(self) -> None:
+        self._answers.cancel()
+        self._requests.put(None)  # gRPC waits for the next request in a thread
+        self._channel.close()
+
+    def __str__(self) -> str:
+        return f"store {self.store.id} ({self.store.address})"
+
+
+# what a stub's streaming call returns; only the type stubs have it
 
 LONG_FACTOR = 10
 
@@ -37,7 +135,8 @@ class StoreClient:
     """Calls one store, once: no retry and no routing here. Thread-safe.
 
     Every call raises `ClusterUnreachable` (another try may help), `ClusterTlsError`, `ClusterUnfit` or
-    `RequestRefused` for a gRPC failure, and returns region errors inside the answer.
+    `RequestRefused` for a gRPC failure, and returns region errors inside the answer. In cancelled work no call is sent: it
+    raises `TaskCancelled`, as do calls in flight that may take long.
     """
 
     def __init__(self, store: Store, config: ClusterConfig) -> None:
@@ -52,7 +151,7 @@ class StoreClient:
                 "/tikvpb.Tikv/RawBatchPut", response_deserializer=kvrpcpb_pb2.RawBatchPutResponse.FromString
             )
         )
-        """As ``kv.RawBatchPut``, with a serialized request: `formats.rawput` writes those without protobuf."""
+        """As ``kv.RawBatchPut``, with a serialized request: `tikv_br.cluster.puts` writes those without protobuf."""
         self.batch_delete: grpc.UnaryUnaryMultiCallable[bytes, kvrpcpb_pb2.RawBatchDeleteResponse] = (
             self._channel.unary_unary(
                 "/tikvpb.Tikv/RawBatchDelete", response_deserializer=kvrpcpb_pb2.RawBatchDeleteResponse.FromString
@@ -71,7 +170,7 @@ class StoreClient:
     def close(self) -> None:
         """Close the channel; calls under way and later ones end with `ClusterUnreachable`."""
         self._closed = True
-        off_main(lambda: [channel.close() for channel in (self._channel, self._scan_channel)])
+        run_in_worker_thread(lambda: [channel.close() for channel in (self._channel, self._scan_channel)])
 
     @property
     def long_timeout(self) -> float:
@@ -90,8 +189,10 @@ class StoreClient:
         *,
         timeout: float | None = None,
     ) -> Response:
-        """Send one request of `kv`; `timeout` in seconds, by default the config's."""
-        return self._run(lambda: method(request, timeout=timeout or self._config.request_timeout))
+        """Send one request of `kv`; `timeout` in seconds, by default the config's. With one of its own it can be cancelled."""
+        if timeout is None:
+            return self._run(lambda: method(request, timeout=self._config.request_timeout))
+        return self._run_long(lambda: method.future(request, timeout=timeout))
 
     def raw_scan(self, request: kvrpcpb_pb2.RawScanRequest) -> bytes:
         """RawScan, with the answer as the bytes on the wire: `formats.rawscan` reads them without protobuf.
@@ -104,7 +205,7 @@ class StoreClient:
         self, request: kvrpcpb_pb2.RawGetKeyTTLRequest, api_version: ApiVersion
     ) -> kvrpcpb_pb2.RawGetKeyTTLResponse:
         """RawGetKeyTTL. Raises `DangerousRequest` for a store without TTL."""
-        guard.check_get_ttl(api_version)
+        check_get_ttl(api_version)
         return self.call(self.kv.RawGetKeyTTL, request)
 
     def split_region(self, request: kvrpcpb_pb2.SplitRegionRequest) -> kvrpcpb_pb2.SplitRegionResponse:
@@ -116,7 +217,7 @@ class StoreClient:
 
         Raises `DangerousRequest` for a range that is none.
         """
-        guard.check_backup(request)
+        check_backup(request)
         answers = self._run(lambda: self._backup.backup(request, timeout=timeout))
         return BackupStream(answers, lambda error: to_cluster_error(error, str(self), self._config.tls))
 
@@ -128,7 +229,7 @@ class StoreClient:
         self, request: import_sstpb_pb2.DownloadRequest, *, extra_seconds: float = 0.0
     ) -> import_sstpb_pb2.DownloadResponse:
         """Have the store fetch an SST from storage. The timeout is `long_timeout`, longer where a limit slows the store."""
-        guard.check_sst(request.sst)
+        check_sst(request.sst)
         return self.call(self._import.Download, request, timeout=self.long_timeout + extra_seconds)
 
     def upload(
@@ -136,34 +237,28 @@ class StoreClient:
     ) -> None:
         """Send an SST, in chunks, to the store. Empty chunks are left out: stores refuse them.
 
-        `verified` says that every block's checksum was checked: stores compare ``meta.crc32`` only, and die of a
+        `verified`: every block's checksum was checked: stores compare ``meta.crc32`` only, and die of a
         damaged block at ingest.
         """
         if not verified:
-            raise DangerousRequest("an upload of unverified bytes would kill the store at ingest")
-        guard.check_sst(meta)
+            raise DangerousRequest("an upload of unverified bytes would crash the store at ingest")
+        check_sst(meta)
         parts = (import_sstpb_pb2.UploadRequest(data=chunk) for chunk in chunks if chunk)
         requests = _chain(import_sstpb_pb2.UploadRequest(meta=meta), parts)
         timeout = self.long_timeout + extra_seconds
-        self._run(lambda: self._import.Upload(requests, timeout=timeout))
+        self._run_long(lambda: self._import.Upload.future(requests, timeout=timeout))
 
     def ingest(self, request: import_sstpb_pb2.IngestRequest) -> import_sstpb_pb2.IngestResponse:
         """Take a downloaded or uploaded SST into a region that this store leads."""
-        guard.check_sst(request.sst)
-        return self.call(self._import.Ingest, request)
-
-    def multi_ingest(self, request: import_sstpb_pb2.MultiIngestRequest) -> import_sstpb_pb2.IngestResponse:
-        """As `ingest`, for several SSTs of one region at once."""
-        for meta in request.ssts:
-            guard.check_sst(meta)
-        return self.call(self._import.MultiIngest, request)
+        check_sst(request.sst)
+        return self.call(self._import.Ingest, request, timeout=self.request_timeout)
 
     def switch_mode(self, mode: import_sstpb_pb2.SwitchMode.ValueType) -> None:
-        """Enter or leave import mode; a store leaves it by itself after ten minutes."""
+        """Enter or leave import mode; a store leaves it without a request after ten minutes."""
         self.call(self._import.SwitchMode, import_sstpb_pb2.SwitchModeRequest(mode=mode))
 
-    def importing(self) -> bool:
-        """Whether it is in import mode. Raises `CallUnsupported` where a store does not tell: TiKV 9.0 does not."""
+    def is_importing(self) -> bool:
+        """Whether it is in import mode. Raises `CallUnsupported` if the store cannot report it, as TiKV 9.0."""
         answer = self.call(self._import.GetMode, import_sstpb_pb2.GetModeRequest())
         return answer.mode == import_sstpb_pb2.Import
 
@@ -174,12 +269,29 @@ class StoreClient:
         )
         self.call(self._import.SetDownloadSpeedLimit, request)
 
-    def _run(self, send: Callable[[], Response]) -> Response:
+    def _run_long(self, start: Callable[[], grpc.Future[Response]]) -> Response:
+        """Run a call that is cancelled with the work that it is part of: twice as costly for us as one that is not."""
+        work = cancellation.current()
+        if work is None:
+            return self._run(lambda: start().result())
+
+        def send() -> Response:
+            call = start()
+            with work.calling(lambda: run_in_worker_thread(call.cancel)):
+                return call.result()
+
         try:
-            return off_main(send)
+            return self._run(send)
+        except grpc.FutureCancelledError:
+            raise TaskCancelled from None
+
+    def _run(self, send: Callable[[], Response]) -> Response:
+        cancellation.check()
+        try:
+            return run_in_worker_thread(send)
         except grpc.RpcError as error:
             raise to_cluster_error(error, str(self), self._config.tls) from None
-        except ValueError:  # gRPC's way to say that a channel is closed
+        except ValueError:  # gRPC raises it for a closed channel
             if self._closed:
                 raise ClusterUnreachable(f"{self}: the connection was closed") from None
             raise
@@ -210,7 +322,7 @@ class BackupStream:
             self.cancel()
 
     def cancel(self) -> None:
-        """Have the store leave out the rest; from any thread. Whoever iterates gets `ClusterUnreachable`."""
+        """Cancel the request; callable from any thread. Iterating then raises `ClusterUnreachable`."""
         self._answers.cancel()
 
 

@@ -1,4 +1,13 @@
-"""Which ranges and which keys of two clusters, or of a backup and a cluster, differ; and putting the second right.
+"""Comparison of two clusters, or of a backup (A) and a cluster (B), and repair of B.
 
-Imports the engines, ``proof`` and ``formats``. Writes nothing anywhere but where a repair was asked for.
+Modules, in reading order:
+
+- options: the options of a comparison
+- run: runs the steps, returns the summary
+- places: sides A and B, and the ranges to compare
+- task: the tasks that compare ranges, and write differences to B
+- sides: a cluster or rows as a side, and the bisection of differences
+- values: ranges, differences and counts
+
+Imports spark, cluster, storage, backupset and formats. Writes only to B, and only in a repair.
 """

@@ -1,4 +1,4 @@
-"""What a comparison is asked to do."""
+"""Options of a comparison."""
 
 from __future__ import annotations
 
@@ -16,9 +16,7 @@ class ClusterChoice:
 
     config: ClusterConfig
     keyspace: str = ""
-    """Id or name; ``""`` = A: the default one; B: the one with A's id."""
-    below: bytes = b""
-    """A prefix of all its keys, which is not compared."""
+    """Id or name; ``""`` = the default keyspace for A, the keyspace with A's id for B."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,31 +25,31 @@ class BackupChoice:
 
     storage: StorageLocation
     keyspace: str = ""
-    """Id; ``""`` = the only one."""
+    """Id; ``""`` = the backup's only keyspace."""
 
 
 @dataclass(frozen=True, slots=True)
 class DiffOptions:
-    """One comparison of A, what should be, with B."""
+    """Options of one comparison of A, the reference, with B."""
 
     a: ClusterChoice | BackupChoice
     b: ClusterChoice
     start: bytes = b""
-    """User keys [start, end), where an empty end is no end."""
+    """User keys [start, end); an empty end means unbounded."""
     end: bytes = b""
     keys: int = 20
-    """How many keys to name; all are counted."""
+    """Maximum number of different keys to list; all are counted."""
     exact: bool = False
-    """Compare all rows: checksums do not show the same change in an even number of rows."""
+    """Compare all rows. Checksums miss identical changes in an even number of rows."""
     executor: str = "auto"
     """``auto`` (here), ``driver`` or ``spark``."""
     spark_master: str = "local[*]"
     concurrency: int | None = None
-    """Tasks under way at once; None = as many as fit."""
+    """Number of concurrent tasks; None = the executor's default."""
 
     @property
     def where(self) -> ExecutorOptions:
-        """Where tasks run: they steer stores, and read little; so here, unless Spark was asked for."""
+        """Where tasks run: on this machine unless Spark was requested, because the stores do most of the work."""
         if self.executor == "spark":
             return ExecutorOptions("spark", self.spark_master, self.concurrency)
         kind: ExecutorKind = "driver"

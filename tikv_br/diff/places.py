@@ -1,44 +1,46 @@
-"""A and B as values that travel to tasks, found from what was asked for."""
+"""Sides A and B as values that pickle, and the ranges to compare."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
 from formats.api_version import ApiVersion
 from formats.errors import UnsupportedFormat
-from formats.keys import KeyCodec
+from formats.keys.codec import KeyCodec
+from formats.keys.ranges import KeyRange, gaps, intersection, user_range
+from formats.keys.text import show_key
 from tikv_br.backupset.backup_set import BackupSet
+from tikv_br.backupset.compare import check_gives_checksums
 from tikv_br.backupset.files import FileEntry
+from tikv_br.backupset.rows import keyspaces_of
+from tikv_br.cluster.cluster import ClusterPool
 from tikv_br.cluster.config import ClusterConfig
-from tikv_br.cluster.shared import shared_cluster
 from tikv_br.diff.options import BackupChoice, ClusterChoice
 from tikv_br.diff.sides import ClusterSide
-from tikv_br.diff.values import Meter, Span
+from tikv_br.diff.values import Meter, UserRange
 from tikv_br.errors import UsageError
-from tikv_br.proof.fit import check_gives_checksums
-from tikv_br.proof.lookup import keyspaces_of
 from tikv_br.storage.base import ObjectStore
 from tikv_br.storage.open import open_store
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterPlace:
-    """A keyspace of a cluster. Pickles."""
+    """A keyspace of a cluster. Picklable."""
 
     config: ClusterConfig
     api_version: ApiVersion
     keyspace_id: int
-    below: bytes = b""
 
     @property
     def codec(self) -> KeyCodec:
         """Of its keys."""
-        return KeyCodec(self.api_version, self.keyspace_id, self.below)
+        return KeyCodec(self.api_version, self.keyspace_id)
 
-    def side(self, meter: Meter) -> ClusterSide:
-        """To be asked, by this process's connection."""
-        return ClusterSide(shared_cluster(self.config).raw(self.keyspace_id, below=self.below), meter)
+    def side(self, clusters: ClusterPool, meter: Meter) -> ClusterSide:
+        """To be asked."""
+        return ClusterSide(clusters.get(self.config).raw(self.keyspace_id), meter)
 
     def __str__(self) -> str:
         return f"cluster {','.join(self.config.pd)} (API {_label(self.codec)})"
@@ -46,7 +48,7 @@ class ClusterPlace:
 
 @dataclass(frozen=True, slots=True)
 class BackupPlace:
-    """A keyspace of a backup. Pickles."""
+    """A keyspace of a backup. Picklable."""
 
     store: ObjectStore
     api_version: ApiVersion
@@ -65,40 +67,43 @@ Place = TypeVar("Place", ClusterPlace, BackupPlace)
 
 
 class Unit(NamedTuple):
-    """A range to compare: a region's of cluster A, or a file's of backup A. Pickles."""
+    """A range to compare: a region's of cluster A, or a file's of backup A. Picklable."""
 
-    span: Span
+    span: UserRange
     file: FileEntry | None = None
     """Of a backup: the file with all its rows there; None = there are none."""
     whole: bool = False
     """Whether the range is all of the file's, so that its recorded sums count."""
 
     def __str__(self) -> str:
-        return f"[{self.span.start.hex() or 'start'}, {self.span.end.hex() or 'end'})"
+        return f"[{show_key(self.span.start) or 'start'}, {show_key(self.span.end) or 'end'})"
 
 
-def find_cluster(choice: ClusterChoice, flag: str) -> ClusterPlace:
+def find_cluster(clusters: ClusterPool, choice: ClusterChoice, flag: str) -> ClusterPlace:
     """The place of a cluster. Raises `ClusterError`, `ClusterUnfit` where it cannot compute checksums, `UsageError`."""
-    cluster = shared_cluster(choice.config)
+    cluster = clusters.get(choice.config)
     info = cluster.info()
-    check_gives_checksums(info, hint="Clusters from 6.1.1 on can.")
+    check_gives_checksums(info, hint="Upgrade the cluster to 6.1.1 or newer.")
     keyspace_id = cluster.pd.keyspace_id(choice.keyspace)
-    return _checked(ClusterPlace(choice.config, info.api_version, keyspace_id, choice.below), flag)
+    return _with_valid_keyspace(ClusterPlace(choice.config, info.api_version, keyspace_id), flag)
 
 
 def find_backup(choice: BackupChoice) -> tuple[BackupPlace, BackupSet]:
     """The place of a backup, and the backup. Raises `BackupSetError`, `StorageError`, `UsageError`."""
     backup = BackupSet.open(open_store(choice.storage))
+    backup.require_full()
     ids = keyspaces_of(backup) or (0,)
     if choice.keyspace and not choice.keyspace.isdigit():
-        raise UsageError("--keyspace: a backup knows its keyspaces by their ids only", hint="Say the id.")
+        raise UsageError("--keyspace: backups only record the ids of keyspaces, not their names", hint="Pass the id.")
     if not choice.keyspace and len(ids) > 1:
-        raise UsageError(f"the backup has keyspaces {', '.join(map(str, ids))}", hint="Say --keyspace.")
+        raise UsageError(
+            f"the backup has several keyspaces: {', '.join(map(str, ids))}", hint="Choose one with --keyspace."
+        )
     keyspace_id = int(choice.keyspace) if choice.keyspace else ids[0]
-    return _checked(BackupPlace(backup.store, backup.api_version, keyspace_id), "--keyspace"), backup
+    return _with_valid_keyspace(BackupPlace(backup.store, backup.api_version, keyspace_id), "--keyspace"), backup
 
 
-def _checked(place: Place, flag: str) -> Place:
+def _with_valid_keyspace(place: Place, flag: str) -> Place:
     try:
         _ = place.codec
     except UnsupportedFormat as error:
@@ -108,5 +113,47 @@ def _checked(place: Place, flag: str) -> Place:
 
 def _label(codec: KeyCodec) -> str:
     keyspace = f", keyspace {codec.keyspace_id}" if codec.keyspace_id else ""
-    below = f", below {codec.below.hex()}" if codec.below else ""
-    return f"{codec.api_version.label}{keyspace}{below}"
+    return f"{codec.api_version.label}{keyspace}"
+
+
+MOST_TASKS = 512
+"""Maximum number of tasks; neighbouring units are grouped."""
+
+
+def region_units(wanted: KeyRange, bounds: Iterable[tuple[bytes, bytes]], codec: KeyCodec) -> list[Unit]:
+    """One unit per region, given by its physical bounds, cut to the ``wanted`` range of RPC keys."""
+    regions = (KeyRange(codec.from_bound(start), codec.from_bound(end)) for start, end in bounds)
+    parts = (intersection(region, wanted) for region in regions)
+    return [Unit(UserRange(*user_range(codec, part))) for part in parts if not part.is_empty]
+
+
+def file_units(
+    wanted: KeyRange, covered: Sequence[KeyRange], files: Sequence[FileEntry], codec: KeyCodec
+) -> list[Unit]:
+    """One unit per file of a backup and per covered range without a file, cut to the ``wanted`` range.
+
+    Raises `UsageError` if the backup covers no part of it.
+    """
+    inside = [part for each in covered if not (part := intersection(each, wanted)).is_empty]
+    if not inside:
+        raise UsageError(
+            f"the backup contains no part of the requested range: it covers {', '.join(map(str, covered))}"
+        )
+    units = list(_file_parts(inside, files, codec))
+    spans = [file.key_range for file in files]
+    units += [Unit(UserRange(*user_range(codec, gap))) for part in inside for gap in gaps(part, spans)]
+    return sorted(units, key=lambda unit: unit.span)
+
+
+def tasks(units: Sequence[Unit], most: int = MOST_TASKS) -> list[tuple[Unit, ...]]:
+    """Neighbouring units put together."""
+    size = max(1, -(-len(units) // most))
+    return [tuple(units[first : first + size]) for first in range(0, len(units), size)]
+
+
+def _file_parts(inside: Iterable[KeyRange], files: Sequence[FileEntry], codec: KeyCodec) -> Iterator[Unit]:
+    for each in inside:
+        for file in files:
+            part = intersection(file.key_range, each)
+            if not part.is_empty:
+                yield Unit(UserRange(*user_range(codec, part)), file, part == file.key_range)

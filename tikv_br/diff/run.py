@@ -1,16 +1,119 @@
-"""Run a comparison from its options to its summary."""
+"""Run a comparison or a repair from its options to its summary."""
 
 from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field, replace
+from functools import partial
 
-from tikv_br.diff.options import DiffOptions
-from tikv_br.diff.steps import COMPARISON, REPAIR, DiffContext
-from tikv_br.diff.values import DifferentRange, KeyDifference, Meter
-from tikv_br.progress_events import Reporter, silent
+from formats.keys.ranges import KeyRange
+from tikv_br.backupset.backup_set import BackupSet
+from tikv_br.cluster.cluster import ClusterPool
+from tikv_br.diff import places
+from tikv_br.diff.options import BackupChoice, DiffOptions
+from tikv_br.diff.places import BackupPlace, ClusterPlace, Unit, find_backup, find_cluster
+from tikv_br.diff.task import DiffJob, RepairJob, compare_units, repair_ranges, repairs
+from tikv_br.diff.values import DifferentRange, KeyDifference, Meter, Report
+from tikv_br.errors import UsageError
+from tikv_br.progress_events import Notice, Reporter, silent
+from tikv_br.spark.executor import run_tasks
 from tikv_br.spark.session import check_master
-from tikv_br.steps import run_steps
+from tikv_br.steps import FunctionStep, run_steps
+
+
+@dataclass
+class DiffContext:
+    """State that the steps share."""
+
+    options: DiffOptions
+    reporter: Reporter = silent
+    clusters: ClusterPool = field(default_factory=ClusterPool)
+    a: ClusterPlace | BackupPlace = field(init=False)
+    b: ClusterPlace = field(init=False)
+    backup: BackupSet | None = None
+    """Side A, if it is a backup."""
+    units: list[Unit] = field(default_factory=list)
+    found: Report = field(default_factory=Report)
+    """What the comparison found."""
+    repaired: Report | None = None
+    """What was written, and what still differs; None = no repair took place."""
+    delete: bool = False
+    """Whether a repair deletes keys that only B has."""
+    session_seconds: float = 0.0
+    """Start-up time of Spark; 0 on the driver."""
+
+    @property
+    def job(self) -> DiffJob:
+        """What all tasks share."""
+        return DiffJob(self.a, self.b, self.options.keys, self.options.exact)
+
+
+def find_sides(context: DiffContext) -> None:
+    """Connect to both sides. Raises `UsageError` if they are the same."""
+    options = context.options
+    if isinstance(options.a, BackupChoice):
+        context.a, context.backup = find_backup(options.a)
+    else:
+        context.a = find_cluster(context.clusters, options.a, "--keyspace")
+    same = str(context.a.keyspace_id or "")
+    context.b = find_cluster(
+        context.clusters, replace(options.b, keyspace=options.b.keyspace or same), "--other-keyspace"
+    )
+    if isinstance(context.a, ClusterPlace):
+        clusters = [context.clusters.get(place.config) for place in (context.a, context.b)]
+        if context.a.keyspace_id == context.b.keyspace_id and clusters[0].cluster_id == clusters[1].cluster_id:
+            raise UsageError("both sides are the same keyspace of the same cluster")
+    context.reporter(Notice(f"A: {context.a}"))
+    context.reporter(Notice(f"B: {context.b}"))
+
+
+def plan_ranges(context: DiffContext) -> None:
+    """Follow the regions of a cluster, or the files of a backup."""
+    options, place = context.options, context.a
+    codec = place.codec
+    wanted = KeyRange(*codec.rpc_range(options.start, options.end))
+    if isinstance(place, ClusterPlace):
+        regions = context.clusters.get(place.config).pd.scan_regions(codec.bound(wanted.start), codec.bound(wanted.end))
+        context.units = places.region_units(wanted, ((region.start, region.end) for region in regions), codec)
+    elif context.backup is not None:
+        context.units = places.file_units(wanted, context.backup.ranges, context.backup.files, codec)
+
+
+def compare(context: DiffContext) -> None:
+    """Compare all ranges."""
+    context.session_seconds += run_tasks(
+        places.tasks(context.units),
+        partial(compare_units, context.job),
+        options=context.options.where,
+        on_result=context.found.add,
+        name_of=lambda task: str(task[0]),
+        reporter=context.reporter,
+        shared=[context.clusters],
+    )
+
+
+def repair_differences(context: DiffContext) -> None:
+    """Write the differences."""
+    context.repaired = Report()
+    context.session_seconds += run_tasks(
+        repairs(context.units, context.found.ranges),
+        partial(repair_ranges, RepairJob(context.job, context.delete)),
+        options=context.options.where,
+        on_result=context.repaired.add,
+        name_of=str,
+        reporter=context.reporter,
+        shared=[context.clusters],
+    )
+
+
+COMPARISON = (
+    FunctionStep("read both sides", find_sides),
+    FunctionStep("plan the ranges", plan_ranges),
+    FunctionStep("compare", compare),
+)
+"""The steps of a comparison, which writes nothing."""
+REPAIR = (FunctionStep("repair B", repair_differences),)
+"""The steps of a repair after a comparison."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,21 +161,22 @@ class DiffResult:
     ranges: list[DifferentRange]
     """By ascending key."""
     keys: list[KeyDifference]
-    """The first ones; no more than were asked for."""
+    """The first ones, at most `DiffOptions.keys`."""
     context: DiffContext = field(repr=False)
     """For `repair`."""
 
 
 def diff(options: DiffOptions, reporter: Reporter = silent) -> DiffResult:
-    """Compare A and B. Writes nothing; whoever calls looks at the summary's ``remaining``.
+    """Compare A and B. Writes nothing; the summary's ``remaining`` counts the differences.
 
-    Raises `UsageError` for sides that cannot be compared, and a `TikvBrError` for what kept us from comparing.
+    Raises `UsageError` for sides that cannot be compared, and the `TikvBrError` that prevented the comparison.
     """
     if options.executor == "spark":
         check_master(options.spark_master)
     began = time.monotonic()
     context = DiffContext(options, reporter)
-    timings = run_steps(COMPARISON, context, reporter)
+    with context.clusters:
+        timings = run_steps(COMPARISON, context, reporter)
     keys = sorted(context.found.keys, key=lambda difference: difference.key)
     return DiffResult(
         _summary(context, time.monotonic() - began, timings),
@@ -83,14 +187,15 @@ def diff(options: DiffOptions, reporter: Reporter = silent) -> DiffResult:
 
 
 def repair(found: DiffResult, reporter: Reporter = silent, *, delete: bool = False) -> DiffResult:
-    """Write to B what a comparison found only in A, or otherwise; with ``delete`` also remove what only B has.
+    """Write missing and different rows to B; with ``delete`` also delete keys that only B has.
 
-    Returns what was found, with a summary that tells what was written and what differs even so.
+    Returns the differences found, with a summary of what was written and what still differs.
     """
     began = time.monotonic()
     context = found.context
     context.reporter, context.delete = reporter, delete
-    timings = found.summary.step_seconds | run_steps(REPAIR, context, reporter)
+    with context.clusters:
+        timings = found.summary.step_seconds | run_steps(REPAIR, context, reporter)
     seconds = found.summary.seconds + time.monotonic() - began
     return replace(found, summary=_summary(context, seconds, timings))
 

@@ -1,4 +1,4 @@
-"""The values of a comparison: ranges of user keys, what differs, and how much was asked to find out."""
+"""The values of a comparison: ranges of user keys, differences, and numbers of requests."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields
 from typing import NamedTuple
 
 
-class Span(NamedTuple):
+class UserRange(NamedTuple):
     """User keys ``[start, end)`` of one keyspace; an empty end is no end."""
 
     start: bytes
@@ -15,7 +15,7 @@ class Span(NamedTuple):
 
 
 class Kind(enum.StrEnum):
-    """How a key differs. A is what should be, B what is compared with it."""
+    """How a key differs. A is the reference, B is compared with it."""
 
     ONLY_A = "only_a"
     ONLY_B = "only_b"
@@ -39,11 +39,11 @@ class Counts:
     only_b: int = 0
     value: int = 0
     expiring: int = 0
-    """On one side only, but about to expire, or expired by now: no difference."""
+    """On one side only, but expired or about to expire: no difference."""
 
     @property
     def total(self) -> int:
-        """All that differ."""
+        """All different keys."""
         return self.only_a + self.only_b + self.value
 
     def __add__(self, other: Counts) -> Counts:
@@ -53,13 +53,13 @@ class Counts:
 class DifferentRange(NamedTuple):
     """A small range in which something differs."""
 
-    span: Span
+    span: UserRange
     counts: Counts
 
 
 @dataclass
 class Meter:
-    """What the clusters were asked."""
+    """Number and size of requests to the clusters."""
 
     checksums: int = 0
     """RawChecksum requests."""
@@ -69,7 +69,7 @@ class Meter:
     """Bytes of keys and values in them."""
 
     def add(self, other: Meter) -> None:
-        """Count another's, too."""
+        """Add the figures of another."""
         self.checksums += other.checksums
         self.scans += other.scans
         self.scanned_bytes += other.scanned_bytes
@@ -77,12 +77,12 @@ class Meter:
 
 @dataclass
 class Report:
-    """What a task found; reports add up."""
+    """Result of a task; reports can be added."""
 
     counts: Counts = field(default_factory=Counts)
     ranges: list[DifferentRange] = field(default_factory=list)
     keys: list[KeyDifference] = field(default_factory=list)
-    """Those to be named, the first of each task."""
+    """The first different keys of each task."""
     rows: int = 0
     """Rows of B that were compared."""
     size: int = 0
@@ -94,7 +94,7 @@ class Report:
     """Keys removed from B."""
 
     def add(self, other: Report) -> None:
-        """Count another's, too."""
+        """Add the figures of another."""
         self.counts += other.counts
         self.ranges += other.ranges
         self.keys += other.keys

@@ -1,4 +1,20 @@
-"""Rehearsing a recovery end to end, in a playground made for it or in a place of a cluster that nobody uses.
+"""Rehearses a recovery end to end: backup, restore into a place of its own, verification, measurements, report.
 
-Imports the other operations' engines and formats; never the command line.
+Imports the other operations and composes them; they do not import it. In reading order:
+
+- `run`: a drill from its options to its report; the steps of each scenario
+- `options`, `objectives`: what is requested, and what was measured
+- `context`: what the steps find out for one another
+- `ledger`: what a drill makes, saved before it is made, and its removal
+- `targets`: playground, empty cluster or empty keyspace
+- `backups`: the backup to rehearse with
+- `recovery`: restore and verification
+- `damage`: the damage of the other scenarios, and whether it is detected
+- `point`: restore to a random time, and its comparison with backup and log
+- `live_source`: its comparison with the source
+- `tail`: following the source into the target
+- `cutover`: the steps of ``--tail``, and the comparison with a source that is still written to
+- `report`, `history`: the report as JSON and as a page, earlier drills and retention
+- `notify`: heartbeat, webhook, textfile and command after a drill
+- `schedule`: a line for cron, units for systemd
 """

@@ -1,31 +1,33 @@
-"""Earlier drills, as much of them as a trend, a list and the index page show."""
+"""Earlier drills, as trends, lists and the index page show them, and the removal of old ones."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, cast
 
-from tikv_br.errors import StorageObjectMissing
+from tikv_br.backupset.index import Index
+from tikv_br.backupset.prune import remove
+from tikv_br.errors import BackupDamaged, BackupNotFound, BackupSetError, StorageObjectMissing, UsageError
 from tikv_br.storage.base import ObjectStore
 
 REPORTS = "reports"
-TREND = 60
-"""Drills that a trend shows."""
-WHOLE = "lost-cluster"
+MAX_TREND = 60
+"""Drills in a trend, at most."""
+WHOLE_BACKUP = "lost-cluster"
 """The scenario whose RTO is that of the whole backup."""
 SEAL = "content_sha256"
-"""A field of each report: the hash of the others. Old backups are removed by what reports say."""
+"""A field of each report: the hash of the others. Retention removes backups by what reports say."""
 _END = b"}\n"
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Past:
-    """One drill in a line. Times in seconds, but for ``started_ms``; sizes in bytes; None = not measured."""
+class PastDrill:
+    """The figures of one drill. Times in seconds, but for ``started_ms``; sizes in bytes; None = not measured."""
 
     id: str
     verdict: str
@@ -37,17 +39,17 @@ class Past:
     keys: int
     data_bytes: int
     speed: float | None
-    """Bytes of keys and values a second, over the whole recovery; None also where a part was restored beside the rest."""
+    """Bytes of keys and values per second, over the whole recovery; None also if only a part was restored."""
     made_backup: str
     """Id of the backup that the drill made; ``""`` = none."""
 
 
-def past_of(report: Mapping[str, Any]) -> Past:
-    """The line of a report's JSON. Raises `KeyError`, `TypeError` for what is no report."""
+def past_drill_of(report: Mapping[str, Any]) -> PastDrill:
+    """The figures in a report's JSON. Raises `KeyError`, `TypeError` if it is not a report."""
     goals = {goal["name"]: goal["value"] for goal in report["goals"]}
     backup = report["backup"] or {}
     size, rto = backup.get("data_bytes", 0), goals.get("RTO")
-    return Past(
+    return PastDrill(
         id=report["id"],
         verdict=report["verdict"],
         scenario=report["scenario"],
@@ -57,31 +59,31 @@ def past_of(report: Mapping[str, Any]) -> Past:
         rto=rto,
         keys=backup.get("keys", 0),
         data_bytes=size,
-        speed=size / rto if rto and report["scenario"] == WHOLE else None,
+        speed=size / rto if rto and report["scenario"] == WHOLE_BACKUP else None,
         made_backup=backup["id"] if backup.get("made_by_drill") else "",
     )
 
 
-def read_past(home: ObjectStore) -> tuple[Past, ...]:
-    """All earlier drills, the oldest first; a report that does not read is left out, with a warning.
+def read_past_drills(home: ObjectStore) -> tuple[PastDrill, ...]:
+    """All drills that have a report, the oldest first; damaged reports are omitted with a warning.
 
-    Each report carries the lines of those before it: mostly one object is read, not one a drill.
+    Each report also has the figures of the drills before it, so that mostly one object is read.
     """
     names = sorted(info.name for info in home.list(REPORTS) if info.name.endswith(".json"))
-    known: dict[str, Past] = {}
+    known: dict[str, PastDrill] = {}
     for name in reversed(names):
-        drill = name.rpartition("/")[2].removesuffix(".json")
+        drill = _id_in(name)
         if drill in known:
             continue
         report = read_report(home, drill)
         if report is not None:
-            known |= {each.id: each for each in _lines(report, name)}
-    there = {name.rpartition("/")[2].removesuffix(".json") for name in names}
-    return tuple(sorted((each for each in known.values() if each.id in there), key=lambda each: each.started_ms))
+            known |= {each.id: each for each in _trend_of(report, name)}
+    ids = set(map(_id_in, names))
+    return tuple(sorted((each for each in known.values() if each.id in ids), key=lambda each: each.started_ms))
 
 
 def read_report(home: ObjectStore, drill: str) -> dict[str, Any] | None:
-    """The report of a drill; None when it is gone, or is not as it was written, which is warned of."""
+    """The report of a drill; None if there is none or, with a warning, if it is damaged."""
     name = f"{REPORTS}/{drill}.json"
     try:
         data = home.get(name)
@@ -89,26 +91,83 @@ def read_report(home: ObjectStore, drill: str) -> dict[str, Any] | None:
     except StorageObjectMissing:
         return None
     except (ValueError, RecursionError) as error:
-        log.warning("%s is no report: %s", name, error)
+        log.warning("%s is not a report: %s", name, error)
         return None
     whole = isinstance(found, dict) and data.endswith(_END) and sealed(found) == found
     if not whole or found.get("id") != drill:
-        log.warning("%s is damaged: it is not the report that drill %s has written", name, drill)
+        log.warning("%s is damaged: it is not the report that drill %s wrote", name, drill)
         return None
     return cast("dict[str, Any]", found)
 
 
+def find_report(home: ObjectStore, drill: str) -> dict[str, Any]:
+    """The report of the drill whose id begins so, the newest for ``""``. Raises `BackupNotFound`, `UsageError`, `BackupDamaged`."""
+    ids = [past.id for past in read_past_drills(home) if past.id.startswith(drill)]
+    if not ids:
+        what = f"no report of a drill {drill!r}" if drill else "no report of a drill"
+        raise BackupNotFound(
+            f"there is {what} in {home.location}", hint="Run `tikv-br drill list`, and check --reports."
+        )
+    if drill and len(ids) > 1:
+        raise UsageError(f"{drill!r} matches {len(ids)} drills: {', '.join(ids[:4])}")
+    report = read_report(home, ids[-1])
+    if report is None:
+        raise BackupDamaged(
+            f"{REPORTS}/{ids[-1]}.json in {home.location} is damaged: it is not what drill {ids[-1]} wrote",
+            hint="Its page, the .html beside it, may be intact. Run `tikv-br drill list` for other drills.",
+        )
+    return report
+
+
 def sealed(report: Mapping[str, Any]) -> dict[str, Any]:
-    """A report with the hash of what it says."""
-    said = {name: value for name, value in report.items() if name != SEAL}
-    canonical = json.dumps(said, sort_keys=True, separators=(",", ":"))
-    return {**said, SEAL: hashlib.sha256(canonical.encode()).hexdigest()}
+    """A report with the hash of its content."""
+    content = {name: value for name, value in report.items() if name != SEAL}
+    canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    return {**content, SEAL: hashlib.sha256(canonical.encode()).hexdigest()}
 
 
-def _lines(report: Mapping[str, Any], name: str) -> list[Past]:
-    try:
-        wanted = {field.name for field in fields(Past)}
-        return [Past(**{key: line[key] for key in wanted}) for line in report["trend"]] or [past_of(report)]
-    except (KeyError, TypeError) as error:
-        log.warning("%s is no report that this version reads: %s", name, error)
+def remove_old_drills(
+    home: ObjectStore, backups: ObjectStore, drills: Sequence[PastDrill], keep_last: int
+) -> list[str]:
+    """Remove reports, and the backups that drills made, and return what could not be removed. ``drills``: the oldest first.
+
+    The newest ``keep_last`` drills stay (0 = all), the newest that passed, and pinned backups. A backup goes before the
+    report that names it.
+    """
+    if not keep_last:
         return []
+    passed = [each.id for each in drills if each.verdict == "passed"][-1:]
+    problems = []
+    for old in drills[:-keep_last]:
+        if old.id in passed:
+            continue
+        try:
+            _remove_backup(Index(backups), old.made_backup)
+        except BackupSetError as error:
+            problems.append(f"cannot remove the backup of drill {old.id}: {error.message}")
+            log.warning(problems[-1])
+            continue
+        home.delete(f"{REPORTS}/{old.id}.html")
+        home.delete(f"{REPORTS}/{old.id}.json")
+    return problems
+
+
+def _id_in(name: str) -> str:
+    return name.rpartition("/")[2].removesuffix(".json")
+
+
+def _trend_of(report: Mapping[str, Any], name: str) -> list[PastDrill]:
+    try:
+        names = {field.name for field in fields(PastDrill)}
+        return [PastDrill(**{key: past[key] for key in names}) for past in report["trend"]] or [past_drill_of(report)]
+    except (KeyError, TypeError) as error:
+        log.warning("%s is not a report of a version that can be read: %s", name, error)
+        return []
+
+
+def _remove_backup(index: Index, backup_id: str) -> None:
+    """Remove a backup unless it is pinned or no longer in the index."""
+    found = next((each for each in index.read() if each.entry.id == backup_id), None)
+    if found is not None and not found.pinned:
+        remove(index, found.entry)
+        index.refresh()

@@ -1,63 +1,86 @@
-"""What a drill has made and not yet removed, written down before it is made: also after a kill nothing stays behind.
+"""The ledger of what a drill makes, and its removal.
 
-``ledger/<drill>.json`` in the drills' home. Whatever is removed is removed because it stands there, and for nothing else.
+Every creation is saved in ``ledger/<drill>.json`` of the drills' home before it is made, so that the next drill can remove
+what a killed one left. Nothing is removed that is not in a ledger.
 """
 
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, replace
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 from formats.api_version import ApiVersion
 from formats.checksum import Checksum
-from tikv_br.backupset import sealed_json
-from tikv_br.backupset.coverage import KeyRange
-from tikv_br.errors import BackupDamaged
+from formats.keys.ranges import KeyRange
+from tikv_br.backup.run import abort_backup
+from tikv_br.backupset import records
+from tikv_br.cluster.config import ClusterConfig
+from tikv_br.errors import BackupDamaged, BackupPathInUse, DrillRemains, LeaseHeld, TikvBrError
 from tikv_br.storage.base import ObjectStore
+from tikv_br.storage.open import open_store
+from tikv_br.storage.url import StorageLocation
 
 FOLDER = "ledger"
-BY_HAND = (
-    "Nothing was removed. Look for what that drill has left (docs/drill.md says what drills make), remove that by hand, "
-    "then the page."
+COPIES = "copies"
+"""Folder of the drills' home for copies of backups and the state of a drill's restore and sync."""
+DAMAGED_HINT = (
+    "Nothing was removed. Remove by hand what that drill left (docs/drill.md lists what drills make), then delete the "
+    "ledger file."
 )
+log = logging.getLogger(__name__)
 
 
 class Kind(enum.StrEnum):
-    """What can be made."""
+    """What a drill makes."""
 
     PLAYGROUND = "playground"
-    """A folder of this machine with a playground in it."""
-    KEYS = "keys"
-    """Rows in a cluster that is not the drill's."""
+    """A directory of this machine with a playground in it."""
+    ROWS = "rows"
+    """Rows in an empty cluster or keyspace that the drill owns until they are removed."""
     COPY = "copy"
-    """A folder of the drills' home: a copy of a backup, and what else a drill writes down for itself."""
+    """A folder of the drills' home: a copy of a backup, and the state of the drill's restore and sync."""
     BACKUP = "backup"
     """A backup of the source, until it is complete."""
     MADE_BACKUP = "made backup"
-    """A complete backup, until a report says whose it is. It is not removed, but by the rule for old drills."""
-    TAIL = "tail"
-    """The safe point of a sync."""
-    CANARY = "canary"
-    """A key of the source that a drill writes."""
+    """A complete backup, until a report names it. Only retention removes it."""
+    SAFE_POINT = "safe point"
+    """The safe point of a sync at the source."""
+    OLD_KEYS = "keys"
+    """In older ledgers: `ROWS`, or rows below a prefix, which drills no longer write."""
+    OLD_TAIL = "tail"
+    """In older ledgers: `SAFE_POINT`."""
+    OLD_CANARY = "canary"
+    """In older ledgers: a key of the source, which drills no longer write."""
 
 
 @dataclass(frozen=True, slots=True)
-class Scratch:
-    """Keys of a cluster that were nobody's when a drill began."""
+class OwnedRows:
+    """Where a drill puts rows: ranges that were empty when the drill took them."""
+
+    cluster_id: int
+    api_version: ApiVersion
+    keyspace: int | None
+    """The keyspace that the drill owns; None = the drill owns the whole cluster."""
+    ranges: tuple[KeyRange, ...]
+    """RPC keys: what the drill writes, and what is removed."""
+
+
+@dataclass(frozen=True, slots=True)
+class OldKeys:
+    """The rows of `Kind.OLD_KEYS`."""
 
     cluster_id: int
     pd: tuple[str, ...]
     tls: tuple[str, ...]
-    """Paths of the CA's file, our certificate's and its key's; none = no TLS."""
     api_version: ApiVersion
     claims: tuple[KeyRange, ...]
-    """RPC keys."""
     keyspace: int | None
     prefix: bytes
     backup: str
-    """URL of the backup whose rows they get, without credentials."""
     proven: Checksum | None
-    """Of all that is there, once it was proven to be the backup's rows and nothing else."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,31 +89,33 @@ class Creation:
 
     kind: Kind
     place: str
-    """A folder of the machine, a folder of the drills' home, a URL, or words."""
+    """A directory of the machine, a folder of the drills' home, a URL, or a description."""
     host: str = ""
-    """The machine that a folder is of."""
-    scratch: Scratch | None = None
-    """Of `Kind.KEYS`."""
+    """The machine that a directory is on."""
+    rows: OwnedRows | None = field(default=None, metadata=records.LATER)
+    """Of `Kind.ROWS`."""
+    scratch: OldKeys | None = field(default=None, metadata=records.LATER)
+    """Of `Kind.OLD_KEYS`."""
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
-    """A drill's page of the ledger."""
+class LedgerEntry:
+    """The content of a ledger file."""
 
     drill: str
     creations: tuple[Creation, ...]
 
 
 class Ledger:
-    """The page of one drill. Every method may raise `StorageError`."""
+    """The ledger of one drill. Every method may raise `StorageError`."""
 
     def __init__(self, store: ObjectStore, drill: str, creations: tuple[Creation, ...] = ()) -> None:
         self._store = store
-        self._entry = Entry(drill, creations)
+        self._entry = LedgerEntry(drill, creations)
 
     @property
     def drill(self) -> str:
-        """Whose page it is."""
+        """The id of the drill."""
         return self._entry.drill
 
     @property
@@ -98,45 +123,153 @@ class Ledger:
         """What was made, or was about to be; the newest last."""
         return self._entry.creations
 
-    def note(self, creation: Creation) -> None:
-        """Write down what is about to be made; once, however often it is said."""
+    def add(self, creation: Creation) -> None:
+        """Save what is about to be made. Idempotent."""
         if creation not in self.creations:
-            self._write(replace(self._entry, creations=(*self.creations, creation)))
+            self._save(replace(self._entry, creations=(*self.creations, creation)))
 
     def change(self, creation: Creation, now: Creation) -> None:
-        """Write down what has become of it."""
+        """Save what a creation has become."""
         creations = tuple(now if each == creation else each for each in self.creations)
-        self._write(replace(self._entry, creations=creations))
+        self._save(replace(self._entry, creations=creations))
 
-    def forget(self, creation: Creation) -> None:
-        """Write down that it is no more."""
-        self._write(replace(self._entry, creations=tuple(each for each in self.creations if each != creation)))
+    def remove(self, creation: Creation) -> None:
+        """Save that a creation is gone. The file goes with the last one."""
+        self._save(replace(self._entry, creations=tuple(each for each in self.creations if each != creation)))
 
-    def _write(self, entry: Entry) -> None:
+    def remove_finished_backup(self) -> None:
+        """Remove the drill's complete backup from the ledger once a report names it."""
+        for creation in self.creations:
+            if creation.kind is Kind.MADE_BACKUP:
+                self.remove(creation)
+
+    def _save(self, entry: LedgerEntry) -> None:
         name = _name(entry.drill)
         if entry.creations:
-            self._store.put(name, sealed_json.dump(entry))
+            self._store.put(name, records.dump(entry))
         else:
             self._store.delete(name)
         self._entry = entry
 
 
-def left_behind(store: ObjectStore) -> list[Ledger]:
-    """The pages of drills that were broken off. Raises `BackupDamaged` when one does not read, `StorageError`."""
+def read_ledgers(store: ObjectStore) -> list[Ledger]:
+    """The ledgers of drills that did not remove everything. Raises `BackupDamaged` for a damaged one, `StorageError`."""
     try:
         entries = [_read(store, name) for name in sorted(info.name for info in store.list(FOLDER))]
     except BackupDamaged as error:
-        error.hint = BY_HAND
+        error.hint = DAMAGED_HINT
         raise
     return [Ledger(store, entry.drill, entry.creations) for entry in entries]
+
+
+class Remover(Protocol):
+    """Removes one kind of creation."""
+
+    def remove(self, creation: Creation, drill: str) -> None:
+        """Remove it, also if it is incomplete. Idempotent. Raises `DrillRemains` for what is not the drill's own."""
+
+
+class Cleaner:
+    """Removes what is in the ledger and nothing else."""
+
+    def __init__(self, home: ObjectStore, removers: Mapping[Kind, Remover]) -> None:
+        self._home = home
+        self._removers = removers
+
+    def clean(self, ledger: Ledger) -> None:
+        """Remove all that a drill has made, the newest first.
+
+        What cannot be removed stays in the ledger and does not keep the rest from being removed. Raises the first
+        `TikvBrError` at the end.
+        """
+        problems: list[TikvBrError] = []
+        for creation in ledger.creations[::-1]:
+            if creation.kind is Kind.MADE_BACKUP:
+                continue
+            try:
+                self._remove(creation, ledger.drill)
+                ledger.remove(creation)
+            except TikvBrError as error:
+                log.warning("cannot remove the %s of drill %s: %s", creation.kind.value, ledger.drill, error.message)
+                problems.append(error)
+        if problems:
+            raise problems[0]
+
+    def clean_earlier(self) -> list[str]:
+        """Remove what interrupted drills left, and return a message for each drill of which something remains."""
+        problems = []
+        for ledger in read_ledgers(self._home):
+            try:
+                self.clean(ledger)
+                ledger.remove_finished_backup()
+            except TikvBrError as error:
+                problems.append(f"cannot remove all that drill {ledger.drill} left: {error.message}")
+                log.warning(problems[-1])
+        return problems
+
+    def _remove(self, creation: Creation, drill: str) -> None:
+        if creation.kind is Kind.COPY:
+            self._remove_copy(creation, drill)
+        elif creation.kind in self._removers:
+            self._removers[creation.kind].remove(creation, drill)
+        else:
+            raise DrillRemains(
+                f"this command cannot remove the {creation.kind.value} at {creation.place}",
+                hint=f"Remove it by hand, then delete {_name(drill)} below --reports.",
+            )
+
+    def _remove_copy(self, creation: Creation, drill: str) -> None:
+        if creation.place != f"{COPIES}/{drill}":
+            raise DrillRemains(f"{creation.place} is not the folder for copies of drill {drill}")
+        for info in list(self._home.list(creation.place)):
+            self._home.delete(info.name)
+        self._home.sweep(COPIES, deep=True)
+
+
+@dataclass(frozen=True, slots=True)
+class BackupRemover:
+    """Removes incomplete backups of drills. A complete one stays: it is a backup like any other."""
+
+    backups: StorageLocation
+    cluster: ClusterConfig | None
+    """Where the backup's safe point is released; None = it expires."""
+
+    def remove(self, creation: Creation, drill: str) -> None:
+        """Remove the backup unless it is complete. Raises `DrillRemains` for another place, `LeaseHeld`."""
+        place = self.backups.child(backup_path(drill))
+        if creation.place != place.redacted():
+            raise DrillRemains(f"the unfinished backup at {creation.place} is not in {self.backups}")
+        try:
+            abort_backup(place, self.cluster)
+        except LeaseHeld:
+            raise
+        except BackupPathInUse:
+            return
+        open_store(place).sweep(deep=True)  # the drill made the folder itself
+
+
+def backup_path(drill: str) -> str:
+    """The folder of a drill's backup, below that of all backups."""
+    return f"drill-{drill}"
 
 
 def _name(drill: str) -> str:
     return f"{FOLDER}/{drill}.json"
 
 
-def _read(store: ObjectStore, name: str) -> Entry:
-    entry = sealed_json.load(Entry, store.get(name), name)
-    if name != _name(entry.drill):  # to clean up by it would delete the other's page
-        raise BackupDamaged(f"{name} is damaged: it holds the page of drill {entry.drill}")
-    return entry
+def _read(store: ObjectStore, name: str) -> LedgerEntry:
+    entry = records.load(LedgerEntry, store.get(name), name)
+    if name != _name(entry.drill):  # a cleanup by it would delete the other drill's ledger
+        raise BackupDamaged(f"{name} is damaged: it is the ledger of drill {entry.drill}")
+    return replace(entry, creations=tuple(map(_converted, entry.creations)))
+
+
+def _converted(creation: Creation) -> Creation:
+    """A creation of an older ledger as it is saved now. What drills no longer make stays as it is, and is not removed."""
+    old = creation.scratch
+    if creation.kind is Kind.OLD_TAIL:
+        return replace(creation, kind=Kind.SAFE_POINT)
+    if creation.kind is Kind.OLD_KEYS and old is not None and not old.prefix:
+        rows = OwnedRows(old.cluster_id, old.api_version, old.keyspace, old.claims)
+        return Creation(Kind.ROWS, creation.place, rows=rows)
+    return creation

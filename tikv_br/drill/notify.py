@@ -1,4 +1,4 @@
-"""Tells others how a drill ended: heartbeat, webhook, textfile for Prometheus, command. What fails in it is a warning."""
+"""Notifies others of the end of a drill: heartbeat, webhook, textfile for Prometheus, command. Failures are warnings."""
 
 from __future__ import annotations
 
@@ -15,43 +15,43 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from tikv_br.drill.hooks import Hooks
+from tikv_br.drill.options import Hooks
 from tikv_br.drill.report import DrillReport
 from tikv_br.errors import ObjectivesMissed
 from tikv_br.report.facts import Verdict
-from tikv_br.storage.secret import SecretText
+from tikv_br.storage.crypter import SecretText
 
 PATIENCE = 20.0
-"""Seconds that a server may be silent; twice as many for all of a request."""
-NO_ANSWER = "no answer in time"
+"""Seconds that a server may be silent; twice as many for the whole request."""
+NO_ANSWER = "timeout"
 COMMAND_SECONDS = 300.0
 METRIC = "tikv_br_drill"
 log = logging.getLogger(__name__)
 
 
-def tell(hooks: Hooks, report: DrillReport, page: str) -> list[str]:
-    """Tell everybody, and return what did not work; one that fails keeps nothing from the others. ``page`` is its URL."""
+def notify(hooks: Hooks, report: DrillReport, page: str) -> list[str]:
+    """Run all hooks and return what failed; a failed one does not affect the others. ``page`` is the URL of the report."""
     summary = asdict(summarize(report, page))
-    asked: list[tuple[str, bool, Callable[[], None]]] = [
+    actions: list[tuple[str, bool, Callable[[], None]]] = [
         ("the textfile", bool(hooks.textfile), lambda: _write_textfile(hooks.textfile, report)),
-        ("the webhook", bool(hooks.webhook), lambda: _post(hooks.webhook, summary)),
-        ("the heartbeat", bool(hooks.heartbeat) and report.verdict is Verdict.PASSED, lambda: _get(hooks.heartbeat)),
+        ("the webhook", bool(hooks.webhook), lambda: _send(hooks.webhook, summary)),
+        ("the heartbeat", bool(hooks.heartbeat) and report.verdict is Verdict.PASSED, lambda: _send(hooks.heartbeat)),
         ("the command", bool(hooks.command), lambda: _run(hooks.command, summary)),
     ]
     problems = []
-    for name, wanted, act in asked:
+    for name, enabled, act in actions:
         try:
-            if wanted:
+            if enabled:
                 act()
         except (OSError, ValueError, http.client.HTTPException, subprocess.SubprocessError) as error:
-            problems.append(f"{name} did not work: {_reason(error)}")
+            problems.append(f"{name} failed: {_reason(error)}")
             log.warning(problems[-1])
     return problems
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """A drill in a line, for whoever is told. Times in seconds, sizes in bytes; None = not measured."""
+    """The figures of a drill, for hooks and for ``drill run``. Times in seconds, sizes in bytes; None = not measured."""
 
     id: str
     verdict: str
@@ -63,20 +63,22 @@ class Summary:
     rto: float | None
     cut_over: float | None
     keys: int | None
-    """Proven after the restore."""
+    """Counted after the restore."""
+    restore_ts: int | None
+    """The time that was restored; None = the drill's scenario has none, or it failed before."""
     data_bytes: int
     backup: str
-    """URL of the backup that was rehearsed; ``""`` = it did not come to that."""
+    """URL of the backup; ``""`` = the drill failed before it had one."""
     missed: tuple[str, ...]
     """Objectives."""
     message: str
-    """What went wrong; ``""`` = nothing."""
+    """Of the failure; ``""`` = none."""
     page: str
-    """URL of the report's page; the JSON lies beside it. ``""`` = it could not be written."""
+    """URL of the report's page; the JSON is beside it. ``""`` = it could not be written."""
 
 
 def summarize(report: DrillReport, page: str) -> Summary:
-    """The line of a report whose page lies at a URL."""
+    """The figures of a report; ``page`` is the URL of its page."""
     backup, trouble, keys = report.backup, report.trouble, report.value("keys")
     return Summary(
         id=report.id,
@@ -89,6 +91,7 @@ def summarize(report: DrillReport, page: str) -> Summary:
         rto=report.value("RTO"),
         cut_over=report.value("cut-over"),
         keys=None if keys is None else int(keys),
+        restore_ts=report.point.restore_ts if report.point else None,
         data_bytes=backup.data_bytes if backup else 0,
         backup=backup.place if backup else "",
         missed=tuple(goal.name for goal in report.goals if not goal.met),
@@ -98,7 +101,7 @@ def summarize(report: DrillReport, page: str) -> Summary:
 
 
 def _exit_code(report: DrillReport) -> int:
-    """That of the command."""
+    """The exit code of ``drill run``."""
     if report.trouble is not None:
         return report.trouble.exit_code
     return ObjectivesMissed.exit_code if report.verdict is Verdict.MISSED else 0
@@ -113,44 +116,26 @@ def _write_textfile(path: str, report: DrillReport) -> None:
         if value is not None:
             Gauge(f"{METRIC}_{name}", text, ("scenario",), registry=registry).labels(report.scenario).set(value)
 
-    gauge("success", "Whether the last drill has passed.", float(report.verdict is Verdict.PASSED))
-    gauge("end_timestamp_seconds", "When it ended.", report.started_ms / 1000 + report.seconds)
-    gauge("duration_seconds", "How long it took.", report.seconds)
-    gauge("rpo_seconds", "How much of the last writes would have been lost.", report.value("RPO"))
-    gauge("rto_seconds", "How long the recovery took.", report.value("RTO"))
-    gauge("cut_over_seconds", "How long nobody could have written when clients move over.", report.value("cut-over"))
-    gauge("keys", "Keys that were proven after it.", report.value("keys"))
-    gauge(
-        "last_success_timestamp_seconds",
-        "When the last drill of the scenario that passed ended.",
-        _last_success(report),
-    )
+    gauge("success", "Whether the last drill passed.", float(report.verdict is Verdict.PASSED))
+    gauge("end_timestamp_seconds", "When the last drill ended.", report.started_ms / 1000 + report.seconds)
+    gauge("duration_seconds", "How long the last drill took.", report.seconds)
+    gauge("rpo_seconds", "Recovery point: how much of the last writes would have been lost.", report.value("RPO"))
+    gauge("rto_seconds", "Recovery time: how long restore and verification took.", report.value("RTO"))
+    gauge("cut_over_seconds", "How long clients could not have written during the cut-over.", report.value("cut-over"))
+    gauge("keys", "Keys counted after the restore.", report.value("keys"))
+    passed = [each for each in report.trend if each.verdict == Verdict.PASSED and each.scenario == report.scenario]
+    last_success = max((each.started_ms / 1000 + each.seconds for each in passed), default=None)
+    gauge("last_success_timestamp_seconds", "When the last drill of the scenario that passed ended.", last_success)
     if Path(path).exists() and not Path(path).is_file():
-        raise FileExistsError(errno.EEXIST, "it is no file", path)
+        raise FileExistsError(errno.EEXIST, "not a file", path)
     write_to_textfile(path, registry)
 
 
-def _last_success(report: DrillReport) -> float | None:
-    """By this drill and those before it; None where no report of one is left."""
-    passed = [each for each in report.trend if each.verdict == Verdict.PASSED and each.scenario == report.scenario]
-    return max((each.started_ms / 1000 + each.seconds for each in passed), default=None)
-
-
-def _post(url: SecretText, body: Mapping[str, object]) -> None:
-    data = json.dumps(body).encode()
-    _ask(
-        urllib.request.Request(  # noqa: S310 - the scheme was checked
-            url.reveal(), data, {"Content-Type": "application/json"}, method="POST"
-        )
-    )
-
-
-def _get(url: SecretText) -> None:
-    _ask(urllib.request.Request(url.reveal()))  # noqa: S310 - the scheme was checked
-
-
-def _ask(request: urllib.request.Request) -> None:
-    """Send it, and want an answer in time; a server that sends a byte now and then does not hold us longer."""
+def _send(url: SecretText, body: Mapping[str, object] | None = None) -> None:
+    """POST a body as JSON, or GET without one. The whole request has a deadline: a server may send a byte now and then."""
+    data = None if body is None else json.dumps(body).encode()
+    headers = {} if body is None else {"Content-Type": "application/json"}
+    request = urllib.request.Request(url.reveal(), data, headers)  # noqa: S310 - the scheme was checked
     failed: list[Exception] = []
 
     def send() -> None:
@@ -170,26 +155,26 @@ def _ask(request: urllib.request.Request) -> None:
 
 
 def _run(command: tuple[str, ...], body: Mapping[str, object]) -> None:
-    said = {f"TIKV_BR_DRILL_{name.upper()}": _text(value) for name, value in body.items()}
+    figures = {f"TIKV_BR_DRILL_{name.upper()}": _text(value) for name, value in body.items()}
     subprocess.run(
         command,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
-        env={**os.environ, **said},
+        env={**os.environ, **figures},
         timeout=COMMAND_SECONDS,
         check=True,
     )
 
 
 def _text(value: object) -> str:
-    """As it stands in the environment: nothing for what was not measured."""
+    """As an environment variable; empty if not measured."""
     if isinstance(value, tuple):
         return ", ".join(value)
     return "" if value is None else str(value)
 
 
 def _reason(error: Exception) -> str:
-    """Why, without the URL or the arguments, which may hold secrets."""
+    """The reason, without the URL or the arguments, which may contain secrets."""
     match error:
         case urllib.error.HTTPError():
             return f"HTTP status {error.code}"
@@ -200,7 +185,7 @@ def _reason(error: Exception) -> str:
         case subprocess.CalledProcessError():
             return f"exit code {error.returncode}"
         case subprocess.TimeoutExpired():
-            return f"it did not end within {error.timeout:g} s"
+            return f"timeout after {error.timeout:g} s"
         case OSError():
             return error.strerror or type(error).__name__
         case _:

@@ -1,102 +1,177 @@
-"""What a drill is asked to do."""
+"""The options of a drill."""
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Mapping
+import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import urlsplit
 
+from incremental.feed.feed import FeedOptions
+from tikv_br.archive.log import LogSource
 from tikv_br.backup.options import BackupOptions
 from tikv_br.cluster.config import ClusterConfig
-from tikv_br.drill.cleaning import Remover
-from tikv_br.drill.goals import Objectives
-from tikv_br.drill.hooks import Hooks
-from tikv_br.drill.ledger import Kind
-from tikv_br.drill.scratch import ClusterTarget
-from tikv_br.drill.tail import TailOptions
-from tikv_br.drill.target import Target
+from tikv_br.drill.ledger import Kind, Remover
+from tikv_br.drill.objectives import Objectives
+from tikv_br.drill.targets import ClusterTarget, Target
 from tikv_br.errors import UsageError
-from tikv_br.storage.url import StorageLocation, parse
+from tikv_br.storage.crypter import SecretText
+from tikv_br.storage.url import StorageLocation
 
 
 class Scenario(enum.StrEnum):
-    """What is taken to have happened."""
+    """The incident that a drill rehearses."""
 
     LOST_CLUSTER = "lost-cluster"
-    """The source is gone: all of the backup is restored, and the source is asked nothing any more."""
+    """The source is lost: the whole backup is restored, without the source."""
     DELETED_RANGE = "deleted-range"
-    """A range of keys was deleted: it alone is restored, into a cluster that has all the rest."""
+    """A range of keys was deleted: it alone is restored, into a cluster that has the rest."""
     CORRUPT_BACKUP = "corrupt-backup"
-    """A copy of the backup is damaged: the drill passes only if both `verify` and `restore` find that."""
+    """A copy of the backup is damaged: the drill passes only if both `verify` and `restore` detect it."""
     STALE_SAFE_POINT = "stale-safe-point"
     """GC has passed the backup: the drill passes only if a sync from it is refused."""
+    POINT_IN_TIME = "point-in-time"
+    """Wrong rows were written: those of an earlier time are restored, from a backup and a log."""
+
+
+@dataclass(frozen=True, slots=True)
+class PointChoice:
+    """The time that `Scenario.POINT_IN_TIME` restores."""
+
+    log: LogSource
+    ts: int | None = None
+    """A timestamp, 0 = the last one possible; None = a random one."""
+    seconds: float = 6 * 3600.0
+    """A random time is at most so long before the last one possible."""
+    compare_source: bool = False
+    """Whether to compare the restored rows with those of the source, too."""
+
+
+@dataclass(frozen=True, slots=True)
+class TailOptions:
+    """How the source is followed after the restore. Times in seconds."""
+
+    seconds: float
+    """How long, before the cut-over."""
+    lag: float = 10.0
+    """The largest lag at which the cut-over starts."""
+    patience: float = 300.0
+    """How long to wait for that lag, and for each state of the cut-over."""
+    scratch: Path = field(default_factory=lambda: Path(tempfile.gettempdir()))
+    """A directory of this machine for what does not fit into memory; it is empty again at the end."""
+    feed: FeedOptions = field(default_factory=FeedOptions)
+    """Of the change feed, with a source of API V2."""
+    interval: float = 5.0
+    """From the start of one comparing pass to that of the next, with a source of API V1 or V1TTL."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hooks:
+    """What is notified at the end of a drill; empty = nothing. URLs may contain secrets and are never shown."""
+
+    heartbeat: SecretText = field(default_factory=SecretText)
+    """Requested after a drill that passed, and only then: a missing request is the alarm."""
+    webhook: SecretText = field(default_factory=SecretText)
+    """Receives the verdict and figures of every drill, as JSON."""
+    textfile: str = ""
+    """For node_exporter's textfile collector; replaced as a whole."""
+    command: tuple[str, ...] = ()
+    """Program and arguments, run without a shell, with the figures in its environment."""
+
+    def check(self) -> None:
+        """Raise `UsageError` for a hook that cannot work."""
+        for flag, url in (("--heartbeat-url", self.heartbeat), ("--webhook-url", self.webhook)):
+            if url and not _is_url(url.reveal()):
+                raise UsageError(f"{flag} must be an http:// or https:// URL")
+        if self.textfile and not Path(self.textfile).absolute().parent.is_dir():
+            raise UsageError(f"--textfile: the directory of {self.textfile} does not exist")
 
 
 @dataclass(frozen=True, slots=True)
 class DrillOptions:
-    """One drill. Keys are user keys; an empty end is no end."""
+    """One drill. Keys are user keys; an empty end means no end."""
 
     backups: StorageLocation
-    """The folder that the backups lie in, with an index."""
+    """The folder of the backups and their index."""
     home: StorageLocation
-    """Where drills keep their reports, and what they have made and not yet removed."""
+    """The folder for reports and the ledgers of what drills have made and not yet removed."""
     target: Target
     backup: BackupOptions | None = None
-    """How to back up first: its storage is set by the drill. None = one that is there is rehearsed."""
+    """How to make a backup first; the drill sets its storage. None = an existing one is used."""
     existing: StorageLocation | None = None
-    """Which one; None = the newest of the folder."""
-    locate: Callable[[str], StorageLocation] = parse
-    """From the URL of a backup, without credentials, to its place."""
+    """The existing backup to use; None = the newest of the folder."""
     removers: Mapping[Kind, Remover] = field(default_factory=dict)
-    """How to remove what drills to any target have left."""
+    """How to remove what drills to other kinds of targets left."""
     scenario: Scenario = Scenario.LOST_CLUSTER
     objectives: Objectives = field(default_factory=Objectives)
     start: bytes = b""
     end: bytes = b""
     """The range of `Scenario.DELETED_RANGE`."""
-    seed: int = 0
-    """Which byte of which file `Scenario.CORRUPT_BACKUP` damages."""
+    seed: int | None = None
+    """Selects the byte that `Scenario.CORRUPT_BACKUP` changes (None = 0), and the time of `Scenario.POINT_IN_TIME` (None = any)."""
+    point: PointChoice | None = None
+    """Of `Scenario.POINT_IN_TIME`."""
     keep_last: int = 0
-    """Drills whose reports, and the backups that they made, stay; 0 = all."""
-
+    """How many drills to keep, with their reports and the backups they made; 0 = all."""
     source: ClusterConfig | None = None
-    """The cluster that is backed up, or was: what earlier drills have left there is removed, and a tail follows it."""
+    """The cluster that is, or was, backed up."""
     tail: TailOptions | None = None
-    """How the source is followed after the restore; None = it is not."""
+    """None = the source is not followed."""
     hooks: Hooks = field(default_factory=Hooks)
 
     def check(self) -> None:
         """Raise `UsageError` for what is wrong whatever the clusters are."""
         has_range = bool(self.start or self.end)
         if has_range != (self.scenario is Scenario.DELETED_RANGE):
-            raise UsageError("--start and --end are the range of --scenario deleted-range, which needs one of them")
-        asked = self.objectives
+            raise UsageError("--scenario deleted-range needs --start or --end, and no other scenario takes them")
+        limits = self.objectives
         recovers = self.scenario not in {Scenario.CORRUPT_BACKUP, Scenario.STALE_SAFE_POINT}
-        if not recovers and (asked.rpo, asked.rto, asked.min_keys) != (None, None, None):
+        if not recovers and (limits.rpo, limits.rto, limits.min_keys) != (None, None, None):
             raise UsageError(
-                f"--rpo, --rto and --min-keys are measured by a restore: --scenario {self.scenario.value} has none",
-                hint="Give the drills of that scenario a config file of their own.",
+                f"--scenario {self.scenario.value} restores nothing, so it cannot measure --rpo, --rto or --min-keys",
+                hint="Use a config file of its own for drills of that scenario.",
             )
         if self.scenario is Scenario.STALE_SAFE_POINT and isinstance(self.target, ClusterTarget):
             raise UsageError(
-                "--scenario stale-safe-point moves GC's safe point, and is for the playground only",
-                hint="Leave out --target-pd, --target-keyspace and --target-prefix.",
+                "--scenario stale-safe-point advances GC's safe point and runs on a playground only",
+                hint="Omit --target-pd and --target-keyspace.",
             )
+        self._check_point()
         self._check_tail()
         if self.existing is not None and self.backup is not None:
-            raise UsageError("a backup that is there is rehearsed, or one is made: not both")
+            raise UsageError("a drill uses an existing backup or makes one, not both")
         self.hooks.check()
         if self.keep_last < 0:
             raise UsageError("--keep-last cannot be negative")
         if self.backups.redacted() == self.home.redacted():
-            raise UsageError("--reports must be another folder than that of the backups")
+            raise UsageError("--reports and --storage must be different folders")
+
+    def _check_point(self) -> None:
+        if (self.scenario is Scenario.POINT_IN_TIME) != (self.point is not None):
+            raise UsageError("--scenario point-in-time needs --log, and no other scenario takes it")
+        if self.point is not None and self.backup is not None:
+            raise UsageError(
+                "--scenario point-in-time restores an existing backup: the log has no changes since one that is made now",
+                hint="Pass --backup newest, or the URL of a backup.",
+            )
 
     def _check_tail(self) -> None:
         if self.tail is None:
             if self.objectives.cut_over is not None:
-                raise UsageError("--cut-over is measured at the end of a --tail, and there is none")
+                raise UsageError("--cut-over needs --tail, which measures it")
             return
         if self.source is None:
-            raise UsageError("--tail follows the cluster of --pd, and none is named")
+            raise UsageError("--tail needs --pd, the cluster to follow")
         if self.scenario is not Scenario.LOST_CLUSTER:
-            raise UsageError("--tail follows the source into a restored cluster: it belongs to --scenario lost-cluster")
+            raise UsageError("--tail needs --scenario lost-cluster")
+
+
+def _is_url(text: str) -> bool:
+    """Whether it can be requested; its text is never in a message."""
+    try:
+        parts = urlsplit(text)
+    except ValueError:
+        return False
+    return parts.scheme in {"http", "https"} and bool(parts.hostname) and text.isprintable() and " " not in text

@@ -1,50 +1,53 @@
-"""Run a drill from its options to its report, and whatever befalls it, clean up, report and tell."""
+"""A drill from its options to its report: the steps of each scenario, and what follows them whatever happens."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from typing import Generic, TypeVar
 
 from tikv_br import run_id
 from tikv_br.backupset import lease
 from tikv_br.backupset.lease import PathLease
-from tikv_br.drill import cut_over
-from tikv_br.drill.assemble import assemble
-from tikv_br.drill.canary import CanaryRemover
-from tikv_br.drill.cleaning import Cleaner, Remover, forget_backup
+from tikv_br.cluster.cluster import ClusterPool
+from tikv_br.drill import backups, cutover, damage, point, recovery
 from tikv_br.drill.context import DrillContext
-from tikv_br.drill.goals import Goal
-from tikv_br.drill.held import held
-from tikv_br.drill.history import REPORTS, TREND, Past, read_past
-from tikv_br.drill.ledger import Kind, Ledger
-from tikv_br.drill.notify import tell
-from tikv_br.drill.options import DrillOptions
-from tikv_br.drill.page import write_index, write_page
-from tikv_br.drill.report import DrillReport, page_url, write_json
-from tikv_br.drill.retention import remove_old
-from tikv_br.drill.scratch import ScratchRemover
-from tikv_br.drill.steps import drill_steps
-from tikv_br.drill.unfinished import UnfinishedBackup
-from tikv_br.errors import BackupDamaged, LeaseHeld, ObjectivesMissed, StorageError, TikvBrError
+from tikv_br.drill.history import MAX_TREND, REPORTS, PastDrill, read_past_drills, remove_old_drills
+from tikv_br.drill.ledger import BackupRemover, Cleaner, Kind, Ledger, Remover, read_ledgers
+from tikv_br.drill.notify import notify
+from tikv_br.drill.objectives import Goal
+from tikv_br.drill.options import DrillOptions, Scenario
+from tikv_br.drill.report import (
+    DrillReport,
+    make_report,
+    make_report_of_killed,
+    page_url,
+    write_index,
+    write_json,
+    write_page,
+)
+from tikv_br.drill.tail import SafePointRemover
+from tikv_br.drill.targets import ClusterTarget, OwnedRowsRemover
+from tikv_br.errors import BackupDamaged, LeaseHeld, LeaseLost, ObjectivesMissed, StorageError, TikvBrError
 from tikv_br.progress_events import Notice, Reporter, silent
-from tikv_br.report.facts import Verdict
-from tikv_br.report.figures import figure
+from tikv_br.report.facts import Verdict, figure
 from tikv_br.report.recorder import Recorder
-from tikv_br.steps import Line, Step, run_steps
+from tikv_br.steps import FunctionStep, Step, run_steps
 from tikv_br.storage.base import ObjectStore
 from tikv_br.storage.open import open_store
 
-HELD = "Another drill with the same --reports is at work; one that was killed on another machine counts for up to 40 s."
-WRITE, TELL = "write the report", "tell"
-"""Two of the steps after a drill's own."""
+C = TypeVar("C")
+LOCKED_HINT = "Another drill with the same --reports is running. The lock of a killed one expires within 40 s, on S3 within 100 s."
+WRITE_REPORT, NOTIFY = "write the report", "notify"
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class _Ending:
-    """The report, for the steps that hand it on."""
+class ReportContext:
+    """What the steps after the drill's own work on."""
 
     options: DrillOptions
     home: ObjectStore
@@ -53,151 +56,267 @@ class _Ending:
     ledger: Ledger
 
 
-def drill(options: DrillOptions, reporter: Reporter = silent) -> DrillReport:
-    """Run a drill. Returns only for one that has passed; else raises what failed, or `ObjectivesMissed`.
+@dataclass(frozen=True, slots=True)
+class LeasedStep(Generic[C]):
+    """A step that runs only while the lease is held: another drill removes what this one made once it is lost."""
 
-    The report is written in either case, but for `LeaseLost`: then another drill is at work with the same home, cleans up
-    after this one and reports it. Raises `LeaseHeld` while another one runs.
+    step: Step[C]
+    lease: PathLease
+
+    @property
+    def name(self) -> str:
+        """The name of the step."""
+        return self.step.name
+
+    def run(self, context: C) -> None:
+        """Run the step. Raises `LeaseLost`."""
+        self.lease.confirm()
+        self.step.run(context)
+
+    def undo(self, context: C) -> bool:
+        """Undo the step unless the lease is lost. If the storage does not answer, the last known state counts."""
+        with contextlib.suppress(LeaseLost, StorageError):
+            self.lease.confirm()
+        return self.lease.lost is None and self.step.undo(context)
+
+
+def drill(options: DrillOptions, reporter: Reporter = silent) -> DrillReport:
+    """Run a drill. Returns the report of one that passed; otherwise raises what failed, or `ObjectivesMissed`.
+
+    A report is written in either case, except after `LeaseLost`: then another drill uses the same home, cleans up after
+    this one and writes its report. Raises `LeaseHeld` while another drill runs.
     """
     options.check()
     home = open_store(options.home)
     try:
-        alone = lease.acquire(home, "drill")
+        held = lease.acquire(home, "drill")
     except LeaseHeld as error:
-        error.hint = HELD
+        error.hint = LOCKED_HINT
         raise
     try:
-        return _drill(options, home, reporter, alone)
+        with ClusterPool() as clusters:
+            return _drill(options, home, reporter, held, clusters)
     finally:
-        _give_back(alone)
+        _release(held)
 
 
-def _give_back(alone: PathLease) -> None:
-    """By now the report has been written and told: a lease that stays is an untidiness, and runs out."""
-    try:
-        alone.release()
-    except (StorageError, BackupDamaged) as error:
-        log.warning("the drill's lease stays until it runs out: %s", error.message)
+def drill_steps(options: DrillOptions) -> list[Step[DrillContext]]:
+    """The steps up to the report."""
+    steps: list[Step[DrillContext]] = [FunctionStep("clean up earlier drills", clean_up_earlier)]
+    if isinstance(options.target, ClusterTarget):
+        steps.append(FunctionStep("check the target", backups.check_target))
+    if options.tail is not None:
+        steps.append(FunctionStep("check the source for the tail", cutover.check_source))
+    if options.scenario is Scenario.POINT_IN_TIME:
+        steps.append(FunctionStep("select time and backup", point.select))
+    elif options.backup is not None:
+        steps.append(FunctionStep("check cluster and storage", backups.check_source))
+        steps.append(FunctionStep("back up", backups.make_backup, clean_up))
+    elif options.existing is not None:
+        steps.append(FunctionStep("select the backup", backups.select_named))
+    else:
+        steps.append(FunctionStep("select the newest backup", backups.select_newest))
+    return [*steps, *_scenario_steps(options), FunctionStep("clean up", clean_up)]
+
+
+def _scenario_steps(options: DrillOptions) -> list[Step[DrillContext]]:
+    prepare: Step[DrillContext] = FunctionStep("prepare the target", recovery.prepare_target, clean_up)
+    match options.scenario:
+        case Scenario.LOST_CLUSTER:
+            recover = [
+                prepare,
+                FunctionStep("restore", recovery.restore_all),
+                FunctionStep("verify", recovery.verify_all),
+            ]
+            if options.tail is None:
+                return recover
+            return [
+                FunctionStep("check the backup for the tail", cutover.check_start),
+                *recover,
+                FunctionStep("follow the source", cutover.follow, cutover.stop),
+                FunctionStep("rehearse the cut-over", cutover.cut_over, cutover.stop),
+            ]
+        case Scenario.DELETED_RANGE:
+            return [
+                prepare,
+                FunctionStep("restore everything", recovery.restore_before),
+                FunctionStep("delete the range", damage.delete_range),
+                FunctionStep("restore the range", recovery.restore_range),
+                FunctionStep("verify", recovery.verify_all),
+            ]
+        case Scenario.CORRUPT_BACKUP:
+            return [
+                FunctionStep("copy and damage the backup", damage.copy_damaged, clean_up),
+                FunctionStep("verify the damaged copy", damage.verify_damaged),
+                prepare,
+                FunctionStep("restore the damaged copy", damage.restore_damaged),
+            ]
+        case Scenario.STALE_SAFE_POINT:
+            return [
+                FunctionStep("check that the backup has a timestamp", damage.check_has_ts),
+                prepare,
+                FunctionStep("check that a sync can start", damage.check_sync_can_start),
+                FunctionStep("advance GC past the backup", damage.advance_gc),
+                FunctionStep("check that a sync is refused", damage.check_sync_is_refused),
+            ]
+        case Scenario.POINT_IN_TIME:
+            return [prepare, FunctionStep("restore", point.restore), FunctionStep("verify", point.verify)]
+
+
+def report_steps() -> list[Step[ReportContext]]:
+    """The steps after a drill, whether it passed or failed."""
+    return [
+        FunctionStep(WRITE_REPORT, _write_report),
+        FunctionStep("remove old drills", _remove_old_drills),
+        FunctionStep("write the index", _write_index),
+        FunctionStep(NOTIFY, _notify),
+    ]
+
+
+def clean_up_earlier(context: DrillContext) -> None:
+    """Remove what interrupted drills left. What cannot be removed is a notice, not a failure of this drill."""
+    for killed in read_ledgers(context.home):
+        try:
+            found = make_report_of_killed(context, killed)
+            if found is not None:
+                write_page(context.home, found)
+                write_json(context.home, found)
+        except TikvBrError as error:
+            message = f"cannot write a report of drill {killed.drill}, which was killed: {error.message}"
+            log.warning(message)
+            context.recorder(Notice(message))
+    for problem in context.cleaner.clean_earlier():
+        context.recorder(Notice(problem))
+
+
+def clean_up(context: DrillContext) -> None:
+    """Remove all that this drill made but its backup. Raises a `TikvBrError` if something remains."""
+    context.cleaner.clean(context.ledger)
 
 
 def new_id() -> str:
-    """Sorts by time, and is like no other."""
+    """Unique, and sorts by time."""
     return f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{run_id.current_or_new()[:6]}"
 
 
-def _drill(options: DrillOptions, home: ObjectStore, reporter: Reporter, alone: PathLease) -> DrillReport:
-    steps, drill_id = held(drill_steps(options), alone), new_id()
-    recorder = Recorder(reporter, len(steps) + len(_ending_steps()))
-    cleaner = _cleaner(options, home, drill_id)
-    context = DrillContext(options, drill_id, home, recorder, Ledger(home, drill_id), cleaner, alone.check)
+def _drill(
+    options: DrillOptions, home: ObjectStore, reporter: Reporter, held: PathLease, clusters: ClusterPool
+) -> DrillReport:
+    steps, drill_id = _leased(drill_steps(options), held), new_id()
+    recorder = Recorder(reporter, len(steps) + len(report_steps()))
+    cleaner = Cleaner(home, _removers(options, drill_id))
+    context = DrillContext(options, drill_id, home, recorder, Ledger(home, drill_id), cleaner, clusters, held.check)
     try:
         run_steps(steps, context, recorder)
     except BaseException as failure:
-        cut_over.stop(context)  # also with the lease lost, when nothing is undone: it writes nothing then
+        cutover.stop(context)  # also without the lease, when nothing is undone: the tail writes nothing then
         step = recorder.step
         recorder.failed()
         try:
-            _end(context, failure, step, alone)
+            _report(context, failure, step, held)
             if isinstance(failure, TikvBrError):
-                failure.hint = f"{failure.hint} {_where(context)}"
+                failure.hint = f"{failure.hint} {_report_hint(context)}"
         except TikvBrError as problem:
-            log.warning("the drill's report: %s", problem.message)
-            failure.add_note(f"the report was not written: {problem.message}")
+            log.warning("cannot write the drill's report: %s", problem.message)
+            failure.add_note(f"cannot write the report: {problem.message}")
         raise
-    report = _end(context, None, "", alone)
+    report = _report(context, None, "", held)
     if report.verdict is Verdict.MISSED:
         missed = ", ".join(_missed(goal) for goal in report.goals if not goal.met)
         raise ObjectivesMissed(
-            f"drill {report.id} worked, and missed {missed}",
-            hint=f"{ObjectivesMissed.default_hint} {_where(context)}",
+            f"the recovery of drill {report.id} worked, but missed {missed}",
+            hint=f"{ObjectivesMissed.default_hint} {_report_hint(context)}",
         )
     return report
 
 
-def _missed(goal: Goal) -> str:
-    """For who gets a mail of cron: by how much."""
-    measured = "not measured" if goal.value is None else figure(goal.value, goal.unit)
-    return f"{goal.name} ({measured}, asked {figure(goal.limit, goal.unit)})"
-
-
-def _where(context: DrillContext) -> str:
-    """For the same."""
-    return f"The report: {page_url(context.options.home, context.id)}"
-
-
-def _cleaner(options: DrillOptions, home: ObjectStore, drill_id: str) -> Cleaner:
+def _removers(options: DrillOptions, drill_id: str) -> dict[Kind, Remover]:
     source = options.backup.cluster if options.backup is not None else options.source
     removers: dict[Kind, Remover] = {
         **options.removers,
-        Kind.BACKUP: UnfinishedBackup(options.backups, source),
-        Kind.KEYS: ScratchRemover(drill_id, source, home, options.locate),
+        Kind.BACKUP: BackupRemover(options.backups, source),
+        Kind.ROWS: OwnedRowsRemover(drill_id, options.target, source),
     }
     if options.source is not None:
-        removers[Kind.CANARY] = CanaryRemover(options.source)
-    return Cleaner(home, removers)
+        removers[Kind.SAFE_POINT] = SafePointRemover(options.source)
+    return removers
 
 
-def _end(context: DrillContext, failure: BaseException | None, step: str, alone: PathLease) -> DrillReport:
-    earlier: tuple[Past, ...] = ()
+def _leased(steps: Sequence[Step[C]], held: PathLease) -> list[Step[C]]:
+    return [LeasedStep(step, held) for step in steps]
+
+
+def _release(held: PathLease) -> None:
+    """A lease that cannot be released expires, so that is no failure of the drill."""
     try:
-        alone.confirm()
-        earlier = read_past(context.home)[-(TREND - 1) :]
-        report = assemble(context, failure, step, earlier)
-        ending = _Ending(context.options, context.home, report, context.recorder, context.ledger)
-        run_steps(held(_ending_steps(), alone), ending, context.recorder)
+        held.release()
+    except (StorageError, BackupDamaged) as error:
+        log.warning("cannot release the drill's lock, which will expire: %s", error.message)
+
+
+def _missed(goal: Goal) -> str:
+    measured = "not measured" if goal.value is None else figure(goal.value, goal.unit)
+    return f"{goal.name} ({measured}, objective {figure(goal.limit, goal.unit)})"
+
+
+def _report_hint(context: DrillContext) -> str:
+    return f"Report: {page_url(context.options.home, context.id)}"
+
+
+def _report(context: DrillContext, failure: BaseException | None, step: str, held: PathLease) -> DrillReport:
+    earlier: tuple[PastDrill, ...] = ()
+    try:
+        held.confirm()
+        earlier = read_past_drills(context.home)[-(MAX_TREND - 1) :]
+        report = make_report(context, failure, step, earlier)
+        ended = ReportContext(context.options, context.home, report, context.recorder, context.ledger)
+        run_steps(_leased(report_steps(), held), ended, context.recorder)
     except StorageError as problem:
-        if context.recorder.step != TELL:
-            _tell_all_the_same(context, failure or problem, step, earlier)
+        if context.recorder.step != NOTIFY:
+            _notify_without_report(context, failure or problem, step, earlier)
         raise
     return report
 
 
-def _tell_all_the_same(context: DrillContext, failure: BaseException, step: str, earlier: Sequence[Past]) -> None:
-    """Who is told of each drill hears of this one, too, whose report could not be written, or what comes after it."""
+def _notify_without_report(
+    context: DrillContext, failure: BaseException, step: str, earlier: Sequence[PastDrill]
+) -> None:
+    """Hooks are also notified of a drill whose report, or what follows it, could not be written."""
     here = context.recorder.step
-    report = assemble(context, failure, step or here, earlier)
-    page = "" if here in {"", WRITE} else page_url(context.options.home, context.id)
-    tell(context.options.hooks, report, page)
+    report = make_report(context, failure, step or here, earlier)
+    page = "" if here in {"", WRITE_REPORT} else page_url(context.options.home, context.id)
+    notify(context.options.hooks, report, page)
 
 
-def _ending_steps() -> list[Step[_Ending]]:
-    return [
-        Line(WRITE, _write),
-        Line("remove old drills", _remove_old),
-        Line("write the index", _write_index),
-        Line(TELL, _tell),
-    ]
+def _write_report(ended: ReportContext) -> None:
+    write_json(ended.home, ended.report)
+    write_page(ended.home, ended.report)
+    ended.ledger.remove_finished_backup()
+    ended.recorder(Notice(f"the report is {REPORTS}/{ended.report.id}.html in {ended.home.location}"))
 
 
-def _write(ending: _Ending) -> None:
-    write_json(ending.home, ending.report)
-    write_page(ending.home, ending.report)
-    forget_backup(ending.ledger)
-    ending.recorder(Notice(f"the report is {REPORTS}/{ending.report.id}.html in {ending.home.location}"))
+def _remove_old_drills(ended: ReportContext) -> None:
+    """A failed drill removes nothing: earlier backups and reports help to find the cause."""
+    if ended.report.verdict in {Verdict.PASSED, Verdict.MISSED}:
+        folder = open_store(ended.options.backups)
+        problems = remove_old_drills(ended.home, folder, read_past_drills(ended.home), ended.options.keep_last)
+        _add_notices(ended, problems)
 
 
-def _remove_old(ending: _Ending) -> None:
-    """A failed drill removes nothing: who has to find out why needs what there was before."""
-    if ending.report.verdict in {Verdict.PASSED, Verdict.MISSED}:
-        backups = open_store(ending.options.backups)
-        problems = remove_old(ending.home, backups, read_past(ending.home), ending.options.keep_last)
-        _note(ending, problems)
+def _write_index(ended: ReportContext) -> None:
+    write_index(ended.home, read_past_drills(ended.home))
 
 
-def _write_index(ending: _Ending) -> None:
-    write_index(ending.home, read_past(ending.home))
-
-
-def _tell(ending: _Ending) -> None:
-    """What did not work is no failure of the drill; it is told, and stands in the report."""
-    problems = tell(ending.options.hooks, ending.report, page_url(ending.options.home, ending.report.id))
+def _notify(ended: ReportContext) -> None:
+    """A hook that fails does not fail the drill; it is a notice of the report."""
+    problems = notify(ended.options.hooks, ended.report, page_url(ended.options.home, ended.report.id))
     if problems:
-        told = replace(ending.report, notices=(*ending.report.notices, *problems))
-        write_json(ending.home, told)
-        write_page(ending.home, told)
-    _note(ending, problems)
+        report = replace(ended.report, notices=(*ended.report.notices, *problems))
+        write_json(ended.home, report)
+        write_page(ended.home, report)
+    _add_notices(ended, problems)
 
 
-def _note(ending: _Ending, problems: list[str]) -> None:
+def _add_notices(ended: ReportContext, problems: list[str]) -> None:
     for problem in problems:
-        ending.recorder(Notice(problem))
+        ended.recorder(Notice(problem))

@@ -1,4 +1,4 @@
-"""A drill at a time of the day, as cron or systemd have it. Pure: nothing is installed."""
+"""A line for cron and units for systemd that run drills. Pure: nothing is installed."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ _SHORT = tuple(day[:3] for day in _DAYS)
 
 
 def crontab(command: Sequence[str], at: str, day: str = "") -> str:
-    """A line for ``crontab -e``; cron mails whatever is written: nothing unless the drill fails, or warns. Raises `UsageError`."""
+    """A line for ``crontab -e``. Cron mails the output: nothing unless the drill fails or warns. Raises `UsageError`."""
     hour, minute = _clock(at)
     weekday = str(_SHORT.index(_weekday(day))) if day else "*"
-    # cron takes a bare % for the end of the line.
+    # Cron ends the command at an unescaped %.
     return f"{minute} {hour} * * {weekday} {shlex.join([*command, '--quiet'])}".replace("%", r"\%") + "\n"
 
 
 def systemd(command: Sequence[str], at: str, day: str = "") -> str:
-    """A service and a timer, each under the name of its file. Raises `UsageError`."""
+    """A service and a timer, each with the path of its file. Raises `UsageError`."""
     hour, minute = _clock(at)
     weekday = f"{_weekday(day).capitalize()} " if day else ""
     # % begins a specifier, $ a variable.
@@ -30,7 +30,7 @@ def systemd(command: Sequence[str], at: str, day: str = "") -> str:
     return (
         "# /etc/systemd/system/tikv-br-drill.service\n"
         "[Unit]\nDescription=Recovery drill of tikv-br\nAfter=network-online.target\nWants=network-online.target\n\n"
-        f"[Service]\nType=oneshot\nExecStart={line}\n# What the drill made is removed before it ends.\nTimeoutStopSec=10min\n\n"
+        f"[Service]\nType=oneshot\nExecStart={line}\n# Time for the drill to clean up.\nTimeoutStopSec=10min\n\n"
         "# /etc/systemd/system/tikv-br-drill.timer\n"
         "[Unit]\nDescription=Recovery drill of tikv-br\n\n"
         f"[Timer]\nOnCalendar={weekday}*-*-* {hour:02d}:{minute:02d}:00\nPersistent=true\n\n"
@@ -41,7 +41,7 @@ def systemd(command: Sequence[str], at: str, day: str = "") -> str:
 def _clock(text: str) -> tuple[int, int]:
     found = _TIME.fullmatch(text)
     if found is None:
-        raise UsageError(f"--at wants a time such as 03:30, not {text!r}")
+        raise UsageError(f"--at must be a time such as 03:30, not {text!r}")
     return int(found[1]), int(found[2])
 
 
@@ -49,8 +49,8 @@ def _weekday(text: str) -> str:
     day = text.strip().lower()
     if day not in {*_DAYS, *_SHORT}:
         raise UsageError(
-            f"--on wants one day of the week such as sunday, not {text!r}",
-            hint="Print a line for each day, if several.",
+            f"--on must be one day of the week such as sunday, not {text!r}",
+            hint="Print one line per day.",
         )
     return day[:3]
 

@@ -1,112 +1,293 @@
-"""What a drill needs of whatever keeps its target behind the source: that lies above this package, and is given to it."""
+"""Following the source into a drill's target: a sync, or comparing passes, for each range of the backup.
+
+They run in threads beside the drill's own steps. Their safe points at the source are in the drill's ledger.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from typing import Protocol
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 
 from formats.api_version import ApiVersion
-from formats.keys import KeyCodec
+from formats.keys.ranges import KeyRange, user_range
+from incremental.diff_mode import DiffMode, DiffModeOptions, Pass
+from incremental.handover import FromBackup, service_id
+from incremental.pipeline import Replicator
+from incremental.sinks.open import SinkOptions
+from incremental.sinks.url import TikvTarget
+from incremental.sync import SyncOptions, sync
 from tikv_br.backupset.backup_set import BackupSet
-from tikv_br.backupset.coverage import KeyRange
+from tikv_br.backupset.coverage import codec_of
+from tikv_br.cluster import safepoint
+from tikv_br.cluster.cluster import Cluster, ClusterPool
 from tikv_br.cluster.config import ClusterConfig
-from tikv_br.diff.options import ClusterChoice
-from tikv_br.drill.ledger import Creation
+from tikv_br.diff.options import ClusterChoice, DiffOptions
+from tikv_br.drill.ledger import Creation, Kind
+from tikv_br.drill.options import TailOptions
+from tikv_br.errors import CutOverFailed, DrillRemains, UsageError
 from tikv_br.storage.url import StorageLocation
 
-MOST_LANES = 16
-"""Each is followed on its own."""
+MAX_RANGES = 16
+"""Each range is followed by a thread of its own."""
+GC_TTL = 600
+"""Seconds after which the safe point of a killed drill expires."""
 
 
 @dataclass(frozen=True, slots=True)
-class Lane:
-    """One range of the backup, followed from the source to the target. Keys are user keys; an empty end is no end."""
+class FollowedRange:
+    """A range of the backup that is followed from the source to the target. Keys are user keys; an empty end means no end."""
 
-    span: KeyRange
-    """RPC keys, as the backup has them."""
     keyspace: int
-    """At the source."""
     start: bytes
     end: bytes
-    target: KeyCodec
-    """Of its keys at the target."""
+    target_keyspace: int
 
-    def there(self, cluster: ClusterConfig) -> ClusterChoice:
-        """The target's side of a comparison."""
-        return ClusterChoice(cluster, str(self.target.keyspace_id), self.target.below)
-
-
-class Steward(Protocol):
-    """Answers for what a tail does at a target that is not the drill's."""
-
-    def told(self, lane: Lane, keys: Sequence[bytes]) -> None:
-        """Is told user keys before they are written."""
-
-    def spare(self, lane: Lane, keys: Sequence[bytes]) -> Collection[bytes]:
-        """Which of some ascending user keys of the target the drill has not put there."""
+    @classmethod
+    def of(cls, backup: BackupSet, span: KeyRange, target_keyspace: int | None) -> FollowedRange:
+        """``span`` has RPC keys; None = rows stay in their keyspace."""
+        codec = codec_of(backup.api_version, span)
+        keyspace = codec.keyspace_id
+        return cls(
+            keyspace, *user_range(codec, span), target_keyspace=keyspace if target_keyspace is None else target_keyspace
+        )
 
 
 @dataclass(frozen=True, slots=True)
-class Course:
-    """What is followed, and whither."""
+class TailPlan:
+    """What is followed, and into which target."""
 
+    drill: str
+    clusters: ClusterPool
+    options: TailOptions
+    source: ClusterConfig
+    target: ClusterConfig
     backup: StorageLocation
-    lanes: tuple[Lane, ...]
-    cluster: ClusterConfig
-    """The target."""
+    ranges: tuple[FollowedRange, ...]
     state: StorageLocation
-    """A folder of the drill's own."""
-    steward: Steward | None
-    """None = the target is the drill's own."""
-    fence: Callable[[], None]
-    """Raises `LeaseLost` once the drill is another's: from then on the tail writes nothing, wherever it is."""
-
-
-class Following(Protocol):
-    """A tail that runs."""
-
-    def checkpoint_ts(self) -> int:
-        """Up to which all is at the target; 0 = it has not begun. Raises what has ended the tail."""
-
-    def written(self) -> int:
-        """Rows that the target has taken."""
-
-    def make_sure(self) -> None:
-        """Let a checkpoint from a later moment on say nothing that only checksums have shown."""
-
-
-class Tail(Protocol):
-    """Keeps a target behind the source."""
-
-    def check_source(self, source: ApiVersion, written: ApiVersion) -> None:
-        """See whether the source can be followed, from backups whose files are ``written``. Raises a `TikvBrError`."""
-
-    def check_backup(self, backup: BackupSet) -> None:
-        """See whether it can be followed from there on. Raises `UsageError`."""
-
-    def plan(self, drill: str, lanes: Sequence[Lane]) -> list[Creation]:
-        """What it leaves at the source, which a remover of the same kind removes."""
-
-    def follow(self, drill: str, course: Course) -> AbstractContextManager[Following]:
-        """Follow the source from a backup on, until the end of the block."""
+    """A folder of the drill's own for checkpoints."""
+    check_lease: Callable[[], None]
+    """Raises `LeaseLost` once the home is another drill's; nothing is written from then on."""
 
     @property
-    def compares(self) -> bool:
-        """Whether it compares, where the source has no feed: then the end is proven by rows, not by checksums."""
+    def uses_feed(self) -> bool:
+        """Whether the source has a change feed. Otherwise passes compare it with the target."""
+        return has_feed(self.clusters.get(self.source))
+
+    def safe_points(self) -> list[Creation]:
+        """The ledger entries of the syncs' safe points at the source."""
+        if not self.uses_feed:
+            return []
+        cluster_id = self.clusters.get(self.source).cluster_id
+        return [
+            Creation(Kind.SAFE_POINT, f"{cluster_id}/{service_id(_sync_name(self.drill, number))}")
+            for number in range(len(self.ranges))
+        ]
+
+
+class FeedRunner:
+    """Follows one range by the change feed, as `sync --from-backup` does."""
+
+    def __init__(self, options: SyncOptions, stop: threading.Event) -> None:
+        self._options, self._stop = options, stop
+        self._replicator: Replicator | None = None
+
+    def run(self) -> None:
+        """Run until ``stop`` is set. Raises as `sync`."""
+        sync(self._options, self._stop, self._set_replicator)
+
+    def checkpoint_ts(self) -> int:
+        """0 before the sync has started."""
+        return 0 if self._replicator is None else self._replicator.status().checkpoint_ts
+
+    def written(self) -> int:
+        """Rows."""
+        return 0 if self._replicator is None else self._replicator.status().written
+
+    def force_exact(self) -> None:
+        """Nothing to do: a feed has every change."""
+
+    def _set_replicator(self, replicator: Replicator) -> None:
+        self._replicator = replicator
+
+
+class DiffRunner:
+    """Follows one range by comparing passes, as `sync --mode diff` does. Its checkpoint is the start of the last complete pass."""
+
+    def __init__(self, options: DiffModeOptions, now_ts: Callable[[], int], stop: threading.Event) -> None:
+        self._mode = DiffMode(options, stop)
+        self._now_ts = now_ts
+        self._start_ts = self._checkpoint_ts = self._written = 0
+
+    def run(self) -> None:
+        """Run until ``stop`` is set. Raises as `DiffMode.run`."""
+        self._mode.run(self._finish_pass, self._start_pass)
+
+    def checkpoint_ts(self) -> int:
+        """0 before the end of the first pass."""
+        return self._checkpoint_ts
+
+    def written(self) -> int:
+        """Rows, by all passes."""
+        return self._written
+
+    def force_exact(self) -> None:
+        """Read all rows in each pass that starts from now on."""
+        self._mode.force_exact()
+
+    def _start_pass(self) -> None:
+        self._start_ts = self._now_ts()
+
+    def _finish_pass(self, done: Pass) -> None:
+        self._written += done.puts + done.deletes
+        self._checkpoint_ts = self._start_ts
+
+
+Runner = FeedRunner | DiffRunner
+
+
+class Tail:
+    """The runners of all ranges, each in a thread of its own."""
+
+    def __init__(self, runners: Sequence[Runner], stop: threading.Event) -> None:
+        self._runners, self._stop = runners, stop
+        self._error: Exception | None = None
+        self._threads = [
+            threading.Thread(target=self._run, args=(runner,), name=f"tail-{number}", daemon=True)
+            for number, runner in enumerate(runners)
+        ]
+
+    def start(self) -> None:
+        """Start the threads."""
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> None:
+        """Stop with saved checkpoints. Errors of the runners are only raised by `checkpoint_ts`."""
+        self._stop.set()
+        for thread in self._threads:
+            thread.join()
+
+    def checkpoint_ts(self) -> int:
+        """Up to which the target has all ranges; 0 = not known yet. Raises what stopped a runner, `CutOverFailed`."""
+        if self._error is not None:
+            raise self._error
+        if not all(thread.is_alive() for thread in self._threads):
+            raise CutOverFailed("the sync stopped without an error")
+        return min(runner.checkpoint_ts() for runner in self._runners)
+
+    def written(self) -> int:
+        """Rows, in all ranges."""
+        return sum(runner.written() for runner in self._runners)
+
+    def force_exact(self) -> None:
+        """Do not rely on checksums alone for checkpoints from now on."""
+        for runner in self._runners:
+            runner.force_exact()
+
+    def _run(self, runner: Runner) -> None:
+        try:
+            runner.run()
+        except Exception as error:  # noqa: BLE001 - `checkpoint_ts` raises it in the drill's thread
+            self._error = self._error or error
+
+
+@contextmanager
+def follow_source(plan: TailPlan) -> Iterator[Tail]:
+    """Follow the source until the end of the block."""
+    stop = threading.Event()
+    runners: list[Runner] = []
+    for number, followed in enumerate(plan.ranges):
+        if plan.uses_feed:
+            runners.append(FeedRunner(_sync_options(plan, followed, _sync_name(plan.drill, number)), stop))
+        else:
+            runners.append(DiffRunner(_pass_options(plan, followed), plan.clusters.get(plan.source).pd.tso, stop))
+    tail = Tail(runners, stop)
+    tail.start()
+    try:
+        yield tail
+    finally:
+        tail.stop()
 
 
 @dataclass(frozen=True, slots=True)
-class TailOptions:
-    """How the tail is rehearsed. Times in seconds."""
+class SafePointRemover:
+    """Releases the safe points of drills' syncs."""
 
-    tail: Tail
-    seconds: float
-    """How long it runs before the cut-over."""
-    lag: float = 10.0
-    """How near it has to come before the cut-over."""
-    patience: float = 300.0
-    """How long to wait for that, and for each state that is to be reached in the cut-over."""
-    canary: bytes = b""
-    """A user key of the source that the drill writes, and finds again at the target; ``b""`` = none."""
+    source: ClusterConfig
+
+    def remove(self, creation: Creation, drill: str) -> None:
+        """Release it. Raises `DrillRemains` for one of another cluster or another sync."""
+        cluster_id, _, name = creation.place.partition("/")
+        number = name.rpartition("-")[2]
+        with Cluster.connect(self.source) as cluster:
+            if name != service_id(f"drill-{drill}-{number}") or cluster.cluster_id != int(cluster_id):
+                raise DrillRemains(
+                    f"the safe point {name} is in cluster {cluster_id}, and the source is cluster {cluster.cluster_id}",
+                    hint=f"It expires within {GC_TTL} s.",
+                )
+            safepoint.release(cluster.pd, name)
+
+
+def has_feed(source: Cluster) -> bool:
+    """Whether a cluster has a change feed."""
+    return source.api_version is ApiVersion.V2
+
+
+def check_versions(source: ApiVersion, backup: ApiVersion) -> None:
+    """Raise `UsageError` unless a source can be followed from backups of an API version."""
+    if source is ApiVersion.V2 and backup is not ApiVersion.V2:
+        raise UsageError(
+            f"--tail starts from the backup-ts of a backup in API V2, and one in {backup.label} has no timestamps",
+            hint="Omit --dst-api-version, or --tail.",
+        )
+
+
+def check_backup(source: Cluster, backup: BackupSet) -> None:
+    """Raise `UsageError` unless the source can be followed from a backup."""
+    cluster_id = source.cluster_id
+    if backup.cluster_id != cluster_id:
+        raise UsageError(f"--tail: the backup is of cluster {backup.cluster_id}, and --pd is cluster {cluster_id}")
+    if has_feed(source) and not (backup.backup_ts and backup.api_version is ApiVersion.V2):
+        raise UsageError("--tail starts from the backup-ts of a backup in API V2, and this backup has none")
+    if len(backup.ranges) > MAX_RANGES:
+        raise UsageError(
+            f"--tail follows up to {MAX_RANGES} ranges, and the backup has {len(backup.ranges)}",
+            hint="Run a drill for each group of keyspaces.",
+        )
+
+
+def diff_options(plan: TailPlan, followed: FollowedRange) -> DiffOptions:
+    """A comparison of the source with the target."""
+    source = ClusterChoice(plan.source, str(followed.keyspace))
+    target = ClusterChoice(plan.target, str(followed.target_keyspace))
+    return DiffOptions(source, target, followed.start, followed.end, executor="driver")
+
+
+def _sync_options(plan: TailPlan, followed: FollowedRange, name: str) -> SyncOptions:
+    return SyncOptions(
+        changefeed_id=name,
+        source=plan.source,
+        target=TikvTarget(plan.target.pd, str(followed.target_keyspace)),
+        state=plan.state,
+        scratch=plan.options.scratch,
+        start=FromBackup(plan.backup),
+        keyspace=str(followed.keyspace),
+        start_key=followed.start,
+        end_key=followed.end,
+        gc_ttl=GC_TTL,
+        feed=plan.options.feed,
+        fence=plan.check_lease,
+        sink=SinkOptions(tls=plan.target.tls),
+    )
+
+
+def _pass_options(plan: TailPlan, followed: FollowedRange) -> DiffModeOptions:
+    return DiffModeOptions(
+        replace(diff_options(plan, followed), keys=0), interval=plan.options.interval, fence=plan.check_lease
+    )
+
+
+def _sync_name(drill: str, number: int) -> str:
+    return f"drill-{drill}-{number}"

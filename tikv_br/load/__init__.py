@@ -1,4 +1,9 @@
-"""Loading pairs into a cluster from files or a generator: sources yield records, the loader batches and puts them.
+"""Loads key-value pairs into a cluster.
+
+Modules, in reading order:
+
+- sources: reads pairs from files, or generates them
+- loader: writes the pairs in batches
 
 Imports cluster and formats; never the command line.
 """

@@ -1,4 +1,4 @@
-"""Puts records into a cluster through RawBatchPut, several batches at a time."""
+"""Writes records into a cluster with concurrent RawBatchPut requests."""
 
 from __future__ import annotations
 
@@ -8,47 +8,53 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from formats.keys.text import show_key
 from tikv_br.errors import UsageError
 from tikv_br.progress_events import Reporter, TasksProgress, silent
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from formats.columns import Numbers
+    from formats.columns import Flags, Numbers
     from tikv_br.load.sources import Source
 
 
 class PutClient(Protocol):
-    """The part of `RawClient` that loading needs."""
+    """The part of `ColumnWriter` that loading needs."""
 
-    def put_columns(self, keys: pa.LargeBinaryArray, values: pa.LargeBinaryArray, expire_ts: Numbers, ttl: int) -> None:
-        """Write pairs; see `RawClient`."""
+    def put(self, keys: pa.LargeBinaryArray, values: pa.LargeBinaryArray, expire_ts: Numbers, ttl: int) -> Flags:
+        """Write pairs; see `ColumnWriter`."""
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
-    """What was put: pairs, bytes of user keys and values, pairs left out as expired already, seconds."""
+class LoadSummary:
+    """What was put: pairs, bytes of user keys and values, pairs left out as expired already, seconds, bytes per second."""
 
     total_kvs: int
     total_bytes: int
     expired_kvs: int
     seconds: float
+    average_speed: int
 
 
 def load_pairs(
     client: PutClient, source: Source, *, ttl: int = 0, concurrency: int = 8, reporter: Reporter = silent
-) -> Loaded:
+) -> LoadSummary:
     """Put every record of ``source``, in order of its batches: of equal keys the last wins.
 
     Records without expiry get ``ttl``. Parts of one batch are put in parallel, and a batch is done before the next
     begins. Raises what the client raises; then some pairs are written and others not. Raises `UsageError` for
     tombstones, which cannot be put.
     """
+    import pyarrow as pa
+
     from formats import columns
     from formats.order import by_key
 
-    def put(rows: pa.RecordBatch) -> None:
-        client.put_columns(rows["key"], rows["value"], columns.numbers(rows["expire_ts"]), ttl)
+    def put(rows: pa.RecordBatch) -> pa.RecordBatch:
+        """Return the rows that were left out."""
+        left_out = client.put(rows["key"], rows["value"], columns.numbers(rows["expire_ts"]), ttl)
+        return rows.filter(pa.array(left_out)) if left_out.any() else rows.slice(0, 0)
 
     begin = time.monotonic()
     kvs = size = expired = 0
@@ -56,14 +62,16 @@ def load_pairs(
         for batch in source.batches:
             live = _live(batch)
             rows = by_key(live)
-            list(pool.map(put, _parts(rows, concurrency)))  # raises what one of them raises
-            kvs += rows.num_rows
-            size += _bytes(rows)
-            expired += batch.num_rows - live.num_rows
+            left_out = list(pool.map(put, _parts(rows, concurrency)))  # raises what one of them raises
+            left_out_kvs = sum(part.num_rows for part in left_out)
+            kvs += rows.num_rows - left_out_kvs
+            size += _bytes(rows) - sum(map(_bytes, left_out))
+            expired += batch.num_rows - live.num_rows + left_out_kvs
             seconds = time.monotonic() - begin
             fraction = min(kvs / source.expected_rows, 1.0) if source.expected_rows else 0.0
             reporter(TasksProgress(0, 0, size, kvs, fraction, seconds))
-    return Loaded(kvs, size, expired, time.monotonic() - begin)
+    seconds = time.monotonic() - begin
+    return LoadSummary(kvs, size, expired, round(seconds, 3), round(size / seconds) if seconds else 0)
 
 
 def _live(batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -74,7 +82,7 @@ def _live(batch: pa.RecordBatch) -> pa.RecordBatch:
     deleted = columns.flags(batch["deleted"])
     if deleted.any():
         key = batch["key"][int(deleted.argmax())].as_py()
-        raise UsageError(f"key {key.hex()} is a tombstone: only pairs can be put")
+        raise UsageError(f"cannot load key {show_key(key)}: it is a tombstone, not a pair")
     return unexpired(batch, int(time.time()))
 
 

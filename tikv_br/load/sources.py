@@ -1,4 +1,4 @@
-"""Where pairs to load come from: files that people have, or a generator. Each yields batches of `formats.records.SCHEMA`."""
+"""Where pairs to load come from: files that people have, or a generator. Each yields batches of `formats.columns.SCHEMA`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from formats import columns
 from formats.errors import FormatError, InvalidKeyText
-from formats.keytext import parse_key
+from formats.keys.text import parse_key
 from formats.loadgen import generate
 from tikv_br.errors import UsageError
 
@@ -59,7 +59,7 @@ def open_source(path: Path | None, form: str | None = None) -> Source:
     if path is None:
         return Source(_batches(_json_rows(_stdin()), "standard input", form or "hex"))
     if not path.is_file():
-        raise UsageError(f"no file {path}")
+        raise UsageError(f"{path} is not a file")
     match path.suffix.lower():
         case ".jsonl" | ".ndjson" | ".json":
             return Source(_batches(_file_rows(path, _json_rows), str(path), form or "hex"))
@@ -67,7 +67,7 @@ def open_source(path: Path | None, form: str | None = None) -> Source:
             return Source(_batches(_file_rows(path, _csv_rows), str(path), form or "raw"))
         case ".parquet":
             return _parquet(path)
-    raise UsageError(f"{path}: unknown kind of file", hint="Name it .jsonl, .csv or .parquet.")
+    raise UsageError(f"{path}: unknown file format", hint="Use a file named .jsonl, .ndjson, .json, .csv or .parquet.")
 
 
 def _stdin() -> IO[str]:
@@ -92,9 +92,9 @@ def _json_rows(file: Iterable[str]) -> Rows:
         try:
             fields = json.loads(line)
         except ValueError as error:
-            raise _LineError(number, f"no JSON: {error}") from None
+            raise _LineError(number, f"invalid JSON: {error}") from None
         if not isinstance(fields, dict):
-            raise _LineError(number, "no JSON object")
+            raise _LineError(number, "not a JSON object")
         yield number, fields
 
 
@@ -103,7 +103,7 @@ def _csv_rows(file: Iterable[str]) -> Rows:
     try:
         for fields in reader:
             if None in fields or None in fields.values():
-                raise _LineError(reader.line_num, "not as many fields as the header has")
+                raise _LineError(reader.line_num, "the number of fields differs from the header's")
             yield reader.line_num, fields
     except csv.Error as error:
         raise _LineError(reader.line_num, str(error)) from None
@@ -131,7 +131,7 @@ def _batches(rows: Rows, name: str, form: str) -> Iterator[pa.RecordBatch]:
 def _record(number: int, fields: Fields, form: str) -> tuple[bytes, bytes, int]:
     texts = [fields.get("key"), fields.get("value")]
     if not all(isinstance(text, str) for text in texts):
-        raise _LineError(number, "`key` and `value` must be there as text")
+        raise _LineError(number, "`key` and `value` must be strings")
     try:
         key, value = (parse_key(str(text), form) for text in texts)
         return key, value, _expiry(fields)
@@ -148,7 +148,7 @@ def _expiry(fields: Fields) -> int:
 def _seconds(fields: Fields, name: str, most: int) -> int:
     text = str(fields.get(name) or 0)
     if not (text.isascii() and text.isdigit() and int(text) <= most):
-        raise ValueError(f"`{name}` {text!r} is no count of seconds (0: never)")
+        raise ValueError(f"`{name}` {text!r} is not a number of seconds (0 = never)")
     return int(text)
 
 
@@ -158,10 +158,10 @@ def _parquet(path: Path) -> Source:
     try:
         file = pq.ParquetFile(path)
     except (pa.ArrowException, OSError) as error:
-        raise UsageError(f"{path}: no Parquet file: {error}") from None
+        raise UsageError(f"{path}: not a Parquet file: {error}") from None
     names = file.schema_arrow.names
     if not {"key", "value"} <= set(names):
-        raise UsageError(f"{path}: no columns `key` and `value` among {', '.join(names)}")
+        raise UsageError(f"{path}: columns `key` and `value` are required; the file has {', '.join(names)}")
     wanted = [name for name in ("key", "value", "expire_ts", "ttl") if name in names]
     return Source(_parquet_batches(file, wanted, str(path)), file.metadata.num_rows)
 
@@ -188,7 +188,7 @@ def _parquet_expiry(batch: pa.RecordBatch) -> columns.Numbers:
     if "ttl" in batch.schema.names:
         ttl = batch.column("ttl").cast(pa.uint64()).fill_null(0).to_numpy(zero_copy_only=False)
         if (ttl > _MAX_TTL).any():
-            raise FormatError(f"a `ttl` of {ttl.max()} is no count of seconds (0: never)")
+            raise FormatError(f"a `ttl` of {ttl.max()} is not a number of seconds (0 = never)")
         expire_ts = np.where(ttl > 0, ttl + np.uint64(time.time()), 0).astype(np.uint64)
     if "expire_ts" in batch.schema.names:
         given = batch.column("expire_ts").cast(pa.uint64()).fill_null(0).to_numpy(zero_copy_only=False)

@@ -1,4 +1,19 @@
-"""A development cluster: PD and stores over real gRPC on 127.0.0.1, their data in one RocksDB.
+"""A development cluster: PD and stores over real gRPC on 127.0.0.1, with their data in one RocksDB.
 
-No Raft, one copy: made for development and tests, never for data that matter. See docs/playground.md.
+There is no Raft and only one copy of the data: use it for development and tests, never for important data. See
+docs/playground.md.
+
+Modules, in reading order:
+- launcher, settings: starting and finding playgrounds; their settings
+- cluster, store_server: the process of a playground, its PD and its stores
+- node: what the services of one store share; call times and fatal requests
+- servers: gRPC and HTTP servers, and ports
+- region, region_errors, regions, scheduler: the region table, its errors, and balancing
+- pd_state, pd_service, pd_http, etcd: PD
+- engine, encoding: the shared RocksDB, and how each API version encodes rows
+- raw_service, raw_checks, raw_read, raw_write: RawKV requests
+- backup_service, external_storage: backups and their storage
+- import_service, ingest, sst_file: downloads, uploads and ingests of SSTs
+- cdc_stream, cdc_hub, cdc_rows: change feeds
+- failpoints, admin: faults on demand, and the admin API
 """

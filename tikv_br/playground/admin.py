@@ -1,23 +1,6 @@
-"""The admin API of a playground: HTTP under ``/playground/`` on PD's port, for tests and for hands.
+"""The admin API of a playground: HTTP under ``/playground/`` on PD's port, for tests and for manual use.
 
-========== ===================================== ==========================================================
-GET        /playground/regions                   every region: id, bounds (hex), epoch, peers, leader
-GET        /playground/stores                    every store: address, whether it lives, import mode
-GET        /playground/feeds                     every subscription of a change feed: store, region, request, span
-GET        /playground/calls                     how long stores had calls under way, what they fetched; DELETE begins anew
-GET        /playground/crimes                    deadly requests so far; DELETE forgets them
-GET        /playground/failpoints                every failpoint; POST arms one (see `failpoints`); DELETE all
-DELETE     /playground/failpoints/<id>           disarms one
-POST       /playground/<command>                 runs a command: a JSON object with the arguments in, its result out
-========== ===================================== ==========================================================
-
-Commands (keys are physical bounds in hex: V1 raw bytes, V2 memcomparable):
-
-* ``split`` {keys, region_id?}, ``merge`` {source, target}, ``transfer-leader`` {region_id, store_id},
-  ``move-peer`` {region_id, from_store, to_store}, ``scatter`` {}: regions get around at once
-* ``kill-store`` {store_id}: its ports refuse and its connections break, as by kill -9; ``restart-store`` {store_id}
-* ``flush`` {store_id}: the store drops its cached timestamps; ``expire-import-mode`` {store_id}: back to Normal as
-  after ten minutes without a SwitchMode
+docs/playground-failpoints.md lists the calls and commands.
 """
 
 from __future__ import annotations
@@ -28,124 +11,104 @@ from dataclasses import asdict
 from typing import Any, Final, Protocol
 
 from tikv_br.errors import PlaygroundError
-from tikv_br.playground.call_clock import CallClock
-from tikv_br.playground.crimes import CrimeLog
 from tikv_br.playground.failpoints import FailpointTable
-from tikv_br.playground.import_mode import ImportMode
-from tikv_br.playground.node import StoreNode
+from tikv_br.playground.node import CallClock, FatalRequestLog, StoreNode
 from tikv_br.playground.region import Region
 from tikv_br.playground.regions import RegionTable
+from tikv_br.playground.servers import Reply, Request
 
 PREFIX: Final = "/playground/"
-_OK: Final = 200
 _BAD_REQUEST: Final = 400
 _NOT_FOUND: Final = 404
-
-Answer = tuple[int, Any]
-"""HTTP status and what goes into the body as JSON."""
 
 
 class StoreControl(Protocol):
     """The process that runs the stores."""
 
-    @property
-    def nodes(self) -> Mapping[int, StoreNode]:
-        """Every store by its id, living or not."""
-        ...
+    nodes: Mapping[int, StoreNode]
 
-    def kill_store(self, store_id: int) -> None:
-        """Stop a store as kill -9 does; no error when it is dead."""
-        ...
+    def kill_store(self, store_id: int) -> None: ...
 
-    def restart_store(self, store_id: int) -> None:
-        """Start a dead store on the ports it had; no error when it lives."""
-        ...
+    def restart_store(self, store_id: int) -> None: ...
+
+    def kill_pd(self, seconds: float) -> None: ...
 
 
 class Admin:
-    """Answers the admin API. Thread-safe as far as what it steers is."""
+    """Answers the admin API. Thread-safe as far as what it controls is."""
 
     def __init__(
         self,
         control: StoreControl,
         regions: RegionTable,
         failpoints: FailpointTable,
-        crimes: CrimeLog,
-        import_modes: Mapping[int, ImportMode],
+        fatal_requests: FatalRequestLog,
         calls: CallClock,
     ) -> None:
         self._control = control
         self._regions = regions
         self._failpoints = failpoints
-        self._crimes = crimes
-        self._import_modes = import_modes
+        self._fatal_requests = fatal_requests
         self._calls = calls
         self._views: dict[str, Callable[[], object]] = {
             "regions": lambda: [_region_json(region) for region in regions.all()],
-            "stores": lambda: [self._store_json(node) for node in control.nodes.values()],
+            "stores": lambda: [_store_json(node) for node in control.nodes.values()],
             "feeds": next(iter(control.nodes.values())).changes.describe,  # all stores share it
             "calls": self._describe_calls,
-            "crimes": lambda: [asdict(crime) for crime in crimes.all()],
+            "fatal_requests": lambda: [asdict(request) for request in fatal_requests.all()],
         }
         self._commands: dict[str, Callable[..., object]] = {
             "split": self._split,
-            "merge": self._merge,
+            "merge": lambda source, target: _region_json(regions.merge(source, target)),
             "transfer-leader": self._transfer_leader,
             "move-peer": self._move_peer,
             "scatter": self._scatter,
             "kill-store": self._kill_store,
             "restart-store": self._restart_store,
+            "kill-pd": self._kill_pd,
             "flush": self._flush,
             "expire-import-mode": self._expire_import_mode,
         }
         failpoints.use_commands(self.run)
 
-    def handle(self, method: str, path: str, query: str, body: bytes) -> Answer | None:
-        """Answer one HTTP request; None when the path is none of ours. ``query`` is not used."""
-        del query
-        if not path.startswith(PREFIX):
+    def handle(self, request: Request) -> Reply | None:
+        """Answer one HTTP request; None if its path is not the admin API's."""
+        if not request.path.startswith(PREFIX):
             return None
-        name, _, rest = path[len(PREFIX) :].strip("/").partition("/")
+        name, _, rest = request.path[len(PREFIX) :].strip("/").partition("/")
         try:
-            return self._answer(method, name, rest, body)
+            return self._answer(request.method, name, rest, request.body)
         except (PlaygroundError, ValueError, TypeError) as error:
-            return _BAD_REQUEST, {"error": str(error)}
+            return Reply.json({"error": str(error)}, _BAD_REQUEST)
 
     def run(self, name: str, arguments: Mapping[str, Any]) -> object:
-        """Run a command. Raises `PlaygroundError` for an unknown one or one that cannot be done."""
+        """Run a command. Raises `PlaygroundError` if it is unknown or fails."""
         command = self._commands.get(name)
         if command is None:
-            raise PlaygroundError(f"unknown command {name!r}: one of {', '.join(self._commands)}")
+            raise PlaygroundError(f"unknown command {name!r}; commands: {', '.join(self._commands)}")
         return command(**arguments)
 
-    def _answer(self, method: str, name: str, rest: str, body: bytes) -> Answer:
+    def _answer(self, method: str, name: str, rest: str, body: bytes) -> Reply:
         match method, name:
             case "GET", name if name in self._views:
-                return _OK, self._views[name]()
-            case "DELETE", "calls" | "crimes":
-                (self._forget_calls if name == "calls" else self._crimes.clear)()
-                return _OK, {}
-            case "GET", "crimes":
-                return _OK, [asdict(crime) for crime in self._crimes.all()]
-            case _, "failpoints":
-                return self._answer_failpoints(method, rest, body)
+                return Reply.json(self._views[name]())
             case "POST", name if name in self._commands:
-                return _OK, self.run(name, json.loads(body or b"{}"))
-        return _NOT_FOUND, {"error": f"no such admin call: {method} {PREFIX}{name}"}
-
-    def _answer_failpoints(self, method: str, rest: str, body: bytes) -> Answer:
-        match method:
-            case "GET":
-                return _OK, [failpoint.to_json() for failpoint in self._failpoints.all()]
-            case "POST":
-                return _OK, self._failpoints.add(json.loads(body)).to_json()
-            case "DELETE" if rest:
+                return Reply.json(self.run(name, json.loads(body or b"{}")))
+            case "GET", "failpoints":
+                return Reply.json([failpoint.to_json() for failpoint in self._failpoints.all()])
+            case "POST", "failpoints":
+                return Reply.json(self._failpoints.add(json.loads(body)).to_json())
+            case "DELETE", "failpoints" if rest:
                 self._failpoints.remove(int(rest))
-                return _OK, {}
-            case "DELETE":
+            case "DELETE", "failpoints":
                 self._failpoints.clear()
-                return _OK, {}
-        return _NOT_FOUND, {"error": f"failpoints know no {method}"}
+            case "DELETE", "calls":
+                self._clear_calls()
+            case "DELETE", "fatal_requests":
+                self._fatal_requests.clear()
+            case _:
+                return Reply.json({"error": f"no such admin call: {method} {PREFIX}{name}"}, _NOT_FOUND)
+        return Reply.json({})
 
     def _describe_calls(self) -> dict[str, Any]:
         nodes = self._control.nodes.values()
@@ -155,7 +118,7 @@ class Admin:
             "downloads": {node.store_id: dict(node.downloads) for node in nodes},
         }
 
-    def _forget_calls(self) -> None:
+    def _clear_calls(self) -> None:
         self._calls.clear()
         for node in self._control.nodes.values():
             node.pace.clear()
@@ -173,9 +136,6 @@ class Admin:
             pieces.update((region.id, region) for region in split)
         return [_region_json(region) for region in sorted(pieces.values(), key=lambda piece: piece.start)]
 
-    def _merge(self, source: int, target: int) -> dict[str, Any]:
-        return _region_json(self._regions.merge(source, target))
-
     def _transfer_leader(self, region_id: int, store_id: int) -> dict[str, Any]:
         return _region_json(self._regions.transfer_leader(region_id, store_id))
 
@@ -183,33 +143,32 @@ class Admin:
         return _region_json(self._regions.move(region_id, from_store, to_store))
 
     def _scatter(self) -> list[dict[str, Any]]:
-        """Give each living store its turn to lead, in key order."""
-        living = [node.store_id for node in self._control.nodes.values() if node.alive]
-        for turn, region in enumerate(self._regions.all()):
-            store_id = living[turn % len(living)]
-            if region.peer_on(store_id):
-                self._regions.transfer_leader(region.id, store_id)
-            else:
-                self._regions.move(region.id, region.leader_store, store_id)
+        alive = [node.store_id for node in self._control.nodes.values() if node.alive]
+        self._regions.scatter([region.id for region in self._regions.all()], alive)
         return [_region_json(region) for region in self._regions.all()]
 
     def _kill_store(self, store_id: int) -> dict[str, Any]:
-        self._control.kill_store(self._node(store_id).store_id)
-        return self._store_json(self._node(store_id))
+        node = self._node(store_id)
+        self._control.kill_store(store_id)
+        return _store_json(node)
 
     def _restart_store(self, store_id: int) -> dict[str, Any]:
-        self._control.restart_store(self._node(store_id).store_id)
-        return self._store_json(self._node(store_id))
+        node = self._node(store_id)
+        self._control.restart_store(store_id)
+        return _store_json(node)
+
+    def _kill_pd(self, seconds: float) -> dict[str, Any]:
+        self._control.kill_pd(float(seconds))
+        return {}
 
     def _flush(self, store_id: int) -> dict[str, Any]:
         self._node(store_id).causal.flush()
         return {}
 
     def _expire_import_mode(self, store_id: int) -> dict[str, Any]:
-        self._import_modes[self._node(store_id).store_id].expire()
-        return self._store_json(self._node(store_id))
-
-    # -- helpers ------------------------------------------------------------------------------------------------
+        node = self._node(store_id)
+        node.import_mode.switch(importing=False)
+        return _store_json(node)
 
     def _node(self, store_id: int) -> StoreNode:
         node = self._control.nodes.get(store_id)
@@ -217,15 +176,16 @@ class Admin:
             raise PlaygroundError(f"there is no store {store_id}")
         return node
 
-    def _store_json(self, node: StoreNode) -> dict[str, Any]:
-        mode = self._import_modes.get(node.store_id)
-        return {
-            "store_id": node.store_id,
-            "address": node.address,
-            "status_address": node.status_address,
-            "alive": node.alive,
-            "import_mode": mode is not None and mode.importing,
-        }
+
+def _store_json(node: StoreNode) -> dict[str, Any]:
+    return {
+        "store_id": node.store_id,
+        "address": node.address,
+        "status_address": node.status_address,
+        "alive": node.alive,
+        "import_mode": node.import_mode.importing,
+        "download_limit": node.download_limit.current,
+    }
 
 
 def _region_json(region: Region) -> dict[str, Any]:

@@ -6,33 +6,87 @@ import hashlib
 import secrets
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+import fastcrc
 import grpc
+from rocksdict import BlockBasedOptions, ChecksumType, DBCompressionType, Options, SstFileWriter
 
 from formats.api_version import ApiVersion
-from formats.keys import DATA_PREFIX, RAW_MODE, RAW_MODE_END, KeyCodec
+from formats.keys.codec import RAW_MODE, RAW_MODE_END, KeyCodec
 from tikv_br.cluster.pb import brpb_pb2, brpb_pb2_grpc, errorpb_pb2, kvrpcpb_pb2
-from tikv_br.playground import cipher, crimes
-from tikv_br.playground.backup_writer import Conversion, Row, Written, sst_options, write_sst
-from tikv_br.playground.cipher import CipherFault
-from tikv_br.playground.external_storage import ExternalStorage, StorageFault
+from tikv_br.playground import external_storage
+from tikv_br.playground.encoding import LiveRow, data_range, encoding_of
+from tikv_br.playground.external_storage import CipherFault, ExternalStorage, StorageFault, open_for
 from tikv_br.playground.failpoints import BACKUP_REGION
-from tikv_br.playground.faulty_storage import open_for
-from tikv_br.playground.node import StoreNode
-from tikv_br.playground.raw_faults import VERSION_NAMES
+from tikv_br.playground.node import BACKUP_EMPTY_RANGE, BACKUP_NOT_RAW, StoreNode, crash_store
+from tikv_br.playground.raw_checks import VERSION_NAMES
 from tikv_br.playground.region import Region
 
-RPC: Final = "Backup"
+CONVERTED_TS: Final = 1
+"""The timestamp of every row that a backup converts from V1 or V1TTL to V2."""
+_FORMAT_VERSION: Final = 2
+_BLOCK_SIZE: Final = 16 << 10
+_WINDOW_BITS: Final = -14
+_DEFAULT_LEVEL: Final = 32767
+_RPC: Final = "Backup"
 _DEFAULT_CF: Final = "default"
 _COLUMN_FAMILIES: Final = frozenset({"", _DEFAULT_CF, "lock", "write", "raft"})
 
 
 @dataclass(frozen=True, slots=True)
-class _Piece:
+class SstSummary:
+    """What an SST contains, counted over the keys and values that a client of the target sees."""
+
+    crc64xor: int
+    total_kvs: int
+    total_bytes: int
+
+
+def write_sst(rows: Iterable[LiveRow], path: Path, options: Options) -> SstSummary | None:
+    """Write the stored rows to an SST; None, and no file, when there are none."""
+    writer: SstFileWriter | None = None
+    crc64xor = total_kvs = total_bytes = 0
+    crc64 = fastcrc.crc64.xz
+    for key, value, _, row in rows:
+        if writer is None:
+            writer = SstFileWriter(options)
+            writer.open(str(path))
+        writer[row[0]] = row[1]
+        pair = key + value
+        crc64xor ^= crc64(pair)
+        total_kvs += 1
+        total_bytes += len(pair)
+    if writer is None:
+        return None
+    writer.finish()
+    return SstSummary(crc64xor, total_kvs, total_bytes)
+
+
+def sst_options(compression: brpb_pb2.CompressionType.ValueType = brpb_pb2.UNKNOWN, level: int = 0) -> Options:
+    """As TiKV writes SSTs for backups; ``compression`` is a ``brpb.CompressionType``, level 0 the default."""
+    types = {
+        brpb_pb2.UNKNOWN: DBCompressionType.lz4,  # the fastest that is built in
+        brpb_pb2.LZ4: DBCompressionType.lz4,
+        brpb_pb2.SNAPPY: DBCompressionType.snappy,
+        brpb_pb2.ZSTD: DBCompressionType.zstd,
+    }
+    table = BlockBasedOptions()
+    table.set_format_version(_FORMAT_VERSION)
+    table.set_checksum_type(ChecksumType.crc32c())
+    table.set_block_size(_BLOCK_SIZE)
+    options = Options(raw_mode=True)
+    options.set_block_based_table_factory(table)
+    options.set_compression_type(types[compression]())
+    options.set_compression_options(_WINDOW_BITS, level or _DEFAULT_LEVEL, 0, 0)
+    return options
+
+
+@dataclass(frozen=True, slots=True)
+class _RegionSpan:
     """A region and the part of it to back up, in RPC keys of the source."""
 
     region: Region
@@ -48,85 +102,81 @@ class BackupService(brpb_pb2_grpc.BackupServicer):
         self._codec = KeyCodec(node.api_version)
 
     def add_to(self, server: grpc.Server) -> None:
-        """Register the service."""
         brpb_pb2_grpc.add_BackupServicer_to_server(self, server)
 
     def backup(
         self, request: brpb_pb2.BackupRequest, context: grpc.ServicerContext
     ) -> Iterator[brpb_pb2.BackupResponse]:
-        """One response a region; failures are responses too, and the others go on."""
+        """One response a region. A failure is a response too, and does not end the others."""
         if request.cf not in _COLUMN_FAMILIES:
             context.abort(grpc.StatusCode.UNKNOWN, f'InvalidCf {{ cf: "{request.cf}" }}')
-        if request.is_raw_kv and (refused := self._refused_version(request)):
-            yield _failure(refused)
+        if request.is_raw_kv and (refusal := self._check_version(request)):
+            yield brpb_pb2.BackupResponse(error=brpb_pb2.Error(msg=refusal))
             return
         ranges = [(each.start_key, each.end_key) for each in request.sub_ranges]
         ranges = ranges or [(request.start_key, request.end_key)]
-        self._answer_for_crimes(request, ranges, context)
+        self._check_fatal(request, ranges, context)
         if request.is_raw_kv and self._node.api_version is ApiVersion.V2:
             self._node.causal.flush()  # even if what follows fails
         try:
             storage = open_for(self._node, request.storage_backend)
         except StorageFault as fault:
-            yield _failure(fault.debug)
+            yield brpb_pb2.BackupResponse(error=brpb_pb2.Error(msg=fault.debug))
             return
         task = _Task(self._node, request, storage)
-        for piece in [piece for start, end in ranges for piece in self._pieces(start, end)]:
+        for span in [span for start, end in ranges for span in self._led_spans(start, end)]:
             if not context.is_active():
                 return
-            error = self._region_error(piece.region, context)
+            error = self._region_error(span.region, context)
             if error is not None:
                 yield brpb_pb2.BackupResponse(error=brpb_pb2.Error(region_error=error))
             else:
-                yield task.run(piece)
+                yield task.run(span)
 
-    def _refused_version(self, request: brpb_pb2.BackupRequest) -> str | None:
+    def _check_version(self, request: brpb_pb2.BackupRequest) -> str | None:
         """Why the store cannot write that API version, or (V2) has no raw data in such a range."""
-        mine, wanted = self._node.api_version, request.dst_api_version
-        known = wanted <= ApiVersion.V2.value
+        source, target = self._node.api_version, request.dst_api_version
         start, end = request.start_key, request.end_key
         in_raw_mode = start.startswith(RAW_MODE) and (end.startswith(RAW_MODE) or end == RAW_MODE_END)
-        if known and Conversion(mine, ApiVersion(wanted)).allowed and (in_raw_mode or mine is not ApiVersion.V2):
+        if target in {source.value, ApiVersion.V2.value} and (in_raw_mode or source is not ApiVersion.V2):
             return None
-        said = f"invalid backup version, cur: {VERSION_NAMES[mine]}, dst: {VERSION_NAMES[wanted]}"
-        return f'Other("[components/backup/src/endpoint.rs:1136]: {said}")'
+        refusal = f"invalid backup version, cur: {VERSION_NAMES[source]}, dst: {VERSION_NAMES[target]}"
+        return f'Other("[components/backup/src/endpoint.rs:1136]: {refusal}")'
 
-    def _answer_for_crimes(
+    def _check_fatal(
         self, request: brpb_pb2.BackupRequest, ranges: list[tuple[bytes, bytes]], context: grpc.ServicerContext
     ) -> None:
         for start, end in ranges:
             if start == end and start:
-                what = f"{crimes.BACKUP_EMPTY_RANGE}: {start.hex()}"
-                crimes.store_dies(self._node, context, RPC, what)
-            if not request.is_raw_kv and self._node.api_version is not ApiVersion.V2 and self._holds_data(start, end):
-                crimes.store_dies(self._node, context, RPC, crimes.BACKUP_NOT_RAW)
+                crash_store(self._node, context, _RPC, f"{BACKUP_EMPTY_RANGE}: {start.hex()}")
+            if not request.is_raw_kv and self._node.api_version is not ApiVersion.V2:
+                rows = self._node.engine.iterate(*data_range(start, end))
+                if next(rows, None) is not None:
+                    crash_store(self._node, context, _RPC, BACKUP_NOT_RAW)
 
-    def _holds_data(self, start: bytes, end: bytes) -> bool:
-        rows = self._node.engine.iterate(DATA_PREFIX + start, DATA_PREFIX + end if end else b"")
-        return next(rows, None) is not None
-
-    def _pieces(self, start: bytes, end: bytes) -> Iterator[_Piece]:
-        """The parts of [start, end) that this store leads now; none of a range that goes backwards."""
+    def _led_spans(self, start: bytes, end: bytes) -> Iterator[_RegionSpan]:
+        """The parts of [start, end) that this store leads now; none of a reversed range."""
         if end and start > end:
             return
         for region in self._node.regions.overlapping(self._codec.bound(start), self._codec.bound(end)):
             if region.leader_store == self._node.store_id:
                 region_start, region_end = map(self._codec.from_bound, (region.start, region.end))
-                yield _Piece(region, max(start, region_start), min(filter(None, (end, region_end)), default=b""))
+                yield _RegionSpan(region, max(start, region_start), min(filter(None, (end, region_end)), default=b""))
 
     def _region_error(self, region: Region, context: grpc.ServicerContext) -> errorpb_pb2.Error | None:
-        """What has become of a region since the work was divided, or what a failpoint says so."""
+        """How a region has changed since the range was divided, or a failpoint's error."""
         node = self._node
         error = node.failpoints.intercept(BACKUP_REGION, store_id=node.store_id, region_id=region.id, context=context)
         if error is not None:
             return error
-        seen = region.to_pb()
-        asked = kvrpcpb_pb2.Context(region_id=region.id, region_epoch=seen.region_epoch, peer=region.leader.to_pb())
-        return node.regions.check(asked, node.store_id, read=True)
+        sent = kvrpcpb_pb2.Context(
+            region_id=region.id, region_epoch=region.to_pb().region_epoch, peer=region.leader.to_pb()
+        )
+        return node.regions.check(sent, node.store_id, read=True)
 
 
 class _Task:
-    """What one request asks for, region by region."""
+    """One request, region by region."""
 
     def __init__(self, node: StoreNode, request: brpb_pb2.BackupRequest, storage: ExternalStorage) -> None:
         self._node = node
@@ -135,41 +185,42 @@ class _Task:
         self._codec = KeyCodec(node.api_version)
         self._cf = request.cf or _DEFAULT_CF
 
-    def run(self, piece: _Piece) -> brpb_pb2.BackupResponse:
-        """Back up one piece; a failure of the storage is told with the range it leaves undone."""
+    def run(self, span: _RegionSpan) -> brpb_pb2.BackupResponse:
+        """Back up one span. If the storage fails, the response names the range."""
         response = brpb_pb2.BackupResponse(
-            start_key=piece.start, end_key=piece.end, api_version=self._request.dst_api_version
+            start_key=span.start, end_key=span.end, api_version=self._request.dst_api_version
         )
         if self._request.is_raw_kv and self._cf == _DEFAULT_CF:
             try:
-                response.files.extend(self._files(piece))
+                response.files.extend(self._files(span))
             except StorageFault as fault:
                 response.error.msg = fault.debug
             except CipherFault as fault:
                 response.error.msg = f'Other("{fault}")'
         return response
 
-    def _files(self, piece: _Piece) -> Iterator[brpb_pb2.File]:
-        """The file of a piece, none when it holds no live row."""
-        conversion = Conversion(self._node.api_version, ApiVersion(self._request.dst_api_version))
+    def _files(self, span: _RegionSpan) -> Iterator[brpb_pb2.File]:
+        """The file of a span, none if it contains no live row."""
+        source, target = self._node.api_version, ApiVersion(self._request.dst_api_version)
+        stored = self._node.engine.iterate(*data_range(self._codec.bound(span.start), self._codec.bound(span.end)))
+        rows = encoding_of(source).live_rows(stored, self._node.now())
+        start, end = span.start, span.end
+        if source is not target:
+            rows = _to_v2(rows)
+            start, end = KeyCodec(target).rpc_range(start, end)
         options = sst_options(self._request.compression_type, self._request.compression_level)
         with tempfile.TemporaryDirectory(dir=self._node.data_dir, prefix="backup-") as folder:
             path = Path(folder) / "region.sst"
-            written = write_sst(conversion.rows(self._rows(piece), self._node.now()), path, options)
-            if written is not None:
-                start, end = conversion.target_range(piece.start, piece.end)
-                yield self._save(piece, path.read_bytes(), written, start, end)
+            summary = write_sst(rows, path, options)
+            if summary is not None:
+                yield self._save(span, path.read_bytes(), summary, start, end)
 
-    def _rows(self, piece: _Piece) -> Iterator[Row]:
-        start, end = map(self._codec.bound, (piece.start, piece.end))
-        return self._node.engine.iterate(DATA_PREFIX + start, DATA_PREFIX + end if end else b"")
-
-    def _save(self, piece: _Piece, plain: bytes, written: Written, start: bytes, end: bytes) -> brpb_pb2.File:
-        iv = secrets.token_bytes(cipher.IV_SIZE)  # told even of plain files
-        data = cipher.crypt(self._request.cipher_info, iv, plain)
-        name = self._name(piece)
+    def _save(self, span: _RegionSpan, plain: bytes, summary: SstSummary, start: bytes, end: bytes) -> brpb_pb2.File:
+        iv = secrets.token_bytes(external_storage.IV_SIZE)  # reported for plain files, too
+        data = external_storage.crypt(self._request.cipher_info, iv, plain)
+        name = self._name(span)
         self._storage.write(name, data)
-        self._node.pace.work(written.total_bytes)
+        self._node.pace.work(summary.total_bytes)
         if self._request.rate_limit:
             time.sleep(len(data) / self._request.rate_limit)
         return brpb_pb2.File(
@@ -177,23 +228,27 @@ class _Task:
             sha256=hashlib.sha256(data).digest(),
             start_key=start,
             end_key=end,
-            crc64xor=written.crc64xor,
-            total_kvs=written.total_kvs,
-            total_bytes=written.total_bytes,
+            crc64xor=summary.crc64xor,
+            total_kvs=summary.total_kvs,
+            total_bytes=summary.total_bytes,
             cf=self._cf,
             size=len(data),
             cipher_iv=iv,
         )
 
-    def _name(self, piece: _Piece) -> str:
-        """Unique by start key and time; of an unbounded start neither is known, and a retry overwrites."""
+    def _name(self, span: _RegionSpan) -> str:
+        """Unique by start key and time; without a start key it has neither, and a retry overwrites the file."""
         separator = "/" if self._storage.nested else "_"
-        name = f"{self._node.store_id}{separator}{piece.region.id}_{piece.region.version}"
-        if piece.start:
-            name += f"_{hashlib.sha256(piece.start).hexdigest()}_{time.time_ns() // 1_000_000}"
+        name = f"{self._node.store_id}{separator}{span.region.id}_{span.region.version}"
+        if span.start:
+            name += f"_{hashlib.sha256(span.start).hexdigest()}_{time.time_ns() // 1_000_000}"
         return f"{name}_{self._cf}.sst"
 
 
-def _failure(message: str) -> brpb_pb2.BackupResponse:
-    """The response that ends a request before any region was tried."""
-    return brpb_pb2.BackupResponse(error=brpb_pb2.Error(msg=message))
+def _to_v2(rows: Iterable[LiveRow]) -> Iterator[LiveRow]:
+    """Live rows of V1 or V1TTL as rows of keyspace 0."""
+    encoding = encoding_of(ApiVersion.V2)
+    prefix = KeyCodec(ApiVersion.V2).prefix
+    for key, value, expire, _ in rows:
+        rpc_key = prefix + key
+        yield rpc_key, value, expire, encoding.put(rpc_key, value, expire, CONVERTED_TS)

@@ -1,8 +1,8 @@
-"""Where writes meet change feeds: each V2 write goes through here, and each subscription is known here.
+"""All writes of V2 stores, and the subscriptions of change feeds that receive them.
 
-One lock makes one order of three things: a write with its events, a change of a region as far as feeds see it, and a
-subscription. So a write that was let in before its region split or moved is refused, as Raft would, instead of being
-missed by whoever scans the region afterwards.
+One lock orders three things: a write with its events, a change of a region as feeds see it, and a subscription. So a
+write that was accepted before its region split or moved is refused, as Raft would, instead of being missed by a later
+scan of the region.
 """
 
 from __future__ import annotations
@@ -11,31 +11,33 @@ import contextlib
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from formats.api_version import ApiVersion
-from tikv_br.cluster.pb import cdcpb_pb2, metapb_pb2
-from tikv_br.playground import cdc_errors, cdc_rows, region_errors
-from tikv_br.playground.cdc_rows import Event, Span
+from tikv_br.cluster.pb import cdcpb_pb2, errorpb_pb2, metapb_pb2
+from tikv_br.playground import cdc_rows, region_errors
+from tikv_br.playground.cdc_rows import Event, SubscribedRange
 from tikv_br.playground.encoding import Row
-from tikv_br.playground.node import Failpoints, StoreNode
-from tikv_br.playground.raw_faults import RegionFault
+from tikv_br.playground.failpoints import FailpointTable
+from tikv_br.playground.node import StoreNode
+from tikv_br.playground.raw_checks import RegionFault
 from tikv_br.playground.region import Region
 from tikv_br.playground.regions import RegionTable
 
 
+def region_not_found(region_id: int) -> cdcpb_pb2.Error:
+    """The store has no peer of the region; also the answer to a deregistration."""
+    return cdcpb_pb2.Error(region_not_found=errorpb_pb2.RegionNotFound(region_id=region_id))
+
+
 class Outbox(Protocol):
-    """The stream on which a subscription's events go out. Called under the hub's lock."""
+    """The stream that a subscription's events are sent on. Called under the hub's lock."""
 
-    def push(self, event: Event) -> None:
-        """Send an event, after those before."""
-        ...
+    def push(self, event: Event) -> None: ...
 
-    def has_room(self, event: Event) -> bool:
-        """Whether the stream may hold it until the client takes it."""
-        ...
+    def has_room(self, event: Event) -> bool: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -46,22 +48,22 @@ class Subscription:
     store_id: int
     region_id: int
     request_id: int
-    span: Span
+    span: SubscribedRange
     raw: bool
-    """Whether it asks for RawKV; one for transactions never sees a row here."""
+    """Whether it is for RawKV; one for transactions never sees a row here."""
     version: int = 0
-    """Of the region's epoch, when it began."""
+    """Of the region's epoch, at registration."""
     initialized: bool = False
-    """Whether the incremental scan is over; resolved-ts are told from then on."""
-    deaf_until: float = 0.0
-    """While its store has not noticed (until this monotonic time) that it lost the lead; 0 while it leads."""
+    """Whether the incremental scan has ended; resolved-ts are sent from then on."""
+    overrun_until: float = 0.0
+    """Until this monotonic time its store does not notice that it lost the leadership; 0 while it leads."""
     ended: bool = False
 
 
 class ChangeHub:
     """All subscriptions of a playground, store by store. Thread-safe."""
 
-    def __init__(self, regions: RegionTable, failpoints: Failpoints) -> None:
+    def __init__(self, regions: RegionTable, failpoints: FailpointTable) -> None:
         self.lock = threading.Lock()
         self._regions = regions
         self._failpoints = failpoints
@@ -73,8 +75,8 @@ class ChangeHub:
     # -- writes -------------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def writing(self, node: StoreNode) -> Iterator[int]:
-        """Give a write its timestamp: 0 but in V2. One before it holds back the store's resolved-ts meanwhile."""
+    def write_ts(self, node: StoreNode) -> Iterator[int]:
+        """The timestamp of a write, 0 except in V2. The store's resolved-ts stay below it until the block ends."""
         if node.api_version is not ApiVersion.V2:
             yield 0
             return
@@ -89,9 +91,9 @@ class ChangeHub:
                 self._pins[node.store_id].discard(pin)
 
     def write(self, node: StoreNode, region: Region, puts: Sequence[Row], deletes: Sequence[bytes]) -> None:
-        """Write rows of ``region``, and tell those who subscribed to it.
+        """Write rows of ``region``, and send them to its subscriptions.
 
-        Raises `RegionFault` when, in V2, the region has been split, merged or moved since it was looked up.
+        Raises `RegionFault` if, in V2, the region has been split, merged or moved since it was looked up.
         """
         if node.api_version is not ApiVersion.V2:
             node.engine.write(puts, deletes)
@@ -100,9 +102,9 @@ class ChangeHub:
             self._check_unchanged(region)
             node.engine.write(puts, deletes)
             self._applied[region.id] += 1
-            for_whom = [each for each in self._of(node.store_id, region.id) if each.raw and not each.deaf_until]
-            if for_whom:
-                self._tell(for_whom, cdc_rows.rows_of(puts))
+            receivers = [each for each in self._of(node.store_id, region.id) if each.raw and not each.overrun_until]
+            if receivers:
+                self._send(receivers, [cdc_rows.committed_row(*row) for row in puts])
 
     def _check_unchanged(self, region: Region) -> None:
         now = self._regions.get(region.id)
@@ -114,44 +116,50 @@ class ChangeHub:
             sent = region.to_pb().region_epoch
             raise RegionFault(region_errors.epoch_not_match(now, sent, self._regions.siblings(now, sent)))
 
-    def _tell(self, subscriptions: Sequence[Subscription], rows: Sequence[Event.Row]) -> None:
+    def _send(self, subscriptions: Sequence[Subscription], rows: Sequence[Event.Row]) -> None:
         for each in subscriptions:
-            wanted = [row for row in rows if each.span.holds(row.key)]
-            if not wanted:
+            entries = [row for row in rows if each.span.contains(row.key)]
+            if not entries:
                 continue
-            event = cdc_rows.live_event(each.region_id, each.request_id, self._applied[each.region_id], wanted)
+            event = Event(
+                region_id=each.region_id,
+                request_id=each.request_id,
+                index=self._applied[each.region_id],
+                entries=Event.Entries(entries=entries),
+            )
             if each.outbox.has_room(event):
                 each.outbox.push(event)
             else:
-                self._end(each, cdc_errors.congested(each.region_id))
+                self._end(each, cdcpb_pb2.Error(congested=cdcpb_pb2.Congested(region_id=each.region_id)))
 
     # -- subscriptions ------------------------------------------------------------------------------------------
 
     def subscribe(self, subscription: Subscription, epoch: metapb_pb2.RegionEpoch) -> cdcpb_pb2.Error | Region:
-        """Begin with every write from now on; the region as it is now, or why it cannot be."""
+        """Receive every write from now on; the region as it is now, or why the registration fails."""
         with self.lock:
             region = self._regions.get(subscription.region_id)
             if region is None or region.peer_on(subscription.store_id) is None:
-                return cdc_errors.region_not_found(subscription.region_id)
+                return region_not_found(subscription.region_id)
             there = self._of(subscription.store_id, region.id)
-            if any(self._same(each, subscription) for each in there):
-                return cdc_errors.duplicate_request(region.id)
+            outbox, request_id = subscription.outbox, subscription.request_id
+            if any(each.outbox is outbox and each.request_id == request_id for each in there):
+                return cdcpb_pb2.Error(duplicate_request=cdcpb_pb2.DuplicateRequest(region_id=region.id))
             if region.leader_store != subscription.store_id:
-                return cdc_errors.not_leader(self._regions.not_leader(region))
+                return self._not_leader(region)
             if epoch.version != region.version:
-                return cdc_errors.stale_epoch(region, epoch, self._regions.siblings(region, epoch))
+                return _epoch_not_match(self._regions.siblings(region, epoch))
             subscription.version = region.version
             self._subscriptions[subscription.store_id, region.id] = [*there, subscription]
             return region
 
     def end(self, subscription: Subscription, error: cdcpb_pb2.Error) -> None:
-        """Let an error be the last event of a subscription; no error when it has ended."""
+        """End a subscription with an error, unless it has ended."""
         with self.lock:
             if not subscription.ended:
                 self._end(subscription, error)
 
     def drop(self, outbox: Outbox) -> None:
-        """Forget all subscriptions of a stream that is over."""
+        """Remove all subscriptions of a stream that has ended."""
         with self.lock:
             for each in self._all_of(outbox):
                 self._remove(each)
@@ -178,7 +186,7 @@ class ChangeHub:
             ]
 
     def resolve(self, node: StoreNode, outbox: Outbox) -> tuple[int, list[Subscription]]:
-        """A timestamp below all later writes of the store, and the subscriptions of a stream that may hear it.
+        """A timestamp below all later writes of the store, and the subscriptions of a stream that get it as resolved-ts.
 
         Every event up to it has been pushed. The caller holds the lock.
         """
@@ -187,33 +195,30 @@ class ChangeHub:
         return ts, [each for each in self._all_of(outbox) if each.initialized and self._is_led(each)]
 
     def overrun(self, outbox: Outbox) -> list[Subscription]:
-        """The subscriptions of a stream whose store has yet to notice that it lost the lead; ends those that are over."""
+        """The subscriptions of a stream whose store has not noticed that it lost the leadership; ends those whose time is up."""
         with self.lock:
-            deaf = [each for each in self._all_of(outbox) if each.deaf_until]
-            for each in deaf:
-                if time.monotonic() >= each.deaf_until:
-                    self._end(each, self._lost(each))
-            return [each for each in deaf if each.initialized and not each.ended]
-
-    def _lost(self, subscription: Subscription) -> cdcpb_pb2.Error:
-        region = self._regions.get(subscription.region_id)
-        if region is None or region.peer_on(subscription.store_id) is None:
-            return cdc_errors.region_not_found(subscription.region_id)
-        return cdc_errors.not_leader(self._regions.not_leader(region))
+            overrun = [each for each in self._all_of(outbox) if each.overrun_until]
+            for each in overrun:
+                if time.monotonic() >= each.overrun_until:
+                    region = self._regions.get(each.region_id)
+                    has_peer = region is not None and region.peer_on(each.store_id) is not None
+                    self._end(
+                        each, self._not_leader(region) if region and has_peer else region_not_found(each.region_id)
+                    )
+            return [each for each in overrun if each.initialized and not each.ended]
 
     def _is_led(self, subscription: Subscription) -> bool:
-        """Whether its store leads the region as it was: asked once a timestamp is taken that no next leader goes below."""
+        """Whether its store leads the region as it was. To be called after taking a timestamp that no later leader goes below."""
         region = self._regions.get(subscription.region_id)
         return (
             region is not None
-            and not subscription.deaf_until
+            and not subscription.overrun_until
             and region.leader_store == subscription.store_id
             and region.version == subscription.version
         )
 
-    @staticmethod
-    def _same(one: Subscription, other: Subscription) -> bool:
-        return one.outbox is other.outbox and one.request_id == other.request_id
+    def _not_leader(self, region: Region) -> cdcpb_pb2.Error:
+        return cdcpb_pb2.Error(not_leader=self._regions.not_leader(region).not_leader)
 
     def _of(self, store_id: int, region_id: int) -> list[Subscription]:
         return self._subscriptions.get((store_id, region_id), [])
@@ -238,27 +243,26 @@ class ChangeHub:
     # -- regions ------------------------------------------------------------------------------------------------
 
     def _region_changed(self, old: Sequence[Region], new: Sequence[Region]) -> None:
-        """End what was subscribed to regions that are no longer what they were."""
+        """End the subscriptions of changed regions."""
         with self.lock:
             for region in old:
                 there = self._of(region.leader_store, region.id)
-                known = [each for each in there if each.version == region.version]  # none that knows of the change
-                if len(old) != len(new):  # a merge does not tell what became of the regions
-                    self._end_all(known, cdc_errors.epoch_not_match(new if len(new) > 1 else []))
-                else:
-                    self._lose(known, new[0])
+                stale = [each for each in there if each.version == region.version]  # not those that know the change
+                if len(old) == len(new):
+                    error = self._not_leader(new[0])
+                    seconds = 0.0
+                    if stale:
+                        seconds = self._failpoints.overrun(store_id=region.leader_store, region_id=region.id)
+                else:  # a split, or a merge, after which the error names no regions
+                    error = _epoch_not_match(new if len(new) > 1 else [])
+                    seconds = 0.0
+                for each in stale:
+                    if seconds:
+                        each.overrun_until = time.monotonic() + seconds
+                    else:
+                        self._end(each, error)
 
-    def _lose(self, subscriptions: Sequence[Subscription], region: Region) -> None:
-        """Another store leads the region: what was subscribed at the old one ends, at once or when that notices."""
-        seconds = 0.0
-        if subscriptions:
-            seconds = self._failpoints.overrun(store_id=subscriptions[0].store_id, region_id=region.id)
-        if seconds:
-            for each in subscriptions:
-                each.deaf_until = time.monotonic() + seconds
-        else:
-            self._end_all(subscriptions, cdc_errors.not_leader(self._regions.not_leader(region)))
 
-    def _end_all(self, subscriptions: Sequence[Subscription], error: cdcpb_pb2.Error) -> None:
-        for each in subscriptions:
-            self._end(each, error)
+def _epoch_not_match(current: Iterable[Region]) -> cdcpb_pb2.Error:
+    regions = [region.to_pb() for region in current]
+    return cdcpb_pb2.Error(epoch_not_match=errorpb_pb2.EpochNotMatch(current_regions=regions))

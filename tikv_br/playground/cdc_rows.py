@@ -17,7 +17,7 @@ MAX_EVENT_BYTES: Final = 32 << 10
 """Keys and values in one event of a scan; a single larger row is an event of its own."""
 BATCH_ROWS: Final = 1024
 BATCH_BYTES: Final = 1 << 20
-"""What is read of a scan at a time."""
+"""Upper bounds of one batch of a scan."""
 MAX_MESSAGE_BYTES: Final = 6 << 20
 """Events in one message; a single larger event is a message of its own."""
 _RAW_MODE: Final = (b"r", b"s")
@@ -26,24 +26,23 @@ INITIALIZED: Final = Event.Row(type=Event.INITIALIZED)
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
-    """What a subscription wants of its region: RPC keys of [start, end), ``end`` b"" unbounded."""
+class SubscribedRange:
+    """The RPC keys [start, end) of a subscription, ``end`` b"" unbounded."""
 
     start: bytes = b""
     end: bytes = b""
 
     @classmethod
-    def of(cls, start: bytes, end: bytes) -> Span:
+    def of(cls, start: bytes, end: bytes) -> SubscribedRange:
         """The span between two memcomparable keys; all keys where either cannot be decoded, as where it is empty."""
         first, last = from_memcomparable(start), from_memcomparable(end)
         return cls() if first is None or last is None else cls(first, last)
 
-    def holds(self, key: bytes) -> bool:
-        """Whether an RPC key lies in it."""
+    def contains(self, key: bytes) -> bool:
         return self.start <= key and (not self.end or key < self.end)
 
 
-def committed(data_key: bytes, stored: bytes) -> Event.Row:
+def committed_row(data_key: bytes, stored: bytes) -> Event.Row:
     """One version as a row: a tombstone is a DELETE without value, an expiry is absolute, in unix seconds."""
     version = v2_version(data_key, stored)
     return Event.Row(
@@ -71,7 +70,7 @@ def _newest(rows: Iterable[Row], checkpoint_ts: int) -> Iterator[Event.Row]:
         if data_key[:-8] != last:
             last = data_key[:-8]
             if v2_ts(data_key) > checkpoint_ts:
-                yield committed(data_key, stored)
+                yield committed_row(data_key, stored)
 
 
 def batch_of(rows: Iterator[Event.Row]) -> list[Event.Row]:
@@ -113,13 +112,3 @@ def messages_of(events: Iterable[Event]) -> Iterator[cdcpb_pb2.ChangeDataEvent]:
         size += event_size
     if message.events:
         yield message
-
-
-def live_event(region_id: int, request_id: int, index: int, rows: Iterable[Event.Row]) -> Event:
-    """What one write command did; ``index`` counts the region's commands."""
-    return Event(region_id=region_id, request_id=request_id, index=index, entries=Event.Entries(entries=rows))
-
-
-def rows_of(puts: Iterable[Row]) -> list[Event.Row]:
-    """The rows of one write command, in its order."""
-    return [committed(data_key, stored) for data_key, stored in puts]

@@ -1,11 +1,17 @@
-"""A whole playground in this process: PD, its stores, and what goes on between them."""
+"""A whole playground in one process: PD, its stores, and their lifecycle.
+
+``python -m tikv_br.playground.cluster DIR`` runs the playground of a directory until SIGTERM or SIGINT. After a SIGKILL the
+next start finds all data and uses the same ports.
+"""
 
 from __future__ import annotations
 
-import functools
 import json
 import logging
+import os
 import secrets
+import signal
+import sys
 import threading
 import time
 from collections.abc import Iterable, Mapping
@@ -15,50 +21,52 @@ from typing import Any, Final
 
 import grpc
 
-from formats.api_version import ApiVersion
 from tikv_br.errors import PlaygroundError
 from tikv_br.playground.admin import Admin
-from tikv_br.playground.call_clock import CallClock
-from tikv_br.playground.causal import RENEW_INTERVAL, CausalTimestamps
+from tikv_br.playground.backup_service import BackupService
 from tikv_br.playground.cdc_hub import ChangeHub
-from tikv_br.playground.cdc_service import ChangeDataService
-from tikv_br.playground.crimes import CrimeLog
+from tikv_br.playground.cdc_stream import ChangeDataService
 from tikv_br.playground.encoding import encoding_of
 from tikv_br.playground.engine import Engine
 from tikv_br.playground.etcd import EtcdServer
-from tikv_br.playground.failpoints import FailpointTable
-from tikv_br.playground.front import Front
-from tikv_br.playground.gc import GcState
-from tikv_br.playground.http_server import HttpServer, Reply, Request
-from tikv_br.playground.interceptor import PD, FailpointInterceptor
-from tikv_br.playground.keyspaces import Keyspaces
-from tikv_br.playground.node import StoreNode
-from tikv_br.playground.pace import Pace
-from tikv_br.playground.pd_config import PdConfig
-from tikv_br.playground.pd_http import PdHttp
+from tikv_br.playground.failpoints import PD, FailpointInterceptor, FailpointTable
+from tikv_br.playground.import_service import DownloadLimit, ImportMode, ImportService
+from tikv_br.playground.launcher import Home
+from tikv_br.playground.node import CallClock, FatalRequestLog, Pace, StoreNode
+from tikv_br.playground.pd_http import PdConfig, PdHttp
 from tikv_br.playground.pd_service import PdService
-from tikv_br.playground.pd_state import PdState
+from tikv_br.playground.pd_state import RENEW_INTERVAL, CausalTimestamps, GcState, Keyspaces, PdState, Tso
 from tikv_br.playground.raw_service import RawService
-from tikv_br.playground.region import Region
+from tikv_br.playground.region import Region, RegionSizes
 from tikv_br.playground.regions import RegionTable
-from tikv_br.playground.rpc import AddServices, start_server
 from tikv_br.playground.scheduler import Scheduler, first_byte_bounds
-from tikv_br.playground.settings import Settings
-from tikv_br.playground.sizes import RegionSizes
-from tikv_br.playground.sst_services import SstServices
+from tikv_br.playground.servers import (
+    ANY_PORT,
+    AddServices,
+    Front,
+    HttpServer,
+    Reply,
+    Request,
+    ReservedPort,
+    start_server,
+)
+from tikv_br.playground.settings import SETTINGS_FILE, Settings
+from tikv_br.playground.sst_file import SstStore
 from tikv_br.playground.store_server import StoreServer
-from tikv_br.playground.tso import Tso
 
-ANY_PORT: Final = "127.0.0.1:0"
 PORT_SECONDS: Final = 5.0
-"""For which a store that is restarted waits for its ports: gRPC may not have closed one yet, or another program listens there."""
+"""How long a restarted store waits for its ports: gRPC may not have closed one yet, or another program listens there."""
 PORT_POLL_SECONDS: Final = 0.05
+ANSWER_SECONDS: Final = 0.2
+"""Delay before PD goes down: its port is also that of the admin API, which must answer first."""
+WAKE_SECONDS: Final = 0.5
+"""A signal that arrives while the process is stopped (Ctrl-Z) may reach a thread of gRPC, which does not wake the main one."""
 _IDENTITY: Final = "identity"
 _log = logging.getLogger(__name__)
 
 
 class Playground:
-    """Everything that a playground is made of. `start` it, `stop` it; not to be started twice."""
+    """PD and its stores. To be started once."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
@@ -68,16 +76,13 @@ class Playground:
         self.tso = Tso(self.engine, lambda: time.time() + settings.clock_ahead)
         self.failpoints = FailpointTable()
         self.changes = ChangeHub(self.regions, self.failpoints)
-        self.crimes = CrimeLog(settings.path / "crimes.jsonl")
+        self.fatal_requests = FatalRequestLog(settings.path / "fatal_requests.jsonl")
         self.calls = CallClock()
         self._identity = self._load_identity()
-        self._nodes = {store_id: self._node(store_id) for store_id in self._identity["stores"]}
-        self._sst = SstServices()
-        for node in self._nodes.values():
-            self._sst.add_store(node)
+        self.nodes: Mapping[int, StoreNode] = {store_id: self._node(store_id) for store_id in self._identity["stores"]}
         self._stores = {
             store_id: StoreServer(node, self._services_of, settings, self.calls)
-            for store_id, node in self._nodes.items()
+            for store_id, node in self.nodes.items()
         }
         self.state = PdState(
             settings=settings,
@@ -88,36 +93,24 @@ class Playground:
             tso=self.tso,
             gc=GcState(self.engine, barriers=settings.gc_barriers),
             keyspaces=Keyspaces(self.engine),
-            nodes=self._nodes,
+            nodes=self.nodes,
         )
-        self._config = PdConfig(self.engine, replicas=settings.voters, stores=settings.stores)
-        self._admin = Admin(self, self.regions, self.failpoints, self.crimes, self._sst.import_modes, self.calls)
-        self._pd_http = PdHttp(self.state, self._config)
-        self._scheduler = Scheduler(
-            settings,
-            self.engine,
-            self.regions,
-            self.sizes,
-            encoding_of(settings.version),
-            self._config,
-            self._nodes,
-        )
+        config = PdConfig(self.engine, replicas=settings.voters, stores=settings.stores)
+        self._admin = Admin(self, self.regions, self.failpoints, self.fatal_requests, self.calls)
+        self._pd_http = PdHttp(self.state, config)
+        self._scheduler = Scheduler(self.state, encoding_of(settings.version), config)
         self._etcd = EtcdServer(settings.path / "etcd", tls=settings.tls) if settings.etcd else None
         self._renewal_over = threading.Event()
         self._renewal = threading.Thread(target=self._renew, name="causal-ts", daemon=True)
         self._grpc: grpc.Server | None = None
         self._http: HttpServer | None = None
         self._front: Front | None = None
+        self._pd_timer: threading.Timer | None = None
 
-    @property
-    def nodes(self) -> Mapping[int, StoreNode]:
-        """Every store by its id, living or not."""
-        return self._nodes
-
-    # -- life ---------------------------------------------------------------------------------------------------
+    # -- lifecycle ----------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Open all ports and begin the chores. Raises `PlaygroundError` when a port that was asked for is taken."""
+        """Open all ports and start the background threads. Raises `PlaygroundError` if ``--port`` is taken."""
         if self._etcd is not None:
             self._etcd.start()
         self.regions.on_new_leader(self._sync_timestamps)
@@ -131,6 +124,9 @@ class Playground:
     def stop(self) -> None:
         """Close all ports and the database."""
         self._renewal_over.set()
+        if self._pd_timer is not None:
+            self._pd_timer.cancel()
+            self._pd_timer.join()
         if self._renewal.is_alive():
             self._renewal.join()
             self._scheduler.close()
@@ -141,7 +137,7 @@ class Playground:
             self._grpc.stop(None)
         for store in self._stores.values():
             store.stop()
-            store.release()
+            store.release_ports()
         if self._etcd is not None:
             self._etcd.stop()
         self.engine.close()
@@ -152,20 +148,27 @@ class Playground:
         self._stores[store_id].stop()
 
     def restart_store(self, store_id: int) -> None:
-        """Start a dead store on the ports it had, with an empty cache of timestamps."""
-        node = self._nodes[store_id]
+        """Start a dead store on its ports, with an empty cache of timestamps."""
+        node = self.nodes[store_id]
         if not node.alive:
             node.causal = CausalTimestamps(self.tso, self.settings.ts_ahead)
             self._start_store(self._stores[store_id], PORT_SECONDS)
             self.regions.set_store_down(store_id, down=False)
 
+    def kill_pd(self, seconds: float) -> None:
+        """Stop PD shortly afterwards, as kill -9 does, for so many seconds; the stores continue."""
+        if self._pd_timer is not None and self._pd_timer.is_alive():
+            raise PlaygroundError("PD is down already, or about to be")
+        self._pd_timer = threading.Timer(ANSWER_SECONDS, self._interrupt_pd, [seconds])
+        self._pd_timer.start()
+
     def describe(self) -> dict[str, Any]:
-        """What ``playground start --output json`` prints, but for the process."""
+        """What ``playground start --output json`` prints, without the process id."""
         return {
             "pd": self.state.address,
             "stores": [
                 {"id": node.store_id, "address": node.address, "status_address": node.status_address}
-                for node in self._nodes.values()
+                for node in self.nodes.values()
             ],
             "dir": self.settings.directory,
             "api_version": self.settings.version.label,
@@ -174,19 +177,28 @@ class Playground:
             "tls": self.settings.tls is not None,
         }
 
-    # -- inside -------------------------------------------------------------------------------------------------
+    # -- identity -----------------------------------------------------------------------------------------------
 
     def _load_identity(self) -> dict[str, Any]:
-        """Cluster id, stores and ports as they were, or a new cluster's."""
-        kept = self.engine.get_meta(_IDENTITY)
-        if kept is not None:
-            identity: dict[str, Any] = json.loads(kept)
+        """Cluster id, stores and ports, saved or of a new cluster."""
+        saved = self.engine.get_meta(_IDENTITY)
+        if saved is not None:
+            identity: dict[str, Any] = json.loads(saved)
             return identity
-        self.regions.clear()  # a start that was cut off may have left some
+        self.regions.clear()  # an interrupted start may have left some
         cluster_id = self.settings.cluster_id or secrets.randbits(62) | 1 << 62
         identity = {"cluster_id": cluster_id, "stores": self._bootstrap(), "ports": {}}
         self.engine.put_meta({_IDENTITY: json.dumps(identity).encode()})
         return identity
+
+    def _save_identity(self) -> None:
+        ports: dict[str, Any] = {
+            str(node.store_id): {"address": node.address, "status_address": node.status_address}
+            for node in self.nodes.values()
+        }
+        ports["pd"] = int(self.state.address.rpartition(":")[2])
+        self._identity["ports"] = ports
+        self.engine.put_meta({_IDENTITY: json.dumps(self._identity).encode()})
 
     def _bootstrap(self) -> list[int]:
         """A new cluster as PD makes it: the first store, its region, then the other stores and their replicas."""
@@ -201,84 +213,65 @@ class Playground:
         regions.split(first.id, first_byte_bounds(encoding_of(settings.version), settings.regions))
         return stores
 
+    # -- stores -------------------------------------------------------------------------------------------------
+
     def _node(self, store_id: int) -> StoreNode:
+        settings = self.settings
         ports = self._identity["ports"].get(str(store_id), {})
-        data_dir = self.settings.path / f"store-{store_id}"
+        data_dir = settings.path / f"store-{store_id}"
         data_dir.mkdir(exist_ok=True)
         return StoreNode(
             store_id=store_id,
             cluster_id=self._identity["cluster_id"],
             address=ports.get("address", ANY_PORT),
             status_address=ports.get("status_address", ANY_PORT),
-            api_version=ApiVersion(self.settings.api_version),
+            api_version=settings.version,
             engine=self.engine,
             regions=self.regions,
             tso=self.tso,
-            causal=CausalTimestamps(self.tso, self.settings.ts_ahead),
+            causal=CausalTimestamps(self.tso, settings.ts_ahead),
             failpoints=self.failpoints,
-            crimes=self.crimes,
+            fatal_requests=self.fatal_requests,
             changes=self.changes,
             sizes=self.sizes,
             data_dir=data_dir,
-            pace=Pace(self.settings.store_speed, self.settings.data_weight),
+            files=SstStore(data_dir / "import", settings.version),
+            import_mode=ImportMode(),
+            download_limit=DownloadLimit(),
+            pace=Pace(settings.store_speed, settings.data_weight),
         )
 
     def _services_of(self, node: StoreNode) -> Iterable[AddServices]:
+        """The services of a store that starts, which is in normal mode and has no download limit."""
+        node.import_mode.switch(importing=False)
+        node.download_limit.set(0)
         feeds = ChangeDataService(node, self.settings.resolved_ts_interval, self.settings.feed_quota)
-        return [RawService(node).add_to, functools.partial(self._sst.add_to, node=node), feeds.add_to]
+        imports = ImportService(node, self.nodes)  # type: ignore[abstract]  # the rest is UNIMPLEMENTED
+        return [RawService(node).add_to, BackupService(node).add_to, imports.add_to, feeds.add_to]
 
     def _start_store(self, store: StoreServer, patience: float = 0.0) -> None:
-        """On the ports that it had; on others where those are not free within so many seconds."""
-        until = time.monotonic() + patience
+        """Start a store on its ports, or on others if those are not free within ``patience`` seconds."""
+        deadline = time.monotonic() + patience
         while True:
             try:
                 store.start()
-            except PlaygroundError:  # somebody took a port while we were down
+            except PlaygroundError:  # another program took a port while the store was down
                 store.stop()
-                if time.monotonic() >= until:
+                if time.monotonic() >= deadline:
                     break
                 time.sleep(PORT_POLL_SECONDS)
             else:
                 return
         _log.warning("store %d moves to other ports", store.node.store_id)
-        store.release()
+        store.release_ports()
         store.node.address = store.node.status_address = ANY_PORT
         store.start()
 
-    def _start_pd(self) -> None:
-        settings = self.settings
-        failpoints = FailpointInterceptor(self.failpoints, PD)
-        self._grpc, grpc_port = start_server(ANY_PORT, [PdService(self.state).add_to], interceptors=[failpoints])
-        self._http = HttpServer(self._answer)
-        kept = self._identity["ports"].get("pd", 0)
-        address = f"127.0.0.1:{settings.pd_port or kept}"
-        try:
-            self._front = Front(address, grpc_port, self._http.port, settings.tls)
-        except PlaygroundError:
-            if settings.pd_port:
-                raise
-            self._front = Front(ANY_PORT, grpc_port, self._http.port, settings.tls)
-        self.state.address = f"127.0.0.1:{self._front.port}"
-
-    def _answer(self, request: Request) -> Reply:
-        """PD's HTTP port also serves the admin API."""
-        admin = self._admin.handle(request.method, request.path, request.query, request.body)
-        return self._pd_http.handle(request) if admin is None else Reply.json(admin[1], admin[0])
-
-    def _save_identity(self) -> None:
-        ports: dict[str, Any] = {
-            str(node.store_id): {"address": node.address, "status_address": node.status_address}
-            for node in self._nodes.values()
-        }
-        ports["pd"] = int(self.state.address.rpartition(":")[2])
-        self._identity["ports"] = ports
-        self.engine.put_meta({_IDENTITY: json.dumps(self._identity).encode()})
-
     def _sync_timestamps(self, region: Region) -> None:
-        """A new leader's store drops its cached timestamps; until that is done V2 writes are refused."""
+        """Drop the cached timestamps of a new leader's store; until then the region refuses V2 writes."""
 
         def sync() -> None:
-            node = self._nodes[region.leader_store]
+            node = self.nodes[region.leader_store]
             if node.alive:
                 node.causal.flush()
             self.regions.mark_synced(region.id)
@@ -289,12 +282,79 @@ class Playground:
 
     def _renew(self) -> None:
         while not self._renewal_over.wait(RENEW_INTERVAL):
-            for node in self._nodes.values():
-                if node.alive:
+            for node in self.nodes.values():
+                if node.alive and self.tso.available:
                     node.causal.renew()
+
+    # -- PD -----------------------------------------------------------------------------------------------------
+
+    def _start_pd(self) -> None:
+        settings = self.settings
+        failpoints = FailpointInterceptor(self.failpoints, PD, CallClock())  # `calls` counts those of stores only
+        self._grpc, grpc_port = start_server(ANY_PORT, [PdService(self.state).add_to], interceptors=[failpoints])
+        self._http = HttpServer(self._answer)
+        address = f"127.0.0.1:{settings.pd_port or self._identity['ports'].get('pd', 0)}"
+        try:
+            self._front = Front(address, grpc_port, self._http.port, settings.tls)
+        except PlaygroundError:
+            if settings.pd_port:
+                raise
+            self._front = Front(ANY_PORT, grpc_port, self._http.port, settings.tls)
+        self.state.address = f"127.0.0.1:{self._front.port}"
+
+    def _answer(self, request: Request) -> Reply:
+        """PD's HTTP port also serves the admin API."""
+        return self._admin.handle(request) or self._pd_http.handle(request)
+
+    def _interrupt_pd(self, seconds: float) -> None:
+        if self._front is None or self._http is None:
+            return
+        port, grpc_port = self._front.port, self._front.grpc_port
+        self.tso.available = False
+        self._front.close()
+        reserved = ReservedPort(port)
+        self._renewal_over.wait(seconds)  # less if the playground ends
+        self._front = Front(f"127.0.0.1:{port}", grpc_port, self._http.port, self.settings.tls)
+        reserved.close()
+        self.tso.available = True
 
 
 def open_playground(directory: Path, **changes: Any) -> Playground:  # noqa: ANN401 - the fields of Settings
     """A playground for tests that run it in their own process; not started yet."""
     settings = replace(Settings(directory=str(directory)), **changes)
     return Playground(settings)
+
+
+def run(home: Home) -> None:
+    """Run the playground of a directory until SIGTERM or SIGINT. Raises `PlaygroundError` if it cannot start."""
+    ended = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda _number, _frame: ended.set())
+    with home.locked():
+        playground = Playground(Settings.from_json((home.directory / SETTINGS_FILE).read_text()))
+        try:
+            playground.start()
+            home.register()
+            home.write_state({**playground.describe(), "pid": os.getpid()})
+            _log.info("ready: PD at %s", playground.state.address)
+            while not ended.wait(WAKE_SECONDS):
+                pass
+            home.unregister()
+        finally:
+            playground.stop()
+    _log.info("ended")
+
+
+def main(arguments: list[str]) -> int:
+    """Run as a process; the exit code."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    try:
+        run(Home(Path(arguments[0])))
+    except PlaygroundError as error:
+        _log.error("%s", error)
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

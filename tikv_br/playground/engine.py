@@ -1,7 +1,7 @@
-r"""The one RocksDB of a playground: every store reads and writes the same data, keyed exactly as TiKV keys it.
+r"""The RocksDB of a playground, which all stores share. Its keys are those of TiKV.
 
-Data keys are ``z`` + storage key, so that an SST written for TiKV can be ingested as it is. The playground's own
-records (regions, ids, PD state) live in the same database below ``\x01``, where TiKV keeps its local keys too.
+Data keys are ``z`` + storage key, so that SSTs written for TiKV can be ingested unchanged. The playground's own records
+(regions, ids, PD state) are below ``\x01``, as TiKV's local keys are.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from rocksdict import (
     WriteBatch,
 )
 
-from formats.keys import DATA_PREFIX
+from formats.keys.codec import DATA_PREFIX
 
 _DATA_END: Final = bytes([DATA_PREFIX[0] + 1])
 _META: Final = b"\x01playground/"
@@ -44,7 +44,6 @@ class Engine:
         return cls(Rdict(str(path), _options()), path)
 
     def close(self) -> None:
-        """Close the database; nothing else may be called afterwards."""
         self._db.close()
 
     def get(self, key: bytes) -> bytes | None:
@@ -62,7 +61,7 @@ class Engine:
         self._db.write(batch)
 
     def iterate(self, start: bytes, end: bytes, *, reverse: bool = False) -> Iterator[tuple[bytes, bytes]]:
-        """Rows of [start, end) in key order (descending when ``reverse``) as of when the first one is taken.
+        """Rows of [start, end) in key order (descending when ``reverse``) as of the first one.
 
         Bounds are data keys; ``end`` b"" is the end of all data.
         """
@@ -73,7 +72,7 @@ class Engine:
         options.set_iterate_upper_bound(end)
         items = self._db.items(backwards=reverse, from_key=end if reverse else start, read_opt=options)
         rows = cast("Iterator[tuple[bytes, bytes]]", items)
-        # rocksdict 0.3 does not hold to a lower bound when it goes backwards.
+        # rocksdict 0.3 ignores a lower bound in reverse.
         yield from itertools.takewhile(lambda row: row[0] >= start, rows) if reverse else rows
 
     def delete_range(self, start: bytes, end: bytes) -> None:
@@ -81,25 +80,21 @@ class Engine:
         self._db.delete_range(max(start, DATA_PREFIX), end or _DATA_END)
 
     def ingest(self, paths: Iterable[Path | str]) -> None:
-        """Ingest SST files as they are (copied, the files stay). Their rows hide what was there before.
+        """Ingest copies of SST files. Their rows replace older ones of the same keys.
 
-        Raises whatever RocksDB raises for a file it cannot read: a real store would die of it.
+        Raises RocksDB's error for a file it cannot read, which would crash a real store.
         """
         options = IngestExternalFileOptions()
         options.set_move_files(v=False)
         self._db.ingest_external_file([str(path) for path in paths], options)
 
-    def approximate_size(self, start: bytes, end: bytes) -> int:
-        """Bytes of keys and values in [start, end), counted row by row; ``end`` b"" is the end of all data."""
-        return sum(len(key) + len(value) for key, value in self.iterate(start, end))
-
     def get_meta(self, name: str) -> bytes | None:
-        """A record of the playground's own, None if it was never written."""
+        """One of the playground's own records, None if there is none."""
         value: bytes | None = self._db.get(_META + name.encode())
         return value
 
     def put_meta(self, records: dict[str, bytes | None]) -> None:
-        """Write several records of the playground's own in one atomic batch; None removes one."""
+        """Write several of the playground's own records in one atomic batch; None removes one."""
         batch = WriteBatch(raw_mode=True)
         for name, value in records.items():
             if value is None:

@@ -1,18 +1,48 @@
-"""Where stores put and fetch the files of backups: the ``StorageBackend`` of a request, opened as a store opens it."""
+"""Where stores write and read the files of backups: the ``StorageBackend`` of a request, opened as a store opens it."""
 
 from __future__ import annotations
 
 import errno
 import os
+import random
 import tempfile
 from pathlib import Path
-from typing import Any, ClassVar, Final, Protocol
+from typing import Any, Final, Protocol
 
 import obstore
 from obstore.exceptions import BaseError, PermissionDeniedError, UnauthenticatedError
 from obstore.store import S3Store
 
-from tikv_br.cluster.pb import brpb_pb2
+from tikv_br.cluster.pb import brpb_pb2, encryptionpb_pb2
+from tikv_br.playground.failpoints import STORAGE_READ, STORAGE_WRITE
+from tikv_br.playground.node import StoreNode
+
+IV_SIZE: Final = 16
+_PLAIN: Final = (encryptionpb_pb2.UNKNOWN, encryptionpb_pb2.PLAINTEXT)
+_KEY_SIZES: Final = {encryptionpb_pb2.AES128_CTR: 16, encryptionpb_pb2.AES192_CTR: 24, encryptionpb_pb2.AES256_CTR: 32}
+
+
+class CipherFault(Exception):
+    """The method is not supported, or the key has the wrong length."""
+
+
+def crypt(info: brpb_pb2.CipherInfo, iv: bytes, data: bytes) -> bytes:
+    """Encrypt or decrypt (counter mode: both are the same); plain data are returned unchanged.
+
+    Raises `CipherFault`.
+    """
+    if info.cipher_type in _PLAIN:
+        return data
+    size = _KEY_SIZES.get(info.cipher_type)
+    if size is None:
+        raise CipherFault(f"encryption method {info.cipher_type} is not supported")
+    if len(info.cipher_key) != size:
+        raise CipherFault(f"encryption key has {len(info.cipher_key)} bytes, the method takes {size}")
+    from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+
+    context = Cipher(algorithms.AES(info.cipher_key), modes.CTR(iv)).encryptor()
+    return context.update(data) + context.finalize()
+
 
 _KINDS: Final = {
     errno.ENOENT: "NotFound",
@@ -25,14 +55,16 @@ _KINDS: Final = {
     errno.EISDIR: "IsADirectory",
 }
 _S3_KINDS: Final[tuple[tuple[type[Exception], str], ...]] = (
-    (FileNotFoundError, "NotFound"),  # what obstore raises for an object that is not there
+    (FileNotFoundError, "NotFound"),  # what obstore raises for an object that does not exist
     (PermissionDeniedError, "PermissionDenied"),
     (UnauthenticatedError, "PermissionDenied"),
 )
+_INSTANCE_ROLES = "169.254.169.254"
+"""Where a machine in Amazon's cloud gets its credentials."""
 
 
 class StorageFault(Exception):
-    """The storage failed. ``display`` is what an import error says of it, ``debug`` what a backup error says."""
+    """The storage failed: ``display`` is the text for an import error, ``debug`` that for a backup error."""
 
     def __init__(self, *, display: str, debug: str) -> None:
         super().__init__(display)
@@ -51,44 +83,44 @@ class StorageFault(Exception):
         )
 
     @classmethod
-    def of_custom(cls, kind: str, text: str) -> StorageFault:
-        """A failure that is no system call's."""
+    def of_s3(cls, verb: str, error: BaseError | OSError) -> StorageFault:
+        """A failed request to S3."""
+        kind = next((kind for cause, kind in _S3_KINDS if isinstance(error, cause)), "Other")
+        reason = str(error).partition("\n")[0]
+        if _INSTANCE_ROLES in reason:  # asked last, when there are no other credentials
+            reason = f"rusoto error Couldn't find AWS credentials in sources ({reason})."
+        return cls.custom(kind, f"failed to {verb} object {reason}")
+
+    @classmethod
+    def custom(cls, kind: str, text: str) -> StorageFault:
+        """A failure that is not a system call's."""
         return cls(display=text, debug=f'Io(Custom {{ kind: {kind}, error: "{text}" }})')
 
 
 class ExternalStorage(Protocol):
-    """Files by name. Every method raises `StorageFault`."""
+    """Files by name. Every method raises `StorageFault`.
 
-    @property
-    def nested(self) -> bool:
-        """Whether names have folders (``1/x.sst``) or are flat (``1_x.sst``)."""
-        ...
+    ``nested``: names have folders (``1/x.sst``) instead of being flat (``1_x.sst``); ``url``: for error messages.
+    """
 
-    @property
-    def url(self) -> str:
-        """As error messages name it."""
-        ...
+    nested: bool
+    url: str
 
-    def write(self, name: str, data: bytes) -> None:
-        """Store a file, whole or not at all; one of that name is replaced."""
-        ...
+    def write(self, name: str, data: bytes) -> None: ...
 
-    def read(self, name: str) -> bytes:
-        """A file's bytes."""
-        ...
+    def read(self, name: str) -> bytes: ...
 
 
 class NoopStorage:
-    """Takes everything, keeps nothing."""
+    """Discards what is written."""
 
-    nested: ClassVar[bool] = False
+    nested = False
     url = "noop://"
 
     def write(self, name: str, data: bytes) -> None:
-        """Forget it."""
+        pass
 
     def read(self, name: str) -> bytes:
-        """Nothing, of any name."""
         del name
         return b""
 
@@ -96,22 +128,17 @@ class NoopStorage:
 class LocalStorage:
     """A folder that must exist on the store's machine."""
 
-    nested: ClassVar[bool] = True
+    nested = True
 
     def __init__(self, base: Path) -> None:
+        self.url = f"local://{base}"
         self._base = base
         try:
             base.stat()
         except OSError as error:
             raise StorageFault.of_os(error) from error
 
-    @property
-    def url(self) -> str:
-        """``local://`` and the path."""
-        return f"local://{self._base}"
-
     def write(self, name: str, data: bytes) -> None:
-        """Write beside it, then rename; names may lie in new folders."""
         target = self._base / name
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -125,21 +152,16 @@ class LocalStorage:
             raise StorageFault.of_os(error) from error
 
     def read(self, name: str) -> bytes:
-        """The file's bytes."""
         try:
             return (self._base / name).read_bytes()
         except OSError as error:
             raise StorageFault.of_os(error) from error
 
 
-_INSTANCE_ROLES = "169.254.169.254"
-"""Where a machine in Amazon's cloud learns its credentials."""
-
-
 class S3Storage:
-    """A bucket, with the credentials that the request brings (the environment's where it brings none)."""
+    """A bucket, with the credentials of the request, or those of the environment if it has none."""
 
-    nested: ClassVar[bool] = True
+    nested = True
 
     def __init__(self, s3: brpb_pb2.S3) -> None:
         self.url = "s3://" + "/".join(filter(None, (s3.bucket, s3.prefix.strip("/"))))
@@ -159,22 +181,20 @@ class S3Storage:
         )
 
     def write(self, name: str, data: bytes) -> None:
-        """Put the object."""
         try:
             obstore.put(self._store, name, data)
         except (BaseError, OSError) as error:
-            raise _s3_fault("put", error) from error
+            raise StorageFault.of_s3("put", error) from error
 
     def read(self, name: str) -> bytes:
-        """Get the object."""
         try:
             return bytes(obstore.get(self._store, name).bytes())
         except (BaseError, OSError) as error:
-            raise _s3_fault("get", error) from error
+            raise StorageFault.of_s3("get", error) from error
 
 
 def open_storage(backend: brpb_pb2.StorageBackend) -> ExternalStorage:
-    """Open what a request names. Raises `StorageFault` for a backend that a store does not have."""
+    """Open a request's storage, without failpoints. Raises `StorageFault` for a backend that a store does not have."""
     match backend.WhichOneof("backend"):
         case "noop":
             return NoopStorage()
@@ -183,12 +203,34 @@ def open_storage(backend: brpb_pb2.StorageBackend) -> ExternalStorage:
         case "s3":
             return S3Storage(backend.s3)
         case other:
-            raise StorageFault.of_custom("NotFound", f"bad storage backend {other or ''}")
+            raise StorageFault.custom("NotFound", f"bad storage backend {other or ''}")
 
 
-def _s3_fault(verb: str, error: BaseError | OSError) -> StorageFault:
-    kind = next((kind for cause, kind in _S3_KINDS if isinstance(error, cause)), "Other")
-    reason = str(error).partition("\n")[0]
-    if _INSTANCE_ROLES in reason:  # asked last, when nothing else has any
-        reason = f"rusoto error Couldn't find AWS credentials in sources ({reason})."
-    return StorageFault.of_custom(kind, f"failed to {verb} object {reason}")
+class _FailpointStorage:
+    """An external storage of one store, with its failpoints."""
+
+    def __init__(self, node: StoreNode, inner: ExternalStorage) -> None:
+        self.nested, self.url = inner.nested, inner.url
+        self._node, self._inner = node, inner
+
+    def write(self, name: str, data: bytes) -> None:
+        failure = self._node.failpoints.intercept_storage(STORAGE_WRITE, store_id=self._node.store_id)
+        if failure is None or failure.after:
+            self._inner.write(name, data)
+        if failure is not None:
+            raise StorageFault.custom("Other", failure.message)
+
+    def read(self, name: str) -> bytes:
+        failure = self._node.failpoints.intercept_storage(STORAGE_READ, store_id=self._node.store_id)
+        if failure is not None and failure.kind == "storage_error":
+            raise StorageFault.custom("Other", failure.message)
+        data = self._inner.read(name)
+        if failure is None or not data:
+            return data
+        at = random.randrange(len(data))  # noqa: S311 - faults, no secrets
+        return data[:at] if failure.kind == "cut" else data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
+
+
+def open_for(node: StoreNode, backend: brpb_pb2.StorageBackend) -> ExternalStorage:
+    """Open the storage of a request to a store. Raises `StorageFault`."""
+    return _FailpointStorage(node, open_storage(backend))

@@ -1,28 +1,6 @@
-"""Faults on demand: calls answer with an error, come late, lose the connection, or find the cluster changed.
+"""Failpoints: calls return errors, are delayed, lose the connection, or find the cluster changed.
 
-A failpoint is described by a JSON object::
-
-    {"rpc": "RawScan", "count": 2, "skip": 1, "store_id": 1, "region_id": 16, "action": {...}}
-
-``rpc`` is the method's name in any case, ``*``, or a point within an RPC: ``backup.region`` (before each region that a
-backup writes), ``cdc.register`` (before each registration of a change feed), ``cdc.scan`` (before each batch of an
-incremental scan), ``cdc.resolved`` (before a region's resolved-ts is told), ``cdc.transfer`` (when a store loses the lead of a
-region that somebody is subscribed to there), ``storage.read`` and ``storage.write`` (when a store fetches or writes a file of a
-backup). ``count`` -1 means until it is removed; store and region are optional (store 0 is PD). With ``chance`` (0 to 1) it strikes
-that share of the calls, by ``seed``. The action is one of
-
-* ``{"region_error": {"server_is_busy": {"reason": "..."}}}`` any field of ``errorpb.Error``
-* ``{"feed_error": {"congested": {"region_id": "16"}}}`` at a point ``cdc.*``: ends the region's subscription with any
-  field of ``cdcpb.Error``
-* ``{"overrun": {"seconds": 2}}`` at ``cdc.transfer`` only, and alone there: the old leader does not notice for so long, and goes on
-  to tell resolved-ts, PD's newest, while the new leader writes below them
-* ``{"storage_error": {"message": "..."}}`` at a point ``storage.*``: the storage fails so; with ``"after": true`` the file was written
-* ``{"cut": {}}`` and ``{"flip": {}}`` at ``storage.read``: the file comes short, or with one bit altered
-* ``{"abort": {"code": "UNAVAILABLE", "details": "..."}}`` any gRPC status
-* ``{"drop": {}}`` the connection is lost
-* ``{"delay": {"seconds": 0.5}}`` the call goes on afterwards
-* ``{"kill_store": {}}`` the store called dies as of kill -9
-* ``{"command": {"name": "split", "arguments": {...}}}`` an admin command is run, then the call goes on
+docs/playground-failpoints.md describes the JSON objects that arm them.
 """
 
 from __future__ import annotations
@@ -31,16 +9,18 @@ import itertools
 import random
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import grpc
-from google.protobuf import json_format
+from google.protobuf import json_format, message_factory
+from google.protobuf.descriptor import Descriptor, MethodDescriptor
+from google.protobuf.message import Message
 
-from tikv_br.cluster.pb import cdcpb_pb2, errorpb_pb2
+from tikv_br.cluster.pb import brpb_pb2, cdcpb_pb2, errorpb_pb2, import_sstpb_pb2, keyspacepb_pb2, pdpb_pb2, tikvpb_pb2
 from tikv_br.errors import PlaygroundError
-from tikv_br.playground import answers
+from tikv_br.playground.node import CallClock
 
 ANY_RPC: Final = "*"
 BACKUP_REGION: Final = "backup.region"
@@ -53,51 +33,105 @@ STORAGE_WRITE: Final = "storage.write"
 STORAGE_POINTS: Final = frozenset({STORAGE_READ, STORAGE_WRITE})
 FEED_POINTS: Final = frozenset({CDC_REGISTER, CDC_SCAN, CDC_RESOLVED})
 FOREVER: Final = -1
+PD: Final = 0
+"""The store id under which failpoints know PD."""
 
 RunCommand = Callable[[str, Mapping[str, Any]], object]
 """Runs an admin command by name with its arguments."""
 
+# -- answers with a region error --------------------------------------------------------------------------------
+
+_FILES: Final = (tikvpb_pb2, pdpb_pb2, brpb_pb2, import_sstpb_pb2, cdcpb_pb2, keyspacepb_pb2)
+_METHODS: Final[Mapping[str, MethodDescriptor]] = {
+    method.name.lower(): method
+    for file in _FILES
+    for service in file.DESCRIPTOR.services_by_name.values()
+    for method in service.methods
+}
+
+
+def can_carry_region_error(rpc: str) -> bool:
+    """Whether the response has a field for one; True for ``*``, which is checked call by call."""
+    method = _METHODS.get(rpc.lower())
+    return rpc == ANY_RPC if method is None else _path_to_error(method.output_type) is not None
+
+
+def with_region_error(rpc: str, error: errorpb_pb2.Error) -> Message | None:
+    """A response to ``rpc`` with nothing but the region error; None if it has no field for one."""
+    output = _METHODS[rpc.lower()].output_type
+    path = _path_to_error(output)
+    if path is None:
+        return None
+    answer: Message = message_factory.GetMessageClass(output)()
+    place: Any = answer
+    for name in path:
+        if "message" in place.DESCRIPTOR.fields_by_name:  # of import_sstpb.Error
+            place.message = error.message
+        place = getattr(place, name)
+    place.CopyFrom(error)
+    return answer
+
+
+def region_of(request: object) -> int:
+    """The region that a request names; 0 if it names none, or is a stream."""
+    for path in (("context", "region_id"), ("sst", "region_id"), ("region", "id"), ("region_id",)):
+        value = request
+        for name in path:
+            value = getattr(value, name, None)
+        if isinstance(value, int) and value:
+            return value
+    return 0
+
+
+def _path_to_error(output: Descriptor) -> list[str] | None:
+    """Field names that lead to the ``errorpb.Error`` of a response, at most two steps away."""
+    for each in output.fields:
+        if each.message_type is not None and each.message_type.full_name == errorpb_pb2.Error.DESCRIPTOR.full_name:
+            return [each.name]
+    error = output.fields_by_name.get("error")
+    if error is not None and error.message_type is not None:
+        inner = _path_to_error(error.message_type)
+        return None if inner is None else ["error", *inner]
+    return None
+
+
+# -- actions ----------------------------------------------------------------------------------------------------
+
 
 @dataclass(frozen=True, slots=True)
 class RegionError:
-    """Answer with this instead of doing the work."""
+    """The call returns this region error."""
 
     error: errorpb_pb2.Error
 
 
 @dataclass(frozen=True, slots=True)
 class FeedError:
-    """End a region's subscription with this."""
+    """A region's subscription ends with this error."""
 
     error: cdcpb_pb2.Error
 
 
 @dataclass(frozen=True, slots=True)
 class Overrun:
-    """Let a store that lost a region's lead tell resolved-ts for so long, ahead of the new leader's writes."""
+    """A store that lost a region's leadership sends resolved-ts for that time, ahead of the new leader's writes."""
 
     seconds: float
 
 
 @dataclass(frozen=True, slots=True)
-class StorageTrouble:
-    """Let the storage fail, or give other bytes than it has."""
+class StorageFailure:
+    """The storage fails (``storage_error``), or returns damaged bytes (``cut``, ``flip``)."""
 
     kind: str
-    """``storage_error``, ``cut`` or ``flip``."""
     message: str = ""
     after: bool = False
-    """Whether a write has had its effect."""
-
-    @property
-    def damages(self) -> bool:
-        """Whether other bytes are read than were written."""
-        return self.kind in {"cut", "flip"}
+    """Whether the file is written all the same."""
 
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """End the call with a gRPC status."""
+    """The call ends with a gRPC status."""
 
     code: grpc.StatusCode
     details: str
@@ -105,46 +139,46 @@ class Abort:
 
 @dataclass(frozen=True, slots=True)
 class Delay:
-    """Let the call wait, then go on."""
+    """The call waits, then continues."""
 
     seconds: float
 
 
 @dataclass(frozen=True, slots=True)
 class KillStore:
-    """Kill the store that was called."""
+    """The called store is killed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """Run an admin command while the call waits, then go on."""
+    """An admin command runs, then the call continues."""
 
     name: str
     arguments: Mapping[str, Any]
 
 
-Action = RegionError | FeedError | Overrun | StorageTrouble | Abort | Delay | KillStore | Command
+Action = RegionError | FeedError | Overrun | StorageFailure | Abort | Delay | KillStore | Command
 DROP: Final = Abort(grpc.StatusCode.UNAVAILABLE, "Socket closed")
 
 
 @dataclass(slots=True)
 class Failpoint:
-    """One fault that was asked for, with how often it still may and already did strike."""
+    """One armed failpoint. ``skip`` and ``count`` are the remaining calls, ``hits`` the calls affected so far."""
 
     id: int
     rpc: str
     action: Action
+    definition: Mapping[str, Any]
     store_id: int | None = None
     region_id: int | None = None
     skip: int = 0
     count: int = 1
     hits: int = 0
     chance: float = 1.0
-    throws: random.Random = field(default_factory=random.Random)
-    asked: Mapping[str, Any] = field(default_factory=dict)
+    random: random.Random = field(default_factory=random.Random)
 
     def matches(self, rpc: str, store_id: int, region_id: int) -> bool:
-        """Whether a call is of the kind meant, never mind how often it was already."""
+        """Whether it is for such a call, and not used up."""
         return (
             (self.rpc == rpc or (self.rpc == ANY_RPC and rpc not in FEED_POINTS | STORAGE_POINTS | {CDC_TRANSFER}))
             and self.store_id in {None, store_id}
@@ -152,12 +186,12 @@ class Failpoint:
             and self.count != 0
         )
 
-    def strike(self) -> bool:
-        """Count a matching call; whether it is to be struck."""
+    def trigger(self) -> bool:
+        """Count a matching call; whether the call is affected."""
         if self.skip:
             self.skip -= 1
             return False
-        if self.throws.random() >= self.chance:
+        if self.random.random() >= self.chance:
             return False
         self.hits += 1
         if self.count != FOREVER:
@@ -165,8 +199,8 @@ class Failpoint:
         return True
 
     def to_json(self) -> dict[str, Any]:
-        """As it was asked for, with id, hits so far, and what is left."""
-        return {**self.asked, "id": self.id, "hits": self.hits, "skip": self.skip, "count": self.count}
+        """Its definition, with id, hits, and the remaining skip and count."""
+        return {**self.definition, "id": self.id, "hits": self.hits, "skip": self.skip, "count": self.count}
 
 
 class FailpointTable:
@@ -179,18 +213,18 @@ class FailpointTable:
         self._run_command: RunCommand | None = None
 
     def use_commands(self, run: RunCommand) -> None:
-        """Tell how `Command` and `KillStore` are carried out."""
+        """Set what runs the commands of `Command` and `KillStore`."""
         self._run_command = run
 
-    def add(self, asked: Mapping[str, Any]) -> Failpoint:
-        """Arm a failpoint described as in the module's docstring. Raises `PlaygroundError` for one that cannot be."""
-        failpoint = _parse(next(self._ids), asked)
+    def add(self, definition: Mapping[str, Any]) -> Failpoint:
+        """Arm a failpoint. Raises `PlaygroundError` for an invalid definition."""
+        failpoint = _parse(next(self._ids), definition)
         with self._lock:
             self._failpoints[failpoint.id] = failpoint
         return failpoint
 
     def remove(self, failpoint_id: int) -> None:
-        """Disarm one; no error when it is gone already."""
+        """Disarm one; no error if there is none of that id."""
         with self._lock:
             self._failpoints.pop(failpoint_id, None)
 
@@ -204,128 +238,128 @@ class FailpointTable:
         with self._lock:
             return list(self._failpoints.values())
 
+    def answer(self, rpc: str, request: object, *, store_id: int, context: grpc.ServicerContext) -> Message | None:
+        """As `intercept`, for a whole call: the response to return instead of running it, or None."""
+        error = self.intercept(rpc, store_id=store_id, region_id=region_of(request), context=context)
+        return None if error is None else with_region_error(rpc, error)
+
     def intercept(
         self, rpc: str, *, store_id: int, region_id: int, context: grpc.ServicerContext
     ) -> errorpb_pb2.Error | None:
-        """Let every failpoint that a call meets strike, in order, until one ends the call.
+        """Apply the failpoints that a call matches, in order, until one ends it.
 
-        Returns the region error to answer with, None when the call shall go its way; ends the call through the
-        context where that was asked for. The interceptor calls this for each RPC.
+        Returns the region error to answer with, or None to continue. An action such as `Abort` ends the call through
+        ``context``.
         """
-        answer = self._strike(rpc.lower(), store_id, region_id, context)
-        return answer.error if isinstance(answer, RegionError) else None
+        action = self._apply(rpc.lower(), store_id, region_id, context)
+        return action.error if isinstance(action, RegionError) else None
 
     def intercept_feed(
         self, point: str, *, store_id: int, region_id: int, context: grpc.ServicerContext
     ) -> cdcpb_pb2.Error | None:
         """As `intercept`, at a point of a change feed: the error that ends the region's subscription, or None."""
-        answer = self._strike(point, store_id, region_id, context)
-        return answer.error if isinstance(answer, FeedError) else None
+        action = self._apply(point, store_id, region_id, context)
+        return action.error if isinstance(action, FeedError) else None
 
-    def intercept_storage(self, point: str, *, store_id: int) -> StorageTrouble | None:
-        """What is to happen to a file that a store fetches or writes; None: nothing."""
-        actions = self._struck(point, store_id, 0)
-        return next((action for action in actions if isinstance(action, StorageTrouble)), None)
+    def intercept_storage(self, point: str, *, store_id: int) -> StorageFailure | None:
+        """The failure of a file that a store reads or writes, or None."""
+        actions = self._triggered(point, store_id, 0)
+        return next((action for action in actions if isinstance(action, StorageFailure)), None)
 
     def overrun(self, *, store_id: int, region_id: int) -> float:
-        """Seconds for which a store shall not notice that it lost a region's lead; 0 as a rule."""
-        actions = self._struck(CDC_TRANSFER, store_id, region_id)
+        """Seconds for which a store does not notice that it lost a region's leadership, usually 0."""
+        actions = self._triggered(CDC_TRANSFER, store_id, region_id)
         return sum(action.seconds for action in actions if isinstance(action, Overrun))
 
-    def _strike(
+    def _apply(
         self, rpc: str, store_id: int, region_id: int, context: grpc.ServicerContext
     ) -> RegionError | FeedError | None:
-        for action in self._struck(rpc, store_id, region_id):
-            if isinstance(action, RegionError | FeedError):
-                return action
-            self._carry_out(action, store_id, context)
+        for action in self._triggered(rpc, store_id, region_id):
+            match action:
+                case RegionError() | FeedError():
+                    return action
+                case Delay(seconds):
+                    time.sleep(seconds)
+                case Command(name, arguments):
+                    self._command(name, arguments)
+                case KillStore():
+                    self._command("kill-store", {"store_id": store_id})
+                    context.abort(DROP.code, DROP.details)
+                case Abort(code, details):
+                    context.abort(code, details)
         return None
 
-    def _struck(self, rpc: str, store_id: int, region_id: int) -> list[Action]:
+    def _triggered(self, rpc: str, store_id: int, region_id: int) -> list[Action]:
         """Actions up to and with the first that ends the call; later failpoints keep their counts."""
-        struck: list[Action] = []
+        triggered: list[Action] = []
         with self._lock:
             for failpoint in self._failpoints.values():
-                if failpoint.matches(rpc, store_id, region_id) and failpoint.strike():
-                    struck.append(failpoint.action)
+                if failpoint.matches(rpc, store_id, region_id) and failpoint.trigger():
+                    triggered.append(failpoint.action)
                     if not isinstance(failpoint.action, Delay | Command):
                         break
-        return struck
-
-    def _carry_out(self, action: Action, store_id: int, context: grpc.ServicerContext) -> None:
-        match action:
-            case Delay(seconds):
-                time.sleep(seconds)
-            case Command(name, arguments):
-                self._command(name, arguments)
-            case KillStore():
-                self._command("kill-store", {"store_id": store_id})
-                context.abort(DROP.code, DROP.details)
-            case Abort(code, details):
-                context.abort(code, details)
-            case RegionError() | FeedError() | Overrun() | StorageTrouble():
-                raise AssertionError("errors are answered by the caller")
+        return triggered
 
     def _command(self, name: str, arguments: Mapping[str, Any]) -> None:
         if self._run_command is None:
-            raise PlaygroundError(f"failpoint: no admin here to run {name}")
+            raise PlaygroundError(f"failpoint: cannot run the command {name}: the admin API is not ready")
         self._run_command(name, arguments)
 
 
-def _parse(failpoint_id: int, asked: Mapping[str, Any]) -> Failpoint:
+def _parse(failpoint_id: int, definition: Mapping[str, Any]) -> Failpoint:
     known = {"rpc", "action", "store_id", "region_id", "skip", "count", "chance", "seed"}
-    if unknown := set(asked) - known:
+    if unknown := set(definition) - known:
         raise PlaygroundError(f"failpoint: unknown fields {sorted(unknown)}")
-    rpc = str(asked.get("rpc", "")).lower()
-    if rpc not in {ANY_RPC, BACKUP_REGION, CDC_TRANSFER, *FEED_POINTS, *STORAGE_POINTS} and not answers.is_rpc(rpc):
-        raise PlaygroundError(f"failpoint: no RPC is called {asked.get('rpc')!r}")
-    action = _parse_action(asked.get("action"))
-    if isinstance(action, RegionError) and rpc != BACKUP_REGION and not answers.can_carry_region_error(rpc):
-        raise PlaygroundError(f"failpoint: an answer to {asked['rpc']} has no place for a region error")
+    rpc = str(definition.get("rpc", "")).lower()
+    if rpc not in {ANY_RPC, BACKUP_REGION, CDC_TRANSFER, *FEED_POINTS, *STORAGE_POINTS, *_METHODS}:
+        raise PlaygroundError(f"failpoint: unknown RPC or point {definition.get('rpc')!r}")
+    action = _parse_action(definition.get("action"))
+    if isinstance(action, RegionError) and rpc != BACKUP_REGION and not can_carry_region_error(rpc):
+        raise PlaygroundError(f"failpoint: the response of {definition['rpc']} has no field for a region error")
     if isinstance(action, FeedError) and rpc not in FEED_POINTS:
-        raise PlaygroundError(f"failpoint: a feed error belongs to one of {', '.join(sorted(FEED_POINTS))}")
+        raise PlaygroundError(f"failpoint: feed_error requires one of the points {', '.join(sorted(FEED_POINTS))}")
     if isinstance(action, Overrun) != (rpc == CDC_TRANSFER):
-        raise PlaygroundError(f"failpoint: an overrun belongs to {CDC_TRANSFER}, and nothing else does")
-    if isinstance(action, StorageTrouble) != (rpc in STORAGE_POINTS):
-        raise PlaygroundError("failpoint: trouble of the storage belongs to a point storage.*, and nothing else does")
-    if isinstance(action, StorageTrouble) and action.damages and rpc != STORAGE_READ:
-        raise PlaygroundError(f"failpoint: what is written is not altered; {action.kind} belongs to {STORAGE_READ}")
+        raise PlaygroundError(f"failpoint: overrun requires the point {CDC_TRANSFER}, which supports no other action")
+    if isinstance(action, StorageFailure) != (rpc in STORAGE_POINTS):
+        raise PlaygroundError("failpoint: storage faults require a point storage.*, which supports no other action")
+    if isinstance(action, StorageFailure) and action.kind != "storage_error" and rpc != STORAGE_READ:
+        raise PlaygroundError(f"failpoint: {action.kind} requires the point {STORAGE_READ}; writes cannot be altered")
     return Failpoint(
         id=failpoint_id,
         rpc=rpc,
         action=action,
-        store_id=asked.get("store_id"),
-        region_id=asked.get("region_id"),
-        skip=int(asked.get("skip", 0)),
-        count=int(asked.get("count", 1)),
-        chance=float(asked.get("chance", 1)),
-        throws=random.Random(asked.get("seed")),  # noqa: S311 - faults, no secrets
-        asked=dict(asked),
+        definition=dict(definition),
+        store_id=definition.get("store_id"),
+        region_id=definition.get("region_id"),
+        skip=int(definition.get("skip", 0)),
+        count=int(definition.get("count", 1)),
+        chance=float(definition.get("chance", 1)),
+        random=random.Random(definition.get("seed")),  # noqa: S311 - faults, no secrets
     )
 
 
-def _parse_trouble(kind: str, fields: Mapping[str, Any]) -> StorageTrouble:
-    if kind != "storage_error":
-        return StorageTrouble(kind)
-    return StorageTrouble(kind, str(fields["message"]), bool(fields.get("after", False)))
-
-
-def _parse_action(asked: object) -> Action:
-    if not isinstance(asked, Mapping) or len(asked) != 1:
-        raise PlaygroundError(f"failpoint: an action is an object of one field, not {asked!r}")
-    [(kind, fields)] = asked.items()
+def _parse_action(definition: object) -> Action:  # noqa: C901, PLR0911 - one case per kind
+    if not isinstance(definition, Mapping) or len(definition) != 1:
+        raise PlaygroundError(f"failpoint: an action must be an object with one field, not {definition!r}")
+    [(kind, fields)] = definition.items()
     try:
         match kind:
             case "region_error":
                 return RegionError(json_format.ParseDict(fields, errorpb_pb2.Error()))
             case "feed_error":
                 return FeedError(json_format.ParseDict(fields, cdcpb_pb2.Error()))
-            case "delay" | "overrun":
-                return (Delay if kind == "delay" else Overrun)(float(fields["seconds"]))
-            case "storage_error" | "cut" | "flip":
-                return _parse_trouble(kind, fields)
-            case "abort" | "drop":
-                return DROP if kind == "drop" else Abort(grpc.StatusCode[fields["code"]], fields.get("details", ""))
+            case "delay":
+                return Delay(float(fields["seconds"]))
+            case "overrun":
+                return Overrun(float(fields["seconds"]))
+            case "storage_error":
+                return StorageFailure(kind, str(fields["message"]), bool(fields.get("after", False)))
+            case "cut" | "flip":
+                return StorageFailure(kind)
+            case "abort":
+                return Abort(grpc.StatusCode[fields["code"]], fields.get("details", ""))
+            case "drop":
+                return DROP
             case "kill_store":
                 return KillStore()
             case "command":
@@ -333,3 +367,61 @@ def _parse_action(asked: object) -> Action:
     except (json_format.ParseError, KeyError, TypeError, ValueError) as error:
         raise PlaygroundError(f"failpoint: {kind}: {error}") from error
     raise PlaygroundError(f"failpoint: unknown action {kind!r}")
+
+
+# -- around every RPC -------------------------------------------------------------------------------------------
+
+if TYPE_CHECKING:  # at run time the class takes no parameters
+    _Handler = grpc.RpcMethodHandler[Any, Any]
+
+_KINDS: Final = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
+_MAKERS: Final[dict[tuple[bool, bool], Callable[..., Any]]] = {
+    (False, False): grpc.unary_unary_rpc_method_handler,
+    (False, True): grpc.unary_stream_rpc_method_handler,
+    (True, False): grpc.stream_unary_rpc_method_handler,
+    (True, True): grpc.stream_stream_rpc_method_handler,
+}
+
+
+class FailpointInterceptor(grpc.ServerInterceptor):
+    """Applies failpoints before an RPC runs, and measures it. Every server of the playground has one.
+
+    Services apply only the failpoints of what is inside an RPC: a command of BatchCommands, a region of a backup.
+    """
+
+    def __init__(self, failpoints: FailpointTable, store_id: int, clock: CallClock) -> None:
+        self._failpoints = failpoints
+        self._store_id = store_id
+        self._clock = clock
+
+    def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], _Handler | None],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> _Handler | None:
+        """Wrap the method's handler."""
+        handler = continuation(handler_call_details)
+        rpc = str(handler_call_details.method).rpartition("/")[2]
+        if handler is None or rpc.lower() not in _METHODS:
+            return handler
+        call = next(filter(None, (getattr(handler, kind) for kind in _KINDS)))
+
+        def unary(request: object, context: grpc.ServicerContext) -> object:
+            with self._clock.measure(rpc):
+                answer = self._failpoints.answer(rpc, request, store_id=self._store_id, context=context)
+                return call(request, context) if answer is None else answer
+
+        def stream(request: object, context: grpc.ServicerContext) -> Iterator[object]:
+            with self._clock.measure(rpc):
+                answer = self._failpoints.answer(rpc, request, store_id=self._store_id, context=context)
+                if answer is None:
+                    yield from call(request, context)
+                else:
+                    yield answer
+
+        wrapped: _Handler = _MAKERS[handler.request_streaming, handler.response_streaming](
+            stream if handler.response_streaming else unary,
+            request_deserializer=handler.request_deserializer,
+            response_serializer=handler.response_serializer,
+        )
+        return wrapped

@@ -1,89 +1,116 @@
-"""``import_sstpb.ImportSST`` of one store: it takes SSTs in (Download, Upload) and makes them part of its data (Ingest)."""
+"""``ImportSST`` of one store: Download, Upload, Ingest, import mode and the download speed limit."""
 
 from __future__ import annotations
 
 import threading
+import time
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
 import grpc
 
 from tikv_br.cluster.pb import errorpb_pb2, import_sstpb_pb2, import_sstpb_pb2_grpc, kvrpcpb_pb2
-from tikv_br.playground import crimes
-from tikv_br.playground.download import DownloadFault, StorePanics, download
-from tikv_br.playground.faulty_storage import open_for
-from tikv_br.playground.import_mode import ImportMode
-from tikv_br.playground.ingest import IngestFault, Ingestor, incompatible
-from tikv_br.playground.node import StoreNode
-from tikv_br.playground.speed_limit import SpeedLimit
-from tikv_br.playground.sst_file import UnreadableSst
-from tikv_br.playground.sst_store import COLUMN_FAMILIES, BadMeta, SstStore
+from tikv_br.playground.ingest import DownloadFault, IngestFault, Ingestor, StorePanics, download, is_incompatible
+from tikv_br.playground.node import DOWNLOAD_UNKNOWN_CF, DOWNLOAD_WITHOUT_Z, INGEST_DEADLY_SST, StoreNode, crash_store
+from tikv_br.playground.sst_file import COLUMN_FAMILIES, BadMeta, UnreadableSst
+
+TIMEOUT: Final = 600.0
+"""Seconds after the last SwitchMode(Import) at which a store returns to Normal (`import.import-mode-timeout`)."""
+
+
+class ImportMode:
+    """The mode of one store. Thread-safe. ``clock`` counts seconds."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._until = 0.0
+
+    def switch(self, *, importing: bool) -> None:
+        """Enter import mode, or stay in it for another ten minutes, or leave it."""
+        self._until = self._clock() + TIMEOUT if importing else 0.0
+
+    @property
+    def importing(self) -> bool:
+        """Whether import mode is on."""
+        return self._clock() < self._until
+
+
+class DownloadLimit:
+    """The download speed limit of one store, which its downloads share. Thread-safe. ``clock`` counts seconds."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._free_at = 0.0
+        self.current = 0
+        """Bytes per second; 0 = unlimited."""
+
+    def set(self, limit: int) -> None:
+        """Limit downloads that start from now on, to ``limit`` bytes per second; 0 = unlimited."""
+        with self._lock:
+            if limit != self.current:
+                self.current, self._free_at = limit, 0.0
+
+    def delay(self, size: int) -> float:
+        """Seconds that a download of ``size`` bytes, which starts now, must take."""
+        now = self._clock()
+        with self._lock:
+            if not self.current:
+                return 0.0
+            self._free_at = max(self._free_at, now) + size / self.current
+            return self._free_at - now
+
 
 _INVALID_CHUNK: Final = "InvalidChunk"
 
 
 class ImportService(import_sstpb_pb2_grpc.ImportSSTServicer):
-    """Serves one store. ``stores`` are the waiting files of every store of the cluster, by store id."""
+    """Serves one store. ``nodes`` are all stores of the cluster by id."""
 
-    def __init__(self, node: StoreNode, stores: Mapping[int, SstStore], mode: ImportMode) -> None:
+    def __init__(self, node: StoreNode, nodes: Mapping[int, StoreNode]) -> None:
         self._node = node
-        self._files = stores[node.store_id]
-        self._ingestor = Ingestor(node, stores)
-        self._mode = mode
-        self._speed_limit = SpeedLimit()
+        self._ingestor = Ingestor(node, nodes)
         self._ingesting: set[bytes] = set()
         self._lock = threading.Lock()
 
     def add_to(self, server: grpc.Server) -> None:
-        """Register the service."""
         import_sstpb_pb2_grpc.add_ImportSSTServicer_to_server(self, server)
 
     def SwitchMode(  # noqa: N802
         self, request: import_sstpb_pb2.SwitchModeRequest, context: grpc.ServicerContext
     ) -> import_sstpb_pb2.SwitchModeResponse:
-        """Enter import mode for ten minutes, or leave it."""
         del context
-        self._mode.switch(importing=request.mode == import_sstpb_pb2.Import)
+        self._node.import_mode.switch(importing=request.mode == import_sstpb_pb2.Import)
         return import_sstpb_pb2.SwitchModeResponse()
 
     def GetMode(  # noqa: N802
         self, request: import_sstpb_pb2.GetModeRequest, context: grpc.ServicerContext
     ) -> import_sstpb_pb2.GetModeResponse:
-        """Not known to the servers that were recorded."""
+        """UNIMPLEMENTED on the recorded servers."""
         del request
         context.abort(grpc.StatusCode.UNIMPLEMENTED, "")
 
     def SetDownloadSpeedLimit(  # noqa: N802
         self, request: import_sstpb_pb2.SetDownloadSpeedLimitRequest, context: grpc.ServicerContext
     ) -> import_sstpb_pb2.SetDownloadSpeedLimitResponse:
-        """Set one task's limit; the smallest of all counts. A named task's limit must say how long it holds."""
-        if request.task_id and request.speed_limit and not request.ttl_seconds:
-            context.abort(grpc.StatusCode.UNKNOWN, "ttl_seconds must be set for the speed limit of a task")
-        self._speed_limit.set(request.task_id, request.speed_limit, request.ttl_seconds)
+        """Set the limit without an end: TiKV 9.0 ignores the fields for a task's name and a TTL."""
+        del context
+        self._node.download_limit.set(request.speed_limit)
         return import_sstpb_pb2.SetDownloadSpeedLimitResponse()
 
     def Download(  # noqa: N802
         self, request: import_sstpb_pb2.DownloadRequest, context: grpc.ServicerContext
     ) -> import_sstpb_pb2.DownloadResponse:
-        """Fetch, check, cut and rewrite one file. Neither the region nor the API version is looked at."""
+        """Fetch, check, cut and rewrite one file. Neither the region nor the API version is checked."""
         if (request.sst.cf_name or COLUMN_FAMILIES[0]) not in COLUMN_FAMILIES:
-            what = f"{crimes.DOWNLOAD_UNKNOWN_CF}: {request.sst.cf_name}"
-            crimes.store_dies(self._node, context, "Download", what)
-
-        def fetched(size: int) -> float:
-            self._node.downloads[request.name] += 1
-            self._node.pace.work(request.sst.total_bytes)
-            return self._speed_limit.delay(size)
-
+            crash_store(self._node, context, "Download", f"{DOWNLOAD_UNKNOWN_CF}: {request.sst.cf_name}")
         try:
-            kept = download(self._files, request, partial(open_for, self._node), fetched)
+            kept = download(self._node, request)
         except (BadMeta, DownloadFault) as fault:
             return import_sstpb_pb2.DownloadResponse(error=import_sstpb_pb2.Error(message=str(fault)))
         except StorePanics as panic:
-            what = f"{crimes.DOWNLOAD_WITHOUT_Z}: {request.name}: {panic}"
-            crimes.store_dies(self._node, context, "Download", what)
+            crash_store(self._node, context, "Download", f"{DOWNLOAD_WITHOUT_Z}: {request.name}: {panic}")
         if kept is None:
             return import_sstpb_pb2.DownloadResponse(is_empty=True)
         return import_sstpb_pb2.DownloadResponse(range=kept)
@@ -91,7 +118,7 @@ class ImportService(import_sstpb_pb2_grpc.ImportSSTServicer):
     def Upload(  # noqa: N802
         self, request_iterator: Iterator[import_sstpb_pb2.UploadRequest], context: grpc.ServicerContext
     ) -> import_sstpb_pb2.UploadResponse:
-        """Keep the bytes that come after the meta. Only their crc32 is looked at: what they are shows at the ingest."""
+        """Save the bytes that follow the meta. Only their crc32 is checked; the ingest checks what they are."""
         first = next(request_iterator, None)
         if first is None or first.WhichOneof("chunk") != "meta":
             context.abort(grpc.StatusCode.UNKNOWN, _INVALID_CHUNK)
@@ -101,7 +128,7 @@ class ImportService(import_sstpb_pb2_grpc.ImportSSTServicer):
                 context.abort(grpc.StatusCode.UNKNOWN, _INVALID_CHUNK)
             data += chunk.data
         try:
-            saved, temp = self._files.saved(first.meta), self._files.temp(first.meta)
+            saved, temp = self._node.files.path(first.meta), self._node.files.temp_path(first.meta)
         except BadMeta as fault:
             context.abort(grpc.StatusCode.UNKNOWN, f'Uuid("{fault}")')
         if saved.exists():
@@ -117,54 +144,34 @@ class ImportService(import_sstpb_pb2_grpc.ImportSSTServicer):
     def Ingest(  # noqa: N802
         self, request: import_sstpb_pb2.IngestRequest, context: grpc.ServicerContext
     ) -> import_sstpb_pb2.IngestResponse:
-        """Ingest one file that waits here."""
         return self._ingest("Ingest", request.context, [request.sst], context)
 
     def MultiIngest(  # noqa: N802
         self, request: import_sstpb_pb2.MultiIngestRequest, context: grpc.ServicerContext
     ) -> import_sstpb_pb2.IngestResponse:
-        """Ingest several files that wait here, all or none."""
         return self._ingest("MultiIngest", request.context, list(request.ssts), context)
-
-    def Compact(  # noqa: N802
-        self, request: import_sstpb_pb2.CompactRequest, context: grpc.ServicerContext
-    ) -> import_sstpb_pb2.CompactResponse:
-        """Not a thing of the playground."""
-        del request
-        context.abort(grpc.StatusCode.UNIMPLEMENTED, "")
-
-    def RawWrite(  # noqa: N802
-        self, request_iterator: Iterator[import_sstpb_pb2.RawWriteRequest], context: grpc.ServicerContext
-    ) -> import_sstpb_pb2.RawWriteResponse:
-        """Not a thing of the playground."""
-        del request_iterator
-        context.abort(grpc.StatusCode.UNIMPLEMENTED, "")
 
     def _ingest(
         self,
         rpc: str,
-        asked: kvrpcpb_pb2.Context,
+        sent: kvrpcpb_pb2.Context,
         metas: Sequence[import_sstpb_pb2.SSTMeta],
         context: grpc.ServicerContext,
     ) -> import_sstpb_pb2.IngestResponse:
-        if any(incompatible(meta, self._node.api_version) for meta in metas):
+        if any(is_incompatible(meta, self._node.api_version) for meta in metas):
             context.abort(grpc.StatusCode.UNKNOWN, "IncompatibleApiVersion")
         uuids = {meta.uuid for meta in metas}
         with self._lock:
             if len(uuids) < len(metas) or self._ingesting & uuids:
-                return _refused(errorpb_pb2.Error(message="ingest file conflict"))
+                return import_sstpb_pb2.IngestResponse(error=errorpb_pb2.Error(message="ingest file conflict"))
             self._ingesting |= uuids
         try:
-            self._ingestor.ingest(rpc, asked, metas)
+            self._ingestor.ingest(rpc, sent, metas)
         except IngestFault as fault:
-            return _refused(fault.error)
+            return import_sstpb_pb2.IngestResponse(error=fault.error)
         except (StorePanics, UnreadableSst) as death:
-            crimes.store_dies(self._node, context, rpc, f"{crimes.INGEST_DEADLY_SST}: {death}")
+            crash_store(self._node, context, rpc, f"{INGEST_DEADLY_SST}: {death}")
         finally:
             with self._lock:
                 self._ingesting -= uuids
         return import_sstpb_pb2.IngestResponse()
-
-
-def _refused(error: errorpb_pb2.Error) -> import_sstpb_pb2.IngestResponse:
-    return import_sstpb_pb2.IngestResponse(error=error)

@@ -1,31 +1,223 @@
-"""One Ingest: the checks of a real store in their order, then RocksDB's own ingest of the files that wait."""
+"""Download and Ingest of SSTs: fetch, check, cut and rewrite a file, then ingest it with the checks of a real store."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rocksdict import SstFileWriter
 
 from formats.api_version import ApiVersion
+from formats.keys.codec import DATA_PREFIX, MAX_TS, TS_SIZE
 from tikv_br.cluster.pb import errorpb_pb2, import_sstpb_pb2, kvrpcpb_pb2
-from tikv_br.playground import crimes, region_errors, sst_file
-from tikv_br.playground.download import StorePanics
-from tikv_br.playground.node import StoreNode
+from tikv_br.playground import external_storage, region_errors, sst_file
+from tikv_br.playground.backup_service import sst_options
+from tikv_br.playground.encoding import Row
+from tikv_br.playground.external_storage import CipherFault, StorageFault, open_for
+from tikv_br.playground.node import INGEST_WITHOUT_PEER_FILE, StoreNode
 from tikv_br.playground.region import Region
-from tikv_br.playground.sst_store import COLUMN_FAMILIES, BadMeta, SstStore
+from tikv_br.playground.sst_file import COLUMN_FAMILIES, BadMeta, SstFacts, SstStore, UnreadableSst
+
+
+class WrongPrefix(Exception):
+    """A key or bound lacks the rule's prefix; the message is the store's."""
+
+    def __init__(self, what: str, key: bytes, prefix: bytes) -> None:
+        super().__init__(f"{what} has wrong prefix: key {key.hex().upper()} does not start with {prefix.hex().upper()}")
+
+
+@dataclass(frozen=True, slots=True)
+class Rewrite:
+    """A rule with the range it is used on. Bounds are the file's own keys; ``end`` None is unbounded."""
+
+    old_prefix: bytes
+    new_prefix: bytes
+    new_timestamp: int
+    start: bytes
+    end: bytes | None
+    end_exclusive: bool
+
+    @classmethod
+    def of(cls, rule: import_sstpb_pb2.RewriteRule, meta: import_sstpb_pb2.SSTMeta) -> Rewrite:
+        """The rule of a request. Raises `WrongPrefix` when the range is not of the target's prefix."""
+        old, new = rule.old_key_prefix, rule.new_key_prefix
+        return cls(
+            old_prefix=old,
+            new_prefix=new,
+            new_timestamp=rule.new_timestamp,
+            start=_start_of(meta.range.start, old, new),
+            end=_end_of(meta.range.end, old, new, exclusive=meta.end_key_exclusive),
+            end_exclusive=meta.end_key_exclusive or not meta.range.end,
+        )
+
+    @property
+    def changes_keys(self) -> bool:
+        """Whether it changes any key of a file."""
+        return self.old_prefix != self.new_prefix or self.new_timestamp != 0
+
+    def keeps(self, key: bytes) -> bool:
+        """Whether a key of the file lies in the range."""
+        return self.start <= key and not self.is_past(key)
+
+    def is_past(self, key: bytes) -> bool:
+        """Whether a key of the file, and so every later one, is after the range."""
+        if self.end is None:
+            return False
+        return key >= self.end if self.end_exclusive else key > self.end
+
+    def apply(self, key: bytes) -> bytes:
+        """The rewritten key. Raises `WrongPrefix`."""
+        if not key.startswith(self.old_prefix):
+            raise WrongPrefix("Key in SST", key, self.old_prefix)
+        key = self.new_prefix + key[len(self.old_prefix) :]
+        if self.new_timestamp:
+            key = key[:-TS_SIZE] + (MAX_TS - self.new_timestamp).to_bytes(TS_SIZE, "big")
+        return key
+
+
+def successor(prefix: bytes) -> bytes:
+    """The smallest key above all that begin with ``prefix``; b"" when there is none."""
+    kept = prefix.rstrip(b"\xff")
+    return kept[:-1] + bytes([kept[-1] + 1]) if kept else b""
+
+
+def _start_of(start: bytes, old: bytes, new: bytes) -> bytes:
+    if not start:
+        return old if not new else b""
+    if not start.startswith(new):
+        raise WrongPrefix("SST start range", start, new)
+    return old + start[len(new) :]
+
+
+def _end_of(end: bytes, old: bytes, new: bytes, *, exclusive: bool) -> bytes | None:
+    if not end:
+        return (successor(old) or None) if not new else None
+    if end.startswith(new):
+        return old + end[len(new) :]
+    # Apart from keys of the prefix, a store takes the prefix's exact successor, and only that: not its memcomparable form.
+    if exclusive and end == successor(new):
+        return successor(old) or None
+    raise WrongPrefix("SST end range", end, new)
+
+
+class DownloadFault(Exception):
+    """The download failed; the message goes into the response."""
+
+
+class StorePanics(Exception):
+    """This request would crash a real store."""
+
+
+def download(node: StoreNode, request: import_sstpb_pb2.DownloadRequest) -> import_sstpb_pb2.Range | None:
+    """Download, check and rewrite a file; returns the outermost keys kept (without ``z``), None if there are none.
+
+    A file that the store has already is not fetched again. Raises `BadMeta`, `DownloadFault` and `StorePanics`.
+    """
+    meta = request.sst
+    saved, temp = node.files.path(meta), node.files.temp_path(meta)
+    try:
+        if saved.exists():
+            return _range(node.files.facts(saved), meta)
+        rewrite = Rewrite.of(request.rewrite_rule, meta)
+        temp.write_bytes(_fetch(node, request, temp))
+        return _keep(node.files, temp, saved, rewrite, meta)
+    except StorageFault as fault:
+        raise DownloadFault(fault.display) from fault
+    except UnreadableSst as error:
+        state = f'Status {{ code: IoError, sub_code: None, sev: NoError, state: "{error}" }}'
+        raise DownloadFault(f"Engine Engine({state})") from error
+    except WrongPrefix as error:
+        raise DownloadFault(str(error)) from error
+    finally:
+        temp.unlink(missing_ok=True)
+
+
+def _fetch(node: StoreNode, request: import_sstpb_pb2.DownloadRequest, temp: Path) -> bytes:
+    """The plain bytes of the file, which must have the length in its meta."""
+    storage = open_for(node, request.storage_backend)
+    source = f"Cannot read {storage.url}/{request.name} into {temp}"
+    try:
+        data = storage.read(request.name)
+    except StorageFault as fault:
+        raise DownloadFault(f"{source}: {fault.display}") from fault
+    node.downloads[request.name] += 1
+    node.pace.work(request.sst.total_bytes)
+    time.sleep(node.download_limit.delay(len(data)))
+    if request.sst.length and len(data) != request.sst.length:
+        raise DownloadFault(f"{source}: downloaded size {len(data)}, expected {request.sst.length}")
+    try:
+        return external_storage.crypt(request.cipher_info, request.sst.cipher_iv, data)
+    except CipherFault as fault:
+        raise DownloadFault(str(fault)) from fault
+
+
+def _keep(
+    files: SstStore, temp: Path, saved: Path, rewrite: Rewrite, meta: import_sstpb_pb2.SSTMeta
+) -> import_sstpb_pb2.Range | None:
+    """Save the file: unchanged if all of it is kept, else rewritten."""
+    facts = files.facts(temp)
+    if not facts.entries:  # the ingest will fail; the download does not
+        temp.rename(saved)
+        return _range(facts, meta)
+    if not facts.first.startswith(DATA_PREFIX):
+        raise StorePanics(f"invalid data key {facts.first.hex()}")
+    first, last = facts.first[1:], facts.last[1:]
+    if not rewrite.changes_keys and rewrite.keeps(first) and rewrite.keeps(last):
+        temp.rename(saved)
+        return _range(facts, meta)
+    with sst_file.open_sst(temp) as db:
+        if not _write(_rewritten(sst_file.rows_of(db), rewrite), saved):
+            return None
+    return _range(files.facts(saved), meta)
+
+
+def _rewritten(rows: Iterator[Row], rewrite: Rewrite) -> Iterator[Row]:
+    for key, value in rows:
+        if rewrite.is_past(key[1:]):
+            return
+        if rewrite.keeps(key[1:]):
+            yield DATA_PREFIX + rewrite.apply(key[1:]), value
+
+
+def _write(rows: Iterator[Row], path: Path) -> bool:
+    """Write an SST; False, and no file, when there are no rows."""
+    row = next(rows, None)
+    if row is None:
+        return False
+    writer = SstFileWriter(sst_options())
+    partial = path.with_suffix(".part")
+    with sst_file.rocksdb_errors(partial, path):
+        writer.open(str(partial))
+        while row is not None:
+            writer[row[0]] = row[1]
+            row = next(rows, None)
+        writer.finish()
+    partial.rename(path)
+    return True
+
+
+def _range(facts: SstFacts, meta: import_sstpb_pb2.SSTMeta) -> import_sstpb_pb2.Range:
+    if not facts.entries:  # RocksDB does not open it here, though TiKV would have read it
+        return import_sstpb_pb2.Range(start=meta.range.start, end=meta.range.start)
+    return import_sstpb_pb2.Range(start=facts.first[1:], end=facts.last[1:])
+
 
 _TXN_RANGES = ((b"m", b"n"), (b"t", b"u"))
-"""Where the data of TiDB lie: the same in every API version."""
+"""The data of TiDB: the same in every API version."""
 
 
 class IngestFault(Exception):
-    """The store does not ingest; it answers with the error and lives on."""
+    """The store refuses the ingest with this error."""
 
     def __init__(self, error: errorpb_pb2.Error) -> None:
         super().__init__(error.message)
         self.error = error
 
 
-def incompatible(meta: import_sstpb_pb2.SSTMeta, mine: ApiVersion) -> bool:
-    """Whether a store of the version ``mine`` refuses a file for the API version that its meta names."""
+def is_incompatible(meta: import_sstpb_pb2.SSTMeta, mine: ApiVersion) -> bool:
+    """Whether a store of the version ``mine`` refuses a file for the API version in its meta."""
     if meta.api_version == mine.value or (mine is ApiVersion.V1TTL and meta.api_version == ApiVersion.V1.value):
         return False
     start, end = meta.range.start, meta.range.end
@@ -33,46 +225,45 @@ def incompatible(meta: import_sstpb_pb2.SSTMeta, mine: ApiVersion) -> bool:
 
 
 class Ingestor:
-    """Ingests on behalf of one store. ``stores`` are the waiting files of every store, by store id."""
+    """Ingests on behalf of one store. ``nodes`` are all stores by id."""
 
-    def __init__(self, node: StoreNode, stores: Mapping[int, SstStore]) -> None:
+    def __init__(self, node: StoreNode, nodes: Mapping[int, StoreNode]) -> None:
         self._node = node
-        self._stores = stores
-        self._files = stores[node.store_id]
+        self._nodes = nodes
 
-    def ingest(self, rpc: str, asked: kvrpcpb_pb2.Context, metas: Sequence[import_sstpb_pb2.SSTMeta]) -> None:
-        """Ingest all files or none, on the leader for all replicas; they wait no longer afterwards.
+    def ingest(self, rpc: str, sent: kvrpcpb_pb2.Context, metas: Sequence[import_sstpb_pb2.SSTMeta]) -> None:
+        """Ingest all files or none, on the leader for all replicas, and remove them.
 
-        Raises `IngestFault`, and `StorePanics` or `UnreadableSst` where a real store dies.
+        Raises `IngestFault`, and `StorePanics` or `UnreadableSst` if a real store would crash.
         """
-        region = self._check(asked, metas)
+        region = self._check(sent, metas)
         for meta in metas:
             _check_meta(meta, region)
-        paths = [self._files.saved(meta) for meta in metas]
+        paths = [self._node.files.path(meta) for meta in metas]
         for path in paths:
-            facts = self._files.facts(path)
+            facts = self._node.files.facts(path)
             if facts.deadly:
                 raise StorePanics(f"{path.name}: {facts.deadly}")
         for meta in metas:
-            self._accuse_followers(rpc, region, meta)
+            self._check_followers(rpc, region, meta)
         size = sum(path.stat().st_size for path in paths)
         with sst_file.rocksdb_errors(paths[0], paths[0]):
             self._node.engine.ingest(paths)
         self._node.sizes.written(region.id, size)
         for peer in region.peers:
             for meta in metas:
-                self._stores[peer.store_id].remove(meta)
+                self._nodes[peer.store_id].files.path(meta).unlink(missing_ok=True)
 
-    def _check(self, asked: kvrpcpb_pb2.Context, metas: Sequence[import_sstpb_pb2.SSTMeta]) -> Region:
-        """What is checked before the command goes to the region's peers: place and time, then the files."""
-        error = self._node.regions.check(asked, self._node.store_id, read=True)
-        region = self._node.regions.get(asked.region_id)
-        if error is None and region is None:  # it went between the two calls
-            error = region_errors.region_not_found(asked.region_id, read=True)
+    def _check(self, sent: kvrpcpb_pb2.Context, metas: Sequence[import_sstpb_pb2.SSTMeta]) -> Region:
+        """The checks before the command is sent to the region's peers: first the region, then the files."""
+        error = self._node.regions.check(sent, self._node.store_id, read=True)
+        region = self._node.regions.get(sent.region_id)
+        if error is None and region is None:  # merged between the two calls
+            error = region_errors.region_not_found(sent.region_id, read=True)
         if error is not None or region is None:
             raise IngestFault(error or errorpb_pb2.Error())
         for meta in metas:
-            if not self._waits(meta):
+            if not self._has_file(meta):
                 raise IngestFault(
                     errorpb_pb2.Error(
                         message="The file which would be ingested doest not exist.",
@@ -80,30 +271,30 @@ class Ingestor:
                     )
                 )
         if not metas:
-            said = f"[region {region.id}] ingest failed: Error(Kv(Error(EmptyRequest)))"
-            raise IngestFault(errorpb_pb2.Error(message=said))
+            message = f"[region {region.id}] ingest failed: Error(Kv(Error(EmptyRequest)))"
+            raise IngestFault(errorpb_pb2.Error(message=message))
         return region
 
-    def _waits(self, meta: import_sstpb_pb2.SSTMeta) -> bool:
+    def _has_file(self, meta: import_sstpb_pb2.SSTMeta) -> bool:
         try:
-            return self._files.has(meta)
+            return self._node.files.path(meta).exists()
         except BadMeta:
             return False
 
-    def _accuse_followers(self, rpc: str, region: Region, meta: import_sstpb_pb2.SSTMeta) -> None:
-        """The leader's answer does not show it, but a follower without the file dies when it comes to ingest it."""
+    def _check_followers(self, rpc: str, region: Region, meta: import_sstpb_pb2.SSTMeta) -> None:
+        """The leader's answer does not show it, but a follower without the file crashes when it applies the ingest."""
         for peer in region.peers:
-            if not self._stores[peer.store_id].has(meta):
-                what = f"{crimes.INGEST_WITHOUT_PEER_FILE}: region {region.id}, uuid {meta.uuid.hex()}"
-                self._node.crimes.record(store_id=peer.store_id, rpc=rpc, what=what)
+            if not self._nodes[peer.store_id].files.path(meta).exists():
+                what = f"{INGEST_WITHOUT_PEER_FILE}: region {region.id}, uuid {meta.uuid.hex()}"
+                self._node.fatal_requests.record(store_id=peer.store_id, rpc=rpc, what=what)
 
 
 def _check_meta(meta: import_sstpb_pb2.SSTMeta, region: Region) -> None:
-    """What the peers check when they apply the command: the region as it was for the file, to the conf_ver."""
+    """What the peers check when they apply the command: that the file is for this region and epoch, with conf_ver."""
     epoch = meta.region_epoch
     if (meta.cf_name or COLUMN_FAMILIES[0]) not in COLUMN_FAMILIES:
-        said = f"[region {region.id}] ingest failed: invalid cf name {meta.cf_name}"
-        raise IngestFault(errorpb_pb2.Error(message=said))
+        message = f"[region {region.id}] ingest failed: invalid cf name {meta.cf_name}"
+        raise IngestFault(errorpb_pb2.Error(message=message))
     if meta.region_id != region.id:
         raise IngestFault(region_errors.region_not_found(meta.region_id, read=False))
     if (epoch.conf_ver, epoch.version) != (region.conf_ver, region.version):

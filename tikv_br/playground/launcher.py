@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import fcntl
+import hashlib
 import http.client
 import importlib.util
+import json
 import os
 import signal
 import socket
@@ -12,14 +16,122 @@ import ssl
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TextIO
 
-from tikv_br.errors import PlaygroundError
-from tikv_br.playground.etcd import find_etcd
-from tikv_br.playground.home import Home, registered
+from formats.api_version import ApiVersion
+from tikv_br.errors import Interrupted, PlaygroundError, Terminated
 from tikv_br.playground.settings import SETTINGS_FILE, Settings, TlsSettings
+
+STATE_FILE: Final = "state.json"
+LOG_FILE: Final = "playground.log"
+_LOCK_FILE: Final = "lock"
+_SERVER: Final = "tikv_br.playground.cluster"
+
+
+class Home:
+    """The directory of one playground. A running server holds its lock, which the kernel releases when the process ends."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory.expanduser().absolute()
+        self.log = self.directory / LOG_FILE
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the lock. Raises `PlaygroundError` if another process holds it, or the directory cannot be used."""
+        with self._lock_file() as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                pid = (self.state() or {}).get("pid", "unknown")
+                raise PlaygroundError(
+                    f"a playground is already running in {self.directory} (process {pid})",
+                    hint=f"Stop it first: tikv-br playground stop --dir {self.directory}",
+                ) from None
+            yield
+
+    def _lock_file(self) -> TextIO:
+        try:
+            self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)  # private: it may contain copies of real data
+            return (self.directory / _LOCK_FILE).open("w")
+        except OSError as error:
+            raise PlaygroundError(f"cannot use the directory {self.directory}: {error.strerror}") from error
+
+    def is_running(self) -> bool:
+        if not (self.directory / _LOCK_FILE).exists():
+            return False
+        try:
+            with self.locked():
+                return False
+        except PlaygroundError:
+            return True
+
+    def state(self) -> dict[str, Any] | None:
+        """The state that the server wrote when it was ready; None before. It remains after the server's end.
+
+        Raises `PlaygroundError`.
+        """
+        path = self.directory / STATE_FILE
+        try:
+            state = json.loads(path.read_text())
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except (OSError, ValueError) as error:
+            raise PlaygroundError(
+                f"cannot read {path}: {error}", hint="Stop the playground's process, and remove the directory."
+            ) from None
+        if not isinstance(state, dict):
+            raise PlaygroundError(f"{path} was not written by a playground", hint="Remove the directory.")
+        return state
+
+    def write_state(self, state: dict[str, Any]) -> None:
+        """Publish that the server is ready, with its addresses."""
+        _write_atomically(self.directory / STATE_FILE, json.dumps(state, indent=2))
+
+    def clear_state(self) -> None:
+        """Remove the state of an earlier server."""
+        (self.directory / STATE_FILE).unlink(missing_ok=True)
+
+    def register(self) -> None:
+        """Add the directory to the list of this user's playgrounds."""
+        _registry().mkdir(parents=True, exist_ok=True)
+        _write_atomically(self._entry(), json.dumps({"dir": str(self.directory)}))
+
+    def unregister(self) -> None:
+        """Remove the directory from the list, if it is on it."""
+        self._entry().unlink(missing_ok=True)
+
+    def _entry(self) -> Path:
+        return _registry() / f"{hashlib.sha256(os.fsencode(self.directory)).hexdigest()[:16]}.json"
+
+
+def registered_homes() -> list[Home]:
+    """All playgrounds on the list whose directory still exists; other entries are removed."""
+    homes = []
+    for entry in sorted(_registry().glob("*.json")):
+        try:
+            home = Home(Path(json.loads(entry.read_text())["dir"]))
+        except (ValueError, KeyError, TypeError):  # a damaged entry
+            entry.unlink(missing_ok=True)
+            continue
+        if home.directory.is_dir():
+            homes.append(home)
+        else:
+            home.unregister()
+    return homes
+
+
+def _registry() -> Path:
+    state_home = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
+    return Path(state_home).expanduser() / "tikv-br" / "playgrounds"
+
+
+def _write_atomically(path: Path, text: str) -> None:
+    fresh = path.with_name(f"{path.name}.{os.getpid()}")
+    fresh.write_text(text)
+    fresh.replace(path)
+
 
 START_SECONDS: Final = 60.0
 STOP_SECONDS: Final = 20.0
@@ -30,63 +142,74 @@ _FIXED: Final[Mapping[str, Callable[[Settings], object]]] = {
     "--replicas": lambda settings: settings.voters,
     "cluster id": lambda settings: settings.cluster_id,
 }
-"""What cannot be changed once a playground has data."""
+"""Settings that cannot be changed once a playground has data."""
 
 
 _children: list[subprocess.Popen[bytes]] = []
-"""Kept here, because a Popen that is thrown away complains of a process that outlives it, as these shall."""
+"""References to the processes, because a garbage-collected Popen warns about a process that is still running."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Started:
-    """A playground that answers: its process and what it says of itself."""
+class StartedPlayground:
+    """A playground that answers: its process and its published state."""
 
     process: subprocess.Popen[bytes]
     state: dict[str, Any]
 
+    def wait(self) -> None:
+        """Wait until it ends; stop it on a signal. Raises `PlaygroundError` if it fails."""
+        try:
+            code = self.process.wait()
+        except (Interrupted, Terminated):
+            stop(Path(self.state["dir"]))
+            self.process.wait()
+            return
+        if code != 0:
+            raise PlaygroundError(f"the playground in {self.state['dir']} failed with exit code {code}")
+
 
 def prepare(directory: Path, changes: Mapping[str, Any]) -> Home:
-    """Write down the settings of a playground to start: the kept ones, then ``changes`` (fields of `Settings`).
+    """Save the settings of a playground to start: the saved ones, updated with ``changes`` (fields of `Settings`).
 
-    Raises `PlaygroundError` when a playground runs there, or holds data of another kind.
+    Raises `PlaygroundError` if a playground is running there, or has data that do not fit the settings.
     """
     home = Home(directory)
     with home.locked():
         path = home.directory / SETTINGS_FILE
-        kept = Settings.from_json(path.read_text()) if path.exists() else None
-        settings = dataclasses.replace(kept or Settings(str(home.directory)), **changes, directory=str(home.directory))
-        if kept is not None:
-            _check_unchanged(home, kept, settings)
+        saved = Settings.from_json(path.read_text()) if path.exists() else None
+        settings = dataclasses.replace(
+            saved or Settings(str(home.directory)), **{**changes, "directory": str(home.directory)}
+        )
+        if saved is not None:
+            for name, value in _FIXED.items():
+                if value(saved) != value(settings):
+                    raise PlaygroundError(
+                        f"the playground in {home.directory} was created with {name} {value(saved)}, not {value(settings)}",
+                        hint="Pass another --dir, or omit the option.",
+                    )
         path.write_text(settings.to_json())
         home.clear_state()
     return home
 
 
-def _check_unchanged(home: Home, kept: Settings, asked: Settings) -> None:
-    for name, value in _FIXED.items():
-        if value(kept) != value(asked):
-            raise PlaygroundError(
-                f"the playground in {home.directory} was made with {name} {value(kept)}, not {value(asked)}",
-                hint="Use another --dir, or leave the flag out.",
-            )
+def start(directory: Path, changes: Mapping[str, Any], *, detached: bool = True) -> StartedPlayground:
+    """Start a playground; returns once PD and every store answer. Detached, it outlives this process and its terminal.
 
-
-def start(directory: Path, changes: Mapping[str, Any], *, detached: bool = True) -> Started:
-    """Start a playground; returns once PD and every store answer. Detached, it outlives us and our terminal.
-
-    Raises `PlaygroundError`, with the last line of the log, when it does not come up.
+    Raises `PlaygroundError` with the last line of its log if it does not start.
     """
     if importlib.util.find_spec("rocksdict") is None:
         raise PlaygroundError(
-            "the playground needs the package rocksdict, which is not installed",
-            hint="Install tikv-br with its extra: tikv-br[playground]",
+            "the playground requires the package rocksdict, which is not installed",
+            hint="Install tikv-br with the extra: tikv-br[playground]",
         )
     if changes.get("etcd"):
+        from tikv_br.playground.etcd import find_etcd
+
         find_etcd()
     home = prepare(directory, changes)
     with home.log.open("ab") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "tikv_br.playground.server", str(home.directory)],
+            [sys.executable, "-m", _SERVER, str(home.directory)],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
@@ -94,17 +217,22 @@ def start(directory: Path, changes: Mapping[str, Any], *, detached: bool = True)
         )
     _children[:] = [child for child in _children if child.poll() is None] + [process]
     try:
-        return Started(process, _await_answers(home, process))
-    except BaseException:  # also when we are told to end meanwhile: leave nothing half started
+        return StartedPlayground(process, _await_answers(home, process))
+    except BaseException:  # including signals: leave no half-started process
         process.terminate()
         raise
+
+
+def start_detached(directory: Path, api_version: ApiVersion, stores: int) -> str:
+    """Start a playground that outlives this process; returns its PD address. Raises `PlaygroundError`."""
+    return str(start(directory, {"api_version": api_version.value, "stores": stores}).state["pd"])
 
 
 def _await_answers(home: Home, process: subprocess.Popen[bytes]) -> dict[str, Any]:
     deadline = time.monotonic() + START_SECONDS
     while time.monotonic() < deadline:
         if process.poll() is not None:
-            raise PlaygroundError(f"the playground in {home.directory} did not start: {_last_line(home)}")
+            raise PlaygroundError(f"the playground in {home.directory} did not start: {last_line(home.log)}")
         state = home.state()
         if state is not None and answers(state, _tls(home)):
             return state
@@ -113,9 +241,9 @@ def _await_answers(home: Home, process: subprocess.Popen[bytes]) -> dict[str, An
 
 
 def stop(directory: Path) -> bool:
-    """End the playground of a folder and wait until it is gone; False when none ran.
+    """Stop the playground in a directory and wait for its end; False if none was running.
 
-    Raises `PlaygroundError` when the process that is written down is not ours, or does not end.
+    Raises `PlaygroundError` if the recorded process is not a playground, or does not end.
     """
     home = Home(directory)
     if not home.is_running():
@@ -123,12 +251,18 @@ def stop(directory: Path) -> bool:
         return False
     pid = (home.state() or {}).get("pid")
     if pid is None or not _is_ours(pid, home):
-        raise PlaygroundError(f"{home.directory} is in use, but not by a playground that is known here (pid {pid})")
+        raise PlaygroundError(
+            f"cannot stop the playground in {home.directory}: its lock is held, but process {pid} is not its server",
+            hint="Stop the process that holds the lock.",
+        )
     os.kill(pid, signal.SIGTERM)
     deadline = time.monotonic() + STOP_SECONDS
     while home.is_running():
         if time.monotonic() > deadline:
-            raise PlaygroundError(f"process {pid} does not end", hint=f"See {home.log}; kill -9 {pid} loses no data.")
+            raise PlaygroundError(
+                f"the playground in {home.directory} (process {pid}) did not stop within {STOP_SECONDS:.0f} s",
+                hint=f"See {home.log}; kill -9 {pid} loses no data.",
+            )
         time.sleep(_POLL_SECONDS)
     for child in _children:
         if child.pid == pid:
@@ -137,7 +271,7 @@ def stop(directory: Path) -> bool:
 
 
 def status(directory: Path) -> dict[str, Any]:
-    """``running`` and ``answers`` with the state of a folder's playground."""
+    """The state of the playground in a directory, with ``running`` and ``answers``."""
     home = Home(directory)
     running = home.is_running()
     state = home.state() or {}
@@ -149,25 +283,22 @@ def status(directory: Path) -> dict[str, Any]:
     }
 
 
-def running() -> list[dict[str, Any]]:
+def running_playgrounds() -> list[dict[str, Any]]:
     """The status of every running playground of this user."""
-    return [found for home in registered() if (found := status(home.directory))["running"]]
+    return [found for home in registered_homes() if (found := status(home.directory))["running"]]
 
 
 def answers(state: Mapping[str, Any], tls: TlsSettings | None) -> bool:
     """Whether PD and every store of a state answer."""
-    try:
-        return (
-            _get(state["pd"], "/pd/api/v1/health", tls) == http.client.OK
-            and all(_get(store["status_address"], "/status", tls) == http.client.OK for store in state["stores"])
-            and all(_accepts(store["address"]) for store in state["stores"])
-        )
-    except (OSError, http.client.HTTPException):
-        return False
+    return (
+        http_ok(state["pd"], "/pd/api/v1/health", tls)
+        and all(http_ok(store["status_address"], "/status", tls) for store in state["stores"])
+        and all(_accepts(store["address"]) for store in state["stores"])
+    )
 
 
-def _get(address: str, path: str, tls: TlsSettings | None) -> int:
-    """The HTTP status of a GET."""
+def http_ok(address: str, path: str, tls: TlsSettings | None) -> bool:
+    """Whether a GET is answered with status 200."""
     if tls is None:
         connection = http.client.HTTPConnection(address, timeout=5)
     else:
@@ -176,15 +307,20 @@ def _get(address: str, path: str, tls: TlsSettings | None) -> int:
         connection = http.client.HTTPSConnection(address, timeout=5, context=context)
     try:
         connection.request("GET", path)
-        return connection.getresponse().status
+        return connection.getresponse().status == http.client.OK
+    except (OSError, http.client.HTTPException):
+        return False
     finally:
         connection.close()
 
 
 def _accepts(address: str) -> bool:
     host, _, port = address.rpartition(":")
-    with socket.create_connection((host, int(port)), timeout=5):
-        return True
+    try:
+        socket.create_connection((host, int(port)), timeout=5).close()
+    except OSError:
+        return False
+    return True
 
 
 def _tls(home: Home) -> TlsSettings | None:
@@ -192,14 +328,15 @@ def _tls(home: Home) -> TlsSettings | None:
 
 
 def _is_ours(pid: int, home: Home) -> bool:
-    """Whether a process is the server of that folder, and not another that got its id later."""
+    """Whether a process is the server of that directory, not a later process with the same id."""
     try:
         command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     except FileNotFoundError:
         return False
-    return b"tikv_br.playground.server" in command and os.fsencode(home.directory) in command
+    return _SERVER.encode() in command and os.fsencode(home.directory) in command
 
 
-def _last_line(home: Home) -> str:
-    lines = home.log.read_text(errors="replace").strip().splitlines()
-    return lines[-1] if lines else f"see {home.log}"
+def last_line(log: Path) -> str:
+    """The last line of a log."""
+    lines = log.read_text(errors="replace").strip().splitlines()
+    return lines[-1] if lines else f"see {log}"

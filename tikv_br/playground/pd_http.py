@@ -4,27 +4,148 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
 from urllib.parse import unquote_to_bytes
 
 from tikv_br.errors import PlaygroundError
-from tikv_br.playground.http_server import Reply, Request
+from tikv_br.playground.engine import Engine
 from tikv_br.playground.node import StoreNode
-from tikv_br.playground.pd_config import SCHEDULERS, PdConfig
 from tikv_br.playground.pd_state import NAME, PdState
 from tikv_br.playground.region import Peer, Region
+from tikv_br.playground.servers import Reply, Request
 from tikv_br.playground.settings import PD_VERSION, TIKV_VERSION
 
-_API: Final = "/pd/api/v1"
+SCHEDULERS: Final = (
+    "balance-leader-scheduler",
+    "balance-hot-region-scheduler",
+    "evict-slow-store-scheduler",
+    "balance-region-scheduler",
+)
+_RECORD: Final = "pd_config"
+_SCHEDULE: Final[Mapping[str, Any]] = {
+    "max-snapshot-count": 64,
+    "max-pending-peer-count": 64,
+    "max-merge-region-size": 54,
+    "max-merge-region-keys": 540000,
+    "split-merge-interval": "1h0m0s",
+    "switch-witness-interval": "1h0m0s",
+    "enable-one-way-merge": "false",
+    "enable-cross-table-merge": "true",
+    "patrol-region-interval": "10ms",
+    "max-store-down-time": "30m0s",
+    "max-store-preparing-time": "48h0m0s",
+    "leader-schedule-limit": 4,
+    "leader-schedule-policy": "count",
+    "region-schedule-limit": 2048,
+    "witness-schedule-limit": 4,
+    "replica-schedule-limit": 64,
+    "merge-schedule-limit": 0,
+    "hot-region-schedule-limit": 4,
+    "hot-region-cache-hits-threshold": 3,
+    "store-limit": {},
+    "tolerant-size-ratio": 0,
+    "low-space-ratio": 0.8,
+    "high-space-ratio": 0.7,
+    "region-score-formula-version": "v2",
+    "scheduler-max-waiting-operator": 5,
+    "enable-remove-down-replica": "true",
+    "enable-replace-offline-replica": "true",
+    "enable-make-up-replica": "true",
+    "enable-remove-extra-replica": "true",
+    "enable-location-replacement": "true",
+    "enable-debug-metrics": "false",
+    "enable-joint-consensus": "true",
+    "enable-tikv-split-region": "true",
+    "enable-heartbeat-breakdown-metrics": "true",
+    "enable-heartbeat-concurrent-runner": "true",
+    "schedulers-v2": [
+        {"type": kind, "args": None, "disable": False, "args-payload": ""}
+        for kind in ("balance-region", "balance-leader", "hot-region", "evict-slow-store")
+    ],
+    "hot-regions-write-interval": "10m0s",
+    "hot-regions-reserved-days": 7,
+    "max-movable-hot-peer-size": 512,
+    "enable-diagnostic": "true",
+    "enable-witness": "false",
+    "slow-store-evicting-affected-store-ratio-threshold": 0.3,
+    "store-limit-version": "v1",
+    "patrol-region-worker-count": 1,
+}
+
+
+class PdConfig:
+    """The schedule and replication sections, and which schedulers are paused. Thread-safe.
+
+    Values with a TTL are lost at a restart, others are saved. Only the pauses affect what the playground does.
+    """
+
+    def __init__(self, engine: Engine, *, replicas: int, stores: int, clock: Callable[[], float] = time.time) -> None:
+        self._engine = engine
+        self._clock = clock
+        self._lock = threading.Lock()
+        limits = {str(store): {"add-peer": 15, "remove-peer": 15} for store in range(1, stores + 1)}
+        self._schedule: dict[str, Any] = {**_SCHEDULE, "store-limit": limits}
+        self._schedule.update(json.loads(engine.get_meta(_RECORD) or b"{}"))
+        self._temporary: dict[str, tuple[Any, float]] = {}
+        self._paused: dict[str, float] = {}
+        self.replication: Mapping[str, Any] = {
+            "max-replicas": replicas,
+            "location-labels": "",
+            "strictly-match-label": "false",
+            "enable-placement-rules": "true",
+            "enable-placement-rules-cache": "false",
+            "isolation-level": "",
+        }
+
+    def schedule(self) -> dict[str, Any]:
+        """The schedule section with the current values."""
+        with self._lock:
+            now = self._clock()
+            self._temporary = {name: kept for name, kept in self._temporary.items() if kept[1] > now}
+            return {**self._schedule, **{name: value for name, (value, _) in self._temporary.items()}}
+
+    def set_schedule(self, values: Mapping[str, Any], ttl: float | None = None) -> None:
+        """Change values for good, or for ``ttl`` seconds; a ``ttl`` of 0 ends temporary values.
+
+        Raises `PlaygroundError` for a name that PD does not know.
+        """
+        if unknown := [name for name in values if name not in self._schedule]:
+            raise PlaygroundError(f"config item {unknown[0]} not found")
+        with self._lock:
+            if ttl is None:
+                self._schedule.update(values)
+                lasting = {name: value for name, value in self._schedule.items() if _SCHEDULE.get(name) != value}
+                self._engine.put_meta({_RECORD: json.dumps(lasting).encode()})
+            for name, value in values.items():
+                if ttl:
+                    self._temporary[name] = (value, self._clock() + ttl)
+                else:
+                    self._temporary.pop(name, None)
+
+    def pause(self, scheduler: str, seconds: float) -> None:
+        """Pause a scheduler, or resume it with 0. Raises `PlaygroundError` for an unknown one."""
+        if scheduler not in SCHEDULERS:
+            raise PlaygroundError("[PD:scheduler:ErrSchedulerNotFound]scheduler not found")
+        with self._lock:
+            self._paused[scheduler] = self._clock() + seconds
+
+    def is_paused(self, scheduler: str) -> bool:
+        with self._lock:
+            return self._paused.get(scheduler, 0.0) > self._clock()
+
+
+_V1: Final = "/pd/api/v1"
 _MIB: Final = 1 << 20
 _GIT_HASH: Final = "playground"
 _BAD_REQUEST: Final = 400
 _NOT_FOUND: Final = 404
 
-Answer = Callable[[Request, "re.Match[str]"], Reply]
+Handler = Callable[[Request, "re.Match[str]"], object]
+"""Returns what is sent as JSON, or a `Reply`."""
 
 
 class PdHttp:
@@ -33,56 +154,56 @@ class PdHttp:
     def __init__(self, state: PdState, config: PdConfig) -> None:
         self._state = state
         self._config = config
-        routes: list[tuple[str, str, Answer]] = [
-            ("GET", "/config/cluster-version", lambda _r, _m: Reply.json(TIKV_VERSION)),
-            ("GET", "/config/schedule", lambda _r, _m: Reply.json(self._config.schedule())),
-            ("POST", "/config/schedule", self._set_schedule),
-            ("POST", "/config", self._set_schedule),
-            ("GET", "/config/replicate", lambda _r, _m: Reply.json(self._config.replication)),
-            ("GET", "/config", lambda _r, _m: Reply.json(self._whole_config())),
-            ("GET", "/schedulers", self._schedulers),
-            ("POST", "/schedulers/(?P<name>[^/]+)", self._pause),
-            ("GET", "/stores", self._stores),
-            ("GET", r"/store/(?P<id>\d+)", self._store),
-            ("GET", "/regions", lambda _r, _m: Reply.json(self._listed(self._state.regions.all()))),
-            ("GET", "/regions/key", self._regions_from),
-            ("GET", r"/region/id/(?P<id>\d+)", self._region),
-            ("GET", "/stats/region", self._stats),
-            ("GET", "/members", lambda _r, _m: Reply.json(self._members())),
-            ("GET", "/leader", lambda _r, _m: Reply.json(self._members()["leader"])),
-            ("GET", "/health", self._health),
-            ("GET", "/version", self._version),
-            ("GET", "/status", self._status),
-            ("GET", "/cluster", self._cluster),
-            ("GET", "/cluster/status", self._cluster_status),
-            ("GET", "/min-resolved-ts", self._min_resolved_ts),
-            ("GET", "/gc/safepoint", self._gc),
-            ("DELETE", "/gc/safepoint/(?P<service>[^/]+)", self._delete_service),
+        self._routes: list[tuple[str, str, Handler]] = [
+            ("GET", f"{_V1}/config/cluster-version", lambda _r, _m: TIKV_VERSION),
+            ("GET", f"{_V1}/config/schedule", lambda _r, _m: config.schedule()),
+            ("POST", f"{_V1}/config/schedule", self._set_schedule),
+            ("POST", f"{_V1}/config", self._set_schedule),
+            ("GET", f"{_V1}/config/replicate", lambda _r, _m: config.replication),
+            ("GET", f"{_V1}/config", self._whole_config),
+            ("GET", f"{_V1}/schedulers", self._schedulers),
+            ("POST", f"{_V1}/schedulers/(?P<name>[^/]+)", self._pause),
+            ("GET", f"{_V1}/stores", self._stores),
+            ("GET", rf"{_V1}/store/(?P<id>\d+)", self._store),
+            ("GET", f"{_V1}/regions", lambda _r, _m: self._regions_json(state.regions.all())),
+            ("GET", f"{_V1}/regions/key", self._regions_from),
+            ("GET", rf"{_V1}/region/id/(?P<id>\d+)", self._region),
+            ("GET", f"{_V1}/stats/region", self._stats),
+            ("GET", f"{_V1}/members", lambda _r, _m: self._members()),
+            ("GET", f"{_V1}/leader", lambda _r, _m: self._members()["leader"]),
+            ("GET", f"{_V1}/health", self._health),
+            ("GET", f"{_V1}/version", self._version),
+            ("GET", f"{_V1}/status", self._status),
+            ("GET", f"{_V1}/cluster", self._cluster),
+            ("GET", f"{_V1}/cluster/status", self._cluster_status),
+            ("GET", f"{_V1}/min-resolved-ts", self._min_resolved_ts),
+            ("GET", f"{_V1}/gc/safepoint", self._gc),
+            ("DELETE", f"{_V1}/gc/safepoint/(?P<service>[^/]+)", self._delete_service),
+            ("POST", "/pd/api/v2/keyspaces", self._create_keyspace),
+            ("GET", "/pd/api/v2/keyspaces", self._keyspaces),
         ]
-        self._routes = [(method, re.compile(_API + path), answer) for method, path, answer in routes]
-        self._routes.append(("POST", re.compile("/pd/api/v2/keyspaces"), self._create_keyspace))
-        self._routes.append(("GET", re.compile("/pd/api/v2/keyspaces"), self._keyspaces))
 
     def handle(self, request: Request) -> Reply:
         """Answer a request; 404 as Go's router words it for unknown paths."""
-        for method, path, answer in self._routes:
-            match = path.fullmatch(request.path.rstrip("/"))
+        for method, path, handler in self._routes:
+            match = re.fullmatch(path, request.path.rstrip("/"))
             if match and method == request.method:
                 try:
-                    return answer(request, match)
+                    answer = handler(request, match)
                 except PlaygroundError as error:
                     return Reply.json(str(error), _BAD_REQUEST)
+                return answer if isinstance(answer, Reply) else Reply.json(answer)
         return Reply(_NOT_FOUND, b"404 page not found\n", "text/plain; charset=utf-8")
 
     # -- configuration ------------------------------------------------------------------------------------------
 
-    def _set_schedule(self, request: Request, _: re.Match[str]) -> Reply:
+    def _set_schedule(self, request: Request, _: re.Match[str]) -> str:
         ttl = request.parameters.get("ttlSecond")
         values = {name.removeprefix("schedule."): value for name, value in json.loads(request.body or b"{}").items()}
         self._config.set_schedule(values, None if ttl is None else float(ttl))
-        return Reply.json("The config is updated.")
+        return "The config is updated."
 
-    def _whole_config(self) -> dict[str, Any]:
+    def _whole_config(self, _request: Request, _: re.Match[str]) -> dict[str, Any]:
         return {
             "client-urls": self._state.client_url,
             "name": NAME,
@@ -92,31 +213,32 @@ class PdHttp:
             "cluster-version": TIKV_VERSION,
         }
 
-    def _schedulers(self, request: Request, _: re.Match[str]) -> Reply:
-        paused = request.parameters.get("status") == "paused"
-        return Reply.json(self._config.paused() if paused else list(SCHEDULERS))
+    def _schedulers(self, request: Request, _: re.Match[str]) -> list[str]:
+        only_paused = request.parameters.get("status") == "paused"
+        return [name for name in SCHEDULERS if not only_paused or self._config.is_paused(name)]
 
-    def _pause(self, request: Request, match: re.Match[str]) -> Reply:
+    def _pause(self, request: Request, match: re.Match[str]) -> str:
         self._config.pause(match["name"], float(json.loads(request.body)["delay"]))
-        return Reply.json("Pause or resume the scheduler successfully.")
+        return "Pause or resume the scheduler successfully."
 
     # -- stores -------------------------------------------------------------------------------------------------
 
-    def _stores(self, _request: Request, _: re.Match[str]) -> Reply:
+    def _stores(self, _request: Request, _: re.Match[str]) -> dict[str, Any]:
         stores = [self._store_json(node) for node in self._state.nodes.values()]
-        return Reply.json({"count": len(stores), "stores": stores})
+        return {"count": len(stores), "stores": stores}
 
-    def _store(self, _request: Request, match: re.Match[str]) -> Reply:
+    def _store(self, _request: Request, match: re.Match[str]) -> object:
         node = self._state.nodes.get(int(match["id"]))
         if node is None:
             return Reply.json(f"[PD:core:ErrStoreNotFound]store {match['id']} not found", _NOT_FOUND)
-        return Reply.json(self._store_json(node))
+        return self._store_json(node)
 
     def _store_json(self, node: StoreNode) -> dict[str, Any]:
         meta = self._state.store(node)
         regions = [region for region in self._state.regions.all() if region.peer_on(node.store_id)]
         leaders = [region for region in regions if region.leader_store == node.store_id]
-        size, leader_size = self._mebibytes(regions), self._mebibytes(leaders)
+        size = self._mebibytes(regions)
+        silent = time.time() - node.last_heartbeat
         return {
             "store": {
                 "id": meta.id,
@@ -127,7 +249,7 @@ class PdHttp:
                 "git_hash": meta.git_hash,
                 "start_timestamp": meta.start_timestamp,
                 "deploy_path": meta.deploy_path,
-                "state_name": "Up" if node.alive else "Disconnected",
+                "state_name": "Up" if node.alive or silent < self._state.settings.disconnect_delay else "Disconnected",
             },
             "status": {
                 "capacity": "0B",
@@ -136,29 +258,29 @@ class PdHttp:
                 "leader_count": len(leaders),
                 "leader_weight": 1,
                 "leader_score": len(leaders),
-                "leader_size": leader_size,
+                "leader_size": self._mebibytes(leaders),
                 "region_count": len(regions),
                 "region_weight": 1,
                 "region_score": size,
                 "region_size": size,
                 "start_ts": _utc(meta.start_timestamp),
-                "last_heartbeat_ts": _utc(time.time() if node.alive else meta.start_timestamp),
+                "last_heartbeat_ts": _utc(node.last_heartbeat),
             },
         }
 
     # -- regions ------------------------------------------------------------------------------------------------
 
-    def _listed(self, regions: list[Region]) -> dict[str, Any]:
+    def _regions_json(self, regions: list[Region]) -> dict[str, Any]:
         return {"count": len(regions), "regions": [self._region_json(region) for region in regions]}
 
-    def _regions_from(self, request: Request, _: re.Match[str]) -> Reply:
+    def _regions_from(self, request: Request, _: re.Match[str]) -> dict[str, Any]:
         start, end = _keys(request, "key", "end_key")
         limit = int(request.parameters.get("limit", "16"))
-        return Reply.json(self._listed(self._state.regions.overlapping(start, end, max(limit, 0))))
+        return self._regions_json(self._state.regions.overlapping(start, end, max(limit, 0)))
 
-    def _region(self, _request: Request, match: re.Match[str]) -> Reply:
+    def _region(self, _request: Request, match: re.Match[str]) -> dict[str, Any] | None:
         region = self._state.regions.get(int(match["id"]))
-        return Reply.json(None if region is None else self._region_json(region))
+        return None if region is None else self._region_json(region)
 
     def _region_json(self, region: Region) -> dict[str, Any]:
         size = self._state.sizes.of(region)
@@ -178,27 +300,24 @@ class PdHttp:
             "approximate_keys": size.rows,
         }
 
-    def _stats(self, request: Request, _: re.Match[str]) -> Reply:
-        start, end = _keys(request, "start_key", "end_key")
-        regions = self._state.regions.overlapping(start, end)
-        by_store = {str(node.store_id): node.store_id for node in self._state.nodes.values()}
-        led = {name: [each for each in regions if each.leader_store == store] for name, store in by_store.items()}
-        held = {name: [each for each in regions if each.peer_on(store)] for name, store in by_store.items()}
-        return Reply.json(
-            {
-                "count": len(regions),
-                "empty_count": sum(_mebibytes(self._state.sizes.of(region).size) <= 1 for region in regions),
-                "storage_size": self._mebibytes(regions),
-                "user_storage_size": 0,
-                "storage_keys": self._rows(regions),
-                "store_leader_count": {name: len(each) for name, each in led.items()},
-                "store_peer_count": {name: len(each) for name, each in held.items()},
-                "store_leader_size": {name: self._mebibytes(each) for name, each in led.items()},
-                "store_leader_keys": {name: self._rows(each) for name, each in led.items()},
-                "store_peer_size": {name: self._mebibytes(each) for name, each in held.items()},
-                "store_peer_keys": {name: self._rows(each) for name, each in held.items()},
-            }
-        )
+    def _stats(self, request: Request, _: re.Match[str]) -> dict[str, Any]:
+        regions = self._state.regions.overlapping(*_keys(request, "start_key", "end_key"))
+        stores = list(self._state.nodes)
+        leaders = {str(store): [each for each in regions if each.leader_store == store] for store in stores}
+        peers = {str(store): [each for each in regions if each.peer_on(store)] for store in stores}
+        return {
+            "count": len(regions),
+            "empty_count": sum(self._mebibytes([region]) <= 1 for region in regions),
+            "storage_size": self._mebibytes(regions),
+            "user_storage_size": 0,
+            "storage_keys": self._rows(regions),
+            "store_leader_count": {name: len(each) for name, each in leaders.items()},
+            "store_peer_count": {name: len(each) for name, each in peers.items()},
+            "store_leader_size": {name: self._mebibytes(each) for name, each in leaders.items()},
+            "store_leader_keys": {name: self._rows(each) for name, each in leaders.items()},
+            "store_peer_size": {name: self._mebibytes(each) for name, each in peers.items()},
+            "store_peer_keys": {name: self._rows(each) for name, each in peers.items()},
+        }
 
     def _mebibytes(self, regions: list[Region]) -> int:
         return sum(_mebibytes(self._state.sizes.of(region).size) for region in regions)
@@ -221,64 +340,56 @@ class PdHttp:
         header = {"cluster_id": self._state.cluster_id}
         return {"header": header, "members": [member], "leader": member, "etcd_leader": member}
 
-    def _health(self, _request: Request, _: re.Match[str]) -> Reply:
+    def _health(self, _request: Request, _: re.Match[str]) -> list[dict[str, Any]]:
         urls = [self._state.client_url]
-        return Reply.json([{"name": NAME, "member_id": self._state.member_id, "client_urls": urls, "health": True}])
+        return [{"name": NAME, "member_id": self._state.member_id, "client_urls": urls, "health": True}]
 
-    def _version(self, _request: Request, _: re.Match[str]) -> Reply:
-        return Reply.json({"version": PD_VERSION, "build_time": "", "hash": "", "branch": ""})
+    def _version(self, _request: Request, _: re.Match[str]) -> dict[str, Any]:
+        return {"version": PD_VERSION, "build_time": "", "hash": "", "branch": ""}
 
-    def _status(self, _request: Request, _: re.Match[str]) -> Reply:
+    def _status(self, _request: Request, _: re.Match[str]) -> dict[str, Any]:
         started = self._state.started_at
-        status = {"build_ts": "", "version": PD_VERSION, "git_hash": _GIT_HASH, "start_timestamp": started}
-        return Reply.json(status)
+        return {"build_ts": "", "version": PD_VERSION, "git_hash": _GIT_HASH, "start_timestamp": started}
 
-    def _cluster(self, _request: Request, _: re.Match[str]) -> Reply:
-        replicas = self._config.replication["max-replicas"]
-        return Reply.json({"id": self._state.cluster_id, "max_peer_count": replicas})
+    def _cluster(self, _request: Request, _: re.Match[str]) -> dict[str, Any]:
+        return {"id": self._state.cluster_id, "max_peer_count": self._config.replication["max-replicas"]}
 
-    def _cluster_status(self, _request: Request, _: re.Match[str]) -> Reply:
+    def _cluster_status(self, _request: Request, _: re.Match[str]) -> dict[str, Any]:
         started = _utc(self._state.started_at)
-        return Reply.json({"raft_bootstrap_time": started, "is_initialized": True, "replication_status": "majority"})
+        return {"raft_bootstrap_time": started, "is_initialized": True, "replication_status": "majority"}
 
-    def _min_resolved_ts(self, _request: Request, _: re.Match[str]) -> Reply:
-        return Reply.json(
-            {
-                "is_real_time": True,
-                "min_resolved_ts": 0,
-                "persist_interval": "1s",
-                "stores_min_resolved_ts": None,
-            }
-        )
+    def _min_resolved_ts(self, _request: Request, _: re.Match[str]) -> dict[str, Any]:
+        return {
+            "is_real_time": True,
+            "min_resolved_ts": 0,
+            "persist_interval": "1s",
+            "stores_min_resolved_ts": None,
+        }
 
-    def _gc(self, _request: Request, _: re.Match[str]) -> Reply:
-        claims = self._state.gc.services()
-        return Reply.json(
-            {
-                "service_gc_safe_points": [
-                    {"service_id": name, "expired_at": claim.expires, "safe_point": claim.ts}
-                    for name, claim in sorted(claims.items())
-                ],
-                "min_service_gc_safe_point": min(claim.ts for claim in claims.values()),
-                "gc_safe_point": self._state.gc.safe_point,
-            }
-        )
+    def _gc(self, _request: Request, _: re.Match[str]) -> dict[str, Any]:
+        services = self._state.gc.services()
+        return {
+            "service_gc_safe_points": [
+                {"service_id": name, "expired_at": safe_point.expires, "safe_point": safe_point.ts}
+                for name, safe_point in sorted(services.items())
+            ],
+            "min_service_gc_safe_point": min(safe_point.ts for safe_point in services.values()),
+            "gc_safe_point": self._state.gc.safe_point,
+        }
 
-    def _delete_service(self, _request: Request, match: re.Match[str]) -> Reply:
+    def _delete_service(self, _request: Request, match: re.Match[str]) -> str:
         self._state.gc.delete_barrier(match["service"])
-        return Reply.json("Delete service GC safepoint successfully.")
+        return "Delete service GC safepoint successfully."
 
     # -- keyspaces ----------------------------------------------------------------------------------------------
 
-    def _create_keyspace(self, request: Request, _: re.Match[str]) -> Reply:
+    def _create_keyspace(self, request: Request, _: re.Match[str]) -> dict[str, Any]:
         created = self._state.keyspaces.create(json.loads(request.body)["name"])
-        return Reply.json(
-            {"id": created.id, "name": created.name, "state": "ENABLED", "created_at": created.created_at}
-        )
+        return {"id": created.id, "name": created.name, "state": "ENABLED", "created_at": created.created_at}
 
-    def _keyspaces(self, _request: Request, _: re.Match[str]) -> Reply:
+    def _keyspaces(self, _request: Request, _: re.Match[str]) -> dict[str, Any]:
         listed = [{"id": each.id, "name": each.name, "state": "ENABLED"} for each in self._state.keyspaces.all()]
-        return Reply.json({"keyspaces": listed, "next_page_token": ""})
+        return {"keyspaces": listed, "next_page_token": ""}
 
 
 def _keys(request: Request, start: str, end: str) -> tuple[bytes, bytes]:
@@ -292,7 +403,7 @@ def _peer(peer: Peer) -> dict[str, Any]:
 
 
 def _mebibytes(size: int) -> int:
-    """A size as PD holds it; what is not empty counts as one at least."""
+    """A size as PD shows it: at least 1 unless the region is empty."""
     return 0 if not size else max(1, size // _MIB)
 
 

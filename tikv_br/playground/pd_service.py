@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import grpc
 from google.protobuf.message import Message
 
 from tikv_br.cluster.pb import keyspacepb_pb2, pdpb_pb2
-from tikv_br.playground.gc import GcRefusal
-from tikv_br.playground.keyspaces import KeyspaceRecord
-from tikv_br.playground.pd_regions import PdRegions
-from tikv_br.playground.pd_state import PdState
-from tikv_br.playground.rpc import bidi, unary
-from tikv_br.playground.tso import LOGICAL_BITS
+from tikv_br.playground.pd_state import LOGICAL_BITS, GcRefusal, KeyspaceRecord, PdState
+from tikv_br.playground.region import Region
+from tikv_br.playground.servers import bidi, unary
 
 if TYPE_CHECKING:
-    from tikv_br.playground.rpc import Handler
+    from tikv_br.playground.servers import Handler
+
 
 Answer: TypeAlias = Any
 """A response of any of PD's RPCs."""
-_ANYONE: Final = frozenset({"GetMembers", "GetClusterInfo", "LoadGlobalConfig", "StoreGlobalConfig"})
-"""RPCs that name no cluster."""
+_CLUSTERLESS: Final = frozenset({"GetMembers", "GetClusterInfo", "LoadGlobalConfig", "StoreGlobalConfig"})
+"""RPCs without a cluster id."""
 _BARRIERS: Final = frozenset({"SetGCBarrier", "DeleteGCBarrier", "GetGCState"})
 _NULL_KEYSPACE: Final = 0xFFFF_FFFF
 
@@ -40,7 +38,6 @@ class PdService:
 
     def __init__(self, state: PdState) -> None:
         self._state = state
-        self._regions = PdRegions(state)
 
     def add_to(self, server: grpc.Server) -> None:
         """Register both services."""
@@ -66,14 +63,14 @@ class PdService:
             "Bootstrap": self._bootstrap,
             "GetStore": self._store,
             "GetAllStores": self._all_stores,
-            "GetRegion": self._regions.get,
-            "GetPrevRegion": self._regions.previous,
-            "GetRegionByID": self._regions.by_id,
-            "ScanRegions": self._regions.scan,
-            "BatchScanRegions": self._regions.batch_scan,
-            "AskBatchSplit": self._regions.ask_batch_split,
-            "SplitRegions": self._regions.split,
-            "ScatterRegion": self._regions.scatter,
+            "GetRegion": self._region,
+            "GetPrevRegion": self._previous_region,
+            "GetRegionByID": self._region_by_id,
+            "ScanRegions": self._scan_regions,
+            "BatchScanRegions": self._batch_scan_regions,
+            "AskBatchSplit": self._ask_batch_split,
+            "SplitRegions": self._split_regions,
+            "ScatterRegion": self._scatter,
             "GetOperator": self._operator,
             "GetGCSafePoint": self._gc_safe_point,
             "UpdateGCSafePoint": self._update_gc_safe_point,
@@ -97,7 +94,7 @@ class PdService:
         has_header = "header" in method.output_type.fields_by_name
 
         def answer(request: Any, context: grpc.ServicerContext) -> Answer:  # noqa: ANN401
-            if name not in _ANYONE:
+            if name not in _CLUSTERLESS:
                 self._check_cluster(request.header.cluster_id, context)
             if name in _BARRIERS and not self._state.gc.has_barriers:
                 context.abort(grpc.StatusCode.UNIMPLEMENTED, f"unknown method {name} for service pdpb.PD")
@@ -168,8 +165,64 @@ class PdService:
         return pdpb_pb2.GetAllStoresResponse(stores=[self._state.store(node) for node in self._state.nodes.values()])
 
     def _operator(self, _: pdpb_pb2.GetOperatorRequest) -> Message:
-        """Whatever PD is asked to do to a region is done at once, so there is never an operator."""
+        """There is never an operator: every change of a region is immediate."""
         raise PdRefusal(pdpb_pb2.REGION_NOT_FOUND, "Not Found")
+
+    # -- regions ------------------------------------------------------------------------------------------------
+
+    def _region(self, request: pdpb_pb2.GetRegionRequest) -> pdpb_pb2.GetRegionResponse:
+        return _one(self._state.regions.locate(request.region_key))
+
+    def _previous_region(self, request: pdpb_pb2.GetRegionRequest) -> pdpb_pb2.GetRegionResponse:
+        return _one(self._state.regions.previous(request.region_key))
+
+    def _region_by_id(self, request: pdpb_pb2.GetRegionByIDRequest) -> pdpb_pb2.GetRegionResponse:
+        return _one(self._state.regions.get(request.region_id))
+
+    def _scan_regions(self, request: pdpb_pb2.ScanRegionsRequest) -> pdpb_pb2.ScanRegionsResponse:
+        found = self._state.regions.overlapping(request.start_key, request.end_key, request.limit)
+        return pdpb_pb2.ScanRegionsResponse(
+            region_metas=[region.to_pb() for region in found],
+            leaders=[region.leader.to_pb() for region in found],
+            regions=_many(found),
+        )
+
+    def _batch_scan_regions(self, request: pdpb_pb2.BatchScanRegionsRequest) -> pdpb_pb2.BatchScanRegionsResponse:
+        """Regions that overlap any of several ranges, each region once."""
+        last_end: bytes | None = None
+        found: dict[int, Region] = {}
+        for each in request.ranges:
+            if each.end_key and each.start_key > each.end_key:
+                raise PdRefusal(pdpb_pb2.UNKNOWN, "invalid key range, start key > end key")
+            if last_end is not None and (not last_end or each.start_key < last_end):
+                raise PdRefusal(pdpb_pb2.UNKNOWN, "invalid key range, ranges overlapped")
+            last_end = each.end_key
+            for region in self._state.regions.overlapping(each.start_key, each.end_key):
+                found.setdefault(region.id, region)
+        limited = list(found.values())[: request.limit if request.limit > 0 else None]
+        return pdpb_pb2.BatchScanRegionsResponse(regions=_many(limited))
+
+    def _ask_batch_split(self, request: pdpb_pb2.AskBatchSplitRequest) -> pdpb_pb2.AskBatchSplitResponse:
+        ids = []
+        for _ in range(request.split_count):
+            region_id = self._state.regions.alloc_id()
+            peers = [self._state.regions.alloc_id() for _ in request.region.peers]
+            ids.append(pdpb_pb2.SplitID(new_region_id=region_id, new_peer_ids=peers))
+        return pdpb_pb2.AskBatchSplitResponse(ids=ids)
+
+    def _split_regions(self, request: pdpb_pb2.SplitRegionsRequest) -> pdpb_pb2.SplitRegionsResponse:
+        regions = self._state.regions
+        for key in request.split_keys:
+            regions.split(regions.locate(key).id, [key])
+        ids = [regions.locate(key).id for key in request.split_keys]
+        return pdpb_pb2.SplitRegionsResponse(finished_percentage=100, regions_id=ids)
+
+    def _scatter(self, request: pdpb_pb2.ScatterRegionRequest) -> pdpb_pb2.ScatterRegionResponse:
+        ids = list(request.regions_id) or [request.region_id or request.region.id]
+        alive = [node.store_id for node in self._state.nodes.values() if node.alive]
+        failed = self._state.regions.scatter(ids, alive)
+        done = 100 * (len(ids) - len(failed)) // len(ids)
+        return pdpb_pb2.ScatterRegionResponse(finished_percentage=done, failed_regions_id=failed)
 
     # -- safe points --------------------------------------------------------------------------------------------
 
@@ -185,7 +238,7 @@ class PdService:
         gc = self._state.gc
         service, lowest = gc.update_service(request.service_id.decode(), request.TTL, request.safe_point)
         return pdpb_pb2.UpdateServiceGCSafePointResponse(
-            service_id=service.encode(), TTL=lowest.ttl(gc.now()), min_safe_point=lowest.ts
+            service_id=service.encode(), TTL=lowest.expires - gc.now(), min_safe_point=lowest.ts
         )
 
     def _set_barrier(self, request: pdpb_pb2.SetGCBarrierRequest) -> pdpb_pb2.SetGCBarrierResponse:
@@ -202,17 +255,17 @@ class PdService:
         removed = self._state.gc.delete_barrier(request.barrier_id)
         if removed is None:
             return pdpb_pb2.DeleteGCBarrierResponse()
-        ttl = removed.ttl(self._state.gc.now())
+        ttl = removed.expires - self._state.gc.now()
         info = pdpb_pb2.GCBarrierInfo(barrier_id=request.barrier_id, barrier_ts=removed.ts, ttl_seconds=ttl)
         return pdpb_pb2.DeleteGCBarrierResponse(deleted_barrier_info=info)
 
     def _gc_state(self, request: pdpb_pb2.GetGCStateRequest) -> pdpb_pb2.GetGCStateResponse:
         gc = self._state.gc
-        claims = gc.services()
-        worker = claims.pop("gc_worker")
+        services = gc.services()
+        worker = services.pop("gc_worker")
         barriers = [
-            pdpb_pb2.GCBarrierInfo(barrier_id=name, barrier_ts=claim.ts, ttl_seconds=claim.ttl(gc.now()))
-            for name, claim in sorted(claims.items())
+            pdpb_pb2.GCBarrierInfo(barrier_id=name, barrier_ts=safe_point.ts, ttl_seconds=safe_point.expires - gc.now())
+            for name, safe_point in sorted(services.items())
         ]
         return pdpb_pb2.GetGCStateResponse(
             gc_state=pdpb_pb2.GCState(
@@ -254,3 +307,13 @@ def _keyspace(keyspace: KeyspaceRecord) -> keyspacepb_pb2.KeyspaceMeta:
         created_at=keyspace.created_at,
         state_changed_at=keyspace.created_at,
     )
+
+
+def _one(region: Region | None) -> pdpb_pb2.GetRegionResponse:
+    if region is None:
+        return pdpb_pb2.GetRegionResponse()
+    return pdpb_pb2.GetRegionResponse(region=region.to_pb(), leader=region.leader.to_pb())
+
+
+def _many(regions: Iterable[Region]) -> list[pdpb_pb2.Region]:
+    return [pdpb_pb2.Region(region=region.to_pb(), leader=region.leader.to_pb()) for region in regions]

@@ -1,23 +1,270 @@
-"""What PD knows, shared by its gRPC services and its HTTP API."""
+"""What PD knows, shared by its gRPC services and its HTTP API: timestamps, keyspaces, safe points, stores."""
 
 from __future__ import annotations
 
 import json
 import threading
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 from tikv_br.cluster.pb import metapb_pb2, pdpb_pb2
+from tikv_br.errors import PlaygroundError
 from tikv_br.playground.engine import Engine
-from tikv_br.playground.gc import GcState
-from tikv_br.playground.keyspaces import Keyspaces
 from tikv_br.playground.node import StoreNode
+from tikv_br.playground.region import RegionSizes
 from tikv_br.playground.regions import RegionTable
 from tikv_br.playground.settings import TIKV_VERSION, Settings
-from tikv_br.playground.sizes import RegionSizes
-from tikv_br.playground.tso import Tso
+
+LOGICAL_BITS: Final = 18
+_MAX_LOGICAL: Final = (1 << LOGICAL_BITS) - 1
+_TSO_RECORD: Final = "tso"
+_WINDOW_MS: Final = 3000
+
+
+class Tso:
+    """PD's timestamp oracle. Thread-safe.
+
+    As PD does, it saves a time in the near future before it allocates timestamps up to it, and starts above the saved time.
+    """
+
+    def __init__(self, engine: Engine, clock: Callable[[], float] = time.time) -> None:
+        self._engine = engine
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._saved = int(engine.get_meta(_TSO_RECORD) or b"0")
+        self._physical = self._saved
+        self._logical = 0
+        self.available = True
+        """Whether PD is up: without it stores renew no timestamps and send no resolved-ts."""
+
+    def next(self, count: int = 1) -> int:
+        """Allocate ``count`` timestamps of one millisecond and return the last; ``count`` is at most 2^18 - 1."""
+        if not 0 < count <= _MAX_LOGICAL:
+            raise ValueError(f"tso count {count} is not in 1..{_MAX_LOGICAL}")
+        with self._lock:
+            now = int(self._clock() * 1000)
+            if now > self._physical:
+                self._physical, self._logical = now, 0
+            if self._logical + count > _MAX_LOGICAL:
+                self._physical, self._logical = self._physical + 1, 0
+            if self._physical >= self._saved:
+                self._saved = self._physical + _WINDOW_MS
+                self._engine.put_meta({_TSO_RECORD: str(self._saved).encode()})
+            self._logical += count
+            return self._physical << LOGICAL_BITS | self._logical
+
+
+RENEW_INTERVAL: Final = 0.1
+"""Seconds between two calls of `CausalTimestamps.renew`."""
+_MIN_BATCH: Final = 100
+_MAX_BATCH: Final = 8192
+
+
+class CausalTimestamps:
+    """One store's cache of timestamps from PD, up to ``ahead`` seconds old. Thread-safe."""
+
+    def __init__(self, tso: Tso, ahead: float = 3.0) -> None:
+        self._tso = tso
+        self._lock = threading.Lock()
+        self._max_batches = max(1, round(ahead / RENEW_INTERVAL))
+        self._batch_size = _MIN_BATCH
+        self._batches: deque[range] = deque()
+        self._append()
+
+    def next_ts(self) -> int:
+        """The timestamp of the next write: above the last, below what PD allocates from now on."""
+        with self._lock:
+            if not self._batches:
+                self._batch_size = min(2 * self._batch_size, _MAX_BATCH)
+                self._append()
+            batch = self._batches.popleft()
+            if len(batch) > 1:
+                self._batches.appendleft(batch[1:])
+            return batch[0]
+
+    def flush(self) -> None:
+        """Drop the cache: the next timestamp is above every one that PD has allocated before."""
+        with self._lock:
+            self._batches.clear()
+            self._append()
+
+    def renew(self) -> None:
+        """Fetch one more batch and drop the oldest beyond the time covered; to be called every 100 ms."""
+        with self._lock:
+            self._append()
+            while len(self._batches) > self._max_batches:
+                self._batches.popleft()
+
+    def _append(self) -> None:
+        last = self._tso.next(self._batch_size)
+        self._batches.append(range(last - self._batch_size + 1, last + 1))
+
+
+_KEYSPACES_RECORD: Final = "keyspaces"
+
+
+@dataclass(frozen=True, slots=True)
+class KeyspaceRecord:
+    """One keyspace; ``created_at`` in unix seconds."""
+
+    id: int
+    name: str
+    created_at: int
+
+
+class Keyspaces:
+    """All keyspaces by name. Thread-safe."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._lock = threading.Lock()
+        saved = json.loads(engine.get_meta(_KEYSPACES_RECORD) or b"[]")
+        self._by_name = {each["name"]: KeyspaceRecord(**each) for each in saved}
+        if not self._by_name:
+            self._add("DEFAULT")
+
+    def load(self, name: str) -> KeyspaceRecord | None:
+        with self._lock:
+            return self._by_name.get(name)
+
+    def all(self) -> list[KeyspaceRecord]:
+        with self._lock:
+            return sorted(self._by_name.values(), key=lambda keyspace: keyspace.id)
+
+    def create(self, name: str) -> KeyspaceRecord:
+        """Create a keyspace with the next id. Raises `PlaygroundError` when the name is taken."""
+        with self._lock:
+            if name in self._by_name:
+                raise PlaygroundError(f"keyspace {name} exists already")
+            return self._add(name)
+
+    def _add(self, name: str) -> KeyspaceRecord:
+        next_id = max((keyspace.id for keyspace in self._by_name.values()), default=-1) + 1
+        self._by_name[name] = KeyspaceRecord(next_id, name, int(time.time()))
+        record = json.dumps([asdict(keyspace) for keyspace in self._by_name.values()])
+        self._engine.put_meta({_KEYSPACES_RECORD: record.encode()})
+        return self._by_name[name]
+
+
+GC_WORKER: Final = "gc_worker"
+FOREVER: Final = (1 << 63) - 1
+"""A TTL or an expiry that never comes."""
+_GC_RECORD: Final = "gc"
+
+
+class GcRefusal(Exception):
+    """PD refuses a GC request; the text is PD's."""
+
+
+@dataclass(frozen=True, slots=True)
+class SafePoint:
+    """A service's safe point, or a barrier: data at and above ``ts`` must stay until ``expires`` (unix seconds)."""
+
+    ts: int
+    expires: int
+
+
+class GcState:
+    """Safe points as PD 8.5.2 keeps them, or, with ``barriers``, as PDs with a GC state manager do. Thread-safe."""
+
+    def __init__(self, engine: Engine, *, barriers: bool = False, clock: Callable[[], float] = time.time) -> None:
+        self._engine = engine
+        self.has_barriers = barriers
+        self._clock = clock
+        self._lock = threading.Lock()
+        saved = json.loads(engine.get_meta(_GC_RECORD) or b"{}")
+        self._safe_point: int = saved.get("safe_point", 0)
+        self._services = {name: SafePoint(*safe_point) for name, safe_point in saved.get("services", {}).items()}
+        self._services.setdefault(GC_WORKER, SafePoint(0, FOREVER))
+
+    @property
+    def safe_point(self) -> int:
+        """Up to where GC may have removed versions."""
+        with self._lock:
+            return self._safe_point
+
+    def advance(self, ts: int) -> int:
+        """Move the safe point up to ``ts``, never down; returns where it is."""
+        with self._lock:
+            if ts > self._safe_point:
+                self._safe_point = ts
+                self._save()
+            return self._safe_point
+
+    def services(self) -> dict[str, SafePoint]:
+        """The safe points that have not expired, by service."""
+        with self._lock:
+            return dict(self._unexpired())
+
+    def update_service(self, service: str, ttl: int, ts: int) -> tuple[str, SafePoint]:
+        """Set or (TTL of 0 or less) remove a service's safe point; returns the lowest one then, with its owner.
+
+        One below the lowest is not set, which is no error: the caller sees it from the answer. Raises `GcRefusal`.
+        """
+        if service == GC_WORKER and ttl != FOREVER:
+            raise GcRefusal("TTL of gc_worker's service safe point must be infinity")
+        with self._lock:
+            self._set_service(service, ttl, ts)
+            self._save()
+            return self._lowest()
+
+    def set_barrier(self, barrier: str, ts: int, ttl: int) -> SafePoint:
+        """Set a GC barrier. Raises `GcRefusal` for one behind the transaction safe point or of a reserved name."""
+        if barrier in {"", GC_WORKER}:
+            raise GcRefusal(f"[PD:gc:ErrReservedGCBarrierID]trying to set a GC barrier with reserved id {barrier!r}")
+        with self._lock:
+            behind = self._services[GC_WORKER].ts
+            if ts < behind:
+                raise GcRefusal(
+                    "[PD:gc:ErrGCBarrierTSBehindTxnSafePoint]trying to set a GC barrier with ts "
+                    f"{ts} which is already behind the txn safe point {behind}"
+                )
+            self._services[barrier] = SafePoint(ts, self._expiry(ttl))
+            self._save()
+            return self._services[barrier]
+
+    def delete_barrier(self, barrier: str) -> SafePoint | None:
+        """Remove a barrier and return it, None if there was none."""
+        with self._lock:
+            removed = self._services.pop(barrier, None) if barrier != GC_WORKER else None
+            self._save()
+            return removed
+
+    def _set_service(self, service: str, ttl: int, ts: int) -> None:
+        if ttl <= 0:
+            self._services.pop(service, None)
+        elif self.has_barriers and service == GC_WORKER:
+            lowest = min(
+                (safe_point.ts for name, safe_point in self._unexpired().items() if name != GC_WORKER), default=ts
+            )
+            self._services[service] = SafePoint(max(self._services[service].ts, min(ts, lowest)), FOREVER)
+        elif ts >= self._lowest()[1].ts:
+            self._services[service] = SafePoint(ts, self._expiry(ttl))
+
+    def _lowest(self) -> tuple[str, SafePoint]:
+        if self.has_barriers:
+            return GC_WORKER, self._services[GC_WORKER]
+        return min(sorted(self._unexpired().items()), key=lambda item: item[1].ts)
+
+    def _unexpired(self) -> dict[str, SafePoint]:
+        now = self.now()
+        self._services = {name: safe_point for name, safe_point in self._services.items() if safe_point.expires > now}
+        return self._services
+
+    def _expiry(self, ttl: int) -> int:
+        return min(self.now() + ttl, FOREVER)
+
+    def now(self) -> int:
+        return int(self._clock())
+
+    def _save(self) -> None:
+        services = {name: [safe_point.ts, safe_point.expires] for name, safe_point in self._services.items()}
+        record = json.dumps({"safe_point": self._safe_point, "services": services})
+        self._engine.put_meta({_GC_RECORD: record.encode()})
+
 
 NAME: Final = "pd1"
 _GLOBAL_CONFIG: Final = "global_config"
@@ -48,11 +295,9 @@ class PdState:
 
     @property
     def client_url(self) -> str:
-        """Where clients reach this PD."""
         return f"{'https' if self.settings.tls else 'http'}://{self.address}"
 
     def member(self) -> pdpb_pb2.Member:
-        """This PD as a member."""
         return pdpb_pb2.Member(
             name=NAME, member_id=self.member_id, peer_urls=[self.client_url], client_urls=[self.client_url]
         )
@@ -83,7 +328,6 @@ class PdState:
             self.engine.put_meta({_GLOBAL_CONFIG: json.dumps(everything).encode()})
 
     def load_global_config(self, path: str) -> dict[str, str]:
-        """All values under a path."""
         with self._config_lock:
             return dict(self._global_config().get(path, {}))
 

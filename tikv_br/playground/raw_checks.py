@@ -1,4 +1,4 @@
-"""What a store checks of a raw request before it touches data, in TiKV's order."""
+"""What a store checks of a raw request, in TiKV's order, and its error messages in TiKV's words (recorded in golden/wire)."""
 
 from __future__ import annotations
 
@@ -6,17 +6,50 @@ from collections.abc import Iterable
 from typing import Final
 
 from formats.api_version import ApiVersion
-from tikv_br.cluster.pb import kvrpcpb_pb2
-from tikv_br.playground import raw_faults
+from tikv_br.cluster.pb import errorpb_pb2, kvrpcpb_pb2
+from tikv_br.playground import region_errors
 from tikv_br.playground.node import StoreNode
-from tikv_br.playground.raw_faults import RegionFault
 from tikv_br.playground.region import Region
-from tikv_br.playground.region_errors import max_timestamp_not_synced, region_not_found
 
+# Files and lines that TiKV 9.0.0-beta.2 names in its messages.
+_SNAPSHOT = "[components/tikv_kv/src/raftstore_impls.rs:86]"
+_REGION_SNAPSHOT = "[components/raftstore/src/store/region_snapshot.rs:289]"
+
+VERSION_NAMES = ("V1", "V1ttl", "V2", "V3")
 MAX_KEY_SIZE: Final = 8192
 """``storage.max-key-size``: of the RPC key."""
 _RAW_MODE: Final = ord("r")
 _COLUMN_FAMILIES: Final = frozenset({"", "default", "lock", "write"})
+
+
+class RequestFault(Exception):
+    """A request that is refused for good: ``text`` for ``error`` fields, ``debug`` for ``abort`` fields."""
+
+    def __init__(self, text: str, debug: str = "") -> None:
+        super().__init__(text)
+        self.text = text
+        self.debug = debug
+
+
+class RegionFault(Exception):
+    """A request that is answered with a region error."""
+
+    def __init__(self, error: errorpb_pb2.Error) -> None:
+        super().__init__(error.message)
+        self.error = error
+
+
+def out_of_region(region: Region, key: bytes) -> RequestFault:
+    """A V1 point read outside its region, which TiKV does not report as a region error."""
+    bounds = f"[{region.start.hex().upper()}, {region.end.hex().upper()})"
+    cause = f"Key {key.hex().upper()} is out of [region {region.id}] {bounds}"
+    quoted = f'"{_SNAPSHOT}: \\"{_REGION_SNAPSHOT}: {cause}\\""'
+    return RequestFault(f"unknown error {quoted}", f"Error(Kv(Error(Other({quoted}))))")
+
+
+def key_outside(region: Region, key: bytes) -> RegionFault:
+    """A storage key outside its region."""
+    return RegionFault(region_errors.key_not_in_region(region, key))
 
 
 class RawChecks:
@@ -26,11 +59,17 @@ class RawChecks:
         self._node = node
 
     def version(self, context: kvrpcpb_pb2.Context, command: str) -> None:
-        """The request must speak the store's API version; V1TTL stores speak V1."""
+        """The request must have the store's API version; for V1TTL stores that is V1."""
         mine = self._node.api_version
         expected = ApiVersion.V2 if mine is ApiVersion.V2 else ApiVersion.V1
         if context.api_version != expected.value:
-            raise raw_faults.api_version_not_matched(command, mine, context.api_version)
+            storage, request = VERSION_NAMES[mine], VERSION_NAMES[context.api_version]
+            versions = f"storage_api_version: {storage}, req_api_version: {request}"
+            raise RequestFault(
+                "Api version in request does not match with TiKV storage, "
+                f"cmd: {command}, storage: {storage}, request: {request}",
+                f"Error(ApiVersionNotMatched {{ cmd: {command}, {versions} }})",
+            )
 
     def keys(self, context: kvrpcpb_pb2.Context, command: str, keys: Iterable[bytes]) -> None:
         """Version, and that V2 keys are of raw mode."""
@@ -38,62 +77,68 @@ class RawChecks:
         if self._node.api_version is ApiVersion.V2:
             for key in keys:
                 if not key or key[0] != _RAW_MODE:
-                    raise raw_faults.invalid_key_mode(command, ApiVersion.V2, key)
+                    text = key.hex().upper()
+                    raise RequestFault(
+                        f"Key mode mismatched with the request mode, cmd: {command}, storage: V2, key: {text}",
+                        f'Error(InvalidKeyMode {{ cmd: {command}, storage_api_version: V2, key: "{text}" }})',
+                    )
 
     def ranges(
         self, context: kvrpcpb_pb2.Context, command: str, ranges: Iterable[tuple[bytes | None, bytes | None]]
     ) -> None:
-        """Version, and that V2 ranges lie within raw mode: both ends given, the upper one within it or ``s``."""
+        """Version, and that V2 ranges lie within raw mode: both ends given (not None), the upper one within it or ``s``."""
         self.version(context, command)
         if self._node.api_version is ApiVersion.V2:
             for start, end in ranges:
                 if not start or not end or start[0] != _RAW_MODE or (end[0] != _RAW_MODE and end != b"s"):
-                    raise raw_faults.invalid_range_mode(command, ApiVersion.V2, start, end)
+                    bounds = f"({_option(start)}, {_option(end)})"
+                    raise RequestFault(
+                        f"Key mode mismatched with the request mode, cmd: {command}, storage: V2, range: {bounds}",
+                        f"Error(InvalidKeyRangeMode {{ cmd: {command}, storage_api_version: V2, range: {bounds} }})",
+                    )
 
     def column_family(self, cf: str) -> None:
-        """V2 takes none, the others those that TiKV has."""
+        """V2 requests name none, the others one that TiKV has."""
         if self._node.api_version is ApiVersion.V2:
             if cf:
-                raise raw_faults.cf_deprecated(cf)
+                raise RequestFault(f"cf is deprecated in API V2, cf name: {cf}", f'Error(CfDeprecated("{cf}"))')
         elif cf not in _COLUMN_FAMILIES:
-            raise raw_faults.invalid_cf(cf)
+            raise RequestFault(f"invalid cf name: {cf}", f'Error(InvalidCf("{cf}"))')
 
     def key_sizes(self, keys: Iterable[bytes]) -> None:
         """No key to write above `MAX_KEY_SIZE`."""
         for key in keys:
             if len(key) > MAX_KEY_SIZE:
-                raise raw_faults.key_too_large(len(key), MAX_KEY_SIZE)
+                raise RequestFault(f"max key size exceeded, size: {len(key)}, limit: {MAX_KEY_SIZE}")
 
     def region(self, context: kvrpcpb_pb2.Context, *, read: bool) -> Region:
-        """The region asked for, which this store leads at the epoch sent."""
+        """The request's region, which this store must lead, at the epoch sent."""
         error = self._node.regions.check(context, self._node.store_id, read=read)
         region = self._node.regions.get(context.region_id)
         if error is not None:
             raise RegionFault(error)
-        if region is None:  # it went between the two calls
-            raise RegionFault(region_not_found(context.region_id, read=read))
+        if region is None:  # merged between the two calls
+            raise RegionFault(region_errors.region_not_found(context.region_id, read=read))
         return region
 
     def region_to_write(self, context: kvrpcpb_pb2.Context, *, snapshot: bool = False) -> Region:
-        """As `region`; V2 asks for synced timestamps, of a snapshot, and so words misses as reads do.
+        """As `region`; V2 requires synced timestamps, of a snapshot, and so words misses as reads do.
 
         ``snapshot``: the command takes one in every version.
         """
         is_v2 = self._node.api_version is ApiVersion.V2
         region = self.region(context, read=is_v2 or snapshot)
         if is_v2 and not self._node.regions.is_synced(region.id):
-            raise RegionFault(max_timestamp_not_synced(region.id))
+            raise RegionFault(region_errors.max_timestamp_not_synced(region.id))
         return region
 
 
-def within(region: Region, storage_keys: Iterable[bytes]) -> None:
+def _option(key: bytes | None) -> str:
+    return "None" if key is None else f'Some("{key.hex().upper()}")'
+
+
+def check_within(region: Region, storage_keys: Iterable[bytes]) -> None:
     """All storage keys inside the region. Raises `RegionFault`."""
     for key in storage_keys:
         if not region.contains(key):
-            raise raw_faults.key_outside(region, key)
-
-
-def seekable(region: Region, bound: bytes) -> None:
-    """A scan may begin inside the region or right at its end. Raises `RegionFault`."""
-    if bound < region.start or (region.end and bound > region.end):
-        raise raw_faults.key_outside(region, bound)
+            raise key_outside(region, key)

@@ -10,10 +10,10 @@ from fastcrc import crc64
 
 from formats.api_version import ApiVersion
 from tikv_br.cluster.pb import kvrpcpb_pb2 as kv
-from tikv_br.playground import raw_faults
+from tikv_br.playground import region_errors
 from tikv_br.playground.encoding import Encoding, Row, Stored
 from tikv_br.playground.node import StoreNode
-from tikv_br.playground.raw_checks import RawChecks, seekable
+from tikv_br.playground.raw_checks import RawChecks, RequestFault, key_outside, out_of_region
 from tikv_br.playground.region import Region
 
 # Tags of kvrpcpb.RawScanResponse.kvs, RawBatchGetResponse.pairs (both field 2), KvPair.key and KvPair.value.
@@ -40,7 +40,7 @@ def _length(data: bytes) -> bytes:
 
 
 def serialize_rows(rows: Iterable[Row], *, key_only: bool = False) -> bytes:
-    """The bytes of a message whose repeated field 2 holds a KvPair for each row."""
+    """The bytes of a message with a KvPair for each row in its repeated field 2."""
     parts: list[bytes] = []
     for key, value in rows:
         pair = _KEY + _length(key) + key if key else b""
@@ -59,27 +59,22 @@ class RawReads:
         self._checks = checks
 
     def get(self, request: kv.RawGetRequest) -> kv.RawGetResponse:
-        """The live value of a key."""
-        self._checks.keys(request.context, "raw_get", [request.key])
-        self._checks.column_family(request.cf)
-        region = self._checks.region(request.context, read=True)
+        region = self._region(request, "raw_get", [request.key])
         stored = self._newest(region, request.key)
         if stored is None or not stored.is_live(self._node.now()):
             return kv.RawGetResponse(not_found=True)
         return kv.RawGetResponse(value=stored.value)
 
     def batch_get(self, request: kv.RawBatchGetRequest) -> bytes:
-        """The keys that are found, in the order asked for, duplicates kept."""
-        self._checks.keys(request.context, "raw_batch_get", request.keys)
-        self._checks.column_family(request.cf)
-        region = self._checks.region(request.context, read=True)
-        return serialize_rows(self._found(region, request.keys))
+        """The keys that are found, in the order of the request, duplicates kept."""
+        region = self._region(request, "raw_batch_get", request.keys)
+        now = self._node.now()
+        found = ((key, self._newest(region, key, batch=True)) for key in request.keys)
+        return serialize_rows((key, stored.value) for key, stored in found if stored and stored.is_live(now))
 
     def key_ttl(self, request: kv.RawGetKeyTTLRequest) -> kv.RawGetKeyTTLResponse:
-        """Seconds left of a key's life, 0 = for ever. In V2 a deleted key counts as found, as in TiKV."""
-        self._checks.keys(request.context, "raw_get_key_ttl", [request.key])
-        self._checks.column_family(request.cf)
-        region = self._checks.region(request.context, read=True)
+        """Seconds until a key expires, 0 = never. In V2 a deleted key counts as found, as in TiKV."""
+        region = self._region(request, "raw_get_key_ttl", [request.key])
         stored = self._newest(region, request.key)
         now = self._node.now()
         if stored is None or 0 < stored.expire <= now:
@@ -87,7 +82,7 @@ class RawReads:
         return kv.RawGetKeyTTLResponse(ttl=stored.expire - now if stored.expire else 0)
 
     def scan(self, request: kv.RawScanRequest) -> bytes:
-        """Live rows of one region: forward [start, end), in reverse from start (exclusive) down to end."""
+        """Live rows of one region: [start, end), in reverse from start (exclusive) down to end."""
         bounds = (request.start_key, request.end_key or None)
         self._checks.ranges(request.context, "raw_scan", [bounds[::-1] if request.reverse else bounds])
         self._checks.column_family(request.cf)
@@ -96,7 +91,6 @@ class RawReads:
         return serialize_rows(itertools.islice(rows, request.limit), key_only=request.key_only)
 
     def batch_scan(self, request: kv.RawBatchScanRequest) -> bytes:
-        """The first rows of each of several ranges of one region."""
         bounds = [(each.start_key, each.end_key or None) for each in request.ranges]
         self._checks.ranges(
             request.context, "raw_batch_scan", [pair[::-1] for pair in bounds] if request.reverse else bounds
@@ -124,28 +118,44 @@ class RawReads:
                 size += len(key) + len(value)
         return kv.RawChecksumResponse(checksum=crc, total_kvs=kvs, total_bytes=size)
 
-    def _found(self, region: Region, keys: Iterable[bytes]) -> Iterator[Row]:
-        now = self._node.now()
-        for key in keys:
-            stored = self._newest(region, key, batch=True)
-            if stored is not None and stored.is_live(now):
-                yield key, stored.value
+    def _region(
+        self,
+        request: kv.RawGetRequest | kv.RawBatchGetRequest | kv.RawGetKeyTTLRequest,
+        name: str,
+        keys: Iterable[bytes],
+    ) -> Region:
+        self._checks.keys(request.context, name, keys)
+        self._checks.column_family(request.cf)
+        return self._checks.region(request.context, read=True)
 
     def _newest(self, region: Region, key: bytes, *, batch: bool = False) -> Stored | None:
         bound = self._encoding.bound(key)
         if not region.contains(bound):
             if self._node.api_version is not ApiVersion.V2:
-                raise raw_faults.out_of_region(region, bound)
-            raise raw_faults.outside_in_debug_form(region, bound) if batch else raw_faults.key_outside(region, bound)
+                raise out_of_region(region, bound)
+            raise _outside_in_debug_form(region, bound) if batch else key_outside(region, bound)
         return self._encoding.newest(self._node.engine, key)
 
     def _rows(self, region: Region, start: bytes, end: bytes, *, reverse: bool) -> Iterator[Row]:
         """Live rows of the part of a scan's range that lies in the region; the scan must begin there."""
         first, last = self._encoding.bound(start), self._encoding.bound(end)
-        seekable(region, first)
+        if first < region.start or (region.end and first > region.end):
+            raise key_outside(region, first)
         if reverse and not first:
             return iter(())
         lower, upper = (last, first) if reverse else (first, last)
         lower = max(lower, region.start)
         upper = min(upper or region.end, region.end or upper)
         return self._encoding.live(self._node.engine, lower, upper, now=self._node.now(), reverse=reverse)
+
+
+def _outside_in_debug_form(region: Region, key: bytes) -> RequestFault:
+    """A V2 RawBatchGet outside its region: its response has no field for the region error but a text."""
+    error = region_errors.key_not_in_region(region, key)
+    fields = (
+        f"key: {key.hex().upper()} region_id: {region.id} "
+        f"start_key: {region.start.hex().upper()} end_key: {region.end.hex().upper()}"
+    )
+    return RequestFault(
+        error.message, f'Error(Kv(Error(Request(message: "{error.message}" key_not_in_region {{ {fields} }}))))'
+    )

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from typing import Final
 
 from formats.api_version import ApiVersion
+from tikv_br.cluster.pb import errorpb_pb2
 from tikv_br.cluster.pb import kvrpcpb_pb2 as kv
-from tikv_br.playground import raw_faults
 from tikv_br.playground.encoding import Encoding, Row, data_range
 from tikv_br.playground.node import StoreNode
-from tikv_br.playground.raw_checks import RawChecks, within
+from tikv_br.playground.raw_checks import RawChecks, RegionFault, RequestFault, check_within, key_outside, out_of_region
 from tikv_br.playground.region import Region
 
 MAX_ENTRY_SIZE: Final = 8 << 20
 """``raftstore.raft-entry-max-size``: of the command that a write becomes."""
 _ROW_OVERHEAD: Final = 64
-"""More than a command takes for a row besides its key and value, and for its header."""
+"""Upper bound of a command's bytes for a row besides key and value, and for its header."""
 _MAX_U64: Final = (1 << 64) - 1
+_APPLY = "[components/raftstore/src/store/fsm/apply.rs:2006]"
+"""File and line that TiKV 9.0.0-beta.2 names in its message."""
 
 
 class RawWrites:
@@ -41,7 +44,7 @@ class RawWrites:
         return kv.RawPutResponse()
 
     def batch_put(self, request: kv.RawBatchPutRequest) -> kv.RawBatchPutResponse:
-        """Write pairs of one region at once; of a key given twice the last counts."""
+        """Write pairs of one region at once; of a repeated key the last one wins."""
         pairs = [(pair.key, pair.value) for pair in request.pairs]
         keys = [key for key, _ in pairs]
         self._checks.keys(request.context, "raw_atomic_store" if request.for_cas else "raw_batch_put", keys)
@@ -54,21 +57,11 @@ class RawWrites:
 
     def delete(self, request: kv.RawDeleteRequest) -> kv.RawDeleteResponse:
         """Delete one key: the row in V1, a tombstone in V2."""
-        self._checks.keys(request.context, "raw_delete", [request.key])
-        if not request.for_cas:
-            self._checks.key_sizes([request.key])
-        self._checks.column_family(request.cf)
-        self._delete(request.context, [request.key], atomic=request.for_cas)
+        self._delete(request, "raw_delete", [request.key])
         return kv.RawDeleteResponse()
 
     def batch_delete(self, request: kv.RawBatchDeleteRequest) -> kv.RawBatchDeleteResponse:
-        """Delete keys of one region at once."""
-        command = "raw_atomic_store" if request.for_cas else "raw_batch_delete"
-        self._checks.keys(request.context, command, request.keys)
-        if not request.for_cas:
-            self._checks.key_sizes(request.keys)
-        self._checks.column_family(request.cf)
-        self._delete(request.context, request.keys, atomic=request.for_cas)
+        self._delete(request, "raw_atomic_store" if request.for_cas else "raw_batch_delete", request.keys)
         return kv.RawBatchDeleteResponse()
 
     def delete_range(self, request: kv.RawDeleteRangeRequest) -> kv.RawDeleteRangeResponse:
@@ -80,16 +73,17 @@ class RawWrites:
         region = self._checks.region(request.context, read=False)
         start, end = self._encoding.bound(start_key), self._encoding.bound(end_key)
         if end and start >= end:
-            raise raw_faults.invalid_delete_range(start, end)
-        within(region, [start])
+            message = f'"{_APPLY}: invalid delete range command, start_key: {list(start)}, end_key: {list(end)}"'
+            raise RegionFault(errorpb_pb2.Error(message=message))
+        check_within(region, [start])
         if region.end and (not end or end > region.end):
-            raise raw_faults.key_outside(region, end)
+            raise key_outside(region, end)
         self._node.engine.delete_range(*data_range(start, end))
         self._node.sizes.forget(region.id)
         return kv.RawDeleteRangeResponse()
 
     def compare_and_swap(self, request: kv.RawCASRequest) -> kv.RawCASResponse:
-        """Write the value if the live one is as said. The store recorded knows no ``delete``, so it is ignored."""
+        """Write the value if the live one is the expected one. The recorded store ignores ``delete``, and so does this one."""
         self._checks.keys(request.context, "raw_compare_and_swap", [request.key])
         self._checks.column_family(request.cf)
         self._check_ttls([request.ttl])
@@ -97,47 +91,47 @@ class RawWrites:
         bound = self._encoding.bound(request.key)
         if not region.contains(bound):
             is_v2 = self._node.api_version is ApiVersion.V2
-            raise raw_faults.key_outside(region, bound) if is_v2 else raw_faults.out_of_region(region, bound)
+            raise key_outside(region, bound) if is_v2 else out_of_region(region, bound)
         with self._atomic:
-            return self._swap(region, request)
-
-    def _swap(self, region: Region, request: kv.RawCASRequest) -> kv.RawCASResponse:
-        stored = self._encoding.newest(self._node.engine, request.key)
-        live = stored if stored is not None and stored.is_live(self._node.now()) else None
-        expected = None if request.previous_not_exist else request.previous_value
-        succeed = (live.value if live else None) == expected
-        if succeed:
-            with self._node.changes.writing(self._node) as ts:
-                self._apply(region, [self._encoded(request.key, request.value, request.ttl, ts)])
+            stored = self._encoding.newest(self._node.engine, request.key)
+            live = stored if stored is not None and stored.is_live(self._node.now()) else None
+            expected = None if request.previous_not_exist else request.previous_value
+            succeed = (live.value if live else None) == expected
+            if succeed:
+                with self._node.changes.write_ts(self._node) as ts:
+                    self._apply(region, [self._encoded(request.key, request.value, request.ttl, ts)])
         return kv.RawCASResponse(
             succeed=succeed, previous_not_exist=live is None, previous_value=live.value if live else b""
         )
 
     def _put(self, context: kv.Context, pairs: Sequence[Row], ttls: Sequence[int], *, atomic: bool) -> None:
         region = self._checks.region_to_write(context)
-        with self._node.changes.writing(self._node) as ts:
+        with self._node.changes.write_ts(self._node) as ts:
             # TiKV pairs keys and TTLs until the shorter list ends.
             puts = [self._encoded(key, value, ttl, ts) for (key, value), ttl in zip(pairs, ttls, strict=False)]
-            self._guarded(region, puts, [], atomic=atomic)
+            self._write(region, puts, [], atomic=atomic)
 
-    def _delete(self, context: kv.Context, keys: Iterable[bytes], *, atomic: bool) -> None:
-        region = self._checks.region_to_write(context)
+    def _delete(
+        self, request: kv.RawDeleteRequest | kv.RawBatchDeleteRequest, name: str, keys: Iterable[bytes]
+    ) -> None:
+        self._checks.keys(request.context, name, keys)
+        if not request.for_cas:
+            self._checks.key_sizes(keys)
+        self._checks.column_family(request.cf)
+        region = self._checks.region_to_write(request.context)
         puts: list[Row] = []
         deletes: list[bytes] = []
-        with self._node.changes.writing(self._node) as ts:
+        with self._node.changes.write_ts(self._node) as ts:
             for key in keys:
                 tombstones, removed = self._encoding.delete(key, ts)
                 puts += tombstones
                 deletes += removed
-            self._guarded(region, puts, deletes, atomic=atomic)
+            self._write(region, puts, deletes, atomic=request.for_cas)
 
-    def _guarded(self, region: Region, puts: Sequence[Row], deletes: Sequence[bytes], *, atomic: bool) -> None:
+    def _write(self, region: Region, puts: Sequence[Row], deletes: Sequence[bytes], *, atomic: bool) -> None:
         if not puts and not deletes:
-            raise raw_faults.empty_request()
-        if atomic:
-            with self._atomic:
-                self._apply(region, puts, deletes)
-        else:
+            raise RequestFault("an empty request")
+        with self._atomic if atomic else nullcontext():
             self._apply(region, puts, deletes)
 
     def _apply(self, region: Region, puts: Sequence[Row], deletes: Sequence[bytes] = ()) -> None:
@@ -145,9 +139,11 @@ class RawWrites:
         if size + _ROW_OVERHEAD * (len(puts) + len(deletes) + 1) > MAX_ENTRY_SIZE:  # the exact size takes its time
             exact = entry_size(region, puts, deletes, flagged=self._node.api_version is ApiVersion.V2)
             if exact > MAX_ENTRY_SIZE:
-                raise raw_faults.raft_entry_too_large(region.id, exact)
-        within(region, [key[1:] for key, _ in puts])
-        within(region, [key[1:] for key in deletes])
+                too_large = errorpb_pb2.RaftEntryTooLarge(region_id=region.id, entry_size=exact)
+                message = f"raft entry is too large, region {region.id}, entry size {exact}"
+                raise RegionFault(errorpb_pb2.Error(message=message, raft_entry_too_large=too_large))
+        check_within(region, [key[1:] for key, _ in puts])
+        check_within(region, [key[1:] for key in deletes])
         self._node.changes.write(self._node, region, puts, deletes)
         self._node.sizes.written(region.id, size)
 
@@ -161,12 +157,12 @@ class RawWrites:
             ttls = (ttls or [0]) * pairs
         self._check_ttls(ttls)
         if len(ttls) != pairs and self._node.api_version is not ApiVersion.V1:
-            raise raw_faults.ttls_do_not_match()
+            raise RequestFault("The length of ttls does not equal to the length of pairs")
         return ttls
 
     def _check_ttls(self, ttls: Iterable[int]) -> None:
         if self._node.api_version is ApiVersion.V1 and any(ttls):
-            raise raw_faults.ttl_not_enabled()
+            raise RequestFault("ttl is not enabled, but get put request with ttl")
 
 
 def entry_size(region: Region, puts: Iterable[Row], deletes: Iterable[bytes] = (), *, flagged: bool) -> int:

@@ -8,11 +8,11 @@ from tikv_br.cluster.pb import errorpb_pb2, metapb_pb2
 from tikv_br.playground.region import Peer, Region
 
 
-def store_not_match(asked: int, mine: int) -> errorpb_pb2.Error:
+def store_not_match(sent: int, mine: int) -> errorpb_pb2.Error:
     """The request was meant for another store."""
     return errorpb_pb2.Error(
-        message=f"to store id {asked}, mine {mine}",
-        store_not_match=errorpb_pb2.StoreNotMatch(request_store_id=asked, actual_store_id=mine),
+        message=f"to store id {sent}, mine {mine}",
+        store_not_match=errorpb_pb2.StoreNotMatch(request_store_id=sent, actual_store_id=mine),
     )
 
 
@@ -24,16 +24,16 @@ def region_not_found(region_id: int, *, read: bool) -> errorpb_pb2.Error:
     )
 
 
-def mismatch_peer_id(asked: int, mine: int) -> errorpb_pb2.Error:
-    """The store's peer of the region is another than the one asked for."""
+def mismatch_peer_id(sent: int, mine: int) -> errorpb_pb2.Error:
+    """The store's peer of the region is another than the one sent."""
     return errorpb_pb2.Error(
-        message=f"mismatch peer id {asked} != {mine}",
-        mismatch_peer_id=errorpb_pb2.MismatchPeerId(request_peer_id=asked, store_peer_id=mine),
+        message=f"mismatch peer id {sent} != {mine}",
+        mismatch_peer_id=errorpb_pb2.MismatchPeerId(request_peer_id=sent, store_peer_id=mine),
     )
 
 
 def not_leader(region_id: int, leader: Peer | None) -> errorpb_pb2.Error:
-    """The store only follows; with a hint at who leads, if anyone does."""
+    """The store does not lead the region; names the leader if there is one."""
     hint = f"Some(id: {leader.id} store_id: {leader.store_id})" if leader else "None"
     return errorpb_pb2.Error(
         message=f"peer is not leader for region {region_id}, leader may {hint}",
@@ -44,7 +44,7 @@ def not_leader(region_id: int, leader: Peer | None) -> errorpb_pb2.Error:
 def epoch_not_match(
     region: Region, sent: metapb_pb2.RegionEpoch, current: Iterable[Region], *, split: bool = False
 ) -> errorpb_pb2.Error:
-    """The region has changed since the caller looked; ``current`` are the regions that took its place."""
+    """The caller has an older epoch; ``current`` are the regions that replaced the one it knows."""
     now = f"conf_ver: {region.conf_ver} version: {region.version}"
     then = f"conf_ver: {sent.conf_ver} version: {sent.version}"
     if split:
@@ -70,7 +70,7 @@ def key_not_in_region(region: Region, key: bytes) -> errorpb_pb2.Error:
 
 
 def max_timestamp_not_synced(region_id: int) -> errorpb_pb2.Error:
-    """A new leader takes no raw writes of V2 before it has flushed its causal timestamps."""
+    """A new leader refuses raw writes of V2 until it has flushed its causal timestamps."""
     return errorpb_pb2.Error(
         message=f"Max timestamp not synced: region {region_id} has a potentially stale max timestamp",
         max_timestamp_not_synced=errorpb_pb2.MaxTimestampNotSynced(),

@@ -1,7 +1,6 @@
-"""The regions of a playground: who covers which keys, who leads, and what becomes of them by split, merge and move.
+"""The regions of a playground: their bounds, replicas and leaders, and how splits, merges and moves change them.
 
-There is no Raft behind it: one table, shared by PD and all stores, is the truth at once. It is kept in the engine, so it
-survives a SIGKILL as the data do.
+There is no Raft: PD and all stores share one table. It is saved in the engine, so it survives a SIGKILL as the data do.
 """
 
 from __future__ import annotations
@@ -23,13 +22,13 @@ _NEXT_ID: Final = "next_id"
 _MAX_SIBLINGS: Final = 10
 
 RegionListener = Callable[[Region], None]
-"""Called with a region after it got a new leader (also when it is new, or has swallowed another)."""
+"""Called with a region after it got a new leader, or was merged."""
 ChangeListener = Callable[[Sequence[Region], Sequence[Region]], None]
-"""Called with regions as they were and what took their place: pieces, the merged one, or the one with a new leader."""
+"""Called with regions as they were and what replaced them: pieces, the merged one, or the one with a new leader."""
 
 
 class RegionTable:
-    """All regions of the cluster, ordered by key without hole or overlap. Thread-safe."""
+    """All regions of the cluster, ordered by key without gap or overlap. Thread-safe."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -44,8 +43,6 @@ class RegionTable:
         for _, record in engine.list_meta(_RECORD):
             self._insert(Region.from_json(record))
         self._next_id = int(engine.get_meta(_NEXT_ID) or b"1")
-
-    # -- identity -----------------------------------------------------------------------------------------------
 
     def alloc_id(self, count: int = 1) -> int:
         """Allocate ``count`` cluster-wide ids (stores, regions, peers share them) and return the last."""
@@ -65,24 +62,23 @@ class RegionTable:
             return region
 
     def clear(self) -> None:
-        """Forget everything: for a bootstrap that was cut off before anybody could know of it."""
+        """Remove everything: after a bootstrap that was interrupted."""
         with self._lock:
             self._apply(self.all(), [])
             self._next_id = 1
             self._engine.put_meta({_NEXT_ID: None})
 
     def on_new_leader(self, listener: RegionListener) -> None:
-        """Have ``listener`` called, outside the lock, whenever a region gets a (new) leader, or splits before it is synced."""
+        """Call ``listener``, outside the lock, for each region with a new leader, and pieces of one that is not synced."""
         self._listeners.append(listener)
 
     def on_change(self, listener: ChangeListener) -> None:
-        """Have ``listener`` called, outside the lock, after every split, merge and change of leader."""
+        """Call ``listener``, outside the lock, after every split, merge and change of leader."""
         self._change_listeners.append(listener)
 
-    # -- looking ------------------------------------------------------------------------------------------------
+    # -- reads --------------------------------------------------------------------------------------------------
 
     def get(self, region_id: int) -> Region | None:
-        """The region of that id, None if there is none."""
         with self._lock:
             return self._by_id.get(region_id)
 
@@ -92,14 +88,14 @@ class RegionTable:
             return [self._by_id[region_id] for region_id in self._ids]
 
     def locate(self, bound: bytes) -> Region:
-        """The region that holds a physical key. Raises `PlaygroundError` before bootstrap."""
+        """The region that contains a physical key. Raises `PlaygroundError` before bootstrap."""
         with self._lock:
             if not self._ids:
                 raise PlaygroundError("the cluster is not bootstrapped")
             return self._by_id[self._ids[bisect.bisect_right(self._starts, bound) - 1]]
 
     def overlapping(self, start: bytes, end: bytes, limit: int = 0) -> list[Region]:
-        """The regions that meet [start, end) in key order; ``end`` b"" unbounded, ``limit`` 0 = all."""
+        """The regions that overlap [start, end), in key order; ``end`` b"" unbounded, ``limit`` 0 = all."""
         with self._lock:
             first = max(bisect.bisect_right(self._starts, start) - 1, 0)
             last = bisect.bisect_left(self._starts, end) if end else len(self._ids)
@@ -107,18 +103,21 @@ class RegionTable:
             return [self._by_id[region_id] for region_id in (ids[:limit] if limit > 0 else ids)]
 
     def previous(self, bound: bytes) -> Region | None:
-        """The region left of the one that holds ``bound``, None at the left edge."""
+        """The region left of the one that contains ``bound``, None at the left edge."""
         with self._lock:
             index = bisect.bisect_right(self._starts, bound) - 2
             return self._by_id[self._ids[index]] if index >= 0 else None
 
-    # -- changing -----------------------------------------------------------------------------------------------
+    def led_by(self, store_id: int) -> list[Region]:
+        """The regions that a store leads, in key order."""
+        return [region for region in self.all() if region.leader_store == store_id]
+
+    # -- changes ------------------------------------------------------------------------------------------------
 
     def split(self, region_id: int, keys: Iterable[bytes], ids: Sequence[Sequence[int]] = ()) -> list[Region]:
         """Split at physical keys and return the pieces from left to right; the original id keeps the rightmost.
 
-        Keys at or outside the bounds are dropped; with none left the region comes back alone, unchanged.
-        ``ids`` may give (region id, peer ids…) for each new piece, allocated otherwise.
+        Keys at or outside the bounds are ignored. ``ids`` may give (region id, peer ids…) for each new piece.
         """
         with self._lock:
             region = self._must_get(region_id)
@@ -130,14 +129,11 @@ class RegionTable:
             self._apply([region], pieces)
             if unsynced:
                 self._unsynced.update(piece.id for piece in pieces)
-        self._changed([region], pieces)
-        if unsynced:  # whoever is about to sync the region knows nothing of its pieces
-            for piece in pieces:
-                self._announce(piece)
+        self._changed([region], pieces, pieces if unsynced else ())  # the pending sync covers only the original id
         return pieces
 
     def merge(self, source_id: int, target_id: int) -> Region:
-        """Let the neighbour ``target_id`` swallow ``source_id``. Raises `PlaygroundError` when they do not touch."""
+        """Merge ``source_id`` into its neighbour ``target_id``. Raises `PlaygroundError` if they are not neighbours."""
         with self._lock:
             source, target = self._must_get(source_id), self._must_get(target_id)
             left, right = sorted((source, target), key=lambda region: region.start)
@@ -147,12 +143,11 @@ class RegionTable:
             merged = replace(target, start=left.start, end=right.end, version=version)
             self._apply([source, target], [merged])
             self._unsynced.add(merged.id)
-        self._changed([source, target], [merged])
-        self._announce(merged)
+        self._changed([source, target], [merged], [merged])
         return merged
 
     def transfer_leader(self, region_id: int, store_id: int) -> Region:
-        """Let the peer on ``store_id`` lead. Raises `PlaygroundError` when there is none."""
+        """Make the peer on ``store_id`` leader. Raises `PlaygroundError` if there is none."""
         with self._lock:
             region = self._must_get(region_id)
             if region.peer_on(store_id) is None:
@@ -162,8 +157,7 @@ class RegionTable:
             before, region = region, replace(region, leader_store=store_id)
             self._apply([region], [region])
             self._unsynced.add(region.id)
-        self._changed([before], [region])
-        self._announce(region)
+        self._changed([before], [region], [region])
         return region
 
     def add_peer(self, region_id: int, store_id: int) -> Region:
@@ -193,37 +187,43 @@ class RegionTable:
             if led:
                 self._unsynced.add(region.id)
         if led:
-            self._changed([before], [region])
-            self._announce(region)
+            self._changed([before], [region], [region])
         return region
 
-    # -- leadership and life of stores --------------------------------------------------------------------------
+    def scatter(self, region_ids: Iterable[int], stores: Sequence[int]) -> list[int]:
+        """Make the stores leaders in turn, moving the leader's replica if necessary; returns the ids of missing regions."""
+        missing = []
+        for turn, region_id in enumerate(region_ids):
+            region, store_id = self.get(region_id), stores[turn % len(stores)]
+            if region is None:
+                missing.append(region_id)
+            elif region.peer_on(store_id):
+                self.transfer_leader(region_id, store_id)
+            else:
+                self.move(region_id, region.leader_store, store_id)
+        return missing
 
     def mark_synced(self, region_id: int) -> None:
-        """The region's leader has flushed its causal timestamps: V2 writes may go on."""
+        """The region's leader has flushed its causal timestamps: it accepts V2 writes."""
         with self._lock:
             self._unsynced.discard(region_id)
 
     def is_synced(self, region_id: int) -> bool:
-        """Whether the leader takes V2 writes (it does not right after it came to lead)."""
+        """Whether the leader accepts V2 writes, which a new one does not at first."""
         with self._lock:
             return region_id not in self._unsynced
 
     def set_store_down(self, store_id: int, *, down: bool) -> None:
-        """A down store's peers do not count as leaders in the answers of the others."""
+        """The other stores do not name peers of a down store as leaders."""
         with self._lock:
             (self._down_stores.add if down else self._down_stores.discard)(store_id)
-
-    def led_by(self, store_id: int) -> list[Region]:
-        """The regions that a store leads, in key order."""
-        return [region for region in self.all() if region.leader_store == store_id]
 
     # -- the checks before every request ------------------------------------------------------------------------
 
     def check(
         self, context: kvrpcpb_pb2.Context, store_id: int, *, exact_epoch: bool = False, read: bool = False
     ) -> errorpb_pb2.Error | None:
-        """What a store answers before it looks at a request's keys, None when all fits.
+        """The error that a store returns before it checks a request's keys, or None.
 
         Order as in TiKV: store, region, (leader for writes,) peer, epoch, (leader for reads). The epoch's version
         is compared; with ``exact_epoch`` (split, ingest) conf_ver too. Keys are checked by the caller with
@@ -247,27 +247,27 @@ class RegionTable:
             return None if leading else self.not_leader(region)
 
     def siblings(self, region: Region, sent: metapb_pb2.RegionEpoch) -> list[Region]:
-        """The region and, for a caller behind, the regions left of it that may have split off since then."""
+        """The region and, for a caller with an older epoch, the regions left of it that may have split off since."""
         with self._lock:
             found = [region]
-            newest, wanted = region.version, region.version - sent.version
+            newest, missing = region.version, region.version - sent.version
             index = bisect.bisect_left(self._starts, region.start)
-            while wanted > 0 and index > 0 and len(found) <= _MAX_SIBLINGS:
+            while missing > 0 and index > 0 and len(found) <= _MAX_SIBLINGS:
                 index -= 1
                 sibling = self._by_id[self._ids[index]]
-                wanted -= 1
+                missing -= 1
                 if sibling.version >= newest:
-                    wanted += sibling.version - newest
+                    missing += sibling.version - newest
                     newest = sibling.version
                 found.append(sibling)
             return found
 
     def not_leader(self, region: Region) -> errorpb_pb2.Error:
-        """What a store that only follows answers, with a hint at the leader if that lives."""
+        """The error of a store that does not lead, with the leader if that is alive."""
         leader = None if region.leader_store in self._down_stores else region.leader
         return region_errors.not_leader(region.id, leader)
 
-    # -- inside -------------------------------------------------------------------------------------------------
+    # -- storage and listeners ----------------------------------------------------------------------------------
 
     def _pieces(self, region: Region, cuts: Sequence[bytes], ids: Sequence[Sequence[int]]) -> list[Region]:
         version = region.version + len(cuts)
@@ -312,10 +312,9 @@ class RegionTable:
         del self._starts[index], self._ids[index]
         self._unsynced.discard(region_id)
 
-    def _changed(self, old: Sequence[Region], new: Sequence[Region]) -> None:
-        for listener in self._change_listeners:
-            listener(old, new)
-
-    def _announce(self, region: Region) -> None:
-        for listener in self._listeners:
-            listener(region)
+    def _changed(self, old: Sequence[Region], new: Sequence[Region], unsynced: Sequence[Region]) -> None:
+        for change_listener in self._change_listeners:
+            change_listener(old, new)
+        for region in unsynced:
+            for listener in self._listeners:
+                listener(region)

@@ -1,4 +1,4 @@
-"""How a playground is set up: chosen at its first start, kept in its folder, the same at every later start."""
+"""The settings of a playground: chosen at its first start, saved in its directory, and used at every later start."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from formats.api_version import ApiVersion
+from tikv_br.errors import UsageError
 
 SETTINGS_FILE: Final = "playground.json"
 TIKV_VERSION: Final = "9.0.0-beta.2"
@@ -24,57 +25,73 @@ class TlsSettings:
     key: str
     mutual: bool = False
 
+    @classmethod
+    def from_flags(cls, ca: str | None, cert: str | None, key: str | None, *, mutual: bool) -> TlsSettings | None:
+        """The files of ``--ca``, ``--cert`` and ``--key``; None for none of them. Raises `UsageError`."""
+        files = [file for file in (ca, cert, key) if file is not None]
+        if not files:
+            return None
+        if ca is None or cert is None or key is None:
+            raise UsageError("--ca, --cert and --key must be passed together", hint="Pass all three, or none.")
+        missing = [file for file in files if not Path(file).is_file()]
+        if missing:
+            raise UsageError(f"no such file: {missing[0]}")
+        ca, cert, key = (str(Path(file).absolute()) for file in (ca, cert, key))
+        return cls(ca, cert, key, mutual)
+
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What makes up a playground. Times in seconds, sizes in bytes."""
+    """Times are in seconds, sizes in bytes."""
 
     directory: str
     api_version: int = ApiVersion.V1.value
     stores: int = 3
     replicas: int = 0
-    """Voters of a region; 0: three, or as many as there are stores."""
+    """Replicas per region; 0 = up to 3, as stores allow."""
     regions: int = 1
-    """Pre-split into so many by first byte, and keep splitting until so many hold data."""
+    """Number of regions to pre-split by first byte, and to keep splitting until so many contain data."""
     pd_port: int = 0
-    """0: any free port, the same again at the next start if it is still free."""
+    """0 = any free port; the next start uses the same one again if it is free."""
     region_split_size: int = 256 << 20
     keyspace_split_delay: float = 3.0
-    """PD splits a new cluster at the bounds of keyspace 0 so long after bootstrap."""
+    """Delay after bootstrap before PD splits a new cluster at the bounds of keyspace 0."""
     election_timeout: float = 10.0
-    """A dead store's regions get new leaders so long after its death."""
+    """Delay before the regions of a dead store get new leaders."""
+    disconnect_delay: float = 20.0
+    """Delay before PD reports a dead store as ``Disconnected`` instead of ``Up``."""
     ts_ahead: float = 3.0
-    """A store's cached causal timestamps may be so much behind PD's."""
+    """Maximum age of the timestamps that a store caches."""
     clock_ahead: float = 0.0
-    """PD's clock, and so every timestamp, is so much ahead of this machine's."""
+    """How far PD's clock, and so every timestamp, is ahead of this machine's."""
     resolved_ts_interval: float = 1.0
-    """Stores tell their change feeds a resolved-ts so often."""
+    """Interval at which stores send resolved-ts to change feeds."""
     feed_quota: int = 512 << 20
-    """Events that wait for a slow client may take so much of each feed; then its regions are congested."""
+    """Maximum size of queued events per change feed; beyond it, its regions fail as congested."""
     ts_sync_delay: float = 0.02
-    """A new leader refuses V2 writes (max_timestamp_not_synced) for so long."""
+    """How long a new leader refuses V2 writes (max_timestamp_not_synced)."""
     gc_barriers: bool = False
-    """Whether PD knows GC barriers; PD 8.5.2 does not."""
+    """Whether PD supports GC barriers; PD 8.5.2 does not."""
     balance: bool = True
-    """Whether PD spreads leaders and replicas over the stores by itself."""
+    """Whether PD balances leaders and replicas over the stores."""
     store_speed: int = 0
-    """Bytes a second that each store backs up and downloads, all its calls together; 0: as many as it can."""
+    """Maximum rate per store of backups and downloads together, in bytes per second; 0 = unlimited."""
     data_weight: int = 1
-    """Each byte of data counts as so many for `store_speed` and in the sizes that PD tells of regions."""
+    """Factor by which each byte counts for `store_speed` and in the region sizes that PD reports."""
     etcd: bool = False
-    """Whether a real etcd runs beside it, as PD has one built in."""
+    """Whether to run a real etcd, which PD has built in."""
     cluster_id: int = 0
-    """0: drawn at the first start."""
+    """0 = random at the first start."""
     tls: TlsSettings | None = None
 
     @property
     def path(self) -> Path:
-        """The playground's folder."""
+        """The playground's directory."""
         return Path(self.directory)
 
     @property
     def voters(self) -> int:
-        """Voters of each region."""
+        """Replicas per region."""
         return self.replicas or min(_REPLICAS, self.stores)
 
     @property
@@ -83,12 +100,12 @@ class Settings:
         return ApiVersion(self.api_version)
 
     def to_json(self) -> str:
-        """As kept in the playground's folder."""
+        """Serialize for the playground's directory."""
         return json.dumps(asdict(self), indent=2)
 
     @classmethod
     def from_json(cls, text: str) -> Settings:
-        """The inverse of `to_json`; settings that this version does not know are left out."""
+        """The inverse of `to_json`; unknown settings are ignored."""
         known = {field.name for field in fields(cls)}
         values = {name: value for name, value in json.loads(text).items() if name in known}
         tls = values.pop("tls", None)

@@ -1,15 +1,16 @@
-"""A look into an SST through RocksDB, by opening it as the only file of a scratch database.
-
-Nothing of ``formats.sst`` is used here: what the product writes is judged by someone else's reader.
-"""
+"""SSTs that wait for their ingest: a store's folder of them, and their content as RocksDB reads it."""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+import threading
+import uuid
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, cast
@@ -17,18 +18,17 @@ from typing import Final, cast
 from rocksdict import IngestExternalFileOptions, Options, Rdict
 
 from formats.api_version import ApiVersion
-from formats.keys import DATA_PREFIX, TS_SIZE
-from formats.mce import ENCODED_GROUP, FULL
+from formats.keys.codec import DATA_PREFIX, ENCODED_GROUP, FULL, TS_SIZE
 from formats.values import EXPIRE_SIZE, FLAG_DELETED, FLAG_EXPIRE
+from tikv_br.cluster.pb import import_sstpb_pb2
+from tikv_br.playground.encoding import Row
 
-Row = tuple[bytes, bytes]
-
-_INGEST_DIES: Final = (
+_INGEST_CRASHES: Final = (
     "External file global sequence number not found",
     "External file version not found",
     "File contain no entries",
 )
-"""What RocksDB says of properties that TiKV does not look at before the ingest, and dies of then."""
+"""RocksDB's errors about properties that TiKV does not check before the ingest, which crashes it."""
 
 
 class UnreadableSst(Exception):
@@ -37,9 +37,9 @@ class UnreadableSst(Exception):
 
 @dataclass(frozen=True, slots=True)
 class SstFacts:
-    """What a store finds in an SST: its outermost data keys (b"" when it cannot be opened for ingest), its rows.
+    """The outermost data keys of an SST (b"" if it cannot be opened for ingest) and the number of its rows.
 
-    ``deadly`` says why a store that ingests it would die of it, sooner or later; empty when it would not.
+    ``deadly`` is why a store that ingests it would crash sooner or later; empty if it would not.
     """
 
     first: bytes
@@ -49,7 +49,7 @@ class SstFacts:
 
 
 @contextlib.contextmanager
-def opened(path: Path) -> Iterator[Rdict]:
+def open_sst(path: Path) -> Iterator[Rdict]:
     """The SST as a read-only database of its own. Raises `UnreadableSst`; the file stays as it is."""
     folder = Path(tempfile.mkdtemp(dir=path.parent, prefix=".scratch-"))
     try:
@@ -76,16 +76,16 @@ def rows_of(db: Rdict) -> Iterator[Row]:
 def inspect(path: Path, api_version: ApiVersion) -> SstFacts:
     """Read the whole file as a store of that API version would. Raises `UnreadableSst`."""
     try:
-        with opened(path) as db:
+        with open_sst(path) as db:
             promised = sum(file["num_entries"] - file["num_deletions"] for file in db.live_files())
-            return _judge(rows_of(db), promised, _ROW_CHECKS[api_version])
+            return _facts(rows_of(db), promised, api_version)
     except UnreadableSst as error:
-        if any(text in str(error) for text in _INGEST_DIES):
+        if any(text in str(error) for text in _INGEST_CRASHES):
             return SstFacts(b"", b"", 0, str(error))
         raise
 
 
-def _judge(rows: Iterable[Row], promised: int, fault_of: Callable[[bytes, bytes], str]) -> SstFacts:
+def _facts(rows: Iterable[Row], promised: int, api_version: ApiVersion) -> SstFacts:
     first = last = b""
     entries = 0
     deadly = ""
@@ -94,7 +94,7 @@ def _judge(rows: Iterable[Row], promised: int, fault_of: Callable[[bytes, bytes]
             first = key
         elif key <= last and not deadly:
             deadly = f"unsorted keys: {key.hex()} after {last.hex()}"
-        if not deadly and (fault := fault_of(key, value)):
+        if not deadly and (fault := _row_fault(api_version, key, value)):
             deadly = f"{fault}: row {key.hex()}"
         last = key
         entries += 1
@@ -103,28 +103,20 @@ def _judge(rows: Iterable[Row], promised: int, fault_of: Callable[[bytes, bytes]
     return SstFacts(first, last, entries, deadly)
 
 
-def _fault_v1(key: bytes, value: bytes) -> str:
-    del value
-    return "" if key.startswith(DATA_PREFIX) else "key without z"
-
-
-def _fault_v1ttl(key: bytes, value: bytes) -> str:
-    return _fault_v1(key, value) or ("" if len(value) >= EXPIRE_SIZE else "value without expiry")
-
-
-def _fault_v2(key: bytes, value: bytes) -> str:
-    groups, rest = divmod(len(key) - len(DATA_PREFIX) - TS_SIZE, ENCODED_GROUP)
+def _row_fault(api_version: ApiVersion, key: bytes, value: bytes) -> str:
     if not key.startswith(DATA_PREFIX):
         return "key without z"
+    if api_version is ApiVersion.V1TTL:
+        return "" if len(value) >= EXPIRE_SIZE else "value without expiry"
+    if api_version is ApiVersion.V1:
+        return ""
+    groups, rest = divmod(len(key) - len(DATA_PREFIX) - TS_SIZE, ENCODED_GROUP)
     if groups < 1 or rest or key[-TS_SIZE - 1] == FULL:
         return "key that is not memcomparable bytes and a timestamp"
     flags = value[-1] if value else FULL
     if flags > FLAG_EXPIRE | FLAG_DELETED:
         return "value without flag byte"
     return "value without expiry" if flags & FLAG_EXPIRE and len(value) <= EXPIRE_SIZE else ""
-
-
-_ROW_CHECKS: Final = {ApiVersion.V1: _fault_v1, ApiVersion.V1TTL: _fault_v1ttl, ApiVersion.V2: _fault_v2}
 
 
 @contextlib.contextmanager
@@ -148,3 +140,57 @@ def _scratch_options() -> Options:
     options.set_keep_log_file_num(1)
     options.set_disable_auto_compactions(disable=True)
     return options
+
+
+COLUMN_FAMILIES: Final = ("default", "write")
+"""Those that an SST can be ingested into."""
+_UUID_SIZE: Final = 16
+_REMEMBERED: Final = 4096
+
+_facts_by_digest: OrderedDict[tuple[str, ApiVersion], SstFacts] = OrderedDict()
+"""The same bytes are read once, though each replica's store downloads them."""
+_facts_lock = threading.Lock()
+
+
+class BadMeta(Exception):
+    """An ``SSTMeta`` whose file has no name; the message is the store's."""
+
+
+class SstStore:
+    """Files by ``SSTMeta``: uuid, region, epoch and column family make the name. Thread-safe for distinct files."""
+
+    def __init__(self, folder: Path, api_version: ApiVersion) -> None:
+        self.folder = folder
+        self._api_version = api_version
+        self._temp = folder / ".temp"
+        self._temp.mkdir(parents=True, exist_ok=True)
+
+    def path(self, meta: import_sstpb_pb2.SSTMeta) -> Path:
+        """Where the file waits for its ingest. Raises `BadMeta`."""
+        return self.folder / _name(meta)
+
+    def temp_path(self, meta: import_sstpb_pb2.SSTMeta) -> Path:
+        """Where the file is until it is complete. Raises `BadMeta`."""
+        return self._temp / _name(meta)
+
+    def facts(self, path: Path) -> SstFacts:
+        """As `inspect`, which runs once for the same bytes. Raises `UnreadableSst`."""
+        with path.open("rb") as file:
+            key = hashlib.file_digest(file, "sha256").hexdigest(), self._api_version
+        with _facts_lock:
+            if known := _facts_by_digest.get(key):
+                return known
+        facts = inspect(path, self._api_version)
+        with _facts_lock:
+            _facts_by_digest[key] = facts
+            if len(_facts_by_digest) > _REMEMBERED:
+                _facts_by_digest.popitem(last=False)
+        return facts
+
+
+def _name(meta: import_sstpb_pb2.SSTMeta) -> str:
+    if len(meta.uuid) != _UUID_SIZE:
+        raise BadMeta(f"invalid bytes length: expected {_UUID_SIZE}, found {len(meta.uuid)}")
+    epoch = meta.region_epoch
+    cf = meta.cf_name or "default"
+    return f"{uuid.UUID(bytes=meta.uuid)}_{meta.region_id}_{epoch.conf_ver}_{epoch.version}_{cf}_2.sst"

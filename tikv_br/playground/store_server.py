@@ -3,28 +3,68 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterable
+from typing import Final
 
 import grpc
 
-from tikv_br.playground.call_clock import CallClock
-from tikv_br.playground.held_port import HeldPort
-from tikv_br.playground.http_server import HttpServer
-from tikv_br.playground.interceptor import FailpointInterceptor
-from tikv_br.playground.node import StoreNode
-from tikv_br.playground.rpc import AddServices, start_server
+from formats.api_version import ApiVersion
+from tikv_br.playground.failpoints import FailpointInterceptor
+from tikv_br.playground.node import CallClock, StoreNode
+from tikv_br.playground.raw_checks import MAX_KEY_SIZE
+from tikv_br.playground.servers import AddServices, HttpServer, Reply, Request, ReservedPort, start_server
 from tikv_br.playground.settings import Settings
-from tikv_br.playground.status_http import StatusHttp
+
+_NOT_FOUND: Final = 404
+
+
+def _status_reply(request: Request, node: StoreNode, region_split_size: int) -> Reply:
+    """Answer ``/config``, as far as tools use it, and ``/status``; 404 for all other paths."""
+    if request.path == "/status":
+        return Reply()
+    if request.path != "/config":
+        return Reply(_NOT_FOUND, b"path not found")
+    version = node.api_version
+    return Reply.json(
+        {
+            "server": {"addr": node.address, "status-addr": node.status_address},
+            "storage": {
+                "data-dir": str(node.data_dir),
+                "engine": "raft-kv",
+                "max-key-size": MAX_KEY_SIZE,
+                "api-version": 2 if version is ApiVersion.V2 else 1,
+                "enable-ttl": version.has_ttl,
+            },
+            "raftstore": {"raft-entry-max-size": "8MiB"},
+            "coprocessor": {
+                "region-max-size": _readable(region_split_size * 3 // 2),
+                "region-split-size": _readable(region_split_size),
+            },
+            "causal-ts": {
+                "renew-interval": "100ms",
+                "renew-batch-min-size": 100,
+                "renew-batch-max-size": 8192,
+                "alloc-ahead-buffer": "3s",
+            },
+        }
+    )
+
+
+def _readable(size: int) -> str:
+    """A size as TiKV shows it: in the largest unit that divides it."""
+    for unit, shift in (("GiB", 30), ("MiB", 20), ("KiB", 10)):
+        if size and size % (1 << shift) == 0:
+            return f"{size >> shift}{unit}"
+    return f"{size}B"
+
 
 ServicesOf = Callable[[StoreNode], Iterable[AddServices]]
-"""Builds the services of a store anew, as a process that starts does."""
+"""Builds the services of a store that starts."""
 
 
 class StoreServer:
-    """Starts and stops one store. The node's addresses are those it had before, as far as they are free.
-
-    While the store is down its ports stay its own: they refuse. Thread-safe.
-    """
+    """Starts and stops one store, on the node's addresses. A stopped store's ports stay reserved. Thread-safe."""
 
     def __init__(self, node: StoreNode, services_of: ServicesOf, settings: Settings, clock: CallClock) -> None:
         self.node = node
@@ -32,47 +72,45 @@ class StoreServer:
         self._services_of = services_of
         self._settings = settings
         self._lock = threading.Lock()
-        self._held: list[HeldPort] = []
+        self._reserved: list[ReservedPort] = []
         self._grpc: grpc.Server | None = None
         self._http: HttpServer | None = None
 
     def start(self) -> None:
-        """Open both ports and write them into the node; nothing to do where it runs. Raises `PlaygroundError` when one is taken."""
-        node = self.node
+        """Open both ports, unless it runs, and set the node's addresses. Raises `PlaygroundError` if a port is taken."""
+        node, settings = self.node, self._settings
         with self._lock:
             if self._grpc is not None:
                 return
-            self._hold_ports()
-            self._grpc = self._start_grpc()
-            status = StatusHttp(node, self._settings.region_split_size)
-            self._http = HttpServer(status.handle, node.status_address, self._settings.tls)
+            if not self._reserved:
+                for address in (node.address, node.status_address):
+                    self._reserved.append(ReservedPort(int(address.rpartition(":")[2])))
+                node.address, node.status_address = (port.address for port in self._reserved)
+            failpoints = FailpointInterceptor(node.failpoints, node.store_id, self._clock)
+            services = self._services_of(node)
+            self._grpc, _ = start_server(node.address, services, interceptors=[failpoints], tls=settings.tls)
+            self._http = HttpServer(
+                lambda request: _status_reply(request, node, settings.region_split_size),
+                node.status_address,
+                settings.tls,
+            )
             node.alive = True
 
     def stop(self) -> None:
-        """Close both ports at once: calls under way are cut off, as by kill -9."""
+        """Close both ports at once: calls in flight break off, as by kill -9."""
         with self._lock:
+            if self.node.alive:
+                self.node.died_at = time.time()
             self.node.alive = False
             if self._grpc is not None:
-                self._grpc.stop(None)  # not waited for: one of its own calls may be asking for this
+                self._grpc.stop(None)  # without waiting: one of its own calls may be the one that stops it
                 self._grpc = None
             if self._http is not None:
                 self._http.close()
                 self._http = None
 
-    def release(self) -> None:
-        """Let others have the ports of a store that is stopped for good, or moves."""
-        for held in self._held:
-            held.close()
-        self._held = []
-
-    def _hold_ports(self) -> None:
-        node = self.node
-        if not self._held:
-            for address in (node.address, node.status_address):
-                self._held.append(HeldPort(int(address.rpartition(":")[2])))
-            node.address, node.status_address = (held.address for held in self._held)
-
-    def _start_grpc(self) -> grpc.Server:
-        node, tls = self.node, self._settings.tls
-        failpoints = FailpointInterceptor(node.failpoints, node.store_id, self._clock)
-        return start_server(node.address, self._services_of(node), interceptors=[failpoints], tls=tls)[0]
+    def release_ports(self) -> None:
+        """Release the ports of a store that is stopped for good, or moves."""
+        for port in self._reserved:
+            port.close()
+        self._reserved = []

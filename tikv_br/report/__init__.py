@@ -1,4 +1,13 @@
-"""Reports of what a command or a drill did: what they are made of, their plots, and the pages they become.
+"""Reports of commands and drills, as JSON and as HTML pages.
 
-Imports storage and backup sets; never the operations themselves.
+Imports storage and backup sets, never the operations themselves.
+
+Modules, in reading order:
+
+- `recorder`: records steps and throughput while an operation runs
+- `facts`: the values that reports consist of
+- `operation`: the report of a single command
+- `draft`: collects that report while the command runs
+- `plot`: geometry of the plots
+- `page`: renders pages from the templates in `pages`
 """

@@ -1,18 +1,89 @@
-"""What reports are made of: plain values, the same for a drill and for a single command."""
+"""The values that reports consist of, the same for drills and single commands."""
 
 from __future__ import annotations
 
 import enum
+import unicodedata
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
 from formats.api_version import ApiVersion
 from tikv_br.backupset.backup_set import BackupSet
-from tikv_br.backupset.regions import RegionPart, put_together
+from tikv_br.backupset.coverage import RegionPart, merge_regions
 from tikv_br.errors import Interrupted, Terminated, TikvBrError
 from tikv_br.redaction import redact
 
+NONE = "\N{EN DASH}"
+
+
+def figure(value: float | None, unit: str) -> str:
+    """A value in a readable form; units are ``s``, ``B``, ``B/s`` and ``keys``."""
+    if value is None:
+        return NONE
+    match unit:
+        case "s":
+            return _seconds(value)
+        case "B" | "B/s":
+            return _bytes(value) + unit[1:]
+        case _:
+            return f"{value:,.0f}"
+
+
+def counted(number: int, what: str) -> str:
+    """A number with a noun: ``1 file``, ``2,000 files``."""
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
+def utc(milliseconds: int) -> str:
+    """A time, to the second; a dash for 0."""
+    return f"{datetime.fromtimestamp(milliseconds / 1000, UTC):%Y-%m-%d %H:%M:%S} UTC" if milliseconds else NONE
+
+
+def day(milliseconds: int) -> str:
+    """A date, in UTC."""
+    return f"{datetime.fromtimestamp(milliseconds / 1000, UTC):%Y-%m-%d}"
+
+
+def short_key(text: str) -> str:
+    """A key in hex, truncated if it is long; a dash for none."""
+    return (text if len(text) <= 40 else f"{text[:36]}…") or NONE
+
+
+def visible(text: str) -> str:
+    """A text with control and direction characters and lone surrogates as escapes."""
+    return "".join(_escaped(char) if _is_invisible(char) else char for char in text)
+
+
+def _is_invisible(char: str) -> bool:
+    return (
+        not char.isprintable() and unicodedata.category(char) in {"Cc", "Cf", "Cs", "Zl", "Zp"} and char not in "\n\t"
+    )
+
+
+def _escaped(char: str) -> str:
+    return char.encode("unicode_escape", "surrogatepass").decode("ascii")
+
+
+def _seconds(value: float) -> str:
+    if value < 0.1:
+        return f"{value * 1000:.0f} ms" if value else "0 s"
+    if value < 60:
+        return f"{value:.2f} s" if value < 10 else f"{value:.1f} s"
+    minutes, seconds = divmod(round(value), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {seconds:02d} s"
+
+
+def _bytes(value: float) -> str:
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1024:
+            return f"{value:.0f} {unit}" if unit == "B" or value >= 100 else f"{value:.1f} {unit}"
+        value /= 1024
+    return f"{value:.1f} TiB"
+
+
 MAP_CELLS = 400
-"""Of the map of the keyspace at most: neighbours are put together."""
+"""Maximum number of cells in the map of the keyspace: neighbours are merged."""
 
 
 class Verdict(enum.StrEnum):
@@ -27,10 +98,10 @@ class Verdict(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class BackupFacts:
-    """The backup that it was about. Sizes in bytes, times in unix milliseconds."""
+    """The backup of a report. Sizes in bytes, times in unix milliseconds."""
 
     id: str
-    """In the index; ``""`` = it was not looked up there."""
+    """In the index; ``""`` = unknown."""
     place: str
     made_by_drill: bool
     cluster_id: int
@@ -49,60 +120,59 @@ class BackupFacts:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A part of the keyspace: a region of the source or several neighbouring ones, else files; keys in hex, as stores see them."""
+    """A part of the keyspace: neighbouring regions of the source, else files. Keys are RPC keys in hex."""
 
     start: str
     end: str
     keys: int
     data_bytes: int
     files: int = 0
-    """0 = it is a part by regions."""
+    """0 = it consists of regions."""
     regions: int = 0
-    """0 = the backup does not say."""
+    """0 = the backup does not record them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """One check or comparison that the verdict rests on, and that ended well."""
+    """One check or comparison that succeeded."""
 
     what: str
     how: str
     keys: int
     bytes: int
-    """Read for it; 0 = stores did the reading."""
+    """Read by the tool; 0 = stores read the data."""
 
 
 @dataclass(frozen=True, slots=True)
-class Trouble:
-    """Why it failed."""
+class ReportedError:
+    """The error that ended a command or drill."""
 
     name: str
     exit_code: int
     message: str
     hint: str
     step: str
-    """In which step."""
 
 
-def trouble_of(failure: BaseException, step: str) -> Trouble:
-    """What a report says of a failure; credentials are blanked."""
+def reported_error(failure: BaseException, step: str) -> ReportedError:
+    """A failure as a report shows it, with redacted credentials."""
     if isinstance(failure, TikvBrError):
         name, code, message, hint = failure.name, failure.exit_code, failure.message, failure.hint
     else:
         name, code, message = type(failure).__name__, TikvBrError.exit_code, str(failure)
         hint = TikvBrError.default_hint
-    return Trouble(name, code, redact(message), redact(hint), step)
+    return ReportedError(name, code, redact(message), redact(hint), step)
 
 
 def verdict_of(failure: BaseException | None) -> Verdict:
-    """How something ended, by what it ended with."""
+    """The verdict of a command that ended with a failure or without one."""
     if isinstance(failure, Interrupted | Terminated | KeyboardInterrupt):
         return Verdict.INTERRUPTED
     return Verdict.PASSED if failure is None else Verdict.FAILED
 
 
 def backup_facts(backup: BackupSet, place: str) -> BackupFacts:
-    """What the records of a backup say of it."""
+    """The facts in a backup's records."""
     manifest, sums = backup.manifest, backup.totals
     return BackupFacts(
         id="",
@@ -121,13 +191,13 @@ def backup_facts(backup: BackupSet, place: str) -> BackupFacts:
 
 
 def cells(backup: BackupSet, most: int = MAP_CELLS) -> tuple[Cell, ...]:
-    """The map of a backup by the regions that its rows came from, where it says so, else by its files."""
+    """The map of a backup by the source's regions if it records them, else by its files."""
     known = backup.manifest.regions if backup.manifest is not None else ()
     if known:
-        parts = put_together(known, most)
+        parts = merge_regions(known, most)
         return tuple(Cell(part.start.hex(), part.end.hex(), *_sizes(part), regions=part.regions) for part in parts)
     by_file = [RegionPart(file.start_key, file.end_key, file.total_kvs, file.total_bytes) for file in backup.files]
-    parts = put_together(by_file, most)
+    parts = merge_regions(by_file, most)
     return tuple(Cell(part.start.hex(), part.end.hex(), *_sizes(part), files=part.regions) for part in parts)
 
 

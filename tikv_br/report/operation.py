@@ -1,4 +1,4 @@
-"""The report of a single command: one document, as JSON and as a page."""
+"""The report of a single command, as JSON and as a page."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tikv_br.errors import UsageError
-from tikv_br.report.facts import BackupFacts, Cell, Compared, Trouble, Verdict, plain
+from tikv_br.report.facts import BackupFacts, Cell, Compared, ReportedError, Verdict, plain
 from tikv_br.report.page import render
 from tikv_br.report.recorder import Phase, Sample
 from tikv_br.storage.open import open_store
@@ -17,27 +17,80 @@ from tikv_br.storage.url import StorageLocation, parse
 
 SCHEMA_VERSION = 1
 JSON, PAGE = ".json", ".html"
-BROKEN_OFF = "It was broken off before its end."
+INTERRUPTED = "The command was interrupted."
 PASSED = {
     "backup raw": "The backup is complete.",
     "restore raw": "The restore is complete.",
-    "verify": "All that was checked is right.",
-    "diff": "Both sides hold the same.",
+    "restore point": "The restore is complete.",
+    "verify": "All checks passed.",
+    "diff": "Both sides are equal.",
 }
 FAILED = {
-    "backup raw": "This run made no complete backup.",
-    "restore raw": "The restore did not come to its end. The target may hold a part of the data.",
-    "verify": "It was not proven that all is right.",
-    "diff": "It was not proven that both sides hold the same.",
+    "backup raw": "The backup did not complete.",
+    "restore raw": "The restore did not complete. The target may contain part of the data.",
+    "restore point": "The restore did not complete. The target may contain part of the data.",
+    "verify": "The verification did not complete.",
+    "diff": "The comparison did not complete.",
 }
 FOUND = {"verify": "Damage was found.", "diff": "The two sides differ."}
-"""Where there are findings: more is known than that nothing was proven."""
-DRY_RUN = "All was checked and planned. Nothing was changed: it was a dry run."
+"""By command: the sentence of a failed report that has findings."""
+CHECKS = {
+    "backup raw": {
+        "verify coverage": (
+            "the records of all tasks with the ranges asked for",
+            "by the run that copied them: intervals cover every range without a gap or an overlap, and each has its record",
+        ),
+        "compare checksums": (
+            "the backup with the source",
+            "by the run that copied it: keys, bytes and crc64 of each interval, as the cluster counts them and as written",
+        ),
+        "commit": (
+            "the files with their records",
+            "by the run that copied them: a listing shows each file in the size that was written, and no two of them overlap",
+        ),
+    },
+    "restore raw": {
+        "check the target": (
+            "the target",
+            "it held no key in the ranges that were to be restored, unless that was allowed or an earlier run had restored it",
+        ),
+        "check every file": (
+            "the backup's files with its records, before any store saw one",
+            "length, the storage's mark or the sha256 of all bytes, hash of the last part, and structure of each file",
+        ),
+        "compare checksums": (
+            "the target with the backup",
+            "keys, bytes and crc64 of every range, as the target's stores count them, beside what the backup recorded",
+        ),
+    },
+    "verify": {
+        "read the backup": ("the backup's records with each other", "hashes, form, and what each says of the other"),
+        "list the objects": ("the records with a listing", "each object exists with its recorded size"),
+        "check every byte": ("the files with their records", "every byte of the chosen files: length and sha256"),
+        "check every row": (
+            "the rows with their records",
+            "every byte of the chosen files: sha256, block checksums, order and form of the rows, sums",
+        ),
+        "compare with the cluster": (
+            "the cluster with the backup",
+            "keys, bytes and crc64 of every range of the chosen files, as the stores count them",
+        ),
+    },
+    "diff": {
+        "compare": (
+            "both sides",
+            "range by range: the checksums of both, and all rows of both where they differ or are asked to be read",
+        )
+    },
+}
+"""By command, and by the step that checks it: what is checked, and how."""
+CHECKS["restore point"] = CHECKS["restore raw"]
+DRY_RUN = "All checks passed and the plan is complete. This was a dry run: nothing was changed."
 
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """One thing that was found to be wrong."""
+    """One finding."""
 
     object: str
     cause: str
@@ -45,7 +98,7 @@ class Damage:
 
 @dataclass(frozen=True, slots=True)
 class OperationReport:
-    """All that there is to say of one command."""
+    """The outcome of one command."""
 
     command: str
     """Such as ``backup raw``."""
@@ -57,12 +110,12 @@ class OperationReport:
     seconds: float
     tool_version: str
     summary: dict[str, Any]
-    """As the command's own JSON has it; empty when it did not come to one."""
+    """As in the command's own JSON; empty if it has none."""
     figures: tuple[tuple[str, str], ...]
-    """The same for people: names and values."""
+    """The same in a readable form: names and values."""
     backup: BackupFacts | None
-    """None: there is none, or it does not read."""
-    trouble: Trouble | None
+    """None: there is none, or it cannot be read."""
+    trouble: ReportedError | None
     findings: tuple[Damage, ...]
     phases: tuple[Phase, ...]
     samples: tuple[Sample, ...]
@@ -76,7 +129,7 @@ class OperationReport:
 
 
 def render_operation(report: OperationReport) -> str:
-    """The page."""
+    """The HTML page of a command's report."""
     return render("tikv_br.report", "operation.html", report, sentence=_sentence(report))
 
 
@@ -85,24 +138,24 @@ def _sentence(report: OperationReport) -> str:
         case Verdict.PASSED:
             return DRY_RUN if report.dry_run else PASSED[report.command]
         case Verdict.INTERRUPTED:
-            return f"{BROKEN_OFF} {FAILED[report.command]}"
+            return f"{INTERRUPTED} {FAILED[report.command]}"
         case _:
             return FOUND[report.command] if report.findings else FAILED[report.command]
 
 
 @dataclass(frozen=True, slots=True)
 class ReportFile:
-    """Where a report goes: a page with its JSON beside it, or the JSON alone."""
+    """Where a report is written: a page with its JSON beside it, or the JSON alone."""
 
     folder: StorageLocation
     name: str
 
     @classmethod
     def at(cls, text: str) -> ReportFile:
-        """The file of that name, absolute or from here on. Raises `UsageError` where none can be."""
+        """The file of that name, absolute or relative. Raises `UsageError` if it cannot be written."""
         path = Path(text).absolute()
         if path.suffix not in {PAGE, JSON}:
-            raise UsageError(f"--report wants a file that ends with {PAGE} or {JSON}, not {text!r}")
+            raise UsageError(f"--report requires a file name that ends with {PAGE} or {JSON}, not {text!r}")
         if not path.parent.is_dir():
             raise UsageError(f"--report: the folder of {text!r} does not exist")
         if path.is_dir() or not os.access(path.parent, os.W_OK):
@@ -110,7 +163,7 @@ class ReportFile:
         return cls(parse(str(path.parent)), path.name)
 
     def write(self, report: OperationReport) -> None:
-        """Write it, each file as a whole or not at all. Raises a `StorageError`."""
+        """Write it, each file atomically. Raises a `StorageError`."""
         folder = open_store(self.folder)
         stem, suffix = Path(self.name).stem, Path(self.name).suffix
         folder.put(stem + JSON, (json.dumps(report.to_json(), indent=1) + "\n").encode())

@@ -1,4 +1,4 @@
-"""Reports as pages that need nothing else: static HTML and SVG. No scripts, and none would run."""
+"""Reports as self-contained pages: static HTML and SVG, no scripts."""
 
 from __future__ import annotations
 
@@ -7,19 +7,18 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from tikv_br.report import plot
-from tikv_br.report.facts import Cell
-from tikv_br.report.figures import counted, day, figure, short_key, utc, visible
+from tikv_br.report.facts import Cell, counted, day, figure, short_key, utc, visible
 from tikv_br.report.recorder import Phase, Sample
 
 if TYPE_CHECKING:
     from jinja2 import Environment
 
 LARGEST = 10
-"""Parts of the keyspace that are named beside its map."""
+"""Number of parts of the keyspace that are listed beside its map."""
 
 
-class Reported(Protocol):
-    """What the plots of a report are drawn from."""
+class ReportData(Protocol):
+    """The values that a report's plots show."""
 
     @property
     def seconds(self) -> float:
@@ -38,18 +37,18 @@ class Reported(Protocol):
         """Where the data lie."""
 
 
-def render(package: str, template: str, report: Reported, *, remains: Sequence[str] = (), **more: object) -> str:
-    """The page of a report, by a template of a package that extends ``report.html``; ``remains`` is to be seen to by people."""
+def render(package: str, template: str, report: ReportData, *, remains: Sequence[str] = (), **more: object) -> str:
+    """The page of a report, by a package's template that extends ``report.html``; ``remains``: what needs manual work."""
     return _environment(package).get_template(template).render(report=report, remains=remains, **_plots(report), **more)
 
 
 def render_list(package: str, template: str, **values: object) -> str:
-    """A page that is of no single report."""
+    """A page of no single report."""
     return _environment(package).get_template(template).render(**values)
 
 
-def _plots(report: Reported) -> dict[str, Any]:
-    shown = plot.worth_showing(report.phases, report.seconds)
+def _plots(report: ReportData) -> dict[str, Any]:
+    shown = plot.visible_phases(report.phases, report.seconds)
     speeds = plot.throughput(report.samples)
     cells = report.keyspace_map
     return {
@@ -66,7 +65,7 @@ def _plots(report: Reported) -> dict[str, Any]:
 
 
 def _average(speeds: Sequence[tuple[float, float]]) -> float:
-    """Of the time in which something came."""
+    """Without the time in which nothing was transferred."""
     busy = [value for _, value in speeds if value > 0]
     return sum(busy) / len(busy) if busy else 0.0
 

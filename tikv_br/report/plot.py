@@ -1,4 +1,4 @@
-"""Geometry of the report's plots: figures to points of an SVG. Pure."""
+"""Geometry of the report's plots: values to points of an SVG. Pure."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from tikv_br.report.recorder import Phase, Sample
 WIDTH, HEIGHT = 640.0, 150.0
 LEFT, BOTTOM = 64.0, 20.0
 MIN_WIDTH = 1.5
-"""Of a bar, in pixels: what was quick is seen as well."""
+"""Of a bar, in pixels, so that short phases are visible."""
 ROW = 20.0
 FAR = 4
 """Times the highest value."""
 INSTANT = 0.1
-"""Seconds that throughput is not plotted over."""
+"""Seconds below which throughput is not plotted."""
 BUCKETS = 80
 """Points of the plot of throughput."""
 WORTH = 0.005
-"""Of the whole time: what was quicker within a step is not in the timeline."""
+"""Share of the whole time below which parts of a step are not in the timeline."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """A line of the grid: where, and the value it stands for."""
+    """A line of the grid: its place in pixels and its value."""
 
     at: float
     value: float
@@ -34,16 +34,16 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """A plot of values over time or over drills; ``points`` in pixels, one a value."""
+    """A plot of values over time or over drills; ``points`` in pixels."""
 
     points: tuple[tuple[float, float], ...]
     ticks: tuple[Tick, ...]
     limit: float | None = None
-    """Height of the line that must not be crossed."""
+    """Height of the objective's line."""
     marks: tuple[Tick, ...] = ()
     """Places along the bottom."""
     absent: tuple[float, ...] = ()
-    """Places that have no value."""
+    """Places without a value."""
 
     @property
     def area(self) -> str:
@@ -54,7 +54,7 @@ class Curve:
 
     @property
     def line(self) -> str:
-        """As an SVG's polyline has it."""
+        """The points of an SVG polyline."""
         return " ".join(f"{x:.1f},{y:.1f}" for x, y in self.points)
 
 
@@ -77,9 +77,9 @@ def curve(
     unit: str = "",
     marks: Sequence[float] = (),
 ) -> Curve:
-    """Values at places, both from 0 on, filling the plot; one place alone stands in the middle. None is no value.
+    """Values (None = no value) at places, scaled to the plot; a single place is in the middle.
 
-    A limit far above all values is not drawn: it would leave them no height to be told apart by.
+    A limit far above all values is not drawn, because it would flatten them.
     """
     first, last = min(places, default=0.0), max(places, default=0.0)
     highest = max((value or 0.0 for value in values), default=0.0)
@@ -105,14 +105,14 @@ def curve(
 
 
 def over_time(values: Sequence[tuple[float, float]], unit: str, marks: int = 5) -> Curve:
-    """A curve with as many marks of time along its bottom."""
+    """A curve over (seconds, value) with ``marks`` on its time axis."""
     first, last = values[0][0], values[-1][0]
     at = [first + (last - first) * number / (marks - 1) for number in range(marks)]
     return curve([place for place, _ in values], [value for _, value in values], unit=unit, marks=at)
 
 
 def nice_top(value: float, unit: str = "") -> float:
-    """The smallest of 1, 2, 5, 10, 20, … that is not below, of what ``unit`` is counted in at that size; 1 for nothing."""
+    """The smallest of 1, 2, 5, 10, 20, … that is not below the value, in a multiple of ``unit`` of that size; 1 for 0."""
     if value <= 0:
         return 1.0
     whole = _whole(value, unit)
@@ -121,7 +121,7 @@ def nice_top(value: float, unit: str = "") -> float:
 
 
 def _whole(value: float, unit: str) -> float:
-    """What people count so many of a unit in: KiB, MiB, … of bytes, minutes and hours of seconds."""
+    """The readable multiple of a unit: KiB, MiB, … of bytes, minutes and hours of seconds."""
     match unit:
         case "B" | "B/s":
             return 1024.0 ** max(math.floor(math.log(value, 1024)), 0)
@@ -131,8 +131,8 @@ def _whole(value: float, unit: str) -> float:
             return 1.0
 
 
-def worth_showing(phases: Iterable[Phase], seconds: float) -> list[Phase]:
-    """All steps of the drill, and what within them took some time or failed."""
+def visible_phases(phases: Iterable[Phase], seconds: float) -> list[Phase]:
+    """All steps of the drill, and their parts that took some time or failed."""
     return [each for each in phases if not each.inside or not each.ended_well or each.seconds >= WORTH * seconds]
 
 
@@ -146,10 +146,9 @@ def timeline(phases: Iterable[Phase], seconds: float) -> list[Bar]:
 
 
 def throughput(samples: Sequence[Sample], most: int = BUCKETS) -> list[tuple[float, float]]:
-    """Seconds since the begin, and bytes a second around then, in ``most`` equal parts of the time that samples cover.
+    """(seconds since the start, bytes per second) of up to ``most`` equal intervals.
 
-    What came since an operation last told of more counts as spread evenly over that time: what is told task by task has
-    not come in an instant. Nothing where all was done in one.
+    The bytes between two samples are spread evenly over that time. Empty if the samples cover less than `INSTANT`.
     """
     if len(samples) < 2 or samples[-1].seconds - samples[0].seconds < INSTANT:
         return []
@@ -167,7 +166,7 @@ def throughput(samples: Sequence[Sample], most: int = BUCKETS) -> list[tuple[flo
 
 
 def _spread(parts: list[float], begin: float, end: float, amount: float) -> None:
-    """Add an amount to the parts between two places, to each by how much of it lies between them."""
+    """Distribute an amount over the parts between two places, in proportion to their overlap."""
     first, last = min(int(begin), len(parts) - 1), min(int(end), len(parts) - 1)
     if first == last:
         parts[first] += amount
@@ -177,7 +176,7 @@ def _spread(parts: list[float], begin: float, end: float, amount: float) -> None
 
 
 def strip(cells: Sequence[Cell]) -> list[Bar]:
-    """The keyspace from left to right: as wide as a part's bytes, as dark as its keys are many beside their bytes."""
+    """The keyspace from left to right: width = bytes of a part, shade = keys per byte."""
     total = sum(cell.data_bytes for cell in cells) or 1
     densest = max((_density(cell) for cell in cells), default=0.0) or 1.0
     bars, x = [], 0.0

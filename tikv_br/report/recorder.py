@@ -1,4 +1,4 @@
-"""Listens to a drill or another operation and keeps what its report shows: which step took how long, how fast keys and bytes came."""
+"""Records the steps and the throughput of an operation for its report."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from tikv_br.progress_events import (
 )
 
 MAX_SAMPLES = 400
-"""Of throughput; of a longer drill every second one is dropped, as often as needed."""
+"""Maximum number of throughput samples; when it is exceeded, every second one is dropped."""
 
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """A step of the drill, or of an operation within one. Times in seconds since the drill began."""
+    """A step of the drill, or of an operation within one. Times in seconds since the start of the drill."""
 
     name: str
     inside: str
-    """The drill's step that it is a part of; ``""`` = it is one itself."""
+    """The drill's step that contains it; ``""`` = it is one itself."""
     begin: float
     seconds: float
     ended_well: bool = True
@@ -35,10 +35,10 @@ class Phase:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """How far an operation was."""
+    """The progress of an operation."""
 
     seconds: float
-    """Since the drill began."""
+    """Since the start of the drill."""
     step: str
     """The drill's."""
     keys: int
@@ -46,33 +46,33 @@ class Sample:
 
 
 class Recorder:
-    """A `Reporter` that passes on to another one, so that one drill counts its steps through."""
+    """A `Reporter` that forwards to another one, and numbers the steps of a drill consecutively."""
 
     def __init__(
         self, reporter: Reporter = silent, total: int = 0, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """``total`` steps are to come, in one list or several; 0 = they are counted by who runs them."""
+        """``total``: number of steps, in one list or several; 0 = the events have it."""
         self.phases: list[Phase] = []
         self.samples: list[Sample] = []
         self.notices: list[str] = []
         self._reporter, self._total, self._clock = reporter, total, clock
         self._began = clock()
         self._open: list[tuple[str, float]] = []
-        """The drill's step under way, and within it that of an operation."""
+        """The current step of the drill, and within it that of an operation."""
         self._started = 0
 
     @property
     def now(self) -> float:
-        """Seconds since the drill began."""
+        """Seconds since the start of the drill."""
         return self._clock() - self._began
 
     @property
     def step(self) -> str:
-        """The drill's step under way, ``""`` = none."""
+        """The drill's current step, ``""`` = none."""
         return self._open[0][0] if self._open else ""
 
     def __call__(self, event: Event) -> None:
-        """Note an event of the drill itself."""
+        """Record an event of the drill itself."""
         match event:
             case StepStarted(name):
                 self._started += 1
@@ -84,8 +84,8 @@ class Recorder:
             case _:
                 self._note(event)
 
-    def inside(self, event: Event) -> None:
-        """Note an event of an operation within a step; of its steps only the drill's own reporter is spared."""
+    def nested(self, event: Event) -> None:
+        """Record an event of an operation within a step. Its steps are not forwarded."""
         match event:
             case StepStarted(name):
                 self._open = [*self._open[:1], (name, self.now)]
@@ -94,12 +94,12 @@ class Recorder:
             case _:
                 self._note(event)
 
-    def pass_on_to(self, reporter: Reporter) -> None:
-        """Pass on what comes now to another one."""
+    def set_reporter(self, reporter: Reporter) -> None:
+        """Forward later events to another reporter."""
         self._reporter = reporter
 
     def failed(self) -> None:
-        """Note that the steps under way failed."""
+        """Record that the current steps failed."""
         while self._open:
             self._close(len(self._open), ended_well=False)
 

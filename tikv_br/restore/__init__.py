@@ -1,4 +1,17 @@
-"""Restore: check the files and the target, split, ingest, prove equal; a list of steps.
+"""Restore of a backup into a cluster.
 
-May import the shared engines and ``formats``; not another operation, not the command line.
+Modules, in reading order:
+
+- options: the options of a restore
+- run: runs the steps, returns the summary; aborts unfinished restores
+- steps: the list of steps
+- context: what the steps share
+- plan: the wanted parts of the files, and where to split the target
+- inspect: validates files before a store reads them
+- ingest: the task that has stores ingest a part of a file
+- put: the task that writes a part of a file with RawBatchPut
+- resume: the steps that resume a restore, and those for import mode
+- record: the restore checkpoint and other objects of an unfinished restore
+
+Imports spark, cluster, storage, backupset and formats; never another operation or the command line.
 """

@@ -1,4 +1,4 @@
-"""What the steps of a restore find out for one another."""
+"""State that the steps of a restore share."""
 
 from __future__ import annotations
 
@@ -6,84 +6,101 @@ import contextlib
 from dataclasses import dataclass, field
 
 from formats.checksum import Checksum
+from formats.keys.ranges import KeyRange
 from tikv_br.backupset.backup_set import BackupSet
-from tikv_br.backupset.coverage import KeyRange
+from tikv_br.backupset.compare import BackgroundComparison
 from tikv_br.backupset.files import FileKind
 from tikv_br.backupset.lease import PathLease
-from tikv_br.cluster.cluster import Cluster
-from tikv_br.cluster.download_limit import DownloadLimit
-from tikv_br.cluster.import_mode import ImportMode
+from tikv_br.cluster.cluster import Cluster, ClusterPool
+from tikv_br.cluster.import_mode import DownloadLimit, ImportMode
 from tikv_br.cluster.regions import Region
 from tikv_br.cluster.topology import ClusterInfo
 from tikv_br.errors import LeaseLost, StorageError
 from tikv_br.progress_events import Reporter, silent
-from tikv_br.restore.inspect import Inspected
+from tikv_br.restore.inspect import BackgroundInspection, FileFacts
 from tikv_br.restore.options import RestoreOptions, Via
-from tikv_br.restore.plan import Brought, FilePart, RestorePlan, Wanted
-from tikv_br.restore.record import Begun, RestoreRecord
+from tikv_br.restore.plan import FilePart, IngestResult, RestorePlan, RestoreRange
+from tikv_br.restore.record import RestoreCheckpoint, RestoreRecord
 
 
 @dataclass
 class RestoreContext:
-    """Filled from step to step."""
+    """State that the steps share; each step fills in its part."""
 
     options: RestoreOptions
     reporter: Reporter = silent
+    clusters: ClusterPool = field(default_factory=ClusterPool)
     cluster: Cluster = field(init=False)
     info: ClusterInfo = field(init=False)
     backup: BackupSet = field(init=False)
-    wanted: list[Wanted] = field(default_factory=list)
-    """Ranges of the backup to restore, and under which prefix."""
+    wanted: list[RestoreRange] = field(default_factory=list)
+    """Ranges of the backup to restore, with the rewrite of their keys."""
     import_mode: ImportMode | None = None
-    """While it is on."""
+    """Set while import mode is on."""
     download_limit: DownloadLimit | None = None
-    """While one holds."""
+    """Set while a limit is active."""
     parts: list[FilePart] = field(default_factory=list)
-    """All that is wanted of the files."""
+    """The wanted parts of all files."""
     lease: PathLease | None = None
-    """While no other restore of this backup into this cluster can be at work."""
+    """Lease that excludes other restores of this backup into this cluster."""
     record: RestoreRecord | None = None
-    """Where it is written down what is done; None = nowhere."""
-    begun: Begun | None = None
-    """What an unfinished restore, or this one, has found and decided before its first change."""
+    """Where the progress is saved; None = the restore cannot be resumed."""
+    checkpoint: RestoreCheckpoint | None = None
+    """Checkpoint of the resumed restore, or of this one once it is saved."""
     resumed: list[KeyRange] = field(default_factory=list)
-    """Spans of the backup's files that an unfinished restore has brought in."""
+    """Key ranges of the backup's files that an unfinished restore has restored."""
     todo: list[FilePart] = field(default_factory=list)
-    """`parts` without what is `resumed`."""
+    """`parts` without the `resumed` ranges."""
     plan: RestorePlan | None = None
-    """What would be done; of a dry run only."""
-    facts: dict[str, Inspected] = field(default_factory=dict)
+    """The plan; set in a dry run only."""
+    inspection: BackgroundInspection | None = None
+    """Background check of the files, started with the check of the target."""
+    facts: dict[str, FileFacts] = field(default_factory=dict)
     restamp_ts: int = 0
-    """The timestamp that all rows get; 0 = they keep their own."""
+    """New timestamp of ingested rows; 0 = they keep their own."""
+    already_restored: bool = False
+    """Whether the target already held the whole backup."""
     regions_made: list[Region] = field(default_factory=list)
     session_seconds: float = 0.0
-    """How long Spark took to start."""
-    brought: Brought = field(default_factory=Brought)
-    """By all tasks of this run."""
+    """Start-up time of Spark."""
+    done: IngestResult = field(default_factory=IngestResult)
+    """Sum over all tasks of this run."""
+    comparing: BackgroundComparison | None = None
+    """Background comparison of restored parts, while others are restored."""
+    overlap_seconds: dict[str, float] = field(default_factory=dict)
+    """By step: seconds for which its work was done while an earlier step ran."""
     found: Checksum | None = None
-    """What the cluster answered; None when it was not asked."""
+    """The cluster's checksum; None if it was not compared."""
 
     @property
     def via(self) -> Via:
-        """How files get to the stores: Parquet, which stores cannot read, by `Via.UPLOAD` unless that was ruled out."""
+        """How files get to the stores. `Via.AUTO` becomes `Via.UPLOAD` for Parquet, which stores cannot read."""
         options = self.options
         return Via.UPLOAD if options.via is Via.AUTO and self.backup.file_kind is not FileKind.SST else options.via
 
     @property
     def resumed_files(self) -> int:
-        """Files that an unfinished restore has brought in wholly."""
+        """Number of files that an unfinished restore has completely restored."""
         return len(self.parts) - len({part.file.name for part in self.todo})
 
-    def still_alone(self) -> bool:
-        """Whether no other restore has taken over, by asking the storage; one that does not answer leaves it at what was known."""
+    def holds_lease(self) -> bool:
+        """Whether this restore holds the lease, by reading it in the storage; if that fails, by what was known before."""
         if self.lease is None:
             return True
         with contextlib.suppress(LeaseLost, StorageError):
             self.lease.confirm()
         return self.lease.lost is None
 
-    def took(self, brought: Brought) -> None:
-        """Add what a task has done. Raises `LeaseLost` when another restore has taken over."""
-        self.brought = Brought(*map(sum, zip(self.brought, brought, strict=True)))
+    def close(self) -> None:
+        """End all background work; idempotent."""
+        for work in (self.inspection, self.comparing):
+            if work is not None:
+                work.stop()
+
+    def add_result(self, part: FilePart, result: IngestResult) -> None:
+        """Add a task's result and start to compare its part. Raises `LeaseLost` if another restore has taken over."""
+        self.done = IngestResult(*map(sum, zip(self.done, result, strict=True)))
+        if self.comparing is not None:
+            self.comparing.add(*part)
         if self.lease is not None:
             self.lease.check()

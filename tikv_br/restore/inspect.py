@@ -1,41 +1,48 @@
-"""Look at a backup's files before any store does: a wrong file does not come back as an error, the store dies of it."""
+"""Validates a backup's files before a store reads them: a damaged file does not cause an error there, it crashes the store."""
 
 from __future__ import annotations
 
 import enum
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from formats.api_version import ApiVersion
-from formats.keys import DATA_PREFIX, KeyCodec
+from formats.keys.codec import DATA_PREFIX, ENCODED_GROUP, GROUP, KeyCodec
 from formats.sst import SstFacts, Table
 from formats.sst.check import check_table
+from tikv_br import cancellation
 from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.backupset.files import FileEntry, FileKind
+from tikv_br.backupset.rows import file_errors, kind_of, open_file
+from tikv_br.cancellation import Cancellation, inherit
 from tikv_br.errors import BackupDamaged
-from tikv_br.proof.stored_rows import kind_of, naming, open_file
 
 _MAX_TS = "tikv.max_ts"
+PIECE_BYTES = 4 << 20
+"""The least of a file's keys and values that is worth a checksum request of its own."""
 
 
 class FileCheck(enum.StrEnum):
-    """How much of each file is read before a store is given it."""
+    """How thoroughly each file is validated before ingest."""
 
     IDENTITY = "identity"
-    """Length, the storage's own mark, hash of the last part, structure: a few small reads."""
+    """Size, ETag, hash of the tail, and structure: a few small reads."""
     CONTENT = "content"
-    """The sha256 of all bytes besides."""
+    """`IDENTITY`, and the SHA-256 of the whole file."""
     AUTO = "auto"
-    """`IDENTITY` where the storage's recorded mark vouches for the bytes, else `CONTENT`: moved backups, the Go tool's."""
+    """`IDENTITY` if the recorded ETag vouches for the content, else `CONTENT`: for copied backups and those of the Go tool."""
 
 
 @dataclass(frozen=True, slots=True)
-class Inspected:
-    """What a file says of itself."""
+class FileFacts:
+    """Facts from a file's own metadata."""
 
     max_ts: int
-    """The largest ts known of its rows; 0 before V2."""
+    """Largest known ts of its rows; 0 before V2."""
+    cuts: tuple[bytes, ...] = ()
+    """RPC keys that divide the file into pieces of about equal size; may be empty."""
 
 
 def inspect_files(
@@ -44,47 +51,101 @@ def inspect_files(
     check: FileCheck,
     threads: int,
     on_done: Callable[[FileEntry], None] = lambda _file: None,
-) -> dict[str, Inspected]:
-    """Inspect all ``files``, several at once; facts by name. Raises `BackupDamaged` for the first that is not sound."""
+) -> dict[str, FileFacts]:
+    """Inspect ``files`` in parallel; returns facts by name. Raises `BackupDamaged` for the first damaged file.
 
-    def inspect(file: FileEntry) -> Inspected:
-        facts = inspect_file(backup, file, check)
+    If there are fewer files than ``threads``, `FileFacts.cuts` divides each file to use them all.
+    """
+
+    def inspect(file: FileEntry) -> FileFacts:
+        cancellation.check()
+        facts = inspect_file(backup, file, check, max(threads // len(files), 1))
         on_done(file)
         return facts
 
     with ThreadPoolExecutor(threads, thread_name_prefix="inspect") as pool:
         try:
-            return dict(zip((file.name for file in files), pool.map(inspect, files), strict=True))
+            return dict(zip((file.name for file in files), pool.map(inherit(inspect), files), strict=True))
         finally:
             pool.shutdown(cancel_futures=True)
 
 
-def inspect_file(backup: BackupSet, file: FileEntry, check: FileCheck) -> Inspected:
-    """Check identity, structure and, where wanted, content of one file. Raises `BackupDamaged` with its name."""
+class BackgroundInspection:
+    """`inspect_files` on threads of its own, from now on until `stop`."""
+
+    def __init__(self, backup: BackupSet, files: Sequence[FileEntry], check: FileCheck, threads: int) -> None:
+        self._cancellation = Cancellation()
+        self._began = time.monotonic()
+        self._ended: float | None = None
+        pool = ThreadPoolExecutor(1, thread_name_prefix="inspect-all")
+        with self._cancellation.active():
+            self._facts = pool.submit(inherit(inspect_files), backup, files, check, threads)
+        self._facts.add_done_callback(lambda _facts: self._end())
+        pool.shutdown(wait=False)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all files are inspected, or one has failed."""
+        return self._facts.done()
+
+    def result(self) -> dict[str, FileFacts]:
+        """What `inspect_files` returns; waits for it. Raises what it raises."""
+        return self._facts.result()
+
+    def stop(self) -> None:
+        """Inspect no other file; idempotent."""
+        self._cancellation.cancel()
+
+    def seconds_until(self, end: float) -> float:
+        """For how long files were inspected before ``end``, by the monotonic clock."""
+        return min(end, self._ended or end) - self._began
+
+    def _end(self) -> None:
+        self._ended = time.monotonic()
+
+
+def inspect_file(backup: BackupSet, file: FileEntry, check: FileCheck, pieces: int = 1) -> FileFacts:
+    """Check identity and structure of one file and, depending on ``check``, its content. Raises `BackupDamaged` with its name.
+
+    `FileFacts.cuts` divides it into at most ``pieces``.
+    """
     backup.verify_identity(file)
-    vouched_for = backup.at_home and file.etag and file.tail_sha256
+    vouched_for = backup.is_at_original_location and file.etag and file.tail_sha256
     if check is FileCheck.CONTENT or (check is FileCheck.AUTO and not vouched_for):
         backup.verify_content(file)
     inspect = _inspect_parquet if kind_of(file) is FileKind.PARQUET else _inspect_sst
-    with naming(file):
-        rows, inspected = inspect(backup, file)
+    with file_errors(file):
+        rows, inspected = inspect(backup, file, min(pieces, file.total_bytes // PIECE_BYTES))
     if rows != file.total_kvs:
-        raise BackupDamaged(f"{file.name} has {rows} rows, the backup recorded {file.total_kvs}")
+        raise BackupDamaged(f"{file.name} has {rows} rows, but the backup recorded {file.total_kvs}")
     return inspected
 
 
-def _inspect_sst(backup: BackupSet, file: FileEntry) -> tuple[int, Inspected]:
-    """How many rows the file says to have, and the rest."""
+def _inspect_sst(backup: BackupSet, file: FileEntry, pieces: int) -> tuple[int, FileFacts]:
+    """The number of rows by the file's metadata, and its facts."""
     codec = KeyCodec(backup.api_version)
     table = Table(open_file(backup.store, file))
     facts = check_table(table, backup.api_version, codec.bound(file.start_key), codec.bound(file.end_key))
-    return facts.entries, Inspected(_max_ts(file, facts, table.properties, codec))
+    cuts = _cuts(table.index.separators, codec, file, pieces)
+    return facts.entries, FileFacts(_max_ts(file, facts, table.properties, codec), cuts)
 
 
-def _inspect_parquet(backup: BackupSet, file: FileEntry) -> tuple[int, Inspected]:
-    from formats.parquet_reader import ParquetReader
+def _cuts(separators: Sequence[bytes], codec: KeyCodec, file: FileEntry, pieces: int) -> tuple[bytes, ...]:
+    """Keys near the ends of blocks at equal distances. A separator may be shortened: no whole storage key, but in order."""
+    found = set()
+    for number in range(1, pieces):
+        key = separators[number * len(separators) // pieces][len(DATA_PREFIX) :]
+        if codec.is_v2:
+            key = b"".join(key[at : at + GROUP] for at in range(0, len(key), ENCODED_GROUP))
+        if key > file.start_key and (not file.end_key or key < file.end_key):
+            found.add(key)
+    return tuple(sorted(found))
 
-    return ParquetReader(open_file(backup.store, file)).rows, Inspected(file.max_ts)
+
+def _inspect_parquet(backup: BackupSet, file: FileEntry, _pieces: int) -> tuple[int, FileFacts]:
+    from formats.parquet import ParquetReader
+
+    return ParquetReader(open_file(backup.store, file)).rows, FileFacts(file.max_ts)
 
 
 def _max_ts(file: FileEntry, facts: SstFacts, properties: dict[str, bytes], codec: KeyCodec) -> int:

@@ -1,4 +1,4 @@
-"""What a restore is asked to do."""
+"""Options of a restore."""
 
 from __future__ import annotations
 
@@ -15,62 +15,71 @@ DEFAULT_CONCURRENCY = 16
 
 
 class Mode(enum.StrEnum):
-    """How rows come into the cluster."""
+    """How rows are written into the cluster."""
 
     INGEST = "ingest"
-    """Stores take in whole files; rows keep their timestamps."""
+    """Stores ingest SST files; rows keep their timestamps or get a new one (`Restamp`)."""
     PUT = "put"
-    """Rows are read here and written as by any client, with timestamps of their own."""
+    """tikv-br reads the rows and writes them as any client does; they get new timestamps."""
 
 
 class Via(enum.StrEnum):
-    """How files that are ingested get to the stores."""
+    """How ingested files get to the stores."""
 
     STORES = "stores"
-    """Each store fetches them itself."""
+    """Each store downloads them from the storage."""
     UPLOAD = "upload"
-    """They are read here and sent: the stores need no access to the storage."""
+    """tikv-br reads them and sends them to the stores, which need no access to the storage."""
     AUTO = "auto"
-    """`STORES`, and `UPLOAD` for a file that stores cannot find, or may not read, or that many regions get a piece of."""
+    """`STORES`, but `UPLOAD` for a file that stores cannot find or read, or that spans many regions."""
+
+
+class Restamp(enum.StrEnum):
+    """When ingested rows get a new timestamp from the target's TSO (API V2)."""
+
+    AUTO = "auto"
+    """If the backup comes from the target cluster, if a row is newer than the target's TSO, or if newer deletes hide rows."""
+    ALWAYS = "always"
+    NEVER = "never"
+    """A restore fails if its rows are newer than the target's TSO, or hidden by newer deletes."""
 
 
 @dataclass(frozen=True, slots=True)
 class RestoreOptions:
-    """One restore. Keys are user keys; an empty end is no end."""
+    """Options of one restore. Keys are user keys; an empty end means unbounded."""
 
     cluster: ClusterConfig
     storage: StorageLocation
     start: bytes = b""
     end: bytes = b""
     keyspace: int | None = None
-    """The one keyspace of the backup that is restored (API V2); None = all of them."""
+    """Keyspace of the backup to restore (API V2); None = all."""
     via: Via = Via.AUTO
     to_keyspace: str = ""
-    """Id or name of the keyspace that the rows are to be in (API V2); ``""`` = where they were."""
+    """Id or name of the target keyspace (API V2); ``""`` = the same as in the backup."""
     rewrite_prefix: tuple[bytes, bytes] = (b"", b"")
-    """Of user keys: what begins with the first is restored, with the second in its place; the rest is not restored."""
+    """Old and new prefix of user keys: only keys with the old prefix are restored, with the new one instead."""
     mode: Mode = Mode.INGEST
     region_bytes: int = REGION_BYTES
-    """What a region of the target is to hold at most, in bytes of keys and values, where it is split before."""
-    restamp: bool = False
-    """Whether rows that are newer than the target's TSO get a timestamp of the target, all of them, instead of being refused."""
+    """Maximum size of a region that the target is split into, in bytes of keys and values."""
+    restamp: Restamp = Restamp.AUTO
     concurrency: int = DEFAULT_CONCURRENCY
-    """Files under way at once."""
+    """Number of files restored in parallel."""
     file_check: FileCheck = FileCheck.AUTO
     checksum: bool = True
-    """Whether the cluster's own checksums are compared with the backup's afterwards."""
+    """Whether to compare the cluster's checksums with the backup's afterwards."""
     allow_overwrite: bool = False
     import_mode: bool = False
-    """Whether stores are put into import mode and PD's balancing is paused meanwhile; not for puts."""
+    """Whether to switch stores to import mode and pause PD's balancing during the ingest; not for `Mode.PUT`."""
     rate_limit: int = 0
-    """Bytes a second that each store may download; 0 = no limit."""
+    """Maximum download rate per store, in bytes per second; 0 = unlimited."""
     send_credentials: bool = True
-    """Whether stores are sent the storage credentials of this process, or use their own."""
+    """Whether to send this process's storage credentials to the stores; otherwise they use their own."""
     resume: bool = True
-    """Whether to go on with what an unfinished restore of the same backup into the same cluster has done."""
+    """Whether to resume an unfinished restore of the same backup into the same cluster."""
     state: StorageLocation | None = None
-    """Where that is written down; None = beside the backup."""
+    """Where to save the state for resuming; None = next to the backup."""
     lock_wait: float = 0.0
-    """Seconds to wait for another restore of the same backup into the same cluster to end."""
+    """Seconds to wait for another restore of the same backup into the same cluster."""
     dry_run: bool = False
     executor: ExecutorOptions = field(default_factory=lambda: ExecutorOptions("driver"))

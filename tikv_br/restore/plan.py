@@ -1,4 +1,4 @@
-"""The planner: which files, which part of each, and where the target is split before. Pure."""
+"""The plan of a restore: the wanted parts of the files, and where to split the target. No I/O."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from tikv_br.backupset.coverage import KeyRange, intersection, missing
+from formats.keys.ranges import KeyRange, gaps, intersection
+from formats.keys.rewrite import UNCHANGED, Rewrite
 from tikv_br.backupset.files import FileEntry
-from tikv_br.proof.rewrite import UNCHANGED, Rewrite
 
 MIB = 1 << 20
 REGION_BYTES = 96 * MIB
-"""What a region should hold after the restore: the stores' own default for a split by size."""
+"""Target size of a region after the restore: TiKV's default split size."""
 
 
-class Wanted(NamedTuple):
-    """A range of the backup that is to be restored, and how its keys are called in the cluster."""
+class RestoreRange(NamedTuple):
+    """A range of the backup to restore, and the rewrite of its keys."""
 
     span: KeyRange
     rewrite: Rewrite = UNCHANGED
@@ -29,7 +29,7 @@ class Wanted(NamedTuple):
 
 
 class FilePart(NamedTuple):
-    """One task: the part of one file that is wanted."""
+    """One task: the wanted part of one file."""
 
     file: FileEntry
     span: KeyRange
@@ -45,55 +45,52 @@ class FilePart(NamedTuple):
         return self.file.name
 
 
-class Brought(NamedTuple):
-    """What a task has done."""
+class IngestResult(NamedTuple):
+    """Counts of what tasks have done."""
 
     regions: int = 0
-    """That took in a file."""
+    """Regions that ingested a file; counted once per file."""
     put: int = 0
-    """Rows."""
+    """Rows written by puts."""
     expired: int = 0
-    """Rows that were left out."""
+    """Rows left out because they had expired."""
     uploaded: int = 0
-    """Files that were sent to stores from here."""
+    """Files that tikv-br sent to the stores."""
 
 
 @dataclass(frozen=True, slots=True)
 class RestorePlan:
-    """The plan, with RPC keys."""
+    """The plan of a restore. Keys are RPC keys."""
 
-    wanted: tuple[Wanted, ...]
-    """Ranges of the backup, and what they are in the cluster."""
+    wanted: tuple[RestoreRange, ...]
+    """Ranges of the backup, with the rewrite of their keys."""
     parts: tuple[FilePart, ...]
-    """What is left to bring in, by key."""
+    """The remaining parts, in key order."""
     resumed: int
-    """Files that an unfinished restore has brought in."""
+    """Number of files that an unfinished restore has restored."""
     splits: tuple[bytes, ...]
-    """Where the target would be split: keys at which no region begins yet."""
+    """Keys at which the target would be split; no region starts there yet."""
     regions: int
-    """Regions that the target ranges lie in, before the splits."""
+    """Number of regions of the target ranges before the splits."""
 
     @property
     def total_kvs(self) -> int:
-        """Rows of the files that are left, as far as they are taken whole."""
+        """Rows of the remaining files, counting each as a whole."""
         return sum(part.file.total_kvs for part in self.parts)
 
     @property
     def total_bytes(self) -> int:
-        """Keys and values of those files, before encoding and compression."""
+        """Bytes of keys and values of those files, before encoding and compression."""
         return sum(part.file.total_bytes for part in self.parts)
 
     @property
     def size(self) -> int:
-        """Bytes of those files as stored: what each replica's store fetches."""
+        """Stored bytes of those files, which each replica's store downloads."""
         return sum(part.file.size for part in self.parts)
 
 
-def choose_parts(files: Iterable[FileEntry], wanted: Sequence[Wanted]) -> list[FilePart]:
-    """The parts of ``files`` that lie in ``wanted``, in the order of their keys. One that only touches is left out.
-
-    Ranges that are wanted do not overlap.
-    """
+def choose_parts(files: Iterable[FileEntry], wanted: Sequence[RestoreRange]) -> list[FilePart]:
+    """The parts of ``files`` within ``wanted``, whose ranges must not overlap, in key order."""
     ordered = sorted(wanted, key=lambda each: each.span)
     starts = [each.span.start for each in ordered]
     parts: list[FilePart] = []
@@ -107,24 +104,24 @@ def choose_parts(files: Iterable[FileEntry], wanted: Sequence[Wanted]) -> list[F
     return sorted(parts, key=lambda part: part.span)
 
 
-def without(parts: Iterable[FilePart], done: Sequence[KeyRange]) -> list[FilePart]:
-    """What of ``parts`` does not lie in ``done``, ranges of keys as in the files."""
-    holes = missing(KeyRange(b"", b""), done)
-    starts = [hole.start for hole in holes]
+def remaining_parts(parts: Iterable[FilePart], done: Sequence[KeyRange]) -> list[FilePart]:
+    """``parts`` without the ranges ``done``, which are keys as in the files."""
+    remaining = gaps(KeyRange(b"", b""), done)
+    starts = [gap.start for gap in remaining]
     left: list[FilePart] = []
     for part in parts:
-        for at in range(max(bisect.bisect_right(starts, part.span.start) - 1, 0), len(holes)):
+        for at in range(max(bisect.bisect_right(starts, part.span.start) - 1, 0), len(remaining)):
             if part.span.end and starts[at] >= part.span.end:
                 break
-            if not (span := intersection(part.span, holes[at])).is_empty:
+            if not (span := intersection(part.span, remaining[at])).is_empty:
                 left.append(part._replace(span=span))
     return left
 
 
 def split_keys(parts: Sequence[FilePart], region_bytes: int = REGION_BYTES) -> list[bytes]:
-    """RPC keys at which to split the target: starts of files only, so that each is downloaded once a replica.
+    """RPC keys at which to split the target: only starts of files, so that each replica downloads a file once.
 
-    Neighbours share a region until it would hold more than ``region_bytes``.
+    Neighbouring files share a region of up to ``region_bytes``.
     """
     keys: list[bytes] = []
     held = 0

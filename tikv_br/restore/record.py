@@ -1,10 +1,10 @@
-"""What an unfinished restore has done, as objects, so that the same command goes on where it ended.
+"""The objects by which the same command resumes an unfinished restore.
 
-They lie in ``tikv-br/restore/<id>/`` of the backup, or below ``--state``; the id is that of one backup going into one
-cluster by one rewrite. ``begun.json`` is written before the first change; an entry for each part is written when all regions
-have the part. At the end ``begun.json`` is told that all of it is in, the entries are deleted, and it is deleted last. Entries
-without ``begun.json`` mean nothing. ``import-mode-<cluster>/<id>.json`` is there while a restore wants import mode, and a
-lease in ``lease-<id>/`` while it is at work.
+They are in ``tikv-br/restore/<id>/`` of the backup, or below ``--state``. The id is derived from the backup, the cluster and the
+rewrite of keys. ``begun.json``, the checkpoint, is written before the first change. An entry for each part is written when all its
+regions have the part. At the end the checkpoint is updated to list all parts, the entries are deleted, and the checkpoint is
+deleted last. Entries without a checkpoint are ignored. ``import-mode-<cluster>/<id>.json`` exists while a restore needs import mode,
+and a lease in ``lease-<id>/`` while the restore runs.
 """
 
 from __future__ import annotations
@@ -12,55 +12,55 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import time
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
+from formats.keys.ranges import KeyRange
 from tikv_br.backupset import layout, lease
-from tikv_br.backupset.coverage import KeyRange
-from tikv_br.backupset.encrypted import read_record, write_record
+from tikv_br.backupset.records import read_record, write_record
 from tikv_br.errors import BackupDamaged, StorageObjectMissing, StorageUnreachable
+from tikv_br.retry import STORAGE_UNREACHABLE, RetryPolicy
 from tikv_br.storage.base import ObjectStore
 from tikv_br.storage.open import open_store
 
 THREADS = 16
-LAST_PAUSES = (0.1, 0.5, 1.0, 2.0)
-"""Seconds between tries of a restore's last deletion."""
-_BEGUN = "begun.json"
+LAST_DELETION = RetryPolicy(max_tries=6, error=None)
+"""For a restore's last deletion: at most 3 s of pauses, in addition to the storage's own patience."""
+_CHECKPOINT = "begun.json"
 _LEASE = "lease-"
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Begun:
-    """What a restore found and decided before its first change."""
+class RestoreCheckpoint:
+    """The restore checkpoint, saved before the first change of the target."""
 
     cluster_id: int
     empty: tuple[KeyRange, ...]
-    """RPC ranges of the target that held no key then; none where it was allowed to overwrite."""
+    """RPC ranges of the target that held no key then; none with --allow-overwrite."""
     started_ms: int
     """Milliseconds since the epoch."""
     restamp_ts: int = 0
-    """The timestamp that all rows get; 0 = they keep their own."""
+    """The new timestamp of ingested rows; 0 = they keep their own."""
     restored: tuple[KeyRange, ...] = ()
-    """Spans that are in, RPC keys as in the backup's files; none until the restore is complete."""
+    """Restored key ranges, RPC keys as in the backup's files; empty until the restore is complete."""
     record: str = ""
-    """Id of the record that it is written in."""
+    """Id of the `RestoreRecord` that contains the checkpoint."""
 
 
 @dataclass(frozen=True, slots=True)
-class Paused:
-    """What a restore has changed in a cluster for its own time, besides the stores' import mode."""
+class ImportModeRecord:
+    """The temporary changes of a restore to a cluster, besides the stores' import mode."""
 
     schedulers: tuple[str, ...]
-    """Of PD, paused."""
+    """Paused schedulers of PD."""
 
 
 @dataclass(frozen=True, slots=True)
 class RestoreRecord:
-    """The objects of one backup going into one cluster. Pickles with its store."""
+    """The objects of one restore, identified by backup, cluster and rewrite. Picklable."""
 
     store: ObjectStore
     id: str
@@ -69,80 +69,76 @@ class RestoreRecord:
     def of(
         cls, store: ObjectStore, cluster_id: int, backupmeta: bytes, rewrites: Iterable[tuple[bytes, bytes]]
     ) -> RestoreRecord:
-        """The record of the backup with that `backupmeta` going into that cluster, by those prefixes, old and new."""
+        """The record of a restore of the backup with this `backupmeta` into this cluster; ``rewrites`` are old and new prefixes."""
         prefixes = [(old.hex(), new.hex()) for old, new in rewrites]
-        said = json.dumps([cluster_id, hashlib.sha256(backupmeta).hexdigest(), prefixes])
-        return cls(store, hashlib.sha256(said.encode()).hexdigest()[:16])
+        identity = json.dumps([cluster_id, hashlib.sha256(backupmeta).hexdigest(), prefixes])
+        return cls(store, hashlib.sha256(identity.encode()).hexdigest()[:16])
 
     def lease_store(self) -> ObjectStore:
-        """A place of its own for the lease of whoever restores."""
+        """The folder of the restore's lease."""
         return open_store(self.store.location.child(f"{layout.RESTORE}/{_LEASE}{self.id}"))
 
     def sweep_lease(self) -> None:
-        """Remove the empty folder of a lease that is over. Raises `StorageError`."""
-        self.store.delete(f"{layout.RESTORE}/{_LEASE}{self.id}/gone")  # a deletion takes empty directories along
+        """Remove the empty folder of a released lease. Raises `StorageError`."""
+        self.store.delete(f"{layout.RESTORE}/{_LEASE}{self.id}/gone")  # deletions also remove empty parent folders
 
-    def begun(self) -> Begun | None:
-        """What the unfinished restore wrote down; None when there is none. Raises `BackupDamaged`."""
-        name = self._name(_BEGUN)
+    def read_checkpoint(self) -> RestoreCheckpoint | None:
+        """The checkpoint of the unfinished restore, or None. Raises `BackupDamaged`."""
+        name = self._name(_CHECKPOINT)
         try:
-            found = read_record(self.store, Begun, name)
+            found = read_record(self.store, RestoreCheckpoint, name)
         except StorageObjectMissing:
             return None
         if found.record != self.id:
-            raise BackupDamaged(f"{name} is damaged: it is of another restore")
+            raise BackupDamaged(f"{name} is damaged: it belongs to another restore")
         return found
 
-    def begin(self, begun: Begun) -> None:
-        """Write down that a restore begins anew: what another has left is removed. Raises `StorageError`."""
-        _delete(self.store, [self._name(_BEGUN)])
+    def create_checkpoint(self, checkpoint: RestoreCheckpoint) -> None:
+        """Save the checkpoint of a new restore, after removing the objects of an older one. Raises `StorageError`."""
+        _delete(self.store, [self._name(_CHECKPOINT)])
         _delete(self.store, self._names())
-        self.extend(begun)
+        self.update_checkpoint(checkpoint)
 
-    def extend(self, begun: Begun) -> None:
-        """Write down more of an unfinished restore that goes on. Raises `StorageError`."""
-        write_record(self.store, self._name(_BEGUN), replace(begun, record=self.id))
+    def update_checkpoint(self, checkpoint: RestoreCheckpoint) -> None:
+        """Update the checkpoint of a resumed restore. Raises `StorageError`."""
+        write_record(self.store, self._name(_CHECKPOINT), replace(checkpoint, record=self.id))
 
     def add(self, span: KeyRange) -> None:
-        """Write down that the cluster has all rows of ``span``, RPC keys as in the backup's files."""
+        """Record that ``span`` is restored, RPC keys as in the backup's files."""
         write_record(self.store, self._part(span), span)
 
-    def restored(self, begun: Begun) -> list[KeyRange]:
-        """The spans that are in, in no order. Raises `BackupDamaged` when an entry does not read."""
-        names = [name for name in self._names() if name != self._name(_BEGUN)]
+    def restored_ranges(self, checkpoint: RestoreCheckpoint) -> list[KeyRange]:
+        """The restored key ranges, in any order. Raises `BackupDamaged` if an entry cannot be read."""
+        names = [name for name in self._names() if name != self._name(_CHECKPOINT)]
         with ThreadPoolExecutor(THREADS, thread_name_prefix="record") as pool:
-            return [*begun.restored, *pool.map(self._read_part, names)]
+            return [*checkpoint.restored, *pool.map(self._read_part, names)]
 
-    def complete(self, begun: Begun, spans: Iterable[KeyRange]) -> None:
-        """All of ``spans`` is in, and proven where that was asked for: delete everything. Raises `StorageError`.
+    def complete(self, checkpoint: RestoreCheckpoint, spans: Iterable[KeyRange]) -> None:
+        """Delete all objects of a complete restore of ``spans``. Raises `StorageError`.
 
-        The last deletion is tried for longer: where it took effect and its answer got lost, nothing would tell the same command
-        why the target is not empty.
+        The last deletion is retried for longer: if it took effect and this command failed all the same, the next run would find a
+        target with data and no checkpoint.
         """
-        self.extend(replace(begun, restored=tuple(spans)))
-        _delete(self.store, [name for name in self._names() if name != self._name(_BEGUN)])
+        self.update_checkpoint(replace(checkpoint, restored=tuple(spans)))
+        _delete(self.store, [name for name in self._names() if name != self._name(_CHECKPOINT)])
         self.store.sweep(f"{layout.RESTORE}/{self.id}", deep=True)
-        self._delete_beginning()  # after anything else that may fail
+        self._delete_checkpoint()  # last: everything else may fail before
 
-    def _delete_beginning(self) -> None:
-        for pause in LAST_PAUSES:
-            try:
-                return self.store.delete(self._name(_BEGUN))
-            except StorageUnreachable:
-                time.sleep(pause)
-        return self.store.delete(self._name(_BEGUN))
+    def _delete_checkpoint(self) -> None:
+        name = self._name(_CHECKPOINT)
+        LAST_DELETION.run("delete", lambda: self.store.delete(name), STORAGE_UNREACHABLE, StorageUnreachable)
 
-    def pause(self, cluster_id: int, paused: Paused) -> None:
-        """Write down what is about to be changed in a cluster. Raises `StorageError`."""
-        write_record(self.store, f"{layout.import_mode_folder(cluster_id)}/{self.id}.json", paused)
+    def add_import_mode(self, cluster_id: int, changes: ImportModeRecord) -> None:
+        """Record the changes that are about to be made to a cluster. Raises `StorageError`."""
+        write_record(self.store, f"{layout.import_mode_folder(cluster_id)}/{self.id}.json", changes)
 
-    def resume(self, cluster_id: int) -> None:
-        """It is put back, or others do that. Idempotent."""
+    def remove_import_mode(self, cluster_id: int) -> None:
+        """Remove the record of changes: they are undone, or another restore will undo them. Idempotent."""
         self.store.delete(f"{layout.import_mode_folder(cluster_id)}/{self.id}.json")
 
     @property
-    def is_at_work(self) -> bool:
-        """Whether a restore holds the lease; where a lease does not read, one may."""
+    def is_running(self) -> bool:
+        """Whether a restore may hold the lease; True if it cannot be read."""
         try:
             return not lease.newest(self.lease_store()).is_free
         except BackupDamaged:
@@ -154,7 +150,7 @@ class RestoreRecord:
     def _read_part(self, name: str) -> KeyRange:
         span = read_record(self.store, KeyRange, name)
         if name != self._part(span):
-            raise BackupDamaged(f"{name} is damaged: it is of {span}")
+            raise BackupDamaged(f"{name} is damaged: it belongs to {span}")
         return span
 
     def _part(self, span: KeyRange) -> str:
@@ -164,47 +160,47 @@ class RestoreRecord:
         return f"{layout.RESTORE}/{self.id}/{last}"
 
 
-def paused_by(store: ObjectStore, cluster_id: int) -> dict[str, Paused]:
-    """What restores of a backup have changed in a cluster and not put back, by their ids. Raises `StorageError`.
+def import_mode_records(store: ObjectStore, cluster_id: int) -> dict[str, ImportModeRecord]:
+    """The changes of a backup's restores to a cluster that are not undone, by restore id. Raises `StorageError`.
 
-    Of a record that does not read it counts that there is one: paused schedulers go on by themselves.
+    A record that cannot be read counts as one without schedulers: PD resumes paused schedulers after a while.
     """
-    found: dict[str, Paused] = {}
+    found: dict[str, ImportModeRecord] = {}
     for info in store.list(layout.import_mode_folder(cluster_id)):
         restore_id = info.name.rpartition("/")[2].removesuffix(".json")
         try:
-            found[restore_id] = read_record(store, Paused, info.name)
-        except StorageObjectMissing:  # put back since
+            found[restore_id] = read_record(store, ImportModeRecord, info.name)
+        except StorageObjectMissing:  # undone since
             continue
         except BackupDamaged as error:
-            log.warning("which schedulers of PD a restore has paused is not known: %s", error.message)
-            found[restore_id] = Paused(())
+            log.warning("cannot find out which schedulers a restore has paused: %s", error.message)
+            found[restore_id] = ImportModeRecord(())
     return found
 
 
-def schedulers_of(left: Mapping[str, Paused]) -> set[str]:
-    """All schedulers that any of them has paused."""
+def schedulers_of(left: Mapping[str, ImportModeRecord]) -> set[str]:
+    """All schedulers that these restores have paused."""
     return {name for paused in left.values() for name in paused.schedulers}
 
 
-def check_none_at_work(store: ObjectStore) -> None:
-    """Raise `LeaseHeld` while any restore of a backup is at work."""
+def check_none_running(store: ObjectStore) -> None:
+    """Raise `LeaseHeld` while any restore of a backup is running."""
     names = [info.name.removeprefix(f"{layout.RESTORE}/") for info in store.list(layout.RESTORE)]
     for folder in {name.partition("/")[0] for name in names if name.startswith(_LEASE)}:
         lease.check_free(open_store(store.location.child(f"{layout.RESTORE}/{folder}")))
 
 
 def remove_all(store: ObjectStore) -> int:
-    """Delete the records of every unfinished restore of a backup; returns how many restores that were.
+    """Delete the records of all unfinished restores of a backup; returns their number.
 
-    What they have restored stays in their clusters. Idempotent. Raises `LeaseHeld` while one of them is alive.
+    Restored rows stay in their clusters. Idempotent. Raises `LeaseHeld` while one of the restores is running.
     """
-    check_none_at_work(store)
+    check_none_running(store)
     names = [info.name for info in store.list(layout.RESTORE)]
-    begun = [name for name in names if name.endswith(f"/{_BEGUN}")]
-    _delete(store, begun)
+    checkpoints = [name for name in names if name.endswith(f"/{_CHECKPOINT}")]
+    _delete(store, checkpoints)
     _delete(store, names)
-    return len(begun)
+    return len(checkpoints)
 
 
 def _delete(store: ObjectStore, names: list[str]) -> None:

@@ -1,90 +1,182 @@
-"""The steps by which a restore goes on where the same command ended before, however that came."""
+"""Steps that resume an interrupted restore, clean up after it, and switch import mode."""
 
 from __future__ import annotations
 
 import time
 from dataclasses import replace
 
+from formats.keys.ranges import KeyRange, intersection, subtract
 from tikv_br.backupset import layout
-from tikv_br.backupset.coverage import KeyRange, intersection, subtract
-from tikv_br.errors import BackupDamaged, StorageDenied, StorageReadOnly
+from tikv_br.cluster.import_mode import DownloadLimit, ImportMode, active_balance_schedulers
+from tikv_br.errors import BackupDamaged, StorageDenied, StorageError, StorageReadOnly
 from tikv_br.progress_events import Notice
 from tikv_br.restore.context import RestoreContext
-from tikv_br.restore.plan import without
-from tikv_br.restore.record import Begun, RestoreRecord
+from tikv_br.restore.plan import remaining_parts
+from tikv_br.restore.record import (
+    ImportModeRecord,
+    RestoreCheckpoint,
+    RestoreRecord,
+    import_mode_records,
+    schedulers_of,
+)
 from tikv_br.storage.open import open_store
 
 
-def find_unfinished(context: RestoreContext) -> None:
-    """See what an unfinished restore has done, and leave it out of what is to do."""
+def find_resumable_restore(context: RestoreContext) -> None:
+    """Look for an unfinished restore, and leave out what it has restored."""
     context.record = context.record or record_of(context)
     context.todo = context.parts
     if context.options.resume:
-        _read(context, context.record)
-    if context.begun is None:
+        _read_record(context, context.record)
+    if context.checkpoint is None:
         return
-    context.restamp_ts = context.begun.restamp_ts
-    context.todo = without(context.parts, context.resumed)
-    began = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(context.begun.started_ms / 1000))
+    context.restamp_ts = context.checkpoint.restamp_ts
+    context.todo = remaining_parts(context.parts, context.resumed)
+    began = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(context.checkpoint.started_ms / 1000))
     context.reporter(
         Notice(
-            f"going on with the restore that began {began}: "
-            f"{context.resumed_files} of {len(context.parts)} files are in"
+            f"resuming the restore that began {began}: "
+            f"{context.resumed_files} of {len(context.parts)} files are restored"
         )
     )
 
 
 def may_hold_rows(context: RestoreContext) -> list[KeyRange]:
-    """Where keys of the target may stem from the unfinished restore: it found nothing there, and brought files to it."""
-    if context.begun is None:
+    """Ranges of the target whose rows may come from the unfinished restore: it found them empty."""
+    if context.checkpoint is None:
         return []
-    spans = (intersection(part.target, span) for part in context.parts for span in context.begun.empty)
+    spans = (intersection(part.target, span) for part in context.parts for span in context.checkpoint.empty)
     return [span for span in spans if not span.is_empty]
 
 
-def begin(context: RestoreContext) -> None:
-    """Write down, before the first change, what was found; without a place to write to, the restore cannot be resumed."""
+def save_checkpoint(context: RestoreContext) -> None:
+    """Save the checkpoint, before the first change of the target. On a read-only storage the restore cannot be resumed."""
     if context.record is None:
         return
     found = [] if context.options.allow_overwrite else [each.target for each in context.wanted]
     try:
-        if context.begun is None:
+        if context.checkpoint is None:
             started = time.time_ns() // 1_000_000
-            context.begun = Begun(context.info.cluster_id, tuple(found), started, context.restamp_ts)
-            context.record.begin(context.begun)
+            context.checkpoint = RestoreCheckpoint(context.info.cluster_id, tuple(found), started, context.restamp_ts)
+            context.record.create_checkpoint(context.checkpoint)
             return
-        more = subtract(found, context.begun.empty)
-        begun = replace(context.begun, empty=(*context.begun.empty, *more), restamp_ts=context.restamp_ts)
-        if begun != context.begun:
-            context.begun = begun
-            context.record.extend(begun)
+        more = subtract(found, context.checkpoint.empty)
+        checkpoint = replace(
+            context.checkpoint, empty=(*context.checkpoint.empty, *more), restamp_ts=context.restamp_ts
+        )
+        if checkpoint != context.checkpoint:
+            context.checkpoint = checkpoint
+            context.record.update_checkpoint(checkpoint)
     except (StorageReadOnly, StorageDenied) as error:
         context.record = None
         context.reporter(
-            Notice(f"this restore cannot be resumed, unless --state names a place to write to: {error.message}")
+            Notice(
+                f"this restore cannot be resumed, because its state cannot be saved; pass a writable --state: {error.message}"
+            )
         )
 
 
-def finish(context: RestoreContext) -> None:
-    """The restore is complete: remove what was written down."""
-    if context.record is not None and context.begun is not None:
-        context.record.complete(context.begun, [each.span for each in context.wanted])
+def delete_checkpoint(context: RestoreContext) -> None:
+    """Remove the checkpoint of a complete restore."""
+    if context.record is not None and context.checkpoint is not None:
+        context.record.complete(context.checkpoint, [each.span for each in context.wanted])
 
 
-def _read(context: RestoreContext, record: RestoreRecord) -> None:
+def _read_record(context: RestoreContext, record: RestoreRecord) -> None:
     try:
-        context.begun = record.begun()
-        context.resumed = record.restored(context.begun) if context.begun is not None else []
-    except BackupDamaged as error:  # of the record, not of the backup
-        hint = "Say --no-resume: the target must then be empty, or --allow-overwrite."
+        context.checkpoint = record.read_checkpoint()
+        context.resumed = record.restored_ranges(context.checkpoint) if context.checkpoint is not None else []
+    except BackupDamaged as error:  # the record is damaged, not the backup
+        hint = "Pass --no-resume to start over; the target must be empty then, unless you also pass --allow-overwrite."
         raise BackupDamaged(error.message, hint=hint) from None
 
 
 def record_of(context: RestoreContext) -> RestoreRecord:
-    """Where this restore is written down."""
+    """The record of this restore."""
     store = context.backup.store
-    if context.options.state is not None:  # what is written there names keys of the backup
+    if context.options.state is not None:  # its objects contain keys of the backup
         store = open_store(replace(context.options.state, crypter=store.location.crypter))
     meta = context.backup.store.get(layout.META)
     rewrites = sorted({(each.rewrite.old, each.rewrite.new) for each in context.wanted if each.rewrite.changes})
     return RestoreRecord.of(store, context.info.cluster_id, meta, rewrites)
+
+
+def clean_up_interrupted(context: RestoreContext) -> None:
+    """End the import mode that interrupted restores of this backup have left on, unless a running one needs it.
+
+    Also lifts a download limit that the unfinished restore may have left.
+    """
+    if context.checkpoint is not None:
+        DownloadLimit(context.cluster, 0, "").start()
+    record = context.record
+    if record is None:
+        return
+    left = import_mode_records(record.store, context.info.cluster_id)
+    if not left or _needed_by_others(record, left):
+        return
+    context.reporter(Notice("an interrupted restore has left import mode on or schedulers paused; they are reset"))
+    if ImportMode(context.cluster, schedulers_of(left)).leave():
+        _remove_records(record, left, context.info.cluster_id)
+
+
+def enter_import_mode(context: RestoreContext) -> None:
+    """Record the changes to the cluster, then make them."""
+    schedulers, record, cluster_id = (
+        set(active_balance_schedulers(context.cluster)),
+        context.record,
+        context.info.cluster_id,
+    )
+    if record is not None:
+        schedulers |= schedulers_of(
+            import_mode_records(record.store, cluster_id)
+        )  # the last restore to end resumes them
+        try:
+            record.add_import_mode(cluster_id, ImportModeRecord(tuple(sorted(schedulers))))
+        except (StorageReadOnly, StorageDenied) as error:
+            context.reporter(
+                Notice(f"if this restore is killed, import mode only ends by its own timeout: {error.message}")
+            )
+    context.import_mode = ImportMode(context.cluster, schedulers)
+    context.import_mode.enter()
+
+
+def leave_import_mode(context: RestoreContext) -> None:
+    """Leave import mode, unless another restore needs it; also after a failure."""
+    mode, context.import_mode = context.import_mode, None
+    if mode is None:
+        return
+    mode.stop()
+    if not context.holds_lease():
+        return  # the restore that has taken over decides on import mode
+    record, cluster_id = context.record, context.info.cluster_id
+    if record is None:
+        mode.leave()
+        return
+    try:
+        left = _changes_to_undo(record, cluster_id)
+    except StorageError:  # other restores renew it if they need it
+        mode.leave()
+        raise
+    if left is not None and ImportMode(context.cluster, schedulers_of(left) | set(mode.schedulers)).leave():
+        _remove_records(record, left, cluster_id)
+
+
+def _changes_to_undo(record: RestoreRecord, cluster_id: int) -> dict[str, ImportModeRecord] | None:
+    """The changes to undo, of this and interrupted restores; None if another restore still needs them."""
+    left = import_mode_records(record.store, cluster_id)
+    if not _needed_by_others(record, left):
+        return left
+    record.remove_import_mode(cluster_id)
+    left = import_mode_records(record.store, cluster_id)  # if two end at once, the second check finds no other
+    return None if _needed_by_others(record, left) else left
+
+
+def _needed_by_others(record: RestoreRecord, left: dict[str, ImportModeRecord]) -> bool:
+    """Whether another running restore needs import mode."""
+    return any(RestoreRecord(record.store, each).is_running for each in left if each != record.id)
+
+
+def _remove_records(record: RestoreRecord, left: dict[str, ImportModeRecord], cluster_id: int) -> None:
+    """Remove the records of changes that are undone."""
+    for each in left:
+        RestoreRecord(record.store, each).remove_import_mode(cluster_id)

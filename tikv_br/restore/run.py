@@ -1,55 +1,65 @@
-"""Run a restore from its options to its summary."""
+"""Run a restore from its options to its summary; abort unfinished ones."""
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from tikv_br.backupset.files import totals
+from tikv_br.cluster.cluster import Cluster
+from tikv_br.cluster.config import ClusterConfig
+from tikv_br.cluster.import_mode import DownloadLimit, ImportMode
 from tikv_br.progress_events import Reporter, silent
 from tikv_br.restore.context import RestoreContext
 from tikv_br.restore.options import RestoreOptions
 from tikv_br.restore.plan import RestorePlan
+from tikv_br.restore.record import check_none_running, import_mode_records, remove_all, schedulers_of
 from tikv_br.restore.steps import restore_steps
 from tikv_br.steps import run_steps
+from tikv_br.storage.open import open_store
+from tikv_br.storage.outage import clean_up
+from tikv_br.storage.url import StorageLocation
 
 
 @dataclass(frozen=True, slots=True)
 class RestoreSummary:
-    """What a restore did, or with a dry run would do. Bytes are of keys and values before encoding."""
+    """Result of a restore, or of a dry run. Bytes are of keys and values, before encoding."""
 
     total_kvs: int
     total_bytes: int
     backup_size: int
     """Bytes of the files as stored."""
     crc64xor: int
-    """Of the files' rows, as the backup recorded it; for files taken in part, of all their rows."""
+    """Checksum of the files' rows, as recorded in the backup; for partly restored files, of all their rows."""
     verified: bool
-    """Whether the cluster's own checksums were found equal."""
+    """Whether the cluster's checksums were compared and equal."""
     backup_ts: int
     seconds: float
     average_speed: float
-    """Bytes a second."""
+    """Bytes of keys and values per second."""
     api_version: str
     dst_api_version: str
     engine: str
     files: int
     resumed_files: int
-    """Of those, how many an unfinished restore had brought in wholly."""
+    """Files that an unfinished restore had completely restored."""
     regions: int
-    """Into which files were ingested, each counted once a file."""
+    """Regions that ingested a file; counted once per file."""
     expired_kvs: int
-    """Rows that were not put because they had expired; 0 for an ingest, which brings them in, to be seen by nobody."""
+    """Rows that were not put because they had expired; 0 for an ingest, which includes them, invisible to readers."""
     uploaded_files: int
-    """Of `files`, how many were sent to the stores from here."""
+    """Files that tikv-br sent to the stores."""
     restamp_ts: int
-    """The timestamp that all rows got; 0 = they kept their own, or were put."""
+    """New timestamp of all rows, or of those that newer deletes had hidden; 0 = rows kept their own, or were put."""
     cluster_id: int
     dry_run: bool
     session_seconds: float
-    """Of the ingest or put: how long Spark took to start; 0 on the driver."""
+    """Start-up time of Spark; 0 on the driver."""
     step_seconds: dict[str, float]
+    overlap_seconds: dict[str, float]
+    """For how long a step's work was done while an earlier step ran, which `step_seconds` does not count; by the step's name."""
 
 
 def restore(
@@ -57,13 +67,14 @@ def restore(
     reporter: Reporter = silent,
     on_plan: Callable[[RestorePlan], None] = lambda _plan: None,
 ) -> RestoreSummary:
-    """Restore a backup. Raises a `TikvBrError`; returns only when all that was asked is done and proven.
+    """Restore a backup; returns when it is complete and verified. Raises `TikvBrError`.
 
     ``on_plan`` gets the plan of a dry run, which ends with it.
     """
     began = time.monotonic()
     context = RestoreContext(options, reporter)
-    timings = run_steps(restore_steps(options), context, reporter)
+    with context.clusters, contextlib.closing(context):
+        timings = run_steps(restore_steps(options), context, reporter, clean_up)
     seconds = time.monotonic() - began
     if context.plan is not None:
         on_plan(context.plan)
@@ -87,12 +98,39 @@ def restore(
         engine=options.mode.value,
         files=len(context.parts),
         resumed_files=context.resumed_files,
-        regions=context.brought.regions,
-        expired_kvs=context.brought.expired,
-        uploaded_files=context.brought.uploaded,
+        regions=context.done.regions,
+        expired_kvs=context.done.expired,
+        uploaded_files=context.done.uploaded,
         restamp_ts=context.restamp_ts,
         cluster_id=context.info.cluster_id,
         dry_run=options.dry_run,
         session_seconds=round(context.session_seconds, 3),
         step_seconds={name: round(value, 3) for name, value in timings.items()},
+        overlap_seconds={name: round(value, 3) for name, value in context.overlap_seconds.items()},
     )
+
+
+@dataclass(frozen=True, slots=True)
+class AbortedRestores:
+    """What `abort_restores` removed."""
+
+    forgotten_restores: int
+    put_back: bool
+    """Whether the cluster was in import mode for one of them, and has left it."""
+
+
+def abort_restores(location: StorageLocation, cluster: ClusterConfig | None) -> AbortedRestores:
+    """Remove the records of all unfinished restores at a backup or a ``--state`` location, and end their import mode.
+
+    Import mode and download limits are reset in ``cluster`` only; elsewhere they end by their own timeout. Raises `LeaseHeld` while
+    one of the restores is running, `StorageError`, `ClusterError`.
+    """
+    store = open_store(location)
+    check_none_running(store)
+    put_back = False
+    if cluster is not None:
+        with Cluster.connect(cluster) as live:
+            left = import_mode_records(store, live.cluster_id)
+            put_back = bool(left) and ImportMode(live, schedulers_of(left)).leave()
+            DownloadLimit(live, 0, "").start()
+    return AbortedRestores(remove_all(store), put_back)

@@ -1,47 +1,280 @@
-"""Restore as a runbook: each step is one line of it, and takes back what it did when a later one fails.
+"""The steps of a restore. If one fails, the earlier ones are undone.
 
-What was ingested stays when a restore fails: it is what the backup says, and the same command goes on from there. To
-remove it is the operator's decision.
+Ingested rows stay in the target when a restore fails: the same command resumes it. Removing them is the operator's decision.
 """
 
 from __future__ import annotations
 
+import logging
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial, reduce
+
 from formats.api_version import ApiVersion
-from formats.keys import KeyCodec
+from formats.checksum import Checksum
+from formats.errors import UnsupportedFormat
+from formats.keys.codec import KeyCodec
+from formats.keys.ranges import KeyRange, intersection, subtract
+from formats.keys.rewrite import UNCHANGED, Rewrite, stores_can
+from formats.keys.text import show_key
 from tikv_br import run_id
+from tikv_br.backupset import lease
 from tikv_br.backupset.backup_set import BackupSet
-from tikv_br.backupset.coverage import subtract
+from tikv_br.backupset.compare import (
+    BackgroundComparison,
+    BackupComparison,
+    check_gives_checksums,
+    check_same_encoding,
+)
+from tikv_br.backupset.coverage import codec_of
 from tikv_br.backupset.files import FileKind
-from tikv_br.cluster import timestamp
-from tikv_br.cluster.download_limit import DownloadLimit
-from tikv_br.cluster.first_key import first_rpc_key
-from tikv_br.cluster.shared import shared_cluster
+from tikv_br.cluster import timestamps
+from tikv_br.cluster.cluster import first_rpc_key
+from tikv_br.cluster.import_mode import DownloadLimit
+from tikv_br.cluster.rate_limit import RateLimit
 from tikv_br.cluster.split import scatter, split_at
 from tikv_br.errors import (
+    BackupDamaged,
     BackupUnsupported,
     ChecksumMismatch,
     ClusterError,
+    LeaseHeld,
+    StorageDenied,
+    StorageError,
+    StorageReadOnly,
     TargetNotEmpty,
     TimestampAheadOfTso,
+    UsageError,
 )
 from tikv_br.progress_events import Notice
-from tikv_br.proof.fit import check_gives_checksums, check_same_encoding
-from tikv_br.proof.prover import Prover
-from tikv_br.proof.ranges import codec_of
-from tikv_br.restore.bring import ingest, put
-from tikv_br.restore.choose import plan, work_out
+from tikv_br.report.facts import counted
 from tikv_br.restore.context import RestoreContext
-from tikv_br.restore.exclusion import exclude_others, let_others_in, while_held
-from tikv_br.restore.import_mode import enter_import_mode, leave_import_mode, put_back
-from tikv_br.restore.inspect import inspect_files
-from tikv_br.restore.options import Mode, RestoreOptions, Via
-from tikv_br.restore.plan import split_keys
-from tikv_br.restore.resume import begin, find_unfinished, finish, may_hold_rows
-from tikv_br.steps import Line, Step
-from tikv_br.storage.backend import KEY_IN_CLEAR
+from tikv_br.restore.ingest import IngestJob, ingest_part
+from tikv_br.restore.inspect import BackgroundInspection
+from tikv_br.restore.options import Mode, Restamp, RestoreOptions, Via
+from tikv_br.restore.plan import FilePart, IngestResult, RestorePlan, RestoreRange, choose_parts, split_keys
+from tikv_br.restore.put import PutJob, put_part
+from tikv_br.restore.resume import (
+    clean_up_interrupted,
+    delete_checkpoint,
+    enter_import_mode,
+    find_resumable_restore,
+    leave_import_mode,
+    may_hold_rows,
+    record_of,
+    save_checkpoint,
+)
+from tikv_br.spark.executor import choose_executor, run_tasks
+from tikv_br.spark.task import TaskContext
+from tikv_br.steps import FunctionStep, Step
+from tikv_br.storage.credentials import KEY_IN_CLEAR, to_backend, to_cipher_info
 from tikv_br.storage.open import open_store
 
-FIRST_CHANGE = "write down the beginning"
+
+def plan(context: RestoreContext) -> None:
+    """Choose the wanted parts of the files. Raises `UsageError` where there are none, or no store can rename them so."""
+    options, backup = context.options, context.backup
+    rewriting = bool(options.to_keyspace) or options.rewrite_prefix != (b"", b"")
+    partial = options.start or options.end or rewriting or options.keyspace is not None
+    moved_to = _keyspace(context)
+    for whole in backup.ranges:
+        span, rewrite = whole, UNCHANGED
+        if partial:
+            codec = codec_of(backup.api_version, whole)
+            if options.keyspace not in {None, codec.keyspace_id}:
+                continue
+            span = intersection(span, KeyRange(*codec.rpc_range(options.start, options.end)))
+            rewrite = _rewrite(context, codec, moved_to or codec)
+            span = intersection(span, rewrite.source)
+        if not span.is_empty:
+            context.wanted.append(RestoreRange(span, rewrite))
+    if not context.wanted:
+        raise UsageError(
+            "the backup contains no part of the requested range",
+            hint="Check the ranges that the backup covers in its manifest.",
+        )
+    if options.to_keyspace and len({each.rewrite.old for each in context.wanted}) > 1:
+        raise UsageError(
+            "--to-keyspace: the backup has several keyspaces, which cannot be restored into one",
+            hint="Choose one with --keyspace.",
+        )
+    context.parts = choose_parts(backup.files, context.wanted)
+
+
+def plan_changes(context: RestoreContext) -> None:
+    """Make the plan of a dry run; asks PD for the target's regions."""
+    codec, pd = KeyCodec(context.backup.api_version), context.cluster.pd
+    bounds = [(codec.bound(each.target.start), codec.bound(each.target.end)) for each in context.wanted]
+    regions = {region.id: region for start, end in bounds for region in pd.scan_regions(start, end)}
+    starts = {region.start for region in regions.values()}
+    context.plan = RestorePlan(
+        wanted=tuple(context.wanted),
+        parts=tuple(context.todo),
+        resumed=context.resumed_files,
+        splits=tuple(
+            key for key in split_keys(context.todo, context.options.region_bytes) if codec.bound(key) not in starts
+        ),
+        regions=len(regions),
+    )
+
+
+def _keyspace(context: RestoreContext) -> KeyCodec | None:
+    """The keyspace to move to, by id or by name; None = none was asked for."""
+    wanted = context.options.to_keyspace
+    if not wanted:
+        return None
+    try:
+        return KeyCodec(context.info.api_version, context.cluster.pd.keyspace_id(wanted))
+    except UnsupportedFormat as error:
+        raise UsageError(f"--to-keyspace: {error}") from None
+
+
+def _rewrite(context: RestoreContext, source: KeyCodec, target: KeyCodec) -> Rewrite:
+    old, new = context.options.rewrite_prefix
+    rewrite = Rewrite.of(source, old, target, new)
+    by_stores = context.options.mode is Mode.INGEST and context.via is not Via.UPLOAD
+    if by_stores and not stores_can(source.api_version, rewrite):
+        raise UsageError(
+            f"--rewrite-prefix: in API V2 stores can only replace a prefix by one whose length is equal or differs by a multiple of 8; "
+            f"these have {len(old)} and {len(new)} bytes",
+            hint="Choose another prefix, or pass --via upload or --mode put.",
+        )
+    return rewrite
+
+
+log = logging.getLogger(__name__)
+HELD = "Wait until the other restore has ended, or pass --lock-wait. The lock of a restore that was killed on another machine expires after up to 40 s, on S3 up to 100 s."
+
+
+def acquire_restore_lock(context: RestoreContext) -> None:
+    """Acquire the lock. Raises `LeaseHeld`. Without a writable storage, the restore runs without a lock."""
+    context.record = record_of(context)
+    try:
+        context.lease = lease.acquire(
+            context.record.lease_store(),
+            "restore",
+            wait=context.options.lock_wait,
+            on_wait=lambda holder: context.reporter(Notice(f"waiting for another restore of this backup: {holder}")),
+        )
+    except LeaseHeld as error:
+        error.hint = HELD
+        raise
+    except (StorageReadOnly, StorageDenied):
+        return  # reported when the checkpoint cannot be saved
+    except StorageError as error:
+        context.reporter(
+            Notice(
+                f"the restore runs without a lock, so another restore of this backup into this cluster would not be noticed: {error.message}"
+            )
+        )
+
+
+def release_restore_lock(context: RestoreContext) -> None:
+    """Release the lock, also after a failure. Errors are only logged: the lease expires."""
+    held, context.lease = context.lease, None
+    if held is None:
+        return
+    try:
+        if held.try_release() and context.record is not None and held.lost is None:
+            context.record.sweep_lease()
+    except StorageError as error:
+        log.warning("cannot remove the empty folder of the restore's lock: %s", error.message)
+
+
+def while_locked(action: Callable[[RestoreContext], None]) -> Callable[[RestoreContext], None]:
+    """Renew the lease before an action that only its holder may take. Raises `LeaseLost`, `StorageError`."""
+
+    def act(context: RestoreContext) -> None:
+        if context.lease is not None:
+            context.lease.confirm()
+        action(context)
+
+    return act
+
+
+def ingest(context: RestoreContext) -> None:
+    """Have the stores download and ingest every part."""
+    options, backup, tasks = context.options, context.backup, len(context.todo)
+    limit = RateLimit(options.rate_limit)
+    executor = options.executor.executor if options.executor.executor != "auto" else choose_executor(tasks)
+    largest = max((part.file.size for part in context.todo), default=0)
+    job = IngestJob(
+        cluster=options.cluster,
+        api_version=backup.api_version,
+        store=backup.store,
+        via=context.via,
+        backend=_backend(context),
+        cipher_info=to_cipher_info(options.storage).SerializeToString(),
+        upload_limit=limit.share(executor, options.concurrency, tasks),
+        slow_seconds=limit.seconds(options.concurrency * largest),  # concurrent transfers share a store's limit
+        new_timestamp=context.restamp_ts,
+        record=context.record,
+    )
+    _run(context, partial(ingest_part, job))
+
+
+def _backend(context: RestoreContext) -> bytes:
+    """The address of the files for the stores; empty if they do not read them."""
+    options = context.options
+    if context.via is Via.UPLOAD:
+        return b""
+    return to_backend(options.storage, send_credentials=options.send_credentials).SerializeToString()
+
+
+def put(context: RestoreContext) -> None:
+    """Read every part and put its rows."""
+    job = PutJob(context.options.cluster, context.backup.api_version, context.backup.store, context.record)
+    _run(context, partial(put_part, job))
+
+
+def _run(context: RestoreContext, transfer: Callable[[FilePart, TaskContext], IngestResult]) -> None:
+    """Run a task per part. Each restored part is compared in the background while others are restored."""
+    parts, options = context.todo, context.options
+    if options.checksum:
+        context.comparing = BackgroundComparison(_comparison(context), options.concurrency)
+    done = 0
+
+    def on_result(result: tuple[FilePart, IngestResult]) -> None:
+        nonlocal done
+        done += 1
+        context.add_result(*result)
+
+    try:
+        context.session_seconds = run_tasks(
+            parts,
+            partial(_transfer_part, transfer),
+            options=options.executor,
+            on_result=on_result,
+            name_of=str,
+            reporter=context.reporter,
+            shared=[context.clusters],
+            expected_task_bytes=sum(part.file.total_bytes for part in parts) // max(len(parts), 1),
+        )
+    except BackupDamaged as error:
+        error.hint = (
+            f"The target already holds {done} of the {counted(len(parts), 'file')} to restore, and maybe rows of other files. "
+            "Once `tikv-br verify` finds the backup sound, run the same command again to resume. "
+            "To abandon the restore, delete the range and run `tikv-br abort --restores`."
+        )
+        raise
+    if context.comparing is not None:
+        context.overlap_seconds["compare checksums"] = context.comparing.seconds_until(time.monotonic())
+
+
+def _transfer_part(
+    transfer: Callable[[FilePart, TaskContext], IngestResult], part: FilePart, task: TaskContext
+) -> tuple[FilePart, IngestResult]:
+    return part, transfer(part, task)
+
+
+def _comparison(context: RestoreContext) -> BackupComparison:
+    cuts = {name: facts.cuts for name, facts in context.facts.items()}
+    return BackupComparison(context.cluster, context.backup.store, context.backup.api_version, cuts)
+
+
+FIRST_CHANGE = "save the restore checkpoint"
 """The step before which nothing of the target changes."""
 
 SCATTER_SECONDS = 60.0
@@ -51,40 +284,59 @@ SCATTER_SECONDS = 60.0
 def restore_steps(options: RestoreOptions) -> list[Step[RestoreContext]]:
     """The runbook. A dry run ends before the first change."""
     checks = [
-        Line("connect", connect),
-        Line("read the backup", read_backup),
-        Line("check that backup and cluster fit", check_fit),
-        Line("plan", plan),
-        *([] if options.dry_run else [Line("keep other restores out", exclude_others, let_others_in)]),
-        Line("look for an unfinished restore", find_unfinished),
-        *([] if options.dry_run else [Line("put back what a killed restore left", put_back)]),
-        Line("check the target", check_target),
-        Line("check every file", check_files),
+        FunctionStep("connect", connect),
+        FunctionStep("read the backup", read_backup),
+        FunctionStep("check that backup and cluster match", check_fit),
+        FunctionStep("plan", plan),
+        *(
+            []
+            if options.dry_run
+            else [FunctionStep("acquire the restore lock", acquire_restore_lock, release_restore_lock)]
+        ),
+        FunctionStep("look for a resumable restore", find_resumable_restore),
+        *([] if options.dry_run else [FunctionStep("clean up after an interrupted restore", clean_up_interrupted)]),
+        FunctionStep("check the target", check_target_beside_files),
+        FunctionStep("check every file", check_files),
     ]
     changes = [
-        Line(FIRST_CHANGE, while_held(begin)),
-        Line("split and scatter", while_held(split)),
+        FunctionStep(FIRST_CHANGE, while_locked(save_checkpoint)),
+        FunctionStep("split and scatter", while_locked(split)),
     ]
     if options.mode is Mode.PUT:
-        changes.append(Line("put", while_held(put)))
+        changes.append(FunctionStep("put", while_locked(put)))
     else:
-        checks.append(Line("check timestamps", check_timestamps))
-        limit = [Line("limit downloads", limit_downloads, lift_limit)] if options.rate_limit else []
-        lift = [Line("lift the limit", lift_limit)] if options.rate_limit else []
+        checks.append(FunctionStep("check timestamps", check_timestamps))
+        limit = [FunctionStep("set the download limit", limit_downloads, lift_limit)]
+        lift = [FunctionStep("lift the download limit", lift_limit)] if options.rate_limit else []
         if options.import_mode:
-            limit.append(Line("enter import mode", while_held(enter_import_mode), leave_import_mode))
-            lift.append(Line("leave import mode", leave_import_mode))
-        changes += [*limit, Line("ingest", while_held(ingest)), *lift, Line("flush timestamps", flush_timestamps)]
-    proof = [Line("compare checksums", compare)] if options.checksum else []
-    end = [Line("let other restores in", let_others_in)]
+            limit.append(FunctionStep("enter import mode", while_locked(enter_import_mode), leave_import_mode))
+            lift.append(FunctionStep("leave import mode", leave_import_mode))
+        changes += [
+            *limit,
+            FunctionStep("ingest", while_locked(ingest)),
+            *lift,
+            FunctionStep("flush timestamps", flush_timestamps),
+        ]
+    if options.checksum:
+        changes.append(FunctionStep("compare checksums", compare))
+    changes = [replace(line, action=_unless_restored(line.action)) for line in changes]
+    end = [FunctionStep("release the restore lock", release_restore_lock)]
     if options.dry_run:
-        return [*checks, Line("work out what would be done", work_out)]
-    return [*checks, *changes, *proof, Line("forget what was written down", while_held(finish)), *end]
+        return [*checks, FunctionStep("plan the changes", plan_changes)]
+    return [*checks, *changes, FunctionStep("delete the restore checkpoint", while_locked(delete_checkpoint)), *end]
+
+
+def _unless_restored(action: Callable[[RestoreContext], None]) -> Callable[[RestoreContext], None]:
+    def act(context: RestoreContext) -> None:
+        if not context.already_restored:
+            action(context)
+
+    return act
 
 
 def connect(context: RestoreContext) -> None:
-    """Reach PD and learn what the cluster is."""
-    context.cluster = shared_cluster(context.options.cluster)
+    """Connect to PD and read the cluster's version and stores."""
+    context.cluster = context.clusters.get(context.options.cluster)
     context.info = context.cluster.info()
 
 
@@ -92,60 +344,121 @@ def read_backup(context: RestoreContext) -> None:
     """Read the backup's own records."""
     options = context.options
     context.backup = BackupSet.open(open_store(options.storage))
+    context.backup.require_full()
     stores_decrypt = options.mode is Mode.INGEST and options.via is not Via.UPLOAD
     if stores_decrypt and options.storage.crypter.encrypts and options.cluster.tls.ca is None:
         context.reporter(Notice(KEY_IN_CLEAR))
 
 
 def check_fit(context: RestoreContext) -> None:
-    """Refuse a backup in another encoding than the cluster's, files that it cannot take in, a checksum it cannot give."""
+    """Refuse a backup in another encoding than the cluster's, files that stores cannot ingest, and clusters without checksums."""
     by_stores = context.options.mode is Mode.INGEST and context.via is not Via.UPLOAD
     if by_stores and context.backup.file_kind is not FileKind.SST:
         raise BackupUnsupported(
-            "stores take in SSTs only, and the backup's files are Parquet",
-            hint="Leave out --via stores: SSTs are made of them here. Or say --mode put, which writes rows as any client does.",
+            "--via stores: stores can only ingest SSTs, but the backup's files are Parquet",
+            hint="Leave out --via stores: tikv-br then converts the files. Or pass --mode put, which writes rows as any client does.",
         )
     check_same_encoding(context.backup.api_version, context.info)
     if context.options.checksum:
-        check_gives_checksums(context.info, hint="Say --no-checksum, or use 6.1.1 on.")
+        check_gives_checksums(context.info, hint="Pass --no-checksum, or upgrade the cluster to 6.1.1 or newer.")
 
 
 def check_target(context: RestoreContext) -> None:
-    """Refuse to restore over data, unless told to, or unless it stems from the unfinished restore."""
-    if context.options.allow_overwrite:
+    """Refuse a target with rows, except with `allow_overwrite`, from an unfinished restore, or if it already holds the backup."""
+    if context.options.allow_overwrite or context.already_restored:
         return
     for span in subtract((each.target for each in context.wanted), may_hold_rows(context)):
         keyspace = codec_of(context.backup.api_version, span).keyspace_id
         first = first_rpc_key(context.cluster, keyspace, span.start, span.end)
-        if first is not None:
-            raise TargetNotEmpty(f"the target holds data in {span}: its first key is {first.hex()}")
+        if first is None:
+            continue
+        if context.checkpoint is None and _holds_backup(context):
+            context.already_restored, context.todo = True, []
+            context.reporter(Notice("The target already holds this backup; nothing to do."))
+            return
+        raise TargetNotEmpty(f"the target is not empty in {span}: its first key is {show_key(first)}")
+
+
+def check_target_beside_files(context: RestoreContext) -> None:
+    """Check the target while the files are inspected in the background: neither needs the other."""
+    options = context.options
+    files = list({part.file.name: part.file for part in context.todo}.values())
+    context.inspection = BackgroundInspection(context.backup, files, options.file_check, options.concurrency)
+    check_target(context)
+    context.overlap_seconds["check every file"] = context.inspection.seconds_until(time.monotonic())
+
+
+def _holds_backup(context: RestoreContext) -> bool:
+    """Whether the target holds all rows that are wanted and no other, as after a restore killed after its last change.
+
+    The comparison ends at the first file that differs.
+    """
+    if not context.options.checksum:
+        return False
+    comparison = BackupComparison(context.cluster, context.backup.store, context.backup.api_version)
+    gaps = subtract((each.target for each in context.wanted), [part.target for part in context.parts])
+    if any(comparison.compare_empty(gap) for gap in gaps):
+        return False
+    try:
+        context.found = comparison.require_all_equal(context.parts, context.options.concurrency)
+    except ChecksumMismatch:
+        return False
+    return True
 
 
 def check_files(context: RestoreContext) -> None:
-    """Look at every file before a store sees any, then at the target once more: others may have begun to fill it meanwhile."""
-    options = context.options
-    files = list({part.file.name: part.file for part in context.todo}.values())
-    context.facts = inspect_files(context.backup, files, options.file_check, options.concurrency)
-    check_target(context)
+    """Wait until every file is inspected: no store sees one before.
+
+    If that took longer than the check of the target, the target is checked again: it may have received rows in between.
+    """
+    if context.inspection is None or context.already_restored:
+        return
+    took_longer = not context.inspection.is_done
+    context.facts = context.inspection.result()
+    if took_longer:
+        check_target(context)
 
 
 def check_timestamps(context: RestoreContext) -> None:
-    """Refuse, or stamp anew, rows from the target's future: they would hide what is written until its TSO has passed them."""
-    if context.restamp_ts:
-        return  # an unfinished restore has begun to
+    """Choose a new timestamp for all rows if deletes in the target may be newer, or if they are newer than its TSO (API V2)."""
+    if context.backup.api_version is not ApiVersion.V2 or context.restamp_ts or not context.todo:
+        return  # a resumed restore keeps the timestamp it has chosen
     newest = max((facts.max_ts for facts in context.facts.values()), default=0)
     now = context.cluster.pd.tso() if newest else 0
-    if newest <= now:
-        return
-    if not context.options.restamp:
-        ahead = (timestamp.physical_ms(newest) - timestamp.physical_ms(now)) / 1000
-        raise TimestampAheadOfTso(f"the backup's newest row has ts {newest}, {ahead:.1f} s ahead of the target's TSO")
-    context.restamp_ts = now
-    context.reporter(Notice(f"the backup's rows are newer than the target's TSO: all of them get timestamp {now}"))
+    ahead = f"the backup's newest row has ts {newest}, {_seconds_between(now, newest):.1f} s ahead of the target's TSO"
+    match context.options.restamp:
+        case Restamp.ALWAYS:
+            reason = "--restamp always"
+        case Restamp.AUTO if context.backup.cluster_id == context.info.cluster_id:
+            reason = "the backup comes from this cluster, where newer deletes would hide rows with their own timestamps"
+        case Restamp.AUTO if newest > now:
+            reason = ahead
+        case Restamp.NEVER if newest > now:
+            raise TimestampAheadOfTso(ahead)
+        case _:
+            return
+    context.restamp_ts = _new_timestamp(context)
+    context.reporter(Notice(f"all restored rows get the new timestamp {context.restamp_ts}: {reason}"))
+    check_target(context)
+
+
+def _seconds_between(first: int, last: int) -> float:
+    return (timestamps.physical_ms(last) - timestamps.physical_ms(first)) / 1000
+
+
+def _new_timestamp(context: RestoreContext) -> int:
+    """A timestamp above all finished writes and below all later ones: the stores drop their cached timestamps.
+
+    A check of the target after this sees every row that an ingest with it could hide.
+    """
+    ts = context.cluster.pd.tso()
+    if not context.options.dry_run:
+        flush_timestamps(context)
+    return ts
 
 
 def split(context: RestoreContext) -> None:
-    """Make a region for about every 96 MiB, and have PD spread them so that ingest runs on all stores at once."""
+    """Split the target into regions of about 96 MiB, and scatter them so that all stores ingest at once."""
     codec = KeyCodec(context.backup.api_version)
     context.regions_made = split_at(context.cluster, codec, split_keys(context.todo, context.options.region_bytes))
     if not context.regions_made:
@@ -153,39 +466,102 @@ def split(context: RestoreContext) -> None:
     try:
         left = scatter(context.cluster, context.regions_made, SCATTER_SECONDS)
     except ClusterError as error:  # an uneven cluster is no reason to fail a restore
-        context.reporter(Notice(f"the new regions were not spread over the stores: {error.message}"))
+        context.reporter(Notice(f"the new regions could not be scattered over the stores: {error.message}"))
         return
     if left:
-        context.reporter(Notice(f"{len(left)} of {len(context.regions_made)} new regions stay where they were made"))
+        context.reporter(
+            Notice(f"{len(left)} of {len(context.regions_made)} new regions were not moved to other stores")
+        )
 
 
 def limit_downloads(context: RestoreContext) -> None:
-    """Have every store download no faster than was asked for."""
+    """Set the download limit of every store; without --ratelimit, remove one that a killed restore has left."""
     name = f"tikv-br-restore-{run_id.current_or_new()}"
     context.download_limit = DownloadLimit(context.cluster, context.options.rate_limit, name)
     context.download_limit.start()
 
 
 def lift_limit(context: RestoreContext) -> None:
-    """Let stores download as fast as they can again; also when the restore has failed."""
+    """Remove the download limit, also after a failure."""
     limit, context.download_limit = context.download_limit, None
     if limit is not None:
         limit.stop()
 
 
 def flush_timestamps(context: RestoreContext) -> None:
-    """Have the stores stamp the next writes above the restored rows: their cached timestamps may lie below."""
+    """Make the stores drop cached timestamps, which may be older than the restored rows."""
     if context.backup.api_version is ApiVersion.V2:
         context.cluster.flush_timestamps()
 
 
 def compare(context: RestoreContext) -> None:
-    """Compare what the stores now hold with what the backup says."""
-    prover = Prover(context.cluster, context.backup.store, context.backup.api_version)
+    """Compare the cluster with the backup; rows that newer deletes hide are ingested again."""
+    comparison = _comparison(context)
     try:
-        context.found = prover.prove_all(context.parts, context.options.concurrency)
+        context.found = _compare_all(context, comparison)
     except ChecksumMismatch as error:
-        if not context.resumed:
-            raise
-        hint = "If rows were deleted since the restore began, say --no-resume."
-        raise ChecksumMismatch(error.message, hint=f"{error.hint} {hint}") from None
+        if not ingest_hidden(context, comparison):
+            raise ChecksumMismatch(error.message, hint=_hint(context, error)) from None
+        try:
+            context.found = _compare_all(context, comparison)
+        except ChecksumMismatch as again:
+            hint = "Stop all clients that delete or write these keys in the target, then run the same command again."
+            raise ChecksumMismatch(again.message, hint=hint) from None
+
+
+def _compare_all(context: RestoreContext, comparison: BackupComparison) -> Checksum:
+    """The checksum of all parts; those that were found equal during the ingest are not compared again."""
+    equal: dict[tuple[str, KeyRange], Checksum] = {}
+    if context.comparing is not None:
+        equal = context.comparing.finish()
+        context.comparing = None
+    left = [part for part in context.parts if (part.file.name, part.span) not in equal]
+    return reduce(Checksum.merge, equal.values(), comparison.require_all_equal(left, context.options.concurrency))
+
+
+def ingest_hidden(context: RestoreContext, comparison: BackupComparison) -> bool:
+    """Ingest the parts again, with a newer timestamp, whose rows newer deletes hide; False if anything else differs.
+
+    Raises `ChecksumMismatch` if rows are to keep their own timestamps.
+    """
+    options = context.options
+    if options.mode is not Mode.INGEST or context.backup.api_version is not ApiVersion.V2:
+        return False
+    ts = _new_timestamp(context) if options.restamp is not Restamp.NEVER else 0
+    parts, rows = _hidden(context, comparison)
+    if not parts:
+        return False
+    found = f"newer deletes of the same keys in the target hide {counted(rows, 'restored row')}"
+    if not ts:
+        raise ChecksumMismatch(
+            f"{found}: with --restamp never, restored rows keep their older timestamps",
+            hint="Run the same command again with --restamp auto: the rows get a new timestamp and become visible.",
+        )
+    context.reporter(Notice(f"{found}: these rows are ingested again with the new timestamp {ts}"))
+    context.restamp_ts = ts
+    save_checkpoint(context)
+    todo, done, context.todo = context.todo, context.done, parts
+    limit_downloads(context)
+    while_locked(ingest)(context)
+    lift_limit(context)
+    flush_timestamps(context)
+    context.todo, context.done = todo, done
+    return True
+
+
+def _hidden(context: RestoreContext, comparison: BackupComparison) -> tuple[list[FilePart], int]:
+    """The parts that differ, and how many of their rows newer deletes hide; none if anything else differs."""
+    with ThreadPoolExecutor(context.options.concurrency, thread_name_prefix="hidden") as pool:
+        answers = pool.map(lambda part: comparison.compare(*part), context.parts)
+        parts = [part for part, (_, differences) in zip(context.parts, answers, strict=True) if differences]
+        rows = list(pool.map(lambda part: comparison.hidden_rows(*part), parts))
+    return (parts, sum(rows)) if all(rows) else ([], 0)
+
+
+def _hint(context: RestoreContext, mismatch: ChecksumMismatch) -> str:
+    hint = mismatch.hint
+    if context.resumed:
+        hint = f"{hint} If rows were deleted since the restore began, pass --no-resume."
+    if context.options.allow_overwrite and context.options.mode is Mode.INGEST and not context.restamp_ts:
+        hint = f"{hint} If the backup's rows must replace newer rows of the target, pass --restamp always."
+    return hint

@@ -1,4 +1,11 @@
-"""Running tasks: on Spark or on threads of the driver, with live progress.
+"""Runs tasks on Spark or on threads of the driver, with live progress.
 
 Knows nothing of TiKV: a task is any picklable value, its work any picklable function.
+
+Modules, in reading order:
+
+- `executor`: `run_tasks`, for Spark and for threads
+- `task`: the context of a task, and its messages to the driver
+- `channel`: the connection over which tasks report progress
+- `session`: starts and stops Spark
 """

@@ -1,7 +1,7 @@
-"""The channel from tasks to the driver: Spark's own accumulators arrive only when a task has ended.
+"""The connection from tasks to the driver: Spark's own accumulators arrive only when a task has ended.
 
-Every message is signed: the listener's handshake proves who connects, the signature that nobody has altered or
-added a message on the way, which matters as outcomes are pickles and a cluster's network is not ours.
+The listener's handshake authenticates the connection. Every message is signed as well, because outcomes are pickles, and the
+network of a cluster is not trusted.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class ProgressListener:
                     return
                 signature, payload = packet[:_DIGEST_SIZE], packet[_DIGEST_SIZE:]
                 if not hmac.compare_digest(signature, hmac.digest(self.address.key, payload, _DIGEST)):
-                    logger.warning("a progress message with a wrong signature was dropped, and its connection closed")
+                    logger.warning("dropped a progress message with a wrong signature and closed its connection")
                     return
                 self._receive(pickle.loads(payload))  # noqa: S301 - signed by a task of this run
 
@@ -114,17 +114,19 @@ class ProgressSender:
                     connection.send_bytes(hmac.digest(self._address.key, payload, _DIGEST) + payload)
         except (OSError, EOFError, AuthenticationError) as error:
             self._lost = True
-            logger.debug("progress is not shown any more: the driver is lost: %s", error)
+            logger.debug("cannot report progress: the connection to the driver is lost: %s", error)
 
 
-_senders: dict[ChannelAddress, ProgressSender] = {}
-_senders_lock = threading.Lock()
+class RunSender:
+    """The sender of the run that this process works for: Spark uses a worker process for many tasks, and for later runs."""
 
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._address: ChannelAddress | None = None
 
-def sender_to(address: ChannelAddress) -> ProgressSender:
-    """Return this worker's sender for a run: workers are used again for many tasks."""
-    with _senders_lock:
-        if address not in _senders:
-            _senders.clear()  # of runs that are over
-            _senders[address] = ProgressSender(address)
-        return _senders[address]
+    def to(self, address: ChannelAddress) -> ProgressSender:
+        """The sender to this address; replaces the one of an earlier run."""
+        with self._lock:
+            if self._address != address:
+                self._address, self._sender = address, ProgressSender(address)
+            return self._sender

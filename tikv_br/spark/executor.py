@@ -1,44 +1,142 @@
-"""Runs tasks, on Spark or on threads of the driver, by one code path for results, errors and progress."""
+"""Runs tasks on Spark or on threads of the driver, with the same handling of results, errors and progress."""
 
 from __future__ import annotations
 
 import contextlib
-import functools
-import gc
 import logging
+import pickle
+import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import TYPE_CHECKING, Generic, Literal, TypeVar
 
-from tikv_br.errors import SparkUnavailable, TaskFailed
-from tikv_br.progress_events import Notice, Reporter, silent
-from tikv_br.spark.channel import ANY_HOST, ChannelAddress, ProgressListener, sender_to
-from tikv_br.spark.collector import Collector
-from tikv_br.spark.task import Message, TaskContext, run_task
+from tikv_br.cancellation import Cancellation
+from tikv_br.errors import SparkUnavailable, TaskFailed, TikvBrError
+from tikv_br.progress_events import Notice, Reporter, TasksProgress, silent
+from tikv_br.spark.channel import ANY_HOST, ChannelAddress, ProgressListener, RunSender
+from tikv_br.spark.task import Message, SharedObjects, TaskContext, run_task
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
 
+
+R = TypeVar("R")
+PROGRESS_SECONDS = 0.1
+
+
+class Collector(Generic[R]):
+    """Takes the messages of all tasks, in any order and more than once; used by one thread but for `put`."""
+
+    def __init__(
+        self, total: int, on_result: Callable[[R], None], reporter: Reporter, expected_task_bytes: int = 0
+    ) -> None:
+        self._total = total
+        self._on_result = on_result
+        self._reporter = reporter
+        self._expected = expected_task_bytes
+        self._queue: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
+        self._done: set[int] = set()
+        self._progress: dict[int, tuple[int, int, int]] = {}  # index -> attempt, bytes, keys
+        self._partial = 0.0  # sum of the fractions of running tasks
+        self._sums = [0, 0]
+        self._fraction = 0.0
+        self._begin = time.monotonic()
+        self._reported = 0.0
+
+    def put(self, message: Message | None) -> None:
+        """Hand in a message from any thread; None only wakes `take`."""
+        self._queue.put(message)
+
+    def begin(self) -> None:
+        """Count time from now, without the start of the session."""
+        self._begin = time.monotonic()
+
+    @property
+    def complete(self) -> bool:
+        """Whether every task has given its result."""
+        return len(self._done) == self._total
+
+    def take(self, seconds: float) -> None:
+        """Wait up to ``seconds`` for messages and process all that are there. Raises the error that a task has sent."""
+        try:
+            message = self._queue.get(timeout=seconds)
+            while True:
+                if message is not None:
+                    self.process(message)
+                message = self._queue.get_nowait()
+        except queue.Empty:
+            pass
+        self._report()
+
+    def process(self, message: Message) -> None:
+        """Process one message; a second outcome of a task changes nothing. Raises the error that a task has sent."""
+        if message.index in self._done:
+            return
+        if message.kind == "progress":
+            self._process_progress(message)
+            return
+        outcome = pickle.loads(message.body)  # type: ignore[arg-type] # noqa: S301 - made by a task of this run
+        if message.kind == "error":
+            error: TikvBrError = outcome
+            raise error
+        self._done.add(message.index)
+        self._partial -= self._share(self._progress.get(message.index, (0, 0, 0))[1])
+        self._on_result(outcome)
+
+    def _process_progress(self, message: Message) -> None:
+        data_bytes, keys = message.body
+        before = self._progress.get(message.index, (0, 0, 0))
+        if message.attempt < before[0]:
+            return
+        self._progress[message.index] = (message.attempt, int(data_bytes), int(keys))
+        self._sums[0] += int(data_bytes) - before[1]
+        self._sums[1] += int(keys) - before[2]
+        self._partial += self._share(int(data_bytes)) - self._share(before[1])
+
+    def _share(self, data_bytes: int) -> float:
+        """How much of a task its bytes are, going by the expected size; short of the whole until it has ended."""
+        return min(data_bytes / self._expected, 0.99) if self._expected else 0.0
+
+    def _report(self) -> None:
+        now = time.monotonic()
+        if now - self._reported < PROGRESS_SECONDS and not self.complete:
+            return
+        self._reported = now
+        fraction = (len(self._done) + max(self._partial, 0.0)) / self._total if self._total else 1.0
+        self._fraction = 1.0 if self.complete else max(self._fraction, min(fraction, 0.999))
+        done_bytes, done_keys = self._sums
+        self._reporter(
+            TasksProgress(len(self._done), self._total, done_bytes, done_keys, self._fraction, now - self._begin)
+        )
+
+
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
-R = TypeVar("R")
+_JOB_GROUP = "tikv-br"
+_worker = SharedObjects()
+"""Of this process if it is a worker of Spark: Spark uses it for many tasks, and has no other place for what outlives one."""
+
 ExecutorKind = Literal["spark", "driver"]
 ExecutorChoice = Literal["auto", "spark", "driver"]
 DRIVER_THREADS = 16
-STEERING_TASKS = 4000
-"""From so many tasks on that only steer stores, starting a JVM is worth its seconds."""
+MIN_SPARK_TASKS = 4000
+"""From so many tasks on, starting a JVM is worth its seconds even if stores do the work."""
+MIN_SPARK_BYTES = 1 << 30
+"""From so many bytes on that pass through the tasks, starting a local Spark is worth its seconds."""
 _POLL_SECONDS = 0.2
+_CANCEL_SECONDS = 3.0
+"""How long cancelled tasks may take to clean up before the run ends without them."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExecutorOptions:
     """Where tasks run: ``executor`` "spark" on ``master``, or "driver" (threads); ``concurrency`` None: as many as fit.
 
-    "auto" is for tasks that only steer stores: see `for_steering`.
+    "auto" is for tasks whose bytes do not pass through Python: see `choose_executor`.
     """
 
     executor: ExecutorChoice = "spark"
@@ -46,16 +144,18 @@ class ExecutorOptions:
     concurrency: int | None = None
 
 
-def for_steering(tasks: int) -> ExecutorKind:
-    """Where tasks belong whose bytes do not pass through Python: here, or on Spark where they are many and it can start."""
-    if tasks < STEERING_TASKS:
+def choose_executor(tasks: int, task_bytes: int = 0) -> ExecutorKind:
+    """Where tasks run: here, or on Spark if it can start and they are many, or many bytes pass through them."""
+    if tasks < MIN_SPARK_TASKS and task_bytes < MIN_SPARK_BYTES:
         return "driver"
     from tikv_br.spark.session import check_java
 
     try:
         check_java()
     except SparkUnavailable as error:
-        logger.warning("%s tasks run on threads of this process: %s", f"{tasks:,}", error.message)
+        logger.warning(
+            "cannot start Spark, running %s tasks on threads of this process: %s", f"{tasks:,}", error.message
+        )
         return "driver"
     return "spark"
 
@@ -69,22 +169,24 @@ def run_tasks(
     name_of: Callable[[T], str] = str,
     reporter: Reporter = silent,
     expected_task_bytes: int = 0,
+    shared: Iterable[object] = (),
 ) -> float:
     """Run ``function(task, context)`` for every task; ``on_result`` gets each result once, in the caller's thread, as it comes.
 
     ``function``, tasks and results must pickle (a function of a module, not a lambda). A task may run more than once
-    (``context.attempt`` tells) when its worker dies; only one result counts. The first error that a task raises cancels
+    (see ``context.attempt``) if its worker dies; only one result counts. The first error that a task raises cancels
     the rest and is raised here as itself, its message led by the task's name; what is not ours becomes `TaskFailed`.
-    Returns the seconds that the start of the session took, 0 on the driver; the reporter is told of it as well.
+    Returns the seconds that the start of the session took, 0 on the driver; it is reported as well.
     Raises `SparkUnavailable` when no session can be had. ``expected_task_bytes`` makes progress finer than whole tasks.
+    Tasks on the driver get the objects in ``shared`` from `TaskContext.shared`; a process of Spark makes its own.
     """
     if not tasks:
         return 0.0
     collector: Collector[R] = Collector(len(tasks), on_result, reporter, expected_task_bytes)
     names = [name_of(task) for task in tasks]
-    executor = for_steering(len(tasks)) if options.executor == "auto" else options.executor
+    executor = choose_executor(len(tasks)) if options.executor == "auto" else options.executor
     if executor == "driver":
-        _run_on_threads(tasks, names, function, options, collector)
+        _run_on_threads(tasks, names, function, options, collector, SharedObjects(shared))
         return 0.0
     return _run_on_spark(tasks, names, function, options, collector, reporter)
 
@@ -95,24 +197,46 @@ def _run_on_threads(
     function: Callable[[T, TaskContext], R],
     options: ExecutorOptions,
     collector: Collector[R],
+    shared: SharedObjects,
 ) -> None:
-    cancelled = threading.Event()
+    """Run the tasks on daemon threads: one that ignores its cancellation does not delay the end of the run or the process."""
+    cancellation = Cancellation()
+    waiting: queue.SimpleQueue[int] = queue.SimpleQueue()
+    for index in range(len(tasks)):
+        waiting.put(index)
 
-    def work(index: int) -> None:
-        if not cancelled.is_set():
-            context = TaskContext(index, 0, collector.put, cancelled)
-            collector.put(run_task(function, tasks[index], names[index], context))
+    def work() -> None:
+        with cancellation.active(), contextlib.suppress(queue.Empty):
+            while not cancellation.is_cancelled:
+                index = waiting.get_nowait()
+                context = TaskContext(index, 0, collector.put, cancellation, shared)
+                collector.put(run_task(function, tasks[index], names[index], context))
 
-    with ThreadPoolExecutor(options.concurrency or DRIVER_THREADS, thread_name_prefix="task") as pool:
-        try:
-            for index in range(len(tasks)):
-                pool.submit(work, index)
-            while not collector.complete:
-                collector.take(_POLL_SECONDS)
-        except BaseException:
-            cancelled.set()
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+    threads = [
+        threading.Thread(target=work, name=f"task_{number}", daemon=True)
+        for number in range(min(options.concurrency or DRIVER_THREADS, len(tasks)))
+    ]
+    try:
+        for thread in threads:
+            thread.start()
+        while not collector.complete:
+            collector.take(_POLL_SECONDS)
+    except BaseException:
+        cancellation.cancel()
+        _await_cancelled(threads)
+        raise
+    for thread in threads:
+        thread.join()
+
+
+def _await_cancelled(threads: Sequence[threading.Thread]) -> None:
+    deadline = time.monotonic() + _CANCEL_SECONDS
+    started = [thread for thread in threads if thread.ident is not None]
+    for thread in started:
+        thread.join(max(deadline - time.monotonic(), 0))
+    left = sum(thread.is_alive() for thread in started)
+    if left:
+        logger.warning("%d cancelled tasks are still running after %.0f s; abandoning them", left, _CANCEL_SECONDS)
 
 
 def _run_on_spark(
@@ -135,98 +259,64 @@ def _run_on_spark(
         collector.begin()
         listener = stack.enter_context(ProgressListener(collector.put, host, driver_host(context)))
         work = list(enumerate(zip(tasks, names, strict=True)))
-        job = stack.enter_context(_spark_job(context, work, function, listener.address))
-        while not collector.complete and job.is_alive():
+        outcomes = context.parallelize(work, len(work)).map(partial(_run_one, function, listener.address))
+        job = stack.enter_context(_spark_job(context, outcomes.collect))
+        while not collector.complete and not job.done():
             collector.take(_POLL_SECONDS)
-        job.join()
+        wait([job])
         if not collector.complete:
-            for message in job.outcomes():  # whatever the listener has missed
-                collector.book(message)
+            for message in job.result():  # what the channel has not delivered
+                collector.process(message)
             collector.take(0)
     return seconds
 
 
-class _SparkJob(threading.Thread):
-    """The one Spark job of a run, in a thread of its own so that the caller can follow its messages."""
-
-    GROUP = "tikv-br"
-
-    def __init__(self, context: SparkContext, work: Callable[[], list[Message]]) -> None:
-        super().__init__(name="spark-job", daemon=True)
-        self._context = context
-        self._work = work
-        self._outcomes: list[Message] = []
-        self._failure: Exception | None = None
-
-    def run(self) -> None:
-        """Run the job to its end, well or not."""
-        from py4j.protocol import Py4JError
-
-        try:
-            self._context.setJobGroup(self.GROUP, "tikv-br tasks", interruptOnCancel=True)
-            self._outcomes = self._work()
-        except (Py4JError, OSError) as error:
-            self._failure = error
-
-    def outcomes(self) -> list[Message]:
-        """Return the outcome of every task. Raises `TaskFailed` when Spark has given up."""
-        if self._failure is not None:
-            raise TaskFailed(f"Spark gave up: {_first_cause(self._failure)}") from self._failure
-        return self._outcomes
-
-
 @contextlib.contextmanager
-def _spark_job(
-    context: SparkContext,
-    work: list[tuple[int, tuple[T, str]]],
-    function: Callable[[T, TaskContext], R],
-    address: ChannelAddress,
-) -> Iterator[_SparkJob]:
-    """Run the job while the block runs; a block that raises cancels it and the Python workers in it."""
+def _spark_job(context: SparkContext, work: Callable[[], list[Message]]) -> Iterator[Future[list[Message]]]:
+    """Run a job in a thread while the block runs; a block that raises cancels it and the Python workers in it.
+
+    The future raises `TaskFailed` if Spark gives up.
+    """
     from py4j.protocol import Py4JError
 
-    def collect() -> list[Message]:
-        return context.parallelize(work, len(work)).map(partial(_run_one, function, address)).collect()
+    job: Future[list[Message]] = Future()
 
-    job = _SparkJob(context, collect)
-    job.start()
+    def run() -> None:
+        try:
+            context.setJobGroup(_JOB_GROUP, "tikv-br tasks", interruptOnCancel=True)
+            job.set_result(work())
+        except Exception as error:  # noqa: BLE001 - raised where the result is awaited
+            failure = TaskFailed(f"Spark failed: {_first_cause(error)}")
+            failure.__cause__ = error
+            job.set_exception(failure)
+
+    threading.Thread(target=run, name="spark-job", daemon=True).start()
     try:
         yield job
     except BaseException:
         with contextlib.suppress(Py4JError, OSError):  # of a JVM that died, or was killed
-            context.cancelJobGroup(_SparkJob.GROUP)
-        job.join(timeout=10)
+            context.cancelJobGroup(_JOB_GROUP)
+        wait([job], timeout=10)
         raise
 
 
 def _run_one(
     function: Callable[[T, TaskContext], R], address: ChannelAddress, row: tuple[int, tuple[T, str]]
 ) -> Message:
-    """Run one task inside a Spark worker; its outcome goes both ways, live and as the row's result."""
+    """Run one task inside a Spark worker. Its outcome travels at once over the channel, and for certain as the job's row."""
     from pyspark import TaskContext as SparkTaskContext
 
     index, (task, name) = row
     spark_task = SparkTaskContext.get()
-    sender = sender_to(address)
-    context = TaskContext(index, spark_task.attemptNumber() if spark_task else 0, sender.send)
+    sender = _worker.get(RunSender).to(address)
+    context = TaskContext(index, spark_task.attemptNumber() if spark_task else 0, sender.send, shared=_worker)
     outcome = run_task(function, task, name, context)
     sender.send(outcome)
-    _spare_collector()
     return outcome
 
 
-@functools.cache
-def _spare_collector() -> None:
-    """Take what this worker has loaded by the end of its first task out of the collection that Spark runs after each.
-
-    That one looks at all objects: 20 ms a task, several times as much with Arrow and the compiler of the kernels loaded.
-    """
-    gc.collect()
-    gc.freeze()
-
-
 def _first_cause(error: Exception) -> str:
-    """Return the line of Spark's long report that says what happened."""
+    """Return the line of Spark's long report that names the error."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     causes = [line for line in lines if "Exception: " in line or "Error: " in line or "Job aborted" in line]
     return (causes or lines or [type(error).__name__])[0]

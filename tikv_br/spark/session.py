@@ -1,4 +1,4 @@
-"""Starts and stops Spark: checks Java first, keeps it quiet, and keeps it off the network where it is local."""
+"""Starts and stops Spark: checks Java first, redirects its log, and binds a local session to loopback."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 MIN_JAVA = 17
-_LAUNCHES = 3  # of a JVM that ends before it has said anything
+_LAUNCHES = 3  # of a JVM that ends without output
 _ATTEMPTS = 4  # of a task whose worker dies; tasks that fail by themselves are not run again
 _MASTER = re.compile(r"local|local\[(\*|[1-9]\d*)(,\d+)?\]|spark://[^/\s]+|yarn|k8s://\S+")
 _LOOPBACK = "127.0.0.1"
@@ -42,7 +42,7 @@ def check_master(master: str) -> None:
     """Raise `UsageError` for a master that Spark would not understand: no JVM has to start to find out."""
     if not _MASTER.fullmatch(master):
         raise UsageError(
-            f"no Spark master: {master!r}", hint="Write local[*], local[4], spark://host:7077, yarn or k8s://…."
+            f"invalid Spark master {master!r}", hint="Pass local[*], local[4], spark://host:7077, yarn or k8s://…."
         )
 
 
@@ -51,15 +51,15 @@ def check_java() -> int:
     home = os.environ.get("JAVA_HOME")
     java = str(Path(home, "bin", "java")) if home else shutil.which("java")
     if java is None:
-        raise SparkUnavailable("no Java: neither JAVA_HOME nor `java` on the PATH")
+        raise SparkUnavailable("Java not found: JAVA_HOME is not set and `java` is not on the PATH")
     try:
         answer = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=30, check=True)
     except (OSError, subprocess.SubprocessError) as error:
-        raise SparkUnavailable(f"Java at {java} does not run: {error}") from error
+        raise SparkUnavailable(f"cannot run Java at {java}: {error}") from error
     version = re.search(r'version "(\d+)', answer.stderr + answer.stdout)
     major = int(version[1]) if version else 0
     if major < MIN_JAVA:
-        raise SparkUnavailable(f"Java at {java} is version {major or 'unknown'}, Spark needs {MIN_JAVA} or newer")
+        raise SparkUnavailable(f"Java at {java} is version {major or 'unknown'}, Spark requires {MIN_JAVA} or newer")
     return major
 
 
@@ -67,7 +67,7 @@ def check_java() -> int:
 def spark_context(master: str, *, concurrency: int | None = None, app_name: str = "tikv-br") -> Iterator[SparkContext]:
     """Start a session for the length of the block; it is stopped, JVM and all, however the block ends.
 
-    ``concurrency`` sets the threads of a plain ``local[*]`` or the most cores to take of a cluster. Raises `UsageError`
+    ``concurrency`` sets the threads of ``local[*]``, and limits those of ``local[n]`` or the cores to take of a cluster. Raises `UsageError`
     for a malformed master and `SparkUnavailable`.
     """
     check_master(master)
@@ -95,9 +95,9 @@ def _session(master: str, concurrency: int | None, app_name: str, log: IO[bytes]
 
 
 class _Launch:
-    """Starts JVM and session on a thread of its own, so that a signal to the main thread breaks off neither half-way.
+    """Starts JVM and session on a thread of its own, so that a signal to the main thread interrupts neither.
 
-    A JVM whose launch is broken off is known to nobody and stays; py4j takes the exception of a signal handler for its
+    A JVM whose launch is interrupted would stay, as nothing refers to it; py4j takes the exception of a signal handler for its
     own; and a SparkContext made in the main thread would replace our handler of SIGINT.
     """
 
@@ -125,10 +125,10 @@ class _Launch:
         try:
             return self._context.result()
         except (Py4JError, PySparkException, OSError) as error:
-            raise SparkUnavailable(f"Spark does not start on {master}: {_reason(self._log) or error}") from error
+            raise SparkUnavailable(f"cannot start Spark on {master}: {_reason(self._log) or error}") from error
 
     def end(self) -> None:
-        """Stop the session, or break off its start, and end the JVM."""
+        """Stop the session, or cancel its start, and end the JVM."""
         self._jvm_known.wait()
         if not self._context.done() and self._gateway is not None:
             self._gateway.proc.kill()  # what is about to start on it fails
@@ -140,8 +140,8 @@ class _Launch:
 class _PopenArguments(dict[str, Any]):
     """What the JVM is launched with, less the function that pyspark would have Python run between fork and exec.
 
-    In a process with threads (gRPC's, ours) that child may die or hang of a lock that none of its threads will open; without it
-    no Python runs there at all. Ctrl-C is kept from the JVM by a process group of its own instead.
+    In a process with threads (gRPC's, ours) that child may crash, or hang on a lock that no thread of it will release; without it
+    no Python runs there. A separate process group keeps Ctrl-C from the JVM instead.
     """
 
     def __setitem__(self, name: str, value: Any) -> None:  # noqa: ANN401 - any argument
@@ -150,7 +150,7 @@ class _PopenArguments(dict[str, Any]):
 
 
 def _launch_jvm(conf: SparkConf, log: IO[bytes]) -> Any:  # noqa: ANN401 - py4j has no types
-    """Start the JVM; again where it ends without a word, as one does that the system kills for want of memory."""
+    """Start the JVM; again if it ends without output, as if the system killed it for lack of memory."""
     from pyspark.errors import PySparkException
     from pyspark.java_gateway import launch_gateway
 
@@ -183,11 +183,15 @@ def _conf(master: str, concurrency: int | None, app_name: str) -> SparkConf:
 
 
 def _master(master: str, concurrency: int | None) -> str:
-    """Let a local master run a task again whose worker died (plain ``local[n]`` never does), with ``concurrency`` threads."""
-    threads = "1" if master == "local" else master.removeprefix("local[").removesuffix("]")
-    if not is_local(master) or "," in threads:
+    """Let a local master run a task again whose worker died (plain ``local[n]`` never does), on at most ``concurrency`` threads."""
+    if not is_local(master):
         return master
-    return f"local[{concurrency if concurrency and threads == '*' else threads},{_ATTEMPTS}]"
+    threads, _, attempts = (
+        ("1", "", "") if master == "local" else master.removeprefix("local[").removesuffix("]").partition(",")
+    )
+    if concurrency is not None:
+        threads = str(concurrency if threads == "*" else min(int(threads), concurrency))
+    return f"local[{threads},{attempts or _ATTEMPTS}]"
 
 
 @contextlib.contextmanager
@@ -239,6 +243,6 @@ def _tail(log: IO[bytes]) -> str:
 
 
 def _reason(log: IO[bytes]) -> str:
-    """Return the first line in which the JVM says what is wrong."""
+    """Return the first line of the JVM's output that names an error."""
     lines = [line.strip() for line in _tail(log).splitlines()]
     return next((line for line in lines if "Exception" in line or "rror" in line), lines[-1] if lines else "")

@@ -1,22 +1,44 @@
-"""What a task is given, and how what it has to say is packed.
+"""The context of a task, and its messages to the driver.
 
-A task talks to the driver by messages, ``(kind, index, attempt, body)``: ``progress`` with the bytes and keys so far, and
-``outcome`` with its result or error. The same message may come twice, late, or from an attempt that was given up: the
-driver (`collector`) takes the first outcome of an index and the newest progress.
+A message is the progress, the result or the error of one attempt. It may come twice, late, or from an attempt that was
+abandoned: the driver (`executor.Collector`) uses the first outcome of a task and its newest progress.
 """
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import pickle
+import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TypeVar, cast
 
+from tikv_br.cancellation import Cancellation, TaskCancelled
 from tikv_br.errors import TaskFailed, TikvBrError
-from tikv_br.spark.memory import keep_freed_memory
+
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # <malloc.h>
+_LARGEST_KEPT = 32 << 20
+"""Bytes of one allocation; the most that glibc takes. Pages of a scan have 4 MiB."""
+_MOST_KEPT = 256 << 20
+"""Bytes that may lie free at the end of the heap."""
+
+
+@functools.cache
+def keep_freed_memory() -> bool:
+    """Have glibc reuse what tasks free instead of giving it back; False where the C library knows no such thing.
+
+    A task allocates and frees the same few MiB for every page. Given back to the kernel each time, they cost a page
+    fault for every 4 KiB: a quarter of all processor time of a scan. The process's peak is what it was.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    if mallopt is None:
+        return False
+    return bool(mallopt(_M_MMAP_THRESHOLD, _LARGEST_KEPT)) and bool(mallopt(_M_TRIM_THRESHOLD, _MOST_KEPT))
+
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -36,18 +58,38 @@ class Message:
 Send = Callable[[Message], None]
 
 
-class TaskCancelled(Exception):
-    """No error: `TaskContext.report` raises it in a task that nobody waits for any more; let it pass."""
+class SharedObjects:
+    """What tasks in one process share, such as connections: one object per class. Thread-safe."""
+
+    def __init__(self, objects: Iterable[object] = ()) -> None:
+        self._objects: dict[type, object] = {type(each): each for each in objects}
+        self._lock = threading.Lock()
+
+    def get(self, kind: type[R]) -> R:
+        """The object of this class, made without arguments if there is none yet."""
+        with self._lock:
+            if kind not in self._objects:
+                self._objects[kind] = kind()
+            return cast("R", self._objects[kind])
 
 
 class TaskContext:
-    """A task's line to the driver. ``attempt`` counts from 0: names of what a task writes should contain it."""
+    """A task's connection to its run. ``attempt`` counts from 0: names of what a task writes should contain it."""
 
-    def __init__(self, index: int, attempt: int, send: Send, cancelled: threading.Event | None = None) -> None:
+    def __init__(
+        self,
+        index: int,
+        attempt: int,
+        send: Send,
+        cancellation: Cancellation | None = None,
+        shared: SharedObjects | None = None,
+    ) -> None:
         self.index = index
         self.attempt = attempt
         self._send = send
-        self._cancelled = cancelled
+        self._cancellation = cancellation
+        self.shared = (shared or SharedObjects()).get
+        """``shared(kind)``: the object of a class that all tasks in this process use."""
         self._lock = threading.Lock()
         self._bytes = 0
         self._keys = 0
@@ -56,10 +98,10 @@ class TaskContext:
     def report(self, *, data_bytes: int = 0, keys: int = 0) -> None:
         """Add to what this task has done. Cheap (messages leave five times a second); thread-safe.
 
-        Raises `TaskCancelled` when the run has failed elsewhere. Never fails for want of a listener.
+        Raises `TaskCancelled` when the run has failed elsewhere. Does not fail if the driver cannot be reached.
         """
-        if self._cancelled is not None and self._cancelled.is_set():
-            raise TaskCancelled
+        if self._cancellation is not None:
+            self._cancellation.check()
         with self._lock:
             self._bytes += data_bytes
             self._keys += keys
@@ -71,12 +113,12 @@ class TaskContext:
         self._send(message)
 
     def totals(self) -> Message:
-        """Return the last word on progress."""
+        """Return the final progress."""
         return Message("progress", self.index, self.attempt, (self._bytes, self._keys))
 
 
 def run_task(function: Callable[[T, TaskContext], R], task: T, name: str, context: TaskContext) -> Message:
-    """Run one task to its outcome. The edge of a task: whatever is raised becomes an error that survives the way home."""
+    """Run one task to its outcome. Everything it raises becomes an error that can be pickled."""
     keep_freed_memory()
     try:
         body = pickle.dumps(function(task, context))
@@ -85,7 +127,7 @@ def run_task(function: Callable[[T, TaskContext], R], task: T, name: str, contex
     except TikvBrError as error:
         error.message = f"task {name}: {error.message}"
         return _failure(context, error)
-    except Exception as error:  # noqa: BLE001 - the edge
+    except Exception as error:  # noqa: BLE001 - becomes the outcome
         wrapped = TaskFailed(f"task {name}: unexpected {type(error).__name__}: {error}\n{traceback.format_exc()}")
         return _failure(context, wrapped)
     context._send(context.totals())  # noqa: SLF001 - the last progress leaves unthrottled

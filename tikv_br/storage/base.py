@@ -1,13 +1,14 @@
-"""The seam that every object store implements; `tests/integration/storage_suite.py` holds each of them to it.
+"""The interface of all object stores; `tests/integration/storage_suite.py` tests each of them against it.
 
 A store is a place (`StorageLocation`); objects have names relative to it, segments joined by ``/``. Objects are whole:
 a reader sees all of an object or none of it, whatever happens to its writer. All calls are synchronous and safe from
-several threads. A store pickles as its location and opens itself anew at the other end; it must not be used across a
+several threads. A store pickles as its location and is opened again when unpickled; it must not be used across a
 fork.
 
-Every method raises only `tikv_br.errors.StorageError` and its subclasses. `StorageUnreachable` comes after the retries
-of the store itself are spent (a few seconds when nothing ever answered, longer once something had); `StorageDenied`,
-`StorageFull` and `StorageReadOnly` come at once.
+Every method raises only `tikv_br.errors.StorageError` and its subclasses, and `UsageError` for settings that the server
+refuses. `StorageUnreachable` comes after the retries of the store itself are spent (a few seconds when nothing ever answered,
+`S3Options.patience` once something had, see `tikv_br.storage.outage`); `StorageDenied`, `StorageFull` and `StorageReadOnly`
+come at once.
 """
 
 from __future__ import annotations
@@ -18,11 +19,15 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Protocol, Self
 
-from tikv_br.errors import StorageError, StorageObjectMissing
+from tikv_br.errors import BackupDamaged, StorageConflict, StorageError, StorageObjectMissing, StorageUnreachable
+from tikv_br.storage.crypter import IV_SIZE
+from tikv_br.storage.outage import StorageAway
 from tikv_br.storage.url import StorageLocation
 
+LOST_ANSWERS = 4
+"""How often a write whose answer was lost is repeated: a server that goes away and comes back may lose several."""
 CHUNK_SIZE = 8 << 20
-"""Bytes that `read_chunks` asks for at a time."""
+"""Bytes per request of `read_chunks`."""
 
 _BAD_NAME = re.compile(r"^$|^/|/$|//|(^|/)\.\.?(/|$)|[\x00-\x1f\x7f\\]")
 
@@ -76,7 +81,7 @@ class ObjectStore(Protocol):
         """Write a small object unless the name is taken: of all callers, at any place, exactly one succeeds.
 
         Raises `StorageConflict` when the name is taken. Not retried once the request may have arrived: after a lost
-        answer a later call may find its own object.
+        answer a later call may find its own object; see `create_once`.
         """
 
     def get(self, name: str) -> bytes:
@@ -109,13 +114,13 @@ class ObjectStore(Protocol):
 
 
 def check_name(name: str) -> str:
-    """Return ``name`` if it is one; names may come from files of others, and must not lead out of the place.
+    """Return ``name`` if it is one; names may come from untrusted files, and must not lead out of the location.
 
     Raises `StorageError`.
     """
     if _BAD_NAME.search(name):
         raise StorageError(
-            f"{name!r} is no name of an object", hint="The file that says this name is not to be trusted."
+            f"{name!r} is not a valid object name", hint="Do not trust the file that contains this name."
         )
     return name
 
@@ -129,6 +134,34 @@ def exists(store: ObjectStore, name: str) -> bool:
     return True
 
 
+def put_until_answered(store: ObjectStore, name: str, data: bytes) -> None:
+    """`ObjectStore.put_if_absent`, repeated while answers are lost: then the object that it conflicts with may be its own."""
+    for _ in range(LOST_ANSWERS):
+        try:
+            store.put_if_absent(name, data)
+        except StorageAway:
+            raise
+        except StorageUnreachable:  # the request may have arrived
+            continue
+        return
+    store.put_if_absent(name, data)
+
+
+def create_once(store: ObjectStore, name: str, data: bytes) -> bool:
+    """Whether the object is this call's. No other call may write the same ``data``: by it a lost answer is recognized.
+
+    False if the name is taken. Raises `StorageError`.
+    """
+    try:
+        put_until_answered(store, name, data)
+    except StorageConflict:
+        try:
+            return store.get(name) == data
+        except StorageObjectMissing:
+            return False
+    return True
+
+
 def read_chunks(store: ObjectStore, name: str, size: int, chunk_size: int = CHUNK_SIZE) -> Iterator[bytes]:
     """The first ``size`` bytes of an object in pieces of ``chunk_size``; fewer when the object ends before."""
     for offset in range(0, size, chunk_size):
@@ -136,3 +169,26 @@ def read_chunks(store: ObjectStore, name: str, size: int, chunk_size: int = CHUN
         if not chunk:
             return
         yield chunk
+
+
+class ObjectSource:
+    """An object read by ranges and decrypted (`formats.sst.RandomAccess`)."""
+
+    def __init__(self, store: ObjectStore, name: str, cipher_iv: bytes) -> None:
+        """``cipher_iv`` is that of the file's record. Raises `StorageError`, `BackupDamaged` for an IV that is none."""
+        self._store = store
+        self._name = name
+        self._iv = cipher_iv
+        self._crypter = store.location.crypter
+        if self._crypter.encrypts and len(cipher_iv) != IV_SIZE:
+            raise BackupDamaged(f"{name} is encrypted, but its IV is not recorded")
+        self.size = store.stat(name).size
+
+    def read_at(self, offset: int, length: int) -> bytes:
+        """Return ``length`` plain bytes from ``offset``. Raises `StorageError`."""
+        stored = self.read_stored(offset, length)
+        return self._crypter.stream(self._iv, offset)(stored) if self._crypter.encrypts else stored
+
+    def read_stored(self, offset: int, length: int) -> bytes:
+        """Return the same bytes as they are stored, encrypted or not. Raises `StorageError`."""
+        return self._store.get_range(self._name, offset, length)

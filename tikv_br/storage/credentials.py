@@ -1,23 +1,27 @@
-"""Where S3 credentials and the region come from: the URL first, then the AWS chain (environment, profile, instance)."""
+"""S3 credentials and region, and a storage location as the message that stores read."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
+from urllib.parse import quote, urlsplit
 
+from tikv_br.cluster.pb import brpb_pb2, encryptionpb_pb2
 from tikv_br.errors import StorageDenied
-from tikv_br.storage.secret import SecretText
-from tikv_br.storage.url import DEFAULT_REGION, S3Options
+from tikv_br.storage.crypter import SecretText
+from tikv_br.storage.url import DEFAULT_REGION, S3Options, StorageLocation
 
 if TYPE_CHECKING:
     from obstore.store import S3Credential
 
+
 CHAIN_TTL = timedelta(minutes=5)
 """How long an answer of the chain is used before it is asked again; it renews expiring credentials itself in time."""
 
-_NO_CREDENTIALS = "Set AWS_PROFILE, or both AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY; or give both in the URL: access-key, secret-access-key."
+_NO_CREDENTIALS = "Set AWS_PROFILE, or both AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, or pass both in the URL (access-key, secret-access-key)."
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +33,7 @@ class S3Credentials:
     session_token: SecretText
 
 
-def chain(options: S3Options) -> Callable[[], S3Credentials]:
+def credential_source(options: S3Options) -> Callable[[], S3Credentials]:
     """How to get credentials now and later. Raises `StorageDenied` when there are none, at the call or later."""
     if options.access_key:
         fixed = S3Credentials(options.access_key, options.secret_access_key, options.session_token)
@@ -37,7 +41,7 @@ def chain(options: S3Options) -> Callable[[], S3Credentials]:
     return _aws_chain()
 
 
-def obstore_provider(source: Callable[[], S3Credentials]) -> Callable[[], S3Credential]:
+def to_obstore_provider(source: Callable[[], S3Credentials]) -> Callable[[], S3Credential]:
     """The form in which obstore asks for credentials."""
 
     def provide() -> S3Credential:
@@ -53,7 +57,7 @@ def obstore_provider(source: Callable[[], S3Credentials]) -> Callable[[], S3Cred
 
 
 def region_of(options: S3Options) -> str:
-    """The region: as said, else as the AWS environment or profile says, else the Go tool's default."""
+    """The region of the options, else of the AWS environment or profile, else the Go tool's default."""
     if options.region:
         return options.region
     import boto3
@@ -81,3 +85,64 @@ def _aws_chain() -> Callable[[], S3Credentials]:
         return S3Credentials(*(SecretText(part or "") for part in (frozen.access_key, frozen.secret_key, frozen.token)))
 
     return now
+
+
+_CIPHERS = {
+    "aes128-ctr": encryptionpb_pb2.AES128_CTR,
+    "aes192-ctr": encryptionpb_pb2.AES192_CTR,
+    "aes256-ctr": encryptionpb_pb2.AES256_CTR,
+}
+
+
+KEY_IN_CLEAR = "the encryption key is sent to the stores in clear text, because the cluster is used without TLS"
+
+
+def to_cipher_info(location: StorageLocation) -> brpb_pb2.CipherInfo:
+    """How stores are to encrypt or decrypt what is at ``location``, with the key in clear: send it over TLS."""
+    crypter = location.crypter
+    if not crypter.encrypts:
+        return brpb_pb2.CipherInfo(cipher_type=encryptionpb_pb2.PLAINTEXT)
+    return brpb_pb2.CipherInfo(cipher_type=_CIPHERS[crypter.method], cipher_key=crypter.key_bytes)
+
+
+def to_backend(location: StorageLocation, *, send_credentials: bool = True) -> brpb_pb2.StorageBackend:
+    """The backend message for ``location``.
+
+    With ``send_credentials`` (the Go tool's default) the message carries the credentials that this process uses, from
+    the URL or the AWS chain, in clear: send it over TLS. Without, stores use their own. Local paths are the stores' own:
+    they must be the same directory there as here. Raises `StorageDenied` when there are no credentials to send.
+    """
+    if location.scheme == "local":
+        return brpb_pb2.StorageBackend(local=brpb_pb2.Local(path=location.path))
+    options = location.s3
+    message = brpb_pb2.S3(
+        endpoint=options.endpoint,
+        region=region_of(options),
+        bucket=location.bucket,
+        prefix=location.path,
+        storage_class=options.storage_class,
+        sse=options.sse,
+        sse_kms_key_id=options.sse_kms_key_id,
+        force_path_style=options.path_style,
+        provider=options.provider,
+    )
+    if send_credentials:
+        now = credential_source(options)()
+        message.access_key = now.access_key.reveal()
+        message.secret_access_key = now.secret_access_key.reveal()
+        message.session_token = now.session_token.reveal()
+    return brpb_pb2.StorageBackend(s3=message)
+
+
+def strip_names(text: str, backend: brpb_pb2.StorageBackend, *files: str) -> str:
+    """A store's message about a storage, without names given by users: bucket, prefix, endpoint and ``files``.
+
+    Stores have no codes for what storage answers, only text, and a bucket may be called ``NoSuchKey``.
+    """
+    s3 = backend.s3
+    base = backend.local.path or s3.prefix.strip("/")
+    names = {*files, base, s3.bucket, urlsplit(s3.endpoint).netloc, *(f"{base}/{name}" for name in files)}
+    for name in sorted(names | {quote(name) for name in names}, key=len, reverse=True):
+        if name:
+            text = re.sub(rf"(?<![\w-]){re.escape(name)}(?![\w-])", "", text)
+    return re.sub(r"\w+://\S*", "", text)

@@ -1,9 +1,4 @@
-"""Encryption of backups at rest: AES in counter mode, as stores and the Go TiKV-BR do it.
-
-A file is the ciphertext of its bytes, of the same length, under a 16-byte initialization vector (IV) that is recorded beside
-it. Counter mode decrypts from any offset, and hides nothing but the content: who can write to the storage can alter a file
-unseen by the cipher; the recorded hashes are what finds that.
-"""
+"""Secrets that are never printed, and the encryption of backups at rest: AES in counter mode, as in stores and the Go TiKV-BR."""
 
 from __future__ import annotations
 
@@ -15,7 +10,43 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from tikv_br.errors import UsageError
-from tikv_br.storage.secret import SecretText
+
+MASK = "***"
+
+
+class SecretText:
+    """A secret of the user: ``str``, ``repr`` and ``format`` show a mask, JSON refuses it, pickle carries it.
+
+    Only `reveal` gives the text; call it where the text leaves the process, and nowhere else.
+    """
+
+    __slots__ = ("_text",)
+
+    def __init__(self, text: str = "") -> None:
+        self._text = text
+
+    def reveal(self) -> str:
+        """The text itself."""
+        return self._text
+
+    def __bool__(self) -> bool:
+        return bool(self._text)
+
+    def __eq__(self, other: object) -> bool:
+        return self._text == other._text if isinstance(other, SecretText) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash((SecretText, self._text))
+
+    def __repr__(self) -> str:
+        return f"SecretText({MASK if self._text else ''!r})"
+
+    def __str__(self) -> str:
+        return MASK if self._text else ""
+
+    def __reduce__(self) -> tuple[type[SecretText], tuple[str]]:
+        return (SecretText, (self._text,))
+
 
 PLAINTEXT = "plaintext"
 KEY_SIZES = {"aes128-ctr": 16, "aes192-ctr": 24, "aes256-ctr": 32}
@@ -40,21 +71,23 @@ class Crypter:
 
     @classmethod
     def of(cls, method: str, key: SecretText) -> Crypter:
-        """Read what a user said; without a ``method``, the length of the key tells it.
+        """Parse the flags; without a ``method`` it follows from the length of the key.
 
         Raises `UsageError`, which never repeats the key.
         """
         method = method.lower()
         if method and method not in METHODS:
-            raise UsageError(f"--crypter.method {method!r}: one of {', '.join(METHODS)}")
+            raise UsageError(f"--crypter.method must be one of {', '.join(METHODS)}, not {method!r}")
         if method == PLAINTEXT or not (method or key):
             return cls()
         size = _key_size(key)
         method = method or next((known for known, wanted in KEY_SIZES.items() if wanted == size), "")
         if not method:
-            raise UsageError(f"the encryption key has {size} bytes: AES takes 16, 24 or 32", hint=_KEY_HINT)
+            raise UsageError(f"the encryption key has {size} bytes: AES requires 16, 24 or 32", hint=_KEY_HINT)
         if size != KEY_SIZES[method]:
-            raise UsageError(f"the encryption key has {size} bytes, {method} takes {KEY_SIZES[method]}", hint=_KEY_HINT)
+            raise UsageError(
+                f"the encryption key has {size} bytes, {method} requires {KEY_SIZES[method]}", hint=_KEY_HINT
+            )
         return cls(method, key)
 
     @property
@@ -78,7 +111,7 @@ class Crypter:
         return context.update
 
     def mac(self, purpose: str, data: bytes) -> bytes:
-        """HMAC-SHA256 under the key. It tells nothing of the key, and each purpose has values of its own."""
+        """HMAC-SHA256 under the key. It reveals nothing about the key; different purposes give different values."""
         return hmac.new(self.key_bytes, f"tikv-br {purpose}\0".encode() + data, hashlib.sha256).digest()
 
 
@@ -97,7 +130,7 @@ _KEY_HINT = "Write it as 32, 48 or 64 hexadecimal digits, for instance from `ope
 def _key_size(key: SecretText) -> int:
     """Bytes of a key."""
     if not key:
-        raise UsageError("encryption is asked for, but there is no key", hint="Say --crypter.key-file.")
+        raise UsageError("encryption is enabled, but no key was passed", hint="Pass --crypter.key-file.")
     try:
         return len(bytes.fromhex(key.reveal()))
     except ValueError:

@@ -1,4 +1,4 @@
-"""A directory as an object store: whole objects by temporary file, fsync and rename (or link, for exactly once)."""
+"""A directory as an object store: objects become visible by rename after fsync, or by link for `put_if_absent`."""
 
 from __future__ import annotations
 
@@ -7,21 +7,58 @@ import os
 import secrets
 import stat
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Self
 
 from tikv_br.errors import (
     StorageConflict,
+    StorageDenied,
     StorageError,
+    StorageFull,
     StorageObjectMissing,
+    StorageReadOnly,
 )
 from tikv_br.storage.base import ObjectInfo, ObjectStore, Writer, check_name
-from tikv_br.storage.disk_errors import refusal
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import StorageLocation
+
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_REFUSED = {errno.EACCES, errno.EPERM}
+_NO_PLACE = {errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENOENT}
+_DISK = "Check the path and the health of its disk."
+
+Hints = Mapping[type[StorageError], str]
+NO_HINTS: Hints = MappingProxyType({})
+
+
+def to_storage_error(error: OSError, place: Path | str, done: str, hints: Hints = NO_HINTS) -> StorageError:
+    """`place` could not be `done` (written, read, listed, …); `hints` replace the classes' own."""
+    reason = f"{place} cannot be {done}: {os.strerror(error.errno) if error.errno else error}"
+    kind = _kind(error, done)
+    return kind(reason, hint=hints.get(kind, _DISK if kind is StorageError else None))
+
+
+@contextmanager
+def storage_errors(place: Path | str, done: str, hints: Hints = NO_HINTS) -> Iterator[None]:
+    """Raise what the kernel refuses inside as `to_storage_error` says."""
+    try:
+        yield
+    except OSError as error:
+        raise to_storage_error(error, place, done, hints) from None
+
+
+def _kind(error: OSError, done: str) -> type[StorageError]:
+    if error.errno in _FULL:
+        return StorageFull
+    if done == "written" and error.errno in _REFUSED | _NO_PLACE:
+        return StorageReadOnly
+    if error.errno in _REFUSED:
+        return StorageDenied
+    return StorageError
+
 
 TEMPORARY_PREFIX = ".tikv-br-"
 """Names of files being written: never listed. One stays behind when a writer is killed; nothing reads it."""
@@ -31,10 +68,10 @@ _NO_DIRECTORY_SYNC = {errno.EINVAL, errno.ENOTSUP}
 _DIRECTORY_ATTEMPTS = 100
 _BUFFER = 64 << 10
 """Bytes: larger pieces go to the file without a copy."""
-_SWEPT_ATTEMPTS = 10
+_REMOVED_ATTEMPTS = 10
 
 
-class _SweptAway(Exception):
+class _TemporaryFileRemoved(Exception):
     """Another process took a file that was being written for one that a killed writer had left."""
 
 
@@ -61,11 +98,11 @@ class LocalObjectStore(ObjectStore):
 
     def put_if_absent(self, name: str, data: bytes) -> ObjectInfo:
         """See `ObjectStore.put_if_absent`: the link is made by one process only, of a file already durable."""
-        for _attempt in range(_SWEPT_ATTEMPTS):
-            with suppress(_SweptAway), _LocalWriter(self._path(name), name, publish=_link) as writer:
+        for _attempt in range(_REMOVED_ATTEMPTS):
+            with suppress(_TemporaryFileRemoved), _LocalWriter(self._path(name), name, publish=_link) as writer:
                 writer.write(data)
                 return writer.close()
-        raise StorageError(f"{self._path(name)} cannot be written: what was being written was removed again and again")
+        raise StorageError(f"{self._path(name)} cannot be written: another process keeps removing the temporary file")
 
     def get(self, name: str) -> bytes:
         """See `ObjectStore.get`."""
@@ -95,7 +132,7 @@ class LocalObjectStore(ObjectStore):
             for file in files:
                 path = Path(directory, file)
                 if not file.startswith(TEMPORARY_PREFIX):
-                    with suppress(FileNotFoundError):  # removed by another process meanwhile
+                    with suppress(FileNotFoundError):  # removed by another process just now
                         yield _info(path.relative_to(self._root).as_posix(), path)
 
     def delete(self, name: str) -> None:
@@ -106,7 +143,7 @@ class LocalObjectStore(ObjectStore):
         with suppress(OSError):  # a directory that is not empty, or in use, stays
             for parent in path.relative_to(self._root).parents:
                 if parent != Path():
-                    with suppress(FileNotFoundError):  # whoever was killed in a deletion may have come so far
+                    with suppress(FileNotFoundError):  # a killed deletion may have come so far
                         (self._root / parent).rmdir()
 
     def sweep(self, folder: str = "", *, deep: bool = False, older_than: float = 0.0) -> None:
@@ -114,7 +151,7 @@ class LocalObjectStore(ObjectStore):
         top = self._path(folder) if folder else self._root
         for directory in [Path(path) for path, _folders, _files in os.walk(top, topdown=False)] if deep else [top]:
             left: list[Path] = []
-            with _writing(directory), suppress(FileNotFoundError):  # taken away meanwhile, as it was empty
+            with _writing(directory), suppress(FileNotFoundError):  # removed by another process, as it was empty
                 left = list(directory.glob(f"{TEMPORARY_PREFIX}*"))
             for temporary in left:
                 with _writing(temporary), suppress(FileNotFoundError):
@@ -221,7 +258,7 @@ def sync_directory(directory: Path) -> None:
 
 def _rename(temporary: Path, path: Path) -> None:
     if path.exists() and not path.is_file():  # to put a file in the place of /dev/null breaks the machine
-        raise FileExistsError(errno.EEXIST, "it is no file")
+        raise FileExistsError(errno.EEXIST, "it is not a regular file")
     temporary.replace(path)
 
 
@@ -229,13 +266,13 @@ def _link(temporary: Path, path: Path) -> None:
     try:
         os.link(temporary, path)
     except FileExistsError:
-        raise StorageConflict(f"{path} exists already") from None
+        raise StorageConflict(f"{path} already exists") from None
     except FileNotFoundError:
-        raise _SweptAway from None
+        raise _TemporaryFileRemoved from None
     except OSError as error:
         if error.errno in _NO_LINKS:
             raise StorageError(
-                f"the file system of {path.parent} knows no hard links, which writing a file exactly once needs",
+                f"the file system of {path.parent} does not support hard links, which are needed to create a file exactly once",
                 hint="Use another file system, or S3.",
             ) from None
         raise
@@ -258,7 +295,7 @@ def _reading(path: Path) -> Iterator[None]:
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
         raise StorageObjectMissing(f"{path} does not exist") from None
     except OSError as error:
-        raise refusal(error, path, "read") from None
+        raise to_storage_error(error, path, "read") from None
 
 
 @contextmanager
@@ -266,9 +303,9 @@ def _writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise refusal(error, path, "written") from None
+        raise to_storage_error(error, path, "written") from None
 
 
 def _listing_failed(error: OSError) -> None:
     if not isinstance(error, (FileNotFoundError, NotADirectoryError)):
-        raise refusal(error, Path(str(error.filename)), "listed") from None
+        raise to_storage_error(error, Path(str(error.filename)), "listed") from None

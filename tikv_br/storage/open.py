@@ -1,4 +1,4 @@
-"""From a location to its store."""
+"""Opens the object store at a location."""
 
 from __future__ import annotations
 

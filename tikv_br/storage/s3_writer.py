@@ -1,23 +1,29 @@
-"""A large object on its way to S3: parts upload while the next ones are written."""
+"""Uploads a large object to S3: parts are sent while the next ones are written."""
 
 from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, wait
+from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, TypeVar
 
 import obstore
 from obstore.exceptions import BaseError
 
-from tikv_br.errors import StorageError
+from tikv_br.errors import StorageError, TikvBrError
 from tikv_br.storage.base import ObjectInfo, Writer
+from tikv_br.storage.outage import LocationHealth
 
 if TYPE_CHECKING:
     from obstore import Attributes, PutResult
     from obstore.store import S3Store
+
+T = TypeVar("T")
 
 PART_SIZE = 8 << 20
 """S3 allows 10,000 parts: objects up to 78 GiB."""
@@ -34,7 +40,10 @@ class UploadTarget:
     store: S3Store
     name: str
     attributes: Attributes | None
-    translate: Callable[[Exception], StorageError]
+    translate: Callable[[Exception], TikvBrError]
+    watch: Callable[[float], None]
+    """Called while a request is under way with when it began; raises once waiting for it makes no sense any more."""
+    health: LocationHealth
 
 
 class S3Writer(Writer):
@@ -94,10 +103,14 @@ class S3Writer(Writer):
             self._send_buffer()
             return self._upload.result()
         target = self._target
-        try:
+
+        def write() -> PutResult:
             return obstore.put(
                 target.store, target.name, self._buffer, attributes=target.attributes, use_multipart=False
             )
+
+        try:
+            return in_background(write, f"write {target.name}", target.watch)
         except (BaseError, OSError, ValueError) as error:
             raise target.translate(error) from None
 
@@ -118,6 +131,7 @@ class _Upload:
     def __init__(self, target: UploadTarget) -> None:
         self._target = target
         self._queue: queue.Queue[bytearray | _Aborted | None] = queue.Queue(maxsize=PARTS_WAITING)
+        self._began = time.monotonic()
         self._ended = threading.Event()
         self._result: PutResult | None = None
         self._error: Exception | None = None
@@ -125,7 +139,7 @@ class _Upload:
         self._thread.start()
 
     def send(self, part: bytearray) -> None:
-        """Hand over a part, waiting for room. Raises what the upload has failed with meanwhile."""
+        """Hand over a part, waiting for room. Raises the error of an upload that has failed."""
         self._offer(part)
         if self._error is not None:
             raise self._target.translate(self._error)
@@ -133,21 +147,26 @@ class _Upload:
     def result(self) -> PutResult:
         """Wait until everything sent is an object."""
         self._offer(None)
-        self._thread.join()
+        while not self._ended.wait(_PATIENCE):
+            self._target.watch(self._began)
         if self._result is None:
             raise self._target.translate(self._error or StorageError("the upload ended without a result"))
         return self._result
 
     def abort(self) -> None:
-        """Wait until nothing sent is left."""
-        self._offer(_Aborted())
-        self._thread.join()
+        """Wait until nothing sent is left, unless the location does not answer."""
+        with suppress(queue.Empty):
+            self._queue.get_nowait()
+        self._queue.put(_Aborted())
+        while not self._ended.wait(_PATIENCE) and self._target.health.is_answering:
+            pass
 
     def _offer(self, item: bytearray | _Aborted | None) -> None:
         while not self._ended.is_set():
             try:
                 self._queue.put(item, timeout=_PATIENCE)
             except queue.Full:
+                self._target.watch(self._began)
                 continue
             return
 
@@ -163,6 +182,7 @@ class _Upload:
                 chunk_size=PART_SIZE,
                 max_concurrency=PARTS_UPLOADING,
             )
+            target.health.succeeded()
         except _Aborted:
             pass
         except (BaseError, OSError, ValueError) as error:
@@ -175,6 +195,24 @@ class _Upload:
             if isinstance(item, _Aborted):
                 raise item
             yield item
+
+
+def in_background(call: Callable[[], T], name: str, watch: Callable[[float], None]) -> T:
+    """Make a request in a thread of its own; what ``watch`` raises is raised here, and the request abandoned."""
+    began, done = time.monotonic(), Future[T]()
+
+    def run() -> None:
+        try:
+            done.set_result(call())
+        except BaseException as error:  # noqa: BLE001 - raised where the result is awaited
+            done.set_exception(error)
+
+    threading.Thread(target=run, name=name, daemon=True).start()
+    while not done.done():
+        wait([done], timeout=_PATIENCE)
+        if not done.done():
+            watch(began)
+    return done.result()
 
 
 def plain_etag(etag: str | None) -> str:

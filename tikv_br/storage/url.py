@@ -1,4 +1,4 @@
-"""Storage URLs, as the Go TiKV-BR writes them, to a `StorageLocation`.
+"""Parses storage URLs, as the Go TiKV-BR writes them, to a `StorageLocation`.
 
 ===============================================  =========================================================
 ``/backup/1``                                    a local directory
@@ -21,15 +21,17 @@ from typing import Any, Literal
 from urllib.parse import SplitResult, quote, unquote, urlsplit
 
 from tikv_br.errors import UsageError
-from tikv_br.storage.crypter import Crypter
-from tikv_br.storage.secret import SecretText
+from tikv_br.storage import outage
+from tikv_br.storage.crypter import Crypter, SecretText
 
 DEFAULT_REGION = "us-east-1"
 VIRTUAL_HOST_PROVIDERS = frozenset({"alibaba", "netease"})
 """Providers that know no path-style requests; the Go tool's list."""
 
 _ENCRYPTIONS = ("", "AES256", "aws:kms", "aws:kms:dsse")
-_NO_TEXT = "the storage URL contains bytes that are no UTF-8"
+_BUCKET_MIN, _BUCKET_MAX = 3, 255
+"""Characters of a bucket's name; S3 allows 63 for new ones, 255 for those from before 2018 in us-east-1."""
+_NO_TEXT = "the storage URL contains bytes that are not UTF-8"
 _TRUE = frozenset({"1", "t", "true"})
 _FALSE = frozenset({"0", "f", "false"})
 
@@ -45,12 +47,14 @@ class S3Options:
     sse: str = ""
     sse_kms_key_id: str = ""
     acl: str = ""
-    """Always refused: the Go tool's flag is known so that the refusal can say why."""
+    """Always refused. The Go tool's flag is known so that the refusal has a reason."""
     provider: str = ""
     ca: str = ""
     """Path of a PEM file of authorities to trust besides the system's, wherever a task runs; only a flag, for it is of the machine."""
     force_path_style: bool | None = None
     """Bucket in the path, not in the host name; ``None`` = yes, but for `VIRTUAL_HOST_PROVIDERS`."""
+    patience: float = field(default=outage.PATIENCE_SECONDS, compare=False)
+    """Maximum seconds of an outage to wait; only a flag, not part of the URL."""
     access_key: SecretText = field(default_factory=SecretText)
     secret_access_key: SecretText = field(default_factory=SecretText)
     session_token: SecretText = field(default_factory=SecretText)
@@ -75,6 +79,17 @@ class StorageLocation:
     crypter: Crypter = field(default_factory=Crypter)
     """How the backups there are encrypted; no part of the URL."""
 
+    @property
+    def health_key(self) -> outage.Key:
+        """What `tikv_br.storage.outage` knows the place by."""
+        return self.s3.endpoint or self.s3.region, self.bucket
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Pickle with the information whether the place has answered, so that a task trusts an address that its driver has used."""
+        answered = self.scheme == "s3" and outage.health_of(self.health_key).has_answered
+        rebuild = _answered_location if answered else StorageLocation
+        return rebuild, (self.scheme, self.path, self.bucket, self.s3, self.crypter)
+
     def child(self, name: str) -> StorageLocation:
         """The place ``name`` below this one."""
         base = self.path.rstrip("/")
@@ -96,10 +111,18 @@ class StorageLocation:
         return f"StorageLocation({self.redacted()!r})"
 
 
+def _answered_location(
+    scheme: Literal["local", "s3"], path: str, bucket: str, s3: S3Options, crypter: Crypter
+) -> StorageLocation:
+    location = StorageLocation(scheme, path, bucket, s3, crypter)
+    outage.health_of(location.health_key).has_answered = True
+    return location
+
+
 def parse(url: str, options: S3Options | None = None) -> StorageLocation:
     """Read a storage URL; ``options`` are the ``--s3.*`` flags, used for S3 only. Raises `UsageError`."""
     if not url:
-        raise UsageError("no storage given", hint="Say --storage with a directory or an s3:// URL.")
+        raise UsageError("no storage was passed", hint="Pass --storage with a directory or an s3:// URL.")
     if re.search(r"[\x00-\x1f\x7f]", url):
         raise UsageError("the storage URL contains a control character")
     _check_text(url)
@@ -126,7 +149,7 @@ def parse(url: str, options: S3Options | None = None) -> StorageLocation:
 def _check_text(url: str) -> None:
     """Bytes of an argument that are no text come as lone surrogates, which no request or record can carry."""
     if any("\ud800" <= sign <= "\udfff" for sign in url):
-        raise UsageError(_NO_TEXT, hint="Rename the directory, or name a link to it.")
+        raise UsageError(_NO_TEXT, hint="Rename the directory, or pass a symbolic link to it.")
 
 
 def _decoded(text: str) -> str:
@@ -140,25 +163,21 @@ def _decoded(text: str) -> str:
 def _local_url(parts: SplitResult) -> StorageLocation:
     if parts.netloc not in {"", "localhost"}:
         raise UsageError(
-            f"{parts.scheme}:// takes an absolute path", hint=f"Write {parts.scheme}:///path, with three slashes."
+            f"{parts.scheme}:// requires an absolute path", hint=f"Write {parts.scheme}:///path, with three slashes."
         )
     if parts.query:
-        raise UsageError(f"{parts.scheme}:// takes no parameters", hint="Write a '?' in a path as %3F.")
+        raise UsageError(f"{parts.scheme}:// does not accept parameters", hint="Write a '?' in a path as %3F.")
     return _local(_decoded(parts.path))
 
 
 def _local(path: str) -> StorageLocation:
     if not path.startswith("/") or "\0" in path:
-        raise UsageError("local storage takes an absolute path")
+        raise UsageError("local storage requires an absolute path")
     return StorageLocation("local", "/" + os.path.normpath(path).lstrip("/"))
 
 
 def _s3(parts: SplitResult, flags: S3Options) -> StorageLocation:
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", parts.netloc):
-        raise UsageError(
-            "an s3:// URL starts with the name of a bucket, and nothing else before the next slash",
-            hint="Write s3://bucket/prefix; endpoint and credentials are parameters or flags.",
-        )
+    _check_bucket(parts.netloc)
     prefix = _decoded(parts.path).strip("/")
     if prefix and any(segment in {"", ".", ".."} for segment in prefix.split("/")):
         raise UsageError("the prefix of an s3:// URL must not contain '//', '.' or '..' as a segment")
@@ -169,6 +188,30 @@ def _s3(parts: SplitResult, flags: S3Options) -> StorageLocation:
     )
 
 
+def _check_bucket(name: str) -> None:
+    """Refuse names that no S3 server accepts for a bucket.
+
+    Capitals and underscores pass: buckets from before 2018 in us-east-1 have them, and some servers still
+    allow them. The server decides.
+    """
+    hint = "Write s3://bucket/prefix; endpoint and credentials are parameters or flags."
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
+        raise UsageError(
+            "an s3:// URL starts with the name of a bucket: letters, digits, '.', '-' and '_', and nothing else before "
+            "the next slash",
+            hint=hint,
+        )
+    if not _BUCKET_MIN <= len(name) <= _BUCKET_MAX:
+        limits = f"{_BUCKET_MIN} to {_BUCKET_MAX}"
+        raise UsageError(f"the bucket name {name!r} has {len(name)} characters; S3 allows {limits}", hint=hint)
+    if ".." in name or name.endswith("."):
+        raise UsageError(f"the bucket name {name!r} has an empty part between dots", hint=hint)
+    if re.fullmatch(r"\d+(\.\d+){3}", name):
+        raise UsageError(
+            f"the bucket name {name!r} is an IP address", hint="Pass the server with --s3.endpoint or endpoint=…"
+        )
+
+
 def _parameters(query: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for part in filter(None, query.split("&")):
@@ -177,9 +220,9 @@ def _parameters(query: str) -> dict[str, Any]:
         reader = _READERS.get(name)
         if reader is None:
             known = ", ".join(sorted(known.replace("_", "-") for known in _READERS))
-            raise UsageError(f"unknown parameter {raw_name!r} in the storage URL", hint=f"Known are {known}.")
+            raise UsageError(f"unknown parameter {raw_name!r} in the storage URL", hint=f"Supported: {known}.")
         if name in found:
-            raise UsageError(f"parameter {raw_name!r} stands twice in the storage URL")
+            raise UsageError(f"parameter {raw_name!r} appears twice in the storage URL")
         found[name] = reader(name, _decoded(raw_value))
     found.pop("use_accelerate_endpoint", None)
     return found
@@ -196,7 +239,7 @@ def _secret(_name: str, value: str) -> SecretText:
 def _flag(name: str, value: str) -> bool:
     if value.lower() in _TRUE | _FALSE:
         return value.lower() in _TRUE
-    raise UsageError(f"parameter {name.replace('_', '-')!r} of the storage URL is true or false")
+    raise UsageError(f"parameter {name.replace('_', '-')!r} of the storage URL must be true or false")
 
 
 def _no_acceleration(name: str, value: str) -> bool:
@@ -242,13 +285,13 @@ def _check_options(options: S3Options) -> None:
             hint="Leave the flag out; set the bucket's object ownership and policy instead.",
         )
     if options.sse not in _ENCRYPTIONS:
-        raise UsageError(f"s3.sse is not {options.sse!r} but one of {', '.join(_ENCRYPTIONS[1:])}")
+        raise UsageError(f"s3.sse must be one of {', '.join(_ENCRYPTIONS[1:])}, not {options.sse!r}")
     if options.sse_kms_key_id and not options.sse.startswith("aws:kms"):
-        raise UsageError("s3.sse-kms-key-id needs s3.sse aws:kms")
+        raise UsageError("s3.sse-kms-key-id requires s3.sse aws:kms")
     if bool(options.access_key) != bool(options.secret_access_key):
-        raise UsageError("say both or none (access-key, secret-access-key)")
+        raise UsageError("the URL must have both or none of (access-key, secret-access-key)")
     if options.session_token and not options.access_key:
-        raise UsageError("a session token goes with both others (access-key, secret-access-key)")
+        raise UsageError("a session token requires both of (access-key, secret-access-key)")
 
 
 def _check_endpoint(endpoint: str) -> None:
@@ -261,6 +304,6 @@ def _check_endpoint(endpoint: str) -> None:
     except ValueError:
         raise UsageError("the S3 endpoint does not parse", hint=hint) from None
     if parts.scheme not in {"http", "https"} or not host:
-        raise UsageError("the S3 endpoint is no http:// or https:// URL", hint=hint)
+        raise UsageError("the S3 endpoint is not an http:// or https:// URL", hint=hint)
     if "@" in parts.netloc or parts.query or parts.fragment or parts.path.strip("/"):
-        raise UsageError("the S3 endpoint has more than scheme, host and port", hint=hint)
+        raise UsageError("the S3 endpoint must have only scheme, host and port", hint=hint)

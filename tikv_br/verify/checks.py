@@ -1,6 +1,6 @@
-"""The tasks: one file, or one range of the cluster, looked at; what is wrong comes back as findings, not as errors.
+"""The tasks of a verification: each checks one file, or one range of a cluster, and returns findings.
 
-Errors are what keeps a task from looking: a storage or a cluster that does not answer.
+Errors are raised only for what prevents a check, such as a storage or a cluster that does not answer.
 """
 
 from __future__ import annotations
@@ -13,19 +13,17 @@ from typing import TYPE_CHECKING, NamedTuple
 from formats.api_version import ApiVersion
 from formats.checksum import Checksum
 from formats.errors import FormatError
-from formats.keys import KeyCodec
-from tikv_br.backupset.coverage import KeyRange
-from tikv_br.backupset.files import FileEntry, FileKind
-from tikv_br.backupset.identity import verify_file_identity
+from formats.keys.codec import KeyCodec
+from formats.keys.ranges import KeyRange
+from tikv_br.backupset.compare import BackupComparison
+from tikv_br.backupset.coverage import codec_of
+from tikv_br.backupset.files import FileEntry, FileKind, content_damage, verify_file_identity
+from tikv_br.backupset.rows import kind_of
+from tikv_br.cluster.cluster import ClusterPool
 from tikv_br.cluster.config import ClusterConfig
-from tikv_br.cluster.shared import shared_cluster
 from tikv_br.errors import BackupDamaged, StorageObjectMissing
-from tikv_br.proof.prover import Prover
-from tikv_br.proof.ranges import codec_of
-from tikv_br.proof.stored_file import StoredFile
-from tikv_br.proof.stored_rows import kind_of
 from tikv_br.spark.task import TaskContext
-from tikv_br.storage.base import CHUNK_SIZE, ObjectStore
+from tikv_br.storage.base import CHUNK_SIZE, ObjectSource, ObjectStore
 from tikv_br.verify.options import Finding, Level
 
 if TYPE_CHECKING:
@@ -34,29 +32,31 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a task has looked at, and what it found wrong."""
+    """Result of a task."""
 
     findings: tuple[Finding, ...]
     size: int = 0
     """Stored bytes read."""
     rows: int = 0
-    """Rows that were read, or that the cluster has counted, and found right."""
+    """Rows without a finding that were read, or counted by the cluster."""
 
 
 @dataclass(frozen=True, slots=True)
 class FileJob:
-    """What all tasks that read files share. Pickles."""
+    """What all tasks that read files share. Picklable."""
 
     store: ObjectStore
     api_version: ApiVersion
     level: Level
     """`Level.FILES` or `Level.DATA`."""
     expiry_recorded: bool
-    """Whether the backup says of each file which rows expire: ours do."""
+    """Whether the backup records the expiring rows of each file; tikv-br's backups do."""
+    is_increment: bool = False
+    """Whether files have tombstones, as those of incremental backups."""
 
 
 def check_file(job: FileJob, file: FileEntry, context: TaskContext) -> Report:
-    """Read a file once, from its first to its last byte, and look at it as deep as the job says."""
+    """Read a file once as a whole, and check it at the job's level."""
     try:
         sst = HashedFile(job.store, file, lambda size: context.report(data_bytes=size))
         rows, findings = 0, []
@@ -65,15 +65,15 @@ def check_file(job: FileJob, file: FileEntry, context: TaskContext) -> Report:
             findings = [Finding(file.name, cause, Level.DATA) for cause in causes]
         findings = [Finding(file.name, cause, Level.FILES) for cause in _check_content(job, file, sst)] + findings
     except StorageObjectMissing:
-        return Report((Finding(file.name, "went missing while it was checked", Level.FILES),))
-    except BackupDamaged as error:  # encrypted, and nothing recorded to decrypt it by
+        return Report((Finding(file.name, "was removed during the check", Level.FILES),))
+    except BackupDamaged as error:  # encrypted, but no IV is recorded
         return Report((Finding(file.name, error.message, Level.FILES),))
     context.report(keys=rows)
     return Report(tuple(findings), sst.size, rows)
 
 
-class HashedFile(StoredFile):
-    """A stored file that hashes its stored bytes in passing, so that rows and sha256 cost one pass."""
+class HashedFile(ObjectSource):
+    """A stored file that hashes its bytes while they are read, so that rows and SHA-256 need one pass."""
 
     def __init__(self, store: ObjectStore, file: FileEntry, on_bytes: Callable[[int], None]) -> None:
         super().__init__(store, file.name, file.cipher_iv)
@@ -82,7 +82,7 @@ class HashedFile(StoredFile):
         self._on_bytes = on_bytes
 
     def read_stored(self, offset: int, length: int) -> bytes:
-        """Return ``length`` stored bytes from ``offset``; those that continue what was hashed are hashed."""
+        """Return ``length`` stored bytes from ``offset``; hashes those that follow the bytes hashed so far."""
         data = super().read_stored(offset, length)
         known = self._hashed - offset
         if 0 <= known < len(data):
@@ -92,10 +92,10 @@ class HashedFile(StoredFile):
         return data
 
     def digest(self) -> bytes:
-        """The sha256 of the whole object, of which the rest is read now."""
+        """The SHA-256 of the whole object; reads the rest of it."""
         while self._hashed < self.size:
             if not self.read_stored(self._hashed, min(CHUNK_SIZE, self.size - self._hashed)):
-                break  # cut meanwhile: the hash will tell
+                break  # truncated since: the hash will differ
         return self._sha256.digest()
 
 
@@ -104,7 +104,7 @@ def _check_content(job: FileJob, file: FileEntry, sst: HashedFile) -> Iterator[s
     if not file.sha256:
         yield "has no recorded sha256 to compare with"
     elif digest != file.sha256:
-        yield "is altered: its sha256 is not the recorded one"
+        yield content_damage(job.store, file, file.sha256, digest)
         return
     try:
         verify_file_identity(job.store, file, etag_counts=False)
@@ -113,22 +113,22 @@ def _check_content(job: FileJob, file: FileEntry, sst: HashedFile) -> Iterator[s
 
 
 def _check_rows(job: FileJob, file: FileEntry, data: HashedFile) -> tuple[int, list[str]]:
-    """Check every row, and what they come to; the number of rows, and what is wrong."""
+    """Check every row and their sums; returns the number of rows, and the causes of findings."""
     codec = codec_of(job.api_version, file.key_range)
     try:
         sums = _sum_parquet(file, data, codec) if kind_of(file) is FileKind.PARQUET else _sum_sst(file, data, codec)
     except FormatError as error:
-        return 0, [f"is not sound: {error}"]
+        return 0, [f"is damaged: {error}"]
     causes = [
-        f"has {what} {found}, the backup recorded {recorded}"
-        for what, found, recorded in sums.against(file, with_expiry=job.expiry_recorded)
+        f"has {what} {found}, but the backup recorded {recorded}"
+        for what, found, recorded in sums.against(file, with_expiry=job.expiry_recorded, is_increment=job.is_increment)
         if found != recorded
     ]
     return 0 if causes else sums.rows, causes
 
 
 def _sum_sst(file: FileEntry, data: HashedFile, codec: KeyCodec) -> RowSums:
-    """Of every row of an SST, once each block and row was checked."""
+    """The sums of an SST, after checking every block and row."""
     from formats.sst import check_rows
     from tikv_br.verify.row_sums import SummingReader
 
@@ -139,14 +139,14 @@ def _sum_sst(file: FileEntry, data: HashedFile, codec: KeyCodec) -> RowSums:
 
 
 def _sum_parquet(file: FileEntry, data: HashedFile, codec: KeyCodec) -> RowSums:
-    from formats.parquet_reader import ParquetReader
+    from formats.parquet import ParquetReader
     from tikv_br.verify.row_sums import sum_records
 
     return sum_records(ParquetReader(data).records(), file, codec)
 
 
-class Probe(NamedTuple):
-    """One task of a comparison with a cluster: the range of a file, or one in which the backup has no row."""
+class CompareTask(NamedTuple):
+    """One task of a comparison with a cluster: the range of a file, or a range without rows in the backup."""
 
     span: KeyRange
     file: FileEntry | None
@@ -157,27 +157,27 @@ class Probe(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CompareJob:
-    """What all tasks of a comparison share. Pickles."""
+    """What all tasks of a comparison share. Picklable."""
 
     cluster: ClusterConfig
     store: ObjectStore
     api_version: ApiVersion
 
 
-def compare_range(job: CompareJob, probe: Probe, context: TaskContext) -> Report:
+def compare_range(job: CompareJob, task: CompareTask, context: TaskContext) -> Report:
     """Compare one range of the cluster with the backup."""
-    prover = Prover(shared_cluster(job.cluster), job.store, job.api_version)
+    comparison = BackupComparison(context.shared(ClusterPool).get(job.cluster), job.store, job.api_version)
     try:
-        equal, differences = _compare(prover, probe)
+        equal, differences = _compare(comparison, task)
     except BackupDamaged as error:
-        return Report((Finding(str(probe), error.message, Level.DATA),))
+        return Report((Finding(str(task), error.message, Level.DATA),))
     except StorageObjectMissing:
-        return Report((Finding(str(probe), "went missing while it was checked", Level.FILES),))
+        return Report((Finding(str(task), "was removed during the check", Level.FILES),))
     context.report(data_bytes=equal.total_bytes, keys=equal.total_kvs)
-    return Report(tuple(Finding(str(probe), cause, Level.RESTORE) for cause in differences), rows=equal.total_kvs)
+    return Report(tuple(Finding(str(task), cause, Level.RESTORE) for cause in differences), rows=equal.total_kvs)
 
 
-def _compare(prover: Prover, probe: Probe) -> tuple[Checksum, list[str]]:
-    if probe.file is not None:
-        return prover.compare(probe.file, probe.span)
-    return Checksum(), prover.compare_empty(probe.span)
+def _compare(comparison: BackupComparison, task: CompareTask) -> tuple[Checksum, list[str]]:
+    if task.file is not None:
+        return comparison.compare(task.file, task.span)
+    return Checksum(), comparison.compare_empty(task.span)

@@ -1,68 +1,114 @@
-"""What a verification is asked to do, and what it finds."""
+"""Options of a verification, and its findings."""
 
 from __future__ import annotations
 
 import enum
+import hashlib
+import math
 import os
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 
+from tikv_br.backupset.files import FileEntry
 from tikv_br.cluster.config import ClusterConfig
+from tikv_br.errors import UsageError
 from tikv_br.spark.executor import DRIVER_THREADS
 from tikv_br.storage.url import StorageLocation
-from tikv_br.verify.subset import Subset
+
+_PERCENT = re.compile(r"(\d+(?:\.\d+)?)%")
+_PART = re.compile(r"(\d+)/(\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Subset:
+    """A share of the files: ``10%`` (at least one file), or ``3/10``, the third of ten parts that together are all files."""
+
+    share: Fraction = Fraction(1)
+    part: int = 1
+    parts: int = 1
+
+    @classmethod
+    def parse(cls, text: str) -> Subset:
+        """Read ``10%``, ``0.5%`` or ``3/10``. Raises `UsageError`."""
+        if percent := _PERCENT.fullmatch(text):
+            share = Fraction(percent[1]) / 100
+            if 0 < share <= 1:
+                return cls(share=share)
+        elif (part := _PART.fullmatch(text)) and 1 <= int(part[1]) <= int(part[2]):
+            return cls(part=int(part[1]), parts=int(part[2]))
+        raise UsageError(f"invalid --subset {text!r}: pass a percentage such as 10%, or a part such as 3/10")
+
+    @property
+    def is_all(self) -> bool:
+        """Whether all files are chosen."""
+        return self.share == 1 and self.parts == 1
+
+    def choose(self, files: Sequence[FileEntry], seed: int) -> list[FileEntry]:
+        """The chosen files, in the order given."""
+        if self.is_all:
+            return list(files)
+        drawn = sorted(files, key=lambda file: hashlib.sha256(f"{seed} {file.name}".encode()).digest())
+        drawn = drawn[self.part - 1 :: self.parts]
+        chosen = {file.name for file in drawn[: math.ceil(self.share * len(drawn))]}
+        return [file for file in files if file.name in chosen]
+
+    def __str__(self) -> str:
+        return f"{self.part}/{self.parts}" if self.parts > 1 else f"{float(self.share * 100):g}%"
 
 
 class Level(enum.StrEnum):
-    """How deep to look. `FILES` includes `META`, `DATA` includes `FILES`; `RESTORE` is `META` and the cluster."""
+    """How thoroughly to verify. `FILES` includes `META`, `DATA` includes `FILES`; `RESTORE` is `META` and the cluster."""
 
     META = "meta"
-    """The backup's records, and a listing: every object is there in its size."""
+    """The backup's records, and a listing: every object exists with the recorded size."""
     FILES = "files"
-    """Every byte of the files: they are the ones that were written."""
+    """Every byte of the files, against the recorded SHA-256."""
     DATA = "data"
-    """Every row: blocks, order, form, and sums as recorded."""
+    """Every row: blocks, order, encoding, and the recorded sums."""
     RESTORE = "restore"
-    """A live cluster holds what the backup holds."""
+    """A cluster has the same rows as the backup."""
 
 
 class Executor(enum.StrEnum):
     """Where tasks run."""
 
     AUTO = "auto"
-    """On this machine's threads, or on Spark where there is enough to read."""
+    """Threads on this machine, or Spark if there is much to read."""
     DRIVER = "driver"
     SPARK = "spark"
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that is wrong."""
+    """One problem."""
 
     object: str
     """Name of an object of the backup, or a range of the cluster."""
     cause: str
     level: Level
-    """The level that promises to find it."""
+    """The lowest level that finds it."""
 
 
 @dataclass(frozen=True, slots=True)
 class VerifyOptions:
-    """One verification."""
+    """Options of one verification."""
 
     storage: StorageLocation
     level: Level = Level.FILES
     cluster: ClusterConfig | None = None
-    """Needed for `Level.RESTORE`."""
+    """Required for `Level.RESTORE`."""
     subset: Subset = field(default_factory=Subset)
-    """Of the files, at the levels above `Level.META`."""
+    """Files to verify at the levels above `Level.META`."""
     seed: int = 0
-    """Which files a subset takes."""
+    """Seed for the choice of a subset."""
     executor: Executor = Executor.AUTO
     spark_master: str = "local[*]"
     concurrency: int | None = None
-    """Files under way at once; None = as many as fit."""
+    """Number of files verified in parallel; None = the executor's default."""
 
     @property
     def threads(self) -> int:
-        """Files under way at once on this machine: each takes some tens of MiB."""
+        """Number of files verified in parallel on this machine; each takes some tens of MiB of memory."""
         return self.concurrency or min(DRIVER_THREADS, 2 * (os.cpu_count() or 1))

@@ -1,4 +1,4 @@
-"""What the rows of a file come to, counted while they are checked."""
+"""Sums of the rows of a file, counted while they are checked. Loads Arrow and the kernels."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ import pyarrow as pa
 from formats import columns
 from formats.checksum import Checksum, checksum
 from formats.errors import DamagedBytes
-from formats.keys import KeyCodec
+from formats.keys.codec import KeyCodec
+from formats.keys.ranges import user_range
 from formats.rows import LiveFilter, from_storage, to_storage, within
 from formats.sst import RandomAccess, SstReader
 from tikv_br.backupset.files import Expiry, FileEntry
-from tikv_br.proof.ranges import user_range
 
 
 @dataclass
 class RowSums:
-    """Sums of a file's rows, in the terms of `FileEntry`."""
+    """Sums of a file's rows, as in `FileEntry`."""
 
     rows: int = 0
-    """Of any kind. In a sound backup each is live, or was when it was written."""
+    """All rows. In an intact full backup each was live when it was written."""
     live: Checksum = field(default_factory=Checksum)
-    """Of the newest version of each key that is no tombstone, expired or not."""
+    """Newest version of each key, except tombstones; expired or not."""
     expiring: Checksum = field(default_factory=Checksum)
-    """Of the live rows, those with an expiry."""
+    """Live rows with an expiry."""
     expiries: list[int] = field(default_factory=list)
     """Earliest and latest expiry of each batch."""
     timestamps: list[int] = field(default_factory=list)
     """Smallest and largest timestamp of each batch."""
 
     def add(self, records: pa.RecordBatch, alive: pa.RecordBatch, prefix: bytes) -> None:
-        """Count ``records`` of ``SCHEMA``, of which those ``alive`` are no tombstones or older versions."""
+        """Count ``records`` of ``SCHEMA``; ``alive`` are those that are neither tombstones nor older versions."""
         self.rows += records.num_rows
         self.live += checksum(alive["key"], alive["value"], prefix)
         ts = columns.numbers(records["ts"])
@@ -46,15 +46,18 @@ class RowSums:
 
     @property
     def expiry(self) -> Expiry:
-        """As the backup records it."""
+        """In the form that the backup records."""
         if not self.expiries:
             return Expiry()
         sums = self.expiring
         return Expiry(sums.total_kvs, sums.total_bytes, sums.crc64xor, min(self.expiries), max(self.expiries))
 
-    def against(self, file: FileEntry, *, with_expiry: bool) -> Iterator[tuple[str, object, object]]:
-        """What was counted and what is recorded, by name."""
-        yield "rows:", self.rows, file.total_kvs
+    def against(
+        self, file: FileEntry, *, with_expiry: bool, is_increment: bool
+    ) -> Iterator[tuple[str, object, object]]:
+        """Triples of name, counted and recorded value."""
+        if not is_increment:  # which has tombstones
+            yield "rows:", self.rows, file.total_kvs
         yield "live rows:", self.live.total_kvs, file.total_kvs
         yield "bytes of keys and values:", self.live.total_bytes, file.total_bytes
         yield "crc64xor", f"{self.live.crc64xor:016x}", f"{file.crc64xor:016x}"
@@ -65,23 +68,23 @@ class RowSums:
 
 
 def sum_records(batches: Iterable[pa.RecordBatch], file: FileEntry, codec: KeyCodec) -> RowSums:
-    """What records (`SCHEMA`) come to, once they are found to be what ``file`` may hold.
+    """The sums of records (`SCHEMA`), after checking each row.
 
-    Raises `FormatError` for rows out of order, outside of the file's range, or that the API version cannot hold.
+    Raises `FormatError` for rows out of order, outside the file's range, or invalid in the API version.
     """
     sums, newest = RowSums(), LiveFilter(now=0)
     start, end = user_range(codec, file.key_range)
     for records in batches:
         alive = newest.apply(records)
-        to_storage(records, codec)  # raises for what a store of this version cannot hold
+        to_storage(records, codec)  # raises for rows that are invalid in this API version
         if within(records, start, end).num_rows < records.num_rows:
-            raise DamagedBytes("rows outside of the file's range")
+            raise DamagedBytes("rows outside the file's range")
         sums.add(records, alive, codec.prefix)
     return sums
 
 
 class SummingReader(SstReader):
-    """Counts each batch once its user has asked for the next: by then it was checked."""
+    """Counts each batch when its consumer, which has checked it by then, requests the next."""
 
     def __init__(self, source: RandomAccess, codec: KeyCodec) -> None:
         super().__init__(source)
@@ -89,9 +92,9 @@ class SummingReader(SstReader):
         self._codec = codec
         self._newest = LiveFilter(now=0)
 
-    def batches(self, max_rows: int = 65_536) -> Iterator[pa.RecordBatch]:
+    def batches(self, max_rows: int = 65_536, start: bytes = b"", end: bytes = b"") -> Iterator[pa.RecordBatch]:
         """As `SstReader.batches`; raises `FormatError` also for keys of another keyspace."""
-        for rows in super().batches(max_rows):
+        for rows in super().batches(max_rows, start, end):
             yield rows
             records = from_storage(rows, self._codec)
             self.sums.add(records, self._newest.apply(records), self._codec.prefix)

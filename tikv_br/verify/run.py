@@ -10,35 +10,34 @@ from tikv_br.errors import BackupDamaged, ChecksumMismatch
 from tikv_br.progress_events import Reporter, silent
 from tikv_br.steps import run_steps
 from tikv_br.verify.options import Finding, Level, VerifyOptions
-from tikv_br.verify.plan import check_options
-from tikv_br.verify.steps import VerifyContext, verify_steps
+from tikv_br.verify.steps import VerifyContext, check_options, verify_steps
 
 
 @dataclass(frozen=True, slots=True)
 class VerifySummary:
-    """What was looked at, and found to be right."""
+    """Result of a verification without findings."""
 
     level: str
     files: int
-    """Of the backup; all of them were found in a listing."""
+    """Files of the backup."""
     files_checked: int
-    """Of those, how many were read, or compared with the cluster; none at level meta."""
+    """Files that were read, or compared with the cluster; 0 at level meta."""
     subset: str
-    """``100%``, or what was asked for."""
+    """The value of ``--subset``; ``100%`` by default."""
     seed: int
     rows_checked: int
     bytes_read: int
-    """From the storage, as stored."""
+    """Stored bytes read."""
     ranges_compared: int
-    """With a cluster, at level restore."""
+    """Ranges compared with the cluster, at level restore."""
     foreign_objects: int
-    """Objects at the place that are none of the backup's."""
+    """Objects at the path that do not belong to the backup."""
     api_version: str
     backup_ts: int
     executor: str
     seconds: float
     session_seconds: float
-    """How long Spark took to start; 0 on the driver."""
+    """Start-up time of Spark; 0 on the driver."""
     step_seconds: dict[str, float]
 
 
@@ -47,16 +46,16 @@ def verify(
     reporter: Reporter = silent,
     on_finding: Callable[[Finding], None] = lambda _finding: None,
 ) -> VerifySummary:
-    """Verify a backup; returns only when all that was asked was looked at and is right.
+    """Verify a backup; returns if there is no finding.
 
-    ``on_finding`` gets everything that is wrong, as it is found. Raises `BackupDamaged` with the number of findings;
-    `ChecksumMismatch` when the backup is as it should be and only the cluster differs; a `TikvBrError` for what kept us
-    from looking.
+    ``on_finding`` gets each finding as soon as it is found. Raises `BackupDamaged` with the number of findings,
+    `ChecksumMismatch` if the backup is intact and only the cluster differs, or the `TikvBrError` that prevented the verification.
     """
     check_options(options)
     began = time.monotonic()
     context = VerifyContext(options, reporter, on_finding)
-    timings = run_steps(verify_steps(options), context, reporter)
+    with context.clusters:
+        timings = run_steps(verify_steps(options), context, reporter)
     _raise_findings(context.findings)
     return VerifySummary(
         level=options.level.value,
@@ -83,5 +82,5 @@ def _raise_findings(findings: list[Finding]) -> None:
     objects = len({finding.object for finding in findings})
     message = f"{len(findings)} {'finding' if len(findings) == 1 else 'findings'} in {objects} of the objects"
     if all(finding.level is Level.RESTORE for finding in findings):
-        raise ChecksumMismatch(f"{message}: the cluster does not hold what the backup holds")
+        raise ChecksumMismatch(f"{message}: the cluster differs from the backup")
     raise BackupDamaged(f"{message} of the backup")

@@ -1,133 +1,272 @@
-"""Verification as a runbook. Nothing is changed anywhere, so no step has anything to take back."""
+"""The steps of a verification. None changes anything, so none needs an undo."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import pairwise
+from typing import TypeVar
 
-from tikv_br.backupset.backup_set import BackupSet
-from tikv_br.backupset.files import FileEntry
+from formats.keys.ranges import KeyRange, gaps
+from tikv_br.backupset import layout, manifest
+from tikv_br.backupset.backup_set import BackupSet, meta_content
+from tikv_br.backupset.compare import check_gives_checksums, check_same_encoding
+from tikv_br.backupset.coverage import require_disjoint
+from tikv_br.backupset.files import FileEntry, size_damage
+from tikv_br.backupset.manifest import Manifest
+from tikv_br.cluster.cluster import ClusterPool
 from tikv_br.cluster.config import ClusterConfig
-from tikv_br.cluster.shared import shared_cluster
-from tikv_br.errors import BackupDamaged
+from tikv_br.errors import (
+    BackupDamaged,
+    BackupSetError,
+    BackupUnsupported,
+    CoverageError,
+    CrypterMismatch,
+    StorageObjectMissing,
+    UsageError,
+)
 from tikv_br.progress_events import Notice, Reporter, silent
-from tikv_br.proof.fit import check_gives_checksums, check_same_encoding
-from tikv_br.spark.executor import run_tasks
-from tikv_br.steps import Line, Step
+from tikv_br.spark.executor import ExecutorKind, ExecutorOptions, run_tasks
+from tikv_br.spark.session import check_master
+from tikv_br.steps import FunctionStep, Step
+from tikv_br.storage.base import ObjectInfo, ObjectStore
 from tikv_br.storage.open import open_store
-from tikv_br.verify import plan, records
-from tikv_br.verify.checks import CompareJob, FileJob, Report, check_file, compare_range
-from tikv_br.verify.options import Finding, Level, VerifyOptions
+from tikv_br.verify.checks import CompareJob, CompareTask, FileJob, Report, check_file, compare_range
+from tikv_br.verify.options import Executor, Finding, Level, VerifyOptions
+
+SPARK_BYTES = 16 << 30
+"""Stored bytes from which on `Executor.AUTO` uses Spark."""
+
+
+def check_options(options: VerifyOptions) -> None:
+    """Raise `UsageError` for options that are invalid for every backup."""
+    if options.level is Level.META and not options.subset.is_all:
+        raise UsageError("--subset cannot be used at level meta, which reads no files")
+    if options.level is Level.RESTORE and options.cluster is None:
+        raise UsageError("level restore compares the backup with a cluster: pass --pd")
+    if options.executor is Executor.SPARK:
+        check_master(options.spark_master)
+
+
+def compare_tasks(
+    ranges: Sequence[KeyRange], files: Sequence[FileEntry], chosen: Sequence[FileEntry]
+) -> list[CompareTask]:
+    """The ranges to compare: those of the chosen files and, if all files are chosen, those without a file."""
+    found = [CompareTask(file.key_range, file) for file in chosen]
+    if len(chosen) == len(files):
+        spans = [file.key_range for file in files]
+        found += [CompareTask(gap, None) for whole in ranges for gap in gaps(whole, spans)]
+    return found
+
+
+def choose_executor(options: VerifyOptions, work_bytes: int) -> ExecutorOptions:
+    """The executor for tasks that read ``work_bytes`` from the storage."""
+    kind: ExecutorKind = "driver"
+    if options.executor is Executor.SPARK or (options.executor is Executor.AUTO and work_bytes >= SPARK_BYTES):
+        kind = "spark"
+    threads = options.threads if kind == "driver" else options.concurrency
+    return ExecutorOptions(kind, options.spark_master, threads)
+
+
+T = TypeVar("T")
+
+
+def read_records(store: ObjectStore) -> tuple[BackupSet | None, list[Finding]]:
+    """Read `backupmeta` and the manifest. If one is damaged, use the other; None if both are.
+
+    Raises `BackupNotFound`, `BackupUnsupported`, `CrypterMismatch` and `StorageError`.
+    """
+    try:
+        return BackupSet.open(store), []
+    except BackupDamaged as error:
+        damage = error.message
+    findings: list[Finding] = []
+    crypter = store.location.crypter
+    known = _read(store, layout.MANIFEST, partial(manifest.load, crypter=crypter), findings)
+    content = _read(store, layout.META, partial(manifest.decode, crypter=crypter), findings)
+    if not findings:
+        findings = [Finding(layout.META, damage, Level.META)]
+    if known is not None:
+        content = meta_content(known.description, known.files)
+    return (None if content is None else BackupSet.from_records(store, content, known)), findings
+
+
+def check_records(backup: BackupSet) -> Iterator[Finding]:
+    """Check the records for contradictions: overlapping ranges, and sums that do not add up."""
+    try:
+        require_disjoint(backup.ranges)
+    except CoverageError as error:
+        yield Finding(layout.META, f"has overlapping ranges: {error.message}", Level.META)
+    for before, file in pairwise(sorted(backup.files, key=lambda file: file.key_range)):
+        if not before.key_range.end or file.start_key < before.end_key:
+            cause = f"its range {file.key_range} overlaps that of {before.name}, {before.key_range}"
+            yield Finding(file.name, cause, Level.META)
+    if backup.manifest is not None:
+        yield from _check_statistics(backup, backup.manifest)
+
+
+def check_listing(
+    backup: BackupSet, listing: Mapping[str, ObjectInfo]
+) -> tuple[list[FileEntry], list[Finding], list[str]]:
+    """The files that exist with the recorded size, the findings on the others, and the names of foreign objects."""
+    present: list[FileEntry] = []
+    findings: list[Finding] = []
+    for file in backup.files:
+        info = listing.get(file.name)
+        if info is None:
+            findings.append(Finding(file.name, "is missing", Level.META))
+        elif damage := size_damage(info.size, file.size):
+            findings.append(Finding(file.name, damage, Level.META))
+        else:
+            present.append(file)
+    named = {layout.META, layout.MANIFEST, layout.LOCK, *(file.name for file in backup.files)}
+    foreign = [name for name in listing.keys() - named if not name.startswith(f"{layout.RESTORE}/")]
+    return present, findings, sorted(foreign)
+
+
+def _read(store: ObjectStore, name: str, parse: Callable[[bytes], T], findings: list[Finding]) -> T | None:
+    try:
+        return parse(store.get(name))
+    except StorageObjectMissing:
+        if name == layout.MANIFEST:
+            findings.append(Finding(name, "is missing, although tikv-br made the backup", Level.META))
+    except (BackupDamaged, BackupUnsupported, CrypterMismatch) as error:
+        findings.append(Finding(name, error.message, Level.META))
+    return None
+
+
+def _check_statistics(backup: BackupSet, known: Manifest) -> Iterator[Finding]:
+    sums, said = backup.totals, known.statistics
+    for name, found, recorded in (
+        ("rows", sums.total_kvs, said.total_kvs),
+        ("bytes of keys and values", sums.total_bytes, said.total_bytes),
+        ("stored bytes", sums.size, said.backup_size),
+        ("crc64xor", sums.crc64xor, said.crc64xor),
+    ):
+        if found != recorded:
+            yield Finding(layout.MANIFEST, f"records {recorded} {name}, but its files have {found}", Level.META)
+
 
 FOREIGN_NOTES = 20
-"""So many objects that do not belong to the backup are named; the rest is counted."""
+"""Maximum number of foreign objects that are named; the others are only counted."""
 
 
 @dataclass
 class VerifyContext:
-    """What the steps find out for one another."""
+    """State that the steps share."""
 
     options: VerifyOptions
     reporter: Reporter = silent
     on_finding: Callable[[Finding], None] = lambda _finding: None
+    clusters: ClusterPool = field(default_factory=ClusterPool)
     backup: BackupSet = field(init=False)
     present: list[FileEntry] = field(default_factory=list)
-    """The files that are there in their size."""
+    """Files that exist with the recorded size."""
     chosen: list[FileEntry] = field(default_factory=list)
-    """Of the present ones, those to look into."""
+    """Files among `present` to read."""
     foreign: list[str] = field(default_factory=list)
-    """Objects at the place that no record names."""
+    """Objects at the path that no record names."""
     findings: list[Finding] = field(default_factory=list)
     executor: str = "driver"
     session_seconds: float = 0.0
-    """How long Spark took to start; 0 on the driver."""
+    """Start-up time of Spark; 0 on the driver."""
     ranges: int = 0
-    """Ranges of the cluster that were compared."""
+    """Ranges compared with the cluster."""
     size: int = 0
     """Stored bytes read."""
     rows: int = 0
-    """Rows found right."""
+    """Rows without a finding."""
 
-    def found(self, *findings: Finding) -> None:
-        """Book what is wrong, and tell at once."""
+    def add_findings(self, *findings: Finding) -> None:
+        """Add findings, and report them at once."""
         self.findings += findings
         for finding in findings:
             self.on_finding(finding)
 
-    def took(self, report: Report) -> None:
-        """Book a task's report."""
-        self.found(*report.findings)
+    def add_report(self, report: Report) -> None:
+        """Add a task's report."""
+        self.add_findings(*report.findings)
         self.size += report.size
         self.rows += report.rows
 
     @property
     def cluster(self) -> ClusterConfig:
-        """Of the cluster to compare with."""
+        """The cluster to compare with."""
         if self.options.cluster is None:
             raise ValueError("no cluster was given")
         return self.options.cluster
 
 
 def verify_steps(options: VerifyOptions) -> list[Step[VerifyContext]]:
-    """The runbook of a level."""
-    steps = [Line("read the backup", read_backup), Line("list the objects", list_objects)]
+    """The steps of a level."""
+    steps = [FunctionStep("read the backup", read_backup), FunctionStep("list the objects", list_objects)]
     match options.level:
         case Level.META:
             pass
         case Level.FILES:
-            steps += [Line("choose the files", choose), Line("check every byte", check_files)]
+            steps += [FunctionStep("choose the files", choose_files), FunctionStep("check every byte", check_files)]
         case Level.DATA:
-            steps += [Line("choose the files", choose), Line("check every row", check_files)]
+            steps += [FunctionStep("choose the files", choose_files), FunctionStep("check every row", check_files)]
         case Level.RESTORE:
             steps += [
-                Line("check that backup and cluster fit", check_fit),
-                Line("choose the files", choose),
-                Line("compare with the cluster", compare),
+                FunctionStep("check that backup and cluster match", check_fit),
+                FunctionStep("choose the files", choose_files),
+                FunctionStep("compare with the cluster", compare),
             ]
     return [*steps]
 
 
 def read_backup(context: VerifyContext) -> None:
-    """Read the backup's own records and hold them against each other."""
-    backup, findings = records.read_backup(open_store(context.options.storage))
-    context.found(*findings)
+    """Read the backup's records, and check them for contradictions."""
+    backup, findings = read_records(open_store(context.options.storage))
+    context.add_findings(*findings)
     if backup is None:
-        raise BackupDamaged("none of the backup's records can be read: nothing else can be checked")
+        raise BackupDamaged("neither backupmeta nor the manifest can be read, so nothing else can be checked")
     context.backup = backup
-    context.found(*records.check_records(backup))
+    context.add_findings(*check_records(backup))
+    try:
+        backup.chain()
+    except BackupSetError as error:
+        context.add_findings(Finding(layout.MANIFEST, f"the backup that it continues: {error.message}", Level.META))
 
 
 def list_objects(context: VerifyContext) -> None:
-    """See that every object is there in its size, and what else there is."""
+    """List the objects: check the sizes of the files, and look for foreign objects."""
     listing = {info.name: info for info in context.backup.store.list()}
-    context.present, findings, context.foreign = records.check_listing(context.backup, listing)
-    context.found(*findings)
+    context.present, findings, context.foreign = check_listing(context.backup, listing)
+    context.add_findings(*findings)
     for name in context.foreign[:FOREIGN_NOTES]:
         context.reporter(Notice(f"{name} does not belong to the backup"))
     if len(context.foreign) > FOREIGN_NOTES:
         context.reporter(Notice(f"{len(context.foreign) - FOREIGN_NOTES} more objects do not belong to the backup"))
 
 
-def choose(context: VerifyContext) -> None:
-    """Choose the files to look into; of those that are missing or of another size, enough is known."""
+def choose_files(context: VerifyContext) -> None:
+    """Choose the files to read; missing files and those of another size are findings already."""
     options = context.options
     wanted = {file.name for file in options.subset.choose(context.backup.files, options.seed)}
     context.chosen = [file for file in context.present if file.name in wanted]
 
 
 def check_files(context: VerifyContext) -> None:
-    """Read the chosen files."""
+    """Read and check the chosen files."""
     backup, options = context.backup, context.options
-    job = FileJob(backup.store, backup.api_version, options.level, expiry_recorded=backup.manifest is not None)
+    job = FileJob(
+        backup.store,
+        backup.api_version,
+        options.level,
+        expiry_recorded=backup.manifest is not None,
+        is_increment=backup.is_increment,
+    )
     size = sum(file.size for file in context.chosen)
-    where = plan.choose_executor(options, size)
+    where = choose_executor(options, size)
     context.executor = where.executor
     context.session_seconds = run_tasks(
         context.chosen,
         partial(check_file, job),
         options=where,
-        on_result=context.took,
+        on_result=context.add_report,
         name_of=lambda file: file.name,
         reporter=context.reporter,
         expected_task_bytes=size // max(len(context.chosen), 1),
@@ -135,25 +274,27 @@ def check_files(context: VerifyContext) -> None:
 
 
 def check_fit(context: VerifyContext) -> None:
-    """Refuse a cluster that cannot hold this backup, or cannot say what it holds."""
-    info = shared_cluster(context.cluster).info()
+    """Check that the cluster has the backup's encoding and supports checksums."""
+    context.backup.require_full()
+    info = context.clusters.get(context.cluster).info()
     check_same_encoding(context.backup.api_version, info)
-    check_gives_checksums(info, hint="Clusters from 6.1.1 on can.")
+    check_gives_checksums(info, hint="Upgrade the cluster to 6.1.1 or newer.")
 
 
 def compare(context: VerifyContext) -> None:
-    """Compare what the stores hold with what the backup says."""
+    """Compare the cluster's checksums with the backup's."""
     backup = context.backup
     job = CompareJob(context.cluster, backup.store, backup.api_version)
-    tasks = plan.probes(backup.ranges, backup.files, context.chosen)
-    where = plan.choose_executor(context.options, 0)
+    tasks = compare_tasks(backup.ranges, backup.files, context.chosen)
+    where = choose_executor(context.options, 0)
     context.executor = where.executor
     context.session_seconds = run_tasks(
         tasks,
         partial(compare_range, job),
         options=where,
-        on_result=context.took,
+        on_result=context.add_report,
         name_of=str,
         reporter=context.reporter,
+        shared=[context.clusters],
     )
     context.ranges = len(tasks)

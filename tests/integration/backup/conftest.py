@@ -14,7 +14,7 @@ import pytest
 from formats.api_version import ApiVersion
 from tests.integration.backup.data import hard_rows
 from tests.integration.backup.loaded import Loaded, Sources, fill
-from tests.live_cluster import LiveCluster, live_cluster
+from tests.support.live_cluster import LiveCluster, live_cluster
 from tikv_br.backup.options import BackupOptions
 from tikv_br.storage.url import StorageLocation
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-from tests.live_cluster import LiveCluster
+from tests.support.live_cluster import LiveCluster
 from tikv_br.progress_events import Event, StepFinished, StepStarted
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from formats.api_version import ApiVersion
 from tests.integration.backup.data import load
-from tests.live_cluster import LiveCluster
+from tests.support.live_cluster import LiveCluster
 
 YEAR = 365 * 86400
 

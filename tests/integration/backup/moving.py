@@ -6,18 +6,18 @@ import contextlib
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from formats.api_version import ApiVersion
 from tests.integration.backup.data import load
-from tests.live_cluster import LiveCluster, live_cluster
+from tests.support.live_cluster import LiveCluster, live_cluster
+from tests.support.waiting import PATIENCE, eventually
 from tikv_br.cluster.config import ClusterConfig
 
 SPLITS = [b"row00100", b"row01", b"row02", b"\x90"]
-PATIENCE = 4.0
-"""Seconds that a call goes on after its first failure."""
 READ_FIRST = b""
 """A key of the first region, whose 1,800 rows are read in three pages while pages still grow."""
 
@@ -41,17 +41,22 @@ def spread_and_healed(live: LiveCluster) -> Iterator[LiveCluster]:
 
 
 @contextlib.contextmanager
-def healed_late(live: LiveCluster) -> Iterator[None]:
-    """Heal while the block runs, later than one call waits; the block must not end before that."""
-    healing = threading.Timer(1.5 * PATIENCE, live.heal)
-    began = time.monotonic()
-    healing.start()
-    try:
+def healed_late(live: LiveCluster, killing: list[int]) -> Iterator[None]:
+    """Heal while the block runs, two seconds after these failpoints have killed a majority of the stores."""
+    majority = len(killing) // 2 + 1
+    healing = threading.Event()
+
+    def heal() -> None:
+        eventually(lambda: sum(live.hits(each) for each in killing) >= majority)
+        time.sleep(2)
+        healing.set()
+        live.heal()
+
+    with ThreadPoolExecutor(1) as pool:
+        healed = pool.submit(heal)
         yield
-    finally:
-        healing.cancel()
-        healing.join()
-    assert time.monotonic() - began > PATIENCE
+        assert healing.is_set(), "the work ended before the stores came back"
+        healed.result()
 
 
 def _reshape(live: LiveCluster) -> None:
@@ -98,5 +103,10 @@ def transfer_leader(live: LiveCluster) -> dict[str, Any]:
 
 
 def impatient(live: LiveCluster) -> ClusterConfig:
-    """Return a config whose calls give up after a few seconds."""
+    """A config whose calls give up after a few seconds, for work that fails."""
+    return replace(live.config, retry_budget=4.0)
+
+
+def patient(live: LiveCluster) -> ClusterConfig:
+    """A config whose calls outlast all stalls of a busy machine, for work that succeeds."""
     return replace(live.config, retry_budget=PATIENCE)

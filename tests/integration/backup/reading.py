@@ -9,8 +9,10 @@ from typing import Any
 import zstandard
 from rocksdict import Options, Rdict
 
-from formats import mce
 from formats.api_version import ApiVersion
+from formats.keys import codec
+from tests.support.live_cluster import LiveCluster
+from tikv_br.cluster.pb import brpb_pb2, kvrpcpb_pb2
 
 Rows = dict[bytes, bytes]
 """Internal keys (with z) and values."""
@@ -54,7 +56,7 @@ def _stored_key(key: bytes, api_version: ApiVersion, keyspace_id: int, ts: int) 
     if api_version is not ApiVersion.V2:
         return b"z" + key
     prefixed = b"r" + keyspace_id.to_bytes(3, "big") + key
-    return b"z" + mce.encode(prefixed) + (ts ^ (2**64 - 1)).to_bytes(8, "big")
+    return b"z" + codec.encode(prefixed) + (ts ^ (2**64 - 1)).to_bytes(8, "big")
 
 
 def _stored_value(value: bytes, expire: int, api_version: ApiVersion) -> bytes:
@@ -65,3 +67,21 @@ def _stored_value(value: bytes, expire: int, api_version: ApiVersion) -> bytes:
             return value + expire.to_bytes(8, "big")
         case ApiVersion.V2:
             return value + (expire.to_bytes(8, "big") + b"\x01" if expire else b"\x00")
+
+
+def ts_of(live: LiveCluster, key: bytes, scratch: Path) -> int:
+    """Return the ts that the stores keep with a key, from an SST that they write themselves."""
+    rpc_key = live.raw().codec.rpc_key(key)
+    (scratch / "stores").mkdir()
+    request = brpb_pb2.BackupRequest(
+        cluster_id=live.cluster.cluster_id,
+        start_key=rpc_key,
+        end_key=rpc_key + b"\0",
+        is_raw_kv=True,
+        dst_api_version=kvrpcpb_pb2.V2,
+        storage_backend=brpb_pb2.StorageBackend(local=brpb_pb2.Local(path=str(scratch / "stores"))),
+    )
+    for store_id in live.store_ids:
+        list(live.cluster.store(store_id).backup(request))
+    (internal,) = rocksdb_rows(scratch / "stores", scratch)
+    return int.from_bytes(internal[-8:], "big") ^ (2**64 - 1)

@@ -10,7 +10,7 @@ import pytest
 from formats.api_version import ApiVersion
 from tests.integration.backup.conftest import Clusters, Options
 from tests.integration.backup.reading import golden_rows, rocksdb_rows
-from tests.live_cluster import LiveCluster
+from tests.support.live_cluster import LiveCluster
 from tikv_br.backup.run import backup
 from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.cluster.pb import brpb_pb2
@@ -30,7 +30,10 @@ def source(golden: Path, clusters: Clusters) -> LiveCluster:
     return live
 
 
-@pytest.mark.parametrize(("name", "target"), [("v1", ApiVersion.V1), ("v1_to_v2", ApiVersion.V2)])
+@pytest.mark.parametrize(
+    ("name", "target"),
+    [("v1", ApiVersion.V1), pytest.param("v1_to_v2", ApiVersion.V2, marks=pytest.mark.core("backup"))],
+)
 def test_the_rows_are_those_that_real_stores_wrote(
     name: str, target: ApiVersion, golden: Path, source: LiveCluster, options: Options, tmp_path: Path
 ) -> None:

@@ -16,7 +16,7 @@ from formats.api_version import ApiVersion
 from tests.e2e.command import environment
 from tests.integration.backup.reading import Rows, rocksdb_rows
 from tests.integration.backup.resume.unfinished import REGIONS, ROWS, fill
-from tests.live_cluster import LiveCluster, live_cluster
+from tests.support.live_cluster import LiveCluster, live_cluster
 from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.backupset.ledger import LedgerEntry, read_entries
 from tikv_br.errors import BackupPathInUse, LeaseHeld
@@ -127,7 +127,7 @@ def check_finished(live: LiveCluster, engine: str, place: Path, done: dict[str, 
     """Run once more, to the end, and hold the backup against what had been done."""
     code, last = finish(start(live, engine, place))
     if code:  # the last kill came when all was over
-        assert (code, last["message"]) == (BackupPathInUse.exit_code, f"local://{place} holds a backup already")
+        assert (code, last["message"]) == (BackupPathInUse.exit_code, f"local://{place} already holds a backup")
     else:
         sums = live.raw().checksum()
         assert (last["crc64xor"], last["total_kvs"]) == (sums.crc64xor, sums.total_kvs)
@@ -158,7 +158,7 @@ def test_waiting_run_goes_on_where_the_other_was_killed(live: LiveCluster, tmp_p
         until_done(place)
         with start(live, "store", place, "--lock-wait", "2m") as second:
             assert second.stdout is not None
-            told = next(line for line in second.stdout if "waiting for the path" in line)
+            told = next(line for line in second.stdout if "waiting for the lock of the path" in line)
             assert str(first.pid) in told
             first.kill()
             slow_down(live)

@@ -11,17 +11,15 @@ import pytest
 from formats.api_version import ApiVersion
 from tests.integration.backup.conftest import Clusters, Options
 from tests.integration.backup.data import hard_rows, load, when
-from tests.integration.backup.reading import rocksdb_rows
-from tests.live_cluster import LiveCluster, live_cluster
-from tikv_br.backup.backup_ts import service_id
+from tests.integration.backup.reading import ts_of
+from tests.support.live_cluster import LiveCluster, live_cluster
 from tikv_br.backup.run import backup
 from tikv_br.backupset.backup_set import BackupSet
-from tikv_br.cluster.pb import brpb_pb2, kvrpcpb_pb2
-from tikv_br.cluster.timestamp import physical_ms
+from tikv_br.cluster.safepoint import service_id
+from tikv_br.cluster.timestamps import physical_ms
 from tikv_br.errors import (
     BackupDamaged,
     BackupPathInUse,
-    ChecksumMismatch,
     ConversionUnsupported,
     CoverageError,
     LeaseHeld,
@@ -88,24 +86,6 @@ def test_writes_after_backup_ts_was_chosen_get_a_larger_ts(v2: LiveCluster, opti
     assert ts_of(v2, b"row00001", tmp_path) > summary.backup_ts
 
 
-def ts_of(live: LiveCluster, key: bytes, scratch: Path) -> int:
-    """Return the ts that the stores keep with a key, from an SST that they write themselves."""
-    rpc_key = live.raw().codec.rpc_key(key)
-    (scratch / "stores").mkdir()
-    request = brpb_pb2.BackupRequest(
-        cluster_id=live.cluster.cluster_id,
-        start_key=rpc_key,
-        end_key=rpc_key + b"\0",
-        is_raw_kv=True,
-        dst_api_version=kvrpcpb_pb2.V2,
-        storage_backend=brpb_pb2.StorageBackend(local=brpb_pb2.Local(path=str(scratch / "stores"))),
-    )
-    for store_id in live.store_ids:
-        list(live.cluster.store(store_id).backup(request))
-    (internal,) = rocksdb_rows(scratch / "stores", scratch)
-    return int.from_bytes(internal[-8:], "big") ^ (2**64 - 1)
-
-
 def test_gc_that_has_passed_is_refused(options: Options, tmp_path: Path) -> None:
     """Where the versions that a tail would need are gone already, the backup does not begin."""
     with live_cluster(tmp_path / "cluster", V2, stores=1) as live:
@@ -157,18 +137,6 @@ def test_what_goes_missing_before_the_commit_is_noticed(
     assert "backupmeta" not in files_at(wanted.storage.path)
     assert backup(wanted).summary.total_kvs == live.raw().checksum().total_kvs
     BackupSet.open(open_store(wanted.storage))
-
-
-def test_checksum_finds_a_write_after_the_scan(clusters: Clusters, options: Options) -> None:
-    """The cluster's own checksum is asked for after the scan; a difference names the range and leaves no backup."""
-    live = clusters(V1)
-    load(live, {b"k%d" % number: b"v" for number in range(100)})
-    assert backup(options(live, checksum=True, dst_api_version=V2)).summary.total_kvs == live.raw().checksum().total_kvs
-    wanted = options(live, checksum=True)
-    with pytest.raises(ChecksumMismatch, match=r"\[start, end\).*rows") as raised:
-        backup(wanted, when(StepFinished, "copy", lambda: live.raw().put(b"k7", b"w")))
-    assert "writes" in raised.value.hint
-    assert files_at(wanted.storage.path) == []
 
 
 def test_another_backup_at_the_path_is_left_alone(clusters: Clusters, options: Options) -> None:

@@ -12,16 +12,16 @@ import pyarrow.parquet as pq
 import pytest
 
 from formats.api_version import ApiVersion
-from formats.records import SCHEMA
+from formats.columns import SCHEMA
 from tests.integration.backup.conftest import Clusters, Options
 from tests.integration.backup.loaded import YEAR, Loaded, Sources, expiring
 from tikv_br.backup.options import BackupOptions
 from tikv_br.backup.run import backup
 from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.backupset.files import FileKind
+from tikv_br.backupset.rows import find_value
 from tikv_br.cluster.pb import brpb_pb2
 from tikv_br.errors import BackupDamaged
-from tikv_br.proof.lookup import find_value
 from tikv_br.restore.options import Mode, RestoreOptions
 from tikv_br.restore.run import restore
 from tikv_br.spark.session import spark_context
@@ -104,6 +104,7 @@ def check_timestamps(
         assert loaded.tso[0] < min(found) < max(found) < loaded.tso[1]
 
 
+@pytest.mark.core("parquet")
 def test_files_say_what_they_are(sources: Sources, parquet: Options) -> None:
     """Each file: its keyspace, API version and range; keys ascend and lie in it; its record fits its bytes."""
     wanted = parquet(sources(V2).live, engine="scan")

@@ -7,19 +7,19 @@ from pathlib import Path
 import pytest
 
 from formats.api_version import ApiVersion
-from formats.keys import KeyCodec
+from formats.keys.codec import KeyCodec
+from formats.keys.ranges import KeyRange
 from formats.sst.compression import Compression
 from tests.integration.backup.conftest import Clusters, Options
 from tests.integration.backup.data import load
 from tests.integration.backup.reading import Rows, rocksdb_rows, stored
-from tests.live_cluster import LiveCluster
-from tikv_br.backup.conversion import Loss
+from tests.support.live_cluster import LiveCluster
+from tikv_br.backup.options import Loss
 from tikv_br.backup.run import backup
 from tikv_br.backupset.backup_set import BackupSet
-from tikv_br.backupset.coverage import KeyRange
+from tikv_br.backupset.rows import find_value
 from tikv_br.cluster.pb import brpb_pb2
 from tikv_br.errors import ConversionUnsupported, RequestRefused, UsageError
-from tikv_br.proof.lookup import find_value
 from tikv_br.restore.options import RestoreOptions
 from tikv_br.restore.run import restore
 from tikv_br.storage.open import open_store

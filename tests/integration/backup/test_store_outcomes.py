@@ -10,13 +10,11 @@ from formats.api_version import ApiVersion
 from formats.sst import MemorySource, SstReader
 from formats.sst.compression import Compression
 from tests.integration.backup.conftest import Clusters, Options
-from tests.integration.backup.data import hard_rows, load, when
+from tests.integration.backup.data import hard_rows, load
 from tests.integration.backup.reading import golden_rows, rocksdb_rows
-from tests.live_cluster import LiveCluster, live_cluster
+from tests.support.live_cluster import LiveCluster, live_cluster
 from tikv_br.backup.run import backup
 from tikv_br.backupset.backup_set import BackupSet
-from tikv_br.errors import ChecksumMismatch
-from tikv_br.progress_events import StepFinished
 from tikv_br.restore.options import RestoreOptions
 from tikv_br.restore.run import restore
 from tikv_br.storage.open import open_store
@@ -51,7 +49,9 @@ def test_the_rows_are_those_that_real_stores_wrote(name: str, golden: Path, opti
     verify(VerifyOptions(storage=wanted.storage, level=Level.DATA))
 
 
-@pytest.mark.parametrize(("source", "target"), [(V1, V1), (V1, V2), (V1TTL, V2), (V2, V2)])
+@pytest.mark.parametrize(
+    ("source", "target"), [(V1, V1), (V1, V2), pytest.param(V1TTL, V2, marks=pytest.mark.core("backup")), (V2, V2)]
+)
 def test_what_stores_wrote_comes_back(
     source: ApiVersion, target: ApiVersion, clusters: Clusters, options: Options, tmp_path: Path
 ) -> None:
@@ -75,16 +75,6 @@ def test_an_empty_keyspace_leaves_no_folder(clusters: Clusters, options: Options
     assert backup(wanted).summary.files == 0
     assert BackupSet.open(open_store(wanted.storage)).files == ()
     assert not (Path(wanted.storage.path) / "sst").exists()
-
-
-def test_checksum_finds_a_write_after_the_stores_wrote(clusters: Clusters, options: Options) -> None:
-    """In the source's own form, also where the files are of another: a difference leaves no backup."""
-    live = clusters(V1)
-    load(live, {b"k%d" % number: b"v" for number in range(100)})
-    wanted = options(live, engine="store", dst_api_version=V2, checksum=True)
-    with pytest.raises(ChecksumMismatch, match="rows"):
-        backup(wanted, when(StepFinished, "copy", lambda: live.raw().put(b"k7", b"w")))
-    assert not [path for path in Path(wanted.storage.path).rglob("*") if path.is_file()]
 
 
 @pytest.mark.parametrize("compression", [Compression.LZ4, Compression.SNAPPY, Compression.ZSTD])

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from bench.__main__ import BENCHES
-from tests.tools import ROOT
+from tests.support.tools import ROOT
 
 FIGURE = {
     "bench", "case", "subject", "unit", "value", "runs", "compared_with", "ratio", "goal", "reached",
@@ -19,7 +19,7 @@ FIGURE = {
 TOO_LONG = 400
 pytestmark = pytest.mark.timeout(TOO_LONG)
 ALL = "TIKV_BR_TEST_ALL_BENCHES" in os.environ
-SLOW = {"store_engine", "orchestration", "spark_tasks", "scan_far", "sync_growth"}
+SLOW = {"store_engine", "orchestration", "spark_tasks", "scan_far", "sync_growth", "point_in_time", "log_rpo"}
 """Benches of whole commands, of the JVM and of waiting, half a minute of other work: on request."""
 COMMAND = ("whole command", "stores at work", "the command's own")
 ON_REQUEST = {
@@ -27,6 +27,10 @@ ON_REQUEST = {
     *(("orchestration", name) for name in ("least that stores need", "its processor time", "own share")),
     *(("scan from afar", name) for name in ("tikv-br", "tikv-br, one lane")),
     *(("sync growth", name) for name in ("lag grows by", "lag, median", "sync's processor time")),
+    *(("point in time", name) for name in (*COMMAND, "its processor time", "peak memory")),
+    *(("log writer", "tikv-br"), ("log compaction", "tikv-br"), ("merge", "time")),
+    *(("log RPO", name) for name in ("p50", "p99", "longest", "caught up after", "peak memory")),
+    *(("log RPO", name) for name in ("versions in the log", "stored")),
     *(("Spark tasks", name) for name in ("session start", "until the first task ends", "each further task", "closure")),
 }
 AT_TIMES = {("scan to SST", "client-go, scan alone"), ("sync growth", "lag begins to grow at")}

@@ -13,11 +13,11 @@ from bench.replay import replaying
 from bench.rivals import per_key_python, rocksdict_writer
 from bench.scan_to_sst import scan_task
 from formats.api_version import ApiVersion
-from formats.keys import KeyCodec
+from formats.keys.codec import KeyCodec
 from formats.rows import from_storage
 from formats.sst import Compression, MemorySource, SstReader
 from tests.interop.line_client import LineClient
-from tests.tools import find_tool
+from tests.support.tools import find_tool
 from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.config import ClusterConfig
 from tikv_br.cluster.rawkv import RawClient

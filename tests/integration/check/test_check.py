@@ -13,15 +13,14 @@ import pytest
 
 from formats.api_version import ApiVersion
 from tests.integration.s3_servers import S3Server, moto_server
-from tests.live_cluster import LiveCluster, live_cluster
+from tests.support.live_cluster import LiveCluster, live_cluster
 from tikv_br.backupset.layout import import_mode_folder
-from tikv_br.check.cluster_probes import look_at_import_mode
-from tikv_br.check.probe import Result, Status
+from tikv_br.check.cluster_probes import probe_import_mode
+from tikv_br.check.probe import CheckOptions, ProbeContext, Result, Status
 from tikv_br.check.run import check
-from tikv_br.check.surroundings import CheckOptions, Surroundings
 from tikv_br.cluster.config import ClusterConfig
 from tikv_br.cluster.store import StoreClient
-from tikv_br.cluster.timestamp import minus_seconds
+from tikv_br.cluster.timestamps import minus_seconds
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import StorageLocation
 
@@ -32,7 +31,7 @@ PATIENT = 60.0
 @pytest.fixture(scope="module")
 def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveCluster]:
     """A V2 cluster of three stores."""
-    with live_cluster(tmp_path_factory.mktemp("check"), ApiVersion.V2, stores=3) as cluster:
+    with live_cluster(tmp_path_factory.mktemp("check"), ApiVersion.V2, stores=3, disconnect_delay=0.0) as cluster:
         yield cluster
 
 
@@ -52,18 +51,19 @@ def look(cluster: ClusterConfig, storage: StorageLocation | None = None, executo
 def bad(results: dict[str, Result]) -> dict[str, str]:
     """What is not well."""
     wrong = {Status.WARN, Status.FAIL}
-    return {name: result.verdict.seen for name, result in results.items() if result.verdict.status in wrong}
+    return {name: result.outcome.seen for name, result in results.items() if result.outcome.status in wrong}
 
 
+@pytest.mark.core("check")
 def test_a_sound_cluster_and_directory(live: LiveCluster, tmp_path: Path) -> None:
     """Nothing is wrong, what cannot be told is skipped, and the directory is left without an object."""
     results = look(live.config, StorageLocation("local", str(tmp_path)))
     bad_ones = {name: seen for name, seen in bad(results).items() if name not in {"clock", "storage-space"}}
     assert bad_ones == {}
-    assert results["api-version"].verdict.seen == "API v2 on 3 stores"
-    assert results["ttl"].verdict.seen == "on"
-    assert str(live.cluster.cluster_id) in results["pd"].verdict.seen
-    assert {name for name, result in results.items() if result.verdict.status is Status.SKIPPED} == {
+    assert results["api-version"].outcome.seen == "API v2 on 3 stores"
+    assert results["ttl"].outcome.seen == "on"
+    assert str(live.cluster.cluster_id) in results["pd"].outcome.seen
+    assert {name for name, result in results.items() if result.outcome.status is Status.SKIPPED} == {
         "store-space",  # the playground has no disks of its own
         "import-mode",
         "java",
@@ -82,8 +82,8 @@ def test_a_dead_store(live: LiveCluster) -> None:
         live.heal()
     assert found.keys() - {"clock"} == {"stores", "api-version"}
     assert f"store {live.store_ids[1]} " in found["stores"]
-    assert results["stores"].verdict.status is Status.FAIL
-    assert results["api-version"].verdict.status is Status.WARN
+    assert results["stores"].outcome.status is Status.FAIL
+    assert results["api-version"].outcome.status is Status.WARN
 
 
 def test_what_an_import_leaves_behind(live: LiveCluster) -> None:
@@ -122,9 +122,9 @@ def test_a_service_that_holds_gc_back(live: LiveCluster) -> None:
 def test_stores_in_import_mode(live: LiveCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that tell are named; the playground is as silent as TiKV 9.0, so the answer is given here."""
     first = live.store_ids[0]
-    monkeypatch.setattr(StoreClient, "importing", lambda client: client.store.id == first)
-    with Surroundings(CheckOptions(live.config)) as around:
-        verdict = look_at_import_mode(around)
+    monkeypatch.setattr(StoreClient, "is_importing", lambda client: client.store.id == first)
+    with ProbeContext(CheckOptions(live.config)) as around:
+        verdict = probe_import_mode(around)
     assert verdict.status is Status.WARN
     assert verdict.seen == f"store {first} in import mode"
 
@@ -134,7 +134,7 @@ def test_import_mode_that_a_restore_left(live: LiveCluster, tmp_path: Path) -> N
     place = StorageLocation("local", str(tmp_path))
     record = f"{import_mode_folder(live.cluster.cluster_id)}/0123456789abcdef.json"
     open_store(place).put(record, b"{}")
-    assert "has not put it back" in bad(look(live.config, place))["import-mode"]
+    assert "has not ended it" in bad(look(live.config, place))["import-mode"]
     open_store(place).delete(record)
     assert "import-mode" not in bad(look(live.config, place))
 
@@ -143,9 +143,9 @@ def test_a_v1_cluster(tmp_path: Path) -> None:
     """Has no TTL, and that is no fault."""
     with live_cluster(tmp_path / "v1", ApiVersion.V1, stores=1) as cluster:
         results = look(cluster.config)
-    assert results["ttl"].verdict.seen.startswith("off")
-    assert results["api-version"].verdict.seen == "API v1 on 1 store"
-    assert results["ttl"].verdict.status is Status.OK
+    assert results["ttl"].outcome.seen.startswith("off")
+    assert results["api-version"].outcome.seen == "API v1 on 1 store"
+    assert results["ttl"].outcome.status is Status.OK
 
 
 def test_nothing_can_be_reached(moto: S3Server) -> None:
@@ -153,11 +153,11 @@ def test_nothing_can_be_reached(moto: S3Server) -> None:
     began = time.monotonic()
     nowhere = ClusterConfig(pd=("127.0.0.1:1",), connect_timeout=2.0, retry_budget=0.5)
     results = look(nowhere, moto.location("x", bucket="no-such-bucket"), executor="auto")
-    assert {name for name, result in results.items() if result.verdict.status is Status.FAIL} >= {"pd"}
-    statuses = {name: result.verdict.status for name, result in results.items()}
+    assert {name for name, result in results.items() if result.outcome.status is Status.FAIL} >= {"pd"}
+    statuses = {name: result.outcome.status for name, result in results.items()}
     assert {statuses[name] for name in ("stores", "clock", "gc", "feature-checksum")} == {Status.SKIPPED}
     assert statuses["java"] is Status.OK
-    assert "127.0.0.1:1" in results["pd"].verdict.seen
+    assert "127.0.0.1:1" in results["pd"].outcome.seen
     assert any(statuses[name] is Status.FAIL for name in statuses if name.startswith("storage"))
     assert time.monotonic() - began < 2 * PATIENT
 
@@ -167,7 +167,7 @@ def test_s3(moto: S3Server) -> None:
     nowhere = ClusterConfig(pd=("127.0.0.1:1",), connect_timeout=2.0, retry_budget=0.5)
     results = look(nowhere, moto.location("backups/tonight"))
     assert bad(results).keys() == {"pd"}
-    assert results["storage-space"].verdict.status is Status.SKIPPED
+    assert results["storage-space"].outcome.status is Status.SKIPPED
     assert moto.admin.list_objects_v2(Bucket="backups").get("KeyCount") == 0
 
 
@@ -176,8 +176,8 @@ def test_storage_that_cannot_be_written(live: LiveCluster, tmp_path: Path) -> No
     (tmp_path / "file").write_bytes(b"")
     results = look(live.config, StorageLocation("local", str(tmp_path / "file" / "below")))
     writing = ("storage-write", "storage-conditional-put", "storage-list", "storage-multipart", "storage-delete")
-    assert {results[name].verdict.status for name in writing} == {Status.FAIL}
-    assert all(results[name].verdict.advice for name in writing)
+    assert {results[name].outcome.status for name in writing} == {Status.FAIL}
+    assert all(results[name].outcome.advice for name in writing)
 
 
 def test_java_that_is_missing(live: LiveCluster, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,6 +185,6 @@ def test_java_that_is_missing(live: LiveCluster, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("JAVA_HOME", "/nonexistent")
     by_choice = look(live.config, executor="auto")["java"]
     asked_for = look(live.config, executor="spark")
-    assert by_choice.verdict.status is Status.WARN
-    assert asked_for["java"].verdict.status is Status.FAIL
-    assert asked_for["spark"].verdict.status is Status.FAIL
+    assert by_choice.outcome.status is Status.WARN
+    assert asked_for["java"].outcome.status is Status.FAIL
+    assert asked_for["spark"].outcome.status is Status.FAIL

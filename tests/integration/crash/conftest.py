@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import pytest
 
 from formats.api_version import ApiVersion
-from tests.forks import Forks
 from tests.integration.backup.data import hard_rows, load
 from tests.integration.crash.world import forget_safe_points
-from tests.live_cluster import LiveCluster, live_cluster
+from tests.support.forks import Forks
+from tests.support.live_cluster import LiveCluster, live_cluster
 
 ROWS = hard_rows(count=20)
 REGIONS = 3
@@ -19,6 +19,7 @@ REGIONS = 3
 MODULES = (
     "tests.integration.crash.warm",
     "tests.integration.crash.test_backup_changes",
+    "tests.integration.crash.test_compaction_steps",
     "tests.integration.crash.test_restore_steps",
     "tests.integration.crash.test_drill_steps",
     "tests.integration.crash.test_sync_parts",

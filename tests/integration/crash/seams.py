@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 from unittest import mock
 
 import tikv_br.storage.local
 from tests.integration.crash.cells import FULL
+from tests.support.forks import Forks
 from tikv_br.cluster.pd import PdClient
 from tikv_br.cluster.pd_http import PdHttp
 from tikv_br.cluster.rawkv import RawClient
@@ -74,3 +77,14 @@ def with_fuse(operation: Callable[[], int], moment: int, act: Callable[[], objec
 def killed_at(operation: Callable[[], int], moment: int, number: int = signal.SIGKILL) -> int:
     """Run an operation that is killed at a moment; its exit code if it has ended before. For a fork."""
     return with_fuse(operation, moment, lambda: os.kill(os.getpid(), number))
+
+
+def moments(forks: Forks, operation: Callable[[int], Callable[[], int]]) -> Iterator[int]:
+    """Kill the operation at moment after moment, until it has come to its end; the number of each try."""
+    for number in itertools.count():
+        forks.start(partial(killed_at, operation(number), number * EVERY))
+        code = forks.wait()
+        yield number
+        if code != -signal.SIGKILL:
+            assert code == 0
+            return

@@ -4,27 +4,24 @@ from __future__ import annotations
 
 import itertools
 import os
-import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import pytest
 
-from tests.forks import Forks
 from tests.integration.backup.data import when
-from tests.integration.crash import test_backup_steps as steps
+from tests.integration.crash import operations
 from tests.integration.crash.cells import ending, fail
-from tests.integration.crash.seams import EVERY, killed_at, with_fuse
+from tests.integration.crash.seams import EVERY, moments, with_fuse
 from tests.integration.crash.world import Rival, files, forget_safe_points, safe_points
-from tests.live_cluster import LiveCluster
-from tikv_br.backup.abort import abort_backup
+from tests.support.forks import Forks
+from tests.support.live_cluster import LiveCluster
 from tikv_br.backup.options import BackupOptions, EngineKind
-from tikv_br.backup.run import backup
+from tikv_br.backup.run import abort_backup, backup
 from tikv_br.backupset.index import FOLDER, Index
-from tikv_br.backupset.prune import carry_out, plan
-from tikv_br.backupset.retention import Policy
+from tikv_br.backupset.prune import Policy, execute, plan
 from tikv_br.errors import BackupPathInUse, LeaseHeld, LeaseLost, Terminated
 from tikv_br.progress_events import StepStarted
 from tikv_br.storage.local import TEMPORARY_PREFIX
@@ -34,7 +31,7 @@ from tikv_br.storage.url import StorageLocation
 
 def run_backup(options: BackupOptions) -> int:
     """Back up."""
-    return ending(partial(steps.run_backup, options), lambda _: None)
+    return ending(partial(operations.run_backup, options), lambda _: None)
 
 
 def run_prune(folder: Path) -> int:
@@ -42,7 +39,7 @@ def run_prune(folder: Path) -> int:
 
     def prune(_reporter: object) -> None:
         index = Index(open_store(StorageLocation("local", str(folder))))
-        for _, error in carry_out(index, plan(index, Policy(last=1))):
+        for _, error in execute(index, plan(index, Policy(last=1))):
             raise error
 
     return ending(prune, lambda _: None)
@@ -71,18 +68,7 @@ def begin(options: BackupOptions) -> None:
 
 def at(live: LiveCluster, place: Path, engine: EngineKind = "store") -> BackupOptions:
     """A backup to a place."""
-    return replace(steps.EXAMPLE, cluster=live.config, storage=StorageLocation("local", str(place)), engine=engine)
-
-
-def moments(forks: Forks, operation: Callable[[int], Callable[[], int]]) -> Iterator[int]:
-    """Kill the operation at moment after moment, until it has come to its end; the number of each try."""
-    for number in itertools.count():
-        forks.start(partial(killed_at, operation(number), number * EVERY))
-        code = forks.wait()
-        yield number
-        if code != -signal.SIGKILL:
-            assert code == 0
-            return
+    return replace(operations.BACKUP, cluster=live.config, storage=StorageLocation("local", str(place)), engine=engine)
 
 
 @pytest.mark.parametrize("engine", ["scan", "store"])
@@ -97,11 +83,11 @@ def test_a_backup_killed_at_each_change(
         place = tmp_path / f"{number}/backup"
         whole = (place / "backupmeta").exists()
         if whole:
-            steps.check_whole(live, place)
+            operations.check_whole(live, place)
         age(place.parent)
         assert run_backup(at(live, place, engine)) in ({0, BackupPathInUse.exit_code} if whole else {0})
-        steps.check_whole(live, place)
-        steps.check_alone(live, place)
+        operations.check_whole(live, place)
+        operations.check_alone(live, place)
         forget_safe_points(live)
 
 
@@ -132,13 +118,13 @@ def test_a_prune_killed_at_each_change(live: LiveCluster, forks: Forks, tmp_path
 
     for number in moments(forks, prepared):
         folder = tmp_path / str(number)
-        steps.check_whole(live, folder / "backup")
+        operations.check_whole(live, folder / "backup")
         age(folder)
         assert run_prune(folder) == 0
         names = {name.partition("/")[0] for name in files(folder, but="//")}
         assert names == {"backup", "tikv-br-index"}
         assert len(list((folder / "tikv-br-index").rglob("*"))) == 3, "a snapshot, a folder, one entry"
-        steps.check_whole(live, folder / "backup")
+        operations.check_whole(live, folder / "backup")
 
 
 @pytest.mark.parametrize("broken", ["exception", "lost lease"])

@@ -7,33 +7,58 @@ from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 
-from tests.integration.crash import test_backup_steps, test_drill_steps, test_restore_steps
 from tests.integration.crash.cells import cells
+from tests.integration.crash.operations import (
+    BACKUP_STEPS,
+    COMPACTION_STEPS,
+    INCREMENT_STEPS,
+    INGEST,
+    MERGE_STEPS,
+    PUT,
+    READS_ONLY,
+    chosen_drills,
+)
 from tikv_br.restore.steps import restore_steps
 
 ROOT = Path(__file__).resolve().parents[3]
+RUNNERS = {"run_steps": 0, "run_backup": 1}
+"""What runs a list of steps, and the number of that argument."""
 LISTS = {
-    ("backup/run.py", "backup_steps(options)"),
-    ("restore/run.py", "restore_steps(options)"),
-    ("drill/run.py", "steps"),
-    ("drill/run.py", "held(_ending_steps(), alone)"),
+    ("tikv_br/backup/run.py", "steps"),
+    ("tikv_br/backup/run.py", "backup_steps(options)"),
+    ("tikv_br/backup/merge.py", "merge_steps(options)"),
+    ("incremental/backup.py", "increment_steps(options)"),
+    ("tikv_br/archive/compact.py", "compaction_steps(options)"),
+    ("tikv_br/restore/run.py", "restore_steps(options)"),
+    ("tikv_br/drill/run.py", "steps"),
+    ("tikv_br/drill/run.py", "_leased(report_steps(), held)"),
 }
 """Lists of steps that are broken, where they are run."""
 NOT_BROKEN = {
-    ("verify/run.py", "verify_steps(options)"): "reads only",
-    ("diff/run.py", "COMPARISON"): "reads only",
-    ("diff/run.py", "REPAIR"): "puts and deletes as any client does: broken off, it has done less, and is run again",
+    ("tikv_br/verify/run.py", "verify_steps(options)"): "reads only",
+    ("tikv_br/diff/run.py", "COMPARISON"): "reads only",
+    (
+        "tikv_br/diff/run.py",
+        "REPAIR",
+    ): "puts and deletes as any client does: broken off, it has done less, and is run again",
 }
-NO_STEPS = {"work out what would be done"}
+NO_STEPS = {"plan the changes"}
 """Of a dry run."""
-FILES = ("backup/steps.py", "restore/steps.py", "drill/steps.py", "drill/run.py")
+FILES = (
+    "tikv_br/backup/steps.py",
+    "tikv_br/backup/merge.py",
+    "incremental/backup.py",
+    "tikv_br/archive/compact.py",
+    "tikv_br/restore/steps.py",
+    "tikv_br/drill/run.py",
+)
 
 
 def named(file: str) -> Iterator[str]:
     """The names of all steps that a file makes."""
-    module = import_module(f"tikv_br.{file.removesuffix('.py').replace('/', '.')}")
-    for node in ast.walk(ast.parse((ROOT / "tikv_br" / file).read_text())):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Line":
+    module = import_module(file.removesuffix(".py").replace("/", "."))
+    for node in ast.walk(ast.parse((ROOT / file).read_text())):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "FunctionStep":
             name = node.args[0]
             assert isinstance(name, ast.Constant | ast.Name), "a step has one name"
             yield str(name.value) if isinstance(name, ast.Constant) else getattr(module, name.id)
@@ -42,20 +67,17 @@ def named(file: str) -> Iterator[str]:
 def run_somewhere() -> Iterator[tuple[str, str]]:
     """Every list of steps that is run: the file, and how it is written."""
     for path in sorted((ROOT / "tikv_br").rglob("*.py")) + sorted((ROOT / "incremental").rglob("*.py")):
-        text = path.read_text()
-        if "run_steps(" not in text:
-            continue
-        for node in ast.walk(ast.parse(text)):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "run_steps":
-                yield path.relative_to(ROOT / "tikv_br").as_posix(), ast.unparse(node.args[0])
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in RUNNERS:
+                yield path.relative_to(ROOT).as_posix(), ast.unparse(node.args[RUNNERS[node.func.id]])
 
 
 def covered() -> set[str]:
     """The names of all steps that some cell is of."""
-    found = {cell.step for cell in cells(test_backup_steps.STEPS)}
-    for example in (test_restore_steps.INGEST, test_restore_steps.PUT):
+    found = {step.name for steps in (BACKUP_STEPS, INCREMENT_STEPS, MERGE_STEPS, COMPACTION_STEPS) for step in steps}
+    for example in (INGEST, PUT):
         found |= {cell.step for cell in cells(restore_steps(example))}
-    return found | {cell.step for _variant, cell in test_drill_steps.chosen()} | test_drill_steps.READS_ONLY
+    return found | {cell.step for _variant, cell in chosen_drills()} | READS_ONLY
 
 
 def test_every_list_of_steps_is_known() -> None:

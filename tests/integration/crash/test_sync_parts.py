@@ -22,23 +22,23 @@ import pytest
 
 from formats.api_version import ApiVersion
 from incremental.checkpoint import CheckpointStore, ObjectCheckpoints
-from incremental.feed import Feed, FeedOptions
+from incremental.feed.feed import Feed, FeedOptions
 from incremental.handover import FromTs
-from incremental.replicate import ReplicateOptions
+from incremental.pipeline import ReplicateOptions
 from incremental.sinks.base import Sink
 from incremental.sinks.tikv import TikvSink
 from incremental.sinks.url import parse
 from incremental.sorter import Sorter
 from incremental.sync import SyncOptions, sync
-from tests.forks import Forks
 from tests.integration.crash.cells import FULL, Kind, When, ending, fail
 from tests.integration.crash.world import files, forget_safe_points, safe_points
 from tests.integration.incremental import forked_sync  # noqa: F401 - loads the kernels
-from tests.live_cluster import LiveCluster, contents, live_cluster
-from tests.waiting import eventually
-from tikv_br.cli.stop_signals import signals_stop
+from tests.support.forks import Forks
+from tests.support.live_cluster import LiveCluster, contents, live_cluster
+from tests.support.waiting import eventually
+from tikv_br.cli.sync_view import signals_stop
 from tikv_br.cluster.safepoint import SafePointKeeper
-from tikv_br.cluster.timestamp import minus_seconds
+from tikv_br.cluster.timestamps import minus_seconds
 from tikv_br.errors import StorageUnreachable, SyncFenced, Terminated
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import StorageLocation

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import tempfile
 
+import incremental.backup  # noqa: F401
+import tikv_br.backup.merge
 import tikv_br.backup.run
-import tikv_br.backup.scan_task
+import tikv_br.backup.scan
 import tikv_br.backup.store_task
 import tikv_br.drill.run
 import tikv_br.restore.put
 import tikv_br.restore.run
 import tikv_br.storage.local  # noqa: F401
 from formats.api_version import ApiVersion
-from formats.keys import KeyCodec
+from formats.keys.codec import KeyCodec
+from formats.keys.ranges import KeyRange
 from formats.rawscan import ScanPage, parse
 from tikv_br.backup.convert import Conversion
 from tikv_br.backup.data_files import DataFiles
-from tikv_br.backup.row_writer import FileForm
-from tikv_br.backupset.coverage import KeyRange
+from tikv_br.backup.options import BackupOptions
+from tikv_br.backupset.rows import read_rows
+from tikv_br.cluster.config import ClusterConfig
 from tikv_br.cluster.pb import kvrpcpb_pb2
-from tikv_br.proof.stored_rows import records
 from tikv_br.report.page import _environment
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import StorageLocation
@@ -43,10 +46,11 @@ def _load_kernels() -> None:
     conversion = Conversion(ApiVersion.V2, ApiVersion.V2, ts=1)
     with tempfile.TemporaryDirectory() as folder:
         store = open_store(StorageLocation("local", folder))
-        files = DataFiles(store, span, span, "warm", form=FileForm(), codec=codec, file_bytes=1 << 20)
-        files.add(conversion.of(span).convert_page(page, None))
+        converter = conversion.of(span)
+        files = DataFiles(store, span, "warm", converter, BackupOptions(ClusterConfig(("nowhere:1",)), store.location))
+        files.add(converter.convert_page(page, None))
         for file in files.finish():
-            assert sum(batch.num_rows for batch in records(store, file, codec, span)) == 3
+            assert sum(batch.num_rows for batch in read_rows(store, file, codec, span)) == 3
 
 
 _load_kernels()

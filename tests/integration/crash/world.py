@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.live_cluster import LiveCluster
+from tests.support.live_cluster import LiveCluster
 from tikv_br.backupset import layout
 from tikv_br.backupset.lease import PathLease, acquire, break_lease
 from tikv_br.cluster import safepoint
@@ -48,9 +48,11 @@ def forget_safe_points(live: LiveCluster) -> None:
 
 
 def disturbed(live: LiveCluster) -> list[str]:
-    """Stores in import mode, and schedulers that are paused."""
-    importing = [f"store {each['id']} imports" for each in live.get("/playground/stores") if each["import_mode"]]
-    return importing + live.cluster.pd_http.schedulers(paused=True)
+    """Stores in import mode or with a limit of downloads, and schedulers that are paused."""
+    stores = live.get("/playground/stores")
+    importing = [f"store {each['store_id']} imports" for each in stores if each["import_mode"]]
+    limited = [f"store {each['store_id']} limits downloads" for each in stores if each["download_limit"]]
+    return importing + limited + live.cluster.pd_http.schedulers(paused=True)
 
 
 class Rival:

@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 import pytest
 
 from formats.api_version import ApiVersion
-from formats.keys import KeyCodec
+from formats.keys.codec import KeyCodec
 from formats.sst.compression import Compression
-from tests.damage import Objects, read_objects
 from tests.integration.backup.data import load
-from tests.live_cluster import LiveCluster, live_cluster
-from tests.openssl import crypter
+from tests.support.damage import Objects, read_objects
+from tests.support.live_cluster import LiveCluster, live_cluster
+from tests.support.openssl import crypter
 from tikv_br.backup.options import BackupOptions
 from tikv_br.backup.run import backup
 from tikv_br.backupset.files import FileKind

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.damage import FLIPS, KINDS, Case, Victim, by_kind, cases, kind_of
 from tests.integration.damage.conftest import VARIANTS, Made, Making, Variant
+from tests.support.damage import FLIPS, KINDS, Case, Victim, by_kind, cases, kind_of
 from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.errors import BackupDamaged, BackupNotFound, BackupSetError
 from tikv_br.restore.inspect import FileCheck, inspect_files

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -10,7 +11,9 @@ import pytest
 
 from formats.api_version import ApiVersion
 from tests.integration.backup.data import hard_rows
-from tests.live_cluster import LiveCluster, live_cluster
+from tests.support.live_cluster import LiveCluster, live_cluster
+from tikv_br.diff.run import DiffResult
+from tikv_br.diff.values import Kind
 
 ROWS = hard_rows(count=1500)
 Clusters = Callable[[str], LiveCluster]
@@ -45,3 +48,22 @@ def fill(live: LiveCluster, rows: dict[bytes, bytes], keyspace_id: int = 0) -> N
     raw = live.raw(keyspace_id)
     raw.delete_range(b"", b"")
     raw.batch_put(rows)
+
+
+def plant(live: LiveCluster, seed: int) -> dict[bytes, Kind]:
+    """Lose, change and add some rows of B; returns how each differs."""
+    chance = random.Random(seed)
+    raw = live.raw()
+    victims = chance.sample(sorted(ROWS), 9)
+    planted = dict.fromkeys(victims[:3], Kind.ONLY_A) | dict.fromkeys(victims[3:], Kind.VALUE)
+    raw.batch_delete(victims[:3])
+    raw.batch_put({key: ROWS[key] + chance.randbytes(4) for key in victims[3:]})
+    added = {chance.randbytes(50): b"added" for _ in range(4)}
+    raw.batch_put(added)
+    return planted | dict.fromkeys(added, Kind.ONLY_B)
+
+
+def found(result: DiffResult) -> dict[bytes, Kind]:
+    """All keys that differ."""
+    assert len(result.keys) == result.summary.only_a + result.summary.only_b + result.summary.value
+    return {difference.key: difference.kind for difference in result.keys}

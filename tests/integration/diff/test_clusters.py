@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-import random
 import sys
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from tests.integration.diff.conftest import ROWS, Clusters, fill
-from tests.live_cluster import LiveCluster, contents
+from tests.integration.diff.conftest import ROWS, Clusters, fill, found, plant
+from tests.support.live_cluster import LiveCluster, contents
 from tikv_br.diff.options import ClusterChoice, DiffOptions
-from tikv_br.diff.run import DiffResult, diff, repair
+from tikv_br.diff.run import diff, repair
 from tikv_br.diff.values import Kind
 from tikv_br.errors import ConversionUnsupported, UsageError
 
-PAIRS = [("v1-a", "v1-b"), ("v2-a", "v2-b"), ("v1-a", "v2-b"), ("v2-a", "v1-b"), ("v1ttl-a", "v2-b")]
+PAIRS = [
+    ("v1-a", "v1-b"),
+    ("v2-a", "v2-b"),
+    pytest.param("v1-a", "v2-b", marks=pytest.mark.core("diff")),
+    ("v2-a", "v1-b"),
+    ("v1ttl-a", "v2-b"),
+]
 FOREVER: Any = {"count": -1}
 NOTHING: Any = {"delay": {"seconds": 0}}
 
@@ -25,25 +30,6 @@ def asked(a: LiveCluster, b: LiveCluster, **changes: Any) -> DiffOptions:  # noq
     """Compare two clusters whole, and name all keys."""
     options = DiffOptions(ClusterChoice(a.config), ClusterChoice(b.config), keys=10_000, concurrency=2)
     return replace(options, **changes)
-
-
-def plant(live: LiveCluster, seed: int) -> dict[bytes, Kind]:
-    """Lose, change and add some rows of B; returns how each differs."""
-    chance = random.Random(seed)
-    raw = live.raw()
-    victims = chance.sample(sorted(ROWS), 9)
-    planted = dict.fromkeys(victims[:3], Kind.ONLY_A) | dict.fromkeys(victims[3:], Kind.VALUE)
-    raw.batch_delete(victims[:3])
-    raw.batch_put({key: ROWS[key] + chance.randbytes(4) for key in victims[3:]})
-    added = {chance.randbytes(50): b"added" for _ in range(4)}
-    raw.batch_put(added)
-    return planted | dict.fromkeys(added, Kind.ONLY_B)
-
-
-def found(result: DiffResult) -> dict[bytes, Kind]:
-    """All keys that differ."""
-    assert len(result.keys) == result.summary.only_a + result.summary.only_b + result.summary.value
-    return {difference.key: difference.kind for difference in result.keys}
 
 
 @pytest.mark.parametrize(("one", "other"), PAIRS)
@@ -185,7 +171,7 @@ def test_expiring_keys_are_not_written_where_they_would_last(clusters: Clusters)
     fill(a, {b"lasting": b"v"})
     fill(b, {b"lasting": b"v"})
     a.raw().put(b"passing", b"v", ttl=3600)
-    with pytest.raises(ConversionUnsupported, match="1 of the keys to write expire"):
+    with pytest.raises(ConversionUnsupported, match="cannot write 1 keys with a TTL"):
         repair(diff(asked(a, b)))
     assert contents(b) == {b"lasting": b"v"}
 

@@ -9,12 +9,12 @@ import pytest
 
 from formats.api_version import ApiVersion
 from tests.integration.backup.data import hard_rows, load
-from tests.live_cluster import LiveCluster, live_cluster
+from tests.integration.drill.killing import Host
+from tests.support.live_cluster import LiveCluster, live_cluster
 from tikv_br.backup.options import BackupOptions
-from tikv_br.cli.drill_playground import Host
-from tikv_br.drill.ledger import Kind, left_behind
+from tikv_br.drill.ledger import Kind, read_ledgers
 from tikv_br.drill.options import DrillOptions
-from tikv_br.drill.target import PlaygroundTarget
+from tikv_br.drill.targets import PlaygroundTarget
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import parse
 
@@ -33,7 +33,10 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveCluster]:
 @pytest.fixture
 def options(source: LiveCluster, tmp_path: Path) -> DrillOptions:
     """A drill that makes a backup and restores it into a playground of one store, all below the test's own folder."""
-    backups, target = parse(str(tmp_path / "backups")), PlaygroundTarget(Host(), tmp_path / "targets", stores=1)
+    backups, target = (
+        parse(str(tmp_path / "backups")),
+        PlaygroundTarget(Host(), tmp_path / "targets", stores=1),
+    )
     return DrillOptions(
         backups=backups,
         home=parse(str(tmp_path / "drills")),
@@ -46,7 +49,7 @@ def options(source: LiveCluster, tmp_path: Path) -> DrillOptions:
 def assert_nothing_left(options: DrillOptions) -> None:
     """No playground, no copy and no page of the ledger is left."""
     home = open_store(options.home)
-    assert left_behind(home) == []
+    assert read_ledgers(home) == []
     assert isinstance(options.target, PlaygroundTarget)
     assert not list(options.target.parent.glob("*"))
     assert {info.name.partition("/")[0] for info in home.list()} <= {"reports", "index.html"}

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from formats.api_version import ApiVersion
-from tests.browser import Page, browser
 from tests.integration.backup.data import load
 from tests.integration.drill.conftest import ROWS, assert_nothing_left
-from tests.live_cluster import live_cluster
-from tikv_br.drill.history import read_past, read_report
+from tests.support.browser import Page, browser
+from tests.support.live_cluster import live_cluster
+from tikv_br.drill.history import read_past_drills, read_report
 from tikv_br.drill.options import DrillOptions, Scenario
 from tikv_br.drill.run import drill
 from tikv_br.errors import BackupDamaged, DamageNotFound, HandOverNotRefused, TikvBrError
@@ -59,8 +59,8 @@ def test_a_damaged_backup_fails_the_recovery_of_a_cluster_and_of_a_range(options
     newest = replace(options, backup=None)
     text = fail(newest, BackupDamaged, page)
     assert "Trend over the last 2 drills" in text
-    assert "is a drill that did not measure it." in text
-    failed = read_report(open_store(options.home), read_past(open_store(options.home))[-1].id)
+    assert "marks a drill that did not measure it." in text
+    failed = read_report(open_store(options.home), read_past_drills(open_store(options.home))[-1].id)
     assert failed is not None
     assert (failed["trouble"]["exit_code"], failed["trouble"]["step"]) == (32, "restore")
     assert [phase["ended_well"] for phase in failed["phases"] if not phase["inside"]].count(False) == 1
@@ -75,7 +75,7 @@ def test_damage_that_is_not_found_fails(options: DrillOptions, page: Page, monke
     """Were verify blind, the report would say so."""
     monkeypatch.setattr("tikv_br.drill.damage.verify", lambda *_: None)
     text = fail(replace(options, scenario=Scenario.CORRUPT_BACKUP), DamageNotFound, page)
-    assert "verify finds nothing wrong" in text
+    assert "verify reports no damage" in text
     assert "Nothing was compared." in text
 
 
@@ -83,10 +83,10 @@ def test_a_sync_that_is_not_refused_fails(
     options: DrillOptions, page: Page, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Were a safe point granted although GC should have passed it, the report would say so."""
-    monkeypatch.setattr("tikv_br.drill.stale.let_gc_pass", lambda _context: None)
+    monkeypatch.setattr("tikv_br.drill.damage.advance_gc", lambda _context: None)
     assert options.backup is not None
     with live_cluster(tmp_path / "v2", ApiVersion.V2, stores=1) as live:
         load(live, ROWS)
         source = replace(options.backup, cluster=live.config, safe_interval=0.0)
         text = fail(replace(options, backup=source, scenario=Scenario.STALE_SAFE_POINT), HandOverNotRefused, page)
-    assert "a sync from there would still begin" in text
+    assert "a sync from it would still start" in text

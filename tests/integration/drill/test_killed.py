@@ -11,15 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.forks import Forks
 from tests.integration.backup.data import when
 from tests.integration.drill.conftest import assert_nothing_left
 from tests.integration.drill.killing import killed_at, killed_within
-from tikv_br.drill.history import read_past
-from tikv_br.drill.ledger import left_behind
+from tests.support.forks import Forks
+from tikv_br.drill.history import read_past_drills
+from tikv_br.drill.ledger import read_ledgers
 from tikv_br.drill.options import DrillOptions, Scenario
-from tikv_br.drill.run import drill
-from tikv_br.drill.steps import drill_steps
+from tikv_br.drill.run import drill, drill_steps
 from tikv_br.errors import Terminated
 from tikv_br.progress_events import StepStarted
 from tikv_br.report.facts import Verdict
@@ -29,7 +28,7 @@ from tikv_br.storage.open import open_store
 @pytest.fixture(scope="module")
 def forks() -> Iterator[Forks]:
     """Return a process that forks drills to be killed."""
-    with Forks("tikv_br.drill.run", "tikv_br.cli.drill_playground") as forks:
+    with Forks("tikv_br.drill.run", "tikv_br.cli.drill_cmd") as forks:
         yield forks
 
 
@@ -45,7 +44,7 @@ def test_what_a_killed_drill_made_is_removed_by_the_next(
     for number, name in enumerate(names):
         forks.start(partial(killed_at, options, name))
         assert forks.wait() == -signal.SIGKILL, name
-        assert len(left_behind(open_store(options.home))) == (number > made), name
+        assert len(read_ledgers(open_store(options.home))) == (number > made), name
     assert drill(options).verdict is Verdict.PASSED
     assert_nothing_left(options)
 
@@ -59,13 +58,13 @@ def test_a_drill_that_is_told_to_end_cleans_up_and_says_so(options: DrillOptions
     with pytest.raises(Terminated):
         drill(options, when(StepStarted, "verify", end))
     assert_nothing_left(options)
-    assert [past.verdict for past in read_past(open_store(options.home))] == ["interrupted"]
+    assert [past.verdict for past in read_past_drills(open_store(options.home))] == ["interrupted"]
 
 
 def test_old_drills_go_with_the_backups_that_they_made(options: DrillOptions) -> None:
     """Of three drills that made a backup two stay, and two backups; one that others made would not be looked at."""
     ids = [drill(replace(options, keep_last=2)).id for _ in range(3)]
-    assert [past.id for past in read_past(open_store(options.home))] == ids[1:]
+    assert [past.id for past in read_past_drills(open_store(options.home))] == ids[1:]
     names = {info.name.partition("/")[0] for info in open_store(options.backups).list()}
     assert names == {f"drill-{ids[1]}", f"drill-{ids[2]}", "tikv-br-index"}
 
@@ -83,15 +82,15 @@ def test_a_backup_that_a_killed_drill_began_is_removed(options: DrillOptions, fo
 
 def test_a_backup_that_a_killed_drill_finished_goes_as_those_of_others_do(options: DrillOptions, forks: Forks) -> None:
     """Killed after its backup: the next drill reports it as broken off, with its backup; --keep-last removes both."""
-    forks.start(partial(killed_at, options, "make the target"))
+    forks.start(partial(killed_at, options, "prepare the target"))
     assert forks.wait() == -signal.SIGKILL
     first = drill(options)
-    killed, _ = read_past(open_store(options.home))
+    killed, _ = read_past_drills(open_store(options.home))
     assert (killed.verdict, bool(killed.made_backup)) == ("interrupted", True)
     names = {info.name.partition("/")[0] for info in open_store(options.backups).list()}
     assert names == {f"drill-{killed.id}", f"drill-{first.id}", "tikv-br-index"}
     last = drill(replace(options, keep_last=1))
-    assert [past.id for past in read_past(open_store(options.home))] == [last.id]
+    assert [past.id for past in read_past_drills(open_store(options.home))] == [last.id]
     names = {info.name.partition("/")[0] for info in open_store(options.backups).list()}
     assert names == {f"drill-{last.id}", "tikv-br-index"}
     assert_nothing_left(options)

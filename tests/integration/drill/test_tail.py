@@ -12,44 +12,37 @@ from pathlib import Path
 import pytest
 
 from formats.api_version import ApiVersion
-from incremental.feed.options import FeedOptions
-from incremental.rehearsal import SourceTail
-from tests.background import Background
-from tests.forks import Forks
+from incremental.feed.feed import FeedOptions
 from tests.integration.backup.data import when
 from tests.integration.drill.conftest import assert_nothing_left as assert_no_playground
 from tests.integration.drill.killing import killed_at
 from tests.integration.incremental.writer import Writer
-from tests.live_cluster import LiveCluster, contents, live_cluster
+from tests.support.background import Background
+from tests.support.forks import Forks
+from tests.support.live_cluster import LiveCluster, contents, live_cluster
 from tikv_br.backup.options import BackupOptions
 from tikv_br.backupset import lease
-from tikv_br.cli.drill_playground import Host
-from tikv_br.drill import live_diff
-from tikv_br.drill.canary import Canary, CanaryRemover
-from tikv_br.drill.cut_over import Rehearsal
-from tikv_br.drill.goals import Objectives
-from tikv_br.drill.ledger import Kind, left_behind
-from tikv_br.drill.options import DrillOptions
+from tikv_br.drill import cutover
+from tikv_br.drill.cutover import SourceFollower
+from tikv_br.drill.ledger import Kind, read_ledgers
+from tikv_br.drill.objectives import Objectives
+from tikv_br.drill.options import DrillOptions, TailOptions
 from tikv_br.drill.run import drill
-from tikv_br.drill.scratch import ClusterTarget
-from tikv_br.drill.tail import TailOptions
-from tikv_br.drill.target import PlaygroundTarget
+from tikv_br.drill.targets import ClusterTarget, PlaygroundTarget
 from tikv_br.errors import (
     CutOverFailed,
     DifferencesFound,
-    DrillRemains,
     LeaseLost,
     ObjectivesMissed,
-    TargetNotEmpty,
     UsageError,
 )
+from tikv_br.playground import launcher
 from tikv_br.progress_events import StepStarted
 from tikv_br.report.facts import Verdict
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import parse
 
 SCRATCH = 7
-CANARY = b"zz/canary"
 ROWS = {b"row%03d" % number: b"value" * 10 for number in range(300)}
 
 
@@ -64,24 +57,22 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveCluster]:
 
 @pytest.fixture
 def options(source: LiveCluster, tmp_path: Path) -> DrillOptions:
-    """A drill that backs up, restores into a scratch keyspace of the source itself, and follows for a moment."""
-    backups, tail = parse(str(tmp_path / "backups")), SourceTail(source.config, tmp_path, FeedOptions(hold_back=0.2))
+    """A drill that backs up, restores into a keyspace of the source itself, and follows for a moment."""
+    backups = parse(str(tmp_path / "backups"))
     return DrillOptions(
         backups=backups,
         home=parse(str(tmp_path / "home")),
         target=ClusterTarget(source.config, str(SCRATCH)),
         backup=BackupOptions(cluster=source.config, storage=backups, executor="driver", safe_interval=0.0),
         source=source.config,
-        tail=TailOptions(tail, 1.0, lag=30.0, canary=CANARY),
-        removers={Kind.TAIL: tail},
+        tail=TailOptions(1.0, lag=30.0, scratch=tmp_path, feed=FeedOptions(hold_back=0.2), interval=0.1),
     )
 
 
 @pytest.fixture(autouse=True)
 def the_source_is_left_clean(source: LiveCluster) -> Iterator[None]:
-    """Neither a canary, nor a safe point, nor a row in the scratch keyspace outlasts a test."""
+    """Neither a safe point nor a row in the drill's keyspace outlasts a test."""
     yield
-    assert source.raw().get(CANARY) is None
     assert contents(source, SCRATCH) == {}
     assert not [name for name in safe_points(source) if "drill" in name]
 
@@ -92,38 +83,37 @@ def safe_points(live: LiveCluster) -> list[str]:
 
 
 def assert_nothing_left(options: DrillOptions) -> None:
-    """Of copies, journals, checkpoints and the ledger nothing is left."""
+    """Of copies, checkpoints and the ledger nothing is left."""
     home = open_store(options.home)
-    assert left_behind(home) == []
+    assert read_ledgers(home) == []
     assert {info.name.partition("/")[0] for info in home.list()} <= {"reports", "index.html"}
 
 
 def test_a_cut_over_is_rehearsed_while_others_write(options: DrillOptions, source: LiveCluster) -> None:
-    """Into a scratch keyspace: the drill's own writes arrive, all is equal at the end, the figures are there, all is removed."""
+    """Into an empty keyspace: all is equal at the end, the figures are there, all is removed."""
     with Writer(source, 1, pause=0.02):
         found = drill(replace(options, objectives=Objectives(rpo=3600, rto=3600, cut_over=3600)))
     assert found.verdict is Verdict.PASSED
     assert 0 <= (found.value("RPO") or 0) < 60
     assert 0 < (found.value("cut-over") or 0) < found.seconds
-    assert found.compared[-1].what == "the target with the source, after the cut-over"
+    assert found.compared[-1].what == "target and source after the cut-over"
     assert found.compared[-1].keys >= len(ROWS)
-    assert "followed up to the last" in found.compared[-1].how
-    assert "until the drill's own last write" in next(goal.method for goal in found.goals if goal.name == "RPO")
+    assert "until the assumed end of writes" in next(goal.method for goal in found.goals if goal.name == "RPO")
     assert_nothing_left(options)
 
 
 def test_a_cut_over_to_a_playground_is_one_too(options: DrillOptions, tmp_path: Path) -> None:
-    """Without a write of its own; more is asked of the cut-over than can be, and that alone is missed."""
-    target = PlaygroundTarget(Host(), tmp_path / "targets", stores=1)
+    """The limit of the cut-over is more than can be met, and it alone is missed."""
+    target = PlaygroundTarget(launcher, tmp_path / "targets", stores=1)
     assert options.tail is not None
     asked = replace(
         options,
         target=target,
-        removers={**options.removers, Kind.PLAYGROUND: target},
-        tail=replace(options.tail, canary=b"", seconds=0.5),
+        removers={Kind.PLAYGROUND: target},
+        tail=replace(options.tail, seconds=0.5),
         objectives=Objectives(cut_over=0.0),
     )
-    with pytest.raises(ObjectivesMissed, match=r"missed cut-over \([^,]+, asked 0 s\)$"):
+    with pytest.raises(ObjectivesMissed, match=r"missed cut-over \([^,]+, objective 0 s\)$"):
         drill(asked)
     assert_no_playground(asked)
 
@@ -139,17 +129,13 @@ def old(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveCluster]:
 def test_a_source_without_feed_is_followed_by_comparing(
     options: DrillOptions, source: LiveCluster, old: LiveCluster, tmp_path: Path
 ) -> None:
-    """From V1 into a keyspace of a V2 cluster: its own changes arrive, deletions too, and a foreign row there stays and fails it."""
+    """From V1 into a keyspace of a V2 cluster: its changes arrive, deletions too, and a row that only the target has goes."""
     assert options.backup is not None
     assert options.tail is not None
-    tail = SourceTail(old.config, tmp_path, interval=0.1)
-    how = replace(options.tail, tail=tail)
     asked = replace(
         options,
         source=old.config,
         backup=replace(options.backup, cluster=old.config, dst_api_version=ApiVersion.V2),
-        tail=how,
-        removers={Kind.TAIL: tail},
     )
 
     def change() -> None:
@@ -161,36 +147,21 @@ def test_a_source_without_feed_is_followed_by_comparing(
 
     found = drill(asked, when(StepStarted, "follow the source", change))
     assert found.verdict is Verdict.PASSED
-    assert (found.compared[-1].keys, found.value("keys")) == (len(ROWS) + 1, len(ROWS))
+    assert (found.compared[-1].keys, found.value("keys")) == (len(ROWS), len(ROWS))
     assert "by reading all rows of both sides" in found.compared[-1].how
     assert contents(source, SCRATCH) == {}
-    assert old.raw().get(CANARY) is None
+    assert_nothing_left(asked)
+    again = drill(replace(asked, backup=None), when(StepStarted, "follow the source", meddle))
+    assert again.verdict is Verdict.PASSED
     assert_nothing_left(asked)
 
-    with pytest.raises(DifferencesFound):
-        drill(
-            replace(asked, backup=None, tail=replace(how, seconds=0.1)),
-            when(StepStarted, "follow the source", meddle),
-        )
-    assert contents(source, SCRATCH) == {b"foreign": b"x"}
-    source.raw(SCRATCH).delete_range(b"", b"")
 
-
-def test_several_ranges_are_followed_to_a_prefix(options: DrillOptions, source: LiveCluster) -> None:
-    """Below a prefix of the source's own keyspace, which lies in no range that is followed; one that does is refused."""
+def test_several_ranges_are_followed(options: DrillOptions, source: LiveCluster) -> None:
+    """Each by a sync of its own, into one keyspace."""
     assert options.backup is not None
     source.raw().batch_put({b"a%d" % number: b"a" for number in range(9)})
     before = contents(source)
-    beside = ClusterTarget(source.config, prefix=b"zz/drill")
-    asked = replace(
-        options,
-        target=beside,
-        backup=replace(options.backup, ranges=((b"a", b"b"), (b"row", b"zz/d"))),
-    )
-    assert options.tail is not None
-    with pytest.raises(UsageError, match="outside of the backup's range"):
-        drill(replace(asked, tail=replace(options.tail, canary=b"b")))
-    asked = replace(asked, backup=None)
+    asked = replace(options, backup=replace(options.backup, ranges=((b"a", b"b"), (b"row", b"zz/d"))))
 
     def change() -> None:
         source.raw().batch_put({b"a1": b"changed", b"row001": b"changed"})
@@ -198,33 +169,27 @@ def test_several_ranges_are_followed_to_a_prefix(options: DrillOptions, source: 
 
     found = drill(asked, when(StepStarted, "follow the source", change))
     assert found.verdict is Verdict.PASSED
-    assert found.compared[-1].keys == len(ROWS) + 9
+    assert found.compared[-1].keys == len(ROWS) - 1 + 9
     del before[b"row002"]
     assert contents(source) == before | {b"a1": b"changed", b"row001": b"changed"}
     assert_nothing_left(asked)
-    with pytest.raises(UsageError, match="which it follows"):
-        drill(replace(asked, target=ClusterTarget(source.config, prefix=b"row/drill")))
     source.raw().batch_put(ROWS)
     source.raw().delete_range(b"a", b"b")
 
 
-def test_what_cannot_be_followed_is_refused_before_anything_is_made(options: DrillOptions, source: LiveCluster) -> None:
-    """A backup without timestamps of a source that has them, a canary that somebody has, one outside of the range."""
+def test_what_cannot_be_followed_is_refused_before_anything_is_made(options: DrillOptions) -> None:
+    """A backup without timestamps of a source that has them."""
     assert options.backup is not None
-    assert options.tail is not None
-    with pytest.raises(UsageError, match="keeps no timestamps"):
+    with pytest.raises(UsageError, match="has no timestamps"):
         drill(replace(options, backup=replace(options.backup, dst_api_version=ApiVersion.V1)))
     assert not list(Path(options.backups.path).glob("drill-*"))
-    with pytest.raises(UsageError, match="the source has this key"):
-        drill(replace(options, tail=replace(options.tail, canary=b"row001")))
-    assert source.raw().get(b"row001") == ROWS[b"row001"]
     assert_nothing_left(options)
 
 
 def test_a_target_that_stays_behind_fails_the_drill(options: DrillOptions, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is not near enough in the time that it has: no cut-over is rehearsed, and all is removed."""
     assert options.tail is not None
-    monkeypatch.setattr(Rehearsal, "lag", lambda _: 31.0)
+    monkeypatch.setattr(SourceFollower, "lag", lambda _: 31.0)
     with pytest.raises(CutOverFailed, match=r"31\.0 s behind"):
         drill(replace(options, tail=replace(options.tail, seconds=0.1, patience=1.0)))
     assert_nothing_left(options)
@@ -233,8 +198,8 @@ def test_a_target_that_stays_behind_fails_the_drill(options: DrillOptions, monke
 def test_what_the_target_has_otherwise_fails_the_drill(
     options: DrillOptions, source: LiveCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Somebody overwrites a row of the target: the comparison finds it, and the row stays."""
-    monkeypatch.setattr(live_diff, "TRIES", 1)
+    """Somebody overwrites a row of the target: the comparison finds it."""
+    monkeypatch.setattr(cutover, "TRIES", 1)
 
     def meddle() -> None:
         source.raw(SCRATCH).put(b"row001", b"otherwise")
@@ -245,21 +210,18 @@ def test_what_the_target_has_otherwise_fails_the_drill(
             replace(options, tail=replace(options.tail, seconds=0.1)),
             when(StepStarted, "rehearse the cut-over", meddle),
         )
-    assert contents(source, SCRATCH) == {b"row001": b"otherwise"}
-    source.raw(SCRATCH).delete_range(b"row001", b"row001\0")
-    assert drill(replace(options, tail=None)).verdict is Verdict.PASSED
     assert_nothing_left(options)
 
 
 def test_a_drill_that_loses_its_home_stops_its_tail(
     options: DrillOptions, source: LiveCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In the midst of following: nothing that is written then reaches the target, neither canary nor safe point is written."""
+    """In the midst of following: nothing that is written then reaches the target, no safe point is written."""
     monkeypatch.setattr(lease, "acquire", partial(lease.acquire, renew_every=0.05))
     assert options.tail is not None
 
     def steal() -> None:
-        if source.raw().get(CANARY) is not None:
+        if any("drill" in name for name in safe_points(source)) and contents(source, SCRATCH):
             lease.break_lease(open_store(options.home), force=True)
 
     with Background([(steal, 0.05)]), pytest.raises(LeaseLost):
@@ -277,43 +239,26 @@ def test_a_drill_that_loses_its_home_stops_its_tail(
 def left_state(source: LiveCluster, options: DrillOptions) -> list[object]:
     """What a tail changes."""
     files = sorted(str(path) for path in Path(options.home.path).rglob("*") if path.is_file())
-    return [contents(source, SCRATCH), source.raw().get(CANARY), safe_points(source), files]
+    return [contents(source, SCRATCH), safe_points(source), files]
 
 
 @pytest.fixture(scope="module")
 def forks() -> Iterator[Forks]:
     """Return a process that forks drills to be killed."""
-    with Forks("tikv_br.drill.run", "incremental.rehearsal") as forks:
+    with Forks("tikv_br.drill.run") as forks:
         yield forks
 
 
 def test_what_a_drill_killed_in_its_tail_has_left_is_removed_and_nothing_else(
     options: DrillOptions, source: LiveCluster, forks: Forks
 ) -> None:
-    """Killed with new rows at the target and a safe point at the source; a foreign key stays until its owner takes it away."""
+    """Killed with new rows at the target and a safe point at the source; the source keeps all of its rows."""
     with Writer(source, 2, pause=0.02):
         forks.start(partial(killed_at, options, "rehearse the cut-over"))
         assert forks.wait() == -signal.SIGKILL
-    assert source.raw().get(CANARY) is not None
+    before = contents(source)
+    assert any("drill" in name for name in safe_points(source))
     assert len(contents(source, SCRATCH)) > len(ROWS)
-    source.raw(SCRATCH).put(b"new", b"foreign")
-    with pytest.raises(TargetNotEmpty):
-        drill(options)
-    assert contents(source, SCRATCH) == {b"new": b"foreign"}
-    source.raw(SCRATCH).delete(b"new")
     assert drill(options).verdict is Verdict.PASSED
+    assert contents(source) == before
     assert_nothing_left(options)
-
-
-def test_a_canary_that_somebody_has_overwritten_is_left_alone(options: DrillOptions, source: LiveCluster) -> None:
-    """Its value is not the drill's any more: the drill says so, and touches it no more."""
-    canary = Canary(source.config, 0, CANARY, "one")
-    canary.beat()
-    source.raw().put(CANARY, b"mine now")
-    with pytest.raises(CutOverFailed, match="overwritten"):
-        canary.beat()
-    with pytest.raises(DrillRemains, match="overwritten"):
-        CanaryRemover(source.config).remove(canary.creation, "one")
-    assert source.raw().get(CANARY) == b"mine now"
-    source.raw().put(CANARY, canary.value)
-    CanaryRemover(source.config).remove(canary.creation, "one")

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.etcd import real_etcd
+from tests.support.etcd import real_etcd
 from tikv_br.cluster.etcd import Etcd
 from tikv_br.playground.etcd import EtcdServer
 

@@ -7,8 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from incremental.checkpoint import Checkpoint
-from incremental.etcd_checkpoint import EtcdCheckpoints
+from incremental.checkpoint import Checkpoint, EtcdCheckpoints
 from incremental.group.model import Keys
 from tikv_br.cluster.etcd import Etcd
 from tikv_br.errors import SyncFenced, SyncStateDamaged, UsageError
@@ -80,11 +79,11 @@ def test_who_was_fenced_off_writes_nothing(etcd: Etcd) -> None:
 
 def test_what_is_refused(etcd: Etcd) -> None:
     """A name that is none, the name of a changefeed, and a checkpoint that was altered."""
-    with pytest.raises(UsageError, match="no id"):
+    with pytest.raises(UsageError, match="is not a valid id"):
         EtcdCheckpoints(etcd, CLUSTER, "a/b")
     keys = Keys(CLUSTER)
     etcd.put(keys.changefeed("taken"), b"")
-    with pytest.raises(UsageError, match="changefeed taken"):
+    with pytest.raises(UsageError, match="id taken is in use"):
         owner(etcd, "taken")
     owner(etcd, "damaged").save(at("damaged", 10))
     [item] = [item for item in etcd.range(keys.sync("damaged")).items if item.key.endswith("checkpoint")]

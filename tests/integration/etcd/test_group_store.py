@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from incremental.group.model import CaptureInfo, Task, dump
-from incremental.group.store import GroupStore
+from incremental.group.model import CaptureInfo, GroupStore, Task, dump
 from tikv_br.cluster.etcd import Etcd
 from tikv_br.cluster.etcd_values import Put
 

@@ -8,10 +8,9 @@ from dataclasses import replace
 
 import pytest
 
-from formats import mce
-from incremental.group.model import CaptureInfo, ChangefeedInfo, Progress, State, dump
+from formats.keys import codec
+from incremental.group.model import CaptureInfo, ChangefeedInfo, GroupStore, Progress, State, dump
 from incremental.group.owner import Owner
-from incremental.group.store import GroupStore
 from tikv_br.cluster.etcd import Etcd
 from tikv_br.cluster.regions import Peer, Region
 from tikv_br.errors import ClusterUnreachable
@@ -44,7 +43,7 @@ class Pd:
         """See `RegionApi`."""
         if self.away:
             raise ClusterUnreachable("PD is away")
-        borders = [b"", *(mce.encode(b"r\0\0\0" + each) for each in (b"b", b"c", b"d")), b""]
+        borders = [b"", *(codec.encode(b"r\0\0\0" + each) for each in (b"b", b"c", b"d")), b""]
         peer = Peer(1, 1)
         return [Region(at, *pair, 1, 1, peer, (peer,)) for at, pair in enumerate(itertools.pairwise(borders))]
 

@@ -7,9 +7,8 @@ from dataclasses import replace
 import pytest
 
 from incremental.checkpoint import Checkpoint
-from incremental.group.checkpoints import TaskCheckpoints
-from incremental.group.model import CaptureInfo, Task, dump
-from incremental.group.store import GroupStore
+from incremental.group.model import CaptureInfo, GroupStore, Task, dump
+from incremental.group.worker import TaskCheckpoints
 from tikv_br.cluster.etcd import Etcd
 from tikv_br.cluster.etcd_values import Put, created_at, unchanged
 from tikv_br.errors import SyncFenced
@@ -64,7 +63,7 @@ def test_it_begins_at_the_start_and_follows_from_holder_to_holder(store: GroupSt
     assert one.checkpoints.load().checkpoint_ts == START_TS
     one.save(200)
     assert saved(store) == (200, 1, "one")
-    one.checkpoints.tell("the sink is away")
+    one.checkpoints.save_error("the sink is away")
     (told,) = store.snapshot().progress.values()
     assert (told.checkpoint_ts, told.error) == (200, "the sink is away")
     two = Holder(store, "two", 2)

@@ -1,4 +1,4 @@
-"""Playgrounds that the tests of this folder share."""
+"""Playgrounds that the tests of a module share. Beyond it they would be idle, which costs each a hundredth of a core."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from formats.api_version import ApiVersion
-from tests.live_cluster import LiveCluster, live_cluster
+from tests.support.live_cluster import LiveCluster, live_cluster
 
 Clusters = Callable[[ApiVersion], LiveCluster]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def clusters(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clusters]:
     """A cluster of two stores and six regions of each API version, started when it is first wanted."""
     with _started(tmp_path_factory, stores=2, regions=6, election_timeout=0.5) as get:
         yield get
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def targets(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clusters]:
     """Smaller ones, to be written to."""
     with _started(tmp_path_factory, stores=1, regions=2) as get:

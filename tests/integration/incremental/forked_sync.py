@@ -14,12 +14,12 @@ import pyarrow as pa
 import tikv_br.storage.local  # noqa: F401 - what a sync imports, once for all of them
 from formats import cdc
 from formats.api_version import ApiVersion
-from formats.keys import KeyCodec
-from formats.records import SCHEMA
-from incremental import order
+from formats.columns import SCHEMA
+from formats.keys.codec import KeyCodec
+from incremental import sorter
 from incremental.checkpoint import ObjectCheckpoints
 from incremental.sync import SyncOptions, sync
-from tests.forks import Forks
+from tests.support.forks import Forks
 from tikv_br.cli import sync_cmd  # noqa: F401
 from tikv_br.cli.main import run
 from tikv_br.cluster.pb import cdcpb_pb2
@@ -79,7 +79,7 @@ def _load_kernels() -> None:
     event = cdc.parse(message.SerializeToString())
     assert event is not None
     rows = event.records(codec, *codec.rpc_range(b"", b""))
-    list(order.pieces([pa.RecordBatch.from_pylist([], schema=SCHEMA), rows], 1))
+    list(sorter.pieces([pa.RecordBatch.from_pylist([], schema=SCHEMA), rows], 1))
 
 
 _load_kernels()

@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from incremental.group.capture import Capture, CaptureOptions
-from incremental.group.model import GroupState
-from incremental.group.store import GroupStore
+from incremental.group.model import GroupState, GroupStore
 from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.etcd import Etcd
 from tikv_br.errors import TikvBrError
@@ -23,7 +22,7 @@ class Quick(CaptureOptions):
 
     __slots__ = ()
     write_timeout = 4.0
-    look_every = 0.4
+    poll_seconds = 0.4
 
 
 @contextlib.contextmanager

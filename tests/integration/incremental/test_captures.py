@@ -13,16 +13,15 @@ from pathlib import Path
 import pytest
 
 from formats.api_version import ApiVersion
+from formats.keys.ranges import KeyRange
 from incremental.group.changefeeds import Changefeeds
-from incremental.group.model import ChangefeedInfo, GroupState, State, dump
-from incremental.group.store import GroupStore
+from incremental.group.model import ChangefeedInfo, GroupState, GroupStore, State, dump
 from incremental.handover import FromNow, resolve, service_id
-from tests.etcd import real_etcd
 from tests.integration.incremental.conftest import Clusters
 from tests.integration.incremental.members import member, wait_for_state
-from tests.live_cluster import LiveCluster, contents, live_cluster
-from tests.waiting import eventually
-from tikv_br.backupset.coverage import KeyRange
+from tests.support.etcd import real_etcd
+from tests.support.live_cluster import LiveCluster, contents, live_cluster
+from tests.support.waiting import eventually
 from tikv_br.cluster.etcd import Etcd
 from tikv_br.playground.etcd import EtcdServer
 
@@ -95,6 +94,7 @@ def holders(state: GroupState) -> set[str]:
     return {task.capture for task in state.tasks.values()}
 
 
+@pytest.mark.core("changefeed")
 def test_captures_share_and_hand_over(group: Group) -> None:
     """One follows all, a second gets its half, the first hands its own back; nothing is lost, and GC follows."""
     group.create("shared")
@@ -157,7 +157,7 @@ def test_what_no_try_cures_fails_the_changefeed_until_it_is_resumed(group: Group
     group.etcd.put(key, dump(wrong))
     with group.capture():
         failed = group.wait("it fails", lambda state: state.changefeeds["bad"].state is State.FAILED)
-        assert "the very keyspace" in failed.changefeeds["bad"].error
+        assert "the same keyspace" in failed.changefeeds["bad"].error
         group.wait("its tasks are free", lambda state: holders(state) == {""})
         feeds.update("bad", lambda found: replace(found, sink=f"tikv://{group.target.pd}"))
         feeds.resume("bad")

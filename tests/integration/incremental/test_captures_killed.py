@@ -15,20 +15,19 @@ import pytest
 
 from formats.api_version import ApiVersion
 from incremental.group.changefeeds import Changefeeds
-from incremental.group.model import ChangefeedInfo, GroupState
-from incremental.group.store import GroupStore
-from tests import history
+from incremental.group.model import ChangefeedInfo, GroupState, GroupStore
 from tests.e2e.command import PROGRAM, environment
-from tests.etcd import real_etcd
 from tests.integration.incremental.members import wait_for_state
 from tests.integration.incremental.writer import Writer
-from tests.live_cluster import LiveCluster, contents, live_cluster
+from tests.support import history
+from tests.support.etcd import real_etcd
+from tests.support.live_cluster import LiveCluster, contents, live_cluster
 from tikv_br.cluster.etcd import Etcd
-from tikv_br.cluster.timestamp import minus_seconds
+from tikv_br.cluster.timestamps import minus_seconds
 from tikv_br.playground.etcd import EtcdServer
 
 V2 = ApiVersion.V2
-LEASE = 5
+LEASE = 10  # so long that a busy machine renews it in time
 PATIENCE = 90.0
 """Seconds that a slow machine may take for anything."""
 NAME = "watched"

@@ -12,15 +12,23 @@ from formats.api_version import ApiVersion
 from incremental import diff_mode
 from incremental.diff_mode import DiffMode, DiffModeOptions, Pass
 from incremental.sinks.url import TikvTarget
-from tests.background import Background
 from tests.integration.incremental.conftest import Clusters
-from tests.live_cluster import LiveCluster, contents
-from tests.waiting import eventually
+from tests.support.background import Background
+from tests.support.live_cluster import LiveCluster, contents
+from tests.support.waiting import eventually
 from tikv_br.cluster.config import ClusterConfig
+from tikv_br.diff import run
 from tikv_br.diff.options import ClusterChoice, DiffOptions
+from tikv_br.diff.run import DiffContext
 from tikv_br.diff.task import compare_units
 from tikv_br.diff.values import Report
-from tikv_br.errors import ApiVersionMismatch, ClusterUnreachable, ConversionUnsupported, RetryBudgetExhausted
+from tikv_br.errors import (
+    ApiVersionMismatch,
+    ClusterUnreachable,
+    ConversionUnsupported,
+    RetryBudgetExhausted,
+    TikvBrError,
+)
 
 V1, V1TTL, V2 = ApiVersion.V1, ApiVersion.V1TTL, ApiVersion.V2
 ROWS = {b"%c%04d" % (at % 250, at): b"v%d" % at for at in range(2000)}
@@ -51,8 +59,8 @@ def options(pair: Pair) -> DiffModeOptions:
 def settled(pair: Pair) -> DiffMode:
     """Passes that have found everything equal: one wrote, and one has looked again at what was written."""
     following = DiffMode(options(pair))
-    following.one_pass()
-    assert following.one_pass().puts == 0
+    following.run_pass()
+    assert following.run_pass().puts == 0
     return following
 
 
@@ -75,14 +83,14 @@ def test_passes_bring_what_changed_and_look_at_nothing_else(pair: Pair) -> None:
     """The first pass brings all rows, the next finds them equal; later ones compare only ranges that changed."""
     source, target = pair
     following = DiffMode(options(pair))
-    first = following.one_pass()
+    first = following.run_pass()
     assert contents(target) == ROWS
     assert (first.number, first.puts, first.deletes, first.remaining) == (1, len(ROWS), 0, 0)
-    following.one_pass()
+    following.run_pass()
     source.raw().put(b"\x01new", b"row")
     source.raw().put(b"\x00" + b"0000", b"other value")
     source.raw().delete(b"\x020002")
-    third = following.one_pass()
+    third = following.run_pass()
     assert contents(target) == contents(source)
     assert (third.puts, third.deletes) == (2, 1)
     assert 0 < third.changed_ranges < third.ranges
@@ -92,7 +100,7 @@ def test_nothing_is_read_where_nothing_changed(pair: Pair) -> None:
     """A quiet pass costs two checksums a range, and not a row."""
     following = settled(pair)
     scans = [live.fail("RawScan", {"delay": {"seconds": 0.0}}, count=-1) for live in pair]
-    quiet = following.one_pass()
+    quiet = following.run_pass()
     assert quiet.ranges >= 6
     assert (quiet.changed_ranges, quiet.checksum_requests, quiet.scanned_bytes) == (0, 2 * quiet.ranges, 0)
     assert [live.hits(scan) for live, scan in zip(pair, scans, strict=True)] == [0, 0]
@@ -103,7 +111,7 @@ def test_ranges_that_were_deleted_go(pair: Pair) -> None:
     source, target = pair
     following = settled(pair)
     source.raw().delete_range(b"\x10", b"\x90")
-    assert following.one_pass().deletes == sum(b"\x10" <= key < b"\x90" for key in ROWS)
+    assert following.run_pass().deletes == sum(b"\x10" <= key < b"\x90" for key in ROWS)
     assert contents(target) == contents(source)
 
 
@@ -113,7 +121,7 @@ def test_an_exact_pass_sees_what_checksums_do_not(pair: Pair) -> None:
     source.raw().batch_put({b"\x05one": b"before", b"\x05two": b"before"})
     following = settled(pair)
     source.raw().batch_put({b"\x05one": b"later!", b"\x05two": b"later!"})
-    assert following.one_pass().changed_ranges == 0
+    assert following.run_pass().changed_ranges == 0
     with Following(replace(options(pair), exact_every=2)) as exact:
         exact.until_more(4)
     assert [each.exact for each in exact.passes[:4]] == [False, True, False, True]
@@ -135,7 +143,7 @@ def test_expiries_go_along(pair: Pair) -> None:
     assert abs(here - there) <= 2
     source.raw().put(b"longer", b"v", ttl=5000)
     eventually(lambda: not target.raw().batch_get([b"soon", b"longer"]), 60)
-    following.one_pass()
+    following.run_pass()
     assert contents(target) == contents(source)
     assert (target.raw().get_ttl(b"longer") or 0) > 4000
 
@@ -147,9 +155,9 @@ def test_splits_between_passes_lose_nothing(pair: Pair) -> None:
     codec = source.raw().codec
     source.split(codec.bound(codec.rpc_key(b"\x77")))
     source.raw().put(b"\x77x", b"row")
-    assert following.one_pass().puts == 1
-    following.one_pass()
-    assert following.one_pass().changed_ranges == 0
+    assert following.run_pass().puts == 1
+    following.run_pass()
+    assert following.run_pass().changed_ranges == 0
     assert contents(target) == contents(source)
 
 
@@ -157,7 +165,7 @@ def test_a_row_that_goes_back_and_forth_is_not_taken_for_equal(pair: Pair, monke
     """Checksums from before a change say nothing of rows that were compared after it."""
     source, target = pair
     following = DiffMode(options(pair))
-    following.one_pass()
+    following.run_pass()
     target.raw().put(b"\x05flag", b"on")
     source.raw().put(b"\x05flag", b"off")
 
@@ -168,9 +176,9 @@ def test_a_row_that_goes_back_and_forth_is_not_taken_for_equal(pair: Pair, monke
 
     with monkeypatch.context() as patch:
         patch.setattr(diff_mode, "compare_units", meanwhile_on)
-        assert following.one_pass().puts == 0
+        assert following.run_pass().puts == 0
     source.raw().put(b"\x05flag", b"off")
-    assert following.one_pass().puts == 1
+    assert following.run_pass().puts == 1
     assert contents(target) == contents(source)
 
 
@@ -213,12 +221,27 @@ def test_patience_ends(pair: Pair) -> None:
         DiffMode(DiffModeOptions(DiffOptions(source, target, executor="driver"), patience=0.0)).run(lambda _: None)
 
 
-def test_who_does_not_answer_at_first_is_not_waited_for(pair: Pair) -> None:
-    """An address that is wrong is said at once, and so is a cluster that is another than was meant."""
+def test_a_cluster_that_is_down_at_the_start_is_waited_for(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Within the patience a cluster that does not answer yet only delays the first pass."""
+    monkeypatch.setattr(diff_mode, "RETRY_SECONDS", 0.05)
+    down = ClusterChoice(ClusterConfig(pd=("127.0.0.1:1",), retry_budget=0.1))
+    stop, failures = threading.Event(), list[TikvBrError]()
+
+    def find_sides(context: DiffContext) -> None:
+        run.find_sides(context if len(failures) >= 2 else DiffContext(replace(context.options, b=down)))
+
+    monkeypatch.setattr(diff_mode, "find_sides", find_sides)
+    DiffMode(options(pair), stop).run(lambda _: stop.set(), on_failure=failures.append)
+    assert [type(failure) for failure in failures] == [ClusterUnreachable] * 2
+    assert contents(pair[1]) == ROWS
+
+
+def test_a_cluster_that_stays_down_ends_it(pair: Pair) -> None:
+    """The error names the option; a cluster that is another than was meant is an error at once."""
     source = ClusterChoice(pair[0].config)
     nobody = ClusterChoice(ClusterConfig(pd=("127.0.0.1:1",), retry_budget=0.1))
-    with pytest.raises(ClusterUnreachable):
-        DiffMode(DiffModeOptions(DiffOptions(source, nobody, executor="driver"))).run(lambda _: None)
+    with pytest.raises(ClusterUnreachable, match="longer than --sink-patience"):
+        DiffMode(DiffModeOptions(DiffOptions(source, nobody, executor="driver"), patience=0.0)).run(lambda _: None)
     meant = TikvTarget(pair[1].config.pd, api_version=V1)
     with pytest.raises(ApiVersionMismatch, match="has API v2, not v1"):
         DiffMode(DiffModeOptions(options(pair).diff, meant.check)).run(lambda _: None)

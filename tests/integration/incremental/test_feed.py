@@ -4,66 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import random
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from formats.api_version import ApiVersion
-from formats.keys import MAX_TS
-from incremental.feed import Feed, FeedOptions, Resolved, Rows
-from incremental.span import Span
+from formats.keys.codec import MAX_TS
+from formats.keys.ranges import KeyRange
+from incremental.feed.feed import Feed, FeedOptions
 from tests.integration.incremental.conftest import Clusters
-from tests.live_cluster import LiveCluster, contents, live_cluster
+from tests.integration.incremental.feed_state import FeedState
+from tests.support.live_cluster import LiveCluster, contents, live_cluster
 from tikv_br.cluster.cluster import Cluster
 from tikv_br.errors import ClusterUnfit
 
 STEPS = 12
-PATIENCE = 90.0
-"""Seconds that a slow machine may take to catch up."""
-
-
-class Told:
-    """What a feed has told."""
-
-    def __init__(self, feed: Feed) -> None:
-        self._feed = feed
-        self._newest: dict[bytes, tuple[int, bytes, bool]] = {}
-        self.resolved = 0
-
-    def take(self, seconds: float) -> bool:
-        """Take one event; whether there was one. No row may come at or below what was resolved before it."""
-        event = self._feed.poll(seconds)
-        match event:
-            case Rows(batch):
-                for row in batch.to_pylist():
-                    assert row["ts"] > self.resolved
-                    known = self._newest.get(row["key"])
-                    if known is None or row["ts"] >= known[0]:
-                        self._newest[row["key"]] = (row["ts"], row["value"], row["deleted"])
-            case Resolved(ts):
-                assert ts > self.resolved
-                self.resolved = ts
-            case None:
-                pass
-        return event is not None
-
-    def until(self, ts: int) -> None:
-        """Take all up to a timestamp."""
-        self.wait(lambda: self.resolved >= ts)
-
-    def wait(self, reached: Callable[[], bool]) -> None:
-        """Take all until a state is reached."""
-        deadline = time.monotonic() + PATIENCE
-        while not reached():
-            assert time.monotonic() < deadline, self._feed.status
-            self.take(1.0)
-
-    @property
-    def state(self) -> dict[bytes, bytes]:
-        """The live rows."""
-        return {key: value for key, (_, value, deleted) in self._newest.items() if not deleted}
 
 
 def now(live: LiveCluster) -> int:
@@ -104,9 +59,9 @@ def test_a_feed_follows_regions_that_move(seed: int, clusters: Clusters) -> None
     live, chance = clusters(ApiVersion.V2), random.Random(seed)
     codec = live.raw().codec
     live.raw().delete_range(b"", b"")
-    span = Span(*codec.rpc_range(b"", b""))
+    span = KeyRange(*codec.rpc_range(b"", b""))
     with Feed(live.cluster, codec, span, now(live)) as feed:
-        told = Told(feed)
+        told = FeedState(feed)
         for step in range(STEPS):
             write(live, chance, step)
             move(live, chance)
@@ -122,8 +77,8 @@ def test_a_feed_outlives_its_stores(clusters: Clusters) -> None:
     live, chance = clusters(ApiVersion.V2), random.Random(3)
     codec = live.raw().codec
     live.raw().delete_range(b"", b"")
-    with Feed(live.cluster, codec, Span(*codec.rpc_range(b"", b"")), now(live), FeedOptions(hold_back=3.0)) as feed:
-        told = Told(feed)
+    with Feed(live.cluster, codec, KeyRange(*codec.rpc_range(b"", b"")), now(live), FeedOptions(hold_back=3.0)) as feed:
+        told = FeedState(feed)
         write(live, chance, 0)
         told.until(now(live))
         for store_id in live.store_ids:
@@ -149,8 +104,8 @@ def test_a_feed_goes_on_after_errors_at(point: str, clusters: Clusters) -> None:
     write(live, chance, 0)
     failpoint = live.fail(point, {"feed_error": {"region_not_found": {"region_id": "1"}}}, count=-1)
     try:
-        with Feed(live.cluster, codec, Span(*codec.rpc_range(b"", b"")), start, FeedOptions(hold_back=0)) as feed:
-            told = Told(feed)
+        with Feed(live.cluster, codec, KeyRange(*codec.rpc_range(b"", b"")), start, FeedOptions(hold_back=0)) as feed:
+            told = FeedState(feed)
             told.wait(lambda: feed.status.errors.get("region_not_found", 0) >= 3)
             live.relent(failpoint)
             told.until(now(live))
@@ -168,8 +123,8 @@ def test_the_hold_back_covers_a_new_leaders_older_timestamps(
     codec = live.raw().codec
     live.raw().delete_range(b"", b"")
     options = FeedOptions(hold_back=hold_back)
-    with Feed(live.cluster, codec, Span(*codec.rpc_range(b"", b"")), now(live), options) as feed:
-        told = Told(feed)
+    with Feed(live.cluster, codec, KeyRange(*codec.rpc_range(b"", b"")), now(live), options) as feed:
+        told = FeedState(feed)
         live.raw().put(b"key", b"before")
         told.until(now(live))
         bound = codec.bound(codec.rpc_key(b"key"))
@@ -208,8 +163,8 @@ def test_feeds_tell_only_of_their_keyspace_and_range(clusters: Clusters) -> None
         feeds = {}
         for keyspace_id, first, last in ((1, b"a", b"c"), (1, b"c", b""), (2, b"b", b"e")):
             codec = raws[keyspace_id].codec
-            feed = Feed(live.cluster, codec, Span(*codec.rpc_range(first, last)), start, FeedOptions(hold_back=0.0))
-            feeds[keyspace_id, first] = Told(stack.enter_context(feed))
+            feed = Feed(live.cluster, codec, KeyRange(*codec.rpc_range(first, last)), start, FeedOptions(hold_back=0.0))
+            feeds[keyspace_id, first] = FeedState(stack.enter_context(feed))
         scanned = now(live)
         for told in feeds.values():
             told.until(scanned)
@@ -227,10 +182,10 @@ def test_a_feed_refuses_stores_of_another_cluster(clusters: Clusters, monkeypatc
     codec, start, own = live.raw().codec, now(live), live.cluster.cluster_id
     monkeypatch.setattr(Cluster, "cluster_id", own + 1)
     with (
-        Feed(live.cluster, codec, Span(*codec.rpc_range(b"", b"")), start) as feed,
+        Feed(live.cluster, codec, KeyRange(*codec.rpc_range(b"", b"")), start) as feed,
         pytest.raises(ClusterUnfit, match=f"belongs to cluster {own}, not to {own + 1}"),
     ):
-        Told(feed).until(MAX_TS)
+        FeedState(feed).until(MAX_TS)
 
 
 def test_a_feed_of_a_thousand_regions(tmp_path: Path) -> None:
@@ -241,9 +196,9 @@ def test_a_feed_of_a_thousand_regions(tmp_path: Path) -> None:
         live.split(*(codec.bound(codec.rpc_key(key)) for key in keys))
         live.run("scatter")
         live.raw().batch_put((key, key) for key in keys)
-        span = Span(*codec.rpc_range(keys[0], b""))
+        span = KeyRange(*codec.rpc_range(keys[0], b""))
         with Feed(live.cluster, codec, span, start, FeedOptions(hold_back=0.0)) as feed:
-            told = Told(feed)
+            told = FeedState(feed)
             told.until(now(live))
             status = feed.status
     assert (status.regions, status.stores, status.scanning, status.holes) == (1000, 3, 0, 0)
@@ -257,8 +212,8 @@ def test_a_feed_outlives_congestion(tmp_path: Path) -> None:
     with live_cluster(tmp_path, ApiVersion.V2, stores=1, regions=2, feed_quota=1 << 20) as live:
         codec = live.raw().codec
         options = FeedOptions(hold_back=0.0, queue_bytes=1 << 16)
-        with Feed(live.cluster, codec, Span(*codec.rpc_range(b"", b"")), now(live), options) as feed:
-            told = Told(feed)
+        with Feed(live.cluster, codec, KeyRange(*codec.rpc_range(b"", b"")), now(live), options) as feed:
+            told = FeedState(feed)
             told.until(now(live))
             live.raw().batch_put(rows)
             assert feed.status.queued_bytes < 2 << 20

@@ -11,21 +11,25 @@ from pathlib import Path
 import pytest
 
 from formats.api_version import ApiVersion
+from formats.keys.ranges import KeyRange
+from incremental.feed.feed import Feed
 from incremental.handover import FromBackup, FromNow, FromTs, protect, resolve, service_id
-from tests.integration.backup.test_outcomes import ts_of
+from tests.integration.backup.reading import ts_of
 from tests.integration.incremental.conftest import Clusters
-from tests.live_cluster import LiveCluster, live_cluster
-from tests.waiting import eventually
-from tikv_br.backup import backup_ts
+from tests.integration.incremental.feed_state import FeedState
+from tests.support.live_cluster import LiveCluster, live_cluster
+from tests.support.waiting import eventually
 from tikv_br.backup.options import BackupOptions
 from tikv_br.backup.run import backup
-from tikv_br.backupset.coverage import KeyRange
+from tikv_br.cluster import safepoint
 from tikv_br.cluster.safepoint import release
-from tikv_br.cluster.timestamp import minus_seconds
+from tikv_br.cluster.timestamps import minus_seconds
 from tikv_br.errors import ClusterUnfit, SafePointError, UsageError
 from tikv_br.storage.url import StorageLocation
 
 V2 = ApiVersion.V2
+STORES_BEHIND = 3.2
+"""Seconds after which a store that writes little hands out its oldest timestamps, 3 s behind PD's."""
 
 
 @pytest.fixture
@@ -74,7 +78,7 @@ def test_at_every_instant_some_safe_point_holds_backup_ts(v2: LiveCluster, tmp_p
         ts = resolve(FromBackup(StorageLocation("local", str(tmp_path / "b"))), v2.cluster, keyspace(v2))
         assert ts == done.backup_ts > 0
         keeper = protect(v2.cluster.pd, "one", ts)
-        release(v2.cluster.pd, backup_ts.service_id(done.run_id))
+        release(v2.cluster.pd, safepoint.service_id(done.run_id))
         looks = len(seen)
         eventually(lambda: len(seen) > looks + 1, 60)  # the second of them has begun since
     finally:
@@ -96,15 +100,50 @@ def test_now_misses_no_write_that_follows(v2: LiveCluster, tmp_path: Path) -> No
     assert ts_of(v2, b"k000", tmp_path) > start
 
 
-def test_a_ts_that_stores_may_still_undercut_is_refused(v2: LiveCluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A ts of this moment or of the future is refused with a way out; one old enough is taken."""
+def test_no_write_after_a_plain_timestamp_is_missed(v2: LiveCluster) -> None:
+    """Stores hand out timestamps up to 3 s old: rows put right after a ts was taken from PD arrive, also 6 s later."""
+    time.sleep(STORES_BEHIND)  # the caches of the stores are full: they hand out their oldest timestamps
+    ts = v2.cluster.pd.tso()
+    rows = {b"after-%d-%03d" % (second, at): b"v" for second in range(3) for at in range(20)}
+    for second in range(3):
+        v2.raw().batch_put({key: value for key, value in rows.items() if key.startswith(b"after-%d" % second)})
+        time.sleep(1.0)
+    time.sleep(STORES_BEHIND)
+    start = resolve(FromTs(ts), v2.cluster, keyspace(v2))
+    codec = v2.raw().codec
+    with Feed(v2.cluster, codec, KeyRange(*codec.rpc_range(b"", b"")), start) as feed:
+        told = FeedState(feed)
+        told.until(v2.cluster.pd.tso())
+    assert {key: value for key, value in told.state.items() if key in rows} == rows
+
+
+def test_a_plain_timestamp_is_started_5_s_lower(v2: LiveCluster) -> None:
+    """Also one of this moment; one of the future, or no timestamp at all, is refused."""
     now = v2.cluster.pd.tso()
-    monkeypatch.setattr(v2.cluster.pd, "tso", lambda: now)  # it stays now, however slow the machine is
-    for ts in (0, now, now + (1 << 40), minus_seconds(now, 3)):
+    assert resolve(FromTs(now), v2.cluster, keyspace(v2)) == minus_seconds(now, 5)
+    for ts in (0, now + (60_000 << 18)):
         with pytest.raises(UsageError, match="start-ts"):
             resolve(FromTs(ts), v2.cluster, keyspace(v2))
-    old = minus_seconds(now, 10)
-    assert resolve(FromTs(old), v2.cluster, keyspace(v2)) == old
+
+
+def test_a_backup_ts_is_started_exactly_when_gc_has_passed_what_is_lower(tmp_path: Path) -> None:
+    """GC stops at backup-ts - 1 for a backup: a sync from that backup-ts begins there, one from any other ts is refused."""
+    with live_cluster(tmp_path, V2, stores=1) as live:  # of its own: GC never goes back
+        ts, later = minus_seconds(live.cluster.pd.tso(), 60), minus_seconds(live.cluster.pd.tso(), 58)
+        whole = keyspace(live)
+        assert resolve(FromTs(ts), live.cluster, whole) == minus_seconds(ts, 5)
+        for name in (safepoint.service_id("1"), "br-0b1c"):
+            live.cluster.pd.update_service_safe_point(name, 600, ts - 1)
+            live.cluster.pd.update_service_safe_point("gc_worker", (1 << 63) - 1, ts - 1)
+            assert resolve(FromTs(ts), live.cluster, whole) == ts
+            protect(live.cluster.pd, "one", ts).stop()
+            for other in (ts + 1, later):
+                with pytest.raises(SafePointError, match="--from-backup-ts") as refused:
+                    resolve(FromTs(other), live.cluster, whole)
+                assert "--from-backup" in refused.value.hint
+            release(live.cluster.pd, name)
+        with pytest.raises(SafePointError):
+            resolve(FromTs(ts), live.cluster, whole)
 
 
 def test_a_backup_of_less_or_of_another_cluster_is_refused(v2: LiveCluster, clusters: Clusters, tmp_path: Path) -> None:
@@ -112,7 +151,7 @@ def test_a_backup_of_less_or_of_another_cluster_is_refused(v2: LiveCluster, clus
     backup(options(v2, tmp_path / "part", ranges=((b"k010", b"k020"),), gc_ttl=0))
     part = FromBackup(StorageLocation("local", str(tmp_path / "part")))
     assert resolve(part, v2.cluster, keyspace(v2, b"k010", b"k015")) > 0
-    with pytest.raises(UsageError, match="lacks"):
+    with pytest.raises(UsageError, match="does not contain"):
         resolve(part, v2.cluster, keyspace(v2, b"k010", b"k021"))
     v1 = clusters(ApiVersion.V1)
     v1.raw().put(b"a", b"b")

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from formats.api_version import ApiVersion
-from tests import history
 from tests.integration.incremental.forked_sync import Syncs, saved
 from tests.integration.incremental.writer import Writer
-from tests.live_cluster import contents, live_cluster
-from tests.waiting import eventually
-from tikv_br.cluster.timestamp import minus_seconds
+from tests.support import history
+from tests.support.live_cluster import contents, live_cluster
+from tests.support.waiting import eventually
+from tikv_br.cluster.timestamps import minus_seconds
 
 KILLS = 28  # and two more
 PATIENCE = 120.0

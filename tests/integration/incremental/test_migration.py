@@ -17,11 +17,11 @@ from typing import Any
 import pytest
 
 from formats.api_version import ApiVersion
-from tests.background import Background
 from tests.e2e.command import PROGRAM, environment
 from tests.integration.incremental.conftest import Clusters
-from tests.live_cluster import LiveCluster, contents
-from tests.waiting import eventually
+from tests.support.background import Background
+from tests.support.live_cluster import LiveCluster, contents
+from tests.support.waiting import eventually
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "migration.md"
 PATIENCE = 200.0

@@ -11,11 +11,11 @@ from typing import Self
 import pytest
 
 from incremental.watch.address import Address
-from incremental.watch.named import NamedStatus
 from incremental.watch.server import serve
-from tests.browser import Page, browser
+from incremental.watch.status import NamedStatus
+from tests.support.browser import Page, browser
 from tests.unit.incremental.statuses import status, steady
-from tikv_br.storage.secret import SecretText
+from tikv_br.storage.crypter import SecretText
 
 POINTS = 2
 """How many points a plot must have: so many seconds pass."""
@@ -110,9 +110,8 @@ def test_figures_and_plots_are_those_of_the_sync(shown: Shown) -> None:
     page = shown.page
     shown.wait_for_plots()
     text = page.text()
-    for said in ("steady", "runs", "all is well", "3.0 s", "2.0 s", "2,000", "1.0 MiB + 2.0 MiB on disk"):
+    for said in ("steady", "runs", "healthy", "3.0 s", "2.0 s", "2,000", "1.0 MiB + 2.0 MiB on disk"):
         assert said in text
-    assert "50, 2 being read, 1 missing" in text
     assert "not_leader: 3, stalled: 1" in text
     assert "store 4 went away" in text
     expected = {"checkpoint_lag": 3, "resolved_lag": 2, "events_per_second": 2000, "written_per_second": 1500}
@@ -136,9 +135,9 @@ def test_the_key_is_asked_for(shown: Shown) -> None:
     )
     page.value("Storage.prototype.setItem = () => {}; sessionStorage.clear()")  # which each answer fills anew
     page.go(f"http://{shown.address}/?again")
-    page.wait("document.body.innerText.includes('the key is wanted') && !document.getElementById('key').hidden")
+    page.wait("document.body.innerText.includes('enter the status key') && !document.getElementById('key').hidden")
     page.value(f"{enter}('another')")
-    page.wait("document.body.innerText.includes('that is not the key')")
+    page.wait("document.body.innerText.includes('wrong key')")
     page.value(f"{enter}({KEY.reveal()!r})")
     page.wait("document.getElementById('key').hidden && document.querySelector('[data-sync=steady]')")
     assert not [url for url in page.requests if "a-key" in url.partition("#")[0]]
@@ -166,20 +165,24 @@ def test_trouble_is_told_as_it_comes_and_goes(shown: Shown) -> None:
     """Syncs appear, fail, lag and vanish while the page is open; a name is shown as it is, whatever it holds."""
     page = shown.page
     name = "<img src=x onerror=alert(1)>"
-    page.wait("document.body.innerText.includes('all is well')")
+    page.wait("document.getElementById('health').innerText === 'healthy'")
     shown.others = [NamedStatus("broken", status(), error="the safe point is lost"), NamedStatus(name, None)]
     page.wait("document.querySelectorAll('section').length === 3")
     text = page.text()
-    assert "not well" in text
+    assert "unhealthy" in text
     assert "the safe point is lost" in text
     assert name in text
-    assert "has not begun yet" in text
+    assert "has not started yet" in text
+    assert "50, 2 scanning, 1 missing" in text
+    shown.others = [NamedStatus("gaps", status())]
+    page.wait("document.body.innerText.includes('degraded: parts of the range without a subscription: 1')")
+    assert page.text().splitlines()[2] == "degraded"
     shown.others, shown.lag = [], 7384.0
     page.wait("document.querySelectorAll('section').length === 1")
     page.wait("document.body.innerText.includes('7384 s behind, which is more than 300 s')")
     assert "2 h 3 min" in page.text()
     shown.lag = 3.0
-    page.wait("document.body.innerText.includes('all is well')")
+    page.wait("document.getElementById('health').innerText === 'healthy'")
     assert page.complaints == []
     shown.end()
     page.wait("document.body.innerText.includes('no answer since')")

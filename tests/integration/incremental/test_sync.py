@@ -22,8 +22,8 @@ from tests.e2e.command import PROGRAM, environment, succeed, tikv_br
 from tests.integration.incremental.conftest import Clusters
 from tests.integration.incremental.writer import Writer
 from tests.integration.s3_servers import moto_server
-from tests.live_cluster import LiveCluster, contents, live_cluster
-from tikv_br.cluster.timestamp import minus_seconds
+from tests.support.live_cluster import LiveCluster, contents, live_cluster
+from tikv_br.cluster.timestamps import minus_seconds
 from tikv_br.storage.url import parse
 
 V2 = ApiVersion.V2
@@ -128,6 +128,7 @@ def wait_for_checkpoint(process: subprocess.Popen[str], ts: int) -> None:
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.core("sync")
 def test_from_backup_to_equal(pair: tuple[LiveCluster, LiveCluster], tmp_path: Path) -> None:
     """Load, backup to S3 under writes, restore, sync with its state on S3, stopped once: `diff` finds nothing."""
     source, target = pair
@@ -260,6 +261,6 @@ def test_a_name_that_another_sync_has_is_warned_of(
         )
         caplog.clear()
         sync(asked, stopped, lambda _: None)
-        said.append([each for each in caplog.messages if "tikv-br-sync-namesake already" in each])
+        said.append([each for each in caplog.messages if "already has a safe point tikv-br-sync-namesake" in each])
     assert [len(each) for each in said] == [0, 0, 1]
     source.cluster.pd.update_service_safe_point(service_id("namesake"), 0, 0)

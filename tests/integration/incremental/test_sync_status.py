@@ -22,10 +22,14 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from formats.api_version import ApiVersion
-from tests.browser import browser
-from tests.documented import assert_documented
-from tests.e2e.command import PROGRAM, environment
+from tests.e2e.command import PROGRAM, environment, tikv_br
 from tests.integration.incremental.conftest import Clusters
+from tests.support.browser import browser
+from tests.support.documented import assert_documented
+from tests.support.lag import Distribution, Probe
+from tests.support.live_cluster import contents, live_cluster
+from tests.support.ports import reserved_ports
+from tests.support.waiting import eventually
 
 PATIENCE = 90.0
 KEYS = 300
@@ -57,6 +61,20 @@ class Served:
                 return
             assert time.monotonic() < until, told
             time.sleep(0.1)
+
+    def health(self) -> str:
+        """Code and body of /healthz."""
+        request = urllib.request.Request(self.url + "healthz", headers={"Authorization": f"Bearer {self.key}"})
+        try:
+            with urllib.request.urlopen(request, timeout=60) as answer:
+                return f"{answer.status} {answer.read().decode()}"
+        except urllib.error.HTTPError as error:
+            with error:
+                return f"{error.code} {error.read().decode()}"
+
+    def problem(self) -> str:
+        """What is wrong with the sync, as /status says."""
+        return str(json.loads(self.get("status"))["syncs"][0]["trouble"])
 
     def metrics(self) -> dict[str, float]:
         """All samples by name; there is one sync."""
@@ -121,6 +139,116 @@ def test_a_running_sync_is_seen_from_outside(clusters: Clusters, tmp_path: Path)
     assert any(line["message_type"] == "status" and line["name"] == "default" for line in lines)
 
 
+def test_the_lag_of_writes_is_what_their_user_sees(clusters: Clusters, tmp_path: Path) -> None:
+    """With stores that hand out timestamps 3 s old, the checkpoint lags 3 s more than writes take; `write_lag` says what they take."""
+    source = clusters(ApiVersion.V2)
+    asked = ["--pd", source.pd, "--start-ts", "now", "--hold-back", "0s", "--state-dir", str(tmp_path / "state")]
+    with live_cluster(tmp_path / "target", ApiVersion.V2, stores=1) as target:
+        assert source.raw().get(b"nobody's") is None
+        with serving(*asked, "--sink", f"tikv://{target.pd}") as sync, Probe(source.raw(), target.raw()) as probe:
+            sync.wait_for_rows(100)
+            time.sleep(12.0)  # more than the window of the estimate
+            measured = Distribution.of(probe.lags(since=time.monotonic() - 11.0, until=time.monotonic() - 1.0)).p50
+            shown = json.loads(sync.get("status"))["syncs"][0]["status"]
+            tolerance = 0.8 + measured / 2  # a busy machine makes both longer, and less alike
+            assert abs(shown["write_lag"] - measured) < tolerance, (shown, measured)
+            assert shown["checkpoint_lag"] > measured + 1.5
+            assert sync.metrics()["tikv_br_sync_write_lag_seconds"] < measured + tolerance
+
+
+def test_a_pd_that_is_down_is_reported(tmp_path: Path) -> None:
+    """Within 20 s of the PD of the source going down /healthz says degraded and why; a warning is logged, and it ends with PD's return."""
+    with live_cluster(tmp_path / "pg", ApiVersion.V2, stores=1) as source:
+        asked = [
+            "--pd",
+            source.pd,
+            "--start-ts",
+            "now",
+            "--sink",
+            "blackhole://",
+            "--state-dir",
+            str(tmp_path / "state"),
+        ]
+        log = tmp_path / "log"
+        with serving(*asked, "--log-file", str(log)) as sync:
+            eventually(lambda: sync.health() == "200 ok\n", PATIENCE)
+            source.run("kill-pd", seconds=25)
+            eventually(
+                lambda: re.search(
+                    r"200 degraded\ndefault: .*the source's PD has not answered for 1\d s", sync.health()
+                ),
+                20,
+            )
+            assert sync.metrics()["tikv_br_sync_healthy"] == 1
+            assert sync.metrics()["tikv_br_sync_degraded"] == 1
+            assert sync.metrics()["tikv_br_sync_pd_silent_seconds"] >= 10
+            eventually(lambda: sync.health() == "200 ok\n", PATIENCE)
+            assert re.search(r"WARNING.*the source's PD has not answered for \d+ s", log.read_text())
+
+
+def test_gaps_in_the_span_are_degraded(tmp_path: Path) -> None:
+    """While a store is down, /healthz is still 200 and says degraded: its regions have no changes."""
+    with live_cluster(tmp_path / "pg", ApiVersion.V2, stores=2, replicas=1, regions=4) as source:
+        asked = [
+            "--pd",
+            source.pd,
+            "--start-ts",
+            "now",
+            "--sink",
+            "blackhole://",
+            "--state-dir",
+            str(tmp_path / "state"),
+        ]
+        with serving(*asked) as sync:
+            eventually(lambda: sync.health() == "200 ok\n", PATIENCE)
+            down = source.regions()[0]["leader_store"]
+            source.run("kill-store", store_id=down)
+            eventually(lambda: re.match(r"200 degraded\ndefault: .* of the range", sync.health()), PATIENCE)
+            source.run("restart-store", store_id=down)
+            eventually(lambda: sync.health() == "200 ok\n", PATIENCE)
+
+
+def test_a_sink_that_is_down_at_the_start_is_waited_for(clusters: Clusters, tmp_path: Path) -> None:
+    """Until the target's PD answers, the status says that the sink does not; then the sync begins by itself."""
+    source = clusters(ApiVersion.V2)
+    rows = {b"down-%03d" % at: b"value" for at in range(KEYS)}
+    since = source.cluster.pd.tso()
+    source.raw().batch_put(rows)
+    asked = ["--pd", source.pd, "--start", "down-", "--end", "down.", "--from-backup-ts", str(since)]
+    asked += [
+        "--state-dir",
+        str(tmp_path / "state"),
+        "--hold-back",
+        "0s",
+        "--sink-backoff",
+        "1s",
+        "--status-every",
+        "1s",
+    ]
+    with reserved_ports(1) as [port], serving(*asked, "--sink", f"tikv://127.0.0.1:{port}") as sync:
+        waits_for_sink = rf"the sink has not answered for \d+ s: .*127\.0\.0\.1:{port}"
+        eventually(lambda: re.search(waits_for_sink.replace(r"\d+", r"([3-9]|\d\d)"), sync.problem()), PATIENCE)
+        with live_cluster(tmp_path / "target", ApiVersion.V2, stores=1, pd_port=port) as target:
+            sync.wait_for_rows()
+            assert contents(target) == rows
+            lines = sync.stop()
+    assert any(re.search(waits_for_sink, line.get("waiting", "")) for line in lines)
+
+
+def test_a_sink_that_stays_down_ends_a_sync_and_is_named(clusters: Clusters, tmp_path: Path) -> None:
+    """After --sink-patience the error names the sink and has code 3; SIGTERM ends the wait."""
+    with reserved_ports(1) as [port]:
+        sink = f"tikv://127.0.0.1:{port}"
+        asked = ["--pd", clusters(ApiVersion.V2).pd, "--sink", sink, "--start-ts", "now", "--state-dir", str(tmp_path)]
+        done = tikv_br("sync", *asked, "--sink-patience", "1s", "--output", "json")
+        assert (done.code, f"--sink {sink}" in done.last["message"]) == (3, True), done.last
+        assert "--sink-patience" in done.last["message"]
+        assert not list(tmp_path.rglob("*.json"))
+        with serving(*asked) as sync:
+            eventually(lambda: "the sink has not answered" in sync.problem(), PATIENCE)
+            assert sync.stop()[-1]["message_type"] == "exit_error"
+
+
 def test_passes_are_seen_from_outside_too(clusters: Clusters) -> None:
     """With ``--mode diff`` the same paths tell what passes have brought, and how old the last one is."""
     source, target = clusters(ApiVersion.V1), clusters(ApiVersion.V2)
@@ -154,9 +282,9 @@ def test_a_terminal_shows_figures_live(clusters: Clusters, tmp_path: Path) -> No
             )
         with process:
             try:
-                read_until(terminal, r"default +\d.*s +\d.*s +0 +0 +\d+/\d+ +[12] +0 B")
+                read_until(terminal, r"default +\d.*s +- +0 +0 +\d+/\d+ +[12] +0 B")
                 process.send_signal(signal.SIGTERM)
-                read_until(terminal, r"Error: told to end \(SIGTERM\)")
+                read_until(terminal, r"Error: terminated \(SIGTERM\)")
                 out, _ = process.communicate(timeout=PATIENCE)
             finally:
                 process.kill()

@@ -13,15 +13,15 @@ from pathlib import Path
 import pytest
 
 from formats.api_version import ApiVersion
-from incremental.feed.options import FeedOptions
+from incremental.feed.feed import FeedOptions
 from incremental.handover import FromTs
 from incremental.sinks.url import TikvTarget
 from incremental.sync import SyncOptions
 from tests.integration.incremental.conftest import Clusters
 from tests.integration.incremental.forked_sync import Syncs, run_sync, saved
-from tests.live_cluster import LiveCluster, contents, live_cluster
-from tests.waiting import eventually
-from tikv_br.cluster.timestamp import minus_seconds
+from tests.support.live_cluster import LiveCluster, contents, live_cluster
+from tests.support.waiting import eventually
+from tikv_br.cluster.timestamps import minus_seconds
 from tikv_br.storage.url import parse
 
 MIB = 1 << 20

@@ -8,17 +8,17 @@ from pathlib import Path
 import pytest
 
 from formats.api_version import ApiVersion
-from incremental.feed import FeedOptions
+from incremental.feed.feed import FeedOptions
 from incremental.handover import FromTs
 from incremental.sinks.url import TikvTarget
 from incremental.sync import SyncOptions, sync
-from tests.background import Background
 from tests.integration.incremental.conftest import Clusters
-from tests.live_cluster import LiveCluster, contents
-from tests.waiting import eventually
+from tests.support.background import Background
+from tests.support.live_cluster import LiveCluster, contents
+from tests.support.waiting import eventually
 from tikv_br.backup.options import BackupOptions
 from tikv_br.backup.run import backup
-from tikv_br.cluster.timestamp import minus_seconds
+from tikv_br.cluster.timestamps import minus_seconds
 from tikv_br.diff.options import ClusterChoice, DiffOptions
 from tikv_br.diff.run import DiffSummary, diff, repair
 from tikv_br.restore.options import Mode, RestoreOptions

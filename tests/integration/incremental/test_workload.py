@@ -14,8 +14,6 @@ import pytest
 
 from formats.api_version import ApiVersion
 from incremental.checkpoint import ObjectCheckpoints
-from tests import history
-from tests.background import Background
 from tests.e2e.command import PROGRAM, environment
 from tests.integration.incremental.workload import (
     FEED_FAULTS,
@@ -29,8 +27,10 @@ from tests.integration.incremental.workload import (
     regions_of,
     state_of,
 )
-from tests.live_cluster import LiveCluster, live_cluster
-from tests.waiting import eventually
+from tests.support import history
+from tests.support.background import Background
+from tests.support.live_cluster import LiveCluster, live_cluster
+from tests.support.waiting import eventually
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import parse
 

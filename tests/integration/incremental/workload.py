@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
-from tests.live_cluster import LiveCluster, contents
+from tests.support.live_cluster import LiveCluster, contents
 from tikv_br.cluster.rawkv import RawClient
 
 KEYS = 420

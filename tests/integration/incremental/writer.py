@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 
-from tests.background import Background
-from tests.live_cluster import LiveCluster
+from tests.support.background import Background
+from tests.support.live_cluster import LiveCluster
 
 KEYS = 200
 

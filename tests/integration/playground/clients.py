@@ -13,9 +13,9 @@ from typing import Any, TypeAlias
 import grpc
 import pytest
 
-from formats import mce
 from formats.api_version import ApiVersion
-from tests.waiting import PATIENCE, eventually
+from formats.keys import codec
+from tests.support.waiting import PATIENCE, eventually
 from tikv_br.cluster.pb import kvrpcpb_pb2, pdpb_pb2, pdpb_pb2_grpc, tikvpb_pb2_grpc
 from tikv_br.playground import failpoints
 from tikv_br.playground.cluster import Playground, open_playground
@@ -56,7 +56,7 @@ class Client:
         """The region of a user's key."""
         key = self.key(user)
         is_v2 = self.playground.settings.version is ApiVersion.V2
-        return self.playground.regions.locate(mce.encode(key) if is_v2 else key)
+        return self.playground.regions.locate(codec.encode(key) if is_v2 else key)
 
     def context(self, region: Region) -> kvrpcpb_pb2.Context:
         """A request's context for a region's leader."""

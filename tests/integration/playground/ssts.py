@@ -9,8 +9,8 @@ from typing import Any
 
 from rocksdict import Options, Rdict
 
-from formats import mce
 from formats.api_version import ApiVersion
+from formats.keys import codec
 from tests.integration.playground.clients import Client
 from tikv_br.cluster.pb import brpb_pb2, brpb_pb2_grpc, import_sstpb_pb2, import_sstpb_pb2_grpc, kvrpcpb_pb2
 from tikv_br.playground.region import Region
@@ -127,4 +127,4 @@ def ingest(
 
 def v2_row(user: bytes, value: bytes, ts: int, keyspace: bytes = b"\0\0\0") -> tuple[bytes, bytes]:
     """A V2 row without expiry."""
-    return b"z" + mce.encode(b"r" + keyspace + user) + ((1 << 64) - 1 - ts).to_bytes(8, "big"), value + b"\0"
+    return b"z" + codec.encode(b"r" + keyspace + user) + ((1 << 64) - 1 - ts).to_bytes(8, "big"), value + b"\0"

@@ -12,16 +12,16 @@ import grpc
 import pytest
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
-from formats import mce
 from formats.api_version import ApiVersion
+from formats.keys import codec
 from tests.integration.playground.clients import Client, running
 from tests.integration.playground.ssts import NOOP, backup, files_of, local, meta_for, rows_in, v2_row
 from tests.integration.playground.ssts import download as download_sst
 from tests.integration.s3_servers import ACCESS_KEY, BUCKET, SECRET_KEY, S3Server, moto_server, versitygw_server
-from tests.playground_admin import PlaygroundAdmin
+from tests.support.playground_admin import PlaygroundAdmin
 from tikv_br.cluster.pb import brpb_pb2, encryptionpb_pb2
 from tikv_br.cluster.pb import kvrpcpb_pb2 as kv
-from tikv_br.playground import crimes
+from tikv_br.playground.node import BACKUP_EMPTY_RANGE, BACKUP_NOT_RAW
 
 
 @pytest.fixture(params=["moto", "versitygw"])
@@ -92,23 +92,23 @@ def test_the_flush_comes_before_the_storage(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("api_version", "fields", "what"),
     [
-        (ApiVersion.V1, {"start_key": b"k", "end_key": b"k"}, crimes.BACKUP_EMPTY_RANGE),
-        (ApiVersion.V2, {"start_key": b"r\0\0\0k", "end_key": b"r\0\0\0k"}, crimes.BACKUP_EMPTY_RANGE),
-        (ApiVersion.V1, {"sub_ranges": [kv.KeyRange(start_key=b"k", end_key=b"k")]}, crimes.BACKUP_EMPTY_RANGE),
-        (ApiVersion.V1, {"is_raw_kv": False}, crimes.BACKUP_NOT_RAW),
-        (ApiVersion.V1TTL, {"is_raw_kv": False}, crimes.BACKUP_NOT_RAW),
+        (ApiVersion.V1, {"start_key": b"k", "end_key": b"k"}, BACKUP_EMPTY_RANGE),
+        (ApiVersion.V2, {"start_key": b"r\0\0\0k", "end_key": b"r\0\0\0k"}, BACKUP_EMPTY_RANGE),
+        (ApiVersion.V1, {"sub_ranges": [kv.KeyRange(start_key=b"k", end_key=b"k")]}, BACKUP_EMPTY_RANGE),
+        (ApiVersion.V1, {"is_raw_kv": False}, BACKUP_NOT_RAW),
+        (ApiVersion.V1TTL, {"is_raw_kv": False}, BACKUP_NOT_RAW),
     ],
 )
 def test_deadly_requests(tmp_path: Path, api_version: ApiVersion, fields: dict[str, Any], what: str) -> None:
-    """The caller sees the store die, the crime is on record, and the playground lives on."""
+    """The caller sees the store die, the fatal_request is on record, and the playground lives on."""
     with running(tmp_path, api_version) as client:
         client.put(b"k", b"v")
         with pytest.raises(grpc.RpcError) as death:
             backup(client, **fields)
         assert death.value.code() is grpc.StatusCode.UNAVAILABLE
-        [crime] = admin_of(client).crimes()
-        assert crime["what"].startswith(what)
-        assert crime["rpc"] == "Backup"
+        [fatal_request] = admin_of(client).fatal_requests()
+        assert fatal_request["what"].startswith(what)
+        assert fatal_request["rpc"] == "Backup"
         admin_of(client).pardon()
         assert len(files_of(backup(client))) == 1
         admin_of(client).assert_innocent()
@@ -218,7 +218,7 @@ def test_a_failing_storage_leaves_the_range(tmp_path: Path) -> None:
         failed = [each for each in backup(client, storage_backend=storage) if each.HasField("error")]
         assert [(each.start_key, list(each.files)) for each in failed] == [(b"", [])]
         assert "Io(Os { code: 17, kind: AlreadyExists" in failed[0].error.msg
-        assert failed[0].end_key == mce.encode(b"r\0\0\0")
+        assert failed[0].end_key == codec.encode(b"r\0\0\0")
 
 
 def test_files_in_s3(tmp_path: Path, server: S3Server) -> None:

@@ -13,12 +13,12 @@ from typing import Self
 import grpc
 import pytest
 
-from formats import mce
 from formats.api_version import ApiVersion
+from formats.keys import codec
 from tests.integration.playground.clients import Client, hold_delays, running
 from tests.integration.playground.feeds import Event, Feed, feeding
-from tests.playground_admin import PlaygroundAdmin
-from tests.waiting import eventually
+from tests.support.playground_admin import PlaygroundAdmin
+from tests.support.waiting import eventually
 from tikv_br.cluster.pb import kvrpcpb_pb2 as kv
 from tikv_br.playground.region import Region
 
@@ -43,7 +43,7 @@ def admin(client: Client) -> Iterator[PlaygroundAdmin]:
 
 def cut(client: Client, name: bytes) -> Region:
     """A fresh region for the keys that begin with ``name``."""
-    bounds = [mce.encode(client.key(name)), mce.encode(client.key(name + b"\xff"))]
+    bounds = [codec.encode(client.key(name)), codec.encode(client.key(name + b"\xff"))]
     for bound in bounds:
         client.playground.regions.split(client.playground.regions.locate(bound).id, [bound])
     return client.region(name)
@@ -85,7 +85,7 @@ def test_splits_merges_and_moves_end_what_was_subscribed(client: Client, admin: 
         feed.register(client.region(b"stay"))
         feed.register(region)
         feed.await_initialized(2)
-        left, right = client.playground.regions.split(region.id, [mce.encode(client.key(b"change5"))])
+        left, right = client.playground.regions.split(region.id, [codec.encode(client.key(b"change5"))])
         pieces = feed.await_error(region.id, "epoch_not_match").error.epoch_not_match.current_regions
         assert list(pieces) == [left.to_pb(), right.to_pb()]
         feed.register(left)
@@ -240,7 +240,7 @@ def test_sixty_regions_on_three_stores(client: Client) -> None:
     regions = client.playground.regions
     names = [b"many%02d" % number for number in range(60)]
     cut(client, b"many")
-    regions.split(client.region(b"many").id, [mce.encode(client.key(name)) for name in names])
+    regions.split(client.region(b"many").id, [codec.encode(client.key(name)) for name in names])
     for number, name in enumerate(names):
         region = client.region(name)
         regions.transfer_leader(region.id, region.peers[number % 3].store_id)
@@ -311,10 +311,10 @@ def _change_a_region(client: Client, chance: random.Random) -> None:
     region = client.region(b"storm%03d" % chance.randrange(200))
     match chance.choice(["split", "split", "merge", "transfer", "transfer"]):
         case "split":
-            regions.split(region.id, [mce.encode(client.key(b"storm%03d" % chance.randrange(200)))])
+            regions.split(region.id, [codec.encode(client.key(b"storm%03d" % chance.randrange(200)))])
         case "transfer":
             regions.transfer_leader(region.id, chance.choice([peer.store_id for peer in region.peers]))
-        case "merge" if region.start > mce.encode(client.key(b"storm")):
+        case "merge" if region.start > codec.encode(client.key(b"storm")):
             left = regions.previous(region.start)
             assert left is not None
             regions.merge(left.id, region.id)
@@ -322,9 +322,9 @@ def _change_a_region(client: Client, chance: random.Random) -> None:
 
 def _held(client: Client) -> dict[bytes, bytes]:
     rows: dict[bytes, bytes] = {}
-    first, last = mce.encode(client.key(b"storm")), mce.encode(client.key(b"storm\xff"))
+    first, last = codec.encode(client.key(b"storm")), codec.encode(client.key(b"storm\xff"))
     for region in client.playground.regions.overlapping(first, last):
-        start = max(mce.decode(region.start)[0], client.key(b"storm"))
+        start = max(codec.decode(region.start)[0], client.key(b"storm"))
         scan = kv.RawScanRequest(start_key=start, end_key=client.key(b"storm\xff"), limit=10_000)
         answer = client.call("RawScan", b"storm", scan, region=region)
         rows.update((bytes(pair.key), bytes(pair.value)) for pair in answer.kvs)
@@ -336,7 +336,7 @@ class Follower:
 
     def __init__(self, client: Client, start: bytes, end: bytes) -> None:
         self._client = client
-        self._start, self._end = (mce.encode(client.key(key)) for key in (start, end))
+        self._start, self._end = (codec.encode(client.key(key)) for key in (start, end))
         self._feeds: dict[int, Feed] = {}
         self._open = [feeding(client, store_id) for store_id in client.playground.nodes]
         self._requests = 0

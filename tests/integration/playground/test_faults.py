@@ -13,8 +13,8 @@ import pytest
 from formats.api_version import ApiVersion
 from tests.integration.playground.clients import Client, hold_delays, running
 from tests.integration.playground.ssts import NOOP, backup, download, ingest, meta_for
-from tests.playground_admin import AdminRefused, PlaygroundAdmin
-from tests.waiting import eventually
+from tests.support.playground_admin import AdminRefused, PlaygroundAdmin
+from tests.support.waiting import eventually
 from tikv_br.cluster.pb import kvrpcpb_pb2 as kv
 from tikv_br.cluster.pb import pdpb_pb2, tikvpb_pb2
 
@@ -24,6 +24,31 @@ BUSY = {"region_error": {"message": "busy", "server_is_busy": {"reason": "test",
 def admin_of(client: Client) -> PlaygroundAdmin:
     """The admin API of the client's playground."""
     return PlaygroundAdmin(client.playground.state.address)
+
+
+def test_pd_goes_down_and_comes_back_while_stores_live(tmp_path: Path) -> None:
+    """PD's port refuses connections for so long, over gRPC and HTTP; then PD is there again, and stores answered all the while."""
+    with running(tmp_path) as client:
+        admin = admin_of(client)
+        region = client.region(b"k")
+        admin.run("kill-pd", seconds=2)
+        eventually(lambda: not accepts(client), 60)
+        assert not client.playground.tso.available
+        get = kv.RawGetRequest(context=client.context(region), key=b"k")
+        assert client.store(region.leader_store).RawGet(get, timeout=60).not_found
+        eventually(lambda: accepts(client), 60)
+        assert admin.regions()
+        eventually(lambda: client.playground.tso.available, 60)
+
+
+def accepts(client: Client) -> bool:
+    """Whether anybody listens on PD's port."""
+    host, _, port = client.playground.state.address.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), 5).close()
+    except OSError:
+        return False
+    return True
 
 
 def test_region_errors_wherever_regions_are_asked(tmp_path: Path) -> None:
@@ -178,7 +203,7 @@ def test_what_the_admin_refuses(tmp_path: Path) -> None:
             ("there is no region 99", lambda: admin.run("transfer-leader", region_id=99, store_id=1)),
             ("unexpected keyword argument", lambda: admin.run("scatter", quickly=True)),
             ("non-hexadecimal", lambda: admin.run("split", keys=["xy"])),
-            ("no RPC is called", lambda: admin.fail("RawGte", BUSY)),
+            ("unknown RPC or point", lambda: admin.fail("RawGte", BUSY)),
         ):
             with pytest.raises(AdminRefused, match=said):
                 call()

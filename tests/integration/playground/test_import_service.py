@@ -11,8 +11,8 @@ from pathlib import Path
 import grpc
 import pytest
 
-from formats import mce
 from formats.api_version import ApiVersion
+from formats.keys import codec
 from tests.integration.playground.clients import Client, running
 from tests.integration.playground.ssts import (
     backup,
@@ -25,11 +25,11 @@ from tests.integration.playground.ssts import (
     upload,
     v2_row,
 )
-from tests.playground_admin import PlaygroundAdmin
-from tests.sst_surgery import exchange_keys, flip, without_properties, write_sst
+from tests.support.playground_admin import PlaygroundAdmin
+from tests.support.sst_surgery import exchange_keys, flip, without_properties, write_sst
 from tikv_br.cluster.pb import import_sstpb_pb2
 from tikv_br.cluster.pb import kvrpcpb_pb2 as kv
-from tikv_br.playground import crimes
+from tikv_br.playground.node import DOWNLOAD_UNKNOWN_CF, DOWNLOAD_WITHOUT_Z, INGEST_DEADLY_SST, INGEST_WITHOUT_PEER_FILE
 from tikv_br.playground.region import Region
 
 ROWS = [(b"zk%03d" % number, b"value %d" % number) for number in range(100)]
@@ -102,7 +102,7 @@ DEADLY: dict[str, Callable[[bytes], bytes]] = {
 
 @pytest.mark.parametrize("damage", DEADLY)
 def test_uploads_that_kill_at_the_ingest(tmp_path: Path, damage: str) -> None:
-    """An upload takes any bytes; a store that ingests these dies, nothing is ingested, the crime is on record."""
+    """An upload takes any bytes; a store that ingests these dies, nothing is ingested, the fatal_request is on record."""
     data = DEADLY[damage](write_sst(tmp_path / "x.sst", ROWS))
     with running(tmp_path) as client:
         region = client.region(b"k")
@@ -111,9 +111,9 @@ def test_uploads_that_kill_at_the_ingest(tmp_path: Path, damage: str) -> None:
         with pytest.raises(grpc.RpcError) as death:
             ingest(client, region, meta)
         assert death.value.code() is grpc.StatusCode.UNAVAILABLE
-        [crime] = admin_of(client).crimes()
-        assert crime["what"].startswith(crimes.INGEST_DEADLY_SST)
-        assert crime["store_id"] == region.leader_store
+        [fatal_request] = admin_of(client).fatal_requests()
+        assert fatal_request["what"].startswith(INGEST_DEADLY_SST)
+        assert fatal_request["store_id"] == region.leader_store
         assert scan(client, region) == {}
 
 
@@ -126,15 +126,15 @@ def test_uploads_that_kill_at_the_ingest(tmp_path: Path, damage: str) -> None:
     ],
 )
 def test_downloads_that_kill_at_the_ingest(tmp_path: Path, api_version: ApiVersion, row: tuple[bytes, bytes]) -> None:
-    """Download finds nothing wrong with rows that kill whoever reads them later: the ingest is the crime."""
+    """Download finds nothing wrong with rows that kill whoever reads them later: the ingest is the fatal_request."""
     with running(tmp_path / "cluster", api_version) as client:
         region = client.region(b"k")
         meta = download_everywhere(client, region, meta_for(client, region), **place(tmp_path, [row]))
         with pytest.raises(grpc.RpcError) as death:
             ingest(client, region, meta)
         assert death.value.code() is grpc.StatusCode.UNAVAILABLE
-        [crime] = admin_of(client).crimes()
-        assert crime["what"].startswith(crimes.INGEST_DEADLY_SST)
+        [fatal_request] = admin_of(client).fatal_requests()
+        assert fatal_request["what"].startswith(INGEST_DEADLY_SST)
 
 
 def test_downloads_that_kill_at_once(tmp_path: Path) -> None:
@@ -146,8 +146,8 @@ def test_downloads_that_kill_at_once(tmp_path: Path) -> None:
             with pytest.raises(grpc.RpcError) as death:
                 download(client, meta, **asked)  # type: ignore[arg-type]
             assert death.value.code() is grpc.StatusCode.UNAVAILABLE
-        whats = [crime["what"].partition(":")[0] for crime in admin_of(client).crimes()]
-        assert whats == [crimes.DOWNLOAD_WITHOUT_Z, crimes.DOWNLOAD_UNKNOWN_CF]
+        whats = [fatal_request["what"].partition(":")[0] for fatal_request in admin_of(client).fatal_requests()]
+        assert whats == [DOWNLOAD_WITHOUT_Z, DOWNLOAD_UNKNOWN_CF]
 
 
 def test_a_follower_needs_the_file_too(tmp_path: Path) -> None:
@@ -158,9 +158,9 @@ def test_a_follower_needs_the_file_too(tmp_path: Path) -> None:
         meta.range.CopyFrom(download(client, meta, region.leader_store, **place(tmp_path, ROWS)).range)
         assert ingest(client, region, meta) == OK
         followers = {peer.store_id for peer in region.peers} - {region.leader_store}
-        found = admin_of(client).crimes()
-        assert {crime["store_id"] for crime in found} == followers
-        assert all(crime["what"].startswith(crimes.INGEST_WITHOUT_PEER_FILE) for crime in found)
+        found = admin_of(client).fatal_requests()
+        assert {fatal_request["store_id"] for fatal_request in found} == followers
+        assert all(fatal_request["what"].startswith(INGEST_WITHOUT_PEER_FILE) for fatal_request in found)
 
 
 def test_the_epoch_is_compared_to_the_conf_ver(tmp_path: Path) -> None:
@@ -269,8 +269,8 @@ def test_a_keyspace_move_with_new_timestamps(tmp_path: Path) -> None:
     """One rewrite rule moves rows to another keyspace and re-stamps them; nothing appears where they came from."""
     rows = [v2_row(b"k%03d" % number, b"value", 5) for number in range(20)]
     with running(tmp_path / "cluster", ApiVersion.V2) as client:
-        target = client.playground.regions.locate(mce.encode(b"r\0\x10\x92"))
-        bounds = import_sstpb_pb2.Range(start=mce.encode(b"r\0\x10\x92"), end=b"r\0\x10\x93")
+        target = client.playground.regions.locate(codec.encode(b"r\0\x10\x92"))
+        bounds = import_sstpb_pb2.Range(start=codec.encode(b"r\0\x10\x92"), end=b"r\0\x10\x93")
         ts = client.playground.tso.next()
         rule = import_sstpb_pb2.RewriteRule(old_key_prefix=b"r\0\0\0", new_key_prefix=b"r\0\x10\x92", new_timestamp=ts)
         asked = {"rewrite_rule": rule, **place(tmp_path, rows)}
@@ -278,7 +278,7 @@ def test_a_keyspace_move_with_new_timestamps(tmp_path: Path) -> None:
         assert ingest(client, target, meta) == OK
         stored = list(client.playground.engine.iterate(b"z", b""))
         assert stored == [v2_row(b"k%03d" % number, b"value", ts, b"\0\x10\x92") for number in range(20)]
-        wrong = import_sstpb_pb2.Range(start=mce.encode(b"r\0\0\0"), end=mce.encode(b"r\0\0\1"))
+        wrong = import_sstpb_pb2.Range(start=codec.encode(b"r\0\0\0"), end=codec.encode(b"r\0\0\1"))
         answer = download(client, meta_for(client, target, range=wrong), target.leader_store, **asked)
         assert answer.error.message.startswith("SST start range has wrong prefix")
 
@@ -323,17 +323,22 @@ def test_import_mode(tmp_path: Path) -> None:
 
 
 def test_the_speed_limit_slows_downloads(tmp_path: Path) -> None:
-    """Downloads last as long as the limit makes them; a named task must say for how long it holds."""
+    """Downloads last as long as the limit makes them; another request lifts the limit, whoever set it."""
     request = import_sstpb_pb2.SetDownloadSpeedLimitRequest
     with running(tmp_path / "cluster") as client:
         region = client.region(b"k")
         stub = importer(client, region.leader_store)
         asked = place(tmp_path, ROWS)
         size = (tmp_path / "backup" / "x.sst").stat().st_size
-        stub.SetDownloadSpeedLimit(request(speed_limit=2 * size), timeout=60)
+
+        def limits() -> list[int]:
+            stores = admin_of(client).get("stores")
+            return [each["download_limit"] for each in stores if each["store_id"] == region.leader_store]
+
+        stub.SetDownloadSpeedLimit(request(speed_limit=2 * size, task_id="t", ttl_seconds=1), timeout=60)
+        assert limits() == [2 * size]
         started = time.monotonic()
         download(client, meta_for(client, region), region.leader_store, **asked)
         assert time.monotonic() - started >= 0.5
         stub.SetDownloadSpeedLimit(request(speed_limit=0), timeout=60)
-        with pytest.raises(grpc.RpcError, match="ttl_seconds"):
-            stub.SetDownloadSpeedLimit(request(speed_limit=5, task_id="t"), timeout=60)
+        assert limits() == [0]

@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 
-from tests.ports import reserved_ports
-from tests.tools import find_tool
-from tests.waiting import PATIENCE, eventually
+from tests.support.ports import reserved_ports
+from tests.support.tools import find_tool
+from tests.support.waiting import PATIENCE, eventually
 from tikv_br.cluster.etcd import Etcd
 from tikv_br.errors import PlaygroundError
 from tikv_br.playground import launcher
-from tikv_br.playground.home import Home
+from tikv_br.playground.launcher import Home
 
 FAST = {"keyspace_split_delay": 0.0, "balance": False}
 
@@ -57,6 +57,7 @@ def admin(state: dict[str, Any], path: str) -> Any:  # noqa: ANN401 - JSON
         return json.load(answer)
 
 
+@pytest.mark.core("playground")
 def test_the_command_lines_life(folder: Path) -> None:
     """Start --detach prints one JSON object and returns when all answers; status and list find it; stop ends it."""
     started = cli("start", "--dir", str(folder), "--api-version", "v2", "--stores", "2", "--detach", "--output", "json")
@@ -180,7 +181,7 @@ def test_stop_leaves_foreign_processes_alone(folder: Path) -> None:
     home = Home(folder)
     with home.locked():
         home.write_state({"pid": os.getpid()})
-        with pytest.raises(PlaygroundError, match="not by a playground"):
+        with pytest.raises(PlaygroundError, match="is not its server"):
             launcher.stop(folder)
 
 

@@ -13,10 +13,10 @@ import pytest
 
 from formats.api_version import ApiVersion
 from tests.integration.playground.clients import Client, running
-from tests.waiting import eventually
+from tests.support.waiting import eventually
 from tikv_br.cluster.pb import kvrpcpb_pb2 as kv
 from tikv_br.playground import cluster
-from tikv_br.playground.causal import RENEW_INTERVAL
+from tikv_br.playground.pd_state import RENEW_INTERVAL
 from tikv_br.playground.scheduler import KEYSPACE_BOUNDS
 
 LOGICAL_BITS = 18
@@ -64,20 +64,20 @@ def test_v2_keeps_versions_and_v1_does_not(tmp_path: Path) -> None:
             assert len(list(client.playground.engine.iterate(b"z", b""))) == rows
 
 
-def test_requests_that_would_kill_a_store_are_crimes(tmp_path: Path) -> None:
-    """RawGetKeyTTL to V1, and any read of a V2 value without flags: the connection is lost and the crime is on record."""
+def test_requests_that_would_crash_a_store_are_recorded(tmp_path: Path) -> None:
+    """RawGetKeyTTL to V1, and any read of a V2 value without flags: the connection is lost and the fatal_request is on record."""
     with running(tmp_path / "v1") as client:
         with pytest.raises(grpc.RpcError) as caught:
             client.call("RawGetKeyTTL", b"k", kv.RawGetKeyTTLRequest(key=b"k"))
         assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
-        assert [crime.rpc for crime in client.playground.crimes.all()] == ["RawGetKeyTTL"]
+        assert [fatal_request.rpc for fatal_request in client.playground.fatal_requests.all()] == ["RawGetKeyTTL"]
     with running(tmp_path / "v2", ApiVersion.V2) as client:
         client.put(b"k", b"v")
         [(data_key, _)] = client.playground.engine.iterate(b"z", b"")
         client.playground.engine.write([(data_key, b"no flags: \x77")])
         with pytest.raises(grpc.RpcError):
             client.get(b"k")
-        assert "bad format" in client.playground.crimes.all()[0].what
+        assert "bad format" in client.playground.fatal_requests.all()[0].what
 
 
 def test_v2_keys_must_be_of_raw_mode(tmp_path: Path) -> None:
@@ -230,7 +230,7 @@ def test_regions_split_until_enough_hold_data(tmp_path: Path, api_version: ApiVe
     with running(tmp_path, api_version, regions=4) as client:
         eventually(lambda: len(client.playground.regions.all()) == 8)
         for number in range(100):
-            client.put(b"key%03d" % number, b"v" * 50)
+            _put_while_splitting(client, b"key%03d" % number, b"v" * 50)
 
         def holding() -> int:
             regions = client.playground.regions.all()
@@ -242,15 +242,16 @@ def test_regions_split_until_enough_hold_data(tmp_path: Path, api_version: ApiVe
         assert max(sizes) <= 50
 
 
-def _put_again_while_splitting(client: Client, key: bytes) -> None:
-    eventually(lambda: not client.put(key, b"v" * 1000).HasField("region_error"))
+def _put_while_splitting(client: Client, key: bytes, value: bytes) -> None:
+    """Put again as long as the key's region has just been split."""
+    eventually(lambda: not client.put(key, value).HasField("region_error"))
 
 
 def test_large_regions_are_halved(tmp_path: Path) -> None:
     """A region above the split size is split in the middle of its bytes, again and again."""
     with running(tmp_path, region_split_size=20_000) as client:
         for number in range(60):
-            _put_again_while_splitting(client, b"key%03d" % number)
+            _put_while_splitting(client, b"key%03d" % number, b"v" * 1000)
         regions, sizes = client.playground.regions, client.playground.sizes
         eventually(lambda: max(sizes.of(region).size for region in regions.all()) <= 20_000)
         assert len([region for region in regions.all() if region.start < b"l"]) >= 4

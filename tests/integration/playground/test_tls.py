@@ -10,8 +10,8 @@ from pathlib import Path
 import grpc
 import pytest
 
-from tests.certificates import Authority, KeyPair
 from tests.integration.playground.clients import running
+from tests.support.certificates import Authority, KeyPair
 from tikv_br.cluster.pb import pdpb_pb2
 from tikv_br.playground import launcher
 from tikv_br.playground.settings import TlsSettings

@@ -9,8 +9,8 @@ import pytest
 
 from formats.api_version import ApiVersion
 from tests.integration.backup.data import hard_rows, load
-from tests.live_cluster import LiveCluster, live_cluster
-from tests.waiting import eventually
+from tests.support.live_cluster import LiveCluster, live_cluster
+from tests.support.waiting import eventually
 from tikv_br.backup.options import BackupOptions
 from tikv_br.backup.run import backup
 from tikv_br.restore.record import remove_all

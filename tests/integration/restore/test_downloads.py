@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import random
+import threading
+import time
 from collections import Counter
+from pathlib import Path
 
 from formats.api_version import ApiVersion
-from formats.keys import KeyCodec
+from formats.keys.codec import KeyCodec
+from tests.integration.backup.data import load
 from tests.integration.restore.conftest import FILES, ROWS, rows_of
-from tests.live_cluster import LiveCluster
-from tikv_br.restore.ingest import CUT_UP
+from tests.support.live_cluster import LiveCluster, live_cluster
+from tikv_br.backup.options import BackupOptions
+from tikv_br.backup.run import backup
+from tikv_br.restore.ingest import MANY_REGIONS
 from tikv_br.restore.options import RestoreOptions, Via
 from tikv_br.restore.run import RestoreSummary, restore
-from tikv_br.storage.url import StorageLocation
+from tikv_br.storage.url import StorageLocation, parse
 
 STORES = 3
+SECONDS = 120
 
 
 def run(live: LiveCluster, location: StorageLocation, **changes: object) -> RestoreSummary:
@@ -27,9 +35,9 @@ def fetched(live: LiveCluster) -> Counter[int]:
 
 
 def cut(live: LiveCluster, step: int) -> None:
-    """Begin a region at every ``step``th row, as often as makes a file of `CUT_UP` regions where all of them are in it."""
+    """Begin a region at every ``step``th row, as often as makes a file of `MANY_REGIONS` regions where all of them are in it."""
     codec = KeyCodec(ApiVersion.V2)
-    keys = sorted(ROWS)[step : (CUT_UP + 1) * step + 1 : step]
+    keys = sorted(ROWS)[step : (MANY_REGIONS + 1) * step + 1 : step]
     live.split(*(codec.bound(codec.rpc_key(key)) for key in keys))
 
 
@@ -88,3 +96,36 @@ def test_a_file_for_very_many_regions_is_sent_in_pieces(source: StorageLocation,
     assert fetched(target) == {1: STORES * (summary.files - 1)}
     assert summary.verified
     assert rows_of(target) == ROWS
+
+
+def test_regions_that_split_all_the_time_are_sent_their_pieces(target: LiveCluster, tmp_path: Path) -> None:
+    """Under a rate limit a region splits before its download has ended; stores do not fetch whole files again and again."""
+    chance = random.Random(9)
+    rows = {b"key%05d" % number: chance.randbytes(1000) for number in range(2000)}
+    location = parse(f"local://{tmp_path / 'backup'}")
+    with live_cluster(tmp_path / "source", ApiVersion.V2, stores=1) as origin:
+        load(origin, rows)
+        backup(BackupOptions(origin.config, location, executor="driver"))
+    codec = KeyCodec(ApiVersion.V2)
+    ended = threading.Event()
+
+    def split_all_the_time() -> None:
+        for _split in range(300):
+            if ended.wait(0.1):
+                return
+            target.split(codec.bound(codec.rpc_key(chance.choice(list(rows)))))
+
+    storm = threading.Thread(target=split_all_the_time)
+    storm.start()
+    began = time.monotonic()
+    try:
+        summary = run(target, location, region_bytes=1 << 30, rate_limit=500_000)
+    finally:
+        ended.set()
+        storm.join()
+    assert time.monotonic() - began < SECONDS
+    assert summary.verified
+    assert summary.uploaded_files == 1
+    assert sum(fetched(target).values()) <= STORES
+    assert max(fetched(target)) < MANY_REGIONS
+    assert rows_of(target) == rows

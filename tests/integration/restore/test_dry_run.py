@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from formats.api_version import ApiVersion
-from formats.keys import KeyCodec
+from formats.keys.codec import KeyCodec
 from tests.integration.restore.conftest import FILES, ROWS, rows_of
-from tests.integration.restore.test_resume import break_off, leftovers
-from tests.live_cluster import LiveCluster
+from tests.integration.restore.restores import break_off, leftovers
+from tests.support.live_cluster import LiveCluster
 from tikv_br.restore.options import RestoreOptions
 from tikv_br.restore.plan import RestorePlan
 from tikv_br.restore.run import restore

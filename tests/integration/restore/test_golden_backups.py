@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tempfile
 import time
 from pathlib import Path
 
@@ -11,12 +10,10 @@ import pytest
 
 from formats.api_version import ApiVersion
 from tests.integration.backup.reading import golden_rows
-from tests.live_cluster import LiveCluster, live_cluster
-from tests.waiting import eventually
+from tests.integration.restore.restores import restore_golden
+from tests.support.live_cluster import live_cluster
+from tests.support.waiting import eventually
 from tikv_br.errors import ApiVersionMismatch, TargetNotEmpty
-from tikv_br.restore.options import RestoreOptions
-from tikv_br.restore.run import RestoreSummary, restore
-from tikv_br.storage.url import parse
 
 CASES = {
     "v1": (ApiVersion.V1, 0),
@@ -33,14 +30,6 @@ CASES = {
 }
 SHARED_EXPECTATIONS = {"v1_lz4": "v1", "v1_snappy": "v1"}
 TTL_SAMPLE = 200
-
-
-def restore_golden(live: LiveCluster, golden: Path, name: str, **changes: object) -> RestoreSummary:
-    """Restore one recorded backup, and leave its folder alone."""
-    location = parse(f"local://{golden / 'backups' / name / 'data'}")
-    with tempfile.TemporaryDirectory() as state:
-        settings = {"state": parse(f"local://{state}"), **changes}
-        return restore(RestoreOptions(cluster=live.config, storage=location, **settings))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -82,6 +71,7 @@ def test_an_unfit_api_version_is_refused(golden: Path, tmp_path: Path) -> None:
         restore_golden(live, golden, "v1")
 
 
+@pytest.mark.core("restore")
 def test_a_part_of_a_backup_restores_and_is_proven(golden: Path, tmp_path: Path) -> None:
     """A range that cuts through files brings exactly its rows, and the checksum of those is compared."""
     expected = golden_rows(golden / "backups" / "v1")

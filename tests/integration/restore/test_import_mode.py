@@ -9,20 +9,19 @@ from functools import partial
 
 import pytest
 
-from tests.forks import Forks
 from tests.integration.backup.data import when
 from tests.integration.restore.conftest import ROWS, rows_of
-from tests.integration.restore.test_resume import WARM, leftovers, run_restore
-from tests.live_cluster import LiveCluster
-from tests.waiting import eventually
+from tests.integration.restore.restores import WARM, leftovers, run_restore
+from tests.support.forks import Forks
+from tests.support.live_cluster import LiveCluster
+from tests.support.waiting import eventually
 from tikv_br.backupset.lease import acquire
 from tikv_br.cluster.pb import import_sstpb_pb2
 from tikv_br.errors import LeaseHeld, TargetNotEmpty, Terminated
 from tikv_br.progress_events import StepStarted
-from tikv_br.restore.abort import Forgotten, abort_restores
 from tikv_br.restore.options import RestoreOptions
-from tikv_br.restore.record import Paused, RestoreRecord
-from tikv_br.restore.run import restore
+from tikv_br.restore.record import ImportModeRecord, RestoreRecord
+from tikv_br.restore.run import AbortedRestores, abort_restores, restore
 from tikv_br.spark.executor import ExecutorOptions
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import StorageLocation
@@ -102,7 +101,7 @@ def test_the_first_to_end_leaves_it_to_the_other(source: StorageLocation, target
     """Import mode outlasts a restore that wanted it where another one at work does; what a killed one has left goes by the next."""
     other = RestoreRecord(open_store(source), "0123456789abcdef")
     with acquire(other.lease_store(), "restore"):
-        other.pause(target.cluster.cluster_id, Paused(tuple(MOVERS)))
+        other.add_import_mode(target.cluster.cluster_id, ImportModeRecord(tuple(MOVERS)))
         for name in MOVERS:
             target.cluster.pd_http.pause_scheduler(name, 300)
         options = RestoreOptions(cluster=target.config, storage=source, import_mode=True)
@@ -118,15 +117,15 @@ def test_the_first_to_end_leaves_it_to_the_other(source: StorageLocation, target
 def test_abort_ends_it_too(source: StorageLocation, target: LiveCluster) -> None:
     """Who gives an unfinished restore up need not run another to have the cluster as it was."""
     record = RestoreRecord(open_store(source), "given-up")
-    record.pause(target.cluster.cluster_id, Paused(tuple(MOVERS)))
+    record.add_import_mode(target.cluster.cluster_id, ImportModeRecord(tuple(MOVERS)))
     for name in MOVERS:
         target.cluster.pd_http.pause_scheduler(name, 300)
     for store_id in target.store_ids:
         target.cluster.store(store_id).switch_mode(import_sstpb_pb2.Import)
     assert (importing(target), paused(target)) == ([True] * 3, MOVERS)
-    assert abort_restores(source, target.config) == Forgotten(0, put_back=True)
+    assert abort_restores(source, target.config) == AbortedRestores(0, put_back=True)
     assert_normal(target)
-    assert abort_restores(source, target.config) == Forgotten(0, put_back=False)
+    assert abort_restores(source, target.config) == AbortedRestores(0, put_back=False)
     assert leftovers(source) == []
 
 

@@ -9,14 +9,15 @@ from types import SimpleNamespace
 import pytest
 
 from formats.api_version import ApiVersion
+from formats.values import decode_value
 from tests.integration.backup.data import load
 from tests.integration.backup.reading import golden_rows
 from tests.integration.restore.conftest import FILES, ROWS, rows_of
-from tests.integration.restore.test_golden_backups import restore_golden
-from tests.integration.restore.test_resume import break_off
-from tests.live_cluster import LiveCluster, live_cluster
+from tests.integration.restore.restores import break_off, restore_golden
+from tests.support.live_cluster import LiveCluster, live_cluster
 from tikv_br.backup.options import BackupOptions
 from tikv_br.backup.run import backup
+from tikv_br.playground.engine import Engine
 from tikv_br.restore.options import Mode, RestoreOptions
 from tikv_br.restore.run import restore
 from tikv_br.spark.executor import ExecutorOptions
@@ -54,12 +55,42 @@ def test_rows_that_have_expired_are_left_out_and_counted(
         load(live, {b"short%d" % number: b"value" for number in range(10)}, ttl=300)
         backup(BackupOptions(cluster=live.config, storage=location, safe_interval=0.0, executor="driver"))
     clock = SimpleNamespace(time=lambda: time.time() + 600)
-    monkeypatch.setattr("tikv_br.restore.put.time", clock)
-    monkeypatch.setattr("tikv_br.cluster.columns.time", clock)
+    monkeypatch.setattr("tikv_br.cluster.puts.time", clock)
     summary = restore(RestoreOptions(cluster=target.config, storage=location, mode=Mode.PUT, checksum=False))
     assert summary.expired_kvs == 10
     assert set(rows_of(target)) == {b"lasting", b"long"}
     assert 2900 < (target.raw().get_ttl(b"long") or 0) <= 3000
+
+
+def expiries(playground: Path) -> dict[bytes, int]:
+    """The expiry of each row that a stopped V1TTL playground holds, expired or not, in seconds since the epoch."""
+    engine = Engine.open(playground / "rocksdb")
+    try:
+        return {key: decode_value(ApiVersion.V1TTL, value).expire_ts for key, value in engine.iterate(b"", b"")}
+    finally:
+        engine.close()
+
+
+def test_slow_puts_do_not_prolong_lives(tmp_path: Path) -> None:
+    """A restore of 8 s: stores get each TTL as it is when its request is sent, and no row that has expired by then."""
+    location = parse(f"local://{tmp_path / 'expiring'}")
+    with live_cluster(tmp_path / "source", ApiVersion.V1TTL) as live:
+        live.raw().batch_put_with_ttls((b"row%05d" % row, b"value", 5 + row * 7919 % 40) for row in range(10_000))
+        backup(BackupOptions(cluster=live.config, storage=location, executor="driver"))
+    with live_cluster(tmp_path / "target", ApiVersion.V1TTL, stores=1) as live:
+        slow = live.fail("RawBatchPut", {"delay": {"seconds": 0.4}}, count=-1)
+        began = time.monotonic()
+        options = RestoreOptions(cluster=live.config, storage=location, mode=Mode.PUT, checksum=False, concurrency=1)
+        summary = restore(options)
+        seconds = time.monotonic() - began
+        assert live.hits(slow) > 10
+    written, recorded = expiries(tmp_path / "target"), expiries(tmp_path / "source")
+    late = {written[key] - recorded[key] for key in written}
+    assert seconds > 5
+    assert len(written) + summary.expired_kvs == summary.total_kvs == 10_000
+    assert summary.expired_kvs > 0
+    assert min(late) >= 0
+    assert max(late) <= 2, f"rows live up to {max(late)} s longer than the backup says"
 
 
 def test_rows_from_the_future_are_put_with_timestamps_of_now(

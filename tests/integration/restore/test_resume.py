@@ -6,81 +6,33 @@ import contextlib
 import os
 import random
 import signal
-import sys
 import time
 from functools import partial
 from pathlib import Path
 
 import pytest
 
-from tests.forks import Forks
 from tests.integration.restore.conftest import FILES, ROWS, rows_of
-from tests.live_cluster import LiveCluster
-from tests.waiting import eventually
-from tikv_br.backupset import layout
+from tests.integration.restore.restores import THREADS, WARM, break_off, leftovers, options_of, run_restore
+from tests.support.forks import Forks
+from tests.support.live_cluster import LiveCluster
+from tests.support.waiting import eventually
 from tikv_br.errors import (
     BackupDamaged,
     ChecksumMismatch,
     LeaseHeld,
     StorageReadOnly,
     TargetNotEmpty,
-    Terminated,
-    TikvBrError,
 )
 from tikv_br.progress_events import Event, Notice
-from tikv_br.restore.options import RestoreOptions
+from tikv_br.restore.options import Mode
 from tikv_br.restore.record import remove_all
 from tikv_br.restore.run import restore
-from tikv_br.spark.executor import ExecutorOptions
 from tikv_br.storage.local import LocalObjectStore
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import StorageLocation, parse
 
 KILLS = 20
-THREADS = 3
-WARM = (
-    __name__,
-    "formats.rawscan",
-    *(f"tikv_br.{name}" for name in ("cluster.cluster", "cluster.scan", "proof.stored_rows", "storage.local")),
-)
-"""What a restore imports."""
-
-
-def options_of(live: LiveCluster, location: StorageLocation, **changes: object) -> RestoreOptions:
-    """A restore by a few tasks at once, so that there is a middle to end in."""
-    executor = ExecutorOptions("driver", concurrency=THREADS)
-    return RestoreOptions(cluster=live.config, storage=location, executor=executor, **changes)  # type: ignore[arg-type]
-
-
-def run_restore(options: RestoreOptions) -> int:
-    """Restore in a process of its own; its exit code."""
-    try:
-        restore(options)
-    except TikvBrError as error:
-        sys.stderr.write(f"{type(error).__name__}: {error.message}\n")
-        return error.exit_code
-    return 0
-
-
-def leftovers(location: StorageLocation) -> list[str]:
-    """What restores have left in the storage, but for the lease of one that was killed or is at work."""
-    return [info.name for info in open_store(location).list(layout.RESTORE) if "/lease-" not in info.name]
-
-
-def break_off(live: LiveCluster, location: StorageLocation, rpc: str = "Ingest", **changes: object) -> None:
-    """Let a restore end as by SIGTERM once about half of its files are in."""
-    done = 0
-
-    def count(_event: Event) -> None:
-        nonlocal done
-        done = max(done, len(leftovers(changes.get("state", location))))  # type: ignore[arg-type]
-        if done > FILES // 2:
-            raise Terminated("for the test")
-
-    live.fail(rpc, {"delay": {"seconds": 0.1}}, count=-1)
-    with pytest.raises(Terminated):
-        restore(options_of(live, location, **changes), count)
-    live.heal()
 
 
 @pytest.mark.timeout(600)
@@ -110,8 +62,6 @@ def test_a_restore_killed_at_any_moment_goes_on(source: StorageLocation, target:
                 code = forks.wait()
                 assert code in {0, -signal.SIGKILL}
                 here += code != 0
-                if not leftovers(source) and rows_of(target) == ROWS:
-                    break  # killed after all was done and forgotten, before its own end: nobody could tell these rows from others'
             _check_and_empty(target, source)
             assert target.hits(slow) - before <= once + here * THREADS
             kills += here
@@ -125,15 +75,16 @@ def _check_and_empty(live: LiveCluster, location: StorageLocation) -> None:
     live.raw().delete_range(b"", b"")
 
 
+@pytest.mark.core("resume")
 def test_only_what_is_missing_is_brought_in(source: StorageLocation, target: LiveCluster) -> None:
     """After SIGTERM the summary tells what was there already, and the target is not refused for what it holds."""
     break_off(target, source)
     ingests = target.fail("Ingest", {"delay": {"seconds": 0}}, count=-1)
     notices: list[Event] = []
     summary = restore(options_of(target, source), notices.append)
-    assert FILES // 2 < summary.resumed_files < summary.files
+    assert FILES // 2 <= summary.resumed_files < summary.files
     assert target.hits(ingests) <= summary.files - summary.resumed_files + THREADS
-    assert any(isinstance(event, Notice) and "going on" in event.message for event in notices)
+    assert any(isinstance(event, Notice) and "resuming the restore" in event.message for event in notices)
     assert summary.verified
     assert rows_of(target) == ROWS
     assert leftovers(source) == []
@@ -220,8 +171,46 @@ def test_abort_can_forget_an_unfinished_restore(source: StorageLocation, target:
         restore(options_of(target, source))
 
 
+@pytest.mark.parametrize("changes", [{}, {"import_mode": True, "rate_limit": 1 << 20}, {"mode": Mode.PUT}], ids=str)
+def test_a_target_that_holds_the_backup_is_left_alone(
+    source: StorageLocation, target: LiveCluster, changes: dict[str, object]
+) -> None:
+    """As after a restore killed after its last change: the same command ends well, says so, and changes nothing."""
+    files = restore(options_of(target, source)).files
+    notices: list[Event] = []
+    calls = [
+        target.fail(rpc, {"delay": {"seconds": 0}}, count=-1)
+        for rpc in ("Download", "Ingest", "RawBatchPut", "SwitchMode")
+    ]
+    summary = restore(options_of(target, source, **changes), notices.append)
+    assert Notice("The target already holds this backup; nothing to do.") in notices
+    assert (summary.files, summary.resumed_files, summary.verified) == (files, files, True)
+    assert [target.hits(call) for call in calls] == [0, 0, 0, 0]
+    assert rows_of(target) == ROWS
+    assert leftovers(source) == []
+
+
+def test_a_target_that_holds_more_or_less_than_the_backup_is_refused(
+    source: StorageLocation, target: LiveCluster
+) -> None:
+    """One row more, one less, or another value: it is data of others. So it is where no checksums are to be compared."""
+    restore(options_of(target, source))
+    with pytest.raises(TargetNotEmpty):
+        restore(options_of(target, source, checksum=False))
+    target.raw().put(b"row00001x", b"of others")
+    with pytest.raises(TargetNotEmpty):
+        restore(options_of(target, source))
+    target.raw().delete(b"row00001x")
+    target.raw().put(b"row00001", b"another value")
+    with pytest.raises(TargetNotEmpty):
+        restore(options_of(target, source))
+    target.raw().delete(b"row00001")
+    with pytest.raises(TargetNotEmpty):
+        restore(options_of(target, source))
+
+
 def test_two_at_once_are_told_apart(source: StorageLocation, target: LiveCluster) -> None:
-    """The second is refused with a hint, or waits its turn, when it finds the rows of the first; another cluster is no matter."""
+    """The second is refused with a hint, or waits its turn, when it finds that all is done; another cluster is no matter."""
     target.fail("Ingest", {"delay": {"seconds": 0.3}}, count=2)
     with Forks(*WARM) as forks:
         pid = forks.start(partial(run_restore, options_of(target, source)))
@@ -233,7 +222,6 @@ def test_two_at_once_are_told_apart(source: StorageLocation, target: LiveCluster
         with pytest.raises(LeaseHeld):
             remove_all(open_store(source))
         os.kill(pid, signal.SIGCONT)
-        with pytest.raises(TargetNotEmpty):
-            restore(options_of(target, source, lock_wait=120.0))
+        assert restore(options_of(target, source, lock_wait=120.0)).resumed_files >= FILES
         assert forks.wait() == 0
     assert rows_of(target) == ROWS

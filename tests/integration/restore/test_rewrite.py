@@ -12,13 +12,12 @@ import pytest
 from fastcrc import crc64
 
 from formats.api_version import ApiVersion
-from formats.keys import KeyCodec
+from formats.keys.codec import KeyCodec
 from tests.integration.backup.data import load, when
 from tests.integration.backup.reading import golden_rows
 from tests.integration.restore.conftest import FILES, ROWS, rows_of
-from tests.integration.restore.test_golden_backups import restore_golden
-from tests.integration.restore.test_resume import break_off
-from tests.live_cluster import LiveCluster, live_cluster
+from tests.integration.restore.restores import break_off, restore_golden
+from tests.support.live_cluster import LiveCluster, live_cluster
 from tikv_br.backup.options import BackupOptions
 from tikv_br.backup.run import backup
 from tikv_br.errors import ChecksumMismatch, TargetNotEmpty, UsageError
@@ -80,8 +79,8 @@ def test_a_keyspace_is_found_by_name(source: StorageLocation, live: LiveCluster)
     assert rows_of(live, keyspace_id) == ROWS
     with pytest.raises(UsageError, match="nobody"):
         run(live, source, to_keyspace="nobody")
-    with pytest.raises(TargetNotEmpty):
-        run(live, source, to_keyspace=str(keyspace_id))
+    again = run(live, source, to_keyspace=str(keyspace_id))
+    assert again.resumed_files == again.files
 
 
 def test_regions_of_the_target_cut_the_files(source: StorageLocation, live: LiveCluster) -> None:
@@ -126,7 +125,7 @@ def test_what_stores_cannot_rewrite_can_be_put(source: StorageLocation, live: Li
 
 def test_a_changed_row_is_found(source: StorageLocation, live: LiveCluster) -> None:
     """The recorded sums are of other keys: the comparison reads the files, and finds one wrong value."""
-    spoil = when(StepStarted, "compare checksums", lambda: live.raw(300).put(b"row00300", b"another"))
+    spoil = when(StepStarted, "ingest", lambda: live.raw(300).put(b"row00300", b"another"))
     with pytest.raises(ChecksumMismatch):
         restore(RestoreOptions(cluster=live.config, storage=source, to_keyspace="300"), spoil)
 
@@ -171,5 +170,5 @@ def test_one_keyspace_of_several(live: LiveCluster, tmp_path: Path) -> None:
     live.raw(500).delete_range(b"", b"")
     assert run(live, location, keyspace=500).verified
     assert rows_of(live, 500) == kept[500]
-    with pytest.raises(UsageError, match="nothing of the range"):
+    with pytest.raises(UsageError, match="no part of the requested range"):
         run(live, location, keyspace=7)

@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 
 from formats.api_version import ApiVersion
-from formats.keys import KeyCodec
+from formats.keys.codec import KeyCodec
 from tests.integration.backup.data import load, when
 from tests.integration.restore.conftest import ROWS, rows_of
-from tests.live_cluster import LiveCluster, live_cluster
+from tests.support.live_cluster import LiveCluster, live_cluster
 from tikv_br.backup.options import BackupOptions
 from tikv_br.backup.run import backup
 from tikv_br.backupset import layout
+from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.cluster.region_errors import REACTIONS, Action
 from tikv_br.errors import (
     BackupDamaged,
@@ -25,7 +26,8 @@ from tikv_br.errors import (
     TimestampAheadOfTso,
 )
 from tikv_br.progress_events import Event, StepStarted, silent
-from tikv_br.restore.options import RestoreOptions
+from tikv_br.restore import inspect
+from tikv_br.restore.options import Restamp, RestoreOptions
 from tikv_br.restore.run import RestoreSummary, restore
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import StorageLocation, parse
@@ -59,9 +61,22 @@ def test_a_lost_connection_is_made_again(source: StorageLocation, target: LiveCl
     assert rows_of(target) == ROWS
 
 
-def test_rows_that_come_while_files_are_checked_are_found(source: StorageLocation, target: LiveCluster) -> None:
+def test_rows_that_come_while_files_are_checked_are_found(
+    source: StorageLocation, target: LiveCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As of a restore of another backup, which holds another lease: nothing is changed, and nothing claimed as empty."""
-    reporter = when(StepStarted, "check every file", lambda: target.raw().put(b"theirs", b"1"))
+    come, look = threading.Event(), inspect.inspect_file
+
+    def look_later(backup: BackupSet, *arguments: object) -> inspect.FileFacts:
+        assert come.wait(60)
+        return look(backup, *arguments)  # type: ignore[arg-type]
+
+    def put() -> None:
+        target.raw().put(b"theirs", b"1")
+        come.set()
+
+    monkeypatch.setattr(inspect, "inspect_file", look_later)
+    reporter = when(StepStarted, "check every file", put)
     with pytest.raises(TargetNotEmpty, match=b"theirs".hex()):
         run(target, source, reporter)
     assert rows_of(target) == {b"theirs": b"1"}
@@ -159,11 +174,11 @@ def test_writes_right_after_a_restore_are_seen(target: LiveCluster, tmp_path: Pa
 
 
 def test_rows_from_the_future_are_refused(target: LiveCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows above the target's TSO would hide later writes: refused before anything is changed."""
-    location = fresh_backup(tmp_path)
+    """Rows above the target's TSO would hide later writes: if they keep their timestamps, refused before anything is changed."""
+    options = RestoreOptions(cluster=target.config, storage=fresh_backup(tmp_path), restamp=Restamp.NEVER)
     monkeypatch.setattr("tikv_br.cluster.pd.PdClient.tso", lambda _pd: 1 << 30)
     with pytest.raises(TimestampAheadOfTso):
-        run(target, location)
+        restore(options)
     assert rows_of(target) == {}
 
 

@@ -8,13 +8,12 @@ from pathlib import Path
 import pytest
 
 from formats.api_version import ApiVersion
-from formats.keys import KeyCodec
+from formats.keys.codec import KeyCodec
 from tests.integration.backup.data import load, when
 from tests.integration.backup.reading import golden_rows
 from tests.integration.restore.conftest import FILES, ROWS, rows_of
-from tests.integration.restore.test_golden_backups import restore_golden
-from tests.integration.restore.test_resume import break_off, leftovers
-from tests.live_cluster import LiveCluster, live_cluster
+from tests.integration.restore.restores import break_off, leftovers, restore_golden
+from tests.support.live_cluster import LiveCluster, live_cluster
 from tikv_br.backup.options import BackupOptions
 from tikv_br.backup.run import backup
 from tikv_br.backupset.files import FileKind
@@ -36,7 +35,7 @@ def run(live: LiveCluster, location: StorageLocation, **changes: object) -> Rest
 def blind(monkeypatch: pytest.MonkeyPatch) -> None:
     """Stores that are told of a directory which they have not: as if it were on another machine."""
     nowhere = brpb_pb2.StorageBackend(local=brpb_pb2.Local(path="/of/another/machine"))
-    monkeypatch.setattr("tikv_br.restore.bring.to_backend", lambda *_arguments, **_more: nowhere)
+    monkeypatch.setattr("tikv_br.restore.steps.to_backend", lambda *_arguments, **_more: nowhere)
 
 
 @pytest.mark.parametrize("name", ["v1", "v1ttl", "v2"])
@@ -105,7 +104,7 @@ def test_what_goes_wrong_on_the_way_is_sent_again(
 
 
 def test_a_damaged_block_never_gets_to_a_store(source: StorageLocation, target: LiveCluster, tmp_path: Path) -> None:
-    """A store would die of it: damage between check and reading ends the restore as damage, and no crime is recorded."""
+    """A store would die of it: damage between check and reading ends the restore as damage, and no fatal_request is recorded."""
     location = parse(f"local://{tmp_path / 'fresh'}")
     with live_cluster(tmp_path / "fresh-source", ApiVersion.V2) as live:
         load(live, {b"key%d" % number: b"value" * number for number in range(100)})

@@ -11,8 +11,8 @@ import json
 import sys
 
 from formats.api_version import ApiVersion
-from formats.keys import KeyCodec
-from tests.scripted_grpc import ScriptedServer
+from formats.keys.codec import KeyCodec
+from tests.support.scripted_grpc import ScriptedServer
 from tests.unit.cluster.fakes import PD, members, region, with_leader
 from tests.unit.cluster.http_server import ScriptedHttp
 from tikv_br.cluster.pb import pdpb_pb2

@@ -15,14 +15,13 @@ from typing import Any, cast
 from unittest import mock
 
 from formats.api_version import ApiVersion
-from formats.keys import KeyCodec
-from tests.peak_memory import peak_mib
-from tikv_br.backup import work
-from tikv_br.backup.context import BackupContext
+from formats.keys.codec import KeyCodec
+from formats.keys.ranges import KeyRange
+from tests.support.peak_memory import peak_mib
+from tikv_br.backup import run_tasks as backup_tasks
+from tikv_br.backup.context import BackupContext, Engine
 from tikv_br.backup.convert import Conversion
-from tikv_br.backup.engine import Engine
 from tikv_br.backup.options import BackupOptions
-from tikv_br.backupset.coverage import KeyRange
 from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.config import ClusterConfig
 from tikv_br.cluster.pd_http import PdHttp
@@ -41,9 +40,9 @@ def main(grpc: str, http: str) -> None:
         context = BackupContext(BackupOptions(config, StorageLocation("local", "/unused"), engine="scan"))
         context.cluster, context.conversion = cluster, Conversion(ApiVersion.V2, ApiVersion.V2)
         context.source_ranges = (KeyRange(*codec.rpc_range(b"", b"")),)
-        context.engine = Engine("scan", "", "spark", SLOTS)
+        context.engine = Engine("scan", "", "spark", "", SLOTS)
         begin = time.process_time()
-        work.plan(context)
+        backup_tasks.make_plan(context)
         seconds = time.process_time() - begin
     tasks, closure = handed_over(context)
     figures = {
@@ -61,11 +60,12 @@ def handed_over(context: BackupContext) -> tuple[Sequence[object], object]:
     """Return the tasks and the function that a copy gives to the executor, pickled by it for the workers."""
     taken: list[tuple[Sequence[object], object]] = []
 
-    def run_tasks(tasks: Sequence[object], function: object, **_: object) -> None:
+    def run_tasks(tasks: Sequence[object], function: object, **_: object) -> float:
         taken.append((tasks, function))
+        return 0.0
 
-    with mock.patch.object(work, "run_tasks", run_tasks):
-        work.copy(context)
+    with mock.patch.object(backup_tasks, "run_tasks", run_tasks):
+        backup_tasks.copy(context)
     return taken[0]
 
 

@@ -14,17 +14,17 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from formats.api_version import ApiVersion
-from formats.keys import KeyCodec
-from tests.peak_memory import peak_mib
-from tikv_br.backupset.coverage import KeyRange
+from formats.keys.codec import KeyCodec
+from formats.keys.ranges import KeyRange
+from tests.support.peak_memory import peak_mib
 from tikv_br.backupset.files import FileEntry
 from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.config import ClusterConfig
 from tikv_br.cluster.split import by_region
-from tikv_br.restore.choose import work_out
 from tikv_br.restore.context import RestoreContext
 from tikv_br.restore.options import RestoreOptions
-from tikv_br.restore.plan import Wanted, choose_parts, without
+from tikv_br.restore.plan import RestoreRange, choose_parts, remaining_parts
+from tikv_br.restore.steps import plan_changes
 from tikv_br.storage.url import StorageLocation
 
 FILE_BYTES = 60 << 20
@@ -44,10 +44,10 @@ def main(grpc: str, http: str) -> None:
         context = RestoreContext(RestoreOptions(config, StorageLocation("local", "/unused")))
         context.cluster, context.backup = cluster, cast("Any", SimpleNamespace(api_version=ApiVersion.V2))
         begin = time.process_time()
-        context.wanted = [Wanted(whole)]
+        context.wanted = [RestoreRange(whole)]
         context.parts = choose_parts(files, context.wanted)
-        context.todo = without(context.parts, [file.key_range for file in files[::4]])
-        work_out(context)
+        context.todo = remaining_parts(context.parts, [file.key_range for file in files[::4]])
+        plan_changes(context)
         assert context.plan is not None
         groups = list(by_region(cluster, codec, context.plan.splits))
         seconds = time.process_time() - begin

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from typing import Any
 
-from tests.tools import ROOT
+from tests.support.tools import ROOT
 
 TOO_LONG = 120
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.certificates import Authority
 from tests.integration.s3_servers import S3Server, versitygw_server
+from tests.support.certificates import Authority
 from tikv_br.errors import StorageUnreachable, UsageError
 from tikv_br.storage.base import ObjectStore
 from tikv_br.storage.open import open_store

@@ -1,12 +1,31 @@
-"""How each command is called when all is well. A command that is missing here fails a test."""
+"""How each command is called when all is well. A command that is missing here fails a test.
+
+A name that ends with a flag is a form of the command that does other work; what it is called with begins with the flag's value.
+"""
 
 from __future__ import annotations
 
-from tikv_br.cli.lazy import CommandPath
+from tikv_br.cli.command import CommandPath
 
 CALLS: dict[CommandPath, str] = {
     ("backup", "raw"): "-s {new} --pd {pd} --executor driver --safe-interval 0s",
     ("restore", "raw"): "-s {sound} --pd {target} --executor driver --allow-overwrite",
+    ("backup", "raw", "--base"): "{sound} -s {increment} --pd {pd} --executor driver --safe-interval 0s",
+    ("backup", "merge"): "--base {sound} --log {log} -s {merged} --executor driver",
+    (
+        "restore",
+        "raw",
+        "--log",
+    ): "{log} --restore-ts latest -s {sound} --pd {target} --executor driver --allow-overwrite",
+    ("restore", "point"): "-s {log} --full-backup-storage {sound} --pd {target} --executor driver --allow-overwrite",
+    ("log", "start"): "-s {new} --id log --start-ts now --pd {pd} --scratch-dir {scratch}",
+    ("log", "status"): "-s {log}",
+    ("log", "metadata"): "-s {log}",
+    ("log", "pause"): "-s {log}",
+    ("log", "resume"): "-s {log}",
+    ("log", "compact"): "-s {log} --until {middle} --executor driver --grace 0s",
+    ("log", "truncate"): "-s {log} --until {middle} --yes",
+    ("log", "stop"): "-s {log} --pd {pd}",
     ("verify",): "{sound} --executor driver --level data",
     ("diff",): "--pd {pd} --storage {sound} --executor driver",
     ("sync",): "--pd {pd} --sink blackhole:// --start-ts now --state-dir {state} --scratch-dir {scratch} --id sync",
@@ -23,6 +42,7 @@ CALLS: dict[CommandPath, str] = {
     ("check",): "--pd {pd} --storage {new} --executor driver",
     ("list",): "-s {folder}",
     ("show",): "-s {sound}",
+    ("show", "--log"): "{log} -s {sound}",
     ("cat",): "-s {sound} row007",
     ("pin",): "-s {folder} {id}",
     ("unpin",): "-s {folder} {id}",
@@ -49,5 +69,21 @@ CALLS: dict[CommandPath, str] = {
     ("config", "check"): "",
     ("version",): "",
 }
-ENDLESS = {("sync",), ("capture", "start")}
+ENDLESS = {("sync",), ("capture", "start"), ("log", "start")}
 """They run until they are told to end: exit code 0 is never theirs."""
+
+
+NEEDS_STORES = (
+    ("backup", "raw"),
+    ("backup", "raw", "--base"),
+    ("restore", "raw"),
+    ("restore", "raw", "--log"),
+    ("restore", "point"),
+    ("diff",),
+    ("raw", "put"),
+    ("raw", "get"),
+    ("raw", "delete"),
+    ("raw", "checksum"),
+    ("raw", "scan"),
+    ("raw", "load"),
+)

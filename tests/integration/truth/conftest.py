@@ -9,7 +9,9 @@ import io
 import json
 import shutil
 import signal
+import threading
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,13 +19,24 @@ from typing import Any
 import pytest
 
 from formats.api_version import ApiVersion
-from tests.etcd import real_etcd
+from incremental.feed.feed import FeedOptions
+from incremental.handover import FromBackup
+from incremental.sinks.url import LogTarget
+from incremental.sync import SyncOptions, sync
 from tests.integration.truth.calls import CALLS
-from tests.live_cluster import LiveCluster, contents, live_cluster
+from tests.support.etcd import real_etcd
+from tests.support.live_cluster import LiveCluster, contents, live_cluster
+from tests.support.waiting import eventually
+from tikv_br import errors
+from tikv_br.archive.log import LogArchive
+from tikv_br.archive.records import state_location
 from tikv_br.cli import main
-from tikv_br.cli.lazy import CommandPath
-from tikv_br.cli.option_groups import ClusterFlags
+from tikv_br.cli.command import CommandPath
+from tikv_br.cli.shared import ClusterFlags
 from tikv_br.cluster import etcd
+from tikv_br.errors import TikvBrError
+from tikv_br.storage.open import open_store
+from tikv_br.storage.url import parse
 
 ROWS = {b"row%03d" % number: b"value %d" % number for number in range(60)}
 
@@ -68,14 +81,50 @@ class World:
         words = [word.format_map({**self.names, **instead}) for word in CALLS[command].split()]
         return tikv_br(*command, *words, *more)
 
+    def log_to(self, place: Path) -> None:
+        """Write a log from the backup until after this moment; it has two segments at least."""
+        target = LogTarget(parse(f"local://{place}"), "default", flush_interval=0.1)
+        options = SyncOptions(
+            changefeed_id="default",
+            source=self.source.config,
+            target=target,
+            state=state_location(target.location, "default"),
+            scratch=self.folder,
+            start=FromBackup(parse(f"local://{self.names['sound']}")),
+            feed=FeedOptions(hold_back=0),
+        )
+        until = [self.source.cluster.pd.tso()]
+
+        def has_come() -> bool:
+            for store_id in self.source.store_ids:  # or their cached timestamps would be waited for
+                self.source.run("flush", store_id=store_id)
+            try:
+                return LogArchive.open(open_store(target.location), "default").end_ts() > until[0]
+            except TikvBrError:
+                return False
+
+        with ThreadPoolExecutor(1) as thread:
+            stop = threading.Event()
+            done = thread.submit(sync, options, stop, lambda _replicator: None)
+            try:
+                eventually(has_come)
+                self.source.raw().put(*next(iter(ROWS.items())))
+                until[0] = self.source.cluster.pd.tso()
+                self.names["middle"] = str(until[0])
+                eventually(has_come)
+            finally:
+                stop.set()
+            done.result()
+
     def picture(self) -> Mapping[str, object]:
-        """What must be the same after a command that has failed: rows, finished backups, what their folder knows, the group."""
+        """What must be the same after a command that has failed: rows, finished backups, what their folder knows, the log, the group."""
         backups = self.folder / "backups"
         return {
             "source": contents(self.source),
             "target": contents(self.target),
             "other": contents(self.other),
             "backups": {str(path): path.read_bytes() for path in backups.rglob("backupmeta")},
+            "log": {str(path): path.read_bytes() for path in (self.folder / "log" / "default").rglob("*.*")},
             "index": {
                 str(path): path.read_bytes() for path in (backups / "tikv-br-index").rglob("*") if path.is_file()
             },
@@ -128,13 +177,17 @@ def _fill(world: World) -> None:
     world.source.raw().batch_put(ROWS)
     config = world.folder / "drill.toml"
     config.write_text("")
-    places = {name: str(world.folder / "backups" / name) for name in ("sound", "new", "begun", "damaged", "nothing")}
+    places = {
+        name: str(world.folder / "backups" / name)
+        for name in ("sound", "new", "increment", "merged", "begun", "damaged", "nothing")
+    }
     world.names |= {
         **places,
-        **{name: str(world.folder / name) for name in ("state", "scratch", "home", "dir")},
+        **{name: str(world.folder / name) for name in ("log", "state", "scratch", "home", "dir")},
         "folder": str(world.folder / "backups"),
         "pd": world.source.pd,
         "target": world.target.pd,
+        "other": world.other.pd,
         "etcd": world.etcd,
         "config": str(config),
         "drill": "20260101",
@@ -150,4 +203,22 @@ def _fill(world: World) -> None:
     world.names["id"] = json.loads(
         tikv_br("list", "-s", world.names["folder"], "--output", "json").out.splitlines()[0]
     )["id"]
+    world.log_to(Path(world.names["log"]))
     assert world.call(("changefeed", "create"), "--id", "feed").code == 0
+
+
+EXIT_NAMES = {each.exit_code: each.__name__ for each in vars(errors).values() if hasattr(each, "exit_code")}
+
+
+def check_failure(ended: Ended, code: int, what: str, *, is_json: bool) -> None:
+    """The code, and that people and scripts are told the same."""
+    assert ended.code == code, (what, ended)
+    assert "Traceback" not in ended.err + ended.out, (what, ended)
+    if not is_json:
+        assert "Error: " in ended.err, (what, ended)
+        assert "Hint: " in ended.err, (what, ended)
+        return
+    told = ended.last
+    assert (told["message_type"], told["code"], told["name"]) == ("exit_error", code, EXIT_NAMES[code]), (what, told)
+    assert told["message"], what
+    assert told["hint"], what

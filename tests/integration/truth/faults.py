@@ -10,7 +10,7 @@ from threading import Thread
 from typing import TYPE_CHECKING
 
 from tests.integration.truth.calls import CALLS
-from tikv_br.cli.lazy import CommandPath
+from tikv_br.cli.command import CommandPath
 
 if TYPE_CHECKING:
     from tests.integration.truth.conftest import World
@@ -20,6 +20,14 @@ CHECK: CommandPath = ("check",)
 """Reports whatever is wrong as a failed probe; a drill begins with the same probes."""
 DRILL: CommandPath = ("drill", "run")
 NOT_DRILL = tuple(path for path in CALLS if path != DRILL)
+RESTORES: tuple[CommandPath, ...] = (("restore", "raw"), ("restore", "raw", "--log"), ("restore", "point"))
+NEEDS_V2: tuple[CommandPath, ...] = (
+    ("sync",),
+    ("changefeed", "create"),
+    ("capture", "start"),
+    ("log", "start"),
+    ("backup", "raw", "--base"),
+)
 
 
 @dataclass(frozen=True)
@@ -79,7 +87,7 @@ def refusing() -> Iterator[str]:
             thread.join()
 
 
-PLACES = ("new", "sound", "begun", "folder", "home")
+PLACES = ("new", "increment", "merged", "sound", "log", "begun", "folder", "home")
 FAULTS = (
     Fault(
         "PD is away",
@@ -93,8 +101,8 @@ FAULTS = (
         5,
         lambda world: {"pd": world.other.pd, "target": world.other.pd},
         # Any cluster can be backed up, asked and written to; the group of another cluster is another group.
-        only=(("restore", "raw"), ("diff",), ("sync",), ("changefeed", "create"), ("capture", "start")),
-        others={("restore", "raw"): 6, ("diff",): 60},
+        only=(*RESTORES, *NEEDS_V2, ("diff",), ("log", "stop")),
+        others={**dict.fromkeys(RESTORES, 6), ("diff",): 60, ("log", "stop"): 2},
     ),
     Fault(
         "storage refuses",
@@ -106,7 +114,7 @@ FAULTS = (
     Fault(
         "storage is missing",
         31,
-        lambda world: dict.fromkeys(("sound", "folder", "begun"), world.names["nothing"]),
+        lambda world: dict.fromkeys(("sound", "log", "folder", "begun"), world.names["nothing"]),
         only=NOT_DRILL,
         # A folder that is not there is an empty one: there is nothing to list, to prune, to abort or to unlock.
         others=dict.fromkeys([("list",), ("prune",), ("abort",), ("unlock",)], 0),
@@ -114,7 +122,9 @@ FAULTS = (
     Fault(
         "place cannot be written",
         23,
-        lambda world: dict.fromkeys(("new", "home", "state", "dir"), f"{world.names['config']}/x"),
+        lambda world: dict.fromkeys(
+            ("new", "increment", "merged", "home", "state", "dir"), f"{world.names['config']}/x"
+        ),
         # Nothing is there, nothing runs there: that is what these tell.
         others={
             CHECK: 61,
@@ -130,6 +140,8 @@ FAULTS = (
         32,
         lambda world: {"sound": world.names["damaged"]},
         # They read the records only: what those say of the rows is compared, or shown.
-        others={("diff",): 0, ("show",): 0},
+        others={("diff",): 0, ("show",): 0, ("show", "--log"): 0},
+        # So does an incremental backup, which is then a sound one on a damaged one: `verify` says so.
+        only=tuple(path for path in CALLS if path != ("backup", "raw", "--base")),
     ),
 )

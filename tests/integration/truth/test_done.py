@@ -6,20 +6,22 @@ import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
 from tests.integration.backup.reading import rocksdb_rows
 from tests.integration.truth.calls import CALLS, ENDLESS
-from tests.integration.truth.conftest import ROWS, Ended, World, made
-from tests.live_cluster import contents
-from tikv_br.backupset import lock
-from tikv_br.backupset.lease import Lease
-from tikv_br.backupset.owner import Owner
-from tikv_br.backupset.sealed_json import dump
-from tikv_br.cli.lazy import CommandPath
+from tests.integration.truth.conftest import ROWS, Ended, World, made, tikv_br
+from tests.support.live_cluster import contents
+from tikv_br.backupset import run_record
+from tikv_br.backupset.lease import Lease, Owner
+from tikv_br.backupset.records import dump
+from tikv_br.cli.command import CommandPath
 from tikv_br.cluster.etcd import Etcd
-from tikv_br.playground.home import Home
+from tikv_br.cluster.pd_http import gc_status
+from tikv_br.playground.launcher import Home
 
+BACKUPS = ("sound", "new", "increment", "merged")
 Proof = Callable[[World, Ended], bool]
 
 
@@ -58,6 +60,51 @@ def is_running(world: World) -> bool:
     return Home(Path(world.names["dir"])).is_running()
 
 
+def restored(world: World, _ended: Ended) -> bool:
+    """The target has the rows; the next restore finds it empty."""
+    rows = contents(world.target)
+    world.target.raw().batch_delete(list(rows))
+    return rows == ROWS
+
+
+def is_increment(world: World, _ended: Ended) -> bool:
+    """RocksDB reads the two rows that were written since, and the index knows what it continues."""
+    place = Path(world.names["increment"])
+    lines = map(json.loads, tikv_br("list", "-s", world.names["folder"], "--output", "json").out.splitlines())
+    parents = {Path(line["url"]).name: Path(line["parent"]).name for line in lines}
+    return len(rocksdb_rows(place, world.folder / "scratch")) == 2 and parents[place.name] == "sound"
+
+
+def merged(world: World, _ended: Ended) -> bool:
+    """RocksDB reads as many rows as there were."""
+    return len(rocksdb_rows(Path(world.names["merged"]), world.folder / "scratch")) == len(ROWS)
+
+
+def log_file(world: World, name: str) -> str:
+    """The text of a record of the log; empty if there is none."""
+    path = Path(world.names["log"], "default", name)
+    return path.read_text() if path.exists() else ""
+
+
+def segments(world: World) -> list[str]:
+    """The names of the log's segments: FROM-TO-SPAN-TOKEN."""
+    return [path.stem for path in Path(world.names["log"], "default", "segments").iterdir()]
+
+
+def log_rows(world: World) -> int:
+    """Rows of the log's files, as pyarrow counts them."""
+    files = Path(world.names["log"], "default", "data").rglob("*.parquet")
+    return sum(pq.read_metadata(path).num_rows for path in files)
+
+
+def stopped(world: World, _ended: Ended) -> bool:
+    """Recorded as stopped, and PD has no safe point of it."""
+    services = gc_status(world.source.cluster.pd_http).services
+    return '"stopped"' in log_file(world, "control.json") and "tikv-br-sync-default" not in {
+        each.service for each in services
+    }
+
+
 def scanned(ended: Ended) -> dict[bytes, bytes]:
     """The rows of the output."""
     found = [json.loads(line) for line in ended.out.splitlines()]
@@ -66,7 +113,10 @@ def scanned(ended: Ended) -> dict[bytes, bytes]:
 
 PROOFS: dict[CommandPath, Proof] = {
     ("backup", "raw"): backed_up,
-    ("restore", "raw"): lambda world, _: contents(world.target) == ROWS,
+    ("restore", "raw"): restored,
+    ("restore", "raw", "--log"): restored,
+    ("restore", "point"): restored,
+    ("backup", "merge"): merged,
     ("verify",): lambda _, ended: ended.last["rows_checked"] == len(ROWS),
     ("diff",): lambda world, ended: contents(world.source) == ROWS and ended.last["rows"] == len(ROWS),
     ("changefeed", "create"): lambda world, _: '"state": "normal"' in group(world, "changefeed/other"),
@@ -81,10 +131,30 @@ PROOFS: dict[CommandPath, Proof] = {
     ("check",): lambda _, ended: ended.last["fail"] == 0,
     ("list",): lambda world, ended: listed(world, ended) == ids(world),
     ("show",): lambda _, ended: ended.last["total_kvs"] == len(ROWS),
+    ("show", "--log"): lambda world, ended: (
+        ended.last["backup_ts"] < ended.last["window_start"] < int(world.names["middle"]) < ended.last["window_end"]
+    ),
+    ("log", "status"): lambda world, ended: (ended.last["rows"], ended.last["gaps"]) == (log_rows(world), []),
+    ("log", "metadata"): lambda world, ended: len(ended.out.splitlines()) == len(segments(world)),
+    ("log", "pause"): lambda world, _: '"paused"' in log_file(world, "control.json"),
+    ("log", "resume"): lambda world, _: '"active"' in log_file(world, "control.json"),
+    ("log", "compact"): lambda world, ended: (
+        ended.last["removed_segments"] == ended.last["segments"]
+        and sum(int(name.split("-")[1], 16) <= int(world.names["middle"]) for name in segments(world)) == 1
+    ),
+    ("log", "truncate"): lambda world, _: (
+        world.names["middle"] in log_file(world, "truncated.json")
+        and all(int(name.split("-")[1], 16) > int(world.names["middle"]) for name in segments(world))
+    ),
+    ("log", "stop"): stopped,
     ("cat",): lambda _, ended: bytes.fromhex(ended.last["value"]) == ROWS[b"row007"],
     ("pin",): lambda world, _: Path(world.names["folder"], "tikv-br-index", "pins", world.names["id"]).exists(),
     ("unpin",): lambda world, _: not Path(world.names["folder"], "tikv-br-index", "pins", world.names["id"]).exists(),
-    ("prune",): lambda world, _: len(ids(world)) == 1 and not Path(world.names["sound"], "backupmeta").exists(),
+    # The last one is the increment, which needs what it continues.
+    ("prune",): lambda world, _: (
+        {name for name in BACKUPS if Path(world.names[name], "backupmeta").exists()} == {"increment", "sound"}
+        and len(ids(world)) == 2
+    ),
     ("abort",): lambda world, _: not any(path.is_file() for path in Path(world.names["begun"]).rglob("*")),
     ("unlock",): lambda world, ended: ended.last["held"] and world.call(("abort",)).code == 0,
     ("drill", "run"): rehearsed,
@@ -92,6 +162,7 @@ PROOFS: dict[CommandPath, Proof] = {
     ("drill", "show"): lambda world, ended: world.names["drill"] in ended.out,
     ("drill", "schedule"): lambda world, ended: world.names["config"] in ended.last["text"],
     ("raw", "put"): lambda world, _: contents(world.source)[b"new"] == b"value",
+    ("backup", "raw", "--base"): is_increment,
     ("raw", "get"): lambda _, ended: bytes.fromhex(ended.last["value"]) == ROWS[b"row007"],
     ("raw", "delete"): lambda world, _: contents(world.source) == ROWS,
     ("raw", "delete-range"): lambda world, _: contents(world.source) == ROWS,
@@ -101,7 +172,7 @@ PROOFS: dict[CommandPath, Proof] = {
         == (len(ROWS), sum(len(key) + 4 + len(value) for key, value in ROWS.items()))
     ),
     ("raw", "scan"): lambda _, ended: scanned(ended) == ROWS,
-    ("raw", "load"): lambda world, _: len(contents(world.target)) == len(ROWS) + 50,
+    ("raw", "load"): lambda world, _: len(contents(world.target)) == 50,
     ("playground", "start"): lambda world, _: is_running(world),
     ("playground", "status"): lambda world, ended: ended.last["running"] is is_running(world) is True,
     ("playground", "list"): lambda world, ended: world.names["dir"] in ended.out,
@@ -124,7 +195,7 @@ def with_more(world: World, monkeypatch: pytest.MonkeyPatch) -> World:
     monkeypatch.setenv("XDG_STATE_HOME", str(world.folder / "state-home"))
     begun = Path(world.names["begun"])
     (begun / "tikv-br" / "lease").mkdir(parents=True)
-    (begun / "backup.lock").write_bytes(lock.LOCK_TEXT)
+    (begun / "backup.lock").write_bytes(run_record.LOCK_TEXT)
     over = Lease("0" * 16, Owner("elsewhere", "", 1, 1), "", "backup", expires_ms=1)
     (begun / "tikv-br" / "lease" / "00000001.json").write_bytes(dump(over))
     return world

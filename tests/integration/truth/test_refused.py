@@ -9,14 +9,12 @@ import typer.main
 from typer.core import TyperOption
 
 from tests.integration.truth.calls import CALLS
-from tests.integration.truth.conftest import Ended, World, tikv_br
+from tests.integration.truth.conftest import World, check_failure, tikv_br
 from tests.integration.truth.faults import FAULTS, Fault, refusing
-from tikv_br import errors
-from tikv_br.cli.lazy import CommandPath, leaves
+from tikv_br.cli.command import CommandPath, leaves
 from tikv_br.cli.main import app
 
 COMMANDS = dict(leaves(typer.main.get_command(app)))
-NAMES = {each.exit_code: each.__name__ for each in vars(errors).values() if hasattr(each, "exit_code")}
 FREE = (str, list[str], bool)
 """Types of flags of which the command line alone cannot say that a text is none, or which take none."""
 
@@ -30,23 +28,9 @@ def refuser() -> Iterator[str]:
         yield address
 
 
-def check_failure(ended: Ended, code: int, what: str, *, is_json: bool) -> None:
-    """The code, and that people and scripts are told the same."""
-    assert ended.code == code, (what, ended)
-    assert "Traceback" not in ended.err + ended.out, (what, ended)
-    if not is_json:
-        assert "Error: " in ended.err, (what, ended)
-        assert "Hint: " in ended.err, (what, ended)
-        return
-    told = ended.last
-    assert (told["message_type"], told["code"], told["name"]) == ("exit_error", code, NAMES[code]), (what, told)
-    assert told["message"], what
-    assert told["hint"], what
-
-
 def test_every_command_is_here() -> None:
     """A new command must say how it is called, or nothing is known of its exit codes."""
-    assert COMMANDS.keys() == CALLS.keys()
+    assert COMMANDS.keys() == {tuple(word for word in path if not word.startswith("-")) for path in CALLS}
 
 
 @pytest.mark.parametrize("form", ["json", "console"])

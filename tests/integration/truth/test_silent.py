@@ -11,16 +11,14 @@ from datetime import timedelta
 
 import pytest
 
-from tests.accepting import accepting
-from tests.integration.truth.calls import CALLS
-from tests.integration.truth.conftest import World
+from tests.integration.truth.calls import CALLS, NEEDS_STORES
+from tests.integration.truth.conftest import World, check_failure
 from tests.integration.truth.faults import CHECK, DRILL, PLACES
-from tests.integration.truth.test_broken_off import NEEDS_STORES
-from tests.integration.truth.test_refused import check_failure
-from tests.waiting import eventually
+from tests.support.accepting import accepting
+from tests.support.waiting import eventually
 from tikv_br.backup import store_task
-from tikv_br.cli.lazy import CommandPath
-from tikv_br.cli.option_groups import ClusterFlags
+from tikv_br.cli.command import CommandPath
+from tikv_br.cli.shared import ClusterFlags
 from tikv_br.cluster import etcd, store
 from tikv_br.cluster.config import ClusterConfig
 from tikv_br.storage import s3
@@ -77,7 +75,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """S3 is given a fraction of a second for everything."""
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "nobody")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "nothing")
-    for name in ("CONNECT_TIMEOUT", "FIRST_ANSWER_TIMEOUT", "REQUEST_TIMEOUT", "RETRY_BUDGET"):
+    for name in ("CONNECT_TIMEOUT", "FIRST_ANSWER_TIMEOUT", "REQUEST_TIMEOUT", "SILENCE_TIMEOUT"):
         monkeypatch.setattr(s3, name, SHORT)
 
 
@@ -157,6 +155,6 @@ def test_storage(world: World, first: tuple[bytes, ...]) -> None:
     for command in using(*PLACES):
         with silent(*first) as address:
             places = {name: f"s3://bucket/{name}" for name in PLACES}
-            more = ("--s3.endpoint", f"http://{address}")
+            more = ("--s3.endpoint", f"http://{address}", "--storage-patience", "100ms")
             fails(world, command, 61 if command == CHECK else 20, "silent storage", *more, **places)
     assert world.picture() == before

@@ -10,20 +10,19 @@ from pathlib import Path
 import pytest
 
 from formats.api_version import ApiVersion
+from formats.keys.ranges import KeyRange
 from tests.integration.backup.data import hard_rows, load
-from tests.live_cluster import LiveCluster, live_cluster
+from tests.support.live_cluster import LiveCluster, live_cluster
 from tikv_br.backup.options import BackupOptions
 from tikv_br.backup.run import backup
 from tikv_br.backupset.backup_set import BackupSet
-from tikv_br.backupset.coverage import KeyRange
 from tikv_br.backupset.files import FileEntry
 from tikv_br.cluster.rawkv import RawClient
 from tikv_br.errors import ApiVersionMismatch, BackupDamaged, ChecksumMismatch
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import StorageLocation, parse
-from tikv_br.verify.options import Executor, Finding, Level, VerifyOptions
+from tikv_br.verify.options import Executor, Finding, Level, Subset, VerifyOptions
 from tikv_br.verify.run import VerifySummary, verify
-from tikv_br.verify.subset import Subset
 
 ROWS = hard_rows(count=500)
 
@@ -93,6 +92,7 @@ def test_keys_that_expire_break_no_comparison(live: LiveCluster, tmp_path: Path)
     assert len(set(counts)) > 3
 
 
+@pytest.mark.core("verify")
 def test_differences_are_found_among_expiring_keys(live: LiveCluster, tmp_path: Path) -> None:
     """A lost, a changed and an added key, in three files, while others expire: three findings, each names its file."""
     put_expiring(live, expiring(200, 0.05))

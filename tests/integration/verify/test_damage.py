@@ -11,7 +11,7 @@ import pytest
 
 from formats.api_version import ApiVersion
 from tests.integration.backup.data import hard_rows, load
-from tests.live_cluster import live_cluster
+from tests.support.live_cluster import live_cluster
 from tikv_br.backup.options import BackupOptions
 from tikv_br.backup.run import backup
 from tikv_br.errors import BackupDamaged

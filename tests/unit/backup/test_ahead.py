@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tikv_br.backup.ahead import Ahead
+from tikv_br.backup.scan import Prefetcher
 from tikv_br.errors import ClusterUnreachable
 
 
@@ -24,7 +24,7 @@ def test_the_next_item_is_under_way_while_one_is_worked_on() -> None:
             yield f"item {number}"
 
     seen = []
-    for number, item in enumerate(Ahead(items())):
+    for number, item in enumerate(Prefetcher(items())):
         seen.append(item)
         with progress:
             assert progress.wait_for(lambda: len(asked) >= min(number + 2, 5), timeout=60)  # noqa: B023
@@ -41,13 +41,13 @@ def test_an_error_reaches_the_consumer_after_the_items_before_it() -> None:
 
     seen: list[str] = []
     with pytest.raises(ClusterUnreachable, match="store 4"):
-        seen.extend(Ahead(items()))
+        seen.extend(Prefetcher(items()))
     assert seen == ["first"]
 
 
 def test_a_consumer_that_stops_leaves_no_thread() -> None:
     """After an early end the thread is gone: nothing reads on behind the back of a failed task."""
-    ahead = iter(Ahead(iter(range(100))))
+    ahead = iter(Prefetcher(iter(range(100))))
     assert next(ahead) == 0
     ahead.close()  # type: ignore[attr-defined]
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("ahead")]
@@ -62,7 +62,7 @@ def test_stopped_between_two_items() -> None:
             asked.append(number)
             yield number
 
-    ahead = Ahead(items())
+    ahead = Prefetcher(items())
     seen = []
     for item in ahead:
         seen.append(item)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tikv_br.backup import finish
+from tikv_br.backup import steps
 from tikv_br.backup.context import BackupContext
 from tikv_br.backup.options import BackupOptions
 from tikv_br.backup.task import PhaseSeconds, TaskResult
@@ -40,8 +40,8 @@ def context(lost: SafePointError | None) -> BackupContext:
 def test_results_add_up_while_the_safe_point_holds() -> None:
     """Seconds of all tasks are summed by phase, and what they say of their rows is kept."""
     held = context(None)
-    held.took(RESULT)
-    held.took(RESULT)
+    held.add_result(RESULT)
+    held.add_result(RESULT)
     assert held.task_seconds == PhaseSeconds(scan=3.0, upload=1.0)
     assert [entry.vanished for entry in held.entries] == [4, 4]
 
@@ -50,12 +50,12 @@ def test_a_lost_safe_point_ends_the_scan_and_forbids_the_commit() -> None:
     """Nothing is made a backup whose backup-ts GC may have passed."""
     lost = context(SafePointError("GC has passed"))
     with pytest.raises(SafePointError):
-        lost.took(RESULT)
+        lost.add_result(RESULT)
     with pytest.raises(SafePointError):
-        finish.commit(lost)
+        steps.commit(lost)
 
 
 def test_a_hand_over_that_fails_says_that_the_backup_is_complete() -> None:
     """The files are sound; only the tail has lost its hold."""
     with pytest.raises(SafePointError, match=r"backup is complete.*PD is away"):
-        finish.settle_safe_point(context(None))
+        steps.hand_over_safe_point(context(None))

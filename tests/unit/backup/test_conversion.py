@@ -7,13 +7,13 @@ import itertools
 import pytest
 
 from formats.api_version import ApiVersion
-from tikv_br.backup.conversion import (
+from tikv_br.backup.options import (
     BACKUP_TS,
     CHECKSUM,
     CONVERSION,
     Feature,
     Loss,
-    release,
+    parse_version,
     require_conversion,
     require_feature,
 )
@@ -36,7 +36,7 @@ def test_a_conversion_that_loses_something_must_be_allowed_all_of_it(source: Api
     for allowed in ((), set(Loss) - {min(needed)}):
         with pytest.raises(ConversionUnsupported) as raised:
             require_conversion(source, target, allowed)
-        assert f"API {source.label}; backed up as {target.label}" in raised.value.message
+        assert f"API {source.label} as API {target.label} loses" in raised.value.message
         assert all(f"{loss.meaning} ({loss.value})" in raised.value.message for loss in needed)
         assert f"--allow-loss {lost}" in raised.value.hint
 
@@ -65,6 +65,6 @@ def test_features_are_gated_by_cluster_version(version: str, feature: Feature, f
 
 def test_versions_come_in_several_forms() -> None:
     """PD quotes its version in JSON and stores may write a v before it; anything else is said to be no version."""
-    assert release('"8.5.2"') == release("v8.5.2") == release("8.5.2-nightly+x") == (8, 5, 2)
+    assert parse_version('"8.5.2"') == parse_version("v8.5.2") == parse_version("8.5.2-nightly+x") == (8, 5, 2)
     with pytest.raises(ClusterUnfit, match="unknown"):
-        release("unknown")
+        parse_version("unknown")

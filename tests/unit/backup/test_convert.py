@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from formats import columns, mce
+from formats import columns
 from formats.api_version import ApiVersion
 from formats.errors import DamagedBytes, UnsupportedFormat
-from formats.keys import KeyCodec
+from formats.keys.codec import KeyCodec, encode
+from formats.keys.ranges import KeyRange
 from formats.rawscan import ScanPage
 from formats.rows import to_storage
 from tikv_br.backup.convert import Converter, join_expiry
-from tikv_br.backupset.coverage import KeyRange
 from tikv_br.backupset.files import Expiry
 
 V1, V1TTL = KeyCodec(ApiVersion.V1), KeyCodec(ApiVersion.V1TTL)
@@ -53,7 +53,7 @@ def stored(codec: KeyCodec, key: bytes, value: bytes, expire: int) -> tuple[byte
             return b"z" + key, value + expire.to_bytes(8, "big")
         case ApiVersion.V2:
             tail = expire.to_bytes(8, "big") + b"\x01" if expire else b"\x00"
-            return b"z" + mce.encode(codec.prefix + key) + (2**64 - 1 - TS).to_bytes(8, "big"), value + tail
+            return b"z" + encode(codec.prefix + key) + (2**64 - 1 - TS).to_bytes(8, "big"), value + tail
 
 
 @given(

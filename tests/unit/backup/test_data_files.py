@@ -14,14 +14,14 @@ from hypothesis import HealthCheck, given, settings
 from formats import columns
 from formats.api_version import ApiVersion
 from formats.errors import UnsortedKeys
-from formats.keys import KeyCodec
+from formats.keys.codec import KeyCodec
+from formats.keys.ranges import KeyRange
 from formats.rawscan import ScanPage, measure
 from formats.sst import MemorySource, SstReader
-from tikv_br.backup.convert import Converter, Counted
+from tests.unit.backup.samples import options
+from tikv_br.backup.convert import BatchStats, Converter
 from tikv_br.backup.data_files import DataFiles
-from tikv_br.backup.row_writer import FileForm
-from tikv_br.backupset.coverage import KeyRange
-from tikv_br.backupset.files import FileEntry, FileKind, FileWriter, totals
+from tikv_br.backupset.files import FileEntry, FileKind, totals
 from tikv_br.cluster.pb import kvrpcpb_pb2
 from tikv_br.errors import StorageFull
 from tikv_br.storage.open import open_store
@@ -51,11 +51,9 @@ def data_files(place: Path, file_bytes: int, kind: FileKind = FileKind.SST) -> D
     return DataFiles(
         store,
         WHOLE,
-        CONVERTER.target_range(WHOLE),
         "try-1",
-        form=FileForm(kind),
-        codec=CONVERTER.target,
-        file_bytes=file_bytes,
+        CONVERTER,
+        options(file_kind=kind, file_bytes=file_bytes),
     )
 
 
@@ -106,9 +104,11 @@ def test_pages_as_they_came_make_the_same_files(tmp_path: Path, kind: FileKind) 
         raw = measure(kvrpcpb_pb2.RawScanResponse(kvs=kvs).SerializeToString())
         assert raw is not None
         scanned = raw.split()
-        counted, converted = ours.add_page(raw, CONVERTER), CONVERTER.convert_page(scanned)
+        counted, converted = ours.add_page(raw), CONVERTER.convert_page(scanned)
         theirs.add(converted)
-        assert all(getattr(counted, name.name) == getattr(converted, name.name) for name in dataclasses.fields(Counted))
+        assert all(
+            getattr(counted, name.name) == getattr(converted, name.name) for name in dataclasses.fields(BatchStats)
+        )
     written = ours.finish()
     assert len(written) > 1
     assert written == theirs.finish()
@@ -155,7 +155,7 @@ def test_a_storage_that_fails_at_the_end_leaves_nothing(
 
     files = data_files(tmp_path, 1 << 20, kind)
     write(files, [[(b"a", b"1")], [(b"b", b"2")]])
-    monkeypatch.setattr(FileWriter, "write", fail)
+    monkeypatch.setattr("tikv_br.storage.local._LocalWriter.write", fail)
     with pytest.raises(StorageFull):
         files.finish()
     files.abandon()

@@ -9,10 +9,13 @@ import pytest
 
 from formats.api_version import ApiVersion
 from formats.sst.compression import Compression
-from tests.unit.backup.test_options import options
-from tikv_br.backup.engine import CLUSTER_SLOTS, choose_engine
+from tests.unit.backup.samples import options
+from tikv_br.backup.context import CLUSTER_SLOTS, choose_engine
+from tikv_br.backup.plan import Interval
 from tikv_br.backupset.files import FileKind
-from tikv_br.spark.executor import DRIVER_THREADS
+from tikv_br.cluster.rate_limit import RateLimit
+from tikv_br.spark import session
+from tikv_br.spark.executor import DRIVER_THREADS, MIN_SPARK_BYTES, MIN_SPARK_TASKS
 
 V1, V1TTL, V2 = ApiVersion.V1, ApiVersion.V1TTL, ApiVersion.V2
 PARQUET = FileKind.PARQUET
@@ -26,33 +29,33 @@ PARQUET = FileKind.PARQUET
         (V1, V2, {}, "scan", "no timestamp or expiry to keep"),
         (V1TTL, V1TTL, {}, "store", "keep their expiry"),
         (V1TTL, V2, {}, "store", "keep their expiry"),
-        (V1TTL, V2, {"assume_no_ttl": True}, "scan", "no key is taken to expire"),
+        (V1TTL, V2, {"assume_no_ttl": True}, "scan", "no key has a TTL"),
         (V2, V2, {}, "store", "timestamps"),
         (V2, V2, {"assume_no_ttl": True}, "store", "timestamps"),
-        (V2, V2, {"engine": "scan"}, "scan", "asked for"),
+        (V2, V2, {"engine": "scan"}, "scan", "requested with --engine"),
         (
             V2,
             V2,
             {"compression": Compression.NONE},
             "store",
-            "timestamps and expiry; as stores do not write uncompressed",
+            "timestamps and expiry; stores cannot write uncompressed",
         ),
         (
             V1TTL,
             V2,
             {"compression": Compression.NONE},
             "store",
-            "keep their expiry; as stores do not write uncompressed",
+            "keep their expiry; stores cannot write uncompressed",
         ),
         (V1, V2, {"compression": Compression.NONE}, "scan", "no timestamp or expiry to keep"),
-        (V1, V2, {"engine": "store"}, "store", "asked for"),
+        (V1, V2, {"engine": "store"}, "store", "requested with --engine"),
         (V2, V1TTL, {}, "store", "keep their expiry"),
-        (V2, V1TTL, {"assume_no_ttl": True}, "scan", "no key is taken to expire"),
-        (V2, V1, {}, "store", "known without asking"),
-        (V1TTL, V1, {}, "store", "known without asking"),
-        (V1TTL, V1, {"assume_no_ttl": True}, "scan", "no key is taken to expire"),
+        (V2, V1TTL, {"assume_no_ttl": True}, "scan", "no key has a TTL"),
+        (V2, V1, {}, "store", "without a request per key"),
+        (V1TTL, V1, {}, "store", "without a request per key"),
+        (V1TTL, V1, {"assume_no_ttl": True}, "scan", "no key has a TTL"),
         (V1, V1, {"file_kind": PARQUET}, "scan", "no timestamp or expiry to keep"),
-        (V2, V2, {"file_kind": PARQUET}, "store", "timestamps and expiry; as stores do not write Parquet"),
+        (V2, V2, {"file_kind": PARQUET}, "store", "timestamps and expiry; stores cannot write Parquet"),
         (V2, V2, {"file_kind": PARQUET, "compression": Compression.NONE}, "store", "timestamps"),
     ],
 )
@@ -81,25 +84,40 @@ def test_auto_takes_the_stores_where_something_would_be_lost(
 def test_what_stores_do_not_write_is_rewritten(
     source: ApiVersion, target: ApiVersion, changes: dict[str, Any], rewrites: bool
 ) -> None:
-    """Where bytes of the stores' files pass through here, the reason says so, and Spark does it."""
+    """Where bytes of the stores' files pass through here, the reason says so."""
     engine = choose_engine(options(engine="store", **changes), source, target)
-    assert (engine.name, engine.rewrites, "rewritten" in engine.reason) == ("store", rewrites, rewrites)
-    assert engine.steers is not rewrites
-    assert engine.executor == ("spark" if rewrites else "driver")
+    assert (engine.name, engine.rewrites_files, "rewritten" in engine.reason) == ("store", rewrites, rewrites)
+    assert engine.stores_write_final_files is not rewrites
+
+
+CLUSTER = "spark://host:7077"
 
 
 @pytest.mark.parametrize(
-    ("changes", "executor"),
+    ("changes", "size", "tasks", "executor", "reason"),
     [
-        ({"engine": "store"}, "driver"),
-        ({"engine": "scan"}, "spark"),
-        ({"engine": "store", "executor": "spark"}, "spark"),
-        ({"engine": "scan", "executor": "driver"}, "driver"),
+        ({"engine": "scan"}, MIN_SPARK_BYTES - 1, 3, "driver", "estimated size 1,02"),
+        ({"engine": "scan"}, MIN_SPARK_BYTES, 3, "spark", "estimated size 1,02"),
+        ({"engine": "scan", "executor": "driver"}, MIN_SPARK_BYTES, 3, "driver", "requested"),
+        ({"engine": "scan", "executor": "spark"}, 0, 3, "spark", "requested"),
+        ({"engine": "scan", "spark_master": CLUSTER}, 0, 3, "spark", "cluster"),
+        ({"engine": "store"}, MIN_SPARK_BYTES, 3, "driver", "stores do the work"),
+        ({"engine": "store"}, 0, MIN_SPARK_TASKS, "spark", "stores do the work"),
+        ({"engine": "store", "rate_limit": 1}, 0, MIN_SPARK_TASKS, "driver", "stores do the work"),
+        ({"engine": "store", "file_kind": PARQUET}, MIN_SPARK_BYTES, 3, "spark", "estimated size"),
+        ({"engine": "store", "executor": "spark"}, 0, 3, "spark", "requested"),
     ],
 )
-def test_steering_needs_no_jvm(changes: dict[str, Any], executor: str) -> None:
-    """Spark for bytes that pass through here, threads for the rest, unless said otherwise."""
-    assert choose_engine(options(**changes), V1, V1).executor == executor
+def test_the_plan_decides_on_the_executor(
+    changes: dict[str, Any], size: int, tasks: int, executor: str, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spark for many bytes that pass through tasks, for very many tasks, and if it was requested."""
+    monkeypatch.setattr(session, "check_java", lambda: None)
+    plan = [Interval(b"", b"", size if not number else 0, 1) for number in range(tasks)]
+    wanted = options(**changes)
+    engine = choose_engine(wanted, V1, V1).settle_executor(wanted, plan)
+    assert engine.executor == executor
+    assert reason in engine.executor_reason
 
 
 @pytest.mark.parametrize(
@@ -130,6 +148,7 @@ def test_slots_follow_concurrency_then_executor(changes: dict[str, Any], slots: 
         ("spark", "local[4]", None, 0, 1000),
         ("spark", "spark://host:7077", 10, 100, 100),
         ("spark", "local[*]", 5, 100, 200),
+        ("spark", "local[4]", 2, 100, 500),
     ],
 )
 def test_a_rate_limit_is_divided_among_processes(
@@ -137,5 +156,5 @@ def test_a_rate_limit_is_divided_among_processes(
 ) -> None:
     """One process on the driver, else as many as tasks run at once: together they never take more than the limit."""
     engine = choose_engine(options(executor=executor, spark_master=master, concurrency=concurrency), V1, V1)
-    assert engine.share_of(1000, tasks) == share
-    assert engine.share_of(0, tasks) == 0
+    assert RateLimit(1000).share(engine.executor, engine.slots, tasks).bytes_per_second == share
+    assert not RateLimit(0).share(engine.executor, engine.slots, tasks)

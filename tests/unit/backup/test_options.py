@@ -7,15 +7,8 @@ from typing import Any
 import pytest
 
 from formats.sst.compression import Compression
-from tikv_br.backup.options import BackupOptions
-from tikv_br.cluster.config import ClusterConfig
+from tests.unit.backup.samples import options
 from tikv_br.errors import UsageError
-from tikv_br.storage.url import StorageLocation
-
-
-def options(**changes: Any) -> BackupOptions:  # noqa: ANN401 - any field
-    """Return options that differ from the defaults."""
-    return BackupOptions(ClusterConfig(("127.0.0.1:1",)), StorageLocation("local", "/backup"), **changes)
 
 
 @pytest.mark.parametrize(
@@ -23,13 +16,13 @@ def options(**changes: Any) -> BackupOptions:  # noqa: ANN401 - any field
     [
         ({"ranges": ((b"b", b"a"),)}, "--start"),
         ({"ranges": ((b"", b"a"), (b"b", b"b"))}, "--start"),
-        ({"ranges": ((b"c", b""), (b"a", b"d"))}, "overlaps the one from 63"),
+        ({"ranges": ((b"c", b""), (b"a", b"d"))}, "overlaps the range that starts at 63"),
         ({"ranges": ((b"c", b"d"), (b"", b""))}, "overlaps"),
-        ({"compression": Compression.NONE, "compression_level": 1}, "none has no level 1"),
-        ({"compression": Compression.ZSTD, "compression_level": 23}, "zstd has no level 23"),
+        ({"compression": Compression.NONE, "compression_level": 1}, "1 is not a level of none"),
+        ({"compression": Compression.ZSTD, "compression_level": 23}, "23 is not a level of zstd"),
         ({"file_bytes": 0}, "--file-size"),
         ({"safe_interval": -1.0}, "--safe-interval"),
-        ({"gc_ttl": -1}, "--gcttl"),
+        ({"gc_ttl": -1}, "--gc-ttl"),
         ({"spark_master": "yarn2"}, "yarn2"),
         ({"spark_master": "yarn2", "executor": "spark"}, "yarn2"),
     ],

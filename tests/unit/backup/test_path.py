@@ -9,7 +9,7 @@ import pytest
 
 from tikv_br.backup.context import BackupContext
 from tikv_br.backup.options import BackupOptions
-from tikv_br.backup.path import give_path_back
+from tikv_br.backup.path import release_backup_lock
 from tikv_br.backupset import lease
 from tikv_br.backupset.backup_set import BackupWriter
 from tikv_br.errors import StorageUnreachable
@@ -26,6 +26,6 @@ def test_a_lease_ends_with_its_run_also_where_the_storage_fails(tmp_path: Path, 
     context.lease = lease.acquire(store, "backup")
     failing = mock.patch.object(LocalObjectStore, call, side_effect=StorageUnreachable("on purpose"))
     with failing, contextlib.suppress(StorageUnreachable):
-        give_path_back(context)
+        release_backup_lock(context)
     with lease.acquire(store, "backup") as taken:
         taken.confirm()

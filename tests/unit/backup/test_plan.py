@@ -10,16 +10,15 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from formats import mce
 from formats.api_version import ApiVersion
-from formats.keys import KeyCodec
+from formats.keys.codec import KeyCodec, encode
 from tikv_br.backup.plan import (
     LARGEST_TASK,
     MIB,
     REGION_OVERHEAD,
     SMALLEST_TASK,
     Interval,
-    RegionSize,
+    SizedRegion,
     overlapping,
     plan_intervals,
     task_bytes,
@@ -29,14 +28,14 @@ CODECS = [KeyCodec(ApiVersion.V1), KeyCodec(ApiVersion.V1TTL), KeyCodec(ApiVersi
 WANTED = 64 * MIB
 
 
-def region_list(codec: KeyCodec, starts: list[bytes], sizes: list[int]) -> list[RegionSize]:
+def region_list(codec: KeyCodec, starts: list[bytes], sizes: list[int]) -> list[SizedRegion]:
     """The regions that PD would list: the first from the beginning of all keys, then at each RPC key."""
     bounds = [b"", *(codec.bound(codec.rpc_key(start)) for start in starts)]
-    return [RegionSize(bound, size) for bound, size in zip(bounds, sizes, strict=False)]
+    return [SizedRegion(bound, size) for bound, size in zip(bounds, sizes, strict=False)]
 
 
 @st.composite
-def tables(draw: st.DrawFn) -> tuple[KeyCodec, list[RegionSize], bytes, bytes]:
+def tables(draw: st.DrawFn) -> tuple[KeyCodec, list[SizedRegion], bytes, bytes]:
     """A codec, its regions, and the RPC range to plan, whose ends need not be region bounds."""
     codec = draw(st.sampled_from(CODECS))
     keys = st.binary(min_size=1, max_size=20)
@@ -48,7 +47,7 @@ def tables(draw: st.DrawFn) -> tuple[KeyCodec, list[RegionSize], bytes, bytes]:
 
 
 @given(tables())
-def test_intervals_cover_the_range_exactly(table: tuple[KeyCodec, list[RegionSize], bytes, bytes]) -> None:
+def test_intervals_cover_the_range_exactly(table: tuple[KeyCodec, list[SizedRegion], bytes, bytes]) -> None:
     """Each interval starts where the one before ends; the first and the last have the range's own ends."""
     codec, regions, start, end = table
     intervals = plan_intervals(regions, codec, start, end, WANTED)
@@ -59,7 +58,7 @@ def test_intervals_cover_the_range_exactly(table: tuple[KeyCodec, list[RegionSiz
 
 
 @given(tables())
-def test_cuts_are_region_starts(table: tuple[KeyCodec, list[RegionSize], bytes, bytes]) -> None:
+def test_cuts_are_region_starts(table: tuple[KeyCodec, list[SizedRegion], bytes, bytes]) -> None:
     """No region is cut in two by the plan: that would cost a second request to it."""
     codec, regions, start, end = table
     starts = {codec.from_bound(region.start) for region in regions}
@@ -68,7 +67,7 @@ def test_cuts_are_region_starts(table: tuple[KeyCodec, list[RegionSize], bytes, 
 
 
 @given(tables())
-def test_intervals_weigh_about_the_same(table: tuple[KeyCodec, list[RegionSize], bytes, bytes]) -> None:
+def test_intervals_weigh_about_the_same(table: tuple[KeyCodec, list[SizedRegion], bytes, bytes]) -> None:
     """Only a single region can be much above the wanted size, and only where none could be added is one below it."""
     codec, regions, start, end = table
     intervals = plan_intervals(regions, codec, start, end, WANTED)
@@ -97,10 +96,10 @@ def test_a_broken_region_bound_is_no_place_to_cut() -> None:
     codec = KeyCodec(ApiVersion.V2)
     start, end = codec.rpc_range(b"", b"")
     regions = [
-        RegionSize(mce.encode(start), 96 * MIB),
-        RegionSize(b"r\0\0\0half", 96 * MIB),
-        RegionSize(mce.encode(b"r\0\0\0m"), 96 * MIB),
-        RegionSize(mce.encode(b"r\0\0\0m") + bytes(8), 96 * MIB),
+        SizedRegion(encode(start), 96 * MIB),
+        SizedRegion(b"r\0\0\0half", 96 * MIB),
+        SizedRegion(encode(b"r\0\0\0m"), 96 * MIB),
+        SizedRegion(encode(b"r\0\0\0m") + bytes(8), 96 * MIB),
     ]
     cuts = [(interval.start, interval.end) for interval in plan_intervals(regions, codec, start, end, WANTED)]
     assert cuts == [(start, b"r\0\0\0m"), (b"r\0\0\0m", end)]
@@ -131,7 +130,7 @@ def test_a_hundred_thousand_regions_plan_quickly_in_little_memory() -> None:
     """100,000 regions of 96 MiB take seconds and megabytes, not many minutes and gigabytes."""
     codec = KeyCodec(ApiVersion.V2, 1)
     start, end = codec.rpc_range(b"", b"")
-    regions = [RegionSize(codec.bound(start + index.to_bytes(4, "big")), 96 * MIB) for index in range(1, 100_001)]
+    regions = [SizedRegion(codec.bound(start + index.to_bytes(4, "big")), 96 * MIB) for index in range(1, 100_001)]
     began = time.perf_counter()
     tracemalloc.start()
     intervals = plan_intervals(regions, codec, start, end, task_bytes(100_000 * 96 * MIB, 64))
@@ -146,7 +145,7 @@ def test_a_hundred_thousand_regions_plan_quickly_in_little_memory() -> None:
 
 @given(tables(), st.binary(max_size=3), st.binary(max_size=3))
 def test_regions_of_a_hole_are_those_that_overlap_it(
-    table: tuple[KeyCodec, list[RegionSize], bytes, bytes], one: bytes, other: bytes
+    table: tuple[KeyCodec, list[SizedRegion], bytes, bytes], one: bytes, other: bytes
 ) -> None:
     """As a look at each region would find; the first and the last may reach beyond it."""
     codec, regions, _start, _end = table

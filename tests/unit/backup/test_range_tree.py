@@ -5,21 +5,21 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tikv_br.backup.range_tree import Answer, RangeTree, StoredSst
-from tikv_br.backupset.coverage import KeyRange
+from formats.keys.ranges import KeyRange
+from tikv_br.backup.store_responses import ResponseSet, StoreAnswer, StoredSst
 from tikv_br.cluster.pb import brpb_pb2
 
 KEYS = [b"", b"a", b"b", b"c", b"d", b"e", b"f"]
 
 
-def answer(start: bytes, end: bytes, *names: str) -> Answer:
+def answer(start: bytes, end: bytes, *names: str) -> StoreAnswer:
     """Return an answer with files of these names."""
-    return Answer(KeyRange(start, end), tuple(StoredSst(name, brpb_pb2.File(name=name)) for name in names))
+    return StoreAnswer(KeyRange(start, end), tuple(StoredSst(name, brpb_pb2.File(name=name)) for name in names))
 
 
 def test_gaps_close_as_answers_come() -> None:
     """In any order; an answer without files covers too."""
-    tree = RangeTree(KeyRange(b"a", b""))
+    tree = ResponseSet(KeyRange(b"a", b""))
     assert tree.gaps() == [KeyRange(b"a", b"")]
     assert tree.add(answer(b"d", b"", "2")) == []
     assert tree.add(answer(b"b", b"c")) == []
@@ -32,7 +32,7 @@ def test_gaps_close_as_answers_come() -> None:
 
 def test_a_newer_answer_replaces_all_that_it_touches() -> None:
     """Two files never have a key in common; what the older one covered besides is missing again."""
-    tree = RangeTree(KeyRange(b"", b""))
+    tree = ResponseSet(KeyRange(b"", b""))
     old, touching = answer(b"", b"c", "old"), answer(b"c", b"", "touching")
     tree.add(old)
     tree.add(touching)
@@ -43,7 +43,7 @@ def test_a_newer_answer_replaces_all_that_it_touches() -> None:
 
 def test_the_same_range_twice_counts_once() -> None:
     """A region that was backed up again."""
-    tree = RangeTree(KeyRange(b"", b""))
+    tree = ResponseSet(KeyRange(b"", b""))
     first = answer(b"", b"", "first")
     tree.add(first)
     assert tree.add(answer(b"", b"", "second")) == [first]
@@ -52,7 +52,7 @@ def test_the_same_range_twice_counts_once() -> None:
 
 def test_an_answer_of_no_range_is_none() -> None:
     """Nothing is covered by it and nothing is replaced."""
-    tree = RangeTree(KeyRange(b"a", b"z"))
+    tree = ResponseSet(KeyRange(b"a", b"z"))
     tree.add(answer(b"a", b"z", "whole"))
     assert tree.add(answer(b"b", b"b", "none")) == []
     assert [file.name for file in tree.files()] == ["whole"]
@@ -61,7 +61,7 @@ def test_an_answer_of_no_range_is_none() -> None:
 @given(st.lists(st.tuples(st.integers(0, 6), st.integers(1, 7)).filter(lambda pair: pair[0] < pair[1]), max_size=12))
 def test_what_counts_is_disjoint_and_joins_with_the_gaps(pairs: list[tuple[int, int]]) -> None:
     """Key by key: the newest answer of each, unless another one that it shared a key with has been replaced with it."""
-    tree, owners = RangeTree(KeyRange(b"", b"")), dict.fromkeys(range(7), "")
+    tree, owners = ResponseSet(KeyRange(b"", b"")), dict.fromkeys(range(7), "")
     for number, (low, high) in enumerate(pairs):
         name = str(number)
         tree.add(answer(KEYS[low], KEYS[high] if high < len(KEYS) else b"", name))

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from formats.api_version import ApiVersion
 from formats.checksum import Checksum
-from formats.keys import KeyCodec
+from formats.keys.codec import KeyCodec
+from formats.keys.ranges import KeyRange
 from tikv_br.backup.convert import Converter
-from tikv_br.backup.region_tally import RegionTally
-from tikv_br.backupset.coverage import KeyRange
-from tikv_br.backupset.regions import RegionPart
+from tikv_br.backup.data_files import RegionCounts
+from tikv_br.backupset.coverage import RegionPart
 from tikv_br.cluster.regions import Peer, Region, RegionCache
 
 V1, V2 = KeyCodec(ApiVersion.V1), KeyCodec(ApiVersion.V2)
@@ -27,9 +27,9 @@ class Cluster:
         return Region(place + 1, bounds[place], bounds[place + 1], 1, 1, Peer(1, 1), ())
 
 
-def tally(cluster: Cluster, start: bytes, end: bytes) -> RegionTally:
+def tally(cluster: Cluster, start: bytes, end: bytes) -> RegionCounts:
     """Of a task that converts from V1 to V2."""
-    return RegionTally(RegionCache(cluster.region), Converter(V1, V2, 1), KeyRange(start, end))
+    return RegionCounts(RegionCache(cluster.region), Converter(V1, V2, 1), KeyRange(start, end))
 
 
 def test_each_region_of_an_interval_has_its_rows() -> None:
@@ -60,7 +60,7 @@ def test_parts_do_not_overlap_where_regions_merge_and_split() -> None:
 
 def test_a_region_that_ends_at_no_key_costs_a_map_only() -> None:
     """In API V2, where bounds are encoded and PD can be made to split anywhere: its rows are counted all the same."""
-    counted = RegionTally(RegionCache(Cluster(b"s").region), Converter(V2, V2, 1), KeyRange(V2.prefix, b"s"))
+    counted = RegionCounts(RegionCache(Cluster(b"s").region), Converter(V2, V2, 1), KeyRange(V2.prefix, b"s"))
     for key in (V2.prefix + b"a", V2.prefix + b"b"):
         counted.add(key, Checksum(0, 1, 10))
     assert sum(part.total_kvs for part in counted.parts()) == 2

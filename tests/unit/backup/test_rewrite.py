@@ -9,15 +9,16 @@ import fastcrc
 import pyarrow.parquet as pq
 import pytest
 
-from formats import mce
 from formats.api_version import ApiVersion
 from formats.checksum import Checksum
-from tests.sst_surgery import write_sst
+from formats.keys import codec
+from formats.keys.ranges import KeyRange
+from tests.support.sst_surgery import write_sst
+from tests.unit.backup.samples import options
 from tikv_br.backup.convert import Conversion
-from tikv_br.backup.range_tree import StoredSst
-from tikv_br.backup.rewrite import Rewriter, Rewritten
-from tikv_br.backup.row_writer import FileForm
-from tikv_br.backupset.coverage import KeyRange
+from tikv_br.backup.data_files import DataFiles
+from tikv_br.backup.store_files import RewriteTotals, rewrite_files
+from tikv_br.backup.store_responses import StoredSst
 from tikv_br.backupset.files import FileEntry, FileKind
 from tikv_br.cluster.pb import brpb_pb2
 from tikv_br.errors import BackupDamaged
@@ -45,7 +46,7 @@ def internal(rows: Iterable[Row]) -> list[tuple[bytes, bytes]]:
     found = []
     for key, value, expire, ts, deleted in rows:
         tail = expire.to_bytes(8, "big") + b"\1" if expire else (b"\2" if deleted else b"\0")
-        found.append((b"z" + mce.encode(b"r\0\0\7" + key) + (2**64 - 1 - ts).to_bytes(8, "big"), value + tail))
+        found.append((b"z" + codec.encode(b"r\0\0\7" + key) + (2**64 - 1 - ts).to_bytes(8, "big"), value + tail))
     return found
 
 
@@ -79,13 +80,13 @@ def stored(folder: Path, number: int, rows: list[Row], said: Checksum | None = N
 
 def rewritten(
     folder: Path, files: list[StoredSst], target: ApiVersion, kind: FileKind = FileKind.PARQUET
-) -> tuple[Rewritten, tuple[FileEntry, ...]]:
+) -> tuple[RewriteTotals, tuple[FileEntry, ...]]:
     """Rewrite, in small files, and leave nothing when it fails."""
     store = open_store(parse(str(folder)))
-    rewriter = Rewriter(Conversion(V2, target, 99, drop_ttl=True), FileForm(kind), file_bytes=1)
-    made = rewriter.files(store, INTERVAL, "try")
+    converter = Conversion(V2, target, 99, drop_ttl=True).of(INTERVAL)
+    made = DataFiles(store, INTERVAL, "try", converter, options(file_kind=kind, file_bytes=1))
     try:
-        total = list(rewriter.rewrite(store, INTERVAL, files, made))[-1]
+        total = list(rewrite_files(store, files, converter, made))[-1]
         return total, made.finish()
     except BaseException:
         made.abandon()
@@ -101,7 +102,9 @@ def test_live_rows_alone_are_rewritten_and_the_rest_is_counted(tmp_path: Path, t
         (key, value, expire if target.has_ttl else 0, ts if target is V2 else 0, False)
         for key, value, expire, ts, _ in ALIVE
     ]
-    assert total == Rewritten(sums(ALIVE, b"r\0\0\7"), dropped_ttls=0 if target.has_ttl else 2, dropped_tombstones=1)
+    assert total == RewriteTotals(
+        sums(ALIVE, b"r\0\0\7"), dropped_ttls=0 if target.has_ttl else 2, dropped_tombstones=1
+    )
     prefix = b"r\0\0\7" if target is V2 else b""
     assert sum((Checksum(f.crc64xor, f.total_kvs, f.total_bytes) for f in files), Checksum()) == sums(ALIVE, prefix)
     assert (files[0].start_key, files[-1].end_key) == ((INTERVAL.start, INTERVAL.end) if target is V2 else (b"", b""))
@@ -114,11 +117,11 @@ def test_a_file_that_is_not_what_its_store_said_leaves_nothing(tmp_path: Path, k
     """One row less than its store counted: the task fails, and no new file stays."""
     sound = stored(tmp_path, 0, ROWS[:4])
     short = stored(tmp_path, 1, ROWS[4:], said=sums(ALIVE, b"r\0\0\7"))
-    with pytest.raises(BackupDamaged, match=r"sst/1\.sst does not hold what its store counted"):
+    with pytest.raises(BackupDamaged, match=r"sst/1\.sst differs from what its store reported"):
         rewritten(tmp_path, [sound, short], V1TTL, kind)
     assert {path.name for path in tmp_path.rglob("*") if path.is_file()} == {"0.sst", "1.sst"}
 
 
 def test_without_rows_there_is_no_file(tmp_path: Path) -> None:
     """Stores that had nothing to write leave an interval without files."""
-    assert rewritten(tmp_path, [], V2) == (Rewritten(), ())
+    assert rewritten(tmp_path, [], V2) == (RewriteTotals(), ())

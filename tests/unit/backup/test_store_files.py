@@ -48,5 +48,5 @@ def test_two_short_reads_do_not_agree(tmp_path: Path) -> None:
 
 def test_what_reads_otherwise_each_time_is_not_believed(tmp_path: Path) -> None:
     """The task ends with an error that says to try again, rather than with a hash of anything."""
-    with pytest.raises(StorageUnreachable, match="otherwise each time"):
+    with pytest.raises(StorageUnreachable, match="different on each read"):
         read(tmp_path, LARGE, *(b"%d" % number for number in range(TAIL_READS)))

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from formats import mce
 from formats.api_version import ApiVersion
-from formats.keys import KeyCodec
+from formats.keys import codec
+from formats.keys.codec import KeyCodec
+from formats.keys.ranges import KeyRange
 from formats.sst.compression import Compression
-from tikv_br.backup.store_requests import Span, request, spans
-from tikv_br.backupset.coverage import KeyRange
-from tikv_br.cluster import guard
+from tikv_br.backup.store_task import StoreRange, request, store_ranges
+from tikv_br.cluster import store
 from tikv_br.cluster.pb import brpb_pb2, kvrpcpb_pb2
 from tikv_br.cluster.regions import Peer, Region
 
@@ -26,38 +26,38 @@ def region(start: bytes, end: bytes, store_id: int) -> Region:
 def test_one_span_a_store_from_its_first_to_its_last_region() -> None:
     """Clipped to the gap; regions of others between may lie in it."""
     regions = [region(b"", b"c", 1), region(b"c", b"f", 2), region(b"f", b"k", 1), region(b"k", b"", 3)]
-    assert spans(KeyRange(b"b", b"m"), regions, KeyCodec(V1)) == [
-        Span(1, KeyRange(b"b", b"k")),
-        Span(2, KeyRange(b"c", b"f")),
-        Span(3, KeyRange(b"k", b"m")),
+    assert store_ranges(KeyRange(b"b", b"m"), regions, KeyCodec(V1)) == [
+        StoreRange(1, KeyRange(b"b", b"k")),
+        StoreRange(2, KeyRange(b"c", b"f")),
+        StoreRange(3, KeyRange(b"k", b"m")),
     ]
 
 
 def test_the_whole_of_v1_has_no_ends() -> None:
     """Empty keys stay empty: they are no keys."""
     regions = [region(b"", b"c", 1), region(b"c", b"", 2)]
-    assert spans(KeyRange(b"", b""), regions, KeyCodec(V1)) == [
-        Span(1, KeyRange(b"", b"c")),
-        Span(2, KeyRange(b"c", b"")),
+    assert store_ranges(KeyRange(b"", b""), regions, KeyCodec(V1)) == [
+        StoreRange(1, KeyRange(b"", b"c")),
+        StoreRange(2, KeyRange(b"c", b"")),
     ]
 
 
 def test_bounds_of_v2_are_taken_out_of_their_groups() -> None:
     """Requests carry RPC keys, also where PD was made to split at what is none."""
-    cut = mce.encode(b"r\0\0\0m")
+    cut = codec.encode(b"r\0\0\0m")
     gap = KeyRange(b"r\0\0\0", b"r\0\0\1")
     regions = [region(b"", cut, 1), region(cut, b"\x99", 2), region(b"\x99", b"", 3)]
-    assert spans(gap, regions, KeyCodec(V2))[:2] == [
-        Span(1, KeyRange(b"r\0\0\0", b"r\0\0\0m")),
-        Span(2, KeyRange(b"r\0\0\0m", b"r\0\0\1")),
+    assert store_ranges(gap, regions, KeyCodec(V2))[:2] == [
+        StoreRange(1, KeyRange(b"r\0\0\0", b"r\0\0\0m")),
+        StoreRange(2, KeyRange(b"r\0\0\0m", b"r\0\0\1")),
     ]
 
 
 def test_a_region_between_the_versions_of_one_key_is_no_range() -> None:
     """Start and end are the same RPC key: such a request would kill the store."""
-    key = mce.encode(b"r\0\0\0m")
+    key = codec.encode(b"r\0\0\0m")
     regions = [region(key + bytes(8), key + b"\xff" * 8, 1)]
-    assert spans(KeyRange(b"r\0\0\0", b"r\0\0\1"), regions, KeyCodec(V2)) == []
+    assert store_ranges(KeyRange(b"r\0\0\0", b"r\0\0\1"), regions, KeyCodec(V2)) == []
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_a_request_says_all_that_a_store_must_know(
 ) -> None:
     """Version, compression, level and column family are set; the guard lets it pass."""
     message = request(KeyRange(b"a", b"b"), 7, KeyCodec(target), compression, 3, 4)
-    guard.check_backup(message)
+    store.check_backup(message)
     assert (message.start_key, message.end_key, message.cluster_id) == (b"a", b"b", 7)
     assert (message.dst_api_version, message.compression_type, message.compression_level) == (version, wire, 3)
     assert (message.is_raw_kv, message.cf, message.concurrency) == (True, "default", 4)

@@ -10,7 +10,7 @@ from typing import cast
 
 import pytest
 
-from tikv_br.backup.streams import POLL_SECONDS, read_all
+from tikv_br.backup.store_responses import POLL_SECONDS, read_all
 from tikv_br.cluster.pb import brpb_pb2
 from tikv_br.cluster.store import BackupStream
 from tikv_br.errors import ClusterUnreachable

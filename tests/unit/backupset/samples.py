@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 
 from formats.api_version import ApiVersion
+from formats.keys.ranges import KeyRange
 from tikv_br.backupset import layout
-from tikv_br.backupset.coverage import KeyRange
 from tikv_br.backupset.files import Expiry, FileEntry, FileKind, FileWriter
 from tikv_br.backupset.ledger import LedgerEntry
 from tikv_br.backupset.manifest import Description

@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from formats.api_version import ApiVersion
 from tests.unit.backupset.samples import describe, do_all
-from tikv_br.backupset import index_entry
 from tikv_br.backupset.backup_set import BackupWriter
-from tikv_br.backupset.index import Index
-from tikv_br.backupset.index_entry import IndexEntry
+from tikv_br.backupset.index import Index, IndexEntry, entry_of
 from tikv_br.backupset.manifest import Manifest
 from tikv_br.cluster.pb import brpb_pb2
 from tikv_br.storage.base import ObjectStore
@@ -35,7 +34,7 @@ def make_backup(location: StorageLocation, **changes: object) -> Manifest:
 def shelve(index: Index, path: str, day: int = 0, **changes: object) -> IndexEntry:
     """A complete backup at ``path``, in the index as one that was finished on that day."""
     made = make_backup(index.root.location.child(path), **changes)
-    entry = replace(index_entry.entry_of(path, made), finished_ms=FIRST_MS + day * DAY_MS)
+    entry = replace(entry_of(path, made), finished_ms=FIRST_MS + day * DAY_MS)
     index.add(entry)
     return entry
 
@@ -52,3 +51,28 @@ def make_foreign(store: ObjectStore) -> None:
 def names(store: ObjectStore) -> set[str]:
     """All objects."""
     return {info.name for info in store.list()}
+
+
+def index_entry(number: int) -> IndexEntry:
+    """An entry without a backup."""
+    return IndexEntry(
+        id=f"{number:016x}",
+        path=f"backup-{number}",
+        engine="scan",
+        file_format="sst",
+        api_version=ApiVersion.V1,
+        dst_api_version=ApiVersion.V2,
+        cluster_id=2**64 - 1,
+        scope="0" * 16,
+        keyspaces=(0, 4242),
+        backup_ts=470615673702187143,
+        parent="",
+        total_kvs=number,
+        total_bytes=2,
+        backup_size=3,
+        files=4,
+        started_ms=5,
+        finished_ms=number * DAY_MS,
+        tool_version="0.1.0",
+        encryption="plaintext",
+    )

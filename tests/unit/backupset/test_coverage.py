@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tikv_br.backupset.coverage import KeyRange, missing, prove, prove_disjoint
+from formats.keys.ranges import KeyRange, gaps
+from tikv_br.backupset.coverage import require_coverage, require_disjoint
 from tikv_br.errors import CoverageError
 
 SIZE = 12
@@ -35,7 +36,7 @@ FORWARD = BOUNDS.filter(lambda bounds: bounds[0] < bounds[1])
 @given(FORWARD, st.lists(FORWARD, max_size=6))
 def test_missing_is_what_the_model_says(wanted: tuple[int, int], parts: list[tuple[int, int]]) -> None:
     """The holes are exactly the wanted positions in no part; ordered, disjoint, none empty."""
-    holes = missing(key_range(*wanted), [key_range(*part) for part in parts])
+    holes = gaps(key_range(*wanted), [key_range(*part) for part in parts])
     expected = cells(*wanted).difference(*(cells(*part) for part in parts))
     found = [position for position in range(SIZE) for hole in holes if hole.contains(key_range(position, position + 1))]
     assert found == sorted(expected)
@@ -66,7 +67,7 @@ def test_every_cutting_is_proved(whole: tuple[int, int], cuts: set[int]) -> None
     """However a range is cut, its pieces cover it, and any one of them left out or doubled is noticed."""
     bounds = [whole[0], *sorted(cut for cut in cuts if whole[0] < cut < whole[1]), whole[1]]
     pieces = [key_range(*pair) for pair in itertools.pairwise(bounds)]
-    prove([key_range(*whole)], pieces)
+    require_coverage([key_range(*whole)], pieces)
     for piece in pieces:
         assert not _proved([key_range(*whole)], [other for other in pieces if other != piece])
         assert not _proved([key_range(*whole)], [*pieces, piece])
@@ -74,7 +75,7 @@ def test_every_cutting_is_proved(whole: tuple[int, int], cuts: set[int]) -> None
 
 def _proved(wanted: list[KeyRange], parts: list[KeyRange]) -> bool:
     try:
-        prove(wanted, parts)
+        require_coverage(wanted, parts)
     except CoverageError:
         return False
     return True
@@ -82,29 +83,29 @@ def _proved(wanted: list[KeyRange], parts: list[KeyRange]) -> bool:
 
 def test_whole_key_space() -> None:
     """Unbounded on both sides, as V1 clusters are backed up."""
-    prove([KeyRange(b"", b"")], [KeyRange(b"k", b""), KeyRange(b"", b"k")])
-    with pytest.raises(CoverageError, match=r"nothing covers \[6b, end\)"):
-        prove([KeyRange(b"", b"")], [KeyRange(b"", b"k")])
+    require_coverage([KeyRange(b"", b"")], [KeyRange(b"k", b""), KeyRange(b"", b"k")])
+    with pytest.raises(CoverageError, match=r"no file covers \[6b, end\)"):
+        require_coverage([KeyRange(b"", b"")], [KeyRange(b"", b"k")])
     with pytest.raises(CoverageError, match="overlap"):
-        prove([KeyRange(b"", b"")], [KeyRange(b"", b""), KeyRange(b"k", b"")])
+        require_coverage([KeyRange(b"", b"")], [KeyRange(b"", b""), KeyRange(b"k", b"")])
 
 
 def test_neighbouring_keys() -> None:
     """A hole of one key, k, between k and k+00, is a hole."""
     parts = [KeyRange(b"a", b"k"), KeyRange(b"k\0", b"z")]
-    assert missing(KeyRange(b"a", b"z"), parts) == [KeyRange(b"k", b"k\0")]
+    assert gaps(KeyRange(b"a", b"z"), parts) == [KeyRange(b"k", b"k\0")]
     with pytest.raises(CoverageError, match=r"\[6b, 6b00\)"):
-        prove([KeyRange(b"a", b"z")], parts)
+        require_coverage([KeyRange(b"a", b"z")], parts)
 
 
 def test_empty_and_reversed_parts_are_refused() -> None:
     """A part without any key is no part of a plan."""
     for start, end in ((b"c", b"c"), (b"d", b"c")):
-        with pytest.raises(CoverageError, match="no part"):
-            prove([KeyRange(b"a", b"z")], [KeyRange(b"a", b"z"), KeyRange(start, end)])
+        with pytest.raises(CoverageError, match="outside the ranges"):
+            require_coverage([KeyRange(b"a", b"z")], [KeyRange(b"a", b"z"), KeyRange(start, end)])
 
 
 def test_nothing_wanted_nothing_done() -> None:
     """No ranges and no parts agree."""
-    prove([], [])
-    prove_disjoint([])
+    require_coverage([], [])
+    require_disjoint([])

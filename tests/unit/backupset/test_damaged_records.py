@@ -7,15 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.damage import Victim, by_kind, cases, kind_of, read_objects
+from tests.support.damage import Victim, by_kind, cases, kind_of, read_objects
 from tests.unit.backupset.samples import describe, do_task
 from tests.unit.backupset.shelves import index_at, shelve
-from tikv_br.backupset import lease, ledger, run_record, sealed_json
+from tikv_br.backupset import lease, ledger, records, run_record
 from tikv_br.backupset.backup_set import BackupWriter
 from tikv_br.backupset.index import removal_name
-from tikv_br.backupset.prune import plan
-from tikv_br.backupset.removal import Removal, begun
-from tikv_br.backupset.retention import Policy
+from tikv_br.backupset.prune import Policy, Removal, interrupted_removals, plan
 from tikv_br.backupset.run_record import RunRecord
 from tikv_br.errors import BackupDamaged
 from tikv_br.storage.base import ObjectStore
@@ -27,7 +25,7 @@ def unfinished(folder: Path) -> ObjectStore:
     """A run that holds its path, has left word of itself, and has done two tasks."""
     store = open_store(parse(str(folder)))
     BackupWriter.create(store)
-    run_record.write(store, RunRecord("run", describe(store), assume_no_ttl=False, checksum=True, allow_loss=()))
+    run_record.write_run(store, RunRecord("run", describe(store), assume_no_ttl=False, checksum=True, allow_loss=()))
     for number in (0, 2):
         ledger.write_entry(store, do_task(store, number, attempt="a1" * 8))
     held = lease.acquire(store, "backup")
@@ -36,7 +34,7 @@ def unfinished(folder: Path) -> ObjectStore:
 
 
 READERS: dict[str, Callable[[ObjectStore], object]] = {
-    "run": run_record.read,
+    "run": run_record.read_run,
     "ledger": ledger.read_entries,
     "lease": lease.newest,
 }
@@ -47,8 +45,8 @@ def test_records_of_unfinished_runs(tmp_path: Path, kind: str) -> None:
     """Whatever bit is turned over, whatever is cut or emptied, is said by the object's name; nothing is made of it."""
     store = unfinished(tmp_path)
     objects = {name: data for name, data in read_objects(tmp_path).items() if kind_of(name) == kind}
-    sound = READERS[kind](store)
-    assert sound
+    usable_entries = READERS[kind](store)
+    assert usable_entries
     seen = 0
     for case in cases(objects, {}, lambda _kind: 50):
         if case.damage in {"missing", "swapped"}:
@@ -62,21 +60,21 @@ def test_records_of_unfinished_runs(tmp_path: Path, kind: str) -> None:
         store.put(case.name, objects[case.name])
         seen += 1
     assert seen == 53
-    assert READERS[kind](store) == sound
+    assert READERS[kind](store) == usable_entries
 
 
 def test_ledger_entries_that_changed_places_say_the_same(tmp_path: Path) -> None:
     """What counts is what an entry says: of two in each other's place nothing is lost; of one that is gone its work is."""
     store = unfinished(tmp_path)
     one, other = by_kind(dict.fromkeys(read_objects(tmp_path), b""))["ledger"]
-    sound = ledger.read_entries(store)
+    usable_entries = ledger.read_entries(store)
     first, second = store.get(one), store.get(other)
     store.put(one, second)
     store.put(other, first)
-    assert ledger.read_entries(store) == sound
+    assert ledger.read_entries(store) == usable_entries
     store.put(other, second)
     sizes = {info.name: info.size for info in store.list()}
-    assert len(ledger.sound(ledger.read_entries(store), sizes)) == 1
+    assert len(ledger.usable_entries(ledger.read_entries(store), sizes)) == 1
 
 
 def test_a_damaged_lease_says_what_to_do(tmp_path: Path) -> None:
@@ -109,18 +107,18 @@ def test_by_a_damaged_mark_of_a_removal_nothing_goes(tmp_path: Path) -> None:
         store = index.store_of(path)
         names = tuple(info.name for info in store.list("sst"))
         removal = Removal(entry.id, path, ("tikv-br/manifest.json",), names)
-        index.root.put(removal_name(entry.id), sealed_json.dump(removal))
+        index.root.put(removal_name(entry.id), records.dump(removal))
         if path != "c":
             store.delete("backupmeta")
     objects = read_objects(tmp_path)
     marks = {name: data for name, data in objects.items() if name.startswith("tikv-br-index/removals/")}
-    victim, sound, seen = Victim(tmp_path, objects), plan(index, Policy(last=1)), set()
-    assert len(sound.begun) == 3
+    victim, usable_entries, seen = Victim(tmp_path, objects), plan(index, Policy(last=1)), set()
+    assert len(usable_entries.interrupted_removals) == 3
     for case in cases(marks, {}, lambda _kind: 50):
         seen.add(case.damage)
         victim.damage(case)
         if case.damage == "missing":
-            assert len(begun(index)) == 2
+            assert len(interrupted_removals(index)) == 2
         else:
             with pytest.raises(BackupDamaged) as caught:
                 plan(index, Policy(last=1))

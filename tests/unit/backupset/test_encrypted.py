@@ -8,21 +8,19 @@ from pathlib import Path
 
 import pytest
 
-from tests.openssl import KEYS, crypt, crypter
+from tests.support.openssl import KEYS, crypt, crypter
 from tests.unit.backupset.samples import describe, do_all
 from tests.unit.backupset.shelves import index_at, make_foreign
-from tikv_br.backupset import layout, ledger, meta
+from tikv_br.backupset import layout, ledger, manifest
 from tikv_br.backupset.backup_set import BackupSet, BackupWriter
-from tikv_br.backupset.encrypted import seal, unseal
-from tikv_br.backupset.index import Index
-from tikv_br.backupset.rebuild import rebuild
-from tikv_br.backupset.removal import remove
+from tikv_br.backupset.index import Index, rebuild
+from tikv_br.backupset.prune import remove
+from tikv_br.backupset.records import seal, unseal
 from tikv_br.cluster.pb import brpb_pb2
 from tikv_br.errors import BackupDamaged, BackupSetError, CrypterMismatch
 from tikv_br.storage.base import ObjectStore
-from tikv_br.storage.crypter import PLAIN, Crypter
+from tikv_br.storage.crypter import PLAIN, Crypter, SecretText
 from tikv_br.storage.open import open_store
-from tikv_br.storage.secret import SecretText
 from tikv_br.storage.url import parse
 
 METHOD = "aes256-ctr"
@@ -68,7 +66,7 @@ def test_it_opens_with_its_key_and_says_what_it_is(tmp_path: Path) -> None:
         opened.verify_identity(file)
         opened.verify_content(file)
     data = store.get(layout.META)
-    assert meta.encode(meta.decode(data, crypter(METHOD)), crypter(METHOD)) == data
+    assert manifest.encode(manifest.decode(data, crypter(METHOD)), crypter(METHOD)) == data
 
 
 def test_no_object_holds_a_key_of_the_user_or_of_the_cipher(tmp_path: Path) -> None:
@@ -104,9 +102,9 @@ def test_the_ledger_of_another_key_is_not_continued(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
-        (PLAIN, "is encrypted with aes256-ctr, and there is no key"),
+        (PLAIN, "is encrypted with aes256-ctr, but no key was passed"),
         (OTHER_KEY, "another key"),
-        (crypter("aes128-ctr"), "encrypted with aes256-ctr, and the key is for aes128-ctr"),
+        (crypter("aes128-ctr"), "encrypted with aes256-ctr, but the key is for aes128-ctr"),
     ],
 )
 def test_the_wrong_key_is_said_to_be_one(tmp_path: Path, wrong: Crypter, says: str) -> None:
@@ -130,8 +128,8 @@ def test_a_key_for_a_plain_backup_is_refused(tmp_path: Path) -> None:
 def test_a_go_backup_has_no_check_value_and_is_still_told(tmp_path: Path, wrong: Crypter) -> None:
     """Its `backupmeta` alone is there: with the key it reads, with another it is not called damaged."""
     store = make(tmp_path)
-    content = replace(meta.decode(store.get(layout.META), crypter(METHOD)), tool="br v1")
-    store.put(layout.META, meta.encode(content, crypter(METHOD)))
+    content = replace(manifest.decode(store.get(layout.META), crypter(METHOD)), tool="br v1")
+    store.put(layout.META, manifest.encode(content, crypter(METHOD)))
     store.delete(layout.MANIFEST)
     assert BackupSet.open(store).files == content.files
     with pytest.raises(CrypterMismatch):

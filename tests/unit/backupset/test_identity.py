@@ -1,16 +1,19 @@
 from __future__ import annotations
 
+import io
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
+from formats.keys.ranges import KeyRange
+from tests.support.sst_surgery import write_sst
 from tests.unit.backupset.samples import write_file
-from tikv_br.backupset.coverage import KeyRange
-from tikv_br.backupset.files import TAIL_SIZE, FileEntry
-from tikv_br.backupset.identity import verify_file_content, verify_file_identity
+from tikv_br.backupset.files import TAIL_SIZE, FileEntry, verify_file_content, verify_file_identity
 from tikv_br.errors import BackupDamaged
 from tikv_br.storage.base import ObjectStore
 from tikv_br.storage.open import open_store
@@ -81,12 +84,67 @@ def test_other_files(store: ObjectStore, file: FileEntry, data: bytes) -> None:
             verify_file_identity(store, file)
 
 
+def _sst(folder: Path, chance: random.Random) -> bytes:
+    return write_sst(folder / "scratch", [(b"zk%04d" % row, chance.randbytes(300)) for row in range(1000)])
+
+
+def _parquet(_folder: Path, chance: random.Random) -> bytes:
+    stream = io.BytesIO()
+    keys = [b"k%04d" % row for row in range(1000)]
+    values = [chance.randbytes(300) for _ in keys]
+    pq.write_table(
+        pa.table({"key": keys, "value": values}, pa.schema({"key": pa.large_binary(), "value": pa.large_binary()})),
+        stream,
+        compression="none",
+        use_dictionary=False,
+        write_page_checksum=True,
+    )
+    return stream.getvalue()
+
+
+@pytest.mark.parametrize(("name", "make"), [("sst/a_default.sst", _sst), ("parquet/a.parquet", _parquet)])
+def test_the_kind_of_damage_is_told(
+    store: ObjectStore, tmp_path: Path, name: str, make: Callable[[Path, random.Random], bytes]
+) -> None:
+    """Empty, truncated, too long, altered, or the sound file of another backup: each says so, with both figures."""
+    data, other = make(tmp_path, random.Random(1)), make(tmp_path, random.Random(2))
+    file = write_file(store, name, data, WHOLE)
+    half, size = len(data) // 2, f"{len(data):,}"
+    hashes = r"expected [0-9a-f]{16}…, found [0-9a-f]{16}…\)"
+    assert len(other) == len(data)
+    for stored, problem in (
+        (b"", rf"is empty \(0 of {size} bytes\)"),
+        (data[:half], rf"is truncated \({half:,} of {size} bytes\)"),
+        (data + b"x", rf"is longer than recorded \({len(data) + 1:,} bytes instead of {size}\)"),
+        (_altered(data, half), rf"has a checksum mismatch \(sha256 of the file: {hashes}"),
+        (
+            other,
+            rf"belongs to another backup: its own checksums are right, but it is not the recorded file \(sha256 of the file: {hashes}",
+        ),
+    ):
+        store.put(name, stored)
+        with pytest.raises(BackupDamaged, match=rf"^{name} {problem}$"):
+            verify_file_content(store, file)
+    last = r"sha256 of the last 65,536 bytes: "
+    for stored, problem in (
+        (_altered(data, len(data) - 100), rf"has a checksum mismatch \({last}{hashes}"),
+        (_altered(data, len(data) - 60_000), rf"has a checksum mismatch \({last}{hashes}"),
+        (
+            other,
+            rf"belongs to another backup: its own checksums are right, but it is not the recorded file \({last}{hashes}",
+        ),
+    ):
+        store.put(name, stored)
+        with pytest.raises(BackupDamaged, match=rf"^{name} {problem}$"):
+            verify_file_identity(store, file)
+
+
 def test_mark_of_the_storage(store: ObjectStore, file: FileEntry, data: bytes) -> None:
     """Another mark makes us read the file: an altered one is damage, one copied back and forth is not."""
     marked = replace(file, etag="as-recorded")
     verify_file_identity(store, marked)
     store.put(file.name, _altered(data, 0))
-    with pytest.raises(BackupDamaged, match="altered"):
+    with pytest.raises(BackupDamaged, match="checksum mismatch"):
         verify_file_identity(store, marked)
     verify_file_identity(store, marked, etag_counts=False)
 
@@ -98,7 +156,7 @@ def test_files_of_the_go_tool(store: ObjectStore, file: FileEntry, data: bytes) 
     verify_file_content(store, recorded)
     verify_file_identity(store, replace(recorded, size=0))
     store.put(file.name, data[:-1])
-    with pytest.raises(BackupDamaged, match="bytes, not the recorded"):
+    with pytest.raises(BackupDamaged, match=r"is truncated \([0-9,]+ of [0-9,]+ bytes\)"):
         verify_file_identity(store, recorded)
     with pytest.raises(BackupDamaged, match="no recorded sha256"):
         verify_file_content(store, replace(recorded, sha256=b"", size=0))

@@ -13,12 +13,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from formats.api_version import ApiVersion
-from tests.faulty_store import FaultyStore
-from tests.unit.backupset.shelves import DAY_MS, index_at, make_backup, names, shelve
+from tests.support.faulty_store import FaultyStore
+from tests.unit.backupset.shelves import index_at, index_entry, make_backup, names, shelve
 from tikv_br.backupset import index as index_module
-from tikv_br.backupset import index_entry
-from tikv_br.backupset.index import SNAPSHOT, Index, enter, entry_name, place_of
-from tikv_br.backupset.index_entry import IndexEntry
+from tikv_br.backupset import records
+from tikv_br.backupset.index import (
+    SNAPSHOT,
+    Index,
+    add_to_index,
+    entry_name,
+    entry_of,
+    load,
+    place_of,
+)
 from tikv_br.errors import BackupDamaged, BackupNotFound, StorageDenied, StorageError, StorageUnreachable, UsageError
 from tikv_br.storage.base import ObjectInfo, ObjectStore
 from tikv_br.storage.open import open_store
@@ -29,31 +36,6 @@ from tikv_br.storage.url import S3Options, StorageLocation, parse
 def index(tmp_path: Path) -> Index:
     """The index of an empty directory."""
     return index_at(tmp_path)
-
-
-def sample(number: int) -> IndexEntry:
-    """An entry without a backup."""
-    return IndexEntry(
-        id=f"{number:016x}",
-        path=f"backup-{number}",
-        engine="scan",
-        file_format="sst",
-        api_version=ApiVersion.V1,
-        dst_api_version=ApiVersion.V2,
-        cluster_id=2**64 - 1,
-        scope="0" * 16,
-        keyspaces=(0, 4242),
-        backup_ts=470615673702187143,
-        parent="",
-        total_kvs=number,
-        total_bytes=2,
-        backup_size=3,
-        files=4,
-        started_ms=5,
-        finished_ms=number * DAY_MS,
-        tool_version="0.1.0",
-        encryption="plaintext",
-    )
 
 
 def ids(index: Index) -> list[str]:
@@ -112,23 +94,23 @@ def test_empty_folder_has_no_backups(index: Index) -> None:
 def test_entry_tells_what_the_manifest_tells(index: Index) -> None:
     """The figures are the manifest's own, and the id is the same whenever it is computed."""
     made = make_backup(index.root.location.child("b"), backup_ts=77)
-    entry = index_entry.entry_of("b", made)
+    entry = entry_of("b", made)
     assert (entry.total_kvs, entry.total_bytes) == (made.statistics.total_kvs, made.statistics.total_bytes)
     assert (entry.backup_size, entry.files, entry.backup_ts) == (made.statistics.backup_size, len(made.files), 77)
     assert (entry.api_version, entry.dst_api_version) == (ApiVersion.V1, ApiVersion.V2)
-    assert entry == index_entry.entry_of("b", made)
-    assert entry.id != index_entry.entry_of("elsewhere", made).id
+    assert entry == entry_of("b", made)
+    assert entry.id != entry_of("elsewhere", made).id
 
 
 def test_complete_snapshot_is_all_that_is_read(index: Index) -> None:
     """Fifty backups cost one object; entries that the snapshot lacks cost one more each."""
     for number in range(50):
-        index.root.put(entry_name(sample(number).id), index_entry.dump(sample(number)))
+        index.root.put(entry_name(index_entry(number).id), records.dump(index_entry(number)))
     index.refresh()
     counting = CountingStore(index.root)
     assert len(Index(counting).read()) == 50
     assert counting.reads == 1
-    index.root.put(entry_name(sample(50).id), index_entry.dump(sample(50)))
+    index.root.put(entry_name(index_entry(50).id), records.dump(index_entry(50)))
     assert len(Index(counting).read()) == 51
     assert counting.reads == 3
 
@@ -152,7 +134,7 @@ def test_old_snapshot_shows_nothing_that_is_gone(index: Index) -> None:
     """An entry deleted after the snapshot was written is not listed."""
     first, second = shelve(index, "a", 0), shelve(index, "b", 1)
     old = index.root.get(SNAPSHOT)
-    index.forget(first.id)
+    index.remove_entry(first.id)
     index.root.put(SNAPSHOT, old)
     assert ids(index) == [second.id]
 
@@ -164,13 +146,13 @@ def test_no_order_of_two_writers_loses_an_entry(order: list[int], data: st.DataO
     index = Index(store)
     seen: list[bytes] = [b""]
     for number in order:
-        store.put(entry_name(sample(number).id), index_entry.dump(sample(number)))
+        store.put(entry_name(index_entry(number).id), records.dump(index_entry(number)))
         if data.draw(st.booleans()):
             index.refresh()
             seen.append(store.get(SNAPSHOT))
         if stale := data.draw(st.sampled_from(seen)):
             store.put(SNAPSHOT, stale)
-    assert set(ids(index)) == {sample(number).id for number in order}
+    assert set(ids(index)) == {index_entry(number).id for number in order}
 
 
 def test_damaged_entry_hides_only_itself(index: Index, caplog: pytest.LogCaptureFixture) -> None:
@@ -186,15 +168,15 @@ def test_damaged_entry_hides_only_itself(index: Index, caplog: pytest.LogCapture
 @pytest.mark.parametrize("path", ["../outside", "/etc", "a/../../b", ""])
 def test_entries_cannot_lead_out_of_the_root(index: Index, path: str) -> None:
     """An edited index does not make prune delete elsewhere: such an entry is refused on reading."""
-    hostile = index_entry.dump(replace(sample(1), path=path))
-    with pytest.raises(BackupDamaged, match="no name of an object"):
-        index_entry.load(hostile, "x")
+    hostile = records.dump(replace(index_entry(1), path=path))
+    with pytest.raises(BackupDamaged, match="not a valid object name"):
+        load(hostile, "x")
 
 
 def test_hostile_id_is_refused() -> None:
     """An id becomes the name of an object."""
-    with pytest.raises(BackupDamaged, match="is no id"):
-        index_entry.load(index_entry.dump(replace(sample(1), id="../../x")), "x")
+    with pytest.raises(BackupDamaged, match="is not a backup id"):
+        load(records.dump(replace(index_entry(1), id="../../x")), "x")
 
 
 def test_one_path_holds_one_backup(index: Index, tmp_path: Path) -> None:
@@ -210,8 +192,8 @@ def test_one_path_holds_one_backup(index: Index, tmp_path: Path) -> None:
 def test_find_takes_a_unique_beginning(index: Index) -> None:
     """Whole ids and unique beginnings, in any case, name a backup; none and several are told apart."""
     for number in (0xAB << 56, 0xAC << 56):
-        entry = replace(sample(0), id=f"{number:016x}", path=f"{number}")
-        index.root.put(entry_name(entry.id), index_entry.dump(entry))
+        entry = replace(index_entry(0), id=f"{number:016x}", path=f"{number}")
+        index.root.put(entry_name(entry.id), records.dump(entry))
     assert index.find("ab").entry.id == "ab00000000000000"
     assert index.find("AC00000000000000").entry.id == "ac00000000000000"
     with pytest.raises(UsageError, match="2 backups"):
@@ -231,7 +213,7 @@ def test_pins_come_and_go(index: Index) -> None:
         index.unpin(entry)
     assert [each.pinned for each in index.read()] == [False]
     index.pin(entry)
-    index.forget(entry.id)
+    index.remove_entry(entry.id)
     assert not any(name.startswith(index_module.PINS) for name in names(index.root))
 
 
@@ -239,7 +221,7 @@ def test_what_is_no_backup_cannot_be_pinned(index: Index) -> None:
     """A pin on a ghost would promise what it cannot hold."""
     entry = shelve(index, "a")
     index.root.delete("a/backupmeta")
-    with pytest.raises(BackupNotFound, match="no finished backup"):
+    with pytest.raises(BackupNotFound, match="no complete backup"):
         index.pin(entry)
     assert [each.pinned for each in index.read()] == [False]
 
@@ -271,7 +253,7 @@ def test_top_of_a_bucket_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureF
     """Such a backup is complete, and says why no list has it."""
     made = make_backup(parse(str(tmp_path / "b")))
     with caplog.at_level(logging.WARNING):
-        enter(StorageLocation("local", "/"), made)
+        add_to_index(StorageLocation("local", "/"), made)
     assert "no index can list it" in caplog.text
 
 
@@ -288,7 +270,7 @@ def test_failing_index_fails_no_backup(
 
     with monkeypatch.context() as patched, caplog.at_level(logging.WARNING):
         patched.setattr(index_module, "open_store", fail)
-        enter(location, made)
+        add_to_index(location, made)
     assert "on purpose" in caplog.text
     assert "list --rebuild" in caplog.text
 
@@ -298,7 +280,7 @@ def test_entry_survives_a_broken_off_writer(tmp_path: Path, script: str) -> None
     """Broken off before the entry there is none; after it the backup is listed, whatever became of the snapshot."""
     index = index_at(tmp_path)
     made = make_backup(parse(str(tmp_path / "b")))
-    entry = index_entry.entry_of("b", made)
+    entry = entry_of("b", made)
     with pytest.raises(StorageUnreachable):
         Index(FaultyStore(index.root, script)).add(entry)
     assert ids(index) == ([] if script == "b" else [entry.id])

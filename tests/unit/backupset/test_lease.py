@@ -6,21 +6,21 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tests.faulty_store import FaultyStore
-from tikv_br.backupset import layout, lease, sealed_json
-from tikv_br.backupset.lease import Lease, PathLease, acquire, break_lease, newest
-from tikv_br.backupset.owner import Owner
-from tikv_br.errors import BackupDamaged, LeaseHeld, LeaseLost, StorageError, StorageUnreachable
+from tests.support.faulty_store import FaultyStore
+from tests.support.waiting import eventually
+from tikv_br.backupset import layout, lease, records
+from tikv_br.backupset.lease import Lease, Owner, PathLease, acquire, break_lease, newest
+from tikv_br.errors import BackupDamaged, LeaseHeld, LeaseLost, StorageError, StorageUnreachable, TikvBrError
 from tikv_br.storage.base import ObjectInfo, ObjectStore
 from tikv_br.storage.open import open_store
-from tikv_br.storage.url import parse
+from tikv_br.storage.outage import StorageAway
+from tikv_br.storage.url import S3Options, parse
 
 OFTEN = 0.03
 """Seconds between renewals of a lease that is to be renewed within a test."""
@@ -36,21 +36,13 @@ def store(tmp_path: Path) -> ObjectStore:
 def leave(store: ObjectStore, owner: Owner, seconds: float, number: int = 1) -> None:
     """Leave a lease of another that ends in so many seconds."""
     left = Lease("f" * 16, owner, "0123abcd", "backup", int((time.time() + seconds) * 1000))
-    store.put(layout.lease_name(number), sealed_json.dump(left))
+    store.put(layout.lease_name(number), records.dump(left))
 
 
-def until(condition: Callable[[], bool]) -> None:
-    """Wait for something that must come."""
-    end = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.02)
-
-
-def until_lost(held: PathLease) -> LeaseLost:
+def until_lost(held: PathLease, kind: type[TikvBrError] = LeaseLost) -> TikvBrError:
     """Wait for the loss of a lease."""
-    until(lambda: held.lost is not None)
-    with pytest.raises(LeaseLost) as raised:
+    eventually(lambda: held.lost is not None)
+    with pytest.raises(kind) as raised:
         held.check()
     return raised.value
 
@@ -59,7 +51,7 @@ def test_path_is_held_by_one(store: ObjectStore) -> None:
     """A second run is told who holds it; given back, the path is free and nothing stays."""
     with acquire(store, "backup") as held:
         held.check()
-        with pytest.raises(LeaseHeld, match=rf"backup by process {os.getpid()} on .*, for \d+ s more"):
+        with pytest.raises(LeaseHeld, match=rf"backup by process {os.getpid()} on .*, expires in \d+ s unless renewed"):
             acquire(store, "backup")
         with pytest.raises(LeaseHeld):
             lease.check_free(store)
@@ -90,7 +82,7 @@ def test_waiting_run_gets_the_path_when_it_is_given_back(store: ObjectStore) -> 
     held = acquire(store, "backup")
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(acquire, store, "prune", wait=60, on_wait=told.append)
-        until(lambda: bool(told))
+        eventually(lambda: bool(told))
         assert not waiting.done()
         held.release()
         waiting.result().release()
@@ -100,7 +92,7 @@ def test_waiting_run_gets_the_path_when_it_is_given_back(store: ObjectStore) -> 
 def test_lease_is_renewed_and_old_numbers_go(store: ObjectStore) -> None:
     """It outlives its time many times over, and holds few objects."""
     with acquire(store, "backup", renew_every=OFTEN) as held:
-        until(lambda: newest(store).number > 3 * lease.KEPT)
+        eventually(lambda: newest(store).number > 3 * lease.KEPT)
         held.check()
         assert len(list(store.list(layout.LEASE))) <= lease.KEPT + 2
     assert list(store.list()) == []
@@ -161,7 +153,7 @@ def test_damage_at_the_end_is_a_warning(store: ObjectStore, data: bytes, caplog:
         store.put(name, data)
     assert [info.name for info in store.list()] == [name]
     assert name in caplog.text
-    assert "remove it by the storage's own tools" in caplog.text
+    assert "delete it with the storage's own tools" in caplog.text
     with pytest.raises(BackupDamaged):
         held.release()
 
@@ -169,9 +161,9 @@ def test_damage_at_the_end_is_a_warning(store: ObjectStore, data: bytes, caplog:
 def test_a_storage_that_fails_at_the_end_is_a_warning(store: ObjectStore, caplog: pytest.LogCaptureFixture) -> None:
     """The lease runs out by itself."""
     held = acquire(FaultyStore(store, "..b"), "backup")
-    assert not held.give_back()
+    assert not held.try_release()
     assert newest(store).lease is not None
-    assert "stays until it runs out" in caplog.text
+    assert "stays until it expires" in caplog.text
 
 
 def test_lease_that_is_over_is_broken_without_force(store: ObjectStore) -> None:
@@ -203,7 +195,7 @@ def test_takeover_that_is_over_is_noticed(store: ObjectStore) -> None:
     slept = acquire(store, "backup")
     break_lease(store, force=True)
     acquire(store, "backup").release()
-    with pytest.raises(LeaseLost, match="went to another run"):
+    with pytest.raises(LeaseLost, match="another run took it over and has ended"):
         slept.confirm()
     slept.release()
     assert list(store.list()) == []
@@ -213,23 +205,48 @@ class _AbsentStore(FaultyStore):
     """A storage that goes away."""
 
     gone = False
+    problem: TikvBrError = StorageUnreachable("away")
 
     def put_if_absent(self, name: str, data: bytes) -> ObjectInfo:
         """Fail once it is gone."""
         if self.gone:
-            raise StorageUnreachable("away")
+            raise self.problem
         return super().put_if_absent(name, data)
 
 
-def test_lease_that_cannot_be_renewed_is_lost_in_time(store: ObjectStore) -> None:
-    """Before anyone else may take it, its holder knows."""
+def test_lease_that_cannot_be_renewed_ends_in_time(store: ObjectStore) -> None:
+    """Before anyone else may take it, its holder knows, and blames the storage that was away."""
     absent = _AbsentStore(store, "")
     with acquire(absent, "backup", renew_every=OFTEN) as held:
         absent.gone = True
-        until(lambda: held._failure == "away")
+        eventually(lambda: held._failure is not None)
         held.check()
         held._held_until = time.monotonic()  # as when its time has passed
-        assert until_lost(held).message.endswith("not renewed within its 30 s: away")
+        assert until_lost(held, StorageUnreachable).message.endswith("within its TTL of 30 s: away")
+
+
+def test_lease_that_slept_is_lost(store: ObjectStore) -> None:
+    """A storage that has not failed since the last renewal is not to blame."""
+    held = acquire(store, "backup")
+    held._held_until = time.monotonic()
+    with pytest.raises(LeaseLost, match="this process or machine was suspended"):
+        held.check()
+
+
+def test_a_storage_that_is_given_up_ends_the_lease_at_once(store: ObjectStore) -> None:
+    """Its client has ridden out all that was to be ridden out."""
+    absent = _AbsentStore(store, "")
+    absent.problem = StorageAway("away; gave up after 60 s")
+    held = acquire(absent, "backup", renew_every=OFTEN)
+    absent.gone = True
+    assert until_lost(held, StorageAway).exit_code == 20
+    assert held.try_release()
+
+
+def test_a_lease_on_s3_outlives_the_outages_that_are_ridden_out() -> None:
+    """Else the end of such an outage would find it lost."""
+    url = "s3://bucket/p?endpoint=http://127.0.0.1:1&region=r&access-key=a&secret-access-key=s"
+    assert lease.ttl_of(open_store(parse(url, S3Options(patience=60)))) >= 60 + 3 * lease.RENEW_SECONDS
 
 
 def test_a_failure_is_told_though_the_lease_cannot_be_given_back(store: ObjectStore) -> None:
@@ -240,10 +257,18 @@ def test_a_failure_is_told_though_the_lease_cannot_be_given_back(store: ObjectSt
         pass
 
 
+@pytest.mark.parametrize("sign", ["a", "b", "ba", "bbb", ".a", ".bb"])
+def test_lost_answer_to_an_acquisition_is_no_loss(store: ObjectStore, sign: str) -> None:
+    """The first number is there and ours, or is created by a later request; so is the proof that conditions are kept."""
+    with acquire(FaultyStore(store, sign), "backup") as held:
+        held.check()
+        assert newest(store).number == 1
+
+
 def test_lost_answer_to_a_renewal_is_no_loss(store: ObjectStore) -> None:
     """The object is there and ours, though the storage said nothing."""
     with acquire(FaultyStore(store, "..a.a"), "backup", renew_every=OFTEN) as held:
-        until(lambda: newest(store).number >= 5)
+        eventually(lambda: newest(store).number >= 5)
         held.check()
 
 

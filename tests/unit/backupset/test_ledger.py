@@ -9,7 +9,7 @@ import pytest
 from formats.checksum import Checksum
 from tests.unit.backupset.samples import do_all, do_task
 from tikv_br.backupset import layout
-from tikv_br.backupset.ledger import one_an_interval, read_entries, remove_entries, sound, write_entry
+from tikv_br.backupset.ledger import one_per_interval, read_entries, remove_entries, usable_entries, write_entry
 from tikv_br.errors import BackupDamaged
 from tikv_br.storage.base import ObjectStore
 from tikv_br.storage.open import open_store
@@ -43,7 +43,7 @@ def test_attempts_do_not_overwrite_each_other(store: ObjectStore) -> None:
     for entry in (second, first):
         write_entry(store, entry)
     assert read_entries(store) == [first, second]
-    assert one_an_interval([second, first]) == [first]
+    assert one_per_interval([second, first]) == [first]
 
 
 def test_damaged_entry_is_named(store: ObjectStore) -> None:
@@ -69,17 +69,17 @@ def test_only_sound_entries_are_gone_on_from(store: ObjectStore) -> None:
     """A file that is gone or cut, and an interval that overlaps one before it, make an entry count for nothing."""
     entries = do_all(store)
     sizes = {info.name: info.size for info in store.list()}
-    assert sound(reversed(entries), sizes) == entries
+    assert usable_entries(reversed(entries), sizes) == entries
     cut = entries[0].files[1].name
     for odd in ({**sizes, cut: 1}, {name: size for name, size in sizes.items() if name != cut}):
-        assert sound(entries, odd) == entries[1:]
+        assert usable_entries(entries, odd) == entries[1:]
     without_files = replace(entries[0], attempt="a0", files=(replace(entries[0].files[0], name="sst/gone.sst"),))
-    assert sound([without_files, *entries], sizes) == entries
+    assert usable_entries([without_files, *entries], sizes) == entries
     late = replace(entries[1], start=b"h", attempt="a0")
-    assert sound([*entries, late], sizes) == entries
-    assert sound([late, entries[0], entries[2]], sizes) == [entries[0], late, entries[2]]
+    assert usable_entries([*entries, late], sizes) == entries
+    assert usable_entries([late, entries[0], entries[2]], sizes) == [entries[0], late, entries[2]]
     unbounded = replace(entries[1], end=b"")
-    assert sound([entries[0], unbounded, entries[2]], sizes) == [entries[0], unbounded]
+    assert usable_entries([entries[0], unbounded, entries[2]], sizes) == [entries[0], unbounded]
 
 
 def test_removal_may_spare_entries(store: ObjectStore) -> None:

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from formats.api_version import ApiVersion
-from tikv_br.backupset import meta
-from tikv_br.backupset.coverage import KeyRange
+from formats.keys.ranges import KeyRange
+from tikv_br.backupset import manifest
 from tikv_br.backupset.files import FileEntry
-from tikv_br.backupset.meta import MetaContent
+from tikv_br.backupset.manifest import MetaContent
 from tikv_br.cluster.pb import brpb_pb2
 from tikv_br.errors import BackupDamaged, BackupUnsupported, CrypterMismatch, TikvBrError
 
@@ -47,9 +47,9 @@ def contents(draw: st.DrawFn) -> MetaContent:
 @given(contents())
 def test_round_trip(content: MetaContent) -> None:
     """All that a meta says survives, and the same content gives the same bytes."""
-    data = meta.encode(content)
-    assert meta.decode(data) == content
-    assert meta.encode(meta.decode(data)) == data
+    data = manifest.encode(content)
+    assert manifest.decode(data) == content
+    assert manifest.encode(manifest.decode(data)) == data
 
 
 SOUND = MetaContent(
@@ -64,7 +64,7 @@ SOUND = MetaContent(
 
 def test_demands_of_the_go_tool() -> None:
     """The fields that make the Go tool refuse, lose rows or crash when they are absent are there."""
-    message = brpb_pb2.BackupMeta.FromString(meta.encode(replace(SOUND, backup_ts=99)))
+    message = brpb_pb2.BackupMeta.FromString(manifest.encode(replace(SOUND, backup_ts=99)))
     assert message.is_raw_kv
     assert message.api_version == 2
     assert message.version == 0
@@ -82,7 +82,7 @@ def test_demands_of_the_go_tool() -> None:
 
 def edited(edit: Callable[[brpb_pb2.BackupMeta], object]) -> bytes:
     """The bytes of SOUND after an edit of its message."""
-    message = brpb_pb2.BackupMeta.FromString(meta.encode(SOUND))
+    message = brpb_pb2.BackupMeta.FromString(manifest.encode(SOUND))
     edit(message)
     return message.SerializeToString()
 
@@ -111,13 +111,13 @@ def _set(path: str, value: object) -> Callable[[brpb_pb2.BackupMeta], None]:
         (_set("files.cf", ""), BackupDamaged, "without column family"),
         (_set("raw_ranges.cf", "lock"), BackupUnsupported, "column family 'lock'"),
         (_set("br_version", ""), BackupDamaged, "ends too early"),
-        (_set("files.name", ""), BackupDamaged, "may not"),
-        (_set("files.name", "../../etc/passwd"), BackupDamaged, "may not"),
-        (_set("files.name", "/etc/passwd"), BackupDamaged, "may not"),
+        (_set("files.name", ""), BackupDamaged, "invalid file name"),
+        (_set("files.name", "../../etc/passwd"), BackupDamaged, "invalid file name"),
+        (_set("files.name", "/etc/passwd"), BackupDamaged, "invalid file name"),
         (_set("files.end_key", b""), BackupDamaged, "outside"),
         (_set("files.start_key", b"q"), BackupDamaged, "outside"),
         (_set("files.end_key", b"r\0\0\0"), BackupDamaged, "outside"),
-        (_set("raw_ranges.start_key", b"m"), BackupDamaged, "none of API V2"),
+        (_set("raw_ranges.start_key", b"m"), BackupDamaged, "not a range of API V2"),
         (lambda message: message.ClearField("raw_ranges"), BackupDamaged, "no range"),
         (lambda message: message.files.append(message.files[0]), BackupDamaged, "twice"),
         (
@@ -126,33 +126,33 @@ def _set(path: str, value: object) -> Callable[[brpb_pb2.BackupMeta], None]:
                 message.file_index.meta_files.add(name="backupmeta.datafile.1"),
             ),
             BackupUnsupported,
-            "objects of their own",
+            "in separate objects",
         ),
     ],
 )
 def test_unsound_metas(edit: Callable[[brpb_pb2.BackupMeta], object], kind: type[TikvBrError], sentence: str) -> None:
     """Each thing that a meta must not be has its class and its sentence."""
     with pytest.raises(TikvBrError, match=sentence) as caught:
-        meta.decode(edited(edit))
+        manifest.decode(edited(edit))
     assert type(caught.value) is kind
 
 
 def test_harmless_differences_are_accepted() -> None:
     """What the Go tool takes no notice of, we do not refuse either: missing sums, layout number, unknown fields."""
     for edit in (_set("version", 1), _set("files.sha256", b""), _set("files.size", 0), _set("cluster_id", 0)):
-        meta.decode(edited(edit))
+        manifest.decode(edited(edit))
     unknown_field_30 = b"\xf2\x01\x01x"
-    assert meta.decode(edited(lambda _message: None) + unknown_field_30) == SOUND
+    assert manifest.decode(edited(lambda _message: None) + unknown_field_30) == SOUND
     for number in (3, 7):  # what another field may have become
         with pytest.raises(BackupDamaged, match="fields that no tool writes"):
-            meta.decode(edited(lambda _message: None) + bytes([number << 3 | 2, 1]) + b"x")
+            manifest.decode(edited(lambda _message: None) + bytes([number << 3 | 2, 1]) + b"x")
 
 
-@given(st.integers(0, len(meta.encode(SOUND)) - 1))
+@given(st.integers(0, len(manifest.encode(SOUND)) - 1))
 def test_cut_meta(place: int) -> None:
     """Wherever a meta is cut, it is refused, or what remains says the same but for the last field."""
     try:
-        rest = meta.decode(meta.encode(SOUND)[:place])
+        rest = manifest.decode(manifest.encode(SOUND)[:place])
     except (BackupDamaged, BackupUnsupported):
         return
     assert replace(rest, api_version=SOUND.api_version, ranges=SOUND.ranges) == SOUND
@@ -162,17 +162,17 @@ def test_cut_meta(place: int) -> None:
 def test_garbage_is_refused(data: bytes) -> None:
     """No bytes at all make anything but a refusal of ours."""
     with pytest.raises((BackupDamaged, BackupUnsupported)):
-        meta.decode(data)
+        manifest.decode(data)
 
 
 def test_encrypted_meta_is_told_from_a_damaged_one() -> None:
     """Ciphertext asks for a key; a meta with a flipped or missing byte is damage."""
     files = tuple(replace(SOUND.files[0], name=f"sst/{number}_default.sst") for number in range(50))
-    plain = meta.encode(replace(SOUND, files=files))
+    plain = manifest.encode(replace(SOUND, files=files))
     stream = bytes(a ^ b for a, b in zip(plain, os.urandom(len(plain)), strict=True))
     with pytest.raises(CrypterMismatch, match="encrypted"):
-        meta.decode(b"\xff" + os.urandom(15) + stream)
-    with pytest.raises(BackupDamaged, match="cut or altered"):
-        meta.decode(plain[:-1])
-    with pytest.raises(BackupDamaged, match="cut or altered"):
-        meta.decode(b"\xff" + plain[1:])
+        manifest.decode(b"\xff" + os.urandom(15) + stream)
+    with pytest.raises(BackupDamaged, match="truncated or altered"):
+        manifest.decode(plain[:-1])
+    with pytest.raises(BackupDamaged, match="truncated or altered"):
+        manifest.decode(b"\xff" + plain[1:])

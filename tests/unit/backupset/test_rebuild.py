@@ -8,10 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.unit.backupset.shelves import index_at, make_backup, make_foreign, names, shelve
-from tikv_br.backupset import index_entry
 from tikv_br.backupset.backup_set import BackupWriter
-from tikv_br.backupset.index import Index, entry_name
-from tikv_br.backupset.rebuild import rebuild
+from tikv_br.backupset.index import Index, entry_name, entry_of, rebuild
 from tikv_br.cluster.pb import brpb_pb2
 from tikv_br.errors import BackupDamaged, BackupUnsupported
 
@@ -31,7 +29,7 @@ def test_lost_index_comes_back_the_same(index: Index) -> None:
     """All of its objects deleted, a rebuild gives the very entries that the backups had written themselves."""
     for path in ("a", "b", "deeper/down/c"):
         made = make_backup(index.root.location.child(path))
-        index.add(index_entry.entry_of(path, made))
+        index.add(entry_of(path, made))
     before = index.read()
     for name in names(index.root):
         if name.startswith("tikv-br-index/"):
@@ -65,7 +63,7 @@ def test_ghosts_and_nonsense_go(index: Index) -> None:
 def test_wrong_entry_is_put_right(index: Index) -> None:
     """What an entry says is checked against its backup."""
     made = make_backup(index.root.location.child("a"))
-    right = index_entry.entry_of("a", made)
+    right = entry_of("a", made)
     index.add(replace(right, total_kvs=1))
     rebuild(index)
     assert [each.entry for each in index.read()] == [right]

@@ -7,14 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.faulty_store import FaultyStore
+from tests.support.faulty_store import FaultyStore
 from tests.unit.backupset.shelves import index_at, make_backup, make_foreign, names, shelve
-from tikv_br.backupset import index_entry, layout, lease, sealed_json
+from tikv_br.backupset import layout, lease, records
 from tikv_br.backupset.backup_set import BackupSet, BackupWriter
-from tikv_br.backupset.index import Index, entry_name, pin_name, removal_name
-from tikv_br.backupset.prune import carry_out, plan
-from tikv_br.backupset.removal import Removal, begun, finish_begun, remove
-from tikv_br.backupset.retention import Policy
+from tikv_br.backupset.index import Index, entry_name, entry_of_backup, pin_name, removal_name
+from tikv_br.backupset.prune import Policy, Removal, execute, finish_removal, interrupted_removals, plan, remove
 from tikv_br.errors import (
     BackupDamaged,
     BackupNotFound,
@@ -76,7 +74,7 @@ def index(tmp_path: Path) -> Index:
 def prune(index: Index, policy: Policy = LAST, *, include_foreign: bool = False) -> set[str]:
     """Plan and carry out; the paths that went."""
     gone: set[str] = set()
-    failed = carry_out(index, plan(index, policy, include_foreign=include_foreign), lambda _id, path: gone.add(path))
+    failed = execute(index, plan(index, policy, include_foreign=include_foreign), lambda _id, path: gone.add(path))
     assert failed == []
     return gone
 
@@ -159,8 +157,8 @@ def test_complete_backup_is_not_finished_off(index: Index) -> None:
     entry = shelve(index, "a")
     with pytest.raises(StorageUnreachable):
         remove(JournalIndex(index.root, "." * (META_GONE - 1) + "b"), entry)
-    (removal,) = begun(index)
-    assert not finish_begun(index, removal)
+    (removal,) = interrupted_removals(index)
+    assert not finish_removal(index, removal)
     assert BackupSet.open(index.store_of("a")).files
     assert [each.removing for each in index.read()] == [False]
     index.pin(entry)
@@ -175,11 +173,11 @@ def test_pinned_backup_stays_under_any_policy(index: Index) -> None:
     wanted = plan(index, LAST)
     assert [entry.path for entry in wanted.to_remove] == ["late"]
     index.pin(late)
-    assert carry_out(index, wanted) == []
+    assert execute(index, wanted) == []
     assert paths(index) == ["new", "late", "pinned"]
     for path in paths(index):
         assert BackupSet.open(index.store_of(path)).files
-    assert begun(index) == []
+    assert interrupted_removals(index) == []
 
 
 def test_backup_under_removal_cannot_be_pinned(index: Index) -> None:
@@ -209,9 +207,9 @@ def test_foreign_and_unfinished_things_stay(index: Index) -> None:
     shelve(index, "new", 1)
     foreign = shelve(index, "go", 9)
     make_foreign(index.store_of("go"))
-    index.forget(foreign.id)
+    index.remove_entry(foreign.id)
     backup = BackupSet.open(index.store_of("go"))
-    index.add(index_entry.entry_of_foreign("go", backup, index.store_of("go").get("backupmeta"), 10**13))
+    index.add(entry_of_backup("go", backup, 10**13))
     BackupWriter.create(index.store_of("unfinished"))
     index.root.put("old/sst/notes.txt", b"mine")
     index.root.put("old/nested/sst/x_default.sst", b"mine")
@@ -229,9 +227,9 @@ def test_foreign_backup_is_removed_when_asked(index: Index) -> None:
     """With include_foreign a Go backup goes like any other, files and all."""
     entry = shelve(index, "go", 0)
     make_foreign(index.store_of("go"))
-    index.forget(entry.id)
+    index.remove_entry(entry.id)
     backup = BackupSet.open(index.store_of("go"))
-    index.add(index_entry.entry_of_foreign("go", backup, index.store_of("go").get("backupmeta"), 1000))
+    index.add(entry_of_backup("go", backup, 1000))
     shelve(index, "new", 1)
     assert prune(index, include_foreign=True) == {"go"}
     assert not any(name.startswith("go/") for name in names(index.root))
@@ -261,7 +259,7 @@ def test_damaged_backup_is_left_alone(index: Index, victim: str) -> None:
     shelve(index, "new", 2)
     index.root.put(f"damaged/{victim}", b"\0garbage")
     before = {name for name in names(index.root) if name.startswith("damaged/")}
-    failed = carry_out(index, plan(index, LAST))
+    failed = execute(index, plan(index, LAST))
     assert [(entry.path, type(error)) for entry, error in failed] == [("damaged", BackupDamaged)]
     assert {name for name in names(index.root) if name.startswith("damaged/")} == before
     assert paths(index) == ["new", "damaged"]
@@ -273,17 +271,17 @@ def test_replaced_backup_is_not_removed_in_the_place_of_another(index: Index) ->
     for name in names(index.store_of("a")):
         index.store_of("a").delete(name)
     make_backup(index.root.location.child("a"), cluster_id=99)
-    with pytest.raises(BackupNotFound, match="another backup"):
+    with pytest.raises(BackupNotFound, match="not the one in the index"):
         remove(index, entry)
     assert BackupSet.open(index.store_of("a")).cluster_id == 99
-    assert begun(index) == []
+    assert interrupted_removals(index) == []
 
 
 def test_mark_cannot_lead_out_of_the_root(index: Index) -> None:
     """An edited mark does not make prune delete elsewhere."""
-    index.root.put(removal_name("0" * 16), sealed_json.dump(Removal("0" * 16, "../outside", (), ("x",))))
-    with pytest.raises(BackupDamaged, match="no name of an object"):
-        begun(index)
+    index.root.put(removal_name("0" * 16), records.dump(Removal("0" * 16, "../outside", (), ("x",))))
+    with pytest.raises(BackupDamaged, match="not a valid object name"):
+        interrupted_removals(index)
 
 
 def test_path_that_a_run_works_at_is_left_to_it(index: Index) -> None:
@@ -293,7 +291,7 @@ def test_path_that_a_run_works_at_is_left_to_it(index: Index) -> None:
     shelve(index, "new", 1)
     wanted = plan(index, LAST)
     with lease.acquire(index.store_of("old"), "backup"):
-        ((entry, error),) = carry_out(index, wanted)
+        ((entry, error),) = execute(index, wanted)
         assert (entry.id, type(error)) == (old.id, LeaseHeld)
         assert BackupSet.open(index.store_of("old")).files
     assert sorted(paths(index)) == ["new", "old"]
@@ -301,7 +299,7 @@ def test_path_that_a_run_works_at_is_left_to_it(index: Index) -> None:
         prune(JournalIndex(index.root, "." * META_GONE + "b"))
     with lease.acquire(index.store_of("old"), "backup"):
         prune(index)
-        assert [removal.path for removal in begun(index)] == ["old"]
+        assert [removal.path for removal in interrupted_removals(index)] == ["old"]
     prune(index)
     assert paths(index) == ["new"]
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from formats.keys.ranges import KeyRange
 from tests.unit.backupset.samples import describe
 from tikv_br.backupset import run_record
-from tikv_br.backupset.coverage import KeyRange
 from tikv_br.backupset.run_record import RunRecord, differences
 from tikv_br.errors import BackupDamaged
 from tikv_br.storage.base import ObjectStore
@@ -29,15 +29,15 @@ def record(store: ObjectStore) -> RunRecord:
 
 def test_record_is_read_back(store: ObjectStore, record: RunRecord) -> None:
     """What was written, until it is removed; a cut one is damage, not nothing."""
-    assert run_record.read(store) is None
-    run_record.write(store, record)
-    assert run_record.read(store) == record
+    assert run_record.read_run(store) is None
+    run_record.write_run(store, record)
+    assert run_record.read_run(store) == record
     store.put("tikv-br/run.json", store.get("tikv-br/run.json")[:-50])
     with pytest.raises(BackupDamaged, match=r"run\.json"):
-        run_record.read(store)
+        run_record.read_run(store)
     for _twice in range(2):
-        run_record.remove(store)
-    assert run_record.read(store) is None
+        run_record.remove_run(store)
+    assert run_record.read_run(store) is None
 
 
 @pytest.mark.parametrize(

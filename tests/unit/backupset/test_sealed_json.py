@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from formats.api_version import ApiVersion
-from tikv_br.backupset import sealed_json
+from tikv_br.backupset import records
 from tikv_br.errors import BackupDamaged, BackupUnsupported
 
 
@@ -51,7 +51,7 @@ ONE = Sample("t", 1, True, b"\x01", ApiVersion.V2, Inner(b""), (Inner(b"\xff"),)
 
 def reseal(change: dict[str, Any], **outer: object) -> bytes:
     """The document of ONE with other content, sealed as a patient editor would."""
-    document = json.loads(sealed_json.dump(ONE))
+    document = json.loads(records.dump(ONE))
     document["content"] |= change
     canonical = json.dumps(document["content"], sort_keys=True, separators=(",", ":")).encode()
     document["content_sha256"] = hashlib.sha256(canonical).hexdigest()
@@ -61,12 +61,12 @@ def reseal(change: dict[str, Any], **outer: object) -> bytes:
 @given(SAMPLES)
 def test_round_trip(sample: Sample) -> None:
     """What is dumped is loaded, all types and all their values."""
-    assert sealed_json.load(Sample, sealed_json.dump(sample), "x.json") == sample
+    assert records.load(Sample, records.dump(sample), "x.json") == sample
 
 
 def test_form() -> None:
     """The document is JSON that other tools read: bytes as hex, versions as labels."""
-    document = json.loads(sealed_json.dump(ONE))
+    document = json.loads(records.dump(ONE))
     assert document["format_version"] == 1
     assert document["content"]["data"] == "01"
     assert document["content"]["version"] == "v2"
@@ -76,12 +76,12 @@ def test_form() -> None:
 @given(st.data())
 def test_no_altered_byte_goes_unnoticed(data: st.DataObject) -> None:
     """Any byte replaced, or the end cut off, either is refused or has changed nothing but white space."""
-    whole = sealed_json.dump(ONE)
+    whole = records.dump(ONE)
     place = data.draw(st.integers(0, len(whole) - 1))
     byte = data.draw(st.binary(min_size=1, max_size=1))
     for altered in (whole[:place] + byte + whole[place + 1 :], whole[:place]):
         try:
-            loaded = sealed_json.load(Sample, altered, "x.json")
+            loaded = records.load(Sample, altered, "x.json")
         except (BackupDamaged, BackupUnsupported):
             continue
         assert loaded == ONE
@@ -90,27 +90,27 @@ def test_no_altered_byte_goes_unnoticed(data: st.DataObject) -> None:
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"number": -1}, "number is not of its type"),
-        ({"number": 2**64}, "number is not of its type"),
-        ({"number": True}, "number is not of its type"),
-        ({"number": "1"}, "number is not of its type"),
-        ({"number": None}, "number is not of its type"),
-        ({"flag": 1}, "flag is not of its type"),
-        ({"text": 1}, "text is not of its type"),
+        ({"number": -1}, "number has the wrong type"),
+        ({"number": 2**64}, "number has the wrong type"),
+        ({"number": True}, "number has the wrong type"),
+        ({"number": "1"}, "number has the wrong type"),
+        ({"number": None}, "number has the wrong type"),
+        ({"flag": 1}, "flag has the wrong type"),
+        ({"text": 1}, "text has the wrong type"),
         ({"data": "0"}, "data is not hexadecimal"),
-        ({"data": 0}, "data is not of its type"),
+        ({"data": 0}, "data has the wrong type"),
         ({"version": "v9"}, "version"),
-        ({"inner": []}, "inner is no object"),
-        ({"inner": {}}, "inner lacks or does not know data"),
-        ({"many": {}}, "many is not of its type"),
+        ({"inner": []}, "inner is not an object"),
+        ({"inner": {}}, "inner has missing or unknown fields: data"),
+        ({"many": {}}, "many has the wrong type"),
         ({"many": [{"data": "zz"}]}, r"many\[0\].data is not hexadecimal"),
-        ({"extra": 1}, "lacks or does not know extra"),
+        ({"extra": 1}, "has missing or unknown fields: extra"),
     ],
 )
 def test_types_are_strict(change: dict[str, Any], sentence: str) -> None:
     """A field of another type, unknown or out of range is refused by its name, though the seal be right."""
     with pytest.raises(BackupDamaged, match=sentence) as caught:
-        sealed_json.load(Sample, reseal(change), "folder/x.json")
+        records.load(Sample, reseal(change), "folder/x.json")
     assert "folder/x.json" in caught.value.message
 
 
@@ -120,8 +120,8 @@ def test_missing_field() -> None:
     del document["content"]["flag"]
     canonical = json.dumps(document["content"], sort_keys=True, separators=(",", ":")).encode()
     document["content_sha256"] = hashlib.sha256(canonical).hexdigest()
-    with pytest.raises(BackupDamaged, match="lacks or does not know flag"):
-        sealed_json.load(Sample, json.dumps(document).encode(), "x.json")
+    with pytest.raises(BackupDamaged, match="has missing or unknown fields: flag"):
+        records.load(Sample, json.dumps(document).encode(), "x.json")
 
 
 @pytest.mark.parametrize(
@@ -131,14 +131,28 @@ def test_missing_field() -> None:
 def test_garbage(data: bytes) -> None:
     """What is no document of ours at all is BackupDamaged, never another exception."""
     with pytest.raises(BackupDamaged, match=r"x\.json"):
-        sealed_json.load(Sample, data, "x.json")
+        records.load(Sample, data, "x.json")
 
 
 def test_edited_content_is_noticed() -> None:
     """A well-meant edit without a new seal is refused."""
-    edited = sealed_json.dump(ONE).replace(b'"number": 1', b'"number": 2')
-    with pytest.raises(BackupDamaged, match="does not have the hash"):
-        sealed_json.load(Sample, edited, "x.json")
+    edited = records.dump(ONE).replace(b'"number": 1', b'"number": 2')
+    with pytest.raises(
+        BackupDamaged, match=r"checksum mismatch \(expected sha256 [0-9a-f]{16}…, found [0-9a-f]{16}…\)"
+    ):
+        records.load(Sample, edited, "x.json")
+
+
+def test_empty_and_truncated_documents_say_so() -> None:
+    """An object that an upload or a disk lost the end of is no riddle."""
+    whole = records.dump(ONE)
+    for data, problem in (
+        (b"", r"x\.json is empty"),
+        (whole[: len(whole) // 2], rf"x\.json is truncated: it ends after {len(whole) // 2} bytes"),
+        (whole[:-1], rf"x\.json is truncated: its last byte is missing \({len(whole) - 1} bytes\)"),
+    ):
+        with pytest.raises(BackupDamaged, match=problem):
+            records.load(Sample, data, "x.json")
 
 
 def test_a_field_that_came_later_may_be_missing() -> None:
@@ -147,43 +161,43 @@ def test_a_field_that_came_later_may_be_missing() -> None:
     @dataclass(frozen=True)
     class New:
         data: bytes
-        notes: tuple[int, ...] = field(default=(), metadata=sealed_json.LATER)
+        notes: tuple[int, ...] = field(default=(), metadata=records.LATER)
 
-    old = sealed_json.dump(Inner(b"x"))
-    assert sealed_json.dump(New(b"x")) == old
-    assert sealed_json.load(New, old, "x.json") == New(b"x")
-    assert sealed_json.load(New, sealed_json.dump(New(b"x", (1, 2))), "x.json") == New(b"x", (1, 2))
-    with pytest.raises(BackupDamaged, match="lacks or does not know notes"):
-        sealed_json.load(Inner, sealed_json.dump(New(b"x", (1,))), "x.json")
+    old = records.dump(Inner(b"x"))
+    assert records.dump(New(b"x")) == old
+    assert records.load(New, old, "x.json") == New(b"x")
+    assert records.load(New, records.dump(New(b"x", (1, 2))), "x.json") == New(b"x", (1, 2))
+    with pytest.raises(BackupDamaged, match="has missing or unknown fields: notes"):
+        records.load(Inner, records.dump(New(b"x", (1,))), "x.json")
 
 
 def test_newer_format() -> None:
     """A later format is not damage; the message says which one and what to do."""
     with pytest.raises(BackupUnsupported, match="format 2") as caught:
-        sealed_json.load(Sample, reseal({}, format_version=2, further="field"), "x.json")
+        records.load(Sample, reseal({}, format_version=2, further="field"), "x.json")
     assert "newer tikv-br" in caught.value.hint
     with pytest.raises(BackupDamaged):
-        sealed_json.load(Sample, reseal({}, format_version=0), "x.json")
+        records.load(Sample, reseal({}, format_version=0), "x.json")
 
 
 def test_a_damaged_version_is_told_from_a_newer_one() -> None:
     """One that reads as ours in all else is damaged: a change of the fields changes the version."""
     for version in (0, 3, 5, 9):
         with pytest.raises(BackupDamaged, match="format version"):
-            sealed_json.load(Sample, sealed_json.dump(ONE).replace(b": 1,", b": %d," % version, 1), "x.json")
+            records.load(Sample, records.dump(ONE).replace(b": 1,", b": %d," % version, 1), "x.json")
 
 
 def test_the_last_byte_counts() -> None:
     """A document without its last line break is cut, though it be whole as JSON."""
     with pytest.raises(BackupDamaged, match="last byte"):
-        sealed_json.load(Sample, sealed_json.dump(ONE)[:-1], "x.json")
+        records.load(Sample, records.dump(ONE)[:-1], "x.json")
 
 
 def test_every_flipped_bit_is_noticed() -> None:
     """Each bit of a document, one after the other."""
-    whole = sealed_json.dump(ONE)
+    whole = records.dump(ONE)
     for place in range(len(whole)):
         for bit in range(8):
             altered = whole[:place] + bytes([whole[place] ^ 1 << bit]) + whole[place + 1 :]
             with pytest.raises(BackupDamaged):
-                sealed_json.load(Sample, altered, "x.json")
+                records.load(Sample, altered, "x.json")

@@ -6,12 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from tikv_br.check.cluster_probes import judge_clock, judge_gc, judge_space, judge_stores
-from tikv_br.check.feature_probes import FEATURES, parse_version
+from tikv_br.check.cluster_probes import FEATURES, judge_clock, judge_gc, judge_space, judge_stores, parse_version
 from tikv_br.check.probe import Status
 from tikv_br.check.storage_probes import judge_space as judge_folder
-from tikv_br.cluster.pd_status import GcStatus, ServiceSafePoint, StoreStatus
-from tikv_br.cluster.timestamp import compose
+from tikv_br.cluster.pd_http import GcStatus, ServiceSafePoint, StoreStatus
+from tikv_br.cluster.timestamps import compose
 from tikv_br.errors import RequestRefused
 
 STORE = StoreStatus(1, "host:20160", "8.5.2", "Up", 1000, 500, is_tiflash=False)
@@ -82,7 +81,7 @@ def test_gc() -> None:
     assert judge_gc(GcStatus(compose(now - HOUR), services[:1]), now).status is Status.OK
     held = judge_gc(GcStatus(compose(now - 26 * HOUR), services), now)
     assert held.status is Status.WARN
-    assert "held by 2 services, longest by cdc-9 (25.0 h)" in held.seen
+    assert "2 service safe points, the oldest by cdc-9 (25.0 h)" in held.seen
     assert "cdc-9" in held.advice
     assert {figure.label: figure.value for figure in held.figures}["oldest_service"] == 25 * 3600
 

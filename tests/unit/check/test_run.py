@@ -7,38 +7,50 @@ import threading
 
 import pytest
 
-from tikv_br.check import nagios
-from tikv_br.check.probe import Figure, NotAsked, Probe, Result, Status, Verdict, fail, ok, skipped, warn
+from tikv_br.check import run
+from tikv_br.check.probe import (
+    CheckOptions,
+    Figure,
+    Probe,
+    ProbeContext,
+    ProbeOutcome,
+    ProbeSkipped,
+    Result,
+    Status,
+    fail,
+    ok,
+    skipped,
+    warn,
+)
 from tikv_br.check.run import count, run_probes
-from tikv_br.check.surroundings import CheckOptions, Surroundings
 from tikv_br.cluster.config import ClusterConfig
 from tikv_br.errors import StorageDenied
 
 NOWHERE = ClusterConfig(pd=("127.0.0.1:1",), connect_timeout=1.0, retry_budget=0.1)
 
 
-def around(timeout: float = 60.0) -> Surroundings:
-    """Surroundings that nothing can be reached in."""
-    return Surroundings(CheckOptions(NOWHERE, timeout=timeout))
+def around(timeout: float = 60.0) -> ProbeContext:
+    """ProbeContext that nothing can be reached in."""
+    return ProbeContext(CheckOptions(NOWHERE, timeout=timeout))
 
 
 def test_probes_run_at_the_same_time() -> None:
     """Two that wait for each other both end, and results keep the order of the probes."""
     both = threading.Barrier(2)
 
-    def meet(_: Surroundings) -> Verdict:
+    def meet(_: ProbeContext) -> ProbeOutcome:
         both.wait(60)
         return ok("met")
 
     results = run_probes([Probe("first", meet), Probe("second", meet)], around())
-    assert [(result.name, result.verdict.seen) for result in results] == [("first", "met"), ("second", "met")]
+    assert [(result.name, result.outcome.seen) for result in results] == [("first", "met"), ("second", "met")]
 
 
 def test_one_that_hangs_has_failed_and_the_others_count() -> None:
     """It is told after its time, and what it says later is not heard."""
     release = threading.Event()
 
-    def hang(_: Surroundings) -> Verdict:
+    def hang(_: ProbeContext) -> ProbeOutcome:
         release.wait(60)
         return ok("too late")
 
@@ -47,22 +59,22 @@ def test_one_that_hangs_has_failed_and_the_others_count() -> None:
     results = run_probes(probes, around(), lambda result: told.append(result.name))
     release.set()
     assert told == ["well", "hangs"]
-    assert [result.verdict.status for result in results] == [Status.FAIL, Status.OK]
-    assert "no answer within 1.5 s" in results[0].verdict.seen
+    assert [result.outcome.status for result in results] == [Status.FAIL, Status.OK]
+    assert "no answer within 1.5 s" in results[0].outcome.seen
 
 
 def test_errors_become_failures_with_their_hint() -> None:
-    """An error of ours is a verdict; a subject that was not named is skipped."""
+    """An error of ours is an outcome; a subject that was not named is skipped."""
 
-    def refuse(_: Surroundings) -> Verdict:
+    def refuse(_: ProbeContext) -> ProbeOutcome:
         raise StorageDenied("no right to write", hint="Ask for it.")
 
-    def pass_by(_: Surroundings) -> Verdict:
-        raise NotAsked("nothing to look at")
+    def pass_by(_: ProbeContext) -> ProbeOutcome:
+        raise ProbeSkipped("nothing to look at")
 
     failed, passed = run_probes([Probe("refused", refuse), Probe("passed", pass_by)], around())
-    assert failed.verdict == fail("no right to write", "Ask for it.")
-    assert passed.verdict == skipped("nothing to look at")
+    assert failed.outcome == fail("no right to write", "Ask for it.")
+    assert passed.outcome == skipped("nothing to look at")
 
 
 def test_a_defect_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,13 +82,13 @@ def test_a_defect_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     told = threading.Event()
     monkeypatch.setattr(threading, "excepthook", lambda _defect: told.set())
 
-    def break_down(_: Surroundings) -> Verdict:
+    def break_down(_: ProbeContext) -> ProbeOutcome:
         raise ZeroDivisionError
 
     [result] = run_probes([Probe("broken", break_down)], around(timeout=60))
-    assert result.verdict.status is Status.FAIL
+    assert result.outcome.status is Status.FAIL
     assert result.seconds < 50
-    assert "defect" in result.verdict.seen
+    assert "bug in tikv-br" in result.outcome.seen
     assert told.wait(30)
 
 
@@ -87,12 +99,12 @@ def test_without_pd_one_probe_fails_and_the_others_are_skipped() -> None:
         [Probe("pd", lambda here: ok(str(here.connection))), Probe("other", lambda here: ok(str(here.cluster)))],
         unreached,
     )
-    assert [result.verdict.status for result in results] == [Status.FAIL, Status.SKIPPED]
+    assert [result.outcome.status for result in results] == [Status.FAIL, Status.SKIPPED]
 
 
-def result(name: str, verdict: Verdict) -> Result:
+def result(name: str, outcome: ProbeOutcome) -> Result:
     """A result at once."""
-    return Result(name, verdict, 0.0)
+    return Result(name, outcome, 0.0)
 
 
 FINE = result("clock", ok("in step", Figure("clock", 0.25, "s", "-1:1", "-5:5")))
@@ -112,13 +124,13 @@ NOT = result("space", skipped("not known"))
 )
 def test_the_worst_decides_for_nagios(results: list[Result], code: int, word: str) -> None:
     """Exit code and word of the line agree."""
-    assert nagios.state(results) == code
-    assert nagios.line(results).startswith(f"TIKV-BR {word} - ")
+    assert run.state(results) == code
+    assert run.line(results).startswith(f"TIKV-BR {word} - ")
 
 
 def test_the_line_is_one_line_with_figures_as_nagios_reads_them() -> None:
     """What is wrong comes first, failures before warnings; after the only bar stand label=value with unit and ranges."""
-    line = nagios.line([FINE, POOR, BAD, NOT])
+    line = run.line([FINE, POOR, BAD, NOT])
     text, _, figures = line.partition(" | ")
     assert "\n" not in line
     assert line.count("|") == 1

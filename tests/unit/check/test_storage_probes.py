@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.faulty_store import FaultyStore
-from tikv_br.check.probe import Status, Verdict
+from tests.support.faulty_store import FaultyStore
+from tikv_br.check.probe import ProbeOutcome, Status
 from tikv_br.check.storage_probes import (
     delete_twice,
     list_at_once,
@@ -22,7 +22,7 @@ from tikv_br.storage.base import ObjectInfo, ObjectStore, Writer
 from tikv_br.storage.local import LocalObjectStore
 from tikv_br.storage.url import StorageLocation
 
-Act = Callable[[ObjectStore, str], Verdict]
+Act = Callable[[ObjectStore, str], ProbeOutcome]
 ACTS: list[Act] = [write_and_read, put_conditionally, list_at_once, upload_parts, read_ranges, delete_twice]
 
 
@@ -105,7 +105,7 @@ def test_an_honest_store_passes(act: Act, tmp_path: Path) -> None:
         (Forgetful, list_at_once, "1 of 2 objects"),
         (Remembering, list_at_once, "2 deleted objects"),
         (Remembering, delete_twice, "still read"),
-        (Whole, read_ranges, "gives others"),
+        (Whole, read_ranges, "returns other bytes"),
         (Early, upload_parts, "before its upload is finished"),
         (Whole, upload_parts, "not what was uploaded"),
         (Corrupting, write_and_read, "not the one just written"),

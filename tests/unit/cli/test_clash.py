@@ -7,7 +7,7 @@ import types
 
 import pytest
 
-from tikv_br.cli.clash import check_packages
+from tikv_br.cli.main import check_packages
 from tikv_br.errors import PackageClash
 
 
@@ -21,7 +21,7 @@ def test_foreign_package_of_the_same_name_is_named(monkeypatch: pytest.MonkeyPat
     foreign = types.ModuleType("incremental")
     foreign.__file__ = "/site-packages/incremental/__init__.py"
     monkeypatch.setitem(sys.modules, "incremental", foreign)
-    with pytest.raises(PackageClash, match=r"/site-packages/incremental/__init__\.py is not tikv-br's") as caught:
+    with pytest.raises(PackageClash, match=r"/site-packages/incremental/__init__\.py is not part of tikv-br") as caught:
         check_packages()
     assert "pipx install" in caught.value.hint
 
@@ -29,5 +29,5 @@ def test_foreign_package_of_the_same_name_is_named(monkeypatch: pytest.MonkeyPat
 def test_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """A half-removed installation is said too."""
     monkeypatch.setitem(sys.modules, "formats", None)
-    with pytest.raises(PackageClash, match="`formats` cannot be imported"):
+    with pytest.raises(PackageClash, match="cannot import tikv-br's package `formats`"):
         check_packages()

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import typer.main
 
-from tikv_br.cli.lazy import leaves
+from tikv_br.cli.command import leaves
 from tikv_br.cli.main import app
 
 PROJECT = Path(__file__).resolve().parents[3]
@@ -71,6 +72,16 @@ def test_commands_and_flags_exist(page: Path) -> None:
         assert known is not None, f"there is no command: tikv-br {command}"
         odd = set(FLAG.findall(command)) - known - EVERYWHERE
         assert not odd, f"tikv-br {command}: {', '.join(sorted(odd))}"
+
+
+def test_examples_parse() -> None:
+    """The example in the help of a command is accepted by the command."""
+    found = {path: command for path, command in COMMANDS.items() if command.epilog}
+    assert len(found) > 8
+    for path, command in found.items():
+        words = shlex.split(str(command.epilog).splitlines()[-1])
+        assert words[: 1 + len(path)] == ["tikv-br", *path]
+        command.make_context(" ".join(path), words[1 + len(path) :])
 
 
 def test_commands_and_flags_are_found() -> None:

@@ -2,14 +2,11 @@ from __future__ import annotations
 
 import pytest
 
-from tikv_br.cli.drill_places import BackupFlags, TargetFlags
-from tikv_br.cli.drill_tail import TailFlags
-from tikv_br.cli.option_groups import ClusterFlags
-from tikv_br.cli.options import KeyForm
+from tikv_br.cli.drill_cmd import RehearsedBackupFlags, TailFlags, TargetFlags
+from tikv_br.cli.shared import ClusterFlags, SparkFlags
 from tikv_br.cluster.config import ClusterConfig
 from tikv_br.drill.ledger import Kind
-from tikv_br.drill.scratch import ClusterTarget
-from tikv_br.drill.target import PlaygroundTarget
+from tikv_br.drill.targets import ClusterTarget, PlaygroundTarget
 from tikv_br.errors import UsageError
 from tikv_br.storage.url import parse
 
@@ -18,18 +15,17 @@ SOURCE = ClusterFlags(pd=["source:2379"], ca="/ca.pem")
 
 def chosen(flags: TargetFlags) -> ClusterTarget:
     """The cluster that some flags name."""
-    target, _ = flags.choose(SOURCE, KeyForm.RAW)
+    target, _ = flags.choose(SOURCE)
     assert isinstance(target, ClusterTarget)
     return target
 
 
-def test_flags_name_a_playground_or_a_place_in_a_cluster() -> None:
-    """Without flags it is a playground; a keyspace and a prefix are the source's, unless another PD is named."""
-    target, removers = TargetFlags().choose(SOURCE, KeyForm.RAW)
+def test_flags_name_a_playground_a_cluster_or_a_keyspace() -> None:
+    """Without flags it is a playground; a keyspace is the source's unless another PD is named."""
+    target, removers = TargetFlags().choose(SOURCE)
     assert isinstance(target, PlaygroundTarget)
     assert removers == {Kind.PLAYGROUND: target}
     assert chosen(TargetFlags(target_keyspace="drills")).cluster == SOURCE.config()
-    assert chosen(TargetFlags(target_prefix="zz/")).prefix == b"zz/"
     recovery = chosen(TargetFlags(target_pd="recovery:2379"))
     assert (recovery.cluster.pd, recovery.cluster.tls.ca) == (("recovery:2379",), "/ca.pem")
     assert chosen(TargetFlags(target_pd="recovery:2379", target_ca="")).cluster.tls.ca is None
@@ -47,29 +43,37 @@ def test_flags_name_a_playground_or_a_place_in_a_cluster() -> None:
 def test_flags_that_contradict_each_other_are_refused(flags: TargetFlags) -> None:
     """A playground with an address, a cluster without, an authority of nobody."""
     with pytest.raises(UsageError):
-        flags.choose(SOURCE, KeyForm.RAW)
+        flags.choose(SOURCE)
 
 
-def test_a_tail_takes_its_time_and_its_key_from_the_flags() -> None:
-    """Without --tail there is none, and a canary is a mistake; what earlier tails left can be removed in any case."""
-    config = ClusterConfig(pd=("source:2379",))
-    assert TailFlags().options(config, KeyForm.RAW) is None
-    assert set(TailFlags().removers(config)) == {Kind.TAIL}
-    asked = TailFlags(tail="1m", tail_lag=5.0, canary="7a7a").options(config, KeyForm.HEX)
-    assert asked is not None
-    assert (asked.seconds, asked.lag, asked.canary) == (60.0, 5.0, b"zz")
-    with pytest.raises(UsageError, match="--canary"):
-        TailFlags(canary="7a7a").options(config, KeyForm.HEX)
+def test_a_tail_takes_its_times_from_the_flags() -> None:
+    """Without --tail there is none."""
+    assert TailFlags().options() is None
+    tail = TailFlags(tail=60.0, tail_lag=5.0).options()
+    assert tail is not None
+    assert (tail.seconds, tail.lag) == (60.0, 5.0)
+
+
+def test_removed_flags_name_the_alternatives() -> None:
+    """They are still recognised, so that a config file with them gets more than "no such option"."""
+    for flags in (TargetFlags(target_prefix="7a7a"), TargetFlags(target_prefix="7a", target_keyspace="drills")):
+        with pytest.raises(UsageError, match="--target-prefix was removed") as caught:
+            flags.choose(SOURCE)
+        assert "--target-keyspace" in caught.value.hint
+        assert "empty cluster" in caught.value.hint
+    for tail in (TailFlags(canary="7a7a"), TailFlags(tail=60.0, canary="7a7a")):
+        with pytest.raises(UsageError, match="--canary was removed"):
+            tail.options()
 
 
 def test_a_backup_is_made_or_named() -> None:
     """How it is made is a mistake beside one that is there."""
     config, place = ClusterConfig(pd=("source:2379",)), parse("/backups")
-    made = BackupFlags(keyspace=["all"], dst_api_version="v2").new(config, place)
+    made = RehearsedBackupFlags(keyspaces=["all"], dst_api_version="v2", spark=SparkFlags()).new(config, place)
     assert made is not None
     assert (made.keyspaces, made.storage) == (("all",), place)
-    named = BackupFlags(backup="s3://bucket/one")
-    assert (named.new(config, place), named.named) == (None, "s3://bucket/one")
-    assert BackupFlags(backup="newest").named == ""
+    named = RehearsedBackupFlags(backup="s3://bucket/one", spark=SparkFlags())
+    assert (named.new(config, place), named.url) == (None, "s3://bucket/one")
+    assert RehearsedBackupFlags(backup="newest", spark=SparkFlags()).url == ""
     with pytest.raises(UsageError, match="--keyspace"):
-        BackupFlags(backup="newest", keyspace=["all"]).new(config, place)
+        RehearsedBackupFlags(backup="newest", keyspaces=["all"], spark=SparkFlags()).new(config, place)

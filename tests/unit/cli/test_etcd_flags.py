@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tikv_br.cli.etcd_flags import EtcdFlags
-from tikv_br.cli.option_groups import ClusterFlags
+from tikv_br.cli.shared import ClusterFlags, EtcdFlags
 from tikv_br.errors import UsageError
 
 SOURCE = ClusterFlags(pd=["pd1:2379,pd2:2379"], ca="ca", cert="cert", key="key")
@@ -29,7 +28,7 @@ def test_passwords_are_not_shown() -> None:
     config = EtcdFlags(etcd_user="root", etcd_password="very-secret").etcd_config(SOURCE)
     assert (config.user, config.password) == ("root", "very-secret")
     assert "very-secret" not in f"{config!r} {config}"
-    with pytest.raises(UsageError, match=r"both or none \(--etcd-user, --etcd-password\)$"):
+    with pytest.raises(UsageError, match=r"^pass both or none of \(--etcd-user, --etcd-password\)$"):
         EtcdFlags(etcd_user="root").etcd_config(SOURCE)
     with pytest.raises(UsageError):
         EtcdFlags(etcd="nonsense").etcd_config(SOURCE)

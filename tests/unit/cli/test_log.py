@@ -12,11 +12,10 @@ from typing import Any
 import pytest
 import typer.main
 
-from tikv_br.cli.lazy import leaves
-from tikv_br.cli.log import LogForm, configure, is_debug, reset
+from tikv_br.cli.command import leaves
+from tikv_br.cli.log import LogForm, LogLevel, configure, is_debug, reset
 from tikv_br.cli.main import app, run
-from tikv_br.cli.options import LogLevel, OutputForm
-from tikv_br.cli.output import Output
+from tikv_br.cli.output import Output, OutputForm
 from tikv_br.cli.progress import progress_display
 from tikv_br.cli.settings import options
 from tikv_br.progress_events import StepFinished, StepStarted, TasksProgress
@@ -38,8 +37,8 @@ def _logging_as_before() -> Iterator[None]:
 @pytest.mark.parametrize(
     "text",
     [
-        "s3://b/p?access-key=SECRET&secret-access-key=SECRET&session-token=SECRET&region=eu",
-        "s3://b/p?Secret_Access_Key=SECRET",
+        "s3://bkt/p?access-key=SECRET&secret-access-key=SECRET&session-token=SECRET&region=eu",
+        "s3://bkt/p?Secret_Access_Key=SECRET",
         "http://user:SECRET@host/path",
         '{"secret_access_key": "SECRET", "region": "eu"}',
         "Authorization: SECRET",
@@ -64,12 +63,12 @@ def test_secrets_are_blanked_and_the_rest_is_kept(text: str) -> None:
 def test_lines_are_utc_with_level_and_go_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
     """A line has time, level and message, redacted, and stdout stays free."""
     configure(LogLevel.INFO)
-    logging.getLogger("tikv_br.backup").info("to s3://b/p?secret-access-key=%s", "SECRET")
+    logging.getLogger("tikv_br.backup").info("to s3://bkt/p?secret-access-key=%s", "SECRET")
     logging.getLogger("tikv_br.backup").debug("unseen")
     logging.getLogger("botocore").info("unseen")
     out, err = capsys.readouterr()
     assert out == ""
-    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ INFO \[-\] to s3://b/p\?secret-access-key=\*\*\*\n", err)
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ INFO \[-\] to s3://bkt/p\?secret-access-key=\*\*\*\n", err)
 
 
 def test_debug_is_known() -> None:
@@ -84,14 +83,14 @@ def test_json_lines_have_time_level_logger_and_the_runs_id(capsys: pytest.Captur
     """A line is one object, a traceback inside it, and neither shows a secret."""
     configure(LogLevel.DEBUG, form=LogForm.JSON)
     error = ValueError("password=SECRET")
-    logging.getLogger("tikv_br.backup").error("to %s", "s3://b/p?secret-access-key=SECRET", exc_info=error)
+    logging.getLogger("tikv_br.backup").error("to %s", "s3://bkt/p?secret-access-key=SECRET", exc_info=error)
     text = capsys.readouterr().err
     assert "SECRET" not in text
     line = json.loads(text)
     assert (line["level"], line["logger"], line["message"]) == (
         "error",
         "tikv_br.backup",
-        "to s3://b/p?secret-access-key=***",
+        "to s3://bkt/p?secret-access-key=***",
     )
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", line["time"])
     assert "ValueError: password=***" in line["exception"]
@@ -174,7 +173,7 @@ def test_py4j_complains_in_debug_only(capsys: pytest.CaptureFixture[str]) -> Non
 HUSH = "5ec2e7" * 6
 """No key that fits, and no word that occurs by itself."""
 SECRETS = {
-    "storage": f"s3://b/p?access-key=AK{HUSH}&secret-access-key={HUSH}&session-token={HUSH}&nonsense=1",
+    "storage": f"s3://bkt/p?access-key=AK{HUSH}&secret-access-key={HUSH}&session-token={HUSH}&nonsense=1",
     "state": f"s3://user:{HUSH}@b/p?nonsense=1",
     "crypter.key": HUSH,
     "pd": f"http://user:{HUSH}@127.0.0.1:nonsense",
@@ -182,7 +181,7 @@ SECRETS = {
 """What each flag that may carry a secret is given: wrong, so that a message has reason to quote it."""
 
 
-@pytest.mark.parametrize("form", ["console", "json"])
+@pytest.mark.parametrize("form", [pytest.param("console", marks=pytest.mark.slow), "json"])
 def test_no_command_tells_a_secret(form: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Wrong credentials and keys are in no output, no traceback, no log, whichever flag of whichever command had them."""
     file, met = tmp_path / "log", set()
@@ -199,3 +198,21 @@ def test_no_command_tells_a_secret(form: str, tmp_path: Path, capsys: pytest.Cap
             met.add(flag)
     assert HUSH not in file.read_text()
     assert met == SECRETS.keys()
+
+
+@pytest.mark.parametrize(
+    ("flags", "warns"),
+    [
+        (("--crypter.key", "603deb10"), True),
+        (("--crypter.key=603deb10",), True),
+        (("--crypter.key-file", "/nowhere"), False),
+    ],
+)
+def test_a_credential_on_the_command_line_is_a_warning(
+    flags: tuple[str, ...], warns: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also with --quiet; the message does not contain it."""
+    run(["list", "--quiet", "--storage", "/nowhere", *flags])
+    shown = capsys.readouterr().err
+    assert ("a credential was passed on the command line" in shown) is warns
+    assert "603deb10" not in shown

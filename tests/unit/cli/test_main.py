@@ -9,7 +9,7 @@ import pytest
 import typer
 import typer.main
 
-from tikv_br.cli import main, version_cmd
+from tikv_br.cli import main, shared
 from tikv_br.cli.main import Commands, run, wants_json
 from tikv_br.errors import StorageDenied
 
@@ -20,7 +20,7 @@ def failing(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
     def raise_it(_output: object) -> None:
         raise error
 
-    monkeypatch.setattr(version_cmd, "Output", raise_it)
+    monkeypatch.setattr(shared, "Output", raise_it)
 
 
 def test_version_in_both_forms(capsys: pytest.CaptureFixture[str]) -> None:
@@ -68,9 +68,9 @@ def test_our_error_gives_its_code_message_and_hint(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Class decides the code; secrets in a message are blanked in both forms."""
-    failing(monkeypatch, StorageDenied("no access to s3://b?secret-access-key=HIDDEN", hint="ask"))
+    failing(monkeypatch, StorageDenied("no access to s3://bkt?secret-access-key=HIDDEN", hint="ask"))
     assert run(["version"]) == 21
-    assert capsys.readouterr().err == "Error: no access to s3://b?secret-access-key=***\nHint: ask\n"
+    assert capsys.readouterr().err == "Error: no access to s3://bkt?secret-access-key=***\nHint: ask\n"
     assert run(["version", "--output", "json"]) == 21
     line = json.loads(capsys.readouterr().out)
     assert (line["code"], line["name"], line["hint"]) == (21, "StorageDenied", "ask")
@@ -93,7 +93,9 @@ def test_unexpected_error_exits_1_without_a_traceback(
     failing(monkeypatch, ZeroDivisionError("by zero"))
     assert run(["version"]) == 1
     err = capsys.readouterr().err
-    assert err.startswith("Error: unexpected ZeroDivisionError: by zero\nHint: Run again with --log-level debug")
+    assert err.startswith(
+        "Error: unexpected ZeroDivisionError: by zero\nHint: Run the command again with --log-level debug"
+    )
     assert "Traceback" not in err
 
 
@@ -126,7 +128,7 @@ def test_json_wish_is_seen_in_every_spelling(monkeypatch: pytest.MonkeyPatch) ->
 def test_listed_help_is_the_command_s_own(name: str) -> None:
     """The line in the list, written without importing the command, is the first line of the command's own help."""
     lazy = Commands.table[name]
-    command = typer.main.get_command(importlib.import_module(lazy.module).app)
+    command = typer.main.get_command(getattr(importlib.import_module(lazy.module), lazy.app))
     assert (command.help or "").splitlines()[0] == lazy.help
 
 

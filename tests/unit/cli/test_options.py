@@ -2,10 +2,38 @@
 
 from __future__ import annotations
 
+import ast
+import dataclasses
+import functools
+import inspect
+import math
+import sys
+import typing
+from collections.abc import Iterator
+
 import pytest
 import typer
+import typer.main
+from typer.core import TyperOption
 
-from tikv_br.cli.options import parse_duration, parse_size
+from tikv_br.archive.compact import CompactionOptions
+from tikv_br.backup.options import BackupOptions
+from tikv_br.cli.backup_cmd import RawBackupFlags
+from tikv_br.cli.command import Flags, leaves
+from tikv_br.cli.diff_cmd import DiffFlags
+from tikv_br.cli.drill_cmd import GoalFlags
+from tikv_br.cli.log_cmd import LogCompactFlags
+from tikv_br.cli.main import app, run
+from tikv_br.cli.restore_cmd import RawRestoreFlags
+from tikv_br.cli.shared import RATE, SIZE, TIME, S3Flags, parse_duration, parse_rate_limit, parse_size
+from tikv_br.cli.verify_cmd import VerifyFlags
+from tikv_br.diff.options import DiffOptions
+from tikv_br.drill.objectives import Objectives
+from tikv_br.errors import UsageError
+from tikv_br.playground.settings import Settings
+from tikv_br.restore.options import RestoreOptions
+from tikv_br.storage.url import S3Options
+from tikv_br.verify.options import VerifyOptions
 
 
 @pytest.mark.parametrize(
@@ -46,3 +74,178 @@ def test_no_sizes(text: str) -> None:
     """Anything else is refused with examples."""
     with pytest.raises(typer.BadParameter, match="16MiB"):
         parse_size(text)
+
+
+@pytest.mark.parametrize("text", ["36501d", "99999999999999999999s", "9" * 30, "9" * 400, "1h99999999d"])
+def test_durations_too_long(text: str) -> None:
+    """What no timer and no timestamp holds is refused here, not by an overflow later."""
+    with pytest.raises(typer.BadParameter, match=r"too long: pass at most 36500d"):
+        parse_duration(text)
+
+
+@pytest.mark.parametrize("text", ["1025t", "9" * 30, "9" * 400, "9" * 30 + "GiB"])
+def test_sizes_too_large(text: str) -> None:
+    """Bytes are counted in 64 bits, and multiplied."""
+    with pytest.raises(typer.BadParameter, match=r"too large: pass at most 1024TiB"):
+        parse_size(text)
+
+
+@pytest.mark.parametrize("rate", ["0", "0.001", "50", "1e3", "1048576"])
+def test_rates(rate: str) -> None:
+    """MiB come out as bytes. Zero is unlimited; a fraction of a MiB is a limit, too."""
+    assert parse_rate_limit(rate) == math.ceil(float(rate) * 2**20)
+
+
+@pytest.mark.parametrize("rate", ["-1", "0.0000001", "1048577", str(2**44), "1e30", "inf", "-inf", "nan", "9" * 400])
+def test_rates_out_of_range(rate: str) -> None:
+    """A rate so low that a backup never ends, or that no request can carry, is refused with the range."""
+    with pytest.raises(typer.BadParameter, match=r"out of range: pass 0 \(unlimited\), or 0\.001 to 1048576"):
+        parse_rate_limit(rate)
+
+
+COMMANDS = dict(leaves(typer.main.get_command(app)))
+
+
+def is_parsed(option: TyperOption) -> bool:
+    """Whether a duration, a size or a rate."""
+    return option.callback is not None and option.metavar in {kind.metavar for kind in (TIME, SIZE, RATE)}
+
+
+NUMERIC = [
+    (path, param.opts[0])
+    for path, command in COMMANDS.items()
+    for param in command.params
+    if isinstance(param, TyperOption) and (param.bare_type() in {"int", "float"} or is_parsed(param))
+]
+
+
+@pytest.mark.parametrize(
+    ("path", "option"), NUMERIC, ids=lambda part: part if isinstance(part, str) else " ".join(part)
+)
+def test_numeric_options_refuse_what_no_number_of_theirs_can_be(path: tuple[str, ...], option: str) -> None:
+    """Every numeric option of every command: usage errors, or a number within the bounds that the option declares."""
+    command = COMMANDS[path]
+    param = next(param for param in command.params if option in param.opts)
+    assert isinstance(param, TyperOption)
+    if not is_parsed(param):
+        assert param.min is not None, "no minimum"
+        assert param.max is not None, "no maximum"
+    for text in ("nan", "inf", "-inf", "-1", "1e30", str(2**64), "9" * 400):
+        try:
+            number = param.process_value(typer.Context(command), text)
+        except typer.BadParameter:
+            continue
+        assert not is_parsed(param)
+        assert param.min <= number <= param.max
+
+
+def test_there_are_numeric_options() -> None:
+    """The test above walks all of them."""
+    assert {("backup", "raw"), ("sync",), ("raw", "load")} <= {path for path, _ in NUMERIC}
+    assert len(NUMERIC) > 50
+
+
+@pytest.mark.parametrize("rate", ["1e30", "inf", "nan", str(2**44), "0.0000001"])
+@pytest.mark.parametrize("command", ["backup", "restore"])
+def test_rate_limits_are_checked_before_a_cluster_is_asked(command: str, rate: str) -> None:
+    """PD is not even there: the answer is a usage error."""
+    assert run([command, "raw", "-u", "127.0.0.1:1", "-s", "/nowhere", "--ratelimit", rate]) == UsageError.exit_code
+
+
+FILLED = {
+    options.__name__: {field.name for field in dataclasses.fields(options)}
+    for options in (
+        BackupOptions,
+        RestoreOptions,
+        VerifyOptions,
+        DiffOptions,
+        CompactionOptions,
+        Objectives,
+        S3Options,
+        Settings,
+    )
+}
+"""The fields of what commands fill with flags of the same names."""
+
+
+@pytest.mark.parametrize(
+    ("flags", "options", "others"),
+    [
+        (RawBackupFlags, BackupOptions, {"cluster", "file_kind"}),
+        (
+            RawRestoreFlags,
+            RestoreOptions,
+            {"cluster"},
+        ),
+        (VerifyFlags, VerifyOptions, {"cluster"}),
+        (DiffFlags, DiffOptions, {"a", "b"}),
+        (LogCompactFlags, CompactionOptions, {"log_id", "until_ts", "rate_limit", "task_bytes", "file_bytes"}),
+        (GoalFlags, Objectives, set()),
+        (S3Flags, S3Options, {"access_key", "secret_access_key", "session_token"}),
+    ],
+)
+def test_every_option_of_an_operation_has_a_flag(flags: type[Flags], options: type, others: set[str]) -> None:
+    """`Flags.fill` goes by names: an option that is renamed alone would silently keep its default."""
+    declared = set(every_field(flags))
+    assert {field.name for field in dataclasses.fields(options)} - others <= declared
+
+
+def test_every_flag_of_every_command_has_a_consumer() -> None:
+    """`Flags.fill` takes only names that fit: a flag that no option has, and that nobody reads, would have no effect.
+
+    A module that declares a flag must read it, unless a callback or the options that it fills do.
+    """
+    unread = set()
+    for path, command in COMMANDS.items():
+        assert command.callback is not None
+        function = inspect.unwrap(command.callback)
+        flags = next(iter(inspect.signature(function, eval_str=True).parameters.values())).annotation
+        classes = {flags, *classes_in(flags)}
+        modules = {each.__module__ for known in classes for each in known.__mro__} | {function.__module__}
+        used = {each for module in modules if module.startswith("tikv_br.cli.") for each in own_imports(module)}
+        taken = set().union(*map(names_read, used))
+        for known in classes:
+            for field in dataclasses.fields(typing.cast("typing.Any", known)):
+                declaration = field.metadata.get("declaration")
+                if declaration is None or (declaration.kind is None and "callback" in declaration.attributes):
+                    continue
+                if field.name not in taken:
+                    unread.add((" ".join(path), field.name))
+    assert unread == set()
+
+
+def own_imports(module: str) -> Iterator[str]:
+    """A module, and those of the command line that it and they import at their top."""
+    yield module
+    for node in ast.parse(inspect.getsource(sys.modules[module])).body:
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("tikv_br.cli."):
+            yield from own_imports(node.module or "")
+
+
+@functools.cache
+def names_read(module: str) -> frozenset[str]:
+    """The attributes that the code of a module reads, and the fields of the options that it fills."""
+    found = set()
+    for node in ast.walk(ast.parse(inspect.getsource(sys.modules[module]))):
+        if isinstance(node, ast.Attribute):
+            found.add(node.attr)
+            continue
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in {"fill", "values"}:
+            found |= {field for name in map(ast.unparse, node.args[:1]) for field in FILLED.get(name, ())}
+    return frozenset(found)
+
+
+def classes_in(flags: type[Flags]) -> Iterator[type[Flags]]:
+    """The classes that stand for several flags of a command."""
+    for hint in typing.get_type_hints(flags).values():
+        if isinstance(hint, type) and issubclass(hint, Flags):
+            yield hint
+            yield from classes_in(hint)
+
+
+def every_field(flags: type[Flags]) -> Iterator[str]:
+    """The names of all fields, also of the classes that stand for several flags."""
+    for name, hint in typing.get_type_hints(flags).items():
+        yield name
+        if isinstance(hint, type) and issubclass(hint, Flags):
+            yield from every_field(hint)

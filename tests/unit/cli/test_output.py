@@ -8,18 +8,10 @@ import os
 
 import pytest
 
+from tests.support.tools import Terminal
 from tikv_br import run_id
-from tikv_br.cli.options import OutputForm
-from tikv_br.cli.output import Output, use_colour
+from tikv_br.cli.output import Output, OutputForm, use_colour
 from tikv_br.errors import OutputClosed
-
-
-class Terminal(io.StringIO):
-    """A stream that says it is a terminal."""
-
-    def isatty(self) -> bool:
-        """Say so."""
-        return True
 
 
 def test_json_lines_carry_their_type_and_rows_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -32,7 +24,7 @@ def test_json_lines_carry_their_type_and_rows_do_not(monkeypatch: pytest.MonkeyP
     output.table(("a",), [("b",)])
     output.summary({"total_kvs": 2}, {"total-kv": "2"}, title="raw load")
     lines = [json.loads(line) for line in stream.getvalue().splitlines()]
-    common = {"schema_version": 1, "run_id": "0123456789abcdef"}
+    common = {"schema_version": 2, "run_id": "0123456789abcdef"}
     assert lines == [
         {"message_type": "checksum", **common, "total_kvs": 1},
         {"key": "6b"},

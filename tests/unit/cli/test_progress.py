@@ -8,9 +8,8 @@ import time
 
 import pytest
 
-from tests.unit.cli.test_output import Terminal
-from tikv_br.cli.options import OutputForm
-from tikv_br.cli.output import Output
+from tests.support.tools import Terminal
+from tikv_br.cli.output import Output, OutputForm
 from tikv_br.cli.progress import BarProgress, JsonProgress, LineProgress, progress_display
 from tikv_br.progress_events import Event, Notice, StepFinished, StepStarted, StepUndone, TasksProgress
 
@@ -98,6 +97,22 @@ def test_bar_is_drawn_and_leaves_the_lines_that_matter() -> None:
     shown = stream.getvalue()
     assert "step 2/9: scan: done in 12.3s" in shown
     assert "NOT undone: import mode: no answer" in shown
+
+
+def test_bar_leaves_no_line_for_brief_steps() -> None:
+    """On a terminal a step of less than half a second leaves no line; log lines and JSON keep it."""
+    brief, long = StepFinished("connect", 1, 2, 0.499), StepFinished("scan", 2, 2, 0.5)
+    terminal, lines, scripts = Terminal(), io.StringIO(), io.StringIO()
+    displays = (BarProgress(terminal), LineProgress(lines), JsonProgress(Output(OutputForm.JSON, scripts)))
+    for display in displays:
+        with display:
+            display(brief)
+            display(long)
+    assert "connect" not in terminal.getvalue()
+    assert "step 2/2: scan: done in 0.50s" in terminal.getvalue()
+    for kept in (lines, scripts):
+        assert "connect" in kept.getvalue()
+        assert "scan" in kept.getvalue()
 
 
 def test_bar_that_saw_nothing_shows_nothing() -> None:

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import typer.main
 
-from tikv_br.cli.lazy import leaves
+from tikv_br.cli.command import leaves
 from tikv_br.cli.main import app, run
-from tikv_br.cli.settings import options
+from tikv_br.cli.settings import options, variables
 
 Capture = pytest.CaptureFixture[str]
 
@@ -58,7 +58,7 @@ def test_every_flag_has_a_variable_of_its_own(capsys: Capture, monkeypatch: pyte
     monkeypatch.setenv("TIKV_BR_BACKUP_RAW_GCTTL", "9m")
     monkeypatch.setenv("TIKV_BR_S3_FORCE_PATH_STYLE", "true")
     found = show(capsys, "backup", "raw")
-    assert found["gcttl"] == ("9m", "env TIKV_BR_BACKUP_RAW_GCTTL")
+    assert found["gc-ttl"] == ("9m", "env TIKV_BR_BACKUP_RAW_GCTTL")
     assert found["s3.force-path-style"] == ("true", "env TIKV_BR_S3_FORCE_PATH_STYLE")
     assert show(capsys, "list")["s3.force-path-style"][1] == "env TIKV_BR_S3_FORCE_PATH_STYLE"
 
@@ -107,7 +107,7 @@ def test_the_users_own_file_is_found(tmp_path: Path, capsys: Capture, monkeypatc
         ("[backup.row]\n", ["unknown section 'backup.row'", "did you mean backup.raw?"]),
         ("[default]\n", ["unknown section 'default'", "did you mean defaults?"]),
         ("pd = 'a:1'\n", ["unknown key outside of a section 'pd'"]),
-        ("[backup]\nraw = 1\n", ["[backup]", "write [backup.raw]"]),
+        ("[backup]\nraw = 1\n", ["[backup]", "use [backup.raw]"]),
         ("[defaults]\ngcttl = '1m'\n", ["[defaults]", "unknown key 'gcttl'"]),
         ("[backup.raw]\ngcttl = 60\n", ["[backup.raw]", "gcttl", "60 is not a string"]),
         ("[backup.raw]\nchecksum = 'yes'\n", ["'yes' is not true or false"]),
@@ -115,11 +115,11 @@ def test_the_users_own_file_is_found(tmp_path: Path, capsys: Capture, monkeypatc
         ("[backup.raw]\nconcurrency = 0\n", ["concurrency", "greater than or equal to 1"]),
         ("[defaults]\noutput = 'xml'\n", ["[defaults]", "output", "'xml'", "json"]),
         ("[defaults]\npd = [1]\n", ["[1] is not a list of strings"]),
-        ("[prune]\nconfirm = true\n", ["[prune]", "confirm: only on the command line"]),
-        ("[restore.raw]\nallow-overwrite = true\n", ["only on the command line"]),
+        ("[prune]\nconfirm = true\n", ["[prune]", "confirm: can only be passed on the command line"]),
+        ("[restore.raw]\nallow-overwrite = true\n", ["can only be passed on the command line"]),
         (
-            "[defaults]\nstorage = 's3://b?secret-access-key=HUSH'\n",
-            ["storage: no secrets in this file", "TIKV_BR_STORAGE"],
+            "[defaults]\nstorage = 's3://bkt?secret-access-key=HUSH'\n",
+            ["storage: secrets are not allowed here", "TIKV_BR_STORAGE"],
         ),
         ("[defaults\n", ["line 1"]),
         ("[list]\nstorage = 1\n[show]\nviev = ''\n", ["[list]", "[show]", "did you mean view?"]),
@@ -160,17 +160,30 @@ def test_check_tells_all_mistakes_of_file_and_environment(
     monkeypatch.delenv("TIKV_BR_STORGE")
     monkeypatch.delenv("TIKV_BR_CONCURRENCY")
     assert run(["config", "check", "--config", str(config)]) == 0
-    assert "1 settings, all right" in capsys.readouterr().out
+    assert "1 settings, no mistakes" in capsys.readouterr().out
 
 
 def test_show_masks_secrets(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     """A credential in a variable is used, and never shown."""
-    monkeypatch.setenv("TIKV_BR_STORAGE", "s3://b/p?secret-access-key=HUSH&region=eu")
+    monkeypatch.setenv("TIKV_BR_STORAGE", "s3://bkt/p?secret-access-key=HUSH&region=eu")
     for arguments in (["config", "show", "list"], ["config", "show"], ["config", "show", "--output", "json"]):
         assert run(arguments) == 0
         out = capsys.readouterr().out
         assert "HUSH" not in out
         assert "secret-access-key=***&region=eu" in out
+
+
+def test_old_spellings_work_and_are_not_shown(config: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As flag, variable and config key; help has one spelling."""
+    command = ("backup", "raw", "--config", str(config))
+    config.write_text("[backup.raw]\ngcttl = '7m'\n")
+    assert show(capsys, *command)["gc-ttl"] == ("7m", f"file {config} [backup.raw]")
+    monkeypatch.setenv("TIKV_BR_BACKUP_RAW_GCTTL", "8m")
+    assert show(capsys, *command)["gc-ttl"] == ("8m", "env TIKV_BR_BACKUP_RAW_GCTTL")
+    assert show(capsys, *command, "--gcttl", "9m")["gc-ttl"] == ("9m", "flag")
+    for words, old in ((["backup", "raw"], "gcttl"), (["prune"], "--confirm"), (["sync"], "--start-key")):
+        assert run([*words, "--help"]) == 0
+        assert old not in capsys.readouterr().out.lower()
 
 
 def test_show_knows_the_commands(capsys: Capture) -> None:
@@ -185,9 +198,9 @@ def test_every_command_takes_what_all_take() -> None:
     for path, command in leaves(typer.main.get_command(app)):
         flags = options(command)
         assert {"log-level", "log-file", "log-format"} <= flags.keys(), path
-        variables = [option.envvar for option in flags.values()]
-        assert all(isinstance(name, str) and name.startswith("TIKV_BR_") for name in variables), path
-        assert len(set(variables)) == len(variables), path
+        names = [name for option in dict.fromkeys(flags.values()) for name in variables(option)]
+        assert all(name.startswith("TIKV_BR_") for name in names), path
+        assert len(set(names)) == len(names) == len(flags), path
         listed = [
             flag for flag, option in flags.items() if re.fullmatch(r"[a-z0-9-]+(\|[a-z0-9-]+)+", option.metavar or "")
         ]

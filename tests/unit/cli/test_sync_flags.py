@@ -6,16 +6,40 @@ from pathlib import Path
 
 import pytest
 
+from incremental.handover import FromNow, FromTs
 from incremental.sync import SyncOptions
 from tikv_br.cli import sync_cmd
 from tikv_br.cli.main import run
+from tikv_br.cli.shared import StorageFlags
+from tikv_br.cli.sync_options import StartFlags
+from tikv_br.errors import UsageError
 
 
 def test_how_often_the_checkpoint_is_saved(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Once a second, or as it is said: in S3 each time costs two requests."""
     asked: list[SyncOptions] = []
-    monkeypatch.setattr(sync_cmd, "_follow_feed", lambda _out, options, _flags: asked.append(options))
+    monkeypatch.setattr(sync_cmd, "follow_feed", lambda _out, options, _flags: asked.append(options))
     command = ["sync", "--pd", "127.0.0.1:1", "--sink", "blackhole://", "--state-dir", str(tmp_path)]
     for flags in ([], ["--checkpoint-every", "10s", "--sink-patience", "1m"]):
         assert run([*command, *flags]) == 0
     assert [(each.replicate.save_every, each.replicate.patience) for each in asked] == [(1.0, 600.0), (10.0, 60.0)]
+
+
+@pytest.mark.parametrize(
+    ("text", "start"),
+    [
+        ("now", FromNow()),
+        ("449000000000000000", FromTs(449000000000000000)),
+        ("2026-05-02T10:00:00Z", FromTs(1777716000000 << 18)),
+    ],
+)
+def test_start_ts_forms(text: str, start: object) -> None:
+    """A PD timestamp, a time with its offset, or now."""
+    assert StartFlags(start_ts=text).start(StorageFlags()) == start
+
+
+@pytest.mark.parametrize("text", ["latest", "0", "yesterday", "2026-05-02T10:00:00"])
+def test_other_start_ts_are_refused(text: str) -> None:
+    """Also a time without an offset, which could be of any time zone."""
+    with pytest.raises(UsageError, match="--start-ts"):
+        StartFlags(start_ts=text).start(StorageFlags())

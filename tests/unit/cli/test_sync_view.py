@@ -13,15 +13,14 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from incremental.feed.status import FeedStatus
-from incremental.watch.named import NamedStatus
-from tests.documented import assert_documented
-from tests.unit.cli.test_output import Terminal
+from incremental.feed.feed import FeedStatus
+from incremental.watch.status import NamedStatus
+from tests.support.documented import assert_documented
+from tests.support.tools import Terminal
 from tests.unit.incremental.statuses import status
 from tikv_br.cli import log
-from tikv_br.cli.options import OutputForm
-from tikv_br.cli.output import Output
-from tikv_br.cli.status_flags import StatusFlags
+from tikv_br.cli.output import Output, OutputForm
+from tikv_br.cli.sync_options import StatusFlags
 from tikv_br.cli.sync_view import describe, draw, watching
 
 SECRET = "refused: secret-access-key=hunter2"
@@ -69,8 +68,8 @@ def test_lines_go_to_the_log(caplog: pytest.LogCaptureFixture, monkeypatch: pyte
     with caplog.at_level(logging.INFO, "tikv_br"), watching(Output(), watched, QUICK):
         watched.wait()
     assert caplog.messages[0] == (
-        "a: checkpoint 470623261766451301 (3.0 s behind), 3,000 rows written, 2,000 events/s, regions 48/51, "
-        "sorter 3.0 MiB, the sink has taken nothing for 12 s: refused: secret-access-key=***"
+        "a: checkpoint 470623261766451301 (3.0 s behind), write lag 0.7 s, 3,000 rows written, 2,000 events/s, "
+        "regions 48/51, sorter 3.0 MiB, the sink has accepted no writes for 12 s: refused: secret-access-key=***"
     )
     assert caplog.messages[1] == "b: refused: secret-access-key=***"
 
@@ -103,7 +102,7 @@ def test_a_reader_that_goes_away_does_not_end_the_sync(caplog: pytest.LogCapture
     watched = Watched()
     with caplog.at_level(logging.WARNING, "tikv_br"), watching(Output(OutputForm.JSON, Closed()), watched, QUICK):
         assert watched.looks.acquire(timeout=60)
-    assert "nobody reads standard output" in caplog.text
+    assert "standard output was closed" in caplog.text
 
 
 def test_the_table_fits_a_narrow_terminal() -> None:
@@ -112,9 +111,9 @@ def test_the_table_fits_a_narrow_terminal() -> None:
     found = [NamedStatus("default", status(checkpoint_lag=4000.0, events=10**9, written=10**9)), NamedStatus("b", None)]
     Console(file=stream, width=80).print(draw(found, 300.0))
     lines = stream.getvalue().splitlines()
-    assert lines[1].split() == ["default", "1h06m", "2.00s", "2,000", "1,000,000,000", "48/51", "3", "3.0", "MiB", "6"]
+    assert lines[1].split() == ["default", "1h06m", "0.70s", "2,000", "1,000,000,000", "48/51", "3", "3.0", "MiB", "6"]
     assert "".join(lines[3:]).replace(" ", "").startswith("default:4000sbehind,whichismorethan300s")
-    assert any(line.startswith("b: has not begun yet") for line in lines)
+    assert any(line.startswith("b: has not started yet") for line in lines)
 
 
 def test_one_line_says_no_more_than_there_is() -> None:
@@ -126,14 +125,14 @@ def test_one_line_says_no_more_than_there_is() -> None:
 def test_a_source_that_cannot_be_followed_is_told_with_the_cause() -> None:
     """In the line of a log and beneath the table, once it is more than a moment's trouble."""
     feed = FeedStatus(failing_seconds=41.2, last_error="no PD answers")
-    said = "part of the source has not been followed for 41 s: no PD answers"
+    said = "part of the source has had no subscription for 41 s: no PD answers"
     assert describe(status(feed=feed)).endswith(f", {said}")
     assert "source" not in describe(status(feed=replace(feed, failing_seconds=1.0)))
     stream = io.StringIO()
     Console(file=stream, width=120).print(draw([NamedStatus("a", status(feed=feed))], 300.0))
     assert f"a: {said}" in stream.getvalue()
     behind = NamedStatus("a", status(feed=feed, checkpoint_lag=44.0))
-    assert behind.trouble(40.0) == f"44 s behind, which is more than 40 s: {said}"
+    assert behind.problem(40.0) == f"44 s behind, which is more than 40 s: {said}"
 
 
 def test_stderr_is_handed_back_to_the_log(monkeypatch: pytest.MonkeyPatch) -> None:

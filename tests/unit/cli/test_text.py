@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tikv_br.cli.text import human_bytes, human_seconds, plain_table
+from tikv_br.cli.output import human_bytes, human_seconds, plain_table
 
 
 @pytest.mark.parametrize(

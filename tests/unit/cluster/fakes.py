@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import cast
 
-from tests.scripted_grpc import Entry, ScriptedServer
+from tests.support.scripted_grpc import Entry, ScriptedServer
 from tests.unit.cluster.http_server import ScriptedHttp
 from tikv_br.cluster.config import ClusterConfig
 from tikv_br.cluster.pb import errorpb_pb2, kvrpcpb_pb2, metapb_pb2, pdpb_pb2
 from tikv_br.cluster.pd_connection import PdConnection
 from tikv_br.cluster.pd_http import PdHttp
+from tikv_br.errors import ClusterUnreachable, TikvBrError
 
 CLUSTER_ID = 7
 PD = "/pdpb.PD/"
@@ -124,3 +126,37 @@ def pd_http(server: ScriptedHttp) -> PdHttp:
 def put_answer(error: errorpb_pb2.Error | None = None) -> kvrpcpb_pb2.RawPutResponse:
     """What a store says to a put."""
     return kvrpcpb_pb2.RawPutResponse(region_error=error)
+
+
+class FakeSafePoints:
+    """PD's safe points in memory; `fail` makes every call end with `error`."""
+
+    def __init__(self) -> None:
+        self.services: dict[str, tuple[int, int]] = {}
+        self.gc = 0
+        self.fail = False
+        self.error: TikvBrError = ClusterUnreachable("PD is silent")
+        self.calls = 0
+        self.called = threading.Condition()
+
+    def update_service_safe_point(self, service_id: str, ttl_seconds: int, safe_point: int) -> int:
+        """As PD before 9.0: the minimum over all services, and no error for one that is behind."""
+        with self.called:
+            self.calls += 1
+            self.called.notify_all()
+        if self.fail:
+            raise self.error
+        if ttl_seconds <= 0:
+            self.services.pop(service_id, None)
+        elif safe_point >= self.gc:
+            self.services[service_id] = (safe_point, ttl_seconds)
+        return min([self.gc, *(ts for ts, _ in self.services.values())]) if safe_point >= self.gc else self.gc
+
+    def gc_safe_point(self) -> int:
+        """Where GC stands."""
+        return self.gc
+
+    def wait_for_calls(self, calls: int) -> None:
+        """Until so many updates were tried."""
+        with self.called:
+            assert self.called.wait_for(lambda: self.calls >= calls, timeout=60)

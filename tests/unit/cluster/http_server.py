@@ -8,8 +8,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
 from typing import Self
 
-from tests.certificates import KeyPair
-from tests.ports import reserve_port
+from tests.support.certificates import KeyPair
+from tests.support.ports import reserve_port
 
 
 class ScriptedHttp:

@@ -10,16 +10,15 @@ from pathlib import Path
 import grpc
 import pytest
 
-from tests.certificates import Authority
-from tests.ports import reserved_ports
-from tests.scripted_grpc import ScriptedServer, fail
+from tests.support.certificates import Authority
+from tests.support.ports import reserved_ports
+from tests.support.scripted_grpc import ScriptedServer, fail
 from tests.unit.cluster.fakes import PD, members
 from tikv_br.cluster.channel import CHANNEL_OPTIONS, STATUS_ERRORS, open_channel, to_cluster_error
-from tikv_br.cluster.config import ClusterConfig
+from tikv_br.cluster.config import ClusterConfig, TlsFiles
 from tikv_br.cluster.pb import pdpb_pb2
 from tikv_br.cluster.pb.pdpb_pb2_grpc import PDStub
 from tikv_br.cluster.pd import PdClient
-from tikv_br.cluster.tls import TlsFiles
 from tikv_br.errors import ClusterError, ClusterTlsError, ClusterUnreachable, UsageError
 
 PATIENCE = 60.0
@@ -144,10 +143,10 @@ def trouble(
         ("wrong authority", "not trusted"),
         ("expired", "not trusted: certificate has expired"),
         ("wrong name", "not trusted: IP address mismatch"),
-        ("no authority", "speaks TLS, and no --ca"),
-        ("no certificate", "wants a certificate of ours"),
+        ("no authority", "uses TLS, but --ca was not passed"),
+        ("no certificate", "requires a client certificate"),
         ("foreign certificate", "refuses our certificate"),
-        ("plain server", "does not speak TLS"),
+        ("plain server", "does not use TLS"),
     ],
     indirect=["trouble"],
 )
@@ -170,14 +169,14 @@ def test_messages_never_name_the_key(authority: Authority, tmp_path: Path) -> No
     assert "another" not in caught.value.message
     with pytest.raises(UsageError) as missing:
         TlsFiles(str(authority.ca), str(ours.cert), str(tmp_path / "secret-place.key")).ssl_context()
-    assert missing.value.message == "--key: the file cannot be read: No such file or directory"
+    assert missing.value.message == "--key: cannot read the file: No such file or directory"
 
 
 def test_an_authority_that_is_no_certificate_is_told(tmp_path: Path) -> None:
     """A file that holds no PEM is said to be of no use, before anything is dialled."""
     path = tmp_path / "ca.pem"
     path.write_text("not a certificate")
-    with pytest.raises(ClusterTlsError, match="--ca holds no usable certificate"):
+    with pytest.raises(ClusterTlsError, match="--ca contains no usable certificate"):
         TlsFiles(ca=str(path)).ssl_context()
 
 

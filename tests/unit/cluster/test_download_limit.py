@@ -10,9 +10,9 @@ from typing import Any, cast
 import pytest
 
 from tikv_br.cluster.cluster import Cluster
-from tikv_br.cluster.download_limit import DownloadLimit
-from tikv_br.cluster.retry import Backoffer
+from tikv_br.cluster.import_mode import DownloadLimit
 from tikv_br.errors import ClusterUnreachable
+from tikv_br.retry import RetryPolicy
 
 
 class Stores:
@@ -26,7 +26,7 @@ class Stores:
         self.pd = SimpleNamespace(
             stores=lambda: [SimpleNamespace(id=number, serves=number < 3) for number in (1, 2, 3)]
         )
-        self.router = SimpleNamespace(backoffer=lambda what: Backoffer(what, 0.0))
+        self.config = SimpleNamespace(retry=RetryPolicy(0.0))
 
     def store(self, store_id: int) -> Any:  # noqa: ANN401
         """The client of a store."""
@@ -41,9 +41,27 @@ class Stores:
         return SimpleNamespace(set_download_speed_limit=tell)
 
 
-def limit(stores: Stores, ttl: int = 60) -> DownloadLimit:
+def limit(stores: Stores, rate: int = 500) -> DownloadLimit:
     """A limit of 500 bytes a second."""
-    return DownloadLimit(cast("Cluster", stores), 500, "me", ttl)
+    return DownloadLimit(cast("Cluster", stores), rate, "me")
+
+
+def test_no_limit_lifts_what_another_has_left() -> None:
+    """At the start only: at the end another work may have set one."""
+    stores = Stores()
+    none = limit(stores, 0)
+    none.start()
+    assert stores.told == [(1, 0, "me", 0), (2, 0, "me", 0)]
+    none.stop()
+    assert len(stores.told) == 2
+
+
+def test_no_limit_needs_no_store_that_is_away(caplog: pytest.LogCaptureFixture) -> None:
+    """It is logged, and the work goes on."""
+    stores = Stores(failing=1)
+    limit(stores, 0).start()
+    assert stores.told == [(2, 0, "me", 0)]
+    assert "download limit" in caplog.text
 
 
 def test_set_by_name_with_an_end_and_lifted() -> None:
@@ -60,7 +78,7 @@ def test_set_by_name_with_an_end_and_lifted() -> None:
 def test_renewed_while_it_is_held() -> None:
     """Long before its end it is set again."""
     stores = Stores()
-    held = DownloadLimit(cast("Cluster", stores), 500, "me", cast("int", 0.03))
+    held = DownloadLimit(cast("Cluster", stores), 500, "me", 0.01)
     held.start()
     assert stores.often.wait(60)
     held.stop()

@@ -9,10 +9,9 @@ from collections.abc import Iterator
 import pytest
 
 from formats.api_version import ApiVersion
-from formats.keys import KeyCodec
+from formats.keys.codec import KeyCodec
 from tests.unit.cluster.fakes import KV, PD, FakeCluster, region, region_error, with_leader
-from tikv_br.cluster.cluster import Cluster
-from tikv_br.cluster.first_key import THREADS, WINDOW, first_rpc_key
+from tikv_br.cluster.cluster import THREADS, WINDOW, Cluster, first_rpc_key
 from tikv_br.cluster.pb import errorpb_pb2, kvrpcpb_pb2
 from tikv_br.errors import ClusterUnfit, RequestRefused
 
@@ -53,7 +52,7 @@ def key(number: int) -> bytes:
 @pytest.fixture
 def cluster(fake: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
     """Of API V2, with many regions, the outer ones reaching beyond the keyspace; PD tells seven at a time."""
-    monkeypatch.setattr("tikv_br.cluster.first_key.REGION_PAGE", 7)
+    monkeypatch.setattr("tikv_br.cluster.cluster.REGION_PAGE", 7)
     bounds = [b"", *(CODEC.bound(CODEC.rpc_key(key(number))) for number in range(1, REGIONS)), b""]
     fake.regions = [with_leader(region(at + 1, bounds[at], bounds[at + 1])) for at in range(REGIONS)]
     with Cluster.connect(fake.config()) as found:

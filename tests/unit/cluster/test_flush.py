@@ -7,12 +7,11 @@ import threading
 import pytest
 
 from formats.api_version import ApiVersion
-from tests.scripted_grpc import fail
+from tests.support.scripted_grpc import fail
 from tests.unit.cluster.fakes import CLUSTER_ID, PD, FakeCluster
-from tikv_br.cluster.cluster import Cluster
-from tikv_br.cluster.flush import flush_request, flush_stores
-from tikv_br.cluster.guard import check_backup
+from tikv_br.cluster.cluster import Cluster, flush_request, flush_stores
 from tikv_br.cluster.pb import brpb_pb2, errorpb_pb2, kvrpcpb_pb2, metapb_pb2, pdpb_pb2
+from tikv_br.cluster.store import check_backup
 from tikv_br.errors import RequestRefused, RetryBudgetExhausted
 
 BACKUP = "/backup.Backup/backup"

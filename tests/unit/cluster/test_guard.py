@@ -76,13 +76,11 @@ def test_get_ttl_is_never_sent_to_a_store_without_ttl(store: StoreClient) -> Non
     ],
 )
 def test_ssts_that_an_importer_trusts_blindly_are_refused(store: StoreClient, meta: import_sstpb_pb2.SSTMeta) -> None:
-    """A wrong family, UUID, range or region is refused in all three calls that carry it."""
+    """A wrong family, UUID, range or region is refused in every call that carries it."""
     with pytest.raises(DangerousRequest):
         store.download(import_sstpb_pb2.DownloadRequest(sst=meta))
     with pytest.raises(DangerousRequest):
         store.ingest(import_sstpb_pb2.IngestRequest(sst=meta))
-    with pytest.raises(DangerousRequest):
-        store.multi_ingest(import_sstpb_pb2.MultiIngestRequest(ssts=[sst(), meta]))
     with pytest.raises(DangerousRequest):
         store.upload(meta, [b"data"], verified=True)
 

@@ -9,9 +9,9 @@ from typing import Any, cast
 import pytest
 
 from tikv_br.cluster.cluster import Cluster
-from tikv_br.cluster.import_mode import ImportMode, running_movers
-from tikv_br.cluster.retry import Backoffer
+from tikv_br.cluster.import_mode import ImportMode, active_balance_schedulers
 from tikv_br.errors import ClusterUnreachable, RetryBudgetExhausted
+from tikv_br.retry import RetryPolicy
 
 IMPORT, NORMAL = 1, 0
 
@@ -26,7 +26,7 @@ class Servers:
         """Set when they were told more than once."""
         self.pd = SimpleNamespace(stores=lambda: [SimpleNamespace(id=each, serves=each < 3) for each in (1, 2, 3)])
         self.pd_http = SimpleNamespace(pause_scheduler=lambda name, seconds: self.told.append((name, seconds)))
-        self.router = SimpleNamespace(backoffer=lambda what: Backoffer(what, 0.0))
+        self.config = SimpleNamespace(retry=RetryPolicy(0.0))
 
     def store(self, store_id: int) -> Any:  # noqa: ANN401
         """The client of a store."""
@@ -82,4 +82,4 @@ def test_only_what_moves_regions_and_runs_is_paused() -> None:
     names = ["balance-leader-scheduler", "balance-region-scheduler", "evict-slow-store-scheduler"]
     paused = ["balance-region-scheduler"]
     pd_http = SimpleNamespace(schedulers=lambda *, paused=False, lists=(names, paused): lists[paused])
-    assert running_movers(cast("Cluster", SimpleNamespace(pd_http=pd_http))) == ["balance-leader-scheduler"]
+    assert active_balance_schedulers(cast("Cluster", SimpleNamespace(pd_http=pd_http))) == ["balance-leader-scheduler"]

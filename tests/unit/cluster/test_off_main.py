@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.unit.cluster.fakes import PD, FakeCluster
-from tikv_br.cluster.off_main import off_main
+from tikv_br.cluster.channel import run_in_worker_thread
 from tikv_br.cluster.pb import pdpb_pb2
 from tikv_br.cluster.pd import PdClient
 from tikv_br.errors import Terminated
@@ -64,11 +64,13 @@ def end_soon(seconds: float) -> threading.Thread:
 
 def test_it_runs_in_another_thread() -> None:
     """What comes of it is returned or raised; in any other thread but the main it runs where it is called."""
-    assert off_main(threading.get_ident) != threading.get_ident()
+    assert run_in_worker_thread(threading.get_ident) != threading.get_ident()
     with pytest.raises(ZeroDivisionError):
-        off_main(lambda: 1 // 0)
+        run_in_worker_thread(lambda: 1 // 0)
     seen: list[bool] = []
-    thread = threading.Thread(target=lambda: seen.append(off_main(threading.get_ident) == threading.get_ident()))
+    thread = threading.Thread(
+        target=lambda: seen.append(run_in_worker_thread(threading.get_ident) == threading.get_ident())
+    )
     thread.start()
     thread.join()
     assert seen == [True]
@@ -76,7 +78,7 @@ def test_it_runs_in_another_thread() -> None:
 
 def test_one_within_another() -> None:
     """It is the same thread."""
-    assert off_main(lambda: off_main(threading.get_ident) == threading.get_ident())
+    assert run_in_worker_thread(lambda: run_in_worker_thread(threading.get_ident) == threading.get_ident())
 
 
 def test_a_signal_ends_the_wait(told: Told) -> None:
@@ -85,25 +87,25 @@ def test_a_signal_ends_the_wait(told: Told) -> None:
 
     def wait() -> None:
         killers.append(end_soon(0.05))
-        off_main(lambda: over.wait(60))
+        run_in_worker_thread(lambda: over.wait(60))
 
     told.armed = True
     with pytest.raises(Terminated):
         wait()
-    assert off_main(lambda: 7) == 7
+    assert run_in_worker_thread(lambda: 7) == 7
     over.set()
     killers[0].join()
 
 
 def test_a_forked_child_has_threads_of_its_own() -> None:
     """A child knows none of its parent's threads, which are not there."""
-    off_main(int)
+    run_in_worker_thread(int)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         pid = os.fork()
     if pid == 0:
         signal.alarm(60)
-        os._exit(off_main(lambda: 7))
+        os._exit(run_in_worker_thread(lambda: 7))
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
 
 

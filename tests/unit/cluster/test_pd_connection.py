@@ -7,9 +7,9 @@ import time
 
 import pytest
 
-from tests.scripted_grpc import ScriptedServer, fail
+from tests.support.scripted_grpc import ScriptedServer, fail
 from tests.unit.cluster.fakes import PD, FakeCluster, header_error, members, region, with_leader
-from tikv_br.cluster import retry
+from tikv_br import retry
 from tikv_br.cluster.config import ClusterConfig
 from tikv_br.cluster.pb import pdpb_pb2
 from tikv_br.cluster.pd import PdClient
@@ -33,7 +33,7 @@ def config(*servers: ScriptedServer, budget: float = PATIENCE) -> ClusterConfig:
 @pytest.fixture
 def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Wait a twentieth of a second between two tries."""
-    monkeypatch.setattr(retry, "PD_TROUBLE", retry.Backoff("PD", 0.05, 0.05))
+    monkeypatch.setattr(retry, "PD_UNAVAILABLE", retry.Backoff("PD", 0.05, 0.05))
 
 
 def test_every_header_error_has_a_class() -> None:
@@ -143,7 +143,7 @@ def test_another_cluster_at_the_same_address_is_refused() -> None:
     with ScriptedServer() as server:
         server.script(PD + "GetMembers", members(server.address), members(server.address, cluster_id=8))
         server.script(GET_GC, fail("UNAVAILABLE"), GC)
-        with PdClient(config(server)) as pd, pytest.raises(ClusterUnfit, match="another cluster"):
+        with PdClient(config(server)) as pd, pytest.raises(ClusterUnfit, match="a different cluster"):
             pd.gc_safe_point()
         assert len(server.requests[GET_GC]) == 1
 

@@ -78,12 +78,6 @@ def test_silent_stores_are_those_that_fell_silent(server: ScriptedHttp, pd: PdHt
     assert pd.silent_stores() == {2, 3}
 
 
-def test_max_replicas(server: ScriptedHttp, pd: PdHttp) -> None:
-    """From PD's replication configuration."""
-    server.scripts["/pd/api/v1/config/replicate"] = [(200, b'{"max-replicas": 3}')]
-    assert pd.max_replicas() == 3
-
-
 def test_trouble_is_tried_again(server: ScriptedHttp, pd: PdHttp) -> None:
     """A 5xx, as before bootstrap, passes."""
     trouble = (500, b"ErrNotBootstrapped")
@@ -101,5 +95,5 @@ def test_trouble_that_stays_ends_with_the_budget(server: ScriptedHttp, pd: PdHtt
 def test_a_refusal_is_final(server: ScriptedHttp, pd: PdHttp) -> None:
     """A 4xx is asked once."""
     with pytest.raises(RequestRefused, match="HTTP 404: not found"):
-        pd.max_replicas()
+        pd.cluster_version()
     assert len(server.requests) == 1

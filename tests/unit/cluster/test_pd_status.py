@@ -8,8 +8,16 @@ import pytest
 
 from tests.unit.cluster.fakes import pd_http
 from tests.unit.cluster.http_server import ScriptedHttp
-from tikv_br.cluster import pd_status
-from tikv_br.cluster.pd_status import GcStatus, ServiceSafePoint, StoreStatus
+from tikv_br.cluster.pd_http import (
+    GcStatus,
+    ServiceSafePoint,
+    StoreStatus,
+    gc_status,
+    member_health,
+    merges_regions,
+    parse_size,
+    store_statuses,
+)
 from tikv_br.errors import RequestRefused
 
 API = "/pd/api/v1"
@@ -27,7 +35,7 @@ def test_stores_with_their_disks() -> None:
     status = {"capacity": "1.5TiB", "available": "512GiB"}
     with ScriptedHttp() as server:
         answer(server, "/stores", {"count": 2, "stores": [{"store": tikv, "status": status}, {"store": flash}]})
-        assert pd_status.store_statuses(pd_http(server)) == [
+        assert store_statuses(pd_http(server)) == [
             StoreStatus(1, "a:20160", "8.5.2", "Up", 3 << 39, 1 << 39, is_tiflash=False),
             StoreStatus(2, "a:20160", "8.5.2", "Down", 0, 0, is_tiflash=True),
         ]
@@ -44,9 +52,12 @@ def test_members_gc_and_merging() -> None:
         answer(server, "/gc/safepoint", {"service_gc_safe_points": points, "gc_safe_point": 3})
         answer(server, "/config/schedule", {"max-merge-region-size": 0})
         pd = pd_http(server)
-        assert pd_status.member_health(pd) == {"pd1": True, "pd2": False}
-        assert pd_status.gc_status(pd) == GcStatus(3, (ServiceSafePoint("backup", 7, 99),))
-        assert not pd_status.merges_regions(pd)
+        assert member_health(pd) == {"pd1": True, "pd2": False}
+        gc = gc_status(pd)
+        assert gc == GcStatus(3, (ServiceSafePoint("backup", 7, 99),), worker=5)
+        assert (gc.refuses_below(98), GcStatus(6, gc.services, 8).refuses_below(98)) == (5, 7)
+        assert GcStatus(6, gc.services, 8).refuses_below(99) == 8
+        assert not merges_regions(pd)
 
 
 @pytest.mark.parametrize(
@@ -54,10 +65,10 @@ def test_members_gc_and_merging() -> None:
 )
 def test_sizes(text: str, size: int) -> None:
     """As PD writes them."""
-    assert pd_status.parse_size(text) == size
+    assert parse_size(text) == size
 
 
 def test_what_is_no_size_is_refused() -> None:
     """A change of PD's form is no empty disk."""
     with pytest.raises(RequestRefused, match="lots"):
-        pd_status.parse_size("lots")
+        parse_size("lots")

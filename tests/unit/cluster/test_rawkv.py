@@ -6,6 +6,7 @@ import itertools
 import random
 import time
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,13 +14,13 @@ import pytest
 from formats import columns
 from formats.api_version import ApiVersion
 from formats.checksum import Checksum
-from formats.keys import KeyCodec
-from tests.scripted_grpc import Entry
+from formats.keys.codec import KeyCodec
+from tests.support.scripted_grpc import Entry
 from tests.unit.cluster.fakes import FakeCluster, region, region_error, with_leader
-from tikv_br.cluster.batches import BATCH_BYTES, BATCH_ITEMS
 from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.pb import errorpb_pb2, kvrpcpb_pb2
-from tikv_br.cluster.rawkv import RawClient, Swapped
+from tikv_br.cluster.rawkv import CompareAndSwapResult, RawClient
+from tikv_br.cluster.router import BATCH_BYTES, BATCH_ITEMS
 from tikv_br.errors import ApiVersionMismatch, ClusterUnfit, UsageError
 
 KV = "/tikvpb.Tikv/"
@@ -135,39 +136,62 @@ def test_columns_follow_regions_and_sizes(fake: FakeCluster, version: ApiVersion
     pairs |= {b"k%02d" % at: bytes(100_000) for at in range(10)}
     rows = sorted(pairs.items())
     keys, values = (columns.from_list([row[at] for row in rows]) for at in (0, 1))
-    raw.put_columns(keys, values)
+    raw.column_writer().put(keys, values)
     assert stored == {raw.codec.rpc_key(key): value for key, value in rows}
     sent = len(fake.stores[1].requests[KV + "RawBatchPut"])
     raw.batch_put(pairs)
     assert len(fake.stores[1].requests[KV + "RawBatchPut"]) == 2 * sent
-    raw.delete_columns(keys[:2000])
+    raw.column_writer().delete(keys[:2000])
     assert set(stored) == {raw.codec.rpc_key(key) for key, _ in rows[2000:]}
-    raw.put_columns(keys[:0], values[:0])
-    raw.put_columns(keys[:100], values[:100], batch_rows=7)
+    raw.column_writer().put(keys[:0], values[:0])
+    raw.column_writer(batch_rows=7).put(keys[:100], values[:100])
     small = fake.stores[1].seen(KV + "RawBatchPut", kvrpcpb_pb2.RawBatchPutRequest)[2 * sent :]
     assert [max(len(each.pairs) for each in small), sum(len(each.pairs) for each in small)] == [7, 100]
 
 
-def test_columns_go_with_what_is_left_of_their_time(fake: FakeCluster) -> None:
-    """What has just expired gets its last second, rows of no expiry the TTL that was given; a cluster without TTLs gets nothing."""
+def test_columns_carry_the_remaining_ttl(fake: FakeCluster) -> None:
+    """Rows that have expired are left out, rows of no expiry get the TTL given; a cluster without TTLs gets nothing."""
     fake.kv("RawBatchPut", kvrpcpb_pb2.RawBatchPutResponse())
     keys, now = columns.from_list([b"a", b"b", b"c", b"d"]), int(time.time())
     expire_ts = np.array([0, now + 1000, now - 5, (1 << 64) - 1], np.uint64)
-    client(fake, V1TTL).put_columns(keys, keys, expire_ts)
-    client(fake, V1).put_columns(keys, keys, np.zeros(4, np.uint64))
-    with pytest.raises(UsageError, match="no TTLs"):
-        client(fake, V1).put_columns(keys, keys, expire_ts)
-    with pytest.raises(UsageError, match="no TTLs"):
-        client(fake, V1).put_columns(keys, keys, ttl=1)
-    client(fake, V1TTL).put_columns(keys, keys, expire_ts, 60)
-    client(fake, V1TTL).put_columns(keys[:1], keys[:1], ttl=(1 << 64) - 1)
+    assert client(fake, V1TTL).column_writer().put(keys, keys, expire_ts).tolist() == [False, False, True, False]
+    assert not client(fake, V1).column_writer().put(keys, keys, np.zeros(4, np.uint64)).any()
+    with pytest.raises(UsageError, match="does not support TTLs"):
+        client(fake, V1).column_writer().put(keys, keys, expire_ts)
+    with pytest.raises(UsageError, match="does not support TTLs"):
+        client(fake, V1).column_writer().put(keys, keys, ttl=1)
+    client(fake, V1TTL).column_writer().put(keys, keys, expire_ts, 60)
+    client(fake, V1TTL).column_writer().put(keys[:1], keys[:1], ttl=(1 << 64) - 1)
+    assert client(fake, V1TTL).column_writer().put(keys, keys, np.full(4, now - 1, np.uint64)).all()
     first, second, third, fourth = fake.stores[1].seen(KV + "RawBatchPut", kvrpcpb_pb2.RawBatchPutRequest)
-    assert (first.ttls[0], first.ttls[2]) == (0, 1)
+    assert [pair.key for pair in first.pairs] == [b"a", b"b", b"d"]
+    assert first.ttls[0] == 0
     assert 900 < first.ttls[1] <= 1000
-    assert 0 <= (1 << 64) - 1 - now - first.ttls[3] < 100
+    assert 0 <= (1 << 64) - 1 - now - first.ttls[2] < 100
     assert not second.ttls
-    assert (third.ttls[0], third.ttls[2]) == (60, 1)
+    assert third.ttls[0] == 60
     assert list(fourth.ttls) == [(1 << 64) - 1]
+
+
+def test_a_retry_carries_the_ttl_that_remains_then(fake: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Time passes between a request and its retry: TTLs shrink, and a row that has expired meanwhile is left out."""
+    now, seen = 1_000_000.0, list[kvrpcpb_pb2.RawBatchPutRequest]()
+    clock = SimpleNamespace(time=lambda: now)
+    monkeypatch.setattr("tikv_br.cluster.puts.time", clock)
+
+    def put(data: bytes) -> kvrpcpb_pb2.RawBatchPutResponse:
+        nonlocal now
+        seen.append(kvrpcpb_pb2.RawBatchPutRequest.FromString(data))
+        now += 6
+        busy = region_error(server_is_busy=errorpb_pb2.ServerIsBusy(reason="slow"))
+        return kvrpcpb_pb2.RawBatchPutResponse(region_error=busy if len(seen) == 1 else None)
+
+    fake.kv("RawBatchPut", put)
+    keys = columns.from_list([b"a", b"b", b"c"])
+    expire_ts = np.array([1_000_100, 1_000_005, 0], np.uint64)
+    assert client(fake, V1TTL).column_writer().put(keys, keys, expire_ts).tolist() == [False, True, False]
+    assert [[pair.key for pair in each.pairs] for each in seen] == [[b"a", b"b", b"c"], [b"a", b"c"]]
+    assert [list(each.ttls) for each in seen] == [[100, 5, 0], [94, 0]]
 
 
 def test_of_equal_keys_the_last_counts(fake: FakeCluster) -> None:
@@ -292,7 +316,7 @@ def test_a_broken_region_bound_is_told(fake: FakeCluster) -> None:
     broken = raw.codec.rpc_key(b"k")
     fake.regions = [with_leader(region(1, b"", broken)), with_leader(region(2, broken, b""))]
     fake.kv("RawChecksum", kvrpcpb_pb2.RawChecksumResponse())
-    with pytest.raises(ClusterUnfit, match="which is no key"):
+    with pytest.raises(ClusterUnfit, match="which is not a valid key"):
         raw.checksum(b"", b"z")
 
 
@@ -302,7 +326,7 @@ def test_a_bound_amid_a_keys_versions_is_told(fake: FakeCluster) -> None:
     bound = raw.codec.storage_key(raw.codec.rpc_key(b"k"), 5)
     fake.regions = [with_leader(region(1, b"", bound)), with_leader(region(2, bound, b""))]
     fake.kv("RawChecksum", kvrpcpb_pb2.RawChecksumResponse())
-    with pytest.raises(ClusterUnfit, match="in the middle of a key's versions"):
+    with pytest.raises(ClusterUnfit, match="between two versions of a key"):
         raw.checksum(b"", b"z")
 
 
@@ -337,7 +361,7 @@ def test_nothing_about_ttl_is_sent_to_v1(fake: FakeCluster) -> None:
         lambda: raw.compare_and_swap(b"k", None, b"v", ttl=1),
     ]
     for call in calls:
-        with pytest.raises(UsageError, match="keeps no TTLs"):
+        with pytest.raises(UsageError, match="does not support TTLs"):
             call()
     assert not fake.stores[1].requests
 
@@ -351,14 +375,14 @@ def test_a_negative_ttl_is_refused(fake: FakeCluster) -> None:
 @pytest.mark.parametrize(
     ("previous", "answer", "expected"),
     [
-        (None, kvrpcpb_pb2.RawCASResponse(succeed=True, previous_not_exist=True), Swapped(succeeded=True, previous=None)),
-        (b"a", kvrpcpb_pb2.RawCASResponse(succeed=True, previous_value=b"a"), Swapped(succeeded=True, previous=b"a")),
-        (b"a", kvrpcpb_pb2.RawCASResponse(previous_value=b"b"), Swapped(succeeded=False, previous=b"b")),
-        (b"", kvrpcpb_pb2.RawCASResponse(succeed=True), Swapped(succeeded=True, previous=b"")),
+        (None, kvrpcpb_pb2.RawCASResponse(succeed=True, previous_not_exist=True), CompareAndSwapResult(succeeded=True, previous=None)),
+        (b"a", kvrpcpb_pb2.RawCASResponse(succeed=True, previous_value=b"a"), CompareAndSwapResult(succeeded=True, previous=b"a")),
+        (b"a", kvrpcpb_pb2.RawCASResponse(previous_value=b"b"), CompareAndSwapResult(succeeded=False, previous=b"b")),
+        (b"", kvrpcpb_pb2.RawCASResponse(succeed=True), CompareAndSwapResult(succeeded=True, previous=b"")),
     ],
 )  # fmt: skip
 def test_swap_tells_no_value_from_an_empty_one(
-    fake: FakeCluster, previous: bytes | None, answer: kvrpcpb_pb2.RawCASResponse, expected: Swapped
+    fake: FakeCluster, previous: bytes | None, answer: kvrpcpb_pb2.RawCASResponse, expected: CompareAndSwapResult
 ) -> None:
     """None stands for no value on both sides, b"" for an empty one."""
     fake.kv("RawCompareAndSwap", answer)

@@ -59,7 +59,7 @@ def test_an_error_with_only_a_message_is_tried_elsewhere() -> None:
 )
 def test_error_texts_have_classes(text: str, error: type[Exception]) -> None:
     """The strings of wire-facts 1.6 map to errors of ours that carry the text."""
-    with pytest.raises(error, match="a store refuses the request"):
+    with pytest.raises(error, match="a store refused the request"):
         check_error_text(text)
     with pytest.raises(error):
         check_pairs([kvrpcpb_pb2.KvPair(error=kvrpcpb_pb2.KeyError(abort=text))])

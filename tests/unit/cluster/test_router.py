@@ -8,8 +8,8 @@ from collections.abc import Callable
 import pytest
 
 from formats.api_version import ApiVersion
-from formats.keys import KeyCodec
-from tests.scripted_grpc import fail
+from formats.keys.codec import KeyCodec
+from tests.support.scripted_grpc import fail
 from tests.unit.cluster.fakes import PD, FakeCluster, put_answer, region, region_error, with_leader
 from tikv_br.cluster.channel import FailedUnknown
 from tikv_br.cluster.cluster import Cluster
@@ -98,7 +98,7 @@ def test_a_failure_without_a_meaning_is_told_in_the_end(fake: FakeCluster) -> No
     with pytest.raises(RetryBudgetExhausted, match=r"RawPut: gave up .* UNKNOWN: odd"):
         client(fake, retry_budget=0.5).put(b"k", b"v")
     fake.kv("RawCompareAndSwap", fail("UNKNOWN", "odd"))
-    with pytest.raises(ClusterUnreachable, match=r"whether it took effect is not known: .* UNKNOWN: odd"):
+    with pytest.raises(ClusterUnreachable, match=r"it is unknown whether it took effect: .* UNKNOWN: odd"):
         client(fake).compare_and_swap(b"k", None, b"v")
 
 
@@ -251,7 +251,7 @@ def test_a_busy_store_says_how_long_to_wait(fake: FakeCluster) -> None:
 def test_a_swap_of_unknown_outcome_is_not_repeated(fake: FakeCluster, kind: str) -> None:
     """Compare-and-swap must not run twice: what may have taken effect is said to be unknown."""
     fake.kv("RawCompareAndSwap", kvrpcpb_pb2.RawCASResponse(region_error=one_kind(kind)))
-    with pytest.raises(ClusterUnreachable, match="whether it took effect is not known"):
+    with pytest.raises(ClusterUnreachable, match="it is unknown whether it took effect"):
         client(fake).compare_and_swap(b"k", None, b"v")
     assert len(fake.stores[1].requests["/tikvpb.Tikv/RawCompareAndSwap"]) == 1
 
@@ -269,7 +269,7 @@ def test_a_swap_that_was_surely_refused_is_repeated(fake: FakeCluster) -> None:
 def test_a_lost_connection_during_a_swap_is_unknown(fake: FakeCluster) -> None:
     """UNAVAILABLE may come after the store took the request."""
     fake.kv("RawCompareAndSwap", fail("UNAVAILABLE", "Socket closed"))
-    with pytest.raises(ClusterUnreachable, match="not known"):
+    with pytest.raises(ClusterUnreachable, match="unknown whether it took effect"):
         client(fake).compare_and_swap(b"k", b"a", b"b")
 
 

@@ -6,42 +6,10 @@ import threading
 
 import pytest
 
+from tests.support.waiting import eventually
+from tests.unit.cluster.fakes import FakeSafePoints
 from tikv_br.cluster.safepoint import SafePointKeeper, protect, release
 from tikv_br.errors import ClusterUnreachable, SafePointError, TikvBrError, UsageError
-
-
-class Pd:
-    """PD's safe points in memory; `fail` makes every call end with `error`."""
-
-    def __init__(self) -> None:
-        self.services: dict[str, tuple[int, int]] = {}
-        self.gc = 0
-        self.fail = False
-        self.error: TikvBrError = ClusterUnreachable("PD is silent")
-        self.calls = 0
-        self.called = threading.Condition()
-
-    def update_service_safe_point(self, service_id: str, ttl_seconds: int, safe_point: int) -> int:
-        """As PD before 9.0: the minimum over all services, and no error for one that is behind."""
-        with self.called:
-            self.calls += 1
-            self.called.notify_all()
-        if self.fail:
-            raise self.error
-        if ttl_seconds <= 0:
-            self.services.pop(service_id, None)
-        elif safe_point >= self.gc:
-            self.services[service_id] = (safe_point, ttl_seconds)
-        return min([self.gc, *(ts for ts, _ in self.services.values())]) if safe_point >= self.gc else self.gc
-
-    def gc_safe_point(self) -> int:
-        """Where GC stands."""
-        return self.gc
-
-    def wait_for_calls(self, calls: int) -> None:
-        """Until so many updates were tried."""
-        with self.called:
-            assert self.called.wait_for(lambda: self.calls >= calls, timeout=60)
 
 
 def wait_until_lost(keeper: SafePointKeeper) -> None:
@@ -54,7 +22,7 @@ def wait_until_lost(keeper: SafePointKeeper) -> None:
 
 def test_a_safe_point_ahead_of_gc_is_registered() -> None:
     """What GC has not reached can be protected, and released again."""
-    pd = Pd()
+    pd = FakeSafePoints()
     pd.gc = 100
     protect(pd, "br", 100, 60)
     assert pd.services == {"br": (100, 60)}
@@ -64,7 +32,7 @@ def test_a_safe_point_ahead_of_gc_is_registered() -> None:
 
 def test_a_safe_point_behind_gc_is_lost() -> None:
     """PD answers OK with a larger minimum; that is an error here."""
-    pd = Pd()
+    pd = FakeSafePoints()
     pd.gc = 101
     with pytest.raises(SafePointError, match="has passed 100"):
         protect(pd, "br", 100, 60)
@@ -72,7 +40,7 @@ def test_a_safe_point_behind_gc_is_lost() -> None:
 
 def test_gc_that_passed_unseen_by_the_services_is_noticed() -> None:
     """GC's own safe point counts, even when the minimum over the services looks fine."""
-    pd = Pd()
+    pd = FakeSafePoints()
     pd.gc_safe_point = lambda: 200  # type: ignore[method-assign]
     with pytest.raises(SafePointError):
         protect(pd, "br", 100, 60)
@@ -80,7 +48,7 @@ def test_gc_that_passed_unseen_by_the_services_is_noticed() -> None:
 
 def test_a_keeper_renews_and_releases() -> None:
     """While it runs it renews; at the end the safe point is gone."""
-    pd = Pd()
+    pd = FakeSafePoints()
     with SafePointKeeper(pd, "br", 100, ttl_seconds=0.09) as keeper:  # type: ignore[arg-type]
         pd.wait_for_calls(4)
         keeper.check()
@@ -90,19 +58,19 @@ def test_a_keeper_renews_and_releases() -> None:
 
 def test_a_keeper_notices_that_gc_passed() -> None:
     """GC that overtakes a held safe point is told by check."""
-    pd = Pd()
+    pd = FakeSafePoints()
     keeper = SafePointKeeper(pd, "br", 100, ttl_seconds=0.03)  # type: ignore[arg-type]
     keeper.start()
     pd.gc = 500
     wait_until_lost(keeper)
-    with pytest.raises(SafePointError, match="GC stands at 500"):
+    with pytest.raises(SafePointError, match="GC is at 500"):
         keeper.check()
 
 
 @pytest.mark.parametrize("error", [ClusterUnreachable("PD is silent"), UsageError("--ca cannot be read")])
 def test_a_short_silence_of_pd_is_survived(error: TikvBrError) -> None:
     """A renewal that fails within the TTL, for whatever reason, is tried again; nothing is lost."""
-    pd = Pd()
+    pd = FakeSafePoints()
     pd.error = error
     with SafePointKeeper(pd, "br", 100, ttl_seconds=3, renew_every=0.01, clock=lambda: 1.0) as keeper:
         pd.fail = True
@@ -112,38 +80,73 @@ def test_a_short_silence_of_pd_is_survived(error: TikvBrError) -> None:
         keeper.check()
 
 
+def test_silence_is_told_long_before_the_next_renewal(caplog: pytest.LogCaptureFixture) -> None:
+    """A keeper that probes knows since when PD does not answer; it warns after 10 s, not with each look, and forgets it afterwards."""
+    pd, now = FakeSafePoints(), [100.0]
+    asked = threading.Semaphore(0)
+
+    def gc_safe_point() -> int:
+        asked.release()
+        if pd.fail:
+            raise pd.error
+        return 0
+
+    pd.gc_safe_point = gc_safe_point  # type: ignore[method-assign]
+    keeper = SafePointKeeper(pd, "br", 100, 600, renew_every=60.0, probe_every=0.01, clock=lambda: now[0])
+    with keeper:
+        assert keeper.silent_seconds == 0
+        pd.fail = True
+        eventually(lambda: asked.acquire(blocking=False) and keeper.silent_seconds == 0 and _unanswered(keeper), 60)
+        for moment, warnings in ((109.0, 0), (110.0, 1), (111.0, 1), (170.0, 2)):
+            now[0] = moment
+            keeper.check()
+            assert keeper.silent_seconds == moment - 100
+            assert caplog.text.count("has not answered for") == warnings
+        assert "has not answered for 10 s: the safe point br expires in 590 s" in caplog.text
+        pd.fail = False
+        eventually(lambda: keeper.silent_seconds == 0, 60)
+        keeper.check()
+        pd.gc_safe_point = lambda: 101  # type: ignore[method-assign]
+        wait_until_lost(keeper)
+        assert keeper.passed
+
+
+def _unanswered(keeper: SafePointKeeper) -> bool:
+    return keeper._asked_at is not None
+
+
 def test_a_silence_longer_than_the_ttl_loses_it() -> None:
     """When no renewal came through for a whole TTL, PD has forgotten the safe point."""
-    pd = Pd()
+    pd = FakeSafePoints()
     keeper = SafePointKeeper(pd, "br", 100, ttl_seconds=0.05)  # type: ignore[arg-type]
     keeper.start()
     pd.fail = True
     wait_until_lost(keeper)
-    with pytest.raises(SafePointError, match="could not be renewed"):
+    with pytest.raises(SafePointError, match="cannot renew"):
         keeper.check()
 
 
 def test_a_keeper_can_leave_its_safe_point() -> None:
     """For the tail to take over, the safe point stays for the TTL asked for; nothing renews or removes it."""
-    pd = Pd()
+    pd = FakeSafePoints()
     with SafePointKeeper(pd, "br", 100, ttl_seconds=60) as keeper:
-        keeper.leave_for(3600)
+        keeper.stop_with_ttl(3600)
     assert pd.services == {"br": (100, 3600)}
 
 
 def test_what_is_lost_cannot_be_left() -> None:
     """A hand-over on a lost safe point is refused."""
-    pd = Pd()
+    pd = FakeSafePoints()
     keeper = SafePointKeeper(pd, "br", 100, ttl_seconds=60)
     keeper.start()
     keeper.lost = SafePointError("gone")
     with pytest.raises(SafePointError, match="gone"):
-        keeper.leave_for(3600)
+        keeper.stop_with_ttl(3600)
 
 
 def test_a_keeper_advances_but_never_back() -> None:
     """A tail moves its safe point forward as it confirms."""
-    keeper = SafePointKeeper(Pd(), "cdc", 100, ttl_seconds=60)
+    keeper = SafePointKeeper(FakeSafePoints(), "cdc", 100, ttl_seconds=60)
     keeper.advance(200)
     keeper.advance(150)
     assert keeper.safe_point == 200

@@ -9,8 +9,8 @@ from collections.abc import Callable
 import pytest
 
 from formats.api_version import ApiVersion
-from formats.keys import KeyCodec
-from tests.scripted_grpc import fail
+from formats.keys.codec import KeyCodec
+from tests.support.scripted_grpc import fail
 from tests.unit.cluster.fakes import FakeCluster, region, region_error, with_leader
 from tikv_br.cluster import store
 from tikv_br.cluster.cluster import Cluster
@@ -156,14 +156,14 @@ def test_page_sizes_grow_step_by_step() -> None:
     sizer = PageSizer(10_240)
     grown = [sizer.rows]
     for _ in range(5):
-        sizer.learn(sizer.rows, sizer.rows * 100)
+        sizer.record_page(sizer.rows, sizer.rows * 100)
         grown.append(sizer.rows)
     assert grown == [64, 512, 4096, 10_240, 10_240, 10_240]
-    sizer.learn(10_240, 10_240 * 1_000_000)
+    sizer.record_page(10_240, 10_240 * 1_000_000)
     assert sizer.rows == 4
-    sizer.learn(0, 0)
+    sizer.record_page(0, 0)
     assert sizer.rows == 4
-    sizer.learn(1, 1 << 30)
+    sizer.record_page(1, 1 << 30)
     assert sizer.rows == 1
 
 

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import socket
+import time
 from pathlib import Path
 
 import pytest
 
 from formats.api_version import ApiVersion
-from tests.certificates import Authority
+from tests.support.certificates import Authority
 from tests.unit.cluster.http_server import ScriptedHttp
-from tikv_br.cluster.tls import TlsFiles
+from tikv_br.cluster import topology
+from tikv_br.cluster.config import TlsFiles
 from tikv_br.cluster.topology import Store, StoreState, detect_api_version
-from tikv_br.errors import ClusterTlsError, ClusterUnfit, ClusterUnreachable, RequestRefused
+from tikv_br.errors import ClusterTlsError, ClusterUnfit, RequestRefused, RetryBudgetExhausted
 
 CONFIGS = {
     ApiVersion.V1: {"api-version": 1, "enable-ttl": False},
@@ -80,26 +83,41 @@ def test_a_version_to_come_is_unfit() -> None:
             detect_api_version([store(server)], TlsFiles(), 60.0)
 
 
-def test_a_dead_status_port_is_unreachable() -> None:
-    """The message names the address."""
-    server = ScriptedHttp()
-    server.close()
-    with pytest.raises(ClusterUnreachable, match=server.address):
-        detect_api_version([store(server)], TlsFiles(), 60.0)
+def test_stores_that_are_all_silent_are_asked_until_the_budget_is_spent() -> None:
+    """The message names their addresses."""
+    dead = [ScriptedHttp(), ScriptedHttp()]
+    for server in dead:
+        server.close()
+    with pytest.raises(RetryBudgetExhausted, match=rf"tries: .*{dead[0].address}.*{dead[1].address}"):
+        detect_api_version([store(dead[0]), store(dead[1], 2)], TlsFiles(), 60.0, 0.5)
 
 
-def test_a_dead_store_that_pd_misses_too_is_left_out() -> None:
-    """One dead store does not stop the work on the others; with all of them dead there is no version to guess."""
+def test_a_dead_store_does_not_matter_while_another_one_answers() -> None:
+    """PD may call it Up for 20 s yet: its own word is not needed."""
     dead = ScriptedHttp()
     dead.close()
     with ScriptedHttp() as server:
         serve(server, CONFIGS[ApiVersion.V2])
-        stores = [store(dead, 1), store(server, 2)]
-        assert detect_api_version(stores, TlsFiles(), 60.0, lambda: {1}) is ApiVersion.V2
-        with pytest.raises(ClusterUnreachable, match=dead.address):
-            detect_api_version(stores, TlsFiles(), 60.0, lambda: {2})
-        with pytest.raises(ClusterUnreachable, match=dead.address):
-            detect_api_version(stores[:1], TlsFiles(), 60.0, lambda: {1})
+        assert detect_api_version([store(dead, 1), store(server, 2)], TlsFiles(), 60.0) is ApiVersion.V2
+
+
+def test_a_store_that_hangs_does_not_hold_up_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that was stopped takes connections and never answers."""
+    monkeypatch.setattr(topology, "LATE_SECONDS", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as hung, ScriptedHttp() as server:
+        serve(server, CONFIGS[ApiVersion.V1])
+        silent = Store(2, "127.0.0.1:1", f"127.0.0.1:{hung.getsockname()[1]}", StoreState.UP, "8.5.2")
+        began = time.monotonic()
+        assert detect_api_version([silent, store(server)], TlsFiles(), 300.0) is ApiVersion.V1
+        assert time.monotonic() - began < 100
+
+
+def test_a_store_that_comes_back_is_waited_for() -> None:
+    """While no store answers, all are asked again."""
+    with ScriptedHttp() as server:
+        good = (200, json.dumps({"storage": CONFIGS[ApiVersion.V2]}).encode())
+        server.scripts["/config"] = [(503, b"starting"), good]
+        assert detect_api_version([store(server)], TlsFiles(), 60.0, 60.0) is ApiVersion.V2
 
 
 def test_https_with_our_authority_works(tmp_path: Path) -> None:

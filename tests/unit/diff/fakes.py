@@ -9,9 +9,8 @@ import pyarrow as pa
 
 from formats import columns
 from formats.checksum import Checksum
-from tikv_br.diff.bisect import Answer
-from tikv_br.diff.middle import between
-from tikv_br.diff.values import Span
+from tikv_br.diff.sides import RangeSums, middle_key
+from tikv_br.diff.values import UserRange
 
 
 class FakeSide:
@@ -20,14 +19,14 @@ class FakeSide:
     def __init__(self, rows: Mapping[bytes, bytes], page_rows: int = 7) -> None:
         self.rows = dict(rows)
         self.page_rows = page_rows
-        self.asked: list[Span] = []
-        self.scanned: list[Span] = []
+        self.asked: list[UserRange] = []
+        self.scanned: list[UserRange] = []
 
-    def keys(self, span: Span) -> list[bytes]:
+    def keys(self, span: UserRange) -> list[bytes]:
         """Of a range, ascending."""
         return sorted(key for key in self.rows if key >= span.start and (not span.end or key < span.end))
 
-    def sums(self, span: Span) -> Answer:
+    def sums(self, span: UserRange) -> RangeSums:
         """What a store answers, said the long way."""
         self.asked.append(span)
         crc = size = 0
@@ -36,19 +35,19 @@ class FakeSide:
             pair = key + self.rows[key]
             crc ^= fastcrc.crc64.xz(pair)
             size += len(pair)
-        return Answer(Checksum(crc, len(keys), size), 0, 0)
+        return RangeSums(Checksum(crc, len(keys), size), 0, 0)
 
-    def possible(self, span: Span, answer: Answer) -> Collection[Checksum]:
+    def possible(self, span: UserRange, answer: RangeSums) -> Collection[Checksum]:
         """The one sum."""
         del answer
         return [self.sums(span).sums]
 
-    def middle(self, span: Span) -> bytes | None:
+    def middle(self, span: UserRange) -> bytes | None:
         """As a cluster finds it."""
         keys = self.keys(span)
-        return between(keys[0], keys[-1]) if keys else None
+        return middle_key(keys[0], keys[-1]) if keys else None
 
-    def pages(self, span: Span) -> Iterator[pa.RecordBatch]:
+    def pages(self, span: UserRange) -> Iterator[pa.RecordBatch]:
         """In small pages."""
         self.scanned.append(span)
         keys = self.keys(span)

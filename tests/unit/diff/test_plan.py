@@ -10,15 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from formats.api_version import ApiVersion
-from formats.keys import KeyCodec
-from tikv_br.backupset.coverage import KeyRange
+from formats.keys.codec import KeyCodec
+from formats.keys.ranges import KeyRange
 from tikv_br.backupset.files import FileEntry
 from tikv_br.cluster.config import ClusterConfig
-from tikv_br.diff.places import BackupPlace, ClusterPlace, Unit
-from tikv_br.diff.plan import file_units, region_units, tasks
-from tikv_br.diff.repair import Repair, RepairJob, repairs
-from tikv_br.diff.task import DiffJob
-from tikv_br.diff.values import Counts, DifferentRange, KeyDifference, Kind, Report, Span
+from tikv_br.diff.places import BackupPlace, ClusterPlace, Unit, file_units, region_units, tasks
+from tikv_br.diff.task import DiffJob, Repair, RepairJob, repairs
+from tikv_br.diff.values import Counts, DifferentRange, KeyDifference, Kind, Report, UserRange
 from tikv_br.errors import UsageError
 from tikv_br.storage.local import LocalObjectStore
 from tikv_br.storage.url import StorageLocation
@@ -51,18 +49,18 @@ def test_files_and_the_holes_between_them() -> None:
     files = [file(rpc(b"b"), rpc(b"f")), file(rpc(b"m"), rpc(b"x"))]
     units = file_units(KeyRange(*V2.rpc_range(b"c", b"")), covered, files, V2)
     assert [(unit.span, unit.file and unit.file.name, unit.whole) for unit in units] == [
-        (Span(b"c", b"f"), files[0].name, False),
-        (Span(b"f", b"m"), None, False),
-        (Span(b"m", b"x"), files[1].name, True),
+        (UserRange(b"c", b"f"), files[0].name, False),
+        (UserRange(b"f", b"m"), None, False),
+        (UserRange(b"m", b"x"), files[1].name, True),
     ]
-    with pytest.raises(UsageError, match="nothing of that range"):
+    with pytest.raises(UsageError, match="no part of the requested range"):
         file_units(KeyRange(*V2.rpc_range(b"x", b"")), covered, files, V2)
 
 
 @pytest.mark.parametrize(("count", "most"), [(0, 4), (1, 4), (4, 4), (5, 4), (10_000, 512)])
 def test_units_are_put_together(count: int, most: int) -> None:
     """No more tasks than allowed, none empty, all units in order."""
-    units = [Unit(Span(b"%05d" % number, b"%05d" % (number + 1))) for number in range(count)]
+    units = [Unit(UserRange(b"%05d" % number, b"%05d" % (number + 1))) for number in range(count)]
     made = tasks(units, most)
     assert [unit for task in made for unit in task] == units
     assert len(made) <= most
@@ -71,12 +69,12 @@ def test_units_are_put_together(count: int, most: int) -> None:
 
 def test_ranges_of_a_repair_go_to_their_units() -> None:
     """Each different range to the unit it lies in, whatever order they were found in; units without one are left out."""
-    units = [Unit(Span(b"", b"d")), Unit(Span(b"d", b"m")), Unit(Span(b"m", b""))]
-    spans = [Span(b"m", b"n"), Span(b"a", b"b"), Span(b"x", b""), Span(b"b", b"d")]
+    units = [Unit(UserRange(b"", b"d")), Unit(UserRange(b"d", b"m")), Unit(UserRange(b"m", b""))]
+    spans = [UserRange(b"m", b"n"), UserRange(b"a", b"b"), UserRange(b"x", b""), UserRange(b"b", b"d")]
     found = repairs(units, [DifferentRange(span, Counts(1)) for span in spans])
     assert found == [
-        Repair(units[0], (Span(b"a", b"b"), Span(b"b", b"d"))),
-        Repair(units[2], (Span(b"m", b"n"), Span(b"x", b""))),
+        Repair(units[0], (UserRange(b"a", b"b"), UserRange(b"b", b"d"))),
+        Repair(units[2], (UserRange(b"m", b"n"), UserRange(b"x", b""))),
     ]
 
 
@@ -88,6 +86,6 @@ def test_everything_that_travels_to_spark_pickles() -> None:
     back = pickle.loads(pickle.dumps(job))
     assert back.diff.b == cluster
     assert (back.delete, back.diff.exact, back.diff.a.store.location) == (True, True, store.location)
-    task = (Unit(Span(b"", b""), file(b"a", b"b"), whole=True),)
-    report = Report(Counts(1), [DifferentRange(Span(b"", b""), Counts(1))], [KeyDifference(Kind.ONLY_A, b"k", 5)])
+    task = (Unit(UserRange(b"", b""), file(b"a", b"b"), whole=True),)
+    report = Report(Counts(1), [DifferentRange(UserRange(b"", b""), Counts(1))], [KeyDifference(Kind.ONLY_A, b"k", 5)])
     assert pickle.loads(pickle.dumps((task, report))) == (task, report)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
-from tikv_br.drill.goals import Measured, Objectives, judge
-from tikv_br.drill.history import past_of
+from tikv_br.drill.history import past_drill_of
+from tikv_br.drill.objectives import Measured, Objectives, judge
 from tikv_br.drill.report import DrillReport
-from tikv_br.report.facts import BackupFacts, Cell, Compared, Trouble, Verdict
+from tikv_br.report.facts import BackupFacts, Cell, Compared, ReportedError, Verdict
 from tikv_br.report.recorder import Phase, Sample
 
 BEGUN_MS = 1_790_000_000_000
@@ -45,8 +46,8 @@ def passed(number: int = 1) -> DrillReport:
         remains=(),
         trend=(),
     )
-    earlier = tuple(past_of(passed(before).to_json()) for before in range(1, number)) if number <= 5 else ()
-    return replace(report, trend=(*earlier[-4:], past_of(report.to_json())))
+    earlier = tuple(past_drill_of(passed(before).to_json()) for before in range(1, number)) if number <= 5 else ()
+    return replace(report, trend=(*earlier[-4:], past_drill_of(report.to_json())))
 
 
 def failed() -> DrillReport:
@@ -56,8 +57,23 @@ def failed() -> DrillReport:
         report,
         verdict=Verdict.FAILED,
         goals=judge(Objectives(rto=60), Measured(rpo=65.5, rpo_method="By backup-ts.")),
-        trouble=Trouble("BackupDamaged", 32, "sst/1.sst is not what was written", "Use another copy.", "restore"),
+        trouble=ReportedError("BackupDamaged", 32, "sst/1.sst is not what was written", "Use another copy.", "restore"),
         phases=(*report.phases[:2], Phase("restore", "", 40.0, 3.0, ended_well=False)),
         samples=(),
         compared=(),
     )
+
+
+class NoHost:
+    """Runs no playground, and notes which are stopped."""
+
+    def __init__(self) -> None:
+        self.stopped: list[Path] = []
+
+    def start_detached(self, folder: Path, api_version: object, stores: int) -> str:
+        """Nothing starts here."""
+        raise AssertionError
+
+    def stop(self, folder: Path) -> None:
+        """Note it."""
+        self.stopped.append(folder)

@@ -8,16 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.damage import FLIPS, Case, Victim, cases, read_objects
-from tests.unit.drill.samples import passed
-from tests.unit.drill.test_ledger import NoHost
-from tikv_br.drill.cleaning import Cleaner
-from tikv_br.drill.history import read_past, read_report
-from tikv_br.drill.journal import Journal, digest
-from tikv_br.drill.ledger import Creation, Kind, Ledger
+from tests.support.damage import FLIPS, Case, Victim, cases, read_objects
+from tests.unit.drill.samples import NoHost, passed
+from tikv_br.drill.history import read_past_drills, read_report, remove_old_drills
+from tikv_br.drill.ledger import Cleaner, Creation, Kind, Ledger
 from tikv_br.drill.report import write_json
-from tikv_br.drill.retention import remove_old
-from tikv_br.drill.target import MARK, PlaygroundTarget
+from tikv_br.drill.targets import MARK, PlaygroundTarget
 from tikv_br.errors import BackupDamaged, DrillRemains
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import parse
@@ -42,13 +38,10 @@ def killed(home: Path, *, further: bool = True) -> None:
     store = open_store(parse(str(home)))
     for drill in DRILLS:
         page = Ledger(store, drill)
-        page.note(Creation(Kind.COPY, f"copies/{drill}"))
-        page.note(Creation(Kind.KEYS, f"keys of {drill}"))
+        page.add(Creation(Kind.COPY, f"copies/{drill}"))
+        page.add(Creation(Kind.ROWS, f"keys of {drill}"))
         if further:
-            page.note(Creation(Kind.PLAYGROUND, f"folder of {drill}"))
-        journal = Journal(store, drill)
-        for number in range(3):
-            journal.note([b"%d" % number, drill.encode()])
+            page.add(Creation(Kind.PLAYGROUND, f"folder of {drill}"))
 
 
 def test_by_a_damaged_page_nothing_is_removed(tmp_path: Path) -> None:
@@ -58,7 +51,7 @@ def test_by_a_damaged_page_nothing_is_removed(tmp_path: Path) -> None:
     objects, home = read_objects(tmp_path / "home"), open_store(parse(str(tmp_path / "home")))
     pages = {name: data for name, data in objects.items() if name.startswith("ledger/")}
     victim, remover, seen = Victim(tmp_path / "home", objects), Noting(), set()
-    cleaner = Cleaner(home, {Kind.KEYS: remover, Kind.PLAYGROUND: remover})
+    cleaner = Cleaner(home, {Kind.ROWS: remover, Kind.PLAYGROUND: remover})
     for case in cases(pages, read_objects(tmp_path / "older"), lambda _kind: FLIPS):
         seen.add(case.damage)
         if case.damage in {"missing", "older"}:
@@ -67,7 +60,7 @@ def test_by_a_damaged_page_nothing_is_removed(tmp_path: Path) -> None:
         with pytest.raises(BackupDamaged) as caught:
             cleaner.clean_earlier()
         assert any(name in caught.value.message for name in case.change), str(case)
-        assert "remove that by hand" in caught.value.hint
+        assert "Remove by hand" in caught.value.hint
         assert (remover.asked, read_objects(tmp_path / "home")) == ([], {**objects, **case.change})
         victim.mend(case)
     assert seen == {*EVERY, "older"}
@@ -75,29 +68,7 @@ def test_by_a_damaged_page_nothing_is_removed(tmp_path: Path) -> None:
     home.delete("ledger/two.json")
     assert cleaner.clean_earlier() == []
     assert remover.asked == ["keys of one of one"]
-    assert {name.partition("/")[2] for name in read_objects(tmp_path / "home")} == {
-        f"two/journal/{number:08}" for number in range(3)
-    }
-
-
-def test_a_damaged_journal_tells_no_keys(tmp_path: Path) -> None:
-    """By each object's name; of one that is missing the keys are unknown, so that their rows stay."""
-    killed(tmp_path)
-    objects, home = read_objects(tmp_path), open_store(parse(str(tmp_path)))
-    journals = {name: data for name, data in objects.items() if name.startswith("copies/one/")}
-    victim, sound, seen = Victim(tmp_path, objects), Journal(home, "one").read(), set()
-    assert sound == {digest(key) for key in (b"0", b"1", b"2", b"one")}
-    for case in cases(journals, {}, lambda _kind: FLIPS):
-        seen.add(case.damage)
-        victim.damage(case)
-        if case.damage == "missing":
-            assert Journal(home, "one").read() < sound
-        else:
-            with pytest.raises(BackupDamaged) as caught:
-                Journal(home, "one").read()
-            assert any(name in caught.value.message for name in case.change), str(case)
-        victim.mend(case)
-    assert seen == EVERY
+    assert read_objects(tmp_path / "home") == {}
 
 
 def test_by_a_damaged_report_no_newer_backup_goes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -109,13 +80,13 @@ def test_by_a_damaged_report_no_newer_backup_goes(tmp_path: Path, caplog: pytest
     write_json(home, replace(passed(4), notices=("before it was told",)))
     older = {name: data for name, data in read_objects(tmp_path / "home").items() if data != objects[name]}
     victim, seen = Victim(tmp_path / "home", objects), set()
-    sound = read_past(home)
+    sound = read_past_drills(home)
     assert len(sound) == 4
     for case in cases(objects, older, lambda _kind: FLIPS):
         seen.add(case.damage)
         victim.damage(case)
         caplog.clear()
-        known = read_past(home)
+        known = read_past_drills(home)
         assert set(known) <= set(sound), str(case)
         if case.damage not in {"missing", "older"}:
             assert_named(case, caplog.text, {each.id for each in known})
@@ -125,7 +96,7 @@ def test_by_a_damaged_report_no_newer_backup_goes(tmp_path: Path, caplog: pytest
     assert seen == {*EVERY, "older"}
     newest = max(objects)
     home.put(newest, objects[newest].replace(b"1790345600000", b"1790000000000"))
-    remove_old(home, backups, read_past(home), 1)
+    remove_old_drills(home, backups, read_past_drills(home), 1)
     assert newest in read_objects(tmp_path / "home")
 
 

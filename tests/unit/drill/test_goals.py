@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from tikv_br.drill.goals import Measured, Objectives, judge
+from tikv_br.drill.objectives import Measured, Objectives, judge
 
 
 @pytest.mark.parametrize(
@@ -14,7 +14,7 @@ from tikv_br.drill.goals import Measured, Objectives, judge
         (Objectives(rto=10, rpo=5), Measured(), {"RTO", "RPO"}),
         (Objectives(min_keys=3), Measured(keys=3), set()),
         (Objectives(min_keys=3), Measured(keys=2), {"keys"}),
-        (Objectives(max_age=1), Measured(age=2), {"age of the backup"}),
+        (Objectives(max_age=1), Measured(age=2), {"backup age"}),
     ],
 )
 def test_a_limit_is_met_at_the_limit_and_missed_by_what_was_not_measured(

@@ -5,9 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from tikv_br.drill.cleaning import Cleaner
-from tikv_br.drill.ledger import Creation, Kind, Ledger, left_behind
-from tikv_br.drill.target import MARK, PlaygroundTarget
+from formats.api_version import ApiVersion
+from formats.keys.ranges import KeyRange
+from tests.support.tools import PREVIOUS
+from tests.unit.drill.samples import NoHost
+from tikv_br.drill.ledger import Cleaner, Creation, Kind, Ledger, OwnedRows, read_ledgers
+from tikv_br.drill.targets import MARK, PlaygroundTarget
 from tikv_br.errors import DrillRemains
 from tikv_br.storage.base import ObjectStore
 from tikv_br.storage.open import open_store
@@ -15,21 +18,6 @@ from tikv_br.storage.url import parse
 
 COPY = Creation(Kind.COPY, "copies/one")
 FOLDER = Creation(Kind.PLAYGROUND, "/somewhere", "a-host")
-
-
-class NoHost:
-    """Runs no playground, and notes which are stopped."""
-
-    def __init__(self) -> None:
-        self.stopped: list[Path] = []
-
-    def start(self, folder: Path, api_version: object, stores: int) -> str:
-        """Nothing starts here."""
-        raise AssertionError
-
-    def stop(self, folder: Path) -> None:
-        """Note it."""
-        self.stopped.append(folder)
 
 
 @pytest.fixture
@@ -41,14 +29,14 @@ def home(tmp_path: Path) -> ObjectStore:
 def test_what_is_noted_is_read_back_until_it_is_forgotten(home: ObjectStore) -> None:
     """Another process sees what was made, in the order it was made; a page without a line is gone."""
     ledger = Ledger(home, "one")
-    ledger.note(COPY)
-    ledger.note(FOLDER)
-    [read] = left_behind(home)
+    ledger.add(COPY)
+    ledger.add(FOLDER)
+    [read] = read_ledgers(home)
     assert (read.drill, read.creations) == ("one", (COPY, FOLDER))
-    read.forget(COPY)
-    assert [page.creations for page in left_behind(home)] == [(FOLDER,)]
-    read.forget(FOLDER)
-    assert left_behind(home) == []
+    read.remove(COPY)
+    assert [page.creations for page in read_ledgers(home)] == [(FOLDER,)]
+    read.remove(FOLDER)
+    assert read_ledgers(home) == []
 
 
 def test_a_copy_goes_and_no_other_object(home: ObjectStore) -> None:
@@ -56,7 +44,7 @@ def test_a_copy_goes_and_no_other_object(home: ObjectStore) -> None:
     for name in ("copies/one/backupmeta", "copies/one/sst/a.sst", "copies/two/backupmeta", "reports/one.json"):
         home.put(name, b"x")
     ledger = Ledger(home, "one")
-    ledger.note(COPY)
+    ledger.add(COPY)
     Cleaner(home, {}).clean(ledger)
     assert {info.name for info in home.list()} == {"copies/two/backupmeta", "reports/one.json"}
 
@@ -67,12 +55,48 @@ def test_what_is_not_the_drills_own_stays_in_the_ledger(home: ObjectStore, creat
     home.put("copies/two/backupmeta", b"x")
     home.put("reports/two.json", b"x")
     ledger = Ledger(home, "one")
-    ledger.note(creation)
+    ledger.add(creation)
     with pytest.raises(DrillRemains):
         Cleaner(home, {}).clean(ledger)
-    assert [page.creations for page in left_behind(home)] == [(creation,)]
+    assert [page.creations for page in read_ledgers(home)] == [(creation,)]
     assert len(Cleaner(home, {}).clean_earlier()) == 1
     assert {info.name for info in home.list()} >= {"copies/two/backupmeta", "reports/two.json"}
+
+
+def test_a_ledger_of_the_previous_version_is_cleaned(home: ObjectStore) -> None:
+    """It had other kinds and fields. What drills no longer make, such as a canary, is reported and stays."""
+    for page in (PREVIOUS / "ledger").iterdir():
+        home.put(f"ledger/{page.name}", page.read_bytes())
+    killed, prefix = read_ledgers(home)
+    assert [creation.kind.value for creation in killed.creations] == [
+        *("made backup", "copy", "playground", "safe point", "rows", "canary")
+    ]
+    rows = next(creation.rows for creation in killed.creations if creation.kind is Kind.ROWS)
+    assert rows == OwnedRows(
+        7000000000000000002, ApiVersion.V2, 1, (KeyRange(bytes.fromhex("72000001"), bytes.fromhex("720000017a")),)
+    )
+    removed = Removed()
+    removers = dict.fromkeys((Kind.PLAYGROUND, Kind.ROWS, Kind.SAFE_POINT), removed)
+    assert Cleaner(home, removers).clean_earlier() == [
+        f"cannot remove all that drill {killed.drill} left: this command cannot remove the canary at 7000000000000000001/0/6b6579",
+        f"cannot remove all that drill {prefix.drill} left: this command cannot remove the keys at the prefix 61 of the cluster at 127.0.0.1:2379",
+    ]
+    assert removed.kinds == [Kind.ROWS, Kind.SAFE_POINT, Kind.PLAYGROUND]
+    assert [[creation.kind for creation in page.creations] for page in read_ledgers(home)] == [
+        [Kind.MADE_BACKUP, Kind.OLD_CANARY],
+        [Kind.OLD_KEYS],
+    ]
+
+
+class Removed:
+    """Notes what it removes."""
+
+    def __init__(self) -> None:
+        self.kinds: list[Kind] = []
+
+    def remove(self, creation: Creation, drill: str) -> None:
+        """Note it."""
+        self.kinds.append(creation.kind)
 
 
 class Refusing:
@@ -83,18 +107,17 @@ class Refusing:
         raise DrillRemains(f"{creation.place} of {drill} stays")
 
 
-@pytest.mark.parametrize(("kind", "copy_stays"), [(Kind.CANARY, False), (Kind.KEYS, True)])
-def test_what_stays_keeps_nothing_else_but_its_journal(home: ObjectStore, kind: Kind, copy_stays: bool) -> None:
-    """What was made before something that cannot be removed goes, but for the journal of rows that stay."""
-    home.put("copies/one/journal/00000000", b"x")
+@pytest.mark.parametrize("kind", [Kind.SAFE_POINT, Kind.ROWS])
+def test_what_cannot_be_removed_does_not_keep_the_rest(home: ObjectStore, kind: Kind) -> None:
+    """What was made before it is removed all the same."""
+    home.put("copies/one/sync/checkpoint", b"x")
     ledger, stays = Ledger(home, "one"), Creation(kind, "somewhere")
     for creation in (COPY, stays, Creation(Kind.MADE_BACKUP, "x")):
-        ledger.note(creation)
+        ledger.add(creation)
     with pytest.raises(DrillRemains, match="somewhere of one stays"):
         Cleaner(home, {kind: Refusing()}).clean(ledger)
-    expected = [COPY, stays] if copy_stays else [stays]
-    assert [each for each in ledger.creations if each.kind is not Kind.MADE_BACKUP] == expected
-    assert (list(home.list("copies")) != []) is copy_stays
+    assert [each for each in ledger.creations if each.kind is not Kind.MADE_BACKUP] == [stays]
+    assert list(home.list("copies")) == []
 
 
 def test_a_folder_without_the_drills_mark_is_left_alone(tmp_path: Path) -> None:
@@ -114,7 +137,7 @@ def test_a_folder_without_the_drills_mark_is_left_alone(tmp_path: Path) -> None:
     assert (folder / "precious").exists()
     assert host.stopped == []
     (folder / MARK).write_text("one")
-    with pytest.raises(DrillRemains, match="holds precious"):
+    with pytest.raises(DrillRemains, match="contains precious"):
         target.remove(creation, "one")
     (folder / "precious").unlink()
     (folder / "cluster").mkdir()
@@ -131,7 +154,7 @@ def test_what_cannot_be_looked_at_is_left_alone(tmp_path: Path) -> None:
     place = tmp_path / "drill-one"
     place.write_text("a file where the folder was")
     creation = Creation(Kind.PLAYGROUND, str(place), socket.gethostname())
-    with pytest.raises(DrillRemains, match="cannot be removed: Not a directory"):
+    with pytest.raises(DrillRemains, match=r"cannot remove .*: Not a directory"):
         PlaygroundTarget(NoHost(), tmp_path).remove(creation, "one")
     assert place.exists()
 
@@ -139,6 +162,6 @@ def test_what_cannot_be_looked_at_is_left_alone(tmp_path: Path) -> None:
 def test_a_folder_of_another_machine_is_not_looked_for_here(tmp_path: Path) -> None:
     """The same path may be something else on this one."""
     creation = Creation(Kind.PLAYGROUND, str(tmp_path), "another-host")
-    with pytest.raises(DrillRemains, match="another machine"):
+    with pytest.raises(DrillRemains, match="not on this machine"):
         PlaygroundTarget(NoHost(), tmp_path).remove(creation, "one")
     assert tmp_path.exists()

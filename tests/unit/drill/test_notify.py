@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.listener import Listener, listening
+from tests.support.listener import Listener, listening
 from tests.unit.drill.samples import failed, passed
-from tikv_br.cli.drill_options import HookFlags
-from tikv_br.drill.hooks import Hooks
-from tikv_br.drill.notify import tell
+from tikv_br.cli.drill_cmd import HookFlags
+from tikv_br.drill.notify import notify
+from tikv_br.drill.options import Hooks
 from tikv_br.errors import UsageError
-from tikv_br.storage.secret import SecretText
+from tikv_br.storage.crypter import SecretText
 
 PAGE = "local:///drills/reports/one.html"
 
@@ -33,7 +33,7 @@ def test_everybody_is_told_of_a_drill_that_passed(listener: Listener, tmp_path: 
     command = (sys.executable, "-c", script)
     hooks = Hooks(listener.url("beat/secret"), listener.url("hook"), str(prom), command)
     hooks.check()
-    assert tell(hooks, passed(), PAGE) == []
+    assert notify(hooks, passed(), PAGE) == []
     assert [(method, path) for method, path, _ in listener.heard] == [("POST", "/hook"), ("GET", "/beat/secret")]
     told = json.loads(listener.heard[0][2])
     assert (told["verdict"], told["exit_code"], told["rto"], told["keys"]) == ("passed", 0, 31.0, 1000)
@@ -55,7 +55,7 @@ def test_the_heart_does_not_beat_after_a_failure(listener: Listener, tmp_path: P
     """A failed drill is told to the webhook and the textfile, and figures that it lacks are left out."""
     prom = tmp_path / "drill.prom"
     hooks = Hooks(listener.url("beat"), listener.url("hook"), str(prom))
-    assert tell(hooks, failed(), PAGE) == []
+    assert notify(hooks, failed(), PAGE) == []
     assert [path for _, path, _ in listener.heard] == ["/hook"]
     assert json.loads(listener.heard[0][2])["exit_code"] == 32
     names = {family.name for family in text_string_to_metric_families(prom.read_text())}
@@ -72,7 +72,7 @@ def test_a_hook_that_fails_keeps_nothing_from_the_others(listener: Listener, tmp
         str(tmp_path / "gone" / "x.prom"),
         (sys.executable, "-c", "1/0"),
     )
-    problems = tell(hooks, passed(), PAGE)
+    problems = notify(hooks, passed(), PAGE)
     assert len(problems) == 3
     assert not [problem for problem in problems if "secret" in problem]
     assert [path for _, path, _ in listener.heard] == ["/broken/secret", "/beat"]
@@ -82,8 +82,8 @@ def test_a_hook_that_fails_keeps_nothing_from_the_others(listener: Listener, tmp
     ("place", "said"),
     [
         ("garbage", "BadStatusLine"),
-        ("silent", "no answer in time"),
-        ("dripping", "no answer in time"),
+        ("silent", "timeout"),
+        ("dripping", "timeout"),
         ("broken", "HTTP status 500"),
     ],
 )
@@ -91,16 +91,16 @@ def test_a_server_that_misbehaves_is_a_problem_and_no_failure(
     place: str, said: str, listener: Listener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One that talks nonsense, says nothing, or never comes to an end is told of, without its URL, and not waited for."""
-    monkeypatch.setattr("tikv_br.drill.notify.PATIENCE", 0.3 if said == "no answer in time" else 60.0)
-    problems = tell(Hooks(listener.url(f"{place}/secret"), listener.url(f"{place}/secret")), passed(), PAGE)
-    assert problems == [f"the webhook did not work: {said}", f"the heartbeat did not work: {said}"]
+    monkeypatch.setattr("tikv_br.drill.notify.PATIENCE", 0.3 if said == "timeout" else 60.0)
+    problems = notify(Hooks(listener.url(f"{place}/secret"), listener.url(f"{place}/secret")), passed(), PAGE)
+    assert problems == [f"the webhook failed: {said}", f"the heartbeat failed: {said}"]
 
 
 def test_nobody_there_is_a_problem_and_no_failure() -> None:
     """A port where nobody listens, a host that there is not."""
     gone = Hooks(SecretText("http://127.0.0.1:1/secret"), SecretText("http://nobody.invalid/secret"))
-    problems = tell(gone, passed(), PAGE)
-    assert [problem.partition(" did")[0] for problem in problems] == ["the webhook", "the heartbeat"]
+    problems = notify(gone, passed(), PAGE)
+    assert [problem.partition(" failed")[0] for problem in problems] == ["the webhook", "the heartbeat"]
     assert "secret" not in "".join(problems)
 
 

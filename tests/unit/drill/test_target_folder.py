@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, cast
 import pytest
 
 from formats.api_version import ApiVersion
-from tikv_br.drill.target import PlaygroundTarget
+from tikv_br.drill.targets import PlaygroundTarget
 from tikv_br.errors import DrillRemains, PlaygroundError
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ class Host:
     def __init__(self) -> None:
         self.modes: list[int] = []
 
-    def start(self, folder: Path, api_version: ApiVersion, stores: int) -> str:
+    def start_detached(self, folder: Path, api_version: ApiVersion, stores: int) -> str:
         """Look, and end it there."""
         self.modes += [stat.S_IMODE(each.stat().st_mode) for each in (folder.parent, folder.parent.parent)]
         raise PlaygroundError(f"{stores} stores of {api_version} are not for this test")
@@ -58,8 +58,8 @@ def test_nobody_else_can_look_into_it(tmp_path: Path) -> None:
 def test_a_place_that_another_user_made_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever owns it could exchange what is in it."""
     owner = tmp_path.stat().st_uid
-    monkeypatch.setattr("tikv_br.drill.target.ROOT", -1)
+    monkeypatch.setattr("tikv_br.drill.targets.ROOT", -1)
     monkeypatch.setattr("os.getuid", lambda: owner + 1)
-    with pytest.raises(DrillRemains, match="another user's"):
+    with pytest.raises(DrillRemains, match="another user"):
         make(PlaygroundTarget(Host(), tmp_path))
     assert list(tmp_path.iterdir()) == []

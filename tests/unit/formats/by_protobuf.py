@@ -5,7 +5,7 @@ from __future__ import annotations
 from google.protobuf.message import DecodeError
 
 from formats.cdc import ChangeEvent
-from formats.keys import KeyCodec
+from formats.keys.codec import KeyCodec
 from tikv_br.cluster.pb import cdcpb_pb2, kvrpcpb_pb2
 
 Pairs = list[tuple[bytes, bytes]]

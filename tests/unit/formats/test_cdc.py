@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from formats.api_version import ApiVersion
 from formats.cdc import parse
-from formats.keys import KeyCodec
-from formats.records import SCHEMA
+from formats.columns import SCHEMA
+from formats.keys.codec import KeyCodec
 from tests.unit.formats import by_protobuf
 from tests.unit.formats.by_protobuf import taken
 from tests.unit.formats.examples import MAX_U64, Row, many, records, u64

@@ -7,8 +7,8 @@ import pyarrow as pa
 import pytest
 
 from formats import columns
+from formats.columns import SCHEMA, STORAGE_SCHEMA
 from formats.errors import DamagedBytes, FormatError
-from formats.records import SCHEMA, STORAGE_SCHEMA
 
 
 def rows_of(array: pa.LargeBinaryArray) -> list[bytes]:
@@ -77,16 +77,8 @@ def test_numbers_and_flags_of_slices() -> None:
     assert columns.numbers(numbers).ctypes.data == numbers.buffers()[1].address
 
 
-def test_concat_keeps_rows_in_order() -> None:
-    """None, one and several columns join to one, and a single one is not copied."""
-    one, other = columns.from_list([b"a", b"bb"]), columns.from_list([b"", b"c"])
-    assert columns.concat([]).to_pylist() == []
-    assert columns.concat([one]) is one
-    assert rows_of(columns.concat([one[1:], other])) == [b"bb", b"", b"c"]
-
-
 def test_batches_have_the_schemas() -> None:
-    """What is not given is 0 or false; the schemas are those of `formats.records`."""
+    """What is not given is 0 or false; the schemas are those of `formats.columns`."""
     keys, values = columns.from_list([b"a", b"b"]), columns.from_list([b"1", b""])
     batch = columns.records(keys, values, ts=np.array([3, 4], np.uint64))
     assert batch.schema == SCHEMA

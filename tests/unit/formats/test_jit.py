@@ -48,6 +48,23 @@ def test_a_kernel_whose_code_cannot_be_kept_still_runs(monkeypatch: pytest.Monke
     assert refused
 
 
+def test_a_kernel_runs_when_no_byte_can_be_written(tmp_path: Path) -> None:
+    """Where not even a temporary directory is found, the code is compiled, and not kept."""
+    (tmp_path / "kernel.py").write_text(
+        "import resource\n"
+        "from formats.jit import njit\n"
+        "@njit\n"
+        "def double(n): return n + n\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))\n"
+        "assert double(21) == 42\n"
+    )
+    paths = os.pathsep.join(filter(None, sys.path))
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path / "cache"), "PYTHONPATH": paths}
+    command = [sys.executable, str(tmp_path / "kernel.py")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120, env=environment)
+    assert done.returncode == 0, done.stderr
+
+
 COUNT_COMPILATIONS = """
 import json
 from formats.kernels import memory
@@ -92,6 +109,7 @@ def test_code_that_others_could_have_written_is_not_run(tmp_path: Path) -> None:
     assert list(open_to_all.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_folder_that_another_takes_over_later_is_not_trusted(tmp_path: Path) -> None:
     """A process that has begun, and compiles its first kernel when the folder is open to others, neither reads nor writes there."""
     folder = tmp_path / f"tikv-br-kernels-{os.getuid()}"

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from formats.errors import InvalidKeyText
-from formats.keytext import FORMS, format_key, parse_key
+from formats.keys.ranges import KeyRange
+from formats.keys.text import FORMS, format_key, parse_key, show_key
 from tests.unit.formats.examples import keys, many
 
 
@@ -41,12 +42,12 @@ def test_known_texts(text: str, form: str, key: bytes) -> None:
         ("\u0661\u0661", "hex", "character 1"),
         ("\\", "escaped", "at byte 1"),
         ("ab\\q", "escaped", "at byte 3"),
-        ("\\x6", "escaped", "no known escape"),
-        ("\\xg0", "escaped", "no known escape"),
-        ("\\400", "escaped", "no known escape"),
-        ("\\08", "escaped", "no known escape"),
-        ("a\ud800", "raw", "character 2 has no UTF-8"),
-        ("a\ud800", "escaped", "character 2 has no UTF-8"),
+        ("\\x6", "escaped", "not a known escape"),
+        ("\\xg0", "escaped", "not a known escape"),
+        ("\\400", "escaped", "not a known escape"),
+        ("\\08", "escaped", "not a known escape"),
+        ("a\ud800", "raw", "character 2 cannot be encoded as UTF-8"),
+        ("a\ud800", "escaped", "character 2 cannot be encoded as UTF-8"),
         ("61", "base64", "unknown key format 'base64'"),
     ],
 )
@@ -95,3 +96,21 @@ def test_hex_agrees_with_binascii(text: str) -> None:
             parse_key(text, "hex")
     else:
         assert parse_key(text, "hex") == expected
+
+
+def test_shown_keys_are_cut() -> None:
+    """A message shows 64 bytes of a key at most, and how long it is."""
+    assert show_key(b"") == ""
+    assert show_key(bytes(64)) == "00" * 64
+    assert show_key(b"\xff" * 65) == "ff" * 64 + "… (65 bytes)"
+    assert show_key(bytes(1 << 20)) == "00" * 64 + "… (1,048,576 bytes)"
+    assert show_key(b"k" * 65, "escaped") == "k" * 64 + "… (65 bytes)"
+    assert str(KeyRange(b"a" * 1000, b"")) == f"[{'61' * 64}… (1,000 bytes), end)"
+
+
+def test_long_keys_that_do_not_parse_are_cut() -> None:
+    """So is a key that a flag or a file gives in a wrong form."""
+    with pytest.raises(InvalidKeyText) as raised:
+        parse_key("x" * 1_000_000, "hex")
+    assert len(str(raised.value)) < 300
+    assert "… (1,000,000 characters)" in str(raised.value)

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from formats import mce
 from formats.errors import DamagedBytes
+from formats.keys import codec
 from tests.unit.formats.examples import keys, many
 
 
@@ -24,28 +24,28 @@ from tests.unit.formats.examples import keys, many
 )
 def test_known_forms(data: str, encoded: str) -> None:
     """Strings that real servers and their sources show encode to just these bytes, and decode from them."""
-    assert mce.encode(bytes.fromhex(data)).hex() == encoded
-    assert mce.decode_exact(bytes.fromhex(encoded)).hex() == data
+    assert codec.encode(bytes.fromhex(data)).hex() == encoded
+    assert codec.decode_exact(bytes.fromhex(encoded)).hex() == data
 
 
 @many(3)
 @given(keys(), st.binary(max_size=12))
 def test_round_trip(data: bytes, tail: bytes) -> None:
     """What was encoded decodes to itself, takes as many bytes as announced, and what follows does not matter."""
-    encoded = mce.encode(data)
-    assert len(encoded) == mce.encoded_size(len(data))
-    assert mce.decode(encoded + tail) == (data, len(encoded))
-    assert mce.decode_exact(encoded) == data
+    encoded = codec.encode(data)
+    assert len(encoded) == codec.encoded_size(len(data))
+    assert codec.decode(encoded + tail) == (data, len(encoded))
+    assert codec.decode_exact(encoded) == data
 
 
 @many(3)
 @given(keys(24), keys(24))
 def test_order_is_kept(one: bytes, other: bytes) -> None:
     """Encoded forms compare as the strings do, whatever follows them, and none begins another."""
-    assert (mce.encode(one) < mce.encode(other)) == (one < other)
+    assert (codec.encode(one) < codec.encode(other)) == (one < other)
     if one != other:
-        assert not mce.encode(other).startswith(mce.encode(one))
-        assert (mce.encode(one) + b"\xff" * 8 < mce.encode(other) + bytes(8)) == (one < other)
+        assert not codec.encode(other).startswith(codec.encode(one))
+        assert (codec.encode(one) + b"\xff" * 8 < codec.encode(other) + bytes(8)) == (one < other)
 
 
 @many(3)
@@ -53,26 +53,26 @@ def test_order_is_kept(one: bytes, other: bytes) -> None:
 def test_only_canonical_bytes_decode(data: bytes) -> None:
     """Any bytes are either refused or the one encoding of what comes out: no two forms of one string."""
     try:
-        decoded, consumed = mce.decode(data)
+        decoded, consumed = codec.decode(data)
     except DamagedBytes:
         return
-    assert mce.encode(decoded) == data[:consumed]
+    assert codec.encode(decoded) == data[:consumed]
 
 
 @many(2)
 @given(keys(), st.data())
 def test_damage_never_goes_unseen(data: bytes, draw: st.DataObject) -> None:
     """Bytes cut short are refused; a changed byte is refused or changes what comes out."""
-    encoded = mce.encode(data)
+    encoded = codec.encode(data)
     at = draw.draw(st.integers(0, len(encoded) - 1))
     with pytest.raises(DamagedBytes):
-        mce.decode(encoded[:at])
+        codec.decode(encoded[:at])
     flipped = encoded[:at] + bytes([encoded[at] ^ draw.draw(st.integers(1, 255))]) + encoded[at + 1 :]
     with contextlib.suppress(DamagedBytes):
-        assert mce.decode_exact(flipped) != data
+        assert codec.decode_exact(flipped) != data
 
 
 def test_bytes_after_the_end_are_refused_where_the_end_is_due() -> None:
     """`decode_exact` says how many bytes are too many."""
     with pytest.raises(DamagedBytes, match="3 bytes after"):
-        mce.decode_exact(mce.encode(b"key") + b"abc")
+        codec.decode_exact(codec.encode(b"key") + b"abc")

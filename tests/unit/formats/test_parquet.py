@@ -16,10 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from formats import columns
+from formats.columns import SCHEMA
 from formats.errors import DamagedBytes, FormatError, UnsortedKeys, UnsupportedFormat
-from formats.parquet_reader import ParquetReader
-from formats.parquet_writer import ParquetOptions, ParquetWriter
-from formats.records import SCHEMA
+from formats.parquet import ParquetOptions, ParquetReader, ParquetWriter
 from formats.sst import Compression, MemorySource
 
 Row = tuple[bytes, bytes, int, int, bool]
@@ -112,6 +111,17 @@ def test_readers_skip_what_statistics_exclude() -> None:
     assert [row["key"] for row in found] == [row[0] for row in rows[5000:5003]]
     assert len(source.reads) == 1
     assert source.reads[0][1] < len(data) / 5
+
+
+def test_small_neighbours_are_read_at_once() -> None:
+    """Of many row groups, those of a range cost one read, and each byte is read once."""
+    source = Counting(written(many(10_000), ParquetOptions(group_rows=500), 500))
+    reader = ParquetReader(source)
+    source.reads.clear()
+    found = [row["key"] for part in reader.records(b"key002000", b"key006000") for row in part.to_pylist()]
+    assert found == [b"key%06d" % number for number in range(2000, 6000)]
+    assert len(source.reads) == 1
+    assert source.reads[0][1] < len(source.data) / 2
 
 
 def test_a_whole_file_is_read_in_one_pass() -> None:

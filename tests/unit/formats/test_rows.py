@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from formats import columns
 from formats.api_version import ApiVersion
+from formats.columns import SCHEMA, STORAGE_SCHEMA
 from formats.errors import DamagedBytes, FormatError, UnsortedKeys, UnsupportedFormat
-from formats.keys import DATA_PREFIX, KeyCodec
-from formats.records import SCHEMA, STORAGE_SCHEMA
+from formats.keys.codec import DATA_PREFIX, KeyCodec
 from formats.rows import LiveFilter, from_storage, live, to_storage
 from formats.values import StoredValue, decode_value, encode_value
 from tests.unit.formats.examples import MAX_U64, Row, keyspaces, many, pairs, records
@@ -122,7 +122,7 @@ def test_any_bytes_are_read_or_refused(codec: KeyCodec, rows: list[tuple[bytes, 
         ("7a7200000061000000fcfffffffffffffffe", "", "no flags"),
         ("7a7200000061000000fcfffffffffffffffe", "04", "unknown flags"),
         ("7a7200000061000000fcfffffffffffffffe", "0000000000000501", "too short for its expiry"),
-        ("7a7200000061000000fcfffffffffffffffe", "000000000000000001", "at 0"),
+        ("7a7200000061000000fcfffffffffffffffe", "000000000000000001", "an expiry of 0"),
     ],
 )
 def test_refusals_say_which_row_and_why(key: str, value: str, reason: str) -> None:

@@ -13,15 +13,13 @@ import rocksdict
 
 from formats import columns
 from formats.api_version import ApiVersion
-from formats.keys import DATA_PREFIX, KeyCodec
+from formats.keys.codec import DATA_PREFIX, KeyCodec
 from formats.sst import MemorySource, SstOptions, SstReader, SstSummary, SstWriter
-from formats.sst import properties as names
-from formats.sst.block import encode_entries
-from formats.sst.block_checksum import ChecksumType
+from formats.sst import table as names
+from formats.sst.block import ChecksumType, Footer, encode_entries
 from formats.sst.coding import BlockHandle, decode_handle, encode_varint
-from formats.sst.footer import Footer
 from formats.values import StoredValue, encode_value
-from tests.tools import find_tool
+from tests.support.tools import find_tool
 
 Row = tuple[bytes, bytes]
 

@@ -9,10 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from formats.errors import DamagedBytes
-from formats.sst.block import BlockReader, encode_entries, entries, entries_end
-from formats.sst.block_checksum import ChecksumType
+from formats.sst.block import BlockReader, ChecksumType, Footer, encode_entries, entries, entries_end
 from formats.sst.coding import BlockHandle
-from formats.sst.footer import Footer
 from formats.sst.source import MemorySource
 
 
@@ -78,7 +76,7 @@ def test_checksum_is_verified(checksum: ChecksumType) -> None:
 @pytest.mark.parametrize("handle", [BlockHandle(0, 8), BlockHandle(9, 0), BlockHandle(2**63, 0), BlockHandle(0, 2**63)])
 def test_outside_of_the_file(handle: BlockHandle) -> None:
     """A handle that reaches beyond the file is damage, whatever its size."""
-    with pytest.raises(DamagedBytes, match="in a file of 12 bytes"):
+    with pytest.raises(DamagedBytes, match="outside the file of 12 bytes"):
         reader(bytes(12), ChecksumType.NONE).read(handle)
 
 

@@ -8,13 +8,11 @@ import pytest
 
 from formats.api_version import ApiVersion
 from formats.errors import DamagedBytes, FormatError, UnsupportedFormat
-from formats.keys import KeyCodec
+from formats.keys.codec import KeyCodec
 from formats.sst import MemorySource, SstReader, check_rows, check_structure, tail_extent
-from formats.sst import properties as names
-from formats.sst.block import encode_entries
-from formats.sst.block_checksum import ChecksumType
+from formats.sst import table as names
+from formats.sst.block import ChecksumType, Footer, encode_entries
 from formats.sst.coding import BlockHandle
-from formats.sst.footer import Footer
 from formats.sst.table import Table
 from tests.unit.formats_sst.tables import Row, hand_made, sst_dump, storage_rows, table_options, write, write_by_rocksdb
 
@@ -78,7 +76,7 @@ def test_wrong_property(name: str, value: bytes) -> None:
 def test_wrong_count() -> None:
     """A number of entries that is not that of the rows is found by reading them."""
     data = hand_made([storage_rows(V2, 10)], change={names.NUM_ENTRIES: b"\x0b"})
-    with pytest.raises(DamagedBytes, match="10 rows where the properties say 11"):
+    with pytest.raises(DamagedBytes, match="10 rows, but the properties say 11"):
         content(data, V2)
 
 
@@ -112,7 +110,7 @@ def test_no_table(data: bytes) -> None:
         (V2, None, b"", "flags"),
         (V2, None, b"value\x04", "flags"),
         (V2, None, b"1234567\x01", "expiry"),
-        (V2, None, b"value" + bytes(8) + b"\x01", "expire, at 0"),
+        (V2, None, b"value" + bytes(8) + b"\x01", "an expiry of 0"),
         (V2, b"zuser key", b"\0", "memcomparable"),
         (V2, b"z" + codec.bound(b"r\0\0\0a"), b"\0", "ts"),
         (V2, b"z" + codec.storage_key(b"r\0\0\0a", 0), b"\0", "timestamp of 0"),

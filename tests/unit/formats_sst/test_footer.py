@@ -9,9 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from formats.errors import DamagedBytes, FormatError, UnsupportedFormat
-from formats.sst.block_checksum import ChecksumType
+from formats.sst.block import FOOTER_SIZE, MAGIC, ChecksumType, Footer, read_footer
 from formats.sst.coding import BlockHandle
-from formats.sst.footer import FOOTER_SIZE, MAGIC, Footer, read_footer
 from formats.sst.source import MemorySource
 
 FOOTER = Footer(2, ChecksumType.CRC32C, BlockHandle(500, 200), BlockHandle(100, 300))

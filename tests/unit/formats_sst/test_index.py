@@ -11,15 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from formats.errors import DamagedBytes
-from formats.sst.block import BlockReader, encode_entries
-from formats.sst.block_checksum import ChecksumType
+from formats.sst.block import BlockReader, ChecksumType, Footer, encode_entries
 from formats.sst.coding import BlockHandle
 from formats.sst.encode import put_separator
-from formats.sst.footer import Footer
-from formats.sst.index import Index, read_index
-from formats.sst.index_builder import IndexBuilder
-from formats.sst.properties import INDEX_KEYS_ARE_USER_KEYS, INDEX_TYPE, INDEX_VALUES_ARE_DELTAS
 from formats.sst.source import MemorySource
+from formats.sst.table import INDEX_KEYS_ARE_USER_KEYS, INDEX_TYPE, INDEX_VALUES_ARE_DELTAS, Index, read_index
+from formats.sst.writer import IndexBuilder
 
 PLAIN = {INDEX_KEYS_ARE_USER_KEYS: b"\x01"}
 similar_keys = st.text("\x00\x01\x7f\xfe\xff", max_size=6).map(lambda text: text.encode("latin-1"))

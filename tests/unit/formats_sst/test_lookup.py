@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from formats.errors import DamagedBytes, UnsupportedFormat
 from formats.sst import Compression, MemorySource, SstOptions, Table
-from formats.sst.lookup import first_row_from
+from formats.sst.table import first_row_from
 from tests.unit.formats_sst.tables import Row, hand_made, table_options, write, write_by_rocksdb
 
 KEYS = st.binary(max_size=4).map(lambda key: b"z" + key)

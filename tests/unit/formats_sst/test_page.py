@@ -15,16 +15,11 @@ from formats import columns
 from formats.api_version import ApiVersion
 from formats.checksum import checksums
 from formats.errors import DamagedBytes, FormatError, UnsortedKeys
-from formats.keys import KeyCodec
+from formats.keys.codec import KeyCodec
 from formats.rawscan import RawPage, measure
 from formats.rows import to_storage
 from formats.sst import Compression, SstOptions, SstWriter
-from formats.sst.block_builder import BlockBuilder
-from formats.sst.block_checksum import ChecksumType
-from formats.sst.block_sink import BlockSink
-from formats.sst.index_builder import IndexBuilder
-from formats.sst.packer import packer
-from formats.sst.page_form import PageForm
+from formats.sst.encode import encode_page, largest_key, page_encoding
 from tikv_br.cluster.pb import kvrpcpb_pb2
 
 V1, V2 = KeyCodec(ApiVersion.V1), KeyCodec(ApiVersion.V2)
@@ -71,12 +66,11 @@ def test_pages_make_the_table_that_records_make(
     theirs: list[bytes] = []
     by_page, by_record = SstWriter(ours.append, options), SstWriter(theirs.append, options)
     for part in pages_of(rows, cuts):
-        folded = by_page.append_page(page_of(part, source), PageForm(source, target, ts))
+        folded = by_page.append_page(page_of(part, source), source, target, ts)
         keys, values = column(part, 0), column(part, 1)
         by_record.append(to_storage(columns.records(keys, values), target, ts))
         prefixes = (target.prefix, source.prefix)
         assert tuple(folded.checksum(prefix) for prefix in prefixes) == checksums(keys, values, prefixes)
-        assert by_page.size_estimate == by_record.size_estimate
     assert by_page.finish() == by_record.finish()
     assert b"".join(ours) == b"".join(theirs)
 
@@ -90,7 +84,7 @@ def test_rows_of_all_sizes() -> None:
         theirs: list[bytes] = []
         by_page, by_record = SstWriter(ours.append, TIGHT), SstWriter(theirs.append, TIGHT)
         for each in part:
-            by_page.append_page(page_of(each), PageForm(V1, V2))
+            by_page.append_page(page_of(each), V1, V2)
             by_record.append(to_storage(columns.records(column(each, 0), column(each, 1)), V2))
         assert by_page.finish() == by_record.finish()
         assert b"".join(ours) == b"".join(theirs)
@@ -102,9 +96,9 @@ def test_wrong_order_is_refused_by_name() -> None:
         writer = SstWriter(lambda _: None, TIGHT)
         wrong = pages[-1][-1][0].hex()
         for rows in pages[:-1]:
-            writer.append_page(page_of(rows), PageForm(V1, V1))
+            writer.append_page(page_of(rows), V1, V1)
         with pytest.raises(UnsortedKeys, match=f"key 7a{wrong} does not sort after 7a62"):
-            writer.append_page(page_of(pages[-1]), PageForm(V1, V1))
+            writer.append_page(page_of(pages[-1]), V1, V1)
 
 
 @pytest.mark.parametrize("stray", [b"r\0\0\2key", b"x\0\0\1key", b"r\0"])
@@ -114,7 +108,7 @@ def test_keys_of_another_keyspace_are_refused(stray: bytes) -> None:
     good = source.rpc_key(b"a")
     for rows in ([(stray, b"")], [(good, b""), (stray, b"")]):
         with pytest.raises(DamagedBytes):
-            SstWriter(lambda _: None, TIGHT).append_page(page_of(rows), PageForm(source, V2))
+            SstWriter(lambda _: None, TIGHT).append_page(page_of(rows), source, V2)
 
 
 @given(tables, st.data(), codecs, codecs)
@@ -125,16 +119,15 @@ def test_a_page_that_is_not_the_measured_one_touches_nothing_else(
     data, page = serialized(rows, source), page_of(rows, source)
     start = draw.draw(st.integers(0, len(data)))
     other = (data[:start] + draw.draw(st.binary(max_size=40)) + data[start:])[: draw.draw(st.integers(0, len(data)))]
-    form, fence = PageForm(source, target), 64
+    form, fence = page_encoding(source, target, 1), 64
     fold_space = np.full(page.longest + 2 * fence, 0xEE, np.uint8)
     odd_space = np.ones(page.longest + 1 + 2 * fence, np.bool_)
     folded, odd = fold_space[fence:-fence], odd_space[fence:-fence]
-    sink = BlockSink(lambda _: None, Compression.ZSTD, 1, ChecksumType.CRC32C)
-    builder = BlockBuilder(packer(sink, IndexBuilder(2), Compression.ZSTD, 1), 1024, 3)
+    writer = SstWriter(lambda _: None, SstOptions(block_size=1024, restart_interval=3))
     with contextlib.suppress(FormatError):
-        builder.run(
-            lambda blocks, packing: form.encode(blocks, packing, columns.from_bytes(other), folded, odd),
-            form.longest_key(page),
+        writer._run(
+            lambda blocks: encode_page(blocks, columns.from_bytes(other), form, folded, odd),
+            int(largest_key(page.longest_key)),
         )
     assert set(fold_space[:fence]) == set(fold_space[-fence:]) == {0xEE}
     assert odd_space[:fence].all()

@@ -5,11 +5,9 @@ from __future__ import annotations
 import pytest
 
 from formats.errors import DamagedBytes
-from formats.sst import properties as names
-from formats.sst.block import BlockReader, encode_entries, entries
-from formats.sst.block_checksum import ChecksumType
+from formats.sst import table as names
+from formats.sst.block import BlockReader, ChecksumType, Footer, encode_entries, entries
 from formats.sst.coding import BlockHandle, decode_varint
-from formats.sst.footer import Footer
 from formats.sst.source import MemorySource
 
 

@@ -11,11 +11,11 @@ import pytest
 import rocksdict
 
 from formats.api_version import ApiVersion
+from formats.columns import STORAGE_SCHEMA
 from formats.errors import DamagedBytes, UnsupportedFormat
-from formats.records import STORAGE_SCHEMA
 from formats.sst import MemorySource, SstReader, Table
 from formats.sst.block import extents
-from formats.sst.properties import BLOCK_NAME, GLOBAL_SEQNO
+from formats.sst.table import BLOCK_NAME, GLOBAL_SEQNO
 from tests.unit.formats_sst.tables import (
     CHECKSUMS,
     COMPRESSIONS,
@@ -95,6 +95,27 @@ def test_batches(max_rows: int) -> None:
     for batch in batches:
         batch.validate(full=True)
     assert read(data, max_rows) == rows
+
+
+@pytest.mark.parametrize("version", [2, 5])
+def test_blocks_outside_a_range_are_not_read(tmp_path: Path, version: int) -> None:
+    """All rows of a range are there, between any two keys, and few others."""
+    rows = storage_rows(ApiVersion.V2, 3000)
+    options = table_options(format_version=version, block_size=1024)
+    reader = SstReader(MemorySource(write_by_rocksdb(tmp_path / "table.sst", rows, options)))
+    keys = [key for key, _ in rows]
+    for first, end in itertools.combinations([0, 1, 7, 8, 1500, 1501, 2998, 2999], 2):
+        for start, stop in [
+            (keys[first], keys[end]),
+            (keys[first] + b"\0", keys[end] + b"\0"),
+            (b"", keys[end]),
+            (keys[end], b""),
+        ]:
+            wanted = [key for key in keys if start <= key and (not stop or key < stop)]
+            found = [key for part in reader.batches(start=start, end=stop) for key in part["key"].to_pylist()]
+            assert [key for key in found if start <= key and (not stop or key < stop)] == wanted
+            assert len(found) <= len(wanted) + 100
+    assert not list(reader.batches(start=b"zzz"))
 
 
 def test_batches_outlive_the_reader() -> None:

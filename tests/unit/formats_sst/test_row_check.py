@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from formats.api_version import ApiVersion
 from formats.errors import DamagedBytes
-from formats.keys import DATA_PREFIX, KeyCodec
+from formats.keys.codec import DATA_PREFIX, KeyCodec
 from formats.sst import MemorySource, SstReader, check_rows
 from formats.sst.check import check_key
 from formats.values import decode_value

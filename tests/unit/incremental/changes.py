@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from formats.records import SCHEMA
+from formats.columns import SCHEMA
 
 
 class Change(NamedTuple):

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from incremental.checkpoint import Checkpoint, ObjectCheckpoints
-from tests.damage import Case, cases
+from tests.support.damage import Case, cases
 from tikv_br.errors import SyncFenced, SyncStateDamaged
 from tikv_br.storage.base import ObjectStore
 
@@ -67,7 +67,7 @@ class CheckpointSuite:
         first = owner(store)
         first.save(at(10))
         second = owner(store)
-        with pytest.raises(SyncFenced, match=r"another process has taken over .*: it is at epoch 2, this one had 1"):
+        with pytest.raises(SyncFenced, match=r"another process has taken over .*: the epoch is 2, this process had 1"):
             first.save(at(99))
         assert second.load() == at(10, epoch=1)
 

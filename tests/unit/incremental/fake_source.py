@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from incremental.feed.outputs import Resolved, Rows
+from incremental.feed.feed import Resolved, Rows
 from tests.unit.incremental.changes import Change, batch
 
 

@@ -6,14 +6,15 @@ import time
 from dataclasses import replace
 from typing import Any
 
-from incremental.feed.status import FeedStatus
-from incremental.replicate import SyncStatus
+from incremental.feed.feed import FeedStatus
+from incremental.pipeline import SyncStatus
 
 SAMPLE = SyncStatus(
     checkpoint_ts=470_623_261_766_451_301,
     resolved_ts=470_623_262_028_595_301,
     checkpoint_lag=3.0,
     resolved_lag=2.0,
+    write_lag=0.7,
     events=4000,
     written=3000,
     events_per_second=2000.0,
@@ -23,10 +24,15 @@ SAMPLE = SyncStatus(
     sink_failures=2,
     sink_failing_seconds=0.0,
     last_error="store 4 went away",
+    pd_silent_seconds=0.0,
     feed=FeedStatus(
         regions=50, scanning=2, holes=1, stores=3, rows=4000, queued_bytes=10, errors={"not_leader": 3, "stalled": 1}
     ),
 )
+
+
+WHOLE = replace(SAMPLE.feed, scanning=0, holes=0)
+"""Of a feed without gaps."""
 
 
 def status(**changes: Any) -> SyncStatus:  # noqa: ANN401 - the fields' own types
@@ -37,4 +43,4 @@ def status(**changes: Any) -> SyncStatus:  # noqa: ANN401 - the fields' own type
 def steady(began: float, lag: float = 3.0) -> SyncStatus:
     """A sync that has told 2,000 events and written 1,500 rows a second since a moment (of ``time.monotonic``)."""
     ran = time.monotonic() - began
-    return status(checkpoint_lag=lag, resolved_lag=lag - 1, events=int(2000 * ran), written=int(1500 * ran))
+    return status(feed=WHOLE, checkpoint_lag=lag, resolved_lag=lag - 1, events=int(2000 * ran), written=int(1500 * ran))

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from formats.order import by_key
-from incremental import order
+from incremental import sorter
 from tests.unit.incremental.changes import Change, batch, changes
 
 keys = st.one_of(
@@ -19,24 +19,21 @@ rows = st.lists(st.tuples(keys, st.integers(1, 6)), max_size=40).map(
 )
 
 
-@settings(max_examples=300)
 @given(rows, st.integers(0, 40))
 def test_rows_come_into_order(found: list[Change], cut: int) -> None:
     """By ts, then key; of the same ts and key the last that came, whatever batches they came in."""
     last = {(row.ts, row.key): row for row in found}
     expected = [last[at] for at in sorted(last)]
-    assert changes([order.in_order([batch(found[:cut]), batch(found[cut:])])]) == expected
+    assert changes([sorter.in_order([batch(found[:cut]), batch(found[cut:])])]) == expected
 
 
-@settings(max_examples=300)
 @given(rows)
 def test_the_last_row_of_each_key_stays_in_its_place(found: list[Change]) -> None:
     """As a dict of the rows would have it, in the order of the rows that stay."""
     last = {row.key: row for row in found}
-    assert changes([order.last_of_keys(batch(found))]) == [row for row in found if last[row.key] is row]
+    assert changes([sorter.last_of_keys(batch(found))]) == [row for row in found if last[row.key] is row]
 
 
-@settings(max_examples=300)
 @given(rows)
 def test_rows_come_by_key(found: list[Change]) -> None:
     """Ascending by key, the last row of each: also where keys have much in common, and end in zeros."""
@@ -49,4 +46,4 @@ def test_thousands_of_rows_come_by_key() -> None:
     found = [Change(at + 1, b"prefix-%d" % (at * 7919 % 3000), b"%d" % at) for at in range(5000)]
     last = {row.key: row for row in found}
     assert changes([by_key(batch(found))]) == [last[key] for key in sorted(last)]
-    assert changes([order.last_of_keys(batch(found))]) == [row for row in found if last[row.key] is row]
+    assert changes([sorter.last_of_keys(batch(found))]) == [row for row in found if last[row.key] is row]

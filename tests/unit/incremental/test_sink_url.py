@@ -5,8 +5,18 @@ from pathlib import Path
 import pytest
 
 from formats.api_version import ApiVersion
-from incremental.sinks.url import BlackholeTarget, FileTarget, StdoutTarget, Target, TikvTarget, check_shared, parse
+from incremental.sinks.url import (
+    BlackholeTarget,
+    FileTarget,
+    LogTarget,
+    StdoutTarget,
+    Target,
+    TikvTarget,
+    check_shared,
+    parse,
+)
 from tikv_br.errors import UsageError
+from tikv_br.storage.url import S3Options, StorageLocation
 
 
 @pytest.mark.parametrize(
@@ -21,6 +31,11 @@ from tikv_br.errors import UsageError
         ("-", StdoutTarget()),
         ("stdout://", StdoutTarget()),
         ("blackhole://", BlackholeTarget()),
+        ("local:///a/b", LogTarget(StorageLocation("local", "/a/b"))),
+        (
+            "s3://bucket/a?id=one&endpoint=http://h:9000&flush-interval=1.5m&flush-size=2KiB",
+            LogTarget(StorageLocation("s3", "a", "bucket", S3Options(endpoint="http://h:9000")), "one", 90.0, 2048),
+        ),
     ],
 )
 def test_reads_addresses(url: str, target: Target) -> None:
@@ -44,6 +59,11 @@ def test_reads_addresses(url: str, target: Target) -> None:
         "file:///a?b=c",
         "stdout://x",
         "blackhole://x?y",
+        "s3://",
+        "s3://bucket/a?flush-interval=soon",
+        "s3://bucket/a?flush-interval=0",
+        "local:///a?flush-size=1XB",
+        "local:///a?what=else",
     ],
 )
 def test_refuses_what_is_no_address(url: str) -> None:
@@ -58,10 +78,19 @@ def test_texts_name_the_target() -> None:
         assert str(parse(url)) == url
 
 
-@pytest.mark.parametrize("url", ["-", "file:///tmp/x"])
+def test_texts_of_logs_have_their_options() -> None:
+    """A changefeed's captures read them: nothing but credentials is lost."""
+    for url in ("s3://bucket/a?endpoint=http://h:9000&id=one&flush-interval=300ms&flush-size=2KiB", "local:///a/b"):
+        assert parse(str(parse(url))) == parse(url)
+    assert "secret" not in str(parse("s3://bucket/a?access-key=secret&secret-access-key=secret2"))
+
+
+@pytest.mark.parametrize("url", ["-", "file:///tmp/x", "local:///tmp/x"])
 def test_what_several_machines_cannot_share(url: str) -> None:
     """A changefeed, whose captures may be anywhere, goes to a cluster or nowhere."""
     with pytest.raises(UsageError, match="several machines"):
         check_shared(parse(url))
-    for shared in ("tikv://pd:2379", "blackhole://"):
+    for shared in ("tikv://pd:2379", "blackhole://", "s3://bucket/prefix"):
         check_shared(parse(shared))
+    with pytest.raises(UsageError, match="credentials"):
+        check_shared(parse("s3://bucket/prefix?access-key=a&secret-access-key=b"))

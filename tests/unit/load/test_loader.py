@@ -28,10 +28,10 @@ class FakeClient:
         self._running = 0
         self._lock = threading.Lock()
 
-    def put_columns(
+    def put(
         self, keys: pa.LargeBinaryArray, values: pa.LargeBinaryArray, expire_ts: columns.Numbers, ttl: int
-    ) -> None:
-        """Take pairs, whose keys must ascend."""
+    ) -> columns.Flags:
+        """Take pairs, whose keys must ascend. None expires on the way."""
         with self._lock:
             self._running += 1
             self.most = max(self.most, self._running)
@@ -44,6 +44,7 @@ class FakeClient:
         with self._lock:
             self.pairs.update(zip(names, zip(values.to_pylist(), ttls, strict=True), strict=True))
             self._running -= 1
+        return np.zeros(len(names), np.bool_)
 
 
 def source(*batches: list[tuple[bytes, bytes, int]]) -> Source:
@@ -94,6 +95,21 @@ def test_expiry_becomes_a_ttl() -> None:
     assert (loaded.total_kvs, loaded.expired_kvs) == (2, 1)
 
 
+def test_rows_that_expire_before_they_are_sent_are_counted_as_expired() -> None:
+    """What the client leaves out counts as expired, neither as a pair nor in the bytes."""
+
+    class Late(FakeClient):
+        def put(
+            self, keys: pa.LargeBinaryArray, values: pa.LargeBinaryArray, expire_ts: columns.Numbers, ttl: int
+        ) -> columns.Flags:
+            super().put(keys, values, expire_ts, ttl)
+            return expire_ts > 0
+
+    rows = [(b"a", b"1", 0), (b"bb", b"22", int(time.time()) + 1000), (b"c", b"3", 0)]
+    loaded = load_pairs(Late(), source(rows), concurrency=2)
+    assert (loaded.total_kvs, loaded.total_bytes, loaded.expired_kvs) == (2, 4, 1)
+
+
 def test_duplicates_are_not_counted_as_expired() -> None:
     """Only what has expired is counted as expired."""
     loaded = load_pairs(FakeClient(), source([(b"a", b"1", 0), (b"a", b"2", 0)]))
@@ -104,7 +120,7 @@ def test_error_of_the_cluster_is_raised() -> None:
     """What one request raises ends the load."""
 
     class Refusing(FakeClient):
-        def put_columns(self, *rows: object) -> None:
+        def put(self, *rows: object) -> columns.Flags:
             raise RequestRefused("no")
 
     with pytest.raises(RequestRefused):

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from formats.records import SCHEMA
+from formats.columns import SCHEMA
 from tikv_br.errors import UsageError
 from tikv_br.load import sources
 from tikv_br.load.sources import Source, made_pairs, open_source
@@ -92,17 +92,17 @@ def test_expiry_is_absolute_or_from_now(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "text", "problem"),
     [
-        ("a.jsonl", '{"key": "6b", "value": "76"}\n{"key": "6b"', r"a\.jsonl, line 2: no JSON"),
-        ("a.jsonl", "[1]", r"line 1: no JSON object"),
-        ("a.jsonl", '{"key": "6b"}', r"line 1: `key` and `value` must be there"),
-        ("a.jsonl", '{"key": 1, "value": "76"}', r"line 1: `key` and `value` must be there as text"),
-        ("a.jsonl", '{"key": "6g", "value": "76"}', r"line 1: .*no hex digit"),
-        ("a.jsonl", '{"key": "6b", "value": "76", "ttl": -1}', r"line 1: .*count of seconds"),
+        ("a.jsonl", '{"key": "6b", "value": "76"}\n{"key": "6b"', r"a\.jsonl, line 2: invalid JSON"),
+        ("a.jsonl", "[1]", r"line 1: not a JSON object"),
+        ("a.jsonl", '{"key": "6b"}', r"line 1: `key` and `value` must be strings"),
+        ("a.jsonl", '{"key": 1, "value": "76"}', r"line 1: `key` and `value` must be strings"),
+        ("a.jsonl", '{"key": "6g", "value": "76"}', r"line 1: .*not a hex digit"),
+        ("a.jsonl", '{"key": "6b", "value": "76", "ttl": -1}', r"line 1: .*number of seconds"),
         ("a.jsonl", '{"key": "6b", "value": "76", "expire_ts": "soon"}', r"line 1: .*soon"),
-        ("a.csv", "key,value\nk,v\nk\n", r"a\.csv, line 3: not as many fields"),
+        ("a.csv", "key,value\nk,v\nk\n", r"a\.csv, line 3: the number of fields"),
         ("a.csv", 'key,value\n"k,v\n', r"a\.csv, line 1: unexpected end"),
-        ("a.parquet", "no parquet", r"a\.parquet: no Parquet file"),
-        ("a.txt", "", r"unknown kind of file"),
+        ("a.parquet", "no parquet", r"a\.parquet: not a Parquet file"),
+        ("a.txt", "", r"unknown file format"),
     ],
 )
 def test_wrong_input_is_named_with_its_line(name: str, text: str, problem: str, tmp_path: Path) -> None:
@@ -113,10 +113,10 @@ def test_wrong_input_is_named_with_its_line(name: str, text: str, problem: str, 
 
 def test_missing_file_and_columns_are_named(tmp_path: Path) -> None:
     """A path that is not there, and Parquet without key and value, are refused before anything is put."""
-    with pytest.raises(UsageError, match="no file"):
+    with pytest.raises(UsageError, match="is not a file"):
         open_source(tmp_path / "nowhere.csv")
     pq.write_table(pa.table({"k": [1]}), tmp_path / "a.parquet")
-    with pytest.raises(UsageError, match="no columns `key` and `value` among k"):
+    with pytest.raises(UsageError, match="columns `key` and `value` are required; the file has k"):
         open_source(tmp_path / "a.parquet")
 
 
@@ -124,7 +124,7 @@ def test_bytes_that_are_no_text_are_named_with_their_line(monkeypatch: pytest.Mo
     """Standard input is read as files are: what is no UTF-8 is wrong input, not a crash."""
     stdin = io.TextIOWrapper(io.BytesIO(b'{"key": "6b", "value": "76"}\n\xff\xfe\n'), encoding="utf-8")
     monkeypatch.setattr(sys, "stdin", stdin)
-    with pytest.raises(UsageError, match="standard input, line 2: no JSON"):
+    with pytest.raises(UsageError, match="standard input, line 2: invalid JSON"):
         pairs(open_source(None))
 
 

@@ -4,26 +4,26 @@ import threading
 
 import pytest
 
-from tikv_br.playground.call_clock import CallClock
+from tikv_br.playground.node import CallClock
 
 
 @pytest.fixture
 def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Return the time that the clock sees, to be set."""
     seconds = [100.0]
-    monkeypatch.setattr("tikv_br.playground.call_clock.time.monotonic", lambda: seconds[0])
+    monkeypatch.setattr("tikv_br.playground.node.time.monotonic", lambda: seconds[0])
     return seconds
 
 
 def test_calls_at_the_same_time_are_busy_once(now: list[float]) -> None:
     """Two overlapping calls add up for themselves, and count once for how long the stores were busy."""
     clock = CallClock()
-    with clock.running("Download"):
+    with clock.measure("Download"):
         now[0] += 2
-        with clock.running("Ingest"):
+        with clock.measure("Ingest"):
             now[0] += 3
     now[0] += 50
-    with clock.running("Ingest"):
+    with clock.measure("Ingest"):
         now[0] += 1
         assert clock.describe()["busy_seconds"] == 6
     assert clock.describe() == {
@@ -35,7 +35,7 @@ def test_calls_at_the_same_time_are_busy_once(now: list[float]) -> None:
 def test_open_streams_are_no_work(now: list[float]) -> None:
     """A change feed is open also while nothing happens."""
     clock = CallClock()
-    with clock.running("EventFeed"):
+    with clock.measure("EventFeed"):
         now[0] += 9
     assert clock.describe() == {"busy_seconds": 0, "rpcs": {}}
 
@@ -43,7 +43,7 @@ def test_open_streams_are_no_work(now: list[float]) -> None:
 def test_clearing_begins_anew(now: list[float]) -> None:
     """What was counted is forgotten; a call under way is busy from then on."""
     clock = CallClock()
-    with clock.running("Backup"):
+    with clock.measure("Backup"):
         now[0] += 7
         clock.clear()
         now[0] += 1
@@ -56,7 +56,7 @@ def test_many_threads_end_at_rest() -> None:
 
     def call() -> None:
         for _ in range(200):
-            with clock.running("RawPut"):
+            with clock.measure("RawPut"):
                 pass
 
     threads = [threading.Thread(target=call) for _ in range(8)]

@@ -11,15 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from formats import mce
 from formats.api_version import ApiVersion
+from formats.keys import codec
 from tikv_br.playground import cdc_rows
 from tikv_br.playground.cdc_hub import Subscription
-from tikv_br.playground.cdc_rows import Event, Span
+from tikv_br.playground.cdc_rows import Event, SubscribedRange
 from tikv_br.playground.cdc_stream import Features
 from tikv_br.playground.cluster import Playground, open_playground
 from tikv_br.playground.encoding import V2, from_memcomparable, v2_version
-from tikv_br.playground.raw_faults import RegionFault
+from tikv_br.playground.raw_checks import RegionFault
 from tikv_br.playground.region import Region
 
 
@@ -48,7 +48,7 @@ def test_features_by_version(version: str, batched: bool, checked: bool) -> None
 @given(st.binary(max_size=40), st.binary(max_size=9))
 def test_memcomparable_is_undone(key: bytes, behind: bytes) -> None:
     """What another implementation encodes is decoded, whatever follows; cut short it is not."""
-    encoded = mce.encode(key)
+    encoded = codec.encode(key)
     assert from_memcomparable(encoded + behind) == key
     assert from_memcomparable(encoded[:-1]) is None
 
@@ -56,22 +56,22 @@ def test_memcomparable_is_undone(key: bytes, behind: bytes) -> None:
 @given(st.binary(max_size=30), st.integers(0, 2**64 - 1), st.binary(max_size=20), st.integers(0, 2**40))
 def test_a_row_is_the_version_that_was_written(key: bytes, ts: int, value: bytes, expire: int) -> None:
     """Key, timestamp, value and expiry of a put come back, and a tombstone is a DELETE without value."""
-    row = cdc_rows.committed(*V2().put(key, value, expire, ts))
+    row = cdc_rows.committed_row(*V2().put(key, value, expire, ts))
     assert (row.key, row.commit_ts, row.start_ts, row.value) == (key, ts, ts, value)
     assert (row.expire_ts_unix_secs, row.op_type, row.type) == (expire, Event.Row.PUT, Event.COMMITTED)
     [[tombstone], _] = V2().delete(key, ts)
-    deleted = cdc_rows.committed(*tombstone)
+    deleted = cdc_rows.committed_row(*tombstone)
     assert (deleted.key, deleted.value, deleted.op_type) == (key, b"", Event.Row.DELETE)
     assert v2_version(*tombstone).ts == ts
 
 
 def test_spans() -> None:
     """A span holds its start and not its end; one that cannot be decoded is all keys."""
-    span = Span.of(mce.encode(b"b"), mce.encode(b"d"))
-    assert [span.holds(key) for key in (b"a", b"b", b"c", b"d")] == [False, True, True, False]
-    for start, end in ((b"", b""), (mce.encode(b"b"), b""), (b"", mce.encode(b"d")), (b"raw", mce.encode(b"d"))):
-        assert Span.of(start, end) == Span()
-    assert all(Span().holds(key) for key in (b"", b"\xff" * 9))
+    span = SubscribedRange.of(codec.encode(b"b"), codec.encode(b"d"))
+    assert [span.contains(key) for key in (b"a", b"b", b"c", b"d")] == [False, True, True, False]
+    for start, end in ((b"", b""), (codec.encode(b"b"), b""), (b"", codec.encode(b"d")), (b"raw", codec.encode(b"d"))):
+        assert SubscribedRange.of(start, end) == SubscribedRange()
+    assert all(SubscribedRange().contains(key) for key in (b"", b"\xff" * 9))
 
 
 def test_scans_are_cut_by_size() -> None:
@@ -120,7 +120,7 @@ def playground(tmp_path: Path) -> Iterator[Playground]:
 
 def subscribed(playground: Playground, region: Region, outbox: Outbox) -> Subscription:
     """A subscription whose scan is over."""
-    subscription = Subscription(outbox, region.leader_store, region.id, 1, Span(), raw=True)
+    subscription = Subscription(outbox, region.leader_store, region.id, 1, SubscribedRange(), raw=True)
     assert playground.changes.subscribe(subscription, region.to_pb().region_epoch) == region
     subscription.initialized = True
     return subscription
@@ -137,7 +137,7 @@ def test_resolved_ts_stays_below_a_write_under_way(playground: Playground) -> No
             ts, [_] = hub.resolve(node, outbox)
         return ts
 
-    with hub.writing(node) as ts:
+    with hub.write_ts(node) as ts:
         told = [resolved() for _ in range(3)]
         hub.write(node, region, [V2().put(b"r\0\0\0k", b"v", 0, ts)], [])
         told.append(resolved())
@@ -151,7 +151,7 @@ def test_a_write_is_refused_once_its_region_has_changed(playground: Playground) 
     """A write let in before a split, merge or transfer is not made, and nobody hears of it."""
     regions, hub, outbox = playground.regions, playground.changes, Outbox()
     region = regions.all()[0]
-    left, right = regions.split(region.id, [mce.encode(b"r\0\0\0k")])
+    left, right = regions.split(region.id, [codec.encode(b"r\0\0\0k")])
     node = playground.nodes[region.leader_store]
     subscribed(playground, right, outbox)
     row = V2().put(b"r\0\0\0z", b"v", 0, node.causal.next_ts())

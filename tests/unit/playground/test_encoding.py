@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from formats.api_version import ApiVersion
-from formats.keys import DATA_PREFIX, KeyCodec
+from formats.keys.codec import DATA_PREFIX, KeyCodec
 from formats.values import StoredValue, encode_value
 from tikv_br.playground.encoding import DeadlyData, encoding_of
 from tikv_br.playground.engine import Engine
@@ -35,7 +35,7 @@ def test_rows_equal_those_of_formats(api_version: ApiVersion, user: bytes, value
         assert (puts, deletes) == ([], [data_key])
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], max_examples=100)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(
     operations=st.lists(st.tuples(USER_KEYS, st.one_of(st.none(), st.binary(max_size=8)), EXPIRIES), max_size=30),
     bounds=st.tuples(USER_KEYS, USER_KEYS),

@@ -1,4 +1,4 @@
-"""Twin of tikv_br/playground/engine.py."""
+"""The shared RocksDB."""
 
 from __future__ import annotations
 
@@ -83,9 +83,3 @@ def test_own_records(engine: Engine) -> None:
     assert list(engine.list_meta("region/")) == [("region/1", b"a"), ("region/2", b"b")]
     engine.put_meta({"region/1": None})
     assert engine.get_meta("region/1") is None
-
-
-def test_size_counts_keys_and_values(engine: Engine) -> None:
-    """The size of a range is the sum of its keys and values."""
-    engine.write(ROWS)
-    assert engine.approximate_size(b"z0000", b"z0010") == sum(len(key) + len(value) for key, value in ROWS[:10])

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from tikv_br.cluster.pb import brpb_pb2, encryptionpb_pb2
-from tikv_br.playground.cipher import CipherFault, crypt
-from tikv_br.playground.external_storage import StorageFault, open_storage
+from tikv_br.playground.external_storage import CipherFault, StorageFault, crypt, open_storage
 
 MISSING = 'Io(Os { code: 2, kind: NotFound, message: "No such file or directory" })'
 

@@ -143,9 +143,9 @@ def test_exact_count_under_many_threads() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "said"),
+    ("asked", "message"),
     [
-        ({"rpc": "RawSan", "action": BUSY}, "no RPC is called 'RawSan'"),
+        ({"rpc": "RawSan", "action": BUSY}, "unknown RPC or point 'RawSan'"),
         ({"rpc": "RawScan", "action": {"explode": {}}}, "unknown action 'explode'"),
         ({"rpc": "RawScan", "action": {"region_error": {"nosuch": {}}}}, "nosuch"),
         ({"rpc": "RawScan", "action": {"abort": {"code": "NOSUCH"}}}, "NOSUCH"),
@@ -153,12 +153,12 @@ def test_exact_count_under_many_threads() -> None:
         ({"rpc": "RawScan", "action": {}}, "one field"),
         ({"rpc": "RawScan"}, "one field"),
         ({"rpc": "RawScan", "times": 3, "action": BUSY}, "times"),
-        ({"rpc": "Tso", "action": BUSY}, "no place for a region error"),
+        ({"rpc": "Tso", "action": BUSY}, "has no field for a region error"),
     ],
 )
-def test_what_cannot_be_is_refused(asked: dict[str, Any], said: str) -> None:
-    """A misspelt or impossible failpoint is an error when it is armed, not one that never strikes."""
-    with pytest.raises(PlaygroundError, match=said):
+def test_invalid_failpoints_are_refused(asked: dict[str, Any], message: str) -> None:
+    """A misspelt or impossible failpoint is an error when it is added, instead of never triggering."""
+    with pytest.raises(PlaygroundError, match=message):
         FailpointTable().add(asked)
 
 

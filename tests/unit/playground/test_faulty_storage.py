@@ -8,9 +8,8 @@ import pytest
 
 from tikv_br.cluster.pb import brpb_pb2
 from tikv_br.errors import PlaygroundError
-from tikv_br.playground.external_storage import StorageFault
+from tikv_br.playground.external_storage import StorageFault, open_for
 from tikv_br.playground.failpoints import FOREVER, FailpointTable
-from tikv_br.playground.faulty_storage import open_for
 from tikv_br.playground.node import StoreNode
 
 DATA = bytes(range(200))

@@ -1,11 +1,11 @@
-"""Twin of tikv_br/playground/gc.py; the plain semantics are also replayed from recordings (tests/golden)."""
+"""Twin of tikv_br/playground/pd_state.py; the plain semantics are also replayed from recordings (tests/golden)."""
 
 from __future__ import annotations
 
 import pytest
 
 from tikv_br.playground.engine import Engine
-from tikv_br.playground.gc import FOREVER, GC_WORKER, GcRefusal, GcState, SafePoint
+from tikv_br.playground.pd_state import FOREVER, GC_WORKER, GcRefusal, GcState, SafePoint
 
 
 class Clock:

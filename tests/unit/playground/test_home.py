@@ -1,4 +1,4 @@
-"""Twin of tikv_br/playground/home.py and settings.py."""
+"""Twin of tikv_br/playground/launcher.py and settings.py."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tikv_br.errors import PlaygroundError
-from tikv_br.playground.home import Home, registered
+from tikv_br.playground.launcher import Home, registered_homes
 from tikv_br.playground.settings import Settings, TlsSettings
 
 HOLD = (
@@ -81,7 +81,7 @@ def test_a_damaged_entry_falls_off_the_list(tmp_path: Path) -> None:
     entries = next((tmp_path / "state").rglob("*.json")).parent
     for number, text in enumerate(("", "[]", "{}")):
         (entries / f"{number}.json").write_text(text)
-    assert [each.directory for each in registered()] == [home.directory]
+    assert [each.directory for each in registered_homes()] == [home.directory]
     assert len(list(entries.iterdir())) == 1
     home.unregister()
 
@@ -93,9 +93,9 @@ def test_the_list_forgets_folders_that_are_gone(tmp_path: Path) -> None:
         home.directory.mkdir()
         home.register()
     gone.directory.rmdir()
-    assert [home.directory for home in registered()] == [kept.directory]
+    assert [home.directory for home in registered_homes()] == [kept.directory]
     kept.unregister()
-    assert registered() == []
+    assert registered_homes() == []
     assert list((tmp_path / "state").rglob("*.json")) == []
 
 

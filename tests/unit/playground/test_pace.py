@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tikv_br.playground.pace import Pace
+from tikv_br.playground.node import Pace
 
 
 def test_work_queues_and_weighs() -> None:

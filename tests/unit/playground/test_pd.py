@@ -1,4 +1,4 @@
-"""Twin of tikv_br/playground/pd_http.py, pd_config.py, keyspaces.py and sizes.py; recordings cover the plain reads."""
+"""PD's HTTP API, keyspaces and region sizes; recordings cover the plain reads."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ import pytest
 from tikv_br.errors import PlaygroundError
 from tikv_br.playground.cluster import Playground, open_playground
 from tikv_br.playground.engine import Engine
-from tikv_br.playground.http_server import Request
-from tikv_br.playground.keyspaces import Keyspaces
-from tikv_br.playground.pd_config import PdConfig
-from tikv_br.playground.pd_http import PdHttp
-from tikv_br.playground.sizes import RegionSizes
+from tikv_br.playground.pd_http import PdConfig, PdHttp
+from tikv_br.playground.pd_state import Keyspaces
+from tikv_br.playground.region import RegionSizes
+from tikv_br.playground.servers import Request
 
 
 @pytest.fixture

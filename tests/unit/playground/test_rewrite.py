@@ -4,12 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from formats import mce
+from formats.keys import codec
 from tikv_br.cluster.pb import import_sstpb_pb2
-from tikv_br.playground.rewrite import Rewrite, WrongPrefix, successor
+from tikv_br.playground.ingest import Rewrite, WrongPrefix, successor
 
 FROM, TO = b"r\0\0\0", b"r\0\x10\x92"
-KEYS = [mce.encode(FROM + name) + bytes(8) for name in (b"", b"a", b"long enough for groups", b"z")]
+KEYS = [codec.encode(FROM + name) + bytes(8) for name in (b"", b"a", b"long enough for groups", b"z")]
 
 
 def rewrite(
@@ -40,23 +40,23 @@ def test_without_a_rule_only_the_range_counts() -> None:
 
 def test_a_keyspace_move() -> None:
     """Prefixes of four plain bytes work on memcomparable keys; the range is given in the target's keys."""
-    start, end = mce.encode(TO + b"a"), mce.encode(TO + b"m")
+    start, end = codec.encode(TO + b"a"), codec.encode(TO + b"m")
     rule = rewrite(start, end, FROM, TO)
     assert rule.changes_keys
     assert [rule.keeps(key) for key in KEYS] == [False, True, True, False]
     moved = rule.apply(KEYS[2])
-    assert mce.decode(moved)[0] == TO + b"long enough for groups"
+    assert codec.decode(moved)[0] == TO + b"long enough for groups"
     assert moved[-8:] == bytes(8)
 
 
 def test_ranges_must_be_the_targets() -> None:
     """A range in the source's keys is refused, at either end; so is the memcomparable end of the keyspace."""
     with pytest.raises(WrongPrefix, match="SST start range has wrong prefix"):
-        rewrite(mce.encode(FROM + b"a"), b"", FROM, TO)
+        rewrite(codec.encode(FROM + b"a"), b"", FROM, TO)
     with pytest.raises(WrongPrefix, match="SST end range has wrong prefix"):
-        rewrite(b"", mce.encode(FROM + b"z"), FROM, TO)
+        rewrite(b"", codec.encode(FROM + b"z"), FROM, TO)
     with pytest.raises(WrongPrefix, match="SST end range"):
-        rewrite(b"", mce.encode(b"r\0\x10\x93"), FROM, TO)
+        rewrite(b"", codec.encode(b"r\0\x10\x93"), FROM, TO)
 
 
 def test_the_successor_of_the_prefix_is_an_end() -> None:

@@ -5,18 +5,17 @@ from pathlib import Path
 
 import pytest
 
-from formats import mce
 from formats.api_version import ApiVersion
-from tests.sst_surgery import exchange_keys, flip, without_properties, write_sst
-from tikv_br.playground.sst_file import SstFacts, UnreadableSst, inspect
-from tikv_br.playground.sst_store import SstStore
+from formats.keys import codec
+from tests.support.sst_surgery import exchange_keys, flip, without_properties, write_sst
+from tikv_br.playground.sst_file import SstFacts, SstStore, UnreadableSst, inspect
 
 V1_ROWS = [(b"zk%03d" % number, b"value %03d" % number) for number in range(100)]
 KEYS = {
-    "good": b"z" + mce.encode(b"r\0\0\0key") + bytes(8),
-    "no ts": b"z" + mce.encode(b"r\0\0\0key"),
+    "good": b"z" + codec.encode(b"r\0\0\0key") + bytes(8),
+    "no ts": b"z" + codec.encode(b"r\0\0\0key"),
     "not mce": b"zr\0\0\0key" + bytes(8),
-    "no z": mce.encode(b"r\0\0\0key") + bytes(8),
+    "no z": codec.encode(b"r\0\0\0key") + bytes(8),
 }
 
 

@@ -7,9 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tikv_br.playground.causal import RENEW_INTERVAL, CausalTimestamps
 from tikv_br.playground.engine import Engine
-from tikv_br.playground.tso import LOGICAL_BITS, Tso
+from tikv_br.playground.pd_state import LOGICAL_BITS, RENEW_INTERVAL, CausalTimestamps, Tso
 
 
 class Clock:

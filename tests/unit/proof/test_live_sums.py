@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from formats import columns
 from formats.api_version import ApiVersion
 from formats.checksum import Checksum
-from formats.keys import KeyCodec
-from tikv_br.backupset.coverage import KeyRange
-from tikv_br.proof.live_sums import LiveSums, count_live
+from formats.keys.codec import KeyCodec
+from formats.keys.ranges import KeyRange
+from tikv_br.backupset.compare import LiveSums, count_live
 
 FIRST, LAST = 1000, 1006
 ROWS = st.dictionaries(

@@ -13,14 +13,14 @@ import pytest
 from formats import columns
 from formats.api_version import ApiVersion
 from formats.checksum import Checksum
-from formats.keys import KeyCodec
+from formats.keys.codec import KeyCodec
+from formats.keys.ranges import KeyRange
 from formats.rawscan import ScanPage
 from formats.values import StoredValue, encode_value
-from tests.sst_surgery import write_sst
-from tikv_br.backupset.coverage import KeyRange
+from tests.support.sst_surgery import write_sst
+from tikv_br.backupset.compare import BackupComparison
 from tikv_br.backupset.files import Expiry, FileEntry
 from tikv_br.errors import BackupDamaged, ChecksumMismatch
-from tikv_br.proof.prover import Prover
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import parse
 
@@ -33,7 +33,7 @@ NOW = 1_795_257_267.5
 
 @pytest.fixture(autouse=True)
 def _our_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tikv_br.proof.prover.time", SimpleNamespace(time=lambda: NOW))
+    monkeypatch.setattr("tikv_br.backupset.compare.time", SimpleNamespace(time=lambda: NOW))
 
 
 def sums(rows: Rows, now: float = 0) -> Checksum:
@@ -117,9 +117,9 @@ def make(folder: Path, rows: Rows, *, recorded: bool) -> FileEntry:
     )
 
 
-def prover(folder: Path, cluster: FakeCluster) -> Prover:
+def prover(folder: Path, cluster: FakeCluster) -> BackupComparison:
     """A prover of that folder's files."""
-    return Prover(cluster, open_store(parse(str(folder))), ApiVersion.V1TTL)  # type: ignore[arg-type]
+    return BackupComparison(cluster, open_store(parse(str(folder))), ApiVersion.V1TTL)  # type: ignore[arg-type]
 
 
 def rows_that_expire(seconds: float) -> Rows:
@@ -136,7 +136,7 @@ def test_expiry_breaks_no_comparison(tmp_path: Path, seconds: float, recorded: b
     rows = rows_that_expire(seconds)
     file = make(tmp_path, rows, recorded=recorded)
     cluster = FakeCluster(rows)
-    assert prover(tmp_path, cluster).prove(file, file.key_range).total_kvs in {20, 40}
+    assert prover(tmp_path, cluster).require_equal(file, file.key_range).total_kvs in {20, 40}
 
 
 @pytest.mark.parametrize("seconds", [3600, -3600])
@@ -145,7 +145,7 @@ def test_recorded_expiry_spares_reading_the_file(tmp_path: Path, seconds: float)
     rows = rows_that_expire(seconds)
     file = make(tmp_path, rows, recorded=True)
     (tmp_path / "file.sst").unlink()
-    assert prover(tmp_path, FakeCluster(rows)).prove(file, file.key_range) == sums(rows, NOW)
+    assert prover(tmp_path, FakeCluster(rows)).require_equal(file, file.key_range) == sums(rows, NOW)
 
 
 @pytest.mark.parametrize("recorded", [True, False])
@@ -164,7 +164,7 @@ def test_a_difference_is_found_whatever_expires(tmp_path: Path, change: str, sec
         case _:
             there[b"key077"] = (b"value", 0)
     with pytest.raises(ChecksumMismatch, match=r"\[start, 6d\).*file\.sst|\[start, end\).*file\.sst"):
-        prover(tmp_path, FakeCluster(there)).prove(file, file.key_range)
+        prover(tmp_path, FakeCluster(there)).require_equal(file, file.key_range)
 
 
 def test_a_row_that_should_have_expired_is_a_difference(tmp_path: Path) -> None:
@@ -173,7 +173,7 @@ def test_a_row_that_should_have_expired_is_a_difference(tmp_path: Path) -> None:
     file = make(tmp_path, rows, recorded=True)
     without_ttl: Rows = {key: (value, 0) for key, (value, _expire) in rows.items()}
     with pytest.raises(ChecksumMismatch):
-        prover(tmp_path, FakeCluster(without_ttl)).prove(file, file.key_range)
+        prover(tmp_path, FakeCluster(without_ttl)).require_equal(file, file.key_range)
 
 
 def test_regions_may_answer_at_different_seconds(tmp_path: Path) -> None:
@@ -184,7 +184,7 @@ def test_regions_may_answer_at_different_seconds(tmp_path: Path) -> None:
     clocks = iter_clock([now - 1, now + 2])
     file = make(tmp_path, rows, recorded=True)
     cluster = FakeCluster(rows, lambda: next(clocks))
-    found = prover(tmp_path, cluster).prove(file, file.key_range)
+    found = prover(tmp_path, cluster).require_equal(file, file.key_range)
     assert found == sums({k: r for k, r in rows.items() if k < b"m"}, now - 1) + sums(
         {k: r for k, r in rows.items() if k >= b"m"}, now + 2
     )
@@ -203,9 +203,9 @@ def test_a_part_of_a_file_is_compared_with_its_rows_only(tmp_path: Path) -> None
     file = make(tmp_path, rows, recorded=True)
     there = {**rows, b"key00": (b"other", 0), b"short19": (b"other", 0)}
     part = KeyRange(b"key01", b"short19")
-    assert prover(tmp_path, FakeCluster(there)).prove(file, part).total_kvs == 38
+    assert prover(tmp_path, FakeCluster(there)).require_equal(file, part).total_kvs == 38
     with pytest.raises(ChecksumMismatch):
-        prover(tmp_path, FakeCluster(there)).prove(file, KeyRange(b"key01", b"short2"))
+        prover(tmp_path, FakeCluster(there)).require_equal(file, KeyRange(b"key01", b"short2"))
 
 
 def test_a_file_that_has_to_be_read_must_be_sound(tmp_path: Path) -> None:
@@ -216,7 +216,7 @@ def test_a_file_that_has_to_be_read_must_be_sound(tmp_path: Path) -> None:
     data[10] ^= 1
     (tmp_path / "file.sst").write_bytes(data)
     with pytest.raises(BackupDamaged, match=r"file\.sst"):
-        prover(tmp_path, FakeCluster({})).prove(file, file.key_range)
+        prover(tmp_path, FakeCluster({})).require_equal(file, file.key_range)
 
 
 def test_rows_where_the_backup_has_none(tmp_path: Path) -> None:
@@ -249,7 +249,7 @@ def test_rows_that_expire_each_at_a_second_of_their_own_are_compared_one_by_one(
     rows = rows_that_expire(1)
     file = make(tmp_path, rows, recorded=True)
     cluster = FakeCluster(jitter(rows))
-    prover(tmp_path, cluster).prove(file, file.key_range)
+    prover(tmp_path, cluster).require_equal(file, file.key_range)
     assert cluster.scanned == [(b"m", b"")]
 
 
@@ -262,3 +262,16 @@ def test_differences_are_found_row_by_row(tmp_path: Path, key: bytes) -> None:
     assert len(prover(tmp_path, FakeCluster(there)).compare(file, file.key_range)[1]) == 1
     del there[b"zlasting"]
     assert len(prover(tmp_path, FakeCluster(there)).compare(file, file.key_range)[1]) == 1
+
+
+def test_cuts_divide_a_file_into_requests(tmp_path: Path) -> None:
+    """A whole file is asked for piece by piece, without a gap; the sums are those of one request."""
+    rows: Rows = {b"key%02d" % number: (b"value", 0) for number in range(20)}
+    file, cluster = make(tmp_path, rows, recorded=True), FakeCluster(rows)
+    cuts = {file.name: (b"key05", b"key1")}
+    divided = BackupComparison(cluster, open_store(parse(str(tmp_path))), ApiVersion.V1TTL, cuts)  # type: ignore[arg-type]
+    assert divided.require_equal(file, file.key_range) == sums(rows)
+    assert sorted(cluster.asked) == [(b"", b"key05"), (b"key05", b"key1"), (b"key1", b"")]
+    del cluster.rows[b"key05"]
+    with pytest.raises(ChecksumMismatch, match="19 rows"):
+        divided.require_equal(file, file.key_range)

@@ -8,12 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from formats.api_version import ApiVersion
-from formats.keys import KeyCodec, successor
-from formats.records import SCHEMA
-from tikv_br.backupset.coverage import KeyRange
-from tikv_br.playground.rewrite import successor as stores_successor
-from tikv_br.proof.ranges import user_range
-from tikv_br.proof.rewrite import UNCHANGED, Rewrite, encoded_prefix, stores_can
+from formats.columns import SCHEMA
+from formats.keys.codec import KeyCodec, successor
+from formats.keys.ranges import KeyRange, user_range
+from formats.keys.rewrite import UNCHANGED, Rewrite, encoded_prefix, stores_can
+from tikv_br.playground.ingest import successor as stores_successor
 
 V1, V2 = KeyCodec(ApiVersion.V1), KeyCodec(ApiVersion.V2)
 PREFIXES = st.binary(max_size=20)

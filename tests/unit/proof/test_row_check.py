@@ -7,12 +7,11 @@ import pytest
 
 from formats.api_version import ApiVersion
 from formats.checksum import checksum
-from formats.keys import KeyCodec
+from formats.columns import SCHEMA
+from formats.keys.codec import KeyCodec
+from formats.keys.ranges import KeyRange
 from formats.rawscan import ScanPage
-from formats.records import SCHEMA
-from tikv_br.backupset.coverage import KeyRange
-from tikv_br.proof.live_sums import LiveSums
-from tikv_br.proof.row_check import compare_rows
+from tikv_br.backupset.compare import LiveSums, compare_rows
 
 CODEC = KeyCodec(ApiVersion.V1TTL)
 

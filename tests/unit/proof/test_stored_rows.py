@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from formats.api_version import ApiVersion
-from formats.keys import KeyCodec
-from formats.records import SCHEMA
-from tests.sst_surgery import flip, write_sst
-from tikv_br.backupset.coverage import KeyRange
+from formats.columns import SCHEMA
+from formats.keys.codec import KeyCodec
+from formats.keys.ranges import KeyRange
+from tests.support.sst_surgery import flip, write_sst
 from tikv_br.backupset.files import FileEntry
+from tikv_br.backupset.rows import read_rows
 from tikv_br.errors import BackupDamaged, BackupUnsupported
-from tikv_br.proof.stored_rows import records
 from tikv_br.storage.base import ObjectStore
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import parse
@@ -38,7 +38,7 @@ def entry(name: str = "one.sst", start: bytes = b"", end: bytes = b"") -> FileEn
 def rows(store: ObjectStore, file: FileEntry, codec: KeyCodec, span: KeyRange | None = None) -> list[Row]:
     """What is read, row by row."""
     found: list[Row] = []
-    for batch in records(store, file, codec, span):
+    for batch in read_rows(store, file, codec, span):
         assert batch.num_rows
         assert batch.schema == SCHEMA
         found += [tuple(row.values()) for row in batch.to_pylist()]
@@ -72,10 +72,10 @@ def test_what_is_wrong_names_the_file(store: ObjectStore, tmp_path: Path) -> Non
     """A flipped bit and a key of another keyspace are damage; a kind that is not known is refused."""
     sound = write_sst(tmp_path / "one.sst", [(b"za", b"12345678")])
     (tmp_path / "one.sst").write_bytes(flip(sound, 3))
-    with pytest.raises(BackupDamaged, match=r"one\.sst is not sound"):
+    with pytest.raises(BackupDamaged, match=r"one\.sst is damaged"):
         rows(store, entry(), V1TTL)
     (tmp_path / "one.sst").write_bytes(sound)
-    with pytest.raises(BackupDamaged, match=r"one\.sst is not sound"):
+    with pytest.raises(BackupDamaged, match=r"one\.sst is damaged"):
         rows(store, entry(start=b"r\0\0\x07", end=b"r\0\0\x08"), V2)
     with pytest.raises(BackupUnsupported, match=r"one\.csv"):
         rows(store, entry("one.csv"), V1TTL)

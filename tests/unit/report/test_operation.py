@@ -9,14 +9,13 @@ import pytest
 
 from tikv_br.backup.options import BackupOptions
 from tikv_br.backup.steps import backup_steps
-from tikv_br.cli import backup_cmd, diff_cmd, restore_cmd, verify_cmd
-from tikv_br.cli.report_file import reporting
+from tikv_br.cli.output import reporting
 from tikv_br.cluster.config import ClusterConfig
-from tikv_br.diff.steps import COMPARISON
+from tikv_br.diff.run import COMPARISON
 from tikv_br.errors import Interrupted, StorageUnreachable, TikvBrError, UsageError
 from tikv_br.progress_events import Notice, StepStarted, silent
-from tikv_br.report.figures import visible
-from tikv_br.report.operation import ReportFile
+from tikv_br.report.facts import visible
+from tikv_br.report.operation import CHECKS, ReportFile
 from tikv_br.restore.options import RestoreOptions
 from tikv_br.restore.steps import restore_steps
 from tikv_br.storage.url import parse
@@ -28,7 +27,7 @@ HOSTILE = "</title><script>document.title='owned'</script><img src=x onerror=ale
 
 def fail(report: Path, error: BaseException) -> None:
     """Run a command that fails in its second step."""
-    with reporting("verify", str(report), verify_cmd.CHECKS) as draft:
+    with reporting("verify", str(report)) as draft:
         listener = draft.listen(silent)
         listener(StepStarted("read the backup", 1, 2))
         listener(Notice(HOSTILE))
@@ -58,6 +57,17 @@ def test_a_failure_of_any_kind_is_reported_and_goes_on(
     assert [path.name for path in tmp_path.iterdir()] == ["x.json"]
 
 
+@pytest.mark.parametrize("command", ["backup raw", "restore raw", "restore point", "verify", "diff"])
+def test_every_command_with_a_report_has_its_sentences(command: str, tmp_path: Path) -> None:
+    """The page of a command that passes and of one that fails."""
+    with reporting(command, str(tmp_path / "passed.html")):
+        pass
+    with pytest.raises(StorageUnreachable), reporting(command, str(tmp_path / "failed.html")):
+        raise StorageUnreachable("gone")
+    for name in ("passed", "failed"):
+        assert json.loads((tmp_path / f"{name}.json").read_text())["verdict"] == name
+
+
 def test_nothing_acts_in_hostile_texts(tmp_path: Path) -> None:
     """Markup is text; controls, direction marks and halves of pairs are escapes; the JSON still reads."""
     with pytest.raises(TikvBrError):
@@ -78,7 +88,7 @@ def test_nothing_acts_in_hostile_texts(tmp_path: Path) -> None:
 def test_a_report_replaces_another_and_leaves_nothing_else(tmp_path: Path) -> None:
     """No temporary file is left; the JSON of a page stands beside it."""
     for _ in range(2):
-        with reporting("diff", str(tmp_path / "x.html"), diff_cmd.CHECKS):
+        with reporting("diff", str(tmp_path / "x.html")):
             pass
     assert sorted(path.name for path in tmp_path.iterdir()) == ["x.html", "x.json"]
 
@@ -88,7 +98,7 @@ def test_a_report_that_cannot_be_written_is_an_error_only_where_nothing_else_is(
     report = tmp_path / "folder" / "x.html"
     for error, expected in ((None, 1), (StorageUnreachable("gone"), 20)):
         report.parent.mkdir()
-        with pytest.raises(TikvBrError) as caught, reporting("diff", str(report), diff_cmd.CHECKS):  # noqa: PT012 - the block is what is tested
+        with pytest.raises(TikvBrError) as caught, reporting("diff", str(report)):  # noqa: PT012 - the block is what is tested
             report.parent.rmdir()
             report.parent.write_text("a file now")
             if error is not None:
@@ -106,7 +116,7 @@ def test_a_file_that_cannot_be_a_report_is_refused_at_once(
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UsageError, match="--report"):
         ReportFile.at(name)
-    with pytest.raises(UsageError), reporting("verify", name, {}):
+    with pytest.raises(UsageError), reporting("verify", name):
         pytest.fail("the command was run")
 
 
@@ -115,7 +125,7 @@ def test_each_check_belongs_to_a_step_of_its_runbook() -> None:
     cluster, place = ClusterConfig(pd=("127.0.0.1:1",)), parse("/somewhere")
     backup = {step.name for step in backup_steps(BackupOptions(cluster=cluster, storage=place, checksum=True))}
     verify = {step.name for level in Level for step in verify_steps(VerifyOptions(place, level, cluster))}
-    assert backup_cmd.CHECKS.keys() <= backup
-    assert restore_cmd.CHECKS.keys() <= {step.name for step in restore_steps(RestoreOptions(cluster, place))}
-    assert verify_cmd.CHECKS.keys() <= verify
-    assert diff_cmd.CHECKS.keys() <= {step.name for step in COMPARISON}
+    assert CHECKS["backup raw"].keys() <= backup
+    assert CHECKS["restore raw"].keys() <= {step.name for step in restore_steps(RestoreOptions(cluster, place))}
+    assert CHECKS["verify"].keys() <= verify
+    assert CHECKS["diff"].keys() <= {step.name for step in COMPARISON}

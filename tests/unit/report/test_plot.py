@@ -6,7 +6,7 @@ import pytest
 
 from tests.unit.drill.samples import passed
 from tikv_br.report.facts import Cell
-from tikv_br.report.plot import WIDTH, curve, nice_top, strip, throughput, timeline, worth_showing
+from tikv_br.report.plot import WIDTH, curve, nice_top, strip, throughput, timeline, visible_phases
 from tikv_br.report.recorder import Phase, Sample
 
 
@@ -61,7 +61,7 @@ def test_the_timeline_keeps_steps_and_what_failed_or_took_time() -> None:
     """Of a long drill, quick parts of steps are left out, and never a step or a failure."""
     step, quick, slow = Phase("step", "", 0, 0), Phase("quick", "step", 0, 0.1), Phase("slow", "step", 0, 50)
     failed = Phase("failed", "step", 50, 0, ended_well=False)
-    assert worth_showing([step, quick, slow, failed], 100) == [step, slow, failed]
+    assert visible_phases([step, quick, slow, failed], 100) == [step, slow, failed]
 
 
 def test_bars_lie_where_their_phases_were_and_the_quickest_is_seen() -> None:

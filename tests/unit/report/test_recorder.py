@@ -21,9 +21,9 @@ def test_steps_are_counted_through_and_those_within_are_kept_apart() -> None:
     recorder = Recorder(heard.append, 3, clock)
     recorder(StepStarted("restore", 1, 1))
     clock.now += 1
-    recorder.inside(StepStarted("ingest", 4, 9))
+    recorder.nested(StepStarted("ingest", 4, 9))
     clock.now += 2
-    recorder.inside(StepFinished("ingest", 4, 9, 2.0))
+    recorder.nested(StepFinished("ingest", 4, 9, 2.0))
     recorder(StepFinished("restore", 1, 1, 3.0))
     recorder(StepStarted("report", 1, 2))
     recorder.failed()
@@ -39,7 +39,7 @@ def test_what_fails_within_a_step_fails_the_step() -> None:
     """Both are recorded as broken off, and nothing is under way any more."""
     recorder = Recorder(clock=Clock())
     recorder(StepStarted("restore", 1, 1))
-    recorder.inside(StepStarted("ingest", 1, 1))
+    recorder.nested(StepStarted("ingest", 1, 1))
     recorder.failed()
     assert [(phase.name, phase.ended_well) for phase in recorder.phases] == [("ingest", False), ("restore", False)]
     assert recorder.step == ""
@@ -51,7 +51,7 @@ def test_samples_of_a_long_drill_are_thinned_out() -> None:
     recorder = Recorder(clock=clock)
     for number in range(10 * MAX_SAMPLES):
         clock.now += 1
-        recorder.inside(TasksProgress(0, 1, number, number, 0.0, 0.0))
+        recorder.nested(TasksProgress(0, 1, number, number, 0.0, 0.0))
     places = [sample.keys for sample in recorder.samples]
     assert len(places) <= MAX_SAMPLES
     assert places == sorted(set(places))

@@ -10,8 +10,8 @@ import pytest
 
 from tikv_br.backupset import layout, lease
 from tikv_br.restore.context import RestoreContext
-from tikv_br.restore.exclusion import let_others_in
 from tikv_br.restore.record import RestoreRecord
+from tikv_br.restore.steps import release_restore_lock
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import parse
 
@@ -22,7 +22,7 @@ def test_a_restore_is_complete_though_its_lease_is_damaged(tmp_path: Path, caplo
     held = lease.acquire(record.lease_store(), "restore")
     record.lease_store().put(layout.lease_name(1), b"junk")
     context = cast("RestoreContext", SimpleNamespace(lease=held, record=record))
-    let_others_in(context)
+    release_restore_lock(context)
     assert context.lease is None
     assert layout.lease_name(1) in caplog.text
-    assert record.is_at_work  # as far as can be known
+    assert record.is_running  # as far as can be known

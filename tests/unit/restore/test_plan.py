@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tikv_br.backupset.coverage import KeyRange, intersection
+from formats.keys.ranges import KeyRange, intersection
 from tikv_br.backupset.files import FileEntry
-from tikv_br.restore.plan import FilePart, Wanted, choose_parts, split_keys, without
+from tikv_br.restore.plan import FilePart, RestoreRange, choose_parts, remaining_parts, split_keys
 
 KEYS = st.binary(max_size=3)
 RANGES = st.builds(KeyRange, KEYS, KEYS).filter(lambda span: not span.is_empty)
@@ -34,13 +34,13 @@ def test_intersection_holds_exactly_the_common_keys(one: KeyRange, other: KeyRan
 
 def test_a_file_that_only_touches_the_range_is_left_out() -> None:
     """The Go tool takes a file whose end is the start of the range, and fails over it."""
-    parts = choose_parts([file(b"a", b"b"), file(b"b", b"c"), file(b"c", b"")], [Wanted(KeyRange(b"b", b"c"))])
+    parts = choose_parts([file(b"a", b"b"), file(b"b", b"c"), file(b"c", b"")], [RestoreRange(KeyRange(b"b", b"c"))])
     assert [part.span for part in parts] == [KeyRange(b"b", b"c")]
 
 
 def test_parts_are_clipped_and_in_key_order() -> None:
     """Files come in any order, and only the wanted part of each counts."""
-    parts = choose_parts([file(b"m", b""), file(b"", b"m")], [Wanted(KeyRange(b"c", b"x"))])
+    parts = choose_parts([file(b"m", b""), file(b"", b"m")], [RestoreRange(KeyRange(b"c", b"x"))])
     assert [part.span for part in parts] == [KeyRange(b"c", b"m"), KeyRange(b"m", b"x")]
 
 
@@ -53,14 +53,14 @@ def test_splits_stand_at_file_starts_once_a_region_is_full() -> None:
         file(b"d", b"e", 500),
         file(b"e", b"", 1),
     ]
-    assert split_keys(choose_parts(files, [Wanted(KeyRange(b"", b""))]), region_bytes=100) == [b"c", b"d", b"e"]
+    assert split_keys(choose_parts(files, [RestoreRange(KeyRange(b"", b""))]), region_bytes=100) == [b"c", b"d", b"e"]
 
 
 @given(st.lists(RANGES, max_size=4), st.lists(RANGES, max_size=4), KEYS)
 def test_what_is_done_is_left_out_and_nothing_else(wanted: list[KeyRange], done: list[KeyRange], key: bytes) -> None:
     """A key is still to do if and only if a part has it and nothing done has."""
     parts = [FilePart(file(span.start, span.end), span) for span in wanted]
-    left = any(inside(key, part.span) for part in without(parts, done))
+    left = any(inside(key, part.span) for part in remaining_parts(parts, done))
     assert left == (any(inside(key, span) for span in wanted) and not any(inside(key, span) for span in done))
 
 
@@ -68,4 +68,4 @@ def test_ten_thousand_parts_of_which_half_are_done() -> None:
     """Each part meets only the holes around it: what is left is found at once, in the order of the parts."""
     spans = [KeyRange(b"%05d" % number, b"%05d" % (number + 1)) for number in range(10_000)]
     parts = [FilePart(file(span.start, span.end), span) for span in spans]
-    assert [part.span for part in without(parts, spans[::2])] == spans[1::2]
+    assert [part.span for part in remaining_parts(parts, spans[::2])] == spans[1::2]

@@ -7,18 +7,25 @@ from pathlib import Path
 
 import pytest
 
-from tests.damage import FLIPS, Victim, cases, read_objects
-from tests.faulty_store import FaultyStore
-from tikv_br.backupset.coverage import KeyRange, subtract
+from formats.keys.ranges import KeyRange, subtract
+from tests.support.damage import FLIPS, Victim, cases, read_objects
+from tests.support.faulty_store import FaultyStore
 from tikv_br.errors import BackupDamaged, StorageUnreachable
-from tikv_br.restore.record import Begun, Paused, RestoreRecord, paused_by, remove_all, schedulers_of
+from tikv_br.restore.record import (
+    ImportModeRecord,
+    RestoreCheckpoint,
+    RestoreRecord,
+    import_mode_records,
+    remove_all,
+    schedulers_of,
+)
 from tikv_br.storage.base import ObjectStore
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import parse
 
 WHOLE = KeyRange(b"a", b"")
 SPANS = [KeyRange(b"a", b"b"), KeyRange(b"b", b"c"), KeyRange(b"c", b"")]
-BEGUN = Begun(cluster_id=7, empty=(WHOLE,), started_ms=1)
+BEGUN = RestoreCheckpoint(cluster_id=7, empty=(WHOLE,), started_ms=1)
 
 
 def record_in(store: ObjectStore) -> RestoreRecord:
@@ -35,15 +42,15 @@ def store(tmp_path: Path) -> ObjectStore:
 def missing_now(store: ObjectStore) -> list[KeyRange] | None:
     """What a run would still have to do; None when it would begin anew."""
     record = record_in(store)
-    begun = record.begun()
-    return None if begun is None else subtract([WHOLE], record.restored(begun))
+    begun = record.read_checkpoint()
+    return None if begun is None else subtract([WHOLE], record.restored_ranges(begun))
 
 
 def test_what_was_added_is_not_missing(store: ObjectStore) -> None:
     """Begun, then one part after the other, then nothing is left to be seen."""
     record = record_in(store)
     assert missing_now(store) is None
-    record.begin(BEGUN)
+    record.create_checkpoint(BEGUN)
     for span in SPANS:
         assert missing_now(store) == [KeyRange(span.start, b"")]
         record.add(span)
@@ -57,7 +64,7 @@ def test_what_was_added_is_not_missing(store: ObjectStore) -> None:
 def test_an_end_broken_off_anywhere_leaves_nothing_to_do(store: ObjectStore, step: int, fault: str) -> None:
     """Whichever change fails, before or after its effect, the next run has nothing to ingest and finishes the end."""
     record = record_in(store)
-    record.begin(BEGUN)
+    record.create_checkpoint(BEGUN)
     for span in SPANS:
         record.add(span)
     try:
@@ -72,7 +79,7 @@ def test_an_end_broken_off_anywhere_leaves_nothing_to_do(store: ObjectStore, ste
 def test_a_restore_does_not_fail_by_its_last_deletion(store: ObjectStore, faults: str) -> None:
     """A lost answer to it would leave rows in the target and no word of whose they are: it is asked for again."""
     record = record_in(store)
-    record.begin(BEGUN)
+    record.create_checkpoint(BEGUN)
     for span in SPANS:
         record.add(span)
     record_in(FaultyStore(store, "." * (1 + len(SPANS)) + faults)).complete(BEGUN, [WHOLE])
@@ -83,14 +90,14 @@ def test_a_restore_does_not_fail_by_its_last_deletion(store: ObjectStore, faults
 def test_a_fresh_begin_broken_off_never_takes_over_old_entries(store: ObjectStore, step: int) -> None:
     """What another restore has left must not count as done by the one that begins anew."""
     record = record_in(store)
-    record.begin(BEGUN)
+    record.create_checkpoint(BEGUN)
     for span in SPANS:
         record.add(span)
     with pytest.raises(StorageUnreachable):
-        record_in(FaultyStore(store, "." * step + "b")).begin(BEGUN)
+        record_in(FaultyStore(store, "." * step + "b")).create_checkpoint(BEGUN)
     if step:
         assert missing_now(store) is None
-    record.begin(BEGUN)
+    record.create_checkpoint(BEGUN)
     assert missing_now(store) == [WHOLE]
 
 
@@ -108,19 +115,19 @@ def test_restores_of_other_kinds_have_records_of_their_own(store: ObjectStore) -
 def test_a_damaged_entry_is_no_proof(store: ObjectStore) -> None:
     """An entry that does not read ends the restore; it is not taken for done."""
     record = record_in(store)
-    record.begin(BEGUN)
+    record.create_checkpoint(BEGUN)
     record.add(SPANS[0])
     (name,) = (info.name for info in store.list() if not info.name.endswith("begun.json"))
     store.put(name, store.get(name).replace(b'"start": "61"', b'"start": ""'))
     with pytest.raises(BackupDamaged, match=name):
-        record.restored(BEGUN)
+        record.restored_ranges(BEGUN)
 
 
 def test_all_records_of_a_backup_go_at_once(store: ObjectStore) -> None:
     """Abort knows no cluster: it removes the records of every restore."""
     for cluster in (1, 2):
         record = RestoreRecord.of(store, cluster, b"backupmeta", [])
-        record.begin(BEGUN)
+        record.create_checkpoint(BEGUN)
         record.add(SPANS[0])
     assert remove_all(store) == 2
     assert list(store.list()) == []
@@ -131,9 +138,9 @@ def test_damaged_records_of_restores_count_for_nothing(store: ObjectStore, tmp_p
     records = [RestoreRecord.of(store, cluster, b"backupmeta", []) for cluster in (7, 8)]
     before: dict[str, bytes] = {}
     for number, record in enumerate(records):
-        record.begin(replace(BEGUN, cluster_id=7 + number))
+        record.create_checkpoint(replace(BEGUN, cluster_id=7 + number))
         before = before or read_objects(tmp_path / "backup")
-        record.extend(replace(BEGUN, cluster_id=7 + number, empty=(*BEGUN.empty, WHOLE)))
+        record.update_checkpoint(replace(BEGUN, cluster_id=7 + number, empty=(*BEGUN.empty, WHOLE)))
         for span in SPANS:
             record.add(span)
     objects = read_objects(tmp_path / "backup")
@@ -158,8 +165,8 @@ def test_damaged_records_of_restores_count_for_nothing(store: ObjectStore, tmp_p
 def told(record: RestoreRecord) -> set[object]:
     """The spans that a restore may take for done or for its own, or what is said of a record that does not read."""
     try:
-        begun = record.begun()
-        return set() if begun is None else {*record.restored(begun), *begun.empty}
+        begun = record.read_checkpoint()
+        return set() if begun is None else {*record.restored_ranges(begun), *begun.empty}
     except BackupDamaged as error:
         return {error.message}
 
@@ -168,14 +175,14 @@ def test_damaged_records_of_import_mode_put_back_no_scheduler_of_others(store: O
     """Whatever befalls a record, it stays known which restores want import mode, and only what one of them has paused goes on."""
     records = [RestoreRecord.of(store, 7, b"backupmeta", [(b"", new)]) for new in (b"a", b"b")]
     for record, name in zip(records, ("balance-leader-scheduler", "balance-region-scheduler"), strict=True):
-        record.pause(7, Paused((name,)))
+        record.add_import_mode(7, ImportModeRecord((name,)))
     objects = read_objects(tmp_path / "backup")
-    victim, sound, seen = Victim(tmp_path / "backup", objects), paused_by(store, 7), set()
+    victim, sound, seen = Victim(tmp_path / "backup", objects), import_mode_records(store, 7), set()
     assert sound.keys() == {record.id for record in records}
     for case in cases(objects, {}, lambda _kind: FLIPS):
         seen.add(case.damage)
         victim.damage(case)
-        found = paused_by(store, 7)
+        found = import_mode_records(store, 7)
         assert schedulers_of(found) <= schedulers_of(sound), str(case)
         assert len(found) == 1 + (case.damage != "missing"), str(case)
         victim.mend(case)

@@ -11,7 +11,7 @@ from multiprocessing.connection import Client
 
 import pytest
 
-from tikv_br.spark.channel import ChannelAddress, ProgressListener, ProgressSender, sender_to
+from tikv_br.spark.channel import ChannelAddress, ProgressListener, ProgressSender, RunSender
 from tikv_br.spark.task import Message
 
 MESSAGE = Message("progress", 3, 0, (10, 1))
@@ -67,6 +67,7 @@ def test_lost_driver_harms_nobody() -> None:
 def test_worker_keeps_one_sender_for_a_run() -> None:
     """Many tasks of one worker share a connection, and a new run gets a new one."""
     with ProgressListener(lambda _: None) as listener:
-        first = sender_to(listener.address)
-        assert sender_to(listener.address) is first
-        assert sender_to(dataclasses.replace(listener.address, key=b"other")) is not first
+        senders = RunSender()
+        first = senders.to(listener.address)
+        assert senders.to(listener.address) is first
+        assert senders.to(dataclasses.replace(listener.address, key=b"other")) is not first

@@ -8,7 +8,7 @@ import pytest
 
 from tikv_br.errors import StorageFull
 from tikv_br.progress_events import Event, TasksProgress
-from tikv_br.spark.collector import Collector
+from tikv_br.spark.executor import Collector
 from tikv_br.spark.task import Message
 
 

@@ -6,17 +6,17 @@ import pytest
 
 from tikv_br.errors import SparkUnavailable
 from tikv_br.spark import session
-from tikv_br.spark.executor import STEERING_TASKS, for_steering
+from tikv_br.spark.executor import MIN_SPARK_TASKS, choose_executor
 
 
 def test_steering_stays_here_below_some_thousand_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     """``auto`` takes Spark for many tasks only, and never where it could not start."""
-    assert for_steering(STEERING_TASKS - 1) == "driver"
+    assert choose_executor(MIN_SPARK_TASKS - 1) == "driver"
     monkeypatch.setattr(session, "check_java", lambda: 17)
-    assert for_steering(STEERING_TASKS) == "spark"
+    assert choose_executor(MIN_SPARK_TASKS) == "spark"
 
     def no_java() -> int:
         raise SparkUnavailable("no Java")
 
     monkeypatch.setattr(session, "check_java", no_java)
-    assert for_steering(STEERING_TASKS) == "driver"
+    assert choose_executor(MIN_SPARK_TASKS) == "driver"

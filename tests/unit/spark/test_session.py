@@ -37,6 +37,8 @@ def test_other_masters_are_refused_at_once(master: str, monkeypatch: pytest.Monk
         ("local[*]", None, "local[*,4]"),
         ("local[*]", 3, "local[3,4]"),
         ("local[2]", 8, "local[2,4]"),
+        ("local[4]", 2, "local[2,4]"),
+        ("local[4,9]", 2, "local[2,9]"),
         ("local[2,9]", None, "local[2,9]"),
         ("spark://h:7077", 8, "spark://h:7077"),
     ],
@@ -72,7 +74,7 @@ def test_old_java_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     """Java 11 is refused with both versions in the message."""
     fake_java(tmp_path, "11.0.2")
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    with pytest.raises(SparkUnavailable, match=r"version 11, Spark needs 17"):
+    with pytest.raises(SparkUnavailable, match=r"version 11, Spark requires 17"):
         check_java()
 
 
@@ -83,7 +85,7 @@ def test_missing_java_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(SparkUnavailable, match="JAVA_HOME"):
         check_java()
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    with pytest.raises(SparkUnavailable, match="does not run"):
+    with pytest.raises(SparkUnavailable, match="cannot run Java"):
         check_java()
 
 

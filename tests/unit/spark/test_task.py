@@ -7,8 +7,9 @@ import threading
 
 import pytest
 
+from tikv_br.cancellation import Cancellation, TaskCancelled
 from tikv_br.errors import StorageFull, TaskFailed
-from tikv_br.spark.task import Message, TaskCancelled, TaskContext, run_task
+from tikv_br.spark.task import Message, TaskContext, run_task
 
 
 def run(function: object) -> tuple[Message, list[Message]]:
@@ -54,10 +55,10 @@ def test_result_that_does_not_pickle_is_an_error_not_a_hang() -> None:
 
 def test_cancelled_task_stops_at_its_next_report() -> None:
     """Reporting raises once the run has failed elsewhere, and the task's outcome says so."""
-    cancelled = threading.Event()
+    cancelled = Cancellation()
     context = TaskContext(0, 0, lambda _: None, cancelled)
     context.report(data_bytes=1)
-    cancelled.set()
+    cancelled.cancel()
     with pytest.raises(TaskCancelled):
         context.report(data_bytes=1)
     outcome = run_task(lambda _task, given: given.report(), "x", "a", context)

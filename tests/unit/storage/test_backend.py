@@ -4,7 +4,7 @@ import pytest
 
 from tikv_br.cluster.pb import brpb_pb2
 from tikv_br.errors import StorageDenied
-from tikv_br.storage.backend import to_backend
+from tikv_br.storage.credentials import to_backend
 from tikv_br.storage.url import parse
 
 KEYS = "access-key=AKIA&secret-access-key=hush&session-token=token"
@@ -17,12 +17,14 @@ def test_local() -> None:
 
 def test_s3_with_credentials() -> None:
     """All that stores need to reach the bucket as we do, credentials included, survives the wire."""
-    url = f"s3://b/a/b?endpoint=http://h:1&region=r&storage-class=IA&sse=aws:kms&sse-kms-key-id=k&provider=ceph&{KEYS}"
+    url = (
+        f"s3://bkt/a/b?endpoint=http://h:1&region=r&storage-class=IA&sse=aws:kms&sse-kms-key-id=k&provider=ceph&{KEYS}"
+    )
     message = brpb_pb2.StorageBackend.FromString(to_backend(parse(url)).SerializeToString())
     assert message.s3 == brpb_pb2.S3(
         endpoint="http://h:1",
         region="r",
-        bucket="b",
+        bucket="bkt",
         prefix="a/b",
         storage_class="IA",
         sse="aws:kms",
@@ -37,7 +39,7 @@ def test_s3_with_credentials() -> None:
 
 def test_s3_without_sending_credentials() -> None:
     """On request stores get none and use their own."""
-    message = to_backend(parse(f"s3://b/p?provider=alibaba&region=r&{KEYS}"), send_credentials=False).s3
+    message = to_backend(parse(f"s3://bkt/p?provider=alibaba&region=r&{KEYS}"), send_credentials=False).s3
     assert (message.access_key, message.secret_access_key, message.session_token) == ("", "", "")
     assert not message.force_path_style
 
@@ -48,7 +50,7 @@ def test_credentials_and_region_of_the_environment(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "env-secret")
     monkeypatch.setenv("AWS_SESSION_TOKEN", "env-token")
     monkeypatch.setenv("AWS_DEFAULT_REGION", "eu-north-1")
-    message = to_backend(parse("s3://b/p")).s3
+    message = to_backend(parse("s3://bkt/p")).s3
     assert (message.access_key, message.secret_access_key, message.session_token, message.region) == (
         "env-key",
         "env-secret",
@@ -62,5 +64,5 @@ def test_no_credentials_to_send(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/none")
     monkeypatch.setenv("AWS_CONFIG_FILE", "/none")
     with pytest.raises(StorageDenied, match="no S3 credentials"):
-        to_backend(parse("s3://b/p?region=r"))
-    assert to_backend(parse("s3://b/p"), send_credentials=False).s3.region == "us-east-1"
+        to_backend(parse("s3://bkt/p?region=r"))
+    assert to_backend(parse("s3://bkt/p"), send_credentials=False).s3.region == "us-east-1"

@@ -9,12 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.openssl import KEYS, crypt, crypter
+from tests.support.openssl import KEYS, crypt, crypter
 from tikv_br.cluster.pb import encryptionpb_pb2
 from tikv_br.errors import UsageError
-from tikv_br.storage.backend import to_cipher_info
-from tikv_br.storage.crypter import IV_SIZE, PLAIN, Crypter
-from tikv_br.storage.secret import SecretText
+from tikv_br.storage.credentials import to_cipher_info
+from tikv_br.storage.crypter import IV_SIZE, PLAIN, Crypter, SecretText
 from tikv_br.storage.url import StorageLocation
 
 DATA = random.Random(5).randbytes(5000)

@@ -7,7 +7,7 @@ import pickle
 
 import pytest
 
-from tikv_br.storage.secret import SecretText
+from tikv_br.storage.crypter import SecretText
 
 
 def test_never_shown(caplog: pytest.LogCaptureFixture) -> None:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tikv_br.errors import UsageError
-from tikv_br.storage.secret import SecretText
+from tikv_br.storage.crypter import SecretText
 from tikv_br.storage.url import S3Options, StorageLocation, parse
 
 KEYS = "access-key=AKIA&secret-access-key=hush/hu+sh="
@@ -48,6 +48,7 @@ def test_local_forms(url: str, path: str) -> None:
         ("s3://bucket/a/b", "bucket", "a/b"),
         ("s3://bucket/a/b/", "bucket", "a/b"),
         ("s3://my.bucket-1/a%20b", "my.bucket-1", "a b"),
+        ("s3://Old_Bucket/a", "Old_Bucket", "a"),
         ("s3://bucket/a+b?region=r", "bucket", "a+b"),
     ],
 )
@@ -60,7 +61,7 @@ def test_s3_places(url: str, bucket: str, prefix: str) -> None:
 def test_s3_parameters() -> None:
     """Every parameter of the Go tool, spelled with - or _, in any case; + in a secret stays +."""
     location = parse(
-        "s3://b/p?endpoint=http://127.0.0.1:9000/&REGION=eu-west-1&storage_class=STANDARD_IA&sse=aws:kms"
+        "s3://bkt/p?endpoint=http://127.0.0.1:9000/&REGION=eu-west-1&storage_class=STANDARD_IA&sse=aws:kms"
         f"&sse-kms-key-id=k&provider=ceph&force_path_style=TRUE&use-accelerate-endpoint=false&{KEYS}&session-token=t%26t"
     )
     assert location.s3 == S3Options(
@@ -80,7 +81,7 @@ def test_s3_parameters() -> None:
 def test_parameters_override_flags() -> None:
     """The URL wins over the flags, which hold for all it does not say."""
     flags = S3Options(endpoint="http://flag:1", region="flag", provider="aws")
-    options = parse("s3://b/p?region=url", flags).s3
+    options = parse("s3://bkt/p?region=url", flags).s3
     assert (options.endpoint, options.region, options.provider) == ("http://flag:1", "url", "aws")
 
 
@@ -97,25 +98,25 @@ def test_parameters_override_flags() -> None:
 )
 def test_path_style(said: str, expected: bool) -> None:
     """Path style by default, as in the Go tool, but never for the providers that know none."""
-    assert parse(f"s3://b/p?{said}").s3.path_style is expected
+    assert parse(f"s3://bkt/p?{said}").s3.path_style is expected
 
 
 @pytest.mark.parametrize(
     ("url", "sentence"),
     [
-        ("", "no storage given"),
+        ("", "no storage was passed"),
         ("relative/path", "neither a URL nor an absolute path"),
         ("s3:/bucket/p", "neither a URL nor an absolute path"),
         ("local://relative/path", "absolute path"),
         ("file://host/path", "absolute path"),
-        ("local:///p?endpoint=x", "no parameters"),
+        ("local:///p?endpoint=x", "does not accept parameters"),
         ("local:///p%00", "absolute path"),
         ("/line\nbreak", "control character"),
-        ("/backup/\udcff", "no UTF-8"),
-        ("s3://bucket/\udcff", "no UTF-8"),
-        ("local:///backup/%FF", "no UTF-8"),
-        ("s3://bucket/%ff", "no UTF-8"),
-        ("s3://bucket/p?region=%ff", "no UTF-8"),
+        ("/backup/\udcff", "not UTF-8"),
+        ("s3://bucket/\udcff", "not UTF-8"),
+        ("local:///backup/%FF", "not UTF-8"),
+        ("s3://bucket/%ff", "not UTF-8"),
+        ("s3://bucket/p?region=%ff", "not UTF-8"),
         ("gcs://bucket/p", "'gcs' is not supported"),
         ("azure://c/p", "'azure' is not supported"),
         ("hdfs://n/p", "'hdfs' is not supported"),
@@ -124,28 +125,35 @@ def test_path_style(said: str, expected: bool) -> None:
         ("s3:///prefix", "name of a bucket"),
         ("s3://key:hush@bucket/p", "name of a bucket"),
         ("s3://bucket:9000/p", "name of a bucket"),
+        ("s3://a_B..c/p", "empty part between dots"),
+        ("s3://bucket./p", "empty part between dots"),
+        ("s3://ab/p", "'ab' has 2 characters; S3 allows 3 to 255"),
+        (f"s3://{'b' * 256}/p", "256 characters"),
+        ("s3://127.0.0.1/p", "is an IP address"),
+        ("s3://my bucket/p", "name of a bucket"),
+        ("s3://-bucket/p", "name of a bucket"),
         ("s3://[bad/p", "does not parse"),
-        ("s3://b/a//b", "prefix"),
-        ("s3://b/a/../b", "prefix"),
-        ("s3://b/p?secret-access-key=hush#1", "'#'"),
-        ("s3://b/p?bucket=x", "unknown parameter 'bucket'"),
-        ("s3://b/p?secret-acces-key=hush", "unknown parameter 'secret-acces-key'"),
-        ("s3://b/p?region=a&region=b", "stands twice"),
-        ("s3://b/p?force-path-style=maybe", "true or false"),
-        ("s3://b/p?use-accelerate-endpoint=true", "accelerated endpoints"),
-        ("s3://b/p?acl=public-read", "canned ACLs"),
-        ("s3://b/p?sse=rot13", "s3.sse"),
-        ("s3://b/p?sse-kms-key-id=k", "needs s3.sse aws:kms"),
-        ("s3://b/p?sse=AES256&sse-kms-key-id=k", "needs s3.sse aws:kms"),
-        ("s3://b/p?access-key=a", "both or none"),
-        ("s3://b/p?secret-access-key=hush", "both or none"),
-        ("s3://b/p?session-token=hush", "a session token goes with"),
-        ("s3://b/p?endpoint=127.0.0.1:9000", "no http:// or https:// URL"),
-        ("s3://b/p?endpoint=ftp://h", "no http:// or https:// URL"),
-        ("s3://b/p?endpoint=http://", "no http:// or https:// URL"),
-        ("s3://b/p?endpoint=http://h:port", "does not parse"),
-        ("s3://b/p?endpoint=http://u:hush@h", "more than scheme, host and port"),
-        ("s3://b/p?endpoint=http://h/path", "more than scheme, host and port"),
+        ("s3://bkt/a//b", "prefix"),
+        ("s3://bkt/a/../b", "prefix"),
+        ("s3://bkt/p?secret-access-key=hush#1", "'#'"),
+        ("s3://bkt/p?bucket=x", "unknown parameter 'bucket'"),
+        ("s3://bkt/p?secret-acces-key=hush", "unknown parameter 'secret-acces-key'"),
+        ("s3://bkt/p?region=a&region=b", "appears twice"),
+        ("s3://bkt/p?force-path-style=maybe", "true or false"),
+        ("s3://bkt/p?use-accelerate-endpoint=true", "accelerated endpoints"),
+        ("s3://bkt/p?acl=public-read", "canned ACLs"),
+        ("s3://bkt/p?sse=rot13", "s3.sse"),
+        ("s3://bkt/p?sse-kms-key-id=k", "requires s3.sse aws:kms"),
+        ("s3://bkt/p?sse=AES256&sse-kms-key-id=k", "requires s3.sse aws:kms"),
+        ("s3://bkt/p?access-key=a", "both or none"),
+        ("s3://bkt/p?secret-access-key=hush", "both or none"),
+        ("s3://bkt/p?session-token=hush", "a session token requires"),
+        ("s3://bkt/p?endpoint=127.0.0.1:9000", "not an http:// or https:// URL"),
+        ("s3://bkt/p?endpoint=ftp://h", "not an http:// or https:// URL"),
+        ("s3://bkt/p?endpoint=http://", "not an http:// or https:// URL"),
+        ("s3://bkt/p?endpoint=http://h:port", "does not parse"),
+        ("s3://bkt/p?endpoint=http://u:hush@h", "must have only scheme, host and port"),
+        ("s3://bkt/p?endpoint=http://h/path", "must have only scheme, host and port"),
     ],
 )
 def test_refusals_say_what_and_no_secret(url: str, sentence: str) -> None:
@@ -159,12 +167,12 @@ def test_refusals_say_what_and_no_secret(url: str, sentence: str) -> None:
 def test_refused_flags() -> None:
     """The flags are checked as the parameters are."""
     with pytest.raises(UsageError, match="canned ACLs"):
-        parse("s3://b/p", S3Options(acl="private"))
+        parse("s3://bkt/p", S3Options(acl="private"))
 
 
 def test_secrets_are_never_shown() -> None:
     """Neither text, repr, dictionary form nor URL of a location hold a credential, and pickle keeps them all."""
-    location = parse(f"s3://b/p?endpoint=http://h:1&{KEYS}&session-token=hush")
+    location = parse(f"s3://bkt/p?endpoint=http://h:1&{KEYS}&session-token=hush")
     shown = f"{location} {location!r} {location.s3!r} {dataclasses.asdict(location)} {location.redacted()}"
     assert "hush" not in shown
     assert "AKIA" not in shown
@@ -177,8 +185,8 @@ def test_child() -> None:
     """A child is below its parent and keeps its options."""
     assert parse("/a").child("b").path == "/a/b"
     assert parse("/").child("b").path == "/b"
-    assert parse("s3://b/p?region=r").child("c/d").redacted() == "s3://b/p/c/d?region=r"
-    assert parse("s3://b").child("c").path == "c"
+    assert parse("s3://bkt/p?region=r").child("c/d").redacted() == "s3://bkt/p/c/d?region=r"
+    assert parse("s3://bkt").child("c").path == "c"
 
 
 SEGMENT = st.text(

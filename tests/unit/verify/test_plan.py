@@ -6,14 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from tikv_br.backupset.coverage import KeyRange
+from formats.keys.ranges import KeyRange
 from tikv_br.backupset.files import FileEntry
 from tikv_br.errors import UsageError
 from tikv_br.storage.url import parse
-from tikv_br.verify.checks import Probe
-from tikv_br.verify.options import Executor, Level, VerifyOptions
-from tikv_br.verify.plan import SPARK_BYTES, check_options, choose_executor, probes
-from tikv_br.verify.subset import Subset
+from tikv_br.verify.checks import CompareTask
+from tikv_br.verify.options import Executor, Level, Subset, VerifyOptions
+from tikv_br.verify.steps import SPARK_BYTES, check_options, choose_executor, compare_tasks
 
 OPTIONS = VerifyOptions(storage=parse("/backup"))
 
@@ -26,8 +25,8 @@ def file(start: bytes, end: bytes) -> FileEntry:
 def test_every_key_of_the_ranges_is_asked_for_once() -> None:
     """Files and the holes between them make up the ranges: a row where the backup has none is a difference, too."""
     files = [file(b"b", b"c"), file(b"d", b"")]
-    found = probes([KeyRange(b"", b"")], files, files)
-    assert [(probe.span, probe.file) for probe in found] == [
+    found = compare_tasks([KeyRange(b"", b"")], files, files)
+    assert [(task.span, task.file) for task in found] == [
         (KeyRange(b"b", b"c"), files[0]),
         (KeyRange(b"d", b""), files[1]),
         (KeyRange(b"", b"b"), None),
@@ -38,7 +37,7 @@ def test_every_key_of_the_ranges_is_asked_for_once() -> None:
 def test_a_subset_asks_for_its_files_only() -> None:
     """What was not chosen is no hole."""
     files = [file(b"b", b"c"), file(b"d", b"")]
-    assert probes([KeyRange(b"", b"")], files, files[:1]) == [Probe(files[0].key_range, files[0])]
+    assert compare_tasks([KeyRange(b"", b"")], files, files[:1]) == [CompareTask(files[0].key_range, files[0])]
 
 
 @pytest.mark.parametrize(

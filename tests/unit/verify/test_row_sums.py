@@ -8,7 +8,7 @@ import pytest
 from formats import columns
 from formats.api_version import ApiVersion
 from formats.errors import FormatError
-from formats.keys import KeyCodec
+from formats.keys.codec import KeyCodec
 from tikv_br.backupset.files import Expiry, FileEntry
 from tikv_br.verify.row_sums import sum_records
 

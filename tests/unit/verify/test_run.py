@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit.backupset.samples import describe, do_all
-from tikv_br.backupset import layout, manifest, meta
+from tikv_br.backupset import layout, manifest
 from tikv_br.backupset.backup_set import BackupSet, BackupWriter
 from tikv_br.cluster.pb import brpb_pb2
 from tikv_br.errors import BackupDamaged, BackupNotFound
@@ -20,9 +20,8 @@ from tikv_br.progress_events import Event, Notice
 from tikv_br.storage.base import ObjectStore
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import parse
-from tikv_br.verify.options import Finding, Level, VerifyOptions
+from tikv_br.verify.options import Finding, Level, Subset, VerifyOptions
 from tikv_br.verify.run import VerifySummary, verify
-from tikv_br.verify.subset import Subset
 
 PLACES = 12
 
@@ -197,8 +196,8 @@ def test_many_foreign_objects_are_counted(backup: Path) -> None:
 def rewrite(folder: Path, known: manifest.Manifest) -> None:
     """Make the records agree on another content, seals and all, as a faulty writer would."""
     content = brpb_pb2.BackupMeta.FromString((folder / layout.META).read_bytes())
-    decoded = meta.decode(content.SerializeToString())
-    data = meta.encode(replace(decoded, files=known.files))
+    decoded = manifest.decode(content.SerializeToString())
+    data = manifest.encode(replace(decoded, files=known.files))
     sealed = manifest.dump(replace(known, backupmeta_sha256=hashlib.sha256(data).digest()))
     (folder / layout.META).write_bytes(data)
     (folder / layout.MANIFEST).write_bytes(sealed)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tikv_br.backupset.files import FileEntry
 from tikv_br.errors import UsageError
-from tikv_br.verify.subset import Subset
+from tikv_br.verify.options import Subset
 
 NAMES = st.lists(st.text("abcdef", min_size=1), unique=True, max_size=40)
 SEEDS = st.integers(0, 2**32)

@@ -8,7 +8,7 @@ import pytest
 
 from tests.integration.backup.conftest import Clusters
 from tests.integration.backup.resume.unfinished import V2, fill, safe_points
-from tests.live_cluster import LiveCluster
+from tests.support.live_cluster import LiveCluster
 
 
 @pytest.fixture(scope="module")

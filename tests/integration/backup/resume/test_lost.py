@@ -11,12 +11,12 @@ import pytest
 from tests.integration.backup.conftest import Options
 from tests.integration.backup.data import when
 from tests.integration.backup.resume.unfinished import REGIONS, V2, fail_half_way, files_at, fill, is_whole, safe_points
-from tests.live_cluster import LiveCluster, live_cluster
-from tikv_br.backup import backup_ts as backup_ts_module
-from tikv_br.backup.backup_ts import service_id
+from tests.support.live_cluster import LiveCluster, live_cluster
 from tikv_br.backup.run import backup
 from tikv_br.backupset import lease, run_record
 from tikv_br.backupset.ledger import read_entries
+from tikv_br.cluster import safepoint as backup_ts_module
+from tikv_br.cluster.safepoint import service_id
 from tikv_br.errors import LeaseLost, SafePointError
 from tikv_br.progress_events import Event, StepStarted, TasksProgress
 from tikv_br.storage.open import open_store
@@ -57,7 +57,7 @@ def let_gc_pass(live: LiveCluster) -> None:
 
 def test_gc_that_passes_fails_the_run(options: Options, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """While it copies: nothing stays, for nothing could go on. Between two runs: that is said, with a way out."""
-    monkeypatch.setattr(backup_ts_module, "SHORTEST_TTL", 1)
+    monkeypatch.setattr(backup_ts_module, "MIN_TTL", 1)
     with live_cluster(tmp_path / "cluster", V2, stores=1) as live:
         fill(live)
         wanted = options(live, concurrency=1, safe_interval=0, gc_ttl=1)
@@ -91,6 +91,6 @@ def test_lost_lease_leaves_the_safe_point_to_who_has_the_path(
 
     with pytest.raises(LeaseLost):
         backup(wanted, when(StepStarted, "copy", take_it_away))
-    begun = run_record.read(open_store(wanted.storage))
+    begun = run_record.read_run(open_store(wanted.storage))
     assert begun is not None
     assert safe_points(v2) == {service_id(begun.run_id): begun.description.backup_ts - 1}

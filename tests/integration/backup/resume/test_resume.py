@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from tests.damage import flipped
 from tests.integration.backup.conftest import Options
 from tests.integration.backup.resume.unfinished import (
     KEY,
@@ -21,31 +20,30 @@ from tests.integration.backup.resume.unfinished import (
     safe_points,
 )
 from tests.integration.s3_servers import versitygw_server
-from tests.live_cluster import LiveCluster
-from tikv_br.backup.abort import abort_backup
-from tikv_br.backup.backup_ts import service_id
-from tikv_br.backup.run import backup
+from tests.support.damage import flipped
+from tests.support.live_cluster import LiveCluster
+from tikv_br.backup.run import abort_backup, backup
 from tikv_br.backupset import lease, run_record
 from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.backupset.ledger import LedgerEntry, read_entries, write_entry
+from tikv_br.cluster.safepoint import service_id
 from tikv_br.errors import BackupPathInUse, CrypterMismatch, LeaseHeld, RequestRefused, ResumeRefused
 from tikv_br.progress_events import Event, Notice, StepStarted
-from tikv_br.storage.crypter import Crypter
+from tikv_br.storage.crypter import Crypter, SecretText
 from tikv_br.storage.open import open_store
-from tikv_br.storage.secret import SecretText
 from tikv_br.storage.url import StorageLocation
 
 
-@pytest.mark.parametrize("engine", ["store", "scan"])
+@pytest.mark.parametrize("engine", [pytest.param("store", marks=pytest.mark.core("resume")), "scan"])
 def test_failed_run_is_gone_on_with(engine: str, v2: LiveCluster, options: Options, tmp_path: Path) -> None:
     """Work that was done is kept, with its safe point, and not done again; the backup keeps the first run's backup-ts."""
     wanted = options(v2, engine=engine, concurrency=1)
     whole = backup(replace(wanted, dry_run=True)).plan
     error = fail_half_way(v2, wanted)
-    assert "the same command goes on from there" in error.hint
+    assert "the same command resumes the backup" in error.hint
     store = open_store(wanted.storage)
     done = read_entries(store)
-    begun = run_record.read(store)
+    begun = run_record.read_run(store)
     assert begun is not None
     assert 0 < len(done) < len(whole)
     assert safe_points(v2) == {service_id(begun.run_id): begun.description.backup_ts - 1}
@@ -107,7 +105,10 @@ def test_a_file_that_was_altered_is_written_again(v2: LiveCluster, options: Opti
     path.write_bytes(flipped(path.read_bytes(), random.Random(3)))
     summary = backup(wanted, notices.append).summary
     assert summary.resumed_ranges == len(done) - 1
-    assert any(isinstance(each, Notice) and f"done again: {done[0].files[0].name}" in each.message for each in notices)
+    assert any(
+        isinstance(each, Notice) and f"an interval is copied again: {done[0].files[0].name}" in each.message
+        for each in notices
+    )
     is_whole(wanted, summary, v2, tmp_path)
 
 
@@ -217,7 +218,7 @@ def test_file_that_a_store_finished_late(v2: LiveCluster, options: Options) -> N
     for clean in (lambda: abort_backup(wanted.storage, None), lambda: backup(replace(wanted, no_resume=True))):
         late.parent.mkdir(parents=True)
         late.write_bytes(b"x")
-        with pytest.raises(BackupPathInUse, match="finished after a run had ended") as raised:
+        with pytest.raises(BackupPathInUse, match="finished after their run had ended") as raised:
             backup(wanted)
         assert "tikv-br abort" in raised.value.hint
         clean()
@@ -228,16 +229,16 @@ def test_backup_that_was_not_tidied_up_is(v2: LiveCluster, options: Options, tmp
     """Broken off right after the commit, the same command tidies up and succeeds; after that the path is in use."""
     wanted = options(v2, concurrency=2)
     with pytest.raises(RequestRefused):
-        backup(wanted, raising(StepStarted, "tidy up"))
+        backup(wanted, raising(StepStarted, "clean up"))
     assert "backupmeta" in files_at(wanted)
-    with pytest.raises(BackupPathInUse, match="holds a backup already"):
+    with pytest.raises(BackupPathInUse, match="already holds a backup"):
         backup(replace(wanted, ranges=((b"", b"x"),)))
     summary = backup(wanted).summary
     assert (summary.total_kvs, summary.resumed_ranges) == (ROWS, 0)
     assert summary.ranges > 1
     assert safe_points(v2) == {service_id(summary.resumed_run): summary.backup_ts - 1}
     is_whole(wanted, summary, v2, tmp_path)
-    with pytest.raises(BackupPathInUse, match="holds a backup already"):
+    with pytest.raises(BackupPathInUse, match="already holds a backup"):
         backup(wanted)
 
 

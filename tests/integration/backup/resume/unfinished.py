@@ -10,7 +10,7 @@ import pytest
 from formats.api_version import ApiVersion
 from tests.integration.backup.data import load, when
 from tests.integration.backup.reading import rocksdb_rows
-from tests.live_cluster import LiveCluster
+from tests.support.live_cluster import LiveCluster
 from tikv_br.backup.options import BackupOptions
 from tikv_br.backup.plan import REGION_OVERHEAD, SMALLEST_TASK
 from tikv_br.backup.run import BackupSummary, backup

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from formats.api_version import ApiVersion
-from formats.keys import KeyCodec
-from incremental.feed import Feed, FeedOptions, Resolved, Rows
-from incremental.span import Span
-from tests.scripted_grpc import Failure
+from formats.keys.codec import KeyCodec
+from formats.keys.ranges import KeyRange
+from incremental.feed.feed import Feed, FeedOptions, Resolved, Rows
+from tests.support.scripted_grpc import Failure
 from tests.unit.cluster.fakes import FakeCluster
 from tests.unit.cluster.fakes import region as physical_region
 from tikv_br.cluster.cluster import Cluster
@@ -109,7 +109,7 @@ class ScriptedFeeds:
     ) -> Iterator[Feed]:
         """A feed of these user keys, with a hold-back of 0 unless said otherwise."""
         settings = FeedOptions(**{"hold_back": 0.0, **options})  # type: ignore[arg-type]
-        span = Span(*CODEC.rpc_range(start, end))
+        span = KeyRange(*CODEC.rpc_range(start, end))
         with Cluster.connect(self.fake.config()) as cluster, Feed(cluster, CODEC, span, start_ts, settings) as feed:
             yield feed
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from incremental.feed.decode import Message, decode, decode_all
+from incremental.feed.stream import Message, decode, decode_all
 from tests.unit.incremental.feed.fakes import CODEC, Request, failure, not_leader, resolved, rows
 from tikv_br.cluster.pb import cdcpb_pb2
 from tikv_br.errors import RequestRefused
@@ -51,7 +51,7 @@ def test_rows_of_transactions_are_refused(kind: cdcpb_pb2.Event.LogType) -> None
     """A row that is no change of RawKV is an error, not a row."""
     message = rows(ASKED, (b"a", 1))
     message.events[0].entries.entries[0].type = kind  # type: ignore[assignment]
-    with pytest.raises(RequestRefused, match="no puts and deletes of RawKV"):
+    with pytest.raises(RequestRefused, match="rows other than RawKV puts and deletes"):
         decode(message.SerializeToString())
 
 

@@ -1,4 +1,4 @@
-"""The feed goes on through every error that a store may send, from where each region was."""
+"""The feed resumes each region from its resolved-ts after every error that a store may send."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import grpc
 import pytest
 
 from formats.api_version import ApiVersion
-from formats.keys import KeyCodec
-from incremental.feed import Feed, Resolved, Rows
-from incremental.span import Span
-from tests.scripted_grpc import fail
+from formats.keys.codec import KeyCodec
+from formats.keys.ranges import KeyRange
+from incremental.feed.feed import Event, Feed, Resolved, Rows, Scanned
+from tests.support.scripted_grpc import fail
 from tests.unit.cluster.fakes import CLUSTER_ID, FakeCluster, with_leader
 from tests.unit.incremental.feed.fakes import (
     CODEC,
@@ -33,24 +33,24 @@ from tests.unit.incremental.feed.fakes import (
     rows,
     until_resolved,
 )
-from tikv_br.cluster import event_feed
+from tikv_br.cluster import store
 from tikv_br.cluster.channel import to_cluster_error
 from tikv_br.cluster.cluster import Cluster
+from tikv_br.cluster.config import TlsFiles
 from tikv_br.cluster.pb import cdcpb_pb2, errorpb_pb2
-from tikv_br.cluster.tls import TlsFiles
 from tikv_br.errors import ClusterError, ClusterTlsError, ClusterUnfit, RetryBudgetExhausted, UsageError
 
 
 @pytest.fixture
 def feeds(fake_cluster: Callable[..., FakeCluster]) -> ScriptedFeeds:
-    """Two stores that know EventFeedV2; region 1 holds all keys, on store 1."""
+    """Two stores with EventFeedV2; region 1 holds all keys, its leader is on store 1."""
     fake = fake_cluster(2)
     fake.regions = [with_leader(region(1, b"", b"", stores=(1, 2)))]
     return ScriptedFeeds(fake)
 
 
 def all_of(*changes: tuple[bytes, int], at: int) -> Answer:
-    """A subscription that goes well: the changes after its checkpoint, then a resolved-ts."""
+    """A successful subscription: the changes after its checkpoint, then a resolved-ts."""
 
     def answer(request: Request) -> list[cdcpb_pb2.ChangeDataEvent]:
         asked = (request.checkpoint_ts - START) // MS
@@ -70,7 +70,7 @@ def ends_with(error: cdcpb_pb2.Error, *changes: tuple[bytes, int], at: int) -> A
 
 
 def test_rows_come_before_the_resolved_ts_that_covers_them(feeds: ScriptedFeeds) -> None:
-    """A subscription says who we are, from where and what we want; its rows are yielded, then its resolved-ts."""
+    """The request has cluster, version, range, and checkpoint; the rows are yielded, then the resolved-ts."""
     feeds.script(1, all_of((b"b", 5), (b"c", 7), at=10))
     with feeds.feed(b"b", b"d") as feed:
         assert until_resolved(feed, 10) == ([(b"b", 5), (b"c", 7)], [10])
@@ -84,14 +84,14 @@ def test_rows_come_before_the_resolved_ts_that_covers_them(feeds: ScriptedFeeds)
 
 
 def test_rows_outside_the_span_are_left_out(feeds: ScriptedFeeds) -> None:
-    """Scans send the whole region, other keyspaces too; what was not asked for is not yielded."""
+    """Scans send the whole region, including other keyspaces; rows outside of the range are dropped."""
     feeds.script(1, all_of((b"a", 5), (b"b", 6), (b"czz", 7), (b"d", 8), at=10))
     with feeds.feed(b"b", b"d") as feed:
         assert until_resolved(feed, 10)[0] == [(b"b", 6), (b"czz", 7)]
 
 
-def test_the_hold_back_is_taken_off_every_resolved_ts(feeds: ScriptedFeeds) -> None:
-    """The span's resolved-ts stays behind by the hold-back, and so does the checkpoint of a later subscription."""
+def test_the_hold_back_is_subtracted_from_every_resolved_ts(feeds: ScriptedFeeds) -> None:
+    """The resolved-ts of the range lags by the hold-back, and so does the checkpoint of a resubscription."""
     feeds.script(1, ends_with(cdcpb_pb2.Error(), (b"b", 4500), at=5000), all_of(at=8000))
     with feeds.feed(hold_back=3.0) as feed:
         assert until_resolved(feed, 5000)[1] == [2000, 5000]
@@ -99,7 +99,7 @@ def test_the_hold_back_is_taken_off_every_resolved_ts(feeds: ScriptedFeeds) -> N
 
 
 def test_nothing_is_resolved_before_the_scan_has_ended(feeds: ScriptedFeeds) -> None:
-    """A resolved-ts that comes before INITIALIZED belongs to an older subscription: it counts for nothing."""
+    """A resolved-ts before INITIALIZED belongs to an older subscription and is ignored."""
 
     def answer(request: Request) -> list[cdcpb_pb2.ChangeDataEvent]:
         late = [rows(request, (b"b", 5), initialized=True), resolved(request, 10)]
@@ -110,8 +110,8 @@ def test_nothing_is_resolved_before_the_scan_has_ended(feeds: ScriptedFeeds) -> 
         assert until_resolved(feed, 10) == ([(b"b", 5)], [10])
 
 
-def test_events_of_other_subscriptions_are_left_out(feeds: ScriptedFeeds) -> None:
-    """Rows, errors and resolved-ts under a request id that is over change nothing."""
+def test_events_of_ended_subscriptions_are_ignored(feeds: ScriptedFeeds) -> None:
+    """Rows, errors and resolved-ts with the request id of an ended subscription have no effect."""
 
     def answer(request: Request) -> list[cdcpb_pb2.ChangeDataEvent]:
         other = Request(region_id=1, request_id=request.request_id + 99)
@@ -124,7 +124,7 @@ def test_events_of_other_subscriptions_are_left_out(feeds: ScriptedFeeds) -> Non
     assert len(feeds.registered(1)) == 1
 
 
-CURABLE = {
+TRANSIENT = {
     "not_leader": not_leader(),
     "region_not_found": cdcpb_pb2.Error(region_not_found=errorpb_pb2.RegionNotFound(region_id=1)),
     "epoch_not_match": epoch_not_match(region(1, b"", b"", stores=(1, 2))),
@@ -139,15 +139,15 @@ FATAL = {
 }
 
 
-def test_every_kind_of_error_is_looked_at() -> None:
-    """What follows tries every field of ``cdcpb.Error``; a new one cannot go unnoticed."""
-    assert {*CURABLE, *FATAL} == {field.name for field in cdcpb_pb2.Error.DESCRIPTOR.fields} | {"unknown"}
+def test_every_kind_of_error_has_a_test() -> None:
+    """The tests below cover every field of ``cdcpb.Error``; a new field fails this test."""
+    assert {*TRANSIENT, *FATAL} == {field.name for field in cdcpb_pb2.Error.DESCRIPTOR.fields} | {"unknown"}
 
 
-@pytest.mark.parametrize("kind", CURABLE)
-def test_a_region_goes_on_from_its_resolved_ts_after(kind: str, feeds: ScriptedFeeds) -> None:
-    """After an error that may pass, the region is subscribed to again from where it was, and nothing is lost."""
-    feeds.script(1, ends_with(CURABLE[kind], (b"b", 5), (b"c", 12), at=10), all_of((b"b", 5), (b"c", 12), at=20))
+@pytest.mark.parametrize("kind", TRANSIENT)
+def test_a_region_resumes_from_its_resolved_ts_after(kind: str, feeds: ScriptedFeeds) -> None:
+    """After a transient error, the region is resubscribed from its resolved-ts, and no change is lost."""
+    feeds.script(1, ends_with(TRANSIENT[kind], (b"b", 5), (b"c", 12), at=10), all_of((b"b", 5), (b"c", 12), at=20))
     with feeds.feed() as feed:
         found, said = until_resolved(feed, 20)
         assert feed.status.errors[kind] == 1
@@ -158,22 +158,22 @@ def test_a_region_goes_on_from_its_resolved_ts_after(kind: str, feeds: ScriptedF
 
 @pytest.mark.parametrize("kind", FATAL)
 def test_the_feed_ends_with(kind: str, feeds: ScriptedFeeds) -> None:
-    """A store without RawKV feeds, or of another cluster, ends the feed with an error that says so."""
+    """A store without RawKV feeds, or of another cluster, ends the feed with that error."""
     feeds.script(1, lambda request: [failure(request, FATAL[kind])])
     with feeds.feed() as feed, pytest.raises(ClusterUnfit, match=kind):
         until_resolved(feed, 1)
 
 
 def test_a_named_leader_is_followed_to_its_store(feeds: ScriptedFeeds) -> None:
-    """When the leader has moved, the subscription does, too."""
+    """After a leader transfer the subscription moves to the new leader's store."""
     feeds.script(1, ends_with(not_leader(2), (b"b", 5), at=10), all_of(at=20))
     with feeds.feed() as feed:
         assert until_resolved(feed, 20)[1] == [10, 20]
     assert [store_id for store_id, _ in feeds.registered(1)] == [1, 2]
 
 
-def test_a_split_leaves_no_hole(feeds: ScriptedFeeds) -> None:
-    """Both halves go on from where the region was, and the span waits for the slower one."""
+def test_a_split_leaves_no_gap(feeds: ScriptedFeeds) -> None:
+    """Both halves resume from the region's resolved-ts; the resolved-ts of the range is that of the slower half."""
     halves = [region(2, b"", b"m", 2), region(1, b"m", b"", 2)]
     feeds.script(1, ends_with(epoch_not_match(*halves), (b"b", 5), at=10), all_of((b"x", 15), at=30))
     feeds.script(2, all_of((b"c", 14), at=20))
@@ -190,8 +190,8 @@ def test_a_split_leaves_no_hole(feeds: ScriptedFeeds) -> None:
     assert (right.start_key, right.end_key, right.checkpoint_ts) == (bound(b"m"), bound(b"z"), START + 10 * MS)
 
 
-def test_a_merge_goes_on_from_the_slower_half(feeds: ScriptedFeeds) -> None:
-    """The merged region is one subscription, from the lesser resolved-ts of its parts."""
+def test_a_merge_resumes_from_the_slower_half(feeds: ScriptedFeeds) -> None:
+    """The merged region is one subscription, from the lower resolved-ts of its parts."""
     merged = region(2, b"", b"", 2)
     error = epoch_not_match(merged)
     feeds.fake.regions = [with_leader(region(1, b"", b"m")), with_leader(region(2, b"m", b""))]
@@ -208,8 +208,8 @@ def test_a_merge_goes_on_from_the_slower_half(feeds: ScriptedFeeds) -> None:
     assert last.checkpoint_ts <= START + 10 * MS
 
 
-def test_a_lost_stream_is_made_anew(feeds: ScriptedFeeds) -> None:
-    """When a store goes away, all its regions are subscribed to again once it is back."""
+def test_a_lost_stream_is_reopened(feeds: ScriptedFeeds) -> None:
+    """When a store restarts, all its regions are resubscribed."""
     feeds.script(1, lambda _: fail("UNAVAILABLE"), lambda _: fail("UNKNOWN", "cancelled"), all_of((b"b", 5), at=20))
     with feeds.feed() as feed:
         assert until_resolved(feed, 20) == ([(b"b", 5)], [20])
@@ -219,18 +219,18 @@ def test_a_lost_stream_is_made_anew(feeds: ScriptedFeeds) -> None:
 
 @pytest.fixture
 def broken_handshakes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Calls that fail with this text have failed because of TLS, as on a channel that has it."""
+    """Report calls that fail with "handshake" as TLS errors, as a channel with TLS does."""
 
     def explain(error: grpc.RpcError, who: str, tls: TlsFiles) -> ClusterError:
-        told = to_cluster_error(error, who, tls)
-        return ClusterTlsError(told.message) if "handshake" in told.message else told
+        known = to_cluster_error(error, who, tls)
+        return ClusterTlsError(known.message) if "handshake" in known.message else known
 
-    monkeypatch.setattr(event_feed, "to_cluster_error", explain)
+    monkeypatch.setattr(store, "to_cluster_error", explain)
 
 
 @pytest.mark.usefixtures("broken_handshakes")
-def test_tls_that_has_worked_is_tried_again(feeds: ScriptedFeeds) -> None:
-    """A store that ends in the middle of a handshake does not end the feed; one that never had TLS does, at once."""
+def test_tls_errors_are_retried_once_tls_has_worked(feeds: ScriptedFeeds) -> None:
+    """A broken handshake ends the feed only if no message has arrived before."""
     broken = fail("UNAVAILABLE", "Ssl handshake failed")
     feeds.script(1, ends_with(not_leader(), (b"b", 5), at=10), lambda _: broken, all_of((b"b", 5), at=20))
     with feeds.feed() as feed:
@@ -241,8 +241,8 @@ def test_tls_that_has_worked_is_tried_again(feeds: ScriptedFeeds) -> None:
         until_resolved(feed, 20)
 
 
-def test_a_store_without_the_new_feed_gets_the_old_one(fake_cluster: Callable[..., FakeCluster]) -> None:
-    """Where EventFeedV2 is not known EventFeed serves; its resolved-ts names regions, but no request."""
+def test_stores_without_event_feed_v2_get_event_feed(fake_cluster: Callable[..., FakeCluster]) -> None:
+    """The feed falls back to EventFeed, whose resolved-ts has region ids, but no request id."""
     feeds = ScriptedFeeds(fake_cluster(), method=V1)
 
     def answer(request: Request) -> list[cdcpb_pb2.ChangeDataEvent]:
@@ -255,14 +255,14 @@ def test_a_store_without_the_new_feed_gets_the_old_one(fake_cluster: Callable[..
 
 
 def test_a_store_without_any_feed_ends_it(fake_cluster: Callable[..., FakeCluster]) -> None:
-    """A store that knows neither call cannot be followed."""
+    """A store that supports neither call is a permanent error."""
     feeds = ScriptedFeeds(fake_cluster(), method="/nothing/Here")
     with feeds.feed() as feed, pytest.raises(ClusterUnfit, match="UNIMPLEMENTED"):
         until_resolved(feed, 1)
 
 
-def test_damaged_messages_make_the_stream_anew(feeds: ScriptedFeeds) -> None:
-    """Bytes that do not decode are an error of the stream: nothing of them is yielded, and nothing lost."""
+def test_damaged_messages_reopen_the_stream(feeds: ScriptedFeeds) -> None:
+    """A message that does not decode is an error of the stream: nothing of it is yielded, and no change is lost."""
     good = all_of((b"b", 5), at=20)
     damaged: Answer = lambda _: [b"\x0a\xff"]  # type: ignore[list-item]  # noqa: E731
     feeds.script(1, damaged, good)
@@ -273,19 +273,19 @@ def test_damaged_messages_make_the_stream_anew(feeds: ScriptedFeeds) -> None:
 def test_patience_has_an_end(
     feeds: ScriptedFeeds, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A region that keeps failing ends the feed with what it failed of; until then its status and one line of the log say so."""
-    monkeypatch.setattr("incremental.feed.feed.WORTH_TELLING", 0.1)
+    """A region that keeps failing ends the feed with its last error; until then the status and one log line report it."""
+    monkeypatch.setattr("incremental.feed.feed.REPORT_SECONDS", 0.1)
     feeds.script(1, lambda request: [failure(request, not_leader())])
     with feeds.feed(patience=0.3) as feed:
         with pytest.raises(RetryBudgetExhausted, match="region 1: not_leader"):
             until_resolved(feed, 1)
         assert feed.status.failing_seconds > 0.3
         assert feed.status.last_error == "region 1: not_leader"
-    assert len([said for said in caplog.messages if "has not been followed" in said]) == 1
+    assert len([each for each in caplog.messages if "has had no subscription for" in each]) == 1
 
 
 def test_a_slow_consumer_slows_the_stores(feeds: ScriptedFeeds) -> None:
-    """What waits is bounded, whatever a store has to send; in the end all of it arrives."""
+    """The size of queued messages is bounded; all messages arrive in the end."""
     key = b"k" * 1000
 
     def answer(request: Request) -> list[cdcpb_pb2.ChangeDataEvent]:
@@ -296,31 +296,45 @@ def test_a_slow_consumer_slows_the_stores(feeds: ScriptedFeeds) -> None:
     limit = 250_000
     with feeds.feed(queue_bytes=limit) as feed:
         found = 0
-        for said in feed:
-            if isinstance(said, Resolved):
+        for event in feed:
+            if isinstance(event, Resolved):
                 break
             while not found and feed.status.queued_bytes < limit - 100_000:
-                time.sleep(0.01)  # let the store send what it can
+                time.sleep(0.01)  # let the store fill the queue
             assert feed.status.queued_bytes <= limit
-            found += said.batch.num_rows
+            found += event.batch.num_rows if isinstance(event, Rows) else 0
     assert found == 5000
 
 
-def test_a_region_that_stands_still_is_subscribed_to_anew(
-    feeds: ScriptedFeeds, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A store that says nothing of a region any more is asked again; it may lead it no longer."""
+def test_a_scan_with_rows_is_reported(feeds: ScriptedFeeds) -> None:
+    """It delivers only the newest version of each key; one without rows has left nothing out."""
+    feeds.script(1, all_of((b"b", 3), (b"c", 2), at=9))
+    with feeds.feed() as feed:
+        events: list[Event] = []
+        while not events or not isinstance(events[-1], Resolved):
+            event = feed.poll(60.0)
+            assert event is not None
+            if not isinstance(event, Rows):
+                events.append(event)
+    assert events[0] == Scanned(KeyRange(*CODEC.rpc_range(b"a", b"z")), START, START + 3 * MS)
+    feeds.script(1, all_of(at=9))
+    with feeds.feed() as feed:
+        assert isinstance(feed.poll(60.0), Resolved)
+
+
+def test_a_stalled_region_is_resubscribed(feeds: ScriptedFeeds, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If a region's resolved-ts stops advancing, the feed resubscribes: the store may not be its leader any more."""
     monkeypatch.setattr("incremental.feed.feed.CHECK_SECONDS", 0.1)
     feeds.script(1, all_of((b"b", 5), at=10), all_of(at=20))
     with feeds.feed() as feed:
         assert until_resolved(feed, 10)[1] == [10]
-        feed._options = replace(feed._options, stall=0.5)  # not before, or a slow store would stand still at once
+        feed._options = replace(feed._options, stall=0.5)  # not before: a slow store would count as stalled
         assert until_resolved(feed, 20)[1] == [20]
     assert any(request.HasField("deregister") for _, request in feeds.requests)
 
 
-def test_a_scan_that_never_ends_is_asked_for_anew(feeds: ScriptedFeeds) -> None:
-    """Rows alone resolve nothing; a store that ends no scan is asked again, from the same checkpoint."""
+def test_a_stalled_scan_is_resubscribed(feeds: ScriptedFeeds) -> None:
+    """If a store ends no incremental scan, the feed resubscribes from the same checkpoint."""
     feeds.script(1, lambda request: [rows(request, (b"b", 5)), resolved(request, 8)], all_of((b"b", 5), at=20))
     with feeds.feed(scan_stall=100.0) as feed:
         assert isinstance(feed.poll(60.0), Rows)
@@ -331,8 +345,8 @@ def test_a_scan_that_never_ends_is_asked_for_anew(feeds: ScriptedFeeds) -> None:
     assert [request.checkpoint_ts for _, request in feeds.registered(1)] == [START] * 2
 
 
-def test_a_scan_may_wait_for_those_before_it(feeds: ScriptedFeeds) -> None:
-    """A region in the queue of its store is left there for as long as the store ends other scans."""
+def test_a_queued_scan_is_not_stalled(feeds: ScriptedFeeds) -> None:
+    """A region in its store's queue of scans is not resubscribed while the store ends other scans."""
     feeds.fake.regions = [with_leader(region(1, b"", b"m")), with_leader(region(2, b"m", b""))]
 
     def later(request: Request) -> list[cdcpb_pb2.ChangeDataEvent]:
@@ -346,15 +360,15 @@ def test_a_scan_may_wait_for_those_before_it(feeds: ScriptedFeeds) -> None:
             feed.poll(0.05)
         (stream,) = feed._streams.values()
         waiting = next(each for each in stream.subscriptions if not each.initialized)
-        assert stream.scan_ended - waiting.moved > 0.1
-        feed._end_stalled(waiting.moved + 100.1)
+        assert stream.scan_ended_at - waiting.advanced_at > 0.1
+        feed._end_stalled(waiting.advanced_at + 100.1)
         assert not feed.status.errors
-        feed._end_stalled(stream.scan_ended + 100.1)
+        feed._end_stalled(stream.scan_ended_at + 100.1)
         assert feed.status.errors == {"stalled": 1}
 
 
 def test_closing_ends_the_iteration(feeds: ScriptedFeeds) -> None:
-    """A feed that is closed by another thread while it waits ends its consumer's loop."""
+    """Closing from another thread ends a waiting consumer's loop."""
     feeds.script(1, all_of(at=10))
     with feeds.feed() as feed:
         until_resolved(feed, 10)
@@ -364,13 +378,13 @@ def test_closing_ends_the_iteration(feeds: ScriptedFeeds) -> None:
         closer.join()
 
 
-def test_what_cannot_be_followed_is_refused(fake_cluster: Callable[..., FakeCluster]) -> None:
-    """Before API V2 there are no timestamps; a span must lie in its keyspace and hold something."""
+def test_invalid_ranges_and_clusters_are_refused(fake_cluster: Callable[..., FakeCluster]) -> None:
+    """The cluster must have API V2; the range must be in the codec's keyspace, and not empty."""
     with Cluster.connect(fake_cluster().config()) as cluster:
         with pytest.raises(ClusterUnfit, match="no timestamps"):
-            Feed(cluster, KeyCodec(ApiVersion.V1), Span(b"a", b"b"), START)
+            Feed(cluster, KeyCodec(ApiVersion.V1), KeyRange(b"a", b"b"), START)
         for start, end in [(b"b", b"a"), (b"a", b"a")]:
-            with pytest.raises(UsageError, match="no span"):
-                Feed(cluster, CODEC, Span(CODEC.rpc_key(start), CODEC.rpc_key(end)), START)
+            with pytest.raises(UsageError, match="is not a range of keyspace 0, or is empty"):
+                Feed(cluster, CODEC, KeyRange(CODEC.rpc_key(start), CODEC.rpc_key(end)), START)
         with pytest.raises(UsageError, match="keyspace 0"):
-            Feed(cluster, CODEC, Span(*KeyCodec(ApiVersion.V2, 1).rpc_range(b"", b"")), START)
+            Feed(cluster, CODEC, KeyRange(*KeyCodec(ApiVersion.V2, 1).rpc_range(b"", b"")), START)

@@ -6,10 +6,8 @@ import time
 from collections.abc import Iterator
 from typing import cast
 
-from incremental.feed.inbox import Inbox
-from incremental.feed.locator import Located
-from incremental.feed.stream import MESSAGE_OVERHEAD, Arrived, Ended, StoreStream
-from tikv_br.cluster.event_feed import EventFeed
+from incremental.feed.stream import MESSAGE_OVERHEAD, Inbox, LocatedRegions, StoreStream, StreamEnd, StreamMessages
+from tikv_br.cluster.store import EventFeed
 
 LIMIT = 100_000
 PATIENCE = 60.0
@@ -28,7 +26,7 @@ class SmallMessages:
 
 def test_small_messages_count_with_all_that_they_take() -> None:
     """Of thousands of rows that wait one by one most of the memory is not theirs: the bound is on all of it."""
-    inbox: Inbox[Arrived | Ended | Located] = Inbox(LIMIT)
+    inbox: Inbox[StreamMessages | StreamEnd | LocatedRegions] = Inbox(LIMIT)
     stream = StoreStream(cast("EventFeed", SmallMessages()), inbox, cluster_id=1)
     until = time.monotonic() + PATIENCE
     while inbox.bytes < LIMIT - 2 * MESSAGE_OVERHEAD and time.monotonic() < until:

@@ -5,17 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from tikv_br.cluster.etcd import Etcd
-from tikv_br.cluster.etcd_values import (
-    CREATED,
-    Compare,
-    Delete,
-    Get,
-    KeyValue,
-    Listing,
-    Operation,
-    Put,
-    TxnResult,
-)
+from tikv_br.cluster.etcd_values import CREATED, Compare, Delete, Get, KeyValue, Listing, Operation, Put, TxnResult
 
 
 class MemoryEtcd(Etcd):

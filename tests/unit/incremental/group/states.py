@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from incremental.group.model import CaptureInfo, ChangefeedInfo, GroupState, State, Task
+from tikv_br.cluster.regions import Region
 
 
 def capture(name: str) -> CaptureInfo:
@@ -29,3 +30,29 @@ def state_of(captures: Iterable[str], changefeeds: Iterable[ChangefeedInfo], tas
         statuses={},
         items={},
     )
+
+
+SERVICE = "tikv-br-sync-feed"
+
+
+class SafePointBook:
+    """A book of safe points, and no borders of regions."""
+
+    def __init__(self) -> None:
+        self.held: dict[str, tuple[int, int]] = {}
+
+    def update_service_safe_point(self, service_id: str, ttl_seconds: int, safe_point: int) -> int:
+        """See `SafePointApi`."""
+        if ttl_seconds:
+            self.held[service_id] = safe_point, ttl_seconds
+        else:
+            self.held.pop(service_id, None)
+        return 0
+
+    def gc_safe_point(self) -> int:
+        """See `SafePointApi`."""
+        return 0
+
+    def scan_regions(self, start: bytes, end: bytes, limit: int = 0) -> list[Region]:
+        """See `RegionApi`."""
+        return []

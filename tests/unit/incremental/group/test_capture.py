@@ -11,13 +11,12 @@ from typing import Any, cast
 import pytest
 
 from incremental.group.capture import Tasks
-from incremental.group.model import Progress, State, Task, dump
-from incremental.group.store import GroupStore
+from incremental.group.model import GroupStore, Progress, State, Task, dump
 from incremental.group.worker import Membership, Worker
 from tests.unit.incremental.group.memory_etcd import MemoryEtcd
 from tests.unit.incremental.group.states import capture, changefeed
+from tikv_br.cluster.config import TlsFiles
 from tikv_br.cluster.etcd_values import created_at
-from tikv_br.cluster.tls import TlsFiles
 from tikv_br.errors import ConversionUnsupported, SyncStateDamaged, TikvBrError
 
 FEED = changefeed("feed")
@@ -50,7 +49,7 @@ class Member:
         nothing = cast("Any", None)
         membership = Membership("one", self.store, nothing, nothing, present, Path(), TlsFiles(), 0.0)
         self.tasks = Tasks(membership, self.pool)
-        self.tasks.look()
+        self.tasks.update()
 
     @property
     def worker(self) -> Worker | None:
@@ -83,27 +82,27 @@ def member() -> Member:
 def test_a_change_takes_effect_though_the_owner_missed_the_pause(member: Member) -> None:
     """Paused, updated and resumed between two looks of the owner, a task is ended and begun anew with what was said."""
     member.change(concurrency=9)
-    member.tasks.look()
+    member.tasks.update()
     assert member.is_told_to_stop()
     member.end()
-    member.tasks.look()
+    member.tasks.update()
     assert member.worker is not None
     assert (member.worker.changefeed.concurrency, len(member.pool.begun)) == (9, 2)
-    member.tasks.look()
+    member.tasks.update()
     assert not member.is_told_to_stop()
 
 
 def test_who_works_ends_with_the_pause(member: Member) -> None:
     """It does not wait for an owner to ask for the task, and does not go on before the changefeed does."""
     member.change(state=State.PAUSED)
-    member.tasks.look()
+    member.tasks.update()
     assert member.is_told_to_stop()
     member.end()
-    member.tasks.look()
-    member.tasks.look()
+    member.tasks.update()
+    member.tasks.update()
     assert (member.worker, len(member.pool.begun)) == (None, 1)
     member.change(state=State.NORMAL)
-    member.tasks.look()
+    member.tasks.update()
     assert (member.worker is not None, len(member.pool.begun)) == (True, 2)
 
 
@@ -112,7 +111,7 @@ def test_what_fails_while_it_is_stopped_does_not_undo_that(member: Member, state
     """A changefeed that was paused stays so, and one that is being removed goes."""
     member.change(state=state)
     member.end(ConversionUnsupported("the sink keeps no TTLs"))
-    member.tasks.look()
+    member.tasks.update()
     assert member.store.snapshot().changefeeds["feed"].state is state
 
 
@@ -121,8 +120,8 @@ def test_what_has_failed_does_not_begin_anew(member: Member) -> None:
     assert member.worker is not None
     member.worker.checkpoints.claim()
     member.end(ConversionUnsupported("the sink keeps no TTLs"))
-    member.tasks.look()
-    member.tasks.look()
+    member.tasks.update()
+    member.tasks.update()
     state = member.store.snapshot()
     assert (state.changefeeds["feed"].state, len(member.pool.begun)) == (State.FAILED, 1)
     progress: Progress = state.progress[TASK.id]
@@ -133,20 +132,20 @@ def test_a_damaged_value_ends_the_work_on_its_changefeed_only(member: Member) ->
     """The task of that changefeed is stopped, and let go of when it has ended; the member goes on, with what is sound."""
     task = member.store.keys.task(TASK.id)
     member.etcd.put(task, b"?")
-    member.tasks.look()
+    member.tasks.update()
     assert member.is_told_to_stop()
     member.end(SyncStateDamaged("etcd: a value of mine"))
-    member.tasks.look()
+    member.tasks.update()
     assert member.worker is None
     member.etcd.put(task, dump(replace(TASK, epoch=2)))
-    member.tasks.look()
+    member.tasks.update()
     assert member.worker is not None
 
 
 def test_no_secret_is_kept_with_an_error(member: Member) -> None:
     """What ended a task is written where others read it, without what may stand in a server's words."""
     member.end(ConversionUnsupported("PUT https://me:hidden@host/x?secret_access_key=hidden: refused"))
-    member.tasks.look()
+    member.tasks.update()
     kept = member.store.snapshot()
     told = kept.changefeeds["feed"].error + "".join(each.error for each in kept.progress.values())
     assert "refused" in kept.changefeeds["feed"].error

@@ -23,7 +23,7 @@ from incremental.group.model import (
     load,
     parse,
 )
-from tests.damage import FLIPS, cases
+from tests.support.damage import FLIPS, cases
 from tikv_br.cluster.etcd_values import KeyValue, absent
 from tikv_br.errors import SyncStateDamaged
 

@@ -10,15 +10,13 @@ from typing import Any
 from unittest import mock
 
 from incremental.group.changefeeds import Changefeeds
-from incremental.group.model import GroupState, dump
+from incremental.group.model import GroupState, GroupStore, dump
 from incremental.group.owner import Owner
-from incremental.group.store import GroupStore
 from tests.unit.incremental.group.memory_etcd import MemoryEtcd
-from tests.unit.incremental.group.states import capture, changefeed
-from tests.unit.incremental.group.test_safe_points import NAME, Pd
+from tests.unit.incremental.group.states import SERVICE, SafePointBook, capture, changefeed
 
 FEED = replace(changefeed("feed"), start_ts=1000, gc_ttl=3600)
-CHANGES = ((MemoryEtcd, "transact"), (Pd, "update_service_safe_point"))
+CHANGES = ((MemoryEtcd, "transact"), (SafePointBook, "update_service_safe_point"))
 """What an owner changes the world by."""
 LOOK_SECONDS = 10.0
 ENOUGH = 5
@@ -33,7 +31,7 @@ class Group:
     """Two captures that do what their tasks say. The first owns the group until it dies at a moment: before or after a change."""
 
     def __init__(self, moment: int) -> None:
-        self.store, self.pd = GroupStore(MemoryEtcd(), 1), Pd()
+        self.store, self.pd = GroupStore(MemoryEtcd(), 1), SafePointBook()
         self.left = moment
         self._now = 0.0
         for name in ("one", "two"):
@@ -93,11 +91,11 @@ def test_whatever_an_owner_dies_at_the_next_one_goes_on() -> None:
         begun = group.settle()
         assert {task.capture for task in begun.tasks.values()} <= begun.captures.keys()
         assert begun.tasks
-        assert group.pd.held == {NAME: (999, 3600)}
+        assert group.pd.held == {SERVICE: (999, 3600)}
         group.changefeeds.pause("feed")
         rests = group.settle()
         assert {task.capture for task in rests.tasks.values()} == {""}
-        assert group.pd.held == {NAME: (999, 3600)}
+        assert group.pd.held == {SERVICE: (999, 3600)}
         group.changefeeds.resume("feed")
         again = group.settle()
         assert {task.capture for task in again.tasks.values()} <= again.captures.keys()

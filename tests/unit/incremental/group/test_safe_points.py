@@ -7,44 +7,18 @@ from dataclasses import replace
 import pytest
 
 from incremental.group.changefeeds import Changefeeds
-from incremental.group.model import State, dump
+from incremental.group.model import GroupStore, State, dump
 from incremental.group.owner import Owner
-from incremental.group.store import GroupStore
 from tests.unit.incremental.group.memory_etcd import MemoryEtcd
-from tests.unit.incremental.group.states import capture, changefeed
-from tikv_br.cluster.regions import Region
+from tests.unit.incremental.group.states import SERVICE, SafePointBook, capture, changefeed
 
-NAME = "tikv-br-sync-feed"
 FEED = replace(changefeed("feed"), start_ts=1000)
 
 
-class Pd:
-    """A book of safe points, and no borders of regions."""
-
-    def __init__(self) -> None:
-        self.held: dict[str, tuple[int, int]] = {}
-
-    def update_service_safe_point(self, service_id: str, ttl_seconds: int, safe_point: int) -> int:
-        """See `SafePointApi`."""
-        if ttl_seconds:
-            self.held[service_id] = safe_point, ttl_seconds
-        else:
-            self.held.pop(service_id, None)
-        return 0
-
-    def gc_safe_point(self) -> int:
-        """See `SafePointApi`."""
-        return 0
-
-    def scan_regions(self, start: bytes, end: bytes, limit: int = 0) -> list[Region]:
-        """See `RegionApi`."""
-        return []
-
-
 @pytest.fixture
-def pd() -> Pd:
+def pd() -> SafePointBook:
     """One that knows of no safe point."""
-    return Pd()
+    return SafePointBook()
 
 
 @pytest.fixture
@@ -57,28 +31,30 @@ def store() -> GroupStore:
 
 
 @pytest.mark.parametrize(("gc_ttl", "kept"), [(0, 60), (59, 60), (61, 61)])
-def test_no_gc_ttl_is_so_short_that_nothing_is_protected(store: GroupStore, pd: Pd, gc_ttl: int, kept: int) -> None:
+def test_no_gc_ttl_is_so_short_that_nothing_is_protected(
+    store: GroupStore, pd: SafePointBook, gc_ttl: int, kept: int
+) -> None:
     """From its creation on, and by its owner, a changefeed has a safe point, which 0 seconds would take away."""
     changefeeds = Changefeeds(store, pd)
     changefeeds.create(replace(FEED, gc_ttl=gc_ttl))
-    assert pd.held == {NAME: (999, kept)}
+    assert pd.held == {SERVICE: (999, kept)}
     pd.held.clear()
     Owner("one", store, pd).step()
-    assert pd.held == {NAME: (999, kept)}
+    assert pd.held == {SERVICE: (999, kept)}
     changefeeds.pause("feed")
-    assert pd.held == {NAME: (999, kept)}
+    assert pd.held == {SERVICE: (999, kept)}
 
 
-def test_one_that_follows_a_removed_one_of_its_name_is_protected_at_once(store: GroupStore, pd: Pd) -> None:
+def test_one_that_follows_a_removed_one_of_its_name_is_protected_at_once(store: GroupStore, pd: SafePointBook) -> None:
     """When the owner last renewed that of the other does not matter."""
     key, owner = store.keys.changefeed("feed"), Owner("one", store, pd)
     store.etcd.put(key, dump(replace(FEED, state=State.NORMAL)))
     owner.step()
-    assert NAME in pd.held
+    assert SERVICE in pd.held
     store.etcd.delete(store.keys.tasks("feed"), prefix=True)
     store.etcd.put(key, dump(replace(FEED, state=State.REMOVING)))
     owner.step()
     assert (store.snapshot().changefeeds, pd.held) == ({}, {})
     store.etcd.put(key, dump(FEED))
     owner.step()
-    assert NAME in pd.held
+    assert SERVICE in pd.held

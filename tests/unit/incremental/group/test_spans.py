@@ -3,8 +3,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from incremental.group.spans import cut
-from tikv_br.backupset.coverage import KeyRange, prove
+from formats.keys.ranges import KeyRange
+from incremental.group.owner import cut
+from tikv_br.backupset.coverage import require_coverage
 
 KEYS = st.binary(min_size=1, max_size=3)
 
@@ -14,7 +15,7 @@ def test_parts_make_up_the_whole_along_borders(ends: set[bytes], borders: set[by
     """No hole and no overlap, each cut at a border, as many parts as asked for or as there are regions, alike in regions."""
     whole, ordered = KeyRange(*sorted(ends)), sorted(borders)
     made = cut(whole, ordered, parts)
-    prove([whole], made)
+    require_coverage([whole], made)
     inner = [key for key in ordered if whole.start < key < whole.end]
     assert len(made) == min(parts, len(inner) + 1)
     assert {part.start for part in made[1:]} <= set(inner)

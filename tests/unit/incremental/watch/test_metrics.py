@@ -9,7 +9,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 from incremental.watch.metrics import Metrics
-from incremental.watch.named import NamedStatus
+from incremental.watch.status import NamedStatus
 from tests.unit.incremental.statuses import status
 
 PAGE = Path(__file__).resolve().parents[4] / "docs" / "monitoring.md"
@@ -18,8 +18,8 @@ WATCHED = [NamedStatus("a", status()), NamedStatus("b", None), NamedStatus('c"\n
 
 
 @pytest.mark.parametrize(("accept", "parse"), [("", parse_text), ("application/openmetrics-text", parse_openmetrics)])
-def test_every_figure_is_told_of_every_sync(accept: str, parse: type) -> None:
-    """In both forms that Prometheus asks for, each sync that runs has all figures; health is told of every one."""
+def test_every_sync_has_every_metric(accept: str, parse: type) -> None:
+    """In both formats that Prometheus requests, each running sync has all metrics; every sync has a health metric."""
     content_type, body = Metrics(lambda: WATCHED, 300.0).render(accept)
     assert content_type.startswith(accept or "text/plain")
     found = {
@@ -28,6 +28,7 @@ def test_every_figure_is_told_of_every_sync(accept: str, parse: type) -> None:
     expected = {
         "checkpoint_lag_seconds": 3.0,
         "resolved_lag_seconds": 2.0,
+        "write_lag_seconds": 0.7,
         "checkpoint_timestamp_seconds": 1_795_285_269.8,
         "events_total": 4000,
         "written_rows_total": 3000,
@@ -38,7 +39,9 @@ def test_every_figure_is_told_of_every_sync(accept: str, parse: type) -> None:
         "sorter_disk_bytes": 2 << 20,
         "feed_regions": 50,
         "feed_scanning_regions": 2,
+        "feed_stalled_regions": 0,
         "feed_holes": 1,
+        "pd_silent_seconds": 0,
         "feed_stores": 3,
         "feed_queued_bytes": 10,
     }
@@ -47,7 +50,7 @@ def test_every_figure_is_told_of_every_sync(accept: str, parse: type) -> None:
         for (name, sync, kind), value in found.items()
         if sync == "a" and not kind
     }
-    assert ours == pytest.approx({**expected, "healthy": 1})
+    assert ours == pytest.approx({**expected, "healthy": 1, "degraded": 1})
     assert found["tikv_br_sync_feed_errors_total", "a", "not_leader"] == 3
     assert [found["tikv_br_sync_healthy", name, None] for name in ("a", "b", 'c"\n')] == [1, 0, 0]
     assert ("tikv_br_sync_events_total", "b", None) not in found

@@ -1,0 +1,66 @@
+"""Ranges of keys: `KeyRange` and its set operations, and ranges of user keys across keyspaces."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from formats.keys.codec import KeyCodec
+from formats.keys.text import show_key
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class KeyRange:
+    """RPC keys ``[start, end)``; an empty end is no bound."""
+
+    start: bytes
+    end: bytes
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no key lies in it."""
+        return bool(self.end) and self.start >= self.end
+
+    def contains(self, other: KeyRange) -> bool:
+        """Whether all of ``other`` lies in it."""
+        return self.start <= other.start and (not self.end or (bool(other.end) and other.end <= self.end))
+
+    def __str__(self) -> str:
+        return f"[{show_key(self.start) or 'start'}, {show_key(self.end) or 'end'})"
+
+
+def intersection(one: KeyRange, other: KeyRange) -> KeyRange:
+    """What two ranges have in common; it may be empty."""
+    start = max(one.start, other.start)
+    end = min(one.end or other.end, other.end or one.end)
+    return KeyRange(start, max(start, end) if end else end)
+
+
+def gaps(wanted: KeyRange, parts: Iterable[KeyRange]) -> list[KeyRange]:
+    """What of ``wanted`` no part covers, in order. Parts may overlap each other and reach beyond ``wanted``."""
+    missing: list[KeyRange] = []
+    reached = wanted.start
+    for part in sorted(parts):
+        if part.is_empty or (part.end and part.end <= reached):
+            continue
+        if wanted.end and part.start >= wanted.end:
+            break
+        if part.start > reached:
+            missing.append(KeyRange(reached, part.start))
+        if not part.end:
+            return missing
+        reached = part.end
+    if not wanted.end or reached < wanted.end:
+        missing.append(KeyRange(reached, wanted.end))
+    return missing
+
+
+def subtract(wanted: Iterable[KeyRange], parts: Sequence[KeyRange]) -> list[KeyRange]:
+    """What of each of ``wanted`` no part covers."""
+    return [gap for whole in wanted for gap in gaps(whole, parts)]
+
+
+def user_range(codec: KeyCodec, span: KeyRange) -> tuple[bytes, bytes]:
+    """The user keys [start, end) of an RPC range in the codec's keyspace; an empty end is no end."""
+    end = b"" if span.end == codec.rpc_range(b"", b"")[1] else codec.user_key(span.end)
+    return codec.user_key(span.start), end

@@ -1,0 +1,241 @@
+"""Incremental backups: the changes since another backup, by one pass over the change feed that ends at the new backup-ts.
+
+A backup as any other (`tikv_br.backup`), but for where its rows come from. Like a full one it is no snapshot: of each key that
+has changed it has the newest version at the time of the scan, tombstones included. The feed has no older ones.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING
+
+from formats.api_version import ApiVersion
+from formats.checksum import Checksum
+from formats.keys.codec import MAX_TS
+from formats.keys.ranges import KeyRange
+from incremental.feed.feed import Feed, Resolved, Rows
+from incremental.handover import backup_ts
+from tikv_br.backup import path, run_tasks, steps
+from tikv_br.backup.context import BackupContext, Engine, Lineage
+from tikv_br.backup.convert import Conversion, ConvertedRows, expiry_of
+from tikv_br.backup.data_files import DataFiles
+from tikv_br.backup.options import BackupOptions
+from tikv_br.backup.run import BackupReport, run_backup
+from tikv_br.backup.task import PhaseSeconds, Task, TaskResult, try_task
+from tikv_br.backupset import layout
+from tikv_br.backupset.backup_set import BackupSet
+from tikv_br.backupset.coverage import codec_of
+from tikv_br.backupset.ledger import LedgerEntry, write_entry
+from tikv_br.cluster.cluster import ClusterPool
+from tikv_br.cluster.safepoint import safe_point_keeper
+from tikv_br.errors import ClusterUnfit, SafePointError, UsageError
+from tikv_br.progress_events import Notice, Reporter, silent
+from tikv_br.spark.task import TaskContext
+from tikv_br.steps import FunctionStep, Step
+from tikv_br.storage.open import open_store
+from tikv_br.storage.url import StorageLocation
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+POLL_SECONDS = 0.5
+BATCH_ROWS = 1 << 16
+
+
+@dataclass
+class IncrementContext(BackupContext):
+    """State of an incremental backup."""
+
+    base_location: StorageLocation = field(kw_only=True)
+    base: BackupSet = field(init=False)  # check the base
+
+
+def back_up_changes(options: BackupOptions, base: StorageLocation, reporter: Reporter = silent) -> BackupReport:
+    """Back up the changes since a backup, full or incremental; returns when it is complete or, in a dry run, planned.
+
+    The ranges are those of the base. Raises `SafePointError` if GC has passed its backup-ts, and as `tikv_br.backup.run.backup`.
+    """
+    return run_backup(IncrementContext(options, reporter, base_location=base), increment_steps(options))
+
+
+def increment_steps(options: BackupOptions) -> list[Step[IncrementContext]]:
+    """The steps, in order. A dry run leaves out every step that writes."""
+    checks: list[Step[IncrementContext]] = [
+        FunctionStep("check the input", steps.check_input),
+        FunctionStep("connect", steps.connect),
+        FunctionStep("check the base", check_base),
+        FunctionStep("check the storage", path.check_storage),
+    ]
+    find, plan = (
+        FunctionStep("look for a resumable backup", path.find_resumable_backup),
+        FunctionStep("plan", make_plan),
+    )
+    if options.dry_run:
+        return [*checks, find, plan]
+    return [
+        *checks,
+        FunctionStep("acquire the backup lock", path.acquire_backup_lock, path.release_backup_lock),
+        find,
+        FunctionStep("choose backup-ts", steps.set_backup_ts),
+        FunctionStep("record the run", path.record_run),
+        FunctionStep("protect from GC", protect_from_gc, steps.release_safe_point),
+        plan,
+        FunctionStep("copy", copy_changes),
+        FunctionStep("verify coverage", lambda context: None if context.manifest else steps.verify_coverage(context)),
+        FunctionStep("commit", steps.commit),
+        # Before the run's record is removed: the safe point is still that of the base, and a killed run must be able to move it.
+        FunctionStep("hand over the safe point", hand_over_safe_point),
+        FunctionStep("clean up", path.clean_up),
+    ]
+
+
+def check_base(context: IncrementContext) -> None:
+    """Open the base, and check that its changes can be read from this cluster.
+
+    Raises `ClusterUnfit` before API V2, `UsageError` for a base of another cluster or without backup-ts or other ranges.
+    """
+    options, info = context.options, context.info
+    if info.api_version is not ApiVersion.V2:
+        raise ClusterUnfit(
+            f"incremental backups need API V2; the cluster has API {info.api_version.label}, which has no timestamps",
+            hint="Make full backups on a schedule instead: `tikv-br backup raw` in a crontab.",
+        )
+    store = open_store(context.base_location)
+    base = context.base = BackupSet.open(store)
+    if base.manifest is None or base.api_version is not ApiVersion.V2:
+        raise UsageError(f"--base {store.location} cannot be continued: tikv-br must have made it, with API V2")
+    for span in base.ranges:
+        since_ts = backup_ts(base, info.cluster_id, span)
+    if options.ranges or options.keyspaces:
+        raise UsageError(
+            "--base: an incremental backup has the ranges and keyspaces of its base", hint="Leave them out."
+        )
+    if options.rate_limit:
+        context.reporter(Notice("--ratelimit has no effect with --base: stores send a change feed at their own speed"))
+    context.engine = Engine.of_tasks("changes", "changes since --base", options)
+    context.conversion = Conversion(ApiVersion.V2, ApiVersion.V2)
+    context.source_ranges = base.ranges
+    sha256 = hashlib.sha256(store.get(layout.META)).digest()
+    context.lineage = Lineage(context.base_location.redacted(), since_ts, sha256)
+
+
+def protect_from_gc(context: IncrementContext) -> None:
+    """Register a service safe point at the base's backup-ts: until the copy has ended, GC must not remove what came after."""
+    since_ts, cluster, options = context.lineage.since_ts, context.cluster, context.options
+    if context.manifest is not None:  # only the hand-over is left
+        context.keeper = safe_point_keeper(cluster, context.first_run, context.backup_ts, options.gc_ttl)
+        return
+    if context.backup_ts <= since_ts:
+        raise UsageError(
+            "nothing to back up yet: the new backup-ts would be before that of --base",
+            hint="Wait a minute (--safe-interval), then run the same command again.",
+        )
+    context.keeper = safe_point_keeper(cluster, context.first_run, since_ts, options.gc_ttl)
+    try:
+        context.keeper.start()
+    except SafePointError as error:
+        raise SafePointError(
+            f"cannot continue {context.base_location}: {error.message}",
+            hint="Make a full backup. Its --gcttl must last until the next incremental one.",
+        ) from None
+
+
+def make_plan(context: IncrementContext) -> None:
+    """As of any backup; nothing is left to do if the run was interrupted after its commit."""
+    if context.manifest is None:
+        run_tasks.make_plan(context)
+
+
+def copy_changes(context: IncrementContext) -> None:
+    """Copy the changes of all intervals of the plan. Raises the first error of a task."""
+    if context.manifest is not None or not context.plan:
+        return
+    job = ChangesJob(context.first_run, context.options, context.lineage.since_ts, context.backup_ts)
+    run_tasks.run_backup_tasks(context, context.plan, partial(run_changes_task, job))
+
+
+def hand_over_safe_point(context: IncrementContext) -> None:
+    """Keep the changes after the new backup-ts for ``gc_ttl`` seconds, for the next increment."""
+    if context.keeper is not None:
+        context.keeper.advance(context.backup_ts - 1)
+    steps.hand_over_safe_point(context)
+
+
+@dataclass(frozen=True, slots=True)
+class ChangesJob:
+    """What all tasks of a run share. Picklable."""
+
+    run: str
+    options: BackupOptions
+    since_ts: int
+    backup_ts: int
+
+
+def run_changes_task(job: ChangesJob, task: Task, context: TaskContext) -> TaskResult:
+    """Copy the changes of one interval, with retries. Raises the `TikvBrError` of the last attempt."""
+    return try_task(lambda: _copy_interval(job, task, context))
+
+
+def _copy_interval(job: ChangesJob, task: Task, context: TaskContext) -> TaskResult:
+    from formats.merge import newest_versions
+
+    attempt, began = secrets.token_hex(8), time.perf_counter()
+    store, converter = open_store(job.options.storage), Conversion(ApiVersion.V2, ApiVersion.V2).of(task.interval)
+    codec = converter.target
+    rows = newest_versions(_changes(job, task.interval, context), MAX_TS)
+    scanned = time.perf_counter() - began
+    files = DataFiles(store, task.interval, attempt, converter, job.options)
+    source = Checksum()
+    try:
+        for first in range(0, rows.num_rows, BATCH_ROWS):
+            counted = _count(rows.slice(first, BATCH_ROWS), codec.prefix, codec.rpc_key(rows["key"][first].as_py()))
+            files.add(counted)
+            source += counted.source
+        entry = LedgerEntry(task.start, task.end, attempt, files.finish(), source=source, run=job.run)
+        write_entry(store, entry)
+    except BaseException:
+        files.abandon()
+        raise
+    uploading = files.seconds_uploading
+    encoding = time.perf_counter() - began - scanned - uploading
+    return TaskResult(entry, PhaseSeconds(scan=scanned, encode=encoding, upload=uploading))
+
+
+def _changes(job: ChangesJob, interval: KeyRange, context: TaskContext) -> Iterator[pa.RecordBatch]:
+    """The newest changes of an interval: all with a ts up to the backup-ts, and some later ones instead of older ones."""
+    cluster = context.shared(ClusterPool).get(job.options.cluster)
+    with Feed(cluster, codec_of(ApiVersion.V2, interval), interval, job.since_ts) as feed:
+        while True:
+            event = feed.poll(POLL_SECONDS)
+            context.report()
+            match event:
+                case Rows(batch):
+                    context.report(data_bytes=batch.nbytes, keys=batch.num_rows)
+                    yield batch
+                case Resolved(ts) if ts >= job.backup_ts:
+                    return
+
+
+def _count(rows: pa.RecordBatch, prefix: bytes, first_key: bytes) -> ConvertedRows:
+    """The rows with the sums of those that are no tombstones."""
+    import pyarrow as pa
+
+    from formats import columns
+    from formats.checksum import checksum
+
+    live = rows.filter(pa.array(~columns.flags(rows["deleted"])))
+    ts = columns.numbers(rows["ts"])
+    sums = checksum(live["key"], live["value"], prefix)
+    return ConvertedRows(
+        records=rows,
+        first_key=first_key,
+        target=sums,
+        source=sums,
+        expiry=expiry_of(live["key"], live["value"], columns.numbers(live["expire_ts"]), prefix),
+        timestamps=(int(ts.min()), int(ts.max())),
+    )

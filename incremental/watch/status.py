@@ -1,0 +1,252 @@
+"""The statuses of all syncs of a process, their history of the last minutes, and when one is unhealthy."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import Self
+
+from incremental.diff_mode import Pass
+from incremental.feed.feed import FeedStatus
+from incremental.pipeline import Replicator, SyncStatus
+from tikv_br.cluster.safepoint import SILENCE_SECONDS, describe_silence
+from tikv_br.cluster.timestamps import compose
+from tikv_br.errors import TikvBrError
+from tikv_br.redaction import redact
+
+
+@dataclass(frozen=True, slots=True)
+class NamedStatus:
+    """How one sync of this process is doing."""
+
+    name: str
+    status: SyncStatus | None
+    """None until it has started."""
+    error: str = ""
+    """Why it has stopped."""
+    waiting: str = ""
+    """What it waits for before it can start."""
+
+    def problem(self, max_lag: float) -> str:
+        """Why it is unhealthy, in one line; empty if it runs, the sink accepts writes, and it is at most `max_lag` seconds behind."""
+        if self.status is None or self.error:
+            return self.idle
+        if self.status.sink_failing_seconds:
+            return next(current_problems(self.status))
+        lag, feed = self.status.checkpoint_lag, self.status.feed.problem
+        if lag <= max_lag:
+            return ""
+        return f"{lag:.0f} s behind, which is more than {max_lag:g} s" + (f": {feed}" if feed else "")
+
+    @property
+    def degraded(self) -> str:
+        """What may soon make it unhealthy, in one line: gaps in the range, a store or PD that does not answer. Empty if nothing."""
+        if self.status is None:
+            return ""
+        return "; ".join([*self.status.feed.gaps, *_source_problems(self.status)])
+
+    @property
+    def idle(self) -> str:
+        """Why it does not run, in one line; for a sync without a status or with an error."""
+        return self.error or self.waiting or "has not started yet"
+
+    def redacted(self) -> NamedStatus:
+        """The same without secrets."""
+        status = self.status
+        if status is not None:
+            feed = replace(status.feed, last_error=redact(status.feed.last_error))
+            status = replace(status, last_error=redact(status.last_error), feed=feed)
+        return NamedStatus(self.name, status, redact(self.error), redact(self.waiting))
+
+
+def current_problems(status: SyncStatus) -> Iterator[str]:
+    """Current problems, those of the sink first, and the number of earlier failures of the sink."""
+    if status.sink_failing_seconds:
+        yield f"the sink has accepted no writes for {status.sink_failing_seconds:.0f} s: {status.last_error}"
+    elif status.sink_failures:
+        yield f"the sink has failed {status.sink_failures:,} times so far"
+    yield from _source_problems(status)
+
+
+def _source_problems(status: SyncStatus) -> Iterator[str]:
+    if status.feed.problem:
+        yield status.feed.problem
+    if status.pd_silent_seconds >= SILENCE_SECONDS:
+        yield describe_silence(status.pd_silent_seconds)
+
+
+StatusSource = Callable[[], Sequence[NamedStatus]]
+"""Returns the current statuses of all syncs of a process. Called from any thread; must not raise."""
+
+
+INTERVAL = 1.0
+"""Seconds between two points."""
+POINTS = 900
+JOIN_SECONDS = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One sync at one moment. Lags are in seconds; rates cover the time since the previous point."""
+
+    ms: int
+    """Milliseconds since the epoch."""
+    checkpoint_lag: float
+    resolved_lag: float
+    events_per_second: float
+    written_per_second: float
+
+
+class _Series:
+    """The points of one sync, and the previous sample, from which rates are computed."""
+
+    def __init__(self, points: int) -> None:
+        self.points: deque[Point] = deque(maxlen=points)
+        self._previous: tuple[float, SyncStatus] | None = None
+
+    def add(self, now: float, ms: int, status: SyncStatus) -> None:
+        """`now` is monotonic, in seconds."""
+        if self._previous is not None:
+            elapsed, old = now - self._previous[0], self._previous[1]
+            # A restarted sync counts from 0 again.
+            events = max(0, status.events - old.events) / elapsed
+            written = max(0, status.written - old.written) / elapsed
+            self.points.append(Point(ms, status.checkpoint_lag, status.resolved_lag, events, written))
+        self._previous = now, status
+
+
+class History:
+    """Samples all syncs once per interval in a background thread, which runs while the context is entered."""
+
+    def __init__(
+        self,
+        statuses: StatusSource,
+        *,
+        interval: float = INTERVAL,
+        points: int = POINTS,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._statuses, self._interval, self._points, self._clock = statuses, interval, points, clock
+        self._series: dict[str, _Series] = {}
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="history", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop.set()
+        self._thread.join(JOIN_SECONDS)
+
+    def sample(self) -> None:
+        """Add a point to every running sync, from its second sample on; drop syncs that no longer exist."""
+        now, ms, statuses = self._clock(), time.time_ns() // 1_000_000, self._statuses()
+        with self._lock:
+            self._series = {each.name: self._series.get(each.name) or _Series(self._points) for each in statuses}
+            for each in statuses:
+                if each.status is not None:
+                    self._series[each.name].add(now, ms, each.status)
+
+    def since(self, ms: int) -> dict[str, Sequence[Point]]:
+        """The points of every sync after a time (milliseconds since the epoch), oldest first."""
+        with self._lock:
+            return {name: [point for point in each.points if point.ms > ms] for name, each in self._series.items()}
+
+    def _run(self) -> None:
+        self.sample()
+        while not self._stop.wait(self._interval):
+            self.sample()
+
+
+class FeedTracker:
+    """The status of one sync that follows a feed."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._replicator: Replicator | None = None
+        self._failing_since = 0.0
+        self._error = ""
+
+    def wait(self, error: str) -> None:
+        """Note that the sink does not answer yet."""
+        if not self._error:
+            self._failing_since = time.monotonic()
+        self._error = error
+
+    def begin(self, replicator: Replicator) -> None:
+        """Note that the sync starts."""
+        self._replicator = replicator
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether the sync has started."""
+        return self._replicator is not None
+
+    def __call__(self) -> Sequence[NamedStatus]:
+        """The current status, as a `StatusSource`."""
+        if self._replicator is not None:
+            return [NamedStatus(self._name, self._replicator.status())]
+        waiting = ""
+        if self._error:
+            waiting = f"the sink has not answered for {time.monotonic() - self._failing_since:.0f} s: {self._error}"
+        return [NamedStatus(self._name, None, waiting=waiting)]
+
+
+class PassTracker:
+    """The status of one sync that runs in passes. Written by the thread that runs them, read from any."""
+
+    def __init__(self, name: str, clock: Callable[[], float] = time.time) -> None:
+        """`clock` returns seconds since the epoch."""
+        self._name, self._clock = name, clock
+        self._state: tuple[Pass, int] | None = None
+        """The last pass, and the number of rows changed by all passes."""
+        self._failures, self._last_error = 0, ""
+        self._failing_since: float | None = None
+
+    def record(self, done: Pass) -> None:
+        """Record a finished pass."""
+        before = self._state[1] if self._state is not None else 0
+        self._state = done, before + done.puts + done.deletes
+        self._failing_since = None
+
+    def record_failure(self, error: TikvBrError) -> None:
+        """Record a pass that failed and will be retried."""
+        self._failures, self._last_error = self._failures + 1, error.message
+        if self._failing_since is None:
+            self._failing_since = self._clock()
+
+    def __call__(self) -> Sequence[NamedStatus]:
+        """The current status, as a `StatusSource`: without figures until the first pass has finished."""
+        failing = 0.0 if self._failing_since is None else self._clock() - self._failing_since
+        if self._state is None:
+            why = f", failing for {failing:.0f} s: {self._last_error}" if failing else ""
+            return [NamedStatus(self._name, None, f"the first pass has not finished yet{why}")]
+        done, rows = self._state
+        ts, lag = compose(done.began_ms), self._clock() - done.began_ms / 1000
+        status = SyncStatus(
+            checkpoint_ts=ts,
+            resolved_ts=ts,
+            checkpoint_lag=lag,
+            resolved_lag=lag,
+            write_lag=None,
+            events=rows,
+            written=rows,
+            events_per_second=(done.puts + done.deletes) / done.seconds if done.seconds else 0.0,
+            sorter_memory_bytes=0,
+            sorter_disk_bytes=0,
+            late_rows=0,
+            sink_failures=self._failures,
+            sink_failing_seconds=failing,
+            last_error=self._last_error,
+            pd_silent_seconds=0.0,
+            feed=FeedStatus(resolved_ts=ts, regions=done.ranges, rows=rows),
+        )
+        return [NamedStatus(self._name, status)]

@@ -1,0 +1,78 @@
+"""Restores that end before their end, and restores of recorded backups."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from tests.integration.restore.conftest import FILES
+from tests.support.live_cluster import LiveCluster
+from tikv_br.backupset import layout
+from tikv_br.errors import (
+    Terminated,
+    TikvBrError,
+)
+from tikv_br.progress_events import Event
+from tikv_br.restore.options import RestoreOptions
+from tikv_br.restore.run import RestoreSummary, restore
+from tikv_br.spark.executor import ExecutorOptions
+from tikv_br.storage.open import open_store
+from tikv_br.storage.url import StorageLocation, parse
+
+THREADS = 3
+
+
+WARM = (
+    __name__,
+    "formats.rawscan",
+    *(f"tikv_br.{name}" for name in ("cluster.cluster", "cluster.scan", "backupset.rows", "storage.local")),
+)
+"""What a restore imports."""
+
+
+def options_of(live: LiveCluster, location: StorageLocation, **changes: object) -> RestoreOptions:
+    """A restore by a few tasks at once, so that there is a middle to end in."""
+    executor = ExecutorOptions("driver", concurrency=THREADS)
+    return RestoreOptions(cluster=live.config, storage=location, executor=executor, **changes)  # type: ignore[arg-type]
+
+
+def run_restore(options: RestoreOptions) -> int:
+    """Restore in a process of its own; its exit code."""
+    try:
+        restore(options)
+    except TikvBrError as error:
+        sys.stderr.write(f"{type(error).__name__}: {error.message}\n")
+        return error.exit_code
+    return 0
+
+
+def leftovers(location: StorageLocation) -> list[str]:
+    """What restores have left in the storage, but for the lease of one that was killed or is at work."""
+    return [info.name for info in open_store(location).list(layout.RESTORE) if "/lease-" not in info.name]
+
+
+def break_off(live: LiveCluster, location: StorageLocation, rpc: str = "Ingest", **changes: object) -> None:
+    """Let a restore end as by SIGTERM once about half of its files are in."""
+    done = 0
+
+    def count(_event: Event) -> None:
+        nonlocal done
+        done = max(done, len(leftovers(changes.get("state", location))))  # type: ignore[arg-type]
+        if done > FILES // 2:
+            raise Terminated("for the test")
+
+    live.fail(rpc, {"delay": {"seconds": 0.1}}, count=-1)
+    with pytest.raises(Terminated):
+        restore(options_of(live, location, **changes), count)
+    live.heal()
+
+
+def restore_golden(live: LiveCluster, golden: Path, name: str, **changes: object) -> RestoreSummary:
+    """Restore one recorded backup, and leave its folder alone."""
+    location = parse(f"local://{golden / 'backups' / name / 'data'}")
+    with tempfile.TemporaryDirectory() as state:
+        settings = {"state": parse(f"local://{state}"), **changes}
+        return restore(RestoreOptions(cluster=live.config, storage=location, **settings))  # type: ignore[arg-type]

@@ -1,0 +1,1 @@
+"""Helpers that several test packages share: clusters, servers, processes, waiting, damage and recordings."""

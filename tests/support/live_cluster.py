@@ -1,0 +1,64 @@
+"""A playground for tests: started as a process of its own, steered by its admin API, stopped and checked for fatal_requests."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from formats.api_version import ApiVersion
+from tests.support.playground_admin import PlaygroundAdmin
+from tests.support.waiting import PATIENCE
+from tikv_br.cluster.cluster import Cluster
+from tikv_br.cluster.config import ClusterConfig
+from tikv_br.cluster.rawkv import RawClient
+from tikv_br.playground import launcher
+
+
+class LiveCluster(PlaygroundAdmin):
+    """A running playground, its admin API, and a client of it."""
+
+    def __init__(self, state: dict[str, Any], config: ClusterConfig) -> None:
+        super().__init__(state["pd"])
+        self.pd: str = state["pd"]
+        self.store_ids: list[int] = [store["id"] for store in state["stores"]]
+        self.config = config
+        self.cluster = Cluster.connect(config)
+
+    def raw(self, keyspace_id: int = 0) -> RawClient:
+        """Return a client of one keyspace."""
+        return self.cluster.raw(keyspace_id)
+
+    def heal(self) -> None:
+        """Disarm all failpoints and restart dead stores."""
+        self.disarm()
+        for store_id in self.store_ids:
+            self.run("restart-store", store_id=store_id)
+
+
+@contextlib.contextmanager
+def live_cluster(directory: Path, api_version: ApiVersion, **settings: object) -> Iterator[LiveCluster]:
+    """Run a playground for the length of the block; a request that would have killed a real store fails the test."""
+    settings = {"api_version": api_version.value, "keyspace_split_delay": 0.0, "balance": False, **settings}
+    started = launcher.start(directory, settings, detached=False)
+    try:
+        live = LiveCluster(
+            started.state, ClusterConfig(pd=(started.state["pd"],), connect_timeout=PATIENCE, retry_budget=10.0)
+        )
+        with live.cluster:
+            yield live
+            live.assert_innocent()
+    finally:
+        started.process.terminate()
+        started.process.wait(PATIENCE)
+
+
+def contents(live: LiveCluster, keyspace_id: int = 0) -> dict[bytes, bytes]:
+    """All rows of a keyspace."""
+    raw = live.raw(keyspace_id)
+    found: dict[bytes, bytes] = {}
+    for page in raw.scan_pages(*raw.codec.rpc_range(b"", b"")):
+        keys = (raw.codec.user_key(key) for key in page.keys.to_pylist())
+        found.update(zip(keys, page.values.to_pylist(), strict=True))
+    return found

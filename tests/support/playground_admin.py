@@ -1,0 +1,95 @@
+"""The admin API of a playground (``/playground/*`` on PD's port) for tests: failpoints, fatal_requests, regions, stores."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+from collections.abc import Iterator
+from typing import Any, TypeAlias
+
+Json: TypeAlias = Any
+
+
+class AdminRefused(AssertionError):
+    """The playground did not do what a test asked for."""
+
+
+class PlaygroundAdmin:
+    """Steers the playground whose PD listens at ``address`` (host:port)."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+
+    def get(self, path: str) -> Json:
+        """GET of a path below ``/playground/``, or with a leading slash of any on PD's port."""
+        return self._call("GET", path)
+
+    def run(self, command: str, **arguments: Json) -> Json:
+        """Run a command (see `tikv_br.playground.admin`) and return its result."""
+        return self._call("POST", command, arguments)
+
+    def split(self, *bounds: bytes) -> Json:
+        """Split wherever the physical keys ``bounds`` lie."""
+        return self.run("split", keys=[bound.hex() for bound in bounds])
+
+    def regions(self) -> list[Json]:
+        """All regions in key order."""
+        return list(self.get("regions"))
+
+    def fail(self, rpc: str, action: Json, **limits: float) -> int:
+        """Arm a failpoint (see `tikv_br.playground.failpoints`) and return its id."""
+        return int(self._call("POST", "failpoints", {"rpc": rpc, "action": action, **limits})["id"])
+
+    def relent(self, failpoint: int) -> None:
+        """Remove a failpoint."""
+        self._call("DELETE", f"failpoints/{failpoint}")
+
+    @contextlib.contextmanager
+    def failing(self, rpc: str, action: Json, **limits: float) -> Iterator[int]:
+        """A failpoint for the length of the block; fails when it never struck."""
+        failpoint = self.fail(rpc, action, **limits)
+        try:
+            yield failpoint
+            assert self.hits(failpoint) > 0, f"no {rpc} ever met the failpoint"
+        finally:
+            self.relent(failpoint)
+
+    def hits(self, failpoint: int) -> int:
+        """How often a failpoint has struck."""
+        return next(int(each["hits"]) for each in self.get("failpoints") if each["id"] == failpoint)
+
+    def calls(self) -> Json:
+        """How long stores had calls under way: see `tikv_br.playground.pace`."""
+        return self.get("calls")
+
+    def forget_calls(self) -> None:
+        """Begin counting calls anew."""
+        self._call("DELETE", "calls")
+
+    def disarm(self) -> None:
+        """Remove all failpoints."""
+        self._call("DELETE", "failpoints")
+
+    def fatal_requests(self) -> list[Json]:
+        """Requests that would have killed a real store."""
+        return list(self.get("fatal_requests"))
+
+    def pardon(self) -> None:
+        """Forget the fatal_requests: the test committed them on purpose."""
+        self._call("DELETE", "fatal_requests")
+
+    def assert_innocent(self) -> None:
+        """Fail when there is a fatal_request."""
+        assert self.fatal_requests() == []
+
+    def _call(self, method: str, path: str, body: Json = None) -> Json:
+        connection = http.client.HTTPConnection(self._address, timeout=60)
+        full = path if path.startswith("/") else f"/playground/{path}"
+        with contextlib.closing(connection):
+            connection.request(method, full, None if body is None else json.dumps(body))
+            answer = connection.getresponse()
+            data = json.loads(answer.read())
+        if answer.status != http.client.OK:
+            raise AdminRefused(f"{method} {path}: {answer.status} {data}")
+        return data

@@ -1,0 +1,1 @@
+"""Tests of `tikv_br.archive`."""

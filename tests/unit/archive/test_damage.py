@@ -1,0 +1,176 @@
+"""Every kind of object of a log, damaged in every way: named, and never the cause of other rows."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.unit.archive.samples import LOG, START, WHOLE, describe, save, store_at
+from tests.unit.incremental.changes import Change, batch
+from tikv_br.archive.log import LogArchive
+from tikv_br.archive.maintenance import plan_truncation, set_state, state_of, truncate
+from tikv_br.archive.records import Checkpoint, Control, LogDescription, LogState, Truncation
+from tikv_br.archive.writer import FlushOptions, LogWriter
+from tikv_br.backupset.records import read_record, write_record
+from tikv_br.errors import LogDamaged, TikvBrError
+from tikv_br.storage.base import ObjectStore
+
+STEP = 10
+ROWS_END = START + 5 * STEP
+FLIPS = 16
+"""Bits that are changed one by one, evenly spread over an object."""
+KINDS = {
+    "log.json": "log.json",
+    "segment": "segments/*.json",
+    "data file": "data/*/*.parquet",
+    "truncated.json": "truncated.json",
+    "control.json": "control.json",
+    "checkpoint": "state/*/checkpoint-*.json",
+}
+Rows = dict[tuple[bytes, int], bytes]
+
+
+def write_log(folder: Path) -> ObjectStore:
+    """A log of several segments whose files are of one size, truncated, paused and resumed."""
+    store = store_at(folder)
+    writer = LogWriter(store, describe(), WHOLE, FlushOptions(interval=1e9))
+    writer.start(START)
+    for ts in range(START, ROWS_END, STEP):
+        rows = [Change(ts + 1 + at, b"key%d" % (at % 3), b"%08d" % (ts + at)) for at in range(STEP)]
+        writer.append(batch(rows))
+        writer.flush(ts + STEP)
+        save(store, ts + STEP)
+    truncate(LogArchive.open(store, LOG), plan_truncation(LogArchive.open(store, LOG), START + STEP))
+    for state in (LogState.PAUSED, LogState.ACTIVE):
+        set_state(store, LOG, state)
+    return store
+
+
+def restored(store: ObjectStore) -> Rows:
+    """All rows after the truncation, read as a merge does. Raises `TikvBrError` if anything is wrong with the log."""
+    log = LogArchive.open(store, LOG)
+    files = log.files_for(WHOLE, START + STEP, ROWS_END)
+    if damage := log.verify_files(files):
+        raise LogDamaged(damage[0].problem)
+    rows = (row for file in files for part in log.rows(file) for row in part.to_pylist())
+    return {(row["key"], row["ts"]): row["value"] for row in rows if row["ts"] > START + STEP}
+
+
+def problems(store: ObjectStore) -> str:
+    """All that the checks of a log say."""
+    try:
+        log = LogArchive.open(store, LOG)
+        state_of(store, LOG)
+    except TikvBrError as error:
+        return error.message
+    found = [each.problem for each in (*log.damage, *log.verify_files(whole=True))]
+    return "; ".join([*found, *(f"no changes of {gap}" for gap in log.gaps())])
+
+
+def objects(folder: Path, kind: str) -> list[Path]:
+    """The objects of a kind, by name."""
+    found = sorted((folder / LOG).glob(KINDS[kind]))
+    assert found
+    return found
+
+
+def assert_never_wrong(store: ObjectStore, expected: Rows) -> None:
+    """Rows are the right ones, or there is an error."""
+    try:
+        found = restored(store)
+    except TikvBrError:
+        return
+    assert found == expected
+
+
+def flipped(data: bytes) -> Iterator[bytes]:
+    """The same bytes but for one bit."""
+    for at in range(0, len(data), max(1, len(data) // FLIPS)):
+        yield data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_altered_objects_are_named(kind: str, tmp_path: Path) -> None:
+    """Flipped bits, and ends that are missing."""
+    store = write_log(tmp_path)
+    expected = restored(store)
+    assert problems(store) == ""
+    victim = objects(tmp_path, kind)[1 if kind in {"segment", "data file"} else 0]
+    whole = victim.read_bytes()
+    cut = [whole[:length] for length in (0, 1, len(whole) // 2, len(whole) - 1)]
+    for data in (*cut, *flipped(whole)):
+        victim.write_bytes(data)
+        assert victim.name in problems(store)
+        assert_never_wrong(store, expected)
+    victim.write_bytes(whole)
+    assert problems(store) == ""
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("log.json", "log.json"),
+        ("segment", "no changes of"),
+        ("data file", "is missing"),
+        ("truncated.json", "no changes of"),
+        ("control.json", ""),  # as if it had never been paused
+        ("checkpoint", "checkpoint is missing"),
+    ],
+)
+def test_missing_objects_are_named(kind: str, words: str, tmp_path: Path) -> None:
+    """By name, or by the keys and times that are missing with them; also if it is the last of its kind."""
+    for number in (0, -1):
+        folder = tmp_path / str(number)
+        store = write_log(folder)
+        expected = restored(store)
+        objects(folder, kind)[number].unlink()
+        assert words in problems(store)
+        assert bool(problems(store)) == bool(words)
+        assert_never_wrong(store, expected)
+
+
+@pytest.mark.parametrize("kind", ["segment", "data file"])
+def test_two_that_were_swapped_are_named(kind: str, tmp_path: Path) -> None:
+    """The names say what is inside, and segments what is in the files."""
+    store = write_log(tmp_path)
+    expected = restored(store)
+    one, other = objects(tmp_path, kind)[1:3]
+    contents = one.read_bytes(), other.read_bytes()
+    other.write_bytes(contents[0])
+    one.write_bytes(contents[1])
+    found = problems(store)
+    assert one.name in found
+    assert other.name in found
+    assert_never_wrong(store, expected)
+    with pytest.raises(TikvBrError):
+        restored(store)
+
+
+RECORDS: dict[str, tuple[type, dict[str, object], dict[str, object], str]] = {
+    "log.json": (LogDescription, {"log_id": "log2"}, {"start_ts": START - STEP}, ""),
+    "truncated.json": (Truncation, {"log_id": "log2"}, {"restorable_from": START}, "no changes of"),
+    "control.json": (Control, {"log_id": "log2"}, {"state": LogState.PAUSED}, ""),
+    "checkpoint": (Checkpoint, {"changefeed_id": "log2"}, {"checkpoint_ts": START + STEP}, ""),
+}
+"""By kind: the record, what those of another log and earlier ones have in it, and what checks say of an earlier one."""
+
+
+@pytest.mark.parametrize("kind", RECORDS)
+def test_records_of_another_log_and_earlier_ones(kind: str, tmp_path: Path) -> None:
+    """Records say which log they belong to; earlier ones promise no more than the log has, or gaps show."""
+    store = write_log(tmp_path)
+    expected = restored(store)
+    record, other, earlier, words = RECORDS[kind]
+    victim = objects(tmp_path, kind)[0]
+    name = str(victim.relative_to(tmp_path))
+    for changes in (other, earlier):
+        whole = victim.read_bytes()
+        write_record(store, name, dataclasses.replace(read_record(store, record, name), **changes))
+        found = problems(store)
+        assert (victim.name if changes is other else words) in found
+        assert bool(found) == bool(changes is other or words)
+        assert_never_wrong(store, expected)
+        victim.write_bytes(whole)

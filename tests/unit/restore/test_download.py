@@ -1,0 +1,89 @@
+"""What the words of a store about a download mean, whatever the file and its place are called."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+from urllib.parse import quote
+
+import pytest
+
+from tikv_br.cluster.pb import brpb_pb2, import_sstpb_pb2
+from tikv_br.cluster.region_errors import RegionErrorSeen
+from tikv_br.errors import (
+    BackupDamaged,
+    ClusterUnreachable,
+    StorageDenied,
+    StorageObjectMissing,
+    StorageUnreachable,
+)
+from tikv_br.restore.ingest import Download
+
+FILE = "sst/0000_default.sst"
+TEMP = "/data/404 Not Found/import/.temp/1.sst"
+
+
+def meaning(message: str, backend: brpb_pb2.StorageBackend, name: str = FILE) -> Exception:
+    """What a download's error with that message means."""
+    download = cast("Any", object.__new__(Download))
+    download._file = SimpleNamespace(name=name)
+    download._backend = backend
+    found = download._classify_error("store 4", import_sstpb_pb2.Error(message=message))
+    assert isinstance(found, Exception)
+    return found
+
+
+def s3(bucket: str = "bucket", prefix: str = "prefix") -> brpb_pb2.StorageBackend:
+    """A backend on S3."""
+    place = brpb_pb2.S3(bucket=bucket, prefix=prefix, endpoint="http://minio-404.example:9000")
+    return brpb_pb2.StorageBackend(s3=place)
+
+
+def unread(cause: str, backend: brpb_pb2.StorageBackend, name: str = FILE) -> str:
+    """TiKV's message for a file that cannot be read."""
+    base = f"s3://{backend.s3.bucket}/{backend.s3.prefix}"
+    return f"Cannot read {base}/{name} into {TEMP}: {cause}"
+
+
+def failed_request(backend: brpb_pb2.StorageBackend, name: str, outcome: str) -> str:
+    """How the storage client of a store tells of a request."""
+    key = f"{backend.s3.prefix}/{name}"
+    url = f"{backend.s3.endpoint}/{backend.s3.bucket}/{quote(key)}"
+    return f"failed to get object Object at location {key} not found: Error performing GET {url} in 4ms - {outcome}"
+
+
+NAMES = ("404", "year/404 Not Found/a", "NoSuchKey", "NotFound", "Forbidden", "AccessDenied", "Corruption")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_name_does_not_make_a_passing_error_fatal(name: str) -> None:
+    """A connection that breaks may be there a moment later."""
+    for backend, file in ((s3(bucket=name), FILE), (s3(prefix=name), FILE), (s3(), f"sst/{name}.sst"), (s3(), name)):
+        cause = failed_request(backend, file, "HTTP error: connection reset")
+        assert isinstance(meaning(unread(cause, backend, file), backend, file), StorageUnreachable), file
+
+
+@pytest.mark.parametrize(
+    ("outcome", "kind"),
+    [
+        ("Server returned non-2xx status code: 404 Not Found: <?xml", StorageObjectMissing),
+        ("<Error><Code>NoSuchKey</Code>", StorageObjectMissing),
+        ("Server returned non-2xx status code: 403 Forbidden: <?xml", StorageDenied),
+        ("<Error><Code>AccessDenied</Code>", StorageDenied),
+        ("downloaded size 3, expected 4", BackupDamaged),
+        ("Server returned non-2xx status code: 503 Service Unavailable", StorageUnreachable),
+        ("No space left on device (os error 28)", ClusterUnreachable),
+    ],
+)
+def test_what_the_storage_said_decides(outcome: str, kind: type[Exception]) -> None:
+    """Whatever the names are, its own words count."""
+    for backend in (s3(), s3(bucket="backups-404"), s3(prefix="of/Forbidden")):
+        assert type(meaning(unread(failed_request(backend, FILE, outcome), backend), backend)) is kind
+
+
+def test_other_words() -> None:
+    """A damaged table, a region that has moved, and what is not known."""
+    place = s3()
+    assert isinstance(meaning('Engine Engine(Status { state: "Corruption: block" })', place), BackupDamaged)
+    assert isinstance(meaning("region 4 not found, maybe it's not a replica of this store", place), RegionErrorSeen)
+    assert type(meaning("something else", place)) is ClusterUnreachable

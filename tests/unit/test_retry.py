@@ -1,0 +1,204 @@
+"""Waits and budgets, with a clock of the test's own."""
+
+from __future__ import annotations
+
+import pytest
+
+from tikv_br import retry
+from tikv_br.errors import ClusterUnreachable, EtcdUnreachable, RetryBudgetExhausted
+from tikv_br.retry import Backoff, Backoffer, RetryPolicy
+
+
+class Clock:
+    """Time that passes only by sleeping."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self.slept: list[float] = []
+
+    def sleep(self, seconds: float) -> None:
+        """Let time pass."""
+        self.slept.append(seconds)
+        self.now += seconds
+
+
+def on_clock(clock: Clock, policy: RetryPolicy, what: str = "a call", chance: float = 0.0) -> Backoffer:
+    """A call of a policy on the test's clock."""
+    return Backoffer(what, policy, clock=lambda: clock.now, sleep=clock.sleep, chance=lambda: chance)
+
+
+def backoffer(clock: Clock, budget: float = 100.0, busy: float = 0.0, chance: float = 0.0) -> Backoffer:
+    """A backoffer on the test's clock."""
+    return on_clock(clock, RetryPolicy(budget, busy), "a call", chance)
+
+
+def wait_for_all(waits: Backoffer, backoff: Backoff, causes: list[str]) -> None:
+    """Fail again and again."""
+    for cause in causes:
+        waits.wait(backoff, cause)
+
+
+@pytest.mark.parametrize(
+    ("backoff", "base_ms", "cap_ms", "jitter"),
+    [
+        (retry.REGION_MISS, 2, 500, False),
+        (retry.NO_LEADER, 2, 500, False),
+        (retry.STALE_COMMAND, 2, 1000, False),
+        (retry.NOT_READY, 2, 500, False),
+        (retry.STORE_BUSY, 2000, 10000, True),
+        (retry.DISK_FULL, 500, 5000, False),
+        (retry.RECOVERY, 100, 10000, True),
+        (retry.WITNESS, 1000, 10000, True),
+        (retry.STORE_UNREACHABLE, 100, 2000, True),
+        (retry.PD_UNAVAILABLE, 500, 3000, True),
+    ],
+)
+def test_waits_double_up_to_their_cap(backoff: Backoff, base_ms: int, cap_ms: int, *, jitter: bool) -> None:
+    """Each row of the table waits min(cap, base * 2**n), with jitter at least half and less than all of it."""
+    for tries in range(40):
+        full = min(cap_ms, base_ms * 2**tries) / 1000
+        least, most = backoff.delay(tries, 0.0), backoff.delay(tries, 0.999999)
+        assert least == pytest.approx(full / 2 if jitter else full)
+        assert most == pytest.approx(full, rel=1e-5)
+
+
+def test_each_cause_counts_its_own_tries() -> None:
+    """A wait for one cause does not lengthen the next one for another."""
+    clock = Clock()
+    waits = backoffer(clock)
+    for backoff in (retry.REGION_MISS, retry.DISK_FULL, retry.REGION_MISS, retry.DISK_FULL):
+        waits.wait(backoff, "x")
+    assert clock.slept == [0.002, 0.5, 0.004, 1.0]
+
+
+def test_the_budget_runs_from_the_first_failure() -> None:
+    """Time spent before the first failure does not count; the last wait is cut to what is left, so that all of it is used."""
+    clock = Clock()
+    waits = backoffer(clock, budget=3.0)
+    clock.now += 500
+    with pytest.raises(RetryBudgetExhausted, match=r"503\.0 s and 4 tries"):
+        wait_for_all(waits, retry.DISK_FULL, ["x"] * 10)
+    assert clock.slept == [0.5, 1.0, 1.5]
+
+
+def test_time_between_waits_counts() -> None:
+    """Slow failures spend the budget as waits do."""
+    clock = Clock()
+    waits = backoffer(clock, budget=3.0)
+    waits.wait(retry.REGION_MISS, "x")
+    clock.now += 3
+    with pytest.raises(RetryBudgetExhausted):
+        waits.wait(retry.REGION_MISS, "x")
+
+
+def test_giving_up_tells_what_was_seen_last() -> None:
+    """The message names the call and its last distinct errors, in order."""
+    clock = Clock()
+    waits = backoffer(clock, budget=1.0)
+    with pytest.raises(RetryBudgetExhausted) as caught:
+        wait_for_all(waits, retry.REGION_MISS, ["first", "second", "third", "fourth", "third", *["fifth"] * 50])
+    assert caught.value.message.startswith("a call: gave up after ")
+    assert caught.value.message.endswith("fourth; third; fifth")
+
+
+def test_giving_up_tells_the_same_cause_once() -> None:
+    """What another of the last errors says as well is left out."""
+    waits = backoffer(Clock(), budget=1.0)
+    with pytest.raises(RetryBudgetExhausted) as caught:
+        wait_for_all(waits, retry.REGION_MISS, ["PD a: silent", *["nobody answers: PD a: silent"] * 50])
+    assert caught.value.message.endswith("tries: nobody answers: PD a: silent")
+
+
+def test_a_busy_store_has_a_budget_of_its_own() -> None:
+    """Waits for a busy store leave the call's budget alone until theirs is spent."""
+    clock = Clock()
+    waits = backoffer(clock, budget=1.0, busy=40.0)
+    with pytest.raises(RetryBudgetExhausted):
+        wait_for_all(waits, retry.STORE_BUSY, ["busy"] * 100)
+    assert 35 < sum(clock.slept) <= 41
+
+
+def test_waits_for_a_busy_store_leave_the_budget_for_other_causes() -> None:
+    """After a long wait for a busy store the call still has all of its own budget."""
+    clock = Clock()
+    waits = backoffer(clock, budget=1.0, busy=40.0)
+    wait_for_all(waits, retry.STORE_BUSY, ["busy"] * 3)
+    before = clock.now
+    with pytest.raises(RetryBudgetExhausted):
+        wait_for_all(waits, retry.DISK_FULL, ["full"] * 10)
+    assert clock.now - before == 1.0
+
+
+def test_a_store_may_ask_for_a_longer_wait() -> None:
+    """The server's own figure is a lower bound."""
+    clock = Clock()
+    backoffer(clock, busy=60.0).wait(retry.STORE_BUSY, "busy", at_least=7.0)
+    assert clock.slept == [7.0]
+    clock = Clock()
+    with pytest.raises(RetryBudgetExhausted):
+        backoffer(clock, budget=6.0).wait(retry.DISK_FULL, "x", at_least=7.0)
+    assert clock.slept == []
+
+
+def test_giving_up_tells_the_time_since_the_call_began() -> None:
+    """A first request that hung for half a minute is part of what the user has waited for."""
+    clock = Clock()
+    waits = backoffer(clock, budget=1.0)
+    clock.now += 30
+    with pytest.raises(RetryBudgetExhausted, match=r"a call: gave up after 31\.0 s and 3 tries: full"):
+        wait_for_all(waits, retry.DISK_FULL, ["full"] * 3)
+
+
+def test_a_call_inside_another_one_spends_its_budget() -> None:
+    """A store that is silent and a PD that cannot tell another leader do not take a budget each; the message is the whole call's."""
+    clock = Clock()
+    with backoffer(clock, budget=10.0) as outer:
+        for _ in range(3):
+            outer.wait(retry.DISK_FULL, "store is silent")
+        inner = on_clock(clock, RetryPolicy(10.0), "PD")
+        with pytest.raises(
+            RetryBudgetExhausted, match=r"a call: gave up after 10\.0 s and 8 tries: store is .*; PD is"
+        ):
+            wait_for_all(inner, retry.DISK_FULL, ["PD is silent"] * 100)
+    assert sum(clock.slept) <= 10
+    alone = backoffer(clock, budget=10.0)
+    wait_for_all(alone, retry.DISK_FULL, ["x"] * 3)
+
+
+def test_a_policy_of_its_own_leaves_the_outer_budget_alone() -> None:
+    """A storage's patience is not the cluster's budget, even if a task reads from it in the middle of a call."""
+    clock = Clock()
+    with backoffer(clock, budget=1.0) as outer:
+        wait_for_all(on_clock(clock, RetryPolicy(100.0, nested=False)), retry.REGION_MISS, ["x"] * 50)
+        clock.now -= sum(clock.slept)
+        outer.wait(retry.REGION_MISS, "y")
+
+
+def test_a_policy_may_limit_tries_and_raise_the_failure_itself() -> None:
+    """Without an error of its own the policy raises the last failure."""
+    waits = on_clock(Clock(), RetryPolicy(max_tries=3, error=None))
+    for _ in range(2):
+        waits.wait(retry.REGION_MISS, ClusterUnreachable("first"))
+    last = ClusterUnreachable("last")
+    with pytest.raises(ClusterUnreachable) as caught:
+        waits.wait(retry.REGION_MISS, last)
+    assert caught.value is last
+
+
+def test_run_repeats_an_action_until_it_succeeds_or_fails_otherwise() -> None:
+    """Only the given class is retried; a spent budget raises the policy's own error."""
+    failures: list[Exception] = [ClusterUnreachable("a"), ClusterUnreachable("b")]
+
+    def action() -> str:
+        if failures:
+            raise failures.pop(0)
+        return "done"
+
+    quick = Backoff("test", 0.0, 0.0)
+    assert RetryPolicy().run("work", action, quick, ClusterUnreachable) == "done"
+    failures = [ValueError("other")]
+    with pytest.raises(ValueError, match="other"):
+        RetryPolicy().run("work", action, quick, ClusterUnreachable)
+    failures = [ClusterUnreachable("a")] * 9
+    with pytest.raises(EtcdUnreachable, match=r"work: gave up after .* and 3 tries: a"):
+        RetryPolicy(max_tries=3, error=EtcdUnreachable).run("work", action, quick, ClusterUnreachable)

@@ -1,0 +1,369 @@
+"""Opens a log archive, finds gaps, and chooses the files of a range and a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from formats.keys.codec import KeyCodec
+from formats.keys.ranges import KeyRange, gaps, intersection
+from tikv_br.archive.records import (
+    DATA,
+    DESCRIPTION,
+    STATE,
+    TRUNCATION,
+    Checkpoint,
+    LogDescription,
+    Segment,
+    SegmentName,
+    Truncation,
+    check_id,
+    checkpoint_epoch,
+)
+from tikv_br.backupset.files import FileEntry, size_damage, verify_file_content, verify_file_identity
+from tikv_br.backupset.records import load, read_record
+from tikv_br.backupset.rows import read_rows
+from tikv_br.cluster.timestamps import show_ts
+from tikv_br.errors import BackupDamaged, BackupNotFound, LogDamaged, StorageObjectMissing, UsageError
+from tikv_br.storage.base import ObjectStore, exists
+from tikv_br.storage.url import StorageLocation
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+READERS = 16
+"""How many segments are read at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogSource:
+    """Where a log is. Raises `UsageError` for an invalid id."""
+
+    storage: StorageLocation
+    id: str
+
+    def __post_init__(self) -> None:
+        check_id(self.id)
+
+
+@dataclass(frozen=True, slots=True)
+class LogGap:
+    """Changes that no segment has: keys of `span` with from_ts < ts <= to_ts."""
+
+    span: KeyRange
+    from_ts: int
+    to_ts: int
+
+    def __str__(self) -> str:
+        return f"{self.span} from {show_ts(self.from_ts)} to {show_ts(self.to_ts)}"
+
+
+@dataclass(frozen=True, slots=True)
+class DamagedObject:
+    """An object that is missing or altered. Its segment counts as missing."""
+
+    name: str
+    problem: str
+    """A sentence that names the object."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogArchive:
+    """A log as its records say. `check` or `files_for` prove that it has what a caller needs."""
+
+    store: ObjectStore
+    description: LogDescription
+    segments: tuple[Segment, ...]
+    """By `from_ts`; without those that are damaged or lack a file, and those in `replaced`."""
+    replaced: tuple[Segment, ...] = ()
+    """Those that others of `segments` replace, as long as they are not removed. Readers do not need them."""
+    damage: tuple[DamagedObject, ...] = ()
+    checkpoint_ts: int = 0
+    """The writer has confirmed everything up to this; 0 = unknown, it keeps its checkpoint elsewhere."""
+    truncated_ts: int = 0
+    """Changes up to this are removed; 0 = none."""
+
+    @classmethod
+    def open(cls, store: ObjectStore, log_id: str) -> LogArchive:
+        """Read the records; of the data files only names and sizes.
+
+        Raises `BackupNotFound`, `LogDamaged` for a damaged `log.json`, `CrypterMismatch`, `BackupUnsupported`, `StorageError`.
+        Other damage, and gaps, do not raise here.
+        """
+        found = cls._read(store, log_id)
+        if found.damage or found.gaps():  # perhaps only because the writer or a truncation was at work
+            found = cls._read(store, log_id)
+        return found
+
+    @staticmethod
+    def describe(store: ObjectStore, log_id: str) -> LogDescription:
+        """Only the description. Raises as `open`."""
+        return _description(store, log_id)
+
+    @classmethod
+    def _read(cls, store: ObjectStore, log_id: str) -> LogArchive:
+        description = _description(store, log_id)
+        damage: list[DamagedObject] = []
+        checkpoint_ts = _checkpoint_ts(store, description, damage)  # before the segments, which may become more
+        truncated_ts = _truncated_ts(store, log_id, damage)
+        sizes = {info.name: info.size for info in store.list(log_id)}
+        names = [name for name in sizes if SegmentName.parse(name)]
+        with ThreadPoolExecutor(READERS, thread_name_prefix="log") as pool:
+            found = dict(zip(names, pool.map(lambda name: _segment(store, log_id, name, sizes), names), strict=True))
+        whole = sorted((each for each in found.values() if isinstance(each, Segment)), key=_order)
+        replaced = {name for segment in whole for name in segment.replaces}
+        lost = (each for name, each in found.items() if isinstance(each, DamagedObject) and name not in replaced)
+        return cls(
+            store=store,
+            description=description,
+            segments=tuple(each for each in whole if each.name not in replaced),
+            replaced=tuple(each for each in whole if each.name in replaced),
+            damage=(*damage, *lost),
+            checkpoint_ts=checkpoint_ts,
+            truncated_ts=truncated_ts,
+        )
+
+    @property
+    def codec(self) -> KeyCodec:
+        """The codec of the source's keyspace."""
+        return KeyCodec(self.description.api_version, self.description.keyspace_id)
+
+    @property
+    def start_ts(self) -> int:
+        """The log has the changes after this. A backup to which it is applied must have all changes up to this."""
+        return max(self.description.start_ts, self.truncated_ts)
+
+    def end_ts(self, after_ts: int = 0, spans: Sequence[KeyRange] = ()) -> int:
+        """The newest time up to which the log has every change after `after_ts`; no newer than `after_ts` if it has none.
+
+        `spans` are RPC keys, by default those of the log. The newest time that can be restored exactly is earlier if this is in
+        one of `inexact_windows`.
+        """
+        after_ts = max(after_ts, self.start_ts)
+        return _Coverage(spans or self.description.ranges, after_ts).add(self.segments).end_ts
+
+    def gaps(self) -> list[LogGap]:
+        """The gaps since `start_ts`, by time; a missing end counts as one if the checkpoint is newer."""
+        coverage = _Coverage(self.description.ranges, self.start_ts).add(self.segments)
+        return coverage.gaps_until(self.checkpoint_ts)
+
+    def inexact_windows(self, spans: Sequence[KeyRange] = ()) -> list[tuple[int, int]]:
+        """The times, by order, at which the state of keys of `spans` is not known: between, not at, two timestamps each.
+
+        Of keys that were written more than once in such a time, older versions may not be in the log.
+        """
+        spans = spans or self.description.ranges
+        periods = {each for segment in self.segments for each in segment.inexact}
+        windows: list[tuple[int, int]] = []
+        for each in sorted(periods, key=lambda period: period.from_ts):
+            if all(intersection(each.span, span).is_empty for span in spans):
+                continue
+            if windows and each.from_ts < windows[-1][1]:
+                windows[-1] = (windows[-1][0], max(windows[-1][1], each.to_ts))
+            else:
+                windows.append((each.from_ts, each.to_ts))
+        return windows
+
+    def inexact_around(self, spans: Sequence[KeyRange], ts: int) -> tuple[int, int]:
+        """The nearest timestamps, before and after `ts`, at which the state of all keys of `spans` is known; twice `ts` if it is one."""
+        return next((each for each in self.inexact_windows(spans) if each[0] < ts < each[1]), (ts, ts))
+
+    def check(self, spans: Sequence[KeyRange], after_ts: int, up_to_ts: int) -> None:
+        """Check that the log has every change of `spans` (RPC keys) with after_ts < ts <= up_to_ts.
+
+        Raises `LogDamaged` for a gap, and `UsageError` if the log does not have these keys, starts later or ends earlier.
+        """
+        place = f"the log {self.description.log_id} at {self.store.location.redacted()}"
+        for span in spans:
+            if missing := gaps(span, self.description.ranges):
+                raise UsageError(f"{place} does not contain the keys {missing[0]}")
+        if after_ts < self.start_ts:
+            raise UsageError(
+                f"{place} starts at {show_ts(self.start_ts)}, after {show_ts(after_ts)}",
+                hint="Use a backup that is newer than the start of the log.",
+            )
+        coverage = _Coverage(spans, after_ts).add(self.segments)
+        if not (found := coverage.gaps_until(up_to_ts)):
+            return
+        end = coverage.end_ts
+        newest = f"the newest time that can be restored is {show_ts(self.inexact_around(spans, end)[0])}"
+        if not coverage.gaps and not self.damage and end >= self.checkpoint_ts:
+            raise UsageError(f"{place} ends at {show_ts(end)}, before {show_ts(up_to_ts)}; {newest}")
+        causes = [each.problem for each in self.damage] or ["a segment is missing"]
+        more = f" (and {len(causes) - 1} more)" if len(causes) > 1 else ""
+        raise LogDamaged(f"{place} has no changes of {found[0]}: {causes[0]}{more}; {newest}")
+
+    def files_for(self, span: KeyRange, after_ts: int, up_to_ts: int) -> list[FileEntry]:
+        """Files that together have every change of `span` (RPC keys) with after_ts < ts <= up_to_ts, by name.
+
+        They have other rows as well, and the same row (key and ts) may be in several: also segments whose times others cover
+        may have rows that arrived late. Raises as `check`.
+        """
+        self.check([span], after_ts, up_to_ts)
+        found = {file.name: file for segment in self.segments for file in segment.files}
+        return [
+            found[name]
+            for name in sorted(found)
+            if found[name].min_ts <= up_to_ts
+            and found[name].max_ts > after_ts
+            and not intersection(found[name].key_range, span).is_empty
+        ]
+
+    def rows(self, file: FileEntry, span: KeyRange | None = None) -> Iterator[pa.RecordBatch]:
+        """The rows of a file, or those in `span` (RPC keys), by key, newest version first. See `read_rows` for the errors."""
+        return read_rows(self.store, file, self.codec, span)
+
+    def verify_files(self, files: Iterable[FileEntry] | None = None, *, whole: bool = False) -> list[DamagedObject]:
+        """Check the identity of files, by default of all; with `whole` by reading all of their bytes. Raises `StorageError`."""
+        files = (
+            {file.name: file for segment in self.segments for file in segment.files}.values()
+            if files is None
+            else files
+        )
+
+        def verify(file: FileEntry) -> DamagedObject | None:
+            try:
+                verify_file_identity(self.store, file, etag_counts=False)
+                if whole:
+                    verify_file_content(self.store, file)
+            except BackupDamaged as error:
+                return DamagedObject(file.name, error.message)
+            return None
+
+        with ThreadPoolExecutor(READERS, thread_name_prefix="log") as pool:
+            return [found for found in pool.map(verify, files) if found]
+
+
+@dataclass(slots=True)
+class _Coverage:
+    """How far in time segments cover each key, without a gap."""
+
+    spans: Sequence[KeyRange]
+    after_ts: int
+    gaps: list[LogGap] = field(default_factory=list)
+    _pieces: list[tuple[KeyRange, int]] = field(default_factory=list)
+    """Adjacent spans, and the ts that each has reached."""
+
+    def __post_init__(self) -> None:
+        self._pieces = [(span, self.after_ts) for span in self.spans if not span.is_empty]
+
+    def add(self, segments: Iterable[Segment]) -> _Coverage:
+        """Add segments by ascending `from_ts`; returns itself."""
+        for segment in segments:
+            if segment.to_ts > self.after_ts:
+                self._add(segment)
+        return self
+
+    @property
+    def end_ts(self) -> int:
+        """Up to where every key is covered."""
+        return min([gap.from_ts for gap in self.gaps] + [reached for _, reached in self._pieces], default=self.after_ts)
+
+    def gaps_until(self, ts: int) -> list[LogGap]:
+        """The gaps up to a ts, by time."""
+        inside = [LogGap(gap.span, gap.from_ts, min(gap.to_ts, ts)) for gap in self.gaps if gap.from_ts < ts]
+        tail = [LogGap(span, reached, ts) for span, reached in self._pieces if reached < ts]
+        return sorted(inside + tail, key=lambda gap: (gap.from_ts, gap.to_ts, gap.span))
+
+    def _add(self, segment: Segment) -> None:
+        pieces: list[tuple[KeyRange, int]] = []
+        for span, reached in self._pieces:
+            here = intersection(span, segment.span)
+            if here.is_empty or segment.to_ts <= reached:
+                pieces.append((span, reached))
+                continue
+            if segment.from_ts > reached:
+                self.gaps.append(LogGap(here, reached, segment.from_ts))
+            rest = gaps(span, [here])
+            pieces += sorted([(here, segment.to_ts), *((each, reached) for each in rest)])
+        self._pieces = []
+        for span, reached in pieces:
+            if self._pieces and self._pieces[-1][1] == reached and self._pieces[-1][0].end == span.start:
+                span = KeyRange(self._pieces.pop()[0].start, span.end)  # noqa: PLW2901 - merged with the one before
+            self._pieces.append((span, reached))
+
+
+def _order(segment: Segment) -> tuple[int, int, str]:
+    return segment.from_ts, segment.to_ts, segment.name
+
+
+def _description(store: ObjectStore, log_id: str) -> LogDescription:
+    name = f"{log_id}/{DESCRIPTION}"
+    try:
+        found = read_record(store, LogDescription, name)
+    except StorageObjectMissing as error:
+        if any(SegmentName.parse(info.name) for info in store.list(log_id)):
+            raise LogDamaged(f"{name} at {store.location.redacted()} is missing") from None
+        raise BackupNotFound(
+            f"there is no log {log_id} at {store.location.redacted()}: {error.message}",
+            hint="Check the URL and --id. `tikv-br log start` starts a log.",
+        ) from None
+    except BackupDamaged as error:
+        raise LogDamaged(f"{store.location.redacted()}: {error.message}") from None
+    if found.log_id != log_id:
+        raise LogDamaged(f"{store.location.redacted()}: {name} is damaged: it belongs to the log {found.log_id}")
+    return found
+
+
+def _checkpoint_ts(store: ObjectStore, description: LogDescription, damage: list[DamagedObject]) -> int:
+    """The ts of the newest owner's checkpoint."""
+    folder = f"{description.log_id}/{STATE}"
+    name = f"{folder}/checkpoint"
+    problem = f"{name} is missing: whether the log lacks its end is unknown"
+    for _attempt in range(3 if description.has_checkpoint else 0):
+        found = {epoch: info.name for info in store.list(folder) if (epoch := checkpoint_epoch(info.name))}
+        if not found:
+            break
+        name = found[max(found)]
+        try:
+            checkpoint = load(Checkpoint, store.get(name), name)
+        except StorageObjectMissing:
+            continue  # a new owner has just removed it
+        except BackupDamaged as error:
+            problem = error.message
+            break
+        if (checkpoint.changefeed_id, checkpoint.epoch) == (description.log_id, max(found)):
+            return checkpoint.checkpoint_ts
+        problem = f"{name} is damaged: it belongs to {checkpoint.changefeed_id}, epoch {checkpoint.epoch}"
+        break
+    if description.has_checkpoint:
+        damage.append(DamagedObject(name, problem))
+    return 0
+
+
+def _truncated_ts(store: ObjectStore, log_id: str, damage: list[DamagedObject]) -> int:
+    name = f"{log_id}/{TRUNCATION}"
+    try:
+        found = read_record(store, Truncation, name)
+    except StorageObjectMissing:
+        return 0
+    except BackupDamaged as error:
+        damage.append(DamagedObject(name, error.message))
+        return 0
+    if found.log_id != log_id:
+        damage.append(DamagedObject(name, f"{name} is damaged: it belongs to the log {found.log_id}"))
+        return 0
+    return found.restorable_from
+
+
+def _segment(store: ObjectStore, log_id: str, name: str, sizes: dict[str, int]) -> Segment | DamagedObject:
+    """A segment whose files are all there in their size."""
+    try:
+        found = read_record(store, Segment, name)
+    except (BackupDamaged, StorageObjectMissing) as error:
+        return DamagedObject(name, f"{name} is missing" if isinstance(error, StorageObjectMissing) else error.message)
+    if found.name != name or found.log_id != log_id:
+        return DamagedObject(name, f"{name} is damaged: its content is that of {found.name}")
+    for file in found.files:
+        if not file.name.startswith(f"{log_id}/{DATA}/"):
+            return DamagedObject(name, f"{name} is damaged: {file.name} is not a data file of this log")
+        size = sizes.get(file.name)
+        if size is None:  # perhaps written after the names were listed
+            size = store.stat(file.name).size if exists(store, file.name) else None
+        if size is None:
+            return DamagedObject(file.name, f"{file.name} is missing")
+        if problem := size_damage(size, file.size):
+            return DamagedObject(file.name, f"{file.name} {problem}")
+    return found

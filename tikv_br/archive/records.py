@@ -1,0 +1,221 @@
+"""The records of a log archive, and the names of its objects. All names start with the log's id.
+
+=========================================================  ==========================================================
+``log.json``                                               `LogDescription`
+``segments/FROM-TO-SPAN-TOKEN.json``                       `Segment`; FROM and TO are timestamps, SPAN is an `interval_id`
+``data/SPAN/MIN-MAX-TOKEN.parquet``                        rows of `formats.columns.SCHEMA` by key, newest version first
+``truncated.json``                                         `Truncation`; absent until the log is truncated
+``control.json``                                           `Control`; absent = active
+``state/ID/epoch-N``, ``state/ID/checkpoint-N.json``       owner and `Checkpoint` of the writer; ID is the log's id
+=========================================================  ==========================================================
+
+Numbers in names are hexadecimal, with 16 digits for timestamps and spans and 8 for tokens.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from formats.api_version import ApiVersion
+from formats.keys.ranges import KeyRange
+from tikv_br.backupset.files import FileEntry
+from tikv_br.backupset.layout import interval_id
+from tikv_br.backupset.records import LATER
+from tikv_br.errors import UsageError
+from tikv_br.storage.crypter import PLAIN, PLAINTEXT
+from tikv_br.storage.url import StorageLocation
+
+DESCRIPTION = "log.json"
+TRUNCATION = "truncated.json"
+CONTROL = "control.json"
+SEGMENTS = "segments"
+DATA = "data"
+STATE = "state"
+"""Folder of the writer's checkpoints, which are listed often: apart from the data files, which are many."""
+_ID = re.compile(r"(?=.{1,128}$)[A-Za-z0-9]+(-[A-Za-z0-9]+)*")
+_SEGMENT = re.compile(r"(?:.*/)?segments/([0-9a-f]{16})-([0-9a-f]{16})-([0-9a-f]{16})-([0-9a-f]{8})\.json")
+_CHECKPOINT = re.compile(r"(?:.*/)?checkpoint-([0-9]{10})\.json")
+
+
+def check_id(name: str) -> str:
+    """Return a valid id of a log or sync unchanged. Raises `UsageError`."""
+    if not _ID.fullmatch(name):
+        raise UsageError(
+            f"{name!r} is not a valid id",
+            hint="Use letters and digits, in groups joined by -, at most 128 characters.",
+        )
+    return name
+
+
+@dataclass(frozen=True, slots=True)
+class LogDescription:
+    """What a log contains. Written once, when the log starts."""
+
+    log_id: str
+    tool_version: str
+    cluster_id: int
+    api_version: ApiVersion
+    keyspace_id: int
+    ranges: tuple[KeyRange, ...]
+    """RPC keys."""
+    start_ts: int
+    """The log has all changes after this."""
+    started_ms: int
+    """Milliseconds since the epoch."""
+    has_checkpoint: bool
+    """Whether the writer saves its checkpoint beside the segments, so that a missing last segment is noticed."""
+    encryption: str = PLAINTEXT
+    """`Crypter.method` of files and records."""
+
+
+class SegmentName(NamedTuple):
+    """What the name of a segment says."""
+
+    from_ts: int
+    to_ts: int
+    span_id: str
+    token: str
+
+    @classmethod
+    def parse(cls, name: str) -> SegmentName | None:
+        """Parse the name of an object; None if it is not a segment."""
+        found = _SEGMENT.fullmatch(name)
+        return None if found is None else cls(int(found[1], 16), int(found[2], 16), found[3], found[4])
+
+
+@dataclass(frozen=True, slots=True)
+class InexactPeriod:
+    """Between two timestamps older versions of keys may be missing: the feed was interrupted, and then delivers the newest only.
+
+    The state of the keys at `from_ts` and before, and at `to_ts` and later, is complete.
+    """
+
+    start: bytes
+    """RPC keys, as in `span`."""
+    end: bytes
+    """Exclusive; ``b""`` = unbounded."""
+    from_ts: int
+    to_ts: int
+
+    @property
+    def span(self) -> KeyRange:
+        """`start` and `end`."""
+        return KeyRange(self.start, self.end)
+
+
+def merge_periods(periods: Iterable[InexactPeriod]) -> tuple[InexactPeriod, ...]:
+    """Fewer periods that contain these: adjacent spans whose times overlap become one."""
+    merged: list[InexactPeriod] = []
+    for each in sorted(periods, key=lambda period: (period.start, period.from_ts)):
+        last = merged[-1] if merged else None
+        if last is not None and last.end >= each.start and last.to_ts >= each.from_ts and each.to_ts >= last.from_ts:
+            end = max(last.end, each.end) if last.end and each.end else b""
+            merged[-1] = InexactPeriod(last.start, end, min(last.from_ts, each.from_ts), max(last.to_ts, each.to_ts))
+        else:
+            merged.append(each)
+    return tuple(merged)
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Every change of `span` with from_ts < ts <= to_ts is in its files, or in those of an earlier segment.
+
+    This holds for every writer and at any later time. Segments may overlap, and the same row (key and ts) may be in several.
+    """
+
+    log_id: str
+    start: bytes
+    """RPC keys, as in `span`."""
+    end: bytes
+    """Exclusive; ``b""`` = unbounded."""
+    from_ts: int
+    """Exclusive."""
+    to_ts: int
+    """Inclusive."""
+    files: tuple[FileEntry, ...]
+    """`total_kvs` counts versions and tombstones too; `crc64xor` is 0. Rows with a ts up to `from_ts` arrived late."""
+    written_ms: int
+    """Milliseconds since the epoch."""
+    token: str
+    """Random: 8 hexadecimal digits."""
+    inexact: tuple[InexactPeriod, ...] = field(default=(), metadata=LATER)
+    """Of these keys and times the files may lack versions; the times need not be those of the segment."""
+    replaces: tuple[str, ...] = field(default=(), metadata=LATER)
+    """Names of segments of the same span all of whose rows and periods this one has too: made by a compaction."""
+
+    @property
+    def span(self) -> KeyRange:
+        """`start` and `end`."""
+        return KeyRange(self.start, self.end)
+
+    @property
+    def name(self) -> str:
+        """Name of its object."""
+        times = f"{self.from_ts:016x}-{self.to_ts:016x}"
+        return f"{self.log_id}/{SEGMENTS}/{times}-{interval_id(self.span)}-{self.token}.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Truncation:
+    """Changes up to `restorable_from` are removed, or may be at any time. Written before any of them is."""
+
+    log_id: str
+    restorable_from: int
+    written_ms: int
+    """Milliseconds since the epoch."""
+
+
+class LogState(enum.StrEnum):
+    """What the operator wants of a log."""
+
+    ACTIVE = "active"
+    PAUSED = "paused"
+    """The writer exits, and `log start` is refused until `log resume`."""
+    STOPPED = "stopped"
+    """As paused, for good: changes after its end are lost."""
+
+
+@dataclass(frozen=True, slots=True)
+class Control:
+    """Written by `log pause`, `resume` and `stop`. The writer reads it before each save of its checkpoint."""
+
+    log_id: str
+    state: LogState
+    changed_ms: int
+    """Milliseconds since the epoch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """The sink of a sync or log has confirmed all changes with a ts up to `checkpoint_ts`."""
+
+    changefeed_id: str
+    checkpoint_ts: int
+    resolved_ts: int
+    """The feed had delivered all changes up to this."""
+    epoch: int
+    """Epoch of the owner that saved it; 0 = not saved yet."""
+    saved_ms: int
+    """Milliseconds since the epoch."""
+    subject: str = ""
+    """Description of source, range and sink, by which a restart with different options is detected."""
+
+
+def checkpoint_epoch(name: str) -> int | None:
+    """The epoch in the name of a checkpoint; None for any other object."""
+    found = _CHECKPOINT.fullmatch(name)
+    return None if found is None else int(found[1])
+
+
+def data_name(log_id: str, span: KeyRange, min_ts: int, max_ts: int, token: str) -> str:
+    """Name of a data file."""
+    return f"{log_id}/{DATA}/{interval_id(span)}/{min_ts:016x}-{max_ts:016x}-{token}.parquet"
+
+
+def state_location(location: StorageLocation, log_id: str) -> StorageLocation:
+    """The default location of the checkpoint of a log's writer. Checkpoints are not encrypted."""
+    return replace(location.child(f"{log_id}/{STATE}"), crypter=PLAIN)

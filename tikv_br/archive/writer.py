@@ -1,0 +1,260 @@
+"""Writes a log archive: data files, each followed by the segment that makes it valid."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pyarrow as pa
+
+from formats import columns
+from formats.keys.codec import KeyCodec
+from formats.keys.ranges import KeyRange, gaps
+from formats.order import by_version
+from formats.parquet import ParquetOptions, ParquetWriter
+from tikv_br.archive.records import (
+    DESCRIPTION,
+    SEGMENTS,
+    TRUNCATION,
+    InexactPeriod,
+    LogDescription,
+    Segment,
+    SegmentName,
+    Truncation,
+    data_name,
+    merge_periods,
+)
+from tikv_br.backupset.files import FileEntry, FileWriter
+from tikv_br.backupset.records import dump, read_record, seal, write_record
+from tikv_br.cluster.rate_limit import RateLimit
+from tikv_br.cluster.timestamps import show_ts
+from tikv_br.errors import LogDamaged, StorageConflict, StorageObjectMissing, SyncStateMismatch
+from tikv_br.storage.base import ObjectStore
+
+BATCH_OVERHEAD = 2048
+"""Estimated memory of a batch besides its buffers; a feed may deliver single rows."""
+ROW_GROUPS = 16
+"""Of a data file, about: a task that merges some of the keys reads only their row groups."""
+SMALLEST_GROUP = 256 << 10
+"""Bytes of keys and values of a row group, at least."""
+
+
+@dataclass(frozen=True, slots=True)
+class FlushOptions:
+    """When rows are written, and how fast."""
+
+    interval: float = 30.0
+    """Seconds: how far the storage lags behind the source, about."""
+    size: int = 64 << 20
+    """Bytes of keys and values in memory after which a data file is written."""
+    rate_limit: int = 0
+    """Maximum upload rate in bytes per second; 0 = unlimited."""
+
+
+def write_rows(
+    store: ObjectStore,
+    log_id: str,
+    span: KeyRange,
+    codec: KeyCodec,
+    rows: pa.RecordBatch,
+    rate_limit: RateLimit,
+    row_groups: int = ROW_GROUPS,
+) -> FileEntry:
+    """Write a data file of a span: rows by ascending key, the newest version of a key first. Raises `StorageError`."""
+    ts = columns.numbers(rows["ts"])
+    min_ts, max_ts = int(ts.min()), int(ts.max())
+    with FileWriter(store, data_name(log_id, span, min_ts, max_ts, secrets.token_hex(4))) as file:
+
+        def write(data: bytes) -> None:
+            file.write(data)
+            rate_limit.spend(0, len(data))
+
+        groups = min(row_groups, rows.nbytes // SMALLEST_GROUP + 1)
+        group_rows = -(-rows.num_rows // groups)
+        parquet = ParquetWriter(write, ParquetOptions(group_rows=group_rows))
+        try:
+            for first in range(0, rows.num_rows, group_rows):
+                parquet.append(rows.slice(first, group_rows))
+            parquet.finish()
+        except BaseException:
+            parquet.abort()
+            raise
+        stored = file.close()
+    return FileEntry(
+        **stored._asdict(),
+        start_key=codec.rpc_key(rows["key"][0].as_py()),
+        end_key=codec.rpc_key(rows["key"][-1].as_py()) + b"\0",
+        crc64xor=0,
+        total_kvs=rows.num_rows,
+        total_bytes=sum(int(np.diff(columns.view(rows[each])[0]).sum()) for each in ("key", "value")),
+        min_ts=min_ts,
+        max_ts=max_ts,
+    )
+
+
+class LogWriter:
+    """Writes the changes of one span. Not thread-safe.
+
+    Rows are in memory until `flush`, or until there are `FlushOptions.size` bytes of them: then they are in a data file. They
+    are part of the log once `flush` has returned. Each method may be repeated after it has raised `StorageUnreachable`.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        description: LogDescription,
+        span: KeyRange,
+        options: FlushOptions = FlushOptions(),
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`span` (RPC keys) lies in the ranges of the log. Nothing is read or written before `start`."""
+        self._store = store
+        self._description = description
+        self._span = span
+        self._codec = KeyCodec(description.api_version, description.keyspace_id)
+        self._options = options
+        self._clock = clock
+        self._rate_limit = RateLimit(options.rate_limit)
+        self._started = False
+        self._flushed_at = clock()
+        self._buffer: list[pa.RecordBatch] = []
+        self._files: list[FileEntry] = []
+        """Written since the last segment."""
+        self._inexact: list[InexactPeriod] = []
+        """Since the last segment, and those that it has but that reach past it."""
+        self.buffered_bytes = 0
+        self.flushed_ts = 0
+        """The log has every change up to this."""
+        self.stored_bytes = self.rows = 0
+        """Of the data files written by this process."""
+
+    def start(self, ts: int) -> None:
+        """Create the log, or resume it after `ts`, up to which it must have all changes.
+
+        Raises `SyncStateMismatch` if the id belongs to a log of another cluster or range, `LogDamaged` if changes are
+        missing, `CrypterMismatch`, `StorageError`.
+        """
+        if self._started:
+            return
+        wanted = replace(self._description, start_ts=self._description.start_ts or ts)
+        name = f"{wanted.log_id}/{DESCRIPTION}"
+        try:
+            found = read_record(self._store, LogDescription, name)
+        except StorageObjectMissing:
+            found = self._create(wanted, name)
+        self._check_same(found)
+        self._check_reaches(ts, found.start_ts)
+        self.flushed_ts = ts
+        self._flushed_at = self._clock()
+        self._started = True
+
+    def append(self, batch: pa.RecordBatch) -> None:
+        """Add rows of `formats.columns.SCHEMA` in any order. If it raises, the rows are not added."""
+        if self.buffered_bytes >= self._options.size:
+            self._write_file()
+        if batch.num_rows:
+            self._buffer.append(batch)
+            self.buffered_bytes += batch.nbytes + BATCH_OVERHEAD
+
+    def mark_inexact(self, period: InexactPeriod) -> None:
+        """Record in the next segments, until one ends after the period, that versions may be missing."""
+        self._inexact.append(period)
+
+    @property
+    def is_due(self) -> bool:
+        """Whether it is time to `flush`."""
+        since = self._clock() - self._flushed_at
+        return since >= self._options.interval or self.buffered_bytes >= self._options.size
+
+    def flush(self, ts: int) -> None:
+        """Make all rows part of the log, which must be every change of the span up to `ts`."""
+        if ts <= self.flushed_ts and not self._buffer and not self._files:
+            return
+        self._write_file()
+        ts = max(ts, self.flushed_ts)
+        now = time.time_ns() // 1_000_000
+        segment = Segment(
+            log_id=self._description.log_id,
+            start=self._span.start,
+            end=self._span.end,
+            from_ts=self.flushed_ts,
+            to_ts=ts,
+            files=tuple(self._files),
+            written_ms=now,
+            token=secrets.token_hex(4),
+            inexact=merge_periods(self._inexact),
+        )
+        write_record(self._store, segment.name, segment)
+        self._files = []
+        self._inexact = [each for each in segment.inexact if each.to_ts > ts]
+        self.flushed_ts = ts
+        self._flushed_at = self._clock()
+
+    def _write_file(self) -> None:
+        if not self._buffer:
+            return
+        rows = by_version(pa.concat_batches(self._buffer))
+        file = write_rows(self._store, self._description.log_id, self._span, self._codec, rows, self._rate_limit)
+        self._files.append(file)
+        self.stored_bytes += file.size
+        self.rows += file.total_kvs
+        self._buffer, self.buffered_bytes = [], 0
+
+    def _create(self, wanted: LogDescription, name: str) -> LogDescription:
+        """Write the description; returns that of another process if there is one by now."""
+        is_new = not any(self._store.list(f"{wanted.log_id}/{SEGMENTS}"))
+        try:
+            if is_new:
+                self._store.put_if_absent(name, seal(dump(wanted), self._store.location.crypter))
+                return wanted
+        except StorageConflict:
+            pass
+        try:
+            return read_record(self._store, LogDescription, name)
+        except StorageObjectMissing as error:
+            raise LogDamaged(f"the log at {self._store.location.redacted()} has no {name}: {error.message}") from None
+
+    def _check_same(self, found: LogDescription) -> None:
+        """Compare what makes a log: its source, keys and encryption."""
+        ours = self._description
+        for what, one, other in [
+            ("cluster", found.cluster_id, ours.cluster_id),
+            ("keyspace", found.keyspace_id, ours.keyspace_id),
+            ("range", ", ".join(map(str, found.ranges)), ", ".join(map(str, ours.ranges))),
+            ("encryption", found.encryption, ours.encryption),
+        ]:
+            if one != other:
+                raise SyncStateMismatch(
+                    f"the log {ours.log_id} at {self._store.location.redacted()} is of {what} {one}, not {other}",
+                    hint="Pass the options of the earlier run, or another --id.",
+                )
+
+    def _check_reaches(self, ts: int, start_ts: int) -> None:
+        """Check that the log has the changes right before `ts`, so that the next segment leaves no gap."""
+        if ts <= start_ts:
+            return
+        log_id = self._description.log_id
+        reaching: list[Segment] = []
+        for info in self._store.list(f"{log_id}/{SEGMENTS}"):
+            if (name := SegmentName.parse(info.name)) and name.from_ts <= ts <= name.to_ts:
+                with contextlib.suppress(StorageObjectMissing):  # just removed: another has replaced it
+                    reaching.append(read_record(self._store, Segment, info.name))
+        if not (missing := gaps(self._span, [segment.span for segment in reaching])):
+            return
+        if ts > self._truncated_ts():
+            raise LogDamaged(
+                f"cannot resume the log {log_id} at {self._store.location.redacted()} from {show_ts(ts)}: it has "
+                f"no changes of {missing[0]} up to then, so there would be a gap",
+                hint="Start another log with another --id, and take a full backup.",
+            )
+
+    def _truncated_ts(self) -> int:
+        try:
+            return read_record(self._store, Truncation, f"{self._description.log_id}/{TRUNCATION}").restorable_from
+        except StorageObjectMissing:
+            return 0

@@ -1,0 +1,144 @@
+"""Reads the rows of a backup's data files: all of them, or one key."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+from formats.errors import FormatError, UnsupportedFormat
+from formats.keys.codec import DATA_PREFIX, PREFIX_SIZE, KeyCodec
+from formats.keys.ranges import KeyRange, user_range
+from formats.sst import RandomAccess, Table
+from formats.sst.table import first_row_from
+from formats.values import StoredValue, decode_value
+from tikv_br.backupset.backup_set import BackupSet
+from tikv_br.backupset.files import FileEntry, FileKind, verify_file_identity
+from tikv_br.errors import BackupDamaged, BackupUnsupported, UsageError
+from tikv_br.storage.base import ObjectSource, ObjectStore
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+def kind_of(file: FileEntry) -> FileKind:
+    """The kind of a file, by its name. Raises `BackupUnsupported`."""
+    kind = FileKind.of(file.name)
+    if kind is None:
+        raise BackupUnsupported(f"cannot read {file.name} row by row: its file format is unknown")
+    return kind
+
+
+def open_file(store: ObjectStore, file: FileEntry) -> ObjectSource:
+    """The plain bytes of a file, to be read by ranges. Raises `StorageObjectMissing`."""
+    return ObjectSource(store, file.name, file.cipher_iv)
+
+
+def read_rows(
+    store: ObjectStore, file: FileEntry, codec: KeyCodec, span: KeyRange | None = None
+) -> Iterator[pa.RecordBatch]:
+    """The rows of a file, or those in ``span`` (RPC keys): batches of ``formats.columns.SCHEMA``, by ascending key.
+
+    ``codec`` is that of the file's keyspace and API version. Older versions of a key (newest first), tombstones and
+    expired rows are there where the file has them: ``formats.rows.LiveFilter`` drops them. No batch is empty. Raises
+    `BackupDamaged` and `BackupUnsupported` that name the file, `StorageError`.
+    """
+    start, end = user_range(codec, span or file.key_range)
+    with file_errors(file):
+        match kind_of(file):
+            case FileKind.SST:
+                yield from _sst_records(open_file(store, file), codec, start, end)
+            case FileKind.PARQUET:
+                from formats.parquet import ParquetReader
+
+                yield from ParquetReader(open_file(store, file)).records(start, end)
+
+
+def _sst_records(source: RandomAccess, codec: KeyCodec, start: bytes, end: bytes) -> Iterator[pa.RecordBatch]:
+    from formats.rows import from_storage, within
+    from formats.sst import SstReader
+
+    bounds = [DATA_PREFIX + codec.bound(codec.rpc_key(key)) if key else b"" for key in (start, end)]
+    for rows in SstReader(source).batches(start=bounds[0], end=bounds[1]):
+        wanted = within(from_storage(rows, codec), start, end)
+        if wanted.num_rows:
+            yield wanted
+
+
+@contextlib.contextmanager
+def file_errors(file: FileEntry) -> Iterator[None]:
+    """Turn what is wrong with bytes into what is wrong with a file of a backup."""
+    try:
+        yield
+    except UnsupportedFormat as error:
+        raise BackupUnsupported(f"{file.name}: {error}") from None
+    except FormatError as error:
+        raise BackupDamaged(f"{file.name} is damaged: {error}") from None
+
+
+class FoundValue(NamedTuple):
+    """The newest version of a key in a backup."""
+
+    stored: StoredValue
+    ts: int
+    """0 = the API version has none."""
+    file: str
+
+
+def find_value(backup: BackupSet, user_key: bytes, keyspace_id: int | None = None) -> FoundValue | None:
+    """What the backup has for a user key, expired values and tombstones too; None when it has nothing.
+
+    ``keyspace_id`` may be left out where the backup has one keyspace only. Raises `UsageError` for a key that the backup
+    does not cover, `BackupDamaged` naming the file, `BackupUnsupported` for files that cannot be read row by row.
+    """
+    codec = _codec(backup, keyspace_id)
+    rpc_key = codec.rpc_key(user_key)
+    here = KeyRange(rpc_key, rpc_key + b"\0")
+    if not any(whole.contains(here) for whole in backup.ranges):
+        raise UsageError(f"the key is outside the backup's ranges: {', '.join(map(str, backup.ranges))}")
+    file = next((file for file in backup.files if file.key_range.contains(here)), None)
+    return None if file is None else _find_in(backup, file, codec, rpc_key)
+
+
+def keyspaces_of(backup: BackupSet) -> tuple[int, ...]:
+    """The ids of the keyspaces that a backup's ranges begin in; none before API V2."""
+    if not KeyCodec(backup.api_version).is_v2:
+        return ()
+    return tuple(sorted({int.from_bytes(part.start[1:PREFIX_SIZE], "big") for part in backup.ranges}))
+
+
+def _codec(backup: BackupSet, keyspace_id: int | None) -> KeyCodec:
+    ids = keyspaces_of(backup) or (0,)
+    if keyspace_id is None and len(ids) > 1:
+        raise UsageError(f"the backup has keyspaces {', '.join(map(str, ids))}", hint="Pass --keyspace.")
+    try:
+        return KeyCodec(backup.api_version, ids[0] if keyspace_id is None else keyspace_id)
+    except UnsupportedFormat as error:
+        raise UsageError(f"--keyspace: {error}") from None
+
+
+def _find_in(backup: BackupSet, file: FileEntry, codec: KeyCodec, rpc_key: bytes) -> FoundValue | None:
+    kind = kind_of(file)
+    verify_file_identity(backup.store, file, etag_counts=False)
+    with file_errors(file):
+        if kind is FileKind.SST:
+            return _find_in_sst(open_file(backup.store, file), file, codec, rpc_key)
+        return _find_in_rows(backup, file, codec, rpc_key)
+
+
+def _find_in_sst(source: RandomAccess, file: FileEntry, codec: KeyCodec, rpc_key: bytes) -> FoundValue | None:
+    wanted = DATA_PREFIX + codec.bound(rpc_key)
+    row = first_row_from(Table(source), wanted)
+    if row is None or not row.key.startswith(wanted):
+        return None
+    found, ts = codec.parse_storage_key(row.key[len(DATA_PREFIX) :])
+    return FoundValue(decode_value(codec.api_version, row.value), ts, file.name) if found == rpc_key else None
+
+
+def _find_in_rows(backup: BackupSet, file: FileEntry, codec: KeyCodec, rpc_key: bytes) -> FoundValue | None:
+    """By reading the one part of the file that may hold the key."""
+    for batch in read_rows(backup.store, file, codec, KeyRange(rpc_key, rpc_key + b"\0")):
+        newest = batch.slice(0, 1).to_pylist()[0]
+        stored = StoredValue(newest["value"], newest["expire_ts"], newest["deleted"])
+        return FoundValue(stored, newest["ts"], file.name)
+    return None

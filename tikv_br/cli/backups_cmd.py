@@ -1,0 +1,289 @@
+"""Commands on stored backups: ``tikv-br list``, ``pin``, ``unpin``, ``prune``, ``abort`` and ``unlock``."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+import typer
+
+from tikv_br.cli import shared
+from tikv_br.cli.command import REQUIRED, argument, command, flag
+from tikv_br.cli.output import human_bytes
+from tikv_br.errors import BackupDamaged, BackupUnsupported, CrypterMismatch, LeaseHeld, UsageError
+
+if TYPE_CHECKING:
+    from tikv_br.backupset.index import IndexEntry, ListedBackup, Problem
+    from tikv_br.backupset.prune import PrunePlan, RetentionDecision
+
+log = logging.getLogger(__name__)
+list_app = typer.Typer(rich_markup_mode=None)
+pin_app = typer.Typer(rich_markup_mode=None)
+unpin_app = typer.Typer(rich_markup_mode=None)
+prune_app = typer.Typer(rich_markup_mode=None)
+abort_app = typer.Typer(rich_markup_mode=None)
+unlock_app = typer.Typer(rich_markup_mode=None)
+COLUMNS = ("id", "finished (UTC)", "api", "kvs", "bytes", "size", "backup-ts", "engine", "pinned", "path")
+PRUNE_COLUMNS = ("action", "id", "finished (UTC)", "size", "path", "because")
+
+
+class ListFlags(shared.IndexFlags):
+    rebuild: bool = flag(
+        False, "First rebuild the index (tikv-br-index/) from a listing of all objects below --storage."
+    )
+
+
+@command(list_app, "list")
+def list_backups(flags: ListFlags) -> None:
+    """List the backups below a URL."""
+    problems = _rebuild(flags) if flags.rebuild else ()
+    listed = flags.index.read()
+    for each in listed:
+        flags.out.result("backup", _listed_fields(flags, each))
+    flags.out.table(COLUMNS, [_listed_row(each) for each in listed])
+    if problems:
+        message = "; ".join(f"{problem.path}: {problem.error.message}" for problem in problems)
+        raise type(problems[0].error)(
+            message, hint="The list may be out of date for these backups. Check them with `tikv-br verify`."
+        )
+
+
+def _listed_fields(flags: ListFlags, listed: ListedBackup) -> dict[str, object]:
+    entry = listed.entry
+    return asdict(entry) | {
+        "api_version": entry.api_version.label if entry.api_version is not None else None,
+        "dst_api_version": entry.dst_api_version.label,
+        "pinned": listed.pinned,
+        "removing": listed.removing,
+        "url": flags.index.root.location.child(entry.path).redacted(),
+    }
+
+
+def _versions(entry: IndexEntry) -> str:
+    """API versions of source and backup; one if they are equal."""
+    source, target = entry.api_version, entry.dst_api_version
+    return target.label if source in {None, target} else f"{source.label}->{target.label}"
+
+
+def _listed_row(listed: ListedBackup) -> tuple[str, ...]:
+    entry = listed.entry
+    return (
+        entry.id,
+        shared.utc(entry.finished_ms),
+        _versions(entry),
+        f"{entry.total_kvs:,}",
+        human_bytes(entry.total_bytes),
+        human_bytes(entry.backup_size),
+        str(entry.backup_ts or "-"),
+        entry.engine,
+        "removing" if listed.removing else "yes" if listed.pinned else "",
+        entry.path,
+    )
+
+
+def _rebuild(flags: ListFlags) -> list[Problem]:
+    """Rebuild, print what changed, and return what could not be read, without backups of other kinds."""
+    from tikv_br.backupset.index import rebuild
+
+    done = rebuild(flags.index)
+    counts = {"found": done.found, "added": done.added, "dropped": done.dropped}
+    problems = [{"path": problem.path, "message": problem.error.message} for problem in done.problems]
+    text = "index rebuilt: " + ", ".join(f"{count:,} {what}" for what, count in counts.items())
+    flags.out.result("rebuilt", {**counts, "problems": problems}, text)
+    unsupported = [
+        problem for problem in done.problems if isinstance(problem.error, BackupUnsupported | CrypterMismatch)
+    ]
+    for problem in unsupported:
+        log.warning("skipped %s: %s", problem.path, problem.error.message)
+    return [problem for problem in done.problems if problem not in unsupported]
+
+
+class IdFlags(shared.IndexFlags):
+    """One backup of an index."""
+
+    backup_id: str = argument(
+        REQUIRED,
+        "ID",
+        "ID of the backup as `tikv-br list` shows it, or a unique prefix of it.",
+        autocompletion=shared.complete_id,
+    )
+
+
+@command(pin_app, "pin")
+def pin(flags: IdFlags) -> None:
+    """Protect a backup from prune."""
+    entry = flags.index.find(flags.backup_id).entry
+    flags.index.pin(entry)
+    flags.out.result("pin", {"id": entry.id, "path": entry.path, "pinned": True}, f"{entry.id} is pinned")
+
+
+@command(unpin_app, "unpin")
+def unpin(flags: IdFlags) -> None:
+    """Allow prune to remove a pinned backup again."""
+    entry = flags.index.find(flags.backup_id).entry
+    flags.index.unpin(entry)
+    flags.out.result("pin", {"id": entry.id, "path": entry.path, "pinned": False}, f"{entry.id} is no longer pinned")
+
+
+class PruneFlags(shared.IndexFlags):
+    keep_last: int = flag(0, "Keep the newest N backups.", limits=(0, shared.MAX_BACKUPS))
+    keep_daily: int = flag(
+        0, "Keep the newest backup of each of the last N days that have one.", limits=(0, shared.MAX_BACKUPS)
+    )
+    keep_weekly: int = flag(
+        0, "Keep the newest backup of each of the last N weeks that have one.", limits=(0, shared.MAX_BACKUPS)
+    )
+    keep_monthly: int = flag(
+        0, "Keep the newest backup of each of the last N months that have one.", limits=(0, shared.MAX_BACKUPS)
+    )
+    include_foreign: bool = flag(False, "Also remove backups of the Go TiKV-BR (default: keep them).")
+    yes: bool = flag(
+        False,
+        "Remove the listed backups. Without it, only list them; exit code 2 if there are any.",
+        "--yes",
+        "--confirm",
+        command_line=True,
+    )
+    dry_run: bool = shared.DRY_RUN()
+
+
+@command(prune_app, "prune", example="tikv-br prune --storage s3://backups --keep-daily 7 --keep-weekly 4 --yes")
+def prune(flags: PruneFlags) -> None:
+    """Remove the backups that no --keep-* option keeps; at least one is required. Each cluster and range is pruned separately."""
+    from tikv_br.backupset.prune import Policy, plan
+
+    policy = Policy(flags.keep_last, flags.keep_daily, flags.keep_weekly, flags.keep_monthly)
+    wanted = plan(flags.index, policy, include_foreign=flags.include_foreign)
+    _show_plan(flags, wanted)
+    removed, freed = wanted.to_remove, sum(entry.backup_size for entry in wanted.to_remove)
+    if not flags.dry_run:
+        if not flags.yes and (removed or wanted.interrupted_removals):
+            raise UsageError(
+                "nothing was removed: --yes is missing", hint="Pass --yes to remove the listed backups, or --dry-run."
+            )
+        _carry_out(flags, wanted)
+    kept = len(wanted.decisions) - len(removed)
+    fields = {
+        "kept": kept,
+        "removed": len(removed),
+        "removed_bytes": freed,
+        "finished_removals": len(wanted.interrupted),
+        "dry_run": flags.dry_run,
+    }
+    verb = "would be removed (dry run)" if flags.dry_run else "removed"
+    flags.out.result("summary", fields, f"{len(removed)} {verb}, {human_bytes(freed)}; {kept} kept")
+
+
+def _show_plan(flags: PruneFlags, wanted: PrunePlan) -> None:
+    for decision in wanted.decisions:
+        flags.out.result("prune", _decision_fields(decision))
+    rows = [_decision_row(decision) for decision in wanted.decisions]
+    rows += [
+        ("finish", removal.id, "-", "-", removal.path, "its removal was interrupted") for removal in wanted.interrupted
+    ]
+    flags.out.table(PRUNE_COLUMNS, rows)
+    for ghost in wanted.ghosts:
+        log.warning("%s (%s) exists only in the index; `tikv-br list --rebuild` removes it", ghost.path, ghost.id)
+
+
+def _decision_fields(decision: RetentionDecision) -> dict[str, object]:
+    entry = decision.listed.entry
+    return {
+        "action": "keep" if decision.keep else "remove",
+        "id": entry.id,
+        "path": entry.path,
+        "finished_ms": entry.finished_ms,
+        "backup_size": entry.backup_size,
+        "reasons": decision.reasons,
+    }
+
+
+def _decision_row(decision: RetentionDecision) -> tuple[str, ...]:
+    entry = decision.listed.entry
+    return (
+        "keep" if decision.keep else "remove",
+        entry.id,
+        shared.utc(entry.finished_ms),
+        human_bytes(entry.backup_size),
+        entry.path,
+        ", ".join(decision.reasons),
+    )
+
+
+def _carry_out(flags: PruneFlags, wanted: PrunePlan) -> None:
+    from tikv_br.backupset.prune import execute
+
+    def report(backup_id: str, path: str) -> None:
+        flags.out.result("removed", {"id": backup_id, "path": path})
+
+    failed = execute(flags.index, wanted, report)
+    if failed:
+        message = "; ".join(f"{entry.path}: {error.message}" for entry, error in failed)
+        if all(isinstance(error, LeaseHeld) for _entry, error in failed):
+            raise LeaseHeld(
+                f"not removed: {message}",
+                hint="All others were removed. Run prune again when those commands have ended.",
+            )
+        raise BackupDamaged(
+            f"not removed: {message}",
+            hint="All others were removed. Inspect these backups, and remove them by hand if needed.",
+        )
+
+
+class OptionalClusterFlags(shared.ClusterFlags):
+    """The cluster of a backup."""
+
+    pd: list[str] = shared.pd("PD endpoints of the cluster, to remove the backup's service safe point too.", default=())
+
+
+class AbortFlags(shared.BackupFlags):
+    cluster: OptionalClusterFlags
+    lock_wait: float = shared.LOCK_WAIT()
+    restores: bool = flag(
+        False,
+        "Discard unfinished restores of this backup instead: delete their checkpoints and, with --pd, end import mode and remove the "
+        "download rate limit.",
+    )
+
+
+@command(abort_app, "abort")
+def abort(flags: AbortFlags) -> None:
+    """Remove an unfinished backup. Fails if the backup is complete."""
+    from tikv_br.backup.run import abort_backup
+    from tikv_br.restore.run import abort_restores
+
+    cluster = flags.cluster.config() if flags.cluster.pd else None
+    if flags.restores:
+        gone = abort_restores(flags.location, cluster)
+        put_back = "; import mode is off" if gone.put_back else ""
+        text = f"deleted the checkpoints of {gone.forgotten_restores} unfinished restores{put_back}"
+        flags.out.result("summary", asdict(gone), text)
+        return
+    done = abort_backup(flags.location, cluster, flags.lock_wait)
+    run = f" of run {done.unfinished_run}" if done.unfinished_run else ""
+    released = "; its safe point is removed" if done.released else ""
+    flags.out.result("summary", asdict(done), f"removed {done.removed_objects} objects{run}{released}")
+
+
+class UnlockFlags(shared.BackupFlags):
+    force: bool = flag(False, "Also remove the lock of a live run. That run then fails.", command_line=True)
+
+
+@command(unlock_app, "unlock")
+def unlock(flags: UnlockFlags) -> None:
+    """Remove the lock that a dead run left in a backup, and show its owner."""
+    from tikv_br.backupset.lease import break_lease
+    from tikv_br.storage.open import open_store
+
+    ended = break_lease(open_store(flags.location), force=flags.force)
+    fields = {
+        "held": ended is not None,
+        "work": ended.work if ended else "",
+        "owner_host": ended.owner.host if ended else "",
+        "owner_run": ended.run if ended else "",
+        "owner_pid": ended.owner.pid if ended else 0,
+        "expires_ms": ended.expires_ms if ended else 0,
+    }
+    text = f"Removed the lock: {ended}" if ended else "There is no lock"
+    flags.out.result("summary", fields, text)

@@ -1,0 +1,333 @@
+"""How a command is declared, and how it is found and imported.
+
+The flags of a command are the fields of a dataclass, and its function gets one object of that class. `flag` and `argument` declare a
+field: default, help, names and placeholder. Name, environment variable and key in the config file follow from the field's name. A field
+whose type is another `Flags` class stands for all flags of that class. In help, a class's own fields come before those of its bases.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib
+import inspect
+import typing
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, TypeVar, cast
+
+import typer
+import typer.main
+from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
+
+CommandPath = tuple[str, ...]
+"""The words that call a command, without the program name."""
+OLD_SPELLINGS = frozenset({"--confirm", "--gcttl", "--start-key", "--end-key"})
+"""Spellings of flags that work, with their variables and config keys, but that help does not show."""
+REQUIRED: Any = dataclasses.MISSING
+"""The default of a flag that must be set."""
+_DECLARATION = "declaration"
+_COMPLETION = ("install_completion", "show_completion")  # the root offers them; once is enough
+Built = TypeVar("Built", bound="Flags")
+Options = TypeVar("Options")
+Function = TypeVar("Function", bound=Callable[..., None])
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of value that is written as text, such as a duration; `parse` raises `typer.BadParameter`."""
+
+    metavar: str
+    parse: Callable[[str], Any]
+
+    def parse_optional(self, value: str | None) -> Any:  # noqa: ANN401 - whatever the kind is
+        """As `parse`; None for None and for an empty text."""
+        return self.parse(value) if value else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Declaration:
+    """What Typer needs to know of a field besides its type."""
+
+    default: Any
+    make: Callable[..., Any]
+    attributes: Mapping[str, Any]
+    kind: Kind | None = None
+    names: tuple[str, ...] = ()
+    scope: str = ""
+
+    def parameter(
+        self,
+        name: str,
+        hint: Any,  # noqa: ANN401 - a type
+        path: CommandPath,
+        shared: bool,
+        prefix: str,
+    ) -> inspect.Parameter:
+        """The field as a parameter of the command at a path."""
+        if self.kind is not None:
+            hint = str if isinstance(self.default, str) else str | None
+        if self.make is typer.Argument:
+            info = self.make(**self.attributes)
+        else:
+            names = self.names or (f"--{prefix}{name.replace('_', '-')}",)
+            if hint is bool and self.default and "/" not in names[0]:
+                names = (f"{names[0]}/--no-{names[0][2:]}",)
+            owner = () if shared or self.scope == "shared" else path
+            own = [variable(owner, each[2:].split("/")[0]) for each in names if each.startswith("--")]
+            variables = None if self.scope == "command line" else own if len(own) > 1 else own[0]
+            info = self.make(*names, envvar=variables, **self.attributes)
+        default = inspect.Parameter.empty if self.default is REQUIRED else self.default
+        return inspect.Parameter(
+            parameter_name(name, prefix),
+            inspect.Parameter.KEYWORD_ONLY,
+            default=default,
+            annotation=Annotated[hint, info],
+        )
+
+
+def flag(
+    default: Any,  # noqa: ANN401 - what the field's type is
+    text: str,
+    *names: str,
+    kind: Kind | None = None,
+    limits: tuple[int, int] | None = None,
+    shared: bool = False,
+    command_line: bool = False,
+    **attributes: Any,  # noqa: ANN401 - what `typer.Option` takes
+) -> Any:  # noqa: ANN401 - as `dataclasses.field`
+    """A field that is a flag; `text` is its help, and the default of a `kind` is written as text.
+
+    `shared`: see `Flags`. A `command_line` flag has no environment variable, and no key in the config file.
+    """
+    attributes["help"] = text
+    if kind is not None:
+        convert = kind.parse_optional if default is None else kind.parse
+        attributes |= {"callback": convert, "metavar": kind.metavar}
+    if limits is not None:
+        attributes = {"min": limits[0], "max": limits[1], "metavar": "N"} | attributes
+    scope = "shared" if shared else "command line" if command_line else ""
+    declaration = _Declaration(default, typer.Option, attributes, kind, names, scope)
+    value = default if kind is None or default is None else kind.parse(default)
+    metadata = {_DECLARATION: declaration}
+    if isinstance(value, list):
+        return dataclasses.field(default_factory=value.copy, metadata=metadata)
+    return dataclasses.field(default=value, metadata=metadata)
+
+
+def argument(default: Any, metavar: str, text: str, **attributes: Any) -> Any:  # noqa: ANN401 - as `flag`
+    """A field that is a positional argument; `metavar` is in brackets if it may be omitted."""
+    attributes |= {"metavar": metavar, "help": text}
+    return dataclasses.field(
+        default=default, metadata={_DECLARATION: _Declaration(default, typer.Argument, attributes)}
+    )
+
+
+@typing.dataclass_transform(kw_only_default=True, frozen_default=True)
+class Flags:
+    """Base of classes whose fields are flags, arguments, or other `Flags`; each is a frozen dataclass.
+
+    Flags of a class with ``shared=True`` have one environment variable for all commands, and may be in ``[defaults]``. A ``prefix``
+    begins their names. Neither holds for flags of the class's bases.
+    """
+
+    own: ClassVar[tuple[bool, str]]
+
+    def __init_subclass__(cls, *, shared: bool = False, prefix: str = "") -> None:
+        """Make the class a dataclass."""
+        dataclass(frozen=True, kw_only=True)(cls)
+        cls.own = shared, prefix
+
+    def fill(self, options: type[Options], **others: object) -> Options:
+        """An operation's options, from the flags of the same names and `others`."""
+        return options(**self.values(options) | others)
+
+    def values(self, options: type[object]) -> dict[str, Any]:
+        """The flags that `options`, a dataclass, has too."""
+        names = {field.name for field in dataclasses.fields(cast("Any", options))}
+        return {name: value for name, value in _values(self) if name in names}
+
+
+def _values(flags: Flags) -> Iterator[tuple[str, Any]]:
+    for field in dataclasses.fields(cast("Any", flags)):
+        value = getattr(flags, field.name)
+        if isinstance(value, Flags):
+            yield from _values(value)
+        yield field.name, value
+
+
+def command(
+    app: typer.Typer,
+    path: str,
+    cls: type[TyperCommand] | None = None,
+    example: str = "",
+    **attributes: Any,  # noqa: ANN401 - what `Typer.command` takes
+) -> Callable[[Function], Function]:
+    """Make a function the command at `path` (``backup raw``) of `app`.
+
+    Its first parameter is the `Flags` of the command; it may have a second one, the `typer.Context`. Its docstring is the help,
+    which ends with `example`.
+    """
+    words = tuple(path.split())
+    epilog = f"\b\nExample:\n  {example}" if example else None  # \b: do not wrap
+
+    def register(function: Function) -> Function:
+        flags, *others = inspect.signature(function, eval_str=True).parameters.values()
+
+        @functools.wraps(function)
+        def run(**values: Any) -> None:  # noqa: ANN401 - Typer passes what the signature below says
+            rest = {each.name: values[each.name] for each in others}
+            function(build(flags.annotation, values), **rest)
+
+        parameters = [*_parameters(flags.annotation, words), *others]
+        keywords = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in parameters]
+        run.__signature__ = inspect.Signature(keywords)  # type: ignore[attr-defined]
+        run.__annotations__ = {each.name: each.annotation for each in keywords}
+        app.command(words[-1], cls=cls or Command, epilog=epilog, **attributes)(run)
+        return function
+
+    return register
+
+
+def _fields(flags: type[Flags]) -> list[tuple[str, Any, _Declaration | None, type[Flags]]]:
+    """Name, type, declaration and class of the fields; a class's own come before those of its bases."""
+    hints = typing.get_type_hints(flags)
+    fields = {field.name: field for field in dataclasses.fields(cast("Any", flags))}
+    owners: dict[str, type[Flags]] = {}
+    for owner in flags.__mro__:
+        for name in vars(owner).get("__annotations__", {}):
+            owners.setdefault(name, owner)
+    return [
+        (name, hints[name], fields[name].metadata.get(_DECLARATION), owner)
+        for name, owner in owners.items()
+        if name in fields
+    ]
+
+
+def _parameters(flags: type[Flags], path: CommandPath) -> Iterator[inspect.Parameter]:
+    for name, hint, declaration, owner in _fields(flags):
+        if declaration is None:
+            yield from _parameters(hint, path)
+        else:
+            yield declaration.parameter(name, hint, path, *owner.own)
+
+
+def build(flags: type[Built], values: Mapping[str, Any]) -> Built:
+    """Flags of the values of a command's parameters."""
+    return flags(
+        **{
+            name: build(hint, values) if declaration is None else values[parameter_name(name, owner.own[1])]
+            for name, hint, declaration, owner in _fields(flags)
+        }
+    )
+
+
+def given(context: typer.Context, name: str) -> bool:
+    """Whether a parameter is on the command line, not only in the environment or the config file."""
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
+def parameter_name(field: str, prefix: str) -> str:
+    """The name of a field's parameter."""
+    return prefix.replace(".", "_") + field
+
+
+def variable(path: CommandPath, name: str) -> str:
+    """The environment variable of a flag: of one that commands share (no path), or of one command's."""
+    return "_".join(["TIKV_BR", *path, name]).upper().replace("-", "_").replace(".", "_")
+
+
+class Command(TyperCommand):
+    """A command with a plain usage line, and without old spellings in its help."""
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:  # noqa: ANN401, ARG002 - public Typer has no name for the type
+        """``[OPTIONS] [ID] KEY``: placeholders have the brackets that they need."""
+        return ["[OPTIONS]", *(str(each.metavar) for each in self.params if isinstance(each, TyperArgument))]
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:  # noqa: ANN401 - public Typer has no names for the types
+        """List the flags."""
+        self._hide_old_spellings()
+        super().format_options(ctx, formatter)
+
+    def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:  # noqa: ANN401
+        """Offer flags and values."""
+        self._hide_old_spellings()
+        return super().shell_complete(ctx, incomplete)
+
+    def _hide_old_spellings(self) -> None:
+        for each in self.params:
+            if isinstance(each, TyperOption):
+                each.opts = [name for name in each.opts if name not in OLD_SPELLINGS]
+                each.envvar = each.envvar[0] if isinstance(each.envvar, list) else each.envvar
+
+
+@dataclass(frozen=True, slots=True)
+class LazyCommand:
+    """A command that is not imported yet: `app` of `module` is its Typer app, `help` its line in the list of commands."""
+
+    module: str
+    help: str
+    app: str = "app"
+
+    def load(self, name: str) -> TyperCommand | TyperGroup:
+        """Import the module and build its command."""
+        app: typer.Typer = getattr(importlib.import_module(self.module), self.app)
+        command = cast("TyperCommand | TyperGroup", typer.main.get_command(app))
+        command.name = name
+        command.params = [param for param in command.params if param.name not in _COMPLETION]
+        return command
+
+
+class LazyGroup(TyperGroup):
+    """A group that imports the commands of its `table` only when they run, so that ``--help`` is fast."""
+
+    table: ClassVar[dict[str, LazyCommand]]
+
+    def __init__(self, **attributes: Any) -> None:  # noqa: ANN401 - handed through to Typer
+        super().__init__(**attributes)
+        for name, lazy in self.table.items():
+            self.add_command(TyperCommand(name=name, help=lazy.help), name)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:  # noqa: ANN401
+        """Find the placeholder of the command (with suggestions for typing errors), then import the command."""
+        name, command, rest = super().resolve_command(ctx, args)
+        return name, self.table[name].load(name) if name in self.table else command, rest
+
+
+class DefaultCommandGroup(TyperGroup):
+    """A group that runs ``raw`` if no command is named: ``restore -s URL`` is ``restore raw -s URL``."""
+
+    default_command: ClassVar[str] = "raw"
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401
+        """Insert the default command unless a command or help is named."""
+        if args and args[0] not in self.commands and args[0] not in ctx.help_option_names:
+            args = [self.default_command, *args]
+        return super().parse_args(ctx, args)
+
+    def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:  # noqa: ANN401
+        """Also offer the flags of the default command."""
+        found = super().shell_complete(ctx, incomplete)
+        if not incomplete.startswith("-"):
+            return found
+        default = self.commands[self.default_command]
+        inner = typer.Context(default, parent=ctx, info_name=self.default_command)
+        own = {item.value for item in found}
+        return found + [item for item in default.shell_complete(inner, incomplete) if item.value not in own]
+
+
+def leaves(
+    command: object, path: CommandPath = (), words: Collection[str] | None = None
+) -> Iterator[tuple[CommandPath, TyperCommand]]:
+    """Import and yield the commands at and below `command` that are not groups, with their paths.
+
+    ``words`` limits the first word of the paths.
+    """
+    if isinstance(command, TyperCommand):
+        yield path, command
+        return
+    for name, inner in cast("TyperGroup", command).commands.items():
+        if words is None or name in words:
+            real = command.table[name].load(name) if isinstance(command, LazyGroup) else inner
+            yield from leaves(real, (*path, name))

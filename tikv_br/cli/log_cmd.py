@@ -1,0 +1,310 @@
+"""``tikv-br log``: the log archive, from which a cluster can be restored to any time."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from functools import cached_property, partial
+from typing import TYPE_CHECKING
+
+import typer
+
+from tikv_br.cli import shared
+from tikv_br.cli.command import REQUIRED, command, flag
+from tikv_br.cli.output import human_bytes, human_seconds
+from tikv_br.cli.progress import progress_display
+from tikv_br.cli.sync_cmd import follow_feed
+from tikv_br.cli.sync_options import FeedFlags, StartFlags, StateFlags, StatusFlags, SyncRangeFlags, scratch_folder
+from tikv_br.cluster.timestamps import show_ts
+from tikv_br.errors import LogDamaged, UsageError
+
+if TYPE_CHECKING:
+    from tikv_br.archive.compact import CompactionSummary
+    from tikv_br.archive.log import LogArchive
+    from tikv_br.archive.records import LogState
+    from tikv_br.storage.base import ObjectStore
+
+app = typer.Typer(rich_markup_mode=None, no_args_is_help=True, add_completion=False)
+UPLOAD_RATE = partial(flag, "0", "Maximum upload rate in MiB/s (0 = unlimited).", kind=shared.RATE)
+PLACE = "Directory or prefix that contains the log: local:///dir or s3://bucket/prefix?endpoint=…&region=…"
+
+
+@app.callback()
+def log() -> None:
+    """Archive all changes of a cluster, for point-in-time recovery."""
+
+
+class LogStartFlags(shared.CommandFlags):
+    cluster: shared.ClusterFlags
+    storage: str = shared.storage(PLACE)
+    keyspace: str = shared.KEYSPACE()
+    range: SyncRangeFlags
+    start: StartFlags
+    flush_interval: float = flag(
+        "30s", "Interval between writes to the storage. This plus --hold-back is about the RPO.", kind=shared.TIME
+    )
+    flush_size: int = flag(
+        "64MiB",
+        "Write earlier once this many bytes of changes are buffered.",
+        kind=shared.SIZE,
+    )
+    ratelimit: int = UPLOAD_RATE()
+    sink_patience: float = flag(
+        "10m", "How long to retry writes to the log's storage before the command fails.", kind=shared.TIME
+    )
+    state: StateFlags
+    etcd: shared.EtcdFlags
+    feed: FeedFlags
+    status: StatusFlags
+    storage_flags: shared.StorageFlags
+
+
+@command(
+    app,
+    "log start",
+    example="tikv-br log start --pd 10.0.0.1:2379 --storage s3://backups/log --from-backup s3://backups/monday",
+)
+def start_log(flags: LogStartFlags) -> None:
+    """Start or continue a log archive (API V2). Runs in the foreground until stopped."""
+    first, last = flags.range.bounds()
+    flags.status.check()
+    if not flags.flush_interval or not flags.flush_size:
+        raise UsageError("--flush-interval and --flush-size must be greater than 0")
+    from incremental.sinks.url import LogTarget
+
+    place = flags.storage_flags.locate(flags.storage)
+    target = LogTarget(place, flags.state.name, flags.flush_interval, flags.flush_size, flags.ratelimit)
+    source, scratch = flags.cluster.config(), scratch_folder(flags.state.scratch_dir)
+    state = flags.state.state(flags.cluster, flags.storage_flags, flags.etcd, target)
+    start = flags.start.start(flags.storage_flags)
+    from incremental.feed.feed import FeedOptions
+    from incremental.pipeline import ReplicateOptions
+    from incremental.sync import SyncOptions
+
+    asked = SyncOptions(
+        changefeed_id=flags.state.name,
+        source=source,
+        target=target,
+        state=state,
+        scratch=scratch,
+        start=start,
+        keyspace=flags.keyspace,
+        start_key=first,
+        end_key=last,
+        gc_ttl=round(flags.feed.gc_ttl),
+        sorter_bytes=flags.state.sorter_memory,
+        feed=FeedOptions(hold_back=flags.feed.hold_back),
+        replicate=ReplicateOptions(flags.state.checkpoint_every, flags.sink_patience),
+    )
+    follow_feed(flags.out, asked, flags.status)
+
+
+class LogFlags(shared.BackupFlags):
+    """The log that a command is about."""
+
+    storage: str = shared.storage(PLACE)
+    name: str = flag("default", "Name of the log archive.", "--id", metavar="NAME")
+
+    @cached_property
+    def store(self) -> ObjectStore:
+        """The storage that has the log. Raises `UsageError`."""
+        from tikv_br.storage.open import open_store
+
+        return open_store(self.location)
+
+    @cached_property
+    def log_id(self) -> str:
+        """Its id. Raises `UsageError`."""
+        from tikv_br.archive.records import check_id
+
+        return check_id(self.name)
+
+    def open(self) -> LogArchive:
+        """Open the log. Raises as `LogArchive.open`."""
+        from tikv_br.archive.log import LogArchive
+
+        return LogArchive.open(self.store, self.log_id)
+
+
+class LogStopFlags(LogFlags):
+    cluster: shared.ClusterFlags
+
+
+class LogCompactFlags(LogFlags):
+    until: str = flag(
+        "latest",
+        "Only rewrite segments that end at or before this: latest, a PD timestamp or an RFC 3339 time.",
+        metavar="TS|TIME|latest",
+    )
+    grace: float = flag(
+        "24h", "How long replaced segments are kept for restores that already use them.", kind=shared.TIME
+    )
+    ratelimit: int = UPLOAD_RATE()
+    tasks: shared.TaskFlags
+    lock_wait: float = shared.LOCK_WAIT()
+    dry_run: bool = shared.DRY_RUN()
+
+
+class LogTruncateFlags(LogFlags):
+    until: str = flag(
+        REQUIRED,
+        "Remove changes up to and including this PD timestamp or RFC 3339 time. The backup to restore from must be newer.",
+        metavar="TS|TIME",
+    )
+    lock_wait: float = shared.LOCK_WAIT()
+    yes: bool = flag(
+        False,
+        "Remove them. Without it, only show what would be removed; exit code 2.",
+        "--yes",
+        "-y",
+        command_line=True,
+    )
+
+
+@command(app, "log status", no_args_is_help=True)
+def status(flags: LogFlags) -> None:
+    """Show the restorable times, lag, size, gaps and damage of a log archive. Exit code 39 if changes are missing or an object is damaged."""
+    from tikv_br.archive.maintenance import status_of
+
+    found = status_of(flags.open())
+    fields = asdict(found)
+    flags.out.result("log_status", fields)
+    shown = fields | {
+        "start_ts": show_ts(found.start_ts),
+        "checkpoint_ts": show_ts(found.checkpoint_ts) if found.checkpoint_ts else "saved elsewhere",
+        "end_ts": show_ts(found.end_ts),
+        "restorable_ts": show_ts(found.restorable_ts),
+        "scan_window_seconds": human_seconds(found.scan_window_seconds),
+        "rpo_seconds": human_seconds(found.rpo_seconds),
+        "size": human_bytes(found.size),
+        "size_per_day": human_bytes(found.size_per_day),
+    }
+    rows = [
+        (name, ", ".join(value) or "-" if isinstance(value, tuple) else str(value)) for name, value in shown.items()
+    ]
+    flags.out.table(("what", "value"), rows)
+    flags.out.flush()
+    if problems := [f"no changes of {gap}" for gap in found.gaps] + list(found.damage):
+        newest = f"the newest time that can be restored is {show_ts(found.restorable_ts)}"
+        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+        raise LogDamaged(f"the log {found.log_id} is damaged: {problems[0]}{more}; {newest}")
+
+
+@command(app, "log metadata", no_args_is_help=True)
+def metadata(flags: LogFlags) -> None:
+    """List the segments of a log archive."""
+    archive = flags.open()
+    rows = []
+    for segment in archive.segments:
+        fields = {
+            "name": segment.name,
+            "range": str(segment.span),
+            "from_ts": segment.from_ts,
+            "to_ts": segment.to_ts,
+            "files": len(segment.files),
+            "rows": sum(file.total_kvs for file in segment.files),
+            "size": sum(file.size for file in segment.files),
+            "scan_windows": [[period.from_ts, period.to_ts] for period in segment.inexact],
+        }
+        flags.out.result("log_segment", fields)
+        size = human_bytes(sum(file.size for file in segment.files))
+        scans = ", ".join(f"{period.from_ts} to {period.to_ts}" for period in segment.inexact)
+        rows.append(
+            (*(str(fields[name]) for name in ("from_ts", "to_ts", "range", "files", "rows")), size, scans or "-")
+        )
+    flags.out.table(("from", "to", "range", "files", "rows", "size", "not restorable"), rows)
+
+
+def _set_state(flags: LogFlags, state: LogState, text: str) -> None:
+    """Pause, resume or stop the log, and report it. Raises as `maintenance.set_state`."""
+    from tikv_br.archive.maintenance import set_state
+
+    set_state(flags.store, flags.log_id, state)
+    flags.out.result("log_state", {"log_id": flags.log_id, "state": state}, text)
+
+
+@command(app, "log pause", no_args_is_help=True)
+def pause(flags: LogFlags) -> None:
+    """Make the running `log start` exit with code 0 at its next flush. Its service safe point expires after its --gc-ttl."""
+    from tikv_br.archive.records import LogState
+
+    _set_state(flags, LogState.PAUSED, f"The log {flags.log_id} is paused; its writer exits at its next flush.")
+
+
+@command(app, "log resume", no_args_is_help=True)
+def resume(flags: LogFlags) -> None:
+    """Clear the pause of a log archive. Then run `log start` again."""
+    from tikv_br.archive.records import LogState
+
+    _set_state(flags, LogState.ACTIVE, f"The log {flags.log_id} is active: run `tikv-br log start` to continue it.")
+
+
+@command(app, "log stop", no_args_is_help=True)
+def stop(flags: LogStopFlags) -> None:
+    """End a log archive for good, and remove its service safe point. Terminate `log start` first. Restores from it still work."""
+    archive = flags.open()
+    from incremental.handover import service_id
+    from tikv_br.archive.records import LogState
+    from tikv_br.cluster.cluster import Cluster
+    from tikv_br.cluster.safepoint import release
+
+    with Cluster.connect(flags.cluster.config()) as source:
+        if source.cluster_id != archive.description.cluster_id:
+            raise UsageError(
+                f"the log {flags.log_id} is of cluster {archive.description.cluster_id}, not {source.cluster_id}",
+                hint="Pass --pd of the cluster that the log is of.",
+            )
+        _set_state(flags, LogState.STOPPED, f"The log {flags.log_id} is stopped.")
+        release(source.pd, service_id(flags.log_id))
+
+
+@command(app, "log compact", no_args_is_help=True)
+def compact_log(flags: LogCompactFlags) -> None:
+    """Rewrite many small segments as few large ones, partitioned by key. The log archive keeps every change."""
+    from tikv_br.archive.compact import CompactionOptions, compact
+
+    options = flags.fill(
+        CompactionOptions,
+        storage=flags.location,
+        log_id=flags.log_id,
+        until_ts=shared.parse_ts_or_latest(flags.until, "--until"),
+        rate_limit=flags.ratelimit,
+    )
+    with progress_display(flags.out) as display:
+        done = compact(options, display)
+    flags.out.result("log_compaction", asdict(done), _compaction_text(done))
+
+
+def _compaction_text(done: CompactionSummary) -> str:
+    old = f"{done.segments} segments with {done.files} files, {human_bytes(done.size)}"
+    if done.dry_run:
+        return f"Would rewrite {old}."
+    new = f"{done.new_segments} segments with {done.new_files} files, {human_bytes(done.new_size)}"
+    gone = f"{done.removed_segments} segments and {done.removed_files} files, {human_bytes(done.removed_bytes)}"
+    return f"Rewrote {old}, as {new}. Removed {gone}, replaced by this or an earlier compaction."
+
+
+@command(app, "log truncate", no_args_is_help=True)
+def truncate_log(flags: LogTruncateFlags) -> None:
+    """Remove the old part of a log archive. Restorable times then start at --until."""
+    from tikv_br.archive.maintenance import acquire_lock, plan_truncation, truncate
+
+    archive = flags.open()
+    until = shared.parse_ts(flags.until, "--until")
+    plan = plan_truncation(archive, until)
+    if flags.yes:
+        with acquire_lock(flags.store, flags.log_id, "log truncate", flags.lock_wait):
+            archive = flags.open()  # a compaction may have changed it
+            plan = plan_truncation(archive, until)
+            truncate(archive, plan)
+    fields = {
+        "log_id": flags.log_id,
+        "restorable_from": plan.restorable_from,
+        "segments": len(plan.segments),
+        "files": len(plan.files),
+        "size": plan.size,
+        "removed": flags.yes,
+    }
+    done = f"{len(plan.segments)} segments and {len(plan.files)} files, {human_bytes(plan.size)}"
+    flags.out.result("log_truncation", fields, f"{'Removed' if flags.yes else 'Would remove'} {done}.")
+    if not flags.yes and (plan.segments or plan.files):
+        raise UsageError("nothing was removed: --yes is missing", hint="Pass --yes to remove them.")

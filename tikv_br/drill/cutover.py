@@ -1,0 +1,271 @@
+"""The steps that follow the source after the restore and rehearse the moment when clients move to the target."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from tikv_br.backupset.compare import check_gives_checksums
+from tikv_br.cluster import timestamps
+from tikv_br.cluster.cluster import ClusterPool
+from tikv_br.cluster.rawkv import RawClient
+from tikv_br.diff.options import ClusterChoice, DiffOptions
+from tikv_br.diff.run import DiffResult, diff
+from tikv_br.diff.values import UserRange
+from tikv_br.drill.context import DrillContext
+from tikv_br.drill.tail import (
+    FollowedRange,
+    Tail,
+    TailPlan,
+    check_backup,
+    check_versions,
+    diff_options,
+    follow_source,
+)
+from tikv_br.errors import CutOverFailed, DifferencesFound
+from tikv_br.progress_events import Notice, Reporter
+from tikv_br.report.facts import Compared
+
+POLL_SECONDS = 0.1
+CHECK_SECONDS = 1.0
+RPO_METHOD = (
+    "With a tail, by the source's timestamps: from the checkpoint, up to which the target had every write, until the assumed "
+    "end of writes. This is what would be lost if the source failed at that moment."
+)
+BY_CHECKSUMS = "by the stores' checksums of both sides, down to the rows where these differ"
+BY_ROWS = (
+    "by reading all rows of both sides, because comparing passes rely on checksums, which do not show every change"
+)
+
+
+@dataclass
+class SourceFollower:
+    """The tail, with how far it is behind."""
+
+    plan: TailPlan
+    tail: Tail
+
+    def now_ts(self) -> int:
+        """A timestamp of the source: whatever was written there before has a smaller one."""
+        return self.plan.clusters.get(self.plan.source).pd.tso()
+
+    def lag(self) -> float:
+        """Seconds, by the source's timestamps, that the target is behind."""
+        checkpoint = self.tail.checkpoint_ts()
+        return _seconds_between(checkpoint, self.now_ts()) if checkpoint else float("inf")
+
+    def catch_up(self, poll: Callable[[], None]) -> None:
+        """Return when the target has all that the source has now, calling ``poll`` until then. Raises `CutOverFailed`."""
+        now = self.now_ts()
+
+        def is_reached() -> bool:
+            poll()
+            return self.tail.checkpoint_ts() >= now
+
+        self.wait(is_reached, "did not reach the source's current timestamp")
+
+    def wait(self, is_reached: Callable[[], bool], failure: str) -> None:
+        """Wait for a state of the tail. Raises `CutOverFailed` when that takes too long."""
+        patience = self.plan.options.patience
+        until = time.monotonic() + patience
+        while not is_reached():
+            self.plan.check_lease()
+            if time.monotonic() > until:
+                raise CutOverFailed(f"the tail {failure} within {patience:g} s: it is {self.lag():.1f} s behind")
+            time.sleep(POLL_SECONDS)
+
+
+def check_source(context: DrillContext) -> None:
+    """Refuse a source that cannot be followed, before anything is made. Raises `UsageError`, `ClusterUnfit`."""
+    source = context.options.source
+    if source is None:
+        return
+    info = context.clusters.get(source).info()
+    check_gives_checksums(info, hint="Omit --tail; it needs a cluster of version 6.1.1 or later.")
+    made = context.options.backup
+    written = info.api_version if made is None or made.dst_api_version is None else made.dst_api_version
+    check_versions(info.api_version, written)
+
+
+def check_start(context: DrillContext) -> None:
+    """Refuse a backup from which the source cannot be followed. Raises `UsageError`."""
+    if context.options.source is not None:
+        check_backup(context.clusters.get(context.options.source), context.backup)
+
+
+def follow(context: DrillContext) -> None:
+    """Follow the source for the requested time, and until the lag is small enough."""
+    plan = _plan(context)
+    for creation in plan.safe_points():
+        context.ledger.add(creation)
+    follower = context.follower = SourceFollower(plan, context.tail.enter_context(follow_source(plan)))
+    until = context.recorder.now + plan.options.seconds
+    while (left := until - context.recorder.now) > 0:
+        context.check_lease()
+        follower.tail.checkpoint_ts()  # raises what stopped it
+        time.sleep(min(CHECK_SECONDS, left))
+    max_lag = plan.options.lag
+    follower.wait(lambda: follower.lag() <= max_lag, f"did not come within {max_lag:g} s of the source")
+    context.recorder(
+        Notice(f"the tail has written {follower.tail.written():,} rows and is {follower.lag():.1f} s behind")
+    )
+
+
+def stop(context: DrillContext) -> None:
+    """Stop the tail if it runs. Its last checkpoint is saved unless the lease is lost."""
+    context.tail.close()
+
+
+def cut_over(context: DrillContext) -> None:
+    """Assume that writes end, wait until the target has all of them, compare it with the source, and stop the tail."""
+    follower = context.follower
+    follower.tail.force_exact()
+    start, end_ts = context.recorder.now, follower.now_ts()
+    lost = _seconds_between(follower.tail.checkpoint_ts(), end_ts)
+    context.measured = replace(context.measured, rpo=lost, rpo_method=RPO_METHOD)
+    follower.wait(lambda: follower.tail.checkpoint_ts() >= end_ts, "did not reach the end of the writes")
+    caught_up = context.recorder.now - start
+    plan, reporter = follower.plan, context.recorder.nested
+    found = [compare_live(plan.clusters, _comparison(plan, each), follower.catch_up, reporter) for each in plan.ranges]
+    stop(context)
+    context.measured = replace(context.measured, cut_over=round(context.recorder.now - start, 3))
+    changing = sum(each.changing for each in found)
+    skipped = f" {changing} keys changed at the source between any two reads and were not compared." if changing else ""
+    context.compared.append(
+        Compared(
+            "target and source after the cut-over",
+            f"{BY_CHECKSUMS if plan.uses_feed else BY_ROWS}. The source is still written to: a row that differed was read "
+            f"again until the target had what the source had before. The target had all writes {caught_up:.1f} s after "
+            f"their assumed end.{skipped}",
+            sum(each.rows for each in found),
+            sum(each.bytes for each in found),
+        )
+    )
+
+
+def _plan(context: DrillContext) -> TailPlan:
+    options, destination = context.options, context.destination
+    if options.tail is None or options.source is None:
+        raise ValueError("no tail was requested")
+    return TailPlan(
+        drill=context.id,
+        clusters=context.clusters,
+        options=options.tail,
+        source=options.source,
+        target=destination.cluster,
+        backup=context.location,
+        ranges=tuple(FollowedRange.of(context.backup, span, destination.keyspace) for span in context.backup.ranges),
+        state=options.home.child(f"{context.folder}/sync"),
+        check_lease=context.check_lease,
+    )
+
+
+def _comparison(plan: TailPlan, followed: FollowedRange) -> DiffOptions:
+    return replace(diff_options(plan, followed), exact=not plan.uses_feed)
+
+
+def _seconds_between(earlier_ts: int, later_ts: int) -> float:
+    return max(timestamps.physical_ms(later_ts) - timestamps.physical_ms(earlier_ts), 0) / 1000
+
+
+# -- comparison with a source that is still written to ----------------------------------------------------------
+
+MAX_KEYS = 2000
+"""Up to so many differing keys are read one by one; with more, their ranges are compared again."""
+ROUNDS = 5
+TRIES = 3
+
+CatchUp = Callable[[Callable[[], None]], None]
+"""Returns when B has all that A had at the time of the call; until then it calls its argument repeatedly."""
+
+
+@dataclass(frozen=True, slots=True)
+class LiveDiff:
+    """The result of a comparison that found no difference."""
+
+    rows: int
+    bytes: int
+    changing: int
+    """Keys that changed at the source between any two reads, so they cannot be compared."""
+
+
+def compare_live(clusters: ClusterPool, options: DiffOptions, catch_up: CatchUp, reporter: Reporter) -> LiveDiff:
+    """Compare A, which is still written to, with B, which follows it.
+
+    Raises `DifferencesFound` for a key that differs although A has not changed it.
+    """
+    found = [diff(replace(options, keys=MAX_KEYS), reporter)]
+    rows, size = found[0].summary.rows, found[0].summary.bytes
+    for _round in range(ROUNDS):
+        remaining = sum(each.summary.remaining for each in found)
+        if remaining == sum(len(each.keys) for each in found):
+            keys = [difference.key for each in found for difference in each.keys]
+            return LiveDiff(rows, size, _follow_keys(clusters, options, keys, catch_up))
+        catch_up(lambda: None)
+        found = [_again(options, span, reporter) for span in _spans(found)]
+    raise DifferencesFound(
+        f"{remaining} keys of the target differ from the source's in each of {ROUNDS} comparisons",
+        hint="If the source is written to that much, stop writes during the cut-over. Else compare with `tikv-br diff`.",
+    )
+
+
+def _again(options: DiffOptions, span: UserRange, reporter: Reporter) -> DiffResult:
+    return diff(replace(options, keys=MAX_KEYS, start=span.start, end=span.end), reporter)
+
+
+def _spans(found: Sequence[DiffResult]) -> list[UserRange]:
+    """The ranges that differ, with adjacent ones merged."""
+    spans: list[UserRange] = []
+    for span in sorted(each.span for result in found for each in result.ranges):
+        if spans and spans[-1].end == span.start:
+            spans[-1] = UserRange(spans[-1].start, span.end)
+        else:
+            spans.append(span)
+    return spans
+
+
+def _follow_keys(clusters: ClusterPool, options: DiffOptions, keys: Sequence[bytes], catch_up: CatchUp) -> int:
+    """Check that B has what A had, for each key; returns how many changed too fast to compare."""
+    a, b = (_raw(clusters, side) for side in (options.a, options.b) if isinstance(side, ClusterChoice))
+    wrong: list[bytes] = []
+    for _try in range(TRIES):
+        if not keys:
+            return 0
+        seen = _SourceValues(a, keys)
+        seen.read()
+        catch_up(seen.read)
+        there = b.batch_get(keys)
+        seen.read()
+        keys = [key for key in keys if _digest(there.get(key)) not in seen.digests[key]]
+        wrong = [key for key in keys if len(seen.digests[key]) == 1]
+    if wrong:
+        raise DifferencesFound(
+            f"{len(wrong)} keys of the target differ from the source's, the first is {min(wrong).hex()}",
+            hint="Compare with `tikv-br diff`. Either somebody writes to the target, or this is a defect of tikv-br.",
+        )
+    return len(keys)
+
+
+class _SourceValues:
+    """The values that keys had each time they were read."""
+
+    def __init__(self, raw: RawClient, keys: Sequence[bytes]) -> None:
+        self._raw = raw
+        self.digests: dict[bytes, set[bytes | None]] = {key: set() for key in keys}
+
+    def read(self) -> None:
+        """Read all keys once more."""
+        found = self._raw.batch_get(self.digests)
+        for key, digests in self.digests.items():
+            digests.add(_digest(found.get(key)))
+
+
+def _digest(value: bytes | None) -> bytes | None:
+    return None if value is None else hashlib.blake2b(value, digest_size=16).digest()
+
+
+def _raw(clusters: ClusterPool, side: ClusterChoice) -> RawClient:
+    cluster = clusters.get(side.config)
+    return cluster.raw(cluster.pd.keyspace_id(side.keyspace))

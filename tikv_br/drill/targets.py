@@ -1,0 +1,356 @@
+"""Where a drill restores to: a playground of its own, or an empty cluster or keyspace that it owns for its time."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import shutil
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from formats.api_version import ApiVersion
+from formats.errors import UnsupportedFormat
+from formats.keys.codec import RAW_MODE_END, KeyCodec
+from formats.keys.ranges import KeyRange, intersection, user_range
+from formats.keys.rewrite import UNCHANGED, Rewrite
+from tikv_br.backupset.backup_set import BackupSet
+from tikv_br.backupset.compare import check_gives_checksums, check_same_encoding
+from tikv_br.backupset.coverage import codec_of
+from tikv_br.backupset.rows import keyspaces_of
+from tikv_br.cluster.cluster import Cluster, first_rpc_key
+from tikv_br.cluster.config import ClusterConfig
+from tikv_br.drill.ledger import Creation, Kind, OwnedRows
+from tikv_br.errors import ClusterError, ClusterUnfit, DrillRemains, TargetNotEmpty, UsageError
+from tikv_br.report.facts import counted
+from tikv_br.restore.options import RestoreOptions
+from tikv_br.restore.plan import RestoreRange
+from tikv_br.storage.url import StorageLocation
+
+MARK = "made-by-drill"
+"""A file in each playground directory that a drill made; it holds the drill's id."""
+PRIVATE = 0o700
+"""Restored data may only be read by this user."""
+ROOT = 0
+CLUSTER = "cluster"
+"""The playground's own directory, beside the mark."""
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Destination:
+    """Where the rows of a backup go. Picklable."""
+
+    cluster: ClusterConfig
+    api_version: ApiVersion
+    ranges: tuple[KeyRange, ...]
+    """RPC keys that the drill owns; they were empty before."""
+    keyspace: int | None = None
+    """The keyspace that all rows go to; None = each row to its own."""
+
+    def restore_ranges(self, backup: BackupSet) -> list[RestoreRange]:
+        """The ranges of a backup, with the change of their keys on the way here."""
+        if self.keyspace is None:
+            return [RestoreRange(whole, UNCHANGED) for whole in backup.ranges]
+        target = KeyCodec(backup.api_version, self.keyspace)
+        return [
+            RestoreRange(whole, Rewrite.of(codec_of(backup.api_version, whole), b"", target, b""))
+            for whole in backup.ranges
+        ]
+
+    def restore_options(self, storage: StorageLocation, state: StorageLocation | None) -> RestoreOptions:
+        """The options of a restore to here."""
+        keyspace = "" if self.keyspace is None else str(self.keyspace)
+        return RestoreOptions(self.cluster, storage, to_keyspace=keyspace, state=state)
+
+    def delete(self, start: bytes, end: bytes) -> None:
+        """Delete a range of user keys in each keyspace that the drill owns here.
+
+        The first half of the rows is deleted one by one, which leaves tombstones in API V2, the rest by RawDeleteRange.
+        """
+        with Cluster.connect(self.cluster) as cluster:
+            for owned in self.ranges:
+                codec = codec_of(self.api_version, owned)
+                span = intersection(owned, KeyRange(*codec.rpc_range(start, end)))
+                if not span.is_empty:
+                    delete_range(cluster, self.api_version, _delete_first_half(cluster, codec, span))
+
+    def check_empty(self) -> None:
+        """Raise `TargetNotEmpty` unless the keyspace, or else the whole cluster, holds no key."""
+        name = "cluster" if self.keyspace is None else f"keyspace {self.keyspace}"
+        ranges = self.ranges if self.keyspace is not None else (whole_cluster(self.api_version),)
+        with Cluster.connect(self.cluster) as cluster:
+            found = first_key(cluster, ranges)
+        if found is not None:
+            raise TargetNotEmpty(
+                f"the drill's target is not empty: the first key of the {name} is {found.hex()}",
+                hint="Use an empty cluster (--target-pd), an empty keyspace (--target-keyspace), or a playground.",
+            )
+
+
+class Target(Protocol):
+    """A kind of place to restore to."""
+
+    @property
+    def name(self) -> str:
+        """A description for messages and reports."""
+
+    def plan(self, drill: str, backup: BackupSet) -> Creation:
+        """The ledger entry of what `make` will make; makes nothing. Raises a `TikvBrError` if it cannot be made."""
+
+    def make(self, creation: Creation, drill: str, backup: BackupSet) -> Destination:
+        """Make it."""
+
+
+class PlaygroundHost(Protocol):
+    """Starts and stops playgrounds. The command line provides it: no other package may import the playground."""
+
+    def start_detached(self, folder: Path, api_version: ApiVersion, stores: int, /) -> str:
+        """Start one that outlives this process; returns its PD address."""
+
+    def stop(self, folder: Path, /) -> object:
+        """Stop the one in a directory, if it runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlaygroundTarget:
+    """A cluster on this machine that is started for the drill."""
+
+    host: PlaygroundHost
+    parent: Path
+    """Each playground gets a directory of its own in this one."""
+    stores: int = 3
+
+    @property
+    def name(self) -> str:
+        """A description for messages and reports."""
+        return f"an embedded playground of {counted(self.stores, 'store')}"
+
+    def plan(self, drill: str, backup: BackupSet | None = None) -> Creation:  # noqa: ARG002 - takes any backup
+        """A directory that does not exist yet."""
+        folder = self.parent.expanduser().absolute() / f"drill-{drill}-{secrets.token_hex(4)}"
+        return Creation(Kind.PLAYGROUND, str(folder), socket.gethostname())
+
+    def make(self, creation: Creation, drill: str, backup: BackupSet) -> Destination:
+        """Start a playground there. Raises `PlaygroundError`, `DrillRemains` if the directory cannot be made."""
+        folder = Path(creation.place)
+        try:
+            folder.parent.mkdir(mode=PRIVATE, parents=True, exist_ok=True)
+            if folder.parent.stat().st_uid not in {os.getuid(), ROOT}:
+                raise DrillRemains(
+                    f"{folder.parent} belongs to another user", hint="Pass --work-dir with a directory of your own."
+                )
+            folder.mkdir(mode=PRIVATE)
+            (folder / MARK).write_text(drill)
+        except OSError as error:
+            raise DrillRemains(f"cannot make the directory {folder}: {error.strerror}") from None
+        cluster = ClusterConfig(pd=(self.host.start_detached(folder / CLUSTER, backup.api_version, self.stores),))
+        return Destination(cluster, backup.api_version, tuple(sorted(backup.ranges)))
+
+    def remove(self, creation: Creation, drill: str) -> None:
+        """Stop the playground and delete its directory, if it has the drill's mark and nothing else in it."""
+        folder = Path(creation.place)
+        if creation.host != socket.gethostname():
+            raise DrillRemains(f"{folder} is on {creation.host}, not on this machine")
+        try:
+            self._remove(folder, drill)
+        except OSError as error:
+            raise DrillRemains(f"cannot remove {folder}: {error.strerror}") from None
+
+    def _remove(self, folder: Path, drill: str) -> None:
+        if not folder.exists():
+            return
+        if not _has_mark(folder, drill):
+            raise DrillRemains(f"{folder} was not made by drill {drill}: it is left alone")
+        if strangers := {each.name for each in folder.iterdir()} - {MARK, CLUSTER}:
+            raise DrillRemains(f"{folder} contains {', '.join(sorted(strangers))}, which no drill made")
+        self.host.stop(folder / CLUSTER)
+        if (folder / CLUSTER).exists():
+            shutil.rmtree(folder / CLUSTER)
+        (folder / MARK).unlink(missing_ok=True)  # last: a half-removed directory is still the drill's
+        folder.rmdir()
+
+
+def _has_mark(folder: Path, drill: str) -> bool:
+    """An empty directory counts: the drill was killed right after it made it."""
+    mark = folder / MARK
+    if mark.is_file():
+        return mark.read_bytes() in {drill.encode(), b""}
+    return not any(folder.iterdir())
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterTarget:
+    """An empty cluster, or an empty keyspace of a cluster, that the drill owns for its time."""
+
+    cluster: ClusterConfig
+    keyspace: str = ""
+    """Id or name; ``""`` = the whole cluster, where rows keep their keys."""
+
+    @property
+    def name(self) -> str:
+        """A description for messages and reports."""
+        return f"{f'keyspace {self.keyspace} of ' if self.keyspace else ''}the cluster at {','.join(self.cluster.pd)}"
+
+    def holds(self, rows: OwnedRows) -> bool:
+        """Whether this is the cluster or keyspace of a drill's rows."""
+        with Cluster.connect(self.cluster) as cluster:
+            return (cluster.cluster_id, self._keyspace_id(cluster)) == (rows.cluster_id, rows.keyspace)
+
+    def plan(self, drill: str, backup: BackupSet) -> Creation:  # noqa: ARG002 - the ledger has the drill's id
+        """The ranges that the drill will own. Raises `TargetNotEmpty`, `ClusterUnfit`, `UsageError` for the source itself."""
+        with Cluster.connect(self.cluster) as cluster:
+            info = cluster.info()
+            check_same_encoding(backup.api_version, info)
+            check_gives_checksums(info, hint="Use a cluster of version 6.1.1 or later.")
+            if self.keyspace and not KeyCodec(backup.api_version).is_v2:
+                raise ClusterUnfit(
+                    f"--target-keyspace needs API V2, and the backup is of API {backup.api_version.label}",
+                    hint="Use --target-pd with an empty cluster, or a playground.",
+                )
+            keyspace = self._keyspace_id(cluster)
+        self._check_not_source(backup, info.cluster_id, keyspace)
+        rows = OwnedRows(info.cluster_id, backup.api_version, keyspace, _owned_ranges(backup, keyspace))
+        destination_of(self.cluster, rows).check_empty()
+        return Creation(Kind.ROWS, self.name, rows=rows)
+
+    def make(self, creation: Creation, drill: str, backup: BackupSet) -> Destination:  # noqa: ARG002 - it exists already
+        """The cluster exists already."""
+        return destination_of(self.cluster, _rows_of(creation))
+
+    def _keyspace_id(self, cluster: Cluster) -> int | None:
+        """As PD has it; None = the whole cluster."""
+        return cluster.pd.keyspace_id(self.keyspace) if self.keyspace else None
+
+    def _check_not_source(self, backup: BackupSet, cluster_id: int, keyspace: int | None) -> None:
+        if cluster_id != backup.cluster_id:
+            return
+        if keyspace is None:
+            raise UsageError(
+                "the target is the cluster that was backed up",
+                hint="Pass --target-keyspace with an empty keyspace of it, or --target-pd with another cluster.",
+            )
+        if keyspace in keyspaces_of(backup):
+            raise UsageError(
+                f"--target-keyspace: keyspace {keyspace} is the one that was backed up", hint="Use another one."
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class OwnedRowsRemover:
+    """Deletes the rows of drills from the cluster or keyspace that they own."""
+
+    drill: str
+    """The id of the drill that removes."""
+    target: Target
+    """Rows of an earlier drill are only deleted from the target of this one: the user has named it as a drill's again."""
+    source: ClusterConfig | None
+
+    def remove(self, creation: Creation, drill: str) -> None:
+        """Delete the ranges that a drill owns. Raises `DrillRemains` if they may be somebody else's by now."""
+        rows = _rows_of(creation)
+        with Cluster.connect(self._check_is_target(creation, rows, drill)) as cluster:
+            if first_key(cluster, rows.ranges) is None:
+                return
+            if drill != self.drill and rows.keyspace is None:
+                self._check_source_is_alive(drill)
+            for owned in rows.ranges:
+                delete_range(cluster, rows.api_version, owned)
+
+    def _check_is_target(self, creation: Creation, rows: OwnedRows, drill: str) -> ClusterConfig:
+        target = self.target
+        if isinstance(target, ClusterTarget) and target.holds(rows):
+            return target.cluster
+        place = "" if rows.keyspace is None else f"keyspace {rows.keyspace} of "
+        raise DrillRemains(
+            f"rows of drill {drill} remain in {place}cluster {rows.cluster_id} ({creation.place}), which is not the target "
+            "of this drill",
+            hint=f"Run a drill with that target, or delete the rows and then ledger/{drill}.json below --reports.",
+        )
+
+    def _check_source_is_alive(self, drill: str) -> None:
+        """Rows with the keys of the source may be its recovery if the source is lost."""
+        try:
+            alive = self.source is not None and _holds_rows(self.source)
+        except ClusterError as error:
+            log.warning("the source does not answer: %s", error.message)
+            alive = False
+        if not alive:
+            raise DrillRemains(
+                f"the rows of drill {drill}, which was killed, may be a recovery by now: the source does not answer or is empty",
+                hint=f"If they are not needed, delete them and then ledger/{drill}.json below --reports.",
+            )
+
+
+def _holds_rows(source: ClusterConfig) -> bool:
+    with Cluster.connect(source) as cluster:
+        return first_key(cluster, (whole_cluster(cluster.api_version),)) is not None
+
+
+def destination_of(cluster: ClusterConfig, rows: OwnedRows) -> Destination:
+    """The destination that the ledger describes."""
+    return Destination(cluster, rows.api_version, rows.ranges, rows.keyspace)
+
+
+def whole_cluster(api_version: ApiVersion) -> KeyRange:
+    """The RPC keys of all rows of RawKV, in all keyspaces."""
+    if api_version is not ApiVersion.V2:
+        return KeyRange(b"", b"")
+    return KeyRange(KeyCodec(api_version).prefix, RAW_MODE_END)
+
+
+def first_key(cluster: Cluster, ranges: Sequence[KeyRange]) -> bytes | None:
+    """The first RPC key in any of the ranges; None if all are empty."""
+    for span in ranges:
+        found = first_rpc_key(cluster, 0, span.start, span.end)  # RPC keys name their keyspace
+        if found is not None:
+            return found
+    return None
+
+
+def delete_range(cluster: Cluster, api_version: ApiVersion, span: KeyRange) -> None:
+    """Delete a range of RPC keys of one keyspace, with all versions, by RawDeleteRange."""
+    if span.is_empty:
+        return
+    codec = codec_of(api_version, span)
+    cluster.raw(codec.keyspace_id).delete_range(*user_range(codec, span))
+
+
+def _delete_first_half(cluster: Cluster, codec: KeyCodec, span: KeyRange) -> KeyRange:
+    """Delete the first half of the rows of a range one by one; returns the range of the others."""
+    raw = cluster.raw(codec.keyspace_id)
+    left = (raw.checksum(*user_range(codec, span)).total_kvs + 1) // 2
+    start = span.start
+    for page in raw.scan_pages(span.start, span.end, key_only=True):
+        if not left:
+            break
+        keys = [codec.user_key(key) for key in page.keys[:left].to_pylist()]
+        raw.batch_delete(keys)
+        left -= len(keys)
+        start = codec.rpc_key(keys[-1] + b"\0")
+    return KeyRange(start, span.end)
+
+
+def _owned_ranges(backup: BackupSet, keyspace: int | None) -> tuple[KeyRange, ...]:
+    """The backup's ranges, or all of the keyspace. Raises `UsageError` for a keyspace that cannot be used."""
+    if keyspace is None:
+        return tuple(sorted(backup.ranges))
+    ids = keyspaces_of(backup)
+    if len(ids) > 1:
+        raise UsageError(
+            f"--target-keyspace: the backup has keyspaces {', '.join(map(str, ids))}, which cannot all go to one",
+            hint="Use --target-pd with an empty cluster, or a backup of one keyspace.",
+        )
+    try:
+        return (KeyRange(*KeyCodec(backup.api_version, keyspace).rpc_range(b"", b"")),)
+    except UnsupportedFormat as error:
+        raise UsageError(f"--target-keyspace: {error}") from None
+
+
+def _rows_of(creation: Creation) -> OwnedRows:
+    if creation.rows is None:
+        raise DrillRemains(f"the ledger has no ranges of {creation.place} that belong to the drill")
+    return creation.rows

@@ -1,0 +1,638 @@
+"""Every error that tikv-br can exit with: one class per cause, each with its exit code and a default hint.
+
+The tree (indentation = inheritance; the number is the exit code)::
+
+    TikvBrError                       1   any other error
+      UsageError                      2   a flag or an input file is invalid
+      ClusterError
+        ClusterUnreachable            3   PD or a store does not answer
+        ClusterTlsError               4   the TLS handshake with PD or a store failed
+        ClusterUnfit                  5   the cluster's version or mode does not support the operation
+          ApiVersionMismatch          6   the API versions of backup and cluster differ
+          ConversionUnsupported       7   this conversion is impossible, or would lose data
+        RetryBudgetExhausted          8   the cluster kept returning errors until the retry budget was spent
+        RequestRefused                9   the server rejected a request; a retry would not help
+        SafePointError               10   GC has passed, or would pass, data that the operation needs
+        TimestampAheadOfTso          11   restored data would shadow later writes
+        DangerousRequest             12   a request that would crash a store; never sent
+        KeyNotFound                  13   the requested key does not exist
+      StorageError
+        StorageUnreachable           20   the storage does not answer
+        StorageDenied                21   the storage denied access
+        StorageFull                  22   no space left
+        StorageReadOnly              23   the storage is read-only
+        StorageObjectMissing         24   an object that must exist does not
+        StorageConflict              25   an object that must not exist does
+      BackupSetError
+        BackupPathInUse              30   the path holds a backup, or one is being written there
+          LeaseHeld                  38   another run holds the lock of the path
+        BackupNotFound               31   no finished backup at the path
+        BackupDamaged                32   a file is missing, truncated, altered or not what the backup recorded
+        BackupUnsupported            33   a backup of a kind that tikv-br cannot restore
+        CoverageError                34   the files of a backup do not cover its range exactly
+        CrypterMismatch              35   a backup is not encrypted with the given key
+        LeaseLost                    36   the lock of the path was lost while this run was writing
+        ResumeRefused                37   the unfinished run at the path cannot be resumed
+        LogDamaged                   39   a log archive lacks changes, or one of its objects is damaged
+      RestoreError
+        TargetNotEmpty               40   the target range already holds data
+        ChecksumMismatch             41   the cluster's data differs from the backup's
+        DrillRemains                 42   a drill found something that it must not overwrite or remove
+        OutsideRestoreWindow         43   backups and log do not have the rows of the requested time
+      FoundSomething
+        DifferencesFound             60   the compared data differs
+        ProbesFailed                 61   a probe of `check` failed
+        ObjectivesMissed             62   a drill's recovery succeeded, but missed an objective
+        DamageNotFound               63   a drill damaged a copy of a backup, and it was not detected
+        HandOverNotRefused           64   a drill advanced GC past a backup, and a sync was not refused
+        CutOverFailed                65   the cut-over of a drill failed
+      SyncError
+        SyncFenced                   70   another process has taken over this sync
+        SyncStateMismatch            71   the state belongs to another sync
+        SyncStateDamaged             72   the state cannot be read
+        ChangefeedNotFound           73   no changefeed has that id
+        ChangefeedExists             74   a changefeed or sync has that id already
+        ChangefeedBusy               75   the changefeed's state does not allow the operation
+      EtcdError
+        EtcdUnreachable              80   no member of etcd answers
+        EtcdRefused                  81   etcd rejected a request; a retry would not help
+        EtcdLeaseExpired             82   this process's lease in etcd has expired, or may have
+      RuntimeEnvironmentError
+        SparkUnavailable             50   Java or Spark is missing or does not start
+        TaskFailed                   51   a task failed permanently
+        PackageClash                 52   another installed package hides one of tikv-br's
+        PlaygroundError              53   the playground cannot do the operation
+        OutputFailed                 54   standard output cannot be written
+      Interrupted                   130   SIGINT
+      OutputClosed                  141   the reader of standard output has exited (SIGPIPE)
+      Terminated                    143   SIGTERM
+
+Docs: ``docs/exit-codes.md`` is generated from these classes.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+__all__ = [
+    "ApiVersionMismatch",
+    "BackupDamaged",
+    "BackupNotFound",
+    "BackupPathInUse",
+    "BackupSetError",
+    "BackupUnsupported",
+    "ChangefeedBusy",
+    "ChangefeedExists",
+    "ChangefeedNotFound",
+    "ChecksumMismatch",
+    "ClusterError",
+    "ClusterTlsError",
+    "ClusterUnfit",
+    "ClusterUnreachable",
+    "ConversionUnsupported",
+    "CoverageError",
+    "CrypterMismatch",
+    "CutOverFailed",
+    "DamageNotFound",
+    "DangerousRequest",
+    "DifferencesFound",
+    "DrillRemains",
+    "EtcdError",
+    "EtcdLeaseExpired",
+    "EtcdRefused",
+    "EtcdUnreachable",
+    "FoundSomething",
+    "HandOverNotRefused",
+    "Interrupted",
+    "KeyNotFound",
+    "LeaseHeld",
+    "LeaseLost",
+    "LogDamaged",
+    "ObjectivesMissed",
+    "OutputClosed",
+    "OutputFailed",
+    "OutsideRestoreWindow",
+    "PackageClash",
+    "PlaygroundError",
+    "ProbesFailed",
+    "RequestRefused",
+    "RestoreError",
+    "ResumeRefused",
+    "RetryBudgetExhausted",
+    "RuntimeEnvironmentError",
+    "SafePointError",
+    "SparkUnavailable",
+    "StorageConflict",
+    "StorageDenied",
+    "StorageError",
+    "StorageFull",
+    "StorageObjectMissing",
+    "StorageReadOnly",
+    "StorageUnreachable",
+    "SyncError",
+    "SyncFenced",
+    "SyncStateDamaged",
+    "SyncStateMismatch",
+    "TargetNotEmpty",
+    "TaskFailed",
+    "Terminated",
+    "TikvBrError",
+    "TimestampAheadOfTso",
+    "UsageError",
+]
+
+
+# The base class: message, hint, exit code, and whether a retry may help.
+
+
+class TikvBrError(Exception):
+    """Base of all errors: ``message`` is what failed and why, ``hint`` what to do next.
+
+    ``retryable`` is set per class: whether the same call may succeed a moment later.
+    """
+
+    exit_code: ClassVar[int] = 1
+    default_hint: ClassVar[str] = (
+        "Run the command again with --log-level debug. If the error persists, report it with the log."
+    )
+    retryable: ClassVar[bool] = False
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = self.default_hint if hint is None else hint
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Pickle with the hint, so that a Spark task's error reaches the driver unchanged."""
+        return (_rebuild, (type(self), self.message, self.hint))
+
+    @property
+    def name(self) -> str:
+        """Name of the class in docs/exit-codes.md; a package's private subclass has its base's name."""
+        return next(each.__name__ for each in type(self).__mro__ if each.__module__ == __name__)
+
+    def to_json(self) -> dict[str, object]:
+        """The ``exit_error`` line of ``--output json``."""
+        return {
+            "message_type": "exit_error",
+            "code": self.exit_code,
+            "name": self.name,
+            "message": self.message,
+            "hint": self.hint,
+        }
+
+
+def _rebuild(cls: type[TikvBrError], message: str, hint: str) -> TikvBrError:
+    return cls(message, hint=hint)
+
+
+class UsageError(TikvBrError):
+    """A flag or an input file is invalid."""
+
+    exit_code = 2
+    default_hint = "See --help for the accepted values."
+
+
+# Errors of PD and the stores.
+
+
+class ClusterError(TikvBrError):
+    """Base of the errors of PD and the stores."""
+
+
+class ClusterUnreachable(ClusterError):
+    """PD or a store does not answer."""
+
+    exit_code = 3
+    default_hint = "Check the address, that the servers are running, and that no firewall blocks them."
+    retryable = True
+
+
+class ClusterTlsError(ClusterError):
+    """The TLS handshake with PD or a store failed."""
+
+    exit_code = 4
+    default_hint = "Check --ca, --cert and --key: the issuing authority, the expiry dates and the host names."
+
+
+class ClusterUnfit(ClusterError):
+    """The cluster's version or mode does not support the operation."""
+
+    exit_code = 5
+    default_hint = "Use a cluster whose version and mode support the operation."
+
+
+class ApiVersionMismatch(ClusterUnfit):
+    """The API versions of backup and cluster differ."""
+
+    exit_code = 6
+    default_hint = "Restore into a cluster with the backup's API version, or back up with another --dst-api-version."
+
+
+class ConversionUnsupported(ClusterUnfit):
+    """This conversion is impossible, or would lose data."""
+
+    exit_code = 7
+    default_hint = "Choose a --dst-api-version that keeps all data: the source's own version or a newer one."
+
+
+class RetryBudgetExhausted(ClusterError):
+    """The cluster kept returning errors until the retry budget was spent."""
+
+    exit_code = 8
+    default_hint = "Check the cluster's health, then run the same command again."
+    retryable = True
+
+
+class RequestRefused(ClusterError):
+    """The server rejected a request; a retry would not help."""
+
+    exit_code = 9
+    default_hint = "The message comes from the server. Correct the request accordingly."
+
+
+class SafePointError(ClusterError):
+    """GC has passed, or would pass, data that the operation needs."""
+
+    exit_code = 10
+    default_hint = "Increase the GC life time or use a later timestamp, then start again."
+
+
+class TimestampAheadOfTso(ClusterError):
+    """Restored data has timestamps above the target's TSO and would shadow later writes."""
+
+    exit_code = 11
+    default_hint = "Check the clocks of both clusters. Wait until the target's TSO has passed the backup's, or pass --restamp auto."
+
+
+class DangerousRequest(ClusterError):
+    """A request that would crash a store; it was not sent."""
+
+    exit_code = 12
+    default_hint = "This is a bug in tikv-br. Please report it."
+
+
+class KeyNotFound(ClusterError):
+    """The requested key does not exist, or has expired."""
+
+    exit_code = 13
+    default_hint = "Check the key and --format. `tikv-br raw scan` lists existing keys."
+
+
+# Errors of the storage.
+
+
+class StorageError(TikvBrError):
+    """Base of the errors of the storage."""
+
+
+class StorageUnreachable(StorageError):
+    """The storage does not answer."""
+
+    exit_code = 20
+    default_hint = "Check the URL, the endpoint and the network."
+    retryable = True
+
+
+class StorageDenied(StorageError):
+    """The storage denied access: wrong credentials, or too few permissions."""
+
+    exit_code = 21
+    default_hint = "Check the credentials, the bucket policy and the path."
+
+
+class StorageFull(StorageError):
+    """The storage has no space left."""
+
+    exit_code = 22
+    default_hint = "Free some space or choose another --storage, then start again."
+
+
+class StorageReadOnly(StorageError):
+    """The storage is read-only."""
+
+    exit_code = 23
+    default_hint = "Choose a --storage that this user can write to."
+
+
+class StorageObjectMissing(StorageError):
+    """An object that must exist does not."""
+
+    exit_code = 24
+    default_hint = "Check the path, and list it with the storage's own tools."
+
+
+class StorageConflict(StorageError):
+    """An object that must not exist does: another run has written it."""
+
+    exit_code = 25
+    default_hint = "Another run may be writing to the same path. Use a separate path for each backup."
+
+
+# Errors of a backup.
+
+
+class BackupSetError(TikvBrError):
+    """Base of the errors of a backup."""
+
+
+class BackupPathInUse(BackupSetError):
+    """The path holds a backup, or one is being written there."""
+
+    exit_code = 30
+    default_hint = "Use an empty path for each backup."
+
+
+class LeaseHeld(BackupPathInUse):
+    """Another run holds the lock of the path."""
+
+    exit_code = 38
+    default_hint = "Wait for the run with --lock-wait. If it is no longer alive, `tikv-br unlock` releases its lock."
+    retryable = True
+
+
+class BackupNotFound(BackupSetError):
+    """There is no finished backup at the path."""
+
+    exit_code = 31
+    default_hint = "Check the URL. A backup without `backupmeta` is unfinished."
+
+
+class BackupDamaged(BackupSetError):
+    """A file of the backup is missing, truncated, altered, or not what the backup recorded."""
+
+    exit_code = 32
+    default_hint = "Do not use this backup. Restore from another copy."
+
+
+class BackupUnsupported(BackupSetError):
+    """A backup of a kind that tikv-br cannot restore."""
+
+    exit_code = 33
+    default_hint = "Only RawKV backups with inline file lists are supported."
+
+
+class CoverageError(BackupSetError):
+    """The files of a backup do not cover its range exactly."""
+
+    exit_code = 34
+    default_hint = "The backup is incomplete. Start it again on an empty path."
+
+
+class CrypterMismatch(BackupSetError):
+    """An encrypted backup was opened without its key, or an unencrypted one with a key."""
+
+    exit_code = 35
+    default_hint = "Pass --crypter.key-file with the key that the backup was made with."
+
+
+class LeaseLost(BackupSetError):
+    """The lock of the path was lost to another run, or could not be renewed, while this run was writing."""
+
+    exit_code = 36
+    default_hint = "`tikv-br unlock` shows who holds the lock. Nothing was removed. Then run the same command again."
+
+
+class ResumeRefused(BackupSetError):
+    """The unfinished run at the path cannot be resumed."""
+
+    exit_code = 37
+    default_hint = "Pass --no-resume to remove its files and start over."
+
+
+class LogDamaged(BackupSetError):
+    """A log archive lacks changes, or one of its objects is missing, truncated or altered."""
+
+    exit_code = 39
+    default_hint = "Restore to a time before the gap. Take a new full backup: a later one does not need these changes."
+
+
+# Errors of a restore's target, and results of the commands that look for problems.
+
+
+class RestoreError(TikvBrError):
+    """Base of the errors of a restore's target."""
+
+
+class TargetNotEmpty(RestoreError):
+    """The target range already holds data."""
+
+    exit_code = 40
+    default_hint = "Restore into an empty range, or pass --allow-overwrite."
+
+
+class ChecksumMismatch(RestoreError):
+    """The cluster's data differs from the backup's."""
+
+    exit_code = 41
+    default_hint = (
+        "Do not use the target before the cause is known. Check for writes or expired keys since the operation began."
+    )
+
+
+class DrillRemains(RestoreError):
+    """A drill found something that it must not overwrite or remove: it may belong to somebody else."""
+
+    exit_code = 42
+    default_hint = "It was left unchanged. Check it, and remove it yourself if it is not needed."
+
+
+class OutsideRestoreWindow(RestoreError):
+    """Backups and log do not have the rows of the requested time."""
+
+    exit_code = 43
+    default_hint = "`tikv-br show` prints the window of a backup with a log."
+
+
+class FoundSomething(TikvBrError):
+    """Base of the results of commands that look for problems: the command worked, and found some."""
+
+
+class DifferencesFound(FoundSomething):
+    """The compared data differs."""
+
+    exit_code = 60
+    default_hint = "The output lists the ranges and keys. `--repair` corrects them in the second cluster."
+
+
+class ProbesFailed(FoundSomething):
+    """A probe of `check` failed."""
+
+    exit_code = 61
+    default_hint = "Follow the advice next to each failed probe, then run the check again."
+
+
+class ObjectivesMissed(FoundSomething):
+    """A drill's recovery succeeded, but missed an objective."""
+
+    exit_code = 62
+    default_hint = "The report shows how each figure was measured and how long each step took."
+
+
+class DamageNotFound(FoundSomething):
+    """A drill damaged a copy of a backup, and the damage was not detected."""
+
+    exit_code = 63
+    default_hint = "This is a bug in tikv-br. Please report it, with the drill's report."
+
+
+class CutOverFailed(FoundSomething):
+    """The cut-over of a drill failed."""
+
+    exit_code = 65
+    default_hint = "Check the lag of a sync from this source; docs/monitoring.md describes what it depends on."
+
+
+class HandOverNotRefused(FoundSomething):
+    """A drill advanced GC past a backup, and a sync from it was not refused."""
+
+    exit_code = 64
+    default_hint = "This is a bug in tikv-br. Please report it, with the drill's report."
+
+
+# Errors of a sync's state, and of etcd, which may store it.
+
+
+class SyncError(TikvBrError):
+    """Base of the errors of a sync's state."""
+
+
+class SyncFenced(SyncError):
+    """Another process has taken over this sync."""
+
+    exit_code = 70
+    default_hint = "Nothing to do: the other process continues the sync. Run only one process per sync."
+
+
+class SyncStateMismatch(SyncError):
+    """The state belongs to a sync with another source, range or sink."""
+
+    exit_code = 71
+    default_hint = "Use a separate --id or --state-dir for each sync, or the flags that this one was started with."
+
+
+class SyncStateDamaged(SyncError):
+    """The state of a sync cannot be read."""
+
+    exit_code = 72
+    default_hint = "Start over from a backup, with another --id. `tikv-br diff` shows what the target lacks."
+
+
+class ChangefeedNotFound(SyncError):
+    """No changefeed has that id."""
+
+    exit_code = 73
+    default_hint = (
+        "`tikv-br changefeed list` lists them. Pass the --pd and --etcd that the changefeed was created with."
+    )
+
+
+class ChangefeedExists(SyncError):
+    """A changefeed or sync has that id already."""
+
+    exit_code = 74
+    default_hint = "Choose another --id. `tikv-br changefeed list` lists those in use."
+
+
+class ChangefeedBusy(SyncError):
+    """The changefeed's state does not allow the operation, or another process is changing it."""
+
+    exit_code = 75
+    default_hint = "Check its state with `tikv-br changefeed query`, then run the same command again."
+
+
+class EtcdError(TikvBrError):
+    """Base of the errors of etcd, where syncs can keep their state."""
+
+
+class EtcdUnreachable(EtcdError):
+    """No member of etcd answers."""
+
+    exit_code = 80
+    default_hint = "Check --etcd, that a majority of the members is running, and that no firewall blocks them."
+    retryable = True
+
+    def __init__(self, message: str, *, hint: str | None = None, outcome_unknown: bool = False) -> None:
+        """`outcome_unknown`: the request may have taken effect, or may yet."""
+        super().__init__(message, hint=hint)
+        self.outcome_unknown = outcome_unknown
+
+
+class EtcdRefused(EtcdError):
+    """Etcd rejected a request; a retry would not help."""
+
+    exit_code = 81
+    default_hint = "The message comes from etcd. Check --etcd and, in etcd, the user's name, permissions and password."
+
+
+class EtcdLeaseExpired(EtcdError):
+    """This process's lease in etcd has expired, or may have: other processes may do its work now."""
+
+    exit_code = 82
+    default_hint = (
+        "If another process took over, there is nothing to do. Otherwise check etcd's health and this machine's load."
+    )
+
+
+# Errors of this machine, and commands that a signal ended.
+
+
+class RuntimeEnvironmentError(TikvBrError):
+    """Base of the errors of this machine: something that tikv-br needs is missing or broken."""
+
+
+class SparkUnavailable(RuntimeEnvironmentError):
+    """Java or Spark is missing or does not start."""
+
+    exit_code = 50
+    default_hint = "Install Java 17 or newer, set JAVA_HOME, and check --spark-master."
+
+
+class TaskFailed(RuntimeEnvironmentError):
+    """A task failed permanently."""
+
+    exit_code = 51
+
+
+class PackageClash(RuntimeEnvironmentError):
+    """Another installed package hides one of tikv-br's."""
+
+    exit_code = 52
+    default_hint = "Install tikv-br into a separate environment, with `uv tool install` or `pipx install`."
+
+
+class PlaygroundError(RuntimeEnvironmentError):
+    """The playground cannot do the operation."""
+
+    exit_code = 53
+    default_hint = "See `tikv-br playground list` and the log in the playground's directory."
+
+
+class OutputFailed(RuntimeEnvironmentError):
+    """Standard output cannot be written, for example on a full disk."""
+
+    exit_code = 54
+    default_hint = (
+        "The operation took effect, but its result was not printed. Free some space for the output, and see the log."
+    )
+
+
+class Interrupted(TikvBrError):
+    """The user interrupted the command (SIGINT)."""
+
+    exit_code = 130
+    default_hint = "Run the same command again when you are ready."
+
+
+class OutputClosed(TikvBrError):
+    """The reader of standard output has exited (SIGPIPE)."""
+
+    exit_code = 141
+    default_hint = "Nothing to do if the reader stopped on purpose, as `head` does."
+
+
+class Terminated(TikvBrError):
+    """The command was terminated (SIGTERM)."""
+
+    exit_code = 143
+    default_hint = "Run the same command again when you are ready."

@@ -1,0 +1,132 @@
+"""Restores a cluster to a point in time: merges backups and a log into a temporary full backup, and restores that.
+
+Both parts resume: killed at any moment, the same command continues. The temporary backup is removed at the end.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from formats.api_version import ApiVersion
+from tikv_br.archive.log import LogSource
+from tikv_br.backup.merge import MergeOptions, MergeSources, merge_backup
+from tikv_br.backup.options import BackupOptions
+from tikv_br.backup.run import BackupReport, abort_backup
+from tikv_br.backupset import layout
+from tikv_br.backupset.backup_set import BackupSet
+from tikv_br.backupset.compare import check_same_encoding
+from tikv_br.cluster.cluster import Cluster
+from tikv_br.progress_events import Notice, Reporter, silent
+from tikv_br.restore.options import RestoreOptions
+from tikv_br.restore.plan import RestorePlan
+from tikv_br.restore.run import RestoreSummary, restore
+from tikv_br.storage.base import ObjectStore, exists
+from tikv_br.storage.open import open_store
+from tikv_br.storage.url import StorageLocation
+
+
+@dataclass(frozen=True, slots=True)
+class PointOptions:
+    """Options of a restore to a point in time."""
+
+    restore: RestoreOptions
+    """`storage` is the newest backup to use: a full one, or an increment."""
+    log: LogSource | None
+    ts: int
+    """0 = the last one possible."""
+    allow_inexact: bool = False
+    """See `MergeOptions.allow_inexact`."""
+    work: StorageLocation | None = None
+    """Folder for the temporary backup; None = beside the log or, without one, beside the backup."""
+
+
+@dataclass(frozen=True, slots=True)
+class PointSummary:
+    """Result of a restore to a point in time."""
+
+    ts: int
+    """The restored rows are those of this timestamp."""
+    window: tuple[int, int]
+    """First and last timestamp that could be restored."""
+    sources: tuple[str, ...]
+    """What was read: URLs of backups and log, without credentials."""
+    merged: BackupReport | None
+    """None if an earlier run had merged everything."""
+    restored: RestoreSummary | None
+    """None for a dry run."""
+
+
+def restore_to_point(
+    options: PointOptions,
+    reporter: Reporter = silent,
+    on_plan: Callable[[RestorePlan], None] = lambda _plan: None,
+) -> PointSummary:
+    """Restore the rows of a timestamp. Raises `TikvBrError`.
+
+    `OutsideRestoreWindow`, `LogDamaged`, and errors of a target that is away or of another API version are raised before anything
+    is written. A dry run reads the records of backups and log, and plans the merge.
+    """
+    wanted = options.restore
+    sources = MergeSources.open(wanted.storage, options.log)
+    window = sources.window
+    sources.check(options.ts or window[1], allow_inexact=options.allow_inexact)
+    work = temporary_location(options, sources)
+    store = open_store(work)
+    report: BackupReport | None = None
+    if exists(store, layout.META) and not exists(store, layout.RUN):
+        reporter(Notice(f"resuming: {work} already has the merged rows"))
+    else:
+        with Cluster.connect(wanted.cluster) as target:  # before a merge that may take hours
+            check_same_encoding(ApiVersion.V2, target.info())
+        if not wanted.dry_run and not exists(store, layout.RUN):
+            abort_backup(work, None, wanted.lock_wait)  # what an interrupted `remove_temporary` left
+        merge = MergeOptions(
+            merge_output(options, work), wanted.storage, options.log, options.ts, options.allow_inexact, listed=False
+        )
+        report = merge_backup(merge, reporter)
+    if wanted.dry_run:
+        return PointSummary(options.ts or window[1], window, sources.urls, report, None)
+    backup = BackupSet.open(store)
+    restored = restore(replace(wanted, storage=work), reporter, on_plan)
+    remove_temporary(store)
+    return PointSummary(backup.backup_ts, window, sources.urls, report, restored)
+
+
+def temporary_location(options: PointOptions, sources: MergeSources) -> StorageLocation:
+    """Where the merged rows are kept until they are restored: the same for the same sources, time and target."""
+    wanted = options.restore
+    identity = "\n".join([*sources.urls, str(options.ts), ",".join(wanted.cluster.pd)])
+    name = f"restore-{hashlib.sha256(identity.encode()).hexdigest()[:16]}"
+    if options.work is not None:
+        return options.work.child(name)
+    if options.log is not None:
+        return options.log.storage.child(name)
+    parent, _, _ = wanted.storage.path.rpartition("/")
+    return replace(wanted.storage, path=parent or wanted.storage.path).child(name)
+
+
+def remove_temporary(store: ObjectStore) -> None:
+    """Remove a temporary backup. Its description goes first and its lock last: what an interruption leaves is an unfinished backup."""
+    store.delete(layout.META)
+    for info in list(store.list()):
+        if info.name != layout.LOCK:
+            store.delete(info.name)
+    store.delete(layout.LOCK)
+    store.sweep("", deep=True)
+
+
+def merge_output(options: PointOptions, work: StorageLocation) -> BackupOptions:
+    """Options of the temporary backup. A merge computes: it has as many tasks at once as fit, not as a restore has files."""
+    wanted = options.restore
+    executor = wanted.executor
+    return BackupOptions(
+        cluster=wanted.cluster,
+        storage=work,
+        executor=executor.executor,
+        spark_master=executor.master,
+        lock_wait=wanted.lock_wait,
+        no_resume=not wanted.resume,
+        dry_run=wanted.dry_run,
+    )

@@ -1,0 +1,197 @@
+"""Retries: which waits (`Backoff`), how long (`RetryPolicy`), and the state of one call (`Backoffer`).
+
+==================  =======  ======  ======
+cause               base ms  cap ms  jitter
+==================  =======  ======  ======
+region miss               2     500  none
+no leader yet             2     500  none
+stale command             2    1000  none
+not ready yet             2     500  none
+store busy             2000   10000  equal
+disk full               500    5000  none
+recovery                100   10000  equal
+witness                1000   10000  equal
+store unreachable       100    2000  equal
+PD                      500    3000  equal
+etcd                    100    1000  equal
+==================  =======  ======  ======
+
+The wait before try n is ``min(cap, base * 2**n)``; equal jitter takes half of it and a random part of the other half.
+The last try is made when the budget ends.
+A call's budget runs from its first failure, so that one slow request does not eat it; waits for a busy store do not
+count against it, up to a budget of their own. A call that needs another one (a request to a store looks for its region
+at PD) shares its budget with it: together they take no longer than one. Why this is no library: `docs/adr/0013-one-retry-policy.md`.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self, TypeVar
+
+from tikv_br import cancellation
+from tikv_br.errors import RetryBudgetExhausted, TikvBrError
+
+T = TypeVar("T")
+
+ERRORS_SHOWN = 3
+MAX_DOUBLINGS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Backoff:
+    """One row of the table. Times are in seconds."""
+
+    name: str
+    base: float
+    cap: float
+    jitter: bool = False
+    busy: bool = False
+    """Whether waits count against the budget for busy stores instead of the call's own."""
+
+    def delay(self, tries: int, chance: float) -> float:
+        """Seconds to wait after `tries` earlier waits of this kind; `chance` is random in [0, 1)."""
+        full = min(self.cap, self.base * (1 << min(tries, MAX_DOUBLINGS)))
+        return full / 2 * (1 + chance) if self.jitter else full
+
+
+REGION_MISS = Backoff("region miss", 0.002, 0.5)
+NO_LEADER = Backoff("no leader yet", 0.002, 0.5)
+STALE_COMMAND = Backoff("stale command", 0.002, 1.0)
+NOT_READY = Backoff("not ready yet", 0.002, 0.5)
+STORE_BUSY = Backoff("store busy", 2.0, 10.0, jitter=True, busy=True)
+DISK_FULL = Backoff("disk full", 0.5, 5.0)
+RECOVERY = Backoff("recovery", 0.1, 10.0, jitter=True)
+WITNESS = Backoff("witness", 1.0, 10.0, jitter=True)
+STORE_UNREACHABLE = Backoff("store unreachable", 0.1, 2.0, jitter=True)
+PD_UNAVAILABLE = Backoff("PD", 0.5, 3.0, jitter=True)
+ETCD_UNAVAILABLE = Backoff("etcd", 0.1, 1.0, jitter=True)
+STORAGE_UNREACHABLE = Backoff("storage unreachable", 0.1, 2.0, jitter=True)
+
+
+@dataclass(frozen=True, slots=True)
+class RetryPolicy:
+    """How long a call is retried after its first failure. Times are in seconds."""
+
+    budget: float = math.inf
+    busy_budget: float = 0.0
+    """For waits for busy stores, on top of `budget`."""
+    max_tries: float = math.inf
+    error: Callable[[str], TikvBrError] | None = RetryBudgetExhausted
+    """Makes the error of a call whose budget is spent; None: the last failure itself is raised."""
+    nested: bool = True
+    """Whether waits also spend the budget of the call that this one is a part of."""
+
+    def run(self, what: str, action: Callable[[], T], backoff: Backoff, retried: type[TikvBrError]) -> T:
+        """Run `action` until it raises no `retried` error. `what` names it in the message of a spent budget."""
+        with Backoffer(what, self) as backoffer:
+            while True:
+                try:
+                    return action()
+                except retried as error:
+                    backoffer.wait(backoff, error)
+
+
+class Backoffer:
+    """Waits between the tries of one call, and ends it when its policy's budget is spent. Used by one thread.
+
+    As a context manager it is the current call of its thread: calls made inside the block spend its budget, too.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        policy: RetryPolicy,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = cancellation.sleep,
+        chance: Callable[[], float] = random.random,
+    ) -> None:
+        """The call begins now. `what` names it in the message."""
+        self._what, self._policy = what, policy
+        self._busy_left = policy.busy_budget
+        self._clock, self._sleep, self._chance = clock, sleep, chance
+        self._began = clock()
+        self._first_failure: float | None = None
+        self._waits: Counter[Backoff] = Counter()
+        self._tries = 0
+        self._seen: deque[str] = deque(maxlen=ERRORS_SHOWN)
+        self._free = 0.0
+        self._outer: Backoffer | None = _current() if policy.nested else None
+
+    def __enter__(self) -> Self:
+        self._before = _current()
+        _thread.call = self
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        _thread.call = self._before
+
+    def wait(self, backoff: Backoff, cause: TikvBrError | str, at_least: float = 0.0) -> None:
+        """Sleep before the next try, the last time until the budget ends. Raises the policy's error when it is spent.
+
+        `at_least`: seconds that the server asked for; raises as well if they overrun the budget.
+        """
+        now = self._clock()
+        delay = max(backoff.delay(self._waits[backoff], self._chance()), at_least)
+        self._waits[backoff] += 1
+        calls = self._calls()
+        for call in calls:
+            call._note(now, str(cause))  # noqa: SLF001 - of this class
+        if backoff.busy and delay <= self._busy_left:
+            self._busy_left -= delay
+            for call in calls:
+                call._free += delay  # noqa: SLF001
+        else:
+            left = min(call._seconds_left(now) for call in calls)  # noqa: SLF001
+            if left <= 0 or at_least > left:
+                raise calls[-1]._spent_error(now, cause) from None  # noqa: SLF001
+            delay = min(delay, left)
+        self._sleep(delay)
+
+    def _calls(self) -> list[Backoffer]:
+        """This call, and those that need it, the outermost last."""
+        calls, outer = [self], self._outer
+        while outer is not None:
+            calls.append(outer)
+            outer = outer._outer  # noqa: SLF001 - of this class
+        return calls
+
+    def _note(self, now: float, cause: str) -> None:
+        self._tries += 1
+        if self._first_failure is None:
+            self._first_failure = now
+        if cause in self._seen:
+            self._seen.remove(cause)
+        self._seen.append(cause)
+
+    def _seconds_left(self, now: float) -> float:
+        if self._tries >= self._policy.max_tries:
+            return 0.0
+        spent = 0.0 if self._first_failure is None else now - self._first_failure - self._free
+        return self._policy.budget - spent
+
+    def _spent_error(self, now: float, cause: TikvBrError | str) -> TikvBrError:
+        if self._policy.error is None and isinstance(cause, TikvBrError):
+            return cause
+        seen = "; ".join(
+            cause for cause in self._seen if not any(cause in more for more in self._seen if more != cause)
+        )
+        message = f"{self._what}: gave up after {now - self._began:.1f} s and {self._tries} tries: {seen}"
+        return (self._policy.error or RetryBudgetExhausted)(message)
+
+
+_thread = threading.local()
+
+
+def _current() -> Backoffer | None:
+    call: Backoffer | None = getattr(_thread, "call", None)
+    return call
