@@ -7,6 +7,7 @@ import pickle
 import signal
 import threading
 import time
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -220,7 +221,7 @@ def test_a_channel_that_breaks_midway_loses_and_repeats_no_outcome(monkeypatch: 
     results: list[tuple[int, int]] = []
 
     def read_four(listener: ProgressListener, connection: Connection) -> None:
-        with connection:
+        with connection, suppress(EOFError, ConnectionError):  # a worker may have fewer to tell, and go before that
             for _ in range(4):  # progress, last progress and result of a task, and one message of the next
                 listener._receive(pickle.loads(connection.recv_bytes()[32:]))
 
