@@ -147,12 +147,17 @@ def test_the_lag_of_writes_is_what_their_user_sees(clusters: Clusters, tmp_path:
         assert source.raw().get(b"nobody's") is None
         with serving(*asked, "--sink", f"tikv://{target.pd}") as sync, Probe(source.raw(), target.raw()) as probe:
             sync.wait_for_rows(100)
-            time.sleep(12.0)  # more than the window of the estimate
+            checkpoint_lags: list[float] = []
+            until = time.monotonic() + 12.0  # more than the window of the estimate
+            while time.monotonic() < until:
+                time.sleep(0.2)
+                checkpoint_lags.append(json.loads(sync.get("status"))["syncs"][0]["status"]["checkpoint_lag"])
             measured = Distribution.of(probe.lags(since=time.monotonic() - 11.0, until=time.monotonic() - 1.0)).p50
             shown = json.loads(sync.get("status"))["syncs"][0]["status"]
             tolerance = 0.8 + measured / 2  # a busy machine makes both longer, and less alike
             assert abs(shown["write_lag"] - measured) < tolerance, (shown, measured)
-            assert shown["checkpoint_lag"] > measured + 1.5
+            # Both over the same time: a busy machine makes them longer at one moment and not at another.
+            assert Distribution.of(checkpoint_lags).p50 > measured + 1.5
             assert sync.metrics()["tikv_br_sync_write_lag_seconds"] < measured + tolerance
 
 
