@@ -84,8 +84,9 @@ class Served:
     def stop(self) -> list[dict[str, Any]]:
         """End it by SIGTERM; its JSON lines."""
         self._process.send_signal(signal.SIGTERM)
-        out, _ = self._process.communicate(timeout=PATIENCE)
-        assert self._process.returncode == 143
+        assert self._process.stdout is not None
+        out = self._process.stdout.read()  # communicate() would drop what was read together with the first line
+        assert self._process.wait(PATIENCE) == 143
         lines = [json.loads(line) for line in out.splitlines()]
         assert_documented(self._command, lines)
         return lines
