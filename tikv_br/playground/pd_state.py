@@ -70,6 +70,7 @@ class CausalTimestamps:
         self._tso = tso
         self._lock = threading.Lock()
         self._max_batches = max(1, round(ahead / RENEW_INTERVAL))
+        self._max_age = round(ahead * 1000) << LOGICAL_BITS
         self._batch_size = _MIN_BATCH
         self._batches: deque[range] = deque()
         self._append()
@@ -95,7 +96,9 @@ class CausalTimestamps:
         """Fetch one more batch and drop the oldest beyond the time covered; to be called every 100 ms."""
         with self._lock:
             self._append()
-            while len(self._batches) > self._max_batches:
+            newest = self._batches[-1][0]
+            # By age as well: on a busy machine the calls are further apart, and so many batches cover more time.
+            while len(self._batches) > self._max_batches or newest - self._batches[0][0] > self._max_age:
                 self._batches.popleft()
 
     def _append(self) -> None:
