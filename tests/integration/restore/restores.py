@@ -10,6 +10,7 @@ import pytest
 
 from tests.integration.restore.conftest import FILES
 from tests.support.live_cluster import LiveCluster
+from tests.support.waiting import eventually
 from tikv_br.backupset import layout
 from tikv_br.errors import (
     Terminated,
@@ -55,19 +56,28 @@ def leftovers(location: StorageLocation) -> list[str]:
 
 
 def break_off(live: LiveCluster, location: StorageLocation, rpc: str = "Ingest", **changes: object) -> None:
-    """Let a restore end as by SIGTERM once about half of its files are in."""
-    done = 0
+    """Let a restore end as by SIGTERM once about half of its files are in.
+
+    Calls of the second half take long enough for a busy machine to notice the first.
+    """
+    done, half, ended_before = 0, FILES // 2, _ended_calls(live, rpc)
 
     def count(_event: Event) -> None:
         nonlocal done
         done = max(done, len(leftovers(changes.get("state", location))))  # type: ignore[arg-type]
-        if done > FILES // 2:
+        if done > half:
             raise Terminated("for the test")
 
-    live.fail(rpc, {"delay": {"seconds": 0.1}}, count=-1)
+    slow = live.fail(rpc, {"delay": {"seconds": 0.5}}, skip=half, count=-1)
     with pytest.raises(Terminated):
         restore(options_of(live, location, **changes), count)
+    # Stores execute cancelled calls all the same: not while the test looks at the target.
+    eventually(lambda: _ended_calls(live, rpc) - ended_before >= half + live.hits(slow))
     live.heal()
+
+
+def _ended_calls(live: LiveCluster, rpc: str) -> int:
+    return int(live.calls()["rpcs"].get(rpc, {"calls": 0})["calls"])
 
 
 def restore_golden(live: LiveCluster, golden: Path, name: str, **changes: object) -> RestoreSummary:

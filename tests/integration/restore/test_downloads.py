@@ -64,6 +64,8 @@ def test_refused_ingests_fetch_nothing_again(source: StorageLocation, target: Li
 
 def test_a_fetch_of_unknown_end_is_begun_anew_at_all(source: StorageLocation, target: LiveCluster) -> None:
     """A lost connection does not say that the store has stopped: what it fetches meanwhile goes by another name."""
+    # Until the other replicas of the region have been asked, or they would not be at all.
+    target.fail("Download", {"delay": {"seconds": 1}}, count=1, skip=7)
     with target.failing("Download", {"drop": {}}, count=1, skip=7):
         summary = run(target, source)
     assert summary.verified

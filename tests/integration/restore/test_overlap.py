@@ -11,10 +11,12 @@ import pytest
 from tests.integration.backup.data import when
 from tests.integration.restore.conftest import FILES, ROWS, rows_of
 from tests.support.live_cluster import LiveCluster
+from tests.support.waiting import eventually
 from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.errors import BackupDamaged, RetryBudgetExhausted
 from tikv_br.progress_events import StepFinished, StepStarted
-from tikv_br.restore import inspect
+from tikv_br.restore import inspect, steps
+from tikv_br.restore.context import RestoreContext
 from tikv_br.restore.options import Mode, RestoreOptions
 from tikv_br.restore.run import restore
 from tikv_br.spark.executor import ExecutorOptions
@@ -37,6 +39,9 @@ def test_files_are_compared_while_others_are_brought_in(
 ) -> None:
     """With slow stores many comparisons have begun when the last file is in; no file is compared twice."""
     target.fail(rpc, {"delay": {"seconds": DELAY}}, count=-1)
+    target.fail(
+        rpc, {"delay": {"seconds": 10 * DELAY}}, skip=FILES - 1
+    )  # the last, until a busy machine compares the others
     asked = target.fail("RawChecksum", {"delay": {"seconds": DELAY}}, count=-1)
     begun: list[int] = []
     count = when(StepFinished, mode.value, lambda: begun.append(target.hits(asked)))
@@ -51,16 +56,21 @@ def test_files_are_compared_while_others_are_brought_in(
 def test_the_target_is_checked_beside_the_files(
     source: StorageLocation, target: LiveCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Files are inspected while the target is slow to answer."""
+    """Files are inspected while the check of the target has not ended."""
     look, inspected = inspect.inspect_file, list[None]()
+    check_target = steps.check_target
 
     def slow(backup: BackupSet, *arguments: object) -> inspect.FileFacts:
         time.sleep(DELAY)
         inspected.append(None)
         return look(backup, *arguments)  # type: ignore[arg-type]
 
+    def check_slowly(context: RestoreContext) -> None:
+        eventually(lambda: len(inspected) >= TASKS)
+        check_target(context)
+
     monkeypatch.setattr(inspect, "inspect_file", slow)
-    target.fail("RawScan", {"delay": {"seconds": FILES / TASKS * DELAY}}, count=1)
+    monkeypatch.setattr(steps, "check_target", check_slowly)
     done: list[int] = []
     summary = restore(
         options_of(target, source), when(StepFinished, "check the target", lambda: done.append(len(inspected)))

@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -149,7 +149,8 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recorded]:
         writers = [Writer(source.raw(), SEED, number) for number in range(WRITERS)]
         commotion = Commotion(source, SEED, range(9, 20), FEED_FAULTS)
         places = [parse(f"local://{folder / name}") for name in ("full", "increment")]
-        options = [BackupOptions(source.config, each, executor="driver", safe_interval=0.0) for each in places]
+        patient = replace(source.config, retry_budget=PATIENCE)  # of stores that are dead for seconds, or longer
+        options = [BackupOptions(patient, each, executor="driver", safe_interval=0.0) for each in places]
         with Background([*((writer.step, 0.01) for writer in writers), (commotion.step, 0.3)]):
             for kill in range(KILLS):
                 time.sleep(WRITE_SECONDS / KILLS / 2)

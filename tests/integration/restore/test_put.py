@@ -6,6 +6,8 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
+import pyarrow as pa
 import pytest
 
 from formats.api_version import ApiVersion
@@ -71,26 +73,38 @@ def expiries(playground: Path) -> dict[bytes, int]:
         engine.close()
 
 
-def test_slow_puts_do_not_prolong_lives(tmp_path: Path) -> None:
-    """A restore of 8 s: stores get each TTL as it is when its request is sent, and no row that has expired by then."""
+def test_slow_puts_do_not_prolong_lives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A restore of 8 s: stores get each TTL as it is when its request is sent, and no row that has expired by then.
+
+    By the clock of the puts the first rows expire 5 s after the start, however long load and backup take.
+    """
+    later = 600
+    loaded = time.time()
     location = parse(f"local://{tmp_path / 'expiring'}")
     with live_cluster(tmp_path / "source", ApiVersion.V1TTL) as live:
-        live.raw().batch_put_with_ttls((b"row%05d" % row, b"value", 5 + row * 7919 % 40) for row in range(10_000))
+        live.raw().batch_put_with_ttls(
+            (b"row%05d" % row, b"value", later + 5 + row * 7919 % 40) for row in range(10_000)
+        )
         backup(BackupOptions(cluster=live.config, storage=location, executor="driver"))
+        one = pa.array([b"warm"], pa.large_binary())  # kernels are not to be compiled between a TTL and its request
+        live.raw().column_writer().put(one, one, np.array([int(loaded) + later], np.uint64))
     with live_cluster(tmp_path / "target", ApiVersion.V1TTL, stores=1) as live:
         slow = live.fail("RawBatchPut", {"delay": {"seconds": 0.4}}, count=-1)
+        ahead = later - int(time.time() - loaded)
+        monkeypatch.setattr("tikv_br.cluster.puts.time", SimpleNamespace(time=lambda: time.time() + ahead))
         began = time.monotonic()
         options = RestoreOptions(cluster=live.config, storage=location, mode=Mode.PUT, checksum=False, concurrency=1)
         summary = restore(options)
         seconds = time.monotonic() - began
         assert live.hits(slow) > 10
     written, recorded = expiries(tmp_path / "target"), expiries(tmp_path / "source")
-    late = {written[key] - recorded[key] for key in written}
+    late = {written[key] + ahead - recorded[key] for key in written}
     assert seconds > 5
     assert len(written) + summary.expired_kvs == summary.total_kvs == 10_000
     assert summary.expired_kvs > 0
     assert min(late) >= 0
-    assert max(late) <= 2, f"rows live up to {max(late)} s longer than the backup says"
+    # With TTLs as of the start it is as long as the restore; a busy machine adds to each request.
+    assert max(late) <= max(2, seconds / 4), f"rows live up to {max(late)} s longer than the backup says"
 
 
 def test_rows_from_the_future_are_put_with_timestamps_of_now(

@@ -211,7 +211,7 @@ def test_a_target_that_holds_more_or_less_than_the_backup_is_refused(
 
 def test_two_at_once_are_told_apart(source: StorageLocation, target: LiveCluster) -> None:
     """The second is refused with a hint, or waits its turn, when it finds that all is done; another cluster is no matter."""
-    target.fail("Ingest", {"delay": {"seconds": 0.3}}, count=2)
+    slow = target.fail("Ingest", {"delay": {"seconds": 0.3}}, count=-1)
     with Forks(*WARM) as forks:
         pid = forks.start(partial(run_restore, options_of(target, source)))
         eventually(lambda: leftovers(source))
@@ -221,6 +221,7 @@ def test_two_at_once_are_told_apart(source: StorageLocation, target: LiveCluster
         assert "--lock-wait" in raised.value.hint
         with pytest.raises(LeaseHeld):
             remove_all(open_store(source))
+        target.relent(slow)
         os.kill(pid, signal.SIGCONT)
         assert restore(options_of(target, source, lock_wait=120.0)).resumed_files >= FILES
         assert forks.wait() == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,10 @@ import pytest
 from formats.api_version import ApiVersion
 from formats.keys.codec import KeyCodec
 from tests.integration.backup.data import load, when
+from tests.integration.backup.moving import healed_late
 from tests.integration.restore.conftest import ROWS, rows_of
 from tests.support.live_cluster import LiveCluster, live_cluster
+from tests.support.waiting import PATIENCE
 from tikv_br.backup.options import BackupOptions
 from tikv_br.backup.run import backup
 from tikv_br.backupset import layout
@@ -25,7 +28,7 @@ from tikv_br.errors import (
     TargetNotEmpty,
     TimestampAheadOfTso,
 )
-from tikv_br.progress_events import Event, StepStarted, silent
+from tikv_br.progress_events import StepStarted, silent
 from tikv_br.restore import inspect
 from tikv_br.restore.options import Restamp, RestoreOptions
 from tikv_br.restore.run import RestoreSummary, restore
@@ -119,10 +122,11 @@ def test_leaders_that_move_and_regions_that_merge_on_the_way(source: StorageLoca
                     target.run("transfer-leader", region_id=region["id"], store_id=target.store_ids[turn % 3])
 
     target.fail("Ingest", {"command": merge}, count=1, skip=3)
+    patient = replace(target.config, retry_budget=PATIENCE)  # a busy machine often comes too late to a leader
     mover = threading.Thread(target=shuffle)
     mover.start()
     try:
-        summary = run(target, source)
+        summary = restore(RestoreOptions(cluster=patient, storage=source, concurrency=2))
     finally:
         done.set()
         mover.join()
@@ -132,14 +136,9 @@ def test_leaders_that_move_and_regions_that_merge_on_the_way(source: StorageLoca
 
 def test_a_store_that_dies_and_comes_back(source: StorageLocation, target: LiveCluster) -> None:
     """A store is killed in the middle and is back two seconds later: the restore waits for it and ends well."""
-    target.fail("Download", {"kill_store": {}}, count=1, skip=4)
-    medic = threading.Timer(2.0, target.heal)
-
-    def report(event: Event) -> None:
-        if isinstance(event, StepStarted) and event.name == "ingest":
-            medic.start()
-
-    assert run(target, source, report).verified
+    killing = target.fail("Download", {"kill_store": {}}, count=1, skip=4)
+    with healed_late(target, [killing]):
+        assert run(target, source).verified
     assert rows_of(target) == ROWS
 
 
