@@ -52,7 +52,7 @@ class Step:
     """Rows a second that the source took."""
     lag: Distribution
     grown: float
-    """Seconds between the medians of the first and the last third."""
+    """Seconds between the medians of the first and the last third; 0 if nothing was put in one of them."""
     cpu_us: float
     """Processor time of the sync for each row, in microseconds."""
     cores: float
@@ -170,14 +170,15 @@ def _measure(process: psutil.Process, probe: Probe, load: Load, seconds: float, 
     until = time.monotonic() + AFTERWARDS + hold_back
     while probe.oldest < ended and time.monotonic() < until:
         time.sleep(0.02)
-    first = Distribution.of(probe.lags(began, began + seconds / 3))
-    last = Distribution.of(probe.lags(ended - seconds / 3, ended))
+    first, last = probe.lags(began, began + seconds / 3), probe.lags(ended - seconds / 3, ended)
+    # A single slow put may take all of a third of a short step.
+    grown = Distribution.of(last).p50 - Distribution.of(first).p50 if first and last else 0.0
     return Step(
         hold_back=hold_back,
         wanted=load.rate,
         events=rows / (ended - began),
         lag=Distribution.of(probe.lags(began, ended)),
-        grown=last.p50 - first.p50,
+        grown=grown,
         cpu_us=cpu / max(rows, 1) * 1e6,
         cores=cpu / (ended - began),
         memory_mib=process.memory_info().rss >> 20,

@@ -366,7 +366,9 @@ def test_splits_and_scattering(live: LiveCluster, rows: dict[bytes, bytes]) -> N
 def test_region_sizes_are_known_for_every_region(live: LiveCluster, rows: dict[bytes, bytes]) -> None:
     """PD's estimates by HTTP have the ids that gRPC has."""
     assert rows
-    assert set(live.cluster.pd_http.region_sizes()) == {region.id for region in live.cluster.pd.scan_regions(b"", b"")}
+    pd, pd_http = live.cluster.pd, live.cluster.pd_http
+    # PD may split a region between the two answers.
+    eventually(lambda: set(pd_http.region_sizes()) == {region.id for region in pd.scan_regions(b"", b"")})
 
 
 def test_schedulers_can_be_paused(live: LiveCluster) -> None:

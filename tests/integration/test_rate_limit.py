@@ -167,7 +167,7 @@ def test_sigterm_ends_a_limited_backup_within_seconds(live: LiveCluster, tmp_pat
         os.kill(pid, signal.SIGTERM)
         told = time.monotonic()
         assert forks.wait() == Terminated.exit_code
-        assert time.monotonic() - told < 15  # far less than the limit would take for the rest
+        assert time.monotonic() - told < 60  # far less than the 150 s that the limit would take for the rest
 
 
 def test_uploads_hold_the_limit(live: LiveCluster, tmp_path: Path) -> None:

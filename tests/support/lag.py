@@ -76,7 +76,8 @@ class Probe(Background):
     def oldest(self) -> float:
         """When (monotonic) the oldest put was sent that has not been seen at the target; now if there is none."""
         now = time.monotonic()
-        return min((sent[0][1] for sent in self._sent.values() if sent), default=now)
+        waiting = [list(sent) for sent in self._sent.values()]  # as another thread takes from them
+        return min((sent[0][1] for sent in waiting if sent), default=now)
 
     @property
     def behind(self) -> float:

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Self
 
 import grpc
@@ -20,6 +21,7 @@ from tests.integration.playground.feeds import Event, Feed, feeding
 from tests.support.playground_admin import PlaygroundAdmin
 from tests.support.waiting import eventually
 from tikv_br.cluster.pb import kvrpcpb_pb2 as kv
+from tikv_br.playground import cdc_hub
 from tikv_br.playground.region import Region
 
 TICK = 0.05
@@ -211,10 +213,15 @@ def test_a_slow_client_is_told_of_congestion(tmp_path: Path) -> None:
             feed.await_error(region.id, "congested")
 
 
-def test_an_old_leader_may_overrun_the_new_one(client: Client, admin: PlaygroundAdmin) -> None:
+def test_an_old_leader_may_overrun_the_new_one(
+    client: Client, admin: PlaygroundAdmin, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """On demand it tells resolved-ts above what the new leader writes, unnoticed by a scan from there, then who leads."""
     region = cut(client, b"overrun")
     target = followers(region)[0]
+    now = time.monotonic()
+    monkeypatch.setattr(cdc_hub, "time", SimpleNamespace(monotonic=lambda: now))
+    began = client.playground.tso.next()
     with feeding(client, region.leader_store) as feed:
         feed.register(region)
         feed.await_initialized()
@@ -222,6 +229,8 @@ def test_an_old_leader_may_overrun_the_new_one(client: Client, admin: Playground
             client.playground.regions.transfer_leader(region.id, target)
         eventually(lambda: put(client, b"overrun", b"below"))
         before = client.playground.tso.next()
+        feed.await_(lambda: feed.resolved(region.id) > before)
+        now += 3
         moved = feed.await_error(region.id, "not_leader").error.not_leader
         assert moved.leader == client.region(b"overrun").leader.to_pb()
         overrun = feed.resolved(region.id)
@@ -229,7 +238,7 @@ def test_an_old_leader_may_overrun_the_new_one(client: Client, admin: Playground
         assert [row for row in feed.rows() if row.key] == []
     with feeding(client, target) as feed:
         feed.register(client.region(b"overrun"), checkpoint_ts=overrun, request_id=1)
-        feed.register(client.region(b"overrun"), checkpoint_ts=overrun - (5000 << 18), request_id=2)
+        feed.register(client.region(b"overrun"), checkpoint_ts=began, request_id=2)
         feed.await_initialized(2)
         [row] = [row for row in feed.rows() if row.key]
         assert (row.value, row.commit_ts < before) == (b"below", True)

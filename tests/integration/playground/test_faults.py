@@ -31,7 +31,7 @@ def test_pd_goes_down_and_comes_back_while_stores_live(tmp_path: Path) -> None:
     with running(tmp_path) as client:
         admin = admin_of(client)
         region = client.region(b"k")
-        admin.run("kill-pd", seconds=2)
+        admin.run("kill-pd", seconds=5)  # long enough to be seen on a busy machine
         eventually(lambda: not accepts(client), 60)
         assert not client.playground.tso.available
         get = kv.RawGetRequest(context=client.context(region), key=b"k")

@@ -64,6 +64,8 @@ def refusing() -> Iterator[str]:
 
     class Handler(BaseHTTPRequestHandler):
         def refuse(self) -> None:
+            # If it stayed unread, the kernel would reset the connection, and the answer might be lost.
+            self.rfile.read(int(self.headers.get("Content-Length") or 0))
             body = b"<Error><Code>AccessDenied</Code><Message>Access Denied</Message></Error>"
             self.send_response(403)
             self.send_header("Content-Type", "application/xml")

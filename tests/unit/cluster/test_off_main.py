@@ -83,18 +83,17 @@ def test_one_within_another() -> None:
 
 def test_a_signal_ends_the_wait(told: Told) -> None:
     """The action goes on, and does not hold up the next."""
-    over, killers = threading.Event(), []
+    over = threading.Event()
 
-    def wait() -> None:
-        killers.append(end_soon(0.05))
-        run_in_worker_thread(lambda: over.wait(60))
+    def work() -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        over.wait(60)
 
     told.armed = True
     with pytest.raises(Terminated):
-        wait()
+        run_in_worker_thread(work)
     assert run_in_worker_thread(lambda: 7) == 7
     over.set()
-    killers[0].join()
 
 
 def test_a_forked_child_has_threads_of_its_own() -> None:
