@@ -189,5 +189,6 @@ def run_until_written(flags: list[str], source: LiveCluster, key: bytes, sink: P
             source.raw().put(key, b"value")
             if sink.exists() and key.hex() in sink.read_text():
                 process.send_signal(signal.SIGTERM)
+                break  # a second signal would end it at once, without a last checkpoint and safe point
         _, error = process.communicate(timeout=60)
     assert process.returncode == 143, error

@@ -94,8 +94,8 @@ class Drills:
 
     @property
     def newest(self) -> Path:
-        """The page of the last drill."""
-        return max((self.home / "reports").glob("*.html"))
+        """The page of the last drill. Ids of drills that started in the same second do not say which was later."""
+        return max((self.home / "reports").glob("*.html"), key=lambda page: page.stat().st_mtime_ns)
 
     @property
     def report(self) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from tikv_br.storage.url import parse
 ROWS = hard_rows(count=300)
 
 
-def tikv_br(*arguments: str, timeout: float = 120.0) -> subprocess.CompletedProcess[str]:
+def tikv_br(*arguments: str, timeout: float = 300.0) -> subprocess.CompletedProcess[str]:
     """Run the command line in JSON form, without a terminal."""
     command = [sys.executable, "-m", "tikv_br.cli.main", *arguments, "--output", "json"]
     done = subprocess.run(

@@ -35,11 +35,15 @@ def shown(data: bytes) -> list[bytes]:
 
 
 def command_lines(program: subprocess.Popen[bytes]) -> list[bytes]:
-    """What `ps` shows of all processes that a running program has started."""
+    """What `ps` shows of all processes that a running program has started; until their exec that is the program's own."""
     lines = []
-    for process in psutil.Process(program.pid).children(recursive=True):
-        with contextlib.suppress(psutil.Error):
-            lines.append(" ".join(process.cmdline()).encode())
+    with contextlib.suppress(psutil.Error):
+        parent = psutil.Process(program.pid)
+        own = parent.cmdline()
+        for process in parent.children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                if (line := process.cmdline()) != own:
+                    lines.append(" ".join(line).encode())
     return lines
 
 

@@ -19,6 +19,8 @@ from tests.support.waiting import eventually
 from tikv_br.errors import StorageUnreachable
 
 pytestmark = pytest.mark.timeout(400)
+START_SECONDS = 180
+"""Until a command has started and done some of its work."""
 REGIONS = 40
 ROWS = {b"key%05d" % number: b"value" * 20 for number in range(REGIONS * 20)}
 AWAY_SECONDS = 6
@@ -66,7 +68,7 @@ def outage(
     with contextlib.ExitStack() as stack:
         with versitygw_server(folder, port=port) as server:
             running = stack.enter_context(started(*prepare(server)))
-            eventually(begun)
+            eventually(begun, START_SECONDS)
             server.kill()
         time.sleep(AWAY_SECONDS)
         assert running.poll() is None, "".join(running.communicate())
@@ -131,7 +133,7 @@ def test_a_frozen_storage_is_what_failed(source: LiveCluster, tmp_path: Path, po
     with versitygw_server(tmp_path, port=port) as server, source.failing(rpc, SLOW, count=-1):
         arguments = backup_arguments(source, server.url("b"), engine)
         with started(*arguments, "--storage-patience", f"{PATIENCE_SECONDS}s") as running:
-            eventually(lambda: len(files_in(tmp_path, "b")) > 2)
+            eventually(lambda: len(files_in(tmp_path, "b")) > 2, START_SECONDS)
             server.freeze()
             began = time.monotonic()
             out, err = running.communicate(timeout=120)
