@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -30,17 +30,16 @@ def noisy_cluster(folder: Path) -> Iterator[LiveCluster]:
 
 
 def run(
-    *arguments: str, environment: dict[str, str] | None = None, before: Callable[[], object] | None = None
+    *arguments: str, environment: dict[str, str] | None = None, within: Sequence[str] = ()
 ) -> subprocess.CompletedProcess[str]:
-    """Run the command line in a process of its own."""
+    """Run the command line in a process of its own; `within` is a command that starts it."""
     done = subprocess.run(
-        [*TIKV_BR, "backup", "raw", *arguments],
+        [*within, *TIKV_BR, "backup", "raw", *arguments],
         capture_output=True,
         text=True,
         timeout=300,
         env={**os.environ, **(environment or {})},
         check=False,
-        preexec_fn=before,
     )
     return checked(["backup", "raw", *arguments], done)
 

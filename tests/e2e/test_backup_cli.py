@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import resource
 import socket
 import subprocess
 import sys
@@ -269,14 +268,11 @@ def test_a_place_that_cannot_be_written(live: LiveCluster) -> None:
 
 def test_a_full_storage(live: LiveCluster, tmp_path: Path) -> None:
     """The disk takes the lock and not the files: all is removed again."""
-
-    def small_files_only() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, 300_000))
-
+    small_files_only = ["/bin/sh", "-c", 'ulimit -f 600 && exec "$0" "$@"']  # 300 KiB
     place = tmp_path / "backup"
     # First without a limit: else compiled kernels, too, might be written to their cache for the first time under it.
     assert run("-u", live.pd, "-s", str(tmp_path / "first"), *DRIVER).returncode == 0
-    done = run("-u", live.pd, "-s", str(place), *DRIVER, "--output", "json", before=small_files_only)
+    done = run("-u", live.pd, "-s", str(place), *DRIVER, "--output", "json", within=small_files_only)
     check_refusal(done, StorageFull)
     assert files_at(place) == []
 

@@ -20,7 +20,7 @@ import typer.main
 from tikv_br import run_id
 from tikv_br.cli import log
 from tikv_br.cli.command import LazyCommand, LazyGroup
-from tikv_br.cli.output import Output, OutputForm, failure_of
+from tikv_br.cli.output import Output, OutputForm, drop_unwritten, failure_of
 from tikv_br.cli.settings import Invocation
 from tikv_br.errors import Interrupted, OutputClosed, OutputFailed, PackageClash, Terminated, TikvBrError, UsageError
 from tikv_br.redaction import redact, secrets_in
@@ -138,6 +138,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     finally:
         log.reset()
         run_id.end()
+        drop_unwritten(sys.stderr)
 
 
 def _run(arguments: Sequence[str], invocation: Invocation) -> int:

@@ -157,12 +157,24 @@ def use_colour(stream: TextIO) -> bool:
 
 
 def _failure(stream: TextIO, error: OSError) -> OutputClosed | OutputFailed:
-    """Point the stream at /dev/null, so that the interpreter's own flush at exit does not complain."""
-    with contextlib.suppress(OSError, ValueError):  # a stream without a descriptor, as in tests
-        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+    _point_at_null(stream)
     if isinstance(error, BrokenPipeError):
         return OutputClosed("standard output was closed before everything was written")
     return OutputFailed(f"cannot write to standard output: {error.strerror}")
+
+
+def drop_unwritten(stream: TextIO) -> None:
+    """Give up what `stream` still holds and cannot write, which would turn the exit code into 120."""
+    try:
+        stream.flush()
+    except OSError:
+        _point_at_null(stream)
+
+
+def _point_at_null(stream: TextIO) -> None:
+    """Point the stream at /dev/null, so that the interpreter's own flush at exit does not complain."""
+    with contextlib.suppress(OSError, ValueError):  # a stream without a descriptor, as in tests
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def human_bytes(count: float) -> str:
