@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import logging
@@ -17,6 +18,7 @@ import pytest
 from tests.integration.s3_servers import ACCESS_KEY, BUCKET, SECRET_KEY, S3Server
 from tests.integration.storage.scripted import Script, scripted
 from tests.integration.storage_suite import StorageSuite, stream
+from tests.support.forks import Forks
 from tests.support.tools import ROOT
 from tikv_br.errors import StorageDenied, StorageError
 from tikv_br.storage import s3
@@ -205,24 +207,27 @@ print(peak_mib() - before)
 # --------------------------------------------------------------------------------------------------------------- forks
 
 
-@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
 def test_use_after_a_fork_is_refused(versitygw: S3Server) -> None:
     """A child forked after the parent used S3 would wait for ever; it is told so at once."""
-    store = open_store(versitygw.location(next(_prefixes)))
+    with Forks("tests.integration.storage.test_s3") as forks:
+        forks.start(functools.partial(use_after_a_fork, versitygw.location(next(_prefixes))))
+        assert forks.wait() == 0
+
+
+def use_after_a_fork(location: StorageLocation) -> int:
+    """Exit code of a child that uses its parent's store: 0 if it is told why it cannot."""
+    store = open_store(location)
     store.put("object", b"x")
-    reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
+        code = 3
         try:
             store.get("object")
         except StorageError as error:
-            os.write(writer, error.message.encode())
+            code = 0 if "before the fork" in error.message else 4
         finally:
-            os._exit(0)
-    os.close(writer)
-    with os.fdopen(reader) as answer:
-        assert "before the fork" in answer.read()
-    os.waitpid(child, 0)
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 def test_boto3_sees_what_we_wrote(versitygw: S3Server) -> None:

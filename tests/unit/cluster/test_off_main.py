@@ -8,11 +8,11 @@ import random
 import signal
 import threading
 import time
-import warnings
 from collections.abc import Iterator
 
 import pytest
 
+from tests.support.forks import Forks
 from tests.unit.cluster.fakes import PD, FakeCluster
 from tikv_br.cluster.channel import run_in_worker_thread
 from tikv_br.cluster.pb import pdpb_pb2
@@ -98,14 +98,19 @@ def test_a_signal_ends_the_wait(told: Told) -> None:
 
 def test_a_forked_child_has_threads_of_its_own() -> None:
     """A child knows none of its parent's threads, which are not there."""
+    with Forks("tests.unit.cluster.test_off_main") as forks:
+        forks.start(work_in_a_child)
+        assert forks.wait() == 7
+
+
+def work_in_a_child() -> int:
+    """Exit code of a child forked beside a thread: 7, from a thread of its own."""
     run_in_worker_thread(int)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        pid = os.fork()
+    pid = os.fork()
     if pid == 0:
         signal.alarm(60)
         os._exit(run_in_worker_thread(lambda: 7))
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
 @pytest.mark.timeout(120)
