@@ -37,13 +37,14 @@ class Took(NamedTuple):
 
 def timed(*arguments: str) -> Took:
     """Run a command, which must succeed, from its start to its end."""
+    variables = environment(**_compiled())
     before, began = _children_cpu(), time.perf_counter()
     with subprocess.Popen(
         [PROGRAM, *arguments],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        env=environment(**_compiled()),
+        env=variables,
         cwd="/",
     ) as process:
         try:
