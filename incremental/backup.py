@@ -141,7 +141,7 @@ def protect_from_gc(context: IncrementContext) -> None:
     except SafePointError as error:
         raise SafePointError(
             f"cannot continue {context.base_location}: {error.message}",
-            hint="Make a full backup. Its --gcttl must last until the next incremental one.",
+            hint="Make a full backup. Its --gc-ttl must last until the next incremental one.",
         ) from None
 
 

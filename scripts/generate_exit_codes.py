@@ -16,13 +16,13 @@ HEAD = """# Exit codes
 
 Generated from `tikv_br/errors.py` by `scripts/generate_exit_codes.py`; a test fails when it is stale.
 
-Exit code 0 means: all that was asked is done and, where asked, verified. Everything else is listed here. With
+Exit code 0 means: everything that was requested is done and, if requested, verified. Everything else is listed here. With
 `--output json` the last line on standard output is `{"message_type": "exit_error", "code": …, "name": …, "message": …, "hint": …}`.
-*Again* says whether the same command may succeed a moment later with nothing changed.
+*Retry* says whether the same command may succeed a moment later although nothing was changed.
 
-| code | name | what happened | again | what to do |
+| code | name | what happened | retry | what to do |
 |---:|---|---|---|---|
-| 0 | | all that was asked is done | | |
+| 0 | | everything that was requested is done | | |
 """
 
 

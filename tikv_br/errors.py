@@ -255,7 +255,7 @@ class SafePointError(ClusterError):
     """GC has passed, or would pass, data that the operation needs."""
 
     exit_code = 10
-    default_hint = "Increase the GC life time or use a later timestamp, then start again."
+    default_hint = "Changes since this timestamp may be gone. Start again from a new backup, with a --gc-ttl that lasts until its next use."
 
 
 class TimestampAheadOfTso(ClusterError):
@@ -347,7 +347,7 @@ class LeaseHeld(BackupPathInUse):
     """Another run holds the lock of the path."""
 
     exit_code = 38
-    default_hint = "Wait for the run with --lock-wait. If it is no longer alive, `tikv-br unlock` releases its lock."
+    default_hint = "Wait for the run with --lock-wait. The lock of a dead run expires within two minutes; `tikv-br unlock` removes that of a backup at once."
     retryable = True
 
 
@@ -376,7 +376,7 @@ class CoverageError(BackupSetError):
     """The files of a backup do not cover its range exactly."""
 
     exit_code = 34
-    default_hint = "The backup is incomplete. Start it again on an empty path."
+    default_hint = "The backup is incomplete: run it again with --no-resume, or use another one."
 
 
 class CrypterMismatch(BackupSetError):
@@ -390,7 +390,7 @@ class LeaseLost(BackupSetError):
     """The lock of the path was lost to another run, or could not be renewed, while this run was writing."""
 
     exit_code = 36
-    default_hint = "`tikv-br unlock` shows who holds the lock. Nothing was removed. Then run the same command again."
+    default_hint = "Nothing was removed. Make sure that no other run works there, then run the same command again."
 
 
 class ResumeRefused(BackupSetError):

@@ -96,6 +96,10 @@ def test_the_example(place: Place) -> None:
     assert done.last["verified"]
     assert contents(place.recovery) == good
     assert not list(place.folder.glob("log/restore-*/*"))
+    merge, repair = commands("Repair the damaged cluster")
+    place.run(merge)
+    place.run(repair)
+    assert contents(place.source) == good
 
 
 def reach(place: Place, ts: int) -> None:

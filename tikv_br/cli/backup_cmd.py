@@ -30,7 +30,7 @@ DST_API_VERSION = partial(flag, None, "API version of the backup (default: the c
 KEYSPACES = partial(
     flag,
     None,
-    "Keyspace to back up, by id or name, or all that contain data (API V2; may be repeated).",
+    "Keyspace to back up, by id or name, or all that contain data (API V2; may be repeated; default: only keyspace 0).",
     "--keyspace",
     shared=True,
     metavar="ID|NAME|all",
@@ -38,7 +38,7 @@ KEYSPACES = partial(
 SAFE_INTERVAL = partial(
     flag,
     "1m",
-    "How far backup-ts is behind the current time of the cluster, because stores may still give new writes older, cached timestamps.",
+    "How far backup-ts is behind the current time of the cluster: a margin for older timestamps that stores have cached. It adds to the RPO.",
     kind=shared.TIME,
 )
 

@@ -34,7 +34,9 @@ class FirstClusterFlags(shared.ClusterFlags):
 
 class DiffFlags(shared.BackupFlags):
     cluster: FirstClusterFlags
-    keyspace: str = shared.KEYSPACE()
+    keyspace: str = flag(
+        "", "Keyspace of A, by id or name (API V2; default: 0, or that of the backup).", shared=True, metavar="ID|NAME"
+    )
     other_pd: str = flag("", "PD endpoints of cluster B, comma-separated: host:port,…", metavar="ADDRESS")
     other_ca: str | None = flag(None, "CA certificate for --other-pd (PEM; default: --ca).", metavar="FILE")
     other_cert: str | None = flag(None, "Client certificate for --other-pd (PEM; default: --cert).", metavar="FILE")

@@ -270,7 +270,7 @@ START = partial(flag, "", "Start of the range (inclusive; empty: no bound).", me
 END = partial(flag, "", "End of the range (exclusive; empty: no bound).", metavar="KEY")
 RAW_FORM = partial(flag, KeyForm.RAW, FORMAT, "--format")
 VALUE_FORM = partial(flag, None, "Format of the value.", "--value-format", show_default="as --format")
-KEYSPACE = partial(flag, "", "Keyspace, by id or name (API V2).", shared=True, metavar="ID|NAME")
+KEYSPACE = partial(flag, "", "Keyspace, by id or name (API V2; default: 0).", shared=True, metavar="ID|NAME")
 DRY_RUN = partial(flag, False, "Check and plan, but change nothing.")
 REPORT = partial(
     flag,
@@ -355,14 +355,16 @@ class S3Flags(Flags, shared=True, prefix="s3."):
     endpoint: str = flag("", "S3 endpoint (default: AWS).", metavar="URL")
     region: str = flag("", "S3 region.", metavar="NAME")
     storage_class: str = flag("", "S3 storage class of new objects.", metavar="NAME")
-    sse: str = flag("", "Server-side encryption: AES256 or aws:kms.", metavar="NAME")
+    sse: str = flag("", "Server-side encryption: AES256, aws:kms or aws:kms:dsse.", metavar="NAME")
     sse_kms_key_id: str = flag("", "KMS key ID for --s3.sse aws:kms.", metavar="ID")
     acl: str = flag("", "Not supported. Use bucket policies instead.", metavar="NAME")
-    provider: str = flag("", "S3 provider, as in the Go TiKV-BR.", metavar="NAME")
+    provider: str = flag(
+        "", "S3 provider, as in the Go TiKV-BR: alibaba and netease turn path style off.", metavar="NAME"
+    )
     ca: str = flag("", "Additional CA certificates to trust for S3 (PEM; default: AWS_CA_BUNDLE).", metavar="FILE")
     force_path_style: bool | None = flag(
         None,
-        "Put the bucket in the path of S3 URLs instead of the host name.",
+        "Put the bucket in the path of S3 URLs instead of the host name (default: yes).",
         "--s3.force-path-style/--s3.no-force-path-style",
     )
     patience: float = flag(

@@ -133,7 +133,7 @@ def _show_pass(out: Output, done: Pass) -> None:
     exact = "exact " if done.exact else ""
     text = (
         f"{exact}pass {done.number}: {done.changed_ranges:,} of {done.ranges:,} ranges changed, {done.puts:,} rows "
-        f"written, {done.deletes:,} deleted, {done.remaining:,} still changing; {done.seconds:.1f} s behind"
+        f"written, {done.deletes:,} deleted, {done.remaining:,} still changing; took {done.seconds:.1f} s"
     )
     out.result("pass", asdict(done), text)
     out.flush()
