@@ -71,7 +71,8 @@ def restore_to_point(
     wanted = options.restore
     sources = MergeSources.open(wanted.storage, options.log)
     window = sources.window
-    sources.check(options.ts or window[1], allow_inexact=options.allow_inexact)
+    ts = options.ts or sources.last_ts(allow_inexact=options.allow_inexact)
+    sources.check(ts, allow_inexact=options.allow_inexact)
     work = temporary_location(options, sources)
     store = open_store(work)
     report: BackupReport | None = None
@@ -87,7 +88,7 @@ def restore_to_point(
         )
         report = merge_backup(merge, reporter)
     if wanted.dry_run:
-        return PointSummary(options.ts or window[1], window, sources.urls, report, None)
+        return PointSummary(ts, window, sources.urls, report, None)
     backup = BackupSet.open(store)
     restored = restore(replace(wanted, storage=work), reporter, on_plan)
     remove_temporary(store)

@@ -109,12 +109,18 @@ class LogArchive:
         checkpoint_ts = _checkpoint_ts(store, description, damage)  # before the segments, which may become more
         truncated_ts = _truncated_ts(store, log_id, damage)
         sizes = {info.name: info.size for info in store.list(log_id)}
-        names = [name for name in sizes if SegmentName.parse(name)]
+        names = {name: parsed for name in sizes if (parsed := SegmentName.parse(name))}
         with ThreadPoolExecutor(READERS, thread_name_prefix="log") as pool:
             found = dict(zip(names, pool.map(lambda name: _segment(store, log_id, name, sizes), names), strict=True))
         whole = sorted((each for each in found.values() if isinstance(each, Segment)), key=_order)
         replaced = {name for segment in whole for name in segment.replaces}
-        lost = (each for name, each in found.items() if isinstance(each, DamagedObject) and name not in replaced)
+        lost = (
+            each
+            for name, each in found.items()
+            if isinstance(each, DamagedObject)
+            and name not in replaced
+            and names[name].to_ts > truncated_ts  # else a truncation may just be removing it
+        )
         return cls(
             store=store,
             description=description,

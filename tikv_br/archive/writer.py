@@ -32,7 +32,7 @@ from tikv_br.backupset.files import FileEntry, FileWriter
 from tikv_br.backupset.records import dump, read_record, seal, write_record
 from tikv_br.cluster.rate_limit import RateLimit
 from tikv_br.cluster.timestamps import show_ts
-from tikv_br.errors import LogDamaged, StorageConflict, StorageObjectMissing, SyncStateMismatch
+from tikv_br.errors import BackupDamaged, LogDamaged, StorageConflict, StorageObjectMissing, SyncStateMismatch
 from tikv_br.storage.base import ObjectStore
 
 BATCH_OVERHEAD = 2048
@@ -144,11 +144,11 @@ class LogWriter:
         wanted = replace(self._description, start_ts=self._description.start_ts or ts)
         name = f"{wanted.log_id}/{DESCRIPTION}"
         try:
-            found = read_record(self._store, LogDescription, name)
-        except StorageObjectMissing:
-            found = self._create(wanted, name)
-        self._check_same(found)
-        self._check_reaches(ts, found.start_ts)
+            found = self._read_or_create(wanted, name)
+            self._check_same(found)
+            self._check_reaches(ts, found.start_ts)
+        except BackupDamaged as error:
+            raise LogDamaged(f"the log at {self._store.location.redacted()}: {error.message}") from error
         self.flushed_ts = ts
         self._flushed_at = self._clock()
         self._started = True
@@ -205,6 +205,12 @@ class LogWriter:
         self.rows += file.total_kvs
         self._buffer, self.buffered_bytes = [], 0
 
+    def _read_or_create(self, wanted: LogDescription, name: str) -> LogDescription:
+        try:
+            return read_record(self._store, LogDescription, name)
+        except StorageObjectMissing:
+            return self._create(wanted, name)
+
     def _create(self, wanted: LogDescription, name: str) -> LogDescription:
         """Write the description; returns that of another process if there is one by now."""
         is_new = not any(self._store.list(f"{wanted.log_id}/{SEGMENTS}"))
@@ -242,7 +248,7 @@ class LogWriter:
         reaching: list[Segment] = []
         for info in self._store.list(f"{log_id}/{SEGMENTS}"):
             if (name := SegmentName.parse(info.name)) and name.from_ts <= ts <= name.to_ts:
-                with contextlib.suppress(StorageObjectMissing):  # just removed: another has replaced it
+                with contextlib.suppress(StorageObjectMissing, BackupDamaged):  # another may have the same changes
                     reaching.append(read_record(self._store, Segment, info.name))
         if not (missing := gaps(self._span, [segment.span for segment in reaching])):
             return

@@ -37,7 +37,7 @@ from tikv_br.backupset.ledger import LedgerEntry, write_entry
 from tikv_br.backupset.rows import file_errors, open_file, read_rows
 from tikv_br.cluster.timestamps import compose, physical_ms, show_ts
 from tikv_br.cluster.topology import ClusterInfo
-from tikv_br.errors import BackupUnsupported, LogDamaged, OutsideRestoreWindow, UsageError
+from tikv_br.errors import BackupUnsupported, LogDamaged, OutsideRestoreWindow, ResumeRefused, UsageError
 from tikv_br.progress_events import Reporter, silent
 from tikv_br.spark.task import TaskContext
 from tikv_br.steps import FunctionStep, Step
@@ -121,11 +121,14 @@ class MergeSources:
         A backup is no snapshot: until the end of its scan it may lack rows that were deleted or expired meanwhile, and have
         newer ones. So the window starts at the end of the scan of the newest backup. Raises `LogDamaged` for a log with gaps.
         """
-        last = _scanned_ts(self.newest)
+        return _scanned_ts(self.newest), self.last_ts(allow_inexact=False)
+
+    def last_ts(self, *, allow_inexact: bool) -> int:
+        """The last timestamp to which rows can be restored; with `allow_inexact` also one in a scan window at the log's end."""
         if self.log is None:
-            return last, last
+            return _scanned_ts(self.newest)
         end = self.log.end_ts(self.newest.backup_ts, self.base.ranges)
-        return last, self.log.inexact_around(self.base.ranges, end)[0]
+        return end if allow_inexact else self.log.inexact_around(self.base.ranges, end)[0]
 
     def check(self, ts: int, *, allow_inexact: bool = False) -> None:
         """Check that a timestamp is in the window and, without `allow_inexact`, in no scan window of the log.
@@ -133,28 +136,33 @@ class MergeSources:
         Raises `OutsideRestoreWindow`, `LogDamaged` if they were in a part of the log that is lost.
         """
         first, last = self.window
-        if self.log is not None and ts > last:
+        end = self.last_ts(allow_inexact=True)
+        if self.log is not None and ts > end:
             with contextlib.suppress(UsageError):  # the log is whole, but ends before
                 self.log.check(self.base.ranges, self.newest.backup_ts, ts)
-        if first > last:
+        upper = end if allow_inexact else last
+        if first > upper:
             raise OutsideRestoreWindow(
-                f"the log ends at {show_ts(last)}, before the backup's scan had ended ({show_ts(first)})",
+                f"the log has all rows only up to {show_ts(upper)}, before the backup's scan had ended ({show_ts(first)})",
                 hint="Wait until the log has reached that time, or use an older backup.",
             )
-        if not first <= ts <= last:
+        if not first <= ts <= end:
             raise OutsideRestoreWindow(
-                f"{show_ts(ts)} is outside the restorable window, {show_ts(first)} to {show_ts(last)}",
+                f"{show_ts(ts)} is outside the restorable window, {show_ts(first)} to {show_ts(upper)}",
                 hint="Pass a time in the window, an older backup for earlier times, or a log for later ones.",
             )
         if self.log is None or allow_inexact:
             return
         before, after = self.log.inexact_around(self.base.ranges, ts)
         if before < after:
+            exact = " or ".join(str(each) for each in (before, after) if first <= each <= end)
+            inexact = "--allow-inexact: such keys then get an older value, or none."
             raise OutsideRestoreWindow(
                 f"at {show_ts(ts)} not all rows are known: the change feed was interrupted, and of keys written more than once "
                 f"between {show_ts(before)} and {show_ts(after)} it may have delivered only the newest version",
-                hint=f"Pass {before} or {after}, the nearest times at which all rows are known. Or pass "
-                "--allow-inexact: such keys then get an older value, or none.",
+                hint=f"Pass {exact}, the nearest times at which all rows are known. Or pass {inexact}"
+                if exact
+                else f"Pass {inexact}",
             )
 
 
@@ -225,7 +233,7 @@ def read_sources(context: MergeContext) -> None:
         raise UsageError(
             "there is nothing to merge: the backup is a full one", hint="Pass --log, or an incremental backup."
         )
-    ts = options.ts or sources.window[1]
+    ts = options.ts or sources.last_ts(allow_inexact=options.allow_inexact)
     sources.check(ts, allow_inexact=options.allow_inexact)
     base = sources.base
     context.info = ClusterInfo(base.cluster_id, base.cluster_version, ApiVersion.V2, ())
@@ -239,7 +247,14 @@ def read_sources(context: MergeContext) -> None:
 
 def find_resumable_merge(context: MergeContext) -> None:
     """Resume an unfinished merge of the same sources, at the time that it has chosen."""
+    wanted = context.backup_ts
     path.find_resumable_backup(context)
+    if context.merge.ts and context.backup_ts != wanted:
+        raise ResumeRefused(
+            f"the unfinished merge at {context.options.storage.redacted()} is of {show_ts(context.backup_ts)}, "
+            f"not of {show_ts(wanted)}",
+            hint="Pass that time, or --no-resume to remove its files and start over.",
+        )
     if context.sources.log is not None:
         context.scanned_ts = context.backup_ts
     context.ts = context.scanned_ts

@@ -100,10 +100,16 @@ def run_backup(context: C, steps: Sequence[Step[C]]) -> BackupReport:
         with context.clusters:
             timings = run_steps(steps, context, context.reporter, clean_up)
     except TikvBrError as error:
-        if context.work_kept and not isinstance(error, LeaseLost):
+        if _is_resumable(context, error):
             error.hint = KEPT if isinstance(error, BackupSetError) else f"{error.hint} {KEPT}"
         raise
     return BackupReport(_summarize(context, time.monotonic() - began, timings), context.plan)
+
+
+def _is_resumable(context: BackupContext, error: TikvBrError) -> bool:
+    """Whether the same command can go on with the work: it is not complete, and the error does not ask to remove it."""
+    is_unfinished = bool(context.work_kept) and context.manifest is None
+    return is_unfinished and not isinstance(error, LeaseLost) and "--no-resume" not in error.hint
 
 
 def _summarize(context: BackupContext, seconds: float, timings: dict[str, float]) -> BackupSummary:

@@ -15,18 +15,29 @@ from incremental.backup import back_up_changes
 from tests.integration.restore.points import rows_of
 from tests.support import history
 from tests.support.live_cluster import LiveCluster, contents, live_cluster
-from tikv_br.backup.merge import MergeOptions, merge_backup
+from tests.support.logs import write_log
+from tikv_br.backup.merge import MergeOptions, MergeSources, merge_backup
 from tikv_br.backup.options import BackupOptions
-from tikv_br.backup.run import backup
+from tikv_br.backup.run import BackupSummary, backup
 from tikv_br.backupset import prune
 from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.backupset.coverage import codec_of
 from tikv_br.backupset.files import FileKind
 from tikv_br.backupset.index import Index
 from tikv_br.backupset.rows import read_rows
-from tikv_br.errors import BackupDamaged, BackupNotFound, BackupUnsupported, ClusterUnfit, SafePointError, UsageError
+from tikv_br.errors import (
+    BackupDamaged,
+    BackupNotFound,
+    BackupUnsupported,
+    ClusterUnfit,
+    Interrupted,
+    OutsideRestoreWindow,
+    ResumeRefused,
+    SafePointError,
+    UsageError,
+)
 from tikv_br.point_in_time import PointOptions, restore_to_point
-from tikv_br.progress_events import Event, Notice
+from tikv_br.progress_events import Event, Notice, Reporter, StepStarted, silent
 from tikv_br.restore.options import RestoreOptions
 from tikv_br.restore.run import restore
 from tikv_br.storage.open import open_store
@@ -132,6 +143,57 @@ def test_merged_rows_are_those_of_the_source(chain: Chain, tmp_path: Path) -> No
         merge_backup(MergeOptions(options(chain.live, place, file_kind=kind), chain.places[2]))
         assert rows_of(place) == chain.rows[2]
         BackupSet.open(open_store(place)).require_full()
+
+
+def test_an_unfinished_merge_is_not_resumed_for_another_time(chain: Chain, tmp_path: Path) -> None:
+    """Its intervals have the rows of its own time."""
+    newest, place = chain.places[0], parse(f"local://{tmp_path / 'merged'}")
+    first, second = (chain.live.cluster.pd.tso() + (number << 18) for number in (1000, 2000))
+    log = write_log(parse(f"local://{tmp_path / 'log'}"), chain.live.cluster.cluster_id, backup_ts(newest), [second])
+
+    def merge_to(ts: int, report: Reporter = silent) -> BackupSummary:
+        return merge_backup(MergeOptions(options(chain.live, place), newest, log, ts), report).summary
+
+    with pytest.raises(Interrupted):
+        merge_to(first, interrupt_at("commit"))
+    with pytest.raises(ResumeRefused, match="the unfinished merge at") as refused:
+        merge_to(second)
+    assert str(first) in refused.value.message
+    assert refused.value.hint == "Pass that time, or --no-resume to remove its files and start over."
+    assert merge_to(0).backup_ts == first, "no time: that of the unfinished one"
+    assert rows_of(place) == chain.rows[0]
+
+
+def test_the_end_of_a_log_in_a_scan_window(chain: Chain, tmp_path: Path) -> None:
+    """Only inexact rows can be had there, and the nearest exact time is named; the log may have ended in a disaster."""
+    newest, place = chain.places[0], parse(f"local://{tmp_path / 'merged'}")
+    exact, inexact, end, later = (chain.live.cluster.pd.tso() + (number << 18) for number in (1000, 2000, 3000, 4000))
+    source = chain.live.cluster.cluster_id
+    log = write_log(parse(f"local://{tmp_path / 'log'}"), source, backup_ts(newest), [end], inexact=[(exact, later)])
+    assert MergeSources.open(newest, log).window[1] == exact
+    with pytest.raises(OutsideRestoreWindow, match="not all rows are known") as refused:
+        merge_backup(MergeOptions(options(chain.live, place), newest, log, inexact))
+    assert f"Pass {exact}, the nearest" in refused.value.hint
+    with pytest.raises(OutsideRestoreWindow, match="outside the restorable window"):
+        merge_backup(MergeOptions(options(chain.live, place), newest, log, later, allow_inexact=True))
+    for ts in (inexact, 0):
+        done = merge_backup(MergeOptions(options(chain.live, place, dry_run=True), newest, log, ts, allow_inexact=True))
+        assert done.summary.backup_ts == (ts or end)
+
+
+def backup_ts(place: StorageLocation) -> int:
+    """That of a backup."""
+    return BackupSet.open(open_store(place)).backup_ts
+
+
+def interrupt_at(step: str) -> Reporter:
+    """Interrupt the command when it begins a step."""
+
+    def report(event: Event) -> None:
+        if isinstance(event, StepStarted) and event.name == step:
+            raise Interrupted("interrupted")
+
+    return report
 
 
 def test_on_spark(chain: Chain, tmp_path: Path) -> None:

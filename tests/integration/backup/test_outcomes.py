@@ -22,6 +22,7 @@ from tikv_br.errors import (
     BackupPathInUse,
     ConversionUnsupported,
     CoverageError,
+    Interrupted,
     LeaseHeld,
     SafePointError,
     TikvBrError,
@@ -69,6 +70,22 @@ def test_backup_ts_is_protected_from_before_the_scan_until_after_the_end(v2: Liv
     assert kept.backup_ts == summary.backup_ts
     assert {(file.min_ts, file.max_ts) for file in kept.files} == {(summary.backup_ts, summary.backup_ts)}
     v2.cluster.pd.update_service_safe_point(service_id(summary.run_id), 0, 0)
+
+
+def test_an_interruption_after_the_commit_promises_no_resume(v2: LiveCluster, options: Options) -> None:
+    """The backup is complete, and its path in use."""
+    wanted = options(v2)
+
+    def interrupt() -> None:
+        raise Interrupted("interrupted")
+
+    with pytest.raises(Interrupted) as interrupted:
+        backup(wanted, when(StepStarted, "hand over the safe point", interrupt))
+    assert "resumes the backup" not in interrupted.value.hint
+    with pytest.raises(BackupPathInUse):
+        backup(wanted)
+    for name in safe_points(v2):
+        v2.cluster.pd.update_service_safe_point(name, 0, 0)
 
 
 def test_gcttl_zero_leaves_no_safe_point(v2: LiveCluster, options: Options) -> None:

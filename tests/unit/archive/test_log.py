@@ -29,6 +29,7 @@ from tests.unit.archive.samples import (
 from tikv_br.archive.log import LogArchive, LogGap
 from tikv_br.archive.maintenance import plan_truncation, status_of, truncate
 from tikv_br.archive.records import InexactPeriod, Segment, SegmentName, Truncation, merge_periods
+from tikv_br.archive.writer import LogWriter
 from tikv_br.backupset.files import FileEntry
 from tikv_br.backupset.records import write_record
 from tikv_br.errors import BackupNotFound, LogDamaged, UsageError
@@ -166,6 +167,33 @@ def test_open_reads_what_was_written(store: ObjectStore) -> None:
     store.delete(first.name)
     log = LogArchive.open(store, LOG)
     assert (log.start_ts, log.end_ts(), log.gaps()) == (110, 125, [])
+
+
+def test_what_a_truncation_removes_is_no_damage(store: ObjectStore) -> None:
+    """Seen while it is at work, or after it was killed: data files are gone, their segment is not."""
+    start(store)
+    file = data_file(store, (101, 110))
+    add(store, segment(START, 110, files=[file]), segment(110, 125))
+    save(store, 120)
+    store.delete(file.name)
+    assert LogArchive.open(store, LOG).damage
+    write_record(store, f"{LOG}/truncated.json", Truncation(LOG, 110, 1))
+    assert not LogArchive.open(store, LOG).damage
+
+
+def test_a_writer_resumes_past_a_damaged_segment_if_another_has_its_changes(store: ObjectStore) -> None:
+    """Else it names what is damaged, as damage of the log."""
+    start(store)
+    damaged, other = segment(110, 125), segment(START, 125, token=1)
+    add(store, segment(START, 110), damaged, other)
+    store.put(damaged.name, b"{}")
+    LogWriter(store, describe(), WHOLE).start(125)
+    store.delete(other.name)
+    with pytest.raises(LogDamaged, match="has no changes of"):
+        LogWriter(store, describe(), WHOLE).start(125)
+    store.put(f"{LOG}/log.json", b"{}")
+    with pytest.raises(LogDamaged, match=r"log\.json"):
+        LogWriter(store, describe(), WHOLE).start(125)
 
 
 def test_names_say_what_segments_say(store: ObjectStore) -> None:
