@@ -84,7 +84,7 @@ def run_steps(
                 reporter(StepFinished(step.name, number, len(steps), timings[step.name]))
             undo.pop_all()
         except BaseException:
-            signals.defer()
+            signals.ignore()
             after_undo.enter_context(undoing())
             raise
     return timings
@@ -114,16 +114,16 @@ class _Undo(Generic[C]):
 
 
 class _Signals:
-    """SIGINT and SIGTERM raise `Interrupted` and `Terminated`, until `defer`: from then on they are only logged."""
+    """SIGINT and SIGTERM raise `Interrupted` and `Terminated`, until `ignore`: from then on they are only logged."""
 
     def __init__(self) -> None:
-        self._deferred = False
+        self._ignored = False
 
-    def defer(self) -> None:
-        self._deferred = True
+    def ignore(self) -> None:
+        self._ignored = True
 
     def handle(self, number: int, _frame: FrameType | None) -> None:
-        if self._deferred:
+        if self._ignored:
             logger.warning("%s ignored: still undoing the earlier steps", signal.Signals(number).name)
         elif number == signal.SIGINT:
             raise Interrupted("interrupted")

@@ -1,6 +1,6 @@
 """The log archive: every change of a range of an API V2 cluster, as objects that prove that none is missing.
 
-Knows storage and records, but no cluster. Modules, in reading order:
+Talks to the storage only, never to a cluster. Modules, in reading order:
 
 - `records`: the records of a log, and the names of its objects
 - `log`: opens a log, finds gaps, and chooses the files of a range and a time

@@ -358,7 +358,7 @@ def check_new_segments(context: CompactionContext) -> None:
     damage += [each.problem for each in now.verify_files(file for each in context.new for file in each.files)]
     if damage or now.end_ts() < before.end_ts():
         raise LogDamaged(
-            f"the log {log_id} is not as it should be after the rewrite: {(damage or ['its end is missing'])[0]}"
+            f"the log {log_id} could not be verified after its compaction, which kept the old segments: {(damage or ['its end is missing'])[0]}"
         )
 
 

@@ -9,7 +9,7 @@
 ``state/ID/epoch-N``, ``state/ID/checkpoint-N.json``       owner and `Checkpoint` of the writer; ID is the log's id
 =========================================================  ==========================================================
 
-Numbers in names are hexadecimal, with 16 digits for timestamps and spans and 8 for tokens.
+In names, timestamps and spans have 16 hexadecimal digits, tokens 8; N is an epoch of 10 decimal digits.
 """
 
 from __future__ import annotations
