@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from typing import cast
 
 import pytest
@@ -69,6 +70,23 @@ def test_waiting_for_ones_turn_is_no_silence() -> None:
             gate.release()
     assert store.sent == 1
     assert isinstance(seen[-1], tuple)
+
+
+def test_a_silent_request_is_given_up_while_its_sibling_waits_for_the_gate() -> None:
+    """Both are of one task and for one store, as after regions have moved: the one that waits does not stop the clock of the other."""
+    gate, store = threading.Lock(), Store()
+    store.ends.clear()
+    answered, polls = set(), 0
+    with closing(read_all([GatedStream(gate, store.send) for _ in range(2)], patience=0.0)) as events:
+        for event in events:
+            if event is not None:
+                answered.add(event[0])
+            else:
+                polls += 1
+            if polls == 100:
+                break
+    assert answered == {0, 1}
+    assert store.most == 1
 
 
 def test_who_waits_can_be_cancelled_and_sends_nothing() -> None:
