@@ -96,7 +96,8 @@ def _raise_reader_errors(readers: Sequence[Future[None]]) -> None:
 
 
 def _cancel(streams: Sequence[AnswerStream]) -> None:
-    for stream in streams:
+    """Cancel all, first those that wait: the end of one that was sent would let them send."""
+    for stream in sorted(streams, key=lambda stream: not stream.waiting):
         stream.cancel()
 
 
@@ -112,9 +113,9 @@ class GatedStream:
 
     def __iter__(self) -> Iterator[brpb_pb2.BackupResponse]:
         while not self._gate.acquire(timeout=POLL_SECONDS):
-            if self._cancelled.is_set():
-                raise ClusterUnreachable("the request was cancelled before it was sent")
+            self._check_cancelled()
         try:
+            self._check_cancelled()
             self.waiting = False
             self._stream = self._send()
             if self._cancelled.is_set():
@@ -128,6 +129,10 @@ class GatedStream:
         self._cancelled.set()
         if self._stream is not None:
             self._stream.cancel()
+
+    def _check_cancelled(self) -> None:
+        if self._cancelled.is_set():
+            raise ClusterUnreachable("the request was cancelled before it was sent")
 
 
 STORAGE_ERROR = Backoff("stores cannot write to the storage", 0.5, 5.0, jitter=True)

@@ -42,6 +42,7 @@ from tikv_br.backupset import layout
 from tikv_br.backupset.coverage import RegionPart
 from tikv_br.backupset.files import FileEntry
 from tikv_br.backupset.ledger import LedgerEntry, write_entry
+from tikv_br.cancellation import inherit
 from tikv_br.cluster.cluster import Cluster, ClusterPool
 from tikv_br.cluster.pb import brpb_pb2, kvrpcpb_pb2
 from tikv_br.cluster.regions import Region
@@ -262,7 +263,8 @@ class _Attempt:
         """The response stream; with a rate limit, a request is sent after the one before it has ended."""
         if not self._job.rate_limit:
             return store.backup(message)
-        return GatedStream(self._job.rate_limit.gate(store.store.id), lambda: store.backup(message))
+        # Another task of a cancelled run may open the gate before this one cancels its streams.
+        return GatedStream(self._job.rate_limit.gate(store.store.id), inherit(lambda: store.backup(message)))
 
     def _handle_event(self, sent: _SentRequest, event: brpb_pb2.BackupResponse | ClusterError, round_: _Round) -> None:
         """Handle a response, or the error that ended a stream. Raises errors that a retry does not fix."""

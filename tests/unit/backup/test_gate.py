@@ -101,6 +101,37 @@ def test_who_waits_can_be_cancelled_and_sends_nothing() -> None:
     assert not gate.locked()
 
 
+def test_who_was_cancelled_does_not_send_though_the_gate_is_free() -> None:
+    """The gate may be opened just by the cancellation of the request before."""
+    gate, store = threading.Lock(), Store()
+    stream = GatedStream(gate, store.send)
+    stream.cancel()
+    with pytest.raises(ClusterUnreachable):
+        next(iter(stream))
+    assert store.sent == 0
+    assert not gate.locked()
+
+
+def test_those_that_wait_are_cancelled_first() -> None:
+    """Else the end of the one that was sent lets them send after all."""
+    cancelled = []
+
+    class Stream:
+        def __init__(self, number: int) -> None:
+            self._number = number
+            self.waiting = number != 0
+
+        def __iter__(self) -> Iterator[brpb_pb2.BackupResponse]:
+            return iter(())
+
+        def cancel(self) -> None:
+            """Note the order."""
+            cancelled.append(self._number)
+
+    list(read_all([Stream(number) for number in range(3)], PATIENCE))
+    assert cancelled == [1, 2, 0]
+
+
 def test_a_request_that_fails_opens_the_gate() -> None:
     """An error while sending is the stream's error, and the next request has its turn."""
     gate = threading.Lock()
