@@ -52,12 +52,12 @@ from tikv_br.errors import (
     ClusterUnreachable,
     RequestRefused,
     StorageError,
-    StorageReadOnly,
 )
 from tikv_br.retry import Backoffer
 from tikv_br.spark.task import TaskContext
 from tikv_br.storage.base import ObjectStore
 from tikv_br.storage.credentials import to_backend, to_cipher_info
+from tikv_br.storage.local import to_storage_error
 from tikv_br.storage.open import open_store
 from tikv_br.storage.outage import patience_policy
 from tikv_br.storage.url import StorageLocation
@@ -405,7 +405,7 @@ class _Round:
 
 
 def _make_folder(place: StorageLocation) -> None:
-    """Create a local folder: stores do not create it. Raises `StorageReadOnly`."""
+    """Create a local folder: stores do not create it. Raises as a write to it."""
     if place.scheme != "local":
         return
     for last in (False, False, True):  # another attempt may be removing the parent folders
@@ -413,7 +413,7 @@ def _make_folder(place: StorageLocation) -> None:
             Path(place.path).mkdir(parents=True, exist_ok=True)
         except OSError as error:
             if last:
-                raise StorageReadOnly(f"cannot create {place}: {error.strerror}") from None
+                raise to_storage_error(error, place.path, "written") from None
 
 
 def _remove_empty_folders(place: StorageLocation) -> None:

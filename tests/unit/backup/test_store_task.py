@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +24,7 @@ from tikv_br.cluster.pb import brpb_pb2
 from tikv_br.cluster.rate_limit import RateLimit
 from tikv_br.cluster.regions import Peer, Region
 from tikv_br.cluster.topology import Store, StoreState
+from tikv_br.errors import StorageError, StorageFull, StorageReadOnly
 from tikv_br.spark.task import SharedObjects, TaskContext
 from tikv_br.storage.url import StorageLocation
 
@@ -113,4 +116,29 @@ def test_no_request_is_sent_once_the_run_is_cancelled(run: Callable[..., None], 
     work.cancel()
     with work.active(), pytest.raises(TaskCancelled):
         run(rate_limit=1 << 20)
+    assert store.requests == []
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        (errno.ENOSPC, StorageFull),
+        (errno.EDQUOT, StorageFull),
+        (errno.EACCES, StorageReadOnly),
+        (errno.ENOTDIR, StorageReadOnly),
+        (errno.EIO, StorageError),
+    ],
+)
+def test_a_folder_that_cannot_be_made_is_an_error_as_of_any_write(
+    run: Callable[..., None], store: OneStore, monkeypatch: pytest.MonkeyPatch, code: int, kind: type[StorageError]
+) -> None:
+    """Only where the path cannot be written to is it read-only; the message has the system's reason."""
+
+    def fail(*_args: object, **_named: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(Path, "mkdir", fail)
+    with pytest.raises(StorageError, match=os.strerror(code)) as caught:
+        run()
+    assert type(caught.value) is kind
     assert store.requests == []
