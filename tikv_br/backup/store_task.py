@@ -182,7 +182,7 @@ class _Attempt:
             if self._rewritten is not None:
                 self._rewritten.abandon()
             self._remove_files(keep=set())
-            self._context.report(data_bytes=-self._reported.total_bytes, keys=-self._reported.total_kvs)
+            self._context.retract(data_bytes=self._reported.total_bytes, keys=self._reported.total_kvs)
             raise
         seconds = PhaseSeconds(store=written - began, inspect=time.perf_counter() - written)
         return TaskResult(entry, seconds)

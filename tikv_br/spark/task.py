@@ -98,22 +98,30 @@ class TaskContext:
     def report(self, *, data_bytes: int = 0, keys: int = 0) -> None:
         """Add to what this task has done. Cheap (messages leave five times a second); thread-safe.
 
-        Raises `TaskCancelled` when the run has failed elsewhere. Does not fail if the driver cannot be reached.
+        Raises `TaskCancelled`, but counts, when the run has failed elsewhere. Does not fail if the driver cannot be reached.
         """
-        if self._cancellation is not None:
-            self._cancellation.check()
         with self._lock:
             self._bytes += data_bytes
             self._keys += keys
+            if self._cancellation is not None:
+                self._cancellation.check()
             now = time.monotonic()
             if now < self._next_report:
                 return
             self._next_report = now + REPORT_SECONDS
-            message = Message("progress", self.index, self.attempt, (self._bytes, self._keys))
+            message = self.totals()
+        self._send(message)
+
+    def retract(self, *, data_bytes: int, keys: int) -> None:
+        """Take back what a failed attempt has reported. For clean-up: does not raise `TaskCancelled`."""
+        with self._lock:
+            self._bytes -= data_bytes
+            self._keys -= keys
+            message = self.totals()
         self._send(message)
 
     def totals(self) -> Message:
-        """Return the final progress."""
+        """Return the progress so far."""
         return Message("progress", self.index, self.attempt, (self._bytes, self._keys))
 
 

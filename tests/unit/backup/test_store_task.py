@@ -14,9 +14,11 @@ import pytest
 from formats.api_version import ApiVersion
 from tests.unit.backup.samples import options
 from tikv_br import cancellation
+from tikv_br.backup import store_task
 from tikv_br.backup.convert import Conversion
 from tikv_br.backup.store_task import run_store_task
 from tikv_br.backup.task import BackupJob, Task
+from tikv_br.backupset.ledger import LedgerEntry
 from tikv_br.cancellation import Cancellation, TaskCancelled
 from tikv_br.cluster.cluster import Cluster, ClusterPool
 from tikv_br.cluster.config import ClusterConfig
@@ -26,6 +28,7 @@ from tikv_br.cluster.regions import Peer, Region
 from tikv_br.cluster.topology import Store, StoreState
 from tikv_br.errors import StorageError, StorageFull, StorageReadOnly
 from tikv_br.spark.task import SharedObjects, TaskContext
+from tikv_br.storage.base import ObjectStore
 from tikv_br.storage.url import StorageLocation
 
 
@@ -117,6 +120,21 @@ def test_no_request_is_sent_once_the_run_is_cancelled(run: Callable[..., None], 
     with work.active(), pytest.raises(TaskCancelled):
         run(rate_limit=1 << 20)
     assert store.requests == []
+
+
+def test_an_error_in_cancelled_work_stays_what_it_was(
+    run: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run is cancelled while the task meets an error of its own."""
+    work = Cancellation()
+
+    def fail(_store: ObjectStore, _entry: LedgerEntry) -> None:
+        work.cancel()
+        raise StorageFull("no room")
+
+    monkeypatch.setattr(store_task, "write_entry", fail)
+    with pytest.raises(StorageFull):
+        run(work)
 
 
 @pytest.mark.parametrize(
