@@ -74,7 +74,11 @@ class SharedObjects:
 
 
 class TaskContext:
-    """A task's connection to its run. ``attempt`` counts from 0: names of what a task writes should contain it."""
+    """A task's connection to its run.
+
+    ``attempt`` is Spark's, from 0, and orders progress only: attempts may run at the same time, and a retry within a task keeps its
+    number. So names of what a task writes need a random token.
+    """
 
     def __init__(
         self,
