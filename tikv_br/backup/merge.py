@@ -356,7 +356,7 @@ def _merge_interval(job: MergeJob, task: Task, context: TaskContext) -> TaskResu
         write_entry(store, entry)
     except BaseException:
         files.abandon()
-        context.report(data_bytes=-source.total_bytes, keys=-source.total_kvs)
+        context.retract(data_bytes=source.total_bytes, keys=source.total_kvs)
         raise
     uploading = files.seconds_uploading
     return TaskResult(entry, PhaseSeconds(encode=time.perf_counter() - began - uploading, upload=uploading))

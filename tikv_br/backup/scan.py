@@ -430,7 +430,7 @@ class _Attempt:
             for scan in self.scans:
                 scan.files.abandon()
             source = self._source
-            self.context.report(data_bytes=-source.total_bytes, keys=-source.total_kvs)
+            self.context.retract(data_bytes=source.total_bytes, keys=source.total_kvs)
             raise
 
     def _copy_rest(self, raw: RawClient, converter: Converter, rest: RemainingRange) -> None:

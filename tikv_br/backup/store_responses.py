@@ -51,7 +51,7 @@ class AnswerStream(Protocol):
 def read_all(streams: Sequence[AnswerStream], patience: float) -> Generator[Event | None]:
     """The events of all streams until they have ended, and None every `POLL_SECONDS` without one, for the consumer's own checks.
 
-    Cancels the streams if the consumer closes this early, and after ``patience`` seconds without any response.
+    Cancels all streams if the consumer closes this early, and each one that was sent and gave no response for ``patience`` seconds.
     """
     arrived: queue.SimpleQueue[tuple[int, brpb_pb2.BackupResponse | ClusterError | None]] = queue.SimpleQueue()
 
@@ -66,21 +66,22 @@ def read_all(streams: Sequence[AnswerStream], patience: float) -> Generator[Even
     with ThreadPoolExecutor(max(len(streams), 1), thread_name_prefix="answers") as pool:
         try:
             readers = [pool.submit(read, number, stream) for number, stream in enumerate(streams)]
-            open_streams, last_event = len(streams), time.monotonic()
+            open_streams = dict(enumerate(streams))
+            last_event: dict[int, float] = {}
             while open_streams:
                 try:
                     number, event = arrived.get(timeout=POLL_SECONDS)
                 except queue.Empty:
                     _raise_reader_errors(readers)
-                    if any(stream.waiting for stream in streams):
-                        last_event = time.monotonic()
-                    elif time.monotonic() - last_event > patience:
-                        _cancel(streams)
+                    now = time.monotonic()
+                    for number, stream in open_streams.items():
+                        if not stream.waiting and now - last_event.setdefault(number, now) > patience:
+                            stream.cancel()
                     yield None
                     continue
-                last_event = time.monotonic()
+                last_event[number] = time.monotonic()
                 if event is None:
-                    open_streams -= 1
+                    del open_streams[number]
                 else:
                     yield number, event
         finally:
@@ -95,7 +96,8 @@ def _raise_reader_errors(readers: Sequence[Future[None]]) -> None:
 
 
 def _cancel(streams: Sequence[AnswerStream]) -> None:
-    for stream in streams:
+    """Cancel all, first those that wait: the end of one that was sent would let them send."""
+    for stream in sorted(streams, key=lambda stream: not stream.waiting):
         stream.cancel()
 
 
@@ -111,9 +113,9 @@ class GatedStream:
 
     def __iter__(self) -> Iterator[brpb_pb2.BackupResponse]:
         while not self._gate.acquire(timeout=POLL_SECONDS):
-            if self._cancelled.is_set():
-                raise ClusterUnreachable("the request was cancelled before it was sent")
+            self._check_cancelled()
         try:
+            self._check_cancelled()
             self.waiting = False
             self._stream = self._send()
             if self._cancelled.is_set():
@@ -127,6 +129,10 @@ class GatedStream:
         self._cancelled.set()
         if self._stream is not None:
             self._stream.cancel()
+
+    def _check_cancelled(self) -> None:
+        if self._cancelled.is_set():
+            raise ClusterUnreachable("the request was cancelled before it was sent")
 
 
 STORAGE_ERROR = Backoff("stores cannot write to the storage", 0.5, 5.0, jitter=True)

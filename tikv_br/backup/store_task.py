@@ -42,6 +42,7 @@ from tikv_br.backupset import layout
 from tikv_br.backupset.coverage import RegionPart
 from tikv_br.backupset.files import FileEntry
 from tikv_br.backupset.ledger import LedgerEntry, write_entry
+from tikv_br.cancellation import inherit
 from tikv_br.cluster.cluster import Cluster, ClusterPool
 from tikv_br.cluster.pb import brpb_pb2, kvrpcpb_pb2
 from tikv_br.cluster.regions import Region
@@ -51,12 +52,12 @@ from tikv_br.errors import (
     ClusterUnreachable,
     RequestRefused,
     StorageError,
-    StorageReadOnly,
 )
 from tikv_br.retry import Backoffer
 from tikv_br.spark.task import TaskContext
 from tikv_br.storage.base import ObjectStore
 from tikv_br.storage.credentials import to_backend, to_cipher_info
+from tikv_br.storage.local import to_storage_error
 from tikv_br.storage.open import open_store
 from tikv_br.storage.outage import patience_policy
 from tikv_br.storage.url import StorageLocation
@@ -181,7 +182,7 @@ class _Attempt:
             if self._rewritten is not None:
                 self._rewritten.abandon()
             self._remove_files(keep=set())
-            self._context.report(data_bytes=-self._reported.total_bytes, keys=-self._reported.total_kvs)
+            self._context.retract(data_bytes=self._reported.total_bytes, keys=self._reported.total_kvs)
             raise
         seconds = PhaseSeconds(store=written - began, inspect=time.perf_counter() - written)
         return TaskResult(entry, seconds)
@@ -262,7 +263,8 @@ class _Attempt:
         """The response stream; with a rate limit, a request is sent after the one before it has ended."""
         if not self._job.rate_limit:
             return store.backup(message)
-        return GatedStream(self._job.rate_limit.gate(store.store.id), lambda: store.backup(message))
+        # Another task of a cancelled run may open the gate before this one cancels its streams.
+        return GatedStream(self._job.rate_limit.gate(store.store.id), inherit(lambda: store.backup(message)))
 
     def _handle_event(self, sent: _SentRequest, event: brpb_pb2.BackupResponse | ClusterError, round_: _Round) -> None:
         """Handle a response, or the error that ended a stream. Raises errors that a retry does not fix."""
@@ -403,7 +405,7 @@ class _Round:
 
 
 def _make_folder(place: StorageLocation) -> None:
-    """Create a local folder: stores do not create it. Raises `StorageReadOnly`."""
+    """Create a local folder: stores do not create it. Raises as a write to it."""
     if place.scheme != "local":
         return
     for last in (False, False, True):  # another attempt may be removing the parent folders
@@ -411,7 +413,7 @@ def _make_folder(place: StorageLocation) -> None:
             Path(place.path).mkdir(parents=True, exist_ok=True)
         except OSError as error:
             if last:
-                raise StorageReadOnly(f"cannot create {place}: {error.strerror}") from None
+                raise to_storage_error(error, place.path, "written") from None
 
 
 def _remove_empty_folders(place: StorageLocation) -> None:

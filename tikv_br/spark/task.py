@@ -74,7 +74,11 @@ class SharedObjects:
 
 
 class TaskContext:
-    """A task's connection to its run. ``attempt`` counts from 0: names of what a task writes should contain it."""
+    """A task's connection to its run.
+
+    ``attempt`` is Spark's, from 0, and orders progress only: attempts may run at the same time, and a retry within a task keeps its
+    number. So names of what a task writes need a random token.
+    """
 
     def __init__(
         self,
@@ -98,22 +102,30 @@ class TaskContext:
     def report(self, *, data_bytes: int = 0, keys: int = 0) -> None:
         """Add to what this task has done. Cheap (messages leave five times a second); thread-safe.
 
-        Raises `TaskCancelled` when the run has failed elsewhere. Does not fail if the driver cannot be reached.
+        Raises `TaskCancelled`, but counts, when the run has failed elsewhere. Does not fail if the driver cannot be reached.
         """
-        if self._cancellation is not None:
-            self._cancellation.check()
         with self._lock:
             self._bytes += data_bytes
             self._keys += keys
+            if self._cancellation is not None:
+                self._cancellation.check()
             now = time.monotonic()
             if now < self._next_report:
                 return
             self._next_report = now + REPORT_SECONDS
-            message = Message("progress", self.index, self.attempt, (self._bytes, self._keys))
+            message = self.totals()
+        self._send(message)
+
+    def retract(self, *, data_bytes: int, keys: int) -> None:
+        """Take back what a failed attempt has reported. For clean-up: does not raise `TaskCancelled`."""
+        with self._lock:
+            self._bytes -= data_bytes
+            self._keys -= keys
+            message = self.totals()
         self._send(message)
 
     def totals(self) -> Message:
-        """Return the final progress."""
+        """Return the progress so far."""
         return Message("progress", self.index, self.attempt, (self._bytes, self._keys))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from typing import cast
 
 import pytest
@@ -71,6 +72,23 @@ def test_waiting_for_ones_turn_is_no_silence() -> None:
     assert isinstance(seen[-1], tuple)
 
 
+def test_a_silent_request_is_given_up_while_its_sibling_waits_for_the_gate() -> None:
+    """Both are of one task and for one store, as after regions have moved: the one that waits does not stop the clock of the other."""
+    gate, store = threading.Lock(), Store()
+    store.ends.clear()
+    answered, polls = set(), 0
+    with closing(read_all([GatedStream(gate, store.send) for _ in range(2)], patience=0.0)) as events:
+        for event in events:
+            if event is not None:
+                answered.add(event[0])
+            else:
+                polls += 1
+            if polls == 100:
+                break
+    assert answered == {0, 1}
+    assert store.most == 1
+
+
 def test_who_waits_can_be_cancelled_and_sends_nothing() -> None:
     """A consumer that goes leaves no request behind; the next one finds the gate open."""
     gate, store = threading.Lock(), Store()
@@ -81,6 +99,37 @@ def test_who_waits_can_be_cancelled_and_sends_nothing() -> None:
             next(iter(stream))
     assert store.sent == 0
     assert not gate.locked()
+
+
+def test_who_was_cancelled_does_not_send_though_the_gate_is_free() -> None:
+    """The gate may be opened just by the cancellation of the request before."""
+    gate, store = threading.Lock(), Store()
+    stream = GatedStream(gate, store.send)
+    stream.cancel()
+    with pytest.raises(ClusterUnreachable):
+        next(iter(stream))
+    assert store.sent == 0
+    assert not gate.locked()
+
+
+def test_those_that_wait_are_cancelled_first() -> None:
+    """Else the end of the one that was sent lets them send after all."""
+    cancelled = []
+
+    class Stream:
+        def __init__(self, number: int) -> None:
+            self._number = number
+            self.waiting = number != 0
+
+        def __iter__(self) -> Iterator[brpb_pb2.BackupResponse]:
+            return iter(())
+
+        def cancel(self) -> None:
+            """Note the order."""
+            cancelled.append(self._number)
+
+    list(read_all([Stream(number) for number in range(3)], PATIENCE))
+    assert cancelled == [1, 2, 0]
 
 
 def test_a_request_that_fails_opens_the_gate() -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from formats.api_version import ApiVersion
 from formats.keys.codec import KeyCodec
 from formats.keys.ranges import KeyRange
@@ -12,24 +14,49 @@ from tests.support.history import Version
 from tests.support.logs import LOG_ID, write_log
 from tests.unit.backup.samples import options
 from tikv_br.archive.log import LogArchive
+from tikv_br.backup import merge
 from tikv_br.backup.merge import MergeJob, run_merge_task
 from tikv_br.backup.task import Task
-from tikv_br.spark.task import TaskContext
+from tikv_br.backupset.ledger import LedgerEntry
+from tikv_br.cancellation import Cancellation
+from tikv_br.errors import StorageFull
+from tikv_br.spark.task import Message, TaskContext
+from tikv_br.storage.base import ObjectStore
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import StorageLocation
 
 BACKUP_TS = 100
+SPAN = KeyRange(*KeyCodec(ApiVersion.V2).rpc_range(b"", b""))
 
 
-def test_a_row_of_the_log_that_the_backup_superseded_stays_superseded(tmp_path: Path) -> None:
-    """A key was written at 90 and deleted at 95. Its first row arrived late, in the segment that ends after the backup."""
+@pytest.fixture
+def job(tmp_path: Path) -> MergeJob:
+    """A merge of a log in which a key was written at 90 and deleted at 95. Its first row arrived late, in a segment after the backup."""
     place = StorageLocation("local", str(tmp_path / "log"))
     rows = {b"deleted": [Version(90, b"old")], b"written": [Version(110, b"new")]}
     write_log(place, 1, 80, [120], rows)
-    span = KeyRange(*KeyCodec(ApiVersion.V2).rpc_range(b"", b""))
     log = LogArchive.open(open_store(place), LOG_ID)
     wanted = replace(options(), storage=StorageLocation("local", str(tmp_path / "merged")))
-    files = tuple(log.files_for(span, BACKUP_TS, 120))
-    job = MergeJob("run", wanted, (), place, files, after_ts=BACKUP_TS, ts=120)
-    done = run_merge_task(job, Task(span.start, span.end), TaskContext(0, 0, lambda _: None))
+    files = tuple(log.files_for(SPAN, BACKUP_TS, 120))
+    return MergeJob("run", wanted, (), place, files, after_ts=BACKUP_TS, ts=120)
+
+
+def test_a_row_of_the_log_that_the_backup_superseded_stays_superseded(job: MergeJob) -> None:
+    """Only the row after the backup is left."""
+    done = run_merge_task(job, Task(SPAN.start, SPAN.end), TaskContext(0, 0, lambda _: None))
     assert done.entry.source.total_kvs == 1
+
+
+def test_an_error_in_cancelled_work_stays_what_it_was(job: MergeJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run is cancelled while the task meets an error of its own: that error counts, and no row does."""
+    work, sent = Cancellation(), list[Message]()
+
+    def fail(_store: ObjectStore, _entry: LedgerEntry) -> None:
+        work.cancel()
+        raise StorageFull("no room")
+
+    monkeypatch.setattr(merge, "write_entry", fail)
+    with pytest.raises(StorageFull):
+        run_merge_task(job, Task(SPAN.start, SPAN.end), TaskContext(0, 0, sent.append, work))
+    assert sent[0].body[1] == 1
+    assert sent[-1].body == (0, 0)

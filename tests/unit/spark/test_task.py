@@ -64,3 +64,15 @@ def test_cancelled_task_stops_at_its_next_report() -> None:
         context.report(data_bytes=1)
     outcome = run_task(lambda _task, given: given.report(), "x", "a", context)
     assert outcome.kind == "error"
+
+
+def test_counts_are_taken_back_in_cancelled_work() -> None:
+    """What was reported, also by the report that told of the cancellation, sums up to nothing, and the driver gets to know."""
+    cancelled, sent = Cancellation(), list[Message]()
+    context = TaskContext(0, 0, sent.append, cancelled)
+    context.report(data_bytes=5, keys=1)
+    cancelled.cancel()
+    with pytest.raises(TaskCancelled):
+        context.report(data_bytes=7, keys=2)
+    context.retract(data_bytes=12, keys=3)
+    assert [message.body for message in sent] == [(5, 1), (0, 0)]
