@@ -51,7 +51,7 @@ class AnswerStream(Protocol):
 def read_all(streams: Sequence[AnswerStream], patience: float) -> Generator[Event | None]:
     """The events of all streams until they have ended, and None every `POLL_SECONDS` without one, for the consumer's own checks.
 
-    Cancels all streams if the consumer closes this early, and each one that was sent and gave no response for ``patience`` seconds.
+    Cancels all streams if the consumer closes this early, and those that were sent if none of them gives a response for ``patience`` seconds.
     """
     arrived: queue.SimpleQueue[tuple[int, brpb_pb2.BackupResponse | ClusterError | None]] = queue.SimpleQueue()
 
@@ -67,7 +67,7 @@ def read_all(streams: Sequence[AnswerStream], patience: float) -> Generator[Even
         try:
             readers = [pool.submit(read, number, stream) for number, stream in enumerate(streams)]
             open_streams = dict(enumerate(streams))
-            last_event: dict[int, float] = {}
+            silent_since: dict[int, float] = {}  # of the streams that were sent
             while open_streams:
                 try:
                     number, event = arrived.get(timeout=POLL_SECONDS)
@@ -75,11 +75,11 @@ def read_all(streams: Sequence[AnswerStream], patience: float) -> Generator[Even
                     _raise_reader_errors(readers)
                     now = time.monotonic()
                     for number, stream in open_streams.items():
-                        if not stream.waiting and now - last_event.setdefault(number, now) > patience:
+                        if not stream.waiting and now - silent_since.setdefault(number, now) > patience:
                             stream.cancel()
                     yield None
                     continue
-                last_event[number] = time.monotonic()
+                silent_since.clear()  # a store may serve one request after the other
                 if event is None:
                     del open_streams[number]
                 else:

@@ -173,9 +173,10 @@ def run_tasks(
 ) -> float:
     """Run ``function(task, context)`` for every task; ``on_result`` gets each result once, in the caller's thread, as it comes.
 
-    ``function``, tasks and results must pickle (a function of a module, not a lambda). A task may run more than once
-    if its worker dies, even at the same time, so names of what it writes need a random token; only one result counts. The first error that a task raises cancels
-    the rest and is raised here as itself, its message led by the task's name; what is not ours becomes `TaskFailed`.
+    ``function``, tasks and results must pickle (a function of a module, not a lambda). A task may run more than once if its
+    worker dies, even at the same time, so names of what it writes need a random token; only one result counts. The first
+    error that a task raises cancels the rest and is raised here as itself, its message led by the task's name; what is not
+    ours becomes `TaskFailed`.
     Returns the seconds that the start of the session took, 0 on the driver; it is reported as well.
     Raises `SparkUnavailable` when no session can be had. ``expected_task_bytes`` makes progress finer than whole tasks.
     Tasks on the driver get the objects in ``shared`` from `TaskContext.shared`; a process of Spark makes its own.
