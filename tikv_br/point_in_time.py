@@ -96,9 +96,10 @@ def restore_to_point(
 
 
 def temporary_location(options: PointOptions, sources: MergeSources) -> StorageLocation:
-    """Where the merged rows are kept until they are restored: the same for the same sources, time and target."""
+    """Where the merged rows are kept until they are restored: the same for the same sources, time, exactness and target."""
     wanted = options.restore
-    identity = "\n".join([*sources.urls, str(options.ts), ",".join(wanted.cluster.pd)])
+    exactness = ["inexact"] if options.allow_inexact else []
+    identity = "\n".join([*sources.urls, str(options.ts), ",".join(wanted.cluster.pd), *exactness])
     name = f"restore-{hashlib.sha256(identity.encode()).hexdigest()[:16]}"
     if options.work is not None:
         return options.work.child(name)

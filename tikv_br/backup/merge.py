@@ -257,6 +257,7 @@ def find_resumable_merge(context: MergeContext) -> None:
         )
     if context.sources.log is not None:
         context.scanned_ts = context.backup_ts
+        context.sources.check(context.scanned_ts, allow_inexact=context.merge.allow_inexact)
     context.ts = context.scanned_ts
     context.log_files = context.sources.log_files(context.ts)
 

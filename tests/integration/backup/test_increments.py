@@ -18,7 +18,7 @@ from tests.support.live_cluster import LiveCluster, contents, live_cluster
 from tests.support.logs import write_log
 from tikv_br.backup.merge import MergeOptions, MergeSources, merge_backup
 from tikv_br.backup.options import BackupOptions
-from tikv_br.backup.run import BackupSummary, backup
+from tikv_br.backup.run import BackupSummary, abort_backup, backup
 from tikv_br.backupset import prune
 from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.backupset.coverage import codec_of
@@ -176,6 +176,11 @@ def test_the_end_of_a_log_in_a_scan_window(chain: Chain, tmp_path: Path) -> None
     assert f"Pass {exact}, the nearest" in refused.value.hint
     with pytest.raises(OutsideRestoreWindow, match="outside the restorable window"):
         merge_backup(MergeOptions(options(chain.live, place), newest, log, later, allow_inexact=True))
+    with pytest.raises(Interrupted):
+        merge_backup(MergeOptions(options(chain.live, place), newest, log, allow_inexact=True), interrupt_at("commit"))
+    with pytest.raises(OutsideRestoreWindow, match="not all rows are known"):
+        merge_backup(MergeOptions(options(chain.live, place), newest, log))
+    abort_backup(place, None)
     for ts in (inexact, 0):
         done = merge_backup(MergeOptions(options(chain.live, place, dry_run=True), newest, log, ts, allow_inexact=True))
         assert done.summary.backup_ts == (ts or end)
