@@ -77,25 +77,25 @@ class Collector(Generic[R]):
         if message.index in self._done:
             return
         if message.kind == "progress":
-            self._process_progress(message)
+            if message.attempt >= self._progress.get(message.index, (0, 0, 0))[0]:
+                self._set_progress(message)
             return
-        outcome = pickle.loads(message.body)  # type: ignore[arg-type] # noqa: S301 - made by a task of this run
+        outcome = pickle.loads(message.body)  # noqa: S301 - made by a task of this run
         if message.kind == "error":
             error: TikvBrError = outcome
             raise error
+        self._set_progress(message)  # of the attempt that counts, though a later one may have begun
         self._done.add(message.index)
         self._partial -= self._share(self._progress.get(message.index, (0, 0, 0))[1])
         self._on_result(outcome)
 
-    def _process_progress(self, message: Message) -> None:
-        data_bytes, keys = message.body
+    def _set_progress(self, message: Message) -> None:
+        data_bytes, keys = message.totals
         before = self._progress.get(message.index, (0, 0, 0))
-        if message.attempt < before[0]:
-            return
-        self._progress[message.index] = (message.attempt, int(data_bytes), int(keys))
-        self._sums[0] += int(data_bytes) - before[1]
-        self._sums[1] += int(keys) - before[2]
-        self._partial += self._share(int(data_bytes)) - self._share(before[1])
+        self._progress[message.index] = (message.attempt, data_bytes, keys)
+        self._sums[0] += data_bytes - before[1]
+        self._sums[1] += keys - before[2]
+        self._partial += self._share(data_bytes) - self._share(before[1])
 
     def _share(self, data_bytes: int) -> float:
         """How much of a task its bytes are, going by the expected size; short of the whole until it has ended."""

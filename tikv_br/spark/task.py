@@ -15,7 +15,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TypeVar, cast
+from typing import Literal, TypeVar, cast
 
 from tikv_br.cancellation import Cancellation, TaskCancelled
 from tikv_br.errors import TaskFailed, TikvBrError
@@ -47,12 +47,14 @@ REPORT_SECONDS = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One message of a task; ``body`` is (bytes, keys) for progress, a pickled result or error for an outcome."""
+    """One message of a task: what the attempt has done so far, and with an outcome the pickled result or error."""
 
-    kind: str  # "progress", "result" or "error"
+    kind: Literal["progress", "result", "error"]
     index: int
     attempt: int
-    body: tuple[int, int] | bytes
+    totals: tuple[int, int]
+    """Bytes and keys."""
+    body: bytes = b""
 
 
 Send = Callable[[Message], None]
@@ -113,7 +115,7 @@ class TaskContext:
             if now < self._next_report:
                 return
             self._next_report = now + REPORT_SECONDS
-            message = self.totals()
+            message = self.message("progress")
         self._send(message)
 
     def retract(self, *, data_bytes: int, keys: int) -> None:
@@ -121,12 +123,12 @@ class TaskContext:
         with self._lock:
             self._bytes -= data_bytes
             self._keys -= keys
-            message = self.totals()
+            message = self.message("progress")
         self._send(message)
 
-    def totals(self) -> Message:
-        """Return the progress so far."""
-        return Message("progress", self.index, self.attempt, (self._bytes, self._keys))
+    def message(self, kind: Literal["progress", "result", "error"], body: bytes = b"") -> Message:
+        """Return a message with the totals so far."""
+        return Message(kind, self.index, self.attempt, (int(self._bytes), int(self._keys)), body)
 
 
 def run_task(function: Callable[[T, TaskContext], R], task: T, name: str, context: TaskContext) -> Message:
@@ -142,9 +144,8 @@ def run_task(function: Callable[[T, TaskContext], R], task: T, name: str, contex
     except Exception as error:  # noqa: BLE001 - becomes the outcome
         wrapped = TaskFailed(f"task {name}: unexpected {type(error).__name__}: {error}\n{traceback.format_exc()}")
         return _failure(context, wrapped)
-    context._send(context.totals())  # noqa: SLF001 - the last progress leaves unthrottled
-    return Message("result", context.index, context.attempt, body)
+    return context.message("result", body)
 
 
 def _failure(context: TaskContext, error: TikvBrError) -> Message:
-    return Message("error", context.index, context.attempt, pickle.dumps(error))
+    return context.message("error", pickle.dumps(error))

@@ -58,5 +58,5 @@ def test_an_error_in_cancelled_work_stays_what_it_was(job: MergeJob, monkeypatch
     monkeypatch.setattr(merge, "write_entry", fail)
     with pytest.raises(StorageFull):
         run_merge_task(job, Task(SPAN.start, SPAN.end), TaskContext(0, 0, sent.append, work))
-    assert sent[0].body[1] == 1
-    assert sent[-1].body == (0, 0)
+    assert sent[0].totals[1] == 1
+    assert sent[-1].totals == (0, 0)

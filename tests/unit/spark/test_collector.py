@@ -17,9 +17,9 @@ def progress(index: int, data_bytes: int, attempt: int = 0) -> Message:
     return Message("progress", index, attempt, (data_bytes, data_bytes // 10))
 
 
-def result(index: int, value: object, attempt: int = 0) -> Message:
-    """Return a result message."""
-    return Message("result", index, attempt, pickle.dumps(value))
+def result(index: int, value: object, attempt: int = 0, data_bytes: int = 0) -> Message:
+    """Return a result message, with a tenth as many keys."""
+    return Message("result", index, attempt, (data_bytes, data_bytes // 10), pickle.dumps(value))
 
 
 def book_all(messages: list[Message], total: int, expected: int = 0) -> tuple[list[object], list[TasksProgress]]:
@@ -62,10 +62,18 @@ def test_fraction_follows_bytes_and_never_falls() -> None:
 def test_error_is_raised() -> None:
     """The error that a task has sent is raised from the book."""
     with pytest.raises(StorageFull, match="no room"):
-        book_all([Message("error", 0, 0, pickle.dumps(StorageFull("no room")))], 1)
+        book_all([Message("error", 0, 0, (0, 0), pickle.dumps(StorageFull("no room")))], 1)
 
 
 def test_progress_after_the_result_is_ignored() -> None:
     """A progress message that was overtaken by its result adds nothing."""
-    _, events = book_all([progress(0, 10), result(0, None), progress(0, 99)], 2)
+    _, events = book_all([progress(0, 10), result(0, None, data_bytes=10), progress(0, 99)], 2)
     assert events[-1].bytes_done == 10
+
+
+def test_a_result_brings_the_progress_that_did_not_arrive() -> None:
+    """Bytes and keys add up though progress was lost, or came from an attempt whose result was not the first."""
+    _, events = book_all(
+        [result(0, None, data_bytes=20), progress(1, 70, attempt=1), result(1, None, data_bytes=50)], 2
+    )
+    assert (events[-1].bytes_done, events[-1].keys_done) == (70, 7)
