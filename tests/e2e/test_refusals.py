@@ -28,6 +28,7 @@ for arguments in json.load(sys.stdin):
     print(json.dumps({"arguments": arguments, "code": code, "loaded": loaded, "said": said.getvalue()}))
 """
 NOWHERE = "127.0.0.1:1"
+LOAD = ["load", "raw", "--input", "/x.csv", "--key-column", "k", "--value-column", "v", "--staging", "/nowhere"]
 
 WITHOUT_A_CLUSTER = [
     (["nonsense"], 2),
@@ -46,6 +47,12 @@ WITHOUT_A_CLUSTER = [
     (["backup", "raw", "-s", "s3://xyz/y", "--s3.acl", "private"], 2),
     (["restore", "raw", "-s", "/x", "--file-check", "no"], 2),
     (["restore", "raw", "-s", "/x", "--start", "02", "--end", "01"], 2),
+    (["load", "raw", "--input", "/x.csv", "--key-column", "k", "--value-column", "v"], 2),
+    ([*LOAD, "--spark-master", "moon"], 2),
+    ([*LOAD, "--input-option", "header"], 2),
+    ([*LOAD, "--on-duplicate", "last"], 2),
+    ([*LOAD, "--order-column", "t"], 2),
+    ([*LOAD, "--input", "/x"], 2),
     (["sync"], 2),
     (["sync", "--sink", "nowhere://"], 2),
     (["sync", "--sink", "blackhole://"], 2),
@@ -111,6 +118,7 @@ WITH_A_CLUSTER = [
     (["backup", "raw", "-s", "/nowhere", "--pd", NOWHERE, "--spark-master", "moon"], 2),
     (["backup", "raw", "-s", "/nowhere", "--pd", NOWHERE, "--cert", "/nowhere"], 2),
     (["restore", "raw", "-s", "/nowhere", "--pd", NOWHERE], 3),
+    ([*LOAD, "--pd", NOWHERE], 3),
     (["restore", "raw", "-s", "/nowhere", "--pd", NOWHERE, "--mode", "put"], 3),
     (["restore", "raw", "-s", "/nowhere", "--pd", NOWHERE, "--rewrite-prefix", "zz"], 2),
     (["backup", "raw", "-s", "/nowhere", "--pd", NOWHERE, "--file-format", "parquet"], 3),

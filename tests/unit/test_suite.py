@@ -18,6 +18,7 @@ FEATURE_OF_COMMAND = {
     "diff": "diff",
     "drill": "drill",
     "list": "index",
+    "load": "load",
     "log": "sync",
     "pin": "index",
     "playground": "playground",

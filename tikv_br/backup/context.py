@@ -41,8 +41,9 @@ CLUSTER_SLOTS = 32
 class Engine:
     """The chosen engine and executor, with the reason."""
 
-    name: Literal["scan", "store", "changes", "merge"]
-    """How rows get into the files: tasks scan them, stores write the files, tasks read the change feed, tasks merge backups."""
+    name: Literal["scan", "store", "changes", "merge", "load"]
+    """How rows get into the files: tasks scan them, stores write the files, tasks read the change feed, tasks merge backups, or Spark
+    reads them from any input."""
     reason: str
     executor: ExecutorKind
     executor_reason: str

@@ -18,6 +18,10 @@ CALLS: dict[CommandPath, str] = {
         "--log",
     ): "{log} --restore-ts latest -s {sound} --pd {target} --executor driver --allow-overwrite",
     ("restore", "point"): "-s {log} --full-backup-storage {sound} --pd {target} --executor driver --allow-overwrite",
+    (
+        "load",
+        "raw",
+    ): "--pd {target} --input {table} --key-column key --value-column value --staging {staging} --spark-master local[1]",
     ("log", "start"): "-s {new} --id log --start-ts now --pd {pd} --scratch-dir {scratch}",
     ("log", "status"): "-s {log}",
     ("log", "metadata"): "-s {log}",
@@ -79,6 +83,7 @@ NEEDS_STORES = (
     ("restore", "raw"),
     ("restore", "raw", "--log"),
     ("restore", "point"),
+    ("load", "raw"),
     ("diff",),
     ("raw", "put"),
     ("raw", "get"),

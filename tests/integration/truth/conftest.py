@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from formats.api_version import ApiVersion
@@ -181,8 +183,12 @@ def _fill(world: World) -> None:
         name: str(world.folder / "backups" / name)
         for name in ("sound", "new", "increment", "merged", "begun", "damaged", "nothing")
     }
+    table = world.folder / "table.parquet"
+    pq.write_table(pa.table({"key": list(ROWS), "value": list(ROWS.values())}), table)
     world.names |= {
         **places,
+        "table": str(table),
+        "staging": str(world.folder / "staging"),
         **{name: str(world.folder / name) for name in ("log", "state", "scratch", "home", "dir")},
         "folder": str(world.folder / "backups"),
         "pd": world.source.pd,

@@ -116,6 +116,9 @@ PROOFS: dict[CommandPath, Proof] = {
     ("restore", "raw"): restored,
     ("restore", "raw", "--log"): restored,
     ("restore", "point"): restored,
+    ("load", "raw"): lambda world, ended: (
+        restored(world, ended) and not list(Path(world.names["staging"]).rglob("*.sst"))
+    ),
     ("backup", "merge"): merged,
     ("verify",): lambda _, ended: ended.last["rows_checked"] == len(ROWS),
     ("diff",): lambda world, ended: contents(world.source) == ROWS and ended.last["rows"] == len(ROWS),
