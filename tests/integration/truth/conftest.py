@@ -179,7 +179,7 @@ def _fill(world: World) -> None:
     config.write_text("")
     places = {
         name: str(world.folder / "backups" / name)
-        for name in ("sound", "new", "increment", "merged", "begun", "damaged", "nothing")
+        for name in ("sound", "new", "increment", "merged", "begun", "damaged", "nothing", "exported")
     }
     world.names |= {
         **places,
