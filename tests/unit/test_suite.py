@@ -17,6 +17,7 @@ FEATURE_OF_COMMAND = {
     "check": "check",
     "diff": "diff",
     "drill": "drill",
+    "export": "export",
     "list": "index",
     "load": "load",
     "log": "sync",

@@ -41,6 +41,7 @@ class Commands(LazyGroup):
             ("load", "load_cmd", "", "Load files or tables into a cluster through Spark."),
             ("verify", "verify_cmd", "", "Verify a backup, or compare a cluster with it."),
             ("diff", "diff_cmd", "", "Compare two clusters, or a cluster with a backup."),
+            ("export", "export_cmd", "", "Export rows of a cluster or a backup as Parquet, CSV or JSON lines."),
             ("sync", "sync_cmd", "", "Replicate changes to another cluster or a file, until stopped."),
             ("log", "log_cmd", "", "Archive all changes of a cluster, for point-in-time recovery."),
             (

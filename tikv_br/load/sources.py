@@ -24,6 +24,8 @@ from tikv_br.errors import UsageError
 
 BATCH_ROWS = 16_384
 _MAX_U64 = 2**64 - 1
+_MAX_FIELD = 2**31 - 1
+"""Characters of a field of CSV: more than the largest value of a store takes in any format."""
 _MAX_TTL = 2**63  # with the present time added still 64 bits
 Fields = Mapping[str, object]
 Rows = Iterator[tuple[int, Fields]]  # the number of the line, its fields
@@ -99,6 +101,7 @@ def _json_rows(file: Iterable[str]) -> Rows:
 
 
 def _csv_rows(file: Iterable[str]) -> Rows:
+    csv.field_size_limit(_MAX_FIELD)  # of the process; values of a store may be larger than csv's default
     reader = csv.DictReader(file, strict=True)
     try:
         for fields in reader:

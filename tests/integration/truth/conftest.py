@@ -181,7 +181,7 @@ def _fill(world: World) -> None:
     config.write_text("")
     places = {
         name: str(world.folder / "backups" / name)
-        for name in ("sound", "new", "increment", "merged", "begun", "damaged", "nothing")
+        for name in ("sound", "new", "increment", "merged", "begun", "damaged", "nothing", "exported")
     }
     table = world.folder / "table.parquet"
     pq.write_table(pa.table({"key": list(ROWS), "value": list(ROWS.values())}), table)
