@@ -172,10 +172,15 @@ def _parquet(path: Path) -> Source:
 def _parquet_batches(file: object, wanted: list[str], name: str) -> Iterator[pa.RecordBatch]:
     try:
         for batch in file.iter_batches(BATCH_ROWS, columns=wanted):  # type: ignore[attr-defined]
-            keys, values = (_parquet_bytes(batch, part) for part in ("key", "value"))
-            yield columns.records(keys, values, expire_ts=_parquet_expiry(batch))
+            yield to_records(batch)
     except (pa.ArrowException, FormatError) as error:
         raise UsageError(f"{name}: {error}") from None
+
+
+def to_records(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Pairs of the columns ``key``, ``value`` and, if there, ``expire_ts`` and ``ttl``. Raises `FormatError`, `pyarrow.ArrowException`."""
+    keys, values = (_parquet_bytes(batch, part) for part in ("key", "value"))
+    return columns.records(keys, values, expire_ts=_parquet_expiry(batch))
 
 
 def _parquet_bytes(batch: pa.RecordBatch, column: str) -> pa.LargeBinaryArray:
