@@ -26,6 +26,7 @@ from tikv_br.backupset.coverage import codec_of
 from tikv_br.backupset.files import FileKind
 from tikv_br.backupset.index import Index
 from tikv_br.backupset.rows import read_rows
+from tikv_br.datasource import TikvBackupDataSource
 from tikv_br.errors import (
     BackupDamaged,
     BackupNotFound,
@@ -37,7 +38,6 @@ from tikv_br.errors import (
     SafePointError,
     UsageError,
 )
-from tikv_br.datasource import TikvBackupDataSource
 from tikv_br.point_in_time import PointOptions, restore_to_point
 from tikv_br.progress_events import Event, Notice, Reporter, StepStarted, silent
 from tikv_br.restore.options import RestoreOptions
