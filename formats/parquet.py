@@ -50,7 +50,7 @@ class ParquetWriter:
         self._order = RowOrder()
         self._group: list[pa.RecordBatch] = []
         self._group_rows = self._group_bytes = self._rows = 0
-        self._stream = _Stream(sink)
+        self._stream = SinkFile(sink)
         self._writer = pq.ParquetWriter(
             self._stream,
             SCHEMA,
@@ -95,16 +95,19 @@ class ParquetWriter:
         self._group, self._group_rows, self._group_bytes = [], 0, 0
 
 
-class _Stream(io.RawIOBase):
+class SinkFile(io.RawIOBase):
     """The sink as Arrow wants it: a file that can only be written."""
 
     def __init__(self, sink: Sink) -> None:
         self.sink: Sink | None = sink
+        """None: what is written is dropped."""
 
     def writable(self) -> bool:
+        """See `io.IOBase`."""
         return True
 
     def write(self, data: Any) -> int:  # noqa: ANN401 - any buffer
+        """Hand the bytes to the sink."""
         if self.sink is not None:
             self.sink(bytes(data))
         return len(data)

@@ -13,7 +13,7 @@ from formats.api_version import ApiVersion
 from tikv_br.archive.log import LogSource
 from tikv_br.backup.merge import MergeOptions, MergeSources, merge_backup
 from tikv_br.backup.options import BackupOptions
-from tikv_br.backup.run import BackupReport, abort_backup
+from tikv_br.backup.run import BackupReport, abort_backup, remove_temporary
 from tikv_br.backupset import layout
 from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.backupset.compare import check_same_encoding
@@ -22,7 +22,7 @@ from tikv_br.progress_events import Notice, Reporter, silent
 from tikv_br.restore.options import RestoreOptions
 from tikv_br.restore.plan import RestorePlan
 from tikv_br.restore.run import RestoreSummary, restore
-from tikv_br.storage.base import ObjectStore, exists
+from tikv_br.storage.base import exists
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import StorageLocation
 
@@ -107,16 +107,6 @@ def temporary_location(options: PointOptions, sources: MergeSources) -> StorageL
         return options.log.storage.child(name)
     parent, _, _ = wanted.storage.path.rpartition("/")
     return replace(wanted.storage, path=parent or wanted.storage.path).child(name)
-
-
-def remove_temporary(store: ObjectStore) -> None:
-    """Remove a temporary backup. Its description goes first and its lock last: what an interruption leaves is an unfinished backup."""
-    store.delete(layout.META)
-    for info in list(store.list()):
-        if info.name != layout.LOCK:
-            store.delete(info.name)
-    store.delete(layout.LOCK)
-    store.sweep("", deep=True)
 
 
 def merge_output(options: PointOptions, work: StorageLocation) -> BackupOptions:

@@ -28,6 +28,7 @@ for arguments in json.load(sys.stdin):
     print(json.dumps({"arguments": arguments, "code": code, "loaded": loaded, "said": said.getvalue()}))
 """
 NOWHERE = "127.0.0.1:1"
+LOAD = ["load", "raw", "--input", "/x.csv", "--key-column", "k", "--value-column", "v", "--staging", "/nowhere"]
 
 WITHOUT_A_CLUSTER = [
     (["nonsense"], 2),
@@ -46,6 +47,12 @@ WITHOUT_A_CLUSTER = [
     (["backup", "raw", "-s", "s3://xyz/y", "--s3.acl", "private"], 2),
     (["restore", "raw", "-s", "/x", "--file-check", "no"], 2),
     (["restore", "raw", "-s", "/x", "--start", "02", "--end", "01"], 2),
+    (["load", "raw", "--input", "/x.csv", "--key-column", "k", "--value-column", "v"], 2),
+    ([*LOAD, "--spark-master", "moon"], 2),
+    ([*LOAD, "--input-option", "header"], 2),
+    ([*LOAD, "--on-duplicate", "last"], 2),
+    ([*LOAD, "--order-column", "t"], 2),
+    ([*LOAD, "--input", "/x"], 2),
     (["sync"], 2),
     (["sync", "--sink", "nowhere://"], 2),
     (["sync", "--sink", "blackhole://"], 2),
@@ -77,6 +84,12 @@ WITHOUT_A_CLUSTER = [
     (["backup", "merge", "-s", "/x", "--base", "/x", "--log", "/x", "--log-id", "a/b"], 2),
     (["log", "start", "-s", "/x", "--id", "a/b"], 2),
     (["sync", "--sink", "local:///x?id=a/b"], 2),
+    (["export", "raw"], 2),
+    (["export", "raw", "-s", "/x", "--format", "xml"], 2),
+    (["export", "raw", "-s", "/x", "--encoding", "base64"], 2),
+    (["export", "raw", "-s", "/x", "--range", "zz"], 2),
+    (["export", "raw", "-s", "/x", "--from-backup", "/x", "--pd", "127.0.0.1:1"], 2),
+    (["export", "raw", "-s", "/x", "--crypter.key", "00"], 2),
     (["verify"], 2),
     (["verify", "/x", "--level", "deep"], 2),
     (["list"], 2),
@@ -111,6 +124,7 @@ WITH_A_CLUSTER = [
     (["backup", "raw", "-s", "/nowhere", "--pd", NOWHERE, "--spark-master", "moon"], 2),
     (["backup", "raw", "-s", "/nowhere", "--pd", NOWHERE, "--cert", "/nowhere"], 2),
     (["restore", "raw", "-s", "/nowhere", "--pd", NOWHERE], 3),
+    ([*LOAD, "--pd", NOWHERE], 3),
     (["restore", "raw", "-s", "/nowhere", "--pd", NOWHERE, "--mode", "put"], 3),
     (["restore", "raw", "-s", "/nowhere", "--pd", NOWHERE, "--rewrite-prefix", "zz"], 2),
     (["backup", "raw", "-s", "/nowhere", "--pd", NOWHERE, "--file-format", "parquet"], 3),
@@ -119,6 +133,10 @@ WITH_A_CLUSTER = [
     (["backup", "merge", "-s", "/nowhere", "--base", "/nowhere"], 31),
     (["diff", "--pd", NOWHERE], 2),
     (["diff", "--pd", NOWHERE, "--storage", "/nowhere"], 31),
+    (["export", "raw", "-s", "/nowhere", "--pd", NOWHERE], 3),
+    (["export", "raw", "-s", "/nowhere", "--pd", NOWHERE, "--encoding", "hex"], 2),
+    (["export", "raw", "-s", "/nowhere", "--from-backup", "/nowhere"], 31),
+    (["export", "raw", "-s", "/nowhere", "--from-backup", "/nowhere", "--ratelimit", "1"], 2),
     (["verify", "/nowhere"], 31),
     (["verify", "/nowhere", "--subset", "7/3"], 2),
 ]

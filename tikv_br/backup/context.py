@@ -41,8 +41,9 @@ CLUSTER_SLOTS = 32
 class Engine:
     """The chosen engine and executor, with the reason."""
 
-    name: Literal["scan", "store", "changes", "merge"]
-    """How rows get into the files: tasks scan them, stores write the files, tasks read the change feed, tasks merge backups."""
+    name: Literal["scan", "store", "changes", "merge", "load"]
+    """How rows get into the files: tasks scan them, stores write the files, tasks read the change feed, tasks merge backups, or Spark
+    reads them from any input."""
     reason: str
     executor: ExecutorKind
     executor_reason: str
@@ -57,8 +58,8 @@ class Engine:
         return self.name == "store" and not self.rewrites_files
 
     @classmethod
-    def of_tasks(cls, name: Literal["changes", "merge"], reason: str, options: BackupOptions) -> Engine:
-        """The fixed engine of `--base` or `backup merge`; all rows pass through its tasks."""
+    def of_tasks(cls, name: Literal["scan", "changes", "merge"], reason: str, options: BackupOptions) -> Engine:
+        """The fixed engine of `--base`, `backup merge` or `export raw`; all rows pass through its tasks."""
         executor, executor_reason = _executor(options)
         return cls(name, reason, executor, executor_reason, _slots(options, executor, only_sends_requests=False))
 

@@ -20,7 +20,7 @@ from tikv_br.cluster.safepoint import service_id
 from tikv_br.errors import BackupDamaged, BackupSetError, CrypterMismatch, LeaseLost, TikvBrError
 from tikv_br.progress_events import Reporter, silent
 from tikv_br.steps import Step, run_steps
-from tikv_br.storage.base import exists
+from tikv_br.storage.base import ObjectStore, exists
 from tikv_br.storage.open import open_store
 from tikv_br.storage.outage import clean_up
 from tikv_br.storage.url import StorageLocation
@@ -186,3 +186,13 @@ def abort_backup(location: StorageLocation, cluster: ClusterConfig | None, lock_
     return AbortSummary(
         unfinished.run_id if unfinished else "", removed, unfinished is not None and cluster is not None
     )
+
+
+def remove_temporary(store: ObjectStore) -> None:
+    """Remove a temporary backup. Its description goes first and its lock last: what an interruption leaves is an unfinished backup."""
+    store.delete(layout.META)
+    for info in list(store.list()):
+        if info.name != layout.LOCK:
+            store.delete(info.name)
+    store.delete(layout.LOCK)
+    store.sweep("", deep=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
+from typing import TypeVar
 
 from formats.keys.ranges import KeyRange
 from tikv_br.backup.convert import Conversion
@@ -17,6 +18,7 @@ from tikv_br.cluster.rate_limit import RateLimit
 from tikv_br.errors import RetryBudgetExhausted, TikvBrError
 from tikv_br.retry import Backoff, Backoffer, RetryPolicy
 
+Result = TypeVar("Result")
 ATTEMPTS = 3
 """Attempts per task for retryable errors."""
 _PAUSE = Backoff("task", 0.5, 5.0, jitter=True)
@@ -89,7 +91,7 @@ class TaskResult:
     seconds: PhaseSeconds
 
 
-def try_task(attempt: Callable[[], TaskResult]) -> TaskResult:
+def try_task(attempt: Callable[[], Result]) -> Result:
     """Run a task, and retry it after retryable errors. Raises the `TikvBrError` of the last attempt.
 
     `RetryBudgetExhausted` is not retried: another attempt would only wait for the same thing again.

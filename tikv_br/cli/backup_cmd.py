@@ -135,7 +135,7 @@ def backup_raw(flags: RawBackupFlags) -> None:
     """Back up a RawKV cluster. Optionally convert it to another API version."""
     with reporting("backup raw", flags.report) as draft:
         key_form, file_kind = _parse_forms(flags.form, flags.file_format)
-        wanted = _parse_ranges(flags.start, flags.end, flags.ranges or [], key_form)
+        wanted = parse_ranges(flags.start, flags.end, flags.ranges or [], key_form)
         draft.place = flags.location
         from formats.sst.compression import Compression
         from tikv_br.backup.options import BackupOptions
@@ -244,7 +244,7 @@ def _parse_losses(text: str) -> frozenset[Loss]:
         raise UsageError(f"--allow-loss {text!r} is not valid: pass one or more of {', '.join(Loss)}") from None
 
 
-def _parse_ranges(start: str, end: str, ranges: list[str], form: KeyForm) -> tuple[tuple[bytes, bytes], ...]:
+def parse_ranges(start: str, end: str, ranges: list[str], form: KeyForm) -> tuple[tuple[bytes, bytes], ...]:
     """The ranges of the flags. Raises `UsageError`."""
     if (start or end) and ranges:
         raise UsageError("--start and --end cannot be combined with --range", hint="Pass all ranges with --range.")

@@ -38,8 +38,10 @@ class Commands(LazyGroup):
         for name, module, app, text in (
             ("backup", "backup_cmd", "", "Back up a cluster."),
             ("restore", "restore_cmd", "", "Restore a backup into a cluster."),
+            ("load", "load_cmd", "", "Load files or tables into a cluster through Spark."),
             ("verify", "verify_cmd", "", "Verify a backup, or compare a cluster with it."),
             ("diff", "diff_cmd", "", "Compare two clusters, or a cluster with a backup."),
+            ("export", "export_cmd", "", "Export rows of a cluster or a backup as Parquet, CSV or JSON lines."),
             ("sync", "sync_cmd", "", "Replicate changes to another cluster or a file, until stopped."),
             ("log", "log_cmd", "", "Archive all changes of a cluster, for point-in-time recovery."),
             (

@@ -7,7 +7,6 @@ import logging
 import math
 import os
 import re
-import stat
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import field, replace
@@ -24,7 +23,7 @@ from tikv_br.cli.log import LogForm, LogLevel
 from tikv_br.cli.output import KeyForm, Output, OutputForm, read_range
 from tikv_br.cluster.timestamps import compose
 from tikv_br.errors import TikvBrError, UsageError
-from tikv_br.storage.crypter import Crypter, SecretText
+from tikv_br.storage.crypter import Crypter, SecretText, read_secret
 from tikv_br.storage.url import S3Options, StorageLocation, parse
 
 if TYPE_CHECKING:
@@ -51,8 +50,6 @@ MAX_BACKUPS = 100_000
 MAX_SEED = 2**32 - 1
 MAX_TS = 2**64 - 1
 """The largest timestamp of PD."""
-MAX_SECRET = 1 << 12
-"""Bytes that the file of a secret may have."""
 
 _DURATION_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _SIZE_UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
@@ -117,23 +114,7 @@ def secret_of(name: str, value: str, file: str) -> SecretText:
             f"{name} and {name}-file cannot be combined",
             hint=f"Pass {name} or {name}-file, or set one of their variables.",
         )
-    return _read_secret(f"{name}-file", Path(file)) if file else SecretText(value.strip())
-
-
-def _read_secret(name: str, path: Path) -> SecretText:
-    try:
-        if stat.S_IMODE(path.stat().st_mode) & (stat.S_IROTH | stat.S_IWOTH):
-            logger.warning("every user of this machine can read or replace %s: restrict it to its owner", path)
-        with path.open("rb") as file:
-            data = file.read(MAX_SECRET + 1)
-        text = data.decode("utf-8").strip()
-    except OSError as error:
-        raise UsageError(f"{name} {path} cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise UsageError(f"{name} {path} is not a text file") from None
-    if not text or len(data) > MAX_SECRET:
-        raise UsageError(f"{name} {path} is empty or larger than {MAX_SECRET} bytes")
-    return SecretText(text)
+    return read_secret(f"{name}-file", Path(file)) if file else SecretText(value.strip())
 
 
 def state_path(*parts: str) -> Path:

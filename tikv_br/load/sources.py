@@ -24,6 +24,8 @@ from tikv_br.errors import UsageError
 
 BATCH_ROWS = 16_384
 _MAX_U64 = 2**64 - 1
+_MAX_FIELD = 2**31 - 1
+"""Characters of a field of CSV: more than the largest value of a store takes in any format."""
 _MAX_TTL = 2**63  # with the present time added still 64 bits
 Fields = Mapping[str, object]
 Rows = Iterator[tuple[int, Fields]]  # the number of the line, its fields
@@ -99,6 +101,7 @@ def _json_rows(file: Iterable[str]) -> Rows:
 
 
 def _csv_rows(file: Iterable[str]) -> Rows:
+    csv.field_size_limit(_MAX_FIELD)  # of the process; values of a store may be larger than csv's default
     reader = csv.DictReader(file, strict=True)
     try:
         for fields in reader:
@@ -169,10 +172,15 @@ def _parquet(path: Path) -> Source:
 def _parquet_batches(file: object, wanted: list[str], name: str) -> Iterator[pa.RecordBatch]:
     try:
         for batch in file.iter_batches(BATCH_ROWS, columns=wanted):  # type: ignore[attr-defined]
-            keys, values = (_parquet_bytes(batch, part) for part in ("key", "value"))
-            yield columns.records(keys, values, expire_ts=_parquet_expiry(batch))
+            yield to_records(batch)
     except (pa.ArrowException, FormatError) as error:
         raise UsageError(f"{name}: {error}") from None
+
+
+def to_records(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Pairs of the columns ``key``, ``value`` and, if there, ``expire_ts`` and ``ttl``. Raises `FormatError`, `pyarrow.ArrowException`."""
+    keys, values = (_parquet_bytes(batch, part) for part in ("key", "value"))
+    return columns.records(keys, values, expire_ts=_parquet_expiry(batch))
 
 
 def _parquet_bytes(batch: pa.RecordBatch, column: str) -> pa.LargeBinaryArray:

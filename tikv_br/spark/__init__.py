@@ -8,4 +8,5 @@ Modules, in reading order:
 - `task`: the context of a task, and its messages to the driver
 - `channel`: the connection over which tasks report progress
 - `session`: starts and stops Spark
+- `frames`: inputs of Spark SQL, and functions over their partitions
 """

@@ -117,7 +117,7 @@ class Collector(Generic[R]):
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 _JOB_GROUP = "tikv-br"
-_worker = SharedObjects()
+worker = SharedObjects()
 """Of this process if it is a worker of Spark: Spark uses it for many tasks, and has no other place for what outlives one."""
 
 ExecutorKind = Literal["spark", "driver"]
@@ -127,7 +127,7 @@ MIN_SPARK_TASKS = 4000
 """From so many tasks on, starting a JVM is worth its seconds even if stores do the work."""
 MIN_SPARK_BYTES = 1 << 30
 """From so many bytes on that pass through the tasks, starting a local Spark is worth its seconds."""
-_POLL_SECONDS = 0.2
+POLL_SECONDS = 0.2
 _CANCEL_SECONDS = 3.0
 """How long cancelled tasks may take to clean up before the run ends without them."""
 
@@ -221,7 +221,7 @@ def _run_on_threads(
         for thread in threads:
             thread.start()
         while not collector.complete:
-            collector.take(_POLL_SECONDS)
+            collector.take(POLL_SECONDS)
     except BaseException:
         cancellation.cancel()
         _await_cancelled(threads)
@@ -261,9 +261,9 @@ def _run_on_spark(
         listener = stack.enter_context(ProgressListener(collector.put, host, driver_host(context)))
         work = list(enumerate(zip(tasks, names, strict=True)))
         outcomes = context.parallelize(work, len(work)).map(partial(_run_one, function, listener.address))
-        job = stack.enter_context(_spark_job(context, outcomes.collect))
+        job = stack.enter_context(spark_job(context, outcomes.collect))
         while not collector.complete and not job.done():
-            collector.take(_POLL_SECONDS)
+            collector.take(POLL_SECONDS)
         wait([job])
         if not collector.complete:
             for message in job.result():  # what the channel has not delivered
@@ -273,7 +273,7 @@ def _run_on_spark(
 
 
 @contextlib.contextmanager
-def _spark_job(context: SparkContext, work: Callable[[], list[Message]]) -> Iterator[Future[list[Message]]]:
+def spark_job(context: SparkContext, work: Callable[[], list[Message]]) -> Iterator[Future[list[Message]]]:
     """Run a job in a thread while the block runs; a block that raises cancels it and the Python workers in it.
 
     The future raises `TaskFailed` if Spark gives up.
@@ -287,7 +287,7 @@ def _spark_job(context: SparkContext, work: Callable[[], list[Message]]) -> Iter
             context.setJobGroup(_JOB_GROUP, "tikv-br tasks", interruptOnCancel=True)
             job.set_result(work())
         except Exception as error:  # noqa: BLE001 - raised where the result is awaited
-            failure = TaskFailed(f"Spark failed: {_first_cause(error)}")
+            failure = TaskFailed(f"Spark failed: {first_cause(error)}")
             failure.__cause__ = error
             job.set_exception(failure)
 
@@ -309,14 +309,14 @@ def _run_one(
 
     index, (task, name) = row
     spark_task = SparkTaskContext.get()
-    sender = _worker.get(RunSender).to(address)
-    context = TaskContext(index, spark_task.attemptNumber() if spark_task else 0, sender.send, shared=_worker)
+    sender = worker.get(RunSender).to(address)
+    context = TaskContext(index, spark_task.attemptNumber() if spark_task else 0, sender.send, shared=worker)
     outcome = run_task(function, task, name, context)
     sender.send(outcome)
     return outcome
 
 
-def _first_cause(error: Exception) -> str:
+def first_cause(error: Exception) -> str:
     """Return the line of Spark's long report that names the error."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     causes = [line for line in lines if "Exception: " in line or "Error: " in line or "Job aborted" in line]

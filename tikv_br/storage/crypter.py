@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import logging
 import secrets
+import stat
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TypeAlias
 
 from tikv_br.errors import UsageError
+
+log = logging.getLogger(__name__)
 
 MASK = "***"
 
@@ -46,6 +51,27 @@ class SecretText:
 
     def __reduce__(self) -> tuple[type[SecretText], tuple[str]]:
         return (SecretText, (self._text,))
+
+
+MAX_SECRET = 1 << 12
+"""Bytes that the file of a secret may have."""
+
+
+def read_secret(name: str, path: Path) -> SecretText:
+    """The secret in a file, stripped; messages call the file ``name``. Raises `UsageError`."""
+    try:
+        if stat.S_IMODE(path.stat().st_mode) & (stat.S_IROTH | stat.S_IWOTH):
+            log.warning("every user of this machine can read or replace %s: restrict it to its owner", path)
+        with path.open("rb") as file:
+            data = file.read(MAX_SECRET + 1)
+        text = data.decode("utf-8").strip()
+    except OSError as error:
+        raise UsageError(f"{name} {path} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise UsageError(f"{name} {path} is not a text file") from None
+    if not text or len(data) > MAX_SECRET:
+        raise UsageError(f"{name} {path} is empty or larger than {MAX_SECRET} bytes")
+    return SecretText(text)
 
 
 PLAINTEXT = "plaintext"

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,6 +26,7 @@ from tikv_br.backupset.coverage import codec_of
 from tikv_br.backupset.files import FileKind
 from tikv_br.backupset.index import Index
 from tikv_br.backupset.rows import read_rows
+from tikv_br.datasource import TikvBackupDataSource
 from tikv_br.errors import (
     BackupDamaged,
     BackupNotFound,
@@ -108,6 +110,16 @@ def test_a_chain_restores_what_the_source_held(chain: Chain, tmp_path: Path, las
     assert done.restored is not None
     assert done.restored.verified
     assert not list(open_store(parse(f"local://{tmp_path / 'work'}")).list())
+
+
+@pytest.mark.parametrize("last", [0, 1, 2])
+def test_spark_reads_a_chain_as_it_is_restored(chain: Chain, last: int) -> None:
+    """The source of backups gives the rows of the whole chain, without those that were deleted or have expired."""
+    source = TikvBackupDataSource({"path": chain.places[last].path})
+    reader: Any = source.reader(source.schema())
+    rows = [row for part in reader.partitions() for batch in reader.read(part) for row in batch.to_pylist()]
+    assert len(rows) == len(chain.rows[last])
+    assert {row["key"]: row["value"] for row in rows} == chain.rows[last]
 
 
 def test_an_increment_has_the_newest_changes_only(chain: Chain) -> None:

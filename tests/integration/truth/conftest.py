@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from formats.api_version import ApiVersion
@@ -179,10 +181,14 @@ def _fill(world: World) -> None:
     config.write_text("")
     places = {
         name: str(world.folder / "backups" / name)
-        for name in ("sound", "new", "increment", "merged", "begun", "damaged", "nothing")
+        for name in ("sound", "new", "increment", "merged", "begun", "damaged", "nothing", "exported")
     }
+    table = world.folder / "table.parquet"
+    pq.write_table(pa.table({"key": list(ROWS), "value": list(ROWS.values())}), table)
     world.names |= {
         **places,
+        "table": str(table),
+        "staging": str(world.folder / "staging"),
         **{name: str(world.folder / name) for name in ("log", "state", "scratch", "home", "dir")},
         "folder": str(world.folder / "backups"),
         "pd": world.source.pd,

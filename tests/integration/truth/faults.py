@@ -89,7 +89,7 @@ def refusing() -> Iterator[str]:
             thread.join()
 
 
-PLACES = ("new", "increment", "merged", "sound", "log", "begun", "folder", "home")
+PLACES = ("new", "exported", "increment", "merged", "sound", "log", "begun", "folder", "home")
 FAULTS = (
     Fault(
         "PD is away",
@@ -125,7 +125,7 @@ FAULTS = (
         "place cannot be written",
         23,
         lambda world: dict.fromkeys(
-            ("new", "increment", "merged", "home", "state", "dir"), f"{world.names['config']}/x"
+            ("new", "exported", "increment", "merged", "home", "state", "dir"), f"{world.names['config']}/x"
         ),
         # Nothing is there, nothing runs there: that is what these tell.
         others={

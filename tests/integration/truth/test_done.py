@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -111,14 +112,31 @@ def scanned(ended: Ended) -> dict[bytes, bytes]:
     return {bytes.fromhex(row["key"]): bytes.fromhex(row["value"]) for row in found}
 
 
+def exported(world: World, ended: Ended) -> bool:
+    """Python's own readers find the rows, and the export says that it is complete."""
+    place, found = Path(world.names["exported"]), dict[bytes, bytes]()
+    for path in place.glob("part-*.jsonl"):
+        rows = map(json.loads, path.read_text().splitlines())
+        found |= {bytes.fromhex(row["key"]): bytes.fromhex(row["value"]) for row in rows}
+    for path in place.glob("part-*.csv"):
+        lines = csv.DictReader(path.read_text().splitlines())
+        found |= {row["key"].encode(): row["value"].encode() for row in lines}
+    return (place / "_SUCCESS").exists() and found == ROWS and ended.last["total_kvs"] == len(ROWS)
+
+
 PROOFS: dict[CommandPath, Proof] = {
     ("backup", "raw"): backed_up,
     ("restore", "raw"): restored,
     ("restore", "raw", "--log"): restored,
     ("restore", "point"): restored,
+    ("load", "raw"): lambda world, ended: (
+        restored(world, ended) and not list(Path(world.names["staging"]).rglob("*.sst"))
+    ),
     ("backup", "merge"): merged,
     ("verify",): lambda _, ended: ended.last["rows_checked"] == len(ROWS),
     ("diff",): lambda world, ended: contents(world.source) == ROWS and ended.last["rows"] == len(ROWS),
+    ("export", "raw"): exported,
+    ("export", "raw", "--from-backup"): exported,
     ("changefeed", "create"): lambda world, _: '"state": "normal"' in group(world, "changefeed/other"),
     ("changefeed", "list"): lambda world, ended: listed(world, ended) == {"feed", "other"},
     ("changefeed", "query"): lambda world, ended: "feed" in listed(world, ended),

@@ -18,10 +18,13 @@ from typer.core import TyperOption
 
 from tikv_br.archive.compact import CompactionOptions
 from tikv_br.backup.options import BackupOptions
+from tikv_br.bulk_load.run import BulkLoadOptions
+from tikv_br.bulk_load.stage import StageOptions
 from tikv_br.cli.backup_cmd import RawBackupFlags
 from tikv_br.cli.command import Flags, leaves
 from tikv_br.cli.diff_cmd import DiffFlags
 from tikv_br.cli.drill_cmd import GoalFlags
+from tikv_br.cli.load_cmd import BulkLoadFlags
 from tikv_br.cli.log_cmd import LogCompactFlags
 from tikv_br.cli.main import app, run
 from tikv_br.cli.restore_cmd import RawRestoreFlags
@@ -32,6 +35,7 @@ from tikv_br.drill.objectives import Objectives
 from tikv_br.errors import UsageError
 from tikv_br.playground.settings import Settings
 from tikv_br.restore.options import RestoreOptions
+from tikv_br.spark.frames import Input
 from tikv_br.storage.url import S3Options
 from tikv_br.verify.options import VerifyOptions
 
@@ -160,6 +164,9 @@ FILLED = {
         VerifyOptions,
         DiffOptions,
         CompactionOptions,
+        Input,
+        StageOptions,
+        BulkLoadOptions,
         Objectives,
         S3Options,
         Settings,
@@ -180,6 +187,9 @@ FILLED = {
         (VerifyFlags, VerifyOptions, {"cluster"}),
         (DiffFlags, DiffOptions, {"a", "b"}),
         (LogCompactFlags, CompactionOptions, {"log_id", "until_ts", "rate_limit", "task_bytes", "file_bytes"}),
+        (BulkLoadFlags, Input, {"path", "format", "reader_options"}),
+        (BulkLoadFlags, StageOptions, set()),
+        (BulkLoadFlags, BulkLoadOptions, {"cluster", "stage"}),
         (GoalFlags, Objectives, set()),
         (S3Flags, S3Options, {"access_key", "secret_access_key", "session_token"}),
     ],

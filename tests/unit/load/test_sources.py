@@ -52,6 +52,12 @@ def test_standard_input_is_json_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     assert pairs(open_source(None)) == [(b"k", b"v")]
 
 
+def test_csv_with_a_large_value(tmp_path: Path) -> None:
+    """A value may be larger than the limit that Python's csv has by default."""
+    path = write(tmp_path / "a.csv", f"key,value\nk,{'v' * 500_000}\n")
+    assert pairs(open_source(path)) == [(b"k", b"v" * 500_000)]
+
+
 def test_csv_with_text_and_with_hex(tmp_path: Path) -> None:
     """CSV takes text as it is, quoted where needed, or hex when told."""
     path = write(tmp_path / "a.csv", 'value,key\n"a,b\n""c""",k1\n7a,6b\n')

@@ -1,0 +1,46 @@
+"""``tikv-br load raw`` as a user runs it, killed with its rows staged, and run again."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from formats.api_version import ApiVersion
+from tests.e2e.command import PROGRAM, environment, tikv_br
+from tests.support.live_cluster import contents, live_cluster
+from tests.support.waiting import eventually
+
+ROWS = {f"k{number:03d}": f"v{number}" for number in range(300)}
+
+
+@pytest.mark.core("load")
+def test_load_killed_while_it_ingests_is_finished_by_the_same_command(tmp_path: Path) -> None:
+    """SIGKILL after staging: the second run needs no Spark, loads every row, and leaves no file."""
+    table, staging = tmp_path / "rows.jsonl", tmp_path / "staging"
+    table.write_text("\n".join(json.dumps({"id": key, "payload": value}) for key, value in ROWS.items()))
+    with live_cluster(tmp_path / "cluster", ApiVersion.V2) as live:
+        command = [
+            *("load", "raw", "--pd", live.pd, "--input", str(table), "--staging", str(staging), "--output", "json"),
+            *("--key-column", "id", "--value-column", "payload", "--spark-master", "local[1]", "--partitions", "3"),
+        ]
+        slow = live.fail("Ingest", {"delay": {"seconds": 5}}, count=-1)
+        first = subprocess.Popen(
+            [str(PROGRAM), *command], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment(), cwd="/"
+        )
+        try:
+            eventually(lambda: live.hits(slow) > 0 or first.poll() is not None)
+            assert first.poll() is None
+        finally:
+            first.send_signal(signal.SIGKILL)
+            first.wait()
+        live.heal()
+        done = tikv_br(*command)
+        assert done.code == 0, done
+        assert (done.last["resumed_staging"], done.last["verified"]) == (True, True)
+        assert done.last["session_seconds"] == 0
+        assert contents(live) == {key.encode(): value.encode() for key, value in ROWS.items()}
+    assert not [path for path in staging.rglob("*") if path.is_file()]

@@ -1,0 +1,384 @@
+"""Bulk loads of files that pyarrow and the standard library write, against what the target's own client reads."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import json
+import struct
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql import SparkSession
+
+from formats.api_version import ApiVersion
+from tests.support.live_cluster import LiveCluster, contents, live_cluster
+from tikv_br.backupset import layout, run_record
+from tikv_br.bulk_load import run, stage
+from tikv_br.bulk_load.run import BulkLoadOptions, BulkLoadSummary, bulk_load
+from tikv_br.bulk_load.stage import StageOptions
+from tikv_br.errors import TargetNotEmpty, Terminated, UsageError
+from tikv_br.spark.frames import Input, sql_session
+from tikv_br.storage.url import parse
+
+ROWS = {f"user-{number * 7919 % 1000:04d}": f"wört {number}" * (number % 5) for number in range(1000)}
+EXPECTED = {key.encode(): value.encode() for key, value in ROWS.items()}
+MASTER = "local[2]"
+KEYSPACE = 7
+
+
+@pytest.fixture(scope="module")
+def session() -> Iterator[SparkSession]:
+    """The one session of this module."""
+    with sql_session(MASTER) as session:
+        yield session
+
+
+@dataclass(frozen=True)
+class Starts:
+    """How often a load has asked for a session."""
+
+    masters: list[str]
+
+
+@pytest.fixture(autouse=True)
+def starts(session: SparkSession, monkeypatch: pytest.MonkeyPatch) -> Starts:
+    """Loads get the module's session instead of one of their own."""
+    starts = Starts([])
+
+    @contextlib.contextmanager
+    def given(master: str) -> Iterator[SparkSession]:
+        starts.masters.append(master)
+        yield session
+
+    monkeypatch.setattr(stage, "sql_session", given)
+    return starts
+
+
+@pytest.fixture(scope="module", params=[ApiVersion.V1])
+def running(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveCluster]:
+    """A cluster for the tests with one API version."""
+    with live_cluster(tmp_path_factory.mktemp("cluster"), request.param) as live:
+        yield live
+
+
+@pytest.fixture
+def target(running: LiveCluster) -> LiveCluster:
+    """An empty cluster."""
+    running.raw().delete_range(b"", b"")
+    return running
+
+
+Load = Callable[..., BulkLoadSummary]
+
+
+@pytest.fixture
+def options(target: LiveCluster, tmp_path: Path) -> Callable[..., BulkLoadOptions]:
+    """Return a function that makes the options of a load: of `Input`, `StageOptions` and `BulkLoadOptions` by name."""
+
+    def make(path: Path, **changes: Any) -> BulkLoadOptions:  # noqa: ANN401 - fields of three classes
+        of_input = {name: changes.pop(name) for name in list(changes) if name in Input.__dataclass_fields__}
+        of_stage = {name: changes.pop(name) for name in list(changes) if name in StageOptions.__dataclass_fields__}
+        source = Input(str(path), **{"key_column": "id", "value_column": "payload", **of_input})
+        return BulkLoadOptions(
+            target.config,
+            parse(f"local://{tmp_path / 'staging'}"),
+            StageOptions(source, **of_stage),
+            spark_master=MASTER,
+            **changes,
+        )
+
+    return make
+
+
+def parquet(folder: Path, **columns: object) -> Path:
+    """A Parquet file with these columns."""
+    path = folder / "table.parquet"
+    pq.write_table(pa.table(columns), path)
+    return path
+
+
+def staged(options: BulkLoadOptions) -> list[Path]:
+    """The files that loads have left in the staging folder."""
+    return [path for path in Path(options.staging.path).rglob("*") if path.is_file()]
+
+
+def write_parquet(folder: Path) -> Path:
+    """Two files in a folder, one of large strings."""
+    place = folder / "rows"
+    place.mkdir()
+    items = list(ROWS.items())
+    for number, (part, kind) in enumerate(((items[::2], pa.string()), (items[1::2], pa.string()))):
+        keys, values = zip(*part, strict=True)
+        pq.write_table(pa.table({"id": pa.array(keys, kind), "payload": values}), place / f"{number}.parquet")
+    return place / "*.parquet"
+
+
+def write_csv(folder: Path) -> Path:
+    """With a header; empty values are quoted, which Spark reads as empty if null is written in another way."""
+    with (folder / "rows.csv").open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, quoting=csv.QUOTE_ALL)
+        writer.writerow(["payload", "id"])
+        writer.writerows((value, key) for key, value in ROWS.items())
+    return folder / "rows.csv"
+
+
+def write_jsonl(folder: Path) -> Path:
+    """An object a line."""
+    lines = (json.dumps({"id": key, "payload": value, "more": 1}) for key, value in ROWS.items())
+    (folder / "rows.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    return folder / "rows.jsonl"
+
+
+@pytest.mark.core("load")
+@pytest.mark.parametrize("write", [write_parquet, write_csv, write_jsonl])
+def test_each_format_is_loaded(
+    target: LiveCluster,
+    tmp_path: Path,
+    options: Callable[..., BulkLoadOptions],
+    write: Callable[[Path], Path],
+) -> None:
+    """The target has the rows of the input and no others; the counts are theirs, and the staging is gone."""
+    wanted = options(write(tmp_path), partitions=3, reader_options=(("nullValue", "\\N"),))
+    done = bulk_load(wanted)
+    assert contents(target) == EXPECTED
+    size = sum(len(key) + len(value) for key, value in EXPECTED.items())
+    assert (done.total_kvs, done.total_bytes, done.verified) == (len(EXPECTED), size, True)
+    assert (done.input_rows, done.bad_rows, done.duplicate_rows, done.files) == (len(EXPECTED), 0, 0, 3)
+    assert not staged(wanted)
+
+
+@pytest.mark.parametrize("running", [ApiVersion.V1TTL], indirect=True)
+def test_rows_expire_after_their_ttl(
+    target: LiveCluster, tmp_path: Path, options: Callable[..., BulkLoadOptions]
+) -> None:
+    """The store's own TTLs of two keys are the columns' seconds, less the time of the load."""
+    path = parquet(tmp_path, id=["a", "b"], payload=[b"1", b"2"], seconds=pa.array([5000, 70000], pa.int32()))
+    bulk_load(options(path, ttl_column="seconds"))
+    assert contents(target) == {b"a": b"1", b"b": b"2"}
+    left = [target.raw().get_ttl(key) or 0 for key in (b"a", b"b")]
+    assert 4500 < left[0] <= 5000
+    assert 69500 < left[1] <= 70000
+
+
+@pytest.mark.parametrize("running", [ApiVersion.V2], indirect=True)
+def test_keyspace(target: LiveCluster, tmp_path: Path, options: Callable[..., BulkLoadOptions]) -> None:
+    """Rows come into the keyspace that is named, above tombstones of the same keys; another one is as before."""
+    raw = target.raw(KEYSPACE)
+    raw.put(b"user-0001", b"old")
+    raw.delete(b"user-0001")
+    target.raw().put(b"user-0001", b"of another keyspace")
+    bulk_load(options(write_parquet(tmp_path), keyspace=str(KEYSPACE), partitions=2))
+    assert contents(target, KEYSPACE) == EXPECTED
+    assert contents(target) == {b"user-0001": b"of another keyspace"}
+    raw.put(b"user-0001", b"newer")
+    assert raw.get(b"user-0001") == b"newer"
+
+
+NUMBERS = [-(2**63), -70000, -2, -1, 0, 1, 2, 255, 256, 2**40, 2**63 - 1]
+
+
+def test_integers_sort_as_numbers(target: LiveCluster, tmp_path: Path, options: Callable[..., BulkLoadOptions]) -> None:
+    """Eight bytes, big-endian, with the sign bit flipped: the order of keys is that of the numbers."""
+    path = parquet(tmp_path, id=pa.array(NUMBERS, pa.int64()), payload=pa.array(range(len(NUMBERS)), pa.int16()))
+    bulk_load(options(path, partitions=2))
+    found = contents(target)
+    assert [struct.unpack(">Q", key)[0] - 2**63 for key in sorted(found)] == NUMBERS
+    assert [struct.unpack(">Q", found[key])[0] - 2**63 for key in sorted(found)] == list(range(len(NUMBERS)))
+
+
+def test_nested_values_become_json(
+    target: LiveCluster, tmp_path: Path, options: Callable[..., BulkLoadOptions]
+) -> None:
+    """Struct, array and map; nulls inside are kept, and binary keys are as they are."""
+    keys = [b"\xff\x00", b"\x00"]
+    structs = [{"name": "ä", "tags": ["x", None]}, {"name": None, "tags": []}]
+    path = parquet(tmp_path, id=keys, payload=structs)
+    bulk_load(options(path))
+    assert {key: json.loads(value) for key, value in contents(target).items()} == dict(zip(keys, structs, strict=True))
+
+
+def test_duplicates_are_refused(target: LiveCluster, tmp_path: Path, options: Callable[..., BulkLoadOptions]) -> None:
+    """The message has the count and examples; nothing is in the target, and nothing is staged."""
+    wanted = options(parquet(tmp_path, id=["a", "b", "a", "a", "c"], payload=["1", "2", "3", "4", "5"]))
+    with pytest.raises(UsageError, match=r"2 rows with a key that another row has, for example 61$"):
+        bulk_load(wanted)
+    assert contents(target) == {}
+    assert not staged(wanted)
+
+
+def test_last_of_duplicates_is_loaded(
+    target: LiveCluster, tmp_path: Path, options: Callable[..., BulkLoadOptions]
+) -> None:
+    """The row with the largest number, not the one that stands last; null is the smallest."""
+    keys, values, order = ["a", "b", "a", "a", "b"], ["1", "2", "3", "4", "5"], [9, None, 10, 2, -1]
+    path = parquet(tmp_path, id=keys, payload=values, version=order)
+    done = bulk_load(options(path, order_column="version"))
+    assert contents(target) == {b"a": b"3", b"b": b"5"}
+    assert (done.input_rows, done.duplicate_rows, done.total_kvs) == (5, 3, 2)
+
+
+BAD = {"id": ["a", None, "b", "", "c"], "payload": ["1", "2", None, "3", "4"]}
+
+
+def test_bad_rows_are_refused(target: LiveCluster, tmp_path: Path, options: Callable[..., BulkLoadOptions]) -> None:
+    """Counted by what is wrong; nothing is in the target."""
+    wanted = options(parquet(tmp_path, **BAD))
+    with pytest.raises(
+        UsageError, match="3 rows that cannot be loaded: 1 with empty key, 1 with null key, 1 with null"
+    ):
+        bulk_load(wanted)
+    assert contents(target) == {}
+    assert not staged(wanted)
+
+
+def test_bad_rows_are_collected(target: LiveCluster, tmp_path: Path, options: Callable[..., BulkLoadOptions]) -> None:
+    """They are in the folder with all their columns; the others are loaded."""
+    folder = tmp_path / "bad"
+    done = bulk_load(options(parquet(tmp_path, **BAD, n=range(5)), bad_rows=str(folder)))
+    assert contents(target) == {b"a": b"1", b"c": b"4"}
+    rows = [json.loads(line) for path in folder.rglob("*.json") for line in path.read_text().splitlines()]
+    assert {row["n"]: row["_problem"] for row in rows} == {1: "null key", 2: "null value", 3: "empty key"}
+    assert (done.bad_rows, done.input_rows, done.problems["null key"]) == (3, 5, 1)
+
+
+@pytest.mark.parametrize("running", [ApiVersion.V1TTL], indirect=True)
+def test_bad_ttls_are_refused(target: LiveCluster, tmp_path: Path, options: Callable[..., BulkLoadOptions]) -> None:
+    """Zero, negative, null and text that is no integer."""
+    path = parquet(tmp_path, id=list("abcde"), payload=list("12345"), seconds=["0", "-1", None, "x", "7"])
+    with pytest.raises(UsageError, match="4 rows that cannot be loaded: 4 with TTL is not a positive integer"):
+        bulk_load(options(path, ttl_column="seconds"))
+    assert contents(target) == {}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"key_column": "no"}, "--key-column: the input has no column 'no'"),
+        ({"value_column": "ID"}, "--value-column: the input has no column 'ID'"),
+        ({"key_column": "real"}, "--key-column: column 'real' has type double, which has no mapping to bytes"),
+        ({"key_column": "nested"}, "--key-column: column 'nested' has type struct"),
+        ({"ttl_column": "id"}, "--ttl-column: the cluster of API v1 does not support TTLs"),
+        ({"order_column": "nested"}, "--order-column: column 'nested' has type struct"),
+        ({"keyspace": "7"}, "--keyspace: "),
+        ({"path": "/no/such.parquet"}, "Spark cannot read /no/such.parquet as parquet: .*PATH_NOT_FOUND"),
+        ({"format": "nonsense"}, "as nonsense: .*DATA_SOURCE_NOT_FOUND"),
+        ({"path": "s3a://bucket/x.parquet"}, "Spark cannot read s3a://bucket/x.parquet as parquet: "),
+    ],
+)
+def test_wrong_options_change_nothing(
+    target: LiveCluster,
+    tmp_path: Path,
+    options: Callable[..., BulkLoadOptions],
+    changes: dict[str, str],
+    message: str,
+) -> None:
+    """Each has its message; the target has the row that it had, and nothing is staged."""
+    target.raw().put(b"k", b"v")
+    path = parquet(tmp_path, id=["a"], payload=["1"], real=[0.5], nested=[{"x": 1}])
+    wanted = options(Path(changes.get("path", path)), **{k: v for k, v in changes.items() if k != "path"})
+    if changes.get("path", "").startswith("s3a:"):
+        source = replace(wanted.stage.input, path=changes["path"])
+        wanted = replace(wanted, stage=replace(wanted.stage, input=source))
+    with pytest.raises(UsageError, match=message):
+        bulk_load(wanted)
+    assert contents(target) == {b"k": b"v"}
+    assert not staged(wanted)
+
+
+def test_empty_input_is_refused(target: LiveCluster, tmp_path: Path, options: Callable[..., BulkLoadOptions]) -> None:
+    """A table without rows is more often a wrong path than a wish."""
+    empty = pa.array([], pa.string())
+    with pytest.raises(UsageError, match="no rows to load"):
+        bulk_load(options(parquet(tmp_path, id=empty, payload=empty)))
+    assert contents(target) == {}
+
+
+def test_target_with_rows_is_refused(
+    target: LiveCluster, tmp_path: Path, starts: Starts, options: Callable[..., BulkLoadOptions]
+) -> None:
+    """It is unchanged. With --allow-overwrite the staged rows are loaded without reading the input again; other keys stay."""
+    before = {b"user-0500": b"old", b"user-0500x": b"other"}
+    target.raw().batch_put(before)
+    wanted = options(write_parquet(tmp_path))
+    with pytest.raises(TargetNotEmpty):
+        bulk_load(wanted)
+    assert contents(target) == before
+    done = bulk_load(replace(wanted, allow_overwrite=True, checksum=False))
+    assert contents(target) == {**before, **EXPECTED}
+    assert (done.resumed_staging, done.input_rows, len(starts.masters)) == (True, None, 1)
+
+
+def test_rows_outside_of_the_input_s_range_do_not_matter(
+    target: LiveCluster, tmp_path: Path, options: Callable[..., BulkLoadOptions]
+) -> None:
+    """Only the range from the first to the last key must be empty."""
+    target.raw().batch_put({b"a": b"1", b"z": b"2", b"user-0999\0": b"3"})
+    bulk_load(options(write_parquet(tmp_path)))
+    assert contents(target) == {b"a": b"1", b"z": b"2", b"user-0999\0": b"3", **EXPECTED}
+
+
+def test_load_continues_after_staging(
+    target: LiveCluster,
+    tmp_path: Path,
+    starts: Starts,
+    options: Callable[..., BulkLoadOptions],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Ended between staging and restore, the same command restores what is staged; with --no-resume it stages again."""
+    wanted = options(write_parquet(tmp_path))
+    with monkeypatch.context() as patch:
+        patch.setattr(run, "restore", _terminate)
+        for resume in (True, False):
+            with pytest.raises(Terminated):
+                bulk_load(replace(wanted, resume=resume))
+    assert len(starts.masters) == 2
+    assert contents(target) == {}
+    done = bulk_load(wanted)
+    assert (done.resumed_staging, len(starts.masters)) == (True, 2)
+    assert contents(target) == EXPECTED
+    assert not staged(wanted)
+
+
+def _terminate(*_: object) -> None:
+    raise Terminated("for the test")
+
+
+def test_unfinished_staging_is_redone(
+    target: LiveCluster, tmp_path: Path, options: Callable[..., BulkLoadOptions]
+) -> None:
+    """What a killed run left: its lock file, a file without a record, and no description."""
+    wanted = options(write_parquet(tmp_path))
+    place = Path(wanted.location.path)
+    (place / "sst").mkdir(parents=True)
+    (place / layout.LOCK).write_bytes(run_record.LOCK_TEXT)
+    (place / "sst" / f"{'0' * 16}_{'1' * 16}_00000_default.sst").write_bytes(b"half")
+    assert not bulk_load(wanted).resumed_staging
+    assert contents(target) == EXPECTED
+    assert not staged(wanted)
+
+
+def test_dry_run_changes_nothing(target: LiveCluster, tmp_path: Path, options: Callable[..., BulkLoadOptions]) -> None:
+    """It counts rows, duplicates and bad rows, shows the first keys, and does not even make the staging folder."""
+    keys, values = [*"gfedcba", "a", None], [str(number) for number in range(9)]
+    wanted = options(parquet(tmp_path, id=keys, payload=values), dry_run=True, partitions=3)
+    done = bulk_load(wanted)
+    assert (done.input_rows, done.total_kvs, done.total_bytes) == (9, 7, 14)
+    assert (done.duplicate_rows, done.duplicate_keys, done.bad_rows) == (1, [b"a".hex()], 1)
+    assert done.sample_keys == [key.encode().hex() for key in "abcde"]
+    assert contents(target) == {}
+    assert not Path(wanted.staging.path).exists()
+
+
+def test_kept_staging_is_a_backup(target: LiveCluster, tmp_path: Path, options: Callable[..., BulkLoadOptions]) -> None:
+    """The same command again finds all rows in the target, and does nothing."""
+    wanted = options(write_parquet(tmp_path), keep_staging=True)
+    first, again = bulk_load(wanted), bulk_load(wanted)
+    assert (again.resumed_staging, again.crc64xor) == (True, first.crc64xor)
+    assert any(path.name == layout.META for path in staged(wanted))
+    assert contents(target) == EXPECTED

@@ -1,0 +1,300 @@
+"""The Spark data sources: Spark reads and writes playgrounds, and our own client shows what they hold."""
+
+from __future__ import annotations
+
+import runpy
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+from pyspark.sql.types import BinaryType, IntegerType, StringType, StructField, StructType
+
+from formats.api_version import ApiVersion
+from tests.support.live_cluster import LiveCluster, contents, live_cluster
+from tests.support.openssl import KEYS, crypter
+from tests.support.ports import reserved_ports
+from tests.support.tools import ROOT
+from tikv_br.backup.options import BackupOptions
+from tikv_br.backup.run import backup
+from tikv_br.backupset.files import FileKind
+from tikv_br.datasource import TikvBackupDataSource, TikvDataSource
+from tikv_br.datasource.live import FEW_REGIONS
+from tikv_br.errors import ClusterUnreachable, UsageError
+from tikv_br.spark.session import spark_context
+from tikv_br.storage.url import StorageLocation
+
+pytestmark = pytest.mark.slow
+KEYSPACE = 5
+PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
+DAY = 86_400
+
+
+def rows_from(first: int, last: int) -> dict[bytes, bytes]:
+    """Rows of different sizes, with values that are empty or no text among them."""
+    return {b"user%04d" % number: bytes([number % 256]) * (number % 9) for number in range(first, last)}
+
+
+ROWS = rows_from(0, 1000) | {b"": b"empty key", b"\xff\xff": b"last", b"order1": b"x" * 5000}
+BOUNDS = (b"user0200", b"user0400", b"user0600")
+
+
+@pytest.fixture(scope="module")
+def spark() -> Iterator[SparkSession]:
+    """A session on two threads."""
+    with spark_context("local[2]") as context:
+        session = SparkSession(context)
+        session.dataSource.register(TikvDataSource)
+        session.dataSource.register(TikvBackupDataSource)
+        yield session
+
+
+@pytest.fixture(scope="module")
+def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveCluster]:
+    """A V2 cluster with rows in a keyspace of four regions, and other rows in the default keyspace."""
+    with live_cluster(tmp_path_factory.mktemp("v2"), ApiVersion.V2, stores=2) as live:
+        raw = live.raw(KEYSPACE)
+        raw.batch_put(ROWS)
+        live.raw().batch_put({b"user0001": b"of another keyspace"})
+        live.split(*(raw.codec.bound(raw.codec.rpc_key(key)) for key in BOUNDS))
+        live.run("scatter")
+        yield live
+
+
+@pytest.fixture(scope="module")
+def v1ttl(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveCluster]:
+    """An empty V1TTL cluster."""
+    with live_cluster(tmp_path_factory.mktemp("v1ttl"), ApiVersion.V1TTL, stores=1) as live:
+        yield live
+
+
+def options(live: LiveCluster, **more: str) -> dict[str, str]:
+    """Options that make a partition of each region of a keyspace."""
+    return {"pd": live.pd, "keyspace": str(KEYSPACE), "partition_bytes": "1", **more}
+
+
+def pairs(frame: DataFrame) -> dict[bytes, bytes]:
+    """Keys and values; fails on a key that is there twice."""
+    rows = frame.select("key", "value").collect()
+    found = {bytes(row["key"]): bytes(row["value"]) for row in rows}
+    assert len(found) == len(rows)
+    return found
+
+
+def source_pairs(source: Any, partitions: list[Any], reader: Any) -> dict[bytes, bytes]:  # noqa: ANN401
+    """Keys and values of all partitions, read in this process."""
+    rows = [row for each in partitions for batch in reader.read(each) for row in batch.to_pylist()]
+    found = {row["key"]: row["value"] for row in rows}
+    assert len(found) == len(rows), source.name()
+    return found
+
+
+def schema_of(text: str) -> StructType:
+    """The columns of a text such as ``key binary``."""
+    types = {"binary": BinaryType(), "string": StringType(), "int": IntegerType()}
+    columns = (column.split() for column in text.split(", "))
+    return StructType([StructField(name, types[kind]) for name, kind in columns])
+
+
+def requests(live: LiveCluster) -> int:
+    """Scans since the last `forget_calls`."""
+    return int(live.calls()["rpcs"].get("RawScan", {"calls": 0})["calls"])
+
+
+def test_all_rows_of_a_keyspace_once(spark: SparkSession, live: LiveCluster) -> None:
+    """A partition per region, and every row in one of them."""
+    frame = spark.read.format("tikv").options(**options(live)).load()
+    assert frame.rdd.getNumPartitions() == len(BOUNDS) + 1
+    assert pairs(frame) == ROWS == contents(live, KEYSPACE)
+    one = spark.read.format("tikv").options(**options(live, partition_bytes=str(1 << 30))).load()
+    assert one.rdd.getNumPartitions() == 1
+
+
+@pytest.mark.parametrize("few_regions", [0, FEW_REGIONS])
+def test_regions_that_split_after_planning(
+    live: LiveCluster, few_regions: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Partitions are ranges of keys: what happens to regions meanwhile neither loses nor repeats a row."""
+    monkeypatch.setattr("tikv_br.datasource.live.FEW_REGIONS", few_regions)
+    keyspace_id = 20 + few_regions
+    raw = live.raw(keyspace_id)
+    raw.batch_put(ROWS)
+    codec = raw.codec
+    live.split(codec.bound(codec.rpc_key(b"user0500")))
+    source = TikvDataSource(options(live, keyspace=str(keyspace_id)))
+    reader = source.reader(source.schema())
+    partitions = list(reader.partitions())
+    assert len(partitions) == 2
+    live.split(*(codec.bound(codec.rpc_key(key)) for key in (b"order", b"user0300", b"user0401", b"user0999")))
+    live.run("scatter")
+    assert source_pairs(source, partitions, reader) == ROWS
+
+
+def test_filters_are_pushed_down(spark: SparkSession, live: LiveCluster) -> None:
+    """The result is what Spark filters itself, with the scans of the wanted range only."""
+    plain = spark.read.format("tikv").options(**options(live)).load()
+    pushing = spark.read.format("tikv").options(**options(live, pushdown="true")).load()
+    condition = (
+        (f.col("key") >= f.lit(b"user0250")) & (f.col("key") < f.lit(b"user0260")) & (f.octet_length("value") > 3)
+    )
+    counts = []
+    spark.conf.set(PUSHDOWN, "true")
+    try:
+        for frame in (plain, pushing):
+            live.forget_calls()
+            expected = {k: v for k, v in rows_from(250, 260).items() if len(v) > 3}
+            assert pairs(frame.where(condition)) == expected
+            counts.append(requests(live))
+        live.forget_calls()
+        assert pairs(pushing.where(f.col("key").isin(b"user0001", b"user0999", b"nobody"))) == {
+            key: ROWS[key] for key in (b"user0001", b"user0999")
+        }
+        assert pairs(pushing.where((f.col("key") < f.lit(b"a")) & (f.col("key") > f.lit(b"b")))) == {}
+    finally:
+        spark.conf.unset(PUSHDOWN)
+    assert counts[0] > len(BOUNDS)
+    assert counts[1] == 1
+    prefix = spark.read.format("tikv").options(**options(live, prefix="user00")).load()
+    assert pairs(prefix) == rows_from(0, 100)
+
+
+def test_expiry(spark: SparkSession, v1ttl: LiveCluster) -> None:
+    """Rows that expire have the time at which they do; written with it, or with a TTL, they keep it; what is over is left out."""
+    raw, now = v1ttl.raw(), time.time()
+    raw.put(b"read/day", b"1", DAY)
+    raw.put(b"read/never", b"2")
+    frame = spark.read.format("tikv").options(pd=v1ttl.pd, ttl="true", prefix="read/").load()
+    found = {bytes(row["key"]): row["expire_ts"] for row in frame.collect()}
+    assert found[b"read/day"] == pytest.approx(now + DAY, abs=30)
+    assert found == {b"read/day": found[b"read/day"], b"read/never": 0}
+    copies = frame.withColumn("key", f.concat(f.lit(b"copy/"), "key"))
+    copies.write.format("tikv").mode("append").options(pd=v1ttl.pd).save()
+    given = [(b"ttl/day", b"3", DAY), (b"ttl/never", b"4", None)]
+    rows = spark.createDataFrame(given, "key binary, value binary, ttl int")
+    rows.write.format("tikv").mode("append").options(pd=v1ttl.pd).save()
+    over = spark.createDataFrame([(b"over", b"5", 1)], "key binary, value binary, expire_ts long")
+    over.write.format("tikv").mode("append").options(pd=v1ttl.pd).save()
+    for key in (b"copy/read/day", b"ttl/day"):
+        assert raw.get_ttl(key) == pytest.approx(DAY, abs=60)
+    assert raw.get_ttl(b"copy/read/never") == raw.get_ttl(b"ttl/never") == 0
+    assert raw.get(b"over") is None
+
+
+def test_written_rows_are_there(spark: SparkSession, live: LiveCluster) -> None:
+    """Append writes new keys and replaces values of known ones, in this keyspace only."""
+    written = {b"written%03d" % number: bytes([number]) for number in range(200)}
+    raw = live.raw(9)
+    raw.put(b"written007", b"old")
+    frame = spark.createDataFrame(list(written.items()), "key binary, value binary").repartition(3)
+    frame.write.format("tikv").mode("append").options(pd=live.pd, keyspace="9").save()
+    assert contents(live, 9) == written
+
+
+@pytest.mark.parametrize(
+    ("mode", "schema", "given", "message"),
+    [
+        ("overwrite", "key binary, value binary", {}, 'mode("overwrite") is not supported'),
+        ("append", "key binary, value binary", {"ingest": "true"}, "option ingest is not supported"),
+        ("append", "key string, value binary", {}, "column key is string"),
+        ("append", "key binary, payload binary", {}, "cannot write column 'payload'"),
+        ("append", "key binary, value binary", {"keyspace": "nobody"}, "no keyspace 'nobody'"),
+        ("append", "key binary, value binary", {"pushdown": "true"}, "unknown option 'pushdown'"),
+    ],
+)
+def test_refused_writes(live: LiveCluster, mode: str, schema: str, given: Mapping[str, str], message: str) -> None:
+    """Before any row is written, with a hint."""
+    source = TikvDataSource({"pd": live.pd, "keyspace": "9", **given})
+    with pytest.raises(UsageError) as caught:
+        source.writer(schema_of(schema), overwrite=mode == "overwrite")
+    assert message in caught.value.message
+    assert caught.value.__notes__
+
+
+def test_nulls_are_refused(live: LiveCluster) -> None:
+    """A key or value that is null has no meaning in a cluster; nor has a negative TTL."""
+    writer = TikvDataSource({"pd": live.pd, "keyspace": "9"}).writer(
+        schema_of("key binary, value binary, ttl int"), overwrite=False
+    )
+    for row in ({"key": None, "value": b"x", "ttl": 0}, {"key": b"null", "value": b"x", "ttl": -1}):
+        with pytest.raises(UsageError, match="cannot write these rows"):
+            writer.write(iter([pa.RecordBatch.from_pylist([row])]))
+    assert live.raw(9).get(b"null") is None
+
+
+def test_spark_shows_message_and_hint(spark: SparkSession, live: LiveCluster) -> None:
+    """At load for a wrong option; when it is planned, on the driver, for what the cluster does not have."""
+    with pytest.raises(PySparkException, match=r"(?s)unknown option 'prefxi'.*Hint: Options: pd, "):
+        spark.read.format("tikv").options(**options(live, prefxi="a")).load()
+    missing = spark.read.format("tikv").options(**options(live, keyspace="nobody")).load()
+    with pytest.raises(PySparkException, match=r"(?s)no keyspace 'nobody'.*Hint: "):
+        missing.count()
+    frame = spark.createDataFrame([(b"user0001", b"replaced")], "key binary, value binary")
+    with pytest.raises(PySparkException, match=r"(?s)is not supported.*Hint: Use mode"):
+        frame.write.format("tikv").mode("overwrite").options(pd=live.pd, keyspace=str(KEYSPACE)).save()
+    assert contents(live, KEYSPACE) == ROWS
+
+
+def test_cluster_that_cannot_be_read(v1ttl: LiveCluster) -> None:
+    """PD that is away, and a keyspace where there is none, fail when the source is planned."""
+    with reserved_ports(1) as (port,):
+        away = TikvDataSource({"pd": f"127.0.0.1:{port}"})
+        with pytest.raises(ClusterUnreachable):
+            away.reader(away.schema()).partitions()
+    keyspace = TikvDataSource({"pd": v1ttl.pd, "keyspace": "5"})
+    with pytest.raises(UsageError, match="option keyspace"):
+        keyspace.reader(keyspace.schema()).partitions()
+
+
+@pytest.mark.parametrize("kind", [FileKind.SST, FileKind.PARQUET])
+def test_backups(spark: SparkSession, live: LiveCluster, tmp_path: Path, kind: FileKind) -> None:
+    """Of both formats, the SSTs encrypted: a source on Spark gives what the cluster holds."""
+    place = StorageLocation("local", str(tmp_path / "backup"))
+    extra = {}
+    if kind is FileKind.SST:
+        place = replace(place, crypter=crypter("aes256-ctr"))
+        key = tmp_path / "key"
+        key.write_text(KEYS["aes256-ctr"])
+        key.chmod(0o600)
+        extra = {"crypter_key_file": str(key)}
+    backup(BackupOptions(live.config, place, keyspaces=(str(KEYSPACE),), file_kind=kind, executor="driver"))
+    frame = spark.read.format("tikv-backup").options(ts="true", **extra).load(place.path)
+    assert pairs(frame) == ROWS
+    assert frame.where("ts = 0").count() == 0
+    assert frame.where(f.col("key").between(f.lit(b"user0100"), f.lit(b"user0109"))).count() == 10
+
+
+def run_example(name: str, *arguments: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run a script as from a shell, but on the session that is there."""
+    monkeypatch.setattr(sys, "argv", [name, *arguments])
+    runpy.run_path(str(ROOT / "examples" / f"{name}.py"), run_name="__main__")
+
+
+def test_examples(
+    spark: SparkSession,
+    live: LiveCluster,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """What they print is what was written."""
+    here = ("--pd", live.pd, "--keyspace", "11")
+    raw = live.raw(11)
+    raw.batch_put({b"user%d" % number: b"x" * number for number in range(30)} | {b"shop1": b"y"})
+    place = StorageLocation("local", str(tmp_path / "backup"))
+    backup(BackupOptions(live.config, place, keyspaces=("11",), executor="driver"))
+    raw.batch_put({b"user7": b"changed", b"new1": b""})
+    raw.delete(b"shop1")
+    run_example("count_by_prefix", *here, monkeypatch=monkeypatch)
+    assert [line.split() for line in capsys.readouterr().out.splitlines()] == [["30", "b'user'"], ["1", "b'new1'"]]
+    run_example("find_oversized", *here, "--bytes", "28", monkeypatch=monkeypatch)
+    assert [line.split() for line in capsys.readouterr().out.splitlines()] == [["29", "b'user29'"], ["28", "b'user28'"]]
+    run_example("compare_with_backup", *here, "--storage", place.path, monkeypatch=monkeypatch)
+    printed = [line.strip() for line in capsys.readouterr().out.splitlines()]
+    assert printed == ["changed: 1", "b'user7'", "gone: 1", "b'shop1'", "new: 1", "b'new1'"]

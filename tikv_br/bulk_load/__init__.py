@@ -1,0 +1,13 @@
+"""Loads the rows of any Spark input into a cluster as SSTs.
+
+The rows become a temporary backup of the target's API version, which is then restored: split, scatter, ingest, resume and comparison are
+those of a restore.
+
+Modules, in reading order:
+
+- `run`: options, and the load from its options to its summary
+- `stage`: the steps that make the temporary backup
+- `partition`: the task that writes one partition
+
+Never imports the command line.
+"""

@@ -1,0 +1,153 @@
+"""Writes one partition of sorted rows as files of a backup, in a Spark worker."""
+
+from __future__ import annotations
+
+import secrets
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from formats.checksum import Checksum, checksum
+from formats.errors import UnsupportedFormat
+from formats.keys.ranges import KeyRange
+from tikv_br.backup.convert import Conversion
+from tikv_br.backup.data_files import DataFiles
+from tikv_br.backup.options import BackupOptions
+from tikv_br.backupset.files import FileEntry
+from tikv_br.errors import UsageError
+from tikv_br.spark.task import TaskContext
+from tikv_br.storage.open import open_store
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+EXAMPLES = 5
+"""Keys that a partition returns as examples."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionJob:
+    """What all partitions of a run share. Picklable."""
+
+    output: BackupOptions
+    """Where and in what form the files are written."""
+    conversion: Conversion
+    """From the target's API version to itself; its ts is that of all rows."""
+    span: KeyRange
+    """All keys of the keyspace, as RPC keys."""
+    now: int
+    """Seconds since the epoch from which TTLs count."""
+    dry_run: bool = False
+    """Whether rows are only counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionResult:
+    """What a partition had. Keys are user keys."""
+
+    attempt: str
+    files: tuple[FileEntry, ...]
+    """Their ranges are those of the partition, not yet cut at its neighbours."""
+    rows: Checksum
+    """Of the rows to load, as the target's stores compute it."""
+    first_key: bytes
+    """``b""`` if there are no rows to load."""
+    last_key: bytes
+    duplicates: int
+    """Rows whose key another row has that comes before."""
+    duplicate_keys: tuple[bytes, ...]
+    """The first of them, at most `EXAMPLES`."""
+    problems: dict[str, int]
+    """Rows that cannot be loaded, by the problem."""
+    sample: tuple[bytes, ...]
+    """The first keys, at most `EXAMPLES`."""
+
+
+def write_partition(job: PartitionJob, batches: Iterator[pa.RecordBatch], context: TaskContext) -> PartitionResult:
+    """Write the rows of one partition; of each key the first. Raises `StorageError`, `UsageError` for a row that is too large."""
+    attempt = secrets.token_hex(8)
+    converter = job.conversion.of(job.span)
+    files: DataFiles | None = None
+    if not job.dry_run:
+        files = DataFiles(open_store(job.output.storage), job.span, attempt, converter, job.output)
+    partition = _Partition(job.now)
+    sums = Checksum()
+    try:
+        for batch in batches:
+            rows = partition.clean(batch)
+            if not rows.num_rows:
+                continue
+            if files is None:
+                added = checksum(rows["key"], rows["value"], converter.source.prefix)
+            else:
+                converted = converter.convert(rows)
+                files.add(converted)
+                added = converted.source
+            sums += added
+            context.report(data_bytes=added.total_bytes, keys=added.total_kvs)
+        written = files.finish() if files is not None else ()
+    except BaseException as error:
+        if files is not None:
+            files.abandon()
+        if isinstance(error, UnsupportedFormat):  # of a row that is larger than any store takes
+            raise UsageError(f"a row of the input cannot be stored: {error}") from error
+        raise
+    return PartitionResult(
+        attempt,
+        written,
+        sums,
+        partition.sample[0] if partition.sample else b"",
+        partition.last_key or b"",
+        partition.duplicates,
+        tuple(partition.duplicate_keys),
+        dict(partition.problems),
+        tuple(partition.sample),
+    )
+
+
+class _Partition:
+    """Removes bad rows and repeated keys from the batches of one partition, and counts them."""
+
+    def __init__(self, now: int) -> None:
+        self._now = now
+        self.last_key: bytes | None = None
+        self.duplicates = 0
+        self.duplicate_keys: list[bytes] = []
+        self.problems: Counter[str] = Counter()
+        self.sample: list[bytes] = []
+
+    def clean(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """The rows to load as `formats.columns.SCHEMA`. Raises `UnsortedKeys`."""
+        import numpy as np
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        from formats import columns
+        from formats.kernels.rows import compare_neighbours
+
+        bad = pc.drop_null(batch["problem"])
+        if len(bad):
+            for found in pc.value_counts(bad).to_pylist():
+                self.problems[found["values"]] += found["counts"]
+            batch = batch.filter(pc.is_null(batch["problem"]))
+        keys = batch["key"].cast(pa.large_binary())
+        if not len(keys):
+            return columns.records(keys, batch["value"].cast(pa.large_binary()))
+        first = compare_neighbours(*columns.view(keys)) != 0
+        first[0] = keys[0].as_py() != self.last_key
+        self.last_key = keys[-1].as_py()
+        values, ttl = batch["value"].cast(pa.large_binary()), batch["ttl"].to_numpy().astype(np.uint64)
+        if not first.all():
+            mask = pa.array(first)
+            self._count_duplicates(keys.filter(pa.array(~first)))
+            keys, values, ttl = keys.filter(mask), values.filter(mask), ttl[first]
+        if len(self.sample) < EXAMPLES:
+            self.sample += keys[: EXAMPLES - len(self.sample)].to_pylist()
+        return columns.records(keys, values, expire_ts=np.where(ttl == 0, 0, ttl + np.uint64(self._now)))
+
+    def _count_duplicates(self, keys: pa.LargeBinaryArray) -> None:
+        self.duplicates += len(keys)
+        for key in keys[:EXAMPLES].to_pylist():
+            if len(self.duplicate_keys) < EXAMPLES and key not in self.duplicate_keys:
+                self.duplicate_keys.append(key)

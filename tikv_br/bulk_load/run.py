@@ -1,0 +1,217 @@
+"""Run a bulk load from its options to its summary: stage the rows as a temporary backup, and restore it.
+
+Killed at any moment, the same command continues: an unfinished staging is redone, a finished one is restored, which resumes by itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+
+from formats.checksum import Checksum
+from tikv_br.backup.options import BackupOptions
+from tikv_br.backup.run import abort_backup, remove_temporary, run_backup
+from tikv_br.backupset import layout
+from tikv_br.bulk_load.partition import EXAMPLES
+from tikv_br.bulk_load.stage import StageContext, StageOptions, stage_steps
+from tikv_br.cluster.config import ClusterConfig
+from tikv_br.progress_events import Notice, Reporter, silent
+from tikv_br.restore.options import DEFAULT_CONCURRENCY, RestoreOptions, Via
+from tikv_br.restore.run import RestoreSummary, restore
+from tikv_br.spark.executor import ExecutorOptions
+from tikv_br.storage.base import exists
+from tikv_br.storage.open import open_store
+from tikv_br.storage.url import StorageLocation
+
+
+@dataclass(frozen=True, slots=True)
+class BulkLoadOptions:
+    """Options of one bulk load."""
+
+    cluster: ClusterConfig
+    staging: StorageLocation
+    """Folder for the temporary backup, which gets a subfolder of its own."""
+    stage: StageOptions
+    spark_master: str = "local[*]"
+    via: Via = Via.AUTO
+    concurrency: int = DEFAULT_CONCURRENCY
+    """Number of files ingested in parallel."""
+    rate_limit: int = 0
+    """Maximum download rate per store, in bytes per second; 0 = unlimited."""
+    allow_overwrite: bool = False
+    checksum: bool = True
+    """Whether to compare the cluster's checksums with those of the files afterwards."""
+    send_credentials: bool = True
+    keep_staging: bool = False
+    resume: bool = True
+    """Whether to use a staging that an earlier run has finished."""
+    lock_wait: float = 0.0
+    dry_run: bool = False
+
+    @property
+    def location(self) -> StorageLocation:
+        """Where the temporary backup is: the same for the same input, columns and target."""
+        stage = self.stage
+        identity = repr((stage.input, stage.keyspace, bool(stage.bad_rows), self.cluster.pd))
+        return self.staging.child(f"load-{hashlib.sha256(identity.encode()).hexdigest()[:16]}")
+
+
+@dataclass(frozen=True, slots=True)
+class BulkLoadSummary:
+    """Result of a bulk load, or of a dry run. Bytes are of keys and values, before encoding."""
+
+    total_kvs: int
+    total_bytes: int
+    crc64xor: int
+    """Of the loaded rows; 0 in a dry run."""
+    verified: bool
+    """Whether the cluster's checksums were compared and equal."""
+    input_rows: int | None
+    """Rows of the input; None if an earlier run has read it."""
+    bad_rows: int | None
+    duplicate_rows: int | None
+    """Rows with a key that another row has; they are not loaded."""
+    duplicate_keys: list[str]
+    """Some of their keys, in hex."""
+    problems: dict[str, int]
+    """Bad rows, by the problem."""
+    sample_keys: list[str]
+    """Some keys of a dry run, in hex."""
+    files: int
+    resumed_files: int
+    api_version: str
+    cluster_id: int
+    staging: str
+    """URL of the temporary backup."""
+    resumed_staging: bool
+    """Whether an earlier run had staged the rows."""
+    dry_run: bool
+    seconds: float
+    average_speed: float
+    """Bytes of keys and values per second."""
+    session_seconds: float
+    """Start-up time of Spark."""
+    step_seconds: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class _Staged:
+    """What a staging counted; of an earlier run nothing is known."""
+
+    rows: Checksum = field(default_factory=Checksum)
+    input_rows: int | None = None
+    bad_rows: int | None = None
+    duplicate_rows: int | None = None
+    duplicate_keys: tuple[bytes, ...] = ()
+    problems: Counter[str] = field(default_factory=Counter)
+    sample: tuple[bytes, ...] = ()
+    api_version: str = ""
+    cluster_id: int = 0
+    session_seconds: float = 0.0
+    step_seconds: dict[str, float] = field(default_factory=dict)
+
+
+def bulk_load(options: BulkLoadOptions, reporter: Reporter = silent) -> BulkLoadSummary:
+    """Load an input; returns when all rows are in the cluster and verified. Raises `TikvBrError`.
+
+    `UsageError` for an input that cannot be loaded, and errors of a target that is away or not empty, are raised before the target changes.
+    """
+    began = time.monotonic()
+    work = options.location
+    if options.dry_run:
+        return _summary(options, _stage(options, reporter), None, resumed=False, began=began)
+    store = open_store(work)
+    if not options.resume and exists(store, layout.META):
+        remove_temporary(store)
+    resumed = exists(store, layout.META)
+    staged = _Staged()
+    if resumed:
+        reporter(Notice(f"resuming: {work} already has the rows"))
+    else:
+        if not exists(store, layout.RUN):
+            abort_backup(work, None, options.lock_wait)  # what an interrupted `remove_temporary` left
+        staged = _stage(options, reporter)
+    done = restore(
+        RestoreOptions(
+            cluster=options.cluster,
+            storage=work,
+            via=options.via,
+            concurrency=options.concurrency,
+            allow_overwrite=options.allow_overwrite,
+            checksum=options.checksum,
+            rate_limit=options.rate_limit,
+            send_credentials=options.send_credentials,
+            resume=options.resume,
+            lock_wait=options.lock_wait,
+            executor=ExecutorOptions("driver", concurrency=options.concurrency),
+        ),
+        reporter,
+    )
+    if not options.keep_staging:
+        remove_temporary(store)
+    return _summary(options, staged, done, resumed=resumed, began=began)
+
+
+def _stage(options: BulkLoadOptions, reporter: Reporter) -> _Staged:
+    output = BackupOptions(
+        cluster=options.cluster,
+        storage=options.location,
+        executor="spark",
+        spark_master=options.spark_master,
+        lock_wait=options.lock_wait,
+        no_resume=True,
+        dry_run=options.dry_run,
+    )
+    with contextlib.ExitStack() as stack:
+        context = StageContext(output, reporter, listed=False, stage=options.stage, stack=stack)
+        report = run_backup(context, stage_steps(dry_run=options.dry_run))
+    rows = sum((each.rows for each in context.results), Checksum())
+    duplicates, bad = context.duplicates, context.problems.total()
+    return _Staged(
+        rows,
+        rows.total_kvs + duplicates + bad,
+        bad,
+        duplicates,
+        tuple(context.duplicate_keys),
+        context.problems,
+        tuple(sorted(key for each in context.results for key in each.sample)[:EXAMPLES]),
+        context.info.api_version.label,
+        context.info.cluster_id,
+        context.session_seconds,
+        report.summary.step_seconds,
+    )
+
+
+def _summary(
+    options: BulkLoadOptions, staged: _Staged, done: RestoreSummary | None, *, resumed: bool, began: float
+) -> BulkLoadSummary:
+    seconds = time.monotonic() - began
+    rows, size = staged.rows.total_kvs, staged.rows.total_bytes
+    if done is not None:
+        rows, size = done.total_kvs, done.total_bytes
+    return BulkLoadSummary(
+        total_kvs=rows,
+        total_bytes=size,
+        crc64xor=done.crc64xor if done else 0,
+        verified=done is not None and done.verified,
+        input_rows=staged.input_rows,
+        bad_rows=staged.bad_rows,
+        duplicate_rows=staged.duplicate_rows,
+        duplicate_keys=[key.hex() for key in staged.duplicate_keys],
+        problems=dict(staged.problems),
+        sample_keys=[key.hex() for key in staged.sample] if options.dry_run else [],
+        files=done.files if done else 0,
+        resumed_files=done.resumed_files if done else 0,
+        api_version=done.dst_api_version if done else staged.api_version,
+        cluster_id=done.cluster_id if done else staged.cluster_id,
+        staging=options.location.redacted(),
+        resumed_staging=resumed,
+        dry_run=options.dry_run,
+        seconds=round(seconds, 3),
+        average_speed=round(size / max(seconds, 1e-9)),
+        session_seconds=round(staged.session_seconds, 3),
+        step_seconds=staged.step_seconds | (done.step_seconds if done else {}),
+    )

@@ -1,0 +1,220 @@
+"""The steps that make a temporary backup out of an input: start Spark, write sorted SSTs, commit.
+
+Nothing is resumed here: an unfinished staging is discarded and redone, a finished one is restored.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import chain
+from typing import TYPE_CHECKING
+
+from formats.api_version import ApiVersion
+from formats.errors import UnsupportedFormat
+from formats.keys.codec import KeyCodec
+from formats.keys.ranges import KeyRange
+from formats.keys.text import show_key
+from tikv_br.backup import path, steps
+from tikv_br.backup.context import BackupContext, Engine
+from tikv_br.backup.convert import CONVERTED_TS, Conversion
+from tikv_br.backupset.compare import check_gives_checksums
+from tikv_br.backupset.files import FileEntry
+from tikv_br.backupset.ledger import LedgerEntry
+from tikv_br.bulk_load.partition import EXAMPLES, PartitionJob, PartitionResult, write_partition
+from tikv_br.errors import UsageError
+from tikv_br.progress_events import Notice
+from tikv_br.report.facts import counted
+from tikv_br.spark.frames import (
+    Input,
+    keyed_rows,
+    map_partitions,
+    read_input,
+    sorted_rows,
+    sql_session,
+    write_bad_rows,
+)
+from tikv_br.steps import FunctionStep, Step
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+@dataclass(frozen=True, slots=True)
+class StageOptions:
+    """What is staged, and how; where is said by `BackupOptions`. Without an order column, repeated keys are refused."""
+
+    input: Input
+    keyspace: str = ""
+    """Id or name of the target keyspace (API V2)."""
+    bad_rows: str = ""
+    """Folder for the rows that cannot be loaded; ``""`` = there must be none."""
+    partitions: int | None = None
+    """Number of partitions; None = as many as Spark's reader makes."""
+
+
+@dataclass
+class StageContext(BackupContext):
+    """State of a staging."""
+
+    stage: StageOptions = field(kw_only=True)
+    stack: contextlib.ExitStack = field(kw_only=True)
+    """Ends the session."""
+    codec: KeyCodec = field(init=False)  # check the cluster
+    session: SparkSession = field(init=False)  # start Spark
+    frame: DataFrame = field(init=False)  # read the schema
+    rows: DataFrame = field(init=False)  # read the schema
+    results: list[PartitionResult] = field(default_factory=list)  # sort and write
+
+    @property
+    def duplicates(self) -> int:
+        """Rows whose key another row has."""
+        return sum(each.duplicates for each in self.results)
+
+    @property
+    def duplicate_keys(self) -> list[bytes]:
+        """Some keys of duplicates."""
+        return sorted(chain.from_iterable(each.duplicate_keys for each in self.results))[:EXAMPLES]
+
+    @property
+    def problems(self) -> Counter[str]:
+        """Rows that cannot be loaded, by the problem."""
+        return sum((Counter(each.problems) for each in self.results), Counter[str]())
+
+
+def stage_steps(*, dry_run: bool) -> list[Step[StageContext]]:
+    """The steps, in order. A dry run reads the input, and writes nothing."""
+    checks: list[Step[StageContext]] = [
+        FunctionStep("check the input", lambda context: context.options.check()),
+        FunctionStep("connect", steps.connect),
+        FunctionStep("check the cluster", check_cluster),
+    ]
+    read: list[Step[StageContext]] = [
+        FunctionStep("start Spark", start_spark),
+        FunctionStep("read the schema", read_schema),
+    ]
+    if dry_run:
+        return [*checks, *read, FunctionStep("sort and count", write_files)]
+    return [
+        *checks,
+        FunctionStep("check the storage", path.check_storage),
+        *read,
+        FunctionStep("acquire the backup lock", path.acquire_backup_lock, path.release_backup_lock),
+        FunctionStep("record the run", path.record_run),
+        FunctionStep("sort and write", write_files),
+        FunctionStep("check the rows", check_rows),
+        FunctionStep("commit", commit),
+        FunctionStep("clean up", path.clean_up),
+    ]
+
+
+def check_cluster(context: StageContext) -> None:
+    """Choose the encoding, which is the target's. Raises `UsageError` for TTLs or a keyspace that it does not have."""
+    info, stage = context.info, context.stage
+    api_version = info.api_version
+    check_gives_checksums(info, hint="Upgrade the cluster to 6.1.1 or newer.")
+    if stage.input.ttl_column and not api_version.has_ttl:
+        raise UsageError(
+            f"--ttl-column: the cluster of API {api_version.label} does not support TTLs",
+            hint="Use a cluster with storage.enable-ttl or API V2, or leave out --ttl-column.",
+        )
+    try:
+        context.codec = KeyCodec(api_version, context.cluster.pd.keyspace_id(stage.keyspace))
+    except UnsupportedFormat as error:
+        raise UsageError(f"--keyspace: {error}") from None
+    context.source_ranges = (KeyRange(*context.codec.rpc_range(b"", b"")),)
+    is_v2 = api_version is ApiVersion.V2
+    context.conversion = Conversion(api_version, api_version, CONVERTED_TS if is_v2 else 0)
+    if is_v2:
+        context.set_backup_ts(context.cluster.pd.tso())
+        context.scanned_ts = context.backup_ts
+    context.engine = Engine("load", "rows come from an input of Spark", "spark", "Spark reads the input", 1)
+
+
+def start_spark(context: StageContext) -> None:
+    """Start the session that the later steps use."""
+    began = time.monotonic()
+    context.session = context.stack.enter_context(sql_session(context.options.spark_master))
+    context.session_seconds = time.monotonic() - began
+
+
+def read_schema(context: StageContext) -> None:
+    """Find the input and its columns. Raises `UsageError` if one is missing or has no mapping to bytes."""
+    context.frame = read_input(context.session, context.stage.input)
+    context.rows = keyed_rows(context.frame, context.stage.input)
+
+
+def write_files(context: StageContext) -> None:
+    """Sort the rows and write the files; a dry run only counts."""
+    job = PartitionJob(
+        context.options,
+        context.conversion,
+        context.source_ranges[0],
+        int(time.time()),
+        dry_run=context.options.dry_run,
+    )
+    partitions = context.stage.partitions or max(context.rows.rdd.getNumPartitions(), 1)
+    context.results = map_partitions(
+        context.session,
+        sorted_rows(context.rows, partitions),
+        partial(write_partition, job),
+        partitions=partitions,
+        master=context.options.spark_master,
+        reporter=context.report,
+    )
+
+
+def check_rows(context: StageContext) -> None:
+    """Refuse bad rows and duplicates unless they are allowed, and an input without rows."""
+    stage = context.stage
+    if bad := context.problems.total():
+        if not stage.bad_rows:
+            raise UsageError(
+                f"the input has {counted(bad, 'row')} that cannot be loaded: {show_problems(context.problems)}",
+                hint="Correct the input, or pass --bad-rows DIR to write these rows there and load the others.",
+            )
+        write_bad_rows(context.frame, stage.input, stage.bad_rows)
+        context.reporter(Notice(f"{counted(bad, 'row')} cannot be loaded, see {stage.bad_rows}"))
+    if context.duplicates and not stage.input.order_column:
+        keys = ", ".join(map(show_key, context.duplicate_keys))
+        raise UsageError(
+            f"the input has {counted(context.duplicates, 'row')} with a key that another row has, for example {keys}",
+            hint="Correct the input, or pass --on-duplicate last --order-column COLUMN to load only the last row of each key.",
+        )
+    if not any(each.files for each in context.results):
+        raise UsageError("the input has no rows to load", hint="Check the path or glob of --input.")
+
+
+def commit(context: StageContext) -> None:
+    """Commit the backup: its range begins with the first key, and ends with the last one."""
+    context.entries = ledger_entries(context.codec, context.results, context.first_run)
+    context.source_ranges = (KeyRange(context.entries[0].start, context.entries[-1].end),)
+    steps.commit(context)
+
+
+def ledger_entries(codec: KeyCodec, results: Sequence[PartitionResult], run: str) -> list[LedgerEntry]:
+    """An entry for each partition with rows, in the order of keys; each ends where the next begins."""
+    ordered = sorted((each for each in results if each.files), key=lambda each: each.first_key)
+    starts = [codec.rpc_key(each.first_key) for each in ordered]
+    ends = [*starts[1:], codec.rpc_key(ordered[-1].last_key + b"\0")]
+    return [
+        LedgerEntry(start, end, each.attempt, _within(each.files, start, end), source=each.rows, run=run)
+        for each, start, end in zip(ordered, starts, ends, strict=True)
+    ]
+
+
+def _within(files: Sequence[FileEntry], start: bytes, end: bytes) -> tuple[FileEntry, ...]:
+    """The files of a partition; the first one begins with it, the last one ends with it."""
+    first = replace(files[0], start_key=start)
+    cut = [first, *files[1:]]
+    cut[-1] = replace(cut[-1], end_key=end)
+    return tuple(cut)
+
+
+def show_problems(problems: Counter[str]) -> str:
+    """Counts by problem, for people."""
+    return ", ".join(f"{count:,} with {problem}" for problem, count in sorted(problems.items()))

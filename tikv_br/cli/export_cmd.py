@@ -1,0 +1,119 @@
+"""``tikv-br export raw``."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Literal
+
+import typer
+
+from tikv_br.cli import shared
+from tikv_br.cli.backup_cmd import parse_ranges
+from tikv_br.cli.command import DefaultCommandGroup, command, flag, given
+from tikv_br.cli.output import KeyForm, human_bytes, human_seconds, listed
+from tikv_br.cli.progress import progress_display
+from tikv_br.errors import UsageError
+
+if TYPE_CHECKING:
+    from tikv_br.export.run import ExportSummary
+
+app = typer.Typer(cls=DefaultCommandGroup, rich_markup_mode=None, no_args_is_help=True)
+
+
+class ExportFlags(shared.BackupFlags):
+    storage: str = shared.storage(
+        "URL of an empty place for the files: local:///DIR or s3://BUCKET/PREFIX?endpoint=…&region=…"
+    )
+    format: Literal["parquet", "csv", "jsonl"] = flag("parquet", "Format of the files.")
+    encoding: Literal["raw", "hex", "escaped"] | None = flag(
+        None,
+        "Keys and values in csv and jsonl files: raw (UTF-8 text), hex, or escaped (\\xNN).",
+        show_default="raw in csv, hex in jsonl",
+    )
+    cluster: shared.ClusterFlags
+    from_backup: str = flag(
+        "",
+        "Read this backup instead of a cluster. If it is incremental, the backups it is based on are found and read too.",
+        metavar="URL",
+    )
+    keyspace: str = shared.KEYSPACE()
+    start: str = shared.START()
+    end: str = shared.END()
+    ranges: list[str] | None = flag(
+        None,
+        "Key range: START (inclusive) to END (exclusive); either may be empty (may be repeated).",
+        "--range",
+        metavar="START:END",
+    )
+    key_form: KeyForm = flag(
+        KeyForm.HEX, "Format of the keys in --start, --end and --range: raw, hex, or escaped.", "--key-format"
+    )
+    assume_no_ttl: bool = flag(
+        False,
+        "Assume that no key has a TTL: skip one RawGetKeyTTL request per key, and leave out the column expire_ts.",
+    )
+    rate_limit: int = shared.RATE_LIMIT()
+    overwrite: bool = flag(
+        False, "Replace an earlier export, finished or not, at the URL (default: refuse).", command_line=True
+    )
+    storage_flags: shared.StorageFlags
+    tasks: shared.TaskFlags
+
+
+@app.callback()
+def group() -> None:
+    """Export rows of a cluster or a backup as Parquet, CSV or JSON lines.
+
+    `tikv-br export` with flags is short for `tikv-br export raw`.
+    """
+
+
+@command(app, "export raw", example="tikv-br export raw --pd 10.0.0.1:2379 --storage s3://lake/rows --format parquet")
+def export_raw(flags: ExportFlags, context: typer.Context) -> None:
+    """Export rows of a cluster or a backup as Parquet, CSV or JSON lines.
+
+    The file _SUCCESS is written last: without it an export is not complete. --crypter.* is the key of --from-backup; exports are not
+    encrypted.
+    """
+    wanted = parse_ranges(flags.start, flags.end, flags.ranges or [], flags.key_form)
+    if flags.from_backup and given(context, "pd"):
+        raise UsageError("--pd and --from-backup cannot be combined", hint="Pass the source once.")
+    if not flags.from_backup and (flags.storage_flags.key or flags.storage_flags.key_file):
+        raise UsageError("an export is not encrypted: a key is only used with --from-backup", hint="Use --s3.sse.")
+    if flags.from_backup and given(context, "rate_limit"):
+        raise UsageError("--ratelimit limits the reads from stores: it cannot be used with --from-backup")
+    from tikv_br.backup.options import BackupOptions
+    from tikv_br.cluster.config import ClusterConfig
+    from tikv_br.export.options import ExportOptions
+    from tikv_br.export.run import export
+
+    read = flags.fill(
+        BackupOptions,
+        cluster=ClusterConfig(pd=()) if flags.from_backup else flags.cluster.config(),
+        storage=flags.storage_flags.s3.locate(flags.storage),
+        ranges=wanted,
+        keyspaces=(flags.keyspace,) if flags.keyspace else (),
+    )
+    backup = flags.storage_flags.locate(flags.from_backup) if flags.from_backup else None
+    options = ExportOptions(read, backup, flags.format, flags.encoding, flags.overwrite)
+    with progress_display(flags.out) as display:
+        summary = export(options, display)
+    flags.out.result("summary", asdict(summary), _text(summary))
+
+
+def _text(summary: ExportSummary) -> str:
+    """The summary for people."""
+    form = f"{summary.file_format} ({summary.encoding})" if summary.encoding else summary.file_format
+    figures = [
+        ("total-take", human_seconds(summary.seconds)),
+        ("total-kv", f"{summary.total_kvs:,}"),
+        ("total-kv-size", human_bytes(summary.total_bytes)),
+        ("average-speed", f"{human_bytes(summary.average_speed)}/s"),
+        ("files", f"{summary.files:,} ({human_bytes(summary.size)})"),
+        ("format", f"{form}: {', '.join(summary.columns)}"),
+        ("source", f"{summary.source} (API {summary.api_version})"),
+        ("backup-ts", str(summary.backup_ts) if summary.backup_ts else ""),
+        ("executor", f"{summary.executor} ({summary.executor_reason})"),
+        ("storage", summary.storage),
+    ]
+    return listed("Export complete", [(name, value) for name, value in figures if value])

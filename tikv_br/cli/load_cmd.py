@@ -1,0 +1,154 @@
+"""``tikv-br load raw``: any input that Spark reads becomes rows of a cluster."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Literal
+
+import typer
+
+from tikv_br.cli import shared
+from tikv_br.cli.command import REQUIRED, DefaultCommandGroup, command, flag
+from tikv_br.cli.output import human_bytes, human_seconds, listed
+from tikv_br.cli.progress import progress_display
+from tikv_br.errors import UsageError
+from tikv_br.spark.session import check_master
+
+if TYPE_CHECKING:
+    from tikv_br.bulk_load.run import BulkLoadSummary
+
+app = typer.Typer(cls=DefaultCommandGroup, rich_markup_mode=None, no_args_is_help=True)
+
+
+@app.callback()
+def group() -> None:
+    """Load files or tables into a cluster through Spark.
+
+    `tikv-br load` with flags is short for `tikv-br load raw`.
+    """
+
+
+class BulkLoadFlags(shared.CommandFlags):
+    input: str = flag(REQUIRED, "Path, folder or glob to read, as Spark takes it.", metavar="PATH")
+    input_format: str = flag(
+        "",
+        "Format of the input: parquet, csv, jsonl, orc or any other that Spark has (default: by the suffix of the path).",
+        metavar="NAME",
+    )
+    input_option: list[str] = flag(
+        [], "Option of Spark's reader for the format, such as sep=; (may be repeated).", metavar="KEY=VALUE"
+    )
+    key_column: str = flag(REQUIRED, "Column with the keys: binary, string or an integer.", metavar="COLUMN")
+    value_column: str = flag(
+        REQUIRED, "Column with the values: binary, string, an integer, struct, array or map.", metavar="COLUMN"
+    )
+    ttl_column: str = flag(
+        "", "Column with the TTL of each row in seconds (API V1TTL or V2; default: none expires).", metavar="COLUMN"
+    )
+    on_duplicate: Literal["error", "last"] = flag(
+        "error", "For rows with the same key: error (refuse the input), or last (load the last by --order-column)."
+    )
+    order_column: str = flag(
+        "", "Column whose largest value marks the last row of a key, with --on-duplicate last.", metavar="COLUMN"
+    )
+    bad_rows: str = flag(
+        "",
+        "Folder for rows that cannot be loaded (null key or value, invalid TTL), as JSON lines (default: refuse the input).",
+        metavar="DIR",
+    )
+    partitions: int | None = flag(
+        None,
+        "Number of partitions that the rows are sorted into (default: as many as Spark reads the input in).",
+        limits=(1, 1_000_000),
+    )
+    staging: str = flag(
+        REQUIRED,
+        "URL of a folder for the SSTs, which need about the space of the rows: local:///DIR or s3://BUCKET/PREFIX?endpoint=…&region=…",
+        metavar="URL",
+    )
+    keep_staging: bool = flag(False, "Keep the SSTs after the load; they are a backup that `tikv-br restore` reads.")
+    cluster: shared.ClusterFlags
+    keyspace: str = shared.KEYSPACE()
+    via: Literal["auto", "stores", "upload"] = flag(
+        "auto",
+        "How files get to the stores: stores (each store downloads them), upload (tikv-br reads and uploads them), or auto (upload only "
+        "what stores cannot read).",
+    )
+    concurrency: int = flag(16, "Maximum number of concurrent files.", shared=True, limits=(1, shared.MAX_CONCURRENCY))
+    allow_overwrite: bool = flag(
+        False,
+        "Load into a range that contains data (default: refuse). Keys that are not in the input are kept.",
+        command_line=True,
+    )
+    checksum: bool = flag(True, "Compare the checksums of the target with those of the files.")
+    rate_limit: int = shared.RATE_LIMIT()
+    send_credentials: bool = shared.SEND_CREDENTIALS()
+    storage_flags: shared.StorageFlags
+    spark_master: str = flag("local[*]", "URL of the Spark master: local[*], spark://…", shared=True, metavar="URL")
+    resume: bool = flag(True, "Use the SSTs of an unfinished run of this command, or discard them and start over.")
+    lock_wait: float = shared.LOCK_WAIT()
+    dry_run: bool = shared.DRY_RUN()
+
+
+@command(
+    app,
+    "load raw",
+    example="tikv-br load raw --pd 10.0.1.1:2379 --input /lake/users.parquet --key-column id --value-column profile --staging s3://staging/load",
+)
+def load_raw(flags: BulkLoadFlags) -> None:
+    """Load the rows of any input that Spark reads as SSTs, and verify the result."""
+    check_master(flags.spark_master)
+    if (flags.on_duplicate == "last") != bool(flags.order_column):
+        raise UsageError(
+            "--on-duplicate last and --order-column need each other",
+            hint="Rows of an input have no order: name the column that says which row is the last, such as a time or a version.",
+        )
+    from tikv_br.spark.frames import Input
+
+    source = flags.fill(Input, path=flags.input, format=flags.input_format, reader_options=_options(flags.input_option))
+    source.spark_format  # noqa: B018 - refused before Spark starts
+    config, staging = flags.cluster.config(), flags.storage_flags.locate(flags.staging)
+    from tikv_br.bulk_load.run import BulkLoadOptions, bulk_load
+    from tikv_br.bulk_load.stage import StageOptions
+    from tikv_br.restore.options import Via
+
+    stage = flags.fill(StageOptions, input=source)
+    options = flags.fill(BulkLoadOptions, cluster=config, staging=staging, stage=stage, via=Via(flags.via))
+    with progress_display(flags.out) as display:
+        done = bulk_load(options, display)
+    flags.out.result("summary", asdict(done), _text(done))
+
+
+def _options(given: list[str]) -> tuple[tuple[str, str], ...]:
+    """The options of the reader. Raises `UsageError`."""
+    pairs = [text.partition("=") for text in given]
+    for text, (name, sign, _) in zip(given, pairs, strict=True):
+        if not name or not sign:
+            raise UsageError(f"--input-option {text!r} is not KEY=VALUE")
+    return tuple((name, value) for name, _, value in pairs)
+
+
+def _text(done: BulkLoadSummary) -> str:
+    """The summary for people."""
+    figures = [
+        ("total-take", human_seconds(done.seconds)),
+        ("total-kv", f"{done.total_kvs:,}"),
+        ("total-kv-size", human_bytes(done.total_bytes)),
+        ("input-rows", "" if done.input_rows is None else f"{done.input_rows:,}"),
+        ("bad-rows", ", ".join(f"{count:,} with {problem}" for problem, count in sorted(done.problems.items()))),
+        ("duplicate-rows", f"{done.duplicate_rows:,}" if done.duplicate_rows else ""),
+        ("duplicate-keys", ", ".join(done.duplicate_keys)),
+        ("sample-keys", ", ".join(done.sample_keys)),
+    ]
+    if not done.dry_run:
+        figures += [
+            ("average-speed", f"{human_bytes(done.average_speed)}/s"),
+            (
+                "files",
+                f"{done.files:,}" + (f" ({done.resumed_files:,} by an earlier run)" if done.resumed_files else ""),
+            ),
+            ("checksum", f"{done.crc64xor:016x}"),
+        ]
+    figures.append(("api-version", done.api_version))
+    title = "Raw load plan (dry run: nothing was written)" if done.dry_run else "Raw load success summary"
+    return listed(title, [(name, value) for name, value in figures if value])

@@ -1,0 +1,192 @@
+"""The source ``tikv-backup``: reads the rows of a backup, a partition per file. An increment is read with all that it continues."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.types import StructType
+
+from formats.errors import UnsupportedFormat
+from formats.keys.codec import MAX_TS, KeyCodec
+from formats.keys.ranges import KeyRange, intersection
+from formats.merge import rows_at
+from formats.rows import LiveFilter
+from tikv_br.backupset.backup_set import BackupSet
+from tikv_br.backupset.coverage import codec_of
+from tikv_br.backupset.files import FileEntry, verify_file_identity
+from tikv_br.backupset.rows import file_errors, keyspaces_of, read_rows
+from tikv_br.datasource.options import Options, with_hints
+from tikv_br.datasource.rows import check_schema, intersections, push_filters, spark_batches, spark_schema
+from tikv_br.errors import UsageError
+from tikv_br.storage.open import open_store
+from tikv_br.storage.url import StorageLocation
+
+if TYPE_CHECKING:
+    from pyspark.sql.datasource import Filter
+
+OPTIONS = (
+    "path",
+    "keyspace",
+    "start",
+    "end",
+    "prefix",
+    "key_format",
+    "ttl",
+    "ts",
+    "pushdown",
+    "crypter_method",
+    "crypter_key_file",
+)
+
+
+class TikvBackupDataSource(DataSource):
+    """A backup of tikv-br or of the Go TiKV-BR. docs/spark.md describes the options."""
+
+    @classmethod
+    def name(cls) -> str:
+        """As in ``spark.read.format``."""
+        return "tikv-backup"
+
+    def schema(self) -> StructType:
+        """``key`` and ``value``; with these options also ``expire_ts`` and ``ts``. Raises `UsageError` for a wrong option."""
+        with with_hints():
+            return _reader(self.options).schema
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """Reads without pushing filters down unless asked to: by default Spark refuses readers that can."""
+        with with_hints():
+            reader = _reader(self.options)
+            check_schema(schema, reader.schema)
+            reader.schema = schema
+            return reader
+
+
+def _reader(given: Mapping[str, str]) -> BackupReader:
+    options = Options(given, OPTIONS)
+    extra = [column for option, column in (("ttl", "expire_ts"), ("ts", "ts")) if options.flag(option)]
+    keyspace = options.text("keyspace")
+    if not (keyspace.isascii() and keyspace.isdigit()) and keyspace:
+        raise UsageError(f"option keyspace is {keyspace!r}", hint="Pass its id: a backup does not know names.")
+    cls = PushdownReader if options.flag("pushdown") else BackupReader
+    return cls(options.storage(), int(keyspace) if keyspace else None, options.keys(), spark_schema(*extra))
+
+
+@dataclass(frozen=True)
+class FilesPartition(InputPartition):
+    """RPC ranges of one keyspace, ascending, and where their rows are."""
+
+    codec: KeyCodec
+    ranges: tuple[KeyRange, ...]
+    runs: tuple[tuple[StorageLocation, tuple[FileEntry, ...]], ...] = field(repr=False)
+    """The files of the full backup, and of each increment on it."""
+
+
+@dataclass
+class BackupReader(DataSourceReader):
+    """Reads the rows that a restore would write now. Picklable."""
+
+    location: StorageLocation
+    keyspace_id: int | None
+    ranges: tuple[KeyRange, ...]
+    """User keys."""
+    schema: StructType
+
+    def partitions(self) -> list[InputPartition]:
+        """A partition for each file of the full backup with wanted keys. Reads the records of the backups; for the driver."""
+        with with_hints():
+            chain = BackupSet.open_any(open_store(self.location)).chain()
+            base = chain[0]
+            codec = self._codec(base)
+            wanted = [KeyRange(*codec.rpc_range(each.start, each.end)) for each in self.ranges]
+            parts = (
+                (part, intersections([part], wanted))
+                for whole in base.ranges
+                if codec_of(base.api_version, whole) == codec
+                for part in _cut(whole, [file.start_key for file in base.files])
+            )
+            found = [FilesPartition(codec, ranges, _runs(chain, part)) for part, ranges in parts if ranges]
+            return [each for each in found if each.runs]
+
+    def _codec(self, backup: BackupSet) -> KeyCodec:
+        known = keyspaces_of(backup) or (0,)
+        if self.keyspace_id is None and len(known) > 1:
+            raise UsageError(
+                f"{backup.store.location} has the keyspaces {', '.join(map(str, known))}",
+                hint="Pass option keyspace with the id of one.",
+            )
+        chosen = known[0] if self.keyspace_id is None else self.keyspace_id
+        try:
+            codec = KeyCodec(backup.api_version, chosen)
+        except UnsupportedFormat as error:
+            raise UsageError(f"option keyspace: {error}", hint="Leave it out.") from None
+        if chosen not in known:
+            raise UsageError(
+                f"{backup.store.location} does not have keyspace {chosen}", hint=f"It has {', '.join(map(str, known))}."
+            )
+        return codec
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The live rows of a partition, by ascending key. Spark passes another partition if there is none."""
+        if not isinstance(partition, FilesPartition):
+            return
+        now = int(time.time())
+        with with_hints():
+            for location, files in partition.runs:
+                for file in files:
+                    verify_file_identity(open_store(location), file, etag_counts=False)
+            for span in partition.ranges:
+                runs = [_rows_of(location, files, partition.codec, span) for location, files in partition.runs]
+                for rows in _live(runs, now):
+                    yield from spark_batches(rows, self.schema)
+
+
+class PushdownReader(BackupReader):
+    """Reads only keys for which Spark's filters hold. Needs ``spark.sql.python.filterPushdown.enabled``."""
+
+    def pushFilters(self, filters: list[Filter]) -> list[Filter]:  # noqa: N802 - Spark's name
+        """Narrow the ranges; returns the filters that are left to Spark."""
+        self.ranges, left = push_filters(filters, self.ranges)
+        return left
+
+
+def _cut(whole: KeyRange, starts: Sequence[bytes]) -> list[KeyRange]:
+    """A range cut where files begin."""
+    inside = sorted({start for start in starts if start > whole.start and (not whole.end or start < whole.end)})
+    return [KeyRange(start, end) for start, end in pairwise([whole.start, *inside, whole.end])]
+
+
+def _runs(chain: Sequence[BackupSet], part: KeyRange) -> tuple[tuple[StorageLocation, tuple[FileEntry, ...]], ...]:
+    """The files of each backup with keys of a range; backups without such files are left out."""
+    found = (
+        (each.store.location, tuple(file for file in each.files if not intersection(file.key_range, part).is_empty))
+        for each in chain
+    )
+    return tuple(run for run in found if run[1])
+
+
+def _rows_of(
+    location: StorageLocation, files: Sequence[FileEntry], codec: KeyCodec, span: KeyRange
+) -> Iterator[pa.RecordBatch]:
+    store = open_store(location)
+    for file in files:
+        part = intersection(file.key_range, span)
+        if not part.is_empty:
+            with file_errors(file):
+                yield from read_rows(store, file, codec, part)
+
+
+def _live(runs: Sequence[Iterator[pa.RecordBatch]], now: int) -> Iterator[pa.RecordBatch]:
+    """The rows that are live now, of each key the newest version."""
+    if len(runs) > 1:
+        yield from rows_at(runs, MAX_TS, now)
+        return
+    newest = LiveFilter(now)
+    for run in runs:
+        for batch in run:
+            yield newest.apply(batch)

@@ -1,0 +1,238 @@
+"""The source ``tikv``: reads a live cluster by scans, a partition per group of neighbouring regions, and writes it by puts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceArrowWriter,
+    DataSourceReader,
+    InputPartition,
+    WriterCommitMessage,
+)
+from pyspark.sql.types import BinaryType, DataType, IntegerType, LongType, StructType
+
+from formats import columns
+from formats.errors import FormatError, UnsupportedFormat
+from formats.keys.codec import KeyCodec
+from formats.keys.ranges import KeyRange
+from tikv_br.backup.plan import plan_intervals
+from tikv_br.backup.run_tasks import sized_regions
+from tikv_br.backup.scan import Prefetcher, TtlFetcher
+from tikv_br.cluster.cluster import Cluster
+from tikv_br.cluster.config import ClusterConfig
+from tikv_br.cluster.rawkv import RawClient
+from tikv_br.datasource.options import Options, with_hints
+from tikv_br.datasource.rows import check_schema, intersections, push_filters, spark_batches, spark_schema
+from tikv_br.errors import UsageError
+from tikv_br.load.loader import load_pairs
+from tikv_br.load.sources import Source, to_records
+
+if TYPE_CHECKING:
+    from pyspark.sql.datasource import Filter
+
+CLUSTER_OPTIONS = ("pd", "ca", "cert", "key", "keyspace")
+READ_OPTIONS = (*CLUSTER_OPTIONS, "start", "end", "prefix", "key_format", "ttl", "partition_bytes", "pushdown")
+WRITE_OPTIONS = (*CLUSTER_OPTIONS, "concurrency", "ingest")
+PARTITION_BYTES = 64 << 20
+"""Default size of a partition, by PD's estimates: the regions of one task."""
+FEW_REGIONS = 32
+"""Up to this many regions are taken as full, because PD has only one answer with the sizes of all regions of the cluster."""
+CONCURRENCY = 4
+"""Default number of parallel requests of a task that writes."""
+
+
+class TikvDataSource(DataSource):
+    """A RawKV cluster of any API version. docs/spark.md describes the options."""
+
+    @classmethod
+    def name(cls) -> str:
+        """As in ``spark.read.format``."""
+        return "tikv"
+
+    def schema(self) -> StructType:
+        """``key`` and ``value``; with the option ``ttl`` also ``expire_ts``. Raises `UsageError` for a wrong option."""
+        with with_hints():
+            return _reader(self.options).schema
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """Reads without pushing filters down unless asked to: by default Spark refuses readers that can."""
+        with with_hints():
+            reader = _reader(self.options)
+            check_schema(schema, reader.schema)
+            reader.schema = schema
+            return reader
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:  # noqa: FBT001 - as Spark calls it
+        """Raises `UsageError` for a mode, option or column that cannot be, `ClusterError` for a cluster that is away."""
+        with with_hints():
+            options = Options(self.options, WRITE_OPTIONS)
+            if overwrite:
+                raise UsageError(
+                    'mode("overwrite") is not supported: it would delete keys that other clients write',
+                    hint='Use mode("append"): it replaces the values of keys that are there. `tikv-br raw delete-range` empties a range.',
+                )
+            if options.flag("ingest"):
+                raise UsageError("option ingest is not supported: rows are written by puts", hint="Leave it out.")
+            _check_columns(schema)
+            config = options.cluster()
+            with Cluster.connect(config) as cluster:
+                codec = _codec(cluster, options.text("keyspace"))
+            if {"ttl", "expire_ts"} & set(schema.names) and not codec.api_version.has_ttl:
+                raise UsageError(
+                    "the cluster does not support TTLs (API V1 without storage.enable-ttl)",
+                    hint="Drop the columns ttl and expire_ts.",
+                )
+            return TikvWriter(config, codec, options.number("concurrency", CONCURRENCY))
+
+
+def _reader(given: Mapping[str, str]) -> TikvReader:
+    options = Options(given, READ_OPTIONS)
+    cls = PushdownReader if options.flag("pushdown") else TikvReader
+    return cls(
+        config=options.cluster(),
+        keyspace=options.text("keyspace"),
+        ranges=options.keys(),
+        with_ttl=options.flag("ttl"),
+        partition_bytes=options.number("partition_bytes", PARTITION_BYTES),
+    )
+
+
+def _codec(cluster: Cluster, keyspace: str) -> KeyCodec:
+    """The codec of a keyspace by id or name. Raises `UsageError` if there is no such keyspace."""
+    try:
+        return KeyCodec(cluster.api_version, cluster.pd.keyspace_id(keyspace))
+    except UnsupportedFormat as error:
+        raise UsageError(
+            f"option keyspace: {error}", hint="Pass the id or name of a keyspace of the cluster."
+        ) from None
+
+
+@dataclass(frozen=True)
+class RangesPartition(InputPartition):
+    """RPC ranges, ascending, that lie in neighbouring regions."""
+
+    codec: KeyCodec
+    ranges: tuple[KeyRange, ...]
+
+
+@dataclass
+class TikvReader(DataSourceReader):
+    """Reads the rows of ranges of user keys. Picklable."""
+
+    config: ClusterConfig
+    keyspace: str
+    ranges: tuple[KeyRange, ...]
+    with_ttl: bool
+    partition_bytes: int
+    schema: StructType = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.schema = spark_schema("expire_ts") if self.with_ttl else spark_schema()
+
+    def partitions(self) -> list[InputPartition]:
+        """The ranges, cut at bounds of regions into parts of about `partition_bytes`. Asks PD; for the driver."""
+        if not self.ranges:
+            return []
+        with with_hints(), Cluster.connect(self.config) as cluster:
+            codec = _codec(cluster, self.keyspace)
+            if self.with_ttl and not codec.api_version.has_ttl:
+                raise UsageError(
+                    "option ttl: this cluster does not support TTLs (API V1 without storage.enable-ttl)",
+                    hint="Leave it out: no key of this cluster expires.",
+                )
+            start, end = codec.rpc_range(self.ranges[0].start, self.ranges[-1].end)
+            bounds = codec.bound(start), codec.bound(end)
+            are_few = len(cluster.pd.scan_regions(*bounds, FEW_REGIONS + 1)) <= FEW_REGIONS
+            sizes = {} if are_few else cluster.pd_http.region_sizes()
+            regions = sized_regions(cluster, sizes, *bounds)
+            intervals = plan_intervals(regions, codec, start, end, self.partition_bytes)
+        wanted = [KeyRange(*codec.rpc_range(each.start, each.end)) for each in self.ranges]
+        parts = (intersections([KeyRange(each.start, each.end)], wanted) for each in intervals)
+        return [RangesPartition(codec, part) for part in parts if part]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of a partition page by page, wherever its regions are by now. Spark passes another partition if there is none."""
+        if not isinstance(partition, RangesPartition):
+            return
+        codec = partition.codec
+        with with_hints(), Cluster.connect(self.config) as cluster:
+            raw = RawClient(cluster.router, codec, cluster.cluster_id)
+            ttls = TtlFetcher(cluster, raw) if self.with_ttl else None
+            for span in partition.ranges:
+                for page in Prefetcher(raw.scan_pages(span.start, span.end)):
+                    expire_ts, there = (None, None) if ttls is None else ttls.fetch(page.keys)
+                    rows = columns.records(_user_keys(page.keys, codec), page.values, expire_ts=expire_ts)
+                    yield from spark_batches(rows if there is None else rows.filter(pa.array(there)), self.schema)
+
+
+def _user_keys(keys: pa.LargeBinaryArray, codec: KeyCodec) -> pa.LargeBinaryArray:
+    import pyarrow.compute as pc
+
+    return pc.binary_replace_slice(keys, 0, len(codec.prefix), b"") if codec.prefix else keys
+
+
+class PushdownReader(TikvReader):
+    """Reads only keys for which Spark's filters hold. Needs ``spark.sql.python.filterPushdown.enabled``."""
+
+    def pushFilters(self, filters: list[Filter]) -> list[Filter]:  # noqa: N802 - Spark's name
+        """Narrow the ranges; returns the filters that are left to Spark."""
+        self.ranges, left = push_filters(filters, self.ranges)
+        return left
+
+
+def _check_columns(schema: StructType) -> None:
+    """Raise `UsageError` unless a DataFrame has the columns that can be written."""
+    wanted: dict[str, tuple[type[DataType], ...]] = {
+        "key": (BinaryType,),
+        "value": (BinaryType,),
+        "ttl": (IntegerType, LongType),
+        "expire_ts": (LongType,),
+    }
+    hint = "Columns: key binary, value binary, and if rows expire ttl (seconds from now) or expire_ts (seconds since the epoch)."
+    for column in schema:
+        if column.name not in wanted:
+            raise UsageError(f"cannot write column {column.name!r}", hint=hint)
+        if not isinstance(column.dataType, wanted[column.name]):
+            raise UsageError(f"column {column.name} is {column.dataType.simpleString()}", hint=hint)
+    for name in ("key", "value"):
+        if name not in schema.names:
+            raise UsageError(f"column {name} is missing", hint=hint)
+
+
+@dataclass
+class Written(WriterCommitMessage):
+    """What a task has put, and left out as expired already."""
+
+    rows: int
+    expired: int
+
+
+@dataclass
+class TikvWriter(DataSourceArrowWriter):
+    """Puts rows, batch by batch. A task that is run again puts its rows again. Picklable."""
+
+    config: ClusterConfig
+    codec: KeyCodec
+    concurrency: int
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """Put the rows of one partition. Raises `UsageError` for nulls or negative TTLs, `ClusterError`."""
+        with with_hints(), Cluster.connect(self.config) as cluster:
+            raw = RawClient(cluster.router, self.codec, cluster.cluster_id)
+            done = load_pairs(raw.column_writer(), Source(_records(iterator)), concurrency=self.concurrency)
+        return Written(done.total_kvs, done.expired_kvs)
+
+
+def _records(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        try:
+            yield to_records(batch)
+        except (pa.ArrowException, FormatError) as error:
+            raise UsageError(
+                f"cannot write these rows: {error}", hint="Keys and values must not be null, and TTLs not negative."
+            ) from None

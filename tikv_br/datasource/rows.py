@@ -1,0 +1,115 @@
+"""Which keys are read, by options and by filters, and how rows look in Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql.types import BinaryType, DataType, LongType, StructField, StructType
+
+from formats import columns
+from formats.keys.ranges import KeyRange, intersection
+from tikv_br.errors import UsageError
+
+if TYPE_CHECKING:
+    from pyspark.sql.datasource import Filter
+
+KEY = ("key",)
+"""The column of keys, as filters name it."""
+MAX_POINTS = 100
+"""Keys of an ``IN`` that are read one by one; a longer list is left to Spark."""
+MAX_BATCH_BYTES = 256 << 20
+"""A column of Spark's Arrow batches cannot have 2 GiB."""
+_MAX_LONG = np.uint64(2**63 - 1)
+
+TYPES: dict[str, DataType] = {"key": BinaryType(), "value": BinaryType(), "expire_ts": LongType(), "ts": LongType()}
+"""All columns that a source can have. ``expire_ts`` is in seconds since the epoch, 0 = never; ``ts`` a TSO."""
+_ARROW_TYPES = {"key": pa.binary(), "value": pa.binary(), "expire_ts": pa.int64(), "ts": pa.int64()}
+
+
+def spark_schema(*extra: str) -> StructType:
+    """``key``, ``value`` and further columns of `TYPES`; none has nulls."""
+    return StructType([StructField(name, TYPES[name], nullable=False) for name in ("key", "value", *extra)])
+
+
+def check_schema(given: StructType, own: StructType) -> None:
+    """Raise `UsageError` for a schema of the user's that is not the source's; nulls may be allowed or not."""
+    if [(field.name, field.dataType) for field in given] != [(field.name, field.dataType) for field in own]:
+        raise UsageError(
+            f"the schema must be {own.simpleString()}, not {given.simpleString()}",
+            hint="Leave .schema(…) out, and select columns afterwards.",
+        )
+
+
+def spark_batches(rows: pa.RecordBatch, schema: StructType) -> Iterator[pa.RecordBatch]:
+    """The columns of ``schema`` of a batch of `formats.columns.SCHEMA`, in Spark's types; nothing for no rows."""
+    if rows.num_rows > 1 and rows.nbytes > MAX_BATCH_BYTES:
+        half = rows.num_rows // 2
+        yield from spark_batches(rows.slice(0, half), schema)
+        yield from spark_batches(rows.slice(half), schema)
+    elif rows.num_rows:
+        fields = [pa.field(field.name, _ARROW_TYPES[field.name], field.nullable) for field in schema]
+        yield pa.RecordBatch.from_arrays([_column(rows[field.name]) for field in fields], schema=pa.schema(fields))
+
+
+def _column(array: pa.Array) -> pa.Array:
+    if array.type == pa.uint64():
+        return pa.array(np.minimum(columns.numbers(array), _MAX_LONG).astype(np.int64))
+    offsets, data = columns.view(array)
+    begin, end = int(offsets[0]), int(offsets[-1])
+    buffers = [None, pa.py_buffer((offsets - begin).astype(np.int32)), pa.py_buffer(data[begin:end])]
+    return pa.Array.from_buffers(pa.binary(), len(array), buffers, null_count=0)
+
+
+def push_filters(filters: Iterable[Filter], ranges: Sequence[KeyRange]) -> tuple[tuple[KeyRange, ...], list[Filter]]:
+    """The user keys of ``ranges`` for which the filters hold, ascending, and the filters that are left to Spark."""
+    kept = tuple(ranges)
+    left: list[Filter] = []
+    for each in filters:
+        wanted = filter_ranges(each)
+        if wanted is None:
+            left.append(each)
+        else:
+            kept = intersections(kept, wanted)
+    return kept, left
+
+
+def intersections(some: Iterable[KeyRange], others: Sequence[KeyRange]) -> tuple[KeyRange, ...]:
+    """What two lists of ranges have in common; the ranges of each list ascend and do not overlap."""
+    common = (intersection(one, other) for one in some for other in others)
+    return tuple(part for part in common if not part.is_empty)
+
+
+def filter_ranges(wanted: Filter) -> list[KeyRange] | None:
+    """The user keys for which a filter holds; None for one that is not about the key, or not about ranges of it."""
+    from pyspark.sql import datasource as api  # PySpark 4.0 has no filters: it never gets here
+
+    if getattr(wanted, "attribute", None) != KEY:
+        return None
+    found: list[KeyRange] | None = None
+    match wanted:
+        case api.IsNotNull():
+            found = [KeyRange(b"", b"")]
+        case api.In() if 0 < len(wanted.value) <= MAX_POINTS and all(map(_is_key, wanted.value)):
+            found = [_point(key) for key in sorted({bytes(key) for key in wanted.value})]
+        case api.EqualTo() | api.EqualNullSafe() if _is_key(wanted.value):
+            found = [_point(bytes(wanted.value))]
+        case api.GreaterThan() if _is_key(wanted.value):
+            found = [KeyRange(bytes(wanted.value) + b"\0", b"")]
+        case api.GreaterThanOrEqual() if _is_key(wanted.value):
+            found = [KeyRange(bytes(wanted.value), b"")]
+        case api.LessThan() if _is_key(wanted.value):
+            found = [KeyRange(b"", bytes(wanted.value))] if wanted.value else []
+        case api.LessThanOrEqual() if _is_key(wanted.value):
+            found = [KeyRange(b"", bytes(wanted.value) + b"\0")]
+    return found
+
+
+def _is_key(value: object) -> bool:
+    return isinstance(value, (bytes, bytearray))
+
+
+def _point(key: bytes) -> KeyRange:
+    return KeyRange(key, key + b"\0")
