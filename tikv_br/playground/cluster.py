@@ -357,4 +357,6 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    code = main(sys.argv[1:])
+    logging.shutdown()
+    os._exit(code)  # at once: threads of calls that still wait, such as limited downloads, have nobody to answer
