@@ -48,12 +48,19 @@ def run_in_worker_thread(action: Callable[[], T]) -> T:
 
     _worker().put(run)
     try:
-        outcome = ended.get()
+        outcome = _await(ended)
     except BaseException:  # a signal: what the caller undoes should not meet what is still being done
         with contextlib.suppress(queue.Empty):
             ended.get(timeout=GRACE)
         raise
     return outcome()
+
+
+def _await(ended: queue.SimpleQueue[T]) -> T:
+    """Wait in short steps: a signal that comes just before a wait is handled only after it."""
+    while True:
+        with contextlib.suppress(queue.Empty):
+            return ended.get(timeout=GRACE)
 
 
 Inbox = queue.SimpleQueue[Callable[[], None]]

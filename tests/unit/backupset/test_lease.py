@@ -178,7 +178,7 @@ def test_lease_that_is_over_is_broken_without_force(store: ObjectStore) -> None:
 def test_takeover_is_noticed_by_who_slept(store: ObjectStore) -> None:
     """A holder whose number another has created has lost, and says to whom."""
     with acquire(store, "backup", renew_every=OFTEN) as held:
-        leave(store, ELSEWHERE, 20, number=newest(store).number + 1000)  # ahead of the next renewals
+        leave(store, ELSEWHERE, 20, number=newest(store).number + 300)  # ahead of the next renewals
         assert "elsewhere" in until_lost(held).message
     assert newest(store).lease is not None
 

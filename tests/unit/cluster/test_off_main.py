@@ -62,6 +62,12 @@ def end_soon(seconds: float) -> threading.Thread:
     return thread
 
 
+def _main() -> int:
+    ident = threading.main_thread().ident
+    assert ident
+    return ident
+
+
 def test_it_runs_in_another_thread() -> None:
     """What comes of it is returned or raised; in any other thread but the main it runs where it is called."""
     assert run_in_worker_thread(threading.get_ident) != threading.get_ident()
@@ -81,17 +87,20 @@ def test_one_within_another() -> None:
     assert run_in_worker_thread(lambda: run_in_worker_thread(threading.get_ident) == threading.get_ident())
 
 
-def test_a_signal_ends_the_wait(told: Told) -> None:
-    """The action goes on, and does not hold up the next."""
+@pytest.mark.parametrize("interrupts", [True, False])
+def test_a_signal_ends_the_wait(interrupts: bool, told: Told) -> None:
+    """The action goes on, and does not hold up the next, though the signal has not interrupted the wait: it came just before."""
     over = threading.Event()
 
     def work() -> None:
-        os.kill(os.getpid(), signal.SIGTERM)
+        signal.pthread_kill(_main() if interrupts else threading.get_ident(), signal.SIGTERM)
         over.wait(60)
 
     told.armed = True
+    begin = time.monotonic()
     with pytest.raises(Terminated):
         run_in_worker_thread(work)
+    assert time.monotonic() - begin < 50
     assert run_in_worker_thread(lambda: 7) == 7
     over.set()
 
