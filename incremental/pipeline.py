@@ -14,6 +14,8 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
+import numpy as np
+
 from formats import columns
 from formats.keys.codec import KeyCodec
 from formats.keys.ranges import KeyRange
@@ -22,6 +24,7 @@ from incremental.feed.feed import Event, Feed, FeedOptions, FeedStatus, Resolved
 from incremental.sinks.base import Sink
 from incremental.sorter import Sorter
 from tikv_br.cluster.cluster import Cluster
+from tikv_br.cluster.rate_limit import RateLimit
 from tikv_br.cluster.timestamps import physical_ms
 from tikv_br.errors import (
     ClusterTlsError,
@@ -36,6 +39,7 @@ from tikv_br.spark.task import keep_freed_memory
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from numpy.typing import NDArray
 
 
 log = logging.getLogger(__name__)
@@ -44,6 +48,10 @@ RATE_SECONDS = 10.0
 """The window for events per second and write lag."""
 TIMESTAMP_AGE = 3.0
 """Seconds by which the timestamp of a write may be older than the write: stores cache timestamps."""
+PORTION_SECONDS = 0.25
+"""With a rate limit, how long the changes of one write take at that rate."""
+SINK = 0
+"""What `RateLimit` counts by: there is one sink."""
 SAMPLE_SECONDS = 0.1
 """The interval in which one change is sampled for the write lag."""
 MAX_SAMPLES = 1024
@@ -79,6 +87,8 @@ class ReplicateOptions:
     """How long the storage of the checkpoint may be unreachable before the sync fails."""
     longest_wait: float = 5.0
     """Maximum wait between retries of a failing sink (exponential backoff), in addition to the sink's own retries."""
+    rate_limit: int = 0
+    """Maximum bytes of keys and values per second that the sink is given; 0 = unlimited. A batch that is retried counts once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +115,10 @@ class SyncStatus:
     """How often the sink failed a batch, which was then retried."""
     sink_failing_seconds: float
     """How long the sink has accepted no writes; 0 while it accepts them. A failed batch is retried until it succeeds."""
+    sink_rate_limit: int
+    """`ReplicateOptions.rate_limit`."""
+    sink_limited_share: float
+    """Part of the last `RATE_SECONDS` in which changes waited for the rate limit, 0 to 1."""
     last_error: str
     pd_silent_seconds: float
     """How long the source's PD has not answered; 0 while it answers."""
@@ -112,21 +126,21 @@ class SyncStatus:
 
 
 class Rate:
-    """Events per second over the last `seconds`."""
+    """Increase of a total per second, over the last `seconds`."""
 
     def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._seconds = seconds
         self._clock = clock
-        self._counts: deque[tuple[float, int]] = deque([(clock(), 0)])
+        self._counts: deque[tuple[float, float]] = deque([(clock(), 0)])
 
-    def record(self, total: int) -> None:
+    def record(self, total: float) -> None:
         """Record the current total."""
         now = self._clock()
         self._counts.append((now, total))
         while len(self._counts) > 2 and self._counts[1][0] < now - self._seconds:
             self._counts.popleft()
 
-    def value(self, total: int) -> float:
+    def value(self, total: float) -> float:
         """The current rate, given the current total."""
         now = self._clock()
         counts = self._counts.copy()
@@ -191,7 +205,13 @@ T = TypeVar("T")
 
 
 class _Stopped(Exception):
-    """`Replicator.stop` was called while the sink failed."""
+    """`Replicator.stop` was called while the sink failed, or while changes waited for the rate limit."""
+
+
+def _row_sizes(batch: pa.RecordBatch) -> NDArray[np.int64]:
+    """Bytes of the key and the value of each row, shape (rows,)."""
+    key, value = (np.diff(columns.view(batch[name])[0]) for name in ("key", "value"))
+    return (key + value).astype(np.int64)
 
 
 class Replicator:
@@ -231,6 +251,9 @@ class Replicator:
         self.unanswered_at: float | None = None
         """When a write last failed (monotonic clock); it may still reach the sink until its request times out."""
         self._rate = Rate(RATE_SECONDS)
+        self._limit = RateLimit(self._options.rate_limit, sleep=self._wait_for_limit)
+        self._limited_seconds = 0.0
+        self._limited = Rate(RATE_SECONDS)
         self._write_lag = WriteLag(RATE_SECONDS)
 
     def run(self) -> None:
@@ -283,6 +306,8 @@ class Replicator:
             late_rows=self._sorter.late_rows,
             sink_failures=self._sink_failures,
             sink_failing_seconds=0.0 if failing_since is None else time.monotonic() - failing_since,
+            sink_rate_limit=self._options.rate_limit,
+            sink_limited_share=min(self._limited.value(self._limited_seconds), 1.0),
             last_error=self._last_error,
             pd_silent_seconds=self._safe_point.silent_seconds,
             feed=self._feed_status(),
@@ -299,12 +324,39 @@ class Replicator:
         self._safe_point.check()
         self._resolved_ts = max(self._resolved_ts, ts)
         for batch in self._sorter.take(ts):
-            if self._stop.is_set():
-                return
-            self._retry(partial(self._sink.write, batch))
+            for part in self._paced(batch):
+                if self._stop.is_set():
+                    return
+                self._retry(partial(self._sink.write, part))
             self._written += batch.num_rows
             self._confirm(int(columns.numbers(batch["ts"])[-1]))
         self._confirm(ts)
+
+    def _paced(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        """The rows in portions, each when the rate limit allows it; all at once without a limit."""
+        if not self._limit:
+            yield batch
+            return
+        ends = np.concatenate(([0], np.cumsum(_row_sizes(batch))))
+        done = 0
+        while done < batch.num_rows:
+            most = ends[done] + PORTION_SECONDS * self._options.rate_limit
+            stop = max(int(np.searchsorted(ends, most, "right")) - 1, done + 1)
+            self._limit.spend(SINK, int(ends[stop] - ends[done]))
+            yield batch.slice(done, stop - done)
+            done = stop
+
+    def _wait_for_limit(self, seconds: float) -> None:
+        """Wait until the rate limit allows the next write. Raises `_Stopped`, and `SafePointError`."""
+        until = time.monotonic() + seconds
+        while (left := until - time.monotonic()) > 0:
+            self._safe_point.check()
+            began = time.monotonic()
+            stopped = self._stop.wait(min(left, 1.0))
+            self._limited_seconds += time.monotonic() - began
+            self._limited.record(self._limited_seconds)
+            if stopped:
+                raise _Stopped
 
     def _confirm(self, ts: int) -> None:
         """Inform the sink that it has all changes up to this ts; advance the checkpoint to what it has made durable.

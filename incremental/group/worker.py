@@ -240,7 +240,9 @@ class Worker:
             sorter_bytes=changefeed.sorter_bytes,
             feed=FeedOptions(hold_back=changefeed.hold_back_ms / 1000),
             replicate=ReplicateOptions(
-                patience=changefeed.patience_ms / 1000, longest_wait=changefeed.backoff_ms / 1000
+                patience=changefeed.patience_ms / 1000,
+                longest_wait=changefeed.backoff_ms / 1000,
+                rate_limit=-(-changefeed.rate_limit // changefeed.spans),
             ),
         )
         target = parse(changefeed.sink)

@@ -40,6 +40,12 @@ GAUGES: tuple[Figure, ...] = (
         "How long the sink has accepted no writes; 0 while it accepts them.",
         lambda of: of.sink_failing_seconds,
     ),
+    ("sink_rate_limit_bytes", "Maximum bytes per second to the sink; 0 = unlimited.", lambda of: of.sink_rate_limit),
+    (
+        "sink_limited_ratio",
+        "Part of the last 10 s in which changes waited for the rate limit of the sink.",
+        lambda of: of.sink_limited_share,
+    ),
     (
         "pd_silent_seconds",
         "How long the source's PD has not answered; 0 while it does.",

@@ -40,7 +40,8 @@ class NamedStatus:
         lag, feed = self.status.checkpoint_lag, self.status.feed.problem
         if lag <= max_lag:
             return ""
-        return f"{lag:.0f} s behind, which is more than {max_lag:g} s" + (f": {feed}" if feed else "")
+        reasons = [each for each in (feed, _limit(self.status)) if each]
+        return f"{lag:.0f} s behind, which is more than {max_lag:g} s" + (f": {'; '.join(reasons)}" if reasons else "")
 
     @property
     def degraded(self) -> str:
@@ -69,7 +70,17 @@ def current_problems(status: SyncStatus) -> Iterator[str]:
         yield f"the sink has accepted no writes for {status.sink_failing_seconds:.0f} s: {status.last_error}"
     elif status.sink_failures:
         yield f"the sink has failed {status.sink_failures:,} times so far"
+    if limited := _limit(status):
+        yield limited
     yield from _source_problems(status)
+
+
+def _limit(status: SyncStatus) -> str:
+    """That the rate limit delays the sync, if it does."""
+    if status.sink_limited_share < LIMITED_SHARE:
+        return ""
+    rate = status.sink_rate_limit / (1 << 20)
+    return f"writes wait for --sink-ratelimit ({rate:.3g} MiB/s), so the lag may grow"
 
 
 def _source_problems(status: SyncStatus) -> Iterator[str]:
@@ -79,6 +90,8 @@ def _source_problems(status: SyncStatus) -> Iterator[str]:
         yield describe_silence(status.pd_silent_seconds)
 
 
+LIMITED_SHARE = 0.1
+"""From this share of waiting on, the rate limit is named as a reason for the lag."""
 StatusSource = Callable[[], Sequence[NamedStatus]]
 """Returns the current statuses of all syncs of a process. Called from any thread; must not raise."""
 
@@ -245,6 +258,8 @@ class PassTracker:
             late_rows=0,
             sink_failures=self._failures,
             sink_failing_seconds=failing,
+            sink_rate_limit=0,
+            sink_limited_share=0.0,
             last_error=self._last_error,
             pd_silent_seconds=0.0,
             feed=FeedStatus(resolved_ts=ts, regions=done.ranges, rows=rows),

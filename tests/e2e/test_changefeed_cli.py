@@ -105,12 +105,13 @@ def test_the_life_of_a_changefeed(group: Group, source: LiveCluster) -> None:
         group("changefeed", "update", "one", "--sink-concurrency", "8", "--hold-back", "1s").last["hold_back_ms"]
         == 1000
     )
+    assert group("changefeed", "update", "one", "--sink-ratelimit", "0.5").last["rate_limit"] == 1 << 19
     resumed = group("changefeed", "resume", "one").last
     assert (resumed["state"], resumed["concurrency"]) == ("normal", 8)
     assert "one  normal" in group.table("changefeed", "list")
     told = group.table("changefeed", "query", "one").splitlines()
     assert {"sink              blackhole://", "end               m", "sink-concurrency  8"} <= set(told)
-    assert "hold-back         1.00s" in told
+    assert {"hold-back         1.00s", "sink-ratelimit    512.0 KiB/s"} <= set(told)
     assert "no setting to change was given" in group("changefeed", "update", "one", code=2).last["message"]
     assert "sub-spans" in group.table("capture", "list")
     assert group("processor", "list").lines == []

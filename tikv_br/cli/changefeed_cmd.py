@@ -158,6 +158,7 @@ def create(flags: CreateFlags) -> None:
         patience_ms=round(flags.sink.sink_patience * 1000),
         backoff_ms=round(flags.sink.sink_backoff * 1000),
         batch_rows=flags.sink.sink_batch_size,
+        rate_limit=flags.sink.sink_ratelimit,
     )
     start = flags.start.required(flags.storage_flags)
     with flags.group() as group:
@@ -214,6 +215,7 @@ class UpdateFlags(ChangefeedFlags):
     sink_tls: SinkTlsFlags
     sink_concurrency: int | None = flag(None, NEW_VALUE, limits=(1, shared.MAX_CONCURRENCY))
     sink_batch_size: int | None = flag(None, NEW_VALUE, limits=(1, MAX_BATCH_ROWS))
+    sink_ratelimit: int | None = flag(None, NEW_VALUE, kind=shared.RATE)
     sink_backoff: float | None = flag(None, NEW_VALUE, kind=shared.TIME)
     sink_patience: float | None = flag(None, NEW_VALUE, kind=shared.TIME)
     sorter_memory: int | None = flag(None, NEW_VALUE, kind=shared.SIZE)
@@ -225,6 +227,7 @@ class UpdateFlags(ChangefeedFlags):
         values = {
             "concurrency": self.sink_concurrency,
             "batch_rows": self.sink_batch_size,
+            "rate_limit": self.sink_ratelimit,
             "backoff_ms": None if self.sink_backoff is None else round(self.sink_backoff * 1000),
             "patience_ms": None if self.sink_patience is None else round(self.sink_patience * 1000),
             "sorter_bytes": self.sorter_memory,
@@ -295,6 +298,7 @@ def _show(out: Output, state: GroupState, changefeed_id: str) -> None:
         ("sorter-memory", human_bytes(info.sorter_bytes)),
         ("sink-concurrency", str(info.concurrency)),
         ("sink-batch-size", str(info.batch_rows)),
+        ("sink-ratelimit", f"{human_bytes(info.rate_limit)}/s" if info.rate_limit else ""),
         ("sink-backoff", human_seconds(info.backoff_ms / 1000)),
         ("sink-patience", human_seconds(info.patience_ms / 1000)),
         ("allow-loss", "ttl" if info.drop_ttls else ""),
@@ -334,6 +338,7 @@ def _changefeed_row(out: Output, state: GroupState, info: ChangefeedInfo) -> tup
             "patience_ms": info.patience_ms,
             "backoff_ms": info.backoff_ms,
             "batch_rows": info.batch_rows,
+            "rate_limit": info.rate_limit,
             "created_ms": info.created_ms,
         },
     )

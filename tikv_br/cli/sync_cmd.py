@@ -115,6 +115,8 @@ def _diff_options(flags: SyncFlags) -> DiffModeOptions:
     target = flags.sink.target()
     if not isinstance(target, TikvTarget):
         raise UsageError("--mode diff needs a tikv:// sink: it compares two clusters")
+    if flags.sink.sink_ratelimit:
+        raise UsageError("--sink-ratelimit cannot be combined with --mode diff, which writes only differences")
     if flags.sink.allow_loss:
         raise UsageError("--allow-loss cannot be combined with --mode diff, which never drops TTLs")
     a = ClusterChoice(flags.cluster.config(), flags.keyspace)
@@ -172,7 +174,10 @@ def _feed_options(flags: SyncFlags) -> SyncOptions:
         sink=flags.sink.options(flags.cluster),
         feed=FeedOptions(hold_back=flags.feed.hold_back),
         replicate=ReplicateOptions(
-            flags.state.checkpoint_every, flags.sink.sink_patience, longest_wait=flags.sink.sink_backoff
+            flags.state.checkpoint_every,
+            flags.sink.sink_patience,
+            longest_wait=flags.sink.sink_backoff,
+            rate_limit=flags.sink.sink_ratelimit,
         ),
     )
 

@@ -116,6 +116,14 @@ class SinkTlsFlags(Flags):
         return source.tls(self.sink_ca, self.sink_cert, self.sink_key)
 
 
+SINK_RATE = partial(
+    flag,
+    "0",
+    "Maximum rate of writes to the sink in MiB/s of keys and values (0 = unlimited, else at least 0.001).",
+    kind=shared.RATE,
+)
+
+
 class SinkFlags(Flags):
     """Where and how changes are written."""
 
@@ -134,6 +142,7 @@ class SinkFlags(Flags):
         "Maximum rows per request to a tikv:// sink. Requests are also limited to 256 KiB.",
         limits=(1, MAX_BATCH_ROWS),
     )
+    sink_ratelimit: int = SINK_RATE()
     sink_backoff: float = flag("5s", "Maximum wait between retries of writes to the sink.", kind=shared.TIME)
     sink_patience: float = flag(
         "10m", "How long to retry an unavailable sink, including at startup, before the sync fails.", kind=shared.TIME

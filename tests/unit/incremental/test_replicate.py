@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -103,6 +104,7 @@ class Sync:
         save_every: float = 0.0,
         patience: float = 5.0,
         state_patience: float = 60.0,
+        rate_limit: int = 0,
     ) -> Replicator:
         """One process's worth of it."""
         checkpoints = ObjectCheckpoints(self.store, "one")
@@ -114,7 +116,7 @@ class Sync:
             sink=self.target,
             checkpoints=checkpoints,
             safe_point=self.guard,
-            options=ReplicateOptions(save_every, patience, state_patience),
+            options=ReplicateOptions(save_every, patience, state_patience, rate_limit=rate_limit),
         )
 
 
@@ -270,6 +272,54 @@ def test_what_a_sink_tried_by_itself_counts(sync: Sync) -> None:
     replicator.stop()
     runner.join(60)
     assert failing >= 0.2
+
+
+def changes_of(count: int, value: bytes) -> Rows:
+    """Changes of as many keys, from the first ts on."""
+    return Rows(batch([Change(START + 1 + n, b"%06d" % n, value) for n in range(count)]))
+
+
+def test_a_rate_limit_bounds_what_the_sink_is_given(sync: Sync) -> None:
+    """No second has more bytes than the limit and its credit of a second, all rows arrive in order, and the status says why it lags."""
+    given: list[tuple[float, int]] = []
+
+    class Clocked(Target):
+        def write(self, rows: pa.RecordBatch) -> None:
+            given.append((time.monotonic(), sum(map(len, rows["key"].to_pylist() + rows["value"].to_pylist()))))
+            super().write(rows)
+
+    sync.target, rate = Clocked(), 20_000
+    replicator = sync.replicator([changes_of(600, bytes(94)), Resolved(START + 600)], rate_limit=rate)
+    replicator.run()
+    begin, total = given[0][0], sum(size for _, size in given)
+    assert total == 600 * 100
+    assert all(size <= rate / 4 for _, size in given)
+    done = 0
+    for at, size in given:
+        done += size
+        assert done <= rate * (at - begin + 1.3)
+    assert [row.key for row in sync.target.arrived] == [b"%06d" % n for n in range(600)]
+    assert sync.checkpoint() == START + 600
+    status = replicator.status()
+    assert status.sink_rate_limit == rate
+    assert 0 < status.sink_limited_share <= 1
+
+
+def test_a_row_larger_than_the_limit_s_portion_goes_alone(sync: Sync) -> None:
+    """It is not refused, and the wait for it ends with the sync."""
+    rows = Rows(
+        batch([Change(START + 1, b"a", b"1"), Change(START + 2, b"b", bytes(1 << 20)), Change(START + 3, b"c", b"3")])
+    )
+    replicator = sync.replicator([rows, Resolved(START + 3)], rate_limit=1024)
+    runner = threading.Thread(target=replicator.run)
+    runner.start()
+    while not (sync.target.last and replicator.status().sink_limited_share):
+        assert runner.is_alive()
+        time.sleep(0.001)
+    replicator.stop()
+    runner.join(60)
+    assert not runner.is_alive()
+    assert list(sync.target.last) == [b"a"]
 
 
 def test_stop_saves_what_is_confirmed(sync: Sync) -> None:

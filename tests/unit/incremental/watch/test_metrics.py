@@ -35,6 +35,8 @@ def test_every_sync_has_every_metric(accept: str, parse: type) -> None:
         "late_rows_total": 0,
         "sink_failures_total": 2,
         "sink_failing_seconds": 0,
+        "sink_rate_limit_bytes": 0,
+        "sink_limited_ratio": 0,
         "sorter_memory_bytes": 1 << 20,
         "sorter_disk_bytes": 2 << 20,
         "feed_regions": 50,
