@@ -60,7 +60,7 @@ WITHOUT_A_CLUSTER = [
     (["sync", "--sink", "blackhole://", "--state-dir", "/x", "--status-addr", "foo"], 2),
     (["sync", "--sink", "blackhole://", "--state-dir", "/x", "--status-every", "0"], 2),
     (["sync", "--sink", "blackhole://", "--state-dir", "/x", "--start-ts", "now", "--from-backup-ts", "7"], 2),
-    (["sync", "--sink", "tikv://x", "--mode", "diff", "--sink-ratelimit", "1"], 2),
+    (["sync", "--sink", "tikv://x:1", "--mode", "diff", "--sink-ratelimit", "1"], 2),
     (["log"], 2),
     (["log", "start"], 2),
     (["log", "start", "-s", "ftp://x/y"], 2),
