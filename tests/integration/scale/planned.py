@@ -9,7 +9,7 @@ from typing import Any
 
 from tests.support.tools import ROOT
 
-TOO_LONG = 120
+TOO_LONG = 1200
 
 
 def planned(regions: int, program: str = "plan_once") -> dict[str, Any]:
