@@ -20,7 +20,7 @@ from tikv_br.spark.task import TaskContext
 
 def make_plan(context: BackupContext) -> None:
     """Divide the remaining ranges into tasks of about equal size, by PD's estimates."""
-    codec, done = KeyCodec(context.conversion.source), [entry.interval for entry in context.entries]
+    codec, done = KeyCodec(context.conversion.source), [each.interval for each in context.finished]
     remaining = [(whole, gaps(whole, done)) for whole in context.source_ranges]
     context.plan = plan_by_regions(context.cluster, codec, remaining, context.engine.slots)
     if context.plan:
@@ -41,7 +41,9 @@ def plan_by_regions(
             sized += [(part, regions.overlapping(codec.bound(part.start), codec.bound(part.end))) for part in parts]
     task_size = task_bytes(sum(regions.total_bytes for _, regions in sized), slots)
     return [
-        interval for part, regions in sized for interval in plan_intervals(regions, codec, part.start, part.end, task_size)
+        interval
+        for part, regions in sized
+        for interval in plan_intervals(regions, codec, part.start, part.end, task_size)
     ]
 
 
