@@ -27,6 +27,9 @@ READ_THREADS = 16
 """Concurrent reads of entries."""
 _READ_AT_ONCE = 8
 """Entries that a thread reads one after another."""
+_START_OVER = (
+    "The ledger was altered while the backup ran. Check the storage, and run the backup again with --no-resume."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,9 +116,13 @@ def read_entry(store: ObjectStore, finished: FinishedTask) -> LedgerEntry:
         entry = read_record(store, LedgerEntry, finished.name)
     except StorageObjectMissing:
         raise missing_entry(finished) from None
+    except BackupDamaged as error:
+        error.hint = _START_OVER
+        raise
     if FinishedTask.of(entry) != finished:
         raise BackupDamaged(
-            f"{finished.name} is damaged: it is not the entry that the task of {finished.interval} has written"
+            f"{finished.name} is damaged: it is not the entry that the task of {finished.interval} has written",
+            hint=_START_OVER,
         )
     return entry
 

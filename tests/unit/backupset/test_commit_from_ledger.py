@@ -100,8 +100,9 @@ def test_an_entry_that_is_not_the_one_reported_is_no_backup(store: ObjectStore, 
     write_entry(store, other)
     data = store.get(FinishedTask.of(other).name)
     store.put(finished[0].name, data[:-9] if damage == "cut" else data)
-    with pytest.raises(BackupDamaged, match=finished[0].name):
+    with pytest.raises(BackupDamaged, match=finished[0].name) as caught:
         read_entry(store, finished[0])
+    assert "--no-resume" in caught.value.hint  # a resumed run would meet the same entry
     with pytest.raises(BackupDamaged, match=finished[0].name):
         writer.commit_ordered(describe(store), read_ordered(store, finished))
     assert not exists(store, layout.META)
