@@ -45,6 +45,17 @@ def dump(record: object) -> bytes:
     return (json.dumps(document, indent=1) + "\n").encode()
 
 
+_COMPACT_START = f'{{"format_version": {FORMAT_VERSION}, "content": '.encode()
+_COMPACT_END = b', "content_sha256": "%s"}\n'
+_COMPACT_END_SIZE = len(_COMPACT_END % bytes(64))
+
+
+def dump_compact(record: object) -> bytes:
+    """As `dump`, on one line: `load` reads it in half the time, as the content is there in the form that is hashed."""
+    content = _canonical(_plain(record))
+    return _COMPACT_START + content + _COMPACT_END % hashlib.sha256(content).hexdigest().encode()
+
+
 def dump_pieces(record: object) -> Iterator[bytes]:
     """A document for a dataclass instance, in pieces: the items of its sequences are on a line each, and none is kept.
 
@@ -91,7 +102,7 @@ def load(kind: type[T], data: bytes, name: str) -> T:
         raise BackupDamaged(f"{name} is not a JSON object")
     version = document.get("format_version")
     try:
-        content = _checked_content(document)
+        content = _checked_content(document, data)
         try:
             record = _decoder(typing.cast("Hashable", kind))(content)
         except _Malformed:
@@ -109,9 +120,13 @@ def load(kind: type[T], data: bytes, name: str) -> T:
     return typing.cast("T", record)
 
 
-def _checked_content(document: dict[str, Any]) -> object:
+def _checked_content(document: dict[str, Any], data: bytes) -> object:
     if set(document) != {"format_version", "content", "content_sha256"}:
         raise _Malformed("its outermost fields are not the expected ones")
+    if data.startswith(_COMPACT_START):
+        digest = hashlib.sha256(data[len(_COMPACT_START) : -_COMPACT_END_SIZE]).hexdigest()
+        if digest == document["content_sha256"]:
+            return document["content"]
     digest = hashlib.sha256(_canonical(document["content"])).hexdigest()
     if digest != document["content_sha256"]:
         recorded = str(document["content_sha256"])
@@ -263,9 +278,9 @@ _MARK = b'{"encryption": '
 _KEY_HINT = "Pass --crypter.key-file with the key that the backup was encrypted with."
 
 
-def write_record(store: ObjectStore, name: str, record: object) -> None:
+def write_record(store: ObjectStore, name: str, record: object, *, compact: bool = False) -> None:
     """Write a dataclass instance as a sealed object, encrypted where the store's place is. Raises `StorageError`."""
-    store.put(name, seal(dump(record), store.location.crypter))
+    store.put(name, seal(dump_compact(record) if compact else dump(record), store.location.crypter))
 
 
 def read_record(store: ObjectStore, kind: type[T], name: str) -> T:

@@ -59,7 +59,7 @@ def finish(top: Path, task: Task, index: int, run: str) -> LedgerEntry:
     regions = tuple(RegionPart(start, end, FILE_KVS, FILE_BYTES) for start, end in keys)
     sums = Checksum(index, len(files) * FILE_KVS, len(files) * FILE_BYTES)
     entry = LedgerEntry(task.start, task.end, attempt, files, source=sums, run=run, regions=regions)
-    write(top / layout.ledger_name(task.interval, attempt), records.dump(entry))
+    write(top / layout.ledger_name(task.interval, attempt), records.dump_compact(entry))
     return entry
 
 
