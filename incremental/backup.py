@@ -30,7 +30,7 @@ from tikv_br.backup.task import PhaseSeconds, Task, TaskResult, try_task
 from tikv_br.backupset import layout
 from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.backupset.coverage import codec_of
-from tikv_br.backupset.ledger import LedgerEntry, write_entry
+from tikv_br.backupset.ledger import FinishedTask, LedgerEntry, write_entry
 from tikv_br.cluster.cluster import ClusterPool
 from tikv_br.cluster.safepoint import safe_point_keeper
 from tikv_br.errors import ClusterUnfit, SafePointError, UsageError
@@ -203,7 +203,7 @@ def _copy_interval(job: ChangesJob, task: Task, context: TaskContext) -> TaskRes
         raise
     uploading = files.seconds_uploading
     encoding = time.perf_counter() - began - scanned - uploading
-    return TaskResult(entry, PhaseSeconds(scan=scanned, encode=encoding, upload=uploading))
+    return TaskResult(FinishedTask.of(entry), PhaseSeconds(scan=scanned, encode=encoding, upload=uploading))
 
 
 def _changes(job: ChangesJob, interval: KeyRange, context: TaskContext) -> Iterator[pa.RecordBatch]:

@@ -26,7 +26,6 @@ from tikv_br.backup.options import BackupOptions
 from tikv_br.backup.run import backup
 from tikv_br.backupset.files import FileKind
 from tikv_br.datasource import TikvBackupDataSource, TikvDataSource
-from tikv_br.datasource.live import FEW_REGIONS
 from tikv_br.errors import ClusterUnreachable, UsageError
 from tikv_br.spark.session import spark_context
 from tikv_br.storage.url import StorageLocation
@@ -117,13 +116,9 @@ def test_all_rows_of_a_keyspace_once(spark: SparkSession, live: LiveCluster) -> 
     assert one.rdd.getNumPartitions() == 1
 
 
-@pytest.mark.parametrize("few_regions", [0, FEW_REGIONS])
-def test_regions_that_split_after_planning(
-    live: LiveCluster, few_regions: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_regions_that_split_after_planning(live: LiveCluster) -> None:
     """Partitions are ranges of keys: what happens to regions meanwhile neither loses nor repeats a row."""
-    monkeypatch.setattr("tikv_br.datasource.live.FEW_REGIONS", few_regions)
-    keyspace_id = 20 + few_regions
+    keyspace_id = 20
     raw = live.raw(keyspace_id)
     raw.batch_put(ROWS)
     codec = raw.codec

@@ -18,9 +18,9 @@ from tests.support.waiting import eventually
 from tikv_br import cancellation
 from tikv_br.errors import Interrupted, SparkUnavailable, StorageFull, TaskFailed
 from tikv_br.progress_events import Event, Notice, TasksProgress
-from tikv_br.spark.channel import ProgressListener
+from tikv_br.spark.channel import ProgressListener, ProgressSender
 from tikv_br.spark.executor import ExecutorKind, ExecutorOptions, run_tasks
-from tikv_br.spark.task import TaskContext
+from tikv_br.spark.task import Message, TaskContext
 
 SPARK = ExecutorOptions("spark", "local[2]")
 DRIVER = ExecutorOptions("driver", concurrency=2)
@@ -86,6 +86,22 @@ def dies_once(task: tuple[int, str], context: TaskContext) -> tuple[int, int]:
     index, _ = task
     if index == 1 and context.attempt == 0:
         os.kill(os.getpid(), signal.SIGKILL)
+    return index, context.attempt
+
+
+def dies_after_its_outcome(task: tuple[int, str], context: TaskContext) -> tuple[int, int]:
+    """Have the worker killed when the driver has the outcome of the first attempt of task 1, before Spark has its row."""
+    index, seen = task
+    send = ProgressSender.send
+
+    def send_and_die(sender: ProgressSender, message: Message) -> None:
+        send(sender, message)
+        if message.kind == "result":
+            eventually(Path(seen).exists)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    if index == 1 and context.attempt == 0:
+        ProgressSender.send = send_and_die  # type: ignore[method-assign]
     return index, context.attempt
 
 
@@ -204,6 +220,21 @@ def test_killed_worker_is_replaced_and_its_task_run_again(tmp_path: Path) -> Non
     attempts = dict(results)
     assert sorted(attempts) == [0, 1, 2]
     assert attempts[1] >= 1
+
+
+def test_an_outcome_that_arrived_counts_though_its_worker_died(tmp_path: Path) -> None:
+    """Spark runs the task again and has the row of the second attempt, but the first outcome is the one that counts."""
+    results: list[tuple[int, int]] = []
+    seen = tmp_path / "seen"
+
+    def take(result: tuple[int, int]) -> None:
+        results.append(result)
+        if result[0] == 1:
+            seen.touch()
+
+    run_tasks([(n, str(seen)) for n in range(3)], dies_after_its_outcome, options=SPARK, on_result=take)
+    assert sorted(index for index, _ in results) == [0, 1, 2]
+    assert dict(results)[1] == 0
 
 
 def test_a_lost_channel_loses_and_repeats_no_outcome(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,7 +25,7 @@ from tikv_br.backup.run_tasks import copy_intervals
 from tikv_br.backupset import coverage, ledger
 from tikv_br.backupset.compare import CLOCK_SECONDS, possible_sums
 from tikv_br.backupset.files import Expiry
-from tikv_br.backupset.ledger import LedgerEntry
+from tikv_br.backupset.ledger import FinishedTask, LedgerEntry
 from tikv_br.cancellation import cancelled_on_error, inherit
 from tikv_br.errors import ChecksumMismatch
 from tikv_br.progress_events import Notice
@@ -75,23 +75,23 @@ def compare_checksums(context: BackupContext) -> None:
 
     Raises `ChecksumMismatch` if an interval still differs. Its copy is removed, so that the next run copies it again.
     """
-    comparisons = _compare_all(context, context.entries)
-    first = {entry.interval: comparison for entry, comparison in comparisons if comparison.verdict is Verdict.DIFFERENT}
+    comparisons = _compare_all(context, context.finished)
+    first = {each.interval: comparison for each, comparison in comparisons if comparison.verdict is Verdict.DIFFERENT}
     if first:
         context.reporter(
             Notice(f"{len(first)} of {len(comparisons)} ranges differ from the cluster and are copied again")
         )
-        _remove_copies(context, [entry for entry, comparison in comparisons if comparison.verdict is Verdict.DIFFERENT])
-        done = {entry.attempt for entry in context.entries}
-        copy_intervals(context, [_to_interval(entry) for entry, _ in comparisons if entry.interval in first])
-        coverage.require_coverage(context.source_ranges, (entry.interval for entry in context.entries))
-        again = _compare_all(context, [entry for entry in context.entries if entry.attempt not in done])
-        again = [(entry, _judge_second_copy(first[entry.interval], comparison)) for entry, comparison in again]
-        if wrong := [(entry, comparison) for entry, comparison in again if comparison.verdict is Verdict.DIFFERENT]:
-            _remove_copies(context, [entry for entry, _ in wrong])
-            raise _mismatch(*wrong[0], len(wrong))
-        comparisons = [(entry, comparison) for entry, comparison in comparisons if entry.interval not in first] + again
-    changed = sorted(entry.interval for entry, comparison in comparisons if comparison.verdict is Verdict.CHANGED)
+        removed = _remove_copies(context, [each for each, _ in comparisons if each.interval in first])
+        done = {each.attempt for each in context.finished}
+        copy_intervals(context, [_to_interval(entry) for entry in removed])
+        coverage.require_coverage(context.source_ranges, (each.interval for each in context.finished))
+        again = _compare_all(context, [each for each in context.finished if each.attempt not in done])
+        again = [(each, _judge_second_copy(first[each.interval], comparison)) for each, comparison in again]
+        if wrong := [(each, comparison) for each, comparison in again if comparison.verdict is Verdict.DIFFERENT]:
+            removed = _remove_copies(context, [each for each, _ in wrong])
+            raise _mismatch(removed[0], wrong[0][1], len(wrong))
+        comparisons = [(each, comparison) for each, comparison in comparisons if each.interval not in first] + again
+    changed = sorted(each.interval for each, comparison in comparisons if comparison.verdict is Verdict.CHANGED)
     context.compared, context.changed = len(comparisons) - len(changed), len(changed)
     if changed:
         context.reporter(
@@ -102,15 +102,15 @@ def compare_checksums(context: BackupContext) -> None:
         )
 
 
-def _compare_all(context: BackupContext, entries: Sequence[LedgerEntry]) -> list[tuple[LedgerEntry, _Comparison]]:
-    def compare_entry(entry: LedgerEntry) -> _Comparison:
-        return _compare(context, entry)
+def _compare_all(context: BackupContext, finished: Sequence[FinishedTask]) -> list[tuple[FinishedTask, _Comparison]]:
+    def compare_entry(each: FinishedTask) -> _Comparison:
+        return _compare(context, ledger.read_entry(context.store, each))
 
     comparisons = []
     with ThreadPoolExecutor(CHECKSUM_THREADS, thread_name_prefix="checksum") as pool, cancelled_on_error():
         try:
-            for entry, comparison in zip(entries, pool.map(inherit(compare_entry), entries), strict=True):
-                comparisons.append((entry, comparison))
+            for each, comparison in zip(finished, pool.map(inherit(compare_entry), finished), strict=True):
+                comparisons.append((each, comparison))
                 context.check_locks()
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
@@ -203,15 +203,17 @@ def _to_interval(entry: LedgerEntry) -> Interval:
     return Interval(entry.start, entry.end, entry.source.total_bytes, max(len(entry.regions), 1))
 
 
-def _remove_copies(context: BackupContext, entries: Sequence[LedgerEntry]) -> None:
-    """Remove copies: first from the ledger, so that no run resumes from them."""
+def _remove_copies(context: BackupContext, finished: Sequence[FinishedTask]) -> list[LedgerEntry]:
+    """Remove copies: first from the ledger, so that no run resumes from them. Returns their entries, in the same order."""
     context.confirm_locks()
-    removed = {entry.attempt for entry in entries}
-    context.entries = [entry for entry in context.entries if entry.attempt not in removed]
-    ledger.remove_entries(context.store, but=context.entries)
+    entries = [ledger.read_entry(context.store, each) for each in finished]
+    removed = {each.attempt for each in finished}
+    context.finished = [each for each in context.finished if each.attempt not in removed]
+    ledger.remove_entries(context.store, but=context.finished)
     for entry in entries:
         for file in entry.files:
             context.store.delete(file.name)
+    return entries
 
 
 def _mismatch(entry: LedgerEntry, comparison: _Comparison, ranges: int) -> ChecksumMismatch:

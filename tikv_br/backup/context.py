@@ -21,7 +21,7 @@ from tikv_br.backup.task import PhaseSeconds, TaskResult
 from tikv_br.backupset.backup_set import BackupWriter
 from tikv_br.backupset.files import FileKind
 from tikv_br.backupset.lease import PathLease
-from tikv_br.backupset.ledger import LedgerEntry
+from tikv_br.backupset.ledger import FinishedTask
 from tikv_br.backupset.manifest import Manifest
 from tikv_br.backupset.run_record import PathState
 from tikv_br.cluster.cluster import Cluster, ClusterPool
@@ -175,7 +175,9 @@ class BackupContext:
     backup_ts: int = 0  # look for a resumable backup, choose backup-ts
     keeper: SafePointKeeper | None = None  # protect from GC
     plan: list[Interval] = field(default_factory=list)  # plan
-    entries: list[LedgerEntry] = field(default_factory=list)  # look for a resumable backup, copy
+    finished: list[FinishedTask] = field(
+        default_factory=list
+    )  # look for a resumable backup, copy; their entries are in the ledger
     task_seconds: PhaseSeconds = field(default_factory=PhaseSeconds)  # copy
     session_seconds: float = 0.0  # copy
     scanned_ts: int = 0  # commit
@@ -236,6 +238,6 @@ class BackupContext:
 
     def add_result(self, result: TaskResult) -> None:
         """Add a task's result. Raises as `check_locks`."""
-        self.entries.append(result.entry)
+        self.finished.append(result.finished)
         self.task_seconds.add(result.seconds)
         self.check_locks()

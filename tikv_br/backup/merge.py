@@ -33,7 +33,7 @@ from tikv_br.backup.task import PhaseSeconds, Task, TaskResult, try_task
 from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.backupset.coverage import codec_of
 from tikv_br.backupset.files import FileEntry
-from tikv_br.backupset.ledger import LedgerEntry, write_entry
+from tikv_br.backupset.ledger import FinishedTask, LedgerEntry, write_entry
 from tikv_br.backupset.rows import file_errors, open_file, read_rows
 from tikv_br.cluster.timestamps import compose, physical_ms, show_ts
 from tikv_br.cluster.topology import ClusterInfo
@@ -277,7 +277,7 @@ def make_plan(context: MergeContext) -> None:
     """Divide what is not done yet into intervals of about equal size."""
     sizes = sizes_by_key(context.sources, context.log_files)
     wanted = task_bytes(sum(size for _, size in sizes), context.engine.slots)
-    done = [entry.interval for entry in context.entries]
+    done = [each.interval for each in context.finished]
     context.plan = [
         interval
         for whole in context.source_ranges
@@ -360,7 +360,9 @@ def _merge_interval(job: MergeJob, task: Task, context: TaskContext) -> TaskResu
         context.retract(data_bytes=source.total_bytes, keys=source.total_kvs)
         raise
     uploading = files.seconds_uploading
-    return TaskResult(entry, PhaseSeconds(encode=time.perf_counter() - began - uploading, upload=uploading))
+    return TaskResult(
+        FinishedTask.of(entry), PhaseSeconds(encode=time.perf_counter() - began - uploading, upload=uploading)
+    )
 
 
 def _runs(job: MergeJob, span: KeyRange) -> list[Iterator[pa.RecordBatch]]:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 
 from tikv_br import __version__
@@ -13,8 +11,9 @@ from tikv_br.backup.plan import keyspaces_of
 from tikv_br.backupset import layout, lease, ledger, run_record
 from tikv_br.backupset.backup_set import BackupSet, BackupWriter
 from tikv_br.backupset.files import verify_file_identity
-from tikv_br.backupset.ledger import LedgerEntry
+from tikv_br.backupset.ledger import FinishedTask, LedgerEntry
 from tikv_br.backupset.manifest import Description
+from tikv_br.backupset.records import read_record
 from tikv_br.backupset.run_record import PathState, RunRecord
 from tikv_br.errors import BackupDamaged, BackupPathInUse, CrypterMismatch, ResumeRefused, StorageError
 from tikv_br.progress_events import Notice
@@ -53,9 +52,6 @@ def describe_run(context: BackupContext) -> RunRecord:
     losses = tuple(sorted(loss.value for loss in options.allow_loss))
     return RunRecord(context.first_run, describe(context), options.assume_no_ttl, options.checksum, losses)
 
-
-READ_THREADS = 16
-"""Concurrent small reads."""
 
 log = logging.getLogger(__name__)
 
@@ -197,32 +193,45 @@ def _resume_work(context: BackupContext, unfinished: RunRecord) -> None:
     """Take over the valid entries of the ledger and remove all other files."""
     store = context.store
     try:
-        entries = [entry for entry in ledger.read_entries(store) if entry.run == unfinished.run_id]
+        found = _usable_entries(context, unfinished)
     except (BackupDamaged, CrypterMismatch) as error:  # not a wrong key: the run's record was decrypted with it
         raise ResumeRefused(f"cannot resume the unfinished run at {store.location}: {error.message}") from None
-    found = ledger.usable_entries(entries, {info.name: info.size for info in store.list()})
-    context.entries = _unchanged_entries(context, found)
-    context.resumed = len(context.entries)
+    context.finished = list(found)
+    context.resumed = len(context.finished)
     context.reporter(Notice(f"resuming run {unfinished.run_id}: {context.resumed} intervals are finished"))
     if not context.options.dry_run:
         context.confirm_locks()
-        ledger.remove_entries(store, but=context.entries)
-        context.writer.remove_files_except({file.name for entry in context.entries for file in entry.files})
+        ledger.remove_entries(store, but=context.finished)
+        context.writer.remove_files_except({name for names in found.values() for name in names})
 
 
-def _unchanged_entries(context: BackupContext, entries: Sequence[LedgerEntry]) -> list[LedgerEntry]:
-    """The entries whose files are unchanged, by size, hash of the tail and ETag; the other intervals are copied again."""
+def _usable_entries(context: BackupContext, unfinished: RunRecord) -> dict[FinishedTask, tuple[str, ...]]:
+    """The entries of the run to resume from, and the names of their files; the other intervals are copied again.
 
-    def check(entry: LedgerEntry) -> str:
+    Their files are unchanged, by size, hash of the tail and ETag. Raises `BackupDamaged` or `CrypterMismatch` if an entry cannot be read.
+    """
+    store = context.store
+    sizes = {info.name: info.size for info in store.list() if layout.is_data(info.name)}
+
+    def read(name: str) -> tuple[FinishedTask, tuple[str, ...]] | None:
+        entry = read_record(store, LedgerEntry, name)
+        is_usable = entry.run == unfinished.run_id and ledger.has_its_files(entry, sizes)
+        return (FinishedTask.of(entry), tuple(file.name for file in entry.files)) if is_usable else None
+
+    def check(finished: FinishedTask) -> str:
         try:
-            for file in entry.files:
-                verify_file_identity(context.store, file)
+            for file in ledger.read_entry(store, finished).files:
+                verify_file_identity(store, file)
         except BackupDamaged as error:
             return error.message
         return ""
 
-    with ThreadPoolExecutor(READ_THREADS, thread_name_prefix="resume") as pool:
-        problems = list(pool.map(check, entries))
-    for problem in filter(None, problems):
-        context.reporter(Notice(f"an interval is copied again: {problem}"))
-    return [entry for entry, problem in zip(entries, problems, strict=True) if not problem]
+    names = dict(filter(None, ledger.map_ahead(read, [info.name for info in store.list(layout.LEDGER)])))
+    chosen = ledger.without_overlaps(names)
+    usable = {}
+    for finished, problem in zip(chosen, ledger.map_ahead(check, chosen), strict=True):
+        if problem:
+            context.reporter(Notice(f"an interval is copied again: {problem}"))
+        else:
+            usable[finished] = names[finished]
+    return usable

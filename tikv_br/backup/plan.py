@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from formats.api_version import ApiVersion
@@ -14,6 +13,7 @@ from tikv_br.backup.options import BackupOptions
 from tikv_br.backupset.coverage import codec_of
 from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.rawkv import RawClient
+from tikv_br.cluster.regions import RegionColumns
 from tikv_br.errors import ConversionUnsupported, UsageError
 
 MIB = 1 << 20
@@ -23,13 +23,6 @@ TASKS_PER_SLOT = 4
 """More tasks than slots, so that one slow or retried task does not delay the end."""
 REGION_OVERHEAD = 1 * MIB
 """Minimum size that a region counts with: even an empty one costs a request."""
-
-
-class SizedRegion(NamedTuple):
-    """A region's start (as PD encodes it, ``b""`` = unbounded) and approximate size in bytes."""
-
-    start: bytes
-    size: int
 
 
 class Interval(NamedTuple):
@@ -48,19 +41,19 @@ def task_bytes(total_bytes: int, concurrency: int) -> int:
 
 
 def plan_intervals(
-    regions: Iterable[SizedRegion], codec: KeyCodec, start: bytes, end: bytes, wanted_bytes: int
+    regions: RegionColumns, codec: KeyCodec, start: bytes, end: bytes, wanted_bytes: int
 ) -> list[Interval]:
     """Cut RPC range ``[start, end)`` at region starts into intervals of about ``wanted_bytes``.
 
-    ``regions`` must be ascending and overlap the range. A region larger than ``wanted_bytes`` is not divided. A region start
+    ``regions`` must overlap the range. A region larger than ``wanted_bytes`` is not divided. A region start
     that is not an encoded key (PD can be made to split anywhere) is not used as a cut.
     """
     intervals: list[Interval] = []
     opened, size, count = start, 0, 0
-    for region in regions:
-        weight = max(region.size, REGION_OVERHEAD)
+    for index, region_bytes in enumerate(regions.each_size()):
+        weight = max(region_bytes, REGION_OVERHEAD)
         if count and size + weight // 2 > wanted_bytes:
-            cut = cut_at(region.start, codec)
+            cut = cut_at(regions.start(index), codec)
             if cut > opened and (not end or cut < end):
                 intervals.append(Interval(opened, cut, size, count))
                 opened, size, count = cut, 0, 0
@@ -68,13 +61,6 @@ def plan_intervals(
         count += 1
     intervals.append(Interval(opened, end, size, count))
     return intervals
-
-
-def overlapping(regions: Sequence[SizedRegion], start: bytes, end: bytes) -> Sequence[SizedRegion]:
-    """The regions that overlap ``[start, end)`` (as PD encodes them, ``end`` ``b""`` = unbounded); ``regions`` must be adjacent and in order."""
-    first = max(bisect_right(regions, start, key=lambda region: region.start) - 1, 0)
-    last = bisect_left(regions, end, key=lambda region: region.start) if end else len(regions)
-    return regions[first:last]
 
 
 def cut_at(bound: bytes, codec: KeyCodec) -> bytes:

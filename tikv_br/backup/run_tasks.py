@@ -2,57 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 from formats.keys.codec import KeyCodec
 from formats.keys.ranges import KeyRange, gaps
 from tikv_br.backup.context import BackupContext
-from tikv_br.backup.plan import Interval, SizedRegion, overlapping, plan_intervals, task_bytes
+from tikv_br.backup.plan import Interval, plan_intervals, task_bytes
 from tikv_br.backup.store_task import run_store_task
 from tikv_br.backup.task import BackupJob, Task, TaskResult
-from tikv_br.cluster import pd_http
 from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.rate_limit import RateLimit
+from tikv_br.cluster.regions import RegionColumns
 from tikv_br.spark.executor import ExecutorOptions, run_tasks
 from tikv_br.spark.task import TaskContext
-
-REGION_PAGE = 4096
-"""Regions per request to PD; only one page is in memory."""
-UNKNOWN_REGION_BYTES = 96 << 20
-"""Assumed size of a region whose size PD does not know yet: the default split size."""
 
 
 def make_plan(context: BackupContext) -> None:
     """Divide the remaining ranges into tasks of about equal size, by PD's estimates."""
-    codec, sizes = KeyCodec(context.conversion.source), context.cluster.pd_http.region_sizes()
-    done = [entry.interval for entry in context.entries]
-    parts: list[tuple[KeyRange, Sequence[SizedRegion]]] = []
-    for whole in context.source_ranges:
-        if remaining := gaps(whole, done):
-            regions = list(sized_regions(context.cluster, sizes, codec.bound(whole.start), codec.bound(whole.end)))
-            parts += [(gap, overlapping(regions, codec.bound(gap.start), codec.bound(gap.end))) for gap in remaining]
-    if not parts:
-        return
-    wanted = task_bytes(sum(region.size for _, regions in parts for region in regions), context.engine.slots)
-    context.plan = [
-        interval for gap, regions in parts for interval in plan_intervals(regions, codec, gap.start, gap.end, wanted)
+    codec, done = KeyCodec(context.conversion.source), [each.interval for each in context.finished]
+    remaining = [(whole, gaps(whole, done)) for whole in context.source_ranges]
+    context.plan = plan_by_regions(context.cluster, codec, remaining, context.engine.slots)
+    if context.plan:
+        context.engine = context.engine.settle_executor(context.options, context.plan)
+
+
+def plan_by_regions(
+    cluster: Cluster, codec: KeyCodec, wanted: Iterable[tuple[KeyRange, Sequence[KeyRange]]], slots: int
+) -> list[Interval]:
+    """Divide parts of RPC ranges, each given with its range, into tasks of about equal size, by PD's estimates.
+
+    ``slots``: concurrent tasks. PD is asked once for each range that has parts.
+    """
+    sized: list[tuple[KeyRange, RegionColumns]] = []
+    for whole, parts in wanted:
+        if parts:
+            regions = cluster.pd_http.regions(codec.bound(whole.start), codec.bound(whole.end))
+            sized += [(part, regions.overlapping(codec.bound(part.start), codec.bound(part.end))) for part in parts]
+    task_size = task_bytes(sum(regions.total_bytes for _, regions in sized), slots)
+    return [
+        interval
+        for part, regions in sized
+        for interval in plan_intervals(regions, codec, part.start, part.end, task_size)
     ]
-    context.engine = context.engine.settle_executor(context.options, context.plan)
-
-
-def sized_regions(
-    cluster: Cluster, sizes: Mapping[int, pd_http.RegionSize], start: bytes, end: bytes
-) -> Iterator[SizedRegion]:
-    """The regions that overlap ``[start, end)``, which are region bounds as PD encodes them, in order; reads them page by page."""
-    done = False
-    while not done:
-        page = cluster.pd.scan_regions(start, end, REGION_PAGE)
-        for region in page:
-            size = sizes.get(region.id)
-            yield SizedRegion(region.start, UNKNOWN_REGION_BYTES if size is None else size.bytes)
-        start = page[-1].end
-        done = not start or bool(end and start >= end)
 
 
 def copy(context: BackupContext) -> None:

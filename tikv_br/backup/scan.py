@@ -26,7 +26,7 @@ from tikv_br.backup.convert import BatchStats, Converter
 from tikv_br.backup.data_files import DataFiles, RegionCounts
 from tikv_br.backup.plan import cut_at
 from tikv_br.backup.task import BackupJob, PhaseSeconds, Task, TaskResult, try_task
-from tikv_br.backupset.ledger import LedgerEntry, write_entry
+from tikv_br.backupset.ledger import FinishedTask, LedgerEntry, write_entry
 from tikv_br.cancellation import inherit
 from tikv_br.cluster.cluster import Cluster, ClusterPool
 from tikv_br.cluster.pb import kvrpcpb_pb2
@@ -484,7 +484,7 @@ class _Attempt:
         seconds = PhaseSeconds(encode=time.perf_counter() - began - uploading, upload=uploading)
         for scan in self.scans:
             seconds.add(scan.seconds)
-        return TaskResult(entry, seconds)
+        return TaskResult(FinishedTask.of(entry), seconds)
 
     @property
     def _source(self) -> Checksum:

@@ -6,7 +6,7 @@ removed, from the storage and from PD. A complete backup is never removed, even 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from formats.api_version import ApiVersion
 from tikv_br.backup import path, run_tasks
@@ -24,10 +24,11 @@ from tikv_br.backup.options import (
 )
 from tikv_br.backup.path import describe
 from tikv_br.backup.plan import source_ranges
-from tikv_br.backupset import coverage, index, layout
+from tikv_br.backupset import coverage, index, layout, ledger
+from tikv_br.backupset.ledger import LedgerEntry
 from tikv_br.cluster import safepoint
 from tikv_br.cluster.safepoint import SafePointKeeper, choose_backup_ts, safe_point_keeper
-from tikv_br.errors import ClusterError, CoverageError, SafePointError
+from tikv_br.errors import ClusterError, SafePointError
 from tikv_br.progress_events import Notice
 from tikv_br.spark.session import check_java
 from tikv_br.steps import FunctionStep, Step
@@ -37,22 +38,23 @@ from tikv_br.storage.credentials import KEY_IN_CLEAR
 def verify_coverage(context: BackupContext) -> None:
     """Check the ledger in the storage against the range. Raises `CoverageError` for a gap, an overlap or a lost entry."""
     recorded = {info.name for info in context.store.list(layout.LEDGER)}
-    for entry in context.entries:
-        name = layout.ledger_name(entry.interval, entry.attempt)
-        if name not in recorded:
-            raise CoverageError(
-                f"the ledger entry {name} of {entry.interval} is missing: it was removed after the interval was backed up"
-            )
-    coverage.require_coverage(context.source_ranges, (entry.interval for entry in context.entries))
+    for finished in context.finished:
+        if finished.name not in recorded:
+            raise ledger.missing_entry(finished)
+    coverage.require_coverage(context.source_ranges, (each.interval for each in context.finished))
 
 
-def commit(context: BackupContext) -> None:
-    """Write `backupmeta` and the manifest, and add the backup to the index of its parent folder."""
+def commit(context: BackupContext, entries: Iterable[LedgerEntry] | None = None) -> None:
+    """Write `backupmeta` and the manifest, and add the backup to the index of its parent folder.
+
+    ``entries``: those of a backup without a ledger, one for each interval, in the order of keys.
+    """
     context.check_locks()
     if context.manifest is None:
         if context.backup_ts and not context.scanned_ts:
             context.scanned_ts = context.cluster.pd.tso()
-        context.manifest = context.writer.commit(describe(context), context.entries, context.confirm_locks)
+        done = ledger.read_ordered(context.store, context.finished) if entries is None else entries
+        context.manifest = context.writer.commit_ordered(describe(context), done, context.confirm_locks)
     else:
         context.confirm_locks()
         context.writer.clean_up(context.manifest)

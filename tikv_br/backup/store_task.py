@@ -41,7 +41,7 @@ from tikv_br.backup.task import BackupJob, PhaseSeconds, Task, TaskResult, try_t
 from tikv_br.backupset import layout
 from tikv_br.backupset.coverage import RegionPart
 from tikv_br.backupset.files import FileEntry
-from tikv_br.backupset.ledger import LedgerEntry, write_entry
+from tikv_br.backupset.ledger import FinishedTask, LedgerEntry, write_entry
 from tikv_br.cancellation import inherit
 from tikv_br.cluster.cluster import Cluster, ClusterPool
 from tikv_br.cluster.pb import brpb_pb2, kvrpcpb_pb2
@@ -185,7 +185,7 @@ class _Attempt:
             self._context.retract(data_bytes=self._reported.total_bytes, keys=self._reported.total_kvs)
             raise
         seconds = PhaseSeconds(store=written - began, inspect=time.perf_counter() - written)
-        return TaskResult(entry, seconds)
+        return TaskResult(FinishedTask.of(entry), seconds)
 
     def _collect_answers(self) -> None:
         """Send requests until the answers cover the interval. Raises `RetryBudgetExhausted` if the gaps stop shrinking."""

@@ -13,7 +13,7 @@ from typing import TypeVar
 from formats.keys.ranges import KeyRange
 from tikv_br.backup.convert import Conversion
 from tikv_br.backup.options import BackupOptions
-from tikv_br.backupset.ledger import LedgerEntry
+from tikv_br.backupset.ledger import FinishedTask
 from tikv_br.cluster.rate_limit import RateLimit
 from tikv_br.errors import RetryBudgetExhausted, TikvBrError
 from tikv_br.retry import Backoff, Backoffer, RetryPolicy
@@ -85,9 +85,9 @@ class PhaseSeconds:
 
 @dataclass(frozen=True, slots=True)
 class TaskResult:
-    """A task's ledger entry, and its time per phase."""
+    """Which ledger entry a task has written, with its counts, and its time per phase. The entry itself stays in the ledger."""
 
-    entry: LedgerEntry
+    finished: FinishedTask
     seconds: PhaseSeconds
 
 

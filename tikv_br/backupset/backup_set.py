@@ -12,15 +12,16 @@ import logging
 import posixpath
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from formats.api_version import ApiVersion
 from formats.keys.ranges import KeyRange
-from tikv_br.backupset import layout, ledger, manifest, run_record
-from tikv_br.backupset.coverage import RegionPart, merge_regions, require_coverage, require_disjoint
+from tikv_br.backupset import coverage, layout, ledger, manifest, run_record
+from tikv_br.backupset.coverage import RegionList, require_disjoint
 from tikv_br.backupset.files import (
     FileEntry,
     FileKind,
+    FileList,
     Totals,
     size_damage,
     totals,
@@ -28,13 +29,23 @@ from tikv_br.backupset.files import (
     verify_file_identity,
 )
 from tikv_br.backupset.ledger import LedgerEntry
-from tikv_br.backupset.manifest import TOOL_PREFIX, Description, Manifest, MetaContent, Statistics, decode, encode
+from tikv_br.backupset.manifest import (
+    TOOL_PREFIX,
+    Description,
+    Manifest,
+    MetaContent,
+    Statistics,
+    decode,
+    encode,
+    encode_checked,
+)
 from tikv_br.errors import (
     BackupDamaged,
     BackupNotFound,
     BackupPathInUse,
     BackupSetError,
     BackupUnsupported,
+    CoverageError,
     CrypterMismatch,
     StorageError,
     StorageObjectMissing,
@@ -74,12 +85,23 @@ class BackupWriter:
         Raises `CoverageError`, `BackupDamaged` for a missing or truncated file, `BackupPathInUse` if another run has
         committed. May be repeated after an error. Cleans up at the end.
         """
-        done = ledger.one_per_interval(entries)
-        files = _present_files(self._store, _verified_files(description, done))
-        sums = totals(files)
+        return self.commit_ordered(description, ledger.one_per_interval(entries), confirm)
+
+    def commit_ordered(
+        self,
+        description: Description,
+        entries: Iterable[LedgerEntry],
+        confirm: Callable[[], None] = lambda: None,
+    ) -> Manifest:
+        """As `commit`, with one entry for each interval, in the order of keys. Keeps none of them, and little of each file."""
+        done = _read_work(entries)
+        coverage.require_coverage(description.source_ranges, done.intervals)
+        _check_files(self._store, done.files)
+        sums = totals(done.files)
         crypter = self._store.location.crypter
-        data = encode(meta_content(description, files), crypter)
-        decode(data, crypter)  # do not publish what `open` would refuse
+        data = encode_checked(
+            meta_content(description, ()), done.files, crypter
+        )  # publishes nothing that `open` would refuse
         made = Manifest(
             description=description,
             statistics=Statistics(
@@ -88,16 +110,16 @@ class BackupWriter:
                 total_bytes=sums.total_bytes,
                 backup_size=sums.size,
                 finished_ms=time.time_ns() // 1_000_000,
-                tasks=len(done),
-                dropped_ttls=sum(entry.dropped_ttls for entry in done),
-                dropped_tombstones=sum(entry.dropped_tombstones for entry in done),
+                tasks=len(done.intervals),
+                dropped_ttls=done.dropped_ttls,
+                dropped_tombstones=done.dropped_tombstones,
             ),
-            files=files,
+            files=done.files,
             backupmeta_sha256=hashlib.sha256(data).digest(),
-            regions=_regions(done),
+            regions=done.regions.merged() if done.has_regions else (),
         )
         confirm()
-        self._store.put(layout.MANIFEST, manifest.dump(made, crypter))
+        manifest.write(self._store, made)
         confirm()
         self._publish(data)
         self.clean_up(made)
@@ -153,11 +175,40 @@ class BackupWriter:
             raise BackupPathInUse(f"another run has finished a backup at {self._store.location}")
 
 
-def _regions(entries: Sequence[LedgerEntry]) -> tuple[RegionPart, ...]:
-    """The regions that all rows came from, if any task has recorded it."""
-    if not any(entry.regions for entry in entries):
-        return ()
-    return merge_regions([part for entry in entries for part in entry.parts])
+@dataclass(slots=True)
+class _Work:
+    """What a commit takes out of the ledger."""
+
+    intervals: list[KeyRange] = field(default_factory=list)
+    files: FileList = field(default_factory=FileList)
+    regions: RegionList = field(default_factory=RegionList)
+    has_regions: bool = False
+    """Whether any task has recorded the regions that its rows came from."""
+    dropped_ttls: int = 0
+    dropped_tombstones: int = 0
+
+
+def _read_work(entries: Iterable[LedgerEntry]) -> _Work:
+    """Read the entries once. Raises `CoverageError` if files overlap."""
+    work, previous = _Work(), None
+    for entry in entries:
+        work.intervals.append(entry.interval)
+        work.dropped_ttls += entry.dropped_ttls
+        work.dropped_tombstones += entry.dropped_tombstones
+        work.has_regions = work.has_regions or bool(entry.regions)
+        for part in sorted(entry.parts, key=lambda part: part.start):
+            work.regions.add(part)
+        files = sorted(entry.files, key=lambda file: file.key_range)
+        ranges = [file.key_range for file in files]
+        if previous is not None and ranges:
+            if ranges[0] < previous:
+                raise CoverageError(f"{ranges[0]} and {previous} overlap, or are not within their intervals")
+            ranges.insert(0, previous)
+        require_disjoint(ranges)
+        for file in files:
+            work.files.append(file)
+        previous = ranges[-1] if ranges else previous
+    return work
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +259,7 @@ class BackupSet:
             cluster_id=content.cluster_id,
             cluster_version=content.cluster_version,
             ranges=content.ranges,
-            files=content.files if known is None else known.files,
+            files=tuple(content.files if known is None else known.files),
             backup_ts=content.backup_ts,
             file_kind=content.file_kind,
             manifest=known,
@@ -294,14 +345,6 @@ def _parent_location(here: StorageLocation, description: Description) -> Storage
     return replace(here, path=path if here.scheme == "local" else path.lstrip("/"))
 
 
-def _verified_files(description: Description, entries: Sequence[LedgerEntry]) -> tuple[FileEntry, ...]:
-    """The files by key. Raises `CoverageError` unless the entries cover the source and no files overlap."""
-    require_coverage(description.source_ranges, (entry.interval for entry in entries))
-    files = sorted((file for entry in entries for file in entry.files), key=lambda file: file.key_range)
-    require_disjoint(file.key_range for file in files)
-    return tuple(files)
-
-
 def _meta_damage(data: bytes, known: Manifest, crypter: Crypter) -> str:
     """What is wrong with a `backupmeta` that does not belong to the manifest."""
     problem = f"its hash is not the one in {layout.MANIFEST}"
@@ -315,18 +358,23 @@ def _meta_damage(data: bytes, known: Manifest, crypter: Crypter) -> str:
     return f"{layout.META} {'belongs to another backup' if is_other else 'is altered'}: {problem}"
 
 
-def _present_files(store: ObjectStore, files: Sequence[FileEntry]) -> tuple[FileEntry, ...]:
-    """The files with their ETags. Raises `BackupDamaged` unless a listing has each of them with its size."""
-    there = {info.name: info for info in store.list()}
-    for file in files:
-        if file.name not in there:
+def _check_files(store: ObjectStore, files: FileList) -> None:
+    """Add the ETags that are not known. Raises `BackupDamaged` unless a listing has each of the files, once, with its size."""
+    there = {info.name: (info.size, info.etag) for info in store.list() if layout.is_data(info.name)}
+
+    def checked(file: FileEntry) -> FileEntry:
+        found = there.pop(file.name, None)
+        if found is None:
             raise BackupDamaged(f"{file.name} was written but is missing")
-        if damage := size_damage(there[file.name].size, file.size):
+        size, etag = found
+        if damage := size_damage(size, file.size):
             raise BackupDamaged(f"{file.name} {damage}")
-    return tuple(file if file.etag else replace(file, etag=there[file.name].etag) for file in files)
+        return file if file.etag or not etag else replace(file, etag=etag)
+
+    files.replace_each(checked)
 
 
-def meta_content(description: Description, files: tuple[FileEntry, ...]) -> MetaContent:
+def meta_content(description: Description, files: Sequence[FileEntry]) -> MetaContent:
     """The content of `backupmeta`. Raises `BackupUnsupported` for a file format that only a newer version knows."""
     try:
         kind = FileKind(description.file_format)
@@ -338,7 +386,7 @@ def meta_content(description: Description, files: tuple[FileEntry, ...]) -> Meta
         tool=f"{TOOL_PREFIX}{description.tool_version}",
         api_version=description.dst_api_version,
         ranges=description.ranges,
-        files=files,
+        files=tuple(files),
         backup_ts=description.backup_ts,
         file_kind=kind,
         is_increment=bool(description.parent),

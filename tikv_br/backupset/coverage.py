@@ -67,6 +67,32 @@ def merge_regions(parts: Sequence[RegionPart], most: int = MAX_PARTS) -> tuple[R
     return tuple(_merge_parts(ordered[at : at + size]) for at in range(0, len(ordered), size))
 
 
+class RegionList:
+    """Takes the parts of any number of regions, in key order, and holds at most twice as many as a manifest has."""
+
+    def __init__(self, most: int = MAX_PARTS) -> None:
+        self._most = most
+        self._parts: list[RegionPart] = []
+        self._each = 1
+        """Parts that one of the list was made of."""
+        self._rest: list[RegionPart] = []
+
+    def add(self, part: RegionPart) -> None:
+        """Add the next part."""
+        self._rest.append(part)
+        if len(self._rest) < self._each:
+            return
+        self._parts.append(_merge_parts(self._rest))
+        self._rest = []
+        if len(self._parts) == 2 * self._most:
+            self._parts = list(merge_regions(self._parts, self._most))
+            self._each *= 2
+
+    def merged(self) -> tuple[RegionPart, ...]:
+        """The parts, as `merge_regions` makes them."""
+        return merge_regions([*self._parts, *self._rest], self._most)
+
+
 def _merge_parts(parts: Sequence[RegionPart]) -> RegionPart:
     return RegionPart(
         parts[0].start,

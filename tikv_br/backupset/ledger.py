@@ -1,9 +1,17 @@
-"""The ledger: one object per finished task, by which a resumed run skips finished work."""
+"""The ledger: one object per finished task, which the commit reads, and by which a resumed run skips finished work.
+
+An entry of many files has 10 KB, and a large backup 100,000 entries. So a driver keeps a `FinishedTask` of each, and reads the
+entries from the storage one after another.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import islice
+from typing import Protocol, TypeVar
 
 from formats.checksum import Checksum
 from formats.keys.ranges import KeyRange
@@ -11,7 +19,17 @@ from tikv_br.backupset import layout
 from tikv_br.backupset.coverage import RegionPart
 from tikv_br.backupset.files import FileEntry
 from tikv_br.backupset.records import LATER, read_record, write_record
+from tikv_br.cancellation import inherit
+from tikv_br.errors import BackupDamaged, CoverageError, StorageObjectMissing
 from tikv_br.storage.base import ObjectStore
+
+READ_THREADS = 16
+"""Concurrent reads of entries."""
+_READ_AT_ONCE = 8
+"""Entries that a thread reads one after another."""
+_START_OVER = (
+    "The ledger was altered while the backup ran. Check the storage, and run the backup again with --no-resume."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +68,100 @@ class LedgerEntry:
         return KeyRange(self.start, self.end)
 
 
+@dataclass(frozen=True, slots=True)
+class FinishedTask:
+    """What a driver keeps of an entry: which one it is, and its counts."""
+
+    start: bytes
+    """`start`, `end` and the counts are those of the entry."""
+    end: bytes
+    attempt: str
+    vanished: int = 0
+    dropped_ttls: int = 0
+    dropped_tombstones: int = 0
+    expiry_error_seconds: int = 0
+
+    @classmethod
+    def of(cls, entry: LedgerEntry) -> FinishedTask:
+        """Of an entry that has been written."""
+        return cls(
+            entry.start,
+            entry.end,
+            entry.attempt,
+            entry.vanished,
+            entry.dropped_ttls,
+            entry.dropped_tombstones,
+            entry.expiry_error_seconds,
+        )
+
+    @property
+    def interval(self) -> KeyRange:
+        """`start` and `end`."""
+        return KeyRange(self.start, self.end)
+
+    @property
+    def name(self) -> str:
+        """Name of the entry's object."""
+        return layout.ledger_name(self.interval, self.attempt)
+
+
 def write_entry(store: ObjectStore, entry: LedgerEntry) -> None:
     """Record it; the files it names must be there already. Raises `StorageError`."""
-    write_record(store, layout.ledger_name(entry.interval, entry.attempt), entry)
+    write_record(store, layout.ledger_name(entry.interval, entry.attempt), entry, compact=True)
+
+
+def read_entry(store: ObjectStore, finished: FinishedTask) -> LedgerEntry:
+    """The entry of a finished task. Raises `CoverageError` if it is gone, `BackupDamaged` if it cannot be read or is another one."""
+    try:
+        entry = read_record(store, LedgerEntry, finished.name)
+    except StorageObjectMissing:
+        raise missing_entry(finished) from None
+    except BackupDamaged as error:
+        error.hint = _START_OVER
+        raise
+    if FinishedTask.of(entry) != finished:
+        raise BackupDamaged(
+            f"{finished.name} is damaged: it is not the entry that the task of {finished.interval} has written",
+            hint=_START_OVER,
+        )
+    return entry
+
+
+def missing_entry(finished: FinishedTask) -> CoverageError:
+    """The error for an entry that was written, but is not there."""
+    return CoverageError(
+        f"the ledger entry {finished.name} of {finished.interval} is missing: it was removed after the interval was backed up"
+    )
+
+
+def read_ordered(store: ObjectStore, finished: Iterable[FinishedTask]) -> Iterator[LedgerEntry]:
+    """The entries of finished tasks in the order of keys; holds a few of them at a time. Raises as `read_entry`."""
+    ordered = sorted(finished, key=lambda each: each.interval)
+    return map_ahead(lambda each: read_entry(store, each), ordered)
+
+
+Item = TypeVar("Item")
+Found = TypeVar("Found")
+
+
+def map_ahead(function: Callable[[Item], Found], items: Sequence[Item]) -> Iterator[Found]:
+    """The results in order, computed on threads that stay a few items ahead. Raises the first error."""
+
+    def work(first: int) -> list[Found]:
+        return [function(item) for item in items[first : first + _READ_AT_ONCE]]
+
+    starts = iter(range(0, len(items), _READ_AT_ONCE))
+    pending: deque[Future[list[Found]]] = deque()
+    pool = ThreadPoolExecutor(READ_THREADS, thread_name_prefix="ledger")
+    try:
+        while True:
+            for first in islice(starts, 2 * READ_THREADS - len(pending)):
+                pending.append(pool.submit(inherit(work), first))
+            if not pending:
+                return
+            yield from pending.popleft().result()
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
 
 
 def read_entries(store: ObjectStore) -> list[LedgerEntry]:
@@ -62,28 +171,47 @@ def read_entries(store: ObjectStore) -> list[LedgerEntry]:
     return sorted(entries, key=lambda entry: (entry.interval, entry.attempt))
 
 
-def one_per_interval(entries: Iterable[LedgerEntry]) -> list[LedgerEntry]:
+class Recorded(Protocol):
+    """A `LedgerEntry` or a `FinishedTask`."""
+
+    @property
+    def interval(self) -> KeyRange:
+        """The task's."""
+
+    @property
+    def attempt(self) -> str:
+        """The attempt's own name."""
+
+
+R = TypeVar("R", bound=Recorded)
+
+
+def one_per_interval(entries: Iterable[R]) -> list[R]:
     """Of several attempts at the very same interval (a task ran twice), the first by name; in the order of keys."""
-    chosen: dict[KeyRange, LedgerEntry] = {}
+    chosen: dict[KeyRange, R] = {}
     for entry in sorted(entries, key=lambda entry: (entry.interval, entry.attempt)):
         chosen.setdefault(entry.interval, entry)
     return list(chosen.values())
 
 
-def usable_entries(entries: Iterable[LedgerEntry], sizes: Mapping[str, int]) -> list[LedgerEntry]:
-    """Entries to resume from: all their files exist with their size (``sizes`` by name), and no two share a key.
+def has_its_files(entry: LedgerEntry, sizes: Mapping[str, int]) -> bool:
+    """Whether all its files exist with their size; ``sizes`` by name."""
+    return all(sizes.get(file.name) == file.size for file in entry.files)
+
+
+def without_overlaps(entries: Iterable[R]) -> list[R]:
+    """Those to resume from: no two share a key. In the order of keys.
 
     Intervals may overlap where a task of a run that was killed ended after the next run had planned again.
     """
-    chosen: list[LedgerEntry] = []
-    whole = (entry for entry in entries if all(sizes.get(file.name) == file.size for file in entry.files))
-    for entry in one_per_interval(whole):
-        if not chosen or (bool(chosen[-1].end) and chosen[-1].end <= entry.start):
+    chosen: list[R] = []
+    for entry in one_per_interval(entries):
+        if not chosen or (bool(chosen[-1].interval.end) and chosen[-1].interval.end <= entry.interval.start):
             chosen.append(entry)
     return chosen
 
 
-def remove_entries(store: ObjectStore, but: Iterable[LedgerEntry] = ()) -> None:
+def remove_entries(store: ObjectStore, but: Iterable[Recorded] = ()) -> None:
     """Delete the ledger, or all of it ``but`` some entries. Idempotent."""
     kept = {layout.ledger_name(entry.interval, entry.attempt) for entry in but}
     for info in list(store.list(layout.LEDGER)):

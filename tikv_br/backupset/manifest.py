@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import re
 import zlib
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
 from google.protobuf.message import DecodeError
 from google.protobuf.unknown_fields import UnknownFieldSet
@@ -13,11 +15,11 @@ from formats.api_version import ApiVersion
 from formats.keys.ranges import KeyRange
 from tikv_br.backupset import layout, records
 from tikv_br.backupset.coverage import RegionPart
-from tikv_br.backupset.files import FileEntry, FileKind
+from tikv_br.backupset.files import FileEntry, FileKind, FileList
 from tikv_br.backupset.records import LATER, meta_mismatch, seal, seal_meta, unseal, unseal_meta
 from tikv_br.cluster.pb import brpb_pb2, kvrpcpb_pb2
 from tikv_br.errors import BackupDamaged, BackupSetError, BackupUnsupported, StorageError
-from tikv_br.storage.base import check_name
+from tikv_br.storage.base import ObjectStore, check_name
 from tikv_br.storage.crypter import PLAIN, PLAINTEXT, Crypter
 
 
@@ -87,16 +89,32 @@ class Manifest:
 
     description: Description
     statistics: Statistics
-    files: tuple[FileEntry, ...]
+    files: Sequence[FileEntry]
+    """A tuple, or the `FileList` of a commit."""
     backupmeta_sha256: bytes
     """Of the bytes of `backupmeta` as written: an edited one is noticed."""
     regions: tuple[RegionPart, ...] = field(default=(), metadata=LATER)
     """Where the rows came from; empty = it was not noted."""
 
 
+_MANY_FILES = 10_000
+"""About 6 MB of JSON."""
+
+
 def dump(manifest: Manifest, crypter: Crypter = PLAIN) -> bytes:
     """The object's bytes."""
-    return seal(records.dump(manifest), crypter)
+    return seal(b"".join(records.dump_pieces(manifest)), crypter)
+
+
+def write(store: ObjectStore, manifest: Manifest) -> None:
+    """Write the object, a piece at a time if it is large and not encrypted. Raises `StorageError`."""
+    if store.location.crypter.encrypts or len(manifest.files) < _MANY_FILES:
+        store.put(layout.MANIFEST, dump(manifest, store.location.crypter))
+        return
+    with store.open_writer(layout.MANIFEST) as writer:
+        for piece in records.dump_pieces(manifest):
+            writer.write(piece)
+        writer.close()
 
 
 def load(data: bytes, crypter: Crypter = PLAIN) -> Manifest:
@@ -156,6 +174,33 @@ def encode(content: MetaContent, crypter: Crypter = PLAIN) -> bytes:
         files=[_encode_file(file) for file in content.files],
     )
     return seal_meta(message.SerializeToString(deterministic=True), crypter)
+
+
+def encode_checked(content: MetaContent, files: FileList, crypter: Crypter = PLAIN) -> bytes:
+    """As `encode` for these files, of which only some are objects at a time. Raises what `decode` would of the result.
+
+    Whether a file is listed twice is not checked.
+    """
+    data = io.BytesIO()
+    head, tail = _around_files(content)
+    data.write(head)
+    for block in files.blocks():
+        part = replace(content, files=tuple(block))
+        encoded = encode(part)
+        decode(encoded)
+        data.write(encoded[len(head) : len(encoded) - len(tail)])
+    if not len(files):
+        decode(head + tail)
+    data.write(tail)
+    return seal_meta(data.getvalue(), crypter)
+
+
+def _around_files(content: MetaContent) -> tuple[bytes, bytes]:
+    """What `encode` writes before the files and after them: fields are in the order of their numbers."""
+    some = FileEntry("file", 1, b"a", b"b", 0, 0, 0)
+    without, file = encode(replace(content, files=())), brpb_pb2.BackupMeta(files=[_encode_file(some)])
+    place = encode(replace(content, files=(some,))).index(file.SerializeToString())
+    return without[:place], without[place:]
 
 
 def decode(data: bytes, crypter: Crypter = PLAIN) -> MetaContent:

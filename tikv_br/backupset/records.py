@@ -11,7 +11,7 @@ import hmac
 import json
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from formats.api_version import ApiVersion
@@ -45,6 +45,49 @@ def dump(record: object) -> bytes:
     return (json.dumps(document, indent=1) + "\n").encode()
 
 
+_COMPACT_START = f'{{"format_version": {FORMAT_VERSION}, "content": '.encode()
+_COMPACT_END = b', "content_sha256": "%s"}\n'
+_COMPACT_END_SIZE = len(_COMPACT_END % bytes(64))
+
+
+def dump_compact(record: object) -> bytes:
+    """As `dump`, on one line: `load` reads it in half the time, as the content is there in the form that is hashed."""
+    content = _canonical(_plain(record))
+    return _COMPACT_START + content + _COMPACT_END % hashlib.sha256(content).hexdigest().encode()
+
+
+def dump_pieces(record: object) -> Iterator[bytes]:
+    """A document for a dataclass instance, in pieces: the items of its sequences are on a line each, and none is kept.
+
+    `load` reads it as it reads that of `dump`, from which it differs in white space only.
+    """
+    digest = hashlib.sha256()
+
+    def hashed(piece: bytes) -> bytes:
+        digest.update(piece)
+        return piece
+
+    yield f'{{\n "format_version": {FORMAT_VERSION},\n "content": '.encode()
+    names = sorted(
+        field.name for field in dataclasses.fields(typing.cast("Any", record)) if not _is_omitted(record, field)
+    )
+    for place, name in enumerate(names):
+        yield hashed(("," if place else "{").encode() + json.dumps(name).encode() + b":")
+        value = getattr(record, name)
+        if not isinstance(value, Sequence) or isinstance(value, (str, bytes)):
+            yield hashed(_canonical(_plain(value)))
+            continue
+        for index, item in enumerate(value):
+            yield hashed(b"," if index else b"[") + b"\n" + hashed(_canonical(_plain(item)))
+        yield hashed(b"]" if len(value) else b"[]")
+    yield hashed(b"}")
+    yield f',\n "content_sha256": "{digest.hexdigest()}"\n}}\n'.encode()
+
+
+def _is_omitted(record: object, field: dataclasses.Field[Any]) -> bool:
+    return bool(field.metadata.get("later")) and getattr(record, field.name) == field.default
+
+
 def load(kind: type[T], data: bytes, name: str) -> T:
     """The record of dataclass ``kind`` in object ``name``. Raises `BackupDamaged`, or `BackupUnsupported` if newer."""
     if not data:
@@ -59,7 +102,11 @@ def load(kind: type[T], data: bytes, name: str) -> T:
         raise BackupDamaged(f"{name} is not a JSON object")
     version = document.get("format_version")
     try:
-        record = _record(kind, _checked_content(document), "")
+        content = _checked_content(document, data)
+        try:
+            record = _decoder(typing.cast("Hashable", kind))(content)
+        except _Malformed:
+            record = _record(kind, content, "")  # names the field
     except _Malformed as error:
         if isinstance(version, int) and version > FORMAT_VERSION:
             raise BackupUnsupported(
@@ -73,9 +120,13 @@ def load(kind: type[T], data: bytes, name: str) -> T:
     return typing.cast("T", record)
 
 
-def _checked_content(document: dict[str, Any]) -> object:
+def _checked_content(document: dict[str, Any], data: bytes) -> object:
     if set(document) != {"format_version", "content", "content_sha256"}:
         raise _Malformed("its outermost fields are not the expected ones")
+    if data.startswith(_COMPACT_START):
+        digest = hashlib.sha256(data[len(_COMPACT_START) : -_COMPACT_END_SIZE]).hexdigest()
+        if digest == document["content_sha256"]:
+            return document["content"]
     digest = hashlib.sha256(_canonical(document["content"])).hexdigest()
     if digest != document["content_sha256"]:
         recorded = str(document["content_sha256"])
@@ -99,19 +150,33 @@ def _reject_float(text: str) -> float:
 
 
 def _plain(value: object) -> object:
+    kind = type(value)
+    if kind is int or kind is str:
+        return value
+    if kind is bytes:
+        return typing.cast("bytes", value).hex()
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {
-            field.name: _plain(getattr(value, field.name))
-            for field in dataclasses.fields(value)
-            if not (field.metadata.get("later") and getattr(value, field.name) == field.default)
+            name: _plain(found)
+            for name, default in _plain_fields(typing.cast("Hashable", kind))
+            if (found := getattr(value, name)) != default
         }
     if isinstance(value, ApiVersion):
         return value.label
-    if isinstance(value, bytes):
-        return value.hex()
-    if isinstance(value, tuple):
+    if isinstance(value, Sequence) and not isinstance(value, str):
         return [_plain(item) for item in value]
     return value
+
+
+@functools.cache
+def _plain_fields(kind: type) -> tuple[tuple[str, object], ...]:
+    """Names of a dataclass's fields, and the value with which each is left out, which is none for most."""
+    return tuple(
+        (field.name, field.default if field.metadata.get("later") else _NEVER) for field in dataclasses.fields(kind)
+    )
+
+
+_NEVER = object()
 
 
 def _record(kind: object, value: object, where: str) -> object:
@@ -119,8 +184,8 @@ def _record(kind: object, value: object, where: str) -> object:
     if dataclasses.is_dataclass(kind):
         return _dataclass(typing.cast("type", kind), value, where)
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-    if origin is tuple and isinstance(value, list):
-        if arguments[-1] is Ellipsis:
+    if origin in {tuple, Sequence} and isinstance(value, list):
+        if origin is Sequence or arguments[-1] is Ellipsis:
             return tuple(_record(arguments[0], item, f"{where}[{place}]") for place, item in enumerate(value))
     elif origin in {types.UnionType, typing.Union}:
         return None if value is None else _record(arguments[0], value, where)
@@ -133,6 +198,43 @@ def _record(kind: object, value: object, where: str) -> object:
     elif type(value) is kind and (kind is not int or 0 <= typing.cast("int", value) < _U64):
         return value
     raise _Malformed(f"{where} has the wrong type")
+
+
+Decode = Callable[[Any], Any]
+
+
+@functools.cache
+def _decoder(kind: Any) -> Decode:  # noqa: ANN401 - any type that a field may have
+    """What does the same as `_record` in a tenth of the time, but raises `_Malformed` without saying where."""
+    if dataclasses.is_dataclass(kind):
+        return _dataclass_decoder(typing.cast("type", kind))
+    if typing.get_origin(kind) in {tuple, Sequence} and typing.get_args(kind)[1:] in {(), (Ellipsis,)}:
+        decode = _decoder(typing.get_args(kind)[0])
+        return lambda value: tuple([decode(item) for item in _checked(value, type(value) is list)])
+    if kind is int:
+        return lambda value: _checked(value, type(value) is int and 0 <= value < _U64)
+    if kind is bytes:
+        return lambda value: _hex(_checked(value, isinstance(value, str)), "")
+    if kind is str:
+        return lambda value: _checked(value, type(value) is str)
+    return lambda value: _record(kind, value, "")
+
+
+def _dataclass_decoder(kind: type) -> Decode:
+    decoders = {name: _decoder(field) for name, field in _fields(kind).items()}
+
+    def decode(value: object) -> object:
+        if not isinstance(value, dict) or (decoders.keys() ^ value.keys()) - (_later(kind) - value.keys()):
+            raise _Malformed
+        return kind(**{name: decoders[name](found) for name, found in value.items()})
+
+    return decode
+
+
+def _checked(value: Any, is_valid: bool) -> Any:  # noqa: ANN401, FBT001
+    if not is_valid:
+        raise _Malformed
+    return value
 
 
 def _dataclass(kind: type, value: object, where: str) -> object:
@@ -176,9 +278,9 @@ _MARK = b'{"encryption": '
 _KEY_HINT = "Pass --crypter.key-file with the key that the backup was encrypted with."
 
 
-def write_record(store: ObjectStore, name: str, record: object) -> None:
+def write_record(store: ObjectStore, name: str, record: object, *, compact: bool = False) -> None:
     """Write a dataclass instance as a sealed object, encrypted where the store's place is. Raises `StorageError`."""
-    store.put(name, seal(dump(record), store.location.crypter))
+    store.put(name, seal(dump_compact(record) if compact else dump(record), store.location.crypter))
 
 
 def read_record(store: ObjectStore, kind: type[T], name: str) -> T:

@@ -191,9 +191,9 @@ def check_rows(context: StageContext) -> None:
 
 def commit(context: StageContext) -> None:
     """Commit the backup: its range begins with the first key, and ends with the last one."""
-    context.entries = ledger_entries(context.codec, context.results, context.first_run)
-    context.source_ranges = (KeyRange(context.entries[0].start, context.entries[-1].end),)
-    steps.commit(context)
+    entries = ledger_entries(context.codec, context.results, context.first_run)
+    context.source_ranges = (KeyRange(entries[0].start, entries[-1].end),)
+    steps.commit(context, entries)
 
 
 def ledger_entries(codec: KeyCodec, results: Sequence[PartitionResult], run: str) -> list[LedgerEntry]:

@@ -7,7 +7,7 @@ import re
 import ssl
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from http.client import HTTPException
@@ -17,6 +17,7 @@ from urllib.parse import quote
 from tikv_br import retry
 from tikv_br.cluster.config import ClusterConfig, TlsFiles
 from tikv_br.cluster.pd_connection import PdConnection
+from tikv_br.cluster.regions import RegionColumns
 from tikv_br.errors import ClusterError, ClusterTlsError, ClusterUnreachable, RequestRefused
 
 TEXT_SHOWN = 200
@@ -29,12 +30,9 @@ def request_json(
     tls: TlsFiles,
     timeout: float,
     payload: object = None,
-    *,
-    object_hook: Callable[[dict[str, Any]], object] | None = None,
 ) -> object:
     """Send `payload` as JSON, if any, and return the answer's JSON; None for an empty answer.
 
-    `object_hook` may replace each object as soon as it is parsed, innermost first: so large answers stay small here.
     Raises `ClusterUnreachable` (also for 5xx), `ClusterTlsError`, or `RequestRefused` for any other failure.
     """
     data = None if payload is None else json.dumps(payload).encode()
@@ -50,7 +48,7 @@ def request_json(
     except (OSError, HTTPException) as error:
         raise _connection_error(url, error) from None
     try:
-        return json.loads(body, object_hook=object_hook) if body.strip() else None
+        return json.loads(body) if body.strip() else None
     except ValueError:
         raise RequestRefused(f"{url}: the response is not JSON: {body[:TEXT_SHOWN]!r}") from None
 
@@ -81,12 +79,8 @@ MIB = 1 << 20
 _SILENT = {"Disconnected", "Down"}
 
 
-@dataclass(frozen=True, slots=True)
-class RegionSize:
-    """PD's estimate of a region, some seconds old; sizes are in whole MiB and so often 0 or 1."""
-
-    bytes: int
-    keys: int
+REGION_PAGE = 2048
+"""Regions in one answer, about 600 bytes each; PD gives at most 10,240."""
 
 
 class PdHttp:
@@ -103,10 +97,28 @@ class PdHttp:
             raise RequestRefused(f"PD: the cluster version is not a string: {version!r}")
         return version.removeprefix("v")
 
-    def region_sizes(self) -> dict[int, RegionSize]:
-        """Estimates for all regions, by id. One large answer: about 500 bytes a region on the wire, 250 in memory."""
-        document = cast("dict[str, Any]", self._request("GET", "/regions", object_hook=_region_size))
-        return dict(document.get("regions") or ())
+    def regions(self, start: bytes, end: bytes) -> RegionColumns:
+        """Starts and estimated sizes of the regions that overlap ``[start, end)``, physical bounds as PD holds them, page by page.
+
+        Sizes are some seconds old and in whole MiB, so often 0. A region that PD does not know, as after a change of its
+        leader, is missing; so this is for estimates, `PdClient.scan_regions` for routing.
+        """
+        return RegionColumns.of(self._region_pages(start, end))
+
+    def _region_pages(self, start: bytes, end: bytes) -> Iterator[tuple[list[bytes], list[int]]]:
+        last = quote(end, safe="")
+        while True:
+            path = f"/regions/key?key={quote(start, safe='')}&end_key={last}&limit={REGION_PAGE}"
+            document = cast("dict[str, Any]", self._request("GET", path))
+            found = ((bytes.fromhex(each["start_key"]), each) for each in document.get("regions") or ())
+            page = sorted(found, key=lambda each: each[0])
+            if not page:
+                return
+            yield [key for key, _ in page], [each.get("approximate_size", 0) * MIB for _, each in page]
+            reached = bytes.fromhex(page[-1][1].get("end_key", ""))
+            if reached <= start or (end and reached >= end):  # empty: the end of all keys
+                return
+            start = reached
 
     def silent_stores(self) -> frozenset[int]:
         """Ids of the stores that PD has not heard of for 20 s or more, though it had before.
@@ -139,26 +151,17 @@ class PdHttp:
         method: str,
         path: str,
         payload: object = None,
-        *,
-        object_hook: Callable[[dict[str, Any]], object] | None = None,
     ) -> object:
-        backoffer = retry.Backoffer(f"PD {path}", self._config.retry)
+        backoffer = retry.Backoffer(f"PD {path.partition('?')[0]}", self._config.retry)
         while True:
             leader = self._connection.leader
             url = f"{self._config.tls.scheme}://{leader.address}{API}{path}"
             try:
                 tls, timeout = self._config.tls, self._config.request_timeout
-                return request_json(method, url, tls, timeout, payload, object_hook=object_hook)
+                return request_json(method, url, tls, timeout, payload)
             except ClusterUnreachable as error:
                 backoffer.wait(retry.PD_UNAVAILABLE, error)
                 self._connection.refresh(leader, backoffer)
-
-
-def _region_size(document: dict[str, Any]) -> object:
-    """Keep only the size of a region while parsing: whole regions take 4 KB each."""
-    if "start_key" not in document:
-        return document
-    return document["id"], RegionSize(document.get("approximate_size", 0) * MIB, document.get("approximate_keys", 0))
 
 
 def _is_zero_time(heartbeat: str) -> bool:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import bisect
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from formats.api_version import ApiVersion
 from tikv_br.cluster.pb import kvrpcpb_pb2, metapb_pb2
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +84,53 @@ class Region:
             cluster_id=cluster_id,
             max_execution_duration_ms=max_execution_ms,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class RegionColumns:
+    """Where regions start and how large PD thinks they are, in key order, as Arrow columns: no object for each region."""
+
+    starts: pa.LargeBinaryArray
+    """As PD encodes them; ``b""`` = unbounded."""
+    sizes: pa.Int64Array
+    """Bytes."""
+
+    @classmethod
+    def of(cls, pages: Iterable[tuple[list[bytes], list[int]]]) -> RegionColumns:
+        """From pages of starts and sizes; only one page is held as objects."""
+        import pyarrow as pa
+
+        starts, sizes = [pa.array([], pa.large_binary())], [pa.array([], pa.int64())]
+        for page_starts, page_sizes in pages:
+            starts.append(pa.array(page_starts, pa.large_binary()))
+            sizes.append(pa.array(page_sizes, pa.int64()))
+        return cls(pa.concat_arrays(starts), pa.concat_arrays(sizes))
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    @property
+    def total_bytes(self) -> int:
+        """Sum of the sizes."""
+        import pyarrow.compute as pc
+
+        return int(pc.sum(self.sizes, min_count=0).as_py())
+
+    def each_size(self) -> Iterator[int]:
+        """The sizes, one at a time."""
+        return iter(memoryview(self.sizes.to_numpy()))
+
+    def start(self, index: int) -> bytes:
+        """Where a region starts."""
+        return bytes(self.starts[index].as_py())
+
+    def overlapping(self, start: bytes, end: bytes) -> RegionColumns:
+        """Those that overlap ``[start, end)`` (as PD encodes them, ``end`` ``b""`` = unbounded), if there is no gap between them."""
+        everything = range(len(self))
+        first = max(bisect.bisect_right(everything, start, key=self.start) - 1, 0)
+        last = bisect.bisect_left(everything, end, key=self.start) if end else len(self)
+        length = max(last - first, 0)
+        return RegionColumns(self.starts.slice(first, length), self.sizes.slice(first, length))
 
 
 class RegionCache:

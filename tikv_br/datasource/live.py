@@ -21,7 +21,6 @@ from formats.errors import FormatError, UnsupportedFormat
 from formats.keys.codec import KeyCodec
 from formats.keys.ranges import KeyRange
 from tikv_br.backup.plan import plan_intervals
-from tikv_br.backup.run_tasks import sized_regions
 from tikv_br.backup.scan import Prefetcher, TtlFetcher
 from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.config import ClusterConfig
@@ -40,8 +39,6 @@ READ_OPTIONS = (*CLUSTER_OPTIONS, "start", "end", "prefix", "key_format", "ttl",
 WRITE_OPTIONS = (*CLUSTER_OPTIONS, "concurrency", "ingest")
 PARTITION_BYTES = 64 << 20
 """Default size of a partition, by PD's estimates: the regions of one task."""
-FEW_REGIONS = 32
-"""Up to this many regions are taken as full, because PD has only one answer with the sizes of all regions of the cluster."""
 CONCURRENCY = 4
 """Default number of parallel requests of a task that writes."""
 
@@ -146,10 +143,7 @@ class TikvReader(DataSourceReader):
                     hint="Leave it out: no key of this cluster expires.",
                 )
             start, end = codec.rpc_range(self.ranges[0].start, self.ranges[-1].end)
-            bounds = codec.bound(start), codec.bound(end)
-            are_few = len(cluster.pd.scan_regions(*bounds, FEW_REGIONS + 1)) <= FEW_REGIONS
-            sizes = {} if are_few else cluster.pd_http.region_sizes()
-            regions = sized_regions(cluster, sizes, *bounds)
+            regions = cluster.pd_http.regions(codec.bound(start), codec.bound(end))
             intervals = plan_intervals(regions, codec, start, end, self.partition_bytes)
         wanted = [KeyRange(*codec.rpc_range(each.start, each.end)) for each in self.ranges]
         parts = (intersections([KeyRange(each.start, each.end)], wanted) for each in intervals)

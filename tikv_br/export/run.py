@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -16,8 +15,8 @@ from formats.keys.ranges import KeyRange, gaps, intersection
 from tikv_br import __version__, run_id
 from tikv_br.backup.context import Engine
 from tikv_br.backup.merge import MergeSources, plan_by_sizes, sizes_by_key
-from tikv_br.backup.plan import Interval, plan_intervals, source_ranges, task_bytes
-from tikv_br.backup.run_tasks import sized_regions
+from tikv_br.backup.plan import Interval, source_ranges, task_bytes
+from tikv_br.backup.run_tasks import plan_by_regions
 from tikv_br.backupset import layout, lease, records
 from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.backupset.coverage import codec_of
@@ -214,22 +213,11 @@ def make_plan(context: ExportContext) -> None:
         wanted = task_bytes(sum(size for _, size in sizes), slots)
         context.plan = [interval for span in context.ranges for interval in plan_by_sizes(span, sizes, wanted)]
     else:
-        context.plan = list(_plan_regions(context, slots))
+        cluster, codec = context.clusters.get(context.options.read.cluster), context.source.codec
+        context.plan = plan_by_regions(cluster, codec, [(span, [span]) for span in context.ranges], slots)
     context.engine = context.engine.settle_executor(context.options.read, context.plan)
     if context.engine.executor == "spark":
         check_java()
-
-
-def _plan_regions(context: ExportContext, slots: int) -> Iterator[Interval]:
-    cluster, codec = context.clusters.get(context.options.read.cluster), context.source.codec
-    sizes = cluster.pd_http.region_sizes()
-    parts = [
-        (span, list(sized_regions(cluster, sizes, codec.bound(span.start), codec.bound(span.end))))
-        for span in context.ranges
-    ]
-    wanted = task_bytes(sum(region.size for _, regions in parts for region in regions), slots)
-    for span, regions in parts:
-        yield from plan_intervals(regions, codec, span.start, span.end, wanted)
 
 
 def acquire_lock(context: ExportContext) -> None:

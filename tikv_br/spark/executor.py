@@ -39,8 +39,9 @@ class Collector(Generic[R]):
         self._reporter = reporter
         self._expected = expected_task_bytes
         self._queue: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
-        self._done: set[int] = set()
-        self._progress: dict[int, tuple[int, int, int]] = {}  # index -> attempt, bytes, keys
+        self._done = bytearray(total)  # 1 = has given its result
+        self._left = total
+        self._progress: dict[int, tuple[int, int, int]] = {}  # of running tasks: index -> attempt, bytes, keys
         self._partial = 0.0  # sum of the fractions of running tasks
         self._sums = [0, 0]
         self._fraction = 0.0
@@ -58,7 +59,7 @@ class Collector(Generic[R]):
     @property
     def complete(self) -> bool:
         """Whether every task has given its result."""
-        return len(self._done) == self._total
+        return not self._left
 
     def take(self, seconds: float) -> None:
         """Wait up to ``seconds`` for messages and process all that are there. Raises the error that a task has sent."""
@@ -74,7 +75,7 @@ class Collector(Generic[R]):
 
     def process(self, message: Message) -> None:
         """Process one message; a second outcome of a task changes nothing. Raises the error that a task has sent."""
-        if message.index in self._done:
+        if self._done[message.index]:
             return
         if message.kind == "progress":
             if message.attempt >= self._progress.get(message.index, (0, 0, 0))[0]:
@@ -85,8 +86,9 @@ class Collector(Generic[R]):
             error: TikvBrError = outcome
             raise error
         self._set_progress(message)  # of the attempt that counts, though a later one may have begun
-        self._done.add(message.index)
-        self._partial -= self._share(self._progress.get(message.index, (0, 0, 0))[1])
+        self._done[message.index] = 1
+        self._left -= 1
+        self._partial -= self._share(self._progress.pop(message.index)[1])
         self._on_result(outcome)
 
     def _set_progress(self, message: Message) -> None:
@@ -106,12 +108,11 @@ class Collector(Generic[R]):
         if now - self._reported < PROGRESS_SECONDS and not self.complete:
             return
         self._reported = now
-        fraction = (len(self._done) + max(self._partial, 0.0)) / self._total if self._total else 1.0
+        done = self._total - self._left
+        fraction = (done + max(self._partial, 0.0)) / self._total if self._total else 1.0
         self._fraction = 1.0 if self.complete else max(self._fraction, min(fraction, 0.999))
         done_bytes, done_keys = self._sums
-        self._reporter(
-            TasksProgress(len(self._done), self._total, done_bytes, done_keys, self._fraction, now - self._begin)
-        )
+        self._reporter(TasksProgress(done, self._total, done_bytes, done_keys, self._fraction, now - self._begin))
 
 
 logger = logging.getLogger(__name__)
@@ -184,17 +185,16 @@ def run_tasks(
     if not tasks:
         return 0.0
     collector: Collector[R] = Collector(len(tasks), on_result, reporter, expected_task_bytes)
-    names = [name_of(task) for task in tasks]
     executor = choose_executor(len(tasks)) if options.executor == "auto" else options.executor
     if executor == "driver":
-        _run_on_threads(tasks, names, function, options, collector, SharedObjects(shared))
+        _run_on_threads(tasks, name_of, function, options, collector, SharedObjects(shared))
         return 0.0
-    return _run_on_spark(tasks, names, function, options, collector, reporter)
+    return _run_on_spark(tasks, name_of, function, options, collector, reporter)
 
 
 def _run_on_threads(
     tasks: Sequence[T],
-    names: Sequence[str],
+    name_of: Callable[[T], str],
     function: Callable[[T, TaskContext], R],
     options: ExecutorOptions,
     collector: Collector[R],
@@ -211,7 +211,7 @@ def _run_on_threads(
             while not cancellation.is_cancelled:
                 index = waiting.get_nowait()
                 context = TaskContext(index, 0, collector.put, cancellation, shared)
-                collector.put(run_task(function, tasks[index], names[index], context))
+                collector.put(run_task(function, tasks[index], name_of(tasks[index]), context))
 
     threads = [
         threading.Thread(target=work, name=f"task_{number}", daemon=True)
@@ -242,7 +242,7 @@ def _await_cancelled(threads: Sequence[threading.Thread]) -> None:
 
 def _run_on_spark(
     tasks: Sequence[T],
-    names: Sequence[str],
+    name_of: Callable[[T], str],
     function: Callable[[T, TaskContext], R],
     options: ExecutorOptions,
     collector: Collector[R],
@@ -259,8 +259,8 @@ def _run_on_spark(
         reporter(Notice(f"the Spark session on {options.master} has started in {seconds:.1f} s"))
         collector.begin()
         listener = stack.enter_context(ProgressListener(collector.put, host, driver_host(context)))
-        work = list(enumerate(zip(tasks, names, strict=True)))
-        outcomes = context.parallelize(work, len(work)).map(partial(_run_one, function, listener.address))
+        work = ((index, (task, name_of(task))) for index, task in enumerate(tasks))
+        outcomes = context.parallelize(work, len(tasks)).map(partial(_run_one, function, listener.address))
         job = stack.enter_context(spark_job(context, outcomes.collect))
         while not collector.complete and not job.done():
             collector.take(POLL_SECONDS)

@@ -129,11 +129,15 @@ class LocalObjectStore(ObjectStore):
         """See `ObjectStore.list`."""
         top = self._path(folder) if folder else self._root
         for directory, _folders, files in os.walk(top, onerror=_listing_failed):
+            place = Path(directory)
+            prefix = "" if place == self._root else f"{place.relative_to(self._root).as_posix()}/"
             for file in files:
-                path = Path(directory, file)
                 if not file.startswith(TEMPORARY_PREFIX):
-                    with suppress(FileNotFoundError):  # removed by another process just now
-                        yield _info(path.relative_to(self._root).as_posix(), path)
+                    try:
+                        info = _info(prefix + file, f"{directory}/{file}")
+                    except FileNotFoundError:  # removed by another process just now
+                        continue
+                    yield info
 
     def delete(self, name: str) -> None:
         """See `ObjectStore.delete`."""
@@ -209,8 +213,8 @@ class _LocalWriter(Writer):
         self.abort()
 
 
-def _info(name: str, path: Path) -> ObjectInfo:
-    status = path.stat()
+def _info(name: str, path: Path | str) -> ObjectInfo:
+    status = os.stat(path)  # noqa: PTH116 - a third of the time, where a listing has a million files
     return ObjectInfo(name, status.st_size, modified_ms=status.st_mtime_ns // 1_000_000)
 
 

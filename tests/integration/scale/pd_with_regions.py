@@ -1,20 +1,22 @@
 """A PD of its own process that knows a great many regions: ``python -m tests.integration.scale.pd_with_regions COUNT``.
 
-It prints ``GRPC_ADDRESS HTTP_ADDRESS`` and serves until its input ends. Answers are made beforehand, so that what is
-measured is the client.
+It prints ``GRPC_ADDRESS HTTP_ADDRESS`` and serves until its input ends.
 """
 
 from __future__ import annotations
 
 import bisect
 import json
+import re
 import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import unquote_to_bytes
 
 from formats.api_version import ApiVersion
 from formats.keys.codec import KeyCodec
 from tests.support.scripted_grpc import ScriptedServer
 from tests.unit.cluster.fakes import PD, members, region, with_leader
-from tests.unit.cluster.http_server import ScriptedHttp
 from tikv_br.cluster.pb import pdpb_pb2
 
 STORES = (1, 2, 3)
@@ -31,26 +33,52 @@ def bounds(count: int) -> list[bytes]:
 def main(count: int) -> None:
     """Serve."""
     ends = bounds(count)
-    with ScriptedServer() as grpc, ScriptedHttp() as http:
-        regions = [
-            with_leader(region(number + 10, ends[number], ends[number + 1], STORES), STORES[number % 3])
-            for number in range(count)
-        ]
+    with ScriptedServer() as grpc, ThreadingHTTPServer(("127.0.0.1", 0), handler(ends)) as http:
+        threading.Thread(target=http.serve_forever, daemon=True).start()
 
         def scan(data: bytes) -> pdpb_pb2.ScanRegionsResponse:
             request = pdpb_pb2.ScanRegionsRequest.FromString(data)
-            first = bisect.bisect_right(ends, request.start_key, 0, count) - 1
-            return pdpb_pb2.ScanRegionsResponse(regions=regions[first : first + request.limit])
+            page = range(*found(ends, request.start_key, request.limit))
+            regions = [
+                with_leader(region(number + 10, ends[number], ends[number + 1], STORES), STORES[number % 3])
+                for number in page
+            ]
+            return pdpb_pb2.ScanRegionsResponse(regions=regions)
 
         grpc.script(PD + "GetMembers", members(grpc.address))
         grpc.script(PD + "ScanRegions", scan)
-        http.scripts["/pd/api/v1/regions"] = [(200, document(ends))]
-        print(grpc.address, http.address, flush=True)  # noqa: T201 - for the test that started it
+        print(grpc.address, f"127.0.0.1:{http.server_port}", flush=True)  # noqa: T201 - for the test that started it
         sys.stdin.read()
+        http.shutdown()
 
 
-def document(ends: list[bytes]) -> bytes:
-    """What PD's HTTP lists, with all the fields of PD 8.5.2."""
+def found(ends: list[bytes], start: bytes, limit: int) -> tuple[int, int]:
+    """First and last (exclusive) number of the regions of a page."""
+    first = bisect.bisect_right(ends, start, 0, len(ends) - 1) - 1
+    return first, min(first + limit, len(ends) - 1)
+
+
+def handler(ends: list[bytes]) -> type[BaseHTTPRequestHandler]:
+    """PD's ``/regions/key`` without ``end_key``, as PD before 6.0."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked = re.fullmatch(r"/pd/api/v1/regions/key\?key=([^&]*)&end_key=[^&]*&limit=(\d+)", self.path)
+            assert asked is not None, self.path
+            body = document(ends, range(*found(ends, unquote_to_bytes(asked[1]), int(asked[2]))))
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - http.server's name
+            """Say nothing."""
+
+    return Handler
+
+
+def document(ends: list[bytes], page: range) -> bytes:
+    """What PD's HTTP lists of these regions, with all the fields of PD 8.5.2."""
     regions = [
         {
             "id": number + 10,
@@ -67,7 +95,7 @@ def document(ends: list[bytes]) -> bytes:
             "approximate_size": REGION_MIB,
             "approximate_keys": 960_000,
         }
-        for number in range(len(ends) - 1)
+        for number in page
     ]
     return json.dumps({"count": len(regions), "regions": regions}).encode()
 

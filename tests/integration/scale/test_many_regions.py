@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.integration.scale.finished_tasks import FILE_KVS
 from tests.integration.scale.planned import planned
+from tikv_br.backupset.backup_set import BackupSet
+from tikv_br.storage.open import open_store
+from tikv_br.storage.url import StorageLocation
 
 
 @pytest.fixture(scope="module")
@@ -40,3 +46,18 @@ def test_tasks_are_sent_their_interval_only(figures: dict[str, Any]) -> None:
     assert figures["task_bytes"] < 300
     assert abs(figures["closure_bytes"] - few["closure_bytes"]) < 50
     assert figures["closure_bytes"] < 20_000
+
+
+def test_the_outcomes_of_many_tasks_become_a_backup(tmp_path: Path) -> None:
+    """A backup of 3,000 regions, with tasks that another process ends: every file is in it once, and the driver stays small."""
+    figures = planned(3_000, "back_up_once", str(tmp_path))
+    opened = BackupSet.open(open_store(StorageLocation("local", str(tmp_path))))
+    written = sorted(f"sst/{path.name}" for path in (tmp_path / "sst").iterdir())
+    assert sorted(file.name for file in opened.files) == written
+    assert figures["regions"] == 3_000
+    assert figures["tasks"] == 1_000
+    assert opened.totals.total_kvs == figures["total_kvs"] == len(written) * FILE_KVS
+    assert all(left.end_key == right.start_key for left, right in pairwise(opened.files))
+    assert not (tmp_path / "tikv-br" / "ledger").exists()
+    assert figures["cpu_seconds"] < 60
+    assert figures["peak_mib"] < 300

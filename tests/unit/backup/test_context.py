@@ -8,13 +8,13 @@ from tikv_br.backup import steps
 from tikv_br.backup.context import BackupContext
 from tikv_br.backup.options import BackupOptions
 from tikv_br.backup.task import PhaseSeconds, TaskResult
-from tikv_br.backupset.ledger import LedgerEntry
+from tikv_br.backupset.ledger import FinishedTask
 from tikv_br.cluster.config import ClusterConfig
 from tikv_br.cluster.safepoint import SafePointKeeper
 from tikv_br.errors import ClusterUnreachable, SafePointError
 from tikv_br.storage.url import StorageLocation
 
-RESULT = TaskResult(LedgerEntry(b"", b"", "a", (), vanished=4), PhaseSeconds(scan=1.5, upload=0.5))
+RESULT = TaskResult(FinishedTask(b"", b"", "a", vanished=4), PhaseSeconds(scan=1.5, upload=0.5))
 
 
 class AbsentPd:
@@ -43,7 +43,7 @@ def test_results_add_up_while_the_safe_point_holds() -> None:
     held.add_result(RESULT)
     held.add_result(RESULT)
     assert held.task_seconds == PhaseSeconds(scan=3.0, upload=1.0)
-    assert [entry.vanished for entry in held.entries] == [4, 4]
+    assert [each.vanished for each in held.finished] == [4, 4]
 
 
 def test_a_lost_safe_point_ends_the_scan_and_forbids_the_commit() -> None:

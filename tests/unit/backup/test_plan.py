@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import time
 import tracemalloc
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import hypothesis.strategies as st
 import pytest
@@ -18,11 +20,24 @@ from tikv_br.backup.plan import (
     REGION_OVERHEAD,
     SMALLEST_TASK,
     Interval,
-    SizedRegion,
-    overlapping,
     plan_intervals,
     task_bytes,
 )
+from tikv_br.cluster.regions import RegionColumns
+
+
+class SizedRegion(NamedTuple):
+    """A region's start as PD encodes it, and its size."""
+
+    start: bytes
+    size: int
+
+
+def columns(regions: Sequence[SizedRegion]) -> RegionColumns:
+    """These regions, as two pages of PD."""
+    pages = (regions[: len(regions) // 2], regions[len(regions) // 2 :])
+    return RegionColumns.of(([each.start for each in page], [each.size for each in page]) for page in pages)
+
 
 CODECS = [KeyCodec(ApiVersion.V1), KeyCodec(ApiVersion.V1TTL), KeyCodec(ApiVersion.V2, 7)]
 WANTED = 64 * MIB
@@ -50,7 +65,7 @@ def tables(draw: st.DrawFn) -> tuple[KeyCodec, list[SizedRegion], bytes, bytes]:
 def test_intervals_cover_the_range_exactly(table: tuple[KeyCodec, list[SizedRegion], bytes, bytes]) -> None:
     """Each interval starts where the one before ends; the first and the last have the range's own ends."""
     codec, regions, start, end = table
-    intervals = plan_intervals(regions, codec, start, end, WANTED)
+    intervals = plan_intervals(columns(regions), codec, start, end, WANTED)
     assert intervals[0].start == start
     assert intervals[-1].end == end
     assert all(left.end == right.start for left, right in itertools.pairwise(intervals))
@@ -62,7 +77,7 @@ def test_cuts_are_region_starts(table: tuple[KeyCodec, list[SizedRegion], bytes,
     """No region is cut in two by the plan: that would cost a second request to it."""
     codec, regions, start, end = table
     starts = {codec.from_bound(region.start) for region in regions}
-    cuts = {interval.start for interval in plan_intervals(regions, codec, start, end, WANTED)[1:]}
+    cuts = {interval.start for interval in plan_intervals(columns(regions), codec, start, end, WANTED)[1:]}
     assert cuts <= starts
 
 
@@ -70,7 +85,7 @@ def test_cuts_are_region_starts(table: tuple[KeyCodec, list[SizedRegion], bytes,
 def test_intervals_weigh_about_the_same(table: tuple[KeyCodec, list[SizedRegion], bytes, bytes]) -> None:
     """Only a single region can be much above the wanted size, and only where none could be added is one below it."""
     codec, regions, start, end = table
-    intervals = plan_intervals(regions, codec, start, end, WANTED)
+    intervals = plan_intervals(columns(regions), codec, start, end, WANTED)
     largest = max(*(region.size for region in regions), REGION_OVERHEAD)
     inside = [region for region in regions if codec.from_bound(region.start) > start]
     if len(inside) == len(regions) - 1 and (not end or all(codec.from_bound(r.start) < end for r in regions)):
@@ -83,7 +98,7 @@ def test_a_huge_region_stays_one_task() -> None:
     """A region larger than the wanted size is neither cut nor joined with its neighbours."""
     codec = KeyCodec(ApiVersion.V1)
     regions = region_list(codec, [b"g", b"p"], [60 * MIB, 5000 * MIB, 60 * MIB])
-    intervals = plan_intervals(regions, codec, b"", b"", WANTED)
+    intervals = plan_intervals(columns(regions), codec, b"", b"", WANTED)
     assert intervals == [
         Interval(b"", b"g", 60 * MIB, 1),
         Interval(b"g", b"p", 5000 * MIB, 1),
@@ -101,7 +116,7 @@ def test_a_broken_region_bound_is_no_place_to_cut() -> None:
         SizedRegion(encode(b"r\0\0\0m"), 96 * MIB),
         SizedRegion(encode(b"r\0\0\0m") + bytes(8), 96 * MIB),
     ]
-    cuts = [(interval.start, interval.end) for interval in plan_intervals(regions, codec, start, end, WANTED)]
+    cuts = [(interval.start, interval.end) for interval in plan_intervals(columns(regions), codec, start, end, WANTED)]
     assert cuts == [(start, b"r\0\0\0m"), (b"r\0\0\0m", end)]
 
 
@@ -109,7 +124,7 @@ def test_empty_regions_share_a_task_but_not_all_of_them() -> None:
     """A region without data still costs a request, so ten thousand of them are not one task."""
     codec = KeyCodec(ApiVersion.V1)
     starts = [index.to_bytes(4, "big") for index in range(1, 10_000)]
-    intervals = plan_intervals(region_list(codec, starts, [0] * 10_000), codec, b"", b"", WANTED)
+    intervals = plan_intervals(columns(region_list(codec, starts, [0] * 10_000)), codec, b"", b"", WANTED)
     assert 100 < len(intervals) < 200
 
 
@@ -133,7 +148,7 @@ def test_a_hundred_thousand_regions_plan_quickly_in_little_memory() -> None:
     regions = [SizedRegion(codec.bound(start + index.to_bytes(4, "big")), 96 * MIB) for index in range(1, 100_001)]
     began = time.perf_counter()
     tracemalloc.start()
-    intervals = plan_intervals(regions, codec, start, end, task_bytes(100_000 * 96 * MIB, 64))
+    intervals = plan_intervals(columns(regions), codec, start, end, task_bytes(100_000 * 96 * MIB, 64))
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert time.perf_counter() - began < 60
@@ -157,4 +172,5 @@ def test_regions_of_a_hole_are_those_that_overlap_it(
             for region, bound in zip(regions, ends, strict=True)
             if (not bound or bound > low) and (not end or region.start < end)
         ]
-        assert list(overlapping(regions, low, end)) == expected
+        found = columns(regions).overlapping(low, end)
+        assert list(zip(found.starts.to_pylist(), found.each_size(), strict=True)) == expected

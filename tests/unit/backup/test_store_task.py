@@ -18,7 +18,7 @@ from tikv_br.backup import store_task
 from tikv_br.backup.convert import Conversion
 from tikv_br.backup.store_task import run_store_task
 from tikv_br.backup.task import BackupJob, Task
-from tikv_br.backupset.ledger import LedgerEntry
+from tikv_br.backupset.ledger import LedgerEntry, read_entry
 from tikv_br.cancellation import Cancellation, TaskCancelled
 from tikv_br.cluster.cluster import Cluster, ClusterPool
 from tikv_br.cluster.config import ClusterConfig
@@ -29,6 +29,7 @@ from tikv_br.cluster.topology import Store, StoreState
 from tikv_br.errors import StorageError, StorageFull, StorageReadOnly
 from tikv_br.spark.task import SharedObjects, TaskContext
 from tikv_br.storage.base import ObjectStore
+from tikv_br.storage.open import open_store
 from tikv_br.storage.url import StorageLocation
 
 
@@ -102,7 +103,8 @@ def run(tmp_path: Path, store: OneStore) -> Callable[..., None]:
         job = BackupJob("run", wanted, Conversion(ApiVersion.V1, ApiVersion.V1), RateLimit(rate_limit))
         context = TaskContext(0, 0, lambda _: None, work, SharedObjects([ClusterPool()]))
         done = run_store_task(job, Task(b"", b""), context)
-        assert (done.entry.files, len(store.requests)) == ((), 1)
+        entry = read_entry(open_store(wanted.storage), done.finished)
+        assert (entry.files, len(store.requests)) == ((), 1)
 
     return run_task
 

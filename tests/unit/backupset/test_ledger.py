@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,15 @@ import pytest
 from formats.checksum import Checksum
 from tests.unit.backupset.samples import do_all, do_task
 from tikv_br.backupset import layout
-from tikv_br.backupset.ledger import one_per_interval, read_entries, remove_entries, usable_entries, write_entry
+from tikv_br.backupset.ledger import (
+    LedgerEntry,
+    has_its_files,
+    one_per_interval,
+    read_entries,
+    remove_entries,
+    without_overlaps,
+    write_entry,
+)
 from tikv_br.errors import BackupDamaged
 from tikv_br.storage.base import ObjectStore
 from tikv_br.storage.open import open_store
@@ -63,6 +72,11 @@ def test_removal_leaves_the_files(store: ObjectStore) -> None:
     for _twice in range(2):
         remove_entries(store)
     assert {info.name for info in store.list()} == {file.name for file in entry.files}
+
+
+def usable_entries(entries: Iterable[LedgerEntry], sizes: Mapping[str, int]) -> list[LedgerEntry]:
+    """Those that a resumed run takes over."""
+    return without_overlaps(entry for entry in entries if has_its_files(entry, sizes))
 
 
 def test_only_sound_entries_are_gone_on_from(store: ObjectStore) -> None:

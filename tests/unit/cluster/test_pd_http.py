@@ -9,7 +9,7 @@ import pytest
 
 from tests.unit.cluster.fakes import pd_http
 from tests.unit.cluster.http_server import ScriptedHttp
-from tikv_br.cluster.pd_http import PdHttp, RegionSize
+from tikv_br.cluster.pd_http import REGION_PAGE, PdHttp
 from tikv_br.errors import RequestRefused, RetryBudgetExhausted
 
 
@@ -33,19 +33,55 @@ def test_the_version_loses_quotes_and_v(server: ScriptedHttp, pd: PdHttp, body: 
     assert pd.cluster_version() == "8.5.2"
 
 
-def test_region_sizes_are_bytes(server: ScriptedHttp, pd: PdHttp) -> None:
-    """PD says MiB; a region without an estimate counts as 0."""
+def path_of(start: bytes, end: bytes = b"") -> str:
+    """The request for the regions from a bound on."""
+    quoted = ["".join(f"%{byte:02X}" for byte in bound) for bound in (start, end)]
+    return f"/pd/api/v1/regions/key?key={quoted[0]}&end_key={quoted[1]}&limit={REGION_PAGE}"
+
+
+def page(*regions: tuple[bytes, bytes, int | None]) -> list[tuple[int, bytes]]:
+    """PD's answer with regions: start, end and size in MiB, if it has one."""
     peer = {"id": 3, "store_id": 1, "role_name": "Voter"}
-    bounds = {"start_key": "", "end_key": "", "epoch": {"conf_ver": 1, "version": 5}, "peers": [peer], "leader": peer}
-    regions = [{"id": 2, **bounds, "approximate_size": 96, "approximate_keys": 1000}, {"id": 4, **bounds}]
-    server.scripts["/pd/api/v1/regions"] = [(200, json.dumps({"count": 2, "regions": regions}).encode())]
-    assert pd.region_sizes() == {2: RegionSize(96 << 20, 1000), 4: RegionSize(0, 0)}
+    documents = [
+        {
+            "id": number,
+            "start_key": start.hex().upper(),
+            "end_key": end.hex().upper(),
+            "epoch": {"conf_ver": 1, "version": 5},
+            "peers": [peer],
+            "leader": peer,
+            **({} if size is None else {"approximate_size": size, "approximate_keys": 1000}),
+        }
+        for number, (start, end, size) in enumerate(regions)
+    ]
+    return [(200, json.dumps({"count": len(regions), "regions": documents}).encode())]
 
 
-def test_no_regions_is_an_empty_answer(server: ScriptedHttp, pd: PdHttp) -> None:
-    """PD writes null for an empty list."""
-    server.scripts["/pd/api/v1/regions"] = [(200, b'{"count": 0, "regions": null}')]
-    assert pd.region_sizes() == {}
+def test_regions_come_page_by_page_in_bytes(server: ScriptedHttp, pd: PdHttp) -> None:
+    """The next page begins where the last ended, whatever bytes the bound has; PD says MiB, and 0 without an estimate."""
+    server.scripts[path_of(b"")] = page((b"", b"\x80", 96), (b"\x80", b"\xff/&", None))
+    server.scripts[path_of(b"\xff/&")] = page((b"\xff/&", b"", 1))
+    found = pd.regions(b"", b"")
+    assert found.starts.to_pylist() == [b"", b"\x80", b"\xff/&"]
+    assert list(found.each_size()) == [96 << 20, 0, 1 << 20]
+    assert (len(found), found.total_bytes) == (3, 97 << 20)
+
+
+def test_regions_end_with_the_range(server: ScriptedHttp, pd: PdHttp) -> None:
+    """A page that reaches the end is the last, although the last region ends beyond."""
+    server.scripts[path_of(b"\x81", b"\x90")] = page((b"\x80", b"\xa0", 7))
+    assert pd.regions(b"\x81", b"\x90").starts.to_pylist() == [b"\x80"]
+    assert len(server.requests) == 1
+
+
+def test_regions_that_pd_does_not_know_yet_are_left_out(server: ScriptedHttp, pd: PdHttp) -> None:
+    """PD writes null for an empty list, as after the last region that its new leader has heard of."""
+    server.scripts[path_of(b"")] = page((b"", b"\x80", 96))
+    server.scripts[path_of(b"\x80")] = [(200, b'{"count": 0, "regions": null}')]
+    assert pd.regions(b"", b"").starts.to_pylist() == [b""]
+    server.scripts[path_of(b"")] = [(200, b'{"count": 0, "regions": null}')]
+    found = pd.regions(b"", b"")
+    assert (len(found), found.total_bytes) == (0, 0)
 
 
 def test_schedulers_are_paused_in_seconds(server: ScriptedHttp, pd: PdHttp) -> None:
