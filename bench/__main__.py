@@ -33,9 +33,10 @@ BENCHES = (
     "sync_lag",
     "point_in_time",
     "log_rpo",
+    "load_raw",
 )
 """Modules with a function ``figures(scale)``, in the order of their table."""
-NOT_QUICK = {"scan_far", "store_engine", "spark_tasks", "sync_growth", "point_in_time", "log_rpo"}
+NOT_QUICK = {"scan_far", "store_engine", "spark_tasks", "sync_growth", "point_in_time", "log_rpo", "load_raw"}
 """Left out of ``--quick`` unless asked for: without rivals, or as `orchestration` and `sync_ceiling`, and slow."""
 
 

@@ -1,4 +1,4 @@
-"""``tikv-br load raw`` as a user runs it, killed with its rows staged, and run again."""
+"""``tikv-br load raw`` as a user runs it, with its staging on a real S3 server."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 
 from formats.api_version import ApiVersion
 from tests.e2e.command import PROGRAM, environment, tikv_br
+from tests.integration.s3_servers import BUCKET, SECRET_KEY, S3Server, versitygw_server
 from tests.support.live_cluster import contents, live_cluster
 from tests.support.waiting import eventually
 
@@ -19,12 +20,23 @@ ROWS = {f"k{number:03d}": f"v{number}" for number in range(300)}
 
 @pytest.mark.core("load")
 def test_load_killed_while_it_ingests_is_finished_by_the_same_command(tmp_path: Path) -> None:
-    """SIGKILL after staging: the second run needs no Spark, loads every row, and leaves no file."""
-    table, staging = tmp_path / "rows.jsonl", tmp_path / "staging"
+    """SIGKILL after staging: the second run needs no Spark, loads every row, and leaves no object."""
+    table = tmp_path / "rows.jsonl"
     table.write_text("\n".join(json.dumps({"id": key, "payload": value}) for key, value in ROWS.items()))
-    with live_cluster(tmp_path / "cluster", ApiVersion.V2) as live:
+    with live_cluster(tmp_path / "cluster", ApiVersion.V2) as live, versitygw_server(tmp_path / "s3") as server:
         command = [
-            *("load", "raw", "--pd", live.pd, "--input", str(table), "--staging", str(staging), "--output", "json"),
+            *(
+                "load",
+                "raw",
+                "--pd",
+                live.pd,
+                "--input",
+                str(table),
+                "--staging",
+                server.url("lake"),
+                "--output",
+                "json",
+            ),
             *("--key-column", "id", "--value-column", "payload", "--spark-master", "local[1]", "--partitions", "3"),
         ]
         slow = live.fail("Ingest", {"delay": {"seconds": 5}}, count=-1)
@@ -32,8 +44,9 @@ def test_load_killed_while_it_ingests_is_finished_by_the_same_command(tmp_path: 
             [str(PROGRAM), *command], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment(), cwd="/"
         )
         try:
-            eventually(lambda: live.hits(slow) > 0 or first.poll() is not None)
+            eventually(lambda: live.hits(slow) > 0 or first.poll() is not None, seconds=300)
             assert first.poll() is None
+            assert [name for name in _objects(server) if name.endswith(".sst")]
         finally:
             first.send_signal(signal.SIGKILL)
             first.wait()
@@ -43,4 +56,10 @@ def test_load_killed_while_it_ingests_is_finished_by_the_same_command(tmp_path: 
         assert (done.last["resumed_staging"], done.last["verified"]) == (True, True)
         assert done.last["session_seconds"] == 0
         assert contents(live) == {key.encode(): value.encode() for key, value in ROWS.items()}
-    assert not [path for path in staging.rglob("*") if path.is_file()]
+        assert not _objects(server)
+        assert SECRET_KEY not in done.out + done.err
+
+
+def _objects(server: S3Server) -> list[str]:
+    """What the server's own listing shows."""
+    return [each["Key"] for each in server.admin.list_objects_v2(Bucket=BUCKET).get("Contents", [])]

@@ -1,4 +1,4 @@
-"""Loads the rows of any Spark input into a cluster as SSTs.
+"""Loads the rows of any Spark input into a cluster as SSTs, or by puts.
 
 The rows become a temporary backup of the target's API version, which is then restored: split, scatter, ingest, resume and comparison are
 those of a restore.
@@ -8,6 +8,7 @@ Modules, in reading order:
 - `run`: options, and the load from its options to its summary
 - `stage`: the steps that make the temporary backup
 - `partition`: the task that writes one partition
+- `put`: the online alternative, which puts the rows
 
 Never imports the command line.
 """

@@ -71,7 +71,7 @@ def write_partition(job: PartitionJob, batches: Iterator[pa.RecordBatch], contex
     files: DataFiles | None = None
     if not job.dry_run:
         files = DataFiles(open_store(job.output.storage), job.span, attempt, converter, job.output)
-    partition = _Partition(job.now)
+    partition = RowCleaner(job.now)
     sums = Checksum()
     try:
         for batch in batches:
@@ -106,7 +106,7 @@ def write_partition(job: PartitionJob, batches: Iterator[pa.RecordBatch], contex
     )
 
 
-class _Partition:
+class RowCleaner:
     """Removes bad rows and repeated keys from the batches of one partition, and counts them."""
 
     def __init__(self, now: int) -> None:

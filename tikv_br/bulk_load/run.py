@@ -1,30 +1,34 @@
-"""Run a bulk load from its options to its summary: stage the rows as a temporary backup, and restore it.
+"""Run a bulk load from its options to its summary: stage the rows as a temporary backup and restore it, or put them.
 
-Killed at any moment, the same command continues: an unfinished staging is redone, a finished one is restored, which resumes by itself.
+An ingest that was killed at any moment is continued by the same command: an unfinished staging is redone, a finished one is restored,
+which resumes by itself. Puts begin again.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import time
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from formats.checksum import Checksum
 from tikv_br.backup.options import BackupOptions
-from tikv_br.backup.run import abort_backup, remove_temporary, run_backup
+from tikv_br.backup.run import BackupReport, abort_backup, remove_temporary, run_backup
 from tikv_br.backupset import layout
 from tikv_br.bulk_load.partition import EXAMPLES
+from tikv_br.bulk_load.put import PutContext, PutOptions, put_steps
 from tikv_br.bulk_load.stage import StageContext, StageOptions, stage_steps
 from tikv_br.cluster.config import ClusterConfig
 from tikv_br.progress_events import Notice, Reporter, silent
-from tikv_br.restore.options import DEFAULT_CONCURRENCY, RestoreOptions, Via
+from tikv_br.restore.options import DEFAULT_CONCURRENCY, Mode, RestoreOptions, Via
 from tikv_br.restore.run import RestoreSummary, restore
 from tikv_br.spark.executor import ExecutorOptions
 from tikv_br.storage.base import exists
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import StorageLocation
+
+NO_STAGING = StorageLocation("local", "/nonexistent")
+"""Stands for the staging where there is none; nothing opens it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,15 +36,16 @@ class BulkLoadOptions:
     """Options of one bulk load."""
 
     cluster: ClusterConfig
-    staging: StorageLocation
-    """Folder for the temporary backup, which gets a subfolder of its own."""
+    staging: StorageLocation | None
+    """Folder for the temporary backup, which gets a subfolder of its own; None with `Mode.PUT`."""
     stage: StageOptions
+    mode: Mode = Mode.INGEST
     spark_master: str = "local[*]"
     via: Via = Via.AUTO
     concurrency: int = DEFAULT_CONCURRENCY
-    """Number of files ingested in parallel."""
+    """Number of files ingested in parallel, or of requests that put rows."""
     rate_limit: int = 0
-    """Maximum download rate per store, in bytes per second; 0 = unlimited."""
+    """Maximum rate per store of downloads, or of puts, in bytes per second; 0 = unlimited."""
     allow_overwrite: bool = False
     checksum: bool = True
     """Whether to compare the cluster's checksums with those of the files afterwards."""
@@ -54,9 +59,7 @@ class BulkLoadOptions:
     @property
     def location(self) -> StorageLocation:
         """Where the temporary backup is: the same for the same input, columns and target."""
-        stage = self.stage
-        identity = repr((stage.input, stage.keyspace, bool(stage.bad_rows), self.cluster.pd))
-        return self.staging.child(f"load-{hashlib.sha256(identity.encode()).hexdigest()[:16]}")
+        return NO_STAGING if self.staging is None else self.staging.child(self.stage.identity(self.cluster))
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,12 +83,16 @@ class BulkLoadSummary:
     """Bad rows, by the problem."""
     sample_keys: list[str]
     """Some keys of a dry run, in hex."""
+    expired_kvs: int
+    """Rows that were not put, because they had expired; 0 for an ingest, which includes them."""
+    engine: str
+    """`Mode`."""
     files: int
     resumed_files: int
     api_version: str
     cluster_id: int
     staging: str
-    """URL of the temporary backup."""
+    """URL of the temporary backup; ``""`` = none."""
     resumed_staging: bool
     """Whether an earlier run had staged the rows."""
     dry_run: bool
@@ -99,7 +106,7 @@ class BulkLoadSummary:
 
 @dataclass(frozen=True, slots=True)
 class _Staged:
-    """What a staging counted; of an earlier run nothing is known."""
+    """What the steps that read the input counted, or put; of an earlier run nothing is known."""
 
     rows: Checksum = field(default_factory=Checksum)
     input_rows: int | None = None
@@ -108,6 +115,9 @@ class _Staged:
     duplicate_keys: tuple[bytes, ...] = ()
     problems: Counter[str] = field(default_factory=Counter)
     sample: tuple[bytes, ...] = ()
+    expired: int = 0
+    crc64xor: int = 0
+    verified: bool = False
     api_version: str = ""
     cluster_id: int = 0
     session_seconds: float = 0.0
@@ -123,6 +133,8 @@ def bulk_load(options: BulkLoadOptions, reporter: Reporter = silent) -> BulkLoad
     work = options.location
     if options.dry_run:
         return _summary(options, _stage(options, reporter), None, resumed=False, began=began)
+    if options.mode is Mode.PUT:
+        return _summary(options, _put(options, reporter), None, resumed=False, began=began)
     store = open_store(work)
     if not options.resume and exists(store, layout.META):
         remove_temporary(store)
@@ -156,18 +168,42 @@ def bulk_load(options: BulkLoadOptions, reporter: Reporter = silent) -> BulkLoad
 
 
 def _stage(options: BulkLoadOptions, reporter: Reporter) -> _Staged:
-    output = BackupOptions(
+    with contextlib.ExitStack() as stack:
+        output = _output(options, dry_run=options.dry_run)
+        context = StageContext(output, reporter, listed=False, stage=options.stage, stack=stack)
+        report = run_backup(context, stage_steps(dry_run=options.dry_run))
+    return _staged(context, report)
+
+
+def _put(options: BulkLoadOptions, reporter: Reporter) -> _Staged:
+    put = PutOptions(options.concurrency, options.rate_limit, options.allow_overwrite, options.checksum)
+    with contextlib.ExitStack() as stack:
+        output = _output(options, dry_run=True)
+        context = PutContext(output, reporter, listed=False, stage=options.stage, stack=stack, reread=True, put=put)
+        report = run_backup(context, put_steps(compare=options.checksum))
+    sums = sum((each.rows for each in context.done), Checksum())
+    return replace(
+        _staged(context, report),
+        expired=sum(each.expired for each in context.done),
+        crc64xor=sums.crc64xor,
+        verified=context.found is not None,
+    )
+
+
+def _output(options: BulkLoadOptions, *, dry_run: bool) -> BackupOptions:
+    """Options of the steps that read the input; a dry run writes no files."""
+    return BackupOptions(
         cluster=options.cluster,
         storage=options.location,
         executor="spark",
         spark_master=options.spark_master,
         lock_wait=options.lock_wait,
         no_resume=True,
-        dry_run=options.dry_run,
+        dry_run=dry_run,
     )
-    with contextlib.ExitStack() as stack:
-        context = StageContext(output, reporter, listed=False, stage=options.stage, stack=stack)
-        report = run_backup(context, stage_steps(dry_run=options.dry_run))
+
+
+def _staged(context: StageContext, report: BackupReport) -> _Staged:
     rows = sum((each.rows for each in context.results), Checksum())
     duplicates, bad = context.duplicates, context.problems.total()
     return _Staged(
@@ -178,10 +214,10 @@ def _stage(options: BulkLoadOptions, reporter: Reporter) -> _Staged:
         tuple(context.duplicate_keys),
         context.problems,
         tuple(sorted(key for each in context.results for key in each.sample)[:EXAMPLES]),
-        context.info.api_version.label,
-        context.info.cluster_id,
-        context.session_seconds,
-        report.summary.step_seconds,
+        api_version=context.info.api_version.label,
+        cluster_id=context.info.cluster_id,
+        session_seconds=context.session_seconds,
+        step_seconds=report.summary.step_seconds,
     )
 
 
@@ -189,25 +225,27 @@ def _summary(
     options: BulkLoadOptions, staged: _Staged, done: RestoreSummary | None, *, resumed: bool, began: float
 ) -> BulkLoadSummary:
     seconds = time.monotonic() - began
-    rows, size = staged.rows.total_kvs, staged.rows.total_bytes
+    rows, size = staged.rows.total_kvs - staged.expired, staged.rows.total_bytes
     if done is not None:
         rows, size = done.total_kvs, done.total_bytes
     return BulkLoadSummary(
         total_kvs=rows,
         total_bytes=size,
-        crc64xor=done.crc64xor if done else 0,
-        verified=done is not None and done.verified,
+        crc64xor=done.crc64xor if done else staged.crc64xor,
+        verified=done.verified if done else staged.verified,
         input_rows=staged.input_rows,
         bad_rows=staged.bad_rows,
         duplicate_rows=staged.duplicate_rows,
         duplicate_keys=[key.hex() for key in staged.duplicate_keys],
         problems=dict(staged.problems),
         sample_keys=[key.hex() for key in staged.sample] if options.dry_run else [],
+        expired_kvs=staged.expired,
+        engine=options.mode.value,
         files=done.files if done else 0,
         resumed_files=done.resumed_files if done else 0,
         api_version=done.dst_api_version if done else staged.api_version,
         cluster_id=done.cluster_id if done else staged.cluster_id,
-        staging=options.location.redacted(),
+        staging=options.location.redacted() if options.staging is not None else "",
         resumed_staging=resumed,
         dry_run=options.dry_run,
         seconds=round(seconds, 3),

@@ -6,13 +6,15 @@ Nothing is resumed here: an unfinished staging is discarded and redone, a finish
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
 
 from formats.api_version import ApiVersion
 from formats.errors import UnsupportedFormat
@@ -26,11 +28,13 @@ from tikv_br.backupset.compare import check_gives_checksums
 from tikv_br.backupset.files import FileEntry
 from tikv_br.backupset.ledger import LedgerEntry
 from tikv_br.bulk_load.partition import EXAMPLES, PartitionJob, PartitionResult, write_partition
+from tikv_br.cluster.config import ClusterConfig
 from tikv_br.errors import UsageError
 from tikv_br.progress_events import Notice
 from tikv_br.report.facts import counted
 from tikv_br.spark.frames import (
     Input,
+    kept,
     keyed_rows,
     map_partitions,
     read_input,
@@ -38,10 +42,14 @@ from tikv_br.spark.frames import (
     sql_session,
     write_bad_rows,
 )
+from tikv_br.spark.task import TaskContext
 from tikv_br.steps import FunctionStep, Step
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
+
+R = TypeVar("R")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +60,16 @@ class StageOptions:
     keyspace: str = ""
     """Id or name of the target keyspace (API V2)."""
     bad_rows: str = ""
-    """Folder for the rows that cannot be loaded; ``""`` = there must be none."""
+    """Folder in which a folder gets the rows that cannot be loaded; ``""`` = there must be none."""
     partitions: int | None = None
     """Number of partitions; None = as many as Spark's reader makes."""
+
+    def identity(self, cluster: ClusterConfig) -> str:
+        """A name that is the same for the same input, columns and target, and not for others."""
+        path = self.input.path
+        base = "" if path.startswith("/") or ":" in path else str(Path.cwd())  # a relative path is of this folder
+        given = repr((self.input, base, self.keyspace, bool(self.bad_rows), cluster.pd))
+        return f"load-{hashlib.sha256(given.encode()).hexdigest()[:16]}"
 
 
 @dataclass
@@ -68,7 +83,24 @@ class StageContext(BackupContext):
     session: SparkSession = field(init=False)  # start Spark
     frame: DataFrame = field(init=False)  # read the schema
     rows: DataFrame = field(init=False)  # read the schema
+    sorted_rows: DataFrame = field(init=False)  # sort and write
+    now: int = field(default_factory=lambda: int(time.time()))  # sort and write
+    """Seconds since the epoch from which TTLs count."""
+    partitions: int = 0  # sort and write
+    reread: bool = False
+    """Whether the sorted rows are needed again after they are counted."""
     results: list[PartitionResult] = field(default_factory=list)  # sort and write
+
+    def run_partitions(self, function: Callable[[Iterator[pa.RecordBatch], TaskContext], R]) -> list[R]:
+        """Run a function over the sorted rows; see `map_partitions`."""
+        return map_partitions(
+            self.session,
+            self.sorted_rows,
+            function,
+            partitions=self.partitions,
+            master=self.options.spark_master,
+            reporter=self.report,
+        )
 
     @property
     def duplicates(self) -> int:
@@ -150,43 +182,42 @@ def read_schema(context: StageContext) -> None:
 
 def write_files(context: StageContext) -> None:
     """Sort the rows and write the files; a dry run only counts."""
+    context.now = int(time.time())
     job = PartitionJob(
         context.options,
         context.conversion,
         context.source_ranges[0],
-        int(time.time()),
+        context.now,
         dry_run=context.options.dry_run,
     )
-    partitions = context.stage.partitions or max(context.rows.rdd.getNumPartitions(), 1)
-    context.results = map_partitions(
-        context.session,
-        sorted_rows(context.rows, partitions),
-        partial(write_partition, job),
-        partitions=partitions,
-        master=context.options.spark_master,
-        reporter=context.report,
-    )
+    context.partitions = context.stage.partitions or max(context.rows.rdd.getNumPartitions(), 1)
+    context.sorted_rows = sorted_rows(context.rows, context.partitions)
+    if context.reread:
+        context.stack.enter_context(kept(context.sorted_rows))
+    context.results = context.run_partitions(partial(write_partition, job))
 
 
 def check_rows(context: StageContext) -> None:
     """Refuse bad rows and duplicates unless they are allowed, and an input without rows."""
     stage = context.stage
-    if bad := context.problems.total():
-        if not stage.bad_rows:
-            raise UsageError(
-                f"the input has {counted(bad, 'row')} that cannot be loaded: {show_problems(context.problems)}",
-                hint="Correct the input, or pass --bad-rows DIR to write these rows there and load the others.",
-            )
-        write_bad_rows(context.frame, stage.input, stage.bad_rows)
-        context.reporter(Notice(f"{counted(bad, 'row')} cannot be loaded, see {stage.bad_rows}"))
+    bad = context.problems.total()
+    if bad and not stage.bad_rows:
+        raise UsageError(
+            f"the input has {counted(bad, 'row')} that cannot be loaded: {show_problems(context.problems)}",
+            hint="Correct the input, or pass --bad-rows DIR to write these rows there and load the others.",
+        )
     if context.duplicates and not stage.input.order_column:
         keys = ", ".join(map(show_key, context.duplicate_keys))
         raise UsageError(
             f"the input has {counted(context.duplicates, 'row')} with a key that another row has, for example {keys}",
             hint="Correct the input, or pass --on-duplicate last --order-column COLUMN to load only the last row of each key.",
         )
-    if not any(each.files for each in context.results):
+    if not any(each.rows.total_kvs for each in context.results):
         raise UsageError("the input has no rows to load", hint="Check the path or glob of --input.")
+    if bad:
+        folder = f"{stage.bad_rows.rstrip('/')}/{stage.identity(context.options.cluster)}"
+        write_bad_rows(context.frame, stage.input, folder)
+        context.reporter(Notice(f"{counted(bad, 'row')} cannot be loaded, see {folder}"))
 
 
 def commit(context: StageContext) -> None:

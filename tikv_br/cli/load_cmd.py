@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 import typer
 
 from tikv_br.cli import shared
-from tikv_br.cli.command import REQUIRED, DefaultCommandGroup, command, flag
+from tikv_br.cli.command import REQUIRED, DefaultCommandGroup, command, flag, given
 from tikv_br.cli.output import human_bytes, human_seconds, listed
 from tikv_br.cli.progress import progress_display
 from tikv_br.errors import UsageError
@@ -53,7 +53,8 @@ class BulkLoadFlags(shared.CommandFlags):
     )
     bad_rows: str = flag(
         "",
-        "Folder for rows that cannot be loaded (null key or value, invalid TTL), as JSON lines (default: refuse the input).",
+        "Folder in which a folder gets the rows that cannot be loaded (null key or value, invalid TTL), as JSON lines (default: refuse "
+        "the input).",
         metavar="DIR",
     )
     partitions: int | None = flag(
@@ -61,9 +62,14 @@ class BulkLoadFlags(shared.CommandFlags):
         "Number of partitions that the rows are sorted into (default: as many as Spark reads the input in).",
         limits=(1, 1_000_000),
     )
+    mode: Literal["ingest", "put"] = flag(
+        "ingest",
+        "ingest: stores ingest SSTs. put: rows are written by RawBatchPut, as a client does; slower, and change feeds report them.",
+    )
     staging: str = flag(
-        REQUIRED,
-        "URL of a folder for the SSTs, which need about the space of the rows: local:///DIR or s3://BUCKET/PREFIX?endpoint=…&region=…",
+        "",
+        "URL of a folder for the SSTs, which need about the space of the rows: local:///DIR or s3://BUCKET/PREFIX?endpoint=…&region=… "
+        "(required, but not with --mode put).",
         metavar="URL",
     )
     keep_staging: bool = flag(False, "Keep the SSTs after the load; they are a backup that `tikv-br restore` reads.")
@@ -74,13 +80,18 @@ class BulkLoadFlags(shared.CommandFlags):
         "How files get to the stores: stores (each store downloads them), upload (tikv-br reads and uploads them), or auto (upload only "
         "what stores cannot read).",
     )
-    concurrency: int = flag(16, "Maximum number of concurrent files.", shared=True, limits=(1, shared.MAX_CONCURRENCY))
+    concurrency: int = flag(
+        16,
+        "Maximum number of concurrent files, with --mode put of requests.",
+        shared=True,
+        limits=(1, shared.MAX_CONCURRENCY),
+    )
     allow_overwrite: bool = flag(
         False,
         "Load into a range that contains data (default: refuse). Keys that are not in the input are kept.",
         command_line=True,
     )
-    checksum: bool = flag(True, "Compare the checksums of the target with those of the files.")
+    checksum: bool = flag(True, "Compare the checksums of the target with those of the rows.")
     rate_limit: int = shared.RATE_LIMIT()
     send_credentials: bool = shared.SEND_CREDENTIALS()
     storage_flags: shared.StorageFlags
@@ -95,9 +106,10 @@ class BulkLoadFlags(shared.CommandFlags):
     "load raw",
     example="tikv-br load raw --pd 10.0.1.1:2379 --input /lake/users.parquet --key-column id --value-column profile --staging s3://staging/load",
 )
-def load_raw(flags: BulkLoadFlags) -> None:
-    """Load the rows of any input that Spark reads as SSTs, and verify the result."""
+def load_raw(flags: BulkLoadFlags, context: typer.Context) -> None:
+    """Load the rows of any input that Spark reads, as SSTs or by puts, and verify the result."""
     check_master(flags.spark_master)
+    _check_mode(flags, context)
     if (flags.on_duplicate == "last") != bool(flags.order_column):
         raise UsageError(
             "--on-duplicate last and --order-column need each other",
@@ -107,22 +119,46 @@ def load_raw(flags: BulkLoadFlags) -> None:
 
     source = flags.fill(Input, path=flags.input, format=flags.input_format, reader_options=_options(flags.input_option))
     source.spark_format  # noqa: B018 - refused before Spark starts
-    config, staging = flags.cluster.config(), flags.storage_flags.locate(flags.staging)
+    config = flags.cluster.config()
+    staging = flags.storage_flags.locate(flags.staging) if flags.staging else None
     from tikv_br.bulk_load.run import BulkLoadOptions, bulk_load
     from tikv_br.bulk_load.stage import StageOptions
-    from tikv_br.restore.options import Via
+    from tikv_br.restore.options import Mode, Via
 
     stage = flags.fill(StageOptions, input=source)
-    options = flags.fill(BulkLoadOptions, cluster=config, staging=staging, stage=stage, via=Via(flags.via))
+    options = flags.fill(
+        BulkLoadOptions, cluster=config, staging=staging, stage=stage, mode=Mode(flags.mode), via=Via(flags.via)
+    )
     with progress_display(flags.out) as display:
         done = bulk_load(options, display)
     flags.out.result("summary", asdict(done), _text(done))
 
 
-def _options(given: list[str]) -> tuple[tuple[str, str], ...]:
+_OF_INGEST = {
+    "staging": "--staging",
+    "keep_staging": "--keep-staging",
+    "via": "--via",
+    "resume": "--no-resume",
+    "lock_wait": "--lock-wait",
+    "send_credentials": "--no-send-credentials-to-tikv",
+}
+"""Parameters that mean nothing to puts, and their flags."""
+
+
+def _check_mode(flags: BulkLoadFlags, context: typer.Context) -> None:
+    """Raise `UsageError` for flags that do not fit --mode."""
+    if flags.mode == "ingest" and not flags.staging:
+        raise UsageError(
+            "Missing option '--staging'.", hint="Pass a folder for the SSTs, or --mode put to load without files."
+        )
+    if flags.mode == "put" and (extra := [said for name, said in _OF_INGEST.items() if given(context, name)]):
+        raise UsageError(f"{', '.join(extra)}: not with --mode put, which writes no files", hint="Leave it out.")
+
+
+def _options(texts: list[str]) -> tuple[tuple[str, str], ...]:
     """The options of the reader. Raises `UsageError`."""
-    pairs = [text.partition("=") for text in given]
-    for text, (name, sign, _) in zip(given, pairs, strict=True):
+    pairs = [text.partition("=") for text in texts]
+    for text, (name, sign, _) in zip(texts, pairs, strict=True):
         if not name or not sign:
             raise UsageError(f"--input-option {text!r} is not KEY=VALUE")
     return tuple((name, value) for name, _, value in pairs)
@@ -141,13 +177,12 @@ def _text(done: BulkLoadSummary) -> str:
         ("sample-keys", ", ".join(done.sample_keys)),
     ]
     if not done.dry_run:
+        resumed = f" ({done.resumed_files:,} by an earlier run)" if done.resumed_files else ""
         figures += [
             ("average-speed", f"{human_bytes(done.average_speed)}/s"),
-            (
-                "files",
-                f"{done.files:,}" + (f" ({done.resumed_files:,} by an earlier run)" if done.resumed_files else ""),
-            ),
-            ("checksum", f"{done.crc64xor:016x}"),
+            ("expired", f"{done.expired_kvs:,} rows skipped" if done.expired_kvs else ""),
+            ("files", f"{done.files:,}{resumed}" if done.files else "none: by puts"),
+            ("checksum", f"{done.crc64xor:016x} {'equal' if done.verified else 'not compared'}"),
         ]
     figures.append(("api-version", done.api_version))
     title = "Raw load plan (dry run: nothing was written)" if done.dry_run else "Raw load success summary"

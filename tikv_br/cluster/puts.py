@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from formats.columns import Flags, Numbers, Offsets
+    from tikv_br.cluster.rate_limit import RateLimit
 
 
 TAG_TTLS = b"\x32"  # RawBatchPutRequest.ttls = 6, packed
@@ -98,13 +99,15 @@ class ColumnWriter:
         context: Callable[[Region], kvrpcpb_pb2.Context],
         fence: Callable[[], object],
         batch_rows: int = BATCH_ITEMS,
+        rate_limit: RateLimit | None = None,
     ) -> None:
-        """`context` is that of a request, which takes `batch_rows` at most; for `fence` see `RawClient`."""
+        """`context` is that of a request, which takes `batch_rows` at most; for `fence` see `RawClient`. `rate_limit` is for puts."""
         self._router = router
         self._codec = codec
         self._context = context
         self._fence = fence
         self._batch_rows = batch_rows
+        self._rate_limit = rate_limit
 
     def put(
         self, keys: pa.LargeBinaryArray, values: pa.LargeBinaryArray, expire_ts: Numbers | None = None, ttl: int = 0
@@ -133,7 +136,10 @@ class ColumnWriter:
                 ttls, expired[first:stop] = _remaining(expire_ts[first:stop], ttl)
                 if not len(ttls):
                     return
-            check_answer(store.call(store.batch_put, head + puts.fields(first, stop, ttls, expired[first:stop])))
+            request = head + puts.fields(first, stop, ttls, expired[first:stop])
+            check_answer(store.call(store.batch_put, request))
+            if self._rate_limit is not None:
+                self._rate_limit.spend(store.store.id, len(request))
 
         self._send_all(keys, puts.sizes, send, "RawBatchPut")
         return expired

@@ -137,11 +137,11 @@ class RawClient:
         """As `batch_put`, with a TTL for each pair."""
         self._put_all(_Put(self.codec.rpc_key(key), value, ttl) for key, value, ttl in rows)
 
-    def column_writer(self, batch_rows: int = BATCH_ITEMS) -> ColumnWriter:
+    def column_writer(self, batch_rows: int = BATCH_ITEMS, rate_limit: RateLimit | None = None) -> ColumnWriter:
         """Writes rows of Arrow columns without a Python object per row, at most `batch_rows` per request."""
         from tikv_br.cluster.puts import ColumnWriter
 
-        return ColumnWriter(self._router, self.codec, self._context, self._fence, batch_rows)
+        return ColumnWriter(self._router, self.codec, self._context, self._fence, batch_rows, rate_limit)
 
     def _put_all(self, rows: Iterable[_Put]) -> None:
         puts: dict[bytes, _Put] = {}

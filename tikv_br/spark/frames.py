@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, TypeVar
 
-from tikv_br.errors import UsageError
+from tikv_br.errors import TaskFailed, UsageError
 from tikv_br.progress_events import Reporter
 from tikv_br.spark.channel import ANY_HOST, ChannelAddress, ProgressListener, RunSender
 from tikv_br.spark.executor import POLL_SECONDS, Collector, first_cause, spark_job, worker
@@ -43,8 +43,8 @@ _FORMATS = {
     ".ndjson": "json",
 }
 """Spark's formats by the suffix of a path."""
-_DEFAULTS = {"csv": {"header": "true"}}
-"""Options of formats unless others are given: columns need names."""
+_DEFAULTS = {"csv": {"header": "true", "enforceSchema": "false"}}
+"""Options of formats unless others are given: columns need names, and these must be the same in all files."""
 NULL_KEY, EMPTY_KEY, NULL_VALUE, BAD_TTL = "null key", "empty key", "null value", "TTL is not a positive integer"
 
 
@@ -124,12 +124,28 @@ def keyed_rows(frame: DataFrame, source: Input) -> DataFrame:
 def sorted_rows(rows: DataFrame, partitions: int) -> DataFrame:
     """What `keyed_rows` made, without ``rank``: divided by ranges of sampled keys, and sorted by key.
 
-    All rows of a key are in one partition; those with the largest rank come first, of these the one with the largest value.
+    All rows of a key are in one partition; those with the largest rank come first, of these the one with the largest value, of these
+    the one with the longest TTL.
     """
     from pyspark.sql import functions
 
-    order = (functions.col("key"), functions.col("rank").desc_nulls_last(), functions.col("value").desc())
+    rank, value, ttl = functions.col("rank"), functions.col("value"), functions.col("ttl")
+    order = (functions.col("key"), rank.desc_nulls_last(), value.desc(), ttl.desc())
     return rows.repartitionByRange(partitions, "key").sortWithinPartitions(*order).drop("rank")
+
+
+@contextlib.contextmanager
+def kept(frame: DataFrame) -> Iterator[None]:
+    """Leave the rows that a job reads on the disks of the executors, where later jobs find them, for the length of the block."""
+    from py4j.protocol import Py4JError
+    from pyspark import StorageLevel
+
+    frame.persist(StorageLevel.DISK_ONLY)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(Py4JError, OSError):  # of a JVM that died
+            frame.unpersist()
 
 
 def write_bad_rows(frame: DataFrame, source: Input, folder: str) -> None:
@@ -267,7 +283,15 @@ def map_partitions(
         while not job.done():
             collector.take(POLL_SECONDS)
         wait([job])
-        for message in job.result():  # what the channel has not delivered
+        try:
+            messages = job.result()
+        except TaskFailed as failure:
+            if "FAILED_READ_FILE" in failure.message:
+                failure.hint = (
+                    "Check that the file is complete and, if it is CSV, that its columns are those of the other files."
+                )
+            raise
+        for message in messages:  # what the channel has not delivered
             collector.process(message)
         collector.take(0)
     return results

@@ -19,7 +19,16 @@ FIGURE = {
 TOO_LONG = 400
 pytestmark = pytest.mark.timeout(TOO_LONG)
 ALL = "TIKV_BR_TEST_ALL_BENCHES" in os.environ
-SLOW = {"store_engine", "orchestration", "spark_tasks", "scan_far", "sync_growth", "point_in_time", "log_rpo"}
+SLOW = {
+    "store_engine",
+    "orchestration",
+    "spark_tasks",
+    "scan_far",
+    "sync_growth",
+    "point_in_time",
+    "log_rpo",
+    "load_raw",
+}
 """Benches of whole commands, of the JVM and of waiting, half a minute of other work: on request."""
 COMMAND = ("whole command", "stores at work", "the command's own")
 ON_REQUEST = {
@@ -31,6 +40,7 @@ ON_REQUEST = {
     *(("log writer", "tikv-br"), ("log compaction", "tikv-br"), ("merge", "time")),
     *(("log RPO", name) for name in ("p50", "p99", "longest", "caught up after", "peak memory")),
     *(("log RPO", name) for name in ("versions in the log", "stored")),
+    *(("initial load", name) for name in ("load raw", "raw load (puts)")),
     *(("Spark tasks", name) for name in ("session start", "until the first task ends", "each further task", "closure")),
 }
 AT_TIMES = {("scan to SST", "client-go, scan alone"), ("sync growth", "lag begins to grow at")}

@@ -22,7 +22,9 @@ from tikv_br.backupset import layout, run_record
 from tikv_br.bulk_load import run, stage
 from tikv_br.bulk_load.run import BulkLoadOptions, BulkLoadSummary, bulk_load
 from tikv_br.bulk_load.stage import StageOptions
-from tikv_br.errors import TargetNotEmpty, Terminated, UsageError
+from tikv_br.errors import ChecksumMismatch, TargetNotEmpty, TaskFailed, Terminated, UsageError
+from tikv_br.progress_events import Notice
+from tikv_br.restore.options import Mode
 from tikv_br.spark.frames import Input, sql_session
 from tikv_br.storage.url import parse
 
@@ -123,8 +125,8 @@ def write_csv(folder: Path) -> Path:
     """With a header; empty values are quoted, which Spark reads as empty if null is written in another way."""
     with (folder / "rows.csv").open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, quoting=csv.QUOTE_ALL)
-        writer.writerow(["payload", "id"])
-        writer.writerows((value, key) for key, value in ROWS.items())
+        writer.writerow(["payload", "more", "id"])
+        writer.writerows((value, "x", key) for key, value in ROWS.items())
     return folder / "rows.csv"
 
 
@@ -223,6 +225,16 @@ def test_last_of_duplicates_is_loaded(
     assert (done.input_rows, done.duplicate_rows, done.total_kvs) == (5, 3, 2)
 
 
+@pytest.mark.parametrize("running", [ApiVersion.V1TTL], indirect=True)
+def test_of_equal_rows_the_longest_ttl_counts(
+    target: LiveCluster, tmp_path: Path, options: Callable[..., BulkLoadOptions]
+) -> None:
+    """Rows that differ in nothing but their TTL: what is loaded does not depend on the order in which Spark reads them."""
+    path = parquet(tmp_path, id=["a"] * 3, payload=["v"] * 3, seconds=[100, 50_000, 7], version=[1] * 3)
+    bulk_load(options(path, order_column="version", ttl_column="seconds"))
+    assert (target.raw().get_ttl(b"a") or 0) > 40_000
+
+
 BAD = {"id": ["a", None, "b", "", "c"], "payload": ["1", "2", None, "3", "4"]}
 
 
@@ -238,13 +250,16 @@ def test_bad_rows_are_refused(target: LiveCluster, tmp_path: Path, options: Call
 
 
 def test_bad_rows_are_collected(target: LiveCluster, tmp_path: Path, options: Callable[..., BulkLoadOptions]) -> None:
-    """They are in the folder with all their columns; the others are loaded."""
+    """They are in the folder with all their columns, beside what was there; the others are loaded."""
     folder = tmp_path / "bad"
+    folder.mkdir()
+    (folder / "notes.txt").write_text("mine")
     done = bulk_load(options(parquet(tmp_path, **BAD, n=range(5)), bad_rows=str(folder)))
     assert contents(target) == {b"a": b"1", b"c": b"4"}
     rows = [json.loads(line) for path in folder.rglob("*.json") for line in path.read_text().splitlines()]
     assert {row["n"]: row["_problem"] for row in rows} == {1: "null key", 2: "null value", 3: "empty key"}
     assert (done.bad_rows, done.input_rows, done.problems["null key"]) == (3, 5, 1)
+    assert (folder / "notes.txt").read_text() == "mine"
 
 
 @pytest.mark.parametrize("running", [ApiVersion.V1TTL], indirect=True)
@@ -288,6 +303,34 @@ def test_wrong_options_change_nothing(
     with pytest.raises(UsageError, match=message):
         bulk_load(wanted)
     assert contents(target) == {b"k": b"v"}
+    assert not staged(wanted)
+
+
+def test_csv_files_of_other_columns_are_refused(
+    target: LiveCluster, tmp_path: Path, options: Callable[..., BulkLoadOptions]
+) -> None:
+    """Spark would take the columns of all files by their place in the first one, and load values as keys."""
+    (tmp_path / "a.csv").write_text("id,payload\nk1,v1\n")
+    (tmp_path / "b.csv").write_text("payload,id\nv2,k2\n")
+    wanted = options(tmp_path / "*.csv")
+    with pytest.raises(TaskFailed, match=r"error while reading file .*b\.csv") as failed:
+        bulk_load(wanted)
+    assert "its columns are those of the other files" in failed.value.hint
+    assert contents(target) == {}
+    assert not staged(wanted)
+
+
+def test_damaged_file_is_refused(target: LiveCluster, tmp_path: Path, options: Callable[..., BulkLoadOptions]) -> None:
+    """One that Spark only notices when it reads the rows."""
+    path = write_parquet(tmp_path)
+    damaged = path.with_name("1.parquet")
+    data = damaged.read_bytes()
+    footer = int.from_bytes(data[-8:-4], "little") + 8
+    damaged.write_bytes(bytes(len(data) - footer) + data[-footer:])
+    wanted = options(path)
+    with pytest.raises(TaskFailed, match="Spark failed: "):
+        bulk_load(wanted)
+    assert contents(target) == {}
     assert not staged(wanted)
 
 
@@ -382,3 +425,92 @@ def test_kept_staging_is_a_backup(target: LiveCluster, tmp_path: Path, options: 
     assert (again.resumed_staging, again.crc64xor) == (True, first.crc64xor)
     assert any(path.name == layout.META for path in staged(wanted))
     assert contents(target) == EXPECTED
+
+
+def test_relative_paths_of_two_folders_are_two_inputs(
+    target: LiveCluster, tmp_path: Path, options: Callable[..., BulkLoadOptions], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A staging that a load of one folder's file has left is not taken for that of another one."""
+    wanted = options(Path("rows.parquet"))
+    places = []
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        monkeypatch.chdir(tmp_path / name)
+        places.append(wanted.location.path)
+    assert places[0] != places[1]
+    monkeypatch.chdir(tmp_path / "one")
+    assert wanted.location.path == places[0]
+
+
+@pytest.fixture
+def put_options(options: Callable[..., BulkLoadOptions]) -> Callable[..., BulkLoadOptions]:
+    """As `options`, of a load by puts."""
+    return lambda path, **changes: replace(options(path, **changes), mode=Mode.PUT, staging=None)
+
+
+@pytest.mark.parametrize("running", [ApiVersion.V2], indirect=True)
+def test_put(target: LiveCluster, tmp_path: Path, put_options: Callable[..., BulkLoadOptions]) -> None:
+    """The keyspace has the rows of the input, put at no more than the rate, and no store has ingested a file."""
+    rate = 20_000
+    target.raw(KEYSPACE).delete_range(b"", b"")
+    ingests = target.fail("Ingest", {"delay": {"seconds": 0}}, count=-1)
+    target.raw().put(b"user-0001", b"of another keyspace")
+    done = bulk_load(put_options(write_parquet(tmp_path), keyspace=str(KEYSPACE), partitions=2, rate_limit=rate))
+    assert target.hits(ingests) == 0
+    target.relent(ingests)
+    assert contents(target, KEYSPACE) == EXPECTED
+    assert contents(target) == {b"user-0001": b"of another keyspace"}
+    assert (done.engine, done.total_kvs, done.input_rows, done.verified) == ("put", len(EXPECTED), len(EXPECTED), True)
+    assert done.crc64xor == target.raw(KEYSPACE).checksum().crc64xor
+    size = sum(len(key) + len(value) for key, value in EXPECTED.items())
+    assert done.step_seconds["put"] > size / rate
+
+
+@pytest.mark.parametrize("running", [ApiVersion.V1TTL], indirect=True)
+def test_put_with_ttls(target: LiveCluster, tmp_path: Path, put_options: Callable[..., BulkLoadOptions]) -> None:
+    """The store's own TTLs; a row that expires at once leaves nothing to compare, which is said."""
+    path = parquet(tmp_path, id=["a", "b"], payload=["1", "2"], seconds=[5000, 70000])
+    assert bulk_load(put_options(path, ttl_column="seconds")).verified
+    left = [target.raw().get_ttl(key) or 0 for key in (b"a", b"b")]
+    assert 4500 < left[0] <= 5000
+    assert 69500 < left[1] <= 70000
+    path = parquet(tmp_path, id=["c", "d"], payload=["1", "2"], seconds=[1, 70000])
+    notices: list[str] = []
+    done = bulk_load(
+        put_options(path, ttl_column="seconds"),
+        lambda event: notices.append(event.message) if isinstance(event, Notice) else None,
+    )
+    assert not done.verified
+    assert "not compared, because some of them have expired: 2 rows" in notices
+    assert target.raw().get(b"d") == b"2"
+
+
+def test_put_refuses_what_an_ingest_refuses(
+    target: LiveCluster, tmp_path: Path, put_options: Callable[..., BulkLoadOptions]
+) -> None:
+    """Duplicates, bad rows, no rows: nothing is in the target."""
+    repeated = parquet(tmp_path, id=["a", "b", "a"], payload=["1", "2", "3"])
+    with pytest.raises(UsageError, match="1 row with a key that another row has"):
+        bulk_load(put_options(repeated))
+    with pytest.raises(UsageError, match="3 rows that cannot be loaded"):
+        bulk_load(put_options(parquet(tmp_path, **BAD)))
+    assert contents(target) == {}
+
+
+def test_interrupted_puts_are_completed(
+    target: LiveCluster, tmp_path: Path, put_options: Callable[..., BulkLoadOptions]
+) -> None:
+    """A target with half of the rows is refused, and completed with --allow-overwrite; a key of others is noticed."""
+    half = dict(list(EXPECTED.items())[::2])
+    target.raw().batch_put(half)
+    wanted = put_options(write_parquet(tmp_path))
+    with pytest.raises(TargetNotEmpty) as refused:
+        bulk_load(wanted)
+    assert "--allow-overwrite" in refused.value.hint
+    assert contents(target) == half
+    assert bulk_load(replace(wanted, allow_overwrite=True)).verified
+    assert contents(target) == EXPECTED
+    target.raw().put(b"user-0500x", b"of another client")
+    with pytest.raises(ChecksumMismatch, match=r"the target has .* rows in \[.*expected are"):
+        bulk_load(replace(wanted, allow_overwrite=True))
+    assert not bulk_load(replace(wanted, allow_overwrite=True, checksum=False)).verified

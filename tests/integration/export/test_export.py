@@ -35,6 +35,7 @@ from tikv_br.export.options import ExportOptions
 from tikv_br.export.run import ExportSummary, export
 from tikv_br.load.loader import load_pairs
 from tikv_br.load.sources import open_source
+from tikv_br.spark import session
 from tikv_br.spark.session import spark_context
 from tikv_br.storage.url import StorageLocation, parse
 
@@ -164,16 +165,17 @@ def test_raw_load_reads_it(kind: str, form: str | None, loaded: Sources, tmp_pat
 
 
 @pytest.mark.slow
-def test_spark_runs_it_and_spark_reads_it(loaded: Sources, tmp_path: Path) -> None:
+def test_spark_runs_it_and_spark_reads_it(loaded: Sources, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tasks on Spark write it; DataFrames of all three formats have the rows."""
     from pyspark.sql import SparkSession
 
     live = loaded(V1).live
-    done = exported(live, tmp_path / "parquet", executor="spark", spark_master="local[2]")
-    assert (done.executor, done.files > 1) == ("spark", True)
     for kind in ("csv", "jsonl"):
         exported(live, tmp_path / kind, format=kind, encoding="hex")
     with spark_context("local[2]") as context:
+        monkeypatch.setattr(session, "spark_context", lambda *_, **__: contextlib.nullcontext(context))
+        done = exported(live, tmp_path / "parquet", executor="spark", spark_master="local[2]")
+        assert (done.executor, done.files > 1) == ("spark", True)
         read = SparkSession(context).read
         rows = read.parquet(str(tmp_path / "parquet")).collect()
         assert pairs([{"key": bytes(row.key), "value": bytes(row.value)} for row in rows]) == contents(live)

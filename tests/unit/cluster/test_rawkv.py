@@ -19,6 +19,7 @@ from tests.support.scripted_grpc import Entry
 from tests.unit.cluster.fakes import FakeCluster, region, region_error, with_leader
 from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.pb import errorpb_pb2, kvrpcpb_pb2
+from tikv_br.cluster.rate_limit import RateLimit
 from tikv_br.cluster.rawkv import CompareAndSwapResult, RawClient
 from tikv_br.cluster.router import BATCH_BYTES, BATCH_ITEMS
 from tikv_br.errors import ApiVersionMismatch, ClusterUnfit, UsageError
@@ -171,6 +172,17 @@ def test_columns_carry_the_remaining_ttl(fake: FakeCluster) -> None:
     assert not second.ttls
     assert third.ttls[0] == 60
     assert list(fourth.ttls) == [(1 << 64) - 1]
+
+
+def test_puts_keep_to_a_rate(fake: FakeCluster) -> None:
+    """Each request waits until all bytes sent to its store are paid for."""
+    fake.kv("RawBatchPut", kvrpcpb_pb2.RawBatchPutResponse())
+    slept: list[float] = []
+    limit = RateLimit(1000, clock=lambda: 0.0, sleep=slept.append)
+    keys = columns.from_list([b"%03d" % number for number in range(30)])
+    client(fake, V2).column_writer(10, limit).put(keys, keys)
+    sizes = [len(each) for each in fake.stores[1].requests[KV + "RawBatchPut"]]
+    assert slept == pytest.approx([sum(sizes[:count]) / 1000 for count in (1, 2, 3)])
 
 
 def test_a_retry_carries_the_ttl_that_remains_then(fake: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:

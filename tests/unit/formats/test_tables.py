@@ -65,11 +65,13 @@ def read(data: bytes, options: TableOptions) -> list[dict[str, Any]]:
     return [one | other for one, other in zip(texts, numbers, strict=True)]
 
 
-@pytest.mark.parametrize("expire_ts", [True, False])
-@pytest.mark.parametrize("ts", [True, False])
-@pytest.mark.parametrize("form", ["hex", "escaped"])
 @pytest.mark.parametrize("kind", TableFormat)
-@given(rows=st.lists(st.tuples(st.binary(max_size=20), st.binary(max_size=20), U64, U64)))
+@given(
+    form=st.sampled_from(["hex", "escaped"]),
+    ts=st.booleans(),
+    expire_ts=st.booleans(),
+    rows=st.lists(st.tuples(st.binary(max_size=20), st.binary(max_size=20), U64, U64)),
+)
 def test_any_bytes_come_back(kind: TableFormat, form: str, ts: bool, expire_ts: bool, rows: list[Row]) -> None:
     """All columns of all rows, in order, also of rows that come in several batches."""
     options = TableOptions(kind, form, expire_ts=expire_ts, ts=ts)
