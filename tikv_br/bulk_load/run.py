@@ -22,6 +22,7 @@ from tikv_br.progress_events import Notice, Reporter, silent
 from tikv_br.restore.options import DEFAULT_CONCURRENCY, RestoreOptions, Via
 from tikv_br.restore.run import RestoreSummary, restore
 from tikv_br.spark.executor import ExecutorOptions
+from tikv_br.spark.session import NO_SETTINGS, SparkSettings
 from tikv_br.storage.base import exists
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import StorageLocation
@@ -36,6 +37,7 @@ class BulkLoadOptions:
     """Folder for the temporary backup, which gets a subfolder of its own."""
     stage: StageOptions
     spark_master: str = "local[*]"
+    spark_settings: SparkSettings = NO_SETTINGS
     via: Via = Via.AUTO
     concurrency: int = DEFAULT_CONCURRENCY
     """Number of files ingested in parallel."""
@@ -161,6 +163,7 @@ def _stage(options: BulkLoadOptions, reporter: Reporter) -> _Staged:
         storage=options.location,
         executor="spark",
         spark_master=options.spark_master,
+        spark_settings=options.spark_settings,
         lock_wait=options.lock_wait,
         no_resume=True,
         dry_run=options.dry_run,
