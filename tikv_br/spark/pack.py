@@ -30,7 +30,7 @@ _SITE = PurePosixPath("lib", _VERSION, "site-packages")
 # first: an executor must use the pyspark of its Spark.
 _PYTHON = """#!/bin/sh
 # Starts the Python that this archive was made with, or else the one of the same version on the PATH.
-here=$(CDPATH= cd -- "$(dirname -- "$0")/.." && pwd) || exit 1
+here=$(CDPATH= cd -- "${{0%/*}}/.." && pwd) || exit 1
 PYTHONPATH="${{PYTHONPATH:+$PYTHONPATH:}}$here/{site}"
 export PYTHONPATH
 for python in {made_with} {version}; do
