@@ -28,6 +28,7 @@ _MODULES = ("grpc", "numba", "obstore", "pyarrow", "zstandard")
 """What most tasks need and no pure-Python archive has."""
 _EXECUTOR_SECONDS = 300.0
 """How long no executor may be there: a cluster may be busy."""
+_CANCEL_SECONDS = 10.0
 _MARKED = re.compile(re.escape(shipped.MARK) + r"(.*?)\|(.*?)" + re.escape(shipped.MARK))
 _HOST = re.compile(r"TID \d+\) \((\S+) executor")
 _VERSIONS = re.compile(r"PYTHON_VERSION_MISMATCH\].*?version: (\S+) than.*?driver: (\S+?),")
@@ -59,7 +60,7 @@ def spark_job(context: SparkContext, work: Callable[[], R]) -> Iterator[Future[R
     except BaseException:
         with contextlib.suppress(Py4JError, OSError):  # of a JVM that died, or was killed
             context.cancelJobGroup(_GROUP)
-        wait([job], timeout=10)
+        wait([job], timeout=_CANCEL_SECONDS)
         raise
 
 

@@ -5,15 +5,20 @@ from __future__ import annotations
 import pickle
 import subprocess
 import sys
+import threading
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pyspark
 import pytest
 from pyspark import cloudpickle
 
 from tikv_br import __version__
-from tikv_br.spark import shipped
+from tikv_br.errors import SparkUnavailable
+from tikv_br.spark import jobs, shipped
 from tikv_br.spark.jobs import by_value, unfit_worker
 
 LOAD = "import pickle, sys; f = pickle.loads(sys.stdin.buffer.read()); print(list(f([1, 2])))"
@@ -105,3 +110,25 @@ def test_errors_of_spark_about_python_become_ours(text: str, message: str) -> No
 def test_other_errors_stay() -> None:
     """They are no worker's Python."""
     assert unfit_worker(RuntimeError("Job aborted due to stage failure")) is None
+
+
+class Idle:
+    """A session whose cluster starts no task."""
+
+    defaultParallelism = 2  # noqa: N815 - its name in Spark
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        """Whatever is called."""
+        values = {"getActiveStageIds": [1], "getStageInfo": SimpleNamespace(numActiveTasks=0, numCompletedTasks=0)}
+        values["get"] = "10.0.0.9"
+        never = threading.Event()
+        return lambda *_args, **_kwargs: never.wait(60) if name == "collect" else values.get(name, self)
+
+
+def test_a_cluster_that_starts_no_task_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error says what to look at: resources of the cluster, and the way to the driver."""
+    monkeypatch.setattr(jobs, "_EXECUTOR_SECONDS", 0.3)
+    monkeypatch.setattr(jobs, "_CANCEL_SECONDS", 0.1)
+    with pytest.raises(SparkUnavailable, match=r"no executor of spark://h:1 ran a task") as caught:
+        jobs.check_workers(Idle(), "spark://h:1")  # type: ignore[arg-type]
+    assert "10.0.0.9" in caught.value.hint
