@@ -63,6 +63,7 @@ def closure_bytes() -> int:
     from tikv_br.cluster.config import ClusterConfig
     from tikv_br.spark.channel import ChannelAddress
     from tikv_br.spark.executor import _run_one
+    from tikv_br.spark.jobs import by_value
     from tikv_br.storage.url import StorageLocation
 
     options = BackupOptions(
@@ -72,4 +73,4 @@ def closure_bytes() -> int:
     job = BackupJob("r" * 32, options, Conversion(ApiVersion.V1, ApiVersion.V2))
     address = ChannelAddress("driver.somewhere.example", 65_535, b"k" * 32)
     dumps: Callable[[object], bytes] = cloudpickle.dumps
-    return len(dumps(partial(_run_one, partial(run_scan_task, job), address)))
+    return len(dumps(by_value(partial(map, partial(_run_one, partial(run_scan_task, job), address)))))

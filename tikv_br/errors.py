@@ -63,6 +63,7 @@ The tree (indentation = inheritance; the number is the exit code)::
         PackageClash                 52   another installed package hides one of tikv-br's
         PlaygroundError              53   the playground cannot do the operation
         OutputFailed                 54   standard output cannot be written
+        SparkWorkerUnfit             55   a Spark worker's Python lacks tikv-br, or has another version
       Interrupted                   130   SIGINT
       OutputClosed                  141   the reader of standard output has exited (SIGPIPE)
       Terminated                    143   SIGTERM
@@ -122,6 +123,7 @@ __all__ = [
     "RuntimeEnvironmentError",
     "SafePointError",
     "SparkUnavailable",
+    "SparkWorkerUnfit",
     "StorageConflict",
     "StorageDenied",
     "StorageError",
@@ -615,6 +617,13 @@ class OutputFailed(RuntimeEnvironmentError):
     default_hint = (
         "The operation took effect, but its result was not printed. Free some space for the output, and see the log."
     )
+
+
+class SparkWorkerUnfit(RuntimeEnvironmentError):
+    """The Python of a Spark worker lacks tikv-br or a package, or has another version of Python or tikv-br."""
+
+    exit_code = 55
+    default_hint = "Run `tikv-br spark pack FILE` with this Python and pass --spark-archive FILE, or install the same versions on every worker."
 
 
 class Interrupted(TikvBrError):

@@ -118,6 +118,7 @@ def merge_output(options: PointOptions, work: StorageLocation) -> BackupOptions:
         storage=work,
         executor=executor.executor,
         spark_master=executor.master,
+        spark_settings=executor.settings,
         lock_wait=wanted.lock_wait,
         no_resume=not wanted.resume,
         dry_run=wanted.dry_run,

@@ -33,7 +33,7 @@ FEATURE_OF_COMMAND = {
     "unpin": "index",
     "verify": "verify",
 }
-WITHOUT_SERVERS = {"config", "version"}
+WITHOUT_SERVERS = {"config", "spark", "version"}
 """Unit tests are enough for these commands."""
 BESIDE_COMMANDS = {"encryption", "parquet", "report", "s3", "spark", "tls"}
 """Features that are options of several commands."""

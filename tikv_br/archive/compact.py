@@ -31,7 +31,7 @@ from tikv_br.cluster.timestamps import show_ts
 from tikv_br.errors import BackupDamaged, LogDamaged, StorageError, StorageObjectMissing, UsageError
 from tikv_br.progress_events import Event, Reporter, silent
 from tikv_br.spark.executor import ExecutorChoice, ExecutorKind, ExecutorOptions, choose_executor, run_tasks
-from tikv_br.spark.session import check_master, is_local
+from tikv_br.spark.session import NO_SETTINGS, SparkSettings, check_settings, is_local
 from tikv_br.spark.task import TaskContext
 from tikv_br.steps import FunctionStep, Step, run_steps
 from tikv_br.storage.base import ObjectStore
@@ -64,6 +64,7 @@ class CompactionOptions:
     """Seconds for which replaced segments are kept."""
     executor: ExecutorChoice = "auto"
     spark_master: str = "local[*]"
+    spark_settings: SparkSettings = NO_SETTINGS
     concurrency: int | None = None
     """Maximum number of concurrent tasks; None = the executor's default."""
     rate_limit: int = 0
@@ -77,7 +78,7 @@ class CompactionOptions:
     def check(self) -> None:
         """Raise `UsageError` for options that are invalid for every log."""
         if self.executor != "driver":
-            check_master(self.spark_master)
+            check_settings(self.spark_master, self.spark_settings)
             if self.rate_limit and not is_local(self.spark_master) and self.concurrency is None:
                 raise UsageError(
                     "--ratelimit on a Spark cluster needs --concurrency",
@@ -339,7 +340,10 @@ def rewrite(context: CompactionContext) -> None:
         chunks,
         partial(rewrite_chunk, job),
         options=ExecutorOptions(
-            context.executor, options.spark_master, slots if context.executor == "driver" else options.concurrency
+            context.executor,
+            options.spark_master,
+            slots if context.executor == "driver" else options.concurrency,
+            options.spark_settings,
         ),
         on_result=add,
         reporter=context.report,

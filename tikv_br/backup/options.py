@@ -15,7 +15,7 @@ from formats.sst.compression import Compression
 from tikv_br.backupset.files import FileKind
 from tikv_br.cluster.config import ClusterConfig
 from tikv_br.errors import ClusterUnfit, ConversionUnsupported, UsageError
-from tikv_br.spark.session import check_master, is_local
+from tikv_br.spark.session import NO_SETTINGS, SparkSettings, check_settings, is_local
 from tikv_br.storage.url import StorageLocation
 
 V1, V1TTL, V2 = ApiVersion.V1, ApiVersion.V1TTL, ApiVersion.V2
@@ -132,6 +132,7 @@ class BackupOptions:
     engine: EngineKind = "auto"
     executor: ExecutorChoice = "auto"
     spark_master: str = "local[*]"
+    spark_settings: SparkSettings = NO_SETTINGS
     lock_wait: float = 0.0
     """How long to wait for the lock of the path if another run holds it."""
     no_resume: bool = False
@@ -148,7 +149,7 @@ class BackupOptions:
         if self.gc_ttl < 0 or self.safe_interval < 0:
             raise UsageError("--gc-ttl and --safe-interval must not be negative")
         if self.executor != "driver":
-            check_master(self.spark_master)
+            check_settings(self.spark_master, self.spark_settings)
         somewhere_else = self.executor != "driver" and not is_local(self.spark_master)
         if self.rate_limit and somewhere_else and self.concurrency is None:
             raise UsageError(

@@ -80,6 +80,7 @@ def run_backup_tasks(
             engine.executor,
             options.spark_master,
             engine.slots if engine.executor == "driver" else options.concurrency,
+            options.spark_settings,
         ),
         on_result=context.add_result,
         name_of=str,

@@ -23,6 +23,7 @@ from tikv_br.progress_events import Notice, Reporter, silent
 from tikv_br.restore.options import DEFAULT_CONCURRENCY, Mode, RestoreOptions, Via
 from tikv_br.restore.run import RestoreSummary, restore
 from tikv_br.spark.executor import ExecutorOptions
+from tikv_br.spark.session import NO_SETTINGS, SparkSettings
 from tikv_br.storage.base import exists
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import StorageLocation
@@ -41,6 +42,7 @@ class BulkLoadOptions:
     stage: StageOptions
     mode: Mode = Mode.INGEST
     spark_master: str = "local[*]"
+    spark_settings: SparkSettings = NO_SETTINGS
     via: Via = Via.AUTO
     concurrency: int = DEFAULT_CONCURRENCY
     """Number of files ingested in parallel, or of requests that put rows."""
@@ -197,6 +199,7 @@ def _output(options: BulkLoadOptions, *, dry_run: bool) -> BackupOptions:
         storage=options.location,
         executor="spark",
         spark_master=options.spark_master,
+        spark_settings=options.spark_settings,
         lock_wait=options.lock_wait,
         no_resume=True,
         dry_run=dry_run,

@@ -170,7 +170,9 @@ def check_cluster(context: StageContext) -> None:
 def start_spark(context: StageContext) -> None:
     """Start the session that the later steps use."""
     began = time.monotonic()
-    context.session = context.stack.enter_context(sql_session(context.options.spark_master))
+    context.session = context.stack.enter_context(
+        sql_session(context.options.spark_master, context.options.spark_settings)
+    )
     context.session_seconds = time.monotonic() - began
 
 

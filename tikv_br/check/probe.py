@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Generic, Self, TypeVar
 
 from tikv_br.cluster.config import ClusterConfig
 from tikv_br.errors import TikvBrError
+from tikv_br.spark.session import NO_SETTINGS, SparkSettings
 from tikv_br.storage.url import StorageLocation
 
 if TYPE_CHECKING:
@@ -117,6 +118,7 @@ class CheckOptions:
     executor: str = "auto"
     """``auto``, ``driver`` or ``spark``: whether Java and Spark are needed."""
     spark_master: str = "local[*]"
+    spark_settings: SparkSettings = NO_SETTINGS
     timeout: float = 10.0
     """How long one probe may take."""
 

@@ -54,7 +54,7 @@ def probe_spark(context: ProbeContext) -> ProbeOutcome:
     version = importlib.metadata.version("pyspark")
     if wanted != "spark":
         return ok(f"pyspark {version}; pass --executor spark to start it")
-    with spark_context(master) as spark:
+    with spark_context(master, settings=context.options.spark_settings) as spark:
         answer = spark.parallelize([1], 1).map(_plus_one).collect()
     if answer != [2]:
         return fail(f"a task on {master} answered {answer}", "Check the workers' Python: see PYSPARK_PYTHON.")

@@ -152,6 +152,7 @@ def backup_raw(flags: RawBackupFlags) -> None:
             allow_loss=_parse_losses(flags.allow_loss),
             compression=Compression.from_label(flags.compression),
             gc_ttl=math.ceil(flags.gc_ttl),
+            spark_settings=flags.tasks.spark_settings(),
         )
         with progress_display(flags.out) as display:
             done = _back_up(options, flags, draft.listen(display))
@@ -213,6 +214,7 @@ def merge_backups(flags: MergeFlags) -> None:
         storage=flags.location,
         file_kind=FileKind(flags.file_format),
         compression=Compression.from_label(flags.compression),
+        spark_settings=flags.tasks.spark_settings(),
     )
     wanted = MergeOptions(
         output,

@@ -67,7 +67,8 @@ def _options(flags: CheckFlags) -> CheckOptions:
         retry_budget=seconds / 4,
         busy_budget=0.0,
     )
-    return CheckOptions(short, place, flags.spark.executor, flags.spark.spark_master, seconds)
+    spark = flags.spark
+    return CheckOptions(short, place, spark.executor, spark.spark_master, spark.spark_settings(), seconds)
 
 
 def _show(asked: CheckOptions, out: Output) -> None:

@@ -90,7 +90,8 @@ def diff_sides(flags: DiffFlags, context: typer.Context) -> None:
         else:
             draft.place = flags.location
             a, b = BackupChoice(flags.location, keyspace), ClusterChoice(near, flags.other_keyspace or keyspace)
-        options = flags.fill(DiffOptions, a=a, b=b, start=first, end=last)
+        settings = flags.tasks.spark_settings()
+        options = flags.fill(DiffOptions, a=a, b=b, start=first, end=last, spark_settings=settings)
         with progress_display(out) as display:
             result = run.diff(options, draft.listen(display))
         _list(out, result, flags.range.form)

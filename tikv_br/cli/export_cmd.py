@@ -93,6 +93,7 @@ def export_raw(flags: ExportFlags, context: typer.Context) -> None:
         storage=flags.storage_flags.s3.locate(flags.storage),
         ranges=wanted,
         keyspaces=(flags.keyspace,) if flags.keyspace else (),
+        spark_settings=flags.tasks.spark_settings(),
     )
     backup = flags.storage_flags.locate(flags.from_backup) if flags.from_backup else None
     options = ExportOptions(read, backup, flags.format, flags.encoding, flags.overwrite)

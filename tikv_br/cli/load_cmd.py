@@ -12,7 +12,7 @@ from tikv_br.cli.command import REQUIRED, DefaultCommandGroup, command, flag, gi
 from tikv_br.cli.output import human_bytes, human_seconds, listed
 from tikv_br.cli.progress import progress_display
 from tikv_br.errors import UsageError
-from tikv_br.spark.session import check_master
+from tikv_br.spark.session import check_settings
 
 if TYPE_CHECKING:
     from tikv_br.bulk_load.run import BulkLoadSummary
@@ -95,7 +95,7 @@ class BulkLoadFlags(shared.CommandFlags):
     rate_limit: int = shared.RATE_LIMIT()
     send_credentials: bool = shared.SEND_CREDENTIALS()
     storage_flags: shared.StorageFlags
-    spark_master: str = flag("local[*]", "URL of the Spark master: local[*], spark://…", shared=True, metavar="URL")
+    spark: shared.SparkMasterFlags
     resume: bool = flag(True, "Use the SSTs of an unfinished run of this command, or discard them and start over.")
     lock_wait: float = shared.LOCK_WAIT()
     dry_run: bool = shared.DRY_RUN()
@@ -108,7 +108,8 @@ class BulkLoadFlags(shared.CommandFlags):
 )
 def load_raw(flags: BulkLoadFlags, context: typer.Context) -> None:
     """Load the rows of any input that Spark reads, as SSTs or by puts, and verify the result."""
-    check_master(flags.spark_master)
+    settings = flags.spark.spark_settings()
+    check_settings(flags.spark.spark_master, settings)
     _check_mode(flags, context)
     if (flags.on_duplicate == "last") != bool(flags.order_column):
         raise UsageError(
@@ -127,7 +128,13 @@ def load_raw(flags: BulkLoadFlags, context: typer.Context) -> None:
 
     stage = flags.fill(StageOptions, input=source)
     options = flags.fill(
-        BulkLoadOptions, cluster=config, staging=staging, stage=stage, mode=Mode(flags.mode), via=Via(flags.via)
+        BulkLoadOptions,
+        cluster=config,
+        staging=staging,
+        stage=stage,
+        mode=Mode(flags.mode),
+        via=Via(flags.via),
+        spark_settings=settings,
     )
     with progress_display(flags.out) as display:
         done = bulk_load(options, display)

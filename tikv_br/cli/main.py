@@ -80,6 +80,7 @@ class Commands(LazyGroup):
                 "Run an emulator of PD and TiKV on this machine, for tests and demos.",
             ),
             ("config", "config_cmd", "", "Show effective settings, and check the config file."),
+            ("spark", "spark_cmd", "", "Prepare Spark clusters."),
             ("version", "config_cmd", "version_app", "Show the versions of tikv-br and of its main dependencies."),
         )
     }

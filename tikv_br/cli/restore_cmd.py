@@ -249,7 +249,9 @@ def _restore(name: str, flags: RestoreFlags, storage: StorageLocation, point: _P
             restamp=Restamp(flags.restamp),
             file_check=FileCheck(flags.file_check),
             state=flags.storage_flags.locate(flags.state) if flags.state else None,
-            executor=ExecutorOptions(flags.spark.executor, flags.spark.spark_master, flags.concurrency),
+            executor=ExecutorOptions(
+                flags.spark.executor, flags.spark.spark_master, flags.concurrency, flags.spark.spark_settings()
+            ),
         )
         with progress_display(flags.out) as display:
             summary = _run(options, point.options(options, flags.storage_flags), flags.out, draft.listen(display))

@@ -23,6 +23,7 @@ from tikv_br.cli.log import LogForm, LogLevel
 from tikv_br.cli.output import KeyForm, Output, OutputForm, read_range
 from tikv_br.cluster.timestamps import compose
 from tikv_br.errors import TikvBrError, UsageError
+from tikv_br.spark.session import SparkSettings
 from tikv_br.storage.crypter import Crypter, SecretText, read_secret
 from tikv_br.storage.url import S3Options, StorageLocation, parse
 
@@ -297,14 +298,31 @@ class HexRangeFlags(RangeFlags):
     form: KeyForm = flag(KeyForm.HEX, FORMAT, "--format")
 
 
-class SparkFlags(Flags, shared=True):
+class SparkMasterFlags(Flags, shared=True):
+    """A Spark, and how it is started."""
+
+    spark_master: str = flag("local[*]", "URL of the Spark master: local[*], spark://…, yarn or k8s://…", metavar="URL")
+    spark_conf: list[str] = flag(
+        [], "Setting of Spark, such as spark.executor.memory=4g (may be repeated).", metavar="KEY=VALUE"
+    )
+    spark_archive: str = flag(
+        "",
+        "Archive with the Python environment of a cluster's workers, made by `tikv-br spark pack`: a file, or a URL that they can read.",
+        metavar="FILE",
+    )
+
+    def spark_settings(self) -> SparkSettings:
+        """What Spark is started with. Raises `UsageError`."""
+        return SparkSettings.parse(self.spark_conf, self.spark_archive)
+
+
+class SparkFlags(SparkMasterFlags, shared=True):
     """Where tasks run."""
 
     executor: Literal["auto", "driver", "spark"] = flag(
         "auto",
         "Where tasks run: driver (threads of this process), spark, or auto (spark for large amounts of work, e.g. scans from 1 GiB).",
     )
-    spark_master: str = flag("local[*]", "URL of the Spark master: local[*], spark://…", metavar="URL")
 
 
 class TaskFlags(SparkFlags):

@@ -57,6 +57,7 @@ def verify_backup(flags: VerifyFlags, context: typer.Context) -> None:
             cluster=flags.cluster.config() if flags.level == "restore" else None,
             subset=Subset.parse(flags.subset),
             executor=Executor(flags.tasks.executor),
+            spark_settings=flags.tasks.spark_settings(),
         )
         out = flags.out
         findings: list[Finding] = []

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from tikv_br.cluster.config import ClusterConfig
 from tikv_br.spark.executor import DRIVER_THREADS, ExecutorKind, ExecutorOptions
+from tikv_br.spark.session import NO_SETTINGS, SparkSettings
 from tikv_br.storage.url import StorageLocation
 
 
@@ -44,6 +45,7 @@ class DiffOptions:
     executor: str = "auto"
     """``auto`` (here), ``driver`` or ``spark``."""
     spark_master: str = "local[*]"
+    spark_settings: SparkSettings = NO_SETTINGS
     concurrency: int | None = None
     """Number of concurrent tasks; None = the executor's default."""
 
@@ -51,6 +53,6 @@ class DiffOptions:
     def where(self) -> ExecutorOptions:
         """Where tasks run: on this machine unless Spark was requested, because the stores do most of the work."""
         if self.executor == "spark":
-            return ExecutorOptions("spark", self.spark_master, self.concurrency)
+            return ExecutorOptions("spark", self.spark_master, self.concurrency, self.spark_settings)
         kind: ExecutorKind = "driver"
         return ExecutorOptions(kind, concurrency=self.concurrency or min(DRIVER_THREADS, 2 * (os.cpu_count() or 1)))

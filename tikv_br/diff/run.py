@@ -17,7 +17,7 @@ from tikv_br.diff.values import DifferentRange, KeyDifference, Meter, Report
 from tikv_br.errors import UsageError
 from tikv_br.progress_events import Notice, Reporter, silent
 from tikv_br.spark.executor import run_tasks
-from tikv_br.spark.session import check_master
+from tikv_br.spark.session import check_settings
 from tikv_br.steps import FunctionStep, run_steps
 
 
@@ -172,7 +172,7 @@ def diff(options: DiffOptions, reporter: Reporter = silent) -> DiffResult:
     Raises `UsageError` for sides that cannot be compared, and the `TikvBrError` that prevented the comparison.
     """
     if options.executor == "spark":
-        check_master(options.spark_master)
+        check_settings(options.spark_master, options.spark_settings)
     began = time.monotonic()
     context = DiffContext(options, reporter)
     with context.clusters:

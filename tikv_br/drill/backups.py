@@ -30,7 +30,8 @@ def check_source(context: DrillContext) -> None:
     options = context.options.backup
     if options is not None:
         place = context.options.backups
-        _check(CheckOptions(options.cluster, place, options.executor, options.spark_master, timeout=PROBE_SECONDS))
+        spark = options.executor, options.spark_master, options.spark_settings
+        _check(CheckOptions(options.cluster, place, *spark, timeout=PROBE_SECONDS))
 
 
 def check_target(context: DrillContext) -> None:

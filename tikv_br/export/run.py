@@ -255,7 +255,7 @@ def copy(context: ExportContext) -> None:
     context.session_seconds = run_tasks(
         tasks,
         partial(run_export_task, ExportJob(source, options.read.storage, table)),
-        options=ExecutorOptions(engine.executor, options.read.spark_master, concurrency),
+        options=ExecutorOptions(engine.executor, options.read.spark_master, concurrency, options.read.spark_settings),
         on_result=context.parts.append,
         name_of=str,
         reporter=context.reporter,

@@ -7,6 +7,8 @@ Modules, in reading order:
 - `executor`: `run_tasks`, for Spark and for threads
 - `task`: the context of a task, and its messages to the driver
 - `channel`: the connection over which tasks report progress
-- `session`: starts and stops Spark
+- `session`: starts and stops Spark; the user's settings for it
+- `jobs`, `shipped`: jobs, on workers that have this tikv-br; what runs there before that is known
+- `pack`: an archive with this Python's tikv-br for the workers of a cluster
 - `frames`: inputs of Spark SQL, and functions over their partitions
 """

@@ -1,7 +1,7 @@
 """The connection from tasks to the driver: Spark's own accumulators arrive only when a task has ended.
 
-The listener's handshake authenticates the connection. Every message is signed as well, because outcomes are pickles, and the
-network of a cluster is not trusted.
+A connection begins with a challenge, and every message is signed, because outcomes are pickles, and the network of a cluster is not
+trusted. A connection that says nothing, as of a port scanner, keeps only its own thread.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import secrets
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from multiprocessing import AuthenticationError
 from multiprocessing.connection import Client, Connection, Listener
 from typing import Self
 
@@ -25,6 +24,7 @@ logger = logging.getLogger(__name__)
 _DIGEST = "sha256"
 _DIGEST_SIZE = 32
 _QUEUE_BOUND = 1000
+_HANDSHAKE_SECONDS = 30.0
 ANY_HOST = "0.0.0.0"  # noqa: S104 - a cluster's executors connect from elsewhere, with the key
 
 
@@ -36,6 +36,10 @@ class ChannelAddress:
     port: int
     key: bytes
 
+    def answer(self, challenge: bytes) -> bytes:
+        """What proves that its sender knows the key. No signature of a message: those are made with the key itself."""
+        return hmac.digest(hmac.digest(self.key, b"connection", _DIGEST), challenge, _DIGEST)
+
 
 class ProgressListener:
     """The driver's end: hands every message to ``receive``, from threads of its own. A context manager."""
@@ -46,7 +50,7 @@ class ProgressListener:
         key = secrets.token_bytes(32)
         self._receive = receive
         self._host = host
-        self._listener = Listener((host, 0), backlog=64, authkey=key)
+        self._listener = Listener((host, 0), backlog=64)
         port: int = self._listener.address[1]
         self.address = ChannelAddress(advertise or host, port, key)
         self._closing = False
@@ -68,24 +72,38 @@ class ProgressListener:
         while not self._closing:
             try:
                 connection = self._listener.accept()
-            except (OSError, EOFError, AuthenticationError) as error:
+            except OSError as error:
                 if not self._closing:
                     logger.debug("a connection to the progress listener failed: %s", error)
                 continue
-            threading.Thread(target=self._read, args=(connection,), name="progress-read", daemon=True).start()
+            threading.Thread(target=self._serve, args=(connection,), name="progress-read", daemon=True).start()
+
+    def _serve(self, connection: Connection) -> None:
+        with connection:
+            if self._is_task(connection):
+                self._read(connection)
 
     def _read(self, connection: Connection) -> None:
-        with connection:
-            while True:
-                try:
-                    packet = connection.recv_bytes()
-                except (EOFError, OSError):
-                    return
-                signature, payload = packet[:_DIGEST_SIZE], packet[_DIGEST_SIZE:]
-                if not hmac.compare_digest(signature, hmac.digest(self.address.key, payload, _DIGEST)):
-                    logger.warning("dropped a progress message with a wrong signature and closed its connection")
-                    return
-                self._receive(pickle.loads(payload))  # noqa: S301 - signed by a task of this run
+        while True:
+            try:
+                packet = connection.recv_bytes()
+            except (EOFError, OSError):
+                return
+            signature, payload = packet[:_DIGEST_SIZE], packet[_DIGEST_SIZE:]
+            if not hmac.compare_digest(signature, hmac.digest(self.address.key, payload, _DIGEST)):
+                logger.warning("dropped a progress message with a wrong signature and closed its connection")
+                return
+            self._receive(pickle.loads(payload))  # noqa: S301 - signed by a task of this run
+
+    def _is_task(self, connection: Connection) -> bool:
+        """Whether the other end knows the key of the run."""
+        challenge = secrets.token_bytes(_DIGEST_SIZE)
+        try:
+            connection.send_bytes(challenge)
+            answer = connection.recv_bytes(_DIGEST_SIZE) if connection.poll(_HANDSHAKE_SECONDS) else b""
+        except (EOFError, OSError):
+            return False
+        return hmac.compare_digest(answer, self.address.answer(challenge))
 
 
 class ProgressSender:
@@ -108,11 +126,12 @@ class ProgressSender:
 
     def _run(self) -> None:
         try:
-            with Client((self._address.host, self._address.port), authkey=self._address.key) as connection:
+            with Client((self._address.host, self._address.port)) as connection:
+                connection.send_bytes(self._address.answer(connection.recv_bytes(_DIGEST_SIZE)))
                 while True:
                     payload = pickle.dumps(self._queue.get())
                     connection.send_bytes(hmac.digest(self._address.key, payload, _DIGEST) + payload)
-        except (OSError, EOFError, AuthenticationError) as error:
+        except (OSError, EOFError) as error:
             self._lost = True
             logger.debug("cannot report progress: the connection to the driver is lost: %s", error)
 

@@ -6,23 +6,22 @@ import contextlib
 import logging
 import pickle
 import queue
+import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, wait
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import wait
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Generic, Literal, TypeVar
+from typing import Generic, Literal, TypeVar
 
 from tikv_br.cancellation import Cancellation
-from tikv_br.errors import SparkUnavailable, TaskFailed, TikvBrError
+from tikv_br.errors import SparkUnavailable, TikvBrError
 from tikv_br.progress_events import Notice, Reporter, TasksProgress, silent
 from tikv_br.spark.channel import ANY_HOST, ChannelAddress, ProgressListener, RunSender
+from tikv_br.spark.jobs import by_value, spark_job
+from tikv_br.spark.session import NO_SETTINGS, SparkSettings, driver_host, is_local, spark_context
 from tikv_br.spark.task import Message, SharedObjects, TaskContext, run_task
-
-if TYPE_CHECKING:
-    from pyspark import SparkContext
-
 
 R = TypeVar("R")
 PROGRESS_SECONDS = 0.1
@@ -117,7 +116,6 @@ class Collector(Generic[R]):
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
-_JOB_GROUP = "tikv-br"
 worker = SharedObjects()
 """Of this process if it is a worker of Spark: Spark uses it for many tasks, and has no other place for what outlives one."""
 
@@ -143,13 +141,14 @@ class ExecutorOptions:
     executor: ExecutorChoice = "spark"
     master: str = "local[*]"
     concurrency: int | None = None
+    settings: SparkSettings = NO_SETTINGS
 
 
 def choose_executor(tasks: int, task_bytes: int = 0) -> ExecutorKind:
     """Where tasks run: here, or on Spark if it can start and they are many, or many bytes pass through them."""
     if tasks < MIN_SPARK_TASKS and task_bytes < MIN_SPARK_BYTES:
         return "driver"
-    from tikv_br.spark.session import check_java
+    from tikv_br.spark.session import check_java  # late: tests replace it
 
     try:
         check_java()
@@ -249,18 +248,19 @@ def _run_on_spark(
     reporter: Reporter,
 ) -> float:
     """Returns the seconds until the session stood."""
-    from tikv_br.spark.session import driver_host, is_local, spark_context
-
     host = "127.0.0.1" if is_local(options.master) else ANY_HOST
     began = time.monotonic()
     with contextlib.ExitStack() as stack:
-        context = stack.enter_context(spark_context(options.master, concurrency=options.concurrency))
+        context = stack.enter_context(
+            spark_context(options.master, concurrency=options.concurrency, settings=options.settings)
+        )
         seconds = time.monotonic() - began
         reporter(Notice(f"the Spark session on {options.master} has started in {seconds:.1f} s"))
         collector.begin()
         listener = stack.enter_context(ProgressListener(collector.put, host, driver_host(context)))
         work = ((index, (task, name_of(task))) for index, task in enumerate(tasks))
-        outcomes = context.parallelize(work, len(tasks)).map(partial(_run_one, function, listener.address))
+        one = partial(_run_one, function, listener.address, on_cluster=not is_local(options.master))
+        outcomes = context.parallelize(work, len(tasks)).mapPartitions(by_value(partial(map, one)))
         job = stack.enter_context(spark_job(context, outcomes.collect))
         while not collector.complete and not job.done():
             collector.take(POLL_SECONDS)
@@ -272,52 +272,23 @@ def _run_on_spark(
     return seconds
 
 
-@contextlib.contextmanager
-def spark_job(context: SparkContext, work: Callable[[], list[Message]]) -> Iterator[Future[list[Message]]]:
-    """Run a job in a thread while the block runs; a block that raises cancels it and the Python workers in it.
-
-    The future raises `TaskFailed` if Spark gives up.
-    """
-    from py4j.protocol import Py4JError
-
-    job: Future[list[Message]] = Future()
-
-    def run() -> None:
-        try:
-            context.setJobGroup(_JOB_GROUP, "tikv-br tasks", interruptOnCancel=True)
-            job.set_result(work())
-        except Exception as error:  # noqa: BLE001 - raised where the result is awaited
-            failure = TaskFailed(f"Spark failed: {first_cause(error)}")
-            failure.__cause__ = error
-            job.set_exception(failure)
-
-    threading.Thread(target=run, name="spark-job", daemon=True).start()
-    try:
-        yield job
-    except BaseException:
-        with contextlib.suppress(Py4JError, OSError):  # of a JVM that died, or was killed
-            context.cancelJobGroup(_JOB_GROUP)
-        wait([job], timeout=10)
-        raise
-
-
 def _run_one(
-    function: Callable[[T, TaskContext], R], address: ChannelAddress, row: tuple[int, tuple[T, str]]
+    function: Callable[[T, TaskContext], R],
+    address: ChannelAddress,
+    row: tuple[int, tuple[T, str]],
+    *,
+    on_cluster: bool = False,
 ) -> Message:
-    """Run one task inside a Spark worker. Its outcome travels at once over the channel, and for certain as the job's row."""
+    """Run one task inside a Spark worker. Its outcome travels at once over the channel, and for certain as the job's row.
+
+    Errors on a cluster name the worker: what cannot be reached from there may be reached from here.
+    """
     from pyspark import TaskContext as SparkTaskContext
 
     index, (task, name) = row
     spark_task = SparkTaskContext.get()
     sender = worker.get(RunSender).to(address)
     context = TaskContext(index, spark_task.attemptNumber() if spark_task else 0, sender.send, shared=worker)
-    outcome = run_task(function, task, name, context)
+    outcome = run_task(function, task, f"{name} on worker {socket.gethostname()}" if on_cluster else name, context)
     sender.send(outcome)
     return outcome
-
-
-def first_cause(error: Exception) -> str:
-    """Return the line of Spark's long report that names the error."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    causes = [line for line in lines if "Exception: " in line or "Error: " in line or "Job aborted" in line]
-    return (causes or lines or [type(error).__name__])[0]

@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, TypeVar
 from tikv_br.errors import TaskFailed, UsageError
 from tikv_br.progress_events import Reporter
 from tikv_br.spark.channel import ANY_HOST, ChannelAddress, ProgressListener, RunSender
-from tikv_br.spark.executor import POLL_SECONDS, Collector, first_cause, spark_job, worker
-from tikv_br.spark.session import driver_host, is_local, spark_context
+from tikv_br.spark.executor import POLL_SECONDS, Collector, worker
+from tikv_br.spark.jobs import by_value, first_cause, spark_job
+from tikv_br.spark.session import NO_SETTINGS, SparkSettings, driver_host, is_local, spark_context
 from tikv_br.spark.task import Message, TaskContext, run_task
 
 if TYPE_CHECKING:
@@ -81,9 +82,9 @@ class Input:
 
 
 @contextlib.contextmanager
-def sql_session(master: str) -> Iterator[SparkSession]:
+def sql_session(master: str, settings: SparkSettings = NO_SETTINGS) -> Iterator[SparkSession]:
     """Start Spark SQL for the length of the block. Raises as `spark_context`."""
-    with spark_context(master) as context:
+    with spark_context(master, settings=settings) as context:
         from pyspark.sql import SparkSession
 
         session = SparkSession(context)
@@ -276,7 +277,7 @@ def map_partitions(
     host = "127.0.0.1" if is_local(master) else ANY_HOST
     with contextlib.ExitStack() as stack:
         listener = stack.enter_context(ProgressListener(collector.put, host, driver_host(context)))
-        outcomes = frame.mapInArrow(partial(_run_partition, function, listener.address), "outcome binary")
+        outcomes = frame.mapInArrow(by_value(partial(_run_partition, function, listener.address)), "outcome binary")
         job = stack.enter_context(
             spark_job(context, lambda: [pickle.loads(row["outcome"]) for row in outcomes.collect()])  # noqa: S301 - made by this job
         )

@@ -1,4 +1,7 @@
-"""Starts and stops Spark: checks Java first, redirects its log, and binds a local session to loopback."""
+"""Starts and stops Spark: checks Java first, redirects its log, and binds a local session to loopback.
+
+Settings come from ``spark-defaults.conf``, which Spark itself reads, then from the user's `SparkSettings`, then from here.
+"""
 
 from __future__ import annotations
 
@@ -6,18 +9,23 @@ import contextlib
 import logging
 import os
 import re
+import shlex
 import shutil
+import socket
+import struct
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from tikv_br.errors import SparkUnavailable, UsageError
+from tikv_br.spark.jobs import check_workers
 
 if TYPE_CHECKING:
     from pyspark import SparkConf, SparkContext
@@ -26,11 +34,74 @@ logger = logging.getLogger(__name__)
 MIN_JAVA = 17
 _LAUNCHES = 3  # of a JVM that ends without output
 _ATTEMPTS = 4  # of a task whose worker dies; tasks that fail by themselves are not run again
-_MASTER = re.compile(r"local|local\[(\*|[1-9]\d*)(,\d+)?\]|spark://[^/\s]+|yarn|k8s://\S+")
+_MASTER = re.compile(r"local|local\[(\*|[1-9]\d*)(,\d+)?\]|spark://[^/\s,]+:\d{1,5}(,[^/\s,]+:\d{1,5})*|yarn|k8s://\S+")
+_MASTER_SECONDS = 10.0
+_SUBMITTED = "PYSPARK_GATEWAY_PORT"
+"""Variable of a process that spark-submit started, beside a JVM of its own."""
+_ENVIRONMENT = "environment"
+"""Folder into which executors unpack an archive."""
+_OURS = {"spark.master": "--spark-master", "spark.submit.deployMode": "--spark-master, whose driver is this process"}
+"""Settings that only we make, and what to pass instead."""
 _LOOPBACK = "127.0.0.1"
 _LOG_CONFIG = Path(__file__).with_name("log4j2.properties")
+_PYTHON = "PYSPARK_PYTHON"
+_ARGUMENTS = "PYSPARK_SUBMIT_ARGS"
+_SHELL = "pyspark-shell"
+"""The name of an application that has none."""
+_DEFAULTS = {
+    "spark.ui.enabled": "false",
+    "spark.python.worker.reuse": "true",
+    "spark.task.maxFailures": str(_ATTEMPTS),
+}
+"""Settings unless the user has others."""
 _QUICK_COMPILER = "-XX:TieredStopAtLevel=1"
 """This JVM only steers tasks: its better compiler costs more than half of all its processor time, and never pays."""
+
+
+@dataclass(frozen=True, slots=True)
+class SparkSettings:
+    """The user's settings for Spark. Values may be secrets: they are in no representation, and do not travel to tasks."""
+
+    conf: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+    archive: str = ""
+    """Archive with a Python environment for the executors: a path, or a URL that they can read; ``""`` = none."""
+
+    @classmethod
+    def parse(cls, conf: Sequence[str], archive: str = "") -> SparkSettings:
+        """Settings as on the command line. Raises `UsageError`, without the values."""
+        pairs = [text.partition("=") for text in conf]
+        for number, (name, sign, value) in enumerate(pairs, 1):
+            if not sign or not re.fullmatch(r"spark\.[^\s:#!]+", name) or "\0" in value:
+                which = f" ({name})" if sign and name.startswith("spark.") else ""
+                raise UsageError(
+                    f"--spark-conf number {number}{which} is not KEY=VALUE",
+                    hint="Keys begin with spark., for example --spark-conf spark.executor.memory=4g.",
+                )
+            if name in _OURS:
+                raise UsageError(f"--spark-conf cannot set {name}", hint=f"Pass {_OURS[name]}.")
+        if archive and ":" not in archive and not Path(archive.partition("#")[0]).is_file():
+            raise UsageError(
+                f"--spark-archive: {archive.partition('#')[0]} is not a file",
+                hint="Make one with `tikv-br spark pack`.",
+            )
+        return cls(tuple((name, value.strip()) for name, _, value in pairs), archive)
+
+    def __reduce__(self) -> tuple[type[SparkSettings], tuple[()]]:
+        """Pickle as no settings: the options of an operation travel to its tasks, which need none of these."""
+        return SparkSettings, ()
+
+    @property
+    def properties(self) -> dict[str, str]:
+        """All of it as settings of Spark."""
+        found = dict(self.conf)
+        if self.archive:
+            archive = self.archive if "#" in self.archive else f"{self.archive}#{_ENVIRONMENT}"
+            found["spark.archives"] = ",".join(filter(None, (found.get("spark.archives"), archive)))
+            found.setdefault("spark.pyspark.python", f"./{archive.partition('#')[2]}/bin/python")
+        return found
+
+
+NO_SETTINGS = SparkSettings()
 
 
 def is_local(master: str) -> bool:
@@ -63,19 +134,54 @@ def check_java() -> int:
     return major
 
 
+def check_settings(master: str, settings: SparkSettings) -> None:
+    """Raise `UsageError` for a master that Spark would not understand, or an archive for one that has no executors to unpack it."""
+    check_master(master)
+    if settings.archive and is_local(master):
+        raise UsageError(
+            f"--spark-archive is for Spark clusters, and --spark-master is {master}", hint="Leave one of them out."
+        )
+
+
 @contextlib.contextmanager
-def spark_context(master: str, *, concurrency: int | None = None, app_name: str = "tikv-br") -> Iterator[SparkContext]:
+def spark_context(
+    master: str,
+    *,
+    concurrency: int | None = None,
+    app_name: str = "tikv-br",
+    settings: SparkSettings = NO_SETTINGS,
+) -> Iterator[SparkContext]:
     """Start a session for the length of the block; it is stopped, JVM and all, however the block ends.
 
     ``concurrency`` sets the threads of ``local[*]``, and limits those of ``local[n]`` or the cores to take of a cluster. Raises `UsageError`
-    for a malformed master and `SparkUnavailable`.
+    for a malformed master, `SparkUnavailable`, and `SparkWorkerUnfit` if a cluster's worker cannot run tasks.
     """
-    check_master(master)
+    check_settings(master, settings)
     check_java()
+    _check_reachable(master)
     begin = time.monotonic()
-    with tempfile.TemporaryFile() as log, _environment(master), _session(master, concurrency, app_name, log) as context:
+    with (
+        tempfile.TemporaryFile() as log,
+        _environment(master),
+        _session(_Plan(master, concurrency, app_name, settings), log) as context,
+    ):
+        if not is_local(master):
+            check_workers(context, master)
         logger.debug("Spark session on %s after %.1f s", master, time.monotonic() - begin)
         yield context
+
+
+def submitted_master() -> str:
+    """The master of the spark-submit that has started this process; ``""`` without one."""
+    if _SUBMITTED not in os.environ:
+        return ""
+    from pyspark.java_gateway import launch_gateway
+
+    gateway = launch_gateway()  # type: ignore[no-untyped-call]
+    try:
+        return str(gateway.jvm.org.apache.spark.SparkConf().get("spark.master", ""))
+    finally:
+        gateway.close()
 
 
 def driver_host(context: SparkContext) -> str:
@@ -83,11 +189,30 @@ def driver_host(context: SparkContext) -> str:
     return context.getConf().get("spark.driver.host") or _LOOPBACK
 
 
+def _check_reachable(master: str) -> None:
+    """Connect to a standalone cluster: Spark itself would try for minutes. Raises `SparkUnavailable`."""
+    if not master.startswith("spark://"):
+        return
+    problems = []
+    for address in master.removeprefix("spark://").split(","):
+        host, _, port = address.rpartition(":")
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), _MASTER_SECONDS).close()
+        except (OSError, OverflowError) as error:
+            problems.append(f"{address}: {error}")
+        else:
+            return
+    raise SparkUnavailable(
+        f"cannot connect to the Spark master {'; '.join(problems)}",
+        hint="Check --spark-master, whether the master runs, and the network.",
+    )
+
+
 @contextlib.contextmanager
-def _session(master: str, concurrency: int | None, app_name: str, log: IO[bytes]) -> Iterator[SparkContext]:
-    launch = _Launch(_conf(master, concurrency, app_name), log)
+def _session(plan: _Plan, log: IO[bytes]) -> Iterator[SparkContext]:
+    launch = _Launch(plan, log)
     try:
-        yield launch.result(master)
+        yield launch.result(plan.master)
     finally:
         launch.end()
         if logger.isEnabledFor(logging.DEBUG):
@@ -101,8 +226,8 @@ class _Launch:
     own; and a SparkContext made in the main thread would replace our handler of SIGINT.
     """
 
-    def __init__(self, conf: SparkConf, log: IO[bytes]) -> None:
-        self._conf, self._log = conf, log
+    def __init__(self, plan: _Plan, log: IO[bytes]) -> None:
+        self._plan, self._log = plan, log
         self._gateway: Any = None
         self._jvm_known = threading.Event()
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="spark-start")
@@ -112,10 +237,14 @@ class _Launch:
         from pyspark import SparkContext
 
         try:
-            self._gateway = _launch_jvm(self._conf, self._log)
+            with _properties_file(self._plan.settings.properties):
+                self._gateway = _launch_jvm(self._plan.launch_conf(), self._log)
         finally:
             self._jvm_known.set()
-        return SparkContext(conf=self._conf, gateway=self._gateway)
+        conf = self._plan.session_conf(self._gateway.jvm.org.apache.spark.SparkConf())
+        if not is_local(self._plan.master):  # pyspark takes the workers' Python from the environment only
+            os.environ["PYSPARK_PYTHON"] = conf.get("spark.pyspark.python") or os.environ.get(_PYTHON) or "python3"
+        return SparkContext(conf=conf, gateway=self._gateway)
 
     def result(self, master: str) -> SparkContext:
         """Wait for the session and return it. Raises `SparkUnavailable`."""
@@ -130,7 +259,7 @@ class _Launch:
     def end(self) -> None:
         """Stop the session, or cancel its start, and end the JVM."""
         self._jvm_known.wait()
-        if not self._context.done() and self._gateway is not None:
+        if not self._context.done() and self._gateway is not None and self._gateway.proc is not None:
             self._gateway.proc.kill()  # what is about to start on it fails
         self._pool.shutdown()
         _stop(self._context.result() if self._context.exception() is None else None, self._gateway)
@@ -163,23 +292,92 @@ def _launch_jvm(conf: SparkConf, log: IO[bytes]) -> Any:  # noqa: ANN401 - py4j 
     raise AssertionError
 
 
-def _conf(master: str, concurrency: int | None, app_name: str) -> SparkConf:
-    from pyspark import SparkConf
+@contextlib.contextmanager
+def _properties_file(properties: dict[str, str]) -> Iterator[None]:
+    """Let a JVM that starts in the block read the settings from a file of mode 0600: `ps` shows what is in arguments."""
+    if not properties or _SUBMITTED in os.environ:
+        yield
+        return
+    before = os.environ.get(_ARGUMENTS)
+    given = shlex.split(before or "pyspark-shell")
+    if "--properties-file" in given:
+        raise UsageError(
+            f"--spark-conf and --spark-archive do not go with a --properties-file in {_ARGUMENTS}",
+            hint="Put its settings into spark-defaults.conf, or pass them with --spark-conf.",
+        )
+    with tempfile.NamedTemporaryFile("w", encoding="ascii", prefix="tikv-br-", suffix=".conf") as file:  # mode 0600
+        file.writelines(f"{_escaped(name)}={_escaped(value)}\n" for name, value in properties.items())
+        file.flush()
+        os.environ[_ARGUMENTS] = shlex.join(["--load-spark-defaults", "--properties-file", file.name, *given])
+        try:
+            yield
+        finally:
+            _set_variable(_ARGUMENTS, before)
 
-    settings = {
-        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={_LOG_CONFIG.as_uri()} {_QUICK_COMPILER}",
-        "spark.ui.enabled": "false",
-        "spark.ui.showConsoleProgress": "false",
-        "spark.python.worker.reuse": "true",
-        "spark.task.maxFailures": str(_ATTEMPTS),
-    }
-    if is_local(master):
-        settings |= {"spark.driver.host": _LOOPBACK, "spark.driver.bindAddress": _LOOPBACK}
-    elif concurrency is not None:
-        settings["spark.cores.max"] = str(concurrency)
-    conf = SparkConf(loadDefaults=False)
-    conf.setMaster(_master(master, concurrency)).setAppName(app_name)
-    return conf.setAll(list(settings.items()))
+
+def _escaped(text: str) -> str:
+    """A key or a value for Java's Properties: everything but letters, digits and a few signs as UTF-16."""
+    plain = re.compile(r"[\w.,/-]", re.ASCII)
+    return "".join(
+        each if plain.fullmatch(each) else "".join(f"\\u{unit:04x}" for unit in _utf16(each)) for each in text
+    )
+
+
+def _utf16(character: str) -> tuple[int, ...]:
+    encoded = character.encode("utf-16-be", "surrogatepass")
+    return struct.unpack(f">{len(encoded) // 2}H", encoded)
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What a session is started with."""
+
+    master: str
+    concurrency: int | None
+    app_name: str
+    settings: SparkSettings
+
+    def launch_conf(self) -> SparkConf:
+        """What the JVM must know when it starts: it is in its arguments, so without the user's settings."""
+        from pyspark import SparkConf
+
+        conf = SparkConf(loadDefaults=False).setMaster(_master(self.master, self.concurrency))
+        conf.set("spark.ui.showConsoleProgress", "false")  # on by default in this kind of JVM
+        if is_local(self.master):
+            conf.setAll([("spark.driver.host", _LOOPBACK), ("spark.driver.bindAddress", _LOOPBACK)])
+        return conf
+
+    def session_conf(self, known: Any) -> SparkConf:  # noqa: ANN401 - py4j has no types
+        """All settings of the session; ``known`` is the JVM's SparkConf, which has the user's."""
+        conf = self.launch_conf()
+        given = self.settings.properties
+
+        def current(name: str, default: str = "") -> str:
+            return given.get(name) or str(known.get(name, default))
+
+        conf.setAll(list(given.items()))  # the JVM of spark-submit does not know them
+        for name, value in _DEFAULTS.items():
+            if name not in given and not known.contains(name):
+                conf.set(name, value)
+        if not current("spark.app.name") or current("spark.app.name") == _SHELL:
+            conf.setAppName(self.app_name)
+        if current("spark.pyspark.python"):
+            conf.set("spark.pyspark.python", current("spark.pyspark.python"))
+        if self.concurrency is not None and not is_local(self.master):
+            conf.setAll(list(_limits(self.master, self.concurrency, current("spark.executor.cores")).items()))
+        return conf
+
+
+def _limits(master: str, concurrency: int, executor_cores: str) -> dict[str, str]:
+    """The settings that allow at most so many tasks at a time on a cluster whose tasks take one core each."""
+    cores = min(int(executor_cores), concurrency) if executor_cores.isdigit() else 0
+    own = (
+        {"spark.executor.cores": str(cores)} if cores else {}
+    )  # an executor that is larger than the limit never starts
+    if master.startswith("spark://"):
+        return own | {"spark.cores.max": str(concurrency)}
+    executors = str(concurrency // (cores or 1))  # their executors have one core by default
+    return own | {"spark.executor.instances": executors, "spark.dynamicAllocation.maxExecutors": executors}
 
 
 def _master(master: str, concurrency: int | None) -> str:
@@ -197,19 +395,27 @@ def _master(master: str, concurrency: int | None) -> str:
 @contextlib.contextmanager
 def _environment(master: str) -> Iterator[None]:
     """Set what Spark reads from the environment only, for the length of the session."""
-    wanted = {"PYSPARK_DRIVER_PYTHON": sys.executable}
+    wanted = {"PYSPARK_DRIVER_PYTHON": sys.executable, _PYTHON: os.environ.get(_PYTHON)}
+    # Not in spark.driver.extraJavaOptions, which may be the user's.
+    ours = f"-Dlog4j2.configurationFile={_LOG_CONFIG.as_uri()} {_QUICK_COMPILER}"
+    wanted["SPARK_SUBMIT_OPTS"] = " ".join(filter(None, (os.environ.get("SPARK_SUBMIT_OPTS"), ours)))
     if is_local(master):
-        wanted |= {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": _LOOPBACK}
+        wanted |= {_PYTHON: sys.executable, "SPARK_LOCAL_IP": _LOOPBACK}
     before = {name: os.environ.get(name) for name in wanted}
-    os.environ.update(wanted)
+    for name, value in wanted.items():
+        _set_variable(name, value)
     try:
         yield
     finally:
         for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+            _set_variable(name, value)
+
+
+def _set_variable(name: str, value: str | None) -> None:
+    if value is None:
+        os.environ.pop(name, None)
+    else:
+        os.environ[name] = value
 
 
 def _stop(context: SparkContext | None, gateway: Any) -> None:  # noqa: ANN401 - py4j has no types
@@ -226,6 +432,9 @@ def _stop(context: SparkContext | None, gateway: Any) -> None:  # noqa: ANN401 -
     if gateway is None:
         return
     with contextlib.suppress(Py4JError, OSError):
+        if gateway.proc is None:  # the JVM is spark-submit's, and may serve a later session
+            gateway.close()
+            return
         gateway.shutdown()
     gateway.proc.stdin.close()  # the JVM ends when its standard input does
     try:

@@ -15,6 +15,7 @@ from tikv_br.backupset.files import FileEntry
 from tikv_br.cluster.config import ClusterConfig
 from tikv_br.errors import UsageError
 from tikv_br.spark.executor import DRIVER_THREADS
+from tikv_br.spark.session import NO_SETTINGS, SparkSettings
 from tikv_br.storage.url import StorageLocation
 
 _PERCENT = re.compile(r"(\d+(?:\.\d+)?)%")
@@ -105,6 +106,7 @@ class VerifyOptions:
     """Seed for the choice of a subset."""
     executor: Executor = Executor.AUTO
     spark_master: str = "local[*]"
+    spark_settings: SparkSettings = NO_SETTINGS
     concurrency: int | None = None
     """Number of files verified in parallel; None = the executor's default."""
 

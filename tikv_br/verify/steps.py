@@ -28,7 +28,7 @@ from tikv_br.errors import (
 )
 from tikv_br.progress_events import Notice, Reporter, silent
 from tikv_br.spark.executor import ExecutorKind, ExecutorOptions, run_tasks
-from tikv_br.spark.session import check_master
+from tikv_br.spark.session import check_settings
 from tikv_br.steps import FunctionStep, Step
 from tikv_br.storage.base import ObjectInfo, ObjectStore
 from tikv_br.storage.open import open_store
@@ -46,7 +46,7 @@ def check_options(options: VerifyOptions) -> None:
     if options.level is Level.RESTORE and options.cluster is None:
         raise UsageError("level restore compares the backup with a cluster: pass --pd")
     if options.executor is Executor.SPARK:
-        check_master(options.spark_master)
+        check_settings(options.spark_master, options.spark_settings)
 
 
 def compare_tasks(
@@ -66,7 +66,7 @@ def choose_executor(options: VerifyOptions, work_bytes: int) -> ExecutorOptions:
     if options.executor is Executor.SPARK or (options.executor is Executor.AUTO and work_bytes >= SPARK_BYTES):
         kind = "spark"
     threads = options.threads if kind == "driver" else options.concurrency
-    return ExecutorOptions(kind, options.spark_master, threads)
+    return ExecutorOptions(kind, options.spark_master, threads, options.spark_settings)
 
 
 T = TypeVar("T")

@@ -73,6 +73,7 @@ CALLS: dict[CommandPath, str] = {
     ("playground", "list"): "",
     ("config", "show"): "",
     ("config", "check"): "",
+    ("spark", "pack"): "{packed}",
     ("version",): "",
 }
 ENDLESS = {("sync",), ("capture", "start"), ("log", "start")}

@@ -197,6 +197,7 @@ def _fill(world: World) -> None:
         "etcd": world.etcd,
         "config": str(config),
         "drill": "20260101",
+        "packed": str(world.folder / "packed.tar.gz"),
     }
     for name in ("scratch", "home"):
         Path(world.names[name]).mkdir()

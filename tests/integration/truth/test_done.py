@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import tarfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -124,6 +125,17 @@ def exported(world: World, ended: Ended) -> bool:
     return (place / "_SUCCESS").exists() and found == ROWS and ended.last["total_kvs"] == len(ROWS)
 
 
+def packed(world: World, ended: Ended) -> bool:
+    """The archive has all files, the interpreter's starter and this package among them."""
+    with tarfile.open(world.names["packed"]) as archive:
+        names = [each.name for each in archive]
+    return (
+        len(names) == ended.last["files"]
+        and "bin/python" in names
+        and any("tikv_br/spark/pack" in name for name in names)
+    )
+
+
 PROOFS: dict[CommandPath, Proof] = {
     ("backup", "raw"): backed_up,
     ("restore", "raw"): restored,
@@ -197,6 +209,7 @@ PROOFS: dict[CommandPath, Proof] = {
     ("playground", "stop"): lambda world, _: not is_running(world),
     ("config", "show"): lambda _, ended: not ended.out,
     ("config", "check"): lambda _, ended: ended.last["settings"] == 0,
+    ("spark", "pack"): packed,
     ("version",): lambda _, ended: ended.last["message_type"] == "version",
 }
 

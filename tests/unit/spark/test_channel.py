@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import pickle
 import queue
 import time
-from multiprocessing import AuthenticationError
 from multiprocessing.connection import Client
 
 import pytest
@@ -35,9 +35,25 @@ def test_listener_is_on_loopback_only_unless_told_otherwise() -> None:
 
 
 def test_wrong_key_is_refused() -> None:
-    """Who does not know the key of the run cannot connect."""
-    with ProgressListener(lambda _: None) as listener, pytest.raises(AuthenticationError):
-        Client((listener.address.host, listener.address.port), authkey=b"guess")
+    """Who does not know the key of the run is hung up on, before a message of theirs is read."""
+    received: list[Message] = []
+    with ProgressListener(received.append) as listener:
+        other = dataclasses.replace(listener.address, key=b"guess")
+        with Client((other.host, other.port)) as connection:
+            connection.send_bytes(other.answer(connection.recv_bytes()))
+            with pytest.raises((EOFError, ConnectionResetError)):
+                connection.recv_bytes()
+    assert received == []
+
+
+def test_silent_connections_hold_nobody_up() -> None:
+    """Connections that never answer the challenge, as of a port scanner, are open while others report."""
+    received: queue.Queue[Message] = queue.Queue()
+    with ProgressListener(received.put) as listener, contextlib.ExitStack() as stack:
+        for _ in range(3):
+            stack.enter_context(Client((listener.address.host, listener.address.port)))
+        ProgressSender(listener.address).send(MESSAGE)
+        assert received.get(timeout=60) == MESSAGE
 
 
 def test_unsigned_message_is_dropped_unread() -> None:
@@ -46,7 +62,8 @@ def test_unsigned_message_is_dropped_unread() -> None:
     address: ChannelAddress
     with ProgressListener(received.append) as listener:
         address = listener.address
-        with Client((address.host, address.port), authkey=address.key) as connection:
+        with Client((address.host, address.port)) as connection:
+            connection.send_bytes(address.answer(connection.recv_bytes()))
             connection.send_bytes(b"\0" * 32 + pickle.dumps(MESSAGE))
             with pytest.raises((EOFError, ConnectionResetError)):
                 connection.recv_bytes()
