@@ -8,6 +8,7 @@ Modules, in reading order:
 - `run`: options, and the load from its options to its summary
 - `stage`: the steps that make the temporary backup
 - `partition`: the task that writes one partition
+- `runs`: the same for rows that Spark writes to our data source: sorted runs instead of an input
 
 Never imports the command line.
 """
