@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import runpy
 import sys
 import time
@@ -25,6 +26,7 @@ from tests.support.tools import ROOT
 from tikv_br.backup.options import BackupOptions
 from tikv_br.backup.run import backup
 from tikv_br.backupset.files import FileKind
+from tikv_br.bulk_load import runs
 from tikv_br.datasource import TikvBackupDataSource, TikvDataSource
 from tikv_br.errors import ClusterUnreachable, UsageError
 from tikv_br.spark.session import spark_context
@@ -50,6 +52,7 @@ def spark() -> Iterator[SparkSession]:
     """A session on two threads."""
     with spark_context("local[2]") as context:
         session = SparkSession(context)
+        session.conf.set("spark.sql.shuffle.partitions", "2")
         session.dataSource.register(TikvDataSource)
         session.dataSource.register(TikvBackupDataSource)
         yield session
@@ -167,7 +170,7 @@ def test_expiry(spark: SparkSession, v1ttl: LiveCluster) -> None:
     raw.put(b"read/never", b"2")
     frame = spark.read.format("tikv").options(pd=v1ttl.pd, ttl="true", prefix="read/").load()
     found = {bytes(row["key"]): row["expire_ts"] for row in frame.collect()}
-    assert found[b"read/day"] == pytest.approx(now + DAY, abs=30)
+    assert found[b"read/day"] == pytest.approx(now + DAY, abs=600)
     assert found == {b"read/day": found[b"read/day"], b"read/never": 0}
     copies = frame.withColumn("key", f.concat(f.lit(b"copy/"), "key"))
     copies.write.format("tikv").mode("append").options(pd=v1ttl.pd).save()
@@ -177,7 +180,7 @@ def test_expiry(spark: SparkSession, v1ttl: LiveCluster) -> None:
     over = spark.createDataFrame([(b"over", b"5", 1)], "key binary, value binary, expire_ts long")
     over.write.format("tikv").mode("append").options(pd=v1ttl.pd).save()
     for key in (b"copy/read/day", b"ttl/day"):
-        assert raw.get_ttl(key) == pytest.approx(DAY, abs=60)
+        assert raw.get_ttl(key) == pytest.approx(DAY, abs=600)
     assert raw.get_ttl(b"copy/read/never") == raw.get_ttl(b"ttl/never") == 0
     assert raw.get(b"over") is None
 
@@ -196,7 +199,14 @@ def test_written_rows_are_there(spark: SparkSession, live: LiveCluster) -> None:
     ("mode", "schema", "given", "message"),
     [
         ("overwrite", "key binary, value binary", {}, 'mode("overwrite") is not supported'),
-        ("append", "key binary, value binary", {"ingest": "true"}, "option ingest is not supported"),
+        ("append", "key binary, value binary", {"ingest": "true"}, "option staging is missing"),
+        ("append", "key binary, value binary", {"staging": "/tmp"}, "option staging needs option ingest"),
+        (
+            "append",
+            "key binary, value binary",
+            {"ingest": "true", "staging": "s3://bucket/x?access-key=alice&secret-access-key=s"},
+            "contains credentials",
+        ),
         ("append", "key string, value binary", {}, "column key is string"),
         ("append", "key binary, payload binary", {}, "cannot write column 'payload'"),
         ("append", "key binary, value binary", {"keyspace": "nobody"}, "no keyspace 'nobody'"),
@@ -221,6 +231,111 @@ def test_nulls_are_refused(live: LiveCluster) -> None:
         with pytest.raises(UsageError, match="cannot write these rows"):
             writer.write(iter([pa.RecordBatch.from_pylist([row])]))
     assert live.raw(9).get(b"null") is None
+
+
+def ingest(live: LiveCluster, frame: DataFrame, keyspace_id: int, folder: Path, **more: str) -> None:
+    """Write a DataFrame by SSTs, staged in a folder."""
+    options = {"pd": live.pd, "keyspace": str(keyspace_id), "ingest": "true", "staging": str(folder), **more}
+    frame.write.format("tikv").mode("append").options(**options).save()
+
+
+def files_in(folder: Path) -> list[Path]:
+    """The files below a folder."""
+    return [path for path in folder.rglob("*") if path.is_file()]
+
+
+def test_ingested_rows_are_there(spark: SparkSession, live: LiveCluster, tmp_path: Path) -> None:
+    """Rows in no order, in several partitions, some with a TTL, come by SSTs; other keyspaces stay, and nothing stays staged."""
+    rows = {b"in%05d" % (number * 7919 % 3000): b"%d" % number * (number % 7) for number in range(3000)}
+    given = [(key, value, DAY if key.endswith(b"7") else None) for key, value in rows.items()]
+    given.append((b"in over", b"expired", 1))
+    frame = spark.createDataFrame(given, "key binary, value binary, expire_ts long").repartition(3)
+    frame = frame.withColumn(
+        "expire_ts", f.when(f.col("expire_ts") > 1, f.col("expire_ts") + int(time.time())).otherwise(f.col("expire_ts"))
+    )
+    before = contents(live, KEYSPACE)
+    live.forget_calls()
+    ingest(live, frame, 30, tmp_path)
+    called = live.calls()["rpcs"]
+    assert not {name for name in called if "Put" in name}
+    assert contents(live, 30) == rows
+    raw = live.raw(30)
+    assert raw.get_ttl(b"in00007") == pytest.approx(DAY, abs=600)
+    assert raw.get_ttl(b"in00008") == 0
+    assert contents(live, KEYSPACE) == before
+    assert files_in(tmp_path) == []
+    ingest(live, frame.limit(0), 30, tmp_path)
+    assert contents(live, 30) == rows
+
+
+def test_refused_ingests(spark: SparkSession, live: LiveCluster, tmp_path: Path) -> None:
+    """Keys that are there twice, in one partition or in two, and a target with rows: refused with the target unchanged."""
+    old = {b"dup1": b"old", b"dup9": b"old"}
+    live.raw(31).batch_put(old)
+    rows = spark.createDataFrame([(b"dup%d" % (number % 5), b"x") for number in range(6)], "key binary, value binary")
+    fine = spark.createDataFrame([(b"dup%d" % number, b"new") for number in range(8)], "key binary, value binary")
+    empty = spark.createDataFrame([(b"", b"x")], "key binary, value binary")
+    for frame, message in (
+        (rows.coalesce(1), r"(?s)1 row with a key that another row has, for example 64757030.*Hint: .*dropDuplicates"),
+        (fine.union(fine.where(f.col("key") == f.lit(b"dup3"))), "1 row with a key .* for example 64757033"),
+        (fine.repartition(2), r"(?s)Hint: Empty the range, or set allow_overwrite"),
+        (empty, "a row has an empty key"),
+    ):
+        with pytest.raises(PySparkException, match=message):
+            ingest(live, frame, 31, tmp_path)
+        assert contents(live, 31) == old
+        assert files_in(tmp_path) == []
+    ingest(live, fine, 31, tmp_path, allow_overwrite="true")
+    assert contents(live, 31) == old | {b"dup%d" % number: b"new" for number in range(8)}
+
+
+def test_many_runs_are_merged(live: LiveCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tasks with more rows than a run, and runs of all keys, make files that follow each other; a key of two tasks is refused."""
+    monkeypatch.setattr(runs, "RUN_BYTES", 40_000)
+    monkeypatch.setattr(runs, "GROUP_BYTES", 8_000)
+    monkeypatch.setattr(runs, "MERGE_BYTES", 60_000)
+    ranges: list[int] = []
+    merge_range = runs.merge_range
+    monkeypatch.setattr(runs, "merge_range", lambda *given: ranges.append(1) or merge_range(*given))
+    key = tmp_path / "key"
+    key.write_text(KEYS["aes256-ctr"])
+    key.chmod(0o600)
+    source = TikvDataSource(
+        {
+            "pd": live.pd,
+            "keyspace": "32",
+            "ingest": "true",
+            "staging": str(tmp_path / "s"),
+            "crypter_key_file": str(key),
+        }
+    )
+    rows = {b"many%05d" % (number * 7919 % 4000): b"v%d" % number * 10 for number in range(4000)}
+    schema = schema_of("key binary, value binary")
+
+    def batches(part: list[tuple[bytes, bytes]]) -> Iterator[pa.RecordBatch]:
+        for first in range(0, len(part), 100):
+            keys, values = zip(*part[first : first + 100], strict=True)
+            yield pa.RecordBatch.from_pydict({"key": keys, "value": values})
+
+    parts = [list(rows.items())[first::4] for first in range(4)]
+    writer = pickle.loads(pickle.dumps(source.writer(schema, overwrite=False)))
+    staged = [writer.write(batches(part)) for part in parts]
+    assert len(files_in(tmp_path / "s")) > len(parts)
+    again = writer.write(batches(parts[2][500:503]))
+    with pytest.raises(UsageError, match="3 rows with a key that another row has"):
+        writer.commit([*staged, again])
+    assert contents(live, 32) == {}
+    assert files_in(tmp_path / "s") == []
+    writer = source.writer(schema, overwrite=False)
+    staged = [writer.write(batches(part)) for part in parts]
+    ranges.clear()
+    writer.commit(staged)
+    assert contents(live, 32) == rows
+    assert len(ranges) > 3
+    assert files_in(tmp_path / "s") == []
+    writer.write(batches(parts[0]))
+    writer.abort([])
+    assert files_in(tmp_path / "s") == []
 
 
 def test_spark_shows_message_and_hint(spark: SparkSession, live: LiveCluster) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -86,15 +86,16 @@ class LogArchive:
     """Changes up to this are removed; 0 = none."""
 
     @classmethod
-    def open(cls, store: ObjectStore, log_id: str) -> LogArchive:
-        """Read the records; of the data files only names and sizes.
+    def open(cls, store: ObjectStore, log_id: str, known: Iterable[Segment] = ()) -> LogArchive:
+        """Read the records; of the data files only names and sizes. `known` segments, of an earlier call, are not read again.
 
         Raises `BackupNotFound`, `LogDamaged` for a damaged `log.json`, `CrypterMismatch`, `BackupUnsupported`, `StorageError`.
         Other damage, and gaps, do not raise here.
         """
-        found = cls._read(store, log_id)
+        records = {segment.name: segment for segment in known}
+        found = cls._read(store, log_id, records)
         if found.damage or found.gaps():  # perhaps only because the writer or a truncation was at work
-            found = cls._read(store, log_id)
+            found = cls._read(store, log_id, records)
         return found
 
     @staticmethod
@@ -103,7 +104,7 @@ class LogArchive:
         return _description(store, log_id)
 
     @classmethod
-    def _read(cls, store: ObjectStore, log_id: str) -> LogArchive:
+    def _read(cls, store: ObjectStore, log_id: str, known: Mapping[str, Segment]) -> LogArchive:
         description = _description(store, log_id)
         damage: list[DamagedObject] = []
         checkpoint_ts = _checkpoint_ts(store, description, damage)  # before the segments, which may become more
@@ -111,7 +112,8 @@ class LogArchive:
         sizes = {info.name: info.size for info in store.list(log_id)}
         names = {name: parsed for name in sizes if (parsed := SegmentName.parse(name))}
         with ThreadPoolExecutor(READERS, thread_name_prefix="log") as pool:
-            found = dict(zip(names, pool.map(lambda name: _segment(store, log_id, name, sizes), names), strict=True))
+            reads = pool.map(lambda name: _segment(store, log_id, name, sizes, known.get(name)), names)
+            found = dict(zip(names, reads, strict=True))
         whole = sorted((each for each in found.values() if isinstance(each, Segment)), key=_order)
         replaced = {name for segment in whole for name in segment.replaces}
         lost = (
@@ -154,6 +156,10 @@ class LogArchive:
         """The gaps since `start_ts`, by time; a missing end counts as one if the checkpoint is newer."""
         coverage = _Coverage(self.description.ranges, self.start_ts).add(self.segments)
         return coverage.gaps_until(self.checkpoint_ts)
+
+    def lost(self, spans: Sequence[KeyRange], after_ts: int) -> list[LogGap]:
+        """The gaps in changes of `spans` (RPC keys) after a ts, but not a missing end."""
+        return _Coverage(spans, max(after_ts, self.start_ts)).add(self.segments).gaps
 
     def inexact_windows(self, spans: Sequence[KeyRange] = ()) -> list[tuple[int, int]]:
         """The times, by order, at which the state of keys of `spans` is not known: between, not at, two timestamps each.
@@ -354,10 +360,12 @@ def _truncated_ts(store: ObjectStore, log_id: str, damage: list[DamagedObject]) 
     return found.restorable_from
 
 
-def _segment(store: ObjectStore, log_id: str, name: str, sizes: dict[str, int]) -> Segment | DamagedObject:
+def _segment(
+    store: ObjectStore, log_id: str, name: str, sizes: dict[str, int], known: Segment | None
+) -> Segment | DamagedObject:
     """A segment whose files are all there in their size."""
     try:
-        found = read_record(store, Segment, name)
+        found = known or read_record(store, Segment, name)
     except (BackupDamaged, StorageObjectMissing) as error:
         return DamagedObject(name, f"{name} is missing" if isinstance(error, StorageObjectMissing) else error.message)
     if found.name != name or found.log_id != log_id:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from formats.api_version import ApiVersion
 from formats.checksum import Checksum
+from formats.keys.codec import KeyCodec
 from formats.keys.ranges import KeyRange, gaps, intersection
 from tikv_br.archive.log import LogArchive, LogSource
 from tikv_br.backup import path
@@ -41,6 +42,7 @@ from tikv_br.errors import BackupUnsupported, LogDamaged, OutsideRestoreWindow, 
 from tikv_br.progress_events import Reporter, silent
 from tikv_br.spark.task import TaskContext
 from tikv_br.steps import FunctionStep, Step
+from tikv_br.storage.base import ObjectStore
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import StorageLocation
 
@@ -390,27 +392,41 @@ def _rows_of(location: StorageLocation, files: Sequence[FileEntry], span: KeyRan
 
 def sizes_by_key(sources: MergeSources, files: Sequence[FileEntry]) -> list[tuple[bytes, int]]:
     """Ascending RPC keys, and about how many bytes are to be read from each to the next; ``files`` are those of the log."""
-    from formats.parquet import ParquetReader
-
     parts = [(file.start_key, file.end_key, file.total_bytes) for each in sources.backups for file in each.files]
     cuts = {start for start, _, _ in parts}
-    sampled = files[:: max(1, len(files) // SAMPLED_LOG_FILES)]
     if sources.log is not None:
-        codec = sources.log.codec
-        for file in sampled:
-            with file_errors(file):
-                groups = ParquetReader(open_file(sources.log.store, file)).groups()
-            keys = [codec.rpc_key(each.first_key) for each in groups]
-            cuts.update(keys[1:])  # the first says nothing about how keys are distributed
-            parts += [
-                (
-                    start,
-                    codec.rpc_key(group.last_key) if group.last_key else b"",
-                    group.size * len(files) // len(sampled),
-                )
-                for start, group in zip(keys, groups, strict=True)
-            ]
+        more_parts, more_cuts = file_parts(sources.log.store, sources.log.codec, files)
+        parts += more_parts
+        cuts |= more_cuts
     return spread_sizes(parts, cuts)
+
+
+def file_parts(
+    store: ObjectStore, codec: KeyCodec, files: Sequence[FileEntry]
+) -> tuple[list[tuple[bytes, bytes, int]], set[bytes]]:
+    """Parts and cuts of Parquet files for `spread_sizes`, from the row groups of some of them."""
+    from formats.parquet import ParquetReader
+
+    parts: list[tuple[bytes, bytes, int]] = []
+    cuts: set[bytes] = set()
+    sampled = files[:: max(1, len(files) // SAMPLED_LOG_FILES)]
+    for file in sampled:
+        with file_errors(file):
+            groups = ParquetReader(open_file(store, file)).groups()
+        keys = [codec.rpc_key(each.first_key) for each in groups]
+        cuts.update(keys[1:])  # the first says nothing about how keys are distributed
+        parts += [
+            (start, codec.rpc_key(group.last_key) if group.last_key else b"", group.size * len(files) // len(sampled))
+            for start, group in zip(keys, groups, strict=True)
+        ]
+    return parts, cuts
+
+
+def file_sizes(store: ObjectStore, codec: KeyCodec, files: Sequence[FileEntry]) -> list[tuple[bytes, int]]:
+    """Ascending RPC keys, and about how many bytes Parquet files have from each to the next."""
+    _, cuts = file_parts(store, codec, files)
+    parts = [(file.start_key, file.end_key, file.total_bytes) for file in files]
+    return spread_sizes(parts, cuts | {start for start, _, _ in parts})
 
 
 def spread_sizes(parts: Sequence[tuple[bytes, bytes, int]], cuts: Iterable[bytes]) -> list[tuple[bytes, int]]:

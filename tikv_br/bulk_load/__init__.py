@@ -9,6 +9,7 @@ Modules, in reading order:
 - `stage`: the steps that make the temporary backup
 - `partition`: the task that writes one partition
 - `put`: the online alternative, which puts the rows
+- `runs`: the same for rows that Spark writes to our data source: sorted runs instead of an input
 
 Never imports the command line.
 """

@@ -73,34 +73,11 @@ class StageOptions:
 
 
 @dataclass
-class StageContext(BackupContext):
-    """State of a staging."""
+class PartitionContext(BackupContext):
+    """State of a backup that is made of partitions of sorted rows."""
 
-    stage: StageOptions = field(kw_only=True)
-    stack: contextlib.ExitStack = field(kw_only=True)
-    """Ends the session."""
     codec: KeyCodec = field(init=False)  # check the cluster
-    session: SparkSession = field(init=False)  # start Spark
-    frame: DataFrame = field(init=False)  # read the schema
-    rows: DataFrame = field(init=False)  # read the schema
-    sorted_rows: DataFrame = field(init=False)  # sort and write
-    now: int = field(default_factory=lambda: int(time.time()))  # sort and write
-    """Seconds since the epoch from which TTLs count."""
-    partitions: int = 0  # sort and write
-    reread: bool = False
-    """Whether the sorted rows are needed again after they are counted."""
     results: list[PartitionResult] = field(default_factory=list)  # sort and write
-
-    def run_partitions(self, function: Callable[[Iterator[pa.RecordBatch], TaskContext], R]) -> list[R]:
-        """Run a function over the sorted rows; see `map_partitions`."""
-        return map_partitions(
-            self.session,
-            self.sorted_rows,
-            function,
-            partitions=self.partitions,
-            master=self.options.spark_master,
-            reporter=self.report,
-        )
 
     @property
     def duplicates(self) -> int:
@@ -116,6 +93,35 @@ class StageContext(BackupContext):
     def problems(self) -> Counter[str]:
         """Rows that cannot be loaded, by the problem."""
         return sum((Counter(each.problems) for each in self.results), Counter[str]())
+
+
+@dataclass
+class StageContext(PartitionContext):
+    """State of a staging."""
+
+    stage: StageOptions = field(kw_only=True)
+    stack: contextlib.ExitStack = field(kw_only=True)
+    """Ends the session."""
+    session: SparkSession = field(init=False)  # start Spark
+    frame: DataFrame = field(init=False)  # read the schema
+    rows: DataFrame = field(init=False)  # read the schema
+    sorted_rows: DataFrame = field(init=False)  # sort and write
+    now: int = field(default_factory=lambda: int(time.time()))  # sort and write
+    """Seconds since the epoch from which TTLs count."""
+    partitions: int = 0  # sort and write
+    reread: bool = False
+    """Whether the sorted rows are needed again after they are counted."""
+
+    def run_partitions(self, function: Callable[[Iterator[pa.RecordBatch], TaskContext], R]) -> list[R]:
+        """Run a function over the sorted rows; see `map_partitions`."""
+        return map_partitions(
+            self.session,
+            self.sorted_rows,
+            function,
+            partitions=self.partitions,
+            master=self.options.spark_master,
+            reporter=self.report,
+        )
 
 
 def stage_steps(*, dry_run: bool) -> list[Step[StageContext]]:
@@ -146,25 +152,31 @@ def stage_steps(*, dry_run: bool) -> list[Step[StageContext]]:
 
 def check_cluster(context: StageContext) -> None:
     """Choose the encoding, which is the target's. Raises `UsageError` for TTLs or a keyspace that it does not have."""
-    info, stage = context.info, context.stage
-    api_version = info.api_version
-    check_gives_checksums(info, hint="Upgrade the cluster to 6.1.1 or newer.")
+    stage, api_version = context.stage, context.info.api_version
     if stage.input.ttl_column and not api_version.has_ttl:
         raise UsageError(
             f"--ttl-column: the cluster of API {api_version.label} does not support TTLs",
             hint="Use a cluster with storage.enable-ttl or API V2, or leave out --ttl-column.",
         )
     try:
-        context.codec = KeyCodec(api_version, context.cluster.pd.keyspace_id(stage.keyspace))
+        codec = KeyCodec(api_version, context.cluster.pd.keyspace_id(stage.keyspace))
     except UnsupportedFormat as error:
         raise UsageError(f"--keyspace: {error}") from None
+    choose_encoding(context, codec)
+    context.engine = Engine("load", "rows come from an input of Spark", "spark", "Spark reads the input", 1)
+
+
+def choose_encoding(context: PartitionContext, codec: KeyCodec) -> None:
+    """Write rows as the target holds them. Raises `ClusterUnfit` if its stores give no checksums to compare with."""
+    check_gives_checksums(context.info, hint="Upgrade the cluster to 6.1.1 or newer.")
+    api_version = codec.api_version
+    context.codec = codec
     context.source_ranges = (KeyRange(*context.codec.rpc_range(b"", b"")),)
     is_v2 = api_version is ApiVersion.V2
     context.conversion = Conversion(api_version, api_version, CONVERTED_TS if is_v2 else 0)
     if is_v2:
         context.set_backup_ts(context.cluster.pd.tso())
         context.scanned_ts = context.backup_ts
-    context.engine = Engine("load", "rows come from an input of Spark", "spark", "Spark reads the input", 1)
 
 
 def start_spark(context: StageContext) -> None:
@@ -222,7 +234,7 @@ def check_rows(context: StageContext) -> None:
         context.reporter(Notice(f"{counted(bad, 'row')} cannot be loaded, see {folder}"))
 
 
-def commit(context: StageContext) -> None:
+def commit(context: PartitionContext) -> None:
     """Commit the backup: its range begins with the first key, and ends with the last one."""
     entries = ledger_entries(context.codec, context.results, context.first_run)
     context.source_ranges = (KeyRange(entries[0].start, entries[-1].end),)

@@ -14,7 +14,7 @@ from tikv_br.cli.output import human_bytes, human_seconds
 from tikv_br.cli.progress import progress_display
 from tikv_br.cli.sync_cmd import follow_feed
 from tikv_br.cli.sync_options import FeedFlags, StartFlags, StateFlags, StatusFlags, SyncRangeFlags, scratch_folder
-from tikv_br.cluster.timestamps import show_ts
+from tikv_br.cluster.timestamps import parse_ts, show_ts
 from tikv_br.errors import LogDamaged, UsageError
 
 if TYPE_CHECKING:
@@ -290,7 +290,7 @@ def truncate_log(flags: LogTruncateFlags) -> None:
     from tikv_br.archive.maintenance import acquire_lock, plan_truncation, truncate
 
     archive = flags.open()
-    until = shared.parse_ts(flags.until, "--until")
+    until = parse_ts(flags.until, "--until")
     plan = plan_truncation(archive, until)
     if flags.yes:
         with acquire_lock(flags.store, flags.log_id, "log truncate", flags.lock_wait):

@@ -10,7 +10,6 @@ import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import field, replace
-from datetime import datetime
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -21,7 +20,7 @@ from tikv_br.cli import log, settings
 from tikv_br.cli.command import REQUIRED, Flags, Kind, argument, build, flag
 from tikv_br.cli.log import LogForm, LogLevel
 from tikv_br.cli.output import KeyForm, Output, OutputForm, read_range
-from tikv_br.cluster.timestamps import compose
+from tikv_br.cluster.timestamps import parse_ts
 from tikv_br.errors import TikvBrError, UsageError
 from tikv_br.spark.session import SparkSettings
 from tikv_br.storage.crypter import Crypter, SecretText, read_secret
@@ -49,7 +48,6 @@ MAX_CONCURRENCY = 4096
 MAX_BACKUPS = 100_000
 """Backups or reports that a rule may keep."""
 MAX_SEED = 2**32 - 1
-MAX_TS = 2**64 - 1
 """The largest timestamp of PD."""
 
 _DURATION_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -427,20 +425,6 @@ class LogSourceFlags(Flags):
         from tikv_br.archive.log import LogSource
 
         return LogSource(storage.locate(self.log), self.log_id)
-
-
-def parse_ts(text: str, name: str) -> int:
-    """The timestamp that is a PD timestamp or a time such as ``2026-05-02T10:00:00Z``. Raises `UsageError`."""
-    if text.isdecimal() and 0 < int(text) <= MAX_TS:
-        return int(text)
-    with contextlib.suppress(ValueError, OverflowError):
-        moment = datetime.fromisoformat(text)
-        if moment.tzinfo is not None and moment.timestamp() > 0:
-            return compose(round(moment.timestamp() * 1000))
-    raise UsageError(
-        f"{name} {text!r} is not a time",
-        hint="Pass a PD timestamp, or a time with its offset from UTC, such as 2026-05-02T10:00:00Z or 2026-05-02T12:00:00+02:00.",
-    )
 
 
 def parse_ts_or_latest(text: str, name: str) -> int:

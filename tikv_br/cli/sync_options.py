@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from tikv_br.cli import shared
 from tikv_br.cli.command import Flags, flag
 from tikv_br.cli.output import KeyForm
+from tikv_br.cluster.timestamps import MAX_TS, parse_ts
 from tikv_br.errors import UsageError
 
 if TYPE_CHECKING:
@@ -182,7 +183,7 @@ class StartFlags(Flags):
         "", "Start after the backup-ts of this backup, whose data a tikv:// sink must already contain.", metavar="URL"
     )
     from_backup_ts: int | None = flag(
-        None, "Start after this PD timestamp (TSO), usually a backup-ts.", limits=(1, shared.MAX_TS), metavar="TS"
+        None, "Start after this PD timestamp (TSO), usually a backup-ts.", limits=(1, MAX_TS), metavar="TS"
     )
     start_ts: str = flag("", "Start after this time: now, a PD timestamp or an RFC 3339 time.", metavar="TS|TIME|now")
 
@@ -202,7 +203,7 @@ class StartFlags(Flags):
             return FromTs(self.from_backup_ts)
         if self.start_ts == "now":
             return FromNow()
-        return FromTs(shared.parse_ts(self.start_ts, "--start-ts"))
+        return FromTs(parse_ts(self.start_ts, "--start-ts"))
 
     def required(self, storage: shared.StorageFlags) -> Start:
         """The start. Raises `UsageError` for none, and for more than one."""

@@ -1,4 +1,4 @@
-"""Spark data sources, by PySpark's Python Data Source API: ``tikv``, a live cluster, and ``tikv-backup``, a backup.
+"""Spark data sources, by PySpark's Python Data Source API: ``tikv``, a live cluster or the changes in a log, and ``tikv-backup``, a backup.
 
 Modules, in reading order:
 
@@ -6,8 +6,10 @@ Modules, in reading order:
 - rows: which keys are read, and how rows look in Spark
 - live: reads and writes a cluster
 - backups: reads a backup
+- ingest: writes a cluster by SSTs
+- changes: streams the changes in a log archive
 
-Imports backup, load and what they share; never the command line.
+Imports backup, load, bulk_load and what they share; never the command line.
 """
 
 from tikv_br.datasource.backups import TikvBackupDataSource

@@ -1,4 +1,4 @@
-"""The source ``tikv``: reads a live cluster by scans, a partition per group of neighbouring regions, and writes it by puts."""
+"""The source ``tikv``: reads a live cluster by scans, a partition per group of neighbouring regions, and writes it."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from pyspark.sql.datasource import (
     DataSource,
     DataSourceArrowWriter,
     DataSourceReader,
+    DataSourceStreamReader,
     InputPartition,
     WriterCommitMessage,
 )
 from pyspark.sql.types import BinaryType, DataType, IntegerType, LongType, StructType
 
 from formats import columns
-from formats.errors import FormatError, UnsupportedFormat
+from formats.errors import UnsupportedFormat
 from formats.keys.codec import KeyCodec
 from formats.keys.ranges import KeyRange
 from tikv_br.backup.plan import plan_intervals
@@ -25,18 +26,28 @@ from tikv_br.backup.scan import Prefetcher, TtlFetcher
 from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.config import ClusterConfig
 from tikv_br.cluster.rawkv import RawClient
+from tikv_br.datasource.ingest import ingest_writer
 from tikv_br.datasource.options import Options, with_hints
-from tikv_br.datasource.rows import check_schema, intersections, push_filters, spark_batches, spark_schema
+from tikv_br.datasource.rows import (
+    CHANGES,
+    check_schema,
+    intersections,
+    push_filters,
+    spark_batches,
+    spark_schema,
+    written_rows,
+)
 from tikv_br.errors import UsageError
 from tikv_br.load.loader import load_pairs
-from tikv_br.load.sources import Source, to_records
+from tikv_br.load.sources import Source
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import Filter
 
 CLUSTER_OPTIONS = ("pd", "ca", "cert", "key", "keyspace")
 READ_OPTIONS = (*CLUSTER_OPTIONS, "start", "end", "prefix", "key_format", "ttl", "partition_bytes", "pushdown")
-WRITE_OPTIONS = (*CLUSTER_OPTIONS, "concurrency", "ingest")
+CRYPTER_OPTIONS = ("crypter_method", "crypter_key_file")
+WRITE_OPTIONS = (*CLUSTER_OPTIONS, "concurrency", "ingest", "staging", "allow_overwrite", *CRYPTER_OPTIONS)
 PARTITION_BYTES = 64 << 20
 """Default size of a partition, by PD's estimates: the regions of one task."""
 CONCURRENCY = 4
@@ -52,17 +63,36 @@ class TikvDataSource(DataSource):
         return "tikv"
 
     def schema(self) -> StructType:
-        """``key`` and ``value``; with the option ``ttl`` also ``expire_ts``. Raises `UsageError` for a wrong option."""
+        """``key`` and ``value``, with the option ``ttl`` also ``expire_ts``; with ``log`` those of changes. Raises `UsageError` for a wrong option."""
         with with_hints():
-            return _reader(self.options).schema
+            return CHANGES if _is_stream(self.options) else _reader(self.options).schema
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Reads without pushing filters down unless asked to: by default Spark refuses readers that can."""
         with with_hints():
+            if _is_stream(self.options):
+                raise UsageError("option log is for streams", hint="Use spark.readStream.")
             reader = _reader(self.options)
             check_schema(schema, reader.schema)
             reader.schema = schema
             return reader
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
+        """Reads the changes in a log archive. Raises `UsageError` for a wrong option, and before PySpark 4.2."""
+        with with_hints():
+            if not _is_stream(self.options):
+                raise UsageError(
+                    "option log is missing: streams read the changes in a log archive",
+                    hint="Pass its URL, without pd. `tikv-br log start` writes one.",
+                )
+            check_schema(schema, CHANGES)
+            try:
+                from tikv_br.datasource.changes import change_reader
+            except ImportError as error:  # of what PySpark 4.2 has added
+                raise UsageError(
+                    f"streams need PySpark 4.2 or newer: {error}", hint="Upgrade pyspark on the driver and all workers."
+                ) from error
+            return change_reader(self.options)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:  # noqa: FBT001 - as Spark calls it
         """Raises `UsageError` for a mode, option or column that cannot be, `ClusterError` for a cluster that is away."""
@@ -73,8 +103,13 @@ class TikvDataSource(DataSource):
                     'mode("overwrite") is not supported: it would delete keys that other clients write',
                     hint='Use mode("append"): it replaces the values of keys that are there. `tikv-br raw delete-range` empties a range.',
                 )
-            if options.flag("ingest"):
-                raise UsageError("option ingest is not supported: rows are written by puts", hint="Leave it out.")
+            ingest = options.flag("ingest")
+            for name in ("allow_overwrite", "staging", *CRYPTER_OPTIONS):
+                if options.text(name) and not ingest:
+                    raise UsageError(f"option {name} needs option ingest", hint="Set ingest to true, or leave it out.")
+            if ingest and options.text("concurrency"):
+                raise UsageError("option concurrency is for puts", hint="Leave it out.")
+            staging = options.storage("staging") if ingest else None
             _check_columns(schema)
             config = options.cluster()
             with Cluster.connect(config) as cluster:
@@ -84,7 +119,14 @@ class TikvDataSource(DataSource):
                     "the cluster does not support TTLs (API V1 without storage.enable-ttl)",
                     hint="Drop the columns ttl and expire_ts.",
                 )
+            if staging is not None:
+                return ingest_writer(config, codec, staging, allow_overwrite=options.flag("allow_overwrite"))
             return TikvWriter(config, codec, options.number("concurrency", CONCURRENCY))
+
+
+def _is_stream(given: Mapping[str, str]) -> bool:
+    """Whether the options are those of a change stream; Spark asks for its columns as for those of a query."""
+    return any(name.lower() == "log" for name in given)
 
 
 def _reader(given: Mapping[str, str]) -> TikvReader:
@@ -218,15 +260,5 @@ class TikvWriter(DataSourceArrowWriter):
         """Put the rows of one partition. Raises `UsageError` for nulls or negative TTLs, `ClusterError`."""
         with with_hints(), Cluster.connect(self.config) as cluster:
             raw = RawClient(cluster.router, self.codec, cluster.cluster_id)
-            done = load_pairs(raw.column_writer(), Source(_records(iterator)), concurrency=self.concurrency)
+            done = load_pairs(raw.column_writer(), Source(written_rows(iterator)), concurrency=self.concurrency)
         return Written(done.total_kvs, done.expired_kvs)
-
-
-def _records(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    for batch in batches:
-        try:
-            yield to_records(batch)
-        except (pa.ArrowException, FormatError) as error:
-            raise UsageError(
-                f"cannot write these rows: {error}", hint="Keys and values must not be null, and TTLs not negative."
-            ) from None

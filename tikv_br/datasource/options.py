@@ -13,6 +13,7 @@ from formats.keys.codec import successor
 from formats.keys.ranges import KeyRange, intersection
 from formats.keys.text import FORMS, parse_key
 from tikv_br.cluster.config import ClusterConfig
+from tikv_br.cluster.timestamps import parse_ts
 from tikv_br.errors import TikvBrError, UsageError
 from tikv_br.storage.crypter import Crypter, SecretText, read_secret
 from tikv_br.storage.url import S3Options, StorageLocation, parse
@@ -84,13 +85,21 @@ class Options:
         ca, cert, key = (self.text(name) or None for name in ("ca", "cert", "key"))
         return ClusterConfig.from_flags(self.text("pd"), ca=ca, cert=cert, key=key)
 
-    def storage(self) -> StorageLocation:
-        """The backup at ``path``, with the key of ``crypter_key_file`` or of the environment, if there is one."""
-        if not self.text("path"):
+    def ts(self, name: str) -> int | None:
+        """A PD timestamp, or a time with its offset from UTC; None = ``latest``, 0 = missing."""
+        text = self.text(name)
+        if text.lower() == "latest":
+            return None
+        return parse_ts(text, f"option {name}") if text else 0
+
+    def storage(self, name: str = "path") -> StorageLocation:
+        """The storage at an option's URL, with the key of ``crypter_key_file`` or of the environment, if there is one."""
+        if not self.text(name):
+            hint = 'Pass it to load: .load("s3://bucket/prefix?region=…").' if name == "path" else "Pass its URL."
             raise UsageError(
-                "the backup's URL is missing", hint='Pass it to load: .load("s3://bucket/prefix?region=…").'
+                "the backup's URL is missing" if name == "path" else f"option {name} is missing", hint=hint
             )
-        location = parse(self.text("path"), S3Options(ca=os.environ.get("AWS_CA_BUNDLE", "")))
+        location = parse(self.text(name), S3Options(ca=os.environ.get("AWS_CA_BUNDLE", "")))
         if location.s3.access_key:
             raise UsageError(
                 f"the URL of {location} contains credentials, which Spark would show in its pages and logs",

@@ -7,11 +7,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
-from pyspark.sql.types import BinaryType, DataType, LongType, StructField, StructType
+import pyarrow.compute as pc
+from pyspark.sql.types import BinaryType, DataType, LongType, StringType, StructField, StructType
 
 from formats import columns
+from formats.errors import FormatError
 from formats.keys.ranges import KeyRange, intersection
 from tikv_br.errors import UsageError
+from tikv_br.load.sources import to_records
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import Filter
@@ -24,9 +27,20 @@ MAX_BATCH_BYTES = 256 << 20
 """A column of Spark's Arrow batches cannot have 2 GiB."""
 _MAX_LONG = np.uint64(2**63 - 1)
 
-TYPES: dict[str, DataType] = {"key": BinaryType(), "value": BinaryType(), "expire_ts": LongType(), "ts": LongType()}
-"""All columns that a source can have. ``expire_ts`` is in seconds since the epoch, 0 = never; ``ts`` a TSO."""
-_ARROW_TYPES = {"key": pa.binary(), "value": pa.binary(), "expire_ts": pa.int64(), "ts": pa.int64()}
+TYPES: dict[str, DataType] = {
+    "op": StringType(),
+    "key": BinaryType(),
+    "value": BinaryType(),
+    "expire_ts": LongType(),
+    "ts": LongType(),
+}
+"""All columns that a source can have. ``op`` is that of a change; ``expire_ts`` is in seconds since the epoch, 0 = never; ``ts`` a TSO."""
+CHANGES = StructType(
+    [StructField(name, TYPES[name], name == "value") for name in ("op", "key", "value", "expire_ts", "ts")]
+)
+"""Columns of a change stream."""
+PUT, DELETE = "put", "delete"
+_ARROW_TYPES = {"op": pa.string(), "key": pa.binary(), "value": pa.binary(), "expire_ts": pa.int64(), "ts": pa.int64()}
 
 
 def spark_schema(*extra: str) -> StructType:
@@ -51,10 +65,21 @@ def spark_batches(rows: pa.RecordBatch, schema: StructType) -> Iterator[pa.Recor
         yield from spark_batches(rows.slice(half), schema)
     elif rows.num_rows:
         fields = [pa.field(field.name, _ARROW_TYPES[field.name], field.nullable) for field in schema]
-        yield pa.RecordBatch.from_arrays([_column(rows[field.name]) for field in fields], schema=pa.schema(fields))
+        yield pa.RecordBatch.from_arrays(
+            [_column(rows, field.name, schema) for field in fields], schema=pa.schema(fields)
+        )
 
 
-def _column(array: pa.Array) -> pa.Array:
+def _column(rows: pa.RecordBatch, name: str, schema: StructType) -> pa.Array:
+    if name == "op":
+        return pc.if_else(rows["deleted"], DELETE, PUT)
+    array = _spark_array(rows[name])
+    if name == "value" and "op" in schema.names:
+        return pc.if_else(rows["deleted"], pa.scalar(None, array.type), array)
+    return array
+
+
+def _spark_array(array: pa.Array) -> pa.Array:
     if array.type == pa.uint64():
         return pa.array(np.minimum(columns.numbers(array), _MAX_LONG).astype(np.int64))
     offsets, data = columns.view(array)
@@ -113,3 +138,14 @@ def _is_key(value: object) -> bool:
 
 def _point(key: bytes) -> KeyRange:
     return KeyRange(key, key + b"\0")
+
+
+def written_rows(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """What Spark writes, as `formats.columns.SCHEMA`. Raises `UsageError` for nulls and negative TTLs."""
+    for batch in batches:
+        try:
+            yield to_records(batch)
+        except (pa.ArrowException, FormatError) as error:
+            raise UsageError(
+                f"cannot write these rows: {error}", hint="Keys and values must not be null, and TTLs not negative."
+            ) from None

@@ -11,6 +11,7 @@ from tests.support.openssl import KEYS
 from tests.support.tools import ROOT
 from tikv_br.datasource import TikvBackupDataSource, TikvDataSource
 from tikv_br.datasource.backups import OPTIONS as BACKUP_OPTIONS
+from tikv_br.datasource.changes import OPTIONS as STREAM_OPTIONS
 from tikv_br.datasource.live import READ_OPTIONS, WRITE_OPTIONS
 from tikv_br.datasource.options import Options, with_hints
 from tikv_br.errors import TikvBrError, UsageError
@@ -63,6 +64,7 @@ def test_columns_follow_the_options(tmp_path: Path) -> None:
     assert TikvDataSource({"pd": "127.0.0.1:1", "ttl": "true"}).schema().names == ["key", "value", "expire_ts"]
     backup = TikvBackupDataSource({"path": str(tmp_path), "ttl": "TRUE", "ts": "true"})
     assert backup.schema().names == ["key", "value", "expire_ts", "ts"]
+    assert TikvDataSource({"Log": str(tmp_path)}).schema().names == ["op", "key", "value", "expire_ts", "ts"]
 
 
 def test_no_secret_in_options(tmp_path: Path) -> None:
@@ -70,9 +72,12 @@ def test_no_secret_in_options(tmp_path: Path) -> None:
     for given in (
         {"path": str(tmp_path), "crypter_key": KEYS["aes128-ctr"]},
         {"path": f"s3://bucket/x?access-key=alice&secret-access-key={KEYS['aes128-ctr']}"},
+        {"log": f"s3://bucket/x?access-key=alice&secret-access-key={KEYS['aes128-ctr']}"},
+        {"log": "/x", "crypter_key": KEYS["aes128-ctr"]},
     ):
+        source = TikvDataSource(given) if "log" in given else TikvBackupDataSource(given)
         with pytest.raises(UsageError) as caught:
-            TikvBackupDataSource(given).schema()
+            source.streamReader(source.schema()) if "log" in given else source.schema()
         assert KEYS["aes128-ctr"] not in f"{caught.value} {caught.value.__notes__}"
 
 
@@ -96,7 +101,7 @@ def test_hints_are_added_once_and_errors_stay_what_they_are() -> None:
     assert caught.value.__notes__ == ["Hint: Say yes."]
 
 
-@pytest.mark.parametrize("name", sorted({*READ_OPTIONS, *WRITE_OPTIONS, *BACKUP_OPTIONS} - {"path"}))
+@pytest.mark.parametrize("name", sorted({*READ_OPTIONS, *WRITE_OPTIONS, *BACKUP_OPTIONS, *STREAM_OPTIONS} - {"path"}))
 def test_options_are_documented(name: str) -> None:
     """On the page that the sources refer to."""
     assert f"`{name}" in (ROOT / "docs" / "spark.md").read_text()

@@ -1,0 +1,66 @@
+"""Writes to the source ``tikv`` by SSTs: tasks stage sorted runs, the driver merges them and has the stores ingest the result."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
+
+from formats.keys.codec import KeyCodec
+from formats.rows import unexpired
+from tikv_br.backupset.files import FileEntry
+from tikv_br.bulk_load.runs import RunsOptions, load_runs, remove_runs, write_runs
+from tikv_br.cluster.config import ClusterConfig
+from tikv_br.datasource.options import with_hints
+from tikv_br.datasource.rows import written_rows
+from tikv_br.errors import TargetNotEmpty
+from tikv_br.storage.url import StorageLocation
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+def ingest_writer(
+    config: ClusterConfig, codec: KeyCodec, staging: StorageLocation, *, allow_overwrite: bool
+) -> IngestWriter:
+    """A writer that stages in a folder of its own below `staging`."""
+    place = staging.child(f"ingest-{secrets.token_hex(8)}")
+    return IngestWriter(RunsOptions(config, codec, place, allow_overwrite))
+
+
+@dataclass
+class Staged(WriterCommitMessage):
+    """What a task has staged."""
+
+    runs: tuple[FileEntry, ...] = field(repr=False)
+
+
+@dataclass
+class IngestWriter(DataSourceArrowWriter):
+    """Nothing is written to the cluster before `commit`. A task that is run again stages its rows again. Picklable."""
+
+    options: RunsOptions
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """Stage the rows of one partition. Raises `UsageError` for nulls, negative TTLs, empty and repeated keys, `StorageError`."""
+        with with_hints():
+            now = int(time.time())
+            return Staged(write_runs(self.options, (unexpired(rows, now) for rows in written_rows(iterator))))
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Ingest the rows of all tasks, in a process of the driver's. Raises `TikvBrError`; the target is unchanged if it is not empty."""
+        with with_hints():
+            try:
+                load_runs(self.options, [run for each in messages if isinstance(each, Staged) for run in each.runs])
+            except TargetNotEmpty as error:
+                error.hint = "Empty the range, or set allow_overwrite to true."
+                raise
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:  # noqa: ARG002 - as Spark calls it
+        """Remove what tasks have staged."""
+        with with_hints():
+            remove_runs(self.options)
