@@ -1,7 +1,7 @@
 """Rows of a Parquet file into an empty cluster: `load raw`, which ingests SSTs, beside `raw load`, which puts.
 
 Processor time is that of the command and of all processes that it starts: the JVM, Spark's workers. That of the playground, whose stores
-are Python, is measured beside it: of real stores the figure is another one, but there too an ingest spares them the puts.
+are Python, is measured beside it: it says nothing of real stores, for it writes no Raft log.
 """
 
 from __future__ import annotations

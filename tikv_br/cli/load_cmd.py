@@ -64,7 +64,7 @@ class BulkLoadFlags(shared.CommandFlags):
     )
     mode: Literal["ingest", "put"] = flag(
         "ingest",
-        "ingest: stores ingest SSTs. put: rows are written by RawBatchPut, as a client does; slower, and change feeds report them.",
+        "ingest: stores ingest SSTs. put: rows are written by RawBatchPut, as a client does, and change feeds report them.",
     )
     staging: str = flag(
         "",

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, TypeVar
 
-from tikv_br.errors import TaskFailed, UsageError
+from tikv_br.errors import SparkUnavailable, TaskFailed, UsageError
 from tikv_br.progress_events import Reporter
 from tikv_br.spark.channel import ANY_HOST, ChannelAddress, ProgressListener, RunSender
 from tikv_br.spark.executor import POLL_SECONDS, Collector, worker
@@ -83,13 +83,21 @@ class Input:
 
 @contextlib.contextmanager
 def sql_session(master: str, settings: SparkSettings = NO_SETTINGS) -> Iterator[SparkSession]:
-    """Start Spark SQL for the length of the block. Raises as `spark_context`."""
+    """Start Spark SQL for the length of the block. Raises as `spark_context`, also if the master of a cluster cannot be reached."""
     with spark_context(master, settings=settings) as context:
+        from py4j.protocol import Py4JError
+        from pyspark.errors import PySparkException
         from pyspark.sql import SparkSession
 
-        session = SparkSession(context)
-        for name, value in _SETTINGS.items():
-            session.conf.set(name, value)
+        try:
+            session = SparkSession(context)
+            for name, value in _SETTINGS.items():
+                session.conf.set(name, value)
+        except (Py4JError, PySparkException):  # has no text once the JVM is gone
+            raise SparkUnavailable(
+                f"cannot start Spark on {master}: the session has ended before it could be used",
+                hint="Check that the master runs there and can be reached, and that it accepts applications.",
+            ) from None
         yield session
 
 

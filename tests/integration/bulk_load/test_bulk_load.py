@@ -107,7 +107,7 @@ def parquet(folder: Path, **columns: object) -> Path:
 
 def staged(options: BulkLoadOptions) -> list[Path]:
     """The files that loads have left in the staging folder."""
-    return [path for path in Path(options.staging.path).rglob("*") if path.is_file()]
+    return [path for path in Path(options.location.path).parent.rglob("*") if path.is_file()]
 
 
 def write_parquet(folder: Path) -> Path:
@@ -415,7 +415,7 @@ def test_dry_run_changes_nothing(target: LiveCluster, tmp_path: Path, options: C
     assert (done.duplicate_rows, done.duplicate_keys, done.bad_rows) == (1, [b"a".hex()], 1)
     assert done.sample_keys == [key.encode().hex() for key in "abcde"]
     assert contents(target) == {}
-    assert not Path(wanted.staging.path).exists()
+    assert not Path(wanted.location.path).parent.exists()
 
 
 def test_kept_staging_is_a_backup(target: LiveCluster, tmp_path: Path, options: Callable[..., BulkLoadOptions]) -> None:

@@ -22,6 +22,7 @@ from tests.support.live_cluster import LiveCluster, contents
 from tests.unit.incremental.changes import Change, batch
 from tests.unit.incremental.sink_suite import FUTURE, PAST, SinkSuite, State
 from tikv_br.cluster.puts import ColumnWriter
+from tikv_br.cluster.rate_limit import RateLimit
 from tikv_br.cluster.rawkv import RawClient
 from tikv_br.errors import ApiVersionMismatch, ConversionUnsupported, RetryBudgetExhausted, UsageError
 
@@ -210,7 +211,8 @@ def test_closing_waits_for_no_write() -> None:
         def __init__(self) -> None:
             self.codec, self.cluster_id = KeyCodec(V2), 1
 
-        def column_writer(self, batch_rows: int = 1) -> ColumnWriter:
+        def column_writer(self, batch_rows: int = 1, rate_limit: RateLimit | None = None) -> ColumnWriter:
+            del batch_rows, rate_limit
             return SilentWriter()
 
     sink = TikvSink(Silent())
