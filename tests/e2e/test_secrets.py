@@ -89,6 +89,7 @@ def test_nothing_that_a_run_on_spark_leaves_or_shows_holds_a_secret(playgrounds:
         command = [
             *("backup", "raw", "--pd", playgrounds["v1"], "--engine", "scan", "--executor", "spark"),
             *("-s", server.url("folder/first", session_token=TOKEN), "--spark-master", "local[1]"),
+            *("--spark-conf", f"spark.hadoop.fs.s3a.secret.key={SECRET_KEY}"),
             *("--crypter.method", "aes256-ctr", "--crypter.key", KEY, "--output", "json"),
             *("--log-level", "debug", "--log-file", str(log_file), "--log-format", "json"),
         ]

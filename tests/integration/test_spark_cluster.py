@@ -100,7 +100,7 @@ def test_verify_on_one_core(place: Place) -> None:
     """Every row is read; ``--concurrency 1`` takes one core of the cluster, and so one executor."""
     before = place.spark.started()
     command = ("verify", place.first, "--level", "data", *place.on_spark(), *ONE, "--output", "json")
-    assert succeed(*command, timeout=LONG).last["checked_kvs"] == len(ROWS)
+    assert succeed(*command, timeout=LONG).last["rows_checked"] == len(ROWS)
     assert [count for name, count in place.spark.started().items() if name not in before] == [1]
 
 
