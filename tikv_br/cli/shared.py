@@ -302,7 +302,7 @@ class SparkFlags(Flags, shared=True):
 
     executor: Literal["auto", "driver", "spark"] = flag(
         "auto",
-        "Where tasks run: driver (threads of this process), spark, or auto (spark for large amounts of work, e.g. scans from 1 GiB).",
+        "Where tasks run: driver (threads of this process), spark, or auto (spark for large amounts of work, e.g. scans from 4 GiB).",
     )
     spark_master: str = flag("local[*]", "URL of the Spark master: local[*], spark://…", metavar="URL")
 

@@ -125,8 +125,8 @@ ExecutorChoice = Literal["auto", "spark", "driver"]
 DRIVER_THREADS = 16
 MIN_SPARK_TASKS = 4000
 """From so many tasks on, starting a JVM is worth its seconds even if stores do the work."""
-MIN_SPARK_BYTES = 1 << 30
-"""From so many bytes on that pass through the tasks, starting a local Spark is worth its seconds."""
+MIN_SPARK_BYTES = 4 << 30
+"""From so many bytes on that pass through the tasks, starting a local Spark is worth its 7 s (docs/evidence/benchmarks.md)."""
 POLL_SECONDS = 0.2
 _CANCEL_SECONDS = 3.0
 """How long cancelled tasks may take to clean up before the run ends without them."""

@@ -97,8 +97,8 @@ CLUSTER = "spark://host:7077"
 @pytest.mark.parametrize(
     ("changes", "size", "tasks", "executor", "reason"),
     [
-        ({"engine": "scan"}, MIN_SPARK_BYTES - 1, 3, "driver", "estimated size 1,02"),
-        ({"engine": "scan"}, MIN_SPARK_BYTES, 3, "spark", "estimated size 1,02"),
+        ({"engine": "scan"}, MIN_SPARK_BYTES - 1, 3, "driver", "estimated size 4,09"),
+        ({"engine": "scan"}, MIN_SPARK_BYTES, 3, "spark", "estimated size 4,09"),
         ({"engine": "scan", "executor": "driver"}, MIN_SPARK_BYTES, 3, "driver", "requested"),
         ({"engine": "scan", "executor": "spark"}, 0, 3, "spark", "requested"),
         ({"engine": "scan", "spark_master": CLUSTER}, 0, 3, "spark", "cluster"),
