@@ -12,7 +12,7 @@ Modules, in reading order:
 - `checksum`: RawKV checksums
 - `rawscan`, `cdc`: pages of RawScan, events of change feeds
 - `sst`, `parquet`: data files
-- `kernels`, `jit`: loops over Arrow memory, and their compilation
+- `kernels`, `jit`, `precompile`: loops over Arrow memory, and their compilation at the first call or ahead of it
 - `loadgen`: generated rows for load tests
 """
 

@@ -1,15 +1,26 @@
-"""Compiles kernels, with types that mypy can follow."""
+"""Compiles kernels, with types that mypy can follow.
+
+Kernels are compiled for the least processor of the architecture, so that machine code may go to any other: numba keeps it apart by
+the processor's name. They lose nothing by it, since they move words of eight bytes (docs/adr/0020-kernels-compiled-ahead.md).
+"""
 
 from __future__ import annotations
 
 import functools
+import hashlib
 import os
+import platform
+import shutil
 import stat
+import sys
 import tempfile
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar, cast, overload
+
+if "numba" not in sys.modules:  # it reads this when it is imported; otherwise it compiles for this machine's processor
+    os.environ.setdefault("NUMBA_CPU_NAME", "generic")
 
 import numba
 
@@ -30,28 +41,28 @@ def njit(function: Callable[P, R] | None = None, /, **options: Any) -> Any:
     The cache follows the file that defines the kernel, not the files of kernels it calls: after a change to a shared
     kernel, remove ``__pycache__``. Where neither that nor the user's cache folder can be written, as on executors of a
     cluster, a folder below the temporary one is taken: a machine compiles once, not every worker. Without any, each process
-    compiles for itself.
+    compiles for itself. A cache without the kernel gets what `formats.precompile` has made, if that is for these sources.
     """
     settings: dict[str, Any] = {"cache": True, "nogil": True, "error_model": "numpy", **options}
 
     def compiler(kernel: Callable[P, R]) -> Callable[P, R]:
         try:
-            return cast("Callable[P, R]", _forgiving(numba.njit(**settings)(kernel)))
+            return cast("Callable[P, R]", _prepared(numba.njit(**settings)(kernel)))
         except RuntimeError:  # numba finds no folder for its cache
             pass
         config: Any = numba.config
         if not config.CACHE_DIR:
             config.CACHE_DIR = _temporary_folder()
         try:
-            return cast("Callable[P, R]", _forgiving(numba.njit(**settings)(kernel)))
+            return cast("Callable[P, R]", _prepared(numba.njit(**settings)(kernel)))
         except RuntimeError:  # nor is there one; or the kernel belongs to no file
             return cast("Callable[P, R]", numba.njit(**settings | {"cache": False})(kernel))
 
     return compiler if function is None else compiler(function)
 
 
-def _forgiving(dispatcher: Any) -> Any:  # noqa: ANN401 - numba has no types
-    """Let a kernel run though its machine code cannot be kept, as on a full disk: numba would end its first call.
+def _prepared(dispatcher: Any) -> Any:  # noqa: ANN401 - numba has no types
+    """Fill the kernel's cache, and let the kernel run though its machine code cannot be kept, as on a full disk: numba would end its first call.
 
     Where the code lies below the temporary folder, whether that is ours alone is asked each time: somebody may have removed
     it, and another user created it again, after this process started.
@@ -77,7 +88,49 @@ def _forgiving(dispatcher: Any) -> Any:  # noqa: ANN401 - numba has no types
                 save(signature, data)
 
     cache.load_overload, cache.save_overload = load_overload, save_overload
+    source = Path(dispatcher.py_func.__code__.co_filename)
+    if source.is_relative_to(_PACKAGE) and is_safe():
+        _fill_cache(source.parent, folder)
     return dispatcher
+
+
+_PACKAGE = Path(__file__).parent
+COMPILED = _PACKAGE / "compiled"
+"""Machine code that `formats.precompile` has made: below it a folder named by `sources_digest`, and in that one for each package of kernels."""
+_HARMLESS = {"NUMBA_CPU_NAME", "NUMBA_CACHE_DIR", "NUMBA_CACHE_LOCATOR_CLASSES", "NUMBA_NUM_THREADS"}
+
+
+@functools.cache
+def sources_digest() -> str:
+    """What machine code depends on beside the processor, which numba asks about: its version, Python's, and the sources of this package."""
+    digest = hashlib.sha256(f"{numba.__version__} {sys.version_info[:2]} {platform.machine()}".encode())
+    for source in sorted(_PACKAGE.rglob("*.py")):
+        digest.update(f"{source.relative_to(_PACKAGE)}\0".encode() + source.read_bytes())
+    return digest.hexdigest()[:32]
+
+
+def has_plain_settings() -> bool:
+    """Whether no variable makes numba compile other code than usual."""
+    return not any(name.startswith("NUMBA_") and name not in _HARMLESS for name in os.environ)
+
+
+@functools.cache
+def _fill_cache(package: Path, folder: Path) -> None:
+    """Copy what is missing in numba's cache for a package of kernels. Numba checks what it loads, and compiles what does not fit.
+
+    Nothing is copied if numba has settings that change the code, as bounds checks: its cache does not tell them apart.
+    """
+    if not COMPILED.is_dir() or not has_plain_settings():
+        return
+    compiled = COMPILED / sources_digest() / package.relative_to(_PACKAGE)
+    with suppress(OSError):  # a full disk, or a folder that cannot be written to
+        present = {file.name for file in folder.iterdir()}
+        for index in compiled.glob("*.nbi"):
+            if index.name not in present:
+                for file in (*compiled.glob(f"{index.stem}.*.nbc"), index):  # the index last, for it names the others
+                    part = folder / f"{file.name}.tmp.{os.urandom(8).hex()}"
+                    shutil.copyfile(file, part)
+                    part.replace(folder / file.name)
 
 
 @functools.cache

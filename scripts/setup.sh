@@ -90,6 +90,8 @@ ensure_packages() {
     fi
     say "installing tikv-br[$extra] and what it needs into $venv"
     "$venv/bin/python" -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[$extra]" >&2 </dev/null
+    say "compiling kernels"
+    "$venv/bin/python" -m formats.precompile >&2 </dev/null
     printf '%s' "$wanted" >"$stamp"
 }
 

@@ -11,3 +11,5 @@ Modules, in reading order:
 - `checksum`: XOR of rows for the checksum
 - `rawscan`, `rawput`, `cdc`: parsing and writing protobuf messages
 """
+
+import formats.jit  # noqa: F401 - before anything else imports numba: it says for which processor that compiles

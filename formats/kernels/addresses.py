@@ -70,6 +70,20 @@ def _store(_typing: Any, _address: Any, _word: Any) -> tuple[Any, Codegen]:  # n
     return types.void(types.int64, types.uint64), codegen
 
 
+def _load_item(_typing: Any, _array: Any, _index: Any) -> tuple[Any, Codegen]:  # noqa: ANN401
+    def codegen(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:  # noqa: ANN401
+        return builder.load(builder.gep(builder.inttoptr(args[0], _I64.as_pointer()), [args[1]]))
+
+    return types.int64(types.int64, types.int64), codegen
+
+
+def _store_item(_typing: Any, _array: Any, _index: Any, _item: Any) -> tuple[Any, Codegen]:  # noqa: ANN401
+    def codegen(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:  # noqa: ANN401
+        builder.store(args[2], builder.gep(builder.inttoptr(args[0], _I64.as_pointer()), [args[1]]))
+
+    return types.void(types.int64, types.int64, types.int64), codegen
+
+
 def _trailing_zeros(_typing: Any, _word: Any) -> tuple[Any, Codegen]:  # noqa: ANN401
     def codegen(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:  # noqa: ANN401
         return builder.cttz(args[0], ir.Constant(ir.IntType(1), 0))
@@ -89,6 +103,10 @@ store = cast("Callable[[Int, Int], None]", intrinsic(_store))
 """``store(address, word)``: write a uint64, little endian, aligned or not."""
 store_byte = cast("Callable[[Int, Int], None]", intrinsic(_store_byte))
 """``store_byte(address, byte)``."""
+load_item = cast("Callable[[Int, int], Int]", intrinsic(_load_item))
+"""``load_item(array, index)``: an item of an array of int64 at an address."""
+store_item = cast("Callable[[Int, int, Int], None]", intrinsic(_store_item))
+"""``store_item(array, index, item)``. Kernels for this and `load_item` would be compiled once for each constant index."""
 trailing_zeros = cast("Callable[[Int], int]", intrinsic(_trailing_zeros))
 """How many low bits of a uint64 are zero; 64 for zero."""
 

@@ -24,8 +24,10 @@ from formats.kernels.addresses import (
     copy_xor,
     load,
     load_byte,
+    load_item,
     store,
     store_byte,
+    store_item,
     xor,
 )
 from formats.kernels.rawscan import NOT_THERE, next_pair
@@ -129,21 +131,9 @@ def _sorts_after(key: Int, length: Int, last: Int, last_length: Int, shared: Int
 
 
 @njit(forceinline=True)
-def get(blocks: Blocks, field: int) -> Int:
-    """A field of the state."""
-    return np.int64(load(blocks.state + 8 * field))
-
-
-@njit(forceinline=True)
-def put(blocks: Blocks, field: int, number: Int) -> None:
-    """Set a field of the state."""
-    store(blocks.state + 8 * field, number)
-
-
-@njit(forceinline=True)
 def free_slot(blocks: Blocks) -> Int:
     """The address where the next key is to be written."""
-    return blocks.keys + (1 - get(blocks, SLOT)) * blocks.slot_size
+    return blocks.keys + (1 - load_item(blocks.state, SLOT)) * blocks.slot_size
 
 
 @njit
@@ -174,23 +164,27 @@ def seal(blocks: Blocks, key: Int, length: Int, shared: Int) -> bool:
 
     `key` is the address of the next block's first key, of no bytes if there is none.
     """
-    number, separated, last_length = get(blocks, SEALED), get(blocks, SEPARATED), get(blocks, LAST_LENGTH)
+    number, separated, last_length = (
+        load_item(blocks.state, SEALED),
+        load_item(blocks.state, SEPARATED),
+        load_item(blocks.state, LAST_LENGTH),
+    )
     if number == blocks.most_sealed or separated + last_length + KEY_TRAILER > blocks.separators_size:
         return False
-    count, end = get(blocks, RESTARTS), get(blocks, START) + get(blocks, SIZE)
+    count, end = load_item(blocks.state, RESTARTS), load_item(blocks.state, START) + load_item(blocks.state, SIZE)
     copy(blocks.arena + end, blocks.restarts, 4 * count)
     put_u32(blocks.arena + end + 4 * count, count)
     end += 4 * count + 4
-    last = blocks.keys + get(blocks, SLOT) * blocks.slot_size
+    last = blocks.keys + load_item(blocks.state, SLOT) * blocks.slot_size
     at = put_separator(blocks.separators + separated, last, last_length, key, length, shared)
     store(blocks.ends + 8 * number, end)
     store(blocks.separator_ends + 8 * number, at - blocks.separators)
-    put(blocks, SEALED, number + 1)
-    put(blocks, SEPARATED, at - blocks.separators)
-    put(blocks, START, end)
-    put(blocks, SIZE, 0)
-    put(blocks, RESTARTS, 0)
-    put(blocks, RUN, 0)
+    store_item(blocks.state, SEALED, number + 1)
+    store_item(blocks.state, SEPARATED, at - blocks.separators)
+    store_item(blocks.state, START, end)
+    store_item(blocks.state, SIZE, 0)
+    store_item(blocks.state, RESTARTS, 0)
+    store_item(blocks.state, RUN, 0)
     return True
 
 
@@ -200,15 +194,19 @@ def open_entry(blocks: Blocks, length: Int, value_length: Int) -> Int:
 
     A row that does not fit into `block_size` beside others starts a new block; alone it may be larger.
     """
-    key, last = free_slot(blocks), blocks.keys + get(blocks, SLOT) * blocks.slot_size
-    last_length = get(blocks, LAST_LENGTH)
+    key, last = free_slot(blocks), blocks.keys + load_item(blocks.state, SLOT) * blocks.slot_size
+    last_length = load_item(blocks.state, LAST_LENGTH)
     common: Int = np.int64(0)
-    put(blocks, LENGTH, length)
+    store_item(blocks.state, LENGTH, length)
     if last_length >= 0:
         common = common_prefix(last, key, min(last_length, length))
         if not _sorts_after(key, length, last, last_length, common):
             return -UNSORTED
-    run, restarts, opened = get(blocks, RUN), get(blocks, RESTARTS), get(blocks, SIZE)
+    run, restarts, opened = (
+        load_item(blocks.state, RUN),
+        load_item(blocks.state, RESTARTS),
+        load_item(blocks.state, SIZE),
+    )
     shared: Int = common if run else np.int64(0)
     unshared = length - shared + KEY_TRAILER
     size = opened + _lengths_size(shared, unshared, value_length) + unshared + value_length
@@ -218,13 +216,13 @@ def open_entry(blocks: Blocks, length: Int, value_length: Int) -> Int:
         run, restarts, opened, shared, unshared = 0, 0, 0, 0, length + KEY_TRAILER
         size = _lengths_size(shared, unshared, value_length) + unshared + value_length
     sealed = size + 4 * (restarts + (run == 0) + 1)
-    if get(blocks, START) + sealed > blocks.arena_size:
-        put(blocks, NEED, sealed)
+    if load_item(blocks.state, START) + sealed > blocks.arena_size:
+        store_item(blocks.state, NEED, sealed)
         return -NO_ROOM
     if run == 0:
         put_u32(blocks.restarts + 4 * restarts, opened)
-        put(blocks, RESTARTS, restarts + 1)
-    at = put_varint(blocks.arena + get(blocks, START) + opened, shared)
+        store_item(blocks.state, RESTARTS, restarts + 1)
+    at = put_varint(blocks.arena + load_item(blocks.state, START) + opened, shared)
     at = put_varint(put_varint(at, unshared), value_length)
     copy_words(at, key + shared, length - shared)
     store(at + length - shared, _PUT)
@@ -235,20 +233,20 @@ def open_entry(blocks: Blocks, length: Int, value_length: Int) -> Int:
 @njit(forceinline=True)
 def _count(blocks: Blocks, size: Int, run: Int, length: Int, value_length: Int) -> None:
     """Take note of an entry with which the open block has `size` bytes."""
-    put(blocks, SIZE, size)
-    put(blocks, RUN, 0 if run + 1 == blocks.restart_interval else run + 1)
-    put(blocks, LAST_LENGTH, length)
-    put(blocks, SLOT, 1 - get(blocks, SLOT))
-    put(blocks, ROWS, get(blocks, ROWS) + 1)
-    put(blocks, KEY_BYTES, get(blocks, KEY_BYTES) + length)
-    put(blocks, VALUE_BYTES, get(blocks, VALUE_BYTES) + value_length)
+    store_item(blocks.state, SIZE, size)
+    store_item(blocks.state, RUN, 0 if run + 1 == blocks.restart_interval else run + 1)
+    store_item(blocks.state, LAST_LENGTH, length)
+    store_item(blocks.state, SLOT, 1 - load_item(blocks.state, SLOT))
+    store_item(blocks.state, ROWS, load_item(blocks.state, ROWS) + 1)
+    store_item(blocks.state, KEY_BYTES, load_item(blocks.state, KEY_BYTES) + length)
+    store_item(blocks.state, VALUE_BYTES, load_item(blocks.state, VALUE_BYTES) + value_length)
 
 
 @njit
 def encode_rows(blocks: Blocks, key_offsets: Offsets, keys: Bytes, value_offsets: Offsets, values: Bytes) -> Int:
     """Append rows from ``state[CURSOR]`` on; the slots have room for each key."""
     keys_at, values_at = address(keys), address(values)
-    row: Int = np.int64(get(blocks, CURSOR))
+    row: Int = np.int64(load_item(blocks.state, CURSOR))
     while row < key_offsets.size - 1:
         length, value_length = key_offsets[row + 1] - key_offsets[row], value_offsets[row + 1] - value_offsets[row]
         copy(free_slot(blocks), keys_at + key_offsets[row], length)
@@ -257,7 +255,7 @@ def encode_rows(blocks: Blocks, key_offsets: Offsets, keys: Bytes, value_offsets
             return -at
         copy(at, values_at + value_offsets[row], value_length)
         row += 1
-        put(blocks, CURSOR, row)
+        store_item(blocks.state, CURSOR, row)
     return DONE
 
 
@@ -331,7 +329,12 @@ def encode_page(blocks: Blocks, data: Bytes, form: PageEncoding, folded: Bytes, 
     what `formats.kernels.checksum.fold_rows` returns for user keys and values. For a page that is not the measured one it
     writes no byte beyond these and the slots.
     """
-    page, page_size, at, prefix_size = address(data), data.size, get(blocks, CURSOR), form.source_prefix_size
+    page, page_size, at, prefix_size = (
+        address(data),
+        data.size,
+        load_item(blocks.state, CURSOR),
+        form.source_prefix_size,
+    )
     fold_end, odds, longest = address(folded) + folded.size, address(odd), min(folded.size, odd.size - 1)
     while at < page_size:
         following, key, key_size, value, value_size = next_pair(page, page_size, at)
@@ -353,7 +356,7 @@ def encode_page(blocks: Blocks, data: Bytes, form: PageEncoding, folded: Bytes, 
             store_byte(to + value_size + index, 0)
         store_byte(odds + size, load_byte(odds + size) ^ 1)
         at = following
-        put(blocks, CURSOR, at)
+        store_item(blocks.state, CURSOR, at)
     return DONE
 
 

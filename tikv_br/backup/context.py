@@ -29,7 +29,7 @@ from tikv_br.cluster.safepoint import SafePointKeeper
 from tikv_br.cluster.topology import ClusterInfo
 from tikv_br.errors import LeaseLost, StorageError
 from tikv_br.progress_events import Event, Reporter, silent
-from tikv_br.spark.executor import DRIVER_THREADS, MIN_SPARK_BYTES, MIN_SPARK_TASKS, ExecutorKind, choose_executor
+from tikv_br.spark.executor import DRIVER_THREADS, MIN_SPARK_BYTES, MIN_SPARK_TASKS, ExecutorKind, choose_and_explain
 from tikv_br.spark.session import is_local
 from tikv_br.storage.base import ObjectStore
 
@@ -70,11 +70,13 @@ class Engine:
         size = sum(interval.size for interval in plan)
         if not self.stores_write_final_files:
             reason = f"estimated size {size >> 20:,} MiB; Spark pays off from {MIN_SPARK_BYTES >> 20:,} MiB"
-            return replace(self, executor=choose_executor(len(plan), size), executor_reason=reason)
+            executor, reason = choose_and_explain(len(plan), size, reason)
+            return replace(self, executor=executor, executor_reason=reason)
         if options.rate_limit:  # speed does not matter then
             return replace(self, executor="driver", executor_reason="--ratelimit is exact in one process")
         reason = f"stores do the work of {len(plan):,} tasks; Spark pays off from {MIN_SPARK_TASKS:,}"
-        return replace(self, executor=choose_executor(len(plan)), executor_reason=reason)
+        executor, reason = choose_and_explain(len(plan), 0, reason)
+        return replace(self, executor=executor, executor_reason=reason)
 
 
 def choose_engine(options: BackupOptions, source: ApiVersion, target: ApiVersion) -> Engine:

@@ -319,7 +319,7 @@ class SparkFlags(SparkMasterFlags, shared=True):
 
     executor: Literal["auto", "driver", "spark"] = flag(
         "auto",
-        "Where tasks run: driver (threads of this process), spark, or auto (spark for large amounts of work, e.g. scans from 1 GiB).",
+        "Where tasks run: driver (threads of this process), spark, or auto (spark for large amounts of work, e.g. scans from 4 GiB).",
     )
 
 

@@ -124,8 +124,8 @@ ExecutorChoice = Literal["auto", "spark", "driver"]
 DRIVER_THREADS = 16
 MIN_SPARK_TASKS = 4000
 """From so many tasks on, starting a JVM is worth its seconds even if stores do the work."""
-MIN_SPARK_BYTES = 1 << 30
-"""From so many bytes on that pass through the tasks, starting a local Spark is worth its seconds."""
+MIN_SPARK_BYTES = 4 << 30
+"""From so many bytes on that pass through the tasks, starting a local Spark is worth its 7 s (docs/evidence/benchmarks.md)."""
 POLL_SECONDS = 0.2
 _CANCEL_SECONDS = 3.0
 """How long cancelled tasks may take to clean up before the run ends without them."""
@@ -146,8 +146,13 @@ class ExecutorOptions:
 
 def choose_executor(tasks: int, task_bytes: int = 0) -> ExecutorKind:
     """Where tasks run: here, or on Spark if it can start and they are many, or many bytes pass through them."""
+    return choose_and_explain(tasks, task_bytes, "")[0]
+
+
+def choose_and_explain(tasks: int, task_bytes: int, reason: str) -> tuple[ExecutorKind, str]:
+    """`choose_executor`, with the reason: the given one, unless Spark would be used and cannot start."""
     if tasks < MIN_SPARK_TASKS and task_bytes < MIN_SPARK_BYTES:
-        return "driver"
+        return "driver", reason
     from tikv_br.spark.session import check_java  # late: tests replace it
 
     try:
@@ -156,8 +161,8 @@ def choose_executor(tasks: int, task_bytes: int = 0) -> ExecutorKind:
         logger.warning(
             "cannot start Spark, running %s tasks on threads of this process: %s", f"{tasks:,}", error.message
         )
-        return "driver"
-    return "spark"
+        return "driver", f"Spark cannot start: {error.message}"
+    return "spark", reason
 
 
 def run_tasks(

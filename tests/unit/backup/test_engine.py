@@ -14,6 +14,7 @@ from tikv_br.backup.context import CLUSTER_SLOTS, choose_engine
 from tikv_br.backup.plan import Interval
 from tikv_br.backupset.files import FileKind
 from tikv_br.cluster.rate_limit import RateLimit
+from tikv_br.errors import SparkUnavailable
 from tikv_br.spark import session
 from tikv_br.spark.executor import DRIVER_THREADS, MIN_SPARK_BYTES, MIN_SPARK_TASKS
 
@@ -96,8 +97,8 @@ CLUSTER = "spark://host:7077"
 @pytest.mark.parametrize(
     ("changes", "size", "tasks", "executor", "reason"),
     [
-        ({"engine": "scan"}, MIN_SPARK_BYTES - 1, 3, "driver", "estimated size 1,02"),
-        ({"engine": "scan"}, MIN_SPARK_BYTES, 3, "spark", "estimated size 1,02"),
+        ({"engine": "scan"}, MIN_SPARK_BYTES - 1, 3, "driver", "estimated size 4,09"),
+        ({"engine": "scan"}, MIN_SPARK_BYTES, 3, "spark", "estimated size 4,09"),
         ({"engine": "scan", "executor": "driver"}, MIN_SPARK_BYTES, 3, "driver", "requested"),
         ({"engine": "scan", "executor": "spark"}, 0, 3, "spark", "requested"),
         ({"engine": "scan", "spark_master": CLUSTER}, 0, 3, "spark", "cluster"),
@@ -118,6 +119,21 @@ def test_the_plan_decides_on_the_executor(
     engine = choose_engine(wanted, V1, V1).settle_executor(wanted, plan)
     assert engine.executor == executor
     assert reason in engine.executor_reason
+
+
+@pytest.mark.parametrize(("engine", "size", "tasks"), [("scan", MIN_SPARK_BYTES, 3), ("store", 0, MIN_SPARK_TASKS)])
+def test_the_reason_says_that_spark_cannot_start(
+    engine: str, size: int, tasks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without Java a plan that Spark would run stays on threads, and neither its size nor its tasks are given as the reason."""
+
+    def no_java() -> int:
+        raise SparkUnavailable("Java not found")
+
+    monkeypatch.setattr(session, "check_java", no_java)
+    wanted = options(engine=engine)
+    settled = choose_engine(wanted, V1, V1).settle_executor(wanted, [Interval(b"", b"", size, 1)] * tasks)
+    assert (settled.executor, settled.executor_reason) == ("driver", "Spark cannot start: Java not found")
 
 
 @pytest.mark.parametrize(

@@ -75,6 +75,11 @@ print(json.dumps([sum(memory.copy.stats.cache_hits.values()), sum(memory.copy.st
 """
 
 
+NOT_AHEAD = {
+    "NUMBA_OPT": "3"
+}  # the default; but with a setting that could change code, none is taken that was compiled ahead
+
+
 def compilations(temporary: Path, meanwhile: str = "") -> list[int]:
     """How many kernels a new process has found compiled, and how many it has compiled, where it may write below ``temporary`` only.
 
@@ -87,7 +92,7 @@ def compilations(temporary: Path, meanwhile: str = "") -> list[int]:
         text=True,
         check=True,
         timeout=120,
-        env={**os.environ, **nowhere_else, "TMPDIR": str(temporary)},
+        env={**os.environ, **nowhere_else, **NOT_AHEAD, "TMPDIR": str(temporary)},
     )
     found: list[int] = json.loads(done.stdout)
     return found

@@ -1,0 +1,129 @@
+"""Compiles all kernels ahead of their first use: ``python -m formats.precompile``.
+
+It calls each kernel with the types that it is called with, and keeps numba's cache in `formats.jit.COMPILED`. A wheel that is built
+afterwards contains that folder; a process whose own cache lacks a kernel copies it from there.
+"""
+
+from __future__ import annotations
+
+import importlib
+import io
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pyarrow as pa
+
+from formats import cdc, checksum, columns, jit, rawscan
+from formats.api_version import ApiVersion
+from formats.keys.codec import KeyCodec
+
+_MODULES = (
+    "kernels.cdc",
+    "kernels.checksum",
+    "kernels.rawput",
+    "kernels.rawscan",
+    "kernels.rows",
+    "sst.decode",
+    "sst.encode",
+    "sst.row_check",
+)
+_PAGE = b"\x12\x0a\x12\x03key\x1a\x03one"
+"""A serialized ``kvrpcpb.RawScanResponse`` of one pair."""
+
+
+def precompile() -> bool:
+    """Compile the kernels, unless that was done for these sources; whether it was necessary.
+
+    Only for a process of its own: it changes numba's cache. Raises `RuntimeError` with settings of numba that change the code.
+    """
+    from numba import config  # after `formats.jit`, which chooses the processor
+
+    if not jit.has_plain_settings():
+        raise RuntimeError("cannot compile ahead: a NUMBA_ variable of the environment changes the code; unset it")
+    target = jit.COMPILED / jit.sources_digest()
+    if target.is_dir():
+        return False
+    jit.COMPILED.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=jit.COMPILED) as folder:
+        settings: Any = config
+        settings.CACHE_DIR = str(Path(folder, "cache"))
+        call_kernels()
+        result = Path(folder, "result")
+        for package, cache in {(package, Path(kernel.stats.cache_path)) for package, kernel in kernels()}:
+            shutil.copytree(cache, result / package)
+        for old in jit.COMPILED.iterdir():
+            if old != Path(folder):
+                shutil.rmtree(old)
+        result.rename(target)
+    return True
+
+
+def kernels() -> Iterator[tuple[str, Any]]:
+    """The package and the kernel, of all that Python calls or another kernel calls."""
+    for name in _MODULES:
+        module = importlib.import_module(f"formats.{name}")
+        for found in vars(module).values():
+            if hasattr(found, "stats") and found.py_func.__module__ == module.__name__:
+                yield name.partition(".")[0], found
+
+
+def call_kernels() -> None:
+    """Call every kernel with one row, through what the other packages call."""
+    from formats import rows  # imports kernels, which must not be before their cache is set
+
+    key, one = columns.from_list([b"key"]), columns.from_list([b"one"])
+    record = columns.records(key, one)
+    page = cast("rawscan.RawPage", rawscan.measure(_PAGE))
+    page.split()
+    checksum.checksum(key, one, b"r")
+    v1 = KeyCodec(ApiVersion.V1)
+    for version in ApiVersion:
+        codec = KeyCodec(version)
+        stored = rows.to_storage(record, codec)
+        rows.from_storage(stored, codec)
+        _call_sst_kernels(stored, page, v1, codec)
+    rows.live(record, 0)
+    _call_row_kernels(record)
+    event = cast("cdc.ChangeEvent", cdc.parse(b""))
+    event.records(v1, b"", b"")
+
+
+def _call_sst_kernels(stored: pa.RecordBatch, page: rawscan.RawPage, source: KeyCodec, codec: KeyCodec) -> None:
+    from formats.sst import MemorySource, SstReader, SstWriter, check_rows
+
+    for is_page in (False, True):
+        sink = io.BytesIO()
+        writer = SstWriter(sink.write)
+        if is_page:
+            writer.append_page(page, source, codec)
+        else:
+            writer.append(stored)
+        writer.finish()
+        check_rows(SstReader(MemorySource(sink.getvalue())), codec.api_version)
+
+
+def _call_row_kernels(record: pa.RecordBatch) -> None:
+    from formats import order
+    from formats.kernels import rawput
+    from formats.kernels.rows import last_of_keys
+
+    keys, values, prefix = columns.view(record["key"]), columns.view(record["value"]), columns.from_bytes(b"r")
+    order.by_key(pa.concat_batches([record, record]))
+    last_of_keys(*keys, np.uint64(1))
+    rawput.pairs(*keys, *values, prefix, 0, 1)
+    rawput.names(*keys, prefix, 0, 1)
+    rawput.packed(np.ones(1, np.uint64))
+
+
+def main() -> None:
+    """Print what was done."""
+    print("compiled the kernels" if precompile() else "the kernels are compiled", file=sys.stderr)  # noqa: T201
+
+
+if __name__ == "__main__":
+    main()
