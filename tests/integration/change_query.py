@@ -12,7 +12,7 @@ from tikv_br.datasource import TikvDataSource
 LOG_ID = "changes"
 
 
-def start(spark: SparkSession, log: str, checkpoint: str, output: str, trigger: dict[str, object]) -> StreamingQuery:
+def start(spark: SparkSession, log: str, checkpoint: str, output: str, *, available_now: bool) -> StreamingQuery:
     """Append all changes in a log to a Parquet table."""
     spark.dataSource.register(TikvDataSource)
     changes = (
@@ -21,9 +21,10 @@ def start(spark: SparkSession, log: str, checkpoint: str, output: str, trigger: 
         .load()
     )
     writer = changes.writeStream.format("parquet").option("checkpointLocation", checkpoint)
-    return writer.trigger(**trigger).start(output)
+    writer = writer.trigger(availableNow=True) if available_now else writer.trigger(processingTime="1 second")
+    return writer.start(output)
 
 
 if __name__ == "__main__":
     session = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()
-    start(session, *sys.argv[1:], trigger={"processingTime": "1 second"}).awaitTermination()
+    start(session, *sys.argv[1:4], available_now=False).awaitTermination()

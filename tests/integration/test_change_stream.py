@@ -156,13 +156,13 @@ def test_stopped_and_killed_it_delivers_every_change_once(spark: SparkSession, s
             os.killpg(process.pid, signal.SIGKILL)
     before = committed(output)
     write(source, 3)
-    query = start(spark, *places, trigger={"processingTime": "1 second"})
+    query = start(spark, *places, available_now=False)
     eventually(lambda: query.exception() or committed(output) > before, PATIENCE, every=0.2)
     query.stop()
     assert query.exception() is None
     write(source, 4)
     source.catch_up()
-    last = start(spark, *places, trigger={"availableNow": True})
+    last = start(spark, *places, available_now=True)
     assert last.awaitTermination(round(PATIENCE))
     assert last.exception() is None
     rows = delivered(spark, output)

@@ -28,7 +28,7 @@ from tikv_br.backup.run import backup
 from tikv_br.backupset.files import FileKind
 from tikv_br.bulk_load import runs
 from tikv_br.datasource import TikvBackupDataSource, TikvDataSource
-from tikv_br.errors import ClusterUnreachable, UsageError
+from tikv_br.errors import ClusterUnreachable, TargetNotEmpty, UsageError
 from tikv_br.spark.session import spark_context
 from tikv_br.storage.url import StorageLocation
 
@@ -268,25 +268,39 @@ def test_ingested_rows_are_there(spark: SparkSession, live: LiveCluster, tmp_pat
     assert contents(live, 30) == rows
 
 
-def test_refused_ingests(spark: SparkSession, live: LiveCluster, tmp_path: Path) -> None:
+def batch_of(*keys: bytes) -> pa.RecordBatch:
+    """Rows with these keys, as Spark hands them over."""
+    return pa.RecordBatch.from_pydict({"key": pa.array(keys, pa.binary()), "value": pa.array([b"new"] * len(keys))})
+
+
+def test_refused_ingests(live: LiveCluster, tmp_path: Path) -> None:
     """Keys that are there twice, in one partition or in two, and a target with rows: refused with the target unchanged."""
     old = {b"dup1": b"old", b"dup9": b"old"}
     live.raw(31).batch_put(old)
-    rows = spark.createDataFrame([(b"dup%d" % (number % 5), b"x") for number in range(6)], "key binary, value binary")
-    fine = spark.createDataFrame([(b"dup%d" % number, b"new") for number in range(8)], "key binary, value binary")
-    empty = spark.createDataFrame([(b"", b"x")], "key binary, value binary")
-    for frame, message in (
-        (rows.coalesce(1), r"(?s)1 row with a key that another row has, for example 64757030.*Hint: .*dropDuplicates"),
-        (fine.union(fine.where(f.col("key") == f.lit(b"dup3"))), "1 row with a key .* for example 64757033"),
-        (fine.repartition(2), r"(?s)Hint: Empty the range, or set allow_overwrite"),
-        (empty, "a row has an empty key"),
+    given = {"pd": live.pd, "keyspace": "31", "ingest": "true", "staging": str(tmp_path)}
+    fine = [batch_of(b"dup0", b"dup3"), batch_of(b"dup2", b"dup1")]
+    for parts, error, message in (
+        (
+            [batch_of(b"dup0", b"dup3", b"dup0")],
+            UsageError,
+            "1 row with a key that another row has, for example 64757030",
+        ),
+        ([*fine, batch_of(b"dup3")], UsageError, "1 row with a key that another row has, for example 64757033"),
+        ([batch_of(b"")], UsageError, "a row has an empty key"),
+        (fine, TargetNotEmpty, "the target is not empty in "),
     ):
-        with pytest.raises(PySparkException, match=message):
-            ingest(live, frame, 31, tmp_path)
+        writer = TikvDataSource(given).writer(schema_of("key binary, value binary"), overwrite=False)
+        with pytest.raises(error, match=message) as caught:
+            writer.commit([writer.write(iter([part])) for part in parts])
+        writer.abort([])
+        assert caught.value.__notes__
         assert contents(live, 31) == old
         assert files_in(tmp_path) == []
-    ingest(live, fine, 31, tmp_path, allow_overwrite="true")
-    assert contents(live, 31) == old | {b"dup%d" % number: b"new" for number in range(8)}
+    writer = TikvDataSource({**given, "allow_overwrite": "true"}).writer(
+        schema_of("key binary, value binary"), overwrite=False
+    )
+    writer.commit([writer.write(iter([part])) for part in fine])
+    assert contents(live, 31) == old | {b"dup%d" % number: b"new" for number in range(4)}
 
 
 def test_many_runs_are_merged(live: LiveCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -338,7 +352,7 @@ def test_many_runs_are_merged(live: LiveCluster, tmp_path: Path, monkeypatch: py
     assert files_in(tmp_path / "s") == []
 
 
-def test_spark_shows_message_and_hint(spark: SparkSession, live: LiveCluster) -> None:
+def test_spark_shows_message_and_hint(spark: SparkSession, live: LiveCluster, tmp_path: Path) -> None:
     """At load for a wrong option; when it is planned, on the driver, for what the cluster does not have."""
     with pytest.raises(PySparkException, match=r"(?s)unknown option 'prefxi'.*Hint: Options: pd, "):
         spark.read.format("tikv").options(**options(live, prefxi="a")).load()
@@ -348,6 +362,9 @@ def test_spark_shows_message_and_hint(spark: SparkSession, live: LiveCluster) ->
     frame = spark.createDataFrame([(b"user0001", b"replaced")], "key binary, value binary")
     with pytest.raises(PySparkException, match=r"(?s)is not supported.*Hint: Use mode"):
         frame.write.format("tikv").mode("overwrite").options(pd=live.pd, keyspace=str(KEYSPACE)).save()
+    with pytest.raises(PySparkException, match=r"(?s)TargetNotEmpty.*Hint: Empty the range, or set allow_overwrite"):
+        ingest(live, frame, KEYSPACE, tmp_path)
+    assert files_in(tmp_path) == []
     assert contents(live, KEYSPACE) == ROWS
 
 
