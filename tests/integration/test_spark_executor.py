@@ -10,6 +10,7 @@ import time
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
+from unittest import mock
 
 import psutil
 import pytest
@@ -101,7 +102,7 @@ def dies_after_its_outcome(task: tuple[int, str], context: TaskContext) -> tuple
             os.kill(os.getpid(), signal.SIGKILL)
 
     if index == 1 and context.attempt == 0:
-        ProgressSender.send = send_and_die  # type: ignore[method-assign]
+        mock.patch.object(ProgressSender, "send", send_and_die).start()
     return index, context.attempt
 
 
