@@ -27,6 +27,7 @@ from tikv_br.backup.options import BackupOptions
 from tikv_br.backup.run import backup
 from tikv_br.backupset.files import FileKind
 from tikv_br.bulk_load import runs
+from tikv_br.bulk_load.partition import PartitionResult
 from tikv_br.datasource import TikvBackupDataSource, TikvDataSource
 from tikv_br.errors import ClusterUnreachable, TargetNotEmpty, UsageError
 from tikv_br.spark.session import spark_context
@@ -310,7 +311,12 @@ def test_many_runs_are_merged(live: LiveCluster, tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(runs, "MERGE_BYTES", 60_000)
     ranges: list[int] = []
     merge_range = runs.merge_range
-    monkeypatch.setattr(runs, "merge_range", lambda *given: ranges.append(1) or merge_range(*given))
+
+    def merge_and_count(*given: Any) -> PartitionResult:  # noqa: ANN401 - passed on
+        ranges.append(1)
+        return merge_range(*given)
+
+    monkeypatch.setattr(runs, "merge_range", merge_and_count)
     key = tmp_path / "key"
     key.write_text(KEYS["aes256-ctr"])
     key.chmod(0o600)

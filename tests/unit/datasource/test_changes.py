@@ -25,6 +25,7 @@ from tikv_br.archive.records import InexactPeriod, LogDescription
 from tikv_br.archive.writer import LogWriter
 from tikv_br.datasource import TikvDataSource, changes
 from tikv_br.errors import LogDamaged, OutsideRestoreWindow, TikvBrError, UsageError
+from tikv_br.storage.base import ObjectStore
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import StorageLocation
 
@@ -152,7 +153,12 @@ def test_known_segments_are_not_read_again(log: Log, monkeypatch: pytest.MonkeyP
     read: list[str] = []
     store_type = type(open_store(log.place))
     get = store_type.get
-    monkeypatch.setattr(store_type, "get", lambda self, name: read.append(name) or get(self, name))
+
+    def get_and_note(store: ObjectStore, name: str) -> bytes:
+        read.append(name)
+        return get(store, name)
+
+    monkeypatch.setattr(store_type, "get", get_and_note)
     reader._refresh_at = 0.0
     assert drain(reader, offset)[0]["ts"] == ENDS[-1] + STEP
     assert len([name for name in read if "/segments/" in name]) == 1
@@ -201,7 +207,7 @@ def test_where_it_starts_and_which_keys(tmp_path: Path, method: str) -> None:
     key.write_text(KEYS["aes256-ctr"])
     key.chmod(0o600)
     encrypted = method != "plaintext"
-    log = Log(tmp_path / "log", **({"crypter": crypter(method)} if encrypted else {}))
+    log = Log(tmp_path / "log", crypter=crypter(method)) if encrypted else Log(tmp_path / "log")
     log.write()
     options = {"crypter_key_file": str(key)} if encrypted else {}
     assert drain(reader_of(log, starting_ts="1234", **options))[1][0][2] == log.rows(1234, ENDS[-1])

@@ -197,7 +197,7 @@ def rewrite(folder: Path, known: manifest.Manifest) -> None:
     """Make the records agree on another content, seals and all, as a faulty writer would."""
     content = brpb_pb2.BackupMeta.FromString((folder / layout.META).read_bytes())
     decoded = manifest.decode(content.SerializeToString())
-    data = manifest.encode(replace(decoded, files=known.files))
+    data = manifest.encode(replace(decoded, files=tuple(known.files)))
     sealed = manifest.dump(replace(known, backupmeta_sha256=hashlib.sha256(data).digest()))
     (folder / layout.META).write_bytes(data)
     (folder / layout.MANIFEST).write_bytes(sealed)
