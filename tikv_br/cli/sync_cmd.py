@@ -107,6 +107,8 @@ def _diff_options(flags: SyncFlags) -> DiffModeOptions:
             "--mode diff takes no start: its first pass finds all differences",
             hint="Omit --from-backup, --from-backup-ts and --start-ts.",
         )
+    if flags.sink.sink_ratelimit:
+        raise UsageError("--sink-ratelimit cannot be combined with --mode diff, which writes only differences")
     from incremental.diff_mode import DiffModeOptions
     from incremental.sinks.url import TikvTarget
     from tikv_br.cluster.config import ClusterConfig
@@ -115,8 +117,6 @@ def _diff_options(flags: SyncFlags) -> DiffModeOptions:
     target = flags.sink.target()
     if not isinstance(target, TikvTarget):
         raise UsageError("--mode diff needs a tikv:// sink: it compares two clusters")
-    if flags.sink.sink_ratelimit:
-        raise UsageError("--sink-ratelimit cannot be combined with --mode diff, which writes only differences")
     if flags.sink.allow_loss:
         raise UsageError("--allow-loss cannot be combined with --mode diff, which never drops TTLs")
     a = ClusterChoice(flags.cluster.config(), flags.keyspace)
