@@ -21,6 +21,7 @@ install_packages() {
     [ "$selection" = core ] || command -v go >/dev/null || [ -x /usr/local/go/bin/go ] || missing+=(golang-go ca-certificates)
     [ ${#missing[@]} -eq 0 ] || apt_install "${missing[@]}"
     # By itself, as Ubuntu has no such package.
+    [ "$selection" = core ] || command -v mvn >/dev/null || apt_install maven
     [ "$selection" = core ] || has_chromium || apt_install chromium-headless-shell
 }
 
@@ -43,7 +44,7 @@ has_chromium() {
 # One after the other, as each uses all cores. The Rust client takes minutes: only if it is asked for.
 build_programs() {
     local script scripts=(install_etcd)
-    [ "$selection" = core ] || scripts+=(install_client_go install_versitygw ${TIKV_BR_TEST_RUST_CLIENT:+install_rust_client})
+    [ "$selection" = core ] || scripts+=(install_client_go install_versitygw install_spark_avro ${TIKV_BR_TEST_RUST_CLIENT:+install_rust_client})
     for script in "${scripts[@]}"; do
         "scripts/$script.sh" >/dev/null </dev/null || say "scripts/$script.sh failed: tests that need it will say so"
     done

@@ -42,6 +42,9 @@ class BulkLoadFlags(shared.CommandFlags):
     value_column: str = flag(
         REQUIRED, "Column with the values: binary, string, an integer, struct, array or map.", metavar="COLUMN"
     )
+    value_encoding: Literal["json", "avro"] = flag(
+        "json", "Encoding of a struct in the value column: json, or avro (needs Spark's module spark-avro)."
+    )
     ttl_column: str = flag(
         "", "Column with the TTL of each row in seconds (API V1TTL or V2; default: none expires).", metavar="COLUMN"
     )

@@ -13,7 +13,7 @@ from concurrent.futures import wait
 from dataclasses import dataclass
 from functools import partial
 from pathlib import PurePosixPath
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 from tikv_br.errors import SparkUnavailable, TaskFailed, UsageError
 from tikv_br.progress_events import Reporter
@@ -46,6 +46,8 @@ _FORMATS = {
 """Spark's formats by the suffix of a path."""
 _DEFAULTS = {"csv": {"header": "true", "enforceSchema": "false"}}
 """Options of formats unless others are given: columns need names, and these must be the same in all files."""
+AVRO_PACKAGE = "org.apache.spark:spark-avro_2.13:VERSION"
+"""Spark's module for Avro, which is not part of pyspark. VERSION is that of the Spark in use."""
 NULL_KEY, EMPTY_KEY, NULL_VALUE, BAD_TTL = "null key", "empty key", "null value", "TTL is not a positive integer"
 
 
@@ -61,6 +63,8 @@ class Input:
     """Column with the TTL in seconds; ``""`` = none."""
     order_column: str = ""
     """Of rows with the same key, the one with the largest value of this column counts; ``""`` = no order."""
+    value_encoding: Literal["json", "avro"] = "json"
+    """How a struct in the value column becomes bytes."""
     format: str = ""
     """Name of Spark's format; ``""`` = by the suffix of the path."""
     reader_options: tuple[tuple[str, str], ...] = ()
@@ -179,7 +183,10 @@ class _Columns:
         from pyspark.sql import functions
 
         key = _bytes_of(frame, "--key-column", source.key_column, is_key=True)
-        value = _bytes_of(frame, "--value-column", source.value_column, is_key=False)
+        if source.value_encoding == "avro":
+            value = _avro_of(frame, source.value_column)
+        else:
+            value = _bytes_of(frame, "--value-column", source.value_column, is_key=False)
         ttl = functions.lit(0).cast("bigint")
         problem = (
             functions.when(key.isNull(), functions.lit(NULL_KEY))
@@ -224,6 +231,21 @@ def _bytes_of(frame: DataFrame, flag: str, name: str, *, is_key: bool) -> Column
     )
 
 
+def _avro_of(frame: DataFrame, name: str) -> Column:
+    """A struct column as binary Avro of a record with its fields. Raises `UsageError` for another type."""
+    from pyspark.sql import functions, types
+
+    column, kind = _column(frame, "--value-column", name)
+    if not isinstance(kind, types.StructType):
+        raise UsageError(
+            f"--value-encoding avro: column {name!r} has type {kind.simpleString()}, not struct",
+            hint="Leave out --value-encoding, or make a struct of the columns in the input.",
+        )
+    record = functions.struct(*(column.getField(field.name).alias(field.name) for field in kind.fields))
+    # Of the struct itself Avro would make a union with null, as it may be null; a record built of its fields is never null.
+    return functions.when(column.isNotNull(), functions.call_function("to_avro", record))
+
+
 def _ttl(frame: DataFrame, name: str) -> Column:
     """The TTL column as bigint; null for text that is no integer. Raises `UsageError` for another type."""
     from pyspark.sql import types
@@ -262,6 +284,8 @@ def _as_usage_errors(what: str) -> Iterator[None]:
         yield
     except (PySparkException, Py4JJavaError) as error:  # the second one of Hadoop: a file system whose jar is missing
         hint = "Check the path and the format, and that this Spark has what they need."
+        if isinstance(error, PySparkException) and "AVRO" in (error.getCondition() or ""):
+            hint = f"Pass --spark-conf spark.jars.packages={AVRO_PACKAGE}, or spark.jars with that jar."
         raise UsageError(f"{what}: {first_cause(error)}", hint=hint) from error
 
 

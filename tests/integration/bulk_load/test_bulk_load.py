@@ -26,6 +26,7 @@ from tikv_br.errors import ChecksumMismatch, TargetNotEmpty, TaskFailed, Termina
 from tikv_br.progress_events import Notice
 from tikv_br.restore.options import Mode
 from tikv_br.spark.frames import Input, sql_session
+from tikv_br.spark.session import SparkSettings
 from tikv_br.storage.url import parse
 
 ROWS = {f"user-{number * 7919 % 1000:04d}": f"wört {number}" * (number % 5) for number in range(1000)}
@@ -54,7 +55,7 @@ def starts(session: SparkSession, monkeypatch: pytest.MonkeyPatch) -> Starts:
     starts = Starts([])
 
     @contextlib.contextmanager
-    def given(master: str) -> Iterator[SparkSession]:
+    def given(master: str, _settings: SparkSettings) -> Iterator[SparkSession]:
         starts.masters.append(master)
         yield session
 
@@ -203,6 +204,17 @@ def test_nested_values_become_json(
     path = parquet(tmp_path, id=keys, payload=structs)
     bulk_load(options(path))
     assert {key: json.loads(value) for key, value in contents(target).items()} == dict(zip(keys, structs, strict=True))
+
+
+def test_avro_without_its_module(target: LiveCluster, tmp_path: Path, options: Callable[..., BulkLoadOptions]) -> None:
+    """The error says which module of Spark is missing, and how to get it."""
+    path = parquet(tmp_path, id=[b"a"], payload=[{"name": "x"}])
+    with pytest.raises(UsageError, match="'spark-avro' package") as caught:
+        bulk_load(options(path, value_encoding="avro"))
+    assert "--spark-conf spark.jars.packages=org.apache.spark:spark-avro_2.13:" in caught.value.hint
+    assert contents(target) == {}
+    with pytest.raises(UsageError, match="--value-encoding avro: column 'payload' has type string"):
+        bulk_load(options(parquet(tmp_path, id=[b"a"], payload=["x"]), value_encoding="avro"))
 
 
 def test_duplicates_are_refused(target: LiveCluster, tmp_path: Path, options: Callable[..., BulkLoadOptions]) -> None:

@@ -1,0 +1,15 @@
+#!/bin/sh
+# Install Spark's module for Avro, which pyspark lacks, into .cache/jars of this checkout, for the test of load raw --value-encoding avro.
+# Does nothing when it is there. Needs Maven (mvn).
+set -eu
+
+# The newest one that Maven Central has; it works with later versions of Spark 4 too.
+version=4.0.1
+root=$(cd "$(dirname "$0")/.." && pwd)
+jar="$root/.cache/jars/spark-avro_2.13-$version.jar"
+
+if [ ! -e "$jar" ]; then
+    mvn -q -B dependency:get -Dtransitive=false -Dartifact="org.apache.spark:spark-avro_2.13:$version" >&2
+    mvn -q -B dependency:copy -Dartifact="org.apache.spark:spark-avro_2.13:$version" -DoutputDirectory="$root/.cache/jars" >&2
+fi
+echo "$jar"
