@@ -206,8 +206,8 @@ def test_workers_without_tikv_br_are_refused(place: Place) -> None:
     at = command.index("--spark-archive")
     done = tikv_br(*command[:at], *command[at + 2 :], timeout=LONG)
     assert done.code == 55, done
-    assert "no tikv-br (No module named 'tikv_br')" in done.err
-    assert "tikv-br spark pack" in done.err
+    assert "no tikv-br (No module named 'tikv_br')" in done.last["message"]
+    assert "tikv-br spark pack" in done.last["hint"]
     assert not list((place.folder / "refused").rglob("*.sst"))
 
 

@@ -210,6 +210,8 @@ def _check_reachable(master: str) -> None:
 
 @contextlib.contextmanager
 def _session(plan: _Plan, log: IO[bytes]) -> Iterator[SparkContext]:
+    import pyspark  # noqa: F401 - before there are two threads: each would hold a part of it that the other one imports
+
     launch = _Launch(plan, log)
     try:
         yield launch.result(plan.master)
