@@ -24,7 +24,7 @@ def test_master_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     def session(_context: object) -> None:
         raise DeadJvmError
 
-    monkeypatch.setattr(frames, "spark_context", lambda _master: contextlib.nullcontext())
+    monkeypatch.setattr(frames, "spark_context", lambda *_given, **_named: contextlib.nullcontext())
     monkeypatch.setattr("pyspark.sql.SparkSession", session)
     with (
         pytest.raises(SparkUnavailable, match="cannot start Spark on spark://h:1") as refused,
