@@ -13,7 +13,7 @@ unset PYTHONDONTWRITEBYTECODE # else each worker and each process of a test comp
 say() { printf '==> %s\n' "$*" >&2; }
 
 # Programs that some tests compare with or run against; without them those tests are skipped, in CI they fail.
-# No core test needs Go (for versitygw and the Go client) or Chromium (for the status page; 100 MB), so the default does without.
+# No core test needs Go (for versitygw and the Go client), Maven (for Avro) or Chromium (for the status page; 100 MB), so the default does without.
 install_packages() {
     local missing=()
     command -v sst_dump >/dev/null || command -v rocksdb_sst_dump >/dev/null || missing+=(rocksdb-tools)
