@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
+import socket
+import socketserver
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -209,6 +213,53 @@ def test_workers_without_tikv_br_are_refused(place: Place) -> None:
     assert "no tikv-br (No module named 'tikv_br')" in done.last["message"]
     assert "tikv-br spark pack" in done.last["hint"]
     assert not list((place.folder / "refused").rglob("*.sst"))
+
+
+@contextlib.contextmanager
+def hidden_from_workers(spark: SparkCluster, address: str) -> Iterator[str]:
+    """Another address for a server, at which connections of processes on the workers are closed at once."""
+    host, _, port = address.rpartition(":")
+
+    def is_on_worker(peer: int) -> bool:
+        family = {each.pid for worker in spark.workers for each in worker.children(recursive=True)}
+        found = psutil.net_connections("tcp")  # gRPC uses sockets of IPv6 for both
+        return any(each.laddr and each.laddr.port == peer and each.pid in family for each in found)
+
+    class Door(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            if is_on_worker(self.client_address[1]):
+                return
+            with socket.create_connection((host, int(port))) as inner:
+                back = threading.Thread(target=self._copy, args=(inner, self.request), daemon=True)
+                back.start()
+                self._copy(self.request, inner)
+                back.join()
+
+        def _copy(self, source: socket.socket, sink: socket.socket) -> None:
+            with contextlib.suppress(OSError):
+                while data := source.recv(1 << 16):
+                    sink.sendall(data)
+            with contextlib.suppress(OSError):
+                sink.shutdown(socket.SHUT_RDWR)
+
+    class Server(socketserver.ThreadingTCPServer):
+        daemon_threads = True
+
+    with Server(("127.0.0.1", 0), Door) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+
+
+def test_an_executor_without_a_way_to_pd(place: Place) -> None:
+    """The error says on which worker, and what cannot be reached. No file is written."""
+    command = place.backup_command("cut-off", *ONE)
+    with hidden_from_workers(place.spark, place.source.pd) as pd:
+        command[command.index("--pd") + 1] = pd
+        done = tikv_br(*command, timeout=LONG)
+    assert done.code == 3, done
+    assert re.search(rf"task .* on worker .*: .*{re.escape(pd)}", done.last["message"]), done
+    assert not list((place.folder / "cut-off").rglob("*.sst"))
 
 
 def test_spark_submit_with_a_packed_environment(place: Place) -> None:
