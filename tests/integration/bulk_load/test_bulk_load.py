@@ -209,7 +209,7 @@ def test_nested_values_become_json(
 def test_avro_without_its_module(target: LiveCluster, tmp_path: Path, options: Callable[..., BulkLoadOptions]) -> None:
     """The error says which module of Spark is missing, and how to get it."""
     path = parquet(tmp_path, id=[b"a"], payload=[{"name": "x"}])
-    with pytest.raises(UsageError, match="'spark-avro' package") as caught:
+    with pytest.raises(UsageError, match="the Avro data source is not loaded") as caught:
         bulk_load(options(path, value_encoding="avro"))
     assert "--spark-conf spark.jars.packages=org.apache.spark:spark-avro_2.13:" in caught.value.hint
     assert contents(target) == {}

@@ -35,7 +35,7 @@ from tikv_br.export.options import ExportOptions
 from tikv_br.export.run import ExportSummary, export
 from tikv_br.load.loader import load_pairs
 from tikv_br.load.sources import open_source
-from tikv_br.spark import session
+from tikv_br.spark import executor
 from tikv_br.spark.session import spark_context
 from tikv_br.storage.url import StorageLocation, parse
 
@@ -173,7 +173,7 @@ def test_spark_runs_it_and_spark_reads_it(loaded: Sources, tmp_path: Path, monke
     for kind in ("csv", "jsonl"):
         exported(live, tmp_path / kind, format=kind, encoding="hex")
     with spark_context("local[2]") as context:
-        monkeypatch.setattr(session, "spark_context", lambda *_, **__: contextlib.nullcontext(context))
+        monkeypatch.setattr(executor, "spark_context", lambda *_, **__: contextlib.nullcontext(context))
         done = exported(live, tmp_path / "parquet", executor="spark", spark_master="local[2]")
         assert (done.executor, done.files > 1) == ("spark", True)
         read = SparkSession(context).read
