@@ -106,7 +106,7 @@ class ChangefeedInfo:
     """Maximum wait between retries of a failing sink."""
     batch_rows: int = 512
     """Maximum number of rows per request to the sink."""
-    rate_limit: int = 0
+    rate_limit: int = field(default=0, metadata=records.LATER)
     """Maximum bytes of keys and values per second to the sink, shared equally by the sub-spans; 0 = unlimited."""
     error: str = ""
     """Why it failed."""
