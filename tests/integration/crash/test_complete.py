@@ -41,6 +41,16 @@ NOT_BROKEN = {
         "tikv_br/diff/run.py",
         "REPAIR",
     ): "puts and deletes as any client does: broken off, it has done less, and is run again",
+    ("tikv_br/bulk_load/run.py", "put_steps(compare=options.checksum)"): "puts as any client does, and is run again",
+    (
+        "tikv_br/bulk_load/run.py",
+        "stage_steps(dry_run=options.dry_run)",
+    ): "the next run discards it; the target is changed by a restore",
+    (
+        "tikv_br/bulk_load/runs.py",
+        "merge_steps()",
+    ): "removes its files when it fails; the target is changed by a restore",
+    ("tikv_br/export/run.py", "EXPORT"): "without _SUCCESS its files are no export, and the next run removes them",
 }
 NO_STEPS = {"plan the changes"}
 """Of a dry run."""
