@@ -118,7 +118,7 @@ def has_plain_settings() -> bool:
 def _fill_cache(package: Path, folder: Path) -> None:
     """Copy what is missing in numba's cache for a package of kernels. Numba checks what it loads, and compiles what does not fit.
 
-    Nothing is copied if numba has settings that change the code, as bounds checks: its cache does not tell them apart.
+    Nothing is copied if numba has settings that change the code, such as bounds checks: its cache does not distinguish them.
     """
     if not COMPILED.is_dir() or not has_plain_settings():
         return

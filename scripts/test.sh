@@ -2,7 +2,7 @@
 # Set everything up and run the tests.
 #
 #   scripts/test.sh                   static checks, unit, golden, and the core integration and end-to-end tests: 8 minutes on 2 cores
-#   scripts/test.sh all               static checks and every test, property tests with many more examples: half an hour
+#   scripts/test.sh all               static checks and every test, property tests with many more examples: 50 minutes
 #   scripts/test.sh rest              what `all` runs beyond the first form, for CI
 #   scripts/test.sh unit golden       whole tiers
 #   scripts/test.sh tests/unit/formats -k mce     any arguments of pytest

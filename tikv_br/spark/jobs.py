@@ -65,7 +65,7 @@ def spark_job(context: SparkContext, work: Callable[[], R]) -> Iterator[Future[R
 
 
 def by_value(function: Callable[[Iterable[T]], Iterator[R]]) -> Callable[[Iterable[T]], Iterator[R]]:
-    """A function over the rows of a partition as one that a worker can load, and that says so if it cannot run the function.
+    """A function over the rows of a partition as one that any worker can load; it raises a clear error on a worker that cannot run the function.
 
     Spark's closures refer to our functions by the names of their modules. A worker without these would fail with an error of pickle.
     """
