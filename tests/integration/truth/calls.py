@@ -46,6 +46,7 @@ CALLS: dict[CommandPath, str] = {
     ("capture", "list"): "--etcd {etcd} --pd {pd}",
     ("processor", "list"): "--etcd {etcd} --pd {pd}",
     ("check",): "--pd {pd} --storage {new} --executor driver",
+    ("gc", "status"): "--pd {pd}",
     ("list",): "-s {folder}",
     ("show",): "-s {sound}",
     ("show", "--log"): "{log} -s {sound}",
