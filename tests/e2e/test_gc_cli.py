@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import re
+import subprocess
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.command import succeed, tikv_br
+from tests.e2e.command import PROGRAM, environment, succeed, tikv_br
 from tests.e2e.conftest import Playgrounds
+from tests.support.etcd import real_etcd
 from tests.support.playground_admin import PlaygroundAdmin
 from tikv_br.cluster.config import ClusterConfig
+from tikv_br.cluster.etcd import Etcd
 from tikv_br.cluster.pd import PdClient
 from tikv_br.cluster.timestamps import minus_seconds
 
@@ -20,7 +25,7 @@ HOUR = 3600
 @pytest.mark.core("gc")
 def test_status(playgrounds: Playgrounds, tmp_path: Path) -> None:
     """Who holds GC back is told to people, to scripts, to Nagios and to Prometheus, with what PD lists."""
-    address, file = playgrounds["v2"], tmp_path / "gc.prom"
+    address, file = playgrounds["v1ttl"], tmp_path / "gc.prom"
     with PdClient(ClusterConfig(pd=(address,))) as pd:
         now = pd.tso()
         for service, hours in (("tikv-br-sync-east", 30), ("tikvcdc", 1)):
@@ -53,3 +58,45 @@ def test_nagios_where_pd_does_not_answer() -> None:
     dead = tikv_br("gc", "status", "--nagios", "--pd", "127.0.0.1:1")
     assert (dead.code, dead.err) == (3, "")
     assert dead.out.startswith("TIKV-BR UNKNOWN - ")
+
+
+def test_run_until_stopped(playgrounds: Playgrounds, tmp_path: Path) -> None:
+    """Rounds are JSON lines and in the metrics file; GC advances in PD; SIGTERM ends it with its code, and leaves the election."""
+    address, file = playgrounds["v2"], tmp_path / "gc.prom"
+    with real_etcd(tmp_path / "etcd") as server, Etcd.connect([server.address]) as etcd:
+        command = ["gc", "run", "--pd", address, "--etcd", server.address, "--life-time", "1s", "--interval", "1s"]
+        options = ["--output", "json", "--metrics-file", str(file)]
+        with subprocess.Popen(
+            [str(PROGRAM), *command, *options], stdout=subprocess.PIPE, text=True, env=environment(), cwd="/"
+        ) as process:
+            assert process.stdout is not None
+            told = [json.loads(process.stdout.readline()) for _ in range(2)]
+            with PdClient(ClusterConfig(pd=(address,))) as pd:
+                assert told[0]["safe_point"] < told[1]["safe_point"] <= pd.gc_safe_point() < pd.tso()
+            assert re.search(r"^tikv_br_gc_leader 1.0$", file.read_text(), re.MULTILINE)
+            assert len(etcd.range("/gc-worker/election/").items) == 1
+            process.terminate()
+            rest = process.stdout.read().splitlines()
+            assert process.wait(60) == 143
+        assert json.loads(rest[-1])["name"] == "Terminated"
+        assert {line["message_type"] for line in told} == {"gc"}
+        assert not etcd.range("/gc-worker/election/").items
+        assert re.search(r"^tikv_br_gc_leader 0.0$", file.read_text(), re.MULTILINE)
+
+
+def test_run_refuses_clusters_without_versions(playgrounds: Playgrounds, tmp_path: Path) -> None:
+    """Of API V1, which TiDB has: exit code 5, and PD's safe points stay."""
+    with real_etcd(tmp_path / "etcd") as server:
+        refused = tikv_br("gc", "run", "--pd", playgrounds["v1"], "--etcd", server.address)
+    assert refused.code == 5
+    assert "API v1" in refused.err
+    assert PlaygroundAdmin(playgrounds["v1"]).get("/pd/api/v1/gc/safepoint")["gc_safe_point"] == 0
+
+
+def test_a_metrics_file_that_cannot_be_written(playgrounds: Playgrounds, tmp_path: Path) -> None:
+    """It is refused before anything is done."""
+    with real_etcd(tmp_path / "etcd") as server:
+        common = ("--pd", playgrounds["v2"], "--metrics-file", str(tmp_path / "none" / "gc.prom"))
+        refused = tikv_br("gc", "run", "--etcd", server.address, *common)
+    assert (refused.code, tikv_br("gc", "status", *common).code) == (2, 2)
+    assert "--metrics-file" in refused.err

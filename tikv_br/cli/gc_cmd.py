@@ -1,9 +1,12 @@
-"""``tikv-br gc``: status of garbage collection."""
+"""``tikv-br gc``: the worker and the status of garbage collection."""
 
 from __future__ import annotations
 
 import contextlib
+import logging
+import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,26 +15,103 @@ import typer
 from tikv_br.cli import shared
 from tikv_br.cli.command import command, flag
 from tikv_br.cli.output import Output, human_seconds
+from tikv_br.cli.sync_view import signals_stop
 from tikv_br.errors import TikvBrError, UsageError
 from tikv_br.redaction import redact
 
 if TYPE_CHECKING:
     from tikv_br.check.probe import ProbeOutcome
     from tikv_br.cluster.config import ClusterConfig
+    from tikv_br.gc.metrics import WorkerFigures
     from tikv_br.gc.status import GcReport, ServiceReport
 
+log = logging.getLogger(__name__)
 app = typer.Typer(rich_markup_mode=None, no_args_is_help=True, add_completion=False)
 COLUMNS = ("service", "belongs to", "safe point (UTC)", "lag", "expires in", "holds GC")
 
 
 @app.callback()
 def gc() -> None:
-    """Show what holds garbage collection back."""
+    """Run garbage collection of old versions, and show what holds it back."""
 
 
 METRICS_FILE = (
     "Also write the figures to this file in Prometheus's text format, for node_exporter's textfile collector."
 )
+
+
+SHORTEST = 1.0
+SHORTEST_LEASE, LONGEST_LEASE = 2.0, 60.0
+
+
+class RunFlags(shared.CommandFlags):
+    cluster: shared.ClusterFlags
+    etcd: shared.EtcdFlags
+    life_time: float = flag("10m", "How long old versions are kept at least.", kind=shared.TIME)
+    interval: float = flag("10m", "Time between two rounds.", kind=shared.TIME)
+    lease: float = flag(
+        "10s", "Lease TTL. If the leader dies, another worker takes over after this time.", kind=shared.TIME
+    )
+    metrics_file: str = flag("", METRICS_FILE, metavar="FILE")
+
+    def check(self) -> None:
+        """Check the flags before any connection is made. Raises `UsageError`."""
+        for name, value in (("--life-time", self.life_time), ("--interval", self.interval)):
+            if value < SHORTEST:
+                raise UsageError(f"{name} is too short: pass at least {SHORTEST:g}s")
+        if not SHORTEST_LEASE <= self.lease <= LONGEST_LEASE:
+            raise UsageError(f"--lease {self.lease:g}s is out of range: pass {SHORTEST_LEASE:g}s to {LONGEST_LEASE:g}s")
+
+
+@command(app, "gc run", example="tikv-br gc run --pd 10.0.0.1:2379 --life-time 24h")
+def run(flags: RunFlags) -> None:
+    """Advance the GC safe point until stopped. Of several workers one leads; another takes over if it dies."""
+    flags.check()
+    etcd_config = flags.etcd.etcd_config(flags.cluster)
+    config = flags.cluster.config()
+    from tikv_br.cluster.cluster import Cluster
+    from tikv_br.cluster.etcd import Etcd
+    from tikv_br.gc.metrics import WorkerFigures, write_metrics
+    from tikv_br.gc.worker import ClusterGc, GcWorker, WorkerOptions, check_has_versions
+
+    options = WorkerOptions(flags.life_time, flags.interval, round(flags.lease))
+    stop, file = threading.Event(), Path(flags.metrics_file) if flags.metrics_file else None
+    with Cluster.connect(options.hurry(config)) as cluster, Etcd.open(etcd_config) as etcd:
+        check_has_versions(cluster)
+        if file is not None:  # an unusable one is refused at once; later it is a warning
+            write_metrics(file, None, WorkerFigures())
+        with signals_stop(stop, "Another worker takes over, if one runs.") as received:
+            worker = GcWorker(etcd, ClusterGc(cluster.pd), options, partial(_show_round, flags.out, file))
+            worker.run(stop)
+    flags.out.flush()
+    if received:
+        raise received[0]
+
+
+def _show_round(out: Output, file: Path | None, found: GcReport | None, figures: WorkerFigures) -> None:
+    """Show what PD has reported, if it has, and the figures; the worker logs the same for people."""
+    if found is not None and out.is_json:
+        out.result("gc", _fields(found))
+    if file is not None:
+        from tikv_br.gc.metrics import write_metrics
+
+        try:
+            write_metrics(file, found, figures)
+        except UsageError as error:
+            log.warning("%s", error.message)
+
+
+def _fields(found: GcReport) -> dict[str, object]:
+    holder = found.holder
+    return {
+        "safe_point": found.safe_point,
+        "safe_point_lag": found.lag,
+        "worker_safe_point": found.worker_safe_point,
+        "worker_lag": found.worker_lag,
+        "holder": "" if holder is None else holder.service,
+        "held_seconds": found.held_seconds,
+        "held_since_ms": found.held_since_ms,
+    }
 
 
 class StatusFlags(shared.CommandFlags):
@@ -75,7 +155,7 @@ def _judge(found: GcReport, warn_seconds: float, critical_seconds: float) -> Pro
 
     figures = [Figure("services", len(found.services)), Figure("held_back", round(found.held_seconds), "s")]
     if found.lag is None:
-        advice = "Start a GC worker: without one, old versions and tombstones are kept forever."
+        advice = "Run `tikv-br gc run`: without a GC worker, old versions and tombstones are kept forever."
         return ProbeOutcome(Status.WARN, "GC has never run", advice, tuple(figures))
     figures.append(Figure("gc_age", round(found.lag), "s", f"{warn_seconds:g}", f"{critical_seconds:g}"))
     holder, seen = found.holder, f"the GC safe point is {human_seconds(max(found.lag, 0))} old"
@@ -87,28 +167,19 @@ def _judge(found: GcReport, warn_seconds: float, critical_seconds: float) -> Pro
     if holder is not None:
         advice = f"If {holder.service} ({holder.owner}) is no longer needed, remove its service safe point."
     else:
-        advice = "No service holds GC back: no GC worker advances it. Start one."
+        advice = "No service holds GC back: no GC worker advances it. Run `tikv-br gc run`."
     status = Status.FAIL if found.lag > critical_seconds else Status.WARN
     return ProbeOutcome(status, seen, advice, tuple(figures))
 
 
 def _show(out: Output, found: GcReport, outcome: ProbeOutcome) -> None:
     holder = found.holder
-    fields = {
-        "safe_point": found.safe_point,
-        "safe_point_lag": found.lag,
-        "worker_safe_point": found.worker_safe_point,
-        "worker_lag": found.worker_lag,
-        "holder": "" if holder is None else holder.service,
-        "held_seconds": found.held_seconds,
-        "held_since_ms": found.held_since_ms,
-        "status": outcome.status.value,
-        "seen": outcome.seen,
-        "advice": outcome.advice,
-    }
+    judged = {"status": outcome.status.value, "seen": outcome.seen, "advice": outcome.advice}
     advice = f"\n{outcome.advice}" if outcome.advice else ""
-    out.result("gc", fields, f"{outcome.status.value}: {outcome.seen}{advice}")
-    rows = [("gc_worker", "GC itself", *_times(found.worker_safe_point, found.worker_lag), "never", "")]
+    out.result("gc", _fields(found) | judged, f"{outcome.status.value}: {outcome.seen}{advice}")
+    rows: list[tuple[str, ...]] = [
+        ("gc_worker", "GC itself", *_times(found.worker_safe_point, found.worker_lag), "never", "")
+    ]
     for each in found.services:
         out.result(
             "gc_service",

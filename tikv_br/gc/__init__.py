@@ -4,6 +4,8 @@ Modules, in reading order:
 
 - status: the safe points of GC and of all services, what they belong to, and which one holds GC back
 - metrics: these figures as a file for Prometheus
+- election: which of several workers leads, in etcd
+- worker: advances the GC safe point while it leads
 
 Imports cluster.
 """

@@ -21,11 +21,17 @@ PREFIX = "tikv_br_gc_"
 class WorkerFigures:
     """What a process of ``gc run`` has done since it started."""
 
-    is_leader: bool
-    rounds: int
+    revision: int = 0
+    """Of etcd, at which the leader joined the election: later leaders have larger ones. 0 = it does not lead."""
+    rounds: int = 0
     """Rounds in which PD answered everything."""
-    failures: int
+    failures: int = 0
     """Rounds that failed, and were retried."""
+
+    @property
+    def is_leader(self) -> bool:
+        """Whether this process leads."""
+        return self.revision > 0
 
 
 def write_metrics(path: Path, report: GcReport | None, worker: WorkerFigures | None) -> None:

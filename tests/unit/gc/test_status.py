@@ -95,7 +95,7 @@ def test_figures_for_prometheus(tmp_path: Path) -> None:
     """The file has times in seconds, the holder, and counters; nothing else is left in the folder."""
     path = tmp_path / "gc.prom"
     found = made(service("old", 7200), service("young", 5), gc=at(7200), worker=at(600))
-    write_metrics(path, found, WorkerFigures(is_leader=True, rounds=3, failures=1))
+    write_metrics(path, found, WorkerFigures(revision=9, rounds=3, failures=1))
     told = samples(path)
     assert told["tikv_br_gc_status_timestamp_seconds"] == NOW
     assert told["tikv_br_gc_safe_point_timestamp_seconds"] == NOW - 7200
@@ -107,14 +107,14 @@ def test_figures_for_prometheus(tmp_path: Path) -> None:
     assert told["tikv_br_gc_leader"] == 1
     assert (told["tikv_br_gc_rounds_total"], told["tikv_br_gc_failures_total"]) == (3, 1)
     assert [each.name for each in tmp_path.iterdir()] == ["gc.prom"]
-    write_metrics(path, None, WorkerFigures(is_leader=False, rounds=0, failures=0))
+    write_metrics(path, None, WorkerFigures())
     assert set(samples(path)) == {"tikv_br_gc_leader", "tikv_br_gc_rounds_total", "tikv_br_gc_failures_total"}
 
 
 def test_documented_metrics_and_alerts(tmp_path: Path) -> None:
     """docs/gc.md names each metric with its kind; alerts ask only for what there is, and stand in the page."""
     path = tmp_path / "gc.prom"
-    write_metrics(path, made(service("old", 7200)), None)
+    write_metrics(path, made(service("old", 7200)), WorkerFigures())
     told = set(re.findall(r"^# TYPE (tikv_br_\w+) (\w+)$", path.read_text(), re.MULTILINE))
     assert set(re.findall(r"^\| `(tikv_br_\w+)[^`]*` \| (\w+) \|", PAGE.read_text(), re.MULTILINE)) == told
     groups = yaml.safe_load(PAGE.with_name("alerts.yml").read_text())["groups"]
