@@ -16,6 +16,7 @@ from tests.support.playground_admin import PlaygroundAdmin
 from tikv_br.cluster.config import ClusterConfig
 from tikv_br.cluster.etcd import Etcd
 from tikv_br.cluster.pd import PdClient
+from tikv_br.cluster.safepoint import SafePointKeeper
 from tikv_br.cluster.timestamps import minus_seconds
 
 FOREVER = (1 << 63) - 1
@@ -100,3 +101,27 @@ def test_a_metrics_file_that_cannot_be_written(playgrounds: Playgrounds, tmp_pat
         refused = tikv_br("gc", "run", "--etcd", server.address, *common)
     assert (refused.code, tikv_br("gc", "status", *common).code) == (2, 2)
     assert "--metrics-file" in refused.err
+
+
+def test_release(playgrounds: Playgrounds) -> None:
+    """Without --yes nothing happens where nobody can be asked; with it a forgotten safe point goes, one of a living run stays."""
+    address = playgrounds["v2"]
+    place = ("--pd", address, "--output", "json")
+
+    def listed() -> set[str]:
+        return {each["service"] for each in succeed("gc", "status", *place).lines[1:]}
+
+    with PdClient(ClusterConfig(pd=(address,))) as pd:
+        safe_point = pd.tso()
+        pd.update_service_safe_point("tikv-br-sync-old", 24 * HOUR, safe_point)
+        refused = tikv_br("gc", "release", "tikv-br-sync-old", *place)
+        assert (refused.code, "tikv-br-sync-old" in listed()) == (2, True)
+        with SafePointKeeper(pd, "tikv-br-sync-live", safe_point, 24 * HOUR, renew_every=0.3):
+            in_use = tikv_br("gc", "release", "tikv-br-sync-live", "--yes", "--watch", "60s", *place)
+            assert (in_use.code, in_use.last["name"]) == (14, "SafePointInUse")
+            assert "tikv-br-sync-live" in listed()
+            done = succeed("gc", "release", "tikv-br-sync-old", "--yes", "--watch", "2s", *place).last
+        assert (done["service"], done["safe_point"]) == ("tikv-br-sync-old", safe_point)
+        assert not {"tikv-br-sync-old", "tikv-br-sync-live"} & listed()
+    assert tikv_br("gc", "release", "tikv-br-sync-old", "--yes", *place).code == 2
+    assert tikv_br("gc", "release", "gc_worker", "--yes", *place).code == 2

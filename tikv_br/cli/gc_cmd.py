@@ -1,9 +1,10 @@
-"""``tikv-br gc``: the worker and the status of garbage collection."""
+"""``tikv-br gc``: the worker and the status of garbage collection, and what removes a service safe point."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import sys
 import threading
 from collections.abc import Iterator
 from functools import partial
@@ -13,10 +14,10 @@ from typing import TYPE_CHECKING
 import typer
 
 from tikv_br.cli import shared
-from tikv_br.cli.command import command, flag
+from tikv_br.cli.command import REQUIRED, argument, command, flag
 from tikv_br.cli.output import Output, human_seconds
 from tikv_br.cli.sync_view import signals_stop
-from tikv_br.errors import TikvBrError, UsageError
+from tikv_br.errors import Interrupted, TikvBrError, UsageError
 from tikv_br.redaction import redact
 
 if TYPE_CHECKING:
@@ -165,7 +166,7 @@ def _judge(found: GcReport, warn_seconds: float, critical_seconds: float) -> Pro
     if found.lag <= warn_seconds:
         return ProbeOutcome(Status.OK, seen, "", tuple(figures))
     if holder is not None:
-        advice = f"If {holder.service} ({holder.owner}) is no longer needed, remove its service safe point."
+        advice = f"If {holder.service} ({holder.owner}) is no longer needed, remove its safe point: `tikv-br gc release {holder.service}`."
     else:
         advice = "No service holds GC back: no GC worker advances it. Run `tikv-br gc run`."
     status = Status.FAIL if found.lag > critical_seconds else Status.WARN
@@ -230,3 +231,50 @@ def _unknown_in_one_line(nagios: bool) -> Iterator[None]:
 
         Output().lines(redact(unknown(error.message)) + "\n")
         raise typer.Exit(UNKNOWN) from None
+
+
+class ReleaseFlags(shared.CommandFlags):
+    cluster: shared.ClusterFlags
+    service: str = argument(REQUIRED, "SERVICE-ID", "Name of the service safe point; see `gc status`.")
+    watch: float = flag(
+        "75s", "How long to watch that no run renews it (0 = do not). Runs renew theirs every 60s.", kind=shared.TIME
+    )
+    yes: bool = flag(False, "Do not ask. Required if stdin is not a terminal.", "--yes", "--confirm", command_line=True)
+
+
+@command(app, "gc release", no_args_is_help=True, example="tikv-br gc release tikv-br-sync-old --pd 10.0.0.1:2379")
+def release(flags: ReleaseFlags) -> None:
+    """Remove a service safe point that is no longer needed, so that GC can pass it. Refused while a run renews it."""
+    config = flags.cluster.config()
+    from tikv_br.cluster.pd import PdClient
+    from tikv_br.gc.release import find, release_unused
+    from tikv_br.gc.status import owner_of
+    from tikv_br.gc.worker import ClusterGc
+
+    with PdClient(config) as client:
+        pd, owner = ClusterGc(client), owner_of(flags.service)
+        found = find(pd, flags.service)
+        _confirm(flags, str(owner))
+        log.info("watching for %s that nobody renews %s", human_seconds(flags.watch), flags.service)
+        release_unused(pd, found, flags.watch)
+    flags.out.result(
+        "gc_release",
+        {
+            "service": flags.service,
+            "service_kind": owner.kind.value,
+            "service_name": owner.name,
+            "safe_point": found.safe_point,
+        },
+        f"Removed the service safe point {flags.service} ({owner}).",
+    )
+
+
+def _confirm(flags: ReleaseFlags, owner: str) -> None:
+    """Ask. Raises `UsageError` without a terminal, `Interrupted` if the answer is no."""
+    if flags.yes:
+        return
+    if not sys.stdin.isatty():
+        raise UsageError("gc release needs a confirmation, and there is no terminal", hint="Pass --yes.")
+    lost = "GC may then remove versions that it needs to be resumed or started from."
+    if not typer.confirm(f"Remove {flags.service} ({owner})? {lost}", err=True):
+        raise Interrupted("nothing was removed")

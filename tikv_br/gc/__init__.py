@@ -6,6 +6,7 @@ Modules, in reading order:
 - metrics: these figures as a file for Prometheus
 - election: which of several workers leads, in etcd
 - worker: advances the GC safe point while it leads
+- release: removes a service safe point that nobody renews
 
 Imports cluster.
 """

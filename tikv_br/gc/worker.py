@@ -65,13 +65,14 @@ class GcPd(Protocol):
 
 
 class ClusterGc:
-    """`GcPd` of a cluster."""
+    """The calls of a cluster's PD for GC: `GcPd` and `release.ReleaseApi`."""
 
     def __init__(self, pd: PdClient) -> None:
         self._http = PdHttp(pd.connection)
         self.tso = pd.tso
         self.update_service_safe_point = pd.update_service_safe_point
         self.update_gc_safe_point = pd.update_gc_safe_point
+        self.gc_safe_point = pd.gc_safe_point
 
     def gc_status(self) -> GcStatus:
         """All safe points."""

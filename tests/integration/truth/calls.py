@@ -48,6 +48,7 @@ CALLS: dict[CommandPath, str] = {
     ("check",): "--pd {pd} --storage {new} --executor driver",
     ("gc", "run"): "--etcd {etcd} --pd {pd}",
     ("gc", "status"): "--pd {pd}",
+    ("gc", "release"): "{service} --pd {pd} --yes --watch 0s",
     ("list",): "-s {folder}",
     ("show",): "-s {sound}",
     ("show", "--log"): "{log} -s {sound}",

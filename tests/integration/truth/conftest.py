@@ -198,6 +198,8 @@ def _fill(world: World) -> None:
         "config": str(config),
         "drill": "20260101",
     }
+    world.names["service"] = "nobody-s"
+    world.source.cluster.pd.update_service_safe_point("nobody-s", 86400, world.source.cluster.pd.tso())
     for name in ("scratch", "home"):
         Path(world.names[name]).mkdir()
     assert world.call(("backup", "raw"), new=places["sound"]).code == 0

@@ -106,10 +106,16 @@ def stopped(world: World, _ended: Ended) -> bool:
     }
 
 
+def services(world: World) -> dict[str, int]:
+    """The service safe points that PD lists."""
+    document = world.source.get("/pd/api/v1/gc/safepoint")
+    return {each["service_id"]: each["safe_point"] for each in document["service_gc_safe_points"]}
+
+
 def listed_services(world: World, ended: Ended) -> bool:
     """As many safe points as PD's own list has, and GC's."""
     document = world.source.get("/pd/api/v1/gc/safepoint")
-    expected = {each["service_id"]: each["safe_point"] for each in document["service_gc_safe_points"]}
+    expected = services(world)
     first, *rest = [json.loads(line) for line in ended.out.splitlines()]
     found = {each["service"]: each["safe_point"] for each in rest} | {"gc_worker": first["worker_safe_point"]}
     return len(found) > 1 and found == expected and first["safe_point"] == document["gc_safe_point"]
@@ -157,6 +163,7 @@ PROOFS: dict[CommandPath, Proof] = {
     ("processor", "list"): lambda _, ended: not ended.out,
     ("check",): lambda _, ended: ended.last["fail"] == 0,
     ("gc", "status"): listed_services,
+    ("gc", "release"): lambda world, _: world.names["service"] not in services(world),
     ("list",): lambda world, ended: listed(world, ended) == ids(world),
     ("show",): lambda _, ended: ended.last["total_kvs"] == len(ROWS),
     ("show", "--log"): lambda world, ended: (

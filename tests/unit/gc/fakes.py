@@ -58,6 +58,10 @@ class FakePd:
         self.updates.append(safe_point)
         return self.state.advance(safe_point)
 
+    def gc_safe_point(self) -> int:
+        """See `SafePointApi`."""
+        return self.state.safe_point
+
     def gc_status(self) -> GcStatus:
         """See `GcPd`."""
         services = self.state.services()
