@@ -16,6 +16,7 @@ The tree (indentation = inheritance; the number is the exit code)::
         TimestampAheadOfTso          11   restored data would shadow later writes
         DangerousRequest             12   a request that would crash a store; never sent
         KeyNotFound                  13   the requested key does not exist
+        SafePointInUse               14   a run still renews the service safe point
       StorageError
         StorageUnreachable           20   the storage does not answer
         StorageDenied                21   the storage denied access
@@ -122,6 +123,7 @@ __all__ = [
     "RetryBudgetExhausted",
     "RuntimeEnvironmentError",
     "SafePointError",
+    "SafePointInUse",
     "SparkUnavailable",
     "SparkWorkerUnfit",
     "StorageConflict",
@@ -279,6 +281,13 @@ class KeyNotFound(ClusterError):
 
     exit_code = 13
     default_hint = "Check the key and --format. `tikv-br raw scan` lists existing keys."
+
+
+class SafePointInUse(ClusterError):
+    """A run still renews the service safe point that was to be removed."""
+
+    exit_code = 14
+    default_hint = "Stop the run first; a backup, and `tikv-br log stop` or `changefeed remove`, remove their safe point themselves."
 
 
 # Errors of the storage.

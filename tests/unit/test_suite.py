@@ -18,6 +18,7 @@ FEATURE_OF_COMMAND = {
     "diff": "diff",
     "drill": "drill",
     "export": "export",
+    "gc": "gc",
     "list": "index",
     "load": "load",
     "log": "sync",

@@ -53,6 +53,7 @@ class Commands(LazyGroup):
             ("capture", "changefeed_cmd", "capture_app", "Run and list captures, the processes that run changefeeds."),
             ("processor", "changefeed_cmd", "processor_app", "Show which capture runs which part of each changefeed."),
             ("check", "check_cmd", "", "Run preflight checks on the cluster, the storage and this machine."),
+            ("gc", "gc_cmd", "", "Run garbage collection of old versions, and show what holds it back."),
             ("list", "backups_cmd", "list_app", "List the backups below a URL."),
             ("show", "show_cmd", "", "Show the summary, the ranges or the files of a backup."),
             ("cat", "show_cmd", "cat_app", "Print the value of a key in a backup. Exit code 13 if it has no such key."),

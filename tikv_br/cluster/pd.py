@@ -149,6 +149,14 @@ class PdClient:
         request = pdpb_pb2.GetGCSafePointRequest()
         return self.connection.unary(lambda leader: leader.pd.GetGCSafePoint, request).safe_point
 
+    def update_gc_safe_point(self, safe_point: int) -> int:
+        """Let GC remove old versions below a timestamp; returns the GC safe point, which PD never moves back.
+
+        PD before GC barriers does not compare it with the service safe points: see `tikv_br.gc.worker`.
+        """
+        request = pdpb_pb2.UpdateGCSafePointRequest(safe_point=safe_point)
+        return self.connection.unary(lambda leader: leader.pd.UpdateGCSafePoint, request).new_safe_point
+
     def update_service_safe_point(self, service_id: str, ttl_seconds: int, safe_point: int) -> int:
         """Register, renew or, with a TTL of 0, remove a service's safe point.
 

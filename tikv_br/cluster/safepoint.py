@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 RENEWALS_PER_TTL = 3
+RENEW_SECONDS = 60.0
+"""How often a run that is alive renews its safe point at least, whatever its TTL: `gc release` relies on it."""
 SILENCE_SECONDS = 10.0
 """For how long PD may be silent, as during an election, before that is reported."""
 WARN_SECONDS = 60.0
@@ -201,7 +203,8 @@ def choose_backup_ts(cluster: Cluster, safe_interval: float) -> int:
 
 def safe_point_keeper(cluster: Cluster, run_id: str, backup_ts: int, gc_ttl: int) -> SafePointKeeper:
     """A keeper, not yet started, of all that is newer than the versions that ``backup_ts`` sees."""
-    return SafePointKeeper(cluster.pd, service_id(run_id), backup_ts - 1, max(gc_ttl, MIN_TTL))
+    ttl = max(gc_ttl, MIN_TTL)
+    return SafePointKeeper(cluster.pd, service_id(run_id), backup_ts - 1, ttl, renew_every=RENEW_SECONDS)
 
 
 def service_id(run_id: str) -> str:

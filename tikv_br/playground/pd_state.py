@@ -190,8 +190,14 @@ class GcState:
             return self._safe_point
 
     def advance(self, ts: int) -> int:
-        """Move the safe point up to ``ts``, never down; returns where it is."""
+        """Move the safe point up to ``ts``, never down; returns where it is. Raises `GcRefusal`, with barriers only."""
         with self._lock:
+            if self.has_barriers and ts > max(self._safe_point, limit := self._services[GC_WORKER].ts):
+                raise GcRefusal(
+                    "[PD:gc:ErrGCSafePointExceedsTxnSafePoint]trying to update GC safe point to a too large value, "
+                    f"by which the GC safe point would exceed the txn safe point, old GC safe point {self._safe_point}, "
+                    f"attempted GC safe point {ts}, txn safe point {limit}"
+                )
             if ts > self._safe_point:
                 self._safe_point = ts
                 self._save()

@@ -46,6 +46,9 @@ CALLS: dict[CommandPath, str] = {
     ("capture", "list"): "--etcd {etcd} --pd {pd}",
     ("processor", "list"): "--etcd {etcd} --pd {pd}",
     ("check",): "--pd {pd} --storage {new} --executor driver",
+    ("gc", "run"): "--etcd {etcd} --pd {pd}",
+    ("gc", "status"): "--pd {pd}",
+    ("gc", "release"): "{service} --pd {pd} --yes --watch 0s",
     ("list",): "-s {folder}",
     ("show",): "-s {sound}",
     ("show", "--log"): "{log} -s {sound}",
@@ -76,7 +79,7 @@ CALLS: dict[CommandPath, str] = {
     ("spark", "pack"): "{packed}",
     ("version",): "",
 }
-ENDLESS = {("sync",), ("capture", "start"), ("log", "start")}
+ENDLESS = {("sync",), ("capture", "start"), ("log", "start"), ("gc", "run")}
 """They run until they are told to end: exit code 0 is never theirs."""
 
 

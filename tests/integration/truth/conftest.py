@@ -199,6 +199,8 @@ def _fill(world: World) -> None:
         "drill": "20260101",
         "packed": str(world.folder / "packed.tar.gz"),
     }
+    world.names["service"] = "nobody-s"
+    world.source.cluster.pd.update_service_safe_point("nobody-s", 86400, world.source.cluster.pd.tso())
     for name in ("scratch", "home"):
         Path(world.names[name]).mkdir()
     assert world.call(("backup", "raw"), new=places["sound"]).code == 0

@@ -26,6 +26,7 @@ NEEDS_V2: tuple[CommandPath, ...] = (
     ("changefeed", "create"),
     ("capture", "start"),
     ("log", "start"),
+    ("gc", "run"),
     ("backup", "raw", "--base"),
 )
 

@@ -107,6 +107,21 @@ def stopped(world: World, _ended: Ended) -> bool:
     }
 
 
+def services(world: World) -> dict[str, int]:
+    """The service safe points that PD lists."""
+    document = world.source.get("/pd/api/v1/gc/safepoint")
+    return {each["service_id"]: each["safe_point"] for each in document["service_gc_safe_points"]}
+
+
+def listed_services(world: World, ended: Ended) -> bool:
+    """As many safe points as PD's own list has, and GC's."""
+    document = world.source.get("/pd/api/v1/gc/safepoint")
+    expected = services(world)
+    first, *rest = [json.loads(line) for line in ended.out.splitlines()]
+    found = {each["service"]: each["safe_point"] for each in rest} | {"gc_worker": first["worker_safe_point"]}
+    return len(found) > 1 and found == expected and first["safe_point"] == document["gc_safe_point"]
+
+
 def scanned(ended: Ended) -> dict[bytes, bytes]:
     """The rows of the output."""
     found = [json.loads(line) for line in ended.out.splitlines()]
@@ -159,6 +174,8 @@ PROOFS: dict[CommandPath, Proof] = {
     ("capture", "list"): lambda _, ended: not ended.out,
     ("processor", "list"): lambda _, ended: not ended.out,
     ("check",): lambda _, ended: ended.last["fail"] == 0,
+    ("gc", "status"): listed_services,
+    ("gc", "release"): lambda world, _: world.names["service"] not in services(world),
     ("list",): lambda world, ended: listed(world, ended) == ids(world),
     ("show",): lambda _, ended: ended.last["total_kvs"] == len(ROWS),
     ("show", "--log"): lambda world, ended: (

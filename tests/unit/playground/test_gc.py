@@ -70,6 +70,9 @@ def test_barriers_of_newer_pds(engine: Engine) -> None:
     gc.set_barrier("b", 100, 300)
     assert gc.update_service("br", 300, 200) == (GC_WORKER, SafePoint(0, FOREVER))
     assert gc.update_service(GC_WORKER, FOREVER, 500) == (GC_WORKER, SafePoint(100, FOREVER))
+    with pytest.raises(GcRefusal, match="txn safe point 100"):
+        gc.advance(101)
+    assert gc.advance(100) == 100
     with pytest.raises(GcRefusal, match="behind the txn safe point 100"):
         gc.set_barrier("late", 99, 300)
     removed = gc.delete_barrier("b")

@@ -1,0 +1,127 @@
+"""``tikv-br gc`` as a user and as Nagios run it."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.command import PROGRAM, environment, succeed, tikv_br
+from tests.e2e.conftest import Playgrounds
+from tests.support.etcd import real_etcd
+from tests.support.playground_admin import PlaygroundAdmin
+from tikv_br.cluster.config import ClusterConfig
+from tikv_br.cluster.etcd import Etcd
+from tikv_br.cluster.pd import PdClient
+from tikv_br.cluster.safepoint import SafePointKeeper
+from tikv_br.cluster.timestamps import minus_seconds
+
+FOREVER = (1 << 63) - 1
+HOUR = 3600
+
+
+@pytest.mark.core("gc")
+def test_status(playgrounds: Playgrounds, tmp_path: Path) -> None:
+    """Who holds GC back is told to people, to scripts, to Nagios and to Prometheus, with what PD lists."""
+    address, file = playgrounds["v1ttl"], tmp_path / "gc.prom"
+    with PdClient(ClusterConfig(pd=(address,))) as pd:
+        now = pd.tso()
+        for service, hours in (("tikv-br-sync-east", 30), ("tikvcdc", 1)):
+            pd.update_service_safe_point(service, 24 * HOUR, minus_seconds(now, hours * HOUR))
+        never = succeed("gc", "status", "--pd", address)
+        assert "warn: GC has never run" in never.out
+        assert pd.update_service_safe_point("gc_worker", FOREVER, minus_seconds(now, 600)) < now
+    told = succeed("gc", "status", "--pd", address, "--output", "json").lines
+    listed = PlaygroundAdmin(address).get("/pd/api/v1/gc/safepoint")["service_gc_safe_points"]
+    assert {line["service"]: line["safe_point"] for line in told[1:]} == {
+        each["service_id"]: each["safe_point"] for each in listed if each["service_id"] != "gc_worker"
+    }
+    assert [(line["service_kind"], line["service_name"], line["holds_gc"]) for line in told[1:]] == [
+        ("sync", "east", True),
+        ("cdc", "", False),
+    ]
+    assert told[0]["holder"] == "tikv-br-sync-east"
+    assert told[0]["held_seconds"] == pytest.approx(30 * HOUR - 600, abs=1)
+    text = succeed("gc", "status", "--pd", address, "--metrics-file", str(file)).out.splitlines()
+    assert text[-2].startswith("tikv-br-sync-east  sync, changefeed or log east")
+    assert text[-2].endswith("yes")
+    assert 'tikv_br_gc_service_holds_back{kind="sync",service="tikv-br-sync-east"} 1.0' in file.read_text()
+    plugin = tikv_br("gc", "status", "--pd", address, "--nagios")
+    assert (plugin.code, plugin.out.count("\n"), plugin.err) == (1, 1, "")
+    assert plugin.out.startswith("TIKV-BR WARNING - gc: GC has never run")
+
+
+def test_nagios_where_pd_does_not_answer() -> None:
+    """Three, and one line; without the flag the usual code."""
+    dead = tikv_br("gc", "status", "--nagios", "--pd", "127.0.0.1:1")
+    assert (dead.code, dead.err) == (3, "")
+    assert dead.out.startswith("TIKV-BR UNKNOWN - ")
+
+
+def test_run_until_stopped(playgrounds: Playgrounds, tmp_path: Path) -> None:
+    """Rounds are JSON lines and in the metrics file; GC advances in PD; SIGTERM ends it with its code, and leaves the election."""
+    address, file = playgrounds["v2"], tmp_path / "gc.prom"
+    with real_etcd(tmp_path / "etcd") as server, Etcd.connect([server.address]) as etcd:
+        command = ["gc", "run", "--pd", address, "--etcd", server.address, "--life-time", "1s", "--interval", "1s"]
+        options = ["--output", "json", "--metrics-file", str(file)]
+        with subprocess.Popen(
+            [str(PROGRAM), *command, *options], stdout=subprocess.PIPE, text=True, env=environment(), cwd="/"
+        ) as process:
+            assert process.stdout is not None
+            told = [json.loads(process.stdout.readline()) for _ in range(2)]
+            with PdClient(ClusterConfig(pd=(address,))) as pd:
+                assert told[0]["safe_point"] < told[1]["safe_point"] <= pd.gc_safe_point() < pd.tso()
+            assert re.search(r"^tikv_br_gc_leader 1.0$", file.read_text(), re.MULTILINE)
+            assert len(etcd.range("/gc-worker/election/").items) == 1
+            process.terminate()
+            rest = process.stdout.read().splitlines()
+            assert process.wait(60) == 143
+        assert json.loads(rest[-1])["name"] == "Terminated"
+        assert {line["message_type"] for line in told} == {"gc"}
+        assert not etcd.range("/gc-worker/election/").items
+        assert re.search(r"^tikv_br_gc_leader 0.0$", file.read_text(), re.MULTILINE)
+
+
+def test_run_refuses_clusters_without_versions(playgrounds: Playgrounds, tmp_path: Path) -> None:
+    """Of API V1, which TiDB has: exit code 5, and PD's safe points stay."""
+    with real_etcd(tmp_path / "etcd") as server:
+        refused = tikv_br("gc", "run", "--pd", playgrounds["v1"], "--etcd", server.address)
+    assert refused.code == 5
+    assert "API v1" in refused.err
+    assert PlaygroundAdmin(playgrounds["v1"]).get("/pd/api/v1/gc/safepoint")["gc_safe_point"] == 0
+
+
+def test_a_metrics_file_that_cannot_be_written(playgrounds: Playgrounds, tmp_path: Path) -> None:
+    """It is refused before anything is done."""
+    with real_etcd(tmp_path / "etcd") as server:
+        common = ("--pd", playgrounds["v2"], "--metrics-file", str(tmp_path / "none" / "gc.prom"))
+        refused = tikv_br("gc", "run", "--etcd", server.address, *common)
+    assert (refused.code, tikv_br("gc", "status", *common).code) == (2, 2)
+    assert "--metrics-file" in refused.err
+
+
+def test_release(playgrounds: Playgrounds) -> None:
+    """Without --yes nothing happens where nobody can be asked; with it a forgotten safe point goes, one of a living run stays."""
+    address = playgrounds["v2"]
+    place = ("--pd", address, "--output", "json")
+
+    def listed() -> set[str]:
+        return {each["service"] for each in succeed("gc", "status", *place).lines[1:]}
+
+    with PdClient(ClusterConfig(pd=(address,))) as pd:
+        safe_point = pd.tso()
+        pd.update_service_safe_point("tikv-br-sync-old", 24 * HOUR, safe_point)
+        refused = tikv_br("gc", "release", "tikv-br-sync-old", *place)
+        assert (refused.code, "tikv-br-sync-old" in listed()) == (2, True)
+        with SafePointKeeper(pd, "tikv-br-sync-live", safe_point, 24 * HOUR, renew_every=0.3):
+            in_use = tikv_br("gc", "release", "tikv-br-sync-live", "--yes", "--watch", "60s", *place)
+            assert (in_use.code, in_use.last["name"]) == (14, "SafePointInUse")
+            assert "tikv-br-sync-live" in listed()
+            done = succeed("gc", "release", "tikv-br-sync-old", "--yes", "--watch", "2s", *place).last
+        assert (done["service"], done["safe_point"]) == ("tikv-br-sync-old", safe_point)
+        assert not {"tikv-br-sync-old", "tikv-br-sync-live"} & listed()
+    assert tikv_br("gc", "release", "tikv-br-sync-old", "--yes", *place).code == 2
+    assert tikv_br("gc", "release", "gc_worker", "--yes", *place).code == 2

@@ -1,0 +1,206 @@
+"""Garbage collection against playgrounds, of a PD with service safe points and of one with GC barriers."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from formats.api_version import ApiVersion
+from tests.support.etcd import real_etcd
+from tests.support.forks import Forks
+from tests.support.live_cluster import LiveCluster, live_cluster
+from tests.support.waiting import eventually
+from tikv_br.cluster.config import ClusterConfig
+from tikv_br.cluster.etcd import Etcd
+from tikv_br.cluster.pd import PdClient
+from tikv_br.cluster.pd_http import gc_status
+from tikv_br.cluster.timestamps import minus_seconds
+from tikv_br.gc.election import PREFIX
+from tikv_br.gc.metrics import WorkerFigures
+from tikv_br.gc.status import FOREVER, GC_WORKER, GcReport, report
+from tikv_br.gc.worker import ClusterGc, GcWorker, WorkerOptions
+from tikv_br.playground.etcd import EtcdServer
+
+HOUR = 3600
+LIFE = 60.0
+KILLS = 20
+
+
+@pytest.fixture(params=[False, True], ids=["safe points", "barriers"])
+def live(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[LiveCluster]:
+    """One store; PD is as 8.5, or as newer ones."""
+    with live_cluster(tmp_path, ApiVersion.V2, stores=1, gc_barriers=request.param) as running:
+        yield running
+
+
+def now(live: LiveCluster) -> GcReport:
+    """What PD reports."""
+    return report(gc_status(live.cluster.pd_http), live.cluster.pd.tso())
+
+
+@pytest.mark.core("gc")
+def test_status_of_both_kinds_of_pd(live: LiveCluster) -> None:
+    """Services, their ends and GC's own safe point, whether PD keeps safe points or barriers."""
+    pd = live.cluster.pd
+    tso = pd.tso()
+    assert (now(live).lag, now(live).worker_lag, now(live).services) == (None, None, ())
+    pd.update_service_safe_point("tikv-br-sync-a", HOUR, minus_seconds(tso, 300))
+    pd.update_service_safe_point("pinned", FOREVER, minus_seconds(tso, 10))
+    pd.update_service_safe_point(GC_WORKER, FOREVER, minus_seconds(tso, 600))
+    found = now(live)
+    assert [(each.service, each.safe_point) for each in found.services] == [
+        ("tikv-br-sync-a", minus_seconds(tso, 300)),
+        ("pinned", minus_seconds(tso, 10)),
+    ]
+    assert found.services[0].ttl == pytest.approx(HOUR, abs=120)
+    assert found.services[1].ttl is None
+    assert (found.worker_safe_point, found.safe_point, found.holder) == (minus_seconds(tso, 600), 0, None)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServer]:
+    """A running etcd."""
+    with real_etcd(tmp_path_factory.mktemp("etcd")) as running:
+        yield running
+
+
+def work(pd: str, etcd: str, log: str, life_time: float = LIFE) -> int:
+    """A candidate until it is killed or stopped; appends a line to `log` for each round, when it has happened."""
+    options = WorkerOptions(life_time, interval=0.05, lease=2)
+    name = str(os.getpid())
+
+    def show(found: GcReport | None, figures: WorkerFigures) -> None:
+        if found is not None:
+            line = f"{name} {found.safe_point} {figures.revision}\n"
+            descriptor = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+            os.write(descriptor, line.encode())
+            os.close(descriptor)
+
+    with PdClient(options.hurry(ClusterConfig(pd=(pd,)))) as client, Etcd.connect([etcd]) as connected:
+        GcWorker(connected, ClusterGc(client), options, show).run(threading.Event())
+    return 0
+
+
+def rounds(log: Path) -> list[tuple[str, int, int]]:
+    """Process, GC safe point, and revision of etcd at which that process joined, of each round in order."""
+    lines = log.read_text().splitlines() if log.exists() else []
+    return [(words[0], int(words[1]), int(words[2])) for words in map(str.split, lines)]
+
+
+def goes_on(log: Path) -> None:
+    """Wait for two more rounds."""
+    seen = len(rounds(log))
+    eventually(lambda: len(rounds(log)) > seen + 1)
+
+
+def leads(log: Path, name: str) -> bool:
+    """Whether that process did the last round."""
+    return rounds(log)[-1][0] == name
+
+
+def is_at(live: LiveCluster, safe_point: int) -> bool:
+    """Whether GC has come that far."""
+    return live.cluster.pd.gc_safe_point() == safe_point
+
+
+def strikes(live: LiveCluster, failpoint: int) -> bool:
+    """Whether a failpoint has struck twice."""
+    return live.hits(failpoint) > 1
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_killed_leaders(tmp_path: Path, server: EtcdServer) -> None:
+    """Twenty times the leader of two candidates is killed: the other one goes on, GC never passes a service, and never steps back.
+
+    A safe point that moves is there all the time, registered before and while leaders die.
+    """
+    log = tmp_path / "rounds"
+    modules = ("tikv_br.gc.worker", "tikv_br.cluster.cluster", __name__)
+    with (
+        live_cluster(tmp_path / "cluster", ApiVersion.V2, stores=1) as live,
+        Forks(*modules) as one,
+        Forks(*modules) as two,
+    ):
+        pd, task = live.cluster.pd, partial(work, live.pd, server.address, str(log))
+        forks = {str(each.start(task)): each for each in (one, two)}
+        safe_point = minus_seconds(pd.tso(), LIFE + 60)
+        pd.update_service_safe_point("held", HOUR, safe_point)
+        last, killed = 0, 0
+        while killed < KILLS:
+            goes_on(log)
+            leader = rounds(log)[-1][0]
+            assert leader in forks
+            os.kill(int(leader), signal.SIGKILL)
+            killed += 1
+            fork = forks.pop(leader)
+            assert fork.wait() == -signal.SIGKILL
+            (waiting,) = forks
+            eventually(partial(leads, log, waiting))
+            reached = pd.gc_safe_point()
+            assert last <= reached <= safe_point
+            last = reached
+            forks[str(fork.start(task))] = fork
+            safe_point += 1000 << 18
+            assert pd.update_service_safe_point("held", HOUR, safe_point) <= safe_point
+            eventually(partial(is_at, live, safe_point))
+        found = rounds(log)
+        assert [ts for _, ts, _ in found] == sorted(ts for _, ts, _ in found)
+        # A leader that had been followed by a later one did no round again.
+        revisions = [revision for _, _, revision in found]
+        assert revisions == sorted(revisions)
+        assert len(set(revisions)) > KILLS
+
+
+@pytest.mark.slow
+def test_one_that_was_suspended_does_no_harm(tmp_path: Path, server: EtcdServer) -> None:
+    """A leader that was stopped while another one took over does no round when it wakes up, and takes part again."""
+    log = tmp_path / "rounds"
+    modules = ("tikv_br.gc.worker", "tikv_br.cluster.cluster", __name__)
+    with (
+        live_cluster(tmp_path / "cluster", ApiVersion.V2, stores=1) as live,
+        Forks(*modules) as one,
+        Forks(*modules) as two,
+        Etcd.connect([server.address]) as etcd,
+    ):
+        task = partial(work, live.pd, server.address, str(log))
+        first = one.start(task)
+        eventually(lambda: rounds(log))
+        second = two.start(task)
+        os.kill(first, signal.SIGSTOP)
+        eventually(lambda: rounds(log)[-1][0] == str(second))
+        seen = len(rounds(log))
+        os.kill(first, signal.SIGCONT)
+        eventually(lambda: len(etcd.range(PREFIX).items) == 2)
+        eventually(lambda: len(rounds(log)) > seen + 10)
+        revisions = [revision for _, _, revision in rounds(log)]
+        assert revisions == sorted(revisions)
+
+
+@pytest.mark.slow
+def test_pd_and_etcd_that_go_away(tmp_path: Path) -> None:
+    """A PD that refuses, has no leader or does not answer, and an etcd that restarts, stop GC for as long, and no longer."""
+    with (
+        live_cluster(tmp_path / "cluster", ApiVersion.V2, stores=1) as live,
+        real_etcd(tmp_path / "etcd") as server,
+        Forks("tikv_br.gc.worker", "tikv_br.cluster.cluster", __name__) as fork,
+    ):
+        log = tmp_path / "rounds"
+        fork.start(partial(work, live.pd, server.address, str(log)))
+        goes_on(log)
+        for rpc in ("Tso", "UpdateServiceGCSafePoint", "UpdateGCSafePoint"):
+            for action in ({"abort": {"code": "UNAVAILABLE", "details": "not leader"}}, {"delay": {"seconds": 3}}):
+                with live.failing(rpc, action, count=-1, store_id=0) as failpoint:
+                    eventually(partial(strikes, live, failpoint))
+                goes_on(log)
+        server.stop()
+        before = live.cluster.pd.gc_safe_point()
+        server.start()
+        goes_on(log)
+        assert live.cluster.pd.gc_safe_point() > before

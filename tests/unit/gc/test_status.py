@@ -1,0 +1,132 @@
+"""What PD's safe points mean: whose they are, and which one holds GC back."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from incremental.handover import service_id as sync_service
+from tikv_br.cluster.pd_http import GcStatus, ServiceSafePoint
+from tikv_br.cluster.safepoint import service_id as backup_service
+from tikv_br.cluster.timestamps import compose
+from tikv_br.errors import UsageError
+from tikv_br.gc.metrics import WorkerFigures, write_metrics
+from tikv_br.gc.status import FOREVER, GcReport, Kind, owner_of, report
+
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "gc.md"
+NOW = 1_800_000_000
+"""PD's time in seconds."""
+
+
+def at(seconds_ago: float) -> int:
+    """A timestamp of so long ago."""
+    return compose(round((NOW - seconds_ago) * 1000), 5)
+
+
+def service(name: str, seconds_ago: float, ttl: int = 300) -> ServiceSafePoint:
+    """A service safe point."""
+    return ServiceSafePoint(name, at(seconds_ago), FOREVER if ttl == FOREVER else NOW + ttl)
+
+
+def made(*services: ServiceSafePoint, gc: int = 0, worker: int = 0) -> GcReport:
+    """The report of a PD that knows these."""
+    return report(GcStatus(gc, services, worker), compose(NOW * 1000))
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "within"),
+    [
+        (backup_service("20260101-abc"), Kind.BACKUP, "20260101-abc"),
+        (sync_service("east-1"), Kind.SYNC, "east-1"),
+        ("tikv-br-drill-7", Kind.DRILL, "7"),
+        ("br-5f0b", Kind.GO_BR, "5f0b"),
+        ("tikvcdc", Kind.CDC, ""),
+        ("tikvcdc-creating-x", Kind.CDC, "-creating-x"),
+        ("ops-team", Kind.OTHER, "ops-team"),
+    ],
+)
+def test_owners(name: str, kind: Kind, within: str) -> None:
+    """By the names that the programs use themselves."""
+    owner = owner_of(name)
+    assert (owner.kind, owner.name) == (kind, within)
+    assert owner.is_ours is name.startswith("tikv-br-")
+
+
+def test_the_oldest_that_the_worker_would_pass_holds_gc() -> None:
+    """It is named with the time since when; one that is younger than the worker's safe point holds nothing."""
+    found = made(service("young", 5), service("old", 7200), service("older", 10800), gc=at(10800), worker=at(600))
+    assert [each.service for each in found.services] == ["older", "old", "young"]
+    assert found.holder is not None
+    assert found.holder.service == "older"
+    assert (found.lag, found.worker_lag, found.held_seconds) == (10800, 600, 10200)
+    assert found.held_since_ms == (NOW - 10200) * 1000
+    free = made(service("young", 5), gc=at(600), worker=at(600))
+    assert (free.holder, free.held_seconds, free.held_since_ms) == (None, 0, 0)
+
+
+def test_what_has_expired_holds_nothing() -> None:
+    """PD lists it until its next update; GC does not wait for it."""
+    found = made(service("gone", 7200, ttl=0), service("next", 3600, ttl=1), worker=at(600))
+    assert [each.has_expired for each in found.services] == [True, False]
+    assert found.holder is not None
+    assert found.holder.service == "next"
+
+
+def test_a_cluster_without_a_worker() -> None:
+    """GC has never run: nothing has an age, and no service is to blame."""
+    found = made(service("backup", 7200))
+    assert (found.lag, found.worker_lag, found.holder) == (None, None, None)
+
+
+def test_a_safe_point_for_ever() -> None:
+    """It has no time left that could be shown."""
+    assert made(service("pinned", 10, ttl=FOREVER)).services[0].ttl is None
+
+
+def samples(path: Path) -> dict[str, float]:
+    """The figures of the file."""
+    return {name: float(value) for name, value in re.findall(r"^(tikv\S+) (\S+)$", path.read_text(), re.MULTILINE)}
+
+
+def test_figures_for_prometheus(tmp_path: Path) -> None:
+    """The file has times in seconds, the holder, and counters; nothing else is left in the folder."""
+    path = tmp_path / "gc.prom"
+    found = made(service("old", 7200), service("young", 5), gc=at(7200), worker=at(600))
+    write_metrics(path, found, WorkerFigures(revision=9, rounds=3, failures=1))
+    told = samples(path)
+    assert told["tikv_br_gc_status_timestamp_seconds"] == NOW
+    assert told["tikv_br_gc_safe_point_timestamp_seconds"] == NOW - 7200
+    assert told["tikv_br_gc_worker_timestamp_seconds"] == NOW - 600
+    assert told["tikv_br_gc_held_back_seconds"] == 6600
+    assert told['tikv_br_gc_service_holds_back{kind="other",service="old"}'] == 1
+    assert told['tikv_br_gc_service_holds_back{kind="other",service="young"}'] == 0
+    assert told['tikv_br_gc_service_timestamp_seconds{kind="other",service="young"}'] == NOW - 5
+    assert told["tikv_br_gc_leader"] == 1
+    assert (told["tikv_br_gc_rounds_total"], told["tikv_br_gc_failures_total"]) == (3, 1)
+    assert [each.name for each in tmp_path.iterdir()] == ["gc.prom"]
+    write_metrics(path, None, WorkerFigures())
+    assert set(samples(path)) == {"tikv_br_gc_leader", "tikv_br_gc_rounds_total", "tikv_br_gc_failures_total"}
+
+
+def test_documented_metrics_and_alerts(tmp_path: Path) -> None:
+    """docs/gc.md names each metric with its kind; alerts ask only for what there is, and stand in the page."""
+    path = tmp_path / "gc.prom"
+    write_metrics(path, made(service("old", 7200)), WorkerFigures())
+    told = set(re.findall(r"^# TYPE (tikv_br_\w+) (\w+)$", path.read_text(), re.MULTILINE))
+    assert set(re.findall(r"^\| `(tikv_br_\w+)[^`]*` \| (\w+) \|", PAGE.read_text(), re.MULTILINE)) == told
+    groups = yaml.safe_load(PAGE.with_name("alerts.yml").read_text())["groups"]
+    rules = next(group["rules"] for group in groups if group["name"] == "tikv-br-gc")
+    for rule in rules:
+        assert set(re.findall(r"\btikv_br_\w+", rule["expr"])) <= {name for name, _ in told}, rule["alert"]
+        assert rule["labels"]["severity"] in {"warning", "critical"}
+        assert rule["annotations"]["summary"]
+    assert re.findall(r"^\| `(TikvBr\w+)` \|", PAGE.read_text(), re.MULTILINE) == [rule["alert"] for rule in rules]
+
+
+def test_a_file_that_cannot_be_written(tmp_path: Path) -> None:
+    """The flag is named, and what to do."""
+    with pytest.raises(UsageError, match=r"--metrics-file .*No such file"):
+        write_metrics(tmp_path / "none" / "gc.prom", None, None)

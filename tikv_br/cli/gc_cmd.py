@@ -1,0 +1,280 @@
+"""``tikv-br gc``: the worker and the status of garbage collection, and what removes a service safe point."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sys
+import threading
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from tikv_br.cli import shared
+from tikv_br.cli.command import REQUIRED, argument, command, flag
+from tikv_br.cli.output import Output, human_seconds
+from tikv_br.cli.sync_view import signals_stop
+from tikv_br.errors import Interrupted, TikvBrError, UsageError
+from tikv_br.redaction import redact
+
+if TYPE_CHECKING:
+    from tikv_br.check.probe import ProbeOutcome
+    from tikv_br.cluster.config import ClusterConfig
+    from tikv_br.gc.metrics import WorkerFigures
+    from tikv_br.gc.status import GcReport, ServiceReport
+
+log = logging.getLogger(__name__)
+app = typer.Typer(rich_markup_mode=None, no_args_is_help=True, add_completion=False)
+COLUMNS = ("service", "belongs to", "safe point (UTC)", "lag", "expires in", "holds GC")
+
+
+@app.callback()
+def gc() -> None:
+    """Run garbage collection of old versions, and show what holds it back."""
+
+
+METRICS_FILE = (
+    "Also write the figures to this file in Prometheus's text format, for node_exporter's textfile collector."
+)
+
+
+SHORTEST = 1.0
+SHORTEST_LEASE, LONGEST_LEASE = 2.0, 60.0
+
+
+class RunFlags(shared.CommandFlags):
+    cluster: shared.ClusterFlags
+    etcd: shared.EtcdFlags
+    life_time: float = flag("10m", "How long old versions are kept at least.", kind=shared.TIME)
+    interval: float = flag("10m", "Time between two rounds.", kind=shared.TIME)
+    lease: float = flag(
+        "10s", "Lease TTL. If the leader dies, another worker takes over after this time.", kind=shared.TIME
+    )
+    metrics_file: str = flag("", METRICS_FILE, metavar="FILE")
+
+    def check(self) -> None:
+        """Check the flags before any connection is made. Raises `UsageError`."""
+        for name, value in (("--life-time", self.life_time), ("--interval", self.interval)):
+            if value < SHORTEST:
+                raise UsageError(f"{name} is too short: pass at least {SHORTEST:g}s")
+        if not SHORTEST_LEASE <= self.lease <= LONGEST_LEASE:
+            raise UsageError(f"--lease {self.lease:g}s is out of range: pass {SHORTEST_LEASE:g}s to {LONGEST_LEASE:g}s")
+
+
+@command(app, "gc run", example="tikv-br gc run --pd 10.0.0.1:2379 --life-time 24h")
+def run(flags: RunFlags) -> None:
+    """Advance the GC safe point until stopped. Of several workers one leads; another takes over if it dies."""
+    flags.check()
+    etcd_config = flags.etcd.etcd_config(flags.cluster)
+    config = flags.cluster.config()
+    from tikv_br.cluster.cluster import Cluster
+    from tikv_br.cluster.etcd import Etcd
+    from tikv_br.gc.metrics import WorkerFigures, write_metrics
+    from tikv_br.gc.worker import ClusterGc, GcWorker, WorkerOptions, check_has_versions
+
+    options = WorkerOptions(flags.life_time, flags.interval, round(flags.lease))
+    stop, file = threading.Event(), Path(flags.metrics_file) if flags.metrics_file else None
+    with Cluster.connect(options.hurry(config)) as cluster, Etcd.open(etcd_config) as etcd:
+        check_has_versions(cluster)
+        if file is not None:  # an unusable one is refused at once; later it is a warning
+            write_metrics(file, None, WorkerFigures())
+        with signals_stop(stop, "Another worker takes over, if one runs.") as received:
+            worker = GcWorker(etcd, ClusterGc(cluster.pd), options, partial(_show_round, flags.out, file))
+            worker.run(stop)
+    flags.out.flush()
+    if received:
+        raise received[0]
+
+
+def _show_round(out: Output, file: Path | None, found: GcReport | None, figures: WorkerFigures) -> None:
+    """Show what PD has reported, if it has, and the figures; the worker logs the same for people."""
+    if found is not None and out.is_json:
+        out.result("gc", _fields(found))
+    if file is not None:
+        from tikv_br.gc.metrics import write_metrics
+
+        try:
+            write_metrics(file, found, figures)
+        except UsageError as error:
+            log.warning("%s", error.message)
+
+
+def _fields(found: GcReport) -> dict[str, object]:
+    holder = found.holder
+    return {
+        "safe_point": found.safe_point,
+        "safe_point_lag": found.lag,
+        "worker_safe_point": found.worker_safe_point,
+        "worker_lag": found.worker_lag,
+        "holder": "" if holder is None else holder.service,
+        "held_seconds": found.held_seconds,
+        "held_since_ms": found.held_since_ms,
+    }
+
+
+class StatusFlags(shared.CommandFlags):
+    cluster: shared.ClusterFlags
+    nagios: bool = flag(False, "Print one line for Nagios; exit code 0 OK, 1 warning, 2 critical, 3 unknown.")
+    warn: float = flag("24h", "Age of the GC safe point that is a warning.", kind=shared.TIME)
+    critical: float = flag("72h", "Age of the GC safe point that is critical (Nagios).", kind=shared.TIME)
+    metrics_file: str = flag("", METRICS_FILE, metavar="FILE")
+
+
+@command(app, "gc status", example="tikv-br gc status --pd 10.0.0.1:2379")
+def status(flags: StatusFlags) -> None:
+    """Show the GC safe point, every service safe point with its owner, and which one holds GC back."""
+    with _unknown_in_one_line(flags.nagios):
+        if flags.critical < flags.warn:
+            raise UsageError("--critical must not be shorter than --warn")
+        found = _read(flags.cluster.config())
+        if flags.metrics_file:
+            from tikv_br.gc.metrics import write_metrics
+
+            write_metrics(Path(flags.metrics_file), found, None)
+        outcome = _judge(found, flags.warn, flags.critical)
+        if flags.nagios:
+            raise typer.Exit(_nagios(outcome))
+    _show(flags.out, found, outcome)
+
+
+def _read(config: ClusterConfig) -> GcReport:
+    """Ask PD; the stores are not needed. Raises `ClusterError`."""
+    from tikv_br.cluster.pd import PdClient
+    from tikv_br.cluster.pd_http import PdHttp, gc_status
+    from tikv_br.gc.status import report
+
+    with PdClient(config) as pd:
+        return report(gc_status(PdHttp(pd.connection)), pd.tso())
+
+
+def _judge(found: GcReport, warn_seconds: float, critical_seconds: float) -> ProbeOutcome:
+    """Whether GC keeps up, and if not, why."""
+    from tikv_br.check.probe import Figure, ProbeOutcome, Status
+
+    figures = [Figure("services", len(found.services)), Figure("held_back", round(found.held_seconds), "s")]
+    if found.lag is None:
+        advice = "Run `tikv-br gc run`: without a GC worker, old versions and tombstones are kept forever."
+        return ProbeOutcome(Status.WARN, "GC has never run", advice, tuple(figures))
+    figures.append(Figure("gc_age", round(found.lag), "s", f"{warn_seconds:g}", f"{critical_seconds:g}"))
+    holder, seen = found.holder, f"the GC safe point is {human_seconds(max(found.lag, 0))} old"
+    if holder is not None:
+        held = human_seconds(found.held_seconds)
+        seen += f"; {holder.service} has held GC back for {held}, since {shared.utc(found.held_since_ms)} UTC"
+    if found.lag <= warn_seconds:
+        return ProbeOutcome(Status.OK, seen, "", tuple(figures))
+    if holder is not None:
+        advice = f"If {holder.service} ({holder.owner}) is no longer needed, remove its safe point: `tikv-br gc release {holder.service}`."
+    else:
+        advice = "No service holds GC back: no GC worker advances it. Run `tikv-br gc run`."
+    status = Status.FAIL if found.lag > critical_seconds else Status.WARN
+    return ProbeOutcome(status, seen, advice, tuple(figures))
+
+
+def _show(out: Output, found: GcReport, outcome: ProbeOutcome) -> None:
+    holder = found.holder
+    judged = {"status": outcome.status.value, "seen": outcome.seen, "advice": outcome.advice}
+    advice = f"\n{outcome.advice}" if outcome.advice else ""
+    out.result("gc", _fields(found) | judged, f"{outcome.status.value}: {outcome.seen}{advice}")
+    rows: list[tuple[str, ...]] = [
+        ("gc_worker", "GC itself", *_times(found.worker_safe_point, found.worker_lag), "never", "")
+    ]
+    for each in found.services:
+        out.result(
+            "gc_service",
+            {
+                "service": each.service,
+                "service_kind": each.owner.kind.value,
+                "service_name": each.owner.name,
+                "safe_point": each.safe_point,
+                "safe_point_lag": each.lag,
+                "service_ttl": each.ttl,
+                "holds_gc": each == holder,
+            },
+        )
+        rows.append(_row(each, holder))
+    out.table(COLUMNS, rows)
+
+
+def _row(each: ServiceReport, holder: ServiceReport | None) -> tuple[str, ...]:
+    ttl = "never" if each.ttl is None else human_seconds(each.ttl) if each.ttl > 0 else "expired"
+    holds = "yes" if each == holder else ""
+    return each.service, str(each.owner), *_times(each.safe_point, each.lag), ttl, holds
+
+
+def _times(safe_point: int, lag: float | None) -> tuple[str, str]:
+    from tikv_br.cluster.timestamps import physical_ms
+
+    return shared.utc(physical_ms(safe_point)), "-" if lag is None else human_seconds(max(lag, 0))
+
+
+def _nagios(outcome: ProbeOutcome) -> int:
+    from tikv_br.check import run
+    from tikv_br.check.probe import Result
+
+    results = [Result("gc", outcome, 0)]
+    Output().lines(redact(run.line(results)) + "\n")
+    return run.state(results)
+
+
+@contextlib.contextmanager
+def _unknown_in_one_line(nagios: bool) -> Iterator[None]:
+    """With `nagios`, report errors as the state UNKNOWN in one line."""
+    try:
+        yield
+    except TikvBrError as error:
+        if not nagios:
+            raise
+        from tikv_br.check.run import UNKNOWN, unknown
+
+        Output().lines(redact(unknown(error.message)) + "\n")
+        raise typer.Exit(UNKNOWN) from None
+
+
+class ReleaseFlags(shared.CommandFlags):
+    cluster: shared.ClusterFlags
+    service: str = argument(REQUIRED, "SERVICE-ID", "Name of the service safe point; see `gc status`.")
+    watch: float = flag(
+        "75s", "How long to watch that no run renews it (0 = do not). Runs renew theirs every 60s.", kind=shared.TIME
+    )
+    yes: bool = flag(False, "Do not ask. Required if stdin is not a terminal.", "--yes", "--confirm", command_line=True)
+
+
+@command(app, "gc release", no_args_is_help=True, example="tikv-br gc release tikv-br-sync-old --pd 10.0.0.1:2379")
+def release(flags: ReleaseFlags) -> None:
+    """Remove a service safe point that is no longer needed, so that GC can pass it. Refused while a run renews it."""
+    config = flags.cluster.config()
+    from tikv_br.cluster.pd import PdClient
+    from tikv_br.gc.release import find, release_unused
+    from tikv_br.gc.status import owner_of
+    from tikv_br.gc.worker import ClusterGc
+
+    with PdClient(config) as client:
+        pd, owner = ClusterGc(client), owner_of(flags.service)
+        found = find(pd, flags.service)
+        _confirm(flags, str(owner))
+        log.info("watching for %s that nobody renews %s", human_seconds(flags.watch), flags.service)
+        release_unused(pd, found, flags.watch)
+    flags.out.result(
+        "gc_release",
+        {
+            "service": flags.service,
+            "service_kind": owner.kind.value,
+            "service_name": owner.name,
+            "safe_point": found.safe_point,
+        },
+        f"Removed the service safe point {flags.service} ({owner}).",
+    )
+
+
+def _confirm(flags: ReleaseFlags, owner: str) -> None:
+    """Ask. Raises `UsageError` without a terminal, `Interrupted` if the answer is no."""
+    if flags.yes:
+        return
+    if not sys.stdin.isatty():
+        raise UsageError("gc release needs a confirmation, and there is no terminal", hint="Pass --yes.")
+    lost = "GC may then remove versions that it needs to be resumed or started from."
+    if not typer.confirm(f"Remove {flags.service} ({owner})? {lost}", err=True):
+        raise Interrupted("nothing was removed")

@@ -1,0 +1,12 @@
+"""Garbage collection of a RawKV cluster: what holds it back, and a worker that advances it.
+
+Modules, in reading order:
+
+- status: the safe points of GC and of all services, what they belong to, and which one holds GC back
+- metrics: these figures as a file for Prometheus
+- election: which of several workers leads, in etcd
+- worker: advances the GC safe point while it leads
+- release: removes a service safe point that nobody renews
+
+Imports cluster.
+"""

@@ -1,0 +1,81 @@
+"""The election of the GC worker that leads, in etcd.
+
+It is the election of TiKV's own GC worker (``gc-worker`` of tikv/migration, by etcd's ``concurrency.Election``): each candidate has a
+key with its lease, and the one whose key was created first leads until its lease ends. So of both programs, too, only one leads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable
+from typing import Protocol
+
+from tikv_br.cluster.etcd import LeaseHolder
+from tikv_br.cluster.etcd_values import Compare, KeyValue, Listing, Operation, Put, TxnResult, absent
+from tikv_br.errors import EtcdLeaseExpired
+
+PREFIX = "/gc-worker/election/"
+
+
+class ElectionApi(Protocol):
+    """What is needed of `Etcd`."""
+
+    def range(self, prefix: str) -> Listing:
+        """All keys with a prefix, as all members agree on them."""
+
+    def transact(
+        self,
+        compares: Iterable[Compare],
+        then: Iterable[Operation],
+        otherwise: Iterable[Operation] = (),
+        *,
+        repeatable: bool = False,
+    ) -> TxnResult:
+        """Do `then` if all conditions hold."""
+
+
+class Candidate:
+    """One candidate for as long as its lease lasts. For one thread."""
+
+    def __init__(self, etcd: ElectionApi, lease: LeaseHolder, name: str) -> None:
+        """`name` tells people which process it is."""
+        self._etcd = etcd
+        self._lease = lease
+        self._name = name
+        self.key = f"{PREFIX}{lease.lease:x}"
+        self.revision = 0
+        """At which our key was created: smaller than those of all later candidates; 0 = not yet."""
+
+    def join(self) -> None:
+        """Become a candidate. Raises `EtcdError`."""
+        put = Put(self.key, self._name.encode(), self._lease.lease)
+        self._etcd.transact([absent(self.key)], [put], repeatable=True)
+        self.revision = self._own(self._etcd.range(PREFIX)).create_revision
+
+    def leader(self) -> KeyValue:
+        """The key of who leads now, which may be ours. Raises `EtcdLeaseExpired` if ours is gone, other `EtcdError`."""
+        listing = self._etcd.range(PREFIX)
+        if self._own(listing).create_revision != self.revision:
+            raise EtcdLeaseExpired(f"the key {self.key} was removed and created again")
+        return min(listing.items, key=lambda item: item.create_revision)
+
+    def is_leader(self) -> bool:
+        """Whether we lead, as all members of etcd agree. Raises as `leader`."""
+        return self.leader().key == self.key
+
+    def confirm(self, seconds: float) -> None:
+        """Return only if we lead, and will for so many seconds without a further renewal. Raises `EtcdError`."""
+        if not self.is_leader():
+            raise EtcdLeaseExpired("another GC worker leads")
+        if self._lease.remaining < seconds:
+            raise EtcdLeaseExpired(f"etcd lease {self._lease.lease:x} ends in less than {seconds:g} s")
+
+    def check(self) -> None:
+        """Raise `EtcdLeaseExpired` once our lease may have ended, without asking etcd."""
+        self._lease.check()
+
+    def _own(self, listing: Listing) -> KeyValue:
+        self._lease.check()
+        with contextlib.suppress(StopIteration):
+            return next(item for item in listing.items if item.key == self.key)
+        raise EtcdLeaseExpired(f"etcd lease {self._lease.lease:x} has expired")

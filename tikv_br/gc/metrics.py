@@ -1,0 +1,96 @@
+"""Figures of GC in Prometheus's text format, in a file for node_exporter's textfile collector; docs/gc.md lists them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry, write_to_textfile
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from tikv_br.cluster.timestamps import physical_ms
+from tikv_br.errors import UsageError
+from tikv_br.gc.status import GcReport, ServiceReport
+
+PREFIX = "tikv_br_gc_"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerFigures:
+    """What a process of ``gc run`` has done since it started."""
+
+    revision: int = 0
+    """Of etcd, at which the leader joined the election: later leaders have larger ones. 0 = it does not lead."""
+    rounds: int = 0
+    """Rounds in which PD answered everything."""
+    failures: int = 0
+    """Rounds that failed, and were retried."""
+
+    @property
+    def is_leader(self) -> bool:
+        """Whether this process leads."""
+        return self.revision > 0
+
+
+def write_metrics(path: Path, report: GcReport | None, worker: WorkerFigures | None) -> None:
+    """Replace the file at once, so that no reader sees a part of it. Raises `UsageError` if it cannot be written."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_GcCollector(report, worker))
+    try:
+        write_to_textfile(str(path), registry)
+    except OSError as error:
+        raise UsageError(
+            f"--metrics-file {path}: cannot write: {error.strerror}", hint="Pass a file in a directory that exists."
+        ) from None
+
+
+class _GcCollector(Collector):
+    def __init__(self, report: GcReport | None, worker: WorkerFigures | None) -> None:
+        self._report, self._worker = report, worker
+
+    def collect(self) -> Iterator[Metric]:
+        if self._report is not None:
+            yield from _of_report(self._report)
+        if self._worker is not None:
+            yield _gauge("leader", "1 if this process leads, else 0.", float(self._worker.is_leader))
+            yield _counter("rounds", "Rounds of this process in which PD answered everything.", self._worker.rounds)
+            yield _counter("failures", "Failed rounds of this process; each was retried.", self._worker.failures)
+
+
+def _of_report(report: GcReport) -> Iterator[Metric]:
+    # Prometheus stores doubles, which cannot hold a TSO: only its physical part is exported.
+    yield _gauge("status_timestamp_seconds", "When PD gave these figures, by its clock.", report.now_ms / 1000)
+    moments = (
+        ("safe_point_timestamp_seconds", "Time of the GC safe point; 0 = never run.", report.safe_point),
+        ("worker_timestamp_seconds", "Time of the GC worker's safe point; 0 = none.", report.worker_safe_point),
+    )
+    for name, meaning, ts in moments:
+        yield _gauge(name, meaning, physical_ms(ts) / 1000)
+    yield _gauge("held_back_seconds", "By how much a service keeps GC behind the GC worker.", report.held_seconds)
+    yield _labelled(
+        "service_timestamp_seconds",
+        "Time of a service safe point.",
+        [(each, physical_ms(each.safe_point) / 1000) for each in report.services],
+    )
+    yield _labelled(
+        "service_holds_back",
+        "1 if GC waits for this service, else 0.",
+        [(each, float(each == report.holder)) for each in report.services],
+    )
+
+
+def _gauge(name: str, meaning: str, value: float) -> Metric:
+    return GaugeMetricFamily(PREFIX + name, meaning, value=value)
+
+
+def _counter(name: str, meaning: str, value: float) -> Metric:
+    return CounterMetricFamily(PREFIX + name, meaning, value=value)
+
+
+def _labelled(name: str, meaning: str, values: Sequence[tuple[ServiceReport, float]]) -> Metric:
+    family = GaugeMetricFamily(PREFIX + name, meaning, labels=["service", "kind"])
+    for each, value in values:
+        family.add_metric([each.service, each.owner.kind.value], value)
+    return family

@@ -1,0 +1,222 @@
+"""The GC worker: advances the GC safe point while it leads.
+
+It does what TiKV's own GC worker does, in each round: takes PD's time minus the life time as the safe point of the service
+``gc_worker``, and moves the GC safe point up to the minimum over all services. The order is what makes this safe: PD refuses a service
+safe point below the minimum, so that minimum never falls, and a request of a leader that was replaced, however late it arrives,
+asks for nothing that is not true any more. The GC safe point itself never falls in PD.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from formats.api_version import ApiVersion
+from tikv_br.cluster.cluster import Cluster
+from tikv_br.cluster.config import ClusterConfig
+from tikv_br.cluster.etcd import LeaseApi, LeaseHolder
+from tikv_br.cluster.pd import PdClient
+from tikv_br.cluster.pd_http import GC_WORKER, GcStatus, PdHttp, gc_status
+from tikv_br.cluster.timestamps import minus_seconds, show_ts
+from tikv_br.errors import ClusterError, ClusterUnfit, EtcdLeaseExpired, EtcdUnreachable
+from tikv_br.gc.election import Candidate, ElectionApi
+from tikv_br.gc.metrics import WorkerFigures
+from tikv_br.gc.status import FOREVER, GcReport, report
+
+log = logging.getLogger(__name__)
+
+REJOIN_SECONDS = 1.0
+RETRY_SECONDS = 5.0
+"""Between two rounds if the first has failed."""
+POLLS_PER_LEASE = 10
+
+
+def check_has_versions(cluster: Cluster) -> None:
+    """Raise `ClusterUnfit` for a cluster that is not of API V2. TiDB, which does GC itself, uses API V1."""
+    version = cluster.api_version
+    if version is not ApiVersion.V2:
+        raise ClusterUnfit(
+            f"the cluster has API {version.label}, whose raw keys have no old versions to remove",
+            hint="A cluster of TiDB does GC itself, and must not have another GC worker.",
+        )
+
+
+class GcPd(Protocol):
+    """What is needed of `PdClient`, and of `PdHttp`."""
+
+    def tso(self) -> int:
+        """A fresh timestamp."""
+
+    def update_service_safe_point(self, service_id: str, ttl_seconds: int, safe_point: int) -> int:
+        """Set a service's safe point; returns the minimum over all services."""
+
+    def update_gc_safe_point(self, safe_point: int) -> int:
+        """Move the GC safe point up; returns where it is."""
+
+    def gc_status(self) -> GcStatus:
+        """All safe points."""
+
+
+class ClusterGc:
+    """The calls of a cluster's PD for GC: `GcPd` and `release.ReleaseApi`."""
+
+    def __init__(self, pd: PdClient) -> None:
+        self._http = PdHttp(pd.connection)
+        self.tso = pd.tso
+        self.update_service_safe_point = pd.update_service_safe_point
+        self.update_gc_safe_point = pd.update_gc_safe_point
+        self.gc_safe_point = pd.gc_safe_point
+
+    def gc_status(self) -> GcStatus:
+        """All safe points."""
+        return gc_status(self._http)
+
+
+class WorkerEtcd(LeaseApi, ElectionApi, Protocol):
+    """What is needed of `Etcd`."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerOptions:
+    """How GC is done; times are in seconds."""
+
+    life_time: float
+    """How long old versions are kept at least."""
+    interval: float
+    """Between two rounds."""
+    lease: int = 10
+    """For how long a leader that has died keeps others from leading."""
+
+    @property
+    def margin(self) -> float:
+        """What must be left of the lease when a request that changes something is sent to PD."""
+        return self.lease / 2
+
+    def hurry(self, config: ClusterConfig) -> ClusterConfig:
+        """The config of a PD client whose requests are not retried for longer than the lease lasts."""
+        part = self.lease / 4
+        return replace(
+            config,
+            request_timeout=min(config.request_timeout, part),
+            retry_budget=min(config.retry_budget, part),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """What one round did."""
+
+    report: GcReport
+    """After it."""
+    wanted: int
+    """PD's time minus the life time."""
+    before: int
+    """The GC safe point before it."""
+
+    @property
+    def has_advanced(self) -> bool:
+        """Whether the GC safe point has moved."""
+        return self.report.safe_point > self.before
+
+
+def run_round(pd: GcPd, life_time: float, confirm: Callable[[], None]) -> Round:
+    """Advance the GC safe point as far as all services allow; `confirm` raises unless we may still change something.
+
+    Raises `ClusterError`, and what `confirm` raises.
+    """
+    wanted = minus_seconds(pd.tso(), life_time)
+    before = pd.gc_status()
+    if wanted > before.worker:
+        confirm()
+        minimum = pd.update_service_safe_point(GC_WORKER, FOREVER, wanted)
+    else:  # a worker with a shorter life time was here: its safe point must not step back
+        minimum = min([before.worker, *(each.safe_point for each in before.services)])
+    target = min(wanted, minimum)
+    if target > before.safe_point:
+        confirm()
+        pd.update_gc_safe_point(target)
+    return Round(report(pd.gc_status(), pd.tso()), wanted, before.safe_point)
+
+
+Show = Callable[[GcReport | None, WorkerFigures], None]
+"""Shows what the worker has done: after each round of a leader with the state of GC, else without."""
+
+
+class GcWorker:
+    """Takes part in the election, and does GC while it leads."""
+
+    def __init__(self, etcd: WorkerEtcd, pd: GcPd, options: WorkerOptions, show: Show) -> None:
+        """`show` is called in the thread of `run`."""
+        self._etcd = etcd
+        self._pd = pd
+        self._options = options
+        self._show = show
+        self._figures = WorkerFigures()
+        self.name = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
+
+    def run(self, stop: threading.Event) -> None:
+        """Work until `stop` is set; takes part again after the lease was lost.
+
+        Raises `EtcdRefused`, and, unless a round has succeeded before, a `ClusterError` that no retry can fix.
+        """
+        while not stop.is_set():
+            try:
+                with LeaseHolder(self._etcd, self._options.lease) as lease:
+                    self._run_as_candidate(Candidate(self._etcd, lease, self.name), stop)
+            except (EtcdLeaseExpired, EtcdUnreachable) as error:
+                log.warning("not a candidate any more, joining the election again: %s", error.message)
+                stop.wait(REJOIN_SECONDS)
+            finally:
+                self._tell()
+
+    def _run_as_candidate(self, candidate: Candidate, stop: threading.Event) -> None:
+        candidate.join()
+        poll, leading = self._options.lease / POLLS_PER_LEASE, ""
+        while (leader := candidate.leader()).key != candidate.key:
+            if leader.key != leading:
+                leading = leader.key
+                log.info("waiting: the GC worker %s leads", leader.value.decode(errors="replace"))
+            if stop.wait(poll):
+                return
+        log.info("%s leads, from revision %d of etcd", self.name, candidate.revision)
+        while not stop.is_set():
+            next_round = time.monotonic() + self._do_round(candidate)
+            while time.monotonic() < next_round and not stop.wait(poll):
+                candidate.check()
+
+    def _do_round(self, candidate: Candidate) -> float:
+        """Try one round; returns the seconds until the next one. Raises `EtcdError`."""
+        try:
+            done = run_round(self._pd, self._options.life_time, lambda: candidate.confirm(self._options.margin))
+        except ClusterError as error:
+            if not error.retryable and not self._figures.rounds:
+                raise
+            log.warning("a round failed, retrying: %s", error.message)
+            self._tell(revision=candidate.revision, failures=1)
+            return min(RETRY_SECONDS, self._options.interval)
+        candidate.check()  # or another worker may have done a later round
+        log.info("%s", describe(done))
+        self._tell(done.report, revision=candidate.revision, rounds=1)
+        return self._options.interval
+
+    def _tell(self, found: GcReport | None = None, *, revision: int = 0, rounds: int = 0, failures: int = 0) -> None:
+        old = self._figures
+        self._figures = WorkerFigures(revision, old.rounds + rounds, old.failures + failures)
+        self._show(found, self._figures)
+
+
+def describe(done: Round) -> str:
+    """A round as one line."""
+    at = show_ts(done.report.safe_point)
+    text = f"the GC safe point is {at}" if not done.has_advanced else f"advanced the GC safe point to {at}"
+    holder = done.report.holder
+    if holder is not None:
+        return f"{text}; {holder.service} ({holder.owner}) holds it back by {done.report.held_seconds:.0f} s"
+    return text
