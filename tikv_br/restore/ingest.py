@@ -373,7 +373,7 @@ class _Ingestion:
         self._transfer = transfer
         self._fetches = 0
         self._staged: _StagedSst | None = None
-        self._storage_patience = job.store.location.s3.patience
+        self._storage_patience = job.store.location.patience
 
     @property
     def uploads(self) -> bool:
