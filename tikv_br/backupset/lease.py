@@ -407,7 +407,7 @@ def _check_conditional_writes(store: ObjectStore, name: str, data: bytes) -> Non
     store.delete(name)
     raise StorageError(
         f"{store.location} ignores conditional writes (If-None-Match), so two runs could write to one backup",
-        hint="Use storage that supports them: Azure Blob Storage, Amazon S3, MinIO, Ceph from Squid, versitygw, a local directory.",
+        hint="Use storage that supports them: Azure Blob Storage, Google Cloud Storage, Amazon S3, MinIO, Ceph from Squid, versitygw, a local directory.",
     )
 
 

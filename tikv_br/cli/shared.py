@@ -24,7 +24,7 @@ from tikv_br.cli.output import KeyForm, Output, OutputForm, read_range
 from tikv_br.cluster.timestamps import compose
 from tikv_br.errors import TikvBrError, UsageError
 from tikv_br.storage.crypter import Crypter, SecretText, read_secret
-from tikv_br.storage.url import AzureOptions, CloudFlags, S3Options, StorageLocation, parse
+from tikv_br.storage.url import AzureOptions, CloudFlags, GcsOptions, S3Options, StorageLocation, parse
 
 if TYPE_CHECKING:
     from tikv_br.archive.log import LogSource
@@ -320,7 +320,7 @@ class TaskFlags(SparkFlags):
 
 # ----------------------------------------------------------------------------------------------------- storage and backups
 
-_URLS = "local:///DIR, s3://BUCKET/PREFIX?endpoint=…&region=… or azure://CONTAINER/PREFIX"
+_URLS = "local:///DIR, s3://BUCKET/PREFIX?endpoint=…&region=…, gcs://BUCKET/PREFIX or azure://CONTAINER/PREFIX"
 ONE_BACKUP = f"URL of one backup: {_URLS}"
 MANY_BACKUPS = f"Parent URL of the backups: {_URLS}"
 
@@ -352,10 +352,34 @@ class AzblobFlags(Flags, shared=True, prefix="azblob."):
         )
 
 
+class GcsFlags(Flags, shared=True, prefix="gcs."):
+    """Access to Google Cloud Storage."""
+
+    endpoint: str = flag("", "GCS endpoint (default: Google's).", metavar="URL")
+    storage_class: str = flag("", "GCS storage class of new objects.", metavar="NAME")
+    predefined_acl: str = flag("", "Not supported. Use IAM instead.", metavar="NAME")
+    credentials_file: str = flag(
+        "",
+        "Key file of a service account, on each machine that runs tasks (default: the application default credentials).",
+        metavar="FILE",
+    )
+
+    def options(self) -> GcsOptions:
+        """The flags as options."""
+        return GcsOptions(
+            endpoint=self.endpoint,
+            storage_class=self.storage_class,
+            predefined_acl=self.predefined_acl,
+            credentials_file=self.credentials_file,
+        )
+
+
 class S3Flags(Flags, shared=True, prefix="s3."):
     """Access to S3, and to the other clouds."""
 
-    azblob: AzblobFlags = field(default_factory=AzblobFlags)  # first: its names are not those of `S3Options`
+    # First, as their names are not those of `S3Options`.
+    gcs: GcsFlags = field(default_factory=GcsFlags)
+    azblob: AzblobFlags = field(default_factory=AzblobFlags)
 
     endpoint: str = flag("", "S3 endpoint (default: AWS).", metavar="URL")
     region: str = flag("", "S3 region.", metavar="NAME")
@@ -382,7 +406,7 @@ class S3Flags(Flags, shared=True, prefix="s3."):
     def locate(self, url: str) -> StorageLocation:
         """The location of a URL and the flags; parameters of the URL take precedence. Raises `UsageError`."""
         s3 = self.fill(S3Options, ca=self.ca or os.environ.get("AWS_CA_BUNDLE", ""))
-        return parse(url, CloudFlags(s3, self.azblob.options()))
+        return parse(url, CloudFlags(s3, self.azblob.options(), self.gcs.options()))
 
 
 class StorageFlags(Flags, shared=True, prefix="crypter."):

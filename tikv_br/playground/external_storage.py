@@ -11,7 +11,7 @@ from typing import Any, Final, Protocol
 
 import obstore
 from obstore.exceptions import BaseError, PermissionDeniedError, UnauthenticatedError
-from obstore.store import AzureStore, S3Store
+from obstore.store import AzureStore, GCSStore, S3Store
 
 from tikv_br.cluster.pb import brpb_pb2, encryptionpb_pb2
 from tikv_br.playground.failpoints import STORAGE_READ, STORAGE_WRITE
@@ -84,7 +84,7 @@ class StorageFault(Exception):
 
     @classmethod
     def of_cloud(cls, verb: str, error: BaseError | OSError) -> StorageFault:
-        """A failed request to S3 or Azure."""
+        """A failed request to a cloud."""
         kind = next((kind for cause, kind in _CLOUD_KINDS if isinstance(error, cause)), "Other")
         reason = str(error).partition("\n")[0]
         if _INSTANCE_ROLES in reason:  # asked last, when there are no other credentials
@@ -163,7 +163,7 @@ class CloudStorage:
 
     nested = True
 
-    def __init__(self, url: str, store: S3Store | AzureStore) -> None:
+    def __init__(self, url: str, store: S3Store | AzureStore | GCSStore) -> None:
         self.url, self._store = url, store
 
     def write(self, name: str, data: bytes) -> None:
@@ -224,7 +224,27 @@ class AzureStorage(CloudStorage):
         super().__init__(_url("azure", azure), store)
 
 
-def _url(scheme: str, place: brpb_pb2.S3 | brpb_pb2.AzureBlobStorage) -> str:
+class GcsStorage(CloudStorage):
+    """A bucket of Google's, with the key of the request, or the application default credentials if it has none."""
+
+    def __init__(self, gcs: brpb_pb2.GCS) -> None:
+        settings: dict[str, Any] = {
+            "base_url": gcs.endpoint,
+            "service_account_key": gcs.credentials_blob,
+            "prefix": gcs.prefix.strip("/"),
+        }
+        try:
+            store = GCSStore(
+                gcs.bucket,
+                client_options={"allow_http": gcs.endpoint.startswith("http://")},
+                **{name: value for name, value in settings.items() if value},
+            )
+        except BaseError as error:  # a key that is none
+            raise StorageFault.of_cloud("open", error) from error
+        super().__init__(_url("gcs", gcs), store)
+
+
+def _url(scheme: str, place: brpb_pb2.S3 | brpb_pb2.AzureBlobStorage | brpb_pb2.GCS) -> str:
     return f"{scheme}://" + "/".join(filter(None, (place.bucket, place.prefix.strip("/"))))
 
 
@@ -237,6 +257,8 @@ def open_storage(backend: brpb_pb2.StorageBackend) -> ExternalStorage:
             return LocalStorage(Path(backend.local.path))
         case "s3":
             return S3Storage(backend.s3)
+        case "gcs":
+            return GcsStorage(backend.gcs)
         case "azure_blob_storage":
             return AzureStorage(backend.azure_blob_storage)
         case other:

@@ -9,7 +9,7 @@ Modules, in reading order:
 - `open`: opens the store at a location
 - `local`: a directory
 - `cloud`, `cloud_writer`: requests to any cloud, and uploads of large objects
-- `s3`, `azure`: what is special to each
+- `s3`, `gcs`, `azure`: what is special to each
 - `outage`: waits for a location that does not answer
 - `credentials`: credentials, S3's region, and the location as a message for stores
 - `crypter`: secrets, and AES-CTR encryption

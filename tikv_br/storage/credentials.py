@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import base64
 import binascii
+import json
 import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote, urlsplit
 
 from tikv_br.cluster.pb import brpb_pb2, encryptionpb_pb2
 from tikv_br.errors import StorageDenied, UsageError
 from tikv_br.storage.crypter import SecretText
-from tikv_br.storage.url import DEFAULT_REGION, AzureOptions, S3Options, StorageLocation
+from tikv_br.storage.url import DEFAULT_REGION, AzureOptions, GcsOptions, S3Options, StorageLocation
 
 if TYPE_CHECKING:
     from obstore.store import S3Credential
@@ -88,6 +90,30 @@ def _aws_chain() -> Callable[[], S3Credentials]:
         return S3Credentials(*(SecretText(part or "") for part in (frozen.access_key, frozen.secret_key, frozen.token)))
 
     return now
+
+
+def gcs_credentials(options: GcsOptions) -> SecretText:
+    """The content of the key file of the URL or the flags; empty = obstore finds credentials itself.
+
+    That is the application default: GOOGLE_APPLICATION_CREDENTIALS, gcloud's login, the machine's service account. Raises
+    `StorageDenied`.
+    """
+    return _key_file(options.credentials_file) if options.credentials_file else SecretText()
+
+
+def _key_file(path: str) -> SecretText:
+    try:
+        text = Path(path).read_text()
+        readable = isinstance(json.loads(text), dict)
+    except OSError as error:
+        raise StorageDenied(f"the GCS credentials file {path} cannot be read: {error.strerror}") from None
+    except ValueError:  # no UTF-8, no JSON
+        readable = False
+    if not readable:
+        raise StorageDenied(
+            f"the GCS credentials file {path} is not JSON", hint="Pass the key file of a service account."
+        )
+    return SecretText(text)
 
 
 AZURE_CREDENTIALS_HINT = (
@@ -164,6 +190,8 @@ def to_backend(location: StorageLocation, *, send_credentials: bool = True) -> b
         return brpb_pb2.StorageBackend(local=brpb_pb2.Local(path=location.path))
     if location.scheme == "azure":
         return brpb_pb2.StorageBackend(azure_blob_storage=_azure_message(location, send_credentials=send_credentials))
+    if location.scheme == "gcs":
+        return brpb_pb2.StorageBackend(gcs=_gcs_message(location, send_credentials=send_credentials))
     options = location.s3
     message = brpb_pb2.S3(
         endpoint=options.endpoint,
@@ -206,12 +234,32 @@ def _azure_message(location: StorageLocation, *, send_credentials: bool) -> brpb
     return message
 
 
+def _gcs_message(location: StorageLocation, *, send_credentials: bool) -> brpb_pb2.GCS:
+    options = location.gcs
+    message = brpb_pb2.GCS(
+        endpoint=options.endpoint, bucket=location.bucket, prefix=location.path, storage_class=options.storage_class
+    )
+    if send_credentials:
+        path = options.credentials_file or _variable("GOOGLE_APPLICATION_CREDENTIALS")
+        if not path:
+            raise StorageDenied(
+                "only a key file can be sent to the stores as GCS credentials, and there is none",
+                hint="Pass --gcs.credentials-file, or --no-send-credentials-to-tikv if the stores have credentials of their own, or --engine scan.",
+            )
+        message.credentials_blob = _key_file(path).reveal()
+    return message
+
+
 def strip_names(text: str, backend: brpb_pb2.StorageBackend, *files: str) -> str:
     """A store's message about a storage, without names given by users: bucket, prefix, endpoint and ``files``.
 
     Stores have no codes for what storage answers, only text, and a bucket may be called ``NoSuchKey``.
     """
-    cloud = backend.azure_blob_storage if backend.HasField("azure_blob_storage") else backend.s3
+    cloud: brpb_pb2.S3 | brpb_pb2.GCS | brpb_pb2.AzureBlobStorage = backend.s3
+    if backend.HasField("gcs"):
+        cloud = backend.gcs
+    elif backend.HasField("azure_blob_storage"):
+        cloud = backend.azure_blob_storage
     base = backend.local.path or cloud.prefix.strip("/")
     names = {*files, base, cloud.bucket, urlsplit(cloud.endpoint).netloc, *(f"{base}/{name}" for name in files)}
     for name in sorted(names | {quote(name) for name in names}, key=len, reverse=True):

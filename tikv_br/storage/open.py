@@ -20,6 +20,10 @@ def open_store(location: StorageLocation) -> ObjectStore:
         from tikv_br.storage.azure import AzureObjectStore
 
         return AzureObjectStore(location)
+    if location.scheme == "gcs":
+        from tikv_br.storage.gcs import GcsObjectStore
+
+        return GcsObjectStore(location)
     from tikv_br.storage.s3 import S3ObjectStore
 
     return S3ObjectStore(location)

@@ -4,6 +4,7 @@
 ``/backup/1``                                    a local directory
 ``local:///backup/1``, ``file:///backup/1``      the same, percent-decoded
 ``s3://bucket/prefix?endpoint=…&region=…``       S3; parameters override the ``--s3.*`` flags of that name
+``gcs://bucket/prefix?credentials-file=…``      Google Cloud Storage, also ``gs://``; likewise with ``--gcs.*``
 ``azure://container/prefix?account-name=…``      Azure Blob Storage, also ``azblob://``; likewise with ``--azblob.*``
 ===============================================  =========================================================
 
@@ -36,7 +37,7 @@ _BUCKET_MIN, _BUCKET_MAX = 3, 255
 """Characters of a bucket's name; S3 allows 63 for new ones, 255 for those from before 2018 in us-east-1."""
 _Reader: TypeAlias = Callable[[str, str], object]
 _NO_TEXT = "the storage URL contains bytes that are not UTF-8"
-_KINDS = "Use local://, file://, s3:// or azure://."
+_KINDS = "Use local://, file://, s3://, gcs:// or azure://."
 _TRUE = frozenset({"1", "t", "true"})
 _FALSE = frozenset({"0", "f", "false"})
 
@@ -85,14 +86,28 @@ class AzureOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class GcsOptions:
+    """How to talk to Google Cloud Storage: the ``--gcs.*`` flags and the URL's parameters. ``""`` = not said."""
+
+    endpoint: str = ""
+    """``http://`` or ``https://`` URL; ``""`` = Google's."""
+    storage_class: str = ""
+    predefined_acl: str = ""
+    """Always refused. The Go tool's flag is known so that the refusal has a reason."""
+    credentials_file: str = ""
+    """Path of a service account's key on each machine that runs tasks; no secret itself."""
+
+
+@dataclass(frozen=True, slots=True)
 class CloudFlags:
     """What the flags say of each cloud, for URLs to override."""
 
     s3: S3Options = field(default_factory=S3Options)
     azure: AzureOptions = field(default_factory=AzureOptions)
+    gcs: GcsOptions = field(default_factory=GcsOptions)
 
 
-Scheme = Literal["local", "s3", "azure"]
+Scheme = Literal["local", "s3", "azure", "gcs"]
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -108,6 +123,7 @@ class StorageLocation:
     crypter: Crypter = field(default_factory=Crypter)
     """How the backups there are encrypted; no part of the URL."""
     azure: AzureOptions = field(default_factory=AzureOptions)
+    gcs: GcsOptions = field(default_factory=GcsOptions)
 
     @property
     def is_cloud(self) -> bool:
@@ -122,7 +138,13 @@ class StorageLocation:
     @property
     def storage_class(self) -> str:
         """Of new objects; Azure calls it the access tier."""
-        return self.azure.access_tier if self.scheme == "azure" else self.s3.storage_class
+        match self.scheme:
+            case "azure":
+                return self.azure.access_tier
+            case "gcs":
+                return self.gcs.storage_class
+            case _:
+                return self.s3.storage_class
 
     @property
     def has_secrets(self) -> bool:
@@ -135,13 +157,15 @@ class StorageLocation:
         """What `tikv_br.storage.outage` knows the place by."""
         if self.scheme == "azure":
             return self.azure.endpoint or f"azure:{self.azure.account_name}", self.bucket
+        if self.scheme == "gcs":
+            return self.gcs.endpoint or "gcs", self.bucket
         return self.s3.endpoint or self.s3.region, self.bucket
 
     def __reduce__(self) -> tuple[object, ...]:
         """Pickle with the information whether the place has answered, so that a task trusts an address that its driver has used."""
         answered = self.is_cloud and outage.health_of(self.health_key).has_answered
         rebuild = _answered_location if answered else StorageLocation
-        return rebuild, (self.scheme, self.path, self.bucket, self.s3, self.crypter, self.azure)
+        return rebuild, (self.scheme, self.path, self.bucket, self.s3, self.crypter, self.azure, self.gcs)
 
     def child(self, name: str) -> StorageLocation:
         """The place ``name`` below this one."""
@@ -153,7 +177,13 @@ class StorageLocation:
         """A URL of this place without credentials; `parse` reads it."""
         if self.scheme == "local":
             return f"local://{quote(self.path)}"
-        public = _public_azure_parameters(self.azure) if self.scheme == "azure" else _public_parameters(self.s3)
+        match self.scheme:
+            case "azure":
+                public = _public_azure_parameters(self.azure)
+            case "gcs":
+                public = {"endpoint": self.gcs.endpoint, "storage-class": self.gcs.storage_class}
+            case _:
+                public = _public_parameters(self.s3)
         query = "&".join(f"{name}={quote(value, safe=':/')}" for name, value in public.items() if value)
         return f"{self.scheme}://{self.bucket}/{quote(self.path)}".rstrip("/") + (f"?{query}" if query else "")
 
@@ -165,9 +195,9 @@ class StorageLocation:
 
 
 def _answered_location(
-    scheme: Scheme, path: str, bucket: str, s3: S3Options, crypter: Crypter, azure: AzureOptions
+    scheme: Scheme, path: str, bucket: str, s3: S3Options, crypter: Crypter, azure: AzureOptions, gcs: GcsOptions
 ) -> StorageLocation:
-    location = StorageLocation(scheme, path, bucket, s3, crypter, azure)
+    location = StorageLocation(scheme, path, bucket, s3, crypter, azure, gcs)
     outage.health_of(location.health_key).has_answered = True
     return location
 
@@ -176,7 +206,9 @@ def parse(url: str, flags: CloudFlags | S3Options | None = None) -> StorageLocat
     """Read a storage URL; of the ``flags`` those of its cloud are used. Raises `UsageError`."""
     clouds = flags if isinstance(flags, CloudFlags) else CloudFlags(flags or S3Options())
     if not url:
-        raise UsageError("no storage was passed", hint="Pass --storage with a directory, or an s3:// or azure:// URL.")
+        raise UsageError(
+            "no storage was passed", hint="Pass --storage with a directory, or an s3://, gcs:// or azure:// URL."
+        )
     if re.search(r"[\x00-\x1f\x7f]", url):
         raise UsageError("the storage URL contains a control character")
     _check_text(url)
@@ -190,6 +222,8 @@ def parse(url: str, flags: CloudFlags | S3Options | None = None) -> StorageLocat
             return _s3(parts, clouds.s3)
         case "azure" | "azblob":
             return _azure(parts, clouds)
+        case "gcs" | "gs":
+            return _gcs(parts, clouds)
         case "hdfs":
             text = "storage of kind 'hdfs' is not supported: HDFS is out of scope"
             raise UsageError(text, hint=f"{_KINDS} Or mount HDFS as a directory.")
@@ -201,7 +235,7 @@ def _split(url: str) -> SplitResult:
     if "://" not in url:
         raise UsageError(
             "the storage is neither a URL nor an absolute path",
-            hint="Write /path, local:///path, s3://bucket/prefix or azure://container/prefix.",
+            hint="Write /path, local:///path, s3://bucket/prefix, gcs://bucket/prefix or azure://container/prefix.",
         )
     try:
         parts = urlsplit(url)
@@ -279,6 +313,25 @@ def _azure(parts: SplitResult, flags: CloudFlags) -> StorageLocation:
     )
     # Of S3's flags only the patience counts, so that equal places are equal.
     return StorageLocation("azure", _prefix(parts), parts.netloc, S3Options(patience=flags.s3.patience), azure=options)
+
+
+def _gcs(parts: SplitResult, flags: CloudFlags) -> StorageLocation:
+    if not re.fullmatch(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]", parts.netloc) or ".." in parts.netloc:
+        raise UsageError(
+            f"a {parts.scheme}:// URL starts with the name of a bucket: lower-case letters, digits, '.', '-' and '_'",
+            hint="Write gcs://bucket/prefix; endpoint and credentials are parameters or flags.",
+        )
+    options = dataclasses.replace(flags.gcs, **_parameters(parts.query, _GCS_READERS))
+    if options.predefined_acl:
+        raise UsageError(
+            "predefined ACLs (gcs.predefined-acl) are not supported: the upload cannot set them",
+            hint="Leave the flag out; use uniform bucket-level access and IAM instead.",
+        )
+    # The Go tool's endpoint is that of the JSON API.
+    endpoint = options.endpoint.rstrip("/").removesuffix("/storage/v1")
+    _check_endpoint(endpoint, "GCS")
+    options = dataclasses.replace(options, endpoint=endpoint)
+    return StorageLocation("gcs", _prefix(parts), parts.netloc, S3Options(patience=flags.s3.patience), gcs=options)
 
 
 def _is_base64(secret: SecretText) -> bool:
@@ -364,6 +417,12 @@ _READERS: dict[str, _Reader] = {
 }
 
 
+_GCS_READERS: dict[str, _Reader] = {
+    "endpoint": _text,
+    "storage_class": _text,
+    "predefined_acl": _text,
+    "credentials_file": _text,
+}
 _AZURE_READERS: dict[str, _Reader] = {
     "endpoint": _text,
     "access_tier": _text,

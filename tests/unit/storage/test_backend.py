@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from tikv_br.cluster.pb import brpb_pb2
@@ -96,6 +98,23 @@ def test_azure_credentials_of_the_environment(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("AZURE_STORAGE_KEY", "ZW52")
     message = to_backend(parse("azure://container/p")).azure_blob_storage
     assert (message.account_name, message.shared_key) == ("envacc", "ZW52")
+
+
+def test_gcs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The content of a key file is sent, of a flag or the environment; without one it is said what to do."""
+    place = parse("gcs://bkt/a/b?endpoint=http://h:1&storage-class=NEARLINE")
+    own = brpb_pb2.GCS(endpoint="http://h:1", bucket="bkt", prefix="a/b", storage_class="NEARLINE")
+    assert to_backend(place, send_credentials=False) == brpb_pb2.StorageBackend(gcs=own)
+    with pytest.raises(StorageDenied, match="only a key file can be sent") as caught:
+        to_backend(place)
+    assert "--gcs.credentials-file" in caught.value.hint
+    key = tmp_path / "key.json"
+    key.write_text('{"type": "service_account"}')
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(key))
+    own.credentials_blob = key.read_text()
+    assert to_backend(place).gcs == own
+    monkeypatch.delenv("GOOGLE_APPLICATION_CREDENTIALS")
+    assert to_backend(parse(f"gcs://bkt/p?credentials-file={key}")).gcs.credentials_blob == key.read_text()
 
 
 def test_names_are_stripped_from_messages_of_stores() -> None:

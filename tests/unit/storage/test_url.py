@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tikv_br.errors import UsageError
 from tikv_br.redaction import redact
 from tikv_br.storage.crypter import SecretText
-from tikv_br.storage.url import AzureOptions, CloudFlags, S3Options, StorageLocation, parse
+from tikv_br.storage.url import AzureOptions, CloudFlags, GcsOptions, S3Options, StorageLocation, parse
 
 KEYS = "access-key=AKIA&secret-access-key=hush/hu+sh="
 
@@ -118,7 +118,13 @@ def test_path_style(said: str, expected: bool) -> None:
         ("local:///backup/%FF", "not UTF-8"),
         ("s3://bucket/%ff", "not UTF-8"),
         ("s3://bucket/p?region=%ff", "not UTF-8"),
-        ("gcs://bucket/p", "'gcs' is not supported"),
+        ("gcs://", "name of a bucket"),
+        ("gs://Upper/p", "name of a bucket"),
+        ("gcs://a..b/p", "name of a bucket"),
+        ("gcs://bucket/a/../b", "prefix"),
+        ("gcs://bucket/p?predefined-acl=private", "predefined ACLs"),
+        ("gcs://bucket/p?account-key=hush", "unknown parameter 'account-key'"),
+        ("gcs://bucket/p?endpoint=http://h/path", "the GCS endpoint must have only"),
         ("hdfs://n/p", "'hdfs' is not supported: HDFS is out of scope"),
         ("azure://", "name of a container"),
         ("azure://Upper/p", "name of a container"),
@@ -192,6 +198,17 @@ def test_azure_places() -> None:
     assert parse("azure://container", flags).azure == flags.azure
     assert not parse("azure://container", flags).has_secrets
     assert parse("azure://container?sas-token=?sv=1%26sig=hush").azure.sas_token.reveal() == "sv=1&sig=hush"
+
+
+def test_gcs_places() -> None:
+    """Bucket, prefix and parameters; `gs` is the same, and the Go tool's endpoint of the JSON API is accepted."""
+    flags = CloudFlags(gcs=GcsOptions(storage_class="NEARLINE", credentials_file="/key"))
+    location = parse("gs://my_bucket.1/a/b?endpoint=http://h:1/storage/v1/", flags)
+    options = GcsOptions("http://h:1", "NEARLINE", "", "/key")
+    assert location == StorageLocation("gcs", "a/b", "my_bucket.1", gcs=options)
+    assert location.redacted() == "gcs://my_bucket.1/a/b?endpoint=http://h:1&storage-class=NEARLINE"
+    assert (location.storage_class, location.has_secrets) == ("NEARLINE", False)
+    assert pickle.loads(pickle.dumps(location)) == location
 
 
 def test_azure_secrets_are_never_shown() -> None:

@@ -1,4 +1,4 @@
-"""Backups in Azure Blob Storage as a user makes and restores them: stores write and read the files themselves."""
+"""Backups in Azure Blob Storage and Google Cloud Storage as a user makes and restores them: stores write and read the files."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 from formats.api_version import ApiVersion
 from tests.e2e.command import succeed, tikv_br
 from tests.integration.cloud_servers import ACCOUNT, ACCOUNT_KEY, CONTAINER, AzureServer, azurite_server
+from tests.integration.gcs_server import GcsServer, gcs_server
 from tests.support.live_cluster import LiveCluster, contents, live_cluster
 
 ROWS = {b"k%03d" % at: b"value %d" % at for at in range(200)}
@@ -19,6 +20,13 @@ WRONG_KEY = "d3Jvbmcga2V5"
 def azurite() -> Iterator[AzureServer]:
     """The storage."""
     with azurite_server() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def gcs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GcsServer]:
+    """The other storage."""
+    with gcs_server(tmp_path_factory.mktemp("gcs")) as server:
         yield server
 
 
@@ -49,6 +57,19 @@ def test_stores_write_and_read_the_files(azurite: AzureServer, cluster: LiveClus
     restored = succeed("restore", "raw", *common, "--via", "stores", "--restamp", "always")
     assert contents(cluster) == ROWS
     assert ACCOUNT_KEY not in made.out + made.err + restored.out + restored.err
+
+
+def test_stores_use_a_key_file_of_google(gcs: GcsServer, cluster: LiveCluster) -> None:
+    """Stores are sent the key file, write SSTs to the bucket and download them from it."""
+    raw = cluster.raw()
+    raw.batch_put(ROWS)
+    access = ["--gcs.endpoint", f"{gcs.endpoint}/storage/v1/", "--gcs.credentials-file", str(gcs.credentials)]
+    common = ["--pd", cluster.pd, "--storage", "gs://backups/backup", *access, "--output", "json"]
+    assert succeed("backup", "raw", *common, "--engine", "store").last["engine"] == "store"
+    assert any(name.endswith(".sst") for name in gcs.stored("backup/"))
+    raw.batch_delete(list(ROWS))
+    succeed("restore", "raw", *common, "--via", "stores", "--restamp", "always")
+    assert contents(cluster) == ROWS
 
 
 @pytest.mark.parametrize(
