@@ -67,6 +67,7 @@ class S3ObjectStore(CloudObjectStore):
         super().__init__(location)
         self._provider = to_obstore_provider(credential_source(location.s3))
         self._region = region_of(location.s3)
+        self._authorities = _authorities(location.s3.ca) if location.s3.ca else b""
 
     @property
     def _endpoint(self) -> str:
@@ -74,8 +75,8 @@ class S3ObjectStore(CloudObjectStore):
         return options.endpoint or f"Amazon S3 in {options.region or DEFAULT_REGION}"
 
     def _open(self, client: ClientConfig, retries: RetryConfig) -> S3Store:
-        if self._location.s3.ca:
-            client["root_certificate"] = _authorities(self._location.s3.ca)
+        if self._authorities:
+            client["root_certificate"] = self._authorities
         return S3Store(
             self._location.bucket,
             prefix=self._location.path or None,
