@@ -35,8 +35,8 @@ class Done:
 
 
 def environment(**more: str) -> dict[str, str]:
-    """Return the environment without settings of tikv-br, of S3, of terminals and of Python's buffers."""
-    settings = ("TIKV_BR_", "AWS_", "COLUMNS", "PYTHONUNBUFFERED")
+    """Return the environment without settings of tikv-br, of clouds, of terminals and of Python's buffers."""
+    settings = ("TIKV_BR_", "AWS_", "AZURE_", "GOOGLE_", "COLUMNS", "PYTHONUNBUFFERED")
     bare = {name: value for name, value in os.environ.items() if not name.startswith(settings)}
     return {**bare, "XDG_CONFIG_HOME": "/nowhere", "NO_COLOR": "1", "AWS_EC2_METADATA_DISABLED": "true", **more}
 

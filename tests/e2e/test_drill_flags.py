@@ -27,7 +27,9 @@ from tikv_br.storage.url import parse
 
 ROWS = {b"row%04d" % number: b"value" * 20 for number in range(400)}
 SCRATCH = 7
-SHARED = re.compile(r"--(s3\..*|crypter\..*|log-.*|spark-(archive|conf)|ca|cert|key|help|config|quiet)")
+SHARED = re.compile(
+    r"--(s3\..*|gcs\..*|azblob\..*|crypter\..*|log-.*|spark-(archive|conf)|ca|cert|key|help|config|quiet)"
+)
 """Options that other commands have as well, and that are tried there."""
 PLOTS = "[...document.querySelectorAll('svg[data-plot]')].map(plot => plot.dataset.plot)"
 

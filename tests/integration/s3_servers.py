@@ -99,7 +99,7 @@ def find_versitygw() -> str:
 def _running(arguments: list[str], port: int, scheme: str = "http") -> Iterator[S3Server]:
     process = subprocess.Popen(arguments, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=_bare_environment())
     try:
-        _await_port(port, process)
+        await_port(port, process)
         endpoint = f"{scheme}://127.0.0.1:{port}"
         admin = boto3.client(
             "s3",
@@ -124,7 +124,8 @@ def _bare_environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "VGW_", "MOTO_"))}
 
 
-def _await_port(port: int, process: subprocess.Popen[bytes]) -> None:
+def await_port(port: int, process: subprocess.Popen[bytes]) -> None:
+    """Return once the server accepts connections. Raises `RuntimeError` if it ends, or does not start."""
     deadline = time.monotonic() + START_TIMEOUT
     while time.monotonic() < deadline:
         if process.poll() is not None:

@@ -151,13 +151,16 @@ _FATAL: tuple[tuple[type[TikvBrError], tuple[str, ...]], ...] = (
             "access denied",
             "invalidaccesskeyid",
             "signaturedoesnotmatch",
+            "authenticationfailed",
+            "authorizationfailure",
+            "authorizationpermissionmismatch",
             "403 forbidden",
             "find aws credentials",  # TiKV's own wording
         ),
     ),
     (StorageFull, ("storagefull", "code: 28,", "no space left")),
     (StorageReadOnly, ("readonlyfilesystem", "code: 30,", "read-only file system")),
-    (StorageObjectMissing, ("kind: notfound", "nosuchbucket", "bad storage backend")),
+    (StorageObjectMissing, ("kind: notfound", "nosuchbucket", "containernotfound", "bad storage backend")),
 )
 """Errors that a retry does not fix, by substrings of the message in lower case."""
 

@@ -207,7 +207,7 @@ class _Attempt:
         return Backoffer(f"backup of {self._task} by the stores", self._cluster.config.retry)
 
     def _outage(self) -> Backoffer:
-        policy = patience_policy(self._options.storage.s3.patience, STORES_WRITE_HINT)
+        policy = patience_policy(self._options.storage.patience, STORES_WRITE_HINT)
         return Backoffer(f"backup of {self._task} by the stores", policy)
 
     def _request(self, gaps: list[KeyRange]) -> list[RetryAdvice]:

@@ -339,7 +339,7 @@ def _parent_location(here: StorageLocation, description: Description) -> Storage
     """Where the parent is: at its recorded place relative to the child's, as backups may have been copied together."""
     written, parent = parse_url(description.storage), parse_url(description.parent)
     if (parent.scheme, parent.bucket) != (written.scheme, written.bucket):
-        return replace(parent, s3=here.s3, crypter=here.crypter)
+        return replace(parent, s3=here.s3, azure=here.azure, gcs=here.gcs, crypter=here.crypter)
     relative = posixpath.relpath("/" + parent.path.lstrip("/"), "/" + written.path.lstrip("/"))
     path = posixpath.normpath(posixpath.join("/" + here.path.lstrip("/"), relative))
     return replace(here, path=path if here.scheme == "local" else path.lstrip("/"))

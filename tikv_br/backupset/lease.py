@@ -6,7 +6,7 @@ another one was faster, or the lease was broken. The last numbers stay while the
 detected: after creating a number a process reads the previous one again, and withdraws if it is gone.
 
 Clocks of the machines may differ by `GRACE_SECONDS`. A holder that cannot renew stops before anyone else
-may take over. A lease on S3 outlives the longest outage that is ridden out, so that such an outage costs no lease. The lease of a process that died on the same machine is over at once.
+may take over. A lease in a cloud outlives the longest outage that is ridden out, so that such an outage costs no lease. The lease of a process that died on the same machine is over at once.
 """
 
 from __future__ import annotations
@@ -204,7 +204,7 @@ def acquire(
 def ttl_of(store: ObjectStore) -> float:
     """Seconds from a renewal to the end of a lease."""
     location = store.location
-    return TTL_SECONDS + (location.s3.patience if location.scheme == "s3" else 0.0)
+    return TTL_SECONDS + (location.patience if location.is_cloud else 0.0)
 
 
 def break_lease(store: ObjectStore, *, force: bool = False) -> Lease | None:
@@ -407,7 +407,7 @@ def _check_conditional_writes(store: ObjectStore, name: str, data: bytes) -> Non
     store.delete(name)
     raise StorageError(
         f"{store.location} ignores conditional writes (If-None-Match), so two runs could write to one backup",
-        hint="Use storage that supports them: Amazon S3, MinIO, Ceph from Squid, versitygw, a local directory.",
+        hint="Use storage that supports them: Azure Blob Storage, Google Cloud Storage, Amazon S3, MinIO, Ceph from Squid, versitygw, a local directory.",
     )
 
 

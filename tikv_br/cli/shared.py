@@ -24,7 +24,7 @@ from tikv_br.cluster.timestamps import parse_ts
 from tikv_br.errors import TikvBrError, UsageError
 from tikv_br.spark.session import SparkSettings
 from tikv_br.storage.crypter import Crypter, SecretText, read_secret
-from tikv_br.storage.url import S3Options, StorageLocation, parse
+from tikv_br.storage.url import AzureOptions, CloudFlags, GcsOptions, S3Options, StorageLocation, parse
 
 if TYPE_CHECKING:
     from tikv_br.archive.log import LogSource
@@ -336,7 +336,7 @@ class TaskFlags(SparkFlags):
 
 # ----------------------------------------------------------------------------------------------------- storage and backups
 
-_URLS = "local:///DIR or s3://BUCKET/PREFIX?endpoint=…&region=…"
+_URLS = "local:///DIR, s3://BUCKET/PREFIX?endpoint=…&region=…, gcs://BUCKET/PREFIX or azure://CONTAINER/PREFIX"
 ONE_BACKUP = f"URL of one backup: {_URLS}"
 MANY_BACKUPS = f"Parent URL of the backups: {_URLS}"
 
@@ -346,8 +346,56 @@ def storage(text: str, default: Any = REQUIRED) -> Any:  # noqa: ANN401 - as `fl
     return flag(default, text, "--storage", "-s", shared=True, metavar="URL")
 
 
+class AzblobFlags(Flags, shared=True, prefix="azblob."):
+    """Access to Azure Blob Storage."""
+
+    endpoint: str = flag(
+        "", "Azure endpoint of the account (default: https://ACCOUNT.blob.core.windows.net).", metavar="URL"
+    )
+    access_tier: str = flag("", "Azure access tier of new objects: Hot, Cool, Cold or Archive.", metavar="NAME")
+    account_name: str = flag("", "Azure storage account (default: AZURE_STORAGE_ACCOUNT).", metavar="NAME")
+    account_key: str = flag(
+        "", "Azure account key. Prefer AZURE_STORAGE_KEY: flags are visible in `ps`.", metavar="BASE64"
+    )
+
+    def options(self) -> AzureOptions:
+        """The flags as options."""
+        return AzureOptions(
+            endpoint=self.endpoint,
+            access_tier=self.access_tier,
+            account_name=self.account_name,
+            account_key=SecretText(self.account_key),
+        )
+
+
+class GcsFlags(Flags, shared=True, prefix="gcs."):
+    """Access to Google Cloud Storage."""
+
+    endpoint: str = flag("", "GCS endpoint (default: Google's).", metavar="URL")
+    storage_class: str = flag("", "GCS storage class of new objects.", metavar="NAME")
+    predefined_acl: str = flag("", "Not supported. Use IAM instead.", metavar="NAME")
+    credentials_file: str = flag(
+        "",
+        "Key file of a service account, on each machine that runs tasks (default: the application default credentials).",
+        metavar="FILE",
+    )
+
+    def options(self) -> GcsOptions:
+        """The flags as options."""
+        return GcsOptions(
+            endpoint=self.endpoint,
+            storage_class=self.storage_class,
+            predefined_acl=self.predefined_acl,
+            credentials_file=self.credentials_file,
+        )
+
+
 class S3Flags(Flags, shared=True, prefix="s3."):
-    """Access to S3."""
+    """Access to S3, and to the other clouds."""
+
+    # First, as their names are not those of `S3Options`.
+    gcs: GcsFlags = field(default_factory=GcsFlags)
+    azblob: AzblobFlags = field(default_factory=AzblobFlags)
 
     endpoint: str = flag("", "S3 endpoint (default: AWS).", metavar="URL")
     region: str = flag("", "S3 region.", metavar="NAME")
@@ -366,14 +414,15 @@ class S3Flags(Flags, shared=True, prefix="s3."):
     )
     patience: float = flag(
         "1m",
-        "How long to retry when S3 storage that was reachable becomes unavailable, before the command fails.",
+        "How long to retry when storage in a cloud that was reachable becomes unavailable, before the command fails.",
         "--storage-patience",
         kind=TIME,
     )
 
     def locate(self, url: str) -> StorageLocation:
         """The location of a URL and the flags; parameters of the URL take precedence. Raises `UsageError`."""
-        return parse(url, self.fill(S3Options, ca=self.ca or os.environ.get("AWS_CA_BUNDLE", "")))
+        s3 = self.fill(S3Options, ca=self.ca or os.environ.get("AWS_CA_BUNDLE", ""))
+        return parse(url, CloudFlags(s3, self.azblob.options(), self.gcs.options()))
 
 
 class StorageFlags(Flags, shared=True, prefix="crypter."):

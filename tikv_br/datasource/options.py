@@ -100,10 +100,10 @@ class Options:
                 "the backup's URL is missing" if name == "path" else f"option {name} is missing", hint=hint
             )
         location = parse(self.text(name), S3Options(ca=os.environ.get("AWS_CA_BUNDLE", "")))
-        if location.s3.access_key:
+        if location.has_secrets:
             raise UsageError(
                 f"the URL of {location} contains credentials, which Spark would show in its pages and logs",
-                hint="Leave them out: the AWS credential chain is used (environment, profile, role).",
+                hint="Leave them out: those of the environment are used (AWS: environment, profile, role; Azure: variables, identity).",
             )
         return replace(location, crypter=Crypter.of(self.text("crypter_method"), self._crypter_key()))
 

@@ -11,7 +11,7 @@ from typing import Any, Final, Protocol
 
 import obstore
 from obstore.exceptions import BaseError, PermissionDeniedError, UnauthenticatedError
-from obstore.store import S3Store
+from obstore.store import AzureStore, GCSStore, S3Store
 
 from tikv_br.cluster.pb import brpb_pb2, encryptionpb_pb2
 from tikv_br.playground.failpoints import STORAGE_READ, STORAGE_WRITE
@@ -54,7 +54,7 @@ _KINDS: Final = {
     errno.ENOTDIR: "NotADirectory",
     errno.EISDIR: "IsADirectory",
 }
-_S3_KINDS: Final[tuple[tuple[type[Exception], str], ...]] = (
+_CLOUD_KINDS: Final[tuple[tuple[type[Exception], str], ...]] = (
     (FileNotFoundError, "NotFound"),  # what obstore raises for an object that does not exist
     (PermissionDeniedError, "PermissionDenied"),
     (UnauthenticatedError, "PermissionDenied"),
@@ -83,9 +83,9 @@ class StorageFault(Exception):
         )
 
     @classmethod
-    def of_s3(cls, verb: str, error: BaseError | OSError) -> StorageFault:
-        """A failed request to S3."""
-        kind = next((kind for cause, kind in _S3_KINDS if isinstance(error, cause)), "Other")
+    def of_cloud(cls, verb: str, error: BaseError | OSError) -> StorageFault:
+        """A failed request to a cloud."""
+        kind = next((kind for cause, kind in _CLOUD_KINDS if isinstance(error, cause)), "Other")
         reason = str(error).partition("\n")[0]
         if _INSTANCE_ROLES in reason:  # asked last, when there are no other credentials
             reason = f"rusoto error Couldn't find AWS credentials in sources ({reason})."
@@ -158,13 +158,31 @@ class LocalStorage:
             raise StorageFault.of_os(error) from error
 
 
-class S3Storage:
-    """A bucket, with the credentials of the request, or those of the environment if it has none."""
+class CloudStorage:
+    """A bucket or container."""
 
     nested = True
 
+    def __init__(self, url: str, store: S3Store | AzureStore | GCSStore) -> None:
+        self.url, self._store = url, store
+
+    def write(self, name: str, data: bytes) -> None:
+        try:
+            obstore.put(self._store, name, data)
+        except (BaseError, OSError) as error:
+            raise StorageFault.of_cloud("put", error) from error
+
+    def read(self, name: str) -> bytes:
+        try:
+            return bytes(obstore.get(self._store, name).bytes())
+        except (BaseError, OSError) as error:
+            raise StorageFault.of_cloud("get", error) from error
+
+
+class S3Storage(CloudStorage):
+    """A bucket, with the credentials of the request, or those of the environment if it has none."""
+
     def __init__(self, s3: brpb_pb2.S3) -> None:
-        self.url = "s3://" + "/".join(filter(None, (s3.bucket, s3.prefix.strip("/"))))
         settings: dict[str, Any] = {
             "endpoint": s3.endpoint,
             "region": s3.region or "us-east-1",
@@ -173,24 +191,61 @@ class S3Storage:
             "session_token": s3.session_token,
             "prefix": s3.prefix.strip("/"),
         }
-        self._store = S3Store(
+        store = S3Store(
             s3.bucket,
             virtual_hosted_style_request=not s3.force_path_style,
             client_options={"allow_http": s3.endpoint.startswith("http://")},
             **{name: value for name, value in settings.items() if value},
         )
+        super().__init__(_url("s3", s3), store)
 
-    def write(self, name: str, data: bytes) -> None:
-        try:
-            obstore.put(self._store, name, data)
-        except (BaseError, OSError) as error:
-            raise StorageFault.of_s3("put", error) from error
 
-    def read(self, name: str) -> bytes:
+class AzureStorage(CloudStorage):
+    """A container, with the key or SAS token of the request, or the credentials of the environment if it has none."""
+
+    def __init__(self, azure: brpb_pb2.AzureBlobStorage) -> None:
+        if azure.encryption_scope or azure.HasField("encryption_key"):
+            raise StorageFault.custom("Unsupported", "encryption scopes and keys of Azure are not supported here")
+        settings: dict[str, Any] = {
+            "account_name": azure.account_name or os.environ.get("AZURE_STORAGE_ACCOUNT", ""),
+            "endpoint": azure.endpoint,
+            "account_key": azure.shared_key or ("" if azure.access_sig else os.environ.get("AZURE_STORAGE_KEY", "")),
+            "sas_key": azure.access_sig,
+            "prefix": azure.prefix.strip("/"),
+        }
         try:
-            return bytes(obstore.get(self._store, name).bytes())
-        except (BaseError, OSError) as error:
-            raise StorageFault.of_s3("get", error) from error
+            store = AzureStore(
+                azure.bucket,
+                client_options={"allow_http": azure.endpoint.startswith("http://")},
+                **{name: value for name, value in settings.items() if value},
+            )
+        except BaseError as error:  # no account, or a key that is not base64
+            raise StorageFault.of_cloud("open", error) from error
+        super().__init__(_url("azure", azure), store)
+
+
+class GcsStorage(CloudStorage):
+    """A bucket of Google's, with the key of the request, or the application default credentials if it has none."""
+
+    def __init__(self, gcs: brpb_pb2.GCS) -> None:
+        settings: dict[str, Any] = {
+            "base_url": gcs.endpoint,
+            "service_account_key": gcs.credentials_blob,
+            "prefix": gcs.prefix.strip("/"),
+        }
+        try:
+            store = GCSStore(
+                gcs.bucket,
+                client_options={"allow_http": gcs.endpoint.startswith("http://")},
+                **{name: value for name, value in settings.items() if value},
+            )
+        except BaseError as error:  # a key that is none
+            raise StorageFault.of_cloud("open", error) from error
+        super().__init__(_url("gcs", gcs), store)
+
+
+def _url(scheme: str, place: brpb_pb2.S3 | brpb_pb2.AzureBlobStorage | brpb_pb2.GCS) -> str:
+    return f"{scheme}://" + "/".join(filter(None, (place.bucket, place.prefix.strip("/"))))
 
 
 def open_storage(backend: brpb_pb2.StorageBackend) -> ExternalStorage:
@@ -202,6 +257,10 @@ def open_storage(backend: brpb_pb2.StorageBackend) -> ExternalStorage:
             return LocalStorage(Path(backend.local.path))
         case "s3":
             return S3Storage(backend.s3)
+        case "gcs":
+            return GcsStorage(backend.gcs)
+        case "azure_blob_storage":
+            return AzureStorage(backend.azure_blob_storage)
         case other:
             raise StorageFault.custom("NotFound", f"bad storage backend {other or ''}")
 

@@ -77,9 +77,11 @@ class IngestJob:
 
 _DAMAGED = re.compile(r"Corruption|downloaded size|sst magic number|Bad table magic")
 _MISSING = re.compile(
-    r"No such file or directory|\b(NoSuchKey|NoSuchBucket|NotFound)\b|\bstatus: 404\b|\b404 Not Found\b"
+    r"No such file or directory|\b(NoSuchKey|NoSuchBucket|BlobNotFound|ContainerNotFound|NotFound)\b|\bstatus: 404\b|\b404 Not Found\b"
 )
-_DENIED = re.compile(r"\b(AccessDenied|Forbidden|InvalidAccessKeyId|SignatureDoesNotMatch)\b|Permission denied")
+_DENIED = re.compile(
+    r"\b(AccessDenied|Forbidden|InvalidAccessKeyId|SignatureDoesNotMatch|AuthenticationFailed|AuthorizationFailure|AuthorizationPermissionMismatch)\b|Permission denied"
+)
 _READ_FAILURE = re.compile(r"^Cannot read .*? into .*?: ", re.DOTALL)
 """The prefix that TiKV puts before the storage's own message: the file, and its path on the store's disk."""
 _STORE_FULL = "No space left on device"
@@ -373,7 +375,7 @@ class _Ingestion:
         self._transfer = transfer
         self._fetches = 0
         self._staged: _StagedSst | None = None
-        self._storage_patience = job.store.location.s3.patience
+        self._storage_patience = job.store.location.patience
 
     @property
     def uploads(self) -> bool:

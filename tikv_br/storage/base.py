@@ -7,7 +7,7 @@ fork.
 
 Every method raises only `tikv_br.errors.StorageError` and its subclasses, and `UsageError` for settings that the server
 refuses. `StorageUnreachable` comes after the retries of the store itself are spent (a few seconds when nothing ever answered,
-`S3Options.patience` once something had, see `tikv_br.storage.outage`); `StorageDenied`, `StorageFull` and `StorageReadOnly`
+`StorageLocation.patience` once something had, see `tikv_br.storage.outage`); `StorageDenied`, `StorageFull` and `StorageReadOnly`
 come at once.
 """
 
@@ -106,7 +106,7 @@ class ObjectStore(Protocol):
         """Remove what killed writers have left directly in ``folder``, or with ``deep`` anywhere below it, that `list` does not show.
 
         With ``deep`` also empty directories. Nobody may be writing there, but for what is younger than ``older_than`` seconds. S3 has nothing of the kind but unfinished uploads, which
-        a rule of the bucket should end.
+        a rule of the bucket should end; Azure drops unfinished ones after a week.
         """
 
     def open_writer(self, name: str) -> Writer:

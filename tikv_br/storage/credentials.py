@@ -1,18 +1,23 @@
-"""S3 credentials and region, and a storage location as the message that stores read."""
+"""Credentials of the clouds and S3's region, and a storage location as the message that stores read."""
 
 from __future__ import annotations
 
+import base64
+import binascii
+import json
+import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote, urlsplit
 
 from tikv_br.cluster.pb import brpb_pb2, encryptionpb_pb2
-from tikv_br.errors import StorageDenied
+from tikv_br.errors import StorageDenied, UsageError
 from tikv_br.storage.crypter import SecretText
-from tikv_br.storage.url import DEFAULT_REGION, S3Options, StorageLocation
+from tikv_br.storage.url import DEFAULT_REGION, AzureOptions, GcsOptions, S3Options, StorageLocation
 
 if TYPE_CHECKING:
     from obstore.store import S3Credential
@@ -87,6 +92,75 @@ def _aws_chain() -> Callable[[], S3Credentials]:
     return now
 
 
+def gcs_credentials(options: GcsOptions) -> SecretText:
+    """The content of the key file of the URL or the flags; empty = obstore finds credentials itself.
+
+    That is the application default: GOOGLE_APPLICATION_CREDENTIALS, gcloud's login, the machine's service account. Raises
+    `StorageDenied`.
+    """
+    return _key_file(options.credentials_file) if options.credentials_file else SecretText()
+
+
+def _key_file(path: str) -> SecretText:
+    try:
+        text = Path(path).read_text()
+        readable = isinstance(json.loads(text), dict)
+    except OSError as error:
+        raise StorageDenied(f"the GCS credentials file {path} cannot be read: {error.strerror}") from None
+    except ValueError:  # no UTF-8, no JSON
+        readable = False
+    if not readable:
+        raise StorageDenied(
+            f"the GCS credentials file {path} is not JSON", hint="Pass the key file of a service account."
+        )
+    return SecretText(text)
+
+
+AZURE_CREDENTIALS_HINT = (
+    "Set AZURE_STORAGE_KEY or AZURE_STORAGE_SAS_TOKEN, or a service principal (AZURE_TENANT_ID, AZURE_CLIENT_ID, AZURE_CLIENT_SECRET), "
+    "or run on a machine with a managed identity."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class AzureCredentials:
+    """The account, and its key or a SAS token; without both, obstore asks for tokens: service principal, workload or managed identity."""
+
+    account: str
+    key: SecretText
+    sas_token: SecretText
+
+
+def azure_credentials(options: AzureOptions) -> AzureCredentials:
+    """Those of the URL or the flags, else of the variables that Azure's own tools read. Raises `StorageDenied`, `UsageError`."""
+    account = options.account_name or _variable("AZURE_STORAGE_ACCOUNT", "AZURE_STORAGE_ACCOUNT_NAME")
+    if not account:
+        raise UsageError(
+            "the name of the Azure storage account is missing",
+            hint="Pass --azblob.account-name or account-name=… in the URL, or set AZURE_STORAGE_ACCOUNT.",
+        )
+    key, sas_token = options.account_key, options.sas_token
+    if not key and not sas_token and not _variable("AZURE_CLIENT_SECRET", "AZURE_STORAGE_CLIENT_SECRET"):
+        key = SecretText(_variable("AZURE_STORAGE_KEY", "AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_ACCESS_KEY"))
+        sas_token = SecretText(_variable("AZURE_STORAGE_SAS_TOKEN", "AZURE_STORAGE_SAS_KEY").removeprefix("?"))
+    if key and not _is_base64(key):
+        raise StorageDenied(
+            "the Azure account key in the environment is not base64", hint="Copy key1 or key2 of the account."
+        )
+    return AzureCredentials(account, key, SecretText() if key else sas_token)
+
+
+def _variable(*names: str) -> str:
+    return next((value for name in names if (value := os.environ.get(name, "").strip())), "")
+
+
+def _is_base64(secret: SecretText) -> bool:
+    try:
+        return bool(base64.b64decode(secret.reveal(), validate=True))
+    except (binascii.Error, ValueError):
+        return False
+
+
 _CIPHERS = {
     "aes128-ctr": encryptionpb_pb2.AES128_CTR,
     "aes192-ctr": encryptionpb_pb2.AES192_CTR,
@@ -109,11 +183,15 @@ def to_backend(location: StorageLocation, *, send_credentials: bool = True) -> b
     """The backend message for ``location``.
 
     With ``send_credentials`` (the Go tool's default) the message carries the credentials that this process uses, from
-    the URL or the AWS chain, in clear: send it over TLS. Without, stores use their own. Local paths are the stores' own:
+    the URL or the cloud's environment, in clear: send it over TLS. Without, stores use their own. Local paths are the stores' own:
     they must be the same directory there as here. Raises `StorageDenied` when there are no credentials to send.
     """
     if location.scheme == "local":
         return brpb_pb2.StorageBackend(local=brpb_pb2.Local(path=location.path))
+    if location.scheme == "azure":
+        return brpb_pb2.StorageBackend(azure_blob_storage=_azure_message(location, send_credentials=send_credentials))
+    if location.scheme == "gcs":
+        return brpb_pb2.StorageBackend(gcs=_gcs_message(location, send_credentials=send_credentials))
     options = location.s3
     message = brpb_pb2.S3(
         endpoint=options.endpoint,
@@ -134,14 +212,56 @@ def to_backend(location: StorageLocation, *, send_credentials: bool = True) -> b
     return brpb_pb2.StorageBackend(s3=message)
 
 
+def _azure_message(location: StorageLocation, *, send_credentials: bool) -> brpb_pb2.AzureBlobStorage:
+    options = location.azure
+    message = brpb_pb2.AzureBlobStorage(
+        endpoint=options.endpoint,
+        bucket=location.bucket,
+        prefix=location.path,
+        storage_class=options.access_tier,
+        account_name=options.account_name,
+    )
+    if send_credentials:
+        now = azure_credentials(options)
+        if not now.key and not now.sas_token:
+            raise StorageDenied(
+                "only an Azure account key or SAS token can be sent to the stores, not a token of an identity",
+                hint="Pass --no-send-credentials-to-tikv and give the stores credentials of their own, or --engine scan.",
+            )
+        message.account_name = now.account
+        message.shared_key = now.key.reveal()
+        message.access_sig = now.sas_token.reveal()
+    return message
+
+
+def _gcs_message(location: StorageLocation, *, send_credentials: bool) -> brpb_pb2.GCS:
+    options = location.gcs
+    message = brpb_pb2.GCS(
+        endpoint=options.endpoint, bucket=location.bucket, prefix=location.path, storage_class=options.storage_class
+    )
+    if send_credentials:
+        path = options.credentials_file or _variable("GOOGLE_APPLICATION_CREDENTIALS")
+        if not path:
+            raise StorageDenied(
+                "only a key file can be sent to the stores as GCS credentials, and there is none",
+                hint="Pass --gcs.credentials-file, or --no-send-credentials-to-tikv if the stores have credentials of their own, or --engine scan.",
+            )
+        message.credentials_blob = _key_file(path).reveal()
+    return message
+
+
 def strip_names(text: str, backend: brpb_pb2.StorageBackend, *files: str) -> str:
     """A store's message about a storage, without names given by users: bucket, prefix, endpoint and ``files``.
 
     Stores have no codes for what storage answers, only text, and a bucket may be called ``NoSuchKey``.
     """
-    s3 = backend.s3
-    base = backend.local.path or s3.prefix.strip("/")
-    names = {*files, base, s3.bucket, urlsplit(s3.endpoint).netloc, *(f"{base}/{name}" for name in files)}
+    cloud: brpb_pb2.S3 | brpb_pb2.GCS | brpb_pb2.AzureBlobStorage = backend.s3
+    if backend.HasField("gcs"):
+        cloud = backend.gcs
+    elif backend.HasField("azure_blob_storage"):
+        cloud = backend.azure_blob_storage
+    base = backend.local.path or cloud.prefix.strip("/")
+    names = {*files, base, cloud.bucket, urlsplit(cloud.endpoint).netloc, *(f"{base}/{name}" for name in files)}
     for name in sorted(names | {quote(name) for name in names}, key=len, reverse=True):
         if name:
             text = re.sub(rf"(?<![\w-]){re.escape(name)}(?![\w-])", "", text)

@@ -4,6 +4,8 @@
 ``/backup/1``                                    a local directory
 ``local:///backup/1``, ``file:///backup/1``      the same, percent-decoded
 ``s3://bucket/prefix?endpoint=…&region=…``       S3; parameters override the ``--s3.*`` flags of that name
+``gcs://bucket/prefix?credentials-file=…``      Google Cloud Storage, also ``gs://``; likewise with ``--gcs.*``
+``azure://container/prefix?account-name=…``      Azure Blob Storage, also ``azblob://``; likewise with ``--azblob.*``
 ===============================================  =========================================================
 
 Parameters are spelled with ``-`` or ``_`` in any case. ``+`` stands for itself, for secret keys contain it. What cannot be
@@ -12,12 +14,14 @@ honoured is refused, never ignored; no message repeats a URL, which may hold sec
 
 from __future__ import annotations
 
+import base64
+import binascii
 import dataclasses
 import os.path
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 from urllib.parse import SplitResult, quote, unquote, urlsplit
 
 from tikv_br.errors import UsageError
@@ -31,7 +35,9 @@ VIRTUAL_HOST_PROVIDERS = frozenset({"alibaba", "netease"})
 _ENCRYPTIONS = ("", "AES256", "aws:kms", "aws:kms:dsse")
 _BUCKET_MIN, _BUCKET_MAX = 3, 255
 """Characters of a bucket's name; S3 allows 63 for new ones, 255 for those from before 2018 in us-east-1."""
+_Reader: TypeAlias = Callable[[str, str], object]
 _NO_TEXT = "the storage URL contains bytes that are not UTF-8"
+_KINDS = "Use local://, file://, s3://, gcs:// or azure://."
 _TRUE = frozenset({"1", "t", "true"})
 _FALSE = frozenset({"0", "f", "false"})
 
@@ -54,7 +60,7 @@ class S3Options:
     force_path_style: bool | None = None
     """Bucket in the path, not in the host name; ``None`` = yes, but for `VIRTUAL_HOST_PROVIDERS`."""
     patience: float = field(default=outage.PATIENCE_SECONDS, compare=False)
-    """Maximum seconds of an outage to wait; only a flag, not part of the URL."""
+    """Maximum seconds of an outage to wait, at any cloud: see `StorageLocation.patience`. Only a flag, not part of the URL."""
     access_key: SecretText = field(default_factory=SecretText)
     secret_access_key: SecretText = field(default_factory=SecretText)
     session_token: SecretText = field(default_factory=SecretText)
@@ -67,28 +73,99 @@ class S3Options:
         return self.force_path_style is not False
 
 
+@dataclass(frozen=True, slots=True)
+class AzureOptions:
+    """How to talk to Azure Blob Storage: the ``--azblob.*`` flags and the URL's parameters. ``""`` = not said."""
+
+    endpoint: str = ""
+    """``http://`` or ``https://`` URL of the account, without the container; ``""`` = Azure's of the account."""
+    access_tier: str = ""
+    account_name: str = ""
+    account_key: SecretText = field(default_factory=SecretText)
+    sas_token: SecretText = field(default_factory=SecretText)
+
+
+@dataclass(frozen=True, slots=True)
+class GcsOptions:
+    """How to talk to Google Cloud Storage: the ``--gcs.*`` flags and the URL's parameters. ``""`` = not said."""
+
+    endpoint: str = ""
+    """``http://`` or ``https://`` URL; ``""`` = Google's."""
+    storage_class: str = ""
+    predefined_acl: str = ""
+    """Always refused. The Go tool's flag is known so that the refusal has a reason."""
+    credentials_file: str = ""
+    """Path of a service account's key on each machine that runs tasks; no secret itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class CloudFlags:
+    """What the flags say of each cloud, for URLs to override."""
+
+    s3: S3Options = field(default_factory=S3Options)
+    azure: AzureOptions = field(default_factory=AzureOptions)
+    gcs: GcsOptions = field(default_factory=GcsOptions)
+
+
+Scheme = Literal["local", "s3", "azure", "gcs"]
+
+
 @dataclass(frozen=True, slots=True, repr=False)
 class StorageLocation:
     """A place for objects. Travels to tasks by pickle, secrets included; shows itself without them."""
 
-    scheme: Literal["local", "s3"]
+    scheme: Scheme
     path: str
-    """Local: an absolute directory. S3: the prefix, no slash at either end, possibly ``""``."""
+    """Local: an absolute directory. Clouds: the prefix, no slash at either end, possibly ``""``."""
     bucket: str = ""
+    """Of Azure the container."""
     s3: S3Options = field(default_factory=S3Options)
     crypter: Crypter = field(default_factory=Crypter)
     """How the backups there are encrypted; no part of the URL."""
+    azure: AzureOptions = field(default_factory=AzureOptions)
+    gcs: GcsOptions = field(default_factory=GcsOptions)
+
+    @property
+    def is_cloud(self) -> bool:
+        """Whether requests go over a network to a bucket."""
+        return self.scheme != "local"
+
+    @property
+    def patience(self) -> float:
+        """Maximum seconds of an outage to wait."""
+        return self.s3.patience
+
+    @property
+    def storage_class(self) -> str:
+        """Of new objects; Azure calls it the access tier."""
+        match self.scheme:
+            case "azure":
+                return self.azure.access_tier
+            case "gcs":
+                return self.gcs.storage_class
+            case _:
+                return self.s3.storage_class
+
+    @property
+    def has_secrets(self) -> bool:
+        """Whether the URL or a flag contained credentials."""
+        secrets = (self.s3.access_key, self.azure.account_key, self.azure.sas_token)
+        return any(map(bool, secrets))
 
     @property
     def health_key(self) -> outage.Key:
         """What `tikv_br.storage.outage` knows the place by."""
+        if self.scheme == "azure":
+            return self.azure.endpoint or f"azure:{self.azure.account_name}", self.bucket
+        if self.scheme == "gcs":
+            return self.gcs.endpoint or "gcs", self.bucket
         return self.s3.endpoint or self.s3.region, self.bucket
 
     def __reduce__(self) -> tuple[object, ...]:
         """Pickle with the information whether the place has answered, so that a task trusts an address that its driver has used."""
-        answered = self.scheme == "s3" and outage.health_of(self.health_key).has_answered
+        answered = self.is_cloud and outage.health_of(self.health_key).has_answered
         rebuild = _answered_location if answered else StorageLocation
-        return rebuild, (self.scheme, self.path, self.bucket, self.s3, self.crypter)
+        return rebuild, (self.scheme, self.path, self.bucket, self.s3, self.crypter, self.azure, self.gcs)
 
     def child(self, name: str) -> StorageLocation:
         """The place ``name`` below this one."""
@@ -100,9 +177,15 @@ class StorageLocation:
         """A URL of this place without credentials; `parse` reads it."""
         if self.scheme == "local":
             return f"local://{quote(self.path)}"
-        said = {name: value for name, value in _public_parameters(self.s3).items() if value}
-        query = "&".join(f"{name}={quote(value, safe=':/')}" for name, value in said.items())
-        return f"s3://{self.bucket}/{quote(self.path)}".rstrip("/") + (f"?{query}" if query else "")
+        match self.scheme:
+            case "azure":
+                public = _public_azure_parameters(self.azure)
+            case "gcs":
+                public = {"endpoint": self.gcs.endpoint, "storage-class": self.gcs.storage_class}
+            case _:
+                public = _public_parameters(self.s3)
+        query = "&".join(f"{name}={quote(value, safe=':/')}" for name, value in public.items() if value)
+        return f"{self.scheme}://{self.bucket}/{quote(self.path)}".rstrip("/") + (f"?{query}" if query else "")
 
     def __str__(self) -> str:
         return self.redacted()
@@ -112,26 +195,47 @@ class StorageLocation:
 
 
 def _answered_location(
-    scheme: Literal["local", "s3"], path: str, bucket: str, s3: S3Options, crypter: Crypter
+    scheme: Scheme, path: str, bucket: str, s3: S3Options, crypter: Crypter, azure: AzureOptions, gcs: GcsOptions
 ) -> StorageLocation:
-    location = StorageLocation(scheme, path, bucket, s3, crypter)
+    location = StorageLocation(scheme, path, bucket, s3, crypter, azure, gcs)
     outage.health_of(location.health_key).has_answered = True
     return location
 
 
-def parse(url: str, options: S3Options | None = None) -> StorageLocation:
-    """Read a storage URL; ``options`` are the ``--s3.*`` flags, used for S3 only. Raises `UsageError`."""
+def parse(url: str, flags: CloudFlags | S3Options | None = None) -> StorageLocation:
+    """Read a storage URL; of the ``flags`` those of its cloud are used. Raises `UsageError`."""
+    clouds = flags if isinstance(flags, CloudFlags) else CloudFlags(flags or S3Options())
     if not url:
-        raise UsageError("no storage was passed", hint="Pass --storage with a directory or an s3:// URL.")
+        raise UsageError(
+            "no storage was passed", hint="Pass --storage with a directory, or an s3://, gcs:// or azure:// URL."
+        )
     if re.search(r"[\x00-\x1f\x7f]", url):
         raise UsageError("the storage URL contains a control character")
     _check_text(url)
     if url.startswith("/"):
         return _local(url)
+    parts = _split(url)
+    match parts.scheme:
+        case "local" | "file":
+            return _local_url(parts)
+        case "s3":
+            return _s3(parts, clouds.s3)
+        case "azure" | "azblob":
+            return _azure(parts, clouds)
+        case "gcs" | "gs":
+            return _gcs(parts, clouds)
+        case "hdfs":
+            text = "storage of kind 'hdfs' is not supported: HDFS is out of scope"
+            raise UsageError(text, hint=f"{_KINDS} Or mount HDFS as a directory.")
+        case other:
+            raise UsageError(f"storage of kind {other!r} is not supported", hint=_KINDS)
+
+
+def _split(url: str) -> SplitResult:
     if "://" not in url:
         raise UsageError(
             "the storage is neither a URL nor an absolute path",
-            hint="Write /path, local:///path or s3://bucket/prefix.",
+            hint="Write /path, local:///path, s3://bucket/prefix, gcs://bucket/prefix or azure://container/prefix.",
         )
     try:
         parts = urlsplit(url)
@@ -139,11 +243,7 @@ def parse(url: str, options: S3Options | None = None) -> StorageLocation:
         raise UsageError("the storage URL does not parse") from None
     if parts.fragment:
         raise UsageError("the storage URL contains a '#'", hint="Write it as %23.")
-    if parts.scheme in {"local", "file"}:
-        return _local_url(parts)
-    if parts.scheme == "s3":
-        return _s3(parts, options or S3Options())
-    raise UsageError(f"storage of kind {parts.scheme!r} is not supported", hint="Use local://, file:// or s3://.")
+    return parts
 
 
 def _check_text(url: str) -> None:
@@ -178,14 +278,67 @@ def _local(path: str) -> StorageLocation:
 
 def _s3(parts: SplitResult, flags: S3Options) -> StorageLocation:
     _check_bucket(parts.netloc)
-    prefix = _decoded(parts.path).strip("/")
-    if prefix and any(segment in {"", ".", ".."} for segment in prefix.split("/")):
-        raise UsageError("the prefix of an s3:// URL must not contain '//', '.' or '..' as a segment")
-    options = dataclasses.replace(flags, **_parameters(parts.query))
+    options = dataclasses.replace(flags, **_parameters(parts.query, _READERS))
     _check_options(options)
     return StorageLocation(
-        "s3", prefix, parts.netloc, dataclasses.replace(options, endpoint=options.endpoint.rstrip("/"))
+        "s3", _prefix(parts), parts.netloc, dataclasses.replace(options, endpoint=options.endpoint.rstrip("/"))
     )
+
+
+def _prefix(parts: SplitResult) -> str:
+    prefix = _decoded(parts.path).strip("/")
+    if prefix and any(segment in {"", ".", ".."} for segment in prefix.split("/")):
+        raise UsageError(f"the prefix of an {parts.scheme}:// URL must not contain '//', '.' or '..' as a segment")
+    return prefix
+
+
+def _azure(parts: SplitResult, flags: CloudFlags) -> StorageLocation:
+    if not re.fullmatch(r"[a-z0-9](-?[a-z0-9]){2,62}|\$root", parts.netloc):
+        raise UsageError(
+            f"an {parts.scheme}:// URL starts with the name of a container: 3 to 63 lower-case letters, digits and single '-'",
+            hint="Write azure://container/prefix; account and credentials are parameters or flags.",
+        )
+    options = dataclasses.replace(flags.azure, **_parameters(parts.query, _AZURE_READERS))
+    _check_endpoint(options.endpoint, "Azure", has_path=True)
+    if options.account_name and not re.fullmatch(r"[a-z0-9]{3,24}", options.account_name):
+        raise UsageError("azblob.account-name must have 3 to 24 lower-case letters and digits")
+    if options.account_key and not _is_base64(options.account_key):
+        raise UsageError("azblob.account-key is not base64", hint="Copy key1 or key2 of the storage account.")
+    if options.account_key and options.sas_token:
+        raise UsageError("the URL must have one of (account-key, sas-token), not both")
+    options = dataclasses.replace(
+        options,
+        endpoint=options.endpoint.rstrip("/"),
+        sas_token=SecretText(options.sas_token.reveal().removeprefix("?")),
+    )
+    # Of S3's flags only the patience counts, so that equal places are equal.
+    return StorageLocation("azure", _prefix(parts), parts.netloc, S3Options(patience=flags.s3.patience), azure=options)
+
+
+def _gcs(parts: SplitResult, flags: CloudFlags) -> StorageLocation:
+    if not re.fullmatch(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]", parts.netloc) or ".." in parts.netloc:
+        raise UsageError(
+            f"a {parts.scheme}:// URL starts with the name of a bucket: lower-case letters, digits, '.', '-' and '_'",
+            hint="Write gcs://bucket/prefix; endpoint and credentials are parameters or flags.",
+        )
+    options = dataclasses.replace(flags.gcs, **_parameters(parts.query, _GCS_READERS))
+    if options.predefined_acl:
+        raise UsageError(
+            "predefined ACLs (gcs.predefined-acl) are not supported: the upload cannot set them",
+            hint="Leave the flag out; use uniform bucket-level access and IAM instead.",
+        )
+    # The Go tool's endpoint is that of the JSON API.
+    endpoint = options.endpoint.rstrip("/").removesuffix("/storage/v1")
+    _check_endpoint(endpoint, "GCS")
+    options = dataclasses.replace(options, endpoint=endpoint)
+    return StorageLocation("gcs", _prefix(parts), parts.netloc, S3Options(patience=flags.s3.patience), gcs=options)
+
+
+def _is_base64(secret: SecretText) -> bool:
+    try:
+        return bool(base64.b64decode(secret.reveal(), validate=True))
+    except (binascii.Error, ValueError):
+        return False
 
 
 def _check_bucket(name: str) -> None:
@@ -212,14 +365,14 @@ def _check_bucket(name: str) -> None:
         )
 
 
-def _parameters(query: str) -> dict[str, Any]:
+def _parameters(query: str, readers: dict[str, _Reader]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for part in filter(None, query.split("&")):
         raw_name, _, raw_value = part.partition("=")
         name = raw_name.lower().replace("-", "_")
-        reader = _READERS.get(name)
+        reader = readers.get(name)
         if reader is None:
-            known = ", ".join(sorted(known.replace("_", "-") for known in _READERS))
+            known = ", ".join(sorted(known.replace("_", "-") for known in readers))
             raise UsageError(f"unknown parameter {raw_name!r} in the storage URL", hint=f"Supported: {known}.")
         if name in found:
             raise UsageError(f"parameter {raw_name!r} appears twice in the storage URL")
@@ -248,7 +401,7 @@ def _no_acceleration(name: str, value: str) -> bool:
     return False
 
 
-_READERS: dict[str, Callable[[str, str], object]] = {
+_READERS: dict[str, _Reader] = {
     "endpoint": _text,
     "region": _text,
     "storage_class": _text,
@@ -262,6 +415,29 @@ _READERS: dict[str, Callable[[str, str], object]] = {
     "secret_access_key": _secret,
     "session_token": _secret,
 }
+
+
+_GCS_READERS: dict[str, _Reader] = {
+    "endpoint": _text,
+    "storage_class": _text,
+    "predefined_acl": _text,
+    "credentials_file": _text,
+}
+_AZURE_READERS: dict[str, _Reader] = {
+    "endpoint": _text,
+    "access_tier": _text,
+    "account_name": _text,
+    "account_key": _secret,
+    "sas_token": _secret,
+}
+
+
+def _public_azure_parameters(options: AzureOptions) -> dict[str, str]:
+    return {
+        "endpoint": options.endpoint,
+        "account-name": options.account_name,
+        "access-tier": options.access_tier,
+    }
 
 
 def _public_parameters(options: S3Options) -> dict[str, str]:
@@ -294,7 +470,7 @@ def _check_options(options: S3Options) -> None:
         raise UsageError("a session token requires both of (access-key, secret-access-key)")
 
 
-def _check_endpoint(endpoint: str) -> None:
+def _check_endpoint(endpoint: str, cloud: str = "S3", *, has_path: bool = False) -> None:
     if not endpoint:
         return
     hint = "Write http://host:port or https://host:port."
@@ -302,8 +478,8 @@ def _check_endpoint(endpoint: str) -> None:
         parts = urlsplit(endpoint)
         host, _port = parts.hostname, parts.port
     except ValueError:
-        raise UsageError("the S3 endpoint does not parse", hint=hint) from None
+        raise UsageError(f"the {cloud} endpoint does not parse", hint=hint) from None
     if parts.scheme not in {"http", "https"} or not host:
-        raise UsageError("the S3 endpoint is not an http:// or https:// URL", hint=hint)
-    if "@" in parts.netloc or parts.query or parts.fragment or parts.path.strip("/"):
-        raise UsageError("the S3 endpoint must have only scheme, host and port", hint=hint)
+        raise UsageError(f"the {cloud} endpoint is not an http:// or https:// URL", hint=hint)
+    if "@" in parts.netloc or parts.query or parts.fragment or (parts.path.strip("/") and not has_path):
+        raise UsageError(f"the {cloud} endpoint must have only scheme, host and port", hint=hint)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.integration.cloud_servers import AzureServer, azurite_server
 from tests.integration.s3_servers import S3Server, moto_server, versitygw_server
 
 
@@ -20,4 +21,11 @@ def moto() -> Iterator[S3Server]:
 def versitygw(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
     """A versitygw server."""
     with versitygw_server(tmp_path_factory.mktemp("versitygw")) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def azurite() -> Iterator[AzureServer]:
+    """An Azurite server."""
+    with azurite_server() as server:
         yield server

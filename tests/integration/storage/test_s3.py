@@ -23,9 +23,9 @@ from tests.support.tools import ROOT
 from tikv_br.errors import StorageDenied, StorageError
 from tikv_br.storage import s3
 from tikv_br.storage.base import ObjectStore
+from tikv_br.storage.cloud_writer import PART_SIZE
 from tikv_br.storage.credentials import S3Credentials
 from tikv_br.storage.open import open_store
-from tikv_br.storage.s3_writer import PART_SIZE
 from tikv_br.storage.url import StorageLocation, parse
 
 _prefixes = (f"prefix/{number}" for number in itertools.count())

@@ -26,10 +26,10 @@ from tikv_br.errors import (
     StorageUnreachable,
     UsageError,
 )
-from tikv_br.storage import outage, s3
+from tikv_br.storage import cloud, outage
 from tikv_br.storage.base import ObjectStore, Writer
+from tikv_br.storage.cloud_writer import PART_SIZE
 from tikv_br.storage.open import open_store
-from tikv_br.storage.s3_writer import PART_SIZE
 from tikv_br.storage.url import StorageLocation, parse
 
 # ---------------------------------------------------------------------------------------- wrong input, each with its class
@@ -230,7 +230,7 @@ def test_a_frozen_server_is_given_up_within_the_patience(
     call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A server that takes connections and says nothing more: storage is what failed, and clean-up does not wait again."""
-    monkeypatch.setattr(s3, "QUIET_SECONDS", 1.0)
+    monkeypatch.setattr(cloud, "QUIET_SECONDS", 1.0)
     with versitygw_server(tmp_path) as server:
         store = open_store(patient(server.location("p"), 5))
         store.put("object", b"x")
@@ -295,7 +295,7 @@ def test_names_do_not_decide_what_an_error_means(versitygw: S3Server, name: str)
 
 def test_server_lost_for_good_during_an_upload(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An upload whose server dies ends with StorageUnreachable from write or close, not with a hang."""
-    monkeypatch.setattr(s3, "QUIET_SECONDS", 1.0)
+    monkeypatch.setattr(cloud, "QUIET_SECONDS", 1.0)
     with versitygw_server(tmp_path) as server:
         store = open_store(patient(server.location("p"), 4))
         with store.open_writer("object") as writer:

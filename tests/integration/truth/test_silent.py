@@ -21,7 +21,7 @@ from tikv_br.cli.command import CommandPath
 from tikv_br.cli.shared import ClusterFlags
 from tikv_br.cluster import etcd, store
 from tikv_br.cluster.config import ClusterConfig
-from tikv_br.storage import s3
+from tikv_br.storage import cloud
 
 pytestmark = pytest.mark.timeout(180)
 """What hangs fails."""
@@ -76,7 +76,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "nobody")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "nothing")
     for name in ("CONNECT_TIMEOUT", "FIRST_ANSWER_TIMEOUT", "REQUEST_TIMEOUT", "SILENCE_TIMEOUT"):
-        monkeypatch.setattr(s3, name, SHORT)
+        monkeypatch.setattr(cloud, name, SHORT)
 
 
 def using(*names: str) -> list[CommandPath]:

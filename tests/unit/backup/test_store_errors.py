@@ -40,6 +40,9 @@ def test_every_region_error_waits_as_its_table_says(kind: str) -> None:
     [
         ('Io(Os { code: 13, kind: PermissionDenied, message: "Permission denied" })', StorageDenied),
         ('Io(Custom { kind: Other, error: "failed to put object AccessDenied" })', StorageDenied),
+        ('Io(Custom { kind: Other, error: "failed to put object: AuthenticationFailed" })', StorageDenied),
+        ('Io(Custom { kind: Other, error: "failed to put object: AuthorizationPermissionMismatch" })', StorageDenied),
+        ('Io(Custom { kind: Other, error: "failed to put object: ContainerNotFound" })', StorageObjectMissing),
         (
             "Io(Custom { kind: Other, error: \"failed to put object rusoto error Couldn't find AWS credentials in sources (No",
             StorageDenied,

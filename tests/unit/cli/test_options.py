@@ -28,7 +28,17 @@ from tikv_br.cli.load_cmd import BulkLoadFlags
 from tikv_br.cli.log_cmd import LogCompactFlags
 from tikv_br.cli.main import app, run
 from tikv_br.cli.restore_cmd import RawRestoreFlags
-from tikv_br.cli.shared import RATE, SIZE, TIME, S3Flags, parse_duration, parse_rate_limit, parse_size
+from tikv_br.cli.shared import (
+    RATE,
+    SIZE,
+    TIME,
+    AzblobFlags,
+    GcsFlags,
+    S3Flags,
+    parse_duration,
+    parse_rate_limit,
+    parse_size,
+)
 from tikv_br.cli.verify_cmd import VerifyFlags
 from tikv_br.diff.options import DiffOptions
 from tikv_br.drill.objectives import Objectives
@@ -36,7 +46,7 @@ from tikv_br.errors import UsageError
 from tikv_br.playground.settings import Settings
 from tikv_br.restore.options import RestoreOptions
 from tikv_br.spark.frames import Input
-from tikv_br.storage.url import S3Options
+from tikv_br.storage.url import AzureOptions, GcsOptions, S3Options
 from tikv_br.verify.options import VerifyOptions
 
 
@@ -192,6 +202,8 @@ FILLED = {
         (BulkLoadFlags, BulkLoadOptions, {"cluster", "stage"}),
         (GoalFlags, Objectives, set()),
         (S3Flags, S3Options, {"access_key", "secret_access_key", "session_token"}),
+        (GcsFlags, GcsOptions, set()),
+        (AzblobFlags, AzureOptions, {"sas_token"}),
     ],
 )
 def test_every_option_of_an_operation_has_a_flag(flags: type[Flags], options: type, others: set[str]) -> None:

@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tikv_br.errors import UsageError
+from tikv_br.redaction import redact
 from tikv_br.storage.crypter import SecretText
-from tikv_br.storage.url import S3Options, StorageLocation, parse
+from tikv_br.storage.url import AzureOptions, CloudFlags, GcsOptions, S3Options, StorageLocation, parse
 
 KEYS = "access-key=AKIA&secret-access-key=hush/hu+sh="
 
@@ -117,9 +118,26 @@ def test_path_style(said: str, expected: bool) -> None:
         ("local:///backup/%FF", "not UTF-8"),
         ("s3://bucket/%ff", "not UTF-8"),
         ("s3://bucket/p?region=%ff", "not UTF-8"),
-        ("gcs://bucket/p", "'gcs' is not supported"),
-        ("azure://c/p", "'azure' is not supported"),
-        ("hdfs://n/p", "'hdfs' is not supported"),
+        ("gcs://", "name of a bucket"),
+        ("gs://Upper/p", "name of a bucket"),
+        ("gcs://a..b/p", "name of a bucket"),
+        ("gcs://bucket/a/../b", "prefix"),
+        ("gcs://bucket/p?predefined-acl=private", "predefined ACLs"),
+        ("gcs://bucket/p?account-key=hush", "unknown parameter 'account-key'"),
+        ("gcs://bucket/p?endpoint=http://h/path", "the GCS endpoint must have only"),
+        ("hdfs://n/p", "'hdfs' is not supported: HDFS is out of scope"),
+        ("azure://", "name of a container"),
+        ("azure://Upper/p", "name of a container"),
+        ("azure://ab/p", "name of a container"),
+        ("azblob://a--b/p", "name of a container"),
+        ("azure://key:hush@container/p", "name of a container"),
+        ("azure://container/a/../b", "prefix"),
+        ("azure://container/p?region=x", "unknown parameter 'region'"),
+        ("azure://container/p?account-key=hush!", "not base64"),
+        ("azure://container/p?account-key=aHVzaA==&sas-token=hush", "not both"),
+        ("azure://container/p?account-name=A", "3 to 24 lower-case"),
+        ("azure://container/p?endpoint=ftp://h", "the Azure endpoint is not an http:// or https:// URL"),
+        ("azure://container/p?endpoint=http://u:hush@h", "the Azure endpoint must have only"),
         ("noop://", "'noop' is not supported"),
         ("s3://", "name of a bucket"),
         ("s3:///prefix", "name of a bucket"),
@@ -162,6 +180,46 @@ def test_refusals_say_what_and_no_secret(url: str, sentence: str) -> None:
         parse(url)
     assert sentence in caught.value.message
     assert "hush" not in str(caught.value.to_json())
+
+
+def test_azure_places() -> None:
+    """Container, prefix and parameters; `azblob` is the same, and flags hold for what the URL does not say."""
+    flags = CloudFlags(S3Options(patience=7, region="eu"), AzureOptions(access_tier="Hot", account_name="flagged"))
+    location = parse(
+        "azblob://container/a/b/?endpoint=http://h:1/acc/&account_name=acc&account-key=aHVzaA==&access-tier=Cool", flags
+    )
+    assert location == StorageLocation(
+        "azure",
+        "a/b",
+        "container",
+        azure=AzureOptions("http://h:1/acc", "Cool", "acc", SecretText("aHVzaA=="), SecretText()),
+    )
+    assert (location.patience, location.storage_class, location.has_secrets) == (7, "Cool", True)
+    assert parse("azure://container", flags).azure == flags.azure
+    assert not parse("azure://container", flags).has_secrets
+    assert parse("azure://container?sas-token=?sv=1%26sig=hush").azure.sas_token.reveal() == "sv=1&sig=hush"
+
+
+def test_gcs_places() -> None:
+    """Bucket, prefix and parameters; `gs` is the same, and the Go tool's endpoint of the JSON API is accepted."""
+    flags = CloudFlags(gcs=GcsOptions(storage_class="NEARLINE", credentials_file="/key"))
+    location = parse("gs://my_bucket.1/a/b?endpoint=http://h:1/storage/v1/", flags)
+    options = GcsOptions("http://h:1", "NEARLINE", "", "/key")
+    assert location == StorageLocation("gcs", "a/b", "my_bucket.1", gcs=options)
+    assert location.redacted() == "gcs://my_bucket.1/a/b?endpoint=http://h:1&storage-class=NEARLINE"
+    assert (location.storage_class, location.has_secrets) == ("NEARLINE", False)
+    assert pickle.loads(pickle.dumps(location)) == location
+
+
+def test_azure_secrets_are_never_shown() -> None:
+    """Neither text, repr, nor dictionary form hold a key or token; pickle keeps it, and the redacted URL is of the same place."""
+    for secret in ("account-key=aHVzaA==", "sas-token=sv=1%26sig=aHVzaA=="):
+        location = parse(f"azure://container/p?account-name=acc&endpoint=http://h:1/acc&{secret}")
+        shown = f"{location} {location!r} {location.azure!r} {dataclasses.asdict(location)} {location.redacted()}"
+        assert "aHVzaA" not in shown
+        assert pickle.loads(pickle.dumps(location)) == location
+        assert location.redacted() == "azure://container/p?endpoint=http://h:1/acc&account-name=acc"
+        assert "aHVzaA" not in redact(f"--storage azure://container/p?{secret} --azblob.account-key aHVzaA==")
 
 
 def test_refused_flags() -> None:

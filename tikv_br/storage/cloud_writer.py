@@ -1,4 +1,4 @@
-"""Uploads a large object to S3: parts are sent while the next ones are written."""
+"""Uploads a large object to a cloud: parts are sent while the next ones are written."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from concurrent.futures import Future, wait
 from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Self, TypeVar
+from typing import TYPE_CHECKING, Self, TypeAlias, TypeVar
 
 import obstore
 from obstore.exceptions import BaseError
@@ -21,12 +21,13 @@ from tikv_br.storage.outage import LocationHealth
 
 if TYPE_CHECKING:
     from obstore import Attributes, PutResult
-    from obstore.store import S3Store
+    from obstore.store import AzureStore, GCSStore, S3Store
 
 T = TypeVar("T")
+CloudStore: TypeAlias = "S3Store | AzureStore | GCSStore"
 
 PART_SIZE = 8 << 20
-"""S3 allows 10,000 parts: objects up to 78 GiB."""
+"""S3 and GCS allow 10,000 parts: objects up to 78 GiB; Azure 50,000."""
 PARTS_WAITING = 1
 PARTS_UPLOADING = 2
 _PATIENCE = 0.1
@@ -37,7 +38,7 @@ _PATIENCE = 0.1
 class UploadTarget:
     """Where an object goes, and how its failure is said."""
 
-    store: S3Store
+    store: CloudStore
     name: str
     attributes: Attributes | None
     translate: Callable[[Exception], TikvBrError]
@@ -46,7 +47,7 @@ class UploadTarget:
     health: LocationHealth
 
 
-class S3Writer(Writer):
+class CloudWriter(Writer):
     """Holds back up to one part; an object no larger goes in one request, a larger one as a multipart upload.
 
     Keeps at most about ``2 + PARTS_WAITING + PARTS_UPLOADING`` parts in memory: `write` waits while the network is slower.

@@ -1,0 +1,85 @@
+"""Google Cloud Storage: the conformance suite on fake-gcs-server; credentials, storage classes, and failures."""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.integration.gcs_server import GcsServer, gcs_server
+from tests.integration.storage_suite import StorageSuite, stream
+from tests.support.ports import reserved_ports
+from tikv_br.errors import StorageDenied, StorageObjectMissing, StorageUnreachable
+from tikv_br.storage.cloud_writer import PART_SIZE
+from tikv_br.storage.open import open_store
+from tikv_br.storage.url import StorageLocation, parse
+
+_prefixes = (f"prefix/{number}" for number in itertools.count())
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GcsServer]:
+    """The server of all tests."""
+    with gcs_server(tmp_path_factory.mktemp("gcs")) as running:
+        yield running
+
+
+class TestFakeGcsServer(StorageSuite):
+    """fake-gcs-server, by the translator of the XML API."""
+
+    @pytest.fixture
+    def location(self, server: GcsServer) -> StorageLocation:
+        """A prefix that no other test uses."""
+        return server.location(next(_prefixes))
+
+    def test_another_client_sees_prefix_and_name(self, server: GcsServer, location: StorageLocation) -> None:
+        """An object is under prefix/name, with the bytes written: stores and the Go tool will look for it there."""
+        open_store(location).put("1/4_2_default.sst", b"content")
+        assert server.stored(location.path) == {f"{location.path}/1/4_2_default.sst": b"content"}
+
+
+@pytest.mark.parametrize("size", [10, 2 * PART_SIZE])
+def test_storage_class_is_asked_for(server: GcsServer, size: int) -> None:
+    """`storage-class` is sent with small and with multipart objects."""
+    prefix = next(_prefixes)
+    stream(open_store(server.location(prefix, storage_class="NEARLINE")), "object", 1, size)
+    assert server.classes[f"{prefix}/object"] == "NEARLINE"
+
+
+def test_application_default_credentials(server: GcsServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """GOOGLE_SERVICE_ACCOUNT, one of the variables of obstore's chain, is used without a file in the URL; also in a task."""
+    monkeypatch.setenv("GOOGLE_SERVICE_ACCOUNT", str(server.credentials))
+    store = open_store(server.location(next(_prefixes), credentials_file=""))
+    store.put("object", b"x")
+    assert pickle.loads(pickle.dumps(store)).get("object") == b"x"
+
+
+def test_credentials_files_that_are_none(server: GcsServer, tmp_path: Path) -> None:
+    """A missing file, and one that is no key, are said by name before anything is sent, and not shown."""
+    with pytest.raises(StorageDenied, match=r"missing\.json cannot be read: No such file"):
+        open_store(server.location("p", credentials_file=str(tmp_path / "missing.json")))
+    broken = tmp_path / "broken.json"
+    broken.write_text("hush")
+    with pytest.raises(StorageDenied, match=r"broken\.json is not JSON") as caught:
+        open_store(server.location("p", credentials_file=str(broken)))
+    assert "hush" not in str(caught.value.to_json())
+
+
+def test_missing_bucket(server: GcsServer) -> None:
+    """A bucket that does not exist is said by name."""
+    store = open_store(server.location("p", bucket="no-such-bucket"))
+    for call in (lambda: store.get("object"), lambda: store.stat("object"), lambda: store.put("object", b"x")):
+        with pytest.raises(StorageObjectMissing, match="bucket 'no-such-bucket' does not exist"):
+            call()
+
+
+def test_nothing_listens(server: GcsServer) -> None:
+    """A refused connection is StorageUnreachable, with endpoint and cause."""
+    with reserved_ports(1) as [port]:
+        endpoint = f"http://127.0.0.1:{port}"
+        location = parse(f"gcs://bucket/p?endpoint={endpoint}&credentials-file={server.credentials}")
+        with pytest.raises(StorageUnreachable, match=f"{endpoint} does not answer: connection refused"):
+            open_store(location).get("object")

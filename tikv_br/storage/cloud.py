@@ -1,0 +1,456 @@
+"""What the object stores of all clouds have in common: requests over obstore, their failures, and outages."""
+
+from __future__ import annotations
+
+import abc
+import functools
+import os
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Literal, TypeVar
+from xml.sax.saxutils import unescape
+
+import obstore
+from obstore.exceptions import BaseError, UnauthenticatedError
+
+from tikv_br import cancellation
+from tikv_br.errors import (
+    StorageConflict,
+    StorageDenied,
+    StorageError,
+    StorageObjectMissing,
+    StorageUnreachable,
+    TikvBrError,
+    UsageError,
+)
+from tikv_br.retry import STORAGE_UNREACHABLE, Backoffer, RetryPolicy
+from tikv_br.storage.base import ObjectInfo, ObjectStore, Writer, check_name
+from tikv_br.storage.cloud_writer import CloudStore, CloudWriter, UploadTarget, in_background, plain_etag
+from tikv_br.storage.open import open_store
+from tikv_br.storage.outage import health_of
+from tikv_br.storage.url import StorageLocation
+
+if TYPE_CHECKING:
+    from obstore import Attributes, ObjectMeta, PutResult
+    from obstore.store import ClientConfig, RetryConfig
+
+UNKNOWN_HINT = "The message is from the storage's endpoint; check its log."
+CONDITIONAL_CONFLICT = "ConditionalRequestConflict"
+"""Two conditional writes of one object met: neither need have succeeded, and both are to try again."""
+OVERLOADED = {429, 500, 502, 503, 504}
+MOVED = 301
+_REFUSED_RANGE = 416
+_NOT_DONE = {429, 500, 503}
+_UNSENT = "Connect"
+"""obstore's kind of a failure before anything was sent."""
+_CONNECTION_CAUSES = (
+    ("Connection refused", "connection refused"),
+    ("dns error", "the host name does not resolve"),
+    ("InvalidContentType", "the endpoint does not use TLS; does it need http://?"),
+    ("Expired", "its certificate has expired"),
+    ("NotValidForName", "its certificate is for another name"),
+    ("InvalidCertificate", "its certificate is not trusted"),
+    ("UnknownIssuer", "its certificate is not trusted"),
+    ("Network is unreachable", "the network is unreachable"),
+    ("No route to host", "no route to the host"),
+    ("imed out", "no answer in time"),
+    ("Timeout", "no answer in time"),
+    ("Elapsed", "no answer in time"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RequestFailure:
+    """The parts of a failed request that decide and that may be shown."""
+
+    status: int
+    """HTTP status; 0 = no answer came."""
+    code: str
+    message: str
+    region: str
+    """The region that the server says is right."""
+    text: str
+    """All of it, not for showing."""
+    broken: str = ""
+    """obstore's kind of a failed connection: ``Connect``, ``Timeout``, ``Interrupted`` …; ``""`` = it did not fail."""
+    cause: str = ""
+    """What the connection failed with; holds no name of a bucket or object."""
+    lacks_credentials: bool = False
+    """Whether the service that hands out credentials is what failed; nothing was sent to the storage."""
+
+    @property
+    def answered(self) -> bool:
+        """Whether the server said anything at all."""
+        return self.status != 0
+
+    @property
+    def is_transient(self) -> bool:
+        """Whether the same request may succeed a moment later."""
+        return bool(self.broken) if not self.answered else self.status in OVERLOADED
+
+    @property
+    def had_no_effect(self) -> bool:
+        """Whether the request certainly was not carried out: it was not sent, or the server reported that it failed."""
+        return self.broken == _UNSENT or self.status in _NOT_DONE
+
+
+def failure_of(error: Exception) -> RequestFailure:
+    """Read what obstore says of a failed request.
+
+    Only in the report of the cause that obstore appends, and by marks that begin on lines of their own: names of buckets and
+    objects, which stand elsewhere in the text, cannot contain a line break.
+    """
+    text = str(error)
+    if re.search(r"\n\s*inner: BareRedirect", text):  # to the bucket's true region
+        return RequestFailure(MOVED, "PermanentRedirect", "", "", text)
+    if re.search(r"\n\s*source: (TokenRequest|Credential|AzureCli) \{\n", text):
+        return RequestFailure(0, "", "", "", text, lacks_credentials=True)
+    if broken := re.search(r"HttpError \{\n\s*kind: (\w+),\n.*", text, re.DOTALL):
+        return RequestFailure(0, "", "", "", text, broken[1], broken[0])
+    if re.search(r"\n\s*source: StartTooLarge \{\n", text):
+        return RequestFailure(_REFUSED_RANGE, "", "", "", text)
+    # Of a batch of deletions, as obstore sends them to Azure.
+    if deletion := re.search(r'\n\s*code: "(\d{3})",\n\s*reason: "((?:[^"\\]|\\.)*)",?\n', text):
+        return RequestFailure(int(deletion[1]), "", deletion[2], "", text)
+    status = re.search(r"\n\s*inner: Status \{\n\s*status: (\d{3}),", text)
+    found = re.search(r'\n\s*body: Some\(\n\s*"((?:[^"\\]|\\.)*)",?\n', text)
+    body = found[1].replace('\\"', '"') if found else ""
+    return RequestFailure(
+        int(status[1]) if status else 0,
+        _element(body, "Code"),
+        _message(_element(body, "Message")),
+        _element(body, "Region"),
+        text,
+    )
+
+
+def server_message(failure: RequestFailure) -> str:
+    """Status, code and message of the server in one clause."""
+    return ", ".join(filter(None, (f"HTTP {failure.status} {failure.code}".strip(), failure.message)))
+
+
+def refusal(kind: type[StorageError], failure: RequestFailure, reason: str, what: str, place: str) -> StorageError:
+    """The error of a ``kind`` for an answer; ``reason`` is what its code means, if that is known."""
+    if kind is StorageObjectMissing:
+        return kind(f"{place} does not exist")
+    if kind is StorageConflict:
+        return kind(f"{place} already exists")
+    said = f"{reason} ({server_message(failure)})" if reason else server_message(failure)
+    return kind(f"{what}: {said}", hint=UNKNOWN_HINT if kind is StorageError else None)
+
+
+def _message(text: str) -> str:
+    """The server's message without the lines that Azure adds: the id of the request, and the time."""
+    return text.partition("\\nRequestId:")[0].strip()
+
+
+def _element(text: str, name: str) -> str:
+    found = re.search(rf"<{name}>([^<]*)</{name}>", text)
+    return unescape(found[1], {"&#34;": '"', "&quot;": '"', "&#39;": "'"}) if found else ""
+
+
+CONNECT_TIMEOUT = timedelta(seconds=3)
+FIRST_ANSWER_TIMEOUT = timedelta(seconds=4)
+"""For a probe."""
+SILENCE_TIMEOUT = timedelta(seconds=20)
+"""How long a request may bring nothing, but for the large ones that write."""
+REQUEST_TIMEOUT = timedelta(minutes=2)
+"""A request with its body, a part of an upload at most."""
+LARGE_BYTES = 1 << 20
+"""Larger writes may take `REQUEST_TIMEOUT`; whether the location answers is checked in the meantime."""
+QUIET_SECONDS = 10.0
+"""How long the location may answer nothing during a large write before it is probed."""
+_OWN_RETRIES = 1000
+"""Of parts of uploads, by obstore: as many as fit in the patience."""
+
+_CONFLICT_PAUSES = (0.05, 0.2, 0.8)
+"""Seconds between tries of a conditional write that met another one."""
+
+_REQUEST_FAILURES = (BaseError, OSError, ValueError)
+"""What obstore raises for a request: its own classes, and builtin ones for missing objects and bad ranges."""
+
+T = TypeVar("T")
+_runtime_owner: int | None = None
+
+
+class CloudObjectStore(ObjectStore, abc.ABC):
+    """Objects in a bucket (Azure: a container) below a prefix.
+
+    The first request of a process to a location is a probe, so that a wrong address is reported within seconds; from then on
+    outages shorter than `StorageLocation.patience` are retried, see `tikv_br.storage.outage`.
+    """
+
+    _CREDENTIALS_HINT = ""
+    """What to do if obstore's own chain of credentials finds none."""
+
+    def __init__(self, location: StorageLocation) -> None:
+        self._location = location
+        self._patience = location.patience
+        self._health = health_of(location.health_key)
+
+    @property
+    @abc.abstractmethod
+    def _endpoint(self) -> str:
+        """Where requests go, for messages."""
+
+    @abc.abstractmethod
+    def _open(self, client: ClientConfig, retries: RetryConfig) -> CloudStore:
+        """A client for the location."""
+
+    @abc.abstractmethod
+    def _refusal(self, failure: RequestFailure, what: str, place: str) -> StorageError | UsageError:
+        """The error of ours for an answer of the server; ``what`` is "cannot write ``place``" or the like."""
+
+    def __reduce__(self) -> tuple[Callable[[StorageLocation], ObjectStore], tuple[StorageLocation]]:
+        return (open_store, (self._location,))
+
+    @property
+    def location(self) -> StorageLocation:
+        """Bucket and prefix."""
+        return self._location
+
+    def put(self, name: str, data: bytes) -> ObjectInfo:
+        """See `ObjectStore.put`."""
+        return self._put(name, data, "overwrite")
+
+    def put_if_absent(self, name: str, data: bytes) -> ObjectInfo:
+        """See `ObjectStore.put_if_absent`: a conditional request, again where another one was under way."""
+        return self._put(name, data, "create")
+
+    def get(self, name: str) -> bytes:
+        """See `ObjectStore.get`."""
+        return self._request("read", check_name(name), lambda store: obstore.get(store, name).bytes().to_bytes())
+
+    def get_range(self, name: str, offset: int, length: int) -> bytes:
+        """See `ObjectStore.get_range`."""
+        if length <= 0:
+            return b""
+
+        def read(store: CloudStore) -> bytes:
+            try:
+                return obstore.get_range(store, name, start=offset, length=length).to_bytes()
+            except _REQUEST_FAILURES as error:
+                if failure_of(error).status == _REFUSED_RANGE:
+                    return b""
+                raise
+
+        return self._request("read", check_name(name), read)
+
+    def stat(self, name: str) -> ObjectInfo:
+        """See `ObjectStore.stat`."""
+
+        def look(store: CloudStore) -> ObjectInfo:
+            try:
+                meta = obstore.head(store, name)
+            except _REQUEST_FAILURES as error:
+                if not failure_of(error).answered:
+                    raise
+                # A refused HEAD has no body with the reason. A GET has.
+                meta = obstore.get(store, name).meta
+            return _info(name, meta)
+
+        return self._request("inspect", check_name(name), look)
+
+    def list(self, folder: str = "") -> Iterator[ObjectInfo]:
+        """See `ObjectStore.list`."""
+        prefix = check_name(folder) if folder else None
+        last: str | None = None
+        pages: Iterator[Sequence[ObjectMeta]] | None = None
+
+        def next_page(store: CloudStore) -> Sequence[ObjectMeta]:
+            nonlocal pages
+            if pages is None:  # at the beginning, and after a failure: behind what was listed
+                pages = iter(obstore.list(store, prefix, offset=last))
+            try:
+                return next(pages, ())
+            except _REQUEST_FAILURES:
+                pages = None
+                raise
+
+        while page := self._request("list", folder, next_page):
+            for meta in page:
+                last = meta["path"]
+                yield _info(meta["path"], meta)
+
+    def delete(self, name: str) -> None:
+        """See `ObjectStore.delete`."""
+
+        def remove(store: CloudStore) -> None:
+            try:
+                obstore.delete(store, name)
+            except FileNotFoundError as error:
+                if not self._is_missing_object(failure_of(error)):
+                    raise
+
+        self._request("delete", check_name(name), remove)
+
+    def sweep(self, folder: str = "", *, deep: bool = False, older_than: float = 0.0) -> None:
+        """See `ObjectStore.sweep`."""
+
+    def open_writer(self, name: str) -> Writer:
+        """See `ObjectStore.open_writer`."""
+        check_name(name)
+        self._wait_until_available()
+        return CloudWriter(
+            UploadTarget(
+                self._upload_store,
+                name,
+                self._attributes(),
+                lambda error: self._translate(error, "write", name),
+                self._watch,
+                self._health,
+            )
+        )
+
+    def _put(self, name: str, data: bytes, mode: Literal["create", "overwrite"]) -> ObjectInfo:
+        check_name(name)
+        attributes = self._attributes()
+
+        def write(store: CloudStore) -> PutResult:
+            def once() -> PutResult:
+                return obstore.put(store, name, data, mode=mode, attributes=attributes, use_multipart=False)
+
+            if mode == "overwrite":
+                return once()
+            for pause in _CONFLICT_PAUSES:
+                try:
+                    return once()
+                except _REQUEST_FAILURES as error:
+                    if failure_of(error).code != CONDITIONAL_CONFLICT:
+                        raise
+                time.sleep(pause)
+            return once()
+
+        def write_large(_store: CloudStore) -> PutResult:
+            return in_background(lambda: write(self._large_store), f"write {name}", self._watch)
+
+        send = write if len(data) < LARGE_BYTES else write_large
+        result = self._request("write", name, send, repeatable=mode == "overwrite")
+        return ObjectInfo(name, len(data), plain_etag(result["e_tag"]))
+
+    def _request(self, action: str, name: str, send: Callable[[CloudStore], T], *, repeatable: bool = True) -> T:
+        """Send a request on ``name`` until it is answered, and turn what it ends with into our errors.
+
+        What is not ``repeatable`` is sent again only where the first certainly had no effect.
+        """
+        self._wait_until_available()
+        patience = Backoffer(f"{action} {name}", RetryPolicy(self._patience, error=None, nested=False))
+        while True:
+            began = time.monotonic()
+            try:
+                result = send(self._store)
+            except _REQUEST_FAILURES as error:
+                failure, problem = failure_of(error), self._translate(error, action, name)
+                if failure.answered and not failure.is_transient:
+                    self._health.succeeded()
+                if not failure.is_transient:
+                    raise problem from None
+                self._health.failed(began)
+                if not (repeatable or failure.had_no_effect):
+                    raise problem from None
+            else:
+                self._health.succeeded()
+                return result
+            patience.wait(STORAGE_UNREACHABLE, problem)  # ends though others may be answered
+            self._wait_until_available(problem)
+
+    def _translate(self, error: Exception, action: str, name: str) -> StorageError | UsageError:
+        failure = failure_of(error)
+        place = f"{self._location.redacted().partition('?')[0]}/{name}".rstrip("/")
+        what = f"cannot {action} {place}"
+        if isinstance(error, UnauthenticatedError) and not failure.answered:
+            # The source of credentials has failed; nothing was sent.
+            cause = failure.text.partition("Debug source")[0].rpartition("StorageDenied: ")[2].strip()
+            return StorageDenied(f"{what}: {cause}")
+        if failure.lacks_credentials:
+            cause = failure.text.partition("Debug source")[0].partition(" error: ")[2].strip()
+            return StorageDenied(f"{what}: no credentials for {self._endpoint}: {cause}", hint=self._CREDENTIALS_HINT)
+        return self._refusal(failure, what, place) if failure.answered else self._unanswered(failure, what)
+
+    def _unanswered(self, failure: RequestFailure, what: str) -> StorageError:
+        for mark, cause in _CONNECTION_CAUSES:
+            if mark in failure.cause:
+                return StorageUnreachable(f"{self._endpoint} does not answer: {cause}")
+        if failure.broken:
+            return StorageUnreachable(f"{self._endpoint} does not answer")
+        first = failure.text.partition("Debug source")[0].strip()
+        return StorageError(f"{what}: {first}", hint="Check the URL and the storage's settings.")
+
+    def _is_missing_object(self, failure: RequestFailure) -> bool:
+        """Whether a 404 says that the object does not exist, not the bucket."""
+        return failure.code in {"", "NoSuchKey"}
+
+    def _wait_until_available(self, problem: TikvBrError | None = None) -> None:
+        """Return once the location answers; ``problem`` is what to report if it does not."""
+        _check_not_forked()
+        self._health.wait(lambda: self._ask(problem), self._patience)
+
+    def _ask(self, problem: TikvBrError | None) -> TikvBrError | None:
+        """Send a probe; returns None, or its error. Raises permanent errors."""
+        try:
+            obstore.head(self._probe_store, "backupmeta")
+        except _REQUEST_FAILURES as error:
+            failure = failure_of(error)
+            if failure.is_transient:
+                return problem or self._translate(error, "read", "backupmeta")
+            if not failure.answered:
+                raise self._translate(error, "read", "backupmeta") from None
+        return None
+
+    def _watch(self, began: float) -> None:
+        """During a large write: raise `StorageAway` once the location has been unavailable for longer than the patience."""
+        cancellation.check()
+        if self._health.quiet_seconds(began) > QUIET_SECONDS:
+            self._health.failed(began)
+        self._wait_until_available()
+
+    def _attributes(self) -> Attributes | None:
+        return {"Storage-Class": self._location.storage_class} if self._location.storage_class else None
+
+    @functools.cached_property
+    def _store(self) -> CloudStore:
+        """For everything else."""
+        silence = min(SILENCE_TIMEOUT, max(timedelta(seconds=self._patience), FIRST_ANSWER_TIMEOUT))
+        return self._client({"timeout": REQUEST_TIMEOUT, "read_timeout": silence})
+
+    @functools.cached_property
+    def _probe_store(self) -> CloudStore:
+        """For probes."""
+        return self._client({"timeout": FIRST_ANSWER_TIMEOUT})
+
+    @functools.cached_property
+    def _large_store(self) -> CloudStore:
+        """For objects of `LARGE_BYTES`."""
+        return self._client({"timeout": REQUEST_TIMEOUT})
+
+    @functools.cached_property
+    def _upload_store(self) -> CloudStore:
+        """For parts of uploads, which obstore retries."""
+        retries: RetryConfig = {
+            "max_retries": _OWN_RETRIES,
+            "retry_timeout": timedelta(seconds=self._patience),
+            "backoff": {"max_backoff": timedelta(seconds=STORAGE_UNREACHABLE.cap)},
+        }
+        return self._client({"timeout": REQUEST_TIMEOUT}, retries)
+
+    def _client(self, timeouts: ClientConfig, retries: RetryConfig | None = None) -> CloudStore:
+        client: ClientConfig = {"allow_http": True, "connect_timeout": CONNECT_TIMEOUT, **timeouts}
+        return self._open(client, retries or {"max_retries": 0, "retry_timeout": REQUEST_TIMEOUT})
+
+
+def _info(name: str, meta: ObjectMeta) -> ObjectInfo:
+    return ObjectInfo(name, meta["size"], plain_etag(meta["e_tag"]), int(meta["last_modified"].timestamp() * 1000))
+
+
+def _check_not_forked() -> None:
+    """Refuse to work in a child forked after obstore's threads were started: there it would wait forever."""
+    global _runtime_owner  # noqa: PLW0603  # the threads are the process's
+    if _runtime_owner not in {None, os.getpid()}:
+        raise StorageError(
+            "object storage was used in this process's parent before the fork",
+            hint="Start processes with spawn, or use it only in the child processes.",
+        )
+    _runtime_owner = os.getpid()

@@ -1,0 +1,92 @@
+"""A bucket of Google Cloud Storage as an object store, by its XML API."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from obstore.store import GCSStore
+
+from tikv_br.errors import (
+    StorageConflict,
+    StorageDenied,
+    StorageError,
+    StorageFull,
+    StorageObjectMissing,
+    StorageUnreachable,
+    UsageError,
+)
+from tikv_br.storage.cloud import OVERLOADED, CloudObjectStore, RequestFailure, refusal, server_message
+from tikv_br.storage.credentials import gcs_credentials
+from tikv_br.storage.url import StorageLocation
+
+if TYPE_CHECKING:
+    from obstore.store import ClientConfig, GCSConfig, RetryConfig
+
+GOOGLE = "https://storage.googleapis.com"
+_REASONS = {
+    "AccessDenied": "the credentials lack the permission",
+    "AuthenticationRequired": "the access token is not valid",
+    "ExpiredToken": "the access token has expired",
+    "InvalidSecurity": "the credentials are not valid",
+    "AccountProblem": "the account is disabled",
+    "UserProjectAccountProblem": "the project's billing account is disabled",
+}
+_REFUSALS = {401, 403}
+_NOT_FOUND = 404
+_PRECONDITION_FAILED = 412
+_INSUFFICIENT_STORAGE = 507
+
+
+class GcsObjectStore(CloudObjectStore):
+    """Objects in a bucket below a prefix."""
+
+    _CREDENTIALS_HINT = (
+        "Set GOOGLE_APPLICATION_CREDENTIALS or --gcs.credentials-file to a key file, run `gcloud auth application-default login`, "
+        "or run on a machine with a service account."
+    )
+
+    def __init__(self, location: StorageLocation) -> None:
+        super().__init__(location)
+        self._key = gcs_credentials(location.gcs)
+
+    @property
+    def _endpoint(self) -> str:
+        return self._location.gcs.endpoint or GOOGLE
+
+    def _open(self, client: ClientConfig, retries: RetryConfig) -> GCSStore:
+        config: GCSConfig = {"base_url": self._endpoint}
+        if self._key:
+            config["service_account_key"] = self._key.reveal()
+        return GCSStore(
+            self._location.bucket,
+            prefix=self._location.path or None,
+            config=config,
+            client_options=client,
+            retry_config=retries,
+        )
+
+    def _refusal(self, failure: RequestFailure, what: str, place: str) -> StorageError | UsageError:
+        bucket = self._location.bucket
+        if failure.code == "NoSuchBucket":
+            return StorageObjectMissing(
+                f"bucket {bucket!r} does not exist at {self._endpoint}", hint="Create the bucket, or check the URL."
+            )
+        if failure.code == "InvalidBucketName":
+            return UsageError(
+                f"{self._endpoint} refuses the bucket name {bucket!r}: {server_message(failure)}",
+                hint="Check the bucket in the storage URL: gcs://BUCKET/prefix.",
+            )
+        return refusal(_kind_of(failure), failure, _REASONS.get(failure.code, ""), what, place)
+
+
+def _kind_of(failure: RequestFailure) -> type[StorageError]:
+    status = failure.status
+    if status == _INSUFFICIENT_STORAGE:
+        return StorageFull
+    if failure.code in _REASONS or status in _REFUSALS:
+        return StorageDenied
+    if status == _NOT_FOUND:
+        return StorageObjectMissing
+    if status == _PRECONDITION_FAILED:
+        return StorageConflict
+    return StorageUnreachable if status in OVERLOADED else StorageError
