@@ -15,5 +15,3 @@ Modules, in reading order:
 - `kernels`, `jit`, `precompile`: loops over Arrow memory, and their compilation at the first call or ahead of it
 - `loadgen`: generated rows for load tests
 """
-
-__part_of__ = "tikv-br"  # what tells this package from another of the same name (see tikv_br.cli.main)

@@ -14,5 +14,3 @@ Modules, in reading order:
 
 May import the engines of ``tikv_br`` and ``formats``, never the command line.
 """
-
-__part_of__ = "tikv-br"  # tells this package apart from another one of the same name (see tikv_br.cli.main)

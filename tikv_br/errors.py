@@ -61,7 +61,6 @@ The tree (indentation = inheritance; the number is the exit code)::
       RuntimeEnvironmentError
         SparkUnavailable             50   Java or Spark is missing or does not start
         TaskFailed                   51   a task failed permanently
-        PackageClash                 52   another installed package hides one of tikv-br's
         PlaygroundError              53   the playground cannot do the operation
         OutputFailed                 54   standard output cannot be written
         SparkWorkerUnfit             55   a Spark worker's Python lacks tikv-br, or has another version
@@ -114,7 +113,6 @@ __all__ = [
     "OutputClosed",
     "OutputFailed",
     "OutsideRestoreWindow",
-    "PackageClash",
     "PlaygroundError",
     "ProbesFailed",
     "RequestRefused",
@@ -603,13 +601,6 @@ class TaskFailed(RuntimeEnvironmentError):
     """A task failed permanently."""
 
     exit_code = 51
-
-
-class PackageClash(RuntimeEnvironmentError):
-    """Another installed package hides one of tikv-br's."""
-
-    exit_code = 52
-    default_hint = "Install tikv-br into a separate environment, with `uv tool install` or `pipx install`."
 
 
 class PlaygroundError(RuntimeEnvironmentError):

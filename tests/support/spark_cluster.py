@@ -21,7 +21,6 @@ from tests.support.waiting import PATIENCE, eventually
 
 SPARK_HOME = Path(next(iter(pyspark.__path__)))
 ROOT = Path(__file__).parents[2]
-OURS = ("tikv_br", "formats", "incremental")
 _ADDRESS = re.compile(r"spark://[\w.]+:\d+")
 
 
@@ -31,7 +30,10 @@ def make_python(folder: Path) -> Path:
     packages = folder / "packages"
     packages.mkdir()
     for each in Path(sysconfig.get_path("purelib")).iterdir():
-        if not each.name.startswith((*OURS, "pyspark", "py4j", "_editable", "__pycache__")) and each.suffix != ".pth":
+        if (
+            not each.name.startswith(("tikv_br", "pyspark", "py4j", "_editable", "__pycache__"))
+            and each.suffix != ".pth"
+        ):
             (packages / each.name).symlink_to(each)
     (_site_packages(folder) / "packages.pth").write_text(f"{packages}\n")
     return folder / "bin" / "python"
@@ -45,8 +47,8 @@ def make_archive(folder: Path, python: Path) -> Path:
     inner = _site_packages(folder / "shipped").relative_to(folder / "shipped")
     with tarfile.open(archive, "w:gz", compresslevel=1) as file:
         file.add(folder / "shipped", ".")
-        for name in OURS:
-            file.add(ROOT / name, str(inner / name))
+        file.dereference = True  # two packages of a checkout are links
+        file.add(ROOT / "tikv_br", str(inner / "tikv_br"))
     return archive
 
 

@@ -16,8 +16,6 @@ from tikv_br import run_id
 from tikv_br.errors import UsageError
 from tikv_br.redaction import redact
 
-_OURS = ("tikv_br", "incremental")
-
 
 class LogLevel(enum.StrEnum):
     """The least severity that is logged, as in the standard library."""
@@ -94,8 +92,7 @@ def configure(
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(logging.WARNING)
-    for name in _OURS:
-        logging.getLogger(name).setLevel(settings.level.value.upper())
+    logging.getLogger("tikv_br").setLevel(settings.level.value.upper())
     logging.captureWarnings(capture=True)
 
 

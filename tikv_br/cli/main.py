@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import logging
 import os
 import signal
@@ -22,12 +21,10 @@ from tikv_br.cli import log
 from tikv_br.cli.command import LazyCommand, LazyGroup
 from tikv_br.cli.output import Output, OutputForm, drop_unwritten, failure_of
 from tikv_br.cli.settings import Invocation
-from tikv_br.errors import Interrupted, OutputClosed, OutputFailed, PackageClash, Terminated, TikvBrError, UsageError
+from tikv_br.errors import Interrupted, OutputClosed, OutputFailed, Terminated, TikvBrError, UsageError
 from tikv_br.redaction import redact, secrets_in
 
 PROGRAM = "tikv-br"
-PACKAGES = ("formats", "incremental")
-"""Top-level packages of tikv-br besides ``tikv_br``."""
 
 
 class Commands(LazyGroup):
@@ -114,24 +111,6 @@ def root(
         raise typer.Exit(UsageError.exit_code)
 
 
-def check_packages() -> None:
-    """Raise `PackageClash` if another distribution hides a top-level package of tikv-br.
-
-    Twisted depends on a package that is also called ``incremental``. Installed in one environment, one of them overwrites or
-    hides the other, and commands fail later with misleading errors.
-    """
-    for name in PACKAGES:
-        try:
-            package = importlib.import_module(name)
-        except ImportError as error:
-            raise PackageClash(f"cannot import tikv-br's package `{name}`: {error}") from error
-        if getattr(package, "__part_of__", None) != "tikv-br":
-            place = getattr(package, "__file__", None) or "an unknown place"
-            raise PackageClash(
-                f"the package `{name}` at {place} is not part of tikv-br: another distribution installs the same name"
-            )
-
-
 def run(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code."""
     run_id.start()
@@ -149,7 +128,6 @@ def _run(arguments: Sequence[str], invocation: Invocation) -> int:
     """Turn every failure into a message and a code. The only broad ``except`` above a Spark task's edge."""
     failure: TikvBrError
     try:
-        check_packages()
         _raise_on_signals()
         command = typer.main.get_command(app)
         code = command.main(list(arguments), prog_name=PROGRAM, standalone_mode=False, obj=invocation)

@@ -5,7 +5,6 @@ Not pyspark: workers use that of their Spark. Not the interpreter: workers need 
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import re
@@ -18,9 +17,9 @@ from dataclasses import dataclass
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path, PurePosixPath
 
+import tikv_br
 from tikv_br.errors import OutputFailed, UsageError
 
-PACKAGES = ("tikv_br", "formats", "incremental")
 _OF_SPARK = frozenset({"pyspark", "py4j"})
 _REQUIREMENT = re.compile(r"\s*([\w.-]+)\s*(?:\[([^\]]*)\])?")
 _EXTRA = re.compile(r"""extra\s*==\s*['"]([^'"]+)['"]""")
@@ -137,11 +136,11 @@ def _files(found: Distribution) -> Iterator[tuple[PurePosixPath, Path]]:
 
 def _own_files() -> Iterator[tuple[PurePosixPath, Path]]:
     """The files of tikv-br where they are imported from, with the kernels that were compiled so far."""
-    for name in PACKAGES:
-        folder = Path(next(iter(importlib.import_module(name).__path__)))
-        for path in folder.rglob("*"):
-            if path.is_file():
-                yield _SITE / name / PurePosixPath(path.relative_to(folder)), path
+    package = Path(tikv_br.__file__).parent
+    for folder, _, names in os.walk(package, followlinks=True):  # two packages of a checkout are links
+        for name in names:
+            path = Path(folder, name)
+            yield _SITE / "tikv_br" / PurePosixPath(path.relative_to(package)), path
 
 
 def _add_python(archive: tarfile.TarFile) -> None:

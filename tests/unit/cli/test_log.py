@@ -30,8 +30,7 @@ def _logging_as_before() -> Iterator[None]:
     reset()
     root.handlers[:], root.level = handlers, level
     logging.captureWarnings(capture=False)
-    for name in ("tikv_br", "incremental"):
-        logging.getLogger(name).setLevel(logging.NOTSET)
+    logging.getLogger("tikv_br").setLevel(logging.NOTSET)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ def test_modules_of_the_control_path_are_light() -> None:
     program = f"""
 import importlib, sys
 for name in {LIGHT}:
-    importlib.import_module("formats." + name)
+    importlib.import_module("tikv_br.formats." + name)
 print(sorted({{"numba", "numpy", "pyarrow"}} & set(sys.modules)))
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
