@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 
 _SECRETS = re.compile(
-    r"(?i)((?:secret[-_]?access[-_]?key|access[-_]?key(?:[-_]?id)?|session[-_]?token|account[-_]?key|azure[-_]storage[-_]key|sas[-_]?(?:token|key)|(?<![\w-])sig(?==)|password|authorization"
+    r"(?i)((?:secret[-_]?access[-_]?key|access[-_]?key(?:[-_]?id)?|session[-_]?token|password|authorization"
+    r"|account[-_]?key|azure_storage_(?:key|sas_key|sas_token)(?==)|(?<!azure_storage_)sas[-_]?(?:token|key)|(?<![\w-])sig(?==)"
     r"|spark\.[\w.-]*(?:secret|passw|token|credential|access[.-]?key)[\w.-]*"
     r"|(?<![\w.-])(?:--)?crypter\.key(?![\w.-]))['\"]?(?:\s*[=:]\s*['\"]?|\s+))((?:(?:bearer|basic)\s+)?[^\s&'\",}]+)"
 )

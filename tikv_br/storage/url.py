@@ -303,7 +303,9 @@ def _azure(parts: SplitResult, flags: CloudFlags) -> StorageLocation:
     if options.account_name and not re.fullmatch(r"[a-z0-9]{3,24}", options.account_name):
         raise UsageError("azblob.account-name must have 3 to 24 lower-case letters and digits")
     if options.account_key and not _is_base64(options.account_key):
-        raise UsageError("azblob.account-key is not base64", hint="Copy key1 or key2 of the storage account.")
+        raise UsageError(
+            "the Azure account key of the URL or flag is not base64", hint="Copy key1 or key2 of the storage account."
+        )
     if options.account_key and options.sas_token:
         raise UsageError("the URL must have one of (account-key, sas-token), not both")
     options = dataclasses.replace(

@@ -1,0 +1,158 @@
+"""The release as users get it: built, installed from the wheel with ``uv tool`` and ``pipx``, and used as the README shows."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.e2e.command import environment
+from tests.support.tools import ROOT
+from tests.support.waiting import eventually
+
+pytestmark = pytest.mark.slow
+BIN = Path(sys.executable).parent
+PATIENCE = 500
+USE = re.search(r"^## Use\n\n```console\n(.*?)^```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+SOURCE, TARGET, FOLLOWED = "10.0.0.1:2379", "10.9.0.1:2379", "10.8.0.1:2379"
+"""The clusters of the README."""
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel of a release, after all checks of the script that builds one."""
+    folder = tmp_path_factory.mktemp("dist")
+    run(str(ROOT / "scripts/build_release.sh"), str(folder))
+    (built,) = folder.glob("*.whl")
+    return built
+
+
+def run(*command: str, code: int = 0, **more: str) -> str:
+    """The output of a command that must end with ``code``."""
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PATIENCE,
+        env=environment(**more),
+        stdin=subprocess.DEVNULL,
+    )
+    assert done.returncode == code, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_pipx_installs_it(wheel: Path, tmp_path: Path) -> None:
+    """With the versions that the tests ran with; nothing is installed beside ``tikv_br``."""
+    places = {name: str(tmp_path / name) for name in ("PIPX_HOME", "PIPX_BIN_DIR", "PIPX_MAN_DIR")}
+    constraints = f"--constraint {ROOT / 'constraints.txt'}"
+    run(str(BIN / "pipx"), "install", "--python", sys.executable, "--pip-args", constraints, str(wheel), **places)
+    assert run(str(tmp_path / "PIPX_BIN_DIR/tikv-br"), "--version").startswith("tikv-br 1.")
+    (packages,) = (tmp_path / "PIPX_HOME/venvs/tikv-br/lib").glob("python*/site-packages")
+    assert not [name for name in ("formats", "incremental", "tests", "bench") if (packages / name).exists()]
+
+
+@pytest.fixture
+def program(wheel: Path, tmp_path: Path) -> Iterator[Path]:
+    """``tikv-br`` with the playground, installed by ``uv tool``; its playgrounds are stopped at the end."""
+    places = {"UV_TOOL_DIR": str(tmp_path / "tools"), "UV_TOOL_BIN_DIR": str(tmp_path / "bin")}
+    arguments = ["--python", sys.executable, "--constraints", str(ROOT / "constraints.txt"), f"{wheel}[playground]"]
+    run(str(BIN / "uv"), "tool", "install", *arguments, **places)
+    yield tmp_path / "bin/tikv-br"
+    for folder in (tmp_path / "clusters").iterdir():
+        run(str(tmp_path / "bin/tikv-br"), "playground", "stop", "--dir", str(folder))
+
+
+def test_the_commands_of_the_readme_work_from_there(program: Path, tmp_path: Path) -> None:
+    """Each of them succeeds on playgrounds, with folders instead of buckets; what was backed up is in the target."""
+    assert USE is not None
+    pds = {
+        address: playground(program, tmp_path, api)
+        for address, api in ((SOURCE, "v1"), (TARGET, "v2"), (FOLLOWED, "v2"))
+    }
+    folder = tmp_path / "storage"
+    for address in (SOURCE, FOLLOWED):
+        run(str(program), "raw", "put", "--pd", pds[address], "key", "value")
+    run(
+        str(program),
+        "backup",
+        "raw",
+        "--pd",
+        pds[FOLLOWED],
+        "--storage",
+        str(folder / "backups/2026-11-22"),
+        "--gc-ttl",
+        "1h",
+    )
+    table = tmp_path / "users.parquet"
+    pq.write_table(pa.table({"id": ["user1", "user2"], "profile": ["one", "two"]}), table)
+
+    def local(text: str) -> str:
+        for address, pd in pds.items():
+            text = text.replace(address, pd)
+        text = re.sub(r"'?s3://([\w/-]+)[^\s']*'?", rf"{folder}/\1", text)
+        return text.replace("/lake/users.parquet", str(table)).replace("/var/lib/tikv-br", str(tmp_path / "state"))
+
+    commands = [shlex.split(local(line.removeprefix("$ "))) for line in USE[1].splitlines()]
+    by_name = {" ".join(each[1:3]) if each[2] == "raw" else each[1]: [str(program), *each[1:]] for each in commands}
+    for name in ("check", "backup raw", "restore raw", "verify", "diff", "load raw"):
+        run(*by_name.pop(name), JAVA_TOOL_OPTIONS="-XX:TieredStopAtLevel=1")
+    rows = [
+        json.loads(line)
+        for line in run(str(program), "raw", "scan", "--pd", pds[TARGET], "--output", "json").splitlines()
+    ]
+    assert {bytes.fromhex(row["key"]): bytes.fromhex(row["value"]) for row in rows if "key" in row} == {
+        b"key": b"value",
+        b"user1": b"one",
+        b"user2": b"two",
+    }
+    sync(by_name.pop("sync"), program, pds)
+    assert not by_name
+
+
+def playground(program: Path, folder: Path, api_version: str) -> str:
+    """Start a playground, and return the address of its PD."""
+    place = folder / "clusters" / f"{api_version}-{len(list((folder / 'clusters').glob('*')))}"
+    place.parent.mkdir(exist_ok=True)
+    started = run(
+        str(program),
+        "playground",
+        "start",
+        "--detach",
+        "--dir",
+        str(place),
+        "--api-version",
+        api_version,
+        "--output",
+        "json",
+    )
+    return str(json.loads(started.splitlines()[-1])["pd"])
+
+
+def sync(command: list[str], program: Path, pds: dict[str, str]) -> None:
+    """Follow a cluster until a change has arrived; SIGTERM ends it as it should."""
+    with subprocess.Popen(command, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
+        try:
+            run(str(program), "raw", "put", "--pd", pds[FOLLOWED], "later", "change")
+
+            def arrived() -> bool:
+                assert process.poll() is None, process.stderr.read() if process.stderr else ""
+                scanned = run(str(program), "raw", "scan", "--pd", pds[TARGET], "--output", "json")
+                return b"later".hex() in scanned
+
+            eventually(arrived, PATIENCE)
+            os.kill(process.pid, signal.SIGTERM)
+            process.communicate(timeout=PATIENCE)
+        finally:
+            process.kill()
+    assert process.returncode == 143
