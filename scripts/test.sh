@@ -54,7 +54,7 @@ build_programs() {
 # All of them run, beside the tests, so that one look shows everything that is wrong.
 static_checks() {
     local status=0
-    say "ruff, mypy, import-linter, generated docs, dependency audit"
+    say "ruff, mypy, import-linter, generated docs, documentation site, dependency audit"
     .venv/bin/ruff check --quiet . || status=1
     .venv/bin/ruff format --quiet --check . || status=1
     .venv/bin/mypy || status=1
@@ -62,6 +62,7 @@ static_checks() {
     .venv/bin/lint-imports --no-logo | tail -n 3 || status=1
     .venv/bin/python scripts/generate_exit_codes.py --check || status=1
     .venv/bin/python scripts/generate_cli_json.py --check || status=1
+    NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --strict --quiet || status=1
     .venv/bin/python scripts/audit_dependencies.py || status=1
     .venv/bin/python scripts/check_quarantine.py || status=1
     return "$status"

@@ -17,12 +17,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.e2e.command import environment
+from tests.support.ports import reserved_ports
 from tests.support.tools import ROOT
 from tests.support.waiting import eventually
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3000)]  # what is installed has 700 MB
 BIN = Path(sys.executable).parent
-PATIENCE = 500
+PATIENCE = 1500
 USE = re.search(r"^## Use\n\n```console\n(.*?)^```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
 SOURCE, TARGET, FOLLOWED = "10.0.0.1:2379", "10.9.0.1:2379", "10.8.0.1:2379"
 """The clusters of the README."""
@@ -62,22 +63,44 @@ def test_pipx_installs_it(wheel: Path, tmp_path: Path) -> None:
     assert not [name for name in ("formats", "incremental", "tests", "bench") if (packages / name).exists()]
 
 
-@pytest.fixture
-def program(wheel: Path, tmp_path: Path) -> Iterator[Path]:
-    """``tikv-br`` with the playground, installed by ``uv tool``; its playgrounds are stopped at the end."""
-    places = {"UV_TOOL_DIR": str(tmp_path / "tools"), "UV_TOOL_BIN_DIR": str(tmp_path / "bin")}
+@pytest.fixture(scope="module")
+def program(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """``tikv-br`` with the playground, installed by ``uv tool``."""
+    folder = tmp_path_factory.mktemp("installed")
+    places = {"UV_TOOL_DIR": str(folder / "tools"), "UV_TOOL_BIN_DIR": str(folder / "bin")}
     arguments = ["--python", sys.executable, "--constraints", str(ROOT / "constraints.txt"), f"{wheel}[playground]"]
     run(str(BIN / "uv"), "tool", "install", *arguments, **places)
-    yield tmp_path / "bin/tikv-br"
-    for folder in (tmp_path / "clusters").iterdir():
-        run(str(tmp_path / "bin/tikv-br"), "playground", "stop", "--dir", str(folder))
+    return folder / "bin/tikv-br"
 
 
-def test_the_commands_of_the_readme_work_from_there(program: Path, tmp_path: Path) -> None:
+@pytest.fixture
+def clusters(program: Path, tmp_path: Path) -> Iterator[Path]:
+    """A folder whose playgrounds are stopped at the end."""
+    folder = tmp_path / "clusters"
+    folder.mkdir()
+    yield folder
+    for each in folder.iterdir():
+        run(str(program), "playground", "stop", "--dir", str(each))
+
+
+def test_the_tutorial_works_word_for_word(program: Path, tmp_path: Path) -> None:
+    """In an environment with nothing but the release; only folder and port are the test's own. What it shows is printed."""
+    blocks = re.findall(r"^```console\n(.*?)^```", (ROOT / "docs/tutorial.md").read_text(), re.MULTILINE | re.DOTALL)
+    lines = "".join(blocks[1:]).splitlines()  # the first installs
+    script = "\n".join(line.removeprefix("$ ") for line in lines if line.startswith("$ "))
+    with reserved_ports(1) as (port,):
+        script = script.replace("/tmp/tutorial", str(tmp_path / "tutorial")).replace("12379", str(port))
+        printed = run("bash", "-euo", "pipefail", "-c", script, PATH=f"{program.parent}:{os.environ['PATH']}")
+    shown = [line for line in lines if not line.startswith("$ ")]
+    assert shown
+    assert [line for line in printed.splitlines() if line in shown] == shown
+
+
+def test_the_commands_of_the_readme_work_from_there(program: Path, clusters: Path, tmp_path: Path) -> None:
     """Each of them succeeds on playgrounds, with folders instead of buckets; what was backed up is in the target."""
     assert USE is not None
     pds = {
-        address: playground(program, tmp_path, api)
+        address: playground(program, clusters, api)
         for address, api in ((SOURCE, "v1"), (TARGET, "v2"), (FOLLOWED, "v2"))
     }
     folder = tmp_path / "storage"
@@ -122,8 +145,7 @@ def test_the_commands_of_the_readme_work_from_there(program: Path, tmp_path: Pat
 
 def playground(program: Path, folder: Path, api_version: str) -> str:
     """Start a playground, and return the address of its PD."""
-    place = folder / "clusters" / f"{api_version}-{len(list((folder / 'clusters').glob('*')))}"
-    place.parent.mkdir(exist_ok=True)
+    place = folder / str(len(list(folder.iterdir())))
     started = run(
         str(program),
         "playground",

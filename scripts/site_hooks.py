@@ -1,0 +1,92 @@
+"""Pages of the site that are not files below docs/: the project's own pages, and the reference of all commands.
+
+MkDocs calls the functions by their names (mkdocs.yml, ``hooks``).
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import typer.main
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+from tikv_br.cli.command import leaves
+from tikv_br.cli.main import app
+
+ROOT = Path(__file__).resolve().parent.parent
+PROJECT = ("README.md", "CHANGELOG.md", "SECURITY.md", "CONTRIBUTING.md")
+"""Shown below ``project/``: docs/ has a README.md of its own."""
+_LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\((?!\w+:|#)([^)\s#]+)(#[^)\s]*)?\)")
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """List all decisions in the navigation, by number."""
+    pages = [f"adr/{path.name}" for path in sorted((ROOT / "docs/adr").glob("*.md"))]
+    for section in config.nav or ():
+        for entry in next(iter(section.values())):
+            if isinstance(entry, dict) and entry.get("Decisions") == "adr/":
+                entry["Decisions"] = pages
+    return config
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the project's pages and the examples that guides link to, and the reference of commands."""
+    for name in PROJECT:
+        files.append(File.generated(config, f"project/{name}", content=(ROOT / name).read_text(encoding="utf-8")))
+    for example in sorted((ROOT / "examples").glob("*.py")):
+        files.append(File.generated(config, f"examples/{example.name}", abs_src_path=str(example)))
+    files.append(File.generated(config, "cli.md", content="\n".join(_commands())))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, files: Files, **_: object) -> str:
+    """Point links at the place that a file of the repository has on the site; what is not on it becomes plain text."""
+    here = page.file.src_uri
+    folder = posixpath.dirname(here.removeprefix("project/") if here.startswith("project/") else f"docs/{here}")
+
+    def target(link: re.Match[str]) -> str:
+        image, text, path, anchor = link.groups(default="")
+        path = posixpath.normpath(posixpath.join(folder, path))
+        if path in PROJECT:
+            path = f"project/{path}"
+        elif path == "docs/adr":
+            path = f"adr/{min((ROOT / 'docs/adr').glob('*.md')).name}"
+        else:
+            path = "README.md" if path == "docs" else path.removeprefix("docs/")
+        if files.get_file_from_path(path) is None and (ROOT / path).exists():
+            return text
+        return f"{image}[{text}]({posixpath.relpath(path, posixpath.dirname(here) or '.')}{anchor})"
+
+    return _LINK.sub(target, markdown)
+
+
+def _commands() -> Iterator[str]:
+    yield "# Commands\n"
+    yield "Every command with its options, as `--help` shows them. Each option can also be set by its variable or in a"
+    yield "[config file](configuration.md).\n"
+    for path, command in leaves(typer.main.get_command(app)):
+        if command.hidden:
+            continue
+        context = command.context_class(command, info_name=f"tikv-br {' '.join(path)}")
+        yield f"## {context.info_name}\n"
+        yield f"{_escaped(command.help or '')}\n"
+        records = (each.get_help_record(context) for each in command.get_params(context))
+        rows = [
+            f"| `{record[0].replace('|', chr(92) + '|')}` | {_cell(record[1])} |"
+            for record in records
+            if record is not None
+        ]
+        yield "\n".join(["| option | |", "|---|---|", *rows, ""])
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\b\n", "").replace("<", "&lt;").strip()
+
+
+def _cell(text: str) -> str:
+    return _escaped(text).replace("|", "\\|").replace("\n", " ")
