@@ -4,4 +4,5 @@ Modules, in reading order:
 - messages: the protocols, as encoders and decoders
 - url: ``kafka://`` addresses and their parameters
 - client: librdkafka's configuration, and its errors as ours
+- topic: looks up, checks and creates the topic
 """

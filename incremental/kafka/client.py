@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from incremental.kafka.url import PASSWORD_VARIABLE, USER_VARIABLE, KafkaUrl
 from tikv_br.errors import KafkaDenied, KafkaError, KafkaRefused, KafkaUnreachable, UsageError
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-Config = dict[str, str | int | float | bool | object]
+Config = dict[str, Any]
 REQUEST_SECONDS = 10.0
 """How long to wait for the answer to one request about metadata or configuration."""
-_DENIED = (
+DENIED = (
     "_AUTHENTICATION",
     "SASL_AUTHENTICATION_FAILED",
     "UNSUPPORTED_SASL_MECHANISM",
@@ -88,8 +88,7 @@ def client_config(url: KafkaUrl, default_id: str = "tikv-br") -> Config:
         "broker.address.ttl": 5000,
         "reconnect.backoff.max.ms": 2000,
         "socket.keepalive.enable": True,
-        "error_cb": _ignore,  # each client sets its own
-        "logger": log,
+        "logger": _Log(),
     }
     if url.tls:
         for name, path in (("ca", url.ca), ("cert", url.cert), ("key", url.key)):
@@ -111,8 +110,12 @@ def client_config(url: KafkaUrl, default_id: str = "tikv-br") -> Config:
     return config
 
 
-def _ignore(_error: object) -> None:
-    return
+class _Log:
+    """Takes librdkafka's log lines: what matters of them also comes as an error."""
+
+    def log(self, _level: int, text: str, *values: object) -> None:
+        """As of a `logging.Logger`."""
+        log.debug(text, *values)
 
 
 def _check_readable(name: str, path: str) -> None:
@@ -131,7 +134,7 @@ def as_error(error: confluent_kafka.KafkaError, url: KafkaUrl, action: str) -> K
     """Our error for one of librdkafka's. `action` is what failed, such as "write to"; the text names topic and brokers."""
     place = f"topic {url.topic} at {','.join(url.brokers)}"
     text, name = f"cannot {action} {place}: {error.str()} ({error.name()})", error.name()
-    if name in _DENIED:
+    if name in DENIED:
         return KafkaDenied(text, hint=_denied_hint(url, name))
     if name == "_SSL" or "ssl" in error.str().lower():
         return KafkaDenied(
@@ -139,7 +142,8 @@ def as_error(error: confluent_kafka.KafkaError, url: KafkaUrl, action: str) -> K
         )
     if name in _MISSING:
         return KafkaRefused(
-            text, hint="The topic or a partition does not exist. Create it, or correct the topic in the address."
+            text,
+            hint="Create the topic, or correct it in the address. If it was deleted, so were the changes in it: start a new sync, from a backup.",
         )
     if name in _TOO_LARGE:
         return KafkaRefused(

@@ -177,7 +177,7 @@ class KafkaBroker:
                 reader.assign([TopicPartition(topic, number, low)])
                 deadline = time.monotonic() + START_TIMEOUT
                 while low < high:
-                    if message := reader.poll(1):
+                    if (message := reader.poll(1)) is not None:  # one without a value is false
                         assert not message.error(), message.error()
                         found.append(message)
                     # Not the offset of the last message: control records have offsets too.
