@@ -168,7 +168,7 @@ def _options(query: str) -> dict[str, str]:
 def _brokers(text: str) -> tuple[str, ...]:
     brokers = []
     for part in filter(None, text.split(",")):
-        address = part if re.search(r":\d+$", part) else f"{part}:{DEFAULT_PORT}"
+        address = part if ":" in part.rpartition("]")[2] else f"{part}:{DEFAULT_PORT}"
         split_address(address)
         brokers.append(address)
     if not brokers:
