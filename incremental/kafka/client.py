@@ -22,6 +22,7 @@ REQUEST_SECONDS = 10.0
 """How long to wait for the answer to one request about metadata or configuration."""
 DENIED = (
     "_AUTHENTICATION",
+    "_SSL",
     "SASL_AUTHENTICATION_FAILED",
     "UNSUPPORTED_SASL_MECHANISM",
     "ILLEGAL_SASL_STATE",
@@ -136,10 +137,6 @@ def as_error(error: confluent_kafka.KafkaError, url: KafkaUrl, action: str) -> K
     text, name = f"cannot {action} {place}: {error.str()} ({error.name()})", error.name()
     if name in DENIED:
         return KafkaDenied(text, hint=_denied_hint(url, name))
-    if name == "_SSL" or "ssl" in error.str().lower():
-        return KafkaDenied(
-            text, hint="Check ca, cert and key in the address: the authority, the expiry dates and the host names."
-        )
     if name in _MISSING:
         return KafkaRefused(
             text,
@@ -156,9 +153,11 @@ def as_error(error: confluent_kafka.KafkaError, url: KafkaUrl, action: str) -> K
 
 
 def _denied_hint(url: KafkaUrl, name: str) -> str:
+    if name == "_SSL":
+        return "Check ca, cert and key in the address: the authority, the expiry dates and the host names."
     if name.endswith("AUTHORIZATION_FAILED"):
         user = f"User:{url.sasl_user}" if url.sasl_user else "this client"
-        return f"Let an ACL allow {user} the operation: a sync needs Write and Describe on the topic, and Create for a new one."
+        return f"Let an ACL allow {user} the operation: a sync needs Write and Describe on the topic, and Create for a new one (before Kafka 3.0 also IdempotentWrite on the cluster)."
     if not url.sasl_mechanism:
         return f"The brokers demand a login: pass sasl-mechanism in the address, and {USER_VARIABLE} and {PASSWORD_VARIABLE}."
     return f"Check sasl-user (or {USER_VARIABLE}), {PASSWORD_VARIABLE} and sasl-mechanism={url.sasl_mechanism}."

@@ -126,10 +126,12 @@ class TopicAdmin:
         except KafkaDenied:
             limit = BROKER_MESSAGE_BYTES if given == MAX_MESSAGE_BYTES else given + BATCH_OVERHEAD
             log.warning(
-                "no permission to read the settings of topic %s: messages have at most %d bytes", self._url.topic, limit
+                "no permission to read the settings of topic %s: it is taken to allow messages of %d bytes",
+                self._url.topic,
+                limit,
             )
         if limit - BATCH_OVERHEAD < given:
-            log.info("topic %s limits messages to %d bytes", self._url.topic, limit)
+            log.debug("topic %s limits messages to %d bytes", self._url.topic, limit)
         return min(given, limit - BATCH_OVERHEAD)
 
     def _create(self) -> None:

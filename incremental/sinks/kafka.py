@@ -54,6 +54,11 @@ class _Delivery:
             self.error = error
 
 
+def _codec(url: KafkaUrl, topic: Topic | None) -> Codec:
+    limit = url.max_message_bytes if topic is None else topic.max_message_bytes
+    return OpenCodec(limit, url.max_batch_size) if url.protocol is Protocol.OPEN else JsonCodec(url.encoding, limit)
+
+
 class KafkaSink(Sink):
     """Writes to one topic. `write` returns when all in-sync replicas have the batch.
 
@@ -67,12 +72,13 @@ class KafkaSink(Sink):
         self,
         url: KafkaUrl,
         cluster_id: str,
+        topic: Topic | None = None,
         *,
         retry_seconds: float,
         fence: Callable[[], object],
         complete_ts: Callable[[int], int],
     ) -> None:
-        """`retry_seconds` is how long one write waits. `fence` is called before and while messages are sent.
+        """`topic` is None if it does not exist yet. `retry_seconds` is how long one write waits. `fence` is called before and while messages are sent.
 
         `complete_ts` is given the ts up to which this sink has everything, and returns the resolved-ts for the topic; 0 = none.
         """
@@ -81,8 +87,8 @@ class KafkaSink(Sink):
         self._retry_seconds = retry_seconds
         self._fence = fence
         self._complete_ts = complete_ts
-        self._topic: Topic | None = None
-        self._codec: Codec = OpenCodec()
+        self._topic = topic
+        self._codec = _codec(url, topic)
         self._producer: confluent_kafka.Producer | None = None
         self._pending: tuple[pa.RecordBatch, _Delivery] | None = None
         """The batch that the brokers have not acknowledged yet."""
@@ -132,11 +138,7 @@ class KafkaSink(Sink):
         if self._topic is None:
             self._fence()
             self._topic = TopicAdmin(self._url, self._fence).find_or_create()
-            limit = self._topic.max_message_bytes
-            if self._url.protocol is Protocol.OPEN:
-                self._codec = OpenCodec(limit, self._url.max_batch_size)
-            else:
-                self._codec = JsonCodec(self._url.encoding, limit)
+            self._codec = _codec(self._url, self._topic)
         return self._topic
 
     def _connect(self, topic: Topic) -> confluent_kafka.Producer:
@@ -181,20 +183,13 @@ class KafkaSink(Sink):
         topic = self._ready()
         if self._producer is None:
             self._producer = self._connect(topic)
-        until = time.monotonic() + self._retry_seconds
         try:
-            while delivery.settled < len(delivery.messages):
-                fence()
-                if not self._send(self._producer, delivery):
-                    self._producer.poll(_POLL_SECONDS)
-                elif delivery.settled < delivery.sent:
-                    self._producer.flush(_POLL_SECONDS)
-                if delivery.error is not None and delivery.settled == delivery.sent:
-                    break
-                if delivery.settled < len(delivery.messages) and time.monotonic() > until:
-                    break
+            self._push(self._producer, delivery, fence)
+        except kafka().KafkaException as error:  # the producer can do nothing more
+            self._discard()
+            raise as_error(error.args[0], self._url, "write to") from None
         except BaseException:
-            self._discard()  # the process must not write any more
+            self._discard()  # this process must not write any more
             raise
         if delivery.error is not None:
             error = as_error(delivery.error, self._url, "write to")
@@ -203,8 +198,20 @@ class KafkaSink(Sink):
         if delivery.settled < len(delivery.messages):
             raise self._unanswered()
 
+    def _push(self, producer: confluent_kafka.Producer, delivery: _Delivery, fence: Callable[[], object]) -> None:
+        """Send and wait until everything is acknowledged, something has failed, or time is up. Raises `KafkaException`."""
+        until = time.monotonic() + self._retry_seconds
+        while delivery.settled < len(delivery.messages) and time.monotonic() < until:
+            fence()
+            if not self._send(producer, delivery):
+                producer.poll(_POLL_SECONDS)
+            elif delivery.settled < delivery.sent:
+                producer.flush(_POLL_SECONDS)
+            if delivery.error is not None and delivery.settled == delivery.sent:
+                return
+
     def _send(self, producer: confluent_kafka.Producer, delivery: _Delivery) -> bool:
-        """Give messages to the producer until its queue is full; whether it has all of them."""
+        """Give messages to the producer until its queue is full; whether it has all of them. Raises `KafkaException`."""
         try:
             for partition, message in delivery.messages[delivery.sent :]:
                 producer.produce(
@@ -218,8 +225,6 @@ class KafkaSink(Sink):
                 delivery.sent += 1
         except BufferError:
             return False
-        except kafka().KafkaException as error:
-            raise as_error(error.args[0], self._url, "write to") from None
         return True
 
     def _unanswered(self) -> KafkaError:

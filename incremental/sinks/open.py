@@ -230,9 +230,13 @@ def _kafka_open(target: KafkaUrl, options: SinkOptions) -> KafkaSink:
     """Checks the topic. One that does not exist is created at the first write: until then nothing changes."""
     admin = TopicAdmin(target)
     cluster_id = admin.cluster_id()
-    admin.find()
     return KafkaSink(
-        target, cluster_id, retry_seconds=RETRY_SECONDS, fence=options.fence, complete_ts=options.complete_ts
+        target,
+        cluster_id,
+        admin.find(),
+        retry_seconds=RETRY_SECONDS,
+        fence=options.fence,
+        complete_ts=options.complete_ts,
     )
 
 
