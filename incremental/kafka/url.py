@@ -88,6 +88,11 @@ def parse(url: str, environ: Mapping[str, str] = os.environ) -> KafkaUrl:
     parts = urlsplit(url, allow_fragments=False)
     if parts.scheme != "kafka":
         raise UsageError("this is not a kafka:// address", hint=f"Pass {FORM}.")
+    if "@" in parts.path or ("@" in parts.query and not parts.path):  # say so without showing a part of the password
+        raise UsageError(
+            "the user or password in the kafka:// address contains a character that ends them",
+            hint=f"Write / as %2F, ? as %3F and @ as %40; better, pass the password in {PASSWORD_VARIABLE}.",
+        )
     user_info, _, hosts = parts.netloc.rpartition("@")
     options = _options(parts.query)
     user, _, password = map(unquote, user_info.partition(":"))

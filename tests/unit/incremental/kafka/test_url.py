@@ -135,6 +135,14 @@ def test_the_password_is_never_shown(url: str) -> None:
     check_shared(parse_sink(BARE))
 
 
+@pytest.mark.parametrize("password", ["hun/ter2", "hun?ter2", "hun#/ter2"])
+def test_a_password_that_is_not_escaped_is_not_shown(password: str) -> None:
+    """The address cannot be read, and the message does not repeat it."""
+    with pytest.raises(UsageError) as caught:
+        parse(f"kafka://user:{password}@h:9092/topic?sasl-mechanism=SCRAM-SHA-256", {})
+    assert "hun" not in f"{caught.value.message} {caught.value.hint}"
+
+
 def test_configuration_of_librdkafka(tmp_path: Path) -> None:
     """TLS and SCRAM as librdkafka calls them; a file that cannot be read is said before a connection is made."""
     assert client_config(parse("kafka://a,b:1/t", {}))["bootstrap.servers"] == "a:9092,b:1"
