@@ -612,7 +612,9 @@ class KafkaDenied(KafkaError):
     """Kafka refused the credentials, or an ACL forbids the operation."""
 
     exit_code = 84
-    default_hint = "Check user, password and sasl-mechanism, and that an ACL allows this user the operation on the topic."
+    default_hint = (
+        "Check user, password and sasl-mechanism, and that an ACL allows this user the operation on the topic."
+    )
 
 
 class KafkaRefused(KafkaError):

@@ -123,6 +123,7 @@ class KafkaSink(Sink):
     def close(self) -> None:
         """See `Sink.close`. Messages that are not acknowledged are dropped: the next run writes them again."""
         self._discard()
+        self._producer = None
 
     def _announce(self, ts: int, fence: Callable[[], object]) -> None:
         """Send a resolved-ts. It is true whoever sends it, so that also a sync that must stop may."""
@@ -192,9 +193,8 @@ class KafkaSink(Sink):
             self._discard()  # this process must not write any more
             raise
         if delivery.error is not None:
-            error = as_error(delivery.error, self._url, "write to")
             self._discard()
-            raise error
+            raise as_error(delivery.error, self._url, "write to")
         if delivery.settled < len(delivery.messages):
             raise self._unanswered()
 

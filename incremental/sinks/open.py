@@ -228,7 +228,7 @@ def _log_sink(target: LogTarget, origin: Origin) -> LogSink:
 
 def _kafka_open(target: KafkaUrl, options: SinkOptions) -> KafkaSink:
     """Checks the topic. One that does not exist is created at the first write: until then nothing changes."""
-    admin = TopicAdmin(target)
+    admin = TopicAdmin(target, options.fence)
     cluster_id = admin.cluster_id()
     return KafkaSink(
         target,

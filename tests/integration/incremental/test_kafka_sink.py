@@ -40,13 +40,6 @@ ANYWHERE = Origin(cluster_id=1, keyspace_id=0)
 KEYS = [b"%c%d" % (at % 256, at) for at in range(60)]
 
 
-@pytest.fixture(scope="module")
-def broker() -> Iterator[KafkaBroker]:
-    """Everything is allowed there."""
-    with kafka_broker(message_max_bytes=str(5 << 20)) as broker:
-        yield broker
-
-
 def address(broker: KafkaBroker, topic: str, *parameters: str) -> str:
     """A sink that announces each resolved-ts."""
     return f"kafka://{broker.address}/{topic}?{'&'.join(['resolved-interval=0ms', *parameters])}"
@@ -222,49 +215,44 @@ def patiently(call: Callable[[], object]) -> None:
 
 
 def test_a_broker_that_is_away(broker: KafkaBroker) -> None:
-    """A write fails in time; tried again when the broker is back, it brings each change once and in order."""
-    topic = broker.create_topic(partitions=2)
-    sink = kafka_sink(address(broker, topic))
+    """A write fails in time; tried again when the broker is back, it brings each change once and in order.
+
+    What waits for a broker when the fence fails is dropped, and sent with a later write.
+    """
+    stop: list[Exception] = []
+    topic, fenced_topic = broker.create_topic(partitions=2), broker.create_topic()
+    sink, fenced = kafka_sink(address(broker, topic)), kafka_sink(address(broker, fenced_topic), stop=stop)
     first = batch([Change(ts, KEYS[ts % 9], b"v") for ts in range(1, 100)])
+    second = batch([Change(1, b"k", b"v")])
     patiently(lambda: sink.write(first))
+    patiently(lambda: fenced.write(second))
     broker.stop()
-    later = batch([Change(ts, KEYS[ts % 9], b"v") for ts in range(100, 5000)])
+    first_later = batch([Change(ts, KEYS[ts % 9], b"v") for ts in range(100, 5000)])
+    second_later = batch([Change(2, b"k", b"v")])
     began = time.monotonic()
     for _ in range(2):
         with pytest.raises(KafkaUnreachable, match="has not acknowledged"):
-            sink.write(later)
+            sink.write(first_later)
     assert time.monotonic() - began >= 2.0
     assert sink.resolve(99, flush=True) == 99  # and does not wait
+    with pytest.raises(KafkaUnreachable):
+        fenced.write(second_later)
+    stop.append(KafkaDenied("the lease is gone"))
+    with pytest.raises(KafkaDenied, match="lease"):
+        fenced.write(second_later)
     broker.start()
-    patiently(lambda: sink.write(later))
+    patiently(lambda: sink.write(first_later))
     patiently(lambda: sink.resolve(5000))
     sink.close()
     events = open_events(broker.messages(topic))
     for key, changes in by_key(events).items():
         assert [change.ts for change in changes] == [ts for ts in range(1, 5000) if KEYS[ts % 9] == key]
     assert highest_resolved(events) == {0: 5000, 1: 5000}
-
-
-def test_nothing_is_sent_once_the_fence_has_failed(broker: KafkaBroker) -> None:
-    """What waits for a broker is dropped with the lease; a later write of the same batch starts again."""
-    topic = broker.create_topic()
-    stop: list[Exception] = []
-    sink = kafka_sink(address(broker, topic), stop=stop)
-    first, later = (batch([Change(ts, b"k", b"v")]) for ts in (1, 2))
-    patiently(lambda: sink.write(first))
-    broker.stop()
-    with pytest.raises(KafkaUnreachable):
-        sink.write(later)
-    stop.append(KafkaDenied("the lease is gone"))
-    with pytest.raises(KafkaDenied, match="lease"):
-        sink.write(later)
-    broker.start()
-    sink.resolve(1, flush=True)
-    assert [event.ts for event in open_events(broker.messages(topic)) if event.key] == [1]
+    assert [event.ts for event in open_events(broker.messages(fenced_topic)) if event.key] == [1]
     stop.clear()
-    patiently(lambda: sink.write(later))
-    sink.close()
-    assert [event.ts for event in open_events(broker.messages(topic)) if event.key] == [1, 2]
+    patiently(lambda: fenced.write(second_later))
+    fenced.close()
+    assert [event.ts for event in open_events(broker.messages(fenced_topic)) if event.key] == [1, 2]
 
 
 @pytest.fixture(scope="module")
