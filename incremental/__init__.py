@@ -5,7 +5,8 @@ Modules, in reading order:
 - handover: where a sync starts, and the safe point that protects the start
 - feed: the change feed of a range: subscriptions, resolved-ts, gaps
 - sorter: sorts changes by timestamp, in memory and on disk
-- sinks: where changes are written: a cluster, JSON lines
+- sinks: where changes are written: a cluster, a log archive, a Kafka topic, JSON lines
+- kafka: changes in Kafka topics: messages, addresses, the client
 - pipeline: the loop from feed to sink, and its status
 - checkpoint: saves how far a sync has come
 - diff_mode: syncs sources without a change feed by comparing ranges

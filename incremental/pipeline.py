@@ -22,6 +22,7 @@ from tikv_br.cluster.timestamps import physical_ms
 from tikv_br.errors import (
     ClusterTlsError,
     ClusterUnreachable,
+    KafkaUnreachable,
     RetryBudgetExhausted,
     StorageUnreachable,
     SyncFenced,
@@ -199,7 +200,7 @@ class WriteLag:
         return now - min(pending) if pending else None
 
 
-RETRYABLE = (ClusterUnreachable, ClusterTlsError, RetryBudgetExhausted, StorageUnreachable)
+RETRYABLE = (ClusterUnreachable, ClusterTlsError, RetryBudgetExhausted, StorageUnreachable, KafkaUnreachable)
 """Errors of a sink that does not answer."""
 T = TypeVar("T")
 

@@ -13,7 +13,7 @@ unset PYTHONDONTWRITEBYTECODE # else each worker and each process of a test comp
 say() { printf '==> %s\n' "$*" >&2; }
 
 # Programs that some tests compare with or run against; without them those tests are skipped, in CI they fail.
-# No core test needs Go (for versitygw, fake-gcs-server and the Go client), npm (for Azurite), Maven (for Avro) or Chromium (for the status page; 100 MB), so the default does without.
+# No core test needs Go (for versitygw, fake-gcs-server and the Go client), npm (for Azurite), Maven (for Avro and Kafka) or Chromium (for the status page; 100 MB), so the default does without.
 install_packages() {
     local missing=()
     command -v sst_dump >/dev/null || command -v rocksdb_sst_dump >/dev/null || missing+=(rocksdb-tools)
@@ -45,7 +45,7 @@ has_chromium() {
 # One after the other, as each uses all cores. The Rust client takes minutes: only if it is asked for.
 build_programs() {
     local script scripts=(install_etcd)
-    [ "$selection" = core ] || scripts+=(install_client_go install_versitygw install_azurite install_fake_gcs_server install_spark_avro ${TIKV_BR_TEST_RUST_CLIENT:+install_rust_client})
+    [ "$selection" = core ] || scripts+=(install_client_go install_versitygw install_azurite install_fake_gcs_server install_spark_avro install_kafka ${TIKV_BR_TEST_RUST_CLIENT:+install_rust_client})
     for script in "${scripts[@]}"; do
         "scripts/$script.sh" >/dev/null </dev/null || say "scripts/$script.sh failed: tests that need it will say so"
     done

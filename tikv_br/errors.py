@@ -58,6 +58,10 @@ The tree (indentation = inheritance; the number is the exit code)::
         EtcdUnreachable              80   no member of etcd answers
         EtcdRefused                  81   etcd rejected a request; a retry would not help
         EtcdLeaseExpired             82   this process's lease in etcd has expired, or may have
+      KafkaError
+        KafkaUnreachable             83   no Kafka broker answers, or none that can take the messages
+        KafkaDenied                  84   Kafka refused the credentials, or an ACL forbids the operation
+        KafkaRefused                 85   Kafka cannot do what was requested; a retry would not help
       RuntimeEnvironmentError
         SparkUnavailable             50   Java or Spark is missing or does not start
         TaskFailed                   51   a task failed permanently
@@ -105,6 +109,10 @@ __all__ = [
     "FoundSomething",
     "HandOverNotRefused",
     "Interrupted",
+    "KafkaDenied",
+    "KafkaError",
+    "KafkaRefused",
+    "KafkaUnreachable",
     "KeyNotFound",
     "LeaseHeld",
     "LeaseLost",
@@ -581,6 +589,37 @@ class EtcdLeaseExpired(EtcdError):
     default_hint = (
         "If another process took over, there is nothing to do. Otherwise check etcd's health and this machine's load."
     )
+
+
+# Errors of Kafka.
+
+
+class KafkaError(TikvBrError):
+    """Base of the errors of Kafka."""
+
+
+class KafkaUnreachable(KafkaError):
+    """No Kafka broker answers, or none that can take the messages."""
+
+    exit_code = 83
+    default_hint = "Check the addresses, that the brokers are running, that each partition has a leader, and that no firewall blocks them."
+    retryable = True
+
+
+class KafkaDenied(KafkaError):
+    """Kafka refused the credentials, or an ACL forbids the operation."""
+
+    exit_code = 84
+    default_hint = (
+        "Check user, password and sasl-mechanism, and that an ACL allows this user the operation on the topic."
+    )
+
+
+class KafkaRefused(KafkaError):
+    """Kafka cannot do what was requested; a retry would not help."""
+
+    exit_code = 85
+    default_hint = "The message comes from Kafka. Correct the address, its parameters or the topic accordingly."
 
 
 # Errors of this machine, and commands that a signal ended.

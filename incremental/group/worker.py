@@ -13,12 +13,22 @@ from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.config import TlsFiles
 from tikv_br.cluster.etcd import LeaseHolder
 from tikv_br.cluster.etcd_values import Compare, Get, KeyValue, Put, absent, unchanged
-from tikv_br.errors import EtcdLeaseExpired, SyncFenced, TikvBrError
+from tikv_br.errors import EtcdLeaseExpired, EtcdUnreachable, SyncFenced, SyncStateDamaged, TikvBrError
 from tikv_br.formats.keys.codec import KeyCodec
 from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.incremental.checkpoint import Checkpoint, CheckpointStore
 from tikv_br.incremental.feed.feed import FeedOptions
-from tikv_br.incremental.group.model import ChangefeedInfo, GroupState, GroupStore, Progress, Task, dump, load_progress
+from tikv_br.incremental.group.model import (
+    ChangefeedInfo,
+    ChangefeedStatus,
+    GroupState,
+    GroupStore,
+    Progress,
+    Task,
+    dump,
+    load,
+    load_progress,
+)
 from tikv_br.incremental.pipeline import PipelineOptions, ReplicateOptions, Replicator, Source, SyncStatus, pipeline
 from tikv_br.incremental.sinks.open import Origin, SinkOptions, open_sink
 from tikv_br.incremental.sinks.url import check_shared, parse
@@ -280,4 +290,18 @@ class Worker:
             batch_rows=self.changefeed.batch_rows,
             request_timeout=self._membership.write_timeout,
             fence=self._membership.lease.check,
+            complete_ts=self._complete_ts,
         )
+
+    def _complete_ts(self, ts: int) -> int:
+        """The ts that this task's sink announces, once for all tasks: the changefeed's checkpoint, which the owner publishes."""
+        if self.changefeed.range == KeyRange(self.task.start, self.task.end):
+            return ts
+        if self.task.number:
+            return 0
+        store = self._membership.store
+        try:
+            item = store.etcd.get(store.keys.status(self.changefeed.id))
+            return 0 if item is None else load(ChangefeedStatus, item).checkpoint_ts
+        except (EtcdUnreachable, SyncStateDamaged):
+            return 0

@@ -4,6 +4,7 @@ Modules, in reading order:
 - base: the interface of a sink
 - tikv: writes to a TiKV cluster
 - log: writes a log archive
+- kafka: writes to a Kafka topic
 - json_lines: writes JSON lines to a file or a stream
 - open: parses ``--sink`` addresses and opens the sink
 """

@@ -15,12 +15,22 @@ from tikv_br import __version__
 from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.config import REQUEST_TIMEOUT, ClusterConfig, TlsFiles
 from tikv_br.cluster.router import BATCH_ITEMS
-from tikv_br.errors import ClusterTlsError, ClusterUnreachable, RetryBudgetExhausted, UsageError
+from tikv_br.errors import (
+    ClusterTlsError,
+    ClusterUnreachable,
+    KafkaError,
+    KafkaUnreachable,
+    RetryBudgetExhausted,
+    UsageError,
+)
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.errors import UnsupportedFormat
 from tikv_br.formats.keys.ranges import KeyRange
+from tikv_br.incremental.kafka.topic import TopicAdmin
+from tikv_br.incremental.kafka.url import KafkaUrl
 from tikv_br.incremental.sinks.base import Sink
 from tikv_br.incremental.sinks.json_lines import FileSink, StreamSink
+from tikv_br.incremental.sinks.kafka import KafkaSink
 from tikv_br.incremental.sinks.log import LogSink
 from tikv_br.incremental.sinks.tikv import CONCURRENCY, TikvSink
 from tikv_br.incremental.sinks.url import BlackholeTarget, FileTarget, LogTarget, StdoutTarget, Target, TikvTarget
@@ -60,6 +70,11 @@ def unfenced() -> None:
     """A fence that allows every write."""
 
 
+def everything(ts: int) -> int:
+    """`SinkOptions.complete_ts` of a sink that is the only one."""
+    return ts
+
+
 ALL_KEYS = KeyRange(b"", b"")
 
 
@@ -82,7 +97,7 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class SinkOptions:
-    """How to write. All but `fence` apply to clusters only."""
+    """How to write. `fence` applies to clusters and Kafka, `complete_ts` to Kafka, and all others to clusters only."""
 
     tls: TlsFiles = field(default_factory=TlsFiles)
     drop_ttls: bool = False
@@ -93,7 +108,10 @@ class SinkOptions:
     request_timeout: float = REQUEST_TIMEOUT
     """Timeout of one request, in seconds."""
     fence: Callable[[], object] = unfenced
-    """Called right before each write request to a cluster; raises if this process must not write any more."""
+    """Called right before each write request; raises if this process must not write any more."""
+    complete_ts: Callable[[int], int] = everything
+    """Given the ts up to which this sink has everything, returns the one up to which the changefeed's other sinks have too; 0 if
+    this sink does not announce it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +138,7 @@ def wait_for_sink(
     while True:
         try:
             return stack.enter_context(open_sink(target, origin, options))
-        except (ClusterUnreachable, RetryBudgetExhausted) as error:
+        except (ClusterUnreachable, RetryBudgetExhausted, KafkaUnreachable) as error:
             failing = time.monotonic() - began
             if failing >= patience.seconds:
                 raise type(error)(
@@ -155,6 +173,9 @@ def open_sink(target: Target, origin: Origin, options: SinkOptions | None = None
                     sink = _tikv_open(stack.enter_context(Cluster.connect(config)), target, origin, options)
             case LogTarget():
                 sink = _log_sink(target, origin)
+            case KafkaUrl():
+                with _sink_named(target):
+                    sink = _kafka_open(target, options)
             case FileTarget():
                 sink = FileSink(target.path)
             case StdoutTarget():
@@ -173,6 +194,8 @@ def _sink_named(target: Target) -> Iterator[None]:
     except ClusterTlsError as error:
         hint = error.hint.replace("--ca, --cert and --key", "--sink-ca, --sink-cert and --sink-key")
         raise type(error)(f"--sink {target}: {error.message}", hint=hint) from None
+    except KafkaError as error:
+        raise type(error)(f"--sink: {error.message}", hint=error.hint) from None
     except (ClusterUnreachable, RetryBudgetExhausted) as error:
         raise type(error)(f"--sink {target} does not answer: {error.message}", hint=error.hint) from None
 
@@ -201,6 +224,20 @@ def _log_sink(target: LogTarget, origin: Origin) -> LogSink:
     options = FlushOptions(target.flush_interval, target.flush_size, target.rate_limit)
     place = f"log {log_id} at {location.bucket or 'local'}:{location.path}"
     return LogSink(LogWriter(open_store(location), description, origin.span, options), place)
+
+
+def _kafka_open(target: KafkaUrl, options: SinkOptions) -> KafkaSink:
+    """Checks the topic. One that does not exist is created at the first write: until then nothing changes."""
+    admin = TopicAdmin(target, options.fence)
+    cluster_id = admin.cluster_id()
+    return KafkaSink(
+        target,
+        cluster_id,
+        admin.find(),
+        retry_seconds=RETRY_SECONDS,
+        fence=options.fence,
+        complete_ts=options.complete_ts,
+    )
 
 
 def _tikv_open(cluster: Cluster, target: TikvTarget, origin: Origin, options: SinkOptions) -> Sink:

@@ -13,11 +13,14 @@ from tikv_br.cluster.config import parse_addresses
 from tikv_br.errors import ApiVersionMismatch, UsageError
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.errors import UnsupportedFormat
+from tikv_br.incremental.kafka import url as kafka_url
+from tikv_br.incremental.kafka.url import KafkaUrl
 from tikv_br.storage.url import StorageLocation
 from tikv_br.storage.url import parse as parse_location
 
 FORMS = (
-    "tikv://PD[,PD], s3://BUCKET/PREFIX or local:///DIR (a log archive), file:///PATH, - (or stdout://), blackhole://"
+    "tikv://PD[,PD], s3://BUCKET/PREFIX or local:///DIR (a log archive), kafka://HOST:PORT[,HOST:PORT]/TOPIC, "
+    "file:///PATH, - (or stdout://), blackhole://"
 )
 
 _SECONDS = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
@@ -99,7 +102,7 @@ class BlackholeTarget:
         return "blackhole://"
 
 
-Target = TikvTarget | LogTarget | FileTarget | StdoutTarget | BlackholeTarget
+Target = TikvTarget | LogTarget | KafkaUrl | FileTarget | StdoutTarget | BlackholeTarget
 
 
 def parse(url: str, locate: Callable[[str], StorageLocation] = parse_location) -> Target:
@@ -114,6 +117,8 @@ def parse(url: str, locate: Callable[[str], StorageLocation] = parse_location) -
             return FileTarget(Path(unquote(parts.path)))
         case "s3" | "local":
             return _log(url, locate)
+        case "kafka":
+            return _kafka(url)
         case "stdout" if not parts.netloc + parts.path.strip("/") + parts.query:
             return StdoutTarget()
         case "blackhole" if not parts.netloc + parts.path.strip("/") + parts.query:
@@ -123,11 +128,16 @@ def parse(url: str, locate: Callable[[str], StorageLocation] = parse_location) -
 
 def check_shared(target: Target) -> None:
     """Refuse a target that several processes cannot write to. Raises `UsageError`."""
-    is_shared = isinstance(target, TikvTarget | BlackholeTarget)
+    is_shared = isinstance(target, TikvTarget | KafkaUrl | BlackholeTarget)
     if not is_shared and not (isinstance(target, LogTarget) and target.location.scheme == "s3"):
         raise UsageError(
             f"a changefeed cannot write to {target}, because captures on several machines share the work",
-            hint="Pass --sink tikv://PD or s3://BUCKET/PREFIX, or use `tikv-br sync`, which writes files.",
+            hint="Pass --sink tikv://PD, kafka://HOST:PORT/TOPIC or s3://BUCKET/PREFIX, or use `tikv-br sync`, which writes files.",
+        )
+    if isinstance(target, KafkaUrl) and target.password_in_address:
+        raise UsageError(
+            "the address of a changefeed's sink must not contain a password: it is saved in etcd",
+            hint=f"Set {kafka_url.PASSWORD_VARIABLE} in the environment of this command and of every capture.",
         )
     if isinstance(target, LogTarget) and target.location.s3.access_key:
         raise UsageError(
@@ -153,6 +163,13 @@ def _log(address: str, locate: Callable[[str], StorageLocation]) -> LogTarget:
     except UsageError as error:
         raise UsageError(f"--sink: {error.message}", hint=error.hint) from None
     return LogTarget(location, options.get("id", ""), interval, round(size))
+
+
+def _kafka(address: str) -> KafkaUrl:
+    try:
+        return kafka_url.parse(address)
+    except UsageError as error:
+        raise UsageError(f"--sink: {error.message}", hint=error.hint) from None
 
 
 def _quantity(name: str, text: str, units: Mapping[str, float]) -> float:

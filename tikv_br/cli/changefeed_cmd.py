@@ -109,7 +109,8 @@ class SharedSinkFlags(SinkFlags):
 
     sink: str = flag(
         "",
-        "Sink (required): tikv://PD[,PD][?keyspace=ID&api-version=v2], s3://BUCKET/PREFIX (a log archive) or blackhole:// (discard).",
+        "Sink (required): tikv://PD[,PD][?keyspace=ID&api-version=v2], s3://BUCKET/PREFIX (a log archive), "
+        "kafka://HOST:PORT[,HOST:PORT]/TOPIC[?protocol=open-protocol|json&…] or blackhole:// (discard).",
         metavar="URL",
     )
 

@@ -148,13 +148,15 @@ def _text(value: object) -> str:
 
 def _wrong_variables(context: typer.Context, commands: dict[CommandPath, TyperCommand]) -> Iterator[str]:
     """Yield a message for each wrong ``TIKV_BR_`` variable."""
+    from tikv_br.incremental.kafka.url import PASSWORD_VARIABLE, USER_VARIABLE
+
     takers: dict[str, TyperOption] = {}
     for leaf in commands.values():
         for option in leaf.params:
             if isinstance(option, TyperOption):
                 takers |= dict.fromkeys(variables(option), option)
     for name, value in sorted(os.environ.items()):
-        if not name.startswith("TIKV_BR_") or not value:
+        if not name.startswith("TIKV_BR_") or name in {USER_VARIABLE, PASSWORD_VARIABLE} or not value:
             continue
         if name not in takers:
             yield f"environment: {name} is not a setting{nearest(name, takers)}"

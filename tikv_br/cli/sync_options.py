@@ -131,7 +131,7 @@ class SinkFlags(Flags):
     sink: str = flag(
         "",
         "Sink (required): tikv://PD[,PD][?keyspace=ID&api-version=v2], s3://BUCKET/PREFIX or local:///DIR (a log archive), "
-        "file:///PATH, - (stdout), blackhole:// (discard).",
+        "kafka://HOST:PORT[,HOST:PORT]/TOPIC[?protocol=open-protocol|json&…], file:///PATH, - (stdout), blackhole:// (discard).",
         metavar="URL",
     )
     sink_tls: SinkTlsFlags
@@ -160,9 +160,32 @@ class SinkFlags(Flags):
             raise UsageError("--sink is missing", hint="Pass a URL, for example --sink tikv://PD.")
         if self.allow_loss not in {"", "ttl"}:
             raise UsageError(f"--allow-loss {self.allow_loss!r} is not valid: a sink takes ttl only")
+        from tikv_br.incremental.kafka.url import KafkaUrl
         from tikv_br.incremental.sinks.url import parse
 
-        return parse(self.sink, (storage or shared.StorageFlags()).locate)
+        target = parse(self.sink, (storage or shared.StorageFlags()).locate)
+        if isinstance(target, KafkaUrl):
+            self._check_kafka()
+        return target
+
+    def _check_kafka(self) -> None:
+        """Refuse flags that would have no effect on a kafka:// sink. Raises `UsageError`."""
+        plain = SinkFlags(sink_tls=SinkTlsFlags())
+        if self.sink_tls != plain.sink_tls:
+            raise UsageError(
+                "--sink-ca, --sink-cert and --sink-key are for a tikv:// sink",
+                hint="Append ca=FILE, and if needed cert=FILE&key=FILE, to the kafka:// address.",
+            )
+        if self.sink_batch_size != plain.sink_batch_size:
+            raise UsageError(
+                "--sink-batch-size is for a tikv:// sink", hint="Append max-batch-size=N to the kafka:// address."
+            )
+        if self.sink_concurrency != plain.sink_concurrency:
+            raise UsageError(
+                "--sink-concurrency is for a tikv:// sink: a Kafka producer decides itself", hint="Leave it out."
+            )
+        if self.allow_loss:
+            raise UsageError("--allow-loss is for a tikv:// sink: a kafka:// sink keeps TTLs", hint="Leave it out.")
 
     def options(self, source: shared.ClusterFlags) -> SinkOptions:
         """How to write."""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from tests.integration.kafka_server import KafkaBroker, kafka_broker
 from tests.support.live_cluster import LiveCluster, live_cluster
 from tikv_br.formats.api_version import ApiVersion
 
@@ -25,6 +26,13 @@ def targets(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clusters]:
     """Smaller ones, to be written to."""
     with _started(tmp_path_factory, stores=1, regions=2) as get:
         yield get
+
+
+@pytest.fixture(scope="session")
+def broker() -> Iterator[KafkaBroker]:
+    """A Kafka broker at which everything is allowed; it uses a core for seconds to start."""
+    with kafka_broker() as broker:
+        yield broker
 
 
 @contextlib.contextmanager

@@ -48,6 +48,7 @@ def test_reads_addresses(url: str, target: Target) -> None:
     [
         "",
         "kafka://a:1",
+        "kafka://a:1/topic?protocol=avro",
         "tikv://",
         "tikv://a",
         "tikv://a:1/path",
@@ -90,7 +91,7 @@ def test_what_several_machines_cannot_share(url: str) -> None:
     """A changefeed, whose captures may be anywhere, goes to a cluster or nowhere."""
     with pytest.raises(UsageError, match="several machines"):
         check_shared(parse(url))
-    for shared in ("tikv://pd:2379", "blackhole://", "s3://bucket/prefix"):
+    for shared in ("tikv://pd:2379", "blackhole://", "s3://bucket/prefix", "kafka://h:1/topic"):
         check_shared(parse(shared))
     with pytest.raises(UsageError, match="credentials"):
         check_shared(parse("s3://bucket/prefix?access-key=a&secret-access-key=b"))

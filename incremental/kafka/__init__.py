@@ -1,0 +1,8 @@
+"""Changes in Kafka topics: how they are written as messages, and how brokers are reached.
+
+Modules, in reading order:
+- messages: the protocols, as encoders and decoders
+- url: ``kafka://`` addresses and their parameters
+- client: librdkafka's configuration, and its errors as ours
+- topic: looks up, checks and creates the topic
+"""
