@@ -144,7 +144,7 @@ class SinkFlags(Flags):
 
     sink: str = flag(
         "",
-        "Sink (required): tikv://PD[,PD][?keyspace=ID&api-version=v2], s3://BUCKET/PREFIX or local:///DIR (a log archive), "
+        "Sink (required): tikv://PD[,PD][?keyspace=ID&api-version=v2], s3://BUCKET/PREFIX, gcs://, azure:// or local:///DIR (a log archive), "
         "file:///PATH, - (stdout), blackhole:// (discard).",
         metavar="URL",
     )
@@ -255,7 +255,7 @@ class StateFlags(Flags):
     )
     state_dir: str = flag(
         "",
-        "Directory or URL for the checkpoint: a path, s3://…, or etcd:// (see --etcd). Required by `sync --mode feed`; the default for a "
+        "Directory or URL for the checkpoint: a path, s3://…, gcs://…, azure://…, or etcd:// (see --etcd). Required by `sync --mode feed`; the default for a "
         "log archive is state/ in it.",
         metavar="DIR|URL",
     )
