@@ -19,8 +19,8 @@ from tikv_br.storage.url import StorageLocation
 from tikv_br.storage.url import parse as parse_location
 
 FORMS = (
-    "tikv://PD[,PD], s3://BUCKET/PREFIX or local:///DIR (a log archive), kafka://HOST:PORT[,HOST:PORT]/TOPIC, "
-    "file:///PATH, - (or stdout://), blackhole://"
+    "tikv://PD[,PD], s3://BUCKET/PREFIX, gcs://BUCKET/PREFIX, azure://CONTAINER/PREFIX or local:///DIR (a log archive), "
+    "kafka://HOST:PORT[,HOST:PORT]/TOPIC, file:///PATH, - (or stdout://), blackhole://"
 )
 
 _SECONDS = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
@@ -115,7 +115,7 @@ def parse(url: str, locate: Callable[[str], StorageLocation] = parse_location) -
             return _tikv(parts.netloc + parts.path.rstrip("/"), parts.query)
         case "file" if not parts.netloc and len(parts.path) > 1 and not parts.query:
             return FileTarget(Path(unquote(parts.path)))
-        case "s3" | "local":
+        case "s3" | "gcs" | "gs" | "azure" | "azblob" | "local":
             return _log(url, locate)
         case "kafka":
             return _kafka(url)
@@ -129,20 +129,21 @@ def parse(url: str, locate: Callable[[str], StorageLocation] = parse_location) -
 def check_shared(target: Target) -> None:
     """Refuse a target that several processes cannot write to. Raises `UsageError`."""
     is_shared = isinstance(target, TikvTarget | KafkaUrl | BlackholeTarget)
-    if not is_shared and not (isinstance(target, LogTarget) and target.location.scheme == "s3"):
+    if not is_shared and not (isinstance(target, LogTarget) and target.location.is_cloud):
         raise UsageError(
             f"a changefeed cannot write to {target}, because captures on several machines share the work",
-            hint="Pass --sink tikv://PD, kafka://HOST:PORT/TOPIC or s3://BUCKET/PREFIX, or use `tikv-br sync`, which writes files.",
+            hint="Pass --sink tikv://PD, kafka://HOST:PORT/TOPIC, s3://BUCKET/PREFIX or another cloud, or use `tikv-br sync`, which writes files.",
         )
     if isinstance(target, KafkaUrl) and target.password_in_address:
         raise UsageError(
             "the address of a changefeed's sink must not contain a password: it is saved in etcd",
             hint=f"Set {kafka_url.PASSWORD_VARIABLE} in the environment of this command and of every capture.",
         )
-    if isinstance(target, LogTarget) and target.location.s3.access_key:
+    if isinstance(target, LogTarget) and (target.location.has_secrets or target.location.gcs.credentials_file):
         raise UsageError(
             "the address of a changefeed's sink must not contain credentials: it is saved in etcd",
-            hint="Let the captures find them in the environment (AWS_ACCESS_KEY_ID, …), a profile or an instance role.",
+            hint="Let the captures find them in the environment (AWS_ACCESS_KEY_ID, AZURE_STORAGE_KEY, GOOGLE_APPLICATION_CREDENTIALS …), "
+            "a profile, or the role or identity of their machines.",
         )
 
 

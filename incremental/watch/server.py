@@ -1,4 +1,4 @@
-"""The HTTP server of ``--status-addr``: ``/`` (a page), ``/status``, ``/history``, ``/healthz`` and ``/metrics``.
+"""The HTTP server of ``--status-addr``: ``/status``, ``/healthz`` and ``/metrics``; of syncs also ``/`` (a page) and ``/history``.
 
 Read-only. Listens on loopback unless another address is given. Figures need the key; without it, clients get the page (which
 contains no figures) and the health status.
@@ -20,7 +20,8 @@ from dataclasses import asdict, dataclass
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import resources
-from urllib.parse import parse_qs, urlsplit
+from typing import ClassVar, Protocol
+from urllib.parse import SplitResult, parse_qs, urlsplit
 
 from tikv_br import __version__
 from tikv_br.errors import UsageError
@@ -38,7 +39,6 @@ REQUEST_TIMEOUT = 10.0
 """Seconds that one read from or write to a client may take; then its connection is closed."""
 NO_KEY = SecretText()
 """No key is required."""
-PUBLIC_PATHS = {"/", "/healthz"}
 _MILLISECONDS = re.compile(r"[0-9]{1,19}", re.ASCII)
 JSON = "application/json"
 TEXT = "text/plain; charset=utf-8"
@@ -65,37 +65,81 @@ KEY_REQUIRED = HttpResponse(
 )
 
 
-class StatusApi:
-    """Answers requests about the syncs of this process. Thread-safe."""
+class Reporter(Protocol):
+    """What a process reports of itself. Called from any thread; must not raise."""
 
-    def __init__(self, statuses: StatusSource, history: History, max_lag: float, key: SecretText) -> None:
-        self._statuses, self._history, self._max_lag, self._key = statuses, history, max_lag, key
-        self._metrics = Metrics(statuses, max_lag)
-        self._page = resources.files("tikv_br.incremental.watch").joinpath("page.html").read_bytes()
+    def status(self) -> dict[str, object]:
+        """The JSON of ``/status``."""
+
+    def problems(self) -> list[str]:
+        """Why it is unhealthy, in lines; empty if it is not."""
+
+    def degradations(self) -> list[str]:
+        """What may soon make it unhealthy, in lines."""
+
+    def metrics(self, accept: str) -> tuple[str, bytes]:
+        """Content type and text for Prometheus. Raises `TypeError` if `accept` asks for a version that is no number."""
+
+
+class StatusApi:
+    """Answers requests about this process. Thread-safe."""
+
+    PATHS: ClassVar[tuple[str, ...]] = ("/status", "/healthz", "/metrics")
+    PUBLIC_PATHS: ClassVar[frozenset[str]] = frozenset({"/healthz"})
+
+    def __init__(self, reporter: Reporter, key: SecretText) -> None:
+        self._reporter, self._key = reporter, key
 
     def answer(self, target: str, accept: str, authorization: str) -> HttpResponse:
         """Answer a GET of a path with its query; `accept` and `authorization` are the values of these headers."""
         url = urlsplit(target)
         authorized = self._is_authorized(authorization)
-        if url.path not in PUBLIC_PATHS and not authorized:
+        if url.path not in self.PUBLIC_PATHS and not authorized:
             return KEY_REQUIRED
         match url.path:
-            case "/":
-                return HttpResponse("text/html; charset=utf-8", self._page)
             case "/status":
-                return HttpResponse(JSON, _json(self._status()))
-            case "/history":
-                return self._points(parse_qs(url.query).get("since", ["0"])[0])
+                return HttpResponse(JSON, _json(self._reporter.status()))
             case "/healthz":
                 return self._health(details=authorized)
             case "/metrics":
                 return self._render_metrics(accept)
             case _:
-                return HttpResponse(
-                    TEXT, b"not found; paths: /, /status, /history, /healthz, /metrics\n", HTTPStatus.NOT_FOUND
-                )
+                return self._answer_more(url)
 
-    def _status(self) -> dict[str, object]:
+    def _answer_more(self, _url: SplitResult) -> HttpResponse:
+        return HttpResponse(TEXT, f"not found; paths: {', '.join(self.PATHS)}\n".encode(), HTTPStatus.NOT_FOUND)
+
+    def _render_metrics(self, accept: str) -> HttpResponse:
+        try:
+            return HttpResponse(*self._reporter.metrics(accept))
+        except TypeError:  # raised by the Prometheus client if the version is not a number
+            return HttpResponse(
+                TEXT, b"the header Accept asks for an unsupported version of the text format\n", HTTPStatus.BAD_REQUEST
+            )
+
+    def _is_authorized(self, authorization: str) -> bool:
+        scheme, _, given = authorization.partition(" ")
+        expected = self._key.reveal().encode()
+        return not expected or (scheme.lower() == "bearer" and hmac.compare_digest(given.strip().encode(), expected))
+
+    def _health(self, *, details: bool) -> HttpResponse:
+        if problems := self._reporter.problems():
+            text = "\n".join(problems) if details else "unhealthy"
+            return HttpResponse(TEXT, f"{text}\n".encode(), HTTPStatus.SERVICE_UNAVAILABLE)
+        if degraded := self._reporter.degradations():
+            return HttpResponse(TEXT, "\n".join(["degraded", *(degraded if details else ()), ""]).encode())
+        return HttpResponse(TEXT, b"ok\n")
+
+
+class SyncReporter:
+    """Reports all syncs of this process: a `Reporter`."""
+
+    def __init__(self, statuses: StatusSource, max_lag: float) -> None:
+        self._statuses, self._max_lag = statuses, max_lag
+        self._metrics = Metrics(statuses, max_lag)
+
+    def status(self) -> dict[str, object]:
+        """Each sync with its figures."""
         syncs = []
         for each in self._statuses():
             figures = asdict(each.status) if each.status is not None else None
@@ -112,6 +156,37 @@ class StatusApi:
             "syncs": syncs,
         }
 
+    def problems(self) -> list[str]:
+        """A line for each unhealthy sync."""
+        return [f"{each.name}: {problem}" for each in self._statuses() if (problem := each.problem(self._max_lag))]
+
+    def degradations(self) -> list[str]:
+        """A line for each degraded one."""
+        return [f"{each.name}: {each.degraded}" for each in self._statuses() if each.degraded]
+
+    def metrics(self, accept: str) -> tuple[str, bytes]:
+        """See `Metrics`."""
+        return self._metrics.render(accept)
+
+
+class SyncApi(StatusApi):
+    """Answers requests about the syncs of this process, also with a page. Thread-safe."""
+
+    PATHS = ("/", "/status", "/history", "/healthz", "/metrics")
+    PUBLIC_PATHS = frozenset({"/", "/healthz"})
+
+    def __init__(self, reporter: SyncReporter, history: History, key: SecretText) -> None:
+        super().__init__(reporter, key)
+        self._history = history
+        self._page = resources.files("tikv_br.incremental.watch").joinpath("page.html").read_bytes()
+
+    def _answer_more(self, url: SplitResult) -> HttpResponse:
+        if url.path == "/":
+            return HttpResponse("text/html; charset=utf-8", self._page)
+        if url.path == "/history":
+            return self._points(parse_qs(url.query).get("since", ["0"])[0])
+        return super()._answer_more(url)
+
     def _points(self, since: str) -> HttpResponse:
         """The history as columns per sync, which is what the page plots."""
         if not _MILLISECONDS.fullmatch(since):
@@ -121,30 +196,6 @@ class StatusApi:
             for name, points in self._history.since(int(since)).items()
         }
         return HttpResponse(JSON, _json(columns))
-
-    def _render_metrics(self, accept: str) -> HttpResponse:
-        try:
-            return HttpResponse(*self._metrics.render(accept))
-        except TypeError:  # raised by the Prometheus client if the version is not a number
-            return HttpResponse(
-                TEXT, b"the header Accept asks for an unsupported version of the text format\n", HTTPStatus.BAD_REQUEST
-            )
-
-    def _is_authorized(self, authorization: str) -> bool:
-        scheme, _, given = authorization.partition(" ")
-        expected = self._key.reveal().encode()
-        return not expected or (scheme.lower() == "bearer" and hmac.compare_digest(given.strip().encode(), expected))
-
-    def _health(self, *, details: bool) -> HttpResponse:
-        statuses = self._statuses()
-        unhealthy = [f"{each.name}: {problem}" for each in statuses if (problem := each.problem(self._max_lag))]
-        if unhealthy:
-            text = "\n".join(unhealthy) if details else "unhealthy"
-            return HttpResponse(TEXT, f"{text}\n".encode(), HTTPStatus.SERVICE_UNAVAILABLE)
-        degraded = [f"{each.name}: {each.degraded}" for each in statuses if each.degraded]
-        if degraded:
-            return HttpResponse(TEXT, "\n".join(["degraded", *(degraded if details else ()), ""]).encode())
-        return HttpResponse(TEXT, b"ok\n")
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -196,19 +247,26 @@ class _Server(ThreadingHTTPServer):
 def serve(
     address: Address, statuses: StatusSource, *, max_lag: float = MAX_LAG, key: SecretText = NO_KEY
 ) -> Iterator[Address]:
+    """Serve the status of syncs until the end of the block; see `serve_api`."""
+    history = History(statuses)
+    with serve_api(address, SyncApi(SyncReporter(statuses, max_lag), history, key)) as chosen, history:
+        yield chosen
+
+
+@contextmanager
+def serve_api(address: Address, api: StatusApi) -> Iterator[Address]:
     """Serve until the end of the block; yields the address with the chosen port.
 
     Raises `UsageError` if it cannot listen there.
     """
-    history = History(statuses)
     try:
-        server = _Server(address, StatusApi(statuses, history, max_lag, key))
+        server = _Server(address, api)
     except OSError as error:
         raise UsageError(
             f"cannot listen on --status-addr {address}: {error.strerror or error}",
             hint="Pass another port, or port 0 for any free one.",
         ) from None
-    with server, history:
+    with server:
         thread = threading.Thread(target=server.serve_forever, args=(POLL_SECONDS,), name="status", daemon=True)
         thread.start()
         try:

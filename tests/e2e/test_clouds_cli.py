@@ -10,6 +10,7 @@ from tests.e2e.command import succeed, tikv_br
 from tests.integration.cloud_servers import ACCOUNT, ACCOUNT_KEY, CONTAINER, AzureServer, azurite_server
 from tests.integration.gcs_server import GcsServer, gcs_server
 from tests.support.live_cluster import LiveCluster, contents, live_cluster
+from tests.support.ports import reserved_ports
 from tikv_br.formats.api_version import ApiVersion
 
 ROWS = {b"k%03d" % at: b"value %d" % at for at in range(200)}
@@ -87,3 +88,21 @@ def test_refusals(
     done = tikv_br("backup", "raw", "--pd", cluster.pd, *flags(azurite, container, key))
     assert (done.code, sentence in done.out + done.err) == (code, True)
     assert key not in done.out + done.err
+
+
+def test_nobody_answers(gcs: GcsServer) -> None:
+    """An endpoint where nobody listens is told within seconds, with its own exit code."""
+    with reserved_ports(1) as [port]:
+        nowhere = f"http://127.0.0.1:{port}"
+        for url in (
+            AzureServer(f"{nowhere}/{ACCOUNT}", None).url("backups"),
+            gcs.url("backups", endpoint=nowhere),
+        ):
+            done = tikv_br("list", "-s", url)
+            assert (done.code, "does not answer: connection refused" in done.err) == (20, True)
+
+
+def test_a_bucket_that_is_missing(gcs: GcsServer, cluster: LiveCluster) -> None:
+    """Of Google, too, it ends a backup before it does anything."""
+    done = tikv_br("backup", "raw", "--pd", cluster.pd, "-s", gcs.url("backup", "no-such-bucket"))
+    assert (done.code, "bucket 'no-such-bucket' does not exist" in done.err) == (24, True)

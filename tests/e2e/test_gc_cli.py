@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import subprocess
+import urllib.error
+import urllib.request
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,6 +18,7 @@ from tests.e2e.command import PROGRAM, environment, succeed, tikv_br
 from tests.e2e.conftest import Playgrounds
 from tests.support.etcd import real_etcd
 from tests.support.playground_admin import PlaygroundAdmin
+from tests.support.waiting import eventually
 from tikv_br.cluster.config import ClusterConfig
 from tikv_br.cluster.etcd import Etcd
 from tikv_br.cluster.pd import PdClient
@@ -52,6 +58,16 @@ def test_status(playgrounds: Playgrounds, tmp_path: Path) -> None:
     plugin = tikv_br("gc", "status", "--pd", address, "--nagios")
     assert (plugin.code, plugin.out.count("\n"), plugin.err) == (1, 1, "")
     assert plugin.out.startswith("TIKV-BR WARNING - gc: GC has never run")
+    with PdClient(ClusterConfig(pd=(address,))) as pd:
+        pd.update_gc_safe_point(minus_seconds(now, 30 * HOUR))
+    for limits, code, word in (
+        (("--warn", "31h"), 0, "OK"),
+        ((), 1, "WARNING"),
+        (("--warn", "1h", "--critical", "29h"), 2, "CRITICAL"),
+    ):
+        plugin = tikv_br("gc", "status", "--pd", address, "--nagios", *limits)
+        assert (plugin.code, plugin.err) == (code, "")
+        assert re.match(rf"TIKV-BR {word} - .*\| 'services'=2 'held_back'=\d+s 'gc_age'=1080\d\ds;", plugin.out)
 
 
 def test_nagios_where_pd_does_not_answer() -> None:
@@ -83,6 +99,84 @@ def test_run_until_stopped(playgrounds: Playgrounds, tmp_path: Path) -> None:
         assert {line["message_type"] for line in told} == {"gc"}
         assert not etcd.range("/gc-worker/election/").items
         assert re.search(r"^tikv_br_gc_leader 0.0$", file.read_text(), re.MULTILINE)
+
+
+@pytest.mark.slow
+def test_run_serves_its_status(playgrounds: Playgrounds, tmp_path: Path) -> None:
+    """The leader and the worker that waits serve status, metrics and health, behind a key; without etcd they are degraded."""
+    address, key = playgrounds["v2"], tmp_path / "key"
+    key.write_text("0123456789abcdef")
+    with real_etcd(tmp_path / "etcd") as server, contextlib.ExitStack() as stack:
+        command = ["gc", "run", "--pd", address, "--etcd", server.address, "--life-time", "1s"]
+        options = ["--status-addr", "0", "--status-key-file", str(key), "--output", "json"]
+        urls, names = [], []
+        for _worker in range(2):
+            process = stack.enter_context(
+                subprocess.Popen(
+                    [str(PROGRAM), *command, *options], stdout=subprocess.PIPE, text=True, env=environment(), cwd="/"
+                )
+            )
+            stack.callback(process.terminate)
+            assert process.stdout is not None
+            told = json.loads(process.stdout.readline())
+            assert (told["message_type"], told["key_file"]) == ("listening", str(key))
+            urls.append(told["url"])
+            eventually(partial(is_well, told["url"]))
+            names.append(status_of(urls[-1])["name"])
+        assert get(f"{urls[0]}status")[0] == get(f"{urls[0]}metrics")[0] == 401
+        leader, waiting = map(status_of, urls)
+        assert (leader["leads"], leader["healthy"], waiting["leads"], waiting["waits_for"]) == (
+            True,
+            True,
+            False,
+            names[0],
+        )
+        with PdClient(ClusterConfig(pd=(address,))) as pd:
+            assert leader["gc"]["safe_point"] == pd.gc_safe_point()
+        assert (waiting["gc"], waiting["services"]) == (None, [])
+        assert re.search(r"^tikv_br_gc_leader 1.0$", get(f"{urls[0]}metrics", key.read_text())[1], re.MULTILINE)
+        assert re.search(r"^tikv_br_gc_leader 0.0$", get(f"{urls[1]}metrics", key.read_text())[1], re.MULTILINE)
+        server.stop()
+        for url in urls:
+            eventually(partial(is_out, url, key.read_text()))
+        server.start()
+        for url in urls:
+            eventually(partial(is_well, url))
+
+
+def get(url: str, key: str = "") -> tuple[int, str]:
+    """Code and body."""
+    request = urllib.request.Request(url, headers={"Authorization": f"Bearer {key}"} if key else {})
+    try:
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+def is_well(url: str) -> bool:
+    """Whether the worker is healthy."""
+    return get(f"{url}healthz") == (200, "ok\n")
+
+
+def is_out(url: str, key: str) -> bool:
+    """Whether the worker is in no election, and says so."""
+    return get(f"{url}healthz", key)[1].startswith("degraded\nnot in the election")
+
+
+def status_of(url: str) -> dict[str, Any]:
+    """What /status says, with the key of the test."""
+    told: dict[str, Any] = json.loads(get(f"{url}status", "0123456789abcdef")[1])
+    return told
+
+
+def test_an_address_that_cannot_be_used(playgrounds: Playgrounds, tmp_path: Path) -> None:
+    """It is refused before the worker takes part in the election."""
+    with real_etcd(tmp_path / "etcd") as server, Etcd.connect([server.address]) as etcd:
+        busy = server.address.rpartition(":")[2]
+        refused = tikv_br("gc", "run", "--pd", playgrounds["v2"], "--etcd", server.address, "--status-addr", busy)
+        assert (refused.code, "cannot listen on --status-addr" in refused.err) == (2, True)
+        assert not etcd.range("/gc-worker/election/").items
 
 
 def test_run_refuses_clusters_without_versions(playgrounds: Playgrounds, tmp_path: Path) -> None:

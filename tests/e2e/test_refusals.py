@@ -144,6 +144,7 @@ WITHOUT_A_CLUSTER = [
     (["gc", "run", "--life-time", "0"], 2),
     (["gc", "run", "--interval", "500ms"], 2),
     (["gc", "run", "--lease", "1s"], 2),
+    (["gc", "run", "--status-addr", "foo"], 2),
     (["gc", "run", "--etcd-user", "x"], 2),
     (["config", "show", "nonsense"], 2),
     (["version", "--config", "/nowhere"], 2),

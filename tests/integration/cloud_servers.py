@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import email.utils
 import hashlib
 import hmac
 import os
+import signal
 import subprocess
+import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from urllib.parse import parse_qsl, quote, urlsplit
 
 from tests.integration.s3_servers import await_port
@@ -77,11 +81,12 @@ def sign(text: str) -> str:
 
 
 @contextmanager
-def azurite_server() -> Iterator[AzureServer]:
-    """Run Azurite in memory: it checks signatures, SAS tokens and conditions."""
+def azurite_server(folder: Path | None = None, *, port: int = 0) -> Iterator[AzureServer]:
+    """Run Azurite: it checks signatures, SAS tokens and conditions. In memory, or in a folder that it can be started in again."""
     program = find_tool("azurite-blob", hint="run scripts/install_azurite.sh, or set AZURITE", variable="AZURITE")
-    with reserved_ports(1) as [port]:
-        arguments = [program, "--blobHost", "127.0.0.1", "--blobPort", str(port), "--inMemoryPersistence", "--silent"]
+    with contextlib.nullcontext([port]) if port else reserved_ports(1) as [number]:
+        place = ["--location", str(folder)] if folder else ["--inMemoryPersistence"]
+        arguments = [program, "--blobHost", "127.0.0.1", "--blobPort", str(number), *place, "--silent"]
         process = subprocess.Popen(
             [*arguments, "--skipApiVersionCheck", "--disableTelemetry"],
             stdout=subprocess.DEVNULL,
@@ -89,10 +94,12 @@ def azurite_server() -> Iterator[AzureServer]:
             env={**os.environ, "AZURITE_ACCOUNTS": f"{ACCOUNT}:{ACCOUNT_KEY}"},
         )
         try:
-            await_port(port, process)
-            server = AzureServer(f"http://127.0.0.1:{port}/{ACCOUNT}", process)
-            server.request("PUT", CONTAINER, "restype=container")
+            await_port(number, process)
+            server = AzureServer(f"http://127.0.0.1:{number}/{ACCOUNT}", process)
+            with contextlib.suppress(urllib.error.HTTPError):  # there since the last start
+                server.request("PUT", CONTAINER, "restype=container")
             yield server
         finally:
-            process.kill()
+            # It saves its index every five seconds, and at its end.
+            process.send_signal(signal.SIGTERM if folder else signal.SIGKILL)
             process.wait()

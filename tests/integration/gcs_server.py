@@ -1,16 +1,18 @@
 """Google Cloud Storage for tests: fake-gcs-server keeps the objects, behind a translator from the XML API to its JSON API.
 
 obstore speaks the XML API, with which Google's servers can do all of this. fake-gcs-server v1.56.1 has of it only reads: a PUT is
-"invalid uploadType", ``POST ?uploads`` is 405. Its JSON API has conditional writes (``ifGenerationMatch=0`` answers 412), and those
+"invalid uploadType", ``POST ?uploads`` is 405, and no option changes that (its issues 331 and 852 ask for it). Its JSON API has conditional writes (``ifGenerationMatch=0`` answers 412), and those
 decide here. Uploads of parts are put together by the translator.
 """
 
 from __future__ import annotations
 
+import contextlib
 import email.utils
 import http.client
 import json
 import secrets
+import socket
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -19,7 +21,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
 from xml.sax.saxutils import escape
 
@@ -92,7 +94,8 @@ class Translator(BaseHTTPRequestHandler):
 
     protocol_version = "HTTP/1.1"
     port: ClassVar[int]
-    uploads: ClassVar[dict[str, dict[int, bytes]]]
+    uploads: ClassVar[dict[str, dict[int, bytes]]] = {}
+    """Parts of uploads by their ids, also after a restart."""
     classes: ClassVar[dict[str, str]]
 
     def _serve(self) -> None:
@@ -205,36 +208,62 @@ def mark_of(item: dict[str, Any]) -> str:
     return f'"{item["etag"].strip(chr(34))}"'
 
 
+class Front(ThreadingHTTPServer):
+    """The server of the translator: when it is closed, so are its connections, as of a process that was killed."""
+
+    def __init__(self, port: int, handler: type[BaseHTTPRequestHandler]) -> None:
+        super().__init__(("127.0.0.1", port), handler)
+        self._connections: list[socket.socket] = []
+        self._thread = threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.05})
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self.shutdown()
+        self._thread.join()
+        self.server_close()
+        for connection in self._connections:
+            with contextlib.suppress(OSError):  # closed already
+                connection.shutdown(socket.SHUT_RDWR)
+
+    def get_request(self) -> tuple[socket.socket, Any]:
+        """Accept a connection."""
+        connection, address = super().get_request()
+        self._connections.append(connection)
+        return connection, address
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Keep silent of connections that break off."""
+
+
 @contextmanager
-def gcs_server(folder: Path) -> Iterator[GcsServer]:
-    """Run fake-gcs-server in memory, and the translator in a thread."""
+def gcs_server(folder: Path, *, port: int = 0, on_disk: bool = False) -> Iterator[GcsServer]:
+    """Run fake-gcs-server in memory, or in the folder, where it can be started again; and the translator in a thread."""
     program = find_tool(
         "fake-gcs-server",
         hint="run scripts/install_fake_gcs_server.sh, or set FAKE_GCS_SERVER",
         variable="FAKE_GCS_SERVER",
     )
-    with reserved_ports(1) as [port]:
-        arguments = [program, "-scheme", "http", "-host", "127.0.0.1", "-port", str(port), "-backend", "memory"]
+    with reserved_ports(1) as [inner]:
+        arguments = [program, "-scheme", "http", "-host", "127.0.0.1", "-port", str(inner)]
+        backend = ["-backend", "filesystem", "-filesystem-root", str(folder / "objects")]
+        arguments += backend if on_disk else ["-backend", "memory"]
         process = subprocess.Popen(arguments, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         try:
-            await_port(port, process)
-            made = json.dumps({"name": BUCKET}).encode()
-            assert call(port, "POST", "/storage/v1/b?project=tests", made).status == 200
+            await_port(inner, process)
+            if call(inner, "GET", f"/storage/v1/b/{BUCKET}").status != 200:
+                made = json.dumps({"name": BUCKET}).encode()
+                assert call(inner, "POST", "/storage/v1/b?project=tests", made).status == 200
             classes: dict[str, str] = {}
-            handler = type("Handler", (Translator,), {"port": port, "uploads": {}, "classes": classes})
-            front = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-            thread = threading.Thread(target=front.serve_forever, kwargs={"poll_interval": 0.05})
-            thread.start()
-            try:
+            handler = type("Handler", (Translator,), {"port": inner, "classes": classes})
+            with Front(port, handler) as front:
                 endpoint = f"http://127.0.0.1:{front.server_port}"
                 credentials = folder / "key.json"
                 key = dict.fromkeys(("client_email", "private_key", "private_key_id"), "")
                 credentials.write_text(json.dumps({**key, "gcs_base_url": endpoint, "disable_oauth": True}))
-                yield GcsServer(endpoint, port, credentials, classes)
-            finally:
-                front.shutdown()
-                thread.join()
-                front.server_close()
+                yield GcsServer(endpoint, inner, credentials, classes)
         finally:
             process.kill()
             process.wait()

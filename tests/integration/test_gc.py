@@ -184,6 +184,31 @@ def test_one_that_was_suspended_does_no_harm(tmp_path: Path, server: EtcdServer)
 
 
 @pytest.mark.slow
+def test_pd_leaders_that_change(tmp_path: Path, server: EtcdServer) -> None:
+    """Rounds go on with each new leader of PD, there and back; nothing is passed, and nothing steps back."""
+    log = tmp_path / "rounds"
+    with (
+        live_cluster(tmp_path / "cluster", ApiVersion.V2, stores=1, pd_members=2) as live,
+        Forks("tikv_br.gc.worker", "tikv_br.cluster.cluster", __name__) as fork,
+    ):
+        pd = live.cluster.pd
+        held = minus_seconds(pd.tso(), LIFE / 2)
+        pd.update_service_safe_point("held", HOUR, held)
+        fork.start(partial(work, live.pd, server.address, str(log), life_time=1.0))
+        goes_on(log)
+        led = set()
+        for _change in range(2):
+            led.add(pd.connection.leader.address)
+            live.run("move-pd-leader", seconds=1)
+            goes_on(log)
+            assert pd.gc_safe_point() == held
+        assert len(led) == 2
+        pd.update_service_safe_point("held", 0, 0)
+        eventually(lambda: pd.gc_safe_point() > held)
+        assert [ts for _, ts, _ in rounds(log)] == sorted(ts for _, ts, _ in rounds(log))
+
+
+@pytest.mark.slow
 def test_pd_and_etcd_that_go_away(tmp_path: Path) -> None:
     """A PD that refuses, has no leader or does not answer, and an etcd that restarts, stop GC for as long, and no longer."""
     with (

@@ -121,6 +121,8 @@ class CheckOptions:
     spark_settings: SparkSettings = NO_SETTINGS
     timeout: float = 10.0
     """How long one probe may take."""
+    send_credentials: bool = True
+    """Whether stores are sent the credentials of this process, as by backups and restores."""
 
 
 class _Once(Generic[T]):

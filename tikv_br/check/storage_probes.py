@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from tikv_br.check.probe import Figure, Probe, ProbeContext, ProbeOutcome, ProbeSkipped, fail, ok, warn
+from tikv_br.check.store_storage import probe_store_storage
 from tikv_br.errors import StorageConflict, StorageError, StorageObjectMissing
 from tikv_br.storage.base import ObjectStore, exists
 from tikv_br.storage.url import StorageLocation
@@ -147,7 +148,7 @@ def storage_probes(location: StorageLocation | None) -> tuple[Probe, ...]:
         "delete": delete_twice,
     }
     probes = [Probe(f"storage-{name}", functools.partial(_on_scratch, act, name)) for name, act in acts.items()]
-    return (reach, *probes, Probe("storage-space", probe_space))
+    return (reach, *probes, Probe("storage-stores", probe_store_storage), Probe("storage-space", probe_space))
 
 
 def remove_scratch(context: ProbeContext) -> None:

@@ -173,7 +173,7 @@ def _back_up(options: BackupOptions, flags: RawBackupFlags, reporter: Reporter) 
 
 
 class MergeFlags(shared.BackupFlags):
-    storage: str = shared.storage("URL for the new backup: local:///DIR or s3://BUCKET/PREFIX?endpoint=…&region=…")
+    storage: str = shared.storage(f"URL for the new backup: {shared.URLS}")
     base: str = flag(
         REQUIRED,
         "Newest backup to merge, full or incremental. The backups it is based on are found and merged too.",

@@ -109,7 +109,7 @@ class SharedSinkFlags(SinkFlags):
 
     sink: str = flag(
         "",
-        "Sink (required): tikv://PD[,PD][?keyspace=ID&api-version=v2], s3://BUCKET/PREFIX (a log archive), "
+        "Sink (required): tikv://PD[,PD][?keyspace=ID&api-version=v2], s3://BUCKET/PREFIX, gcs:// or azure:// (a log archive), "
         "kafka://HOST:PORT[,HOST:PORT]/TOPIC[?protocol=open-protocol|json&…] or blackhole:// (discard).",
         metavar="URL",
     )

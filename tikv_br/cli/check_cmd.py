@@ -36,6 +36,7 @@ class CheckFlags(shared.CommandFlags):
         "Also check this storage URL, with temporary objects below tikv-br-check/.", default=""
     )
     s3: shared.S3Flags
+    send_credentials: bool = shared.SEND_CREDENTIALS()
     spark: ProbedSparkFlags
     timeout: str = flag("10s", "Maximum time per probe.", metavar="DURATION")
     nagios: bool = flag(False, "Print one line for Nagios; exit code 0 OK, 1 warning, 2 critical, 3 unknown.")
@@ -68,7 +69,10 @@ def _options(flags: CheckFlags) -> CheckOptions:
         busy_budget=0.0,
     )
     spark = flags.spark
-    return CheckOptions(short, place, spark.executor, spark.spark_master, spark.spark_settings(), seconds)
+    settings = spark.spark_settings()
+    return CheckOptions(
+        short, place, spark.executor, spark.spark_master, settings, seconds, send_credentials=flags.send_credentials
+    )
 
 
 def _show(asked: CheckOptions, out: Output) -> None:

@@ -21,9 +21,7 @@ app = typer.Typer(cls=DefaultCommandGroup, rich_markup_mode=None, no_args_is_hel
 
 
 class ExportFlags(shared.BackupFlags):
-    storage: str = shared.storage(
-        "URL of an empty place for the files: local:///DIR or s3://BUCKET/PREFIX?endpoint=…&region=…"
-    )
+    storage: str = shared.storage(f"URL of an empty place for the files: {shared.URLS}")
     format: Literal["parquet", "csv", "jsonl"] = flag("parquet", "Format of the files.")
     encoding: Literal["raw", "hex", "escaped"] | None = flag(
         None,

@@ -16,7 +16,8 @@ import typer
 from tikv_br.cli import shared
 from tikv_br.cli.command import REQUIRED, argument, command, flag
 from tikv_br.cli.output import Output, human_seconds
-from tikv_br.cli.sync_view import signals_stop
+from tikv_br.cli.sync_options import ServerFlags
+from tikv_br.cli.sync_view import show_address, signals_stop
 from tikv_br.errors import Interrupted, TikvBrError, UsageError
 from tikv_br.redaction import redact
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from tikv_br.cluster.config import ClusterConfig
     from tikv_br.gc.metrics import WorkerFigures
     from tikv_br.gc.status import GcReport, ServiceReport
+    from tikv_br.gc.watch import WorkerWatch
 
 log = logging.getLogger(__name__)
 app = typer.Typer(rich_markup_mode=None, no_args_is_help=True, add_completion=False)
@@ -54,6 +56,7 @@ class RunFlags(shared.CommandFlags):
         "10s", "Lease TTL. If the leader dies, another worker takes over after this time.", kind=shared.TIME
     )
     metrics_file: str = flag("", METRICS_FILE, metavar="FILE")
+    server: ServerFlags
 
     def check(self) -> None:
         """Check the flags before any connection is made. Raises `UsageError`."""
@@ -62,6 +65,7 @@ class RunFlags(shared.CommandFlags):
                 raise UsageError(f"{name} is too short: pass at least {SHORTEST:g}s")
         if not SHORTEST_LEASE <= self.lease <= LONGEST_LEASE:
             raise UsageError(f"--lease {self.lease:g}s is out of range: pass {SHORTEST_LEASE:g}s to {LONGEST_LEASE:g}s")
+        self.server.check()
 
 
 @command(app, "gc run", example="tikv-br gc run --pd 10.0.0.1:2379 --life-time 24h")
@@ -73,24 +77,46 @@ def run(flags: RunFlags) -> None:
     from tikv_br.cluster.cluster import Cluster
     from tikv_br.cluster.etcd import Etcd
     from tikv_br.gc.metrics import WorkerFigures, write_metrics
-    from tikv_br.gc.worker import ClusterGc, GcWorker, WorkerOptions, check_has_versions
+    from tikv_br.gc.watch import WorkerWatch
+    from tikv_br.gc.worker import ClusterGc, GcWorker, WorkerOptions, check_has_versions, worker_name
 
     options = WorkerOptions(flags.life_time, flags.interval, round(flags.lease))
     stop, file = threading.Event(), Path(flags.metrics_file) if flags.metrics_file else None
+    watch = WorkerWatch(name := worker_name(), options, _state_fields)
     with Cluster.connect(options.hurry(config)) as cluster, Etcd.open(etcd_config) as etcd:
         check_has_versions(cluster)
         if file is not None:  # an unusable one is refused at once; later it is a warning
             write_metrics(file, None, WorkerFigures())
-        with signals_stop(stop, "Another worker takes over, if one runs.") as received:
-            worker = GcWorker(etcd, ClusterGc(cluster.pd), options, partial(_show_round, flags.out, file))
-            worker.run(stop)
+        with (
+            _serving(flags.out, watch, flags.server),
+            signals_stop(stop, "Another worker takes over, if one runs.") as received,
+        ):
+            show = partial(_show_round, flags.out, file, watch)
+            GcWorker(etcd, ClusterGc(cluster.pd), options, show, name).run(stop)
     flags.out.flush()
     if received:
         raise received[0]
 
 
-def _show_round(out: Output, file: Path | None, found: GcReport | None, figures: WorkerFigures) -> None:
+@contextlib.contextmanager
+def _serving(out: Output, watch: WorkerWatch, flags: ServerFlags) -> Iterator[None]:
+    """Serve the status of the worker, if asked to. Raises `UsageError` if the address cannot be used."""
+    address = flags.address()
+    if address is None:
+        yield
+        return
+    from tikv_br.incremental.watch.server import StatusApi, serve_api
+
+    with serve_api(address, StatusApi(watch, flags.key())) as chosen:
+        show_address(out, "/status", f"http://{chosen}/", flags.key_file())
+        yield
+
+
+def _show_round(
+    out: Output, file: Path | None, watch: WorkerWatch, found: GcReport | None, figures: WorkerFigures
+) -> None:
     """Show what PD has reported, if it has, and the figures; the worker logs the same for people."""
+    watch.show(found, figures)
     if found is not None and out.is_json:
         out.result("gc", _fields(found))
     if file is not None:
@@ -113,6 +139,25 @@ def _fields(found: GcReport) -> dict[str, object]:
         "held_seconds": found.held_seconds,
         "held_since_ms": found.held_since_ms,
     }
+
+
+def _service_fields(found: GcReport, each: ServiceReport) -> dict[str, object]:
+    return {
+        "service": each.service,
+        "service_kind": each.owner.kind.value,
+        "service_name": each.owner.name,
+        "safe_point": each.safe_point,
+        "safe_point_lag": each.lag,
+        "service_ttl": each.ttl,
+        "holds_gc": each == found.holder,
+    }
+
+
+def _state_fields(found: GcReport | None) -> dict[str, object]:
+    """The state of GC in ``/status``; nothing is known of it by a worker that does not lead."""
+    if found is None:
+        return {"gc": None, "services": []}
+    return {"gc": _fields(found), "services": [_service_fields(found, each) for each in found.services]}
 
 
 class StatusFlags(shared.CommandFlags):
@@ -182,19 +227,8 @@ def _show(out: Output, found: GcReport, outcome: ProbeOutcome) -> None:
         ("gc_worker", "GC itself", *_times(found.worker_safe_point, found.worker_lag), "never", "")
     ]
     for each in found.services:
-        out.result(
-            "gc_service",
-            {
-                "service": each.service,
-                "service_kind": each.owner.kind.value,
-                "service_name": each.owner.name,
-                "safe_point": each.safe_point,
-                "safe_point_lag": each.lag,
-                "service_ttl": each.ttl,
-                "holds_gc": each == holder,
-            },
-        )
-        rows.append(_row(each, holder))
+        out.result("gc_service", _service_fields(found, each))
+    rows += [_row(each, holder) for each in found.services]
     out.table(COLUMNS, rows)
 
 
@@ -211,12 +245,12 @@ def _times(safe_point: int, lag: float | None) -> tuple[str, str]:
 
 
 def _nagios(outcome: ProbeOutcome) -> int:
-    from tikv_br.check import run
     from tikv_br.check.probe import Result
+    from tikv_br.check.run import line, state
 
     results = [Result("gc", outcome, 0)]
-    Output().lines(redact(run.line(results)) + "\n")
-    return run.state(results)
+    Output().lines(redact(line(results)) + "\n")
+    return state(results)
 
 
 @contextlib.contextmanager

@@ -71,8 +71,7 @@ class BulkLoadFlags(shared.CommandFlags):
     )
     staging: str = flag(
         "",
-        "URL of a folder for the SSTs, which need about the space of the rows: local:///DIR or s3://BUCKET/PREFIX?endpoint=…&region=… "
-        "(required, but not with --mode put).",
+        f"URL of a folder for the SSTs, which need about the space of the rows: {shared.URLS} (required, but not with --mode put).",
         metavar="URL",
     )
     keep_staging: bool = flag(False, "Keep the SSTs after the load; they are a backup that `tikv-br restore` reads.")

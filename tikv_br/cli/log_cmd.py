@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(rich_markup_mode=None, no_args_is_help=True, add_completion=False)
 UPLOAD_RATE = partial(flag, "0", "Maximum upload rate in MiB/s (0 = unlimited).", kind=shared.RATE)
-PLACE = "Directory or prefix that contains the log: local:///dir or s3://bucket/prefix?endpoint=…&region=…"
+PLACE = f"Directory or prefix that contains the log: {shared.URLS}"
 
 
 @app.callback()

@@ -37,6 +37,9 @@ class StartFlags(DirectoryFlags):
     replicas: int | None = flag(None, "Replicas per region (default: up to 3).", limits=(1, 100))
     regions: int | None = flag(None, "Split until this many regions contain data (default: 1).", limits=(1, 100_000))
     pd_port: int = flag(0, "Port of PD (0 = the previous one, or any).", "--port", limits=(0, 65535), metavar="PORT")
+    pd_members: int | None = flag(
+        None, "Members of PD, of which one leads (default: 1).", "--pds", limits=(1, 7), metavar="N"
+    )
     region_split_size: int | None = flag(
         None, "Size above which regions are split (default: 256MiB).", kind=shared.SIZE
     )

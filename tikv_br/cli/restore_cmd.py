@@ -134,7 +134,7 @@ class RawRestoreFlags(RestoreFlags):
 
 
 class PointRestoreFlags(RestoreFlags):
-    storage: str = shared.storage("URL of the log archive: local:///DIR or s3://BUCKET/PREFIX?endpoint=…&region=…")
+    storage: str = shared.storage(f"URL of the log archive: {shared.URLS}")
     log_id: str = shared.LOG_ID()
     full_backup_storage: str = flag(REQUIRED, "URL of the backup to start from, full or incremental.", metavar="URL")
     restored_ts: str = flag(

@@ -336,9 +336,9 @@ class TaskFlags(SparkFlags):
 
 # ----------------------------------------------------------------------------------------------------- storage and backups
 
-_URLS = "local:///DIR, s3://BUCKET/PREFIX?endpoint=…&region=…, gcs://BUCKET/PREFIX or azure://CONTAINER/PREFIX"
-ONE_BACKUP = f"URL of one backup: {_URLS}"
-MANY_BACKUPS = f"Parent URL of the backups: {_URLS}"
+URLS = "local:///DIR, s3://BUCKET/PREFIX?endpoint=…&region=…, gcs://BUCKET/PREFIX or azure://CONTAINER/PREFIX"
+ONE_BACKUP = f"URL of one backup: {URLS}"
+MANY_BACKUPS = f"Parent URL of the backups: {URLS}"
 
 
 def storage(text: str, default: Any = REQUIRED) -> Any:  # noqa: ANN401 - as `flag`
@@ -462,9 +462,7 @@ LOG_ID = partial(flag, "default", "Name of the log archive (see `tikv-br log sta
 class LogSourceFlags(Flags):
     """A log to read."""
 
-    log: str = flag(
-        "", "Log archive to use with the backup: local:///DIR or s3://BUCKET/PREFIX?endpoint=…&region=….", metavar="URL"
-    )
+    log: str = flag("", f"Log archive to use with the backup: {URLS}.", metavar="URL")
     log_id: str = LOG_ID()
 
     def source(self, storage: StorageFlags) -> LogSource | None:
@@ -526,7 +524,7 @@ BACKUP_ID = partial(
 class BackupOrIndexFlags(IndexFlags):
     """The backup that a command is about, by its URL or by the root and its id."""
 
-    storage: str = storage(f"URL of one backup or, with ID, parent URL of the backups: {_URLS}")
+    storage: str = storage(f"URL of one backup or, with ID, parent URL of the backups: {URLS}")
 
     def backup(self, backup_id: str | None) -> BackupSet:
         """The backup with that id, or the one at ``--storage`` itself."""

@@ -40,17 +40,12 @@ SORTER_MEMORY = partial(
 )
 
 
-class StatusFlags(Flags):
-    """How and where status is reported."""
+class ServerFlags(Flags):
+    """Where status is served over HTTP."""
 
-    status_every: float = flag(
-        "10s",
-        "Interval between status lines on stderr, in --log-file or as JSON. A terminal shows the status live.",
-        kind=shared.TIME,
-    )
     status_addr: str = flag(
         "",
-        "Serve a status page, /status, /healthz and /metrics at this address (default host: 127.0.0.1).",
+        "Serve /status, /healthz and /metrics at this address (default host: 127.0.0.1).",
         metavar="[HOST:]PORT",
     )
     status_key_file: str = flag(
@@ -59,12 +54,9 @@ class StatusFlags(Flags):
         metavar="FILE",
     )
     no_status_key: bool = flag(False, "Serve /status and /metrics without a token.")
-    max_lag: float = flag("5m", "Checkpoint lag above which /healthz and metrics report unhealthy.", kind=shared.TIME)
 
     def check(self) -> None:
         """Check the flags before any connection is made. Raises `UsageError`."""
-        if self.status_every < SHORTEST_STATUS:
-            raise UsageError(f"--status-every is too short: pass at least {SHORTEST_STATUS:g}s")
         if self.address() is not None:
             self.key_file()
 
@@ -93,6 +85,28 @@ class StatusFlags(Flags):
         if path is None:
             return NO_KEY
         return read_key(path) if self.status_key_file else load_or_create_key(path)
+
+
+class StatusFlags(ServerFlags):
+    """How and where the status of syncs is reported."""
+
+    status_every: float = flag(
+        "10s",
+        "Interval between status lines on stderr, in --log-file or as JSON. A terminal shows the status live.",
+        kind=shared.TIME,
+    )
+    status_addr: str = flag(
+        "",
+        "Serve a status page, /status, /healthz and /metrics at this address (default host: 127.0.0.1).",
+        metavar="[HOST:]PORT",
+    )
+    max_lag: float = flag("5m", "Checkpoint lag above which /healthz and metrics report unhealthy.", kind=shared.TIME)
+
+    def check(self) -> None:
+        """Check the flags before any connection is made. Raises `UsageError`."""
+        if self.status_every < SHORTEST_STATUS:
+            raise UsageError(f"--status-every is too short: pass at least {SHORTEST_STATUS:g}s")
+        ServerFlags.check(self)
 
 
 class SyncRangeFlags(shared.RangeFlags):
@@ -130,7 +144,7 @@ class SinkFlags(Flags):
 
     sink: str = flag(
         "",
-        "Sink (required): tikv://PD[,PD][?keyspace=ID&api-version=v2], s3://BUCKET/PREFIX or local:///DIR (a log archive), "
+        "Sink (required): tikv://PD[,PD][?keyspace=ID&api-version=v2], s3://BUCKET/PREFIX, gcs://, azure:// or local:///DIR (a log archive), "
         "kafka://HOST:PORT[,HOST:PORT]/TOPIC[?protocol=open-protocol|json&…], file:///PATH, - (stdout), blackhole:// (discard).",
         metavar="URL",
     )
@@ -264,7 +278,7 @@ class StateFlags(Flags):
     )
     state_dir: str = flag(
         "",
-        "Directory or URL for the checkpoint: a path, s3://…, or etcd:// (see --etcd). Required by `sync --mode feed`; the default for a "
+        "Directory or URL for the checkpoint: a path, s3://…, gcs://…, azure://…, or etcd:// (see --etcd). Required by `sync --mode feed`; the default for a "
         "log archive is state/ in it.",
         metavar="DIR|URL",
     )

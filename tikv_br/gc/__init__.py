@@ -3,9 +3,10 @@
 Modules, in reading order:
 
 - status: the safe points of GC and of all services, what they belong to, and which one holds GC back
-- metrics: these figures as a file for Prometheus
+- metrics: these figures for Prometheus
 - election: which of several workers leads, in etcd
 - worker: advances the GC safe point while it leads
+- watch: how a worker is doing, for its HTTP server
 - release: removes a service safe point that nobody renews
 
 Imports cluster.

@@ -146,43 +146,51 @@ def run_round(pd: GcPd, life_time: float, confirm: Callable[[], None]) -> Round:
 
 
 Show = Callable[[GcReport | None, WorkerFigures], None]
-"""Shows what the worker has done: after each round of a leader with the state of GC, else without."""
+"""Shows what the worker has done or waits for: after each round of a leader with the state of GC, else without."""
+
+
+def worker_name() -> str:
+    """A name that no other process has."""
+    return f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
 
 
 class GcWorker:
     """Takes part in the election, and does GC while it leads."""
 
-    def __init__(self, etcd: WorkerEtcd, pd: GcPd, options: WorkerOptions, show: Show) -> None:
-        """`show` is called in the thread of `run`."""
+    def __init__(self, etcd: WorkerEtcd, pd: GcPd, options: WorkerOptions, show: Show, name: str = "") -> None:
+        """`show` is called in the thread of `run`; `name` is for people, by default a `worker_name`."""
         self._etcd = etcd
         self._pd = pd
         self._options = options
         self._show = show
         self._figures = WorkerFigures()
-        self.name = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
+        self.name = name or worker_name()
 
     def run(self, stop: threading.Event) -> None:
         """Work until `stop` is set; takes part again after the lease was lost.
 
         Raises `EtcdRefused`, and, unless a round has succeeded before, a `ClusterError` that no retry can fix.
         """
-        while not stop.is_set():
-            try:
-                with LeaseHolder(self._etcd, self._options.lease) as lease:
-                    self._run_as_candidate(Candidate(self._etcd, lease, self.name), stop)
-            except (EtcdLeaseExpired, EtcdUnreachable) as error:
-                log.warning("not a candidate any more, joining the election again: %s", error.message)
-                stop.wait(REJOIN_SECONDS)
-            finally:
-                self._tell()
+        try:
+            while not stop.is_set():
+                try:
+                    with LeaseHolder(self._etcd, self._options.lease) as lease:
+                        self._run_as_candidate(Candidate(self._etcd, lease, self.name), stop)
+                except (EtcdLeaseExpired, EtcdUnreachable) as error:
+                    log.warning("not a candidate any more, joining the election again: %s", error.message)
+                    self._tell(error=error.message)
+                    stop.wait(REJOIN_SECONDS)
+        finally:
+            self._tell()
 
     def _run_as_candidate(self, candidate: Candidate, stop: threading.Event) -> None:
         candidate.join()
         poll, leading = self._options.lease / POLLS_PER_LEASE, ""
         while (leader := candidate.leader()).key != candidate.key:
             if leader.key != leading:
-                leading = leader.key
-                log.info("waiting: the GC worker %s leads", leader.value.decode(errors="replace"))
+                leading, name = leader.key, leader.value.decode(errors="replace")
+                log.info("waiting: the GC worker %s leads", name)
+                self._tell(waits_for=name)
             if stop.wait(poll):
                 return
         log.info("%s leads, from revision %d of etcd", self.name, candidate.revision)
@@ -199,16 +207,25 @@ class GcWorker:
             if not error.retryable and not self._figures.rounds:
                 raise
             log.warning("a round failed, retrying: %s", error.message)
-            self._tell(revision=candidate.revision, failures=1)
+            self._tell(revision=candidate.revision, failures=1, error=error.message)
             return min(RETRY_SECONDS, self._options.interval)
         candidate.check()  # or another worker may have done a later round
         log.info("%s", describe(done))
         self._tell(done.report, revision=candidate.revision, rounds=1)
         return self._options.interval
 
-    def _tell(self, found: GcReport | None = None, *, revision: int = 0, rounds: int = 0, failures: int = 0) -> None:
+    def _tell(
+        self,
+        found: GcReport | None = None,
+        *,
+        revision: int = 0,
+        rounds: int = 0,
+        failures: int = 0,
+        waits_for: str = "",
+        error: str = "",
+    ) -> None:
         old = self._figures
-        self._figures = WorkerFigures(revision, old.rounds + rounds, old.failures + failures)
+        self._figures = WorkerFigures(revision, old.rounds + rounds, old.failures + failures, waits_for, error)
         self._show(found, self._figures)
 
 

@@ -33,6 +33,8 @@ class StoreControl(Protocol):
 
     def kill_pd(self, seconds: float) -> None: ...
 
+    def move_pd_leader(self, seconds: float) -> None: ...
+
 
 class Admin:
     """Answers the admin API. Thread-safe as far as what it controls is."""
@@ -66,6 +68,7 @@ class Admin:
             "kill-store": self._kill_store,
             "restart-store": self._restart_store,
             "kill-pd": self._kill_pd,
+            "move-pd-leader": self._move_pd_leader,
             "flush": self._flush,
             "expire-import-mode": self._expire_import_mode,
         }
@@ -159,6 +162,10 @@ class Admin:
 
     def _kill_pd(self, seconds: float) -> dict[str, Any]:
         self._control.kill_pd(float(seconds))
+        return {}
+
+    def _move_pd_leader(self, seconds: float) -> dict[str, Any]:
+        self._control.move_pd_leader(float(seconds))
         return {}
 
     def _flush(self, store_id: int) -> dict[str, Any]:

@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Final
 
@@ -102,9 +103,9 @@ class Playground:
         self._etcd = EtcdServer(settings.path / "etcd", tls=settings.tls) if settings.etcd else None
         self._renewal_over = threading.Event()
         self._renewal = threading.Thread(target=self._renew, name="causal-ts", daemon=True)
-        self._grpc: grpc.Server | None = None
         self._http: HttpServer | None = None
-        self._front: Front | None = None
+        self._members: list[grpc.Server] = []
+        self._fronts: list[Front] = []
         self._pd_timer: threading.Timer | None = None
 
     # -- lifecycle ----------------------------------------------------------------------------------------------
@@ -130,11 +131,12 @@ class Playground:
         if self._renewal.is_alive():
             self._renewal.join()
             self._scheduler.close()
-        for server in (self._front, self._http):
-            if server is not None:
-                server.close()
-        if self._grpc is not None:
-            self._grpc.stop(None)
+        for front in self._fronts:
+            front.close()
+        if self._http is not None:
+            self._http.close()
+        for member in self._members:
+            member.stop(None)
         for store in self._stores.values():
             store.stop()
             store.release_ports()
@@ -157,10 +159,20 @@ class Playground:
 
     def kill_pd(self, seconds: float) -> None:
         """Stop PD shortly afterwards, as kill -9 does, for so many seconds; the stores continue."""
+        self._disturb_pd(threading.Timer(ANSWER_SECONDS, self._interrupt_pd, [seconds]))
+
+    def move_pd_leader(self, seconds: float) -> None:
+        """End the leadership of PD's leader; after so many seconds the next member leads, which is the same one if it is alone."""
+        last = self.state.leader or 0
+        self._disturb_pd(threading.Timer(seconds, self._lead_pd, [(last + 1) % self.settings.pd_members]))
+        self.tso.available = False
+        self.state.leader = None
+
+    def _disturb_pd(self, timer: threading.Timer) -> None:
         if self._pd_timer is not None and self._pd_timer.is_alive():
-            raise PlaygroundError("PD is down already, or about to be")
-        self._pd_timer = threading.Timer(ANSWER_SECONDS, self._interrupt_pd, [seconds])
-        self._pd_timer.start()
+            raise PlaygroundError("PD is down already, about to be, or has no leader")
+        self._pd_timer = timer
+        timer.start()
 
     def describe(self) -> dict[str, Any]:
         """What ``playground start --output json`` prints, without the process id."""
@@ -196,7 +208,7 @@ class Playground:
             str(node.store_id): {"address": node.address, "status_address": node.status_address}
             for node in self.nodes.values()
         }
-        ports["pd"] = int(self.state.address.rpartition(":")[2])
+        ports |= {_pd_name(index): front.port for index, front in enumerate(self._fronts)}
         self._identity["ports"] = ports
         self.engine.put_meta({_IDENTITY: json.dumps(self._identity).encode()})
 
@@ -289,34 +301,57 @@ class Playground:
     # -- PD -----------------------------------------------------------------------------------------------------
 
     def _start_pd(self) -> None:
-        settings = self.settings
-        failpoints = FailpointInterceptor(self.failpoints, PD, CallClock())  # `calls` counts those of stores only
-        self._grpc, grpc_port = start_server(ANY_PORT, [PdService(self.state).add_to], interceptors=[failpoints])
         self._http = HttpServer(self._answer)
-        address = f"127.0.0.1:{settings.pd_port or self._identity['ports'].get('pd', 0)}"
+        for index in range(self.settings.pd_members):
+            failpoints = FailpointInterceptor(self.failpoints, PD, CallClock())  # `calls` counts those of stores only
+            service = PdService(self.state, index)
+            member, port = start_server(ANY_PORT, [service.add_to], interceptors=[failpoints])
+            self._members.append(member)
+            self._fronts.append(self._open_front(index, port, self._http.port))
+        self.state.addresses = [f"127.0.0.1:{front.port}" for front in self._fronts]
+
+    def _open_front(self, index: int, grpc_port: int, http_port: int) -> Front:
+        """The port of a member of PD: of the first the one that was asked for, else the one of before, if it is free."""
+        asked = self.settings.pd_port if index == 0 else 0
+        address = f"127.0.0.1:{asked or self._identity['ports'].get(_pd_name(index), 0)}"
         try:
-            self._front = Front(address, grpc_port, self._http.port, settings.tls)
+            return Front(address, grpc_port, http_port, self.settings.tls)
         except PlaygroundError:
-            if settings.pd_port:
+            if asked:
                 raise
-            self._front = Front(ANY_PORT, grpc_port, self._http.port, settings.tls)
-        self.state.address = f"127.0.0.1:{self._front.port}"
+            return Front(ANY_PORT, grpc_port, http_port, self.settings.tls)
 
     def _answer(self, request: Request) -> Reply:
         """PD's HTTP port also serves the admin API."""
-        return self._admin.handle(request) or self._pd_http.handle(request)
+        reply = self._admin.handle(request)
+        if reply is None and self.state.leader is None:
+            return Reply(HTTPStatus.SERVICE_UNAVAILABLE, b"no leader\n", "text/plain; charset=utf-8")
+        return reply or self._pd_http.handle(request)
+
+    def _lead_pd(self, index: int) -> None:
+        self.state.leader = index
+        self.tso.available = True
 
     def _interrupt_pd(self, seconds: float) -> None:
-        if self._front is None or self._http is None:
+        if self._http is None:
             return
-        port, grpc_port = self._front.port, self._front.grpc_port
         self.tso.available = False
-        self._front.close()
-        reserved = ReservedPort(port)
+        for front in self._fronts:
+            front.close()
+        reserved = [ReservedPort(front.port) for front in self._fronts]
         self._renewal_over.wait(seconds)  # less if the playground ends
-        self._front = Front(f"127.0.0.1:{port}", grpc_port, self._http.port, self.settings.tls)
-        reserved.close()
+        self._fronts = [
+            Front(f"127.0.0.1:{front.port}", front.grpc_port, self._http.port, self.settings.tls)
+            for front in self._fronts
+        ]
+        for port in reserved:
+            port.close()
         self.tso.available = True
+
+
+def _pd_name(index: int) -> str:
+    """The key of a member's port; the first one's is that of playgrounds of before."""
+    return "pd" if index == 0 else f"pd{index + 1}"
 
 
 def open_playground(directory: Path, **changes: Any) -> Playground:  # noqa: ANN401 - the fields of Settings

@@ -328,21 +328,32 @@ class PdHttp:
     # -- members and state --------------------------------------------------------------------------------------
 
     def _members(self) -> dict[str, Any]:
-        member = {
-            "name": NAME,
-            "member_id": self._state.member_id,
-            "peer_urls": [self._state.client_url],
-            "client_urls": [self._state.client_url],
-            "deploy_path": self._state.settings.directory,
-            "binary_version": PD_VERSION,
-            "git_hash": _GIT_HASH,
-        }
+        members = [
+            {
+                "name": member.name,
+                "member_id": member.member_id,
+                "peer_urls": list(member.peer_urls),
+                "client_urls": list(member.client_urls),
+                "deploy_path": self._state.settings.directory,
+                "binary_version": PD_VERSION,
+                "git_hash": _GIT_HASH,
+            }
+            for member in self._state.members()
+        ]
+        leader = members[self._state.leader or 0]
         header = {"cluster_id": self._state.cluster_id}
-        return {"header": header, "members": [member], "leader": member, "etcd_leader": member}
+        return {"header": header, "members": members, "leader": leader, "etcd_leader": leader}
 
     def _health(self, _request: Request, _: re.Match[str]) -> list[dict[str, Any]]:
-        urls = [self._state.client_url]
-        return [{"name": NAME, "member_id": self._state.member_id, "client_urls": urls, "health": True}]
+        return [
+            {
+                "name": member.name,
+                "member_id": member.member_id,
+                "client_urls": list(member.client_urls),
+                "health": True,
+            }
+            for member in self._state.members()
+        ]
 
     def _version(self, _request: Request, _: re.Match[str]) -> dict[str, Any]:
         return {"version": PD_VERSION, "build_time": "", "hash": "", "branch": ""}

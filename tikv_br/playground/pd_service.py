@@ -36,8 +36,10 @@ class PdRefusal(Exception):
 class PdService:
     """``pdpb.PD`` and ``keyspacepb.Keyspace``."""
 
-    def __init__(self, state: PdState) -> None:
+    def __init__(self, state: PdState, index: int = 0) -> None:
+        """The member ``index``."""
         self._state = state
+        self._index = index
 
     def add_to(self, server: grpc.Server) -> None:
         """Register both services."""
@@ -94,6 +96,8 @@ class PdService:
         has_header = "header" in method.output_type.fields_by_name
 
         def answer(request: Any, context: grpc.ServicerContext) -> Answer:  # noqa: ANN401
+            if name != "GetMembers":
+                self._check_leads(context)
             if name not in _CLUSTERLESS:
                 self._check_cluster(request.header.cluster_id, context)
             if name in _BARRIERS and not self._state.gc.has_barriers:
@@ -110,6 +114,10 @@ class PdService:
 
         return unary(request_type, answer)
 
+    def _check_leads(self, context: grpc.ServicerContext) -> None:
+        if self._state.leader != self._index:
+            context.abort(grpc.StatusCode.UNAVAILABLE, "not leader")
+
     def _check_cluster(self, cluster_id: int, context: grpc.ServicerContext) -> None:
         if cluster_id != self._state.cluster_id:
             context.abort(
@@ -120,8 +128,9 @@ class PdService:
     # -- members and time ---------------------------------------------------------------------------------------
 
     def _members(self, _: pdpb_pb2.GetMembersRequest) -> pdpb_pb2.GetMembersResponse:
-        member = self._state.member()
-        return pdpb_pb2.GetMembersResponse(members=[member], leader=member, etcd_leader=member)
+        members = self._state.members()
+        leader = members[self._state.leader] if self._state.leader is not None else None
+        return pdpb_pb2.GetMembersResponse(members=members, leader=leader, etcd_leader=leader)
 
     def _cluster_info(self, _: pdpb_pb2.GetClusterInfoRequest) -> pdpb_pb2.GetClusterInfoResponse:
         return pdpb_pb2.GetClusterInfoResponse(serviceModes=[pdpb_pb2.PD_SVC_MODE])
@@ -130,6 +139,7 @@ class PdService:
         self, requests: Iterator[pdpb_pb2.TsoRequest], context: grpc.ServicerContext
     ) -> Iterator[pdpb_pb2.TsoResponse]:
         for request in requests:
+            self._check_leads(context)
             self._check_cluster(request.header.cluster_id, context)
             try:
                 last = self._state.tso.next(request.count)

@@ -281,7 +281,7 @@ _GLOBAL_CONFIG: Final = "global_config"
 
 @dataclass(slots=True)
 class PdState:
-    """One PD, always the leader."""
+    """What all members of PD share."""
 
     settings: Settings
     cluster_id: int
@@ -292,10 +292,17 @@ class PdState:
     gc: GcState
     keyspaces: Keyspaces
     nodes: Mapping[int, StoreNode]
-    address: str = ""
-    """host:port of clients, known once the port is open."""
+    addresses: list[str] = field(default_factory=list)
+    """host:port of each member, known once its port is open."""
+    leader: int | None = 0
+    """Which member leads; None = none does."""
     started_at: int = field(default_factory=lambda: int(time.time()))
     _config_lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def address(self) -> str:
+        """host:port of the first member."""
+        return self.addresses[0]
 
     @property
     def member_id(self) -> int:
@@ -304,12 +311,22 @@ class PdState:
 
     @property
     def client_url(self) -> str:
-        return f"{'https' if self.settings.tls else 'http'}://{self.address}"
+        return self._url(self.address)
 
-    def member(self) -> pdpb_pb2.Member:
-        return pdpb_pb2.Member(
-            name=NAME, member_id=self.member_id, peer_urls=[self.client_url], client_urls=[self.client_url]
-        )
+    def members(self) -> list[pdpb_pb2.Member]:
+        """All members."""
+        return [
+            pdpb_pb2.Member(
+                name=NAME if index == 0 else f"pd{index + 1}",
+                member_id=self.member_id + index,
+                peer_urls=[self._url(address)],
+                client_urls=[self._url(address)],
+            )
+            for index, address in enumerate(self.addresses)
+        ]
+
+    def _url(self, address: str) -> str:
+        return f"{'https' if self.settings.tls else 'http'}://{address}"
 
     def store(self, node: StoreNode) -> metapb_pb2.Store:
         """A store as PD lists it: PD does not take it off its list when it is down."""

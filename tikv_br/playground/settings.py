@@ -53,6 +53,8 @@ class Settings:
     """Number of regions to pre-split by first byte, and to keep splitting until so many contain data."""
     pd_port: int = 0
     """0 = any free port; the next start uses the same one again if it is free."""
+    pd_members: int = 1
+    """Members of PD, of which one leads; they share all state."""
     region_split_size: int = 256 << 20
     keyspace_split_delay: float = 3.0
     """Delay after bootstrap before PD splits a new cluster at the bounds of keyspace 0."""

@@ -85,7 +85,7 @@ _DENIED = re.compile(
 _READ_FAILURE = re.compile(r"^Cannot read .*? into .*?: ", re.DOTALL)
 """The prefix that TiKV puts before the storage's own message: the file, and its path on the store's disk."""
 _STORE_FULL = "No space left on device"
-_LOCAL_HINT = "A local:// path must be the same shared directory on every store's machine. Otherwise use s3://, or pass --via upload."
+_LOCAL_HINT = "A local:// path must be the same shared directory on every store's machine. Otherwise use a bucket, or pass --via upload."
 _DENIED_HINT = "Give the stores permission to read the storage, or pass --via upload."
 
 

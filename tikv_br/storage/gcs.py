@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from obstore.exceptions import BaseError
 from obstore.store import GCSStore
 
 from tikv_br.errors import (
@@ -57,13 +58,17 @@ class GcsObjectStore(CloudObjectStore):
         config: GCSConfig = {"base_url": self._endpoint}
         if self._key:
             config["service_account_key"] = self._key.reveal()
-        return GCSStore(
-            self._location.bucket,
-            prefix=self._location.path or None,
-            config=config,
-            client_options=client,
-            retry_config=retries,
-        )
+        try:
+            return GCSStore(
+                self._location.bucket,
+                prefix=self._location.path or None,
+                config=config,
+                client_options=client,
+                retry_config=retries,
+            )
+        except BaseError as error:  # a key file, of ours or of the application default, that is none
+            cause = str(error).partition("\n")[0]
+            raise StorageDenied(f"the GCS credentials cannot be used: {cause}", hint=self._CREDENTIALS_HINT) from None
 
     def _refusal(self, failure: RequestFailure, what: str, place: str) -> StorageError | UsageError:
         bucket = self._location.bucket

@@ -11,12 +11,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.integration.cloud_servers import ACCOUNT, CONTAINER, azurite_server
 from tests.integration.s3_servers import S3Server, moto_server
 from tests.support.live_cluster import LiveCluster, live_cluster
 from tikv_br.backupset.layout import import_mode_folder
 from tikv_br.check.cluster_probes import probe_import_mode
 from tikv_br.check.probe import CheckOptions, ProbeContext, Result, Status
 from tikv_br.check.run import check
+from tikv_br.check.store_storage import probe_store_storage
 from tikv_br.cluster.config import ClusterConfig
 from tikv_br.cluster.store import StoreClient
 from tikv_br.cluster.timestamps import minus_seconds
@@ -70,6 +72,32 @@ def test_a_sound_cluster_and_directory(live: LiveCluster, tmp_path: Path) -> Non
         "spark",
     }
     assert list(tmp_path.iterdir()) == []
+
+
+def test_storage_that_stores_cannot_open(live: LiveCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A warning says why, and what works all the same: one that this machine made for itself alone, and credentials they lack."""
+    with azurite_server() as azurite:
+        options = CheckOptions(live.config, azurite.location("p"), "driver", timeout=PATIENT)
+        assert stores_of(options) == (Status.OK, "opened by 3 stores", "")
+        assert b"<Name>" not in azurite.request("GET", CONTAINER, "restype=container&comp=list")[1]
+        monkeypatch.setenv("AZURE_STORAGE_ACCOUNT", ACCOUNT)  # of this process, not of the stores
+        own = replace(options, storage=azurite.location("p", account_name=""), send_credentials=False)
+        status, seen, advice = stores_of(own)
+        assert status is Status.WARN
+        assert "cannot open it: " in seen
+        assert "--engine scan" in advice
+        identity = replace(options, storage=azurite.location("p", account_key="", sas_token=""))
+        with ProbeContext(identity) as context:
+            monkeypatch.setattr(ProbeContext, "store", None)  # which has no token either
+            outcome = probe_store_storage(context)
+        assert (outcome.status, "not a token of an identity" in outcome.seen) == (Status.WARN, True)
+
+
+def stores_of(options: CheckOptions) -> tuple[Status, str, str]:
+    """What the probe of the stores' storage found."""
+    with ProbeContext(options) as context:
+        outcome = probe_store_storage(context)
+    return outcome.status, outcome.seen, outcome.advice
 
 
 def test_a_dead_store(live: LiveCluster) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import socket
 import threading
 import time
@@ -15,7 +16,7 @@ from tests.integration.playground.ssts import NOOP, backup, download, ingest, me
 from tests.support.playground_admin import AdminRefused, PlaygroundAdmin
 from tests.support.waiting import eventually
 from tikv_br.cluster.pb import kvrpcpb_pb2 as kv
-from tikv_br.cluster.pb import pdpb_pb2, tikvpb_pb2
+from tikv_br.cluster.pb import pdpb_pb2, pdpb_pb2_grpc, tikvpb_pb2
 from tikv_br.formats.api_version import ApiVersion
 
 BUSY = {"region_error": {"message": "busy", "server_is_busy": {"reason": "test", "backoff_ms": 5}}}
@@ -39,6 +40,32 @@ def test_pd_goes_down_and_comes_back_while_stores_live(tmp_path: Path) -> None:
         eventually(lambda: accepts(client), 60)
         assert admin.regions()
         eventually(lambda: client.playground.tso.available, 60)
+
+
+def test_pd_changes_its_leader(tmp_path: Path) -> None:
+    """Followers, and for a while everybody, refuse all but GetMembers, also an open stream; then the next member leads with newer time."""
+    with running(tmp_path, pd_members=2) as client:
+        admin, state = admin_of(client), client.playground.state
+        first, second = (pdpb_pb2_grpc.PDStub(client.channel(address)) for address in state.addresses)
+        asked = pdpb_pb2.GetGCSafePointRequest(header=client.header)
+        with pytest.raises(grpc.RpcError, match="not leader"):
+            second.GetGCSafePoint(asked, timeout=60)
+        more = queue.SimpleQueue[pdpb_pb2.TsoRequest | None]()
+        stream = first.Tso(iter(more.get, None), timeout=60)
+        more.put(pdpb_pb2.TsoRequest(header=client.header, count=1))
+        before = next(stream).timestamp
+        admin.run("move-pd-leader", seconds=0.3)
+        more.put(pdpb_pb2.TsoRequest(header=client.header, count=1))
+        with pytest.raises(grpc.RpcError, match="not leader"):
+            next(stream)
+        with pytest.raises(grpc.RpcError, match="not leader"):
+            first.GetGCSafePoint(asked, timeout=60)
+        members = pdpb_pb2.GetMembersRequest(header=client.header)
+        eventually(lambda: first.GetMembers(members, timeout=60).leader.name == "pd2")
+        (after,) = second.Tso(iter([pdpb_pb2.TsoRequest(header=client.header, count=1)]), timeout=60)
+        assert (after.timestamp.physical, after.timestamp.logical) > (before.physical, before.logical)
+        assert second.GetGCSafePoint(asked, timeout=60).safe_point == 0
+        assert admin.get("/pd/api/v1/leader")["client_urls"] == [f"http://{state.addresses[1]}"]
 
 
 def accepts(client: Client) -> bool:

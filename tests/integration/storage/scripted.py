@@ -10,6 +10,8 @@ from typing import ClassVar
 
 from tikv_br.storage.url import StorageLocation, parse
 
+S3_URL = "s3://bucket/p?region=r&access-key=a&secret-access-key=very-secret"
+
 
 class Script(BaseHTTPRequestHandler):
     """Answers with the next status of a script, then for ever with the last."""
@@ -38,15 +40,15 @@ class Script(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def scripted(*answers: tuple[int, str]) -> Iterator[StorageLocation]:
-    """A server whose first answer goes to our look whether it is there."""
+def scripted(*answers: tuple[int, str], url: str = S3_URL) -> Iterator[StorageLocation]:
+    """A server whose first answer goes to our look whether it is there; `url` is that of the storage, without the endpoint."""
     handler = type("Handler", (Script,), {"answers": list(answers)})
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
     thread.start()
     try:
         endpoint = f"http://127.0.0.1:{server.server_port}"
-        yield parse(f"s3://bucket/p?endpoint={endpoint}&region=r&access-key=a&secret-access-key=very-secret")
+        yield parse(f"{url}&endpoint={endpoint}")
     finally:
         server.shutdown()
         thread.join()

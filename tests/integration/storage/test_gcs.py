@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
+import json
 import pickle
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,9 +12,19 @@ from pathlib import Path
 import pytest
 
 from tests.integration.gcs_server import GcsServer, gcs_server
+from tests.integration.storage.scripted import scripted
 from tests.integration.storage_suite import StorageSuite, stream
 from tests.support.ports import reserved_ports
-from tikv_br.errors import StorageDenied, StorageObjectMissing, StorageUnreachable
+from tikv_br.errors import (
+    StorageConflict,
+    StorageDenied,
+    StorageError,
+    StorageFull,
+    StorageObjectMissing,
+    StorageUnreachable,
+    TikvBrError,
+    UsageError,
+)
 from tikv_br.storage.cloud_writer import PART_SIZE
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import StorageLocation, parse
@@ -66,6 +78,64 @@ def test_credentials_files_that_are_none(server: GcsServer, tmp_path: Path) -> N
     with pytest.raises(StorageDenied, match=r"broken\.json is not JSON") as caught:
         open_store(server.location("p", credentials_file=str(broken)))
     assert "hush" not in str(caught.value.to_json())
+
+
+@pytest.mark.parametrize("variable", [False, True], ids=["flag", "application default"])
+@pytest.mark.parametrize(
+    "key",
+    [
+        {"type": "service_account", "client_email": "a@b", "private_key": "hush", "private_key_id": "1"},
+        {"type": "external_account"},
+        {},
+    ],
+)
+def test_keys_that_cannot_be_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: dict[str, str], variable: bool
+) -> None:
+    """JSON that is no key of a service account is StorageDenied, and not shown, from wherever it comes."""
+    file = tmp_path / "key.json"
+    file.write_text(json.dumps(key))
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(file) if variable else "/nowhere")
+    url = "gcs://bucket/p?" + ("" if variable else f"credentials-file={file}")
+    with scripted((200, ""), url=url) as location, pytest.raises(StorageDenied, match="credential") as caught:
+        open_store(location).get("object")
+    assert "hush" not in str(caught.value.to_json())
+    assert "--gcs.credentials-file" in caught.value.hint
+
+
+def test_a_default_key_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is named."""
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", "/nowhere/key.json")
+    with (
+        scripted((200, ""), url="gcs://bucket/p?") as location,
+        pytest.raises(StorageDenied, match=r"/nowhere/key\.json"),
+    ):
+        open_store(location).get("object")
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "kind", "sentence"),
+    [
+        (401, "AuthenticationRequired", StorageDenied, "the access token is not valid"),
+        (403, "AccessDenied", StorageDenied, "the credentials lack the permission"),
+        (403, "UserProjectAccountProblem", StorageDenied, "billing account is disabled"),
+        (400, "InvalidBucketName", UsageError, "refuses the bucket name 'bucket'"),
+        (412, "PreconditionFailed", StorageConflict, "already exists"),
+        (429, "SlowDown", StorageUnreachable, "429 SlowDown"),
+        (507, "InsufficientStorage", StorageFull, "507"),
+        (501, "NotImplemented", StorageError, "501 NotImplemented, said the script"),
+    ],
+)
+def test_answers_and_their_classes(
+    server: GcsServer, status: int, code: str, kind: type[TikvBrError], sentence: str
+) -> None:
+    """What Google answers to a conditional write, which fake-gcs-server never does, has its class and its sentence."""
+    url = f"gcs://bucket/p?credentials-file={server.credentials}"
+    with scripted((404, "NoSuchKey"), (status, code), url=url) as location:
+        patient = dataclasses.replace(location, s3=dataclasses.replace(location.s3, patience=1.0))
+        with pytest.raises(TikvBrError, match=sentence) as caught:
+            open_store(patient).put_if_absent("object", b"x")
+    assert caught.value.exit_code == kind.exit_code
 
 
 def test_missing_bucket(server: GcsServer) -> None:

@@ -16,7 +16,7 @@ from tikv_br.incremental.sinks.url import (
     check_shared,
     parse,
 )
-from tikv_br.storage.url import S3Options, StorageLocation
+from tikv_br.storage.url import AzureOptions, S3Options, StorageLocation
 
 
 @pytest.mark.parametrize(
@@ -35,6 +35,13 @@ from tikv_br.storage.url import S3Options, StorageLocation
         (
             "s3://bucket/a?id=one&endpoint=http://h:9000&flush-interval=1.5m&flush-size=2KiB",
             LogTarget(StorageLocation("s3", "a", "bucket", S3Options(endpoint="http://h:9000")), "one", 90.0, 2048),
+        ),
+        ("gs://bucket/a?id=one", LogTarget(StorageLocation("gcs", "a", "bucket"), "one")),
+        (
+            "azblob://container/a?account_name=acc&flush-size=2KiB",
+            LogTarget(
+                StorageLocation("azure", "a", "container", azure=AzureOptions(account_name="acc")), flush_size=2048
+            ),
         ),
     ],
 )
@@ -81,7 +88,12 @@ def test_texts_name_the_target() -> None:
 
 def test_texts_of_logs_have_their_options() -> None:
     """A changefeed's captures read them: nothing but credentials is lost."""
-    for url in ("s3://bucket/a?endpoint=http://h:9000&id=one&flush-interval=300ms&flush-size=2KiB", "local:///a/b"):
+    for url in (
+        "s3://bucket/a?endpoint=http://h:9000&id=one&flush-interval=300ms&flush-size=2KiB",
+        "gcs://bucket/a?storage-class=NEARLINE&id=one",
+        "azure://container/a?account-name=acc&access-tier=Cool",
+        "local:///a/b",
+    ):
         assert parse(str(parse(url))) == parse(url)
     assert "secret" not in str(parse("s3://bucket/a?access-key=secret&secret-access-key=secret2"))
 
@@ -91,7 +103,21 @@ def test_what_several_machines_cannot_share(url: str) -> None:
     """A changefeed, whose captures may be anywhere, goes to a cluster or nowhere."""
     with pytest.raises(UsageError, match="several machines"):
         check_shared(parse(url))
-    for shared in ("tikv://pd:2379", "blackhole://", "s3://bucket/prefix", "kafka://h:1/topic"):
+    clouds = ("s3://bucket/prefix", "gcs://bucket/prefix", "azure://container/prefix?account-name=acc")
+    for shared in ("tikv://pd:2379", "blackhole://", "kafka://h:1/topic", *clouds):
         check_shared(parse(shared))
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "s3://bucket/prefix?access-key=a&secret-access-key=b",
+        "gcs://bucket/prefix?credentials-file=/key.json",
+        "azure://container/prefix?account-key=aHVzaA==",
+        "azure://container/prefix?sas-token=sig%3Dhush",
+    ],
+)
+def test_credentials_are_not_saved_in_etcd(url: str) -> None:
+    """Nor are they left out silently: captures would then use others."""
     with pytest.raises(UsageError, match="credentials"):
-        check_shared(parse("s3://bucket/prefix?access-key=a&secret-access-key=b"))
+        check_shared(parse(url))

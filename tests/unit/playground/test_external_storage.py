@@ -45,7 +45,7 @@ def test_backends_that_are_none(tmp_path: Path) -> None:
         open_storage(brpb_pb2.StorageBackend())
     assert fault.value.debug == 'Io(Custom { kind: NotFound, error: "bad storage backend " })'
     with pytest.raises(StorageFault, match="hdfs"):
-        open_storage(brpb_pb2.StorageBackend(hdfs=brpb_pb2.HDFS(remote="hdfs://host/dir")))
+        open_storage(brpb_pb2.StorageBackend(hdfs=brpb_pb2.HDFS(remote="hdfs://n/p")))
     noop = open_storage(brpb_pb2.StorageBackend(noop=brpb_pb2.Noop()))
     noop.write("x", b"forgotten")
     assert (noop.read("x"), noop.nested) == (b"", False)

@@ -1,0 +1,40 @@
+"""What the answers of stores that were to open a storage mean."""
+
+from __future__ import annotations
+
+import pytest
+
+from tikv_br.check.probe import ProbeSkipped, Status
+from tikv_br.check.store_storage import judge_answers
+
+NOT_BUILT_IN = 'Io(Custom { kind: NotFound, error: "bad storage backend " })'
+"""Recorded, as is the next one."""
+NO_FOLDER = 'Io(Os { code: 2, kind: NotFound, message: "No such file or directory" })'
+
+
+def test_all_stores_open_it() -> None:
+    """The number of them is told."""
+    outcome = judge_answers({"store 1": "", "store 4": ""}, "gcs")
+    assert (outcome.status, outcome.seen) == (Status.OK, "opened by 2 stores")
+
+
+@pytest.mark.parametrize(
+    ("error", "scheme", "advice"),
+    [
+        (NOT_BUILT_IN, "gcs", "built without gcs"),
+        (NO_FOLDER, "local", "same shared directory"),
+        ("Other(no credentials)", "azure", "Check the credentials"),
+    ],
+)
+def test_a_store_that_does_not(error: str, scheme: str, advice: str) -> None:
+    """It is named with its words; the advice fits the storage, and says what works without stores."""
+    outcome = judge_answers({"store 1": "", "store 4": error}, scheme)
+    assert (outcome.status, outcome.seen) == (Status.WARN, f"store 4 cannot open it: {error}")
+    assert advice in outcome.advice
+    assert "--engine scan" in outcome.advice
+
+
+def test_no_store_answers() -> None:
+    """Another probe says so."""
+    with pytest.raises(ProbeSkipped):
+        judge_answers({}, "gcs")
