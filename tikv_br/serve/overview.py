@@ -248,14 +248,14 @@ def _window(baseline: Baseline | str, log: Log, finished_ms: int) -> Window | No
         return None
     try:
         archive.check(baseline.ranges, baseline.backup_ts, baseline.backup_ts)
-    except UsageError:
+    except (UsageError, LogDamaged):
         return None
-    except LogDamaged as error:
-        return Window(status.log_id, status.storage, 0, 0, 0, 0, error.message)
     end = archive.end_ts(baseline.backup_ts, baseline.ranges)
     first, last = baseline.scanned_ts, archive.inexact_around(baseline.ranges, end)[0]
     if last < first:
-        return Window(status.log_id, status.storage, 0, 0, 0, 0, "the log has not reached the end of the backup's scan")
+        is_lost = bool(archive.lost(baseline.ranges, baseline.backup_ts))
+        reason = "the log lacks changes after it" if is_lost else "the log has not reached the end of its scan"
+        return Window(status.log_id, status.storage, 0, 0, 0, 0, reason)
     return Window(status.log_id, status.storage, first, last, physical_ms(first), physical_ms(last), "")
 
 

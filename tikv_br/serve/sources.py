@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import math
 import ssl
 import urllib.error
@@ -30,9 +29,6 @@ from tikv_br.storage.crypter import SecretText
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import StorageLocation
 
-log = logging.getLogger(__name__)
-MAX_MS = 253_402_300_800_000
-"""The end of the year 9999, in milliseconds since the epoch."""
 MAX_WINDOWS = 50
 """Backups of one storage, the newest, whose restorable windows are found: each needs its manifest once."""
 MAX_STATUS = 4 << 20
@@ -225,7 +221,11 @@ def _sync(value: Mapping[str, Any]) -> Sync:
     status = value["status"]
     lag, write_lag, rate, written = (None, None, 0.0, 0)
     if status is not None:
-        lag, rate, written = _number(status["checkpoint_lag"]), _number(status["events_per_second"]), int(status["written"])
+        lag, rate, written = (
+            _number(status["checkpoint_lag"]),
+            _number(status["events_per_second"]),
+            int(status["written"]),
+        )
         write_lag = None if status["write_lag"] is None else _number(status["write_lag"])
     return Sync(
         name=str(value["name"]),
@@ -257,23 +257,8 @@ class DrillSource:
         return self._home.redacted()
 
     def read(self) -> tuple[PastDrill, ...]:
-        """All drills, the oldest first, but for those whose figures are none."""
-        found = read_past_drills(open_store(self._home))
-        usable = tuple(each for each in found if _is_usable(each))
-        if len(usable) < len(found):
-            log.warning("%s: %d reports of drills have no valid figures", self.place, len(found) - len(usable))
-        return usable
-
-
-def _is_usable(drill: PastDrill) -> bool:
-    """Whether the values have their types: a report is JSON that anybody with access to the storage may have written."""
-    texts = (drill.id, drill.verdict, drill.scenario)
-    figures = (drill.started_ms, drill.seconds, drill.rpo, drill.rto, drill.keys, drill.data_bytes)
-    try:
-        known = [_number(each) for each in figures if each is not None]
-    except ValueError:
-        return False
-    return all(isinstance(each, str) for each in texts) and all(0 <= each < MAX_MS for each in known)
+        """All drills, the oldest first."""
+        return read_past_drills(open_store(self._home))
 
 
 class GcSource:

@@ -198,7 +198,9 @@ def overview(states: States | None = None) -> Overview:
 def troubled() -> States:
     """Each source has something wrong, and text that no page must take for markup."""
     good, evil = healthy(), "<script>alert(1)</script>\"'&\u202e"
-    broken = State("s3://other/full", None, 0, "s3://other/full denied access: <b>403</b>", "Check the credentials.")
+    broken: State[Backups] = State(
+        "s3://other/full", None, 0, "s3://other/full denied access: <b>403</b>", "Check the credentials."
+    )
     stale = replace(
         good.drills[0], error="the storage does not answer", hint="Check the network.", read_ms=NOW_MS - 900_000
     )
