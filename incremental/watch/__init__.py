@@ -3,5 +3,6 @@
 Modules, in reading order:
 - status: the status of a sync, when it is unhealthy or degraded, and the history of the last minutes
 - metrics: the Prometheus metrics
-- server: the HTTP server of ``--status-addr`` and its key; ``page.html`` is the page
+- web: the HTTP server, without what it answers
+- server: what ``--status-addr`` answers, and its key; ``page.html`` is the page
 """

@@ -26,14 +26,20 @@ class Address:
     port: int
 
     @classmethod
-    def parse(cls, text: str) -> Address:
-        """Parse ``HOST:PORT``, ``[IPV6]:PORT``, or a port alone, which means loopback. Raises `UsageError`."""
+    def parse(cls, text: str, flag: str = "--status-addr") -> Address:
+        """Parse ``HOST:PORT``, ``[IPV6]:PORT``, or a port alone, which means loopback. Raises `UsageError`, which names `flag`."""
         host, _, port = text.rpartition(":")
         if not port.isascii() or not port.isdigit() or int(port) > 65535:
-            raise UsageError(
-                f"--status-addr {text!r} is not an address", hint="Pass HOST:PORT, for example 127.0.0.1:8300."
-            )
+            raise UsageError(f"{flag} {text!r} is not an address", hint="Pass HOST:PORT, for example 127.0.0.1:8300.")
         return cls(host.removeprefix("[").removesuffix("]") or LOOPBACK, int(port))
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this machine can connect to it. Of names, only localhost is known to be."""
+        try:
+            return ip_address(self.host).is_loopback
+        except ValueError:
+            return self.host.lower() == "localhost"
 
     @property
     def reachable(self) -> Address:

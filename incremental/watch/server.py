@@ -6,62 +6,38 @@ contains no figures) and the health status.
 
 from __future__ import annotations
 
-import hmac
 import json
-import logging
 import re
-import socket
-import sys
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import resources
 from typing import ClassVar, Protocol
 from urllib.parse import SplitResult, parse_qs, urlsplit
 
 from tikv_br import __version__
-from tikv_br.errors import UsageError
 from tikv_br.incremental.watch.address import Address
 from tikv_br.incremental.watch.metrics import Metrics
-from tikv_br.incremental.watch.status import JOIN_SECONDS, History, Point, StatusSource
+from tikv_br.incremental.watch.status import History, Point, StatusSource
+from tikv_br.incremental.watch.web import HTML, JSON, TEXT, HttpRequest, HttpResponse, is_bearer, listening
 from tikv_br.storage.crypter import SecretText
 
-log = logging.getLogger(__name__)
-
 MAX_LAG = 300.0
-POLL_SECONDS = 0.2
-"""How often the server checks for shutdown."""
-REQUEST_TIMEOUT = 10.0
-"""Seconds that one read from or write to a client may take; then its connection is closed."""
 NO_KEY = SecretText()
 """No key is required."""
 _MILLISECONDS = re.compile(r"[0-9]{1,19}", re.ASCII)
-JSON = "application/json"
-TEXT = "text/plain; charset=utf-8"
-HEADERS = {
-    "Cache-Control": "no-store",
-    # The page loads nothing from other sites, and no other site may frame it.
-    "Content-Security-Policy": "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:; "
-    "connect-src 'self'; frame-ancestors 'none'",
-    "X-Content-Type-Options": "nosniff",
-}
-
-
-@dataclass(frozen=True, slots=True)
-class HttpResponse:
-    """The answer to one request."""
-
-    content_type: str
-    body: bytes
-    code: HTTPStatus = HTTPStatus.OK
-
-
+# The page loads nothing from other sites, and no other site may frame it.
+POLICY = (
+    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:; connect-src 'self'; "
+    "frame-ancestors 'none'"
+)
 KEY_REQUIRED = HttpResponse(
-    TEXT, b"this path requires the status key; pass the header: Authorization: Bearer KEY\n", HTTPStatus.UNAUTHORIZED
+    TEXT,
+    b"this path requires the status key; pass the header: Authorization: Bearer KEY\n",
+    HTTPStatus.UNAUTHORIZED,
+    {"WWW-Authenticate": 'Bearer realm="tikv-br"', "Content-Security-Policy": POLICY},
 )
 
 
@@ -90,10 +66,10 @@ class StatusApi:
     def __init__(self, reporter: Reporter, key: SecretText) -> None:
         self._reporter, self._key = reporter, key
 
-    def answer(self, target: str, accept: str, authorization: str) -> HttpResponse:
-        """Answer a GET of a path with its query; `accept` and `authorization` are the values of these headers."""
-        url = urlsplit(target)
-        authorized = self._is_authorized(authorization)
+    def answer(self, request: HttpRequest) -> HttpResponse:
+        """Answer a GET."""
+        url = urlsplit(request.target)
+        authorized = is_bearer(request.header("Authorization"), self._key)
         if url.path not in self.PUBLIC_PATHS and not authorized:
             return KEY_REQUIRED
         match url.path:
@@ -102,7 +78,7 @@ class StatusApi:
             case "/healthz":
                 return self._health(details=authorized)
             case "/metrics":
-                return self._render_metrics(accept)
+                return self._render_metrics(request.header("Accept"))
             case _:
                 return self._answer_more(url)
 
@@ -116,11 +92,6 @@ class StatusApi:
             return HttpResponse(
                 TEXT, b"the header Accept asks for an unsupported version of the text format\n", HTTPStatus.BAD_REQUEST
             )
-
-    def _is_authorized(self, authorization: str) -> bool:
-        scheme, _, given = authorization.partition(" ")
-        expected = self._key.reveal().encode()
-        return not expected or (scheme.lower() == "bearer" and hmac.compare_digest(given.strip().encode(), expected))
 
     def _health(self, *, details: bool) -> HttpResponse:
         if problems := self._reporter.problems():
@@ -182,7 +153,7 @@ class SyncApi(StatusApi):
 
     def _answer_more(self, url: SplitResult) -> HttpResponse:
         if url.path == "/":
-            return HttpResponse("text/html; charset=utf-8", self._page)
+            return HttpResponse(HTML, self._page, headers={"Content-Security-Policy": POLICY})
         if url.path == "/history":
             return self._points(parse_qs(url.query).get("since", ["0"])[0])
         return super()._answer_more(url)
@@ -196,51 +167,6 @@ class SyncApi(StatusApi):
             for name, points in self._history.since(int(since)).items()
         }
         return HttpResponse(JSON, _json(columns))
-
-
-class _Handler(BaseHTTPRequestHandler):
-    server: _Server
-    server_version = "tikv-br"
-    sys_version = ""
-    timeout = REQUEST_TIMEOUT
-
-    def do_GET(self) -> None:
-        """Send headers and body."""
-        self._send(self._answer(), with_body=True)
-
-    def do_HEAD(self) -> None:
-        """Send the headers of a GET."""
-        self._send(self._answer(), with_body=False)
-
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class's name
-        """Log requests at debug level."""
-        log.debug(format, *args)
-
-    def _answer(self) -> HttpResponse:
-        header = self.headers.get
-        return self.server.api.answer(self.path, header("Accept", ""), header("Authorization", ""))
-
-    def _send(self, answer: HttpResponse, *, with_body: bool) -> None:
-        self.send_response(answer.code)
-        headers = {"Content-Type": answer.content_type, "Content-Length": str(len(answer.body)), **HEADERS}
-        if answer.code is HTTPStatus.UNAUTHORIZED:
-            headers["WWW-Authenticate"] = 'Bearer realm="tikv-br"'
-        for name, value in headers.items():
-            self.send_header(name, value)
-        self.end_headers()
-        if with_body:
-            self.wfile.write(answer.body)
-
-
-class _Server(ThreadingHTTPServer):
-    def __init__(self, address: Address, api: StatusApi) -> None:
-        self.address_family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
-        self.api = api
-        super().__init__((address.host, address.port), _Handler)
-
-    def handle_error(self, request: object, client_address: object) -> None:  # noqa: ARG002 - the base class's
-        """Log at debug level: a client that disconnects is not an error of the sync."""
-        log.debug("cannot answer %s: %s", client_address, sys.exc_info()[1])
 
 
 @contextmanager
@@ -259,21 +185,8 @@ def serve_api(address: Address, api: StatusApi) -> Iterator[Address]:
 
     Raises `UsageError` if it cannot listen there.
     """
-    try:
-        server = _Server(address, api)
-    except OSError as error:
-        raise UsageError(
-            f"cannot listen on --status-addr {address}: {error.strerror or error}",
-            hint="Pass another port, or port 0 for any free one.",
-        ) from None
-    with server:
-        thread = threading.Thread(target=server.serve_forever, args=(POLL_SECONDS,), name="status", daemon=True)
-        thread.start()
-        try:
-            yield Address(address.host, server.server_address[1])
-        finally:
-            server.shutdown()
-            thread.join(JOIN_SECONDS)
+    with listening(address, api.answer) as chosen:
+        yield chosen
 
 
 def _json(value: object) -> bytes:

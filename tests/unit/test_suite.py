@@ -28,6 +28,7 @@ FEATURE_OF_COMMAND = {
     "prune": "index",
     "raw": "raw",
     "restore": "restore",
+    "serve": "serve",
     "show": "index",
     "sync": "sync",
     "unlock": "resume",

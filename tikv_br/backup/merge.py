@@ -123,12 +123,12 @@ class MergeSources:
         A backup is no snapshot: until the end of its scan it may lack rows that were deleted or expired meanwhile, and have
         newer ones. So the window starts at the end of the scan of the newest backup. Raises `LogDamaged` for a log with gaps.
         """
-        return _scanned_ts(self.newest), self.last_ts(allow_inexact=False)
+        return scanned_ts(self.newest), self.last_ts(allow_inexact=False)
 
     def last_ts(self, *, allow_inexact: bool) -> int:
         """The last timestamp to which rows can be restored; with `allow_inexact` also one in a scan window at the log's end."""
         if self.log is None:
-            return _scanned_ts(self.newest)
+            return scanned_ts(self.newest)
         end = self.log.end_ts(self.newest.backup_ts, self.base.ranges)
         return end if allow_inexact else self.log.inexact_around(self.base.ranges, end)[0]
 
@@ -441,7 +441,7 @@ def spread_sizes(parts: Sequence[tuple[bytes, bytes, int]], cuts: Iterable[bytes
     return list(zip(keys, sizes, strict=True))
 
 
-def _scanned_ts(base: BackupSet) -> int:
+def scanned_ts(base: BackupSet) -> int:
     """A timestamp after all rows of a backup were read."""
     manifest = base.manifest
     if manifest is None:

@@ -23,7 +23,6 @@ from tikv_br.redaction import redact
 
 if TYPE_CHECKING:
     from tikv_br.check.probe import ProbeOutcome
-    from tikv_br.cluster.config import ClusterConfig
     from tikv_br.gc.metrics import WorkerFigures
     from tikv_br.gc.status import GcReport, ServiceReport
     from tikv_br.gc.watch import WorkerWatch
@@ -174,7 +173,10 @@ def status(flags: StatusFlags) -> None:
     with _unknown_in_one_line(flags.nagios):
         if flags.critical < flags.warn:
             raise UsageError("--critical must not be shorter than --warn")
-        found = _read(flags.cluster.config())
+        config = flags.cluster.config()
+        from tikv_br.gc.status import read_report
+
+        found = read_report(config)
         if flags.metrics_file:
             from tikv_br.gc.metrics import write_metrics
 
@@ -183,16 +185,6 @@ def status(flags: StatusFlags) -> None:
         if flags.nagios:
             raise typer.Exit(_nagios(outcome))
     _show(flags.out, found, outcome)
-
-
-def _read(config: ClusterConfig) -> GcReport:
-    """Ask PD; the stores are not needed. Raises `ClusterError`."""
-    from tikv_br.cluster.pd import PdClient
-    from tikv_br.cluster.pd_http import PdHttp, gc_status
-    from tikv_br.gc.status import report
-
-    with PdClient(config) as pd:
-        return report(gc_status(PdHttp(pd.connection)), pd.tso())
 
 
 def _judge(found: GcReport, warn_seconds: float, critical_seconds: float) -> ProbeOutcome:

@@ -69,6 +69,12 @@ class Commands(LazyGroup):
                 "unlock_app",
                 "Remove the lock that a dead run left in a backup, and show its owner.",
             ),
+            (
+                "serve",
+                "serve_cmd",
+                "",
+                "Serve a read-only web page of backups, log archives, syncs, drills and garbage collection, until stopped.",
+            ),
             ("drill", "drill_cmd", "", "Rehearse recoveries, measure them, and report."),
             ("raw", "raw_cmd", "", "Read and write keys and ranges of a RawKV cluster."),
             (

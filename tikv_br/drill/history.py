@@ -19,6 +19,8 @@ MAX_TREND = 60
 """Drills in a trend, at most."""
 WHOLE_BACKUP = "lost-cluster"
 """The scenario whose RTO is that of the whole backup."""
+MAX_FIGURE = 250_000_000_000_000
+"""No time in milliseconds (until the year 9892) and no size is larger."""
 SEAL = "content_sha256"
 """A field of each report: the hash of the others. Retention removes backups by what reports say."""
 _END = b"}\n"
@@ -159,10 +161,26 @@ def _id_in(name: str) -> str:
 def _trend_of(report: Mapping[str, Any], name: str) -> list[PastDrill]:
     try:
         names = {field.name for field in fields(PastDrill)}
-        return [PastDrill(**{key: past[key] for key in names}) for past in report["trend"]] or [past_drill_of(report)]
+        found = [PastDrill(**{key: past[key] for key in names}) for past in report["trend"]]
+        return list(map(_checked, found or [past_drill_of(report)]))
     except (KeyError, TypeError) as error:
         log.warning("%s is not a report of a version that can be read: %s", name, error)
         return []
+
+
+def _checked(past: PastDrill) -> PastDrill:
+    """The same. Raises `TypeError` for values of other types, and figures that no list can show: reports are JSON."""
+    names: tuple[object, ...] = (past.id, past.verdict, past.scenario, past.made_backup)
+    if not all(isinstance(each, str) for each in names):
+        raise TypeError(f"the drill {past.id!r} has names that are not text")
+    optional = [each for each in (past.rpo, past.rto, past.speed) if each is not None]
+    figures: tuple[object, ...] = (past.started_ms, past.seconds, past.keys, past.data_bytes, *optional)
+    for each in figures:
+        if isinstance(each, bool) or not isinstance(each, int | float) or not -MAX_FIGURE < each < MAX_FIGURE:
+            raise TypeError(f"the drill {past.id} has {each!r} as a figure")
+    if past.started_ms < 0:
+        raise TypeError(f"the drill {past.id} has {past.started_ms!r} as its start")
+    return past
 
 
 def _remove_backup(index: Index, backup_id: str) -> None:

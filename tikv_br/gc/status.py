@@ -5,7 +5,9 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-from tikv_br.cluster.pd_http import GC_WORKER, GcStatus, ServiceSafePoint
+from tikv_br.cluster.config import ClusterConfig
+from tikv_br.cluster.pd import PdClient
+from tikv_br.cluster.pd_http import GC_WORKER, GcStatus, PdHttp, ServiceSafePoint, gc_status
 from tikv_br.cluster.timestamps import physical_ms
 
 FOREVER = (1 << 63) - 1
@@ -139,6 +141,12 @@ class GcReport:
         return (self.now_ms - physical_ms(ts)) / 1000
 
 
+def read_report(config: ClusterConfig) -> GcReport:
+    """Ask PD; the stores are not needed. Raises `ClusterError`."""
+    with PdClient(config) as pd:
+        return report(gc_status(PdHttp(pd.connection)), pd.tso())
+
+
 def report(status: GcStatus, now_ts: int) -> GcReport:
     """The report of a status that PD has just given; `now_ts` is a timestamp of PD."""
     now_ms = physical_ms(now_ts)
@@ -152,4 +160,4 @@ def _service(item: ServiceSafePoint, now_ms: int) -> ServiceReport:
     return ServiceReport(item.service, owner_of(item.service), item.safe_point, lag, ttl)
 
 
-__all__ = ["FOREVER", "GC_WORKER", "GcReport", "Kind", "Owner", "ServiceReport", "owner_of", "report"]
+__all__ = ["FOREVER", "GC_WORKER", "GcReport", "Kind", "Owner", "ServiceReport", "owner_of", "read_report", "report"]

@@ -58,6 +58,8 @@ CALLS: dict[CommandPath, str] = {
     ("prune",): "-s {folder} --keep-last 1 --confirm",
     ("abort",): "-s {begun}",
     ("unlock",): "-s {begun}",
+    # It shows what is wrong with its sources instead of ending: any other call would never end.
+    ("serve",): "--status 127.0.0.1:1 --listen 127.0.0.1:0",
     ("drill", "run"): "-s {folder} --pd {pd} --reports {home} --executor driver",
     ("drill", "list"): "--reports {home}",
     ("drill", "show"): "--reports {home} {drill}",
@@ -79,7 +81,7 @@ CALLS: dict[CommandPath, str] = {
     ("spark", "pack"): "{packed}",
     ("version",): "",
 }
-ENDLESS = {("sync",), ("capture", "start"), ("log", "start"), ("gc", "run")}
+ENDLESS = {("sync",), ("capture", "start"), ("log", "start"), ("gc", "run"), ("serve",)}
 """They run until they are told to end: exit code 0 is never theirs."""
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from tests.unit.incremental.statuses import WHOLE, status
 from tikv_br.errors import UsageError
-from tikv_br.incremental.watch import server
+from tikv_br.incremental.watch import web
 from tikv_br.incremental.watch.address import Address
 from tikv_br.incremental.watch.server import NO_KEY, serve
 from tikv_br.incremental.watch.status import NamedStatus
@@ -147,10 +147,12 @@ def test_invalid_parameters_are_bad_requests(client: Client, since: str) -> None
 
 
 def test_unknown_paths_and_methods(client: Client) -> None:
-    """Unknown paths are 404, methods that write are 501; HEAD has the headers of GET and no body."""
+    """Unknown paths are 404, methods that write are 405; HEAD has the headers of GET and no body."""
     assert client.get("/secret")[0] == 404
     assert client.get("/../server.py")[0] == 404
-    assert client.get("/status", "POST")[0] == 501
+    for method in ("POST", "PUT", "DELETE", "NONSENSE"):
+        code, headers, _ = client.get("/status", method)
+        assert (code, headers["Allow"]) == (405, "GET, HEAD")
     code, headers, body = client.get("/metrics", "HEAD")
     assert (code, body) == (200, "")
     assert headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
@@ -236,7 +238,7 @@ def test_ipv6() -> None:
 
 def test_slow_clients_block_nobody_and_time_out(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """Clients that stop within a request are disconnected after the timeout; others are answered meanwhile."""
-    monkeypatch.setattr(server._Handler, "timeout", 2.0)
+    monkeypatch.setattr(web._Handler, "timeout", 2.0)
     address = (client.address.host, client.address.port)
     with ExitStack() as stack:
         slow = []

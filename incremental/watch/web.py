@@ -1,0 +1,162 @@
+"""The HTTP server of status pages: threads, timeouts, limits and headers. What it answers, its callers say."""
+
+from __future__ import annotations
+
+import hmac
+import logging
+import socket
+import sys
+import threading
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from tikv_br.errors import UsageError
+from tikv_br.incremental.watch.address import Address
+from tikv_br.storage.crypter import SecretText
+
+log = logging.getLogger(__name__)
+
+POLL_SECONDS = 0.2
+"""How often the server checks for shutdown."""
+JOIN_SECONDS = 10.0
+REQUEST_TIMEOUT = 10.0
+"""Seconds that one read from or write to a client may take; then its connection is closed."""
+MAX_BODY = 4096
+"""Bytes of a request's body; more are refused."""
+READS = ("GET", "HEAD")
+TEXT = "text/plain; charset=utf-8"
+HTML = "text/html; charset=utf-8"
+JSON = "application/json"
+HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
+
+
+@dataclass(frozen=True, slots=True)
+class HttpRequest:
+    """A request of a client, who may be anybody."""
+
+    method: str
+    target: str
+    """Path and query."""
+    headers: Mapping[str, str]
+    """By names in lower case."""
+    body: bytes = b""
+
+    def header(self, name: str) -> str:
+        """The value of a header; empty without it."""
+        return self.headers.get(name.lower(), "")
+
+
+@dataclass(frozen=True, slots=True)
+class HttpResponse:
+    """The answer to one request."""
+
+    content_type: str
+    body: bytes
+    code: HTTPStatus = HTTPStatus.OK
+    headers: Mapping[str, str] = field(default_factory=dict)
+    """Besides those of every answer."""
+
+
+Answer = Callable[[HttpRequest], HttpResponse]
+"""Answers one request; called from any thread. For HEAD it answers as for GET: the body is not sent."""
+
+
+def is_bearer(authorization: str, key: SecretText) -> bool:
+    """Whether the value of a header Authorization has the key; always if there is no key."""
+    scheme, _, given = authorization.partition(" ")
+    expected = key.reveal().encode()
+    return not expected or (scheme.lower() == "bearer" and hmac.compare_digest(given.strip().encode(), expected))
+
+
+@contextmanager
+def listening(
+    address: Address, answer: Answer, flag: str = "--status-addr", methods: Collection[str] = READS
+) -> Iterator[Address]:
+    """Serve until the end of the block; yields the address with the chosen port.
+
+    `flag` is the option that chose the address, for messages. Raises `UsageError` if it cannot listen there.
+    """
+    try:
+        server = _Server(address, answer, methods)
+    except OSError as error:
+        raise UsageError(
+            f"cannot listen on {flag} {address}: {error.strerror or error}",
+            hint="Pass another port, or port 0 for any free one.",
+        ) from None
+    with server:
+        thread = threading.Thread(target=server.serve_forever, args=(POLL_SECONDS,), name="status", daemon=True)
+        thread.start()
+        try:
+            yield Address(address.host, server.server_address[1])
+        finally:
+            server.shutdown()
+            thread.join(JOIN_SECONDS)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: _Server
+    server_version = "tikv-br"
+    sys_version = ""
+    timeout = REQUEST_TIMEOUT
+    error_content_type = TEXT
+    error_message_format = "%(code)d %(message)s\n"
+
+    def do_GET(self) -> None:
+        """Send headers and body."""
+        self._reply(with_body=True)
+
+    def do_HEAD(self) -> None:
+        """Send the headers of a GET."""
+        self._reply(with_body=False)
+
+    def do_POST(self) -> None:
+        """Read the body, and answer."""
+        self._reply(with_body=True)
+
+    def parse_request(self) -> bool:
+        """Refuse methods that are not served, and bodies that are too large."""
+        if not super().parse_request():
+            return False
+        if self.command not in self.server.methods:
+            allowed = ", ".join(self.server.methods)
+            body = f"method not allowed; methods: {allowed}\n".encode()
+            self._send(HttpResponse(TEXT, body, HTTPStatus.METHOD_NOT_ALLOWED, {"Allow": allowed}), with_body=True)
+            return False
+        length = self.headers.get("Content-Length", "0")
+        if not (length.isascii() and length.isdigit()) or len(length) > 9 or int(length) > MAX_BODY:
+            self._send(HttpResponse(TEXT, b"body too large\n", HTTPStatus.REQUEST_ENTITY_TOO_LARGE), with_body=True)
+            return False
+        return True
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class's name
+        """Log requests at debug level."""
+        log.debug(format, *args)
+
+    def _reply(self, *, with_body: bool) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length", "0")))
+        method = "GET" if self.command == "HEAD" else self.command
+        headers = {name.lower(): value for name, value in self.headers.items()}
+        self._send(self.server.answer(HttpRequest(method, self.path, headers, body)), with_body=with_body)
+
+    def _send(self, answer: HttpResponse, *, with_body: bool) -> None:
+        self.send_response(answer.code)
+        length = {"Content-Type": answer.content_type, "Content-Length": str(len(answer.body))}
+        for name, value in (length | HEADERS | dict(answer.headers)).items():
+            self.send_header(name, value)
+        self.end_headers()
+        if with_body:
+            self.wfile.write(answer.body)
+
+
+class _Server(ThreadingHTTPServer):
+    def __init__(self, address: Address, answer: Answer, methods: Collection[str]) -> None:
+        self.address_family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+        self.answer, self.methods = answer, methods
+        super().__init__((address.host, address.port), _Handler)
+
+    def handle_error(self, request: object, client_address: object) -> None:  # noqa: ARG002 - the base class's
+        """Log at debug level: a client that disconnects is no error of the command."""
+        log.debug("cannot answer %s: %s", client_address, sys.exc_info()[1])

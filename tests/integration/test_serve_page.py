@@ -1,0 +1,162 @@
+"""The overview in headless Chromium: how it looks, by keyboard, on a phone, and that it needs nothing else."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from tests.support.browser import Page, browser
+from tests.unit.serve.samples import NOW_MS, overview, troubled
+from tikv_br.incremental.watch.address import Address
+from tikv_br.incremental.watch.web import listening
+from tikv_br.serve.overview import Overview
+from tikv_br.serve.web import Site
+from tikv_br.storage.crypter import SecretText
+
+pytestmark = pytest.mark.slow
+TOKEN = "a-token-of-the-test"
+CONTRAST = """
+(() => {
+  const canvas = document.createElement("canvas").getContext("2d", {willReadFrequently: true});
+  const channels = colour => {
+    canvas.clearRect(0, 0, 1, 1);
+    canvas.fillStyle = colour;
+    canvas.fillRect(0, 0, 1, 1);
+    return [...canvas.getImageData(0, 0, 1, 1).data];
+  };
+  const luminance = ([r, g, b]) => {
+    const [x, y, z] = [r, g, b].map(each => each / 255).map(each => each <= 0.04045 ? each / 12.92 : ((each + 0.055) / 1.055) ** 2.4);
+    return 0.2126 * x + 0.7152 * y + 0.0722 * z;
+  };
+  const ground = element => {  // translucent colours lie on those below
+    const layers = [];
+    for (; element; element = element.parentElement) {
+      const colour = channels(getComputedStyle(element).backgroundColor);
+      layers.unshift(colour);
+      if (colour[3] === 255) break;
+    }
+    return layers.reduce((below, [r, g, b, a]) => [r, g, b].map((each, i) => each * a / 255 + below[i] * (1 - a / 255)));
+  };
+  const texts = [...document.querySelectorAll("body *")].filter(each =>
+    [...each.childNodes].some(node => node.nodeType === 3 && node.textContent.trim()) && !each.closest("title"));
+  const found = texts.map(each => {
+    const colour = channels(each.closest("svg") ? getComputedStyle(each).fill : getComputedStyle(each).color);
+    const [a, b] = [colour, ground(each.closest("svg") ? each.closest("svg").parentElement : each)].map(luminance).sort((a, b) => b - a);
+    return [(a + 0.05) / (b + 0.05), each.textContent.slice(0, 40)];
+  });
+  return found.sort((a, b) => a[0] - b[0])[0];
+})()
+"""
+OVERFLOWING = """
+[...document.querySelectorAll("section, table, th, td, dd, p, li")]
+  .filter(each => each.scrollWidth > each.clientWidth + 1 && each.clientWidth).map(each => each.outerHTML.slice(0, 200))
+"""
+
+
+@pytest.fixture(scope="module")
+def page() -> Iterator[Page]:
+    """One browser for all tests of this module."""
+    with browser() as page:
+        yield page
+
+
+@contextmanager
+def opened(page: Page, found: Overview, token: str = "") -> Iterator[str]:
+    """Open the page of an overview; yields its address."""
+    page.size(1200, 900)
+    address = Address("127.0.0.1", 0)
+    site = Site(lambda _patience: found, address, SecretText(token), clock=lambda: NOW_MS / 1000)
+    with listening(address, site.answer, methods=site.methods) as chosen:
+        page.go(f"http://{chosen}/")
+        yield f"http://{chosen}"
+        page.go("about:blank")
+
+
+def press(page: Page, key: str, code: int, text: str = "") -> None:
+    """Press a key."""
+    for kind in ("keyDown", "keyUp"):
+        page.call("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code, text=text)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("states", ["well", "troubled"])
+def test_it_is_readable(page: Page, scheme: str, states: str) -> None:
+    """All text stands out from what is behind it (WCAG AA), in both schemes, also on a phone, where nothing is cut off or scrolled sideways."""
+    page.colour_scheme(scheme)
+    with opened(page, overview() if states == "well" else overview(troubled())) as url:
+        for width in (1200, 1000, 900, 375, 320):
+            page.size(width, 800)
+            page.wait(f"innerWidth === {width}")
+            assert page.value("document.documentElement.scrollWidth") <= width
+            assert page.value(OVERFLOWING) == [], width
+            ratio, text = page.value(CONTRAST)
+            assert ratio >= 4.5, (text, width)
+        ground = page.value("getComputedStyle(document.body).backgroundColor")
+        assert (max(map(int, re.findall(r"\d+", ground))) < 64) == (scheme == "dark")
+        assert page.picture().startswith(b"\x89PNG")
+        assert page.complaints == []
+        assert set(page.requests) == {f"{url}/", f"{url}/serve.css"}
+
+
+def test_names_are_text(page: Page) -> None:
+    """Nothing of what others have written is run."""
+    with opened(page, overview(troubled())):
+        assert page.text().count("<script>alert(1)</script>") >= 6
+        assert page.value("document.scripts.length") == 0
+        assert page.complaints == []
+
+
+def test_tables_stay_tables_on_a_phone(page: Page) -> None:
+    """Readers of the screen are told rows, headers and cells also where cells are laid out as cards."""
+    with opened(page, overview()):
+        page.size(375, 800)
+        page.wait("innerWidth === 375")
+        nodes = page.call("Accessibility.getFullAXTree")["nodes"]
+        roles = [node["role"]["value"] for node in nodes if not node.get("ignored")]
+        assert roles.count("table") == 5
+        assert {"rowheader", "cell", "banner", "navigation", "main", "contentinfo", "heading"} <= set(roles)
+        assert roles.count("region") == 6
+        assert page.value("getComputedStyle(document.querySelector('td'), '::before').content") == '"finished"'
+
+
+def test_by_keyboard(page: Page) -> None:
+    """Tab reaches the link past the header first, then every link, each with a visible mark; Enter follows it."""
+    with opened(page, overview(troubled())):
+        links = page.value("document.links.length")
+        seen = []
+        for _ in range(links):
+            press(page, "Tab", 9)
+            name, outline, is_seen = page.value(
+                "(element => [element.textContent, getComputedStyle(element).outlineStyle + parseFloat(getComputedStyle(element).outlineWidth), "
+                "element.getBoundingClientRect().left >= 0])(document.activeElement)"
+            )
+            assert (outline, is_seen) == ("solid3", True), name
+            seen.append(name)
+        assert seen[:5] == ["Skip to the content", "Reload", "Reload every 60 s", "JSON", "Backups"]
+        assert len(seen) == links
+        page.go(page.value("location.href"))
+        press(page, "Tab", 9)
+        press(page, "Enter", 13, "\r")
+        page.wait("document.activeElement.id === 'main' && location.hash === '#main'")
+
+
+def test_login(page: Page) -> None:
+    """The token is typed, sent once, and not in the address; the cookie is not for scripts."""
+    with opened(page, overview(), TOKEN) as url:
+        assert "2026" not in page.text()
+        for given, then in (
+            ("wrong", "document.body.innerText.includes('not the token')"),
+            (TOKEN, "document.getElementById('backups')"),
+        ):
+            page.wait("document.activeElement.id === 'token'")
+            page.call("Input.insertText", text=given)
+            press(page, "Enter", 13, "\r")
+            page.wait(then)
+        assert page.value("document.cookie") == ""
+        assert page.value("location.href") == f"{url}/"
+        assert not [each for each in page.requests if TOKEN in each]
+        page.go(f"{url}/?reload")
+        assert page.value("document.querySelector('meta[http-equiv=refresh]').content") == "60"

@@ -1,0 +1,209 @@
+"""Reading status pages, reports of drills, and all sources beside each other."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.waiting import eventually
+from tests.unit.drill.samples import passed
+from tests.unit.incremental.statuses import WHOLE, status
+from tests.unit.serve.samples import backups, drill, entry, log
+from tikv_br import cancellation
+from tikv_br.backupset.index import Index
+from tikv_br.drill.history import sealed
+from tikv_br.errors import StorageUnreachable, TikvBrError
+from tikv_br.incremental.watch.address import Address
+from tikv_br.incremental.watch.server import serve
+from tikv_br.incremental.watch.status import NamedStatus
+from tikv_br.incremental.watch.web import HttpRequest, HttpResponse, listening
+from tikv_br.serve.sources import BackupSource, DrillSource, StatusSource, Sync
+from tikv_br.serve.watcher import Sources, Watcher
+from tikv_br.storage.crypter import SecretText
+from tikv_br.storage.open import open_store
+from tikv_br.storage.url import parse
+
+LOOPBACK = Address("127.0.0.1", 0)
+KEY = SecretText("a-key-of-the-test")
+
+
+def test_the_status_of_syncs() -> None:
+    """What the status page of a process reports, with its key; without it the error names the option."""
+    found = [NamedStatus("a", status(feed=WHOLE)), NamedStatus("b", None, error="password=hunter2 is wrong")]
+    with serve(LOOPBACK, lambda: found, key=KEY) as address:
+        assert StatusSource(f"http://{address}", KEY).read() == (
+            Sync("a", "", "", 3.0, 0.7, 2000.0, 3000),
+            Sync("b", "password=*** is wrong", "", None, None, 0.0, 0),
+        )
+        for key in (SecretText(), SecretText("another")):
+            with pytest.raises(TikvBrError, match="requires its status key") as refused:
+                StatusSource(f"http://{address}", key).read()
+            assert "--status-key-file" in refused.value.hint
+
+
+@contextmanager
+def answering(answer: Callable[[HttpRequest], HttpResponse]) -> Iterator[str]:
+    """A server that answers so; yields its URL."""
+    with listening(LOOPBACK, answer) as address:
+        yield f"http://{address}"
+
+
+GOOD = {"checkpoint_lag": 1.0, "write_lag": None, "events_per_second": 1, "written": 1}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        *(b"", b"<html>", b"[]", b"{}", b'{"syncs": 7}', b'{"syncs": [7]}', b'{"syncs": ["status"]}', b"[" * 100_000),
+        json.dumps({"syncs": [{"name": "a", "trouble": "", "status": {}}]}).encode(),
+        *(
+            json.dumps({"syncs": [{"name": "a", "trouble": "", "status": GOOD | {"checkpoint_lag": value}}]}).encode()
+            for value in (float("nan"), float("inf"), "1", None, True)
+        ),
+        b" " * (5 << 20),
+    ],
+    ids=range(15),
+)
+def test_other_answers_are_refused(body: bytes) -> None:
+    """Nothing that is no status gets on to the page, however large or deep."""
+    with (
+        answering(lambda _: HttpResponse("application/json", body)) as url,
+        pytest.raises(TikvBrError, match=r"is not the status of syncs|is larger than"),
+    ):
+        StatusSource(url, KEY).read()
+
+
+def test_no_other_address_gets_the_key() -> None:
+    """A redirect is an error."""
+    asked: list[HttpRequest] = []
+
+    def note(request: HttpRequest) -> HttpResponse:
+        asked.append(request)
+        return HttpResponse("text/plain", b"")
+
+    with answering(note) as other:
+        moved = HttpResponse("text/plain", b"", HTTPStatus.FOUND, {"Location": f"{other}/status"})
+        with answering(lambda _: moved) as url, pytest.raises(TikvBrError, match="HTTP 302"):
+            StatusSource(url, KEY).read()
+    assert asked == []
+
+
+def test_nobody_there() -> None:
+    """The reason is that of the system."""
+    with pytest.raises(TikvBrError, match="refused"):
+        StatusSource("http://127.0.0.1:1", KEY).read()
+
+
+def test_reports_of_drills(tmp_path: Path) -> None:
+    """Those that drills wrote; one whose figures are none is left out, though its seal is whole."""
+    home = open_store(parse(str(tmp_path)))
+
+    def write(report: dict[str, Any]) -> None:
+        home.put(f"reports/{report['id']}.json", (json.dumps(sealed(report), indent=1) + "\n").encode())
+
+    report = passed(2).to_json()
+    write(report)
+    write(passed(3).to_json())
+    wrong = [("started_ms", "<b>"), ("started_ms", 10**18), ("rto", float("nan")), ("seconds", None), ("scenario", [1])]
+    for number, (name, value) in enumerate(wrong):
+        trend = [report["trend"][-1] | {"id": f"2027-{number}", name: value}]
+        write(report | {"id": f"2027-{number}", "trend": trend})
+    assert [each.id for each in DrillSource(parse(str(tmp_path))).read()] == [passed(2).id, passed(3).id]
+
+
+def test_an_index_without_the_backups(tmp_path: Path) -> None:
+    """A listed backup that cannot be opened is listed all the same, with the reason; without logs none is opened."""
+    root = parse(str(tmp_path))
+    index = Index(open_store(root))
+    for each in (entry("a", 2.0), entry("go", 1.0, engine="go")):
+        index.add(each)
+    found = BackupSource(root, windows=True).read()
+    assert [each.entry.path for each in found.listed] == ["go", "a"]
+    ((name, problem),) = found.baselines.items()
+    assert name == entry("a", 2.0).id
+    assert isinstance(problem, str)
+    assert "a" in problem
+    assert BackupSource(root, windows=False).read().baselines == {}
+
+
+class Fake:
+    """A source that does what a test says."""
+
+    def __init__(self, place: str, read: Callable[[], Any]) -> None:
+        self.place, self.read = place, read
+
+
+def test_one_source_does_not_hide_the_others() -> None:
+    """One hangs, one fails, one breaks: the overview has the rest, and what is wrong with them; the end does not wait."""
+    hangs = threading.Event()
+
+    def hang() -> None:
+        hangs.set()
+        cancellation.sleep(3600)
+
+    def fail() -> None:
+        raise StorageUnreachable("s3://x does not answer: secret_access_key=abc", hint="Check account-key=abc.")
+
+    def break_down() -> None:
+        raise ZeroDivisionError("by nothing")
+
+    sources = Sources(
+        backups=(Fake("b", lambda: backups(entry("a", 1.0)).value), Fake("x", fail)),
+        logs=(Fake("l", lambda: log().value),),
+        syncs=(Fake("s", hang),),
+        drills=(Fake("d", lambda: (drill(1),)), Fake("y", break_down)),
+    )
+    with Watcher(sources, 3600.0, 300.0) as watcher:
+        assert hangs.wait(60)
+        eventually(lambda: sum(bool(each.source.read_ms) for each in shown(watcher)) == 3, 60)
+        eventually(lambda: len(watcher.overview().findings) == 2, 60)
+        found = watcher.overview(0.01)
+        assert not watcher._all_read.is_set()
+        assert [each.path for each in found.storages[0].backups] == ["a"]
+        assert found.storages[0].backups[0].windows[0].log_id == "default"
+        assert found.storages[1].source.error == "s3://x does not answer: secret_access_key=***"
+        assert found.storages[1].source.hint == "Check account-key=***"
+        assert found.drills[1].source.error == "unexpected ZeroDivisionError: by nothing"
+        assert (found.status_pages[0].source.error, found.status_pages[0].source.read_ms) == ("", 0)
+    assert not any(thread.is_alive() for thread in watcher._threads)
+
+
+def shown(watcher: Watcher) -> list[Any]:
+    """All parts of the overview that have a source."""
+    found = watcher.overview()
+    return [*found.storages, *found.archives, *found.status_pages, *found.drills, *found.gc]
+
+
+def test_what_was_read_stays_when_a_source_falls_silent() -> None:
+    """With the error, until it answers again."""
+    answers: list[Any] = [backups(entry("a", 1.0)).value]
+    error = StorageUnreachable("away")
+
+    def read() -> object:
+        if isinstance(answers[-1], Exception):
+            raise answers[-1]
+        return answers[-1]
+
+    with Watcher(Sources(backups=(Fake("b", read),)), 0.01, 300.0) as watcher:
+        first = watcher.overview(60.0).storages[0]
+        assert [each.path for each in first.backups] == ["a"]
+        answers.append(error)
+        eventually(lambda: watcher.overview().storages[0].source.error == "away", 60)
+        assert [each.path for each in watcher.overview().storages[0].backups] == ["a"]
+        answers.append(replace(answers[0], listed=()))
+        eventually(
+            lambda: (
+                watcher.overview().storages[0]
+                == replace(first, backups=(), source=watcher.overview().storages[0].source)
+            ),
+            60,
+        )
+        assert watcher.overview().storages[0].source.error == ""

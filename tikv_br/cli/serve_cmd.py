@@ -1,0 +1,155 @@
+"""``tikv-br serve``: a local web page of backups, log archives, syncs, drills and garbage collection."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from tikv_br.cli import shared
+from tikv_br.cli.command import command, flag
+from tikv_br.cli.sync_view import signals_stop
+from tikv_br.errors import UsageError
+
+if TYPE_CHECKING:
+    from tikv_br.archive.log import LogSource
+    from tikv_br.incremental.watch.address import Address
+    from tikv_br.serve.watcher import Sources
+    from tikv_br.storage.crypter import SecretText
+
+app = typer.Typer(rich_markup_mode=None)
+log = logging.getLogger(__name__)
+SHORTEST_REFRESH = 1.0
+
+
+class ShownClusterFlags(shared.ClusterFlags):
+    """The cluster whose safe points are shown."""
+
+    pd: list[str] = shared.pd("PD endpoints of the cluster whose safe points to show.", default=())
+
+
+class ServeFlags(shared.CommandFlags):
+    storage: list[str] = shared.storage(
+        "Parent URL of backups to show, as for `tikv-br list` (may be repeated).", default=[]
+    )
+    log: list[str] = flag(
+        [], "Log archive to show: URL, with ?id=NAME unless its name is default (may be repeated).", metavar="URL"
+    )
+    status: list[str] = flag(
+        [],
+        "Status page to show, the --status-addr of `sync`, `log start` or `capture start` (may be repeated).",
+        metavar="[http://]HOST:PORT",
+    )
+    status_key_file: str = flag(
+        "",
+        "File with the bearer token of the status pages (default: ~/.local/state/tikv-br/status.key if it exists).",
+        metavar="FILE",
+    )
+    drills: list[str] = flag(
+        [],
+        "Directory or URL with reports of drills to show, as --reports of `drill run` (may be repeated).",
+        metavar="URL",
+    )
+    cluster: ShownClusterFlags
+    listen: str = flag(
+        "127.0.0.1:8390",
+        "Address to serve the page at. Other machines can only connect with a token.",
+        metavar="[HOST:]PORT",
+    )
+    token: str = flag(
+        "",
+        "Token to log in with. Prefer --token-file or the environment variable: flags are visible in `ps`.",
+        metavar="TEXT",
+    )
+    token_file: str = flag("", "File with the token to log in with.", metavar="FILE")
+    refresh: float = flag("30s", "Time between two reads of a source.", kind=shared.TIME)
+    max_lag: float = flag("5m", "Lag above which a log archive needs attention.", kind=shared.TIME)
+    storage_flags: shared.StorageFlags
+
+    def address(self) -> Address:
+        """Where to listen. Raises `UsageError`."""
+        from tikv_br.incremental.watch.address import Address
+
+        return Address.parse(self.listen, "--listen")
+
+    def sources(self) -> Sources:
+        """What to show. Raises `UsageError`."""
+        if not (self.storage or self.log or self.status or self.drills or self.cluster.pd):
+            raise UsageError(
+                "there is nothing to show", hint="Pass at least one of --storage, --log, --status, --drills and --pd."
+            )
+        storages = [self.storage_flags.locate(each) for each in self.storage]
+        logs = [_log_source(each, self.storage_flags) for each in self.log]
+        drills = [self.storage_flags.s3.locate(each) for each in self.drills]
+        clusters = [self.cluster.config()] if self.cluster.pd else []
+        from tikv_br.serve.access import parse_status_url
+
+        pages, key = [parse_status_url(each) for each in self.status], self._status_key()
+        from tikv_br.serve import sources
+        from tikv_br.serve.watcher import Sources
+
+        return Sources(
+            backups=tuple(sources.BackupSource(each, windows=bool(logs)) for each in storages),
+            logs=tuple(sources.ArchiveSource(each) for each in logs),
+            syncs=tuple(sources.StatusSource(each, key, self.cluster.ca) for each in pages),
+            drills=tuple(sources.DrillSource(each) for each in drills),
+            gc=tuple(sources.GcSource(each) for each in clusters),
+        )
+
+    def _status_key(self) -> SecretText:
+        from tikv_br.incremental.watch.address import read_key
+        from tikv_br.storage.crypter import SecretText
+
+        if self.status_key_file:
+            return read_key(Path(self.status_key_file))
+        own = shared.state_path("status.key")
+        return read_key(own) if self.status and own.is_file() else SecretText()
+
+
+def _log_source(url: str, storage: shared.StorageFlags) -> LogSource:
+    """A log archive by its URL. Raises `UsageError`."""
+    from urllib.parse import unquote
+
+    from tikv_br.archive.log import LogSource
+
+    place, _, query = url.partition("?")
+    parts = [each for each in query.split("&") if each]
+    names = [unquote(each.removeprefix("id=")) for each in parts if each.startswith("id=")]
+    rest = "&".join(each for each in parts if not each.startswith("id="))
+    return LogSource(storage.locate(f"{place}?{rest}" if rest else place), names[-1] if names else "default")
+
+
+@command(
+    app,
+    "serve",
+    example="tikv-br serve --storage s3://backups --log s3://backups/log --drills s3://backups/drills --pd 10.0.0.1:2379",
+)
+def serve(flags: ServeFlags) -> None:
+    """Serve a read-only web page of backups, log archives, syncs, drills and garbage collection, until stopped."""
+    address = flags.address()
+    if flags.refresh < SHORTEST_REFRESH:
+        raise UsageError(f"--refresh is too short: pass at least {SHORTEST_REFRESH:g}s")
+    token = shared.secret_of("--token", flags.token, flags.token_file)
+    from tikv_br.incremental.watch.web import listening
+    from tikv_br.serve.access import check_access
+
+    check_access(address, token)
+    sources = flags.sources()
+    from tikv_br.serve.watcher import Watcher
+    from tikv_br.serve.web import Site
+
+    stop = threading.Event()
+    with signals_stop(stop, "") as received, Watcher(sources, flags.refresh, flags.max_lag) as watcher:
+        site = Site(watcher.overview, address, token)
+        with listening(address, site.answer, "--listen", site.methods) as chosen:
+            url = f"http://{chosen}/"
+            if flags.out.is_json:
+                flags.out.result("listening", {"url": url})
+            else:
+                log.info("the overview is at %s", url)
+            flags.out.flush()
+            stop.wait()
+    raise received[0]

@@ -1,0 +1,9 @@
+"""A read-only web page of what there is: backups, log archives, syncs, drills and what holds GC back.
+
+Modules, in reading order:
+
+- `sources`: reads one place each: an index of backups, a log archive, a status page, reports of drills, PD
+- `overview`: the values that the page shows, made of what was read; pure
+- `watcher`: reads all sources again and again, in threads
+- `web`: who may see it, paths, and the page; templates are in `pages`
+"""

@@ -1,0 +1,120 @@
+"""Reads every source in a thread of its own, again and again, so that a page never waits for one."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import Any, Self
+
+from tikv_br.cancellation import Cancellation, TaskCancelled
+from tikv_br.drill.history import PastDrill
+from tikv_br.errors import TikvBrError
+from tikv_br.gc.status import GcReport
+from tikv_br.redaction import redact
+from tikv_br.serve.overview import Overview, State, States, find_windows, make_overview
+from tikv_br.serve.sources import Backups, Log, Source, Sync
+
+log = logging.getLogger(__name__)
+JOIN_SECONDS = 2.0
+"""How long to wait at the end for a read that is under way."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """What is shown, by section; the fields are those of `States`."""
+
+    backups: tuple[Source[Backups], ...] = ()
+    logs: tuple[Source[Log], ...] = ()
+    syncs: tuple[Source[tuple[Sync, ...]], ...] = ()
+    drills: tuple[Source[tuple[PastDrill, ...]], ...] = ()
+    gc: tuple[Source[GcReport], ...] = ()
+
+    def by_section(self) -> Iterator[tuple[str, tuple[Source[Any], ...]]]:
+        """The sections and their sources."""
+        yield from (
+            ("backups", self.backups),
+            ("logs", self.logs),
+            ("syncs", self.syncs),
+            ("drills", self.drills),
+            ("gc", self.gc),
+        )
+
+
+class Watcher:
+    """The overview, kept up to date while the context is entered. Thread-safe."""
+
+    def __init__(self, sources: Sources, interval: float, max_lag: float) -> None:
+        """`interval`: seconds between two reads of a source; `max_lag`: of log archives, in seconds."""
+        self._interval, self._max_lag = interval, max_lag
+        self._states = States(
+            **{name: tuple(State(each.place) for each in group) for name, group in sources.by_section()}
+        )
+        self._windows = find_windows(self._states)
+        self._overview = make_overview(self._states, self._windows, max_lag)
+        self._lock = threading.Lock()
+        self._unread = {(name, at) for name, group in sources.by_section() for at in range(len(group))}
+        self._all_read = threading.Event()
+        self._stop, self._cancellation = threading.Event(), Cancellation()
+        self._threads = [
+            threading.Thread(target=self._run, args=(name, at, source), name=f"read {name}", daemon=True)
+            for name, group in sources.by_section()
+            for at, source in enumerate(group)
+        ]
+
+    def __enter__(self) -> Self:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop.set()
+        self._cancellation.cancel()
+        until = time.monotonic() + JOIN_SECONDS
+        for thread in self._threads:
+            thread.join(max(until - time.monotonic(), 0.0))
+
+    def overview(self, patience: float = 0.0) -> Overview:
+        """What was last read; waits at most `patience` seconds until each source was asked once."""
+        self._all_read.wait(patience)
+        return self._overview
+
+    def _run(self, section: str, at: int, source: Source[Any]) -> None:
+        with self._cancellation.active():
+            while not self._stop.is_set():
+                self._read(section, at, source)
+                self._stop.wait(self._interval)
+
+    def _read(self, section: str, at: int, source: Source[Any]) -> None:
+        """Read a source once, and publish what was found."""
+        before: State[Any] = getattr(self._states, section)[at]
+        try:
+            found: State[Any] = State(source.place, source.read(), time.time_ns() // 1_000_000)
+        except TaskCancelled:
+            return
+        except TikvBrError as error:
+            found = replace(before, error=redact(error.message), hint=redact(error.hint))
+        except Exception as error:
+            log.debug("cannot read %s", source.place, exc_info=True)
+            found = replace(before, error=redact(f"unexpected {type(error).__name__}: {error}"), hint="")
+        if found.error and found.error != before.error:
+            log.warning("cannot read %s: %s", source.place, found.error)
+        self._publish(section, at, found)
+
+    def _publish(self, section: str, at: int, state: State[Any]) -> None:
+        with self._lock:
+            group: list[State[Any]] = list(getattr(self._states, section))
+            group[at] = state
+            changes: dict[str, Any] = {section: tuple(group)}
+            self._states = replace(self._states, **changes)
+            if section in {"backups", "logs"}:
+                self._windows = find_windows(self._states)
+            self._overview = make_overview(self._states, self._windows, self._max_lag)
+            self._unread.discard((section, at))
+            if not self._unread:
+                self._all_read.set()
