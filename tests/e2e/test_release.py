@@ -48,6 +48,7 @@ def run(*command: str, **more: str) -> str:
         timeout=PATIENCE,
         env=environment(**more),
         stdin=subprocess.DEVNULL,
+        cwd="/",  # not our checkout, whose packages a `python -m` would find first
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
