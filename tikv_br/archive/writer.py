@@ -11,11 +11,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pyarrow as pa
 
-from formats import columns
+from formats import columns, parquet
 from formats.keys.codec import KeyCodec
 from formats.keys.ranges import KeyRange, gaps
 from formats.order import by_version
-from formats.parquet import ParquetOptions, ParquetWriter
 from tikv_br.archive.records import (
     DESCRIPTION,
     SEGMENTS,
@@ -74,15 +73,7 @@ def write_rows(
             rate_limit.spend(0, len(data))
 
         groups = min(row_groups, rows.nbytes // SMALLEST_GROUP + 1)
-        group_rows = -(-rows.num_rows // groups)
-        parquet = ParquetWriter(write, ParquetOptions(group_rows=group_rows))
-        try:
-            for first in range(0, rows.num_rows, group_rows):
-                parquet.append(rows.slice(first, group_rows))
-            parquet.finish()
-        except BaseException:
-            parquet.abort()
-            raise
+        parquet.write_rows(write, rows, -(-rows.num_rows // groups))
         stored = file.close()
     return FileEntry(
         **stored._asdict(),
