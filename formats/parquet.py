@@ -95,6 +95,18 @@ class ParquetWriter:
         self._group, self._group_rows, self._group_bytes = [], 0, 0
 
 
+def write_rows(sink: Sink, rows: pa.RecordBatch, group_rows: int) -> None:
+    """Write sorted rows as one file, in row groups of so many. Raises as `ParquetWriter`."""
+    writer = ParquetWriter(sink, ParquetOptions(group_rows=group_rows))
+    try:
+        for first in range(0, rows.num_rows, group_rows):
+            writer.append(rows.slice(first, group_rows))
+        writer.finish()
+    except BaseException:
+        writer.abort()
+        raise
+
+
 class SinkFile(io.RawIOBase):
     """The sink as Arrow wants it: a file that can only be written."""
 

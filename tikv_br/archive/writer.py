@@ -28,11 +28,10 @@ from tikv_br.backupset.records import dump, read_record, seal, write_record
 from tikv_br.cluster.rate_limit import RateLimit
 from tikv_br.cluster.timestamps import show_ts
 from tikv_br.errors import BackupDamaged, LogDamaged, StorageConflict, StorageObjectMissing, SyncStateMismatch
-from tikv_br.formats import columns
+from tikv_br.formats import columns, parquet
 from tikv_br.formats.keys.codec import KeyCodec
 from tikv_br.formats.keys.ranges import KeyRange, gaps
 from tikv_br.formats.order import by_version
-from tikv_br.formats.parquet import ParquetOptions, ParquetWriter
 from tikv_br.storage.base import ObjectStore
 
 BATCH_OVERHEAD = 2048
@@ -74,15 +73,7 @@ def write_rows(
             rate_limit.spend(0, len(data))
 
         groups = min(row_groups, rows.nbytes // SMALLEST_GROUP + 1)
-        group_rows = -(-rows.num_rows // groups)
-        parquet = ParquetWriter(write, ParquetOptions(group_rows=group_rows))
-        try:
-            for first in range(0, rows.num_rows, group_rows):
-                parquet.append(rows.slice(first, group_rows))
-            parquet.finish()
-        except BaseException:
-            parquet.abort()
-            raise
+        parquet.write_rows(write, rows, -(-rows.num_rows // groups))
         stored = file.close()
     return FileEntry(
         **stored._asdict(),

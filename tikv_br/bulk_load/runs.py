@@ -91,9 +91,8 @@ def write_runs(options: RunsOptions, batches: Iterable[pa.RecordBatch]) -> tuple
 def _write_run(options: RunsOptions, batches: Sequence[pa.RecordBatch]) -> FileEntry:
     import numpy as np
 
-    from tikv_br.formats import columns
+    from tikv_br.formats import columns, parquet
     from tikv_br.formats.kernels.rows import compare_neighbours
-    from tikv_br.formats.parquet import ParquetOptions, ParquetWriter
 
     rows = _by_key(batches)
     keys = rows["key"]
@@ -104,15 +103,7 @@ def _write_run(options: RunsOptions, batches: Sequence[pa.RecordBatch]) -> FileE
     if not keys[0].as_py():
         raise UsageError("a row has an empty key", hint="Correct the DataFrame.")
     with FileWriter(open_store(options.staging), f"{RUNS}/{secrets.token_hex(8)}.parquet") as file:
-        parquet = ParquetWriter(file.write, ParquetOptions(group_bytes=GROUP_BYTES))
-        step = max(GROUP_BYTES * rows.num_rows // rows.nbytes, 1)
-        try:
-            for first in range(0, rows.num_rows, step):
-                parquet.append(rows.slice(first, step))
-            parquet.finish()
-        except BaseException:
-            parquet.abort()
-            raise
+        parquet.write_rows(file.write, rows, max(GROUP_BYTES * rows.num_rows // rows.nbytes, 1))
         stored = file.close()
     return FileEntry(
         **stored._asdict(),

@@ -53,7 +53,14 @@ def failure_of(error: BaseException) -> TikvBrError:
         case KeyboardInterrupt() | typer.Abort():
             return Interrupted("interrupted")
         case _:
-            return TikvBrError(f"unexpected {type(error).__name__}: {error}")
+            return TikvBrError(f"unexpected {type(error).__name__}: {_text(error)}")
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception as second:  # noqa: BLE001 - the text of some of py4j's is asked of the JVM, which may be dead
+        return f"its text cannot be read, as that raised {type(second).__name__}"
 
 
 def reporting(command: str, path: str) -> contextlib.AbstractContextManager[Draft]:

@@ -175,8 +175,6 @@ def flush_stores(
 THREADS = 16
 WINDOW = 2 * THREADS
 """Regions that are asked, or wait to be, behind the first one without an answer: at most this many requests are wasted."""
-REGION_PAGE = 4096
-"""Regions per request to PD."""
 
 
 def first_rpc_key(cluster: Cluster, keyspace_id: int, start: bytes, end: bytes) -> bytes | None:
@@ -200,26 +198,18 @@ def first_rpc_key(cluster: Cluster, keyspace_id: int, start: bytes, end: bytes) 
 
 def _parts(cluster: Cluster, codec: KeyCodec, start: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
     """The range, cut at the ends of regions: parts of RPC keys, in order and without gaps."""
-    last, more = codec.bound(end), True
-    while more:
-        page = cluster.pd.scan_regions(codec.bound(start), last, REGION_PAGE)
-        cluster.regions.update(page)
-        cuts = [cut for cut in (_cut(codec, region, last) for region in page) if cut > start]
-        for cut in cuts:
+    last = codec.bound(end)
+    for region in cluster.pd.each_region(codec.bound(start), last):
+        cluster.regions.update([region])
+        if (cut := _cut(codec, region, last)) > start:
             yield start, cut
             start = cut
-        more = bool(cuts) and _is_before(page[-1], last)
     yield start, end
 
 
 def _cut(codec: KeyCodec, region: Region, last: bytes) -> bytes:
     """Where a region ends within the range; ``b""`` if it does not, or not at a key: then the request for the part fails."""
     try:
-        return codec.from_bound(region.end) if _is_before(region, last) else b""
+        return codec.from_bound(region.end) if region.end and (not last or region.end < last) else b""
     except DamagedBytes:
         return b""
-
-
-def _is_before(region: Region, last: bytes) -> bool:
-    """Whether a region ends before a bound, an empty one being the end of all."""
-    return bool(region.end) and (not last or region.end < last)

@@ -121,10 +121,14 @@ MOST_TASKS = 512
 
 
 def region_units(wanted: KeyRange, bounds: Iterable[tuple[bytes, bytes]], codec: KeyCodec) -> list[Unit]:
-    """One unit per region, given by its physical bounds, cut to the ``wanted`` range of RPC keys."""
-    regions = (KeyRange(codec.from_bound(start), codec.from_bound(end)) for start, end in bounds)
-    parts = (intersection(region, wanted) for region in regions)
-    return [Unit(UserRange(*user_range(codec, part))) for part in parts if not part.is_empty]
+    """One unit per region, given by its physical bounds in order, cut to the ``wanted`` range of RPC keys and to what is new."""
+    units, left = [], wanted
+    for start, end in bounds:
+        part = intersection(KeyRange(codec.from_bound(start), codec.from_bound(end)), left)
+        if not part.is_empty:
+            units.append(Unit(UserRange(*user_range(codec, part))))
+            left = KeyRange(part.end, wanted.end)
+    return units
 
 
 def file_units(

@@ -73,7 +73,7 @@ def plan_ranges(context: DiffContext) -> None:
     codec = place.codec
     wanted = KeyRange(*codec.rpc_range(options.start, options.end))
     if isinstance(place, ClusterPlace):
-        regions = context.clusters.get(place.config).pd.scan_regions(codec.bound(wanted.start), codec.bound(wanted.end))
+        regions = context.clusters.get(place.config).pd.each_region(codec.bound(wanted.start), codec.bound(wanted.end))
         context.units = places.region_units(wanted, ((region.start, region.end) for region in regions), codec)
     elif context.backup is not None:
         context.units = places.file_units(wanted, context.backup.ranges, context.backup.files, codec)

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial, reduce
+from itertools import chain
 
 from tikv_br import run_id
 from tikv_br.backupset import lease
@@ -107,15 +108,16 @@ def plan_changes(context: RestoreContext) -> None:
     """Make the plan of a dry run; asks PD for the target's regions."""
     codec, pd = KeyCodec(context.backup.api_version), context.cluster.pd
     bounds = [(codec.bound(each.target.start), codec.bound(each.target.end)) for each in context.wanted]
-    regions = {region.id: region for start, end in bounds for region in pd.scan_regions(start, end)}
-    starts = {region.start for region in regions.values()}
+    splits = {codec.bound(key): key for key in split_keys(context.todo, context.options.region_bytes)}
+    regions: set[int] = set()
+    for region in chain.from_iterable(pd.each_region(*each) for each in bounds):
+        regions.add(region.id)
+        splits.pop(region.start, None)
     context.plan = RestorePlan(
         wanted=tuple(context.wanted),
         parts=tuple(context.todo),
         resumed=context.resumed_files,
-        splits=tuple(
-            key for key in split_keys(context.todo, context.options.region_bytes) if codec.bound(key) not in starts
-        ),
+        splits=tuple(splits.values()),
         regions=len(regions),
     )
 

@@ -5,12 +5,16 @@ from __future__ import annotations
 import io
 import json
 import os
+import socket
+from types import SimpleNamespace
 
 import pytest
+from py4j.java_gateway import GatewayClient
+from py4j.protocol import Py4JJavaError
 
 from tests.support.tools import Terminal
 from tikv_br import run_id
-from tikv_br.cli.output import Output, OutputForm, use_colour
+from tikv_br.cli.output import Output, OutputForm, failure_of, use_colour
 from tikv_br.errors import OutputClosed
 
 
@@ -66,3 +70,16 @@ def test_reader_that_has_gone_is_an_error_of_ours(form: OutputForm) -> None:
         output = Output(form, stream)
         with pytest.raises(OutputClosed):
             output.lines("x" * 100_000)
+
+
+def test_an_error_whose_text_cannot_be_read_is_reported() -> None:
+    """The text of py4j's errors is asked of the JVM: once that is dead, asking raises another error."""
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        client = GatewayClient(address="127.0.0.1", port=closed.getsockname()[1])
+        error = Py4JJavaError("", SimpleNamespace(_target_id="o1", _gateway_client=client))
+        with pytest.raises(Exception, match=r"."):
+            str(error)
+        assert failure_of(error).message.startswith(
+            "unexpected Py4JJavaError: its text cannot be read, as that raised "
+        )

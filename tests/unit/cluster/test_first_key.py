@@ -52,7 +52,7 @@ def key(number: int) -> bytes:
 @pytest.fixture
 def cluster(fake: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
     """Of API V2, with many regions, the outer ones reaching beyond the keyspace; PD tells seven at a time."""
-    monkeypatch.setattr("tikv_br.cluster.cluster.REGION_PAGE", 7)
+    monkeypatch.setattr("tikv_br.cluster.pd.SCAN_PAGE", 7)
     bounds = [b"", *(CODEC.bound(CODEC.rpc_key(key(number))) for number in range(1, REGIONS)), b""]
     fake.regions = [with_leader(region(at + 1, bounds[at], bounds[at + 1])) for at in range(REGIONS)]
     with Cluster.connect(fake.config()) as found:

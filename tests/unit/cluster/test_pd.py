@@ -63,6 +63,9 @@ def test_scan_takes_pages_until_the_end(fake: FakeCluster, pd: PdClient) -> None
     found = pd.scan_regions(b"", b"")
     assert [each.id for each in found] == list(range(1, count + 1))
     assert len(fake.pd.requests[PD + "ScanRegions"]) == 3
+    assert list(pd.each_region(b"", b"")) == found
+    assert next(pd.each_region(b"", b"")) == found[0]
+    assert len(fake.pd.requests[PD + "ScanRegions"]) == 3 + 3 + 1
 
 
 @pytest.mark.parametrize(
@@ -82,6 +85,8 @@ def test_scan_covers_the_range_and_no_more(
     """The regions are those that share keys with the range; a range of nothing has none."""
     fake.regions = chain(b"", b"b", b"c", b"d", b"")
     assert [each.id for each in pd.scan_regions(start, end, limit)] == ids
+    if not limit:
+        assert [each.id for each in pd.each_region(start, end)] == ids
 
 
 def test_a_hole_is_waited_for(fake: FakeCluster, pd: PdClient) -> None:

@@ -31,12 +31,19 @@ def file(start: bytes, end: bytes) -> FileEntry:
 
 @pytest.mark.parametrize("codec", [V1, V2])
 @given(
-    cuts=st.sets(st.binary(min_size=1, max_size=3), max_size=6), wanted=st.tuples(st.binary(max_size=2), st.just(b""))
+    cuts=st.sets(st.binary(min_size=1, max_size=3), max_size=6),
+    wanted=st.tuples(st.binary(max_size=2), st.just(b"")),
+    grown=st.booleans(),
 )
-def test_regions_cut_what_is_wanted(codec: KeyCodec, cuts: set[bytes], wanted: tuple[bytes, bytes]) -> None:
-    """Whatever regions there are, the units follow one another from the start to the end of the user range."""
+def test_regions_cut_what_is_wanted(
+    codec: KeyCodec, cuts: set[bytes], wanted: tuple[bytes, bytes], grown: bool
+) -> None:
+    """Whatever regions there are, and if one grows between two pages, the units follow one another from the start to the end of the user range."""
     bounds = [b"", *(codec.bound(codec.rpc_key(cut)) for cut in sorted(cuts)), b""]
-    units = region_units(KeyRange(*codec.rpc_range(*wanted)), pairwise(bounds), codec)
+    regions = list(pairwise(bounds))
+    if grown and len(regions) > 1:  # the first page said that the last one begins later
+        regions[-1] = (regions[-2][0], b"")
+    units = region_units(KeyRange(*codec.rpc_range(*wanted)), regions, codec)
     assert units[0].span.start == wanted[0]
     assert units[-1].span.end == wanted[1]
     assert all(one.span.end == other.span.start for one, other in pairwise(units))
