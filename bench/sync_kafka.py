@@ -14,10 +14,10 @@ from typing import Self
 from confluent_kafka import Consumer, Message, TopicPartition
 
 from bench.sync_lag import RATE, SETTLED, clusters, measure, syncing, wait_for
-from incremental.kafka import messages
-from incremental.kafka.messages import Change, Codec, JsonCodec, OpenCodec
 from tests.integration.kafka_server import KafkaBroker, kafka_broker
 from tests.support.lag import Load, Probe, Target
+from tikv_br.incremental.kafka import messages
+from tikv_br.incremental.kafka.messages import Change, Codec, JsonCodec, OpenCodec
 
 PARTITIONS = 3
 
