@@ -55,8 +55,8 @@ class TestKafkaSink(SinkSuite):
 
     @pytest.fixture
     def topic(self, broker: KafkaBroker) -> str:
-        """An empty topic."""
-        return broker.create_topic(partitions=3)
+        """An empty topic that takes large messages."""
+        return broker.create_topic(partitions=3, max_message_bytes=str(5 << 20))
 
     @pytest.fixture
     def sink(self, broker: KafkaBroker, topic: str, protocol: str) -> Iterator[Sink]:
