@@ -45,6 +45,8 @@ class GcsServer:
     """A key file whose tokens need no service of Google."""
     classes: dict[str, str]
     """The storage class that was asked for, by the names of objects in the bucket."""
+    uploads: dict[str, dict[int, bytes]]
+    """Parts of unfinished uploads by their ids, also after a restart in the same folder."""
 
     def url(self, prefix: str = "", bucket: str = BUCKET, **parameters: str) -> str:
         """A ``gcs://`` URL with endpoint and credentials, some replaced by ``parameters``."""
@@ -94,8 +96,7 @@ class Translator(BaseHTTPRequestHandler):
 
     protocol_version = "HTTP/1.1"
     port: ClassVar[int]
-    uploads: ClassVar[dict[str, dict[int, bytes]]] = {}
-    """Parts of uploads by their ids, also after a restart."""
+    uploads: ClassVar[dict[str, dict[int, bytes]]]
     classes: ClassVar[dict[str, str]]
 
     def _serve(self) -> None:
@@ -208,6 +209,9 @@ def mark_of(item: dict[str, Any]) -> str:
     return f'"{item["etag"].strip(chr(34))}"'
 
 
+_uploads: dict[Path, dict[str, dict[int, bytes]]] = {}
+
+
 class Front(ThreadingHTTPServer):
     """The server of the translator: when it is closed, so are its connections, as of a process that was killed."""
 
@@ -257,13 +261,14 @@ def gcs_server(folder: Path, *, port: int = 0, on_disk: bool = False) -> Iterato
                 made = json.dumps({"name": BUCKET}).encode()
                 assert call(inner, "POST", "/storage/v1/b?project=tests", made).status == 200
             classes: dict[str, str] = {}
-            handler = type("Handler", (Translator,), {"port": inner, "classes": classes})
+            uploads = _uploads.setdefault(folder, {})
+            handler = type("Handler", (Translator,), {"port": inner, "classes": classes, "uploads": uploads})
             with Front(port, handler) as front:
                 endpoint = f"http://127.0.0.1:{front.server_port}"
                 credentials = folder / "key.json"
                 key = dict.fromkeys(("client_email", "private_key", "private_key_id"), "")
                 credentials.write_text(json.dumps({**key, "gcs_base_url": endpoint, "disable_oauth": True}))
-                yield GcsServer(endpoint, inner, credentials, classes)
+                yield GcsServer(endpoint, inner, credentials, classes, uploads)
         finally:
             process.kill()
             process.wait()
