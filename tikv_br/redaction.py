@@ -7,7 +7,7 @@ import re
 _SECRETS = re.compile(
     r"(?i)((?:secret[-_]?access[-_]?key|access[-_]?key(?:[-_]?id)?|session[-_]?token|account[-_]?key|azure[-_]storage[-_]key|sas[-_]?(?:token|key)|(?<![\w-])sig(?==)|password|authorization"
     r"|spark\.[\w.-]*(?:secret|passw|token|credential|access[.-]?key)[\w.-]*"
-    r"|(?<![\w.-])--token(?![\w.-])|(?<![\w.-])token(?=\s*[=:])"
+    r"|(?<![\w.-])--token(?![\w.-])|(?<![\w.-])token(?=['\"]?\s*[=:])"
     r"|(?<![\w.-])(?:--)?crypter\.key(?![\w.-]))['\"]?(?:\s*[=:]\s*['\"]?|\s+))((?:(?:bearer|basic)\s+)?[^\s&'\",}]+)"
 )
 _SECRET_URLS = re.compile(
