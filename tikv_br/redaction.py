@@ -8,7 +8,7 @@ _SECRETS = re.compile(
     r"(?i)((?:secret[-_]?access[-_]?key|access[-_]?key(?:[-_]?id)?|session[-_]?token|password|authorization"
     r"|account[-_]?key|azure_storage_(?:key|sas_key|sas_token)(?==)|(?<!azure_storage_)sas[-_]?(?:token|key)|(?<![\w-])sig(?==)"
     r"|spark\.[\w.-]*(?:secret|passw|token|credential|access[.-]?key)[\w.-]*"
-    r"|(?<![\w.-])--token(?![\w.-])|(?<![\w.-])token(?=\s*[=:])"
+    r"|(?<![\w.-])--token(?![\w.-])|(?<![\w.-])token(?=['\"]?\s*[=:])"
     r"|(?<![\w.-])(?:--)?crypter\.key(?![\w.-]))['\"]?(?:\s*[=:]\s*['\"]?|\s+))((?:(?:bearer|basic)\s+)?[^\s&'\",}]+)"
 )
 _SECRET_URLS = re.compile(

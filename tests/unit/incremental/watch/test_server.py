@@ -147,12 +147,14 @@ def test_invalid_parameters_are_bad_requests(client: Client, since: str) -> None
 
 
 def test_unknown_paths_and_methods(client: Client) -> None:
-    """Unknown paths are 404, methods that write are 405; HEAD has the headers of GET and no body."""
+    """Unknown paths are 404, methods that write are 405, large bodies 413; HEAD has the headers of GET and no body."""
     assert client.get("/secret")[0] == 404
     assert client.get("/../server.py")[0] == 404
     for method in ("POST", "PUT", "DELETE", "NONSENSE"):
         code, headers, _ = client.get("/status", method)
         assert (code, headers["Allow"]) == (405, "GET, HEAD")
+    for length in ("5000", "-1", "9" * 5000):
+        assert client.get("/status", "GET", **{"Content-Length": length})[0] == 413
     code, headers, body = client.get("/metrics", "HEAD")
     assert (code, body) == (200, "")
     assert headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
