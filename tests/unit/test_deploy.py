@@ -231,6 +231,16 @@ def test_servers_are_probed_and_scraped() -> None:
     assert {each["spec"]["concurrencyPolicy"] for each in kinds["CronJob"]} == {"Forbid"}
 
 
+def test_no_two_follow_the_source_under_one_name() -> None:
+    """Log and sync have safe points of their own in PD; with one name GC could pass the slower one."""
+    followers = [
+        pod["containers"][0]["args"] for _, pod in pods() if pod["containers"][0]["args"][0] in {"log", "sync"}
+    ]
+    names = [[word for word in words if word.startswith("--id=")] for words in followers]
+    assert len(names) == 2
+    assert names[0] != names[1]
+
+
 def test_kustomizations_name_all_files() -> None:
     """Each file is used by its folder, each component and base by the example, and secrets by nobody."""
     used: set[Path] = set()
