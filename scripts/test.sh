@@ -45,7 +45,7 @@ has_chromium() {
 # One after the other, as each uses all cores. The Rust client takes minutes: only if it is asked for.
 build_programs() {
     local script scripts=(install_etcd)
-    [ "$selection" = core ] || scripts+=(install_client_go install_versitygw install_azurite install_fake_gcs_server install_spark_avro install_kafka ${TIKV_BR_TEST_RUST_CLIENT:+install_rust_client})
+    [ "$selection" = core ] || scripts+=(install_client_go install_versitygw install_azurite install_fake_gcs_server install_spark_avro install_kafka install_deploy_tools ${TIKV_BR_TEST_RUST_CLIENT:+install_rust_client})
     for script in "${scripts[@]}"; do
         "scripts/$script.sh" >/dev/null </dev/null || say "scripts/$script.sh failed: tests that need it will say so"
     done

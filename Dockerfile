@@ -1,0 +1,32 @@
+# syntax=docker/dockerfile:1
+# An image of tikv-br: `docker build -t tikv-br .`; docs/container.md describes it, scripts/check_container.py runs these steps without Docker.
+# Bookworm has Java 17, which the tests run with; for Python 3.11 there is a wheel of tikv-client.
+ARG BASE=python:3.11-slim-bookworm
+
+FROM ${BASE} AS build
+WORKDIR /src
+COPY pyproject.toml constraints.txt README.md LICENSE ./
+COPY formats formats
+COPY incremental incremental
+COPY tikv_br tikv_br
+RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels . \
+    && python -m venv --without-pip /opt/tikv-br \
+    && pip --python /opt/tikv-br/bin/python install --no-cache-dir -c constraints.txt "$(echo /wheels/*.whl)[playground]"
+# Not in /src, whose packages would be imported instead of the installed ones.
+WORKDIR /
+RUN /opt/tikv-br/bin/python -m tikv_br.formats.precompile
+
+FROM ${BASE}
+# Versions are not pinned: Debian removes a version as soon as it has a fixed one.
+# hadolint ignore=DL3008
+RUN apt-get update \
+    && apt-get install -y --no-install-recommends openjdk-17-jre-headless \
+    && rm -rf /var/lib/apt/lists/* \
+    && useradd --uid 10001 --user-group --create-home tikv-br
+COPY --from=build /opt/tikv-br /opt/tikv-br
+ENV PATH=/opt/tikv-br/bin:$PATH
+USER 10001:10001
+WORKDIR /home/tikv-br
+# Commands that end, as backups do, have no health; docs/container.md has a health check for the others.
+HEALTHCHECK NONE
+ENTRYPOINT ["tikv-br"]
