@@ -13,7 +13,6 @@ from fastcrc import crc64
 from tikv_br.backup.convert import Conversion
 from tikv_br.backupset.files import FileWriter
 from tikv_br.cluster.cluster import Cluster
-from tikv_br.cluster.config import ClusterConfig
 from tikv_br.cluster.pb import kvrpcpb_pb2
 from tikv_br.cluster.rawkv import PAGE_ROWS, RawClient
 from tikv_br.formats.api_version import ApiVersion
@@ -56,31 +55,31 @@ def pairs(batch: pa.RecordBatch) -> Iterable[tuple[bytes, bytes]]:
     return zip(batch[0].to_pylist(), batch[1].to_pylist(), strict=True)
 
 
-def rocksdict_writer(address: str, folder: str, compression: Compression) -> None:
+def rocksdict_writer(cluster: Cluster, folder: str, compression: Compression = Compression.ZSTD) -> None:
     """Our pages, checksums and rows; the table by RocksDB."""
     converter = Conversion(ApiVersion.V1, ApiVersion.V2, ts=1).of(KeyRange(b"", b""))
-    pages = _raw(address).scan_pages(b"", b"")
+    pages = _raw(cluster).scan_pages(b"", b"")
     converted = (converter.convert_page(page) for page in pages)
     rows = chain.from_iterable(pairs(to_storage(each.records, converter.target)) for each in converted)
     _store(rows, folder, compression)
 
 
-def per_key_python(address: str, folder: str, compression: Compression) -> None:
+def per_key_python(cluster: Cluster, folder: str, compression: Compression = Compression.ZSTD) -> None:
     """Pages by protobuf, then a loop over keys for checksum, encoding and table."""
-    _store(_encoded(address), folder, compression)
+    _store(_encoded(cluster), folder, compression)
 
 
-def _encoded(address: str) -> Iterator[tuple[bytes, bytes]]:
+def _encoded(cluster: Cluster) -> Iterator[tuple[bytes, bytes]]:
     checksum = 0
-    for pair in _scanned(address):
+    for pair in _scanned(cluster):
         checksum ^= crc64.xz(pair.key + pair.value)
         key = DATA_PREFIX + _V2.storage_key(_V2.rpc_key(pair.key), 1)
         yield key, encode_value(ApiVersion.V2, StoredValue(pair.value))
 
 
-def _scanned(address: str) -> Iterator[kvrpcpb_pb2.KvPair]:
+def _scanned(cluster: Cluster) -> Iterator[kvrpcpb_pb2.KvPair]:
     """All pairs, region by region."""
-    cluster, start, done = Cluster.connect(ClusterConfig(pd=(address,))), b"", False
+    start, done = b"", False
     while not done:
         region = cluster.regions.locate(start)
         context = region.context(ApiVersion.V1, cluster.cluster_id)
@@ -92,8 +91,7 @@ def _scanned(address: str) -> Iterator[kvrpcpb_pb2.KvPair]:
         done = not full and not region.end
 
 
-def _raw(address: str) -> RawClient:
-    cluster = Cluster.connect(ClusterConfig(pd=(address,)))
+def _raw(cluster: Cluster) -> RawClient:
     return RawClient(cluster.router, _V1, cluster.cluster_id)
 
 

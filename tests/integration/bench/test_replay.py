@@ -14,7 +14,7 @@ from bench.rivals import per_key_python, rocksdict_writer
 from bench.scan_to_sst import scan_task
 from tests.interop.line_client import LineClient
 from tests.support.tools import find_tool
-from tikv_br.cluster.cluster import Cluster
+from tikv_br.cluster.cluster import Cluster, ClusterPool
 from tikv_br.cluster.config import ClusterConfig
 from tikv_br.cluster.rawkv import RawClient
 from tikv_br.formats.api_version import ApiVersion
@@ -54,15 +54,31 @@ def test_client_go_scans_it(server: str) -> None:
 def test_rivals_write_the_same_rows(server: str, tmp_path: Path) -> None:
     """The scan engine's task and both rivals leave the same rows in the storage."""
     scan_task(server, str(tmp_path / "ours"), Compression.ZSTD)
-    rocksdict_writer(server, str(tmp_path), Compression.ZSTD)
-    by_rocksdict = stored(tmp_path / "data.sst")
-    per_key_python(server, str(tmp_path), Compression.ZSTD)
+    with Cluster.connect(ClusterConfig(pd=(server,))) as cluster:
+        rocksdict_writer(cluster, str(tmp_path))
+        by_rocksdict = stored(tmp_path / "data.sst")
+        per_key_python(cluster, str(tmp_path))
     [ours] = (tmp_path / "ours").rglob("*.sst")
     assert stored(ours).equals(by_rocksdict)
     assert stored(tmp_path / "data.sst").equals(by_rocksdict)
     records = from_storage(by_rocksdict.combine_chunks().to_batches()[0], KeyCodec(ApiVersion.V2))
     assert records["key"].equals(DATASET.records()["key"])
     assert records["value"].equals(DATASET.records()["value"])
+
+
+def test_runs_share_a_connection(server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As tasks of one process do: with a connection for each run, a bench would measure how gRPC connects."""
+    connect, connected = Cluster.connect, []
+
+    def counted(config: ClusterConfig) -> Cluster:
+        connected.append(config)
+        return connect(config)
+
+    monkeypatch.setattr(Cluster, "connect", counted)
+    with ClusterPool() as clusters:
+        for run in range(3):
+            scan_task(server, str(tmp_path / str(run)), Compression.ZSTD, clusters=clusters)
+    assert len(connected) == 1
 
 
 def stored(path: Path) -> pa.Table:
