@@ -38,6 +38,7 @@ _MAY_DIFFER = (
     "XDG_",
     "SPARK_",
     "PYTEST_",
+    "PYTHONUNBUFFERED",
     "JAVA_HOME",
     "HOME",
     "PATH",
