@@ -4,6 +4,8 @@
 #   scripts/test.sh                   static checks, unit, golden, and the core integration and end-to-end tests: 8 minutes on 2 cores
 #   scripts/test.sh all               static checks and every test, property tests with many more examples: 50 minutes
 #   scripts/test.sh rest              what `all` runs beyond the first form, for CI
+#   scripts/test.sh packages          install what `rest` needs of Debian's packages, and run nothing
+#   scripts/test.sh programs          build the programs that only `rest` needs, and run nothing
 #   scripts/test.sh unit golden       whole tiers
 #   scripts/test.sh tests/unit/formats -k mce     any arguments of pytest
 set -euo pipefail
@@ -45,6 +47,7 @@ has_chromium() {
 # One after the other, as each uses all cores. The Rust client takes minutes: only if it is asked for.
 build_programs() {
     local script scripts=(install_etcd)
+    [ "$selection" != programs ] || scripts=()
     [ "$selection" = core ] || scripts+=(install_client_go install_versitygw install_azurite install_fake_gcs_server install_spark_avro install_kafka install_deploy_tools ${TIKV_BR_TEST_RUST_CLIENT:+install_rust_client})
     for script in "${scripts[@]}"; do
         "scripts/$script.sh" >/dev/null </dev/null || say "scripts/$script.sh failed: tests that need it will say so"
@@ -68,11 +71,11 @@ static_checks() {
     return "$status"
 }
 
-# One worker more than cores, from three to five: many tests wait, for leases, clocks and servers that are to give up.
+# Two workers more than cores, from four to six: many tests wait, for leases, clocks and servers that are to give up.
 workers() {
     local cores
     cores=$(nproc)
-    printf '%s' $((cores < 2 ? 3 : cores > 4 ? 5 : cores + 1))
+    printf '%s' $((cores < 2 ? 4 : cores > 4 ? 6 : cores + 2))
 }
 
 # Up to three failed tests are run again, alone and with the same seed, to tell a race from a defect. A test that passes only then
@@ -99,7 +102,13 @@ case ${1:-} in
     arguments=(-m "$core" tests/unit tests/golden "${with_core[@]}")
     ;;
 all) selection=all ;;
-rest) selection=rest arguments=(-m "hypothesis or not ($core)") ;;
+rest)
+    selection=rest
+    # Of units, modules without such tests are not collected: each worker would import them.
+    mapfile -t with_more < <(grep -rlE --include='test_*.py' 'hypothesis|pytest\.mark\.slow' tests/unit tests/golden)
+    arguments=(-m "hypothesis or not ($core)" tests/integration tests/interop tests/e2e "${with_more[@]}")
+    ;;
+packages | programs) selection=$1 ;;
 esac
 if [ -n "$selection" ]; then
     shift "$(($# > 0))"
@@ -111,6 +120,17 @@ for argument in "$@"; do
     *) arguments+=("$argument") ;;
     esac
 done
+
+case $selection in
+packages)
+    install_packages
+    exit
+    ;;
+programs)
+    build_programs
+    exit
+    ;;
+esac
 
 install_packages
 scratch=$(mktemp -d)
@@ -135,7 +155,7 @@ esac
 
 say "pytest ${arguments[*]:-(all tests)}"
 status=0
-.venv/bin/python -m pytest --cache-clear -n "$(workers)" --dist loadfile --durations 25 "${arguments[@]}" </dev/null || status=$?
+.venv/bin/python -m pytest --cache-clear -n "$(workers)" --dist loadfile --no-loadscope-reorder --durations 25 "${arguments[@]}" </dev/null || status=$?
 [ "$status" -ne 1 ] || ! retry_failed "${arguments[@]}" || status=0
 
 if [ -n "$checking" ]; then

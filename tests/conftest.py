@@ -26,12 +26,13 @@ hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fast"))
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
-    """Mark every test with its tier, the folder it lives in. Short ones run last, so that all workers end at about the same time."""
+    """Mark every test with its tier, the folder it lives in. Long ones run first, short ones last: all workers end at about the same time."""
     for item in items:
         if (tier := _tier(item)) in TIERS:
             item.add_marker(tier)
     yield  # tests are selected and shuffled
-    items.sort(key=lambda item: _tier(item) in {"unit", "golden"})
+    long = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: (_tier(item) in {"unit", "golden"}, item.path not in long))
 
 
 def _tier(item: pytest.Item) -> str:

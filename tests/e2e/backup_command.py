@@ -13,6 +13,7 @@ from typing import Any
 
 from tests.support.documented import checked
 from tests.support.live_cluster import LiveCluster, live_cluster
+from tests.support.program import run_program
 from tikv_br.errors import TikvBrError
 from tikv_br.formats.api_version import ApiVersion
 
@@ -33,15 +34,14 @@ def run(
     *arguments: str, environment: dict[str, str] | None = None, within: Sequence[str] = ()
 ) -> subprocess.CompletedProcess[str]:
     """Run the command line in a process of its own; `within` is a command that starts it."""
-    done = subprocess.run(
-        [*within, *TIKV_BR, "backup", "raw", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env={**os.environ, **(environment or {})},
-        check=False,
-    )
-    return checked(["backup", "raw", *arguments], done)
+    settings, words = {**os.environ, **(environment or {})}, ["backup", "raw", *arguments]
+    if within:
+        done = subprocess.run(
+            [*within, *TIKV_BR, *words], capture_output=True, text=True, timeout=300, env=settings, check=False
+        )
+    else:
+        done = run_program(words, environment=settings)
+    return checked(words, done)
 
 
 def lines(done: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:

@@ -1,18 +1,16 @@
-"""``tikv-br`` as a user runs it: a process of its own, in a folder of its own, with nothing of ours in its environment."""
+"""``tikv-br`` as a user runs it: in a process and a folder of its own, with nothing of ours in its environment."""
 
 from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from tests.support.documented import assert_documented
+from tests.support.program import PROGRAM, run_program
 
-PROGRAM = Path(sys.executable).with_name("tikv-br")
+__all__ = ["PROGRAM", "Done", "environment", "succeed", "tikv_br"]
 
 
 @dataclass(frozen=True)
@@ -41,27 +39,17 @@ def environment(**more: str) -> dict[str, str]:
     return {**bare, "XDG_CONFIG_HOME": "/nowhere", "NO_COLOR": "1", "AWS_EC2_METADATA_DISABLED": "true", **more}
 
 
-def tikv_br(*arguments: str, stdin: str | None = None, timeout: float = 300, **more: str) -> Done:
+def tikv_br(*arguments: str, stdin: str | None = None, timeout: float = 300, forked: bool = True, **more: str) -> Done:
     """Run a command to its end; ``more`` goes into its environment. JSON lines must be as docs/cli-json.md says."""
-    done = subprocess.run(
-        [str(PROGRAM), *arguments],
-        input=stdin,
-        stdin=None if stdin is not None else subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=timeout,
-        env=environment(**more),
-        cwd="/",
-    )
+    done = run_program(arguments, environment=environment(**more), stdin=stdin, timeout=timeout, forked=forked)
     ended = Done(done.returncode, done.stdout, done.stderr)
     if "json" in arguments or more.get("TIKV_BR_OUTPUT") == "json":
         assert_documented(arguments, ended.lines)
     return ended
 
 
-def succeed(*arguments: str, stdin: str | None = None, timeout: float = 300, **more: str) -> Done:
+def succeed(*arguments: str, stdin: str | None = None, timeout: float = 300, forked: bool = True, **more: str) -> Done:
     """Run a command that must exit 0."""
-    done = tikv_br(*arguments, stdin=stdin, timeout=timeout, **more)
+    done = tikv_br(*arguments, stdin=stdin, timeout=timeout, forked=forked, **more)
     assert done.code == 0, f"{arguments}: exit code {done.code}\n{done.out}\n{done.err}"
     return done

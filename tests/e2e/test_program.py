@@ -31,7 +31,7 @@ def test_help_is_quick() -> None:
     helps, yardsticks = [], []
     for _ in range(5):
         begin = cpu_seconds_of_children()
-        succeed("--help")
+        succeed("--help", forked=False)
         between = cpu_seconds_of_children()
         subprocess.run([sys.executable, "-c", YARDSTICK], check=True, timeout=PATIENCE)
         helps.append(between - begin)
@@ -71,16 +71,16 @@ def test_help_loads_nothing_heavy(arguments: list[str]) -> None:
 
 def test_version_names_what_it_stands_on() -> None:
     """Versions of our own and of the packages that matter, for bug reports."""
-    versions = succeed("version", "--output", "json").last["versions"]
+    versions = succeed("version", "--output", "json", forked=False).last["versions"]
     assert {"tikv-br", "python", "pyspark", "pyarrow", "grpcio"} <= set(versions)
-    assert succeed("--version").out == f"tikv-br {versions['tikv-br']}\n"
+    assert succeed("--version", forked=False).out == f"tikv-br {versions['tikv-br']}\n"
 
 
 def test_debug_shows_where_an_error_comes_from() -> None:
     """``--log-level debug`` adds the traceback that is otherwise spared."""
     arguments = ("raw", "get", "--pd", "127.0.0.1:1", "k")
-    assert "Traceback" not in tikv_br(*arguments).err
-    assert "Traceback" in tikv_br(*arguments, "--log-level", "debug").err
+    assert "Traceback" not in tikv_br(*arguments, forked=False).err
+    assert "Traceback" in tikv_br(*arguments, "--log-level", "debug", forked=False).err
 
 
 @pytest.fixture(scope="module")

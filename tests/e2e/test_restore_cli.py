@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from tests.integration.s3_servers import SECRET_KEY, versitygw_server
 from tests.support.certificates import Authority
 from tests.support.documented import checked
 from tests.support.live_cluster import LiveCluster, live_cluster
+from tests.support.program import run_program
 from tikv_br import errors
 from tikv_br.cluster.pb import brpb_pb2
 from tikv_br.formats.api_version import ApiVersion
@@ -29,10 +30,7 @@ ROWS = hard_rows(count=300)
 
 def tikv_br(*arguments: str, timeout: float = 300.0) -> subprocess.CompletedProcess[str]:
     """Run the command line in JSON form, without a terminal."""
-    command = [sys.executable, "-m", "tikv_br.cli.main", *arguments, "--output", "json"]
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=timeout, check=False, stdin=subprocess.DEVNULL
-    )
+    done = run_program([*arguments, "--output", "json"], environment=os.environ, timeout=timeout)
     return checked([*arguments, "json"], done)
 
 

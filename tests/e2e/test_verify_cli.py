@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support.documented import checked
+from tests.support.program import run_program
 
 
 def tikv_br(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Run the command line without a terminal."""
-    command = [sys.executable, "-m", "tikv_br.cli.main", "verify", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, stdin=subprocess.DEVNULL)
+    done = run_program(["verify", *arguments], environment=os.environ)
     return checked(["verify", *arguments], done)
 
 

@@ -110,7 +110,7 @@ def test_verify_on_one_core(place: Place) -> None:
 
 def test_restore_by_uploads(place: Place, target: LiveCluster) -> None:
     """The target gets the rows of the source."""
-    command = ("restore", "--pd", target.pd, "-s", place.first, "--via", "upload", *place.on_spark())
+    command = ("restore", "--pd", target.pd, "-s", place.first, "--via", "upload", *place.on_spark(), *ONE)
     succeed(*command, timeout=LONG)
     assert contents(target) == ROWS
 

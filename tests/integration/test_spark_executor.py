@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import pickle
-import signal
 import threading
 import time
 from contextlib import suppress
-from multiprocessing.connection import Connection
 from pathlib import Path
-from unittest import mock
 
 import psutil
 import pytest
@@ -19,9 +14,8 @@ from tests.support.waiting import eventually
 from tikv_br import cancellation
 from tikv_br.errors import Interrupted, SparkUnavailable, StorageFull, TaskFailed
 from tikv_br.progress_events import Event, Notice, TasksProgress
-from tikv_br.spark.channel import ProgressListener, ProgressSender
 from tikv_br.spark.executor import ExecutorKind, ExecutorOptions, run_tasks
-from tikv_br.spark.task import Message, TaskContext
+from tikv_br.spark.task import TaskContext
 
 SPARK = ExecutorOptions("spark", "local[2]")
 DRIVER = ExecutorOptions("driver", concurrency=2)
@@ -34,15 +28,6 @@ def square(task: int, context: TaskContext) -> tuple[int, int]:
     """Return the square, and report three bytes and one key."""
     context.report(data_bytes=3, keys=1)
     return task, task * task
-
-
-def square_once_seen(task: tuple[int, str], context: TaskContext) -> int:
-    """Return the square once the driver has told of a first part."""
-    number, seen = task
-    context.report(data_bytes=100, keys=10)
-    eventually(Path(seen).exists)
-    context.report(data_bytes=400, keys=40)
-    return number * number
 
 
 def slow_square(task: int, context: TaskContext) -> int:
@@ -77,59 +62,6 @@ def fails_beside_work(task: tuple[int, str, str], context: TaskContext) -> int:
     return context.index
 
 
-def defective(task: int, context: TaskContext) -> int:
-    """Divide by zero, as a defect of a task would."""
-    return task // context.attempt
-
-
-def dies_once(task: tuple[int, str], context: TaskContext) -> tuple[int, int]:
-    """Kill the own worker at the first attempt of task 1."""
-    index, _ = task
-    if index == 1 and context.attempt == 0:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return index, context.attempt
-
-
-def dies_after_its_outcome(task: tuple[int, str], context: TaskContext) -> tuple[int, int]:
-    """Have the worker killed when the driver has the outcome of the first attempt of task 1, before Spark has its row."""
-    index, seen = task
-    send = ProgressSender.send
-
-    def send_and_die(sender: ProgressSender, message: Message) -> None:
-        send(sender, message)
-        if message.kind == "result":
-            eventually(Path(seen).exists)
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    if index == 1 and context.attempt == 0:
-        mock.patch.object(ProgressSender, "send", send_and_die).start()
-    return index, context.attempt
-
-
-class Visits:
-    """Counts the tasks that used it."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self.count = 0
-
-    def add(self) -> int:
-        """The number of this visit."""
-        with self._lock:
-            self.count += 1
-            return self.count
-
-
-def visit(_task: int, context: TaskContext) -> tuple[int, int]:
-    """Return the process the task ran in, and how many of its tasks have used the shared object by then."""
-    return os.getpid(), context.shared(Visits).add()
-
-
-def process_of(_task: int, _context: TaskContext) -> int:
-    """Return the process the task ran in."""
-    return os.getpid()
-
-
 @pytest.mark.parametrize(
     "options", [pytest.param(SPARK, marks=pytest.mark.core("spark")), DRIVER], ids=["spark", "driver"]
 )
@@ -147,31 +79,6 @@ def test_each_result_arrives_once_and_progress_adds_up(options: ExecutorOptions)
     assert isinstance(last, TasksProgress)
     assert last.seconds <= time.monotonic() - begun - session
     assert (last.tasks_done, last.bytes_done, last.keys_done, last.fraction) == (20, 60, 20, 1.0)
-
-
-@BOTH
-def test_progress_is_live_and_never_falls(options: ExecutorOptions, tmp_path: Path) -> None:
-    """Bytes are seen while no task has ended yet, and the fraction only grows."""
-    events: list[Event] = []
-    seen = tmp_path / "seen"
-
-    def report(event: Event) -> None:
-        events.append(event)
-        if isinstance(event, TasksProgress) and event.bytes_done:
-            seen.touch()
-
-    run_tasks(
-        [(number, str(seen)) for number in range(2)],
-        square_once_seen,
-        options=options,
-        on_result=lambda _: None,
-        reporter=report,
-        expected_task_bytes=500,
-    )
-    progress = [event for event in events if isinstance(event, TasksProgress)]
-    assert any(event.tasks_done == 0 and event.bytes_done > 0 and 0 < event.fraction < 1 for event in progress)
-    fractions = [event.fraction for event in progress]
-    assert fractions == sorted(fractions)
 
 
 @BOTH
@@ -204,76 +111,6 @@ def test_the_first_error_ends_the_run_within_seconds(executor: ExecutorKind, kin
     assert time.time() - (tmp_path / "failed").stat().st_mtime < END_SECONDS
 
 
-@BOTH
-def test_defect_in_a_task_becomes_task_failed(options: ExecutorOptions) -> None:
-    """An error that is not ours names its class, its message and where it happened."""
-    with pytest.raises(
-        TaskFailed, match=r"task 7: unexpected ZeroDivisionError.*(?s:.*)def.*|ZeroDivisionError"
-    ) as caught:
-        run_tasks([7], defective, options=options, on_result=lambda _: None)
-    assert "in defective" in caught.value.message
-
-
-def test_killed_worker_is_replaced_and_its_task_run_again(tmp_path: Path) -> None:
-    """A Python worker that is killed costs an attempt, not the run."""
-    results: list[tuple[int, int]] = []
-    run_tasks([(n, str(tmp_path)) for n in range(3)], dies_once, options=SPARK, on_result=results.append)
-    attempts = dict(results)
-    assert sorted(attempts) == [0, 1, 2]
-    assert attempts[1] >= 1
-
-
-def test_an_outcome_that_arrived_counts_though_its_worker_died(tmp_path: Path) -> None:
-    """Spark runs the task again and has the row of the second attempt, but the first outcome is the one that counts."""
-    results: list[tuple[int, int]] = []
-    seen = tmp_path / "seen"
-
-    def take(result: tuple[int, int]) -> None:
-        results.append(result)
-        if result[0] == 1:
-            seen.touch()
-
-    run_tasks([(n, str(seen)) for n in range(3)], dies_after_its_outcome, options=SPARK, on_result=take)
-    assert sorted(index for index, _ in results) == [0, 1, 2]
-    assert dict(results)[1] == 0
-
-
-def test_a_lost_channel_loses_and_repeats_no_outcome(monkeypatch: pytest.MonkeyPatch) -> None:
-    """If the driver's port does not answer, results and errors come with Spark's own rows when the job has ended."""
-    results: list[tuple[int, int]] = []
-    monkeypatch.setattr(ProgressListener, "_accept", lambda _self: None)
-    run_tasks(range(4), square, options=SPARK, on_result=results.append)
-    assert sorted(results) == [(n, n * n) for n in range(4)]
-    with pytest.raises(TaskFailed, match="ZeroDivisionError"):
-        run_tasks([7], defective, options=SPARK, on_result=lambda _: None)
-
-
-def test_a_channel_that_breaks_midway_loses_and_repeats_no_outcome(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Some outcomes come over the channel, and all with Spark's rows: each counts once."""
-    results: list[tuple[int, int]] = []
-
-    def read_four(listener: ProgressListener, connection: Connection) -> None:
-        with connection, suppress(EOFError, ConnectionError):  # a worker may have fewer to tell, and go before that
-            for _ in range(4):  # progress, last progress and result of a task, and one message of the next
-                listener._receive(pickle.loads(connection.recv_bytes()[32:]))
-
-    monkeypatch.setattr(ProgressListener, "_read", read_four)
-    run_tasks(range(8), square, options=SPARK, on_result=results.append)
-    assert sorted(results) == [(n, n * n) for n in range(8)]
-
-
-@BOTH
-def test_tasks_of_a_process_share_objects(options: ExecutorOptions) -> None:
-    """A process of Spark keeps what its tasks share; tasks on the driver use the caller's object."""
-    found: list[tuple[int, int]] = []
-    given = Visits()
-    run_tasks(range(8), visit, options=options, on_result=found.append, shared=[given])
-    assert given.count == (8 if options is DRIVER else 0)
-    for process in {process for process, _ in found}:
-        visits = sorted(number for each, number in found if each == process)
-        assert visits == list(range(1, len(visits) + 1))
-
-
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # pyspark forgets the pipe of a dead JVM
 def test_jvm_that_dies_is_an_error_of_ours() -> None:
     """A JVM that is killed while tasks run, as by the kernel when memory is short, ends the run with `TaskFailed`."""
@@ -288,14 +125,6 @@ def test_jvm_that_dies_is_an_error_of_ours() -> None:
 
     with pytest.raises(TaskFailed, match="Spark failed"):
         run_tasks(list(range(40)), slow_square, options=SPARK, on_result=lambda _: None, reporter=kill_jvm)
-
-
-def test_spark_runs_elsewhere_and_driver_here() -> None:
-    """Tasks of Spark run in other processes, tasks of the driver in this one."""
-    for options, here in ((SPARK, False), (DRIVER, True)):
-        processes: list[int] = []
-        run_tasks(range(4), process_of, options=options, on_result=processes.append)
-        assert (set(processes) == {os.getpid()}) is here
 
 
 @BOTH

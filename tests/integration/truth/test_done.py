@@ -6,6 +6,7 @@ import csv
 import json
 import tarfile
 from collections.abc import Callable, Iterator
+from importlib.metadata import distribution
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -22,6 +23,7 @@ from tikv_br.cli.command import CommandPath
 from tikv_br.cluster.etcd import Etcd
 from tikv_br.cluster.pd_http import gc_status
 from tikv_br.playground.launcher import Home
+from tikv_br.spark import pack
 
 BACKUPS = ("sound", "new", "increment", "merged")
 Proof = Callable[[World, Ended], bool]
@@ -241,6 +243,8 @@ def prepared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]
 def with_more(world: World, monkeypatch: pytest.MonkeyPatch) -> World:
     """See `prepared`."""
     monkeypatch.setenv("XDG_STATE_HOME", str(world.folder / "state-home"))
+    # All packages are a quarter of a gigabyte: test_spark_cluster.py packs those.
+    monkeypatch.setattr(pack, "_closure", lambda: [distribution("tikv-br"), distribution("xxhash")])
     begun = Path(world.names["begun"])
     (begun / "tikv-br" / "lease").mkdir(parents=True)
     (begun / "backup.lock").write_bytes(run_record.LOCK_TEXT)

@@ -138,6 +138,7 @@ def test_neighbours_that_changed_places_are_both_named(copied: Path, level: Leve
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("sound", [ApiVersion.V2], indirect=True, ids=lambda version: version.label)
 def test_spark_finds_the_same(copied: Path) -> None:
     """Rows, bytes and findings are those of the threads."""
     on_threads, on_spark = (run(copied, Level.DATA, executor) for executor in (Executor.DRIVER, Executor.SPARK))
