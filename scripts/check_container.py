@@ -5,7 +5,7 @@ Each stage is an overlay file system over Debian 12 with its own Python 3.11, fr
 run in it as they stand, with this machine's configuration of apt and pip. Then the program runs as the image's user, with a read-only root and a /tmp
 of its own: its version, and a backup and a restore between playgrounds through Spark, without any kernel compiled.
 
-Needs root, debootstrap, unshare and Debian 12. Takes some minutes; FOLDER (default: .cache/container) keeps the base for the next run.
+Needs root, debootstrap, unshare and Debian 12, and 3 minutes of processor time; FOLDER (default: .cache/container) keeps the base for the next run.
 """
 
 from __future__ import annotations
