@@ -139,9 +139,9 @@ class Build:
     def run_stage(self, stage: Stage) -> None:
         """Run its instructions in an empty layer."""
         upper = self._upper(stage.name)
-        for each in (upper, self._folder / "work"):
-            shutil.rmtree(each, ignore_errors=True)
-            each.mkdir(parents=True)
+        for folder in (upper, self._folder / "work"):
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir(parents=True)
         self._environment = {"PATH": "/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8"}
         self._user, self._directory = "0:0", "/"
         for each in stage.instructions:
