@@ -14,7 +14,7 @@ RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels . \
     && pip --python /opt/tikv-br/bin/python install --no-cache-dir -c constraints.txt "$(echo /wheels/*.whl)[playground]"
 # Not in /src, whose packages would be imported instead of the installed ones.
 WORKDIR /
-RUN /opt/tikv-br/bin/python -m formats.precompile
+RUN /opt/tikv-br/bin/python -m tikv_br.formats.precompile
 
 FROM ${BASE}
 # Versions are not pinned: Debian removes a version as soon as it has a fixed one.

@@ -41,7 +41,7 @@ tikv-br raw load --pd "$one" --count 1000 --seed 7 --quiet
 tikv-br backup raw --pd "$one" --storage /tmp/backup --executor spark --engine scan --safe-interval 3s --quiet
 tikv-br restore raw --pd "$two" --storage /tmp/backup --quiet
 test "$(tikv-br raw checksum --pd "$two" --output json | value total_kvs)" = 1000
-compiled=$(python -c 'from formats import jit; print(jit.COMPILED)')
+compiled=$(python -c 'from tikv_br.formats import jit; print(jit.COMPILED)')
 cached=0
 for file in $(find /tmp -name '*.nbc'); do
     cached=$((cached + 1))

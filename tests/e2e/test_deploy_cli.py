@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 import yaml
 
-from formats.api_version import ApiVersion
 from tests.e2e.command import PROGRAM, environment, succeed
 from tests.support.etcd import real_etcd
 from tests.support.live_cluster import live_cluster
 from tests.support.tools import ROOT
 from tests.support.waiting import PATIENCE, eventually
+from tikv_br.formats.api_version import ApiVersion
 
 KUBERNETES = ROOT / "deploy" / "kubernetes"
 SERVERS = ("log", "sync", "capture", "gc")

@@ -291,8 +291,8 @@ def product_metrics(folder: Path) -> dict[str, set[str]]:
     """The labels of each sample that the product exposes, from its own registries."""
     from prometheus_client.parser import text_string_to_metric_families
 
-    from incremental.watch.metrics import Metrics
-    from incremental.watch.status import NamedStatus
+    from tikv_br.incremental.watch.metrics import Metrics
+    from tikv_br.incremental.watch.status import NamedStatus
 
     gc, drill = folder / "gc.prom", folder / "drill.prom"
     points = (ServiceSafePoint("tikv-br-backup-x", compose(1_000_000), 1 << 62),)
