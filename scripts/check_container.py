@@ -5,7 +5,7 @@ Each stage is an overlay file system over Debian 12 with its own Python 3.11, fr
 run in it as they stand, with this machine's configuration of apt and pip. Then the program runs as the image's user, with a read-only root and a /tmp
 of its own: its version, and a backup and a restore between playgrounds through Spark, without any kernel compiled.
 
-Needs root, debootstrap, unshare and Debian 12. Takes some minutes; FOLDER (default: .cache/container) keeps the base for the next run.
+Needs root, debootstrap, unshare and Debian 12, and 3 minutes of processor time; FOLDER (default: .cache/container) keeps the base for the next run.
 """
 
 from __future__ import annotations
@@ -139,9 +139,9 @@ class Build:
     def run_stage(self, stage: Stage) -> None:
         """Run its instructions in an empty layer."""
         upper = self._upper(stage.name)
-        for each in (upper, self._folder / "work"):
-            shutil.rmtree(each, ignore_errors=True)
-            each.mkdir(parents=True)
+        for folder in (upper, self._folder / "work"):
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir(parents=True)
         self._environment = {"PATH": "/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8"}
         self._user, self._directory = "0:0", "/"
         for each in stage.instructions:

@@ -71,7 +71,7 @@ def test_the_pods_do_their_work(tmp_path: Path) -> None:
         contextlib.ExitStack() as stack,
     ):
         live.raw().put(b"key", b"value")
-        variables = {
+        variables: dict[str, Any] = {
             "STORAGE_ROOT": str(tmp_path / "root"),
             "JOB_NAME": "first",
             "TIKV_BR_PD": live.pd,
