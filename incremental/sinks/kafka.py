@@ -78,9 +78,9 @@ class KafkaSink(Sink):
         fence: Callable[[], object],
         complete_ts: Callable[[int], int],
     ) -> None:
-        """`topic` is None if it does not exist yet. `retry_seconds` is how long one write waits. `fence` is called before and while messages are sent.
+        """`topic` is None if it does not exist yet. `retry_seconds` is how long one write waits.
 
-        `complete_ts` is given the ts up to which this sink has everything, and returns the resolved-ts for the topic; 0 = none.
+        `fence` is called before messages are sent, and while they are under way. `complete_ts` is given the ts up to which this sink has everything, and returns the resolved-ts for the topic; 0 = none.
         """
         self._url = url
         self.place = f"topic {url.topic} of Kafka cluster {cluster_id}"
@@ -93,6 +93,7 @@ class KafkaSink(Sink):
         self._pending: tuple[pa.RecordBatch, _Delivery] | None = None
         """The batch that the brokers have not acknowledged yet."""
         self._is_failing = False
+        """Whether the brokers did not take the last batch."""
         self._last_error: confluent_kafka.KafkaError | None = None
         self._resolved_ts = 0
         self._resolved_at = float("-inf")
@@ -104,10 +105,12 @@ class KafkaSink(Sink):
         if self._pending is None or self._pending[0] is not batch:
             self._discard()
             self._pending = (batch, _Delivery(self._encoded(batch)))
-        self._is_failing = True
-        self._deliver(self._pending[1], self._fence)
-        self._is_failing = False
-        self._pending = None
+        try:
+            self._deliver(self._pending[1], self._fence)
+        except KafkaError:
+            self._is_failing = True
+            raise
+        self._is_failing, self._pending, self._last_error = False, None, None
 
     def resolve(self, ts: int, *, flush: bool = False) -> int:
         """See `Sink.resolve`: everything written is durable. Announces a resolved-ts if it is due. Raises `KafkaError`."""
