@@ -6,7 +6,8 @@ import logging
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from tikv_br.errors import ConversionUnsupported, KafkaError, KafkaUnreachable
@@ -27,6 +28,8 @@ QUEUE_KBYTES = 64 << 10
 QUEUE_MESSAGES = 100_000
 BATCH_BYTES = 1_000_000
 """Size of the batches that the producer sends; one message may be larger."""
+STALL_SECONDS = 60.0
+"""A producer that has got no answer for so long is replaced, in case that it does not recover by itself."""
 _POLL_SECONDS = 0.05
 
 
@@ -46,10 +49,13 @@ class _Delivery:
     """How many were acknowledged or have failed."""
     error: confluent_kafka.KafkaError | None = None
     """The first failure."""
+    progress_at: float = field(default_factory=time.monotonic)
+    """When the brokers last said something (monotonic clock)."""
 
     def report(self, error: confluent_kafka.KafkaError | None, _message: object) -> None:
         """The producer's callback for one message."""
         self.settled += 1
+        self.progress_at = time.monotonic()
         if self.error is None:
             self.error = error
 
@@ -78,9 +84,9 @@ class KafkaSink(Sink):
         fence: Callable[[], object],
         complete_ts: Callable[[int], int],
     ) -> None:
-        """`topic` is None if it does not exist yet. `retry_seconds` is how long one write waits. `fence` is called before and while messages are sent.
+        """`topic` is None if it does not exist yet. `retry_seconds` is how long one write waits.
 
-        `complete_ts` is given the ts up to which this sink has everything, and returns the resolved-ts for the topic; 0 = none.
+        `fence` is called before messages are sent, and while they are under way. `complete_ts` is given the ts up to which this sink has everything, and returns the resolved-ts for the topic; 0 = none.
         """
         self._url = url
         self.place = f"topic {url.topic} of Kafka cluster {cluster_id}"
@@ -93,6 +99,7 @@ class KafkaSink(Sink):
         self._pending: tuple[pa.RecordBatch, _Delivery] | None = None
         """The batch that the brokers have not acknowledged yet."""
         self._is_failing = False
+        """Whether the brokers did not take the last batch."""
         self._last_error: confluent_kafka.KafkaError | None = None
         self._resolved_ts = 0
         self._resolved_at = float("-inf")
@@ -104,10 +111,12 @@ class KafkaSink(Sink):
         if self._pending is None or self._pending[0] is not batch:
             self._discard()
             self._pending = (batch, _Delivery(self._encoded(batch)))
-        self._is_failing = True
-        self._deliver(self._pending[1], self._fence)
-        self._is_failing = False
-        self._pending = None
+        try:
+            self._deliver(self._pending[1], self._fence)
+        except KafkaError:
+            self._is_failing = True
+            raise
+        self._is_failing, self._pending, self._last_error = False, None, None
 
     def resolve(self, ts: int, *, flush: bool = False) -> int:
         """See `Sink.resolve`: everything written is durable. Announces a resolved-ts if it is due. Raises `KafkaError`."""
@@ -179,7 +188,8 @@ class KafkaSink(Sink):
     def _deliver(self, delivery: _Delivery, fence: Callable[[], object]) -> None:
         """Send what is not sent yet, and wait until the brokers have acknowledged everything. Raises `KafkaError`.
 
-        After `KafkaUnreachable` the messages remain with the producer, and the next call continues.
+        After `KafkaUnreachable` the messages remain with the producer, and the next call continues; after `STALL_SECONDS`
+        without any answer a new producer sends all of them again.
         """
         topic = self._ready()
         if self._producer is None:
@@ -193,9 +203,13 @@ class KafkaSink(Sink):
             self._discard()  # this process must not write any more
             raise
         if delivery.error is not None:
+            last = self._last_error
             self._discard()
-            raise as_error(delivery.error, self._url, "write to")
+            raise as_error(last if last is not None and last.fatal() else delivery.error, self._url, "write to")
         if delivery.settled < len(delivery.messages):
+            if time.monotonic() > delivery.progress_at + STALL_SECONDS:
+                log.warning("no answer of Kafka for %g s: connecting anew, changes may be repeated", STALL_SECONDS)
+                self._discard()
             raise self._unanswered()
 
     def _push(self, producer: confluent_kafka.Producer, delivery: _Delivery, fence: Callable[[], object]) -> None:
@@ -203,16 +217,14 @@ class KafkaSink(Sink):
         until = time.monotonic() + self._retry_seconds
         while delivery.settled < len(delivery.messages) and time.monotonic() < until:
             fence()
-            if not self._send(producer, delivery):
-                producer.poll(_POLL_SECONDS)
-            elif delivery.settled < delivery.sent:
-                producer.flush(_POLL_SECONDS)
+            self._send(producer, delivery)
+            producer.poll(_POLL_SECONDS)  # returns as soon as an answer comes
             if delivery.error is not None and delivery.settled == delivery.sent:
                 return
 
-    def _send(self, producer: confluent_kafka.Producer, delivery: _Delivery) -> bool:
-        """Give messages to the producer until its queue is full; whether it has all of them. Raises `KafkaException`."""
-        try:
+    def _send(self, producer: confluent_kafka.Producer, delivery: _Delivery) -> None:
+        """Give messages to the producer until it has all of them or its queue is full. Raises `KafkaException`."""
+        with suppress(BufferError):
             for partition, message in delivery.messages[delivery.sent :]:
                 producer.produce(
                     self._url.topic,
@@ -223,9 +235,6 @@ class KafkaSink(Sink):
                     headers=message.headers or None,  # type: ignore[arg-type] # a list of pairs is one of its types
                 )
                 delivery.sent += 1
-        except BufferError:
-            return False
-        return True
 
     def _unanswered(self) -> KafkaError:
         last = self._last_error
@@ -243,5 +252,5 @@ class KafkaSink(Sink):
         self._pending = None
 
     def _on_error(self, error: confluent_kafka.KafkaError) -> None:
-        if error.name() != "_ALL_BROKERS_DOWN" or self._last_error is None:
+        if self._last_error is None or not (self._last_error.fatal() or error.name() == "_ALL_BROKERS_DOWN"):
             self._last_error = error
