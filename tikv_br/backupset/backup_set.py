@@ -21,7 +21,6 @@ from tikv_br.backupset.coverage import RegionList, require_disjoint
 from tikv_br.backupset.files import (
     FileEntry,
     FileKind,
-    FileList,
     Totals,
     size_damage,
     totals,
@@ -34,11 +33,12 @@ from tikv_br.backupset.manifest import (
     Description,
     Manifest,
     MetaContent,
+    MetaEncoder,
     Statistics,
     decode,
     encode,
-    encode_checked,
 )
+from tikv_br.backupset.records import RecordList
 from tikv_br.errors import (
     BackupDamaged,
     BackupNotFound,
@@ -94,21 +94,19 @@ class BackupWriter:
         confirm: Callable[[], None] = lambda: None,
     ) -> Manifest:
         """As `commit`, with one entry for each interval, in the order of keys. Keeps none of them, and little of each file."""
-        done = _read_work(entries)
+        listed = {info.name: (info.size, info.etag) for info in self._store.list() if layout.is_data(info.name)}
+        done = _Work(MetaEncoder(meta_content(description, ())), listed)
+        for entry in entries:
+            done.add(entry)
         coverage.require_coverage(description.source_ranges, done.intervals)
-        _check_files(self._store, done.files)
-        sums = totals(done.files)
-        crypter = self._store.location.crypter
-        data = encode_checked(
-            meta_content(description, ()), done.files, crypter
-        )  # publishes nothing that `open` would refuse
+        data = done.meta.finish(self._store.location.crypter)
         made = Manifest(
             description=description,
             statistics=Statistics(
-                crc64xor=sums.crc64xor,
-                total_kvs=sums.total_kvs,
-                total_bytes=sums.total_bytes,
-                backup_size=sums.size,
+                crc64xor=done.totals.crc64xor,
+                total_kvs=done.totals.total_kvs,
+                total_bytes=done.totals.total_bytes,
+                backup_size=done.totals.size,
                 finished_ms=time.time_ns() // 1_000_000,
                 tasks=len(done.intervals),
                 dropped_ttls=done.dropped_ttls,
@@ -122,14 +120,20 @@ class BackupWriter:
         manifest.write(self._store, made)
         confirm()
         self._publish(data)
-        self.clean_up(made)
+        self.clean_up(made, done.listed)
         return made
 
-    def clean_up(self, made: Manifest) -> None:
-        """Remove the run's temporary objects. Errors are only logged."""
+    def clean_up(self, made: Manifest, unnamed: Iterable[str] | None = None) -> None:
+        """Remove the run's temporary objects. Errors are only logged.
+
+        ``unnamed``: the data files that the manifest does not name; by default found by a listing.
+        """
         try:
             ledger.remove_entries(self._store)
-            self.remove_files_except({file.name for file in made.files})
+            if unnamed is None:
+                self.remove_files_except({file.name for file in made.files})
+            for name in unnamed or ():
+                self._store.delete(name)
             self._sweep()
         except StorageError as error:
             log.warning("cannot remove temporary objects of the backup: %s", error.message)
@@ -179,36 +183,52 @@ class BackupWriter:
 class _Work:
     """What a commit takes out of the ledger."""
 
+    meta: MetaEncoder
+    """Raises for what `BackupSet.open` would refuse."""
+    listed: dict[str, tuple[int, str]]
+    """Size and ETag of the data files in the storage, by name, but for those of the entries."""
     intervals: list[KeyRange] = field(default_factory=list)
-    files: FileList = field(default_factory=FileList)
+    files: RecordList[FileEntry] = field(default_factory=lambda: RecordList(FileEntry))
+    last: KeyRange | None = None
+    """Of the last file."""
+    totals: Totals = field(default_factory=lambda: totals(()))
     regions: RegionList = field(default_factory=RegionList)
     has_regions: bool = False
     """Whether any task has recorded the regions that its rows came from."""
     dropped_ttls: int = 0
     dropped_tombstones: int = 0
 
-
-def _read_work(entries: Iterable[LedgerEntry]) -> _Work:
-    """Read the entries once. Raises `CoverageError` if files overlap."""
-    work, previous = _Work(), None
-    for entry in entries:
-        work.intervals.append(entry.interval)
-        work.dropped_ttls += entry.dropped_ttls
-        work.dropped_tombstones += entry.dropped_tombstones
-        work.has_regions = work.has_regions or bool(entry.regions)
+    def add(self, entry: LedgerEntry) -> None:
+        """Take over the next entry. Raises `CoverageError` if files overlap, `BackupDamaged` if one is not in the storage with its size."""
+        self.intervals.append(entry.interval)
+        self.dropped_ttls += entry.dropped_ttls
+        self.dropped_tombstones += entry.dropped_tombstones
+        self.has_regions = self.has_regions or bool(entry.regions)
         for part in sorted(entry.parts, key=lambda part: part.start):
-            work.regions.add(part)
-        files = sorted(entry.files, key=lambda file: file.key_range)
+            self.regions.add(part)
+        if not entry.files:
+            return
+        files = sorted(entry.files, key=lambda file: (file.start_key, file.end_key))
         ranges = [file.key_range for file in files]
-        if previous is not None and ranges:
-            if ranges[0] < previous:
-                raise CoverageError(f"{ranges[0]} and {previous} overlap, or are not within their intervals")
-            ranges.insert(0, previous)
-        require_disjoint(ranges)
+        if self.last is not None and ranges[0] < self.last:
+            raise CoverageError(f"{ranges[0]} and {self.last} overlap, or are not within their intervals")
+        require_disjoint(ranges if self.last is None else [self.last, *ranges])
+        self.last = ranges[-1]
+        files = [self._find(file) for file in files]
+        self.meta.add(files)
         for file in files:
-            work.files.append(file)
-        previous = ranges[-1] if ranges else previous
-    return work
+            self.files.append(file)
+        self.totals = totals([self.totals, *files])
+
+    def _find(self, file: FileEntry) -> FileEntry:
+        """The entry of a file that the listing has, with its ETag."""
+        found = self.listed.pop(file.name, None)
+        if found is None:
+            raise BackupDamaged(f"{file.name} was written but is missing")
+        size, etag = found
+        if damage := size_damage(size, file.size):
+            raise BackupDamaged(f"{file.name} {damage}")
+        return file if file.etag or not etag else replace(file, etag=etag)
 
 
 @dataclass(frozen=True, slots=True)
@@ -356,22 +376,6 @@ def _meta_damage(data: bytes, known: Manifest, crypter: Crypter) -> str:
         return f"{layout.META} is altered: {problem}"
     is_other = names != {file.name for file in known.files}
     return f"{layout.META} {'belongs to another backup' if is_other else 'is altered'}: {problem}"
-
-
-def _check_files(store: ObjectStore, files: FileList) -> None:
-    """Add the ETags that are not known. Raises `BackupDamaged` unless a listing has each of the files, once, with its size."""
-    there = {info.name: (info.size, info.etag) for info in store.list() if layout.is_data(info.name)}
-
-    def checked(file: FileEntry) -> FileEntry:
-        found = there.pop(file.name, None)
-        if found is None:
-            raise BackupDamaged(f"{file.name} was written but is missing")
-        size, etag = found
-        if damage := size_damage(size, file.size):
-            raise BackupDamaged(f"{file.name} {damage}")
-        return file if file.etag or not etag else replace(file, etag=etag)
-
-    files.replace_each(checked)
 
 
 def meta_content(description: Description, files: Sequence[FileEntry]) -> MetaContent:

@@ -94,6 +94,8 @@ class RegionList:
 
 
 def _merge_parts(parts: Sequence[RegionPart]) -> RegionPart:
+    if len(parts) == 1:
+        return parts[0]
     return RegionPart(
         parts[0].start,
         parts[-1].end,

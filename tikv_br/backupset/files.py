@@ -5,15 +5,11 @@ from __future__ import annotations
 import collections
 import enum
 import hashlib
-import itertools
-import operator
-import pickle
 import time
-import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from types import TracebackType
-from typing import NamedTuple, Self, overload
+from typing import NamedTuple, Self
 
 from formats.errors import FormatError
 from formats.keys.ranges import KeyRange
@@ -92,87 +88,6 @@ class FileEntry:
         return KeyRange(self.start_key, self.end_key)
 
 
-class FileList(Sequence[FileEntry]):
-    """Many file entries in little memory, about 200 bytes each: pickled and compressed by blocks. To be read in order.
-
-    Equal to a tuple of the same entries.
-    """
-
-    _BLOCK = 512
-
-    def __init__(self, files: Iterable[FileEntry] = ()) -> None:
-        self._blocks: list[bytes] = []
-        self._rest: list[FileEntry] = []
-        self._length = 0
-        for file in files:
-            self.append(file)
-
-    def append(self, file: FileEntry) -> None:
-        """Add a file at the end."""
-        self._rest.append(file)
-        self._length += 1
-        if len(self._rest) == self._BLOCK:
-            self._blocks.append(_pack(self._rest))
-            self._rest = []
-
-    def replace_each(self, change: Callable[[FileEntry], FileEntry]) -> None:
-        """Replace every entry by what the function returns for it."""
-        for place, block in enumerate(self._blocks):
-            self._blocks[place] = _pack([change(file) for file in _unpack(block)])
-        self._rest = [change(file) for file in self._rest]
-
-    def blocks(self) -> Iterator[Sequence[FileEntry]]:
-        """The entries in order, some hundred at a time."""
-        yield from map(_unpack, self._blocks)
-        if self._rest:
-            yield self._rest
-
-    def __len__(self) -> int:
-        return self._length
-
-    def __iter__(self) -> Iterator[FileEntry]:
-        return itertools.chain.from_iterable(self.blocks())
-
-    @overload
-    def __getitem__(self, index: int) -> FileEntry: ...
-    @overload
-    def __getitem__(self, index: slice) -> tuple[FileEntry, ...]: ...
-    def __getitem__(self, index: int | slice) -> FileEntry | tuple[FileEntry, ...]:
-        if isinstance(index, slice):
-            return tuple(self)[index]
-        block, place = divmod(range(self._length)[index], self._BLOCK)
-        return (_unpack(self._blocks[block]) if block < len(self._blocks) else self._rest)[place]
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Sequence) and len(other) == len(self) and all(map(operator.eq, self, other))
-
-    def __hash__(self) -> int:
-        return hash(tuple(self))
-
-
-_NO_EXPIRY = Expiry()
-_EXPIRY_FIELDS = operator.attrgetter(*(field.name for field in fields(Expiry)))
-_FILE_FIELDS = operator.attrgetter(*(field.name for field in fields(FileEntry)))
-_EXPIRY_PLACE = [field.name for field in fields(FileEntry)].index("expiry")
-
-
-def _pack(files: Sequence[FileEntry]) -> bytes:
-    """As tuples, which pickle takes at a fifth of the time of dataclasses."""
-    rows = []
-    for file in files:
-        row = list(_FILE_FIELDS(file))
-        row[_EXPIRY_PLACE] = _EXPIRY_FIELDS(file.expiry) if file.expiry != _NO_EXPIRY else None
-        rows.append(row)
-    return zlib.compress(pickle.dumps(rows), 1)
-
-
-def _unpack(block: bytes) -> list[FileEntry]:
-    rows = pickle.loads(zlib.decompress(block))  # noqa: S301 - made by this process
-    for row in rows:
-        row[_EXPIRY_PLACE] = Expiry(*row[_EXPIRY_PLACE]) if row[_EXPIRY_PLACE] is not None else _NO_EXPIRY
-    return [FileEntry(*row) for row in rows]
-
-
 class Totals(NamedTuple):
     """Sums over files whose ranges do not overlap."""
 
@@ -182,7 +97,7 @@ class Totals(NamedTuple):
     size: int
 
 
-def totals(files: Iterable[FileEntry]) -> Totals:
+def totals(files: Iterable[FileEntry | Totals]) -> Totals:
     """Sum up; `crc64xor` by exclusive or."""
     crc64xor = total_kvs = total_bytes = size = 0
     for file in files:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import re
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from google.protobuf.message import DecodeError
@@ -15,7 +15,7 @@ from formats.api_version import ApiVersion
 from formats.keys.ranges import KeyRange
 from tikv_br.backupset import layout, records
 from tikv_br.backupset.coverage import RegionPart
-from tikv_br.backupset.files import FileEntry, FileKind, FileList
+from tikv_br.backupset.files import FileEntry, FileKind
 from tikv_br.backupset.records import LATER, meta_mismatch, seal, seal_meta, unseal, unseal_meta
 from tikv_br.cluster.pb import brpb_pb2, kvrpcpb_pb2
 from tikv_br.errors import BackupDamaged, BackupSetError, BackupUnsupported, StorageError
@@ -90,7 +90,7 @@ class Manifest:
     description: Description
     statistics: Statistics
     files: Sequence[FileEntry]
-    """A tuple, or the `FileList` of a commit."""
+    """A tuple, or the `RecordList` of a commit."""
     backupmeta_sha256: bytes
     """Of the bytes of `backupmeta` as written: an edited one is noticed."""
     regions: tuple[RegionPart, ...] = field(default=(), metadata=LATER)
@@ -176,31 +176,30 @@ def encode(content: MetaContent, crypter: Crypter = PLAIN) -> bytes:
     return seal_meta(message.SerializeToString(deterministic=True), crypter)
 
 
-def encode_checked(content: MetaContent, files: FileList, crypter: Crypter = PLAIN) -> bytes:
-    """As `encode` for these files, of which only some are objects at a time. Raises what `decode` would of the result.
+class MetaEncoder:
+    """Makes `backupmeta` of files that are added one after another and not kept: byte for byte what `encode` makes of all of them."""
 
-    Whether a file is listed twice is not checked.
-    """
-    data = io.BytesIO()
-    head, tail = _around_files(content)
-    data.write(head)
-    for block in files.blocks():
-        part = replace(content, files=tuple(block))
-        encoded = encode(part)
-        decode(encoded)
-        data.write(encoded[len(head) : len(encoded) - len(tail)])
-    if not len(files):
-        decode(head + tail)
-    data.write(tail)
-    return seal_meta(data.getvalue(), crypter)
+    def __init__(self, content: MetaContent) -> None:
+        """``content`` has no files. Raises what `decode` would of it."""
+        _check_content(content)
+        self._content = content
+        some = FileEntry("file", 1, b"a", b"b", 0, 0, 0)
+        whole, files = encode(replace(content, files=(some,))), _encode_files([some])
+        self._head, _, self._tail = whole.partition(files)  # fields are in the order of their numbers
+        self._files = io.BytesIO()
+
+    def add(self, files: Sequence[FileEntry]) -> None:
+        """Add the next files. Raises what `decode` would of them; whether one was added before is not checked."""
+        _check_content(replace(self._content, files=tuple(files)))
+        self._files.write(_encode_files(files))
+
+    def finish(self, crypter: Crypter = PLAIN) -> bytes:
+        """The object's bytes."""
+        return seal_meta(b"".join((self._head, self._files.getbuffer(), self._tail)), crypter)
 
 
-def _around_files(content: MetaContent) -> tuple[bytes, bytes]:
-    """What `encode` writes before the files and after them: fields are in the order of their numbers."""
-    some = FileEntry("file", 1, b"a", b"b", 0, 0, 0)
-    without, file = encode(replace(content, files=())), brpb_pb2.BackupMeta(files=[_encode_file(some)])
-    place = encode(replace(content, files=(some,))).index(file.SerializeToString())
-    return without[:place], without[place:]
+def _encode_files(files: Iterable[FileEntry]) -> bytes:
+    return brpb_pb2.BackupMeta(files=map(_encode_file, files)).SerializeToString(deterministic=True)
 
 
 def decode(data: bytes, crypter: Crypter = PLAIN) -> MetaContent:

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import dataclasses
 import enum
 import functools
 import hashlib
 import hmac
 import json
+import operator
 import types
 import typing
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar, overload
+
+import orjson
+import zstandard
 
 from formats.api_version import ApiVersion
 from formats.errors import UnsupportedFormat
@@ -36,13 +41,12 @@ class _Malformed(Exception):
 
 def dump(record: object) -> bytes:
     """The document for a dataclass instance."""
-    content = _plain(record)
     document = {
         "format_version": FORMAT_VERSION,
-        "content": content,
-        "content_sha256": hashlib.sha256(_canonical(content)).hexdigest(),
+        "content": record,
+        "content_sha256": hashlib.sha256(_canonical(record)).hexdigest(),
     }
-    return (json.dumps(document, indent=1) + "\n").encode()
+    return (json.dumps(document, default=_plain, indent=1) + "\n").encode()
 
 
 _COMPACT_START = f'{{"format_version": {FORMAT_VERSION}, "content": '.encode()
@@ -51,8 +55,8 @@ _COMPACT_END_SIZE = len(_COMPACT_END % bytes(64))
 
 
 def dump_compact(record: object) -> bytes:
-    """As `dump`, on one line: `load` reads it in half the time, as the content is there in the form that is hashed."""
-    content = _canonical(_plain(record))
+    """As `dump`, on one line: `load` reads it in a fifth of the time, as the content is there in the form that is hashed."""
+    content = _canonical(record)
     return _COMPACT_START + content + _COMPACT_END % hashlib.sha256(content).hexdigest().encode()
 
 
@@ -64,32 +68,85 @@ def dump_pieces(record: object) -> Iterator[bytes]:
     digest = hashlib.sha256()
 
     def hashed(piece: bytes) -> bytes:
-        digest.update(piece)
+        digest.update(piece.replace(b"\n", b""))
         return piece
 
     yield f'{{\n "format_version": {FORMAT_VERSION},\n "content": '.encode()
-    names = sorted(
-        field.name for field in dataclasses.fields(typing.cast("Any", record)) if not _is_omitted(record, field)
-    )
-    for place, name in enumerate(names):
-        yield hashed(("," if place else "{").encode() + json.dumps(name).encode() + b":")
-        value = getattr(record, name)
+    for place, (name, value) in enumerate(sorted(_plain(record).items())):
+        yield hashed((b"," if place else b"{") + _canonical(name) + b":")
         if not isinstance(value, Sequence) or isinstance(value, (str, bytes)):
-            yield hashed(_canonical(_plain(value)))
+            yield hashed(_canonical(value))
             continue
-        for index, item in enumerate(value):
-            yield hashed(b"," if index else b"[") + b"\n" + hashed(_canonical(_plain(item)))
+        blocks = value.blocks() if isinstance(value, RecordList) else map(_canonical, value)
+        for index, block in enumerate(blocks):
+            yield hashed((b",\n" if index else b"[\n") + block)
         yield hashed(b"]" if len(value) else b"[]")
     yield hashed(b"}")
     yield f',\n "content_sha256": "{digest.hexdigest()}"\n}}\n'.encode()
 
 
-def _is_omitted(record: object, field: dataclasses.Field[Any]) -> bool:
-    return bool(field.metadata.get("later")) and getattr(record, field.name) == field.default
+class RecordList(Sequence[T]):
+    """Many instances of a dataclass in little memory: their JSON, compressed by blocks. To be read in order.
+
+    Equal to a tuple of the same instances.
+    """
+
+    _BLOCK = 512
+
+    def __init__(self, kind: type[T], records: Iterable[T] = ()) -> None:
+        self._decode = _decoder(typing.cast("Hashable", kind))
+        self._full: list[bytes] = []
+        self._rest: list[T] = []
+        for record in records:
+            self.append(record)
+
+    def append(self, record: T) -> None:
+        """Add a record at the end."""
+        self._rest.append(record)
+        if len(self._rest) == self._BLOCK:
+            packed = zstandard.compress(self._lines(), 1)
+            self._full.append(memoryview(packed).tobytes())  # `packed` has a buffer for the uncompressed size
+            self._rest = []
+
+    def blocks(self) -> Iterator[bytes]:
+        """The JSON of some hundred records each, as a list's items, one a line."""
+        yield from map(zstandard.decompress, self._full)
+        if self._rest:
+            yield self._lines()
+
+    def _lines(self) -> bytes:
+        return b",\n".join(map(_canonical, self._rest))
+
+    def __len__(self) -> int:
+        return len(self._full) * self._BLOCK + len(self._rest)
+
+    def __iter__(self) -> Iterator[T]:
+        for block in self.blocks():
+            yield from map(self._decode, orjson.loads(b"[%s]" % block))
+
+    @overload
+    def __getitem__(self, index: int) -> T: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[T, ...]: ...
+    def __getitem__(self, index: int | slice) -> T | tuple[T, ...]:
+        return tuple(self)[index]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and len(other) == len(self) and all(map(operator.eq, self, other))
+
+    def __hash__(self) -> int:
+        return hash(tuple(self))
 
 
 def load(kind: type[T], data: bytes, name: str) -> T:
     """The record of dataclass ``kind`` in object ``name``. Raises `BackupDamaged`, or `BackupUnsupported` if newer."""
+    if (content := _compact_content(data)) is not None:
+        with contextlib.suppress(_Malformed, TypeError, ValueError):
+            return typing.cast("T", _decoder(typing.cast("Hashable", kind))(content))
+    return _load_document(kind, data, name)
+
+
+def _load_document(kind: type[T], data: bytes, name: str) -> T:
     if not data:
         raise BackupDamaged(f"{name} is empty")
     try:
@@ -102,10 +159,10 @@ def load(kind: type[T], data: bytes, name: str) -> T:
         raise BackupDamaged(f"{name} is not a JSON object")
     version = document.get("format_version")
     try:
-        content = _checked_content(document, data)
+        content = _checked_content(document)
         try:
             record = _decoder(typing.cast("Hashable", kind))(content)
-        except _Malformed:
+        except (_Malformed, TypeError, ValueError):
             record = _record(kind, content, "")  # names the field
     except _Malformed as error:
         if isinstance(version, int) and version > FORMAT_VERSION:
@@ -120,13 +177,21 @@ def load(kind: type[T], data: bytes, name: str) -> T:
     return typing.cast("T", record)
 
 
-def _checked_content(document: dict[str, Any], data: bytes) -> object:
+def _compact_content(data: bytes) -> object:
+    """What `dump_compact` was given, with dataclasses as dictionaries; None if it has not written exactly these bytes."""
+    content = data[len(_COMPACT_START) : -_COMPACT_END_SIZE]
+    if data != _COMPACT_START + content + _COMPACT_END % hashlib.sha256(content).hexdigest().encode():
+        return None
+    try:
+        found: object = orjson.loads(content)
+    except orjson.JSONDecodeError:
+        return None
+    return found if _canonical(found) == content else None  # a field that is there twice
+
+
+def _checked_content(document: dict[str, Any]) -> object:
     if set(document) != {"format_version", "content", "content_sha256"}:
         raise _Malformed("its outermost fields are not the expected ones")
-    if data.startswith(_COMPACT_START):
-        digest = hashlib.sha256(data[len(_COMPACT_START) : -_COMPACT_END_SIZE]).hexdigest()
-        if digest == document["content_sha256"]:
-            return document["content"]
     digest = hashlib.sha256(_canonical(document["content"])).hexdigest()
     if digest != document["content_sha256"]:
         recorded = str(document["content_sha256"])
@@ -135,7 +200,14 @@ def _checked_content(document: dict[str, Any], data: bytes) -> object:
 
 
 def _canonical(content: object) -> bytes:
-    return json.dumps(content, sort_keys=True, separators=(",", ":")).encode()
+    """The JSON that is hashed: keys sorted, no spaces, ASCII."""
+    try:
+        data = orjson.dumps(content, _plain, orjson.OPT_SORT_KEYS | orjson.OPT_PASSTHROUGH_DATACLASS)
+    except orjson.JSONEncodeError:  # a path that is not UTF-8
+        data = b"\xff"
+    if data.isascii():
+        return data
+    return json.dumps(content, default=_plain, sort_keys=True, separators=(",", ":")).encode()
 
 
 def _reject_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -149,34 +221,20 @@ def _reject_float(text: str) -> float:
     raise _Malformed(f"{text} is not an integer")
 
 
-def _plain(value: object) -> object:
-    kind = type(value)
-    if kind is int or kind is str:
-        return value
+def _plain(value: Any) -> Any:  # noqa: ANN401 - any type that a field may have
+    """What JSON has for it; that of a dataclass's fields is left to further calls."""
+    kind: Any = type(value)
     if kind is bytes:
-        return typing.cast("bytes", value).hex()
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {
-            name: _plain(found)
-            for name, default in _plain_fields(typing.cast("Hashable", kind))
-            if (found := getattr(value, name)) != default
-        }
-    if isinstance(value, ApiVersion):
-        return value.label
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        return [_plain(item) for item in value]
-    return value
-
-
-@functools.cache
-def _plain_fields(kind: type) -> tuple[tuple[str, object], ...]:
-    """Names of a dataclass's fields, and the value with which each is left out, which is none for most."""
-    return tuple(
-        (field.name, field.default if field.metadata.get("later") else _NEVER) for field in dataclasses.fields(kind)
-    )
-
-
-_NEVER = object()
+        return value.hex()
+    if kind is RecordList:
+        return list(value)
+    found = {
+        name: field.label if type(field := getattr(value, name)) is ApiVersion else field for name in _fields(kind)
+    }
+    for name, default in _later(kind).items():
+        if found[name] == default:
+            del found[name]
+    return found
 
 
 def _record(kind: object, value: object, where: str) -> object:
@@ -205,43 +263,58 @@ Decode = Callable[[Any], Any]
 
 @functools.cache
 def _decoder(kind: Any) -> Decode:  # noqa: ANN401 - any type that a field may have
-    """What does the same as `_record` in a tenth of the time, but raises `_Malformed` without saying where."""
+    """What does the same as `_record` in a tenth of the time, but raises `_Malformed`, TypeError or ValueError without saying where."""
     if dataclasses.is_dataclass(kind):
         return _dataclass_decoder(typing.cast("type", kind))
     if typing.get_origin(kind) in {tuple, Sequence} and typing.get_args(kind)[1:] in {(), (Ellipsis,)}:
-        decode = _decoder(typing.get_args(kind)[0])
-        return lambda value: tuple([decode(item) for item in _checked(value, type(value) is list)])
-    if kind is int:
-        return lambda value: _checked(value, type(value) is int and 0 <= value < _U64)
+        return _sequence_decoder(_decoder(typing.get_args(kind)[0]))
     if kind is bytes:
-        return lambda value: _hex(_checked(value, isinstance(value, str)), "")
-    if kind is str:
-        return lambda value: _checked(value, type(value) is str)
-    return lambda value: _record(kind, value, "")
+        return bytes.fromhex
+    return _integer if kind is int else _string if kind is str else lambda value: _record(kind, value, "")
 
 
 def _dataclass_decoder(kind: type) -> Decode:
     decoders = {name: _decoder(field) for name, field in _fields(kind).items()}
+    names, later = decoders.keys(), _later(kind).keys()
 
     def decode(value: object) -> object:
-        if not isinstance(value, dict) or (decoders.keys() ^ value.keys()) - (_later(kind) - value.keys()):
+        if type(value) is not dict:
+            raise _Malformed
+        if value.keys() == names:
+            return kind(*[decode_field(value[name]) for name, decode_field in decoders.items()])
+        if (names ^ value.keys()) - (later - value.keys()):
             raise _Malformed
         return kind(**{name: decoders[name](found) for name, found in value.items()})
 
     return decode
 
 
-def _checked(value: Any, is_valid: bool) -> Any:  # noqa: ANN401, FBT001
-    if not is_valid:
-        raise _Malformed
-    return value
+def _sequence_decoder(decode: Decode) -> Decode:
+    def decode_all(value: object) -> object:
+        if type(value) is not list:
+            raise _Malformed
+        return tuple(map(decode, value))
+
+    return decode_all
+
+
+def _integer(value: object) -> object:
+    if type(value) is int and 0 <= value < _U64:
+        return value
+    raise _Malformed
+
+
+def _string(value: object) -> object:
+    if type(value) is str:
+        return value
+    raise _Malformed
 
 
 def _dataclass(kind: type, value: object, where: str) -> object:
     if not isinstance(value, Mapping):
         raise _Malformed(f"{where or 'content'} is not an object")
     fields = _fields(kind)
-    if odd := (fields.keys() ^ value.keys()) - (_later(kind) - value.keys()):
+    if odd := (fields.keys() ^ value.keys()) - (_later(kind).keys() - value.keys()):
         raise _Malformed(f"{where or 'content'} has missing or unknown fields: {', '.join(sorted(odd))}")
     return kind(**{name: _record(fields[name], value[name], f"{where}.{name}".lstrip(".")) for name in value})
 
@@ -254,9 +327,9 @@ def _fields(kind: type) -> dict[str, object]:
 
 
 @functools.cache
-def _later(kind: type) -> frozenset[str]:
-    """Names of the fields that may be missing."""
-    return frozenset(field.name for field in dataclasses.fields(kind) if field.metadata.get("later"))
+def _later(kind: type) -> dict[str, object]:
+    """Names of the fields that may be missing, and what they are then."""
+    return {field.name: field.default for field in dataclasses.fields(kind) if field.metadata.get("later")}
 
 
 def _api_version(label: str, where: str) -> ApiVersion:

@@ -14,6 +14,8 @@ from http.client import HTTPException
 from typing import Any, Protocol, cast
 from urllib.parse import quote
 
+import orjson
+
 from tikv_br import retry
 from tikv_br.cluster.config import ClusterConfig, TlsFiles
 from tikv_br.cluster.pd_connection import PdConnection
@@ -48,8 +50,8 @@ def request_json(
     except (OSError, HTTPException) as error:
         raise _connection_error(url, error) from None
     try:
-        return json.loads(body) if body.strip() else None
-    except ValueError:
+        return orjson.loads(body) if body.strip() else None
+    except orjson.JSONDecodeError:
         raise RequestRefused(f"{url}: the response is not JSON: {body[:TEXT_SHOWN]!r}") from None
 
 

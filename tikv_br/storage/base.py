@@ -29,7 +29,8 @@ LOST_ANSWERS = 4
 CHUNK_SIZE = 8 << 20
 """Bytes per request of `read_chunks`."""
 
-_BAD_NAME = re.compile(r"^$|^/|/$|//|(^|/)\.\.?(/|$)|[\x00-\x1f\x7f\\]")
+_NAME = re.compile(r"(?!\.\.?(?:/|\Z))[^/\x00-\x1f\x7f\\]+(?:/(?!\.\.?(?:/|\Z))[^/\x00-\x1f\x7f\\]+)*")
+"""Segments that are not ``.`` or ``..``, joined by slashes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +119,7 @@ def check_name(name: str) -> str:
 
     Raises `StorageError`.
     """
-    if _BAD_NAME.search(name):
+    if not _NAME.fullmatch(name):
         raise StorageError(
             f"{name!r} is not a valid object name", hint="Do not trust the file that contains this name."
         )

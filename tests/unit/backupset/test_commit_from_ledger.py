@@ -15,9 +15,10 @@ from tests.unit.backupset.samples import describe, do_all, do_task
 from tikv_br.backupset import layout, manifest
 from tikv_br.backupset.backup_set import BackupSet, BackupWriter
 from tikv_br.backupset.coverage import RegionList, RegionPart
-from tikv_br.backupset.files import Expiry, FileEntry, FileList
+from tikv_br.backupset.files import Expiry, FileEntry
 from tikv_br.backupset.ledger import FinishedTask, LedgerEntry, map_ahead, read_entry, read_ordered, write_entry
-from tikv_br.backupset.manifest import Manifest, MetaContent, Statistics, encode, encode_checked
+from tikv_br.backupset.manifest import Manifest, MetaContent, MetaEncoder, Statistics, encode
+from tikv_br.backupset.records import RecordList
 from tikv_br.errors import BackupDamaged, CoverageError
 from tikv_br.storage.base import ObjectStore, exists
 from tikv_br.storage.open import open_store
@@ -128,9 +129,9 @@ def test_results_of_many_reads_keep_their_order() -> None:
 
 
 def test_a_list_of_files_is_as_a_tuple() -> None:
-    """Whole, by place, by part, and after each was replaced."""
+    """Whole, by place and by part."""
     wanted = files(1300)
-    found = FileList(wanted)
+    found = RecordList(FileEntry, wanted)
     assert found == tuple(wanted)
     assert tuple(wanted) == found
     assert found != tuple(wanted[:-1])
@@ -141,15 +142,13 @@ def test_a_list_of_files_is_as_a_tuple() -> None:
     assert found[510:514] == tuple(wanted[510:514])
     with pytest.raises(IndexError):
         found[1300]
-    found.replace_each(lambda file: replace(file, etag=file.etag + "!"))
-    assert list(found) == [replace(file, etag=file.etag + "!") for file in wanted]
-    assert list(FileList()) == []
+    assert list(RecordList(FileEntry)) == []
 
 
 def test_a_list_of_files_is_small() -> None:
     """A file takes less than 300 bytes, a tenth of what it takes as an object."""
     tracemalloc.start()
-    found = FileList()
+    found = RecordList(FileEntry)
     for file in files(MANY):
         found.append(file)
     del file
@@ -162,7 +161,10 @@ def test_a_list_of_files_is_small() -> None:
 def test_backupmeta_made_by_blocks_is_the_same(count: int) -> None:
     """Byte for byte what protobuf makes of all files at once."""
     content = MetaContent(7, "8.5.2", "tikv-br 1", ApiVersion.V2, (KeyRange(b"r\0\0\0", b"r\0\0\1"),), (), backup_ts=99)
-    assert encode_checked(content, FileList(files(count))) == encode(replace(content, files=tuple(files(count))))
+    encoder = MetaEncoder(content)
+    for at in range(0, count, 100):
+        encoder.add(files(count)[at : at + 100])
+    assert encoder.finish() == encode(replace(content, files=tuple(files(count))))
 
 
 def test_a_manifest_written_in_pieces_is_read_back(store: ObjectStore) -> None:
@@ -170,7 +172,7 @@ def test_a_manifest_written_in_pieces_is_read_back(store: ObjectStore) -> None:
     wanted = Manifest(
         describe(store), Statistics(1, 2, 3, 4, 5, 6), tuple(files(MANY)), b"sha", (RegionPart(b"", b"", 1, 2),)
     )
-    manifest.write(store, replace(wanted, files=FileList(wanted.files)))
+    manifest.write(store, replace(wanted, files=RecordList(FileEntry, wanted.files)))
     assert manifest.load(store.get(layout.MANIFEST)) == wanted
 
 
