@@ -19,10 +19,10 @@ from typing import Any, TypeVar, overload
 import orjson
 import zstandard
 
-from formats.api_version import ApiVersion
-from formats.errors import UnsupportedFormat
 from tikv_br.backupset import layout
 from tikv_br.errors import BackupDamaged, BackupUnsupported, CrypterMismatch
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.errors import UnsupportedFormat
 from tikv_br.storage.base import ObjectStore
 from tikv_br.storage.crypter import IV_SIZE, KEY_SIZES, Crypter
 
