@@ -23,11 +23,11 @@ from importlib import resources
 from typing import ClassVar, Protocol
 from urllib.parse import SplitResult, parse_qs, urlsplit
 
-from incremental.watch.address import Address
-from incremental.watch.metrics import Metrics
-from incremental.watch.status import JOIN_SECONDS, History, Point, StatusSource
 from tikv_br import __version__
 from tikv_br.errors import UsageError
+from tikv_br.incremental.watch.address import Address
+from tikv_br.incremental.watch.metrics import Metrics
+from tikv_br.incremental.watch.status import JOIN_SECONDS, History, Point, StatusSource
 from tikv_br.storage.crypter import SecretText
 
 log = logging.getLogger(__name__)
@@ -178,7 +178,7 @@ class SyncApi(StatusApi):
     def __init__(self, reporter: SyncReporter, history: History, key: SecretText) -> None:
         super().__init__(reporter, key)
         self._history = history
-        self._page = resources.files("incremental.watch").joinpath("page.html").read_bytes()
+        self._page = resources.files("tikv_br.incremental.watch").joinpath("page.html").read_bytes()
 
     def _answer_more(self, url: SplitResult) -> HttpResponse:
         if url.path == "/":

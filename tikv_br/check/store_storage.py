@@ -5,12 +5,12 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping
 
-from formats.keys.codec import KeyCodec
 from tikv_br.check.probe import ProbeContext, ProbeOutcome, ProbeSkipped, listed, ok, warn
 from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.pb import brpb_pb2, kvrpcpb_pb2
 from tikv_br.cluster.topology import StoreState
 from tikv_br.errors import ClusterUnreachable, StorageDenied
+from tikv_br.formats.keys.codec import KeyCodec
 from tikv_br.storage.credentials import to_backend
 
 _WITHOUT_STORES = "`backup raw --engine scan` and `restore raw --via upload` work all the same."

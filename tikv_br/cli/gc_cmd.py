@@ -105,7 +105,7 @@ def _serving(out: Output, watch: WorkerWatch, flags: ServerFlags) -> Iterator[No
     if address is None:
         yield
         return
-    from incremental.watch.server import StatusApi, serve_api
+    from tikv_br.incremental.watch.server import StatusApi, serve_api
 
     with serve_api(address, StatusApi(watch, flags.key())) as chosen:
         show_address(out, "/status", f"http://{chosen}/", flags.key_file())

@@ -17,7 +17,7 @@ PATIENCE_SECONDS = 60.0
 
 
 class WorkerWatch:
-    """What the worker has last shown; a `Reporter` of ``incremental.watch.server``. Thread-safe."""
+    """What the worker has last shown; a `Reporter` of ``tikv_br.incremental.watch.server``. Thread-safe."""
 
     def __init__(
         self,
