@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from incremental.watch.address import Address
 from tikv_br.errors import UsageError
+from tikv_br.incremental.watch.address import Address
 from tikv_br.storage.crypter import SecretText
 
 log = logging.getLogger(__name__)

@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 
-from formats.api_version import ApiVersion
 from tests.e2e.command import PROGRAM, environment, succeed, tikv_br
 from tests.support.documented import assert_documented
 from tests.support.live_cluster import LiveCluster, live_cluster
@@ -23,6 +22,7 @@ from tests.unit.drill.samples import passed
 from tests.unit.serve.samples import entry
 from tikv_br.backupset.index import Index
 from tikv_br.drill.report import write_json
+from tikv_br.formats.api_version import ApiVersion
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import parse
 

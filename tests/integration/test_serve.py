@@ -7,10 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from formats.api_version import ApiVersion
-from incremental.watch.address import Address
-from incremental.watch.server import serve
-from incremental.watch.status import NamedStatus
 from tests.support.live_cluster import live_cluster
 from tests.support.waiting import eventually
 from tests.unit.drill.samples import failed
@@ -23,6 +19,10 @@ from tikv_br.cluster.pd import PdClient
 from tikv_br.cluster.timestamps import minus_seconds
 from tikv_br.drill.history import past_drill_of
 from tikv_br.drill.report import write_json
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.incremental.watch.address import Address
+from tikv_br.incremental.watch.server import serve
+from tikv_br.incremental.watch.status import NamedStatus
 from tikv_br.serve.sources import ArchiveSource, BackupSource, DrillSource, GcSource, StatusSource
 from tikv_br.serve.watcher import Sources, Watcher
 from tikv_br.storage.crypter import SecretText

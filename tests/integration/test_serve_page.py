@@ -8,10 +8,10 @@ from contextlib import contextmanager
 
 import pytest
 
-from incremental.watch.address import Address
-from incremental.watch.web import listening
 from tests.support.browser import Page, browser
 from tests.unit.serve.samples import NOW_MS, overview, troubled
+from tikv_br.incremental.watch.address import Address
+from tikv_br.incremental.watch.web import listening
 from tikv_br.serve.overview import Overview
 from tikv_br.serve.web import Site
 from tikv_br.storage.crypter import SecretText

@@ -15,8 +15,8 @@ from tikv_br.cli.sync_view import signals_stop
 from tikv_br.errors import UsageError
 
 if TYPE_CHECKING:
-    from incremental.watch.address import Address
     from tikv_br.archive.log import LogSource
+    from tikv_br.incremental.watch.address import Address
     from tikv_br.serve.watcher import Sources
     from tikv_br.storage.crypter import SecretText
 
@@ -71,7 +71,7 @@ class ServeFlags(shared.CommandFlags):
 
     def address(self) -> Address:
         """Where to listen. Raises `UsageError`."""
-        from incremental.watch.address import Address
+        from tikv_br.incremental.watch.address import Address
 
         return Address.parse(self.listen, "--listen")
 
@@ -100,7 +100,7 @@ class ServeFlags(shared.CommandFlags):
         )
 
     def _status_key(self) -> SecretText:
-        from incremental.watch.address import read_key
+        from tikv_br.incremental.watch.address import read_key
         from tikv_br.storage.crypter import SecretText
 
         if self.status_key_file:
@@ -133,7 +133,7 @@ def serve(flags: ServeFlags) -> None:
     if flags.refresh < SHORTEST_REFRESH:
         raise UsageError(f"--refresh is too short: pass at least {SHORTEST_REFRESH:g}s")
     token = shared.secret_of("--token", flags.token, flags.token_file)
-    from incremental.watch.web import listening
+    from tikv_br.incremental.watch.web import listening
     from tikv_br.serve.access import check_access
 
     check_access(address, token)

@@ -6,8 +6,8 @@ import re
 from ipaddress import ip_address
 from urllib.parse import urlsplit
 
-from incremental.watch.address import Address
 from tikv_br.errors import UsageError
+from tikv_br.incremental.watch.address import Address
 from tikv_br.redaction import redact
 from tikv_br.storage.crypter import SecretText
 

@@ -13,8 +13,6 @@ from http import HTTPStatus
 from http.client import HTTPException
 from typing import IO, Any, Protocol, TypeVar
 
-from formats.api_version import ApiVersion
-from formats.keys.ranges import KeyRange
 from tikv_br.archive.log import LogArchive, LogSource
 from tikv_br.archive.maintenance import LogStatus, status_of
 from tikv_br.backup.merge import scanned_ts
@@ -23,6 +21,8 @@ from tikv_br.backupset.index import Index, IndexEntry, ListedBackup
 from tikv_br.cluster.config import ClusterConfig, TlsFiles
 from tikv_br.drill.history import PastDrill, read_past_drills
 from tikv_br.errors import TikvBrError
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.gc.status import GcReport, read_report
 from tikv_br.redaction import redact
 from tikv_br.storage.crypter import SecretText

@@ -11,10 +11,10 @@ from dataclasses import asdict, dataclass
 from http import HTTPStatus
 from urllib.parse import parse_qs, urlsplit
 
-from incremental.watch.address import Address
-from incremental.watch.web import HTML, JSON, READS, TEXT, HttpRequest, HttpResponse, is_bearer
 from tikv_br.cluster.timestamps import physical_ms
 from tikv_br.drill.history import MAX_TREND, WHOLE_BACKUP, PastDrill
+from tikv_br.incremental.watch.address import Address
+from tikv_br.incremental.watch.web import HTML, JSON, READS, TEXT, HttpRequest, HttpResponse, is_bearer
 from tikv_br.report import plot
 from tikv_br.report.facts import NONE, Verdict, day, figure, plain, utc
 from tikv_br.report.page import render_list

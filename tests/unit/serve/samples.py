@@ -5,14 +5,14 @@ from __future__ import annotations
 import hashlib
 from dataclasses import replace
 
-from formats.api_version import ApiVersion
-from formats.keys.ranges import KeyRange
 from tikv_br.archive.log import LogArchive
 from tikv_br.archive.maintenance import LogStatus
 from tikv_br.archive.records import InexactPeriod, LogDescription, LogState, Segment
 from tikv_br.backupset.index import IndexEntry, ListedBackup
 from tikv_br.cluster.timestamps import compose
 from tikv_br.drill.history import PastDrill
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.gc.status import GcReport, ServiceReport, owner_of
 from tikv_br.serve.overview import Overview, State, States, find_windows, make_overview
 from tikv_br.serve.sources import Backups, Baseline, Log, Sync

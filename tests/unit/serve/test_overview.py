@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from formats.keys.ranges import KeyRange
 from tests.unit.serve.samples import (
     CLUSTER,
     HOUR_MS,
@@ -25,6 +24,7 @@ from tests.unit.serve.samples import (
 )
 from tikv_br.archive.records import InexactPeriod, LogState
 from tikv_br.cluster.timestamps import compose, physical_ms
+from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.serve.overview import State, States, Window, find_windows, make_overview
 from tikv_br.serve.sources import Backups, Baseline, Log
 

@@ -13,10 +13,6 @@ from typing import Any
 
 import pytest
 
-from incremental.watch.address import Address
-from incremental.watch.server import serve
-from incremental.watch.status import NamedStatus
-from incremental.watch.web import HttpRequest, HttpResponse, listening
 from tests.support.waiting import eventually
 from tests.unit.drill.samples import passed
 from tests.unit.incremental.statuses import WHOLE, status
@@ -25,6 +21,10 @@ from tikv_br import cancellation
 from tikv_br.backupset.index import Index
 from tikv_br.drill.history import sealed
 from tikv_br.errors import StorageUnreachable, TikvBrError
+from tikv_br.incremental.watch.address import Address
+from tikv_br.incremental.watch.server import serve
+from tikv_br.incremental.watch.status import NamedStatus
+from tikv_br.incremental.watch.web import HttpRequest, HttpResponse, listening
 from tikv_br.serve.sources import BackupSource, DrillSource, StatusSource, Sync
 from tikv_br.serve.watcher import Sources, Watcher
 from tikv_br.storage.crypter import SecretText

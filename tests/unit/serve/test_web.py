@@ -9,10 +9,10 @@ from urllib.parse import urlencode
 
 import pytest
 
-from incremental.watch.address import Address
-from incremental.watch.web import HttpRequest, HttpResponse
 from tests.unit.serve.samples import NOW_MS, backups, entry, healthy, overview, troubled
 from tikv_br.errors import UsageError
+from tikv_br.incremental.watch.address import Address
+from tikv_br.incremental.watch.web import HttpRequest, HttpResponse
 from tikv_br.serve.access import check_access, is_local_name, parse_status_url
 from tikv_br.serve.overview import Overview, States
 from tikv_br.serve.web import MAX_SHOWN, Site, age
