@@ -184,6 +184,9 @@ class Target(Sink):
         if self._left <= 0:
             raise RuntimeError("killed")
 
+    def close(self) -> None:
+        """Nothing is open."""
+
 
 class Offsets(CheckpointStore):
     """Committed offsets and their record."""
@@ -191,6 +194,14 @@ class Offsets(CheckpointStore):
     def __init__(self, feed: TopicFeed) -> None:
         self.feed = feed
         self.saved: tuple[dict[int, int], Record] | None = None
+
+    def claim(self) -> int:
+        """Always ours."""
+        return 1
+
+    def load(self) -> Checkpoint | None:
+        """Nothing."""
+        return None
 
     def save(self, checkpoint: Checkpoint) -> None:
         """Commit."""
