@@ -111,14 +111,14 @@ def steps(
     source, target = pair
     for hold_back in hold_backs:
         with (
-            syncing(pair, hold_back) as process,
+            syncing(source, f"tikv://{target.pd}", hold_back) as process,
             Probe(source.raw(), target.raw()) as probe,
             Load(source.raw(), rates[0], batch=batch) as load,
         ):
-            _wait_for(probe, process, SETTLED + hold_back)
+            wait_for(probe, process, SETTLED + hold_back)
             for rate in rates:
                 load.rate = rate
-                yield _measure(process, probe, load, seconds, hold_back)
+                yield measure(process, probe, load, seconds, hold_back)
 
 
 def catch_up(pair: Pair, rows: int) -> float:
@@ -128,8 +128,8 @@ def catch_up(pair: Pair, rows: int) -> float:
     seconds: connections end of which one side stands still for longer.
     """
     source, target = pair[0].raw(), pair[1].raw()
-    with syncing(pair, 0.0) as process, Probe(source, target) as probe:
-        _wait_for(probe, process, SETTLED)
+    with syncing(pair[0], f"tikv://{pair[1].pd}", 0.0) as process, Probe(source, target) as probe:
+        wait_for(probe, process, SETTLED)
         process.suspend()
         try:
             put_many(source, rows)
@@ -142,10 +142,9 @@ def catch_up(pair: Pair, rows: int) -> float:
 
 
 @contextlib.contextmanager
-def syncing(pair: Pair, hold_back: float) -> Iterator[psutil.Process]:
+def syncing(source: LiveCluster, sink: str, hold_back: float) -> Iterator[psutil.Process]:
     """A running sync from now on."""
-    source, target = pair
-    command = [str(PROGRAM), "sync", "--pd", source.pd, "--sink", f"tikv://{target.pd}", "--start-ts", "now"]
+    command = [str(PROGRAM), "sync", "--pd", source.pd, "--sink", sink, "--start-ts", "now"]
     with (
         tempfile.TemporaryDirectory(prefix="sync-lag-state-") as state,
         Path(state, "log").open("wb") as log,
@@ -163,7 +162,8 @@ def syncing(pair: Pair, hold_back: float) -> Iterator[psutil.Process]:
             process.kill()
 
 
-def _measure(process: psutil.Process, probe: Probe, load: Load, seconds: float, hold_back: float) -> Step:
+def measure(process: psutil.Process, probe: Probe, load: Load, seconds: float, hold_back: float) -> Step:
+    """What the next seconds show."""
     began, written, spent = time.monotonic(), load.written, _cpu_seconds(process)
     time.sleep(seconds)
     ended, rows, cpu = time.monotonic(), load.written - written, _cpu_seconds(process) - spent
@@ -189,7 +189,7 @@ def _cpu_seconds(process: psutil.Process) -> float:
     return float(sum(process.cpu_times()[:2]))
 
 
-def _wait_for(probe: Probe, process: psutil.Process, behind: float) -> None:
+def wait_for(probe: Probe, process: psutil.Process, behind: float) -> None:
     """Wait until the target is no further behind than that, or as near as it will come."""
     until = time.monotonic() + START_SECONDS
     while (not probe.seen or probe.behind > behind) and time.monotonic() < until:

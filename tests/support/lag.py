@@ -8,6 +8,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
@@ -48,10 +49,17 @@ class Load(Background):
             due = max(due + self._writers * self._batch / self.rate, time.monotonic() - 1.0)
 
 
+class Target(Protocol):
+    """Where a probe looks for what it has put."""
+
+    def batch_get(self, keys: Sequence[bytes]) -> dict[bytes, bytes]:
+        """The values of those of the keys that exist."""
+
+
 class Probe(Background):
     """Overwrites some keys with rising numbers, and looks for them at the target."""
 
-    def __init__(self, source: RawClient, target: RawClient, *, keys: int = 8, every: float = 0.05) -> None:
+    def __init__(self, source: RawClient, target: Target, *, keys: int = 8, every: float = 0.05) -> None:
         """`every` is in seconds; the keys lie apart, so that they are in different regions."""
         super().__init__()
         self._source, self._target, self._every = source, target, every
