@@ -62,6 +62,7 @@ The tree (indentation = inheritance; the number is the exit code)::
         KafkaUnreachable             83   no Kafka broker answers, or none that can take the messages
         KafkaDenied                  84   Kafka refused the credentials, or an ACL forbids the operation
         KafkaRefused                 85   Kafka cannot do what was requested; a retry would not help
+        TopicDamaged                 86   a topic lacks changes, or one of its messages cannot be replayed
       RuntimeEnvironmentError
         SparkUnavailable             50   Java or Spark is missing or does not start
         TaskFailed                   51   a task failed permanently
@@ -150,6 +151,7 @@ __all__ = [
     "Terminated",
     "TikvBrError",
     "TimestampAheadOfTso",
+    "TopicDamaged",
     "UsageError",
 ]
 
@@ -622,6 +624,13 @@ class KafkaRefused(KafkaError):
 
     exit_code = 85
     default_hint = "The message comes from Kafka. Correct the address, its parameters or the topic accordingly."
+
+
+class TopicDamaged(KafkaError):
+    """A topic lacks changes, or one of its messages cannot be replayed."""
+
+    exit_code = 86
+    default_hint = "Check that protocol, encoding and limits in the address are those that the topic is written with."
 
 
 # Errors of this machine, and commands that a signal ended.

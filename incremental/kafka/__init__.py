@@ -5,4 +5,6 @@ Modules, in reading order:
 - url: ``kafka://`` addresses and their parameters
 - client: librdkafka's configuration, and its errors as ours
 - topic: looks up, checks and creates the topic
+- group: reads a topic as the single member of a consumer group
+- replay: applies a topic to a cluster
 """

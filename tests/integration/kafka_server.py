@@ -27,6 +27,8 @@ from tests.support.certificates import Authority, KeyPair
 from tests.support.ports import reserved_ports
 from tests.support.tools import ROOT, missing
 
+__all__ = ["AclOperation", "KafkaBroker", "ResourceType", "kafka_broker"]
+
 START_TIMEOUT = 120.0
 _JARS = ROOT / ".cache" / "kafka"
 _HINT = "run scripts/install_kafka.sh"

@@ -19,6 +19,7 @@ FEATURE_OF_COMMAND = {
     "drill": "drill",
     "export": "export",
     "gc": "gc",
+    "kafka": "sync",
     "list": "index",
     "load": "load",
     "log": "sync",

@@ -52,6 +52,7 @@ class Commands(LazyGroup):
             ),
             ("capture", "changefeed_cmd", "capture_app", "Run and list captures, the processes that run changefeeds."),
             ("processor", "changefeed_cmd", "processor_app", "Show which capture runs which part of each changefeed."),
+            ("kafka", "kafka_cmd", "", "Apply changes in Kafka to a cluster."),
             ("check", "check_cmd", "", "Run preflight checks on the cluster, the storage and this machine."),
             ("gc", "gc_cmd", "", "Run garbage collection of old versions, and show what holds it back."),
             ("list", "backups_cmd", "list_app", "List the backups below a URL."),

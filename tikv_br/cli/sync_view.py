@@ -81,7 +81,7 @@ def watching(out: Output, watched: StatusSource, flags: StatusFlags, *, lines: b
     with (
         serving(out, watched, flags) as address,
         _display(out, flags, lines=lines) as (seconds, show),
-        _repeated(seconds, lambda: show([each.redacted() for each in watched()])),
+        repeated(seconds, lambda: show([each.redacted() for each in watched()])),
     ):
         yield address
 
@@ -121,7 +121,7 @@ def _display(out: Output, flags: StatusFlags, *, lines: bool) -> Iterator[tuple[
 
 
 @contextmanager
-def _repeated(seconds: float, show: Callable[[], None]) -> Iterator[None]:
+def repeated(seconds: float, show: Callable[[], None]) -> Iterator[None]:
     """Call `show` at intervals, in a thread."""
     done = threading.Event()
 

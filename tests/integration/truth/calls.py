@@ -46,6 +46,10 @@ CALLS: dict[CommandPath, str] = {
     ("capture", "list"): "--etcd {etcd} --pd {pd}",
     ("processor", "list"): "--etcd {etcd} --pd {pd}",
     ("check",): "--pd {pd} --storage {new} --executor driver",
+    (
+        "kafka",
+        "replay",
+    ): "--from kafka://{kafka}/changes --sink tikv://127.0.0.1:1 --kafka-patience 1s --scratch-dir {scratch}",
     ("gc", "run"): "--etcd {etcd} --pd {pd}",
     ("gc", "status"): "--pd {pd}",
     ("gc", "release"): "{service} --pd {pd} --yes --watch 0s",
@@ -79,7 +83,7 @@ CALLS: dict[CommandPath, str] = {
     ("spark", "pack"): "{packed}",
     ("version",): "",
 }
-ENDLESS = {("sync",), ("capture", "start"), ("log", "start"), ("gc", "run")}
+ENDLESS = {("sync",), ("capture", "start"), ("log", "start"), ("gc", "run"), ("kafka", "replay")}
 """They run until they are told to end: exit code 0 is never theirs."""
 
 

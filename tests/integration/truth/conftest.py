@@ -195,6 +195,7 @@ def _fill(world: World) -> None:
         "target": world.target.pd,
         "other": world.other.pd,
         "etcd": world.etcd,
+        "kafka": "127.0.0.1:1",
         "config": str(config),
         "drill": "20260101",
         "packed": str(world.folder / "packed.tar.gz"),

@@ -99,6 +99,7 @@ FAULTS = (
         others={CHECK: 61, DRILL: 61},
     ),
     Fault("etcd is away", 80, lambda _world: {"etcd": AWAY}),
+    Fault("Kafka is away", 83, lambda _world: {"kafka": AWAY}),
     Fault(
         "cluster of another kind",
         5,

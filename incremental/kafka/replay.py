@@ -1,0 +1,391 @@
+"""Applies the changes of a topic to a cluster, in order of their timestamps.
+
+Events wait in a sorter, in memory and then on disk, until every partition's resolved-ts has passed them. An offset is committed
+once everything before it is in the sink; the record beside it says up to which ts that is, so that a resumed replay knows repeats.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol as Interface
+
+import numpy as np
+import pyarrow as pa
+
+from formats import columns
+from incremental.checkpoint import Checkpoint, CheckpointStore
+from incremental.feed.feed import Event, Resolved, Rows
+from incremental.kafka.group import PartitionEnd, Received, Record, Start, TopicGroup
+from incremental.kafka.messages import Change, Codec, DamagedMessage, JsonCodec, Message, OpenCodec, Protocol
+from incremental.kafka.messages import Event as TopicEvent
+from incremental.kafka.url import KafkaUrl
+from incremental.pipeline import SORTER_BYTES, ReplicateOptions, Replicator, SafePoint
+from incremental.sinks.open import Origin, SinkOptions, SinkPatience, wait_for_sink
+from incremental.sinks.url import TikvTarget
+from incremental.sorter import Sorter
+from tikv_br.errors import SyncStateMismatch, TopicDamaged
+
+log = logging.getLogger(__name__)
+
+POLL_SECONDS = 0.5
+"""How often an idle replay checks for a stop."""
+MAX_GROUPS = 4096
+"""Groups of messages per partition for which the first offset is known."""
+
+
+class Reader(Interface):
+    """What `TopicFeed` needs of `TopicGroup`."""
+
+    def poll(self, seconds: float) -> list[Received | PartitionEnd]:
+        """See `TopicGroup.poll`."""
+
+
+class Unapplied:
+    """Messages of a partition that are not in the sink, as groups: the first offset and the highest ts of each. Bounded."""
+
+    def __init__(self, limit: int = MAX_GROUPS) -> None:
+        self._limit = limit
+        self._groups: deque[tuple[int, int]] = deque()
+
+    def __len__(self) -> int:
+        return len(self._groups)
+
+    def add(self, offset: int, ts: int) -> None:
+        """A message with its highest ts; offsets ascend."""
+        if self._groups and ts <= self._groups[-1][1]:
+            return  # committed no earlier than the group before it
+        self._groups.append((offset, ts))
+        if len(self._groups) > self._limit:  # larger groups: a resumed replay reads more again
+            groups = list(self._groups)
+            self._groups = deque(
+                (first, max(ts for _, ts in groups[at : at + 2])) for at, (first, _) in enumerate(groups) if at % 2 == 0
+            )
+
+    def first(self, applied_ts: int) -> int | None:
+        """Forget the groups up to a ts; returns the offset of the first one that is left."""
+        while self._groups and self._groups[0][1] <= applied_ts:
+            self._groups.popleft()
+        return self._groups[0][0] if self._groups else None
+
+
+@dataclass(slots=True)
+class _Partition:
+    next_offset: int
+    end: int
+    resolved_ts: int
+    unapplied: Unapplied = field(default_factory=Unapplied)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Larger messages are refused, as TiKV-CDC's consumer does; None = no limit."""
+
+    message_bytes: int | None = None
+    """Of a message with more than one event."""
+    batch_size: int | None = None
+
+
+class TopicFeed:
+    """Turns the messages of a topic into rows and resolved-ts. Not thread-safe, except for the counts."""
+
+    def __init__(
+        self,
+        reader: Reader,
+        topic: str,
+        codec: Codec,
+        starts: Mapping[int, Start],
+        *,
+        limits: Limits | None = None,
+        until_ts: int | None = None,
+        once: bool = False,
+    ) -> None:
+        """Ends once everything up to `until_ts` is resolved; with `once`, where the partitions end in `starts`."""
+        self._reader, self._topic, self._codec, self._limits = reader, topic, codec, limits or Limits()
+        self._until_ts, self._once = until_ts, once
+        self._partitions = {
+            number: _Partition(start.offset, start.end, start.record.applied_ts) for number, start in starts.items()
+        }
+        self.start_ts = self.resolved_ts = min(each.resolved_ts for each in self._partitions.values())
+        """Up to this, every partition is complete."""
+        self.messages = 0
+        """Messages read so far."""
+        self.repeats = 0
+        """Events that were ignored, because they were at or below a resolved-ts that came before them."""
+
+    @property
+    def unresolved(self) -> list[int]:
+        """Partitions without any resolved-ts; nothing is applied while there is one."""
+        return [number for number, each in self._partitions.items() if not each.resolved_ts]
+
+    def offsets(self, applied_ts: int) -> dict[int, int]:
+        """For each partition the first offset that is not in the sink."""
+        found = {}
+        for number, each in self._partitions.items():
+            first = each.unapplied.first(applied_ts)
+            found[number] = each.next_offset if first is None else first
+        return found
+
+    def events(self, stop: threading.Event) -> Iterator[Event]:
+        """Rows and resolved-ts until `stop`. Raises `TopicDamaged`, and as the reader."""
+        while not stop.is_set() and not self._is_done():
+            rows: list[Change] = []
+            damage = self._read(self._reader.poll(POLL_SECONDS), rows)
+            if rows:
+                yield Rows(_batch(rows))
+            resolved_ts = min(each.resolved_ts for each in self._partitions.values())
+            if self._until_ts is not None:
+                resolved_ts = min(resolved_ts, self._until_ts)
+            if resolved_ts > self.resolved_ts:
+                self.resolved_ts = resolved_ts
+                yield Resolved(resolved_ts)
+            if damage is not None:
+                raise damage
+
+    def _is_done(self) -> bool:
+        if self._until_ts is not None and self.resolved_ts >= self._until_ts:
+            return True
+        return self._once and all(each.next_offset >= each.end for each in self._partitions.values())
+
+    def _read(self, received: Iterable[Received | PartitionEnd], rows: list[Change]) -> TopicDamaged | None:
+        """Add the changes of messages to `rows`, up to one that is damaged."""
+        for each in received:
+            partition = self._partitions[each.partition]
+            if isinstance(each, PartitionEnd):
+                partition.next_offset = max(partition.next_offset, each.offset)
+                continue
+            try:
+                events = self._decode(each)
+            except DamagedMessage as error:
+                return TopicDamaged(
+                    f"cannot replay the message at offset {each.offset} of partition {each.partition} of topic {self._topic}: {error}",
+                )
+            highest = 0
+            for event in events:
+                if isinstance(event, Change) and event.ts <= partition.resolved_ts:
+                    self.repeats += 1
+                    continue
+                highest = max(highest, event.ts)
+                if isinstance(event, Change):
+                    rows.append(event)
+                else:
+                    partition.resolved_ts = max(partition.resolved_ts, event.ts)
+            if highest:
+                partition.unapplied.add(each.offset, highest)
+            partition.next_offset = each.offset + 1
+            self.messages += 1
+        return None
+
+    def _decode(self, received: Received) -> list[TopicEvent]:
+        if received.key is None:
+            raise DamagedMessage("it has no key")
+        events = self._codec.decode(Message(received.key, received.value, received.headers))
+        size, limits = len(received.key) + len(received.value or b""), self._limits
+        if limits.message_bytes is not None and size > limits.message_bytes and len(events) > 1:
+            raise DamagedMessage(f"it has {size:,} bytes, which is more than max-message-bytes={limits.message_bytes}")
+        if limits.batch_size is not None and len(events) > limits.batch_size:
+            raise DamagedMessage(f"it has {len(events)} events, which is more than max-batch-size={limits.batch_size}")
+        return events
+
+
+def _batch(rows: list[Change]) -> pa.RecordBatch:
+    return columns.records(
+        columns.from_list([row.key for row in rows]),
+        columns.from_list([row.value for row in rows]),
+        expire_ts=np.array([row.expire_ts for row in rows], np.uint64),
+        ts=np.array([row.ts for row in rows], np.uint64),
+        deleted=np.array([row.deleted for row in rows], np.bool_),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayOptions:
+    """One replay."""
+
+    source: KafkaUrl
+    target: TikvTarget
+    scratch: Path
+    """A local directory for changes that do not fit into memory."""
+    group: str
+    """The consumer group that has the progress."""
+    patience: float = 600.0
+    """How long Kafka may not answer, in seconds; at the start at most 60."""
+    limits: Limits = field(default_factory=Limits)
+    once: bool = False
+    """Stop at the ends that the partitions have at the start."""
+    until_ts: int | None = None
+    """Apply nothing after this, and stop when all before it is applied."""
+    sorter_bytes: int = SORTER_BYTES
+    sink: SinkOptions = field(default_factory=SinkOptions)
+    replicate: ReplicateOptions = field(default_factory=ReplicateOptions)
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayStatus:
+    """The status of a replay; see `SyncStatus` for the fields of the same names."""
+
+    topic: str
+    group: str
+    partitions: int
+    unresolved_partitions: int
+    """Partitions without any resolved-ts; nothing is applied while there is one."""
+    checkpoint_ts: int
+    resolved_ts: int
+    checkpoint_lag: float | None
+    """None before the first resolved-ts."""
+    messages: int
+    messages_behind: int
+    """Messages that are not read yet, by what brokers said last."""
+    events: int
+    repeats: int
+    written: int
+    events_per_second: float
+    sorter_memory_bytes: int
+    sorter_disk_bytes: int
+    sink_failures: int
+    sink_failing_seconds: float
+    sink_limited_share: float
+    kafka_failing_seconds: float
+    last_error: str
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """A replay that has started. `status` may be called from any thread."""
+
+    replicator: Replicator
+    feed: TopicFeed
+    group: TopicGroup
+    topic: str
+    partitions: int
+
+    def status(self) -> ReplayStatus:
+        """The current status."""
+        now = self.replicator.status()
+        return ReplayStatus(
+            topic=self.topic,
+            group=self.group.name,
+            partitions=self.partitions,
+            unresolved_partitions=len(self.feed.unresolved),
+            checkpoint_ts=now.checkpoint_ts,
+            resolved_ts=now.resolved_ts,
+            checkpoint_lag=now.checkpoint_lag if now.checkpoint_ts else None,
+            messages=self.feed.messages,
+            messages_behind=self.group.behind(),
+            events=now.events,
+            repeats=self.feed.repeats,
+            written=now.written,
+            events_per_second=now.events_per_second,
+            sorter_memory_bytes=now.sorter_memory_bytes,
+            sorter_disk_bytes=now.sorter_disk_bytes,
+            sink_failures=now.sink_failures,
+            sink_failing_seconds=now.sink_failing_seconds,
+            sink_limited_share=now.sink_limited_share,
+            kafka_failing_seconds=self.group.failing_seconds,
+            last_error=self.group.last_error if self.group.failing_seconds else now.last_error,
+        )
+
+
+class _Offsets(CheckpointStore):
+    """The offsets of the group, as the checkpoint of the replay."""
+
+    def __init__(self, group: TopicGroup, feed: TopicFeed, place: str) -> None:
+        self._group, self._feed, self._place = group, feed, place
+
+    def claim(self) -> int:
+        """Commit where the replay starts, so that the group belongs to this sink."""
+        self._group.commit(self._feed.offsets(self._feed.start_ts), Record(self._feed.start_ts, self._place))
+        return 1
+
+    def load(self) -> Checkpoint | None:
+        """See `CheckpointStore.load`: the feed has read it already."""
+        return None
+
+    def save(self, checkpoint: Checkpoint) -> None:
+        """See `CheckpointStore.save`."""
+        ts = checkpoint.checkpoint_ts
+        self._group.commit(self._feed.offsets(ts), Record(ts, self._place))
+
+
+class _Membership(SafePoint):
+    """There is no safe point to hold; what can be lost is the membership of the group."""
+
+    def __init__(self, group: TopicGroup) -> None:
+        self._group = group
+
+    @property
+    def silent_seconds(self) -> float:
+        """See `SafePoint.silent_seconds`."""
+        return 0.0
+
+    def check(self) -> None:
+        """Raise `SyncFenced` if another process has taken over."""
+        self._group.check()
+
+    def advance(self, safe_point: int) -> None:
+        """See `SafePoint.advance`."""
+
+
+def replay(options: ReplayOptions, stop: threading.Event, watch: Callable[[Replay], object]) -> ReplayStatus | None:
+    """Apply a topic to a cluster until its end, or until `stop` is set. Calls `watch` before the first change is read.
+
+    Returns None if stopped before that. Raises `KafkaError`, `TopicDamaged`, `SyncFenced`, `SyncStateMismatch` if the group
+    belongs to another sink, `UsageError`, `ClusterError`, and `StorageError` of the scratch directory.
+    """
+    url, replicate = options.source, options.replicate
+    with ExitStack() as stack:
+        group = stack.enter_context(TopicGroup(url, options.group, options.patience, stop))
+        group.find_topic()
+        patience = SinkPatience(replicate.patience, replicate.longest_wait, stop)
+        sink = wait_for_sink(stack, options.target, Origin(0, 0), options.sink, patience)
+        if sink is None:
+            return None
+        _check_sink(options.group, group.records().values(), sink.place)
+        starts = group.join()
+        _check_sink(options.group, (start.record for start in starts.values()), sink.place)
+        feed = TopicFeed(
+            group,
+            url.topic,
+            _codec(url),
+            starts,
+            limits=options.limits,
+            until_ts=options.until_ts,
+            once=options.once,
+        )
+        offsets = _Offsets(group, feed, sink.place)
+        offsets.claim()
+        sorter = stack.enter_context(Sorter(options.sorter_bytes, options.scratch))
+        start = Checkpoint(options.group, feed.start_ts, feed.start_ts, 1, 0, sink.place)
+        replicator = Replicator(
+            start,
+            feed=feed.events(stop),
+            sorter=sorter,
+            sink=sink,
+            checkpoints=offsets,
+            safe_point=_Membership(group),
+            options=replicate,
+            stop=stop,
+        )
+        running = Replay(replicator, feed, group, url.topic, len(starts))
+        log.info("replaying %s from %s", url.topic, f"ts {feed.start_ts}" if feed.start_ts else "its beginning")
+        watch(running)
+        replicator.run()
+        return running.status()
+
+
+def _check_sink(name: str, records: Iterable[Record], place: str) -> None:
+    for record in records:
+        if record.sink not in {"", place}:
+            raise SyncStateMismatch(
+                f"consumer group {name} has replayed the topic to {record.sink}, but the sink is {place}",
+                hint="Pass another --group for each target: its offsets say what the target has.",
+            )
+
+
+def _codec(url: KafkaUrl) -> Codec:
+    return OpenCodec() if url.protocol is Protocol.OPEN else JsonCodec(url.encoding)
