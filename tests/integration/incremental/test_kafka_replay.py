@@ -336,6 +336,26 @@ def test_a_partition_without_resolved_ts_holds_everything(
     assert contents(target) == {b"\0": b"in partition 0"}
 
 
+def test_a_broker_that_restarts_is_waited_for(broker: KafkaBroker, target: LiveCluster, tmp_path: Path) -> None:
+    """A running replay survives a broker that is down for a while."""
+    topic = Topic(broker, 2)
+    topic.change(1, b"before", b"1")
+    topic.resolve(1)
+    with replaying(options(topic, target, tmp_path, once=False)) as (running, errors):
+        eventually(lambda: contents(target) == {b"before": b"1"})
+        broker.stop()
+        try:
+            eventually(lambda: running[0].status().kafka_failing_seconds > 0)
+        finally:
+            broker.start()  # other tests need it
+        topic.change(2, b"after", b"2")
+        topic.resolve(2)
+        eventually(lambda: contents(target) == topic.rows)
+        eventually(lambda: not running[0].status().kafka_failing_seconds)
+    assert not errors
+    assert committed(topic) == [3, 3]
+
+
 def test_a_second_replay_takes_over(broker: KafkaBroker, target: LiveCluster, tmp_path: Path) -> None:
     """Of two replays of a group, the later one continues and the earlier one ends."""
     topic = Topic(broker, 1)
