@@ -9,14 +9,14 @@ import pyarrow as pa
 
 from bench.dataset import Dataset, Pages
 from bench.harness import Figure, Scale, Work, cpu_seconds, rates
-from formats import columns
-from formats.api_version import ApiVersion
-from formats.checksum import checksum
-from formats.keys.codec import KeyCodec
-from formats.keys.ranges import KeyRange
-from formats.rawscan import parse
-from formats.rows import from_storage, to_storage
 from tikv_br.backup.convert import Conversion
+from tikv_br.formats import columns
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.checksum import checksum
+from tikv_br.formats.keys.codec import KeyCodec
+from tikv_br.formats.keys.ranges import KeyRange
+from tikv_br.formats.rawscan import parse
+from tikv_br.formats.rows import from_storage, to_storage
 
 BENCH = "codec kernels"
 VALUE_SIZES = (100, 1024)

@@ -9,10 +9,10 @@ from typing import Literal
 import numpy as np
 import pyarrow as pa
 
-from formats import columns
-from formats.columns import Bytes
-from formats.loadgen import KEY_DIGITS, KEY_PREFIX, generate
-from formats.sst.coding import encode_varint
+from tikv_br.formats import columns
+from tikv_br.formats.columns import Bytes
+from tikv_br.formats.loadgen import KEY_DIGITS, KEY_PREFIX, generate
+from tikv_br.formats.sst.coding import encode_varint
 
 KEY_SIZE = len(KEY_PREFIX) + KEY_DIGITS
 _CITIES = (b"Berlin", b"Lagos", b"Lima", b"Osaka", b"Pune", b"Quito", b"Riga", b"Tunis")
@@ -23,13 +23,13 @@ _TAG_PAIR, _TAG_KEY, _TAG_VALUE = 0x12, 0x12, 0x1A  # RawScanResponse.kvs, KvPai
 
 
 Data = Literal["half", "text", "noise"]
-"""Of values: half noise and half one text repeated, as `formats.loadgen` makes them; lines of JSON-like text; noise alone."""
+"""Of values: half noise and half one text repeated, as `tikv_br.formats.loadgen` makes them; lines of JSON-like text; noise alone."""
 KINDS: tuple[Data, ...] = ("half", "text", "noise")
 
 
 @dataclass(frozen=True, slots=True)
 class Dataset:
-    """The first `rows` rows of `formats.loadgen`, keys of 16 bytes; or the same keys with other values."""
+    """The first `rows` rows of `tikv_br.formats.loadgen`, keys of 16 bytes; or the same keys with other values."""
 
     rows: int
     value_size: int

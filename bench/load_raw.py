@@ -22,10 +22,10 @@ import pyarrow.parquet as pq
 from bench.command import TOO_LONG
 from bench.dataset import Dataset
 from bench.harness import Figure, Goal, Scale, Spread
-from formats.api_version import ApiVersion
 from tests.e2e.command import PROGRAM, environment
 from tests.support.background import Background
 from tests.support.live_cluster import LiveCluster, live_cluster
+from tikv_br.formats.api_version import ApiVersion
 from tikv_br.playground.launcher import Home
 
 BENCH = "initial load"

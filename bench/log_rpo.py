@@ -21,9 +21,6 @@ from bench.__main__ import row
 from bench.command import MemoryWatch
 from bench.dataset import Dataset
 from bench.harness import Figure, Goal, Scale, Spread
-from formats.api_version import ApiVersion
-from formats.order import by_version, newest_by_key
-from incremental.checkpoint import ObjectCheckpoints
 from tests.e2e.command import PROGRAM, environment
 from tests.integration.s3_servers import S3Server, versitygw_server
 from tests.support.background import Background
@@ -34,6 +31,9 @@ from tests.support.waiting import eventually
 from tikv_br.archive.log import LogArchive
 from tikv_br.cluster.rawkv import RawClient
 from tikv_br.cluster.timestamps import physical_ms
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.order import by_version, newest_by_key
+from tikv_br.incremental.checkpoint import ObjectCheckpoints
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import parse
 

@@ -18,8 +18,8 @@ from pathlib import Path
 from bench.command import timed
 from bench.harness import Figure, Goal, Scale, Spread
 from bench.playgrounds import together
-from formats.api_version import ApiVersion
 from tests.support.live_cluster import LiveCluster, live_cluster
+from tikv_br.formats.api_version import ApiVersion
 
 BENCH = "orchestration"
 MIB = 1 << 20

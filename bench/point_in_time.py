@@ -20,16 +20,16 @@ from bench.dataset import KEY_SIZE, Dataset
 from bench.harness import Figure, Goal, Scale, Spread, cpu_seconds, paired, rates
 from bench.scan_to_sst import into_folder
 from bench.store_engine import STORES, VALUE_SIZE, fill
-from formats import columns
-from formats.api_version import ApiVersion
-from formats.keys.codec import KeyCodec
-from formats.keys.ranges import KeyRange
 from tests.e2e.command import succeed
 from tests.support.live_cluster import LiveCluster, live_cluster
 from tikv_br.archive.compact import CompactionOptions, compact
 from tikv_br.archive.records import LogDescription
 from tikv_br.archive.writer import LogWriter
 from tikv_br.backup.merge import MergeSources
+from tikv_br.formats import columns
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.keys.codec import KeyCodec
+from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import StorageLocation
 

@@ -17,8 +17,8 @@ import grpc
 
 from bench.canned_pd import CannedPd, serve, serving, streaming, unary
 from bench.dataset import Data, Dataset, Pages
-from formats.sst.coding import encode_varint
 from tikv_br.cluster.pb import kvrpcpb_pb2, tikvpb_pb2
+from tikv_br.formats.sst.coding import encode_varint
 
 _RAW_SCAN = tikvpb_pb2.BatchCommandsResponse.Response.DESCRIPTOR.fields_by_name["RawScan"].number
 

@@ -17,9 +17,9 @@ import grpc
 
 from bench.canned_pd import CannedPd, serve, serving, streaming, unary
 from bench.dataset import Dataset
-from formats.api_version import ApiVersion
-from formats.keys.codec import KeyCodec
 from tikv_br.cluster.pb import cdcpb_pb2
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.keys.codec import KeyCodec
 
 CODEC = KeyCodec(ApiVersion.V2)
 EVENT_ROWS = 64

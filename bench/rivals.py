@@ -10,18 +10,18 @@ import pyarrow as pa
 import rocksdict
 from fastcrc import crc64
 
-from formats.api_version import ApiVersion
-from formats.keys.codec import DATA_PREFIX, KeyCodec
-from formats.keys.ranges import KeyRange
-from formats.rows import to_storage
-from formats.sst import Compression
-from formats.values import StoredValue, encode_value
 from tikv_br.backup.convert import Conversion
 from tikv_br.backupset.files import FileWriter
 from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.config import ClusterConfig
 from tikv_br.cluster.pb import kvrpcpb_pb2
 from tikv_br.cluster.rawkv import PAGE_ROWS, RawClient
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.keys.codec import DATA_PREFIX, KeyCodec
+from tikv_br.formats.keys.ranges import KeyRange
+from tikv_br.formats.rows import to_storage
+from tikv_br.formats.sst import Compression
+from tikv_br.formats.values import StoredValue, encode_value
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import StorageLocation
 

@@ -9,8 +9,8 @@ from bench.dataset import KEY_SIZE, Dataset
 from bench.harness import Figure, Scale, Work, rates
 from bench.replay import replaying
 from bench.scan_to_sst import into_folder, scan_task
-from formats.sst import Compression
 from tikv_br.backup import scan as scan_engine
+from tikv_br.formats.sst import Compression
 
 VALUE_SIZE = 1024
 DELAYS = (0.0, 0.02)

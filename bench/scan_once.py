@@ -13,8 +13,8 @@ from pathlib import Path
 
 from bench.dataset import Dataset
 from bench.scan_to_sst import MEMORY, scan_task
-from formats.sst import Compression
 from tests.support.peak_memory import peak_mib
+from tikv_br.formats.sst import Compression
 
 WARM_UP_ROWS = 2_000
 

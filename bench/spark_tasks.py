@@ -55,12 +55,12 @@ def closure_bytes() -> int:
     """Bytes of what every task of a backup by scans is sent with, pickled as Spark does it: twice as much text as is usual."""
     from pyspark import cloudpickle
 
-    from formats.api_version import ApiVersion
     from tikv_br.backup.convert import Conversion
     from tikv_br.backup.options import BackupOptions
     from tikv_br.backup.scan import run_scan_task
     from tikv_br.backup.task import BackupJob
     from tikv_br.cluster.config import ClusterConfig
+    from tikv_br.formats.api_version import ApiVersion
     from tikv_br.spark.channel import ChannelAddress
     from tikv_br.spark.executor import _run_one
     from tikv_br.spark.jobs import by_value

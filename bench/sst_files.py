@@ -13,11 +13,11 @@ import rocksdict
 from bench.dataset import KEY_SIZE, Dataset
 from bench.harness import Figure, Goal, Scale, Work, cpu_seconds, rates
 from bench.rivals import pairs, put_all, sst_options
-from formats import columns
-from formats.api_version import ApiVersion
-from formats.keys.codec import KeyCodec
-from formats.rows import to_storage
-from formats.sst import Compression, MemorySource, SstOptions, SstReader, SstWriter
+from tikv_br.formats import columns
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.keys.codec import KeyCodec
+from tikv_br.formats.rows import to_storage
+from tikv_br.formats.sst import Compression, MemorySource, SstOptions, SstReader, SstWriter
 
 BENCH_WRITE, BENCH_READ = "SST writer", "SST reader"
 VALUE_SIZES = (100, 1024)

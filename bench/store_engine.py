@@ -14,9 +14,9 @@ from pathlib import Path
 
 from bench.command import TOO_LONG, timed
 from bench.harness import Figure, Scale, Spread
-from formats.api_version import ApiVersion
 from tests.e2e.command import succeed
 from tests.support.live_cluster import LiveCluster, live_cluster
+from tikv_br.formats.api_version import ApiVersion
 
 BENCH = "store engine"
 VALUE_SIZE, REGIONS, STORES = 100, 12, 3

@@ -21,16 +21,16 @@ from typing import TYPE_CHECKING, cast
 from bench import replay_feed
 from bench.dataset import KEY_SIZE, Dataset
 from bench.harness import Figure, Goal, Scale, Spread, paired
-from formats.keys.ranges import KeyRange
-from incremental.checkpoint import Checkpoint, CheckpointStore
-from incremental.feed.feed import FeedOptions
-from incremental.pipeline import PipelineOptions, Replicator, Source, pipeline
-from incremental.sinks.base import Sink
-from incremental.sinks.tikv import CONCURRENCY, TikvSink
 from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.config import ClusterConfig
 from tikv_br.cluster.rawkv import RawClient
 from tikv_br.cluster.store import StoreClient
+from tikv_br.formats.keys.ranges import KeyRange
+from tikv_br.incremental.checkpoint import Checkpoint, CheckpointStore
+from tikv_br.incremental.feed.feed import FeedOptions
+from tikv_br.incremental.pipeline import PipelineOptions, Replicator, Source, pipeline
+from tikv_br.incremental.sinks.base import Sink
+from tikv_br.incremental.sinks.tikv import CONCURRENCY, TikvSink
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -24,13 +24,13 @@ from bench.dataset import KEY_SIZE, Dataset
 from bench.harness import QUICK, Figure, Goal, Scale, Spread
 from bench.paced_feed import paced
 from bench.sync_ceiling import REGIONS, ends, one_core, replicating, requests_of, sent
-from formats import columns
-from incremental.sinks.base import Sink
-from incremental.sinks.tikv import TikvSink
 from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.config import ClusterConfig
 from tikv_br.cluster.rawkv import RawClient
 from tikv_br.cluster.timestamps import compose, physical_ms
+from tikv_br.formats import columns
+from tikv_br.incremental.sinks.base import Sink
+from tikv_br.incremental.sinks.tikv import TikvSink
 
 BENCH = "sync growth"
 VALUE_SIZE = 100

@@ -21,10 +21,10 @@ import psutil
 
 from bench.harness import Figure, Goal, Scale, Spread
 from bench.playgrounds import together
-from formats.api_version import ApiVersion
 from tests.e2e.command import PROGRAM, environment
 from tests.support.lag import Distribution, Load, Probe, put_many, spread_leaders
 from tests.support.live_cluster import LiveCluster, live_cluster
+from tikv_br.formats.api_version import ApiVersion
 
 BENCH = "sync lag"
 RATE = 2000.0

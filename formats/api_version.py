@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 
-from formats.errors import UnsupportedFormat
+from tikv_br.formats.errors import UnsupportedFormat
 
 
 class ApiVersion(enum.IntEnum):

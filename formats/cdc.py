@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from formats.keys.codec import KeyCodec
+from tikv_br.formats.keys.codec import KeyCodec
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from formats.columns import Bytes, Flags, Numbers, Offsets
-    from formats.kernels.cdc import Table
+    from tikv_br.formats.columns import Bytes, Flags, Numbers, Offsets
+    from tikv_br.formats.kernels.cdc import Table
 
 LIKELY_ROW, LIKELY_ROWS = 64, 8
 """Bytes of a row and rows of an event for which room is made at first: less is rare, and then it takes a second walk."""
@@ -43,7 +43,7 @@ class ChangeEvent:
 
     def newest_ts(self) -> Numbers:
         """The largest ts of the rows of each event, shape (events,); 0 = it has no rows."""
-        from formats.kernels import cdc as kernels
+        from tikv_br.formats.kernels import cdc as kernels
 
         newest = np.zeros(len(self.region_ids), np.uint64)
         np.maximum.at(newest, self.row_events, self._rows[:, kernels.TS])
@@ -52,11 +52,11 @@ class ChangeEvent:
     def records(self, codec: KeyCodec, start: bytes, end: bytes, events: Flags | None = None) -> pa.RecordBatch:
         """Rows whose RPC key is in [start, end), which must lie within the codec's keyspace, in the order of the message.
 
-        A batch of `formats.columns.SCHEMA`, though not sorted by key. `events`, shape (events,), leaves out the rows of
+        A batch of `tikv_br.formats.columns.SCHEMA`, though not sorted by key. `events`, shape (events,), leaves out the rows of
         events that are false. The batch owns its memory.
         """
-        from formats import columns
-        from formats.kernels import cdc as kernels
+        from tikv_br.formats import columns
+        from tikv_br.formats.kernels import cdc as kernels
 
         keep = np.ones(len(self._rows), np.bool_) if events is None else events[self.row_events]
         kernels.inside(self._data, self._rows, keep, columns.from_bytes(start), columns.from_bytes(end))
@@ -77,8 +77,8 @@ def parse(message: bytes) -> ChangeEvent | None:
 
     An error event, rows of transactions, an unknown field or damaged bytes all give None: the caller parses them with protobuf, whose error names the problem.
     """
-    from formats import columns
-    from formats.kernels import cdc as kernels
+    from tikv_br.formats import columns
+    from tikv_br.formats.kernels import cdc as kernels
 
     data = columns.from_bytes(message)
     likely = len(message) // LIKELY_ROW

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from formats.columns import Bytes, Flags
+    from tikv_br.formats.columns import Bytes, Flags
 
 _ONES = (1 << 64) - 1
 _POLYNOMIAL = 0xC96C_5795_D787_0F42
@@ -59,9 +59,9 @@ def checksums(
     keys: pa.LargeBinaryArray, values: pa.LargeBinaryArray, prefixes: Sequence[bytes]
 ) -> tuple[Checksum, ...]:
     """The checksum with each of the prefixes, at the price of one. Raises as `checksum` does."""
-    from formats import columns
-    from formats.errors import FormatError
-    from formats.kernels.checksum import fold_rows
+    from tikv_br.formats import columns
+    from tikv_br.formats.errors import FormatError
+    from tikv_br.formats.kernels.checksum import fold_rows
 
     rows = len(keys)
     if rows != len(values):
@@ -90,8 +90,8 @@ class FoldedRows:
         return Checksum(self._crc(prefix), self.rows, self.size + self.rows * len(prefix))
 
     def _crc(self, prefix: bytes) -> int:
-        from formats import columns
-        from formats.kernels.checksum import lead_rows
+        from tikv_br.formats import columns
+        from tikv_br.formats.kernels.checksum import lead_rows
 
         message = lead_rows(self.folded, self.odd, columns.from_bytes(_to_ones() + prefix))
         register = crc64.xz(message.data, crc64.xz(_TO_ZERO)) ^ _ONES

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from formats.errors import DamagedBytes, FormatError
+from tikv_br.formats.errors import DamagedBytes, FormatError
 
 Bytes = npt.NDArray[np.uint8]
 Offsets = npt.NDArray[np.int64]

@@ -41,7 +41,7 @@ def njit(function: Callable[P, R] | None = None, /, **options: Any) -> Any:
     The cache follows the file that defines the kernel, not the files of kernels it calls: after a change to a shared
     kernel, remove ``__pycache__``. Where neither that nor the user's cache folder can be written, as on executors of a
     cluster, a folder below the temporary one is taken: a machine compiles once, not every worker. Without any, each process
-    compiles for itself. A cache without the kernel gets what `formats.precompile` has made, if that is for these sources.
+    compiles for itself. A cache without the kernel gets what `tikv_br.formats.precompile` has made, if that is for these sources.
     """
     settings: dict[str, Any] = {"cache": True, "nogil": True, "error_model": "numpy", **options}
 
@@ -96,7 +96,7 @@ def _prepared(dispatcher: Any) -> Any:  # noqa: ANN401 - numba has no types
 
 _PACKAGE = Path(__file__).parent
 COMPILED = _PACKAGE / "compiled"
-"""Machine code that `formats.precompile` has made: below it a folder named by `sources_digest`, and in that one for each package of kernels."""
+"""Machine code that `tikv_br.formats.precompile` has made: below it a folder named by `sources_digest`, and in that one for each package of kernels."""
 _HARMLESS = {"NUMBA_CPU_NAME", "NUMBA_CACHE_DIR", "NUMBA_CACHE_LOCATOR_CLASSES", "NUMBA_NUM_THREADS"}
 
 

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import numpy as np
 import pyarrow as pa
 
-from formats import columns
-from formats.columns import Bytes, Numbers
-from formats.errors import FormatError
+from tikv_br.formats import columns
+from tikv_br.formats.columns import Bytes, Numbers
+from tikv_br.formats.errors import FormatError
 
 KEY_PREFIX = b"key-"
 KEY_DIGITS = 12

@@ -8,10 +8,10 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 import pyarrow as pa
 
-from formats import columns
-from formats.columns import SCHEMA
-from formats.order import newest_by_key
-from formats.rows import unexpired
+from tikv_br.formats import columns
+from tikv_br.formats.columns import SCHEMA
+from tikv_br.formats.order import newest_by_key
+from tikv_br.formats.rows import unexpired
 
 
 def rows_at(runs: Sequence[Iterable[pa.RecordBatch]], ts: int, now: int) -> Iterator[pa.RecordBatch]:

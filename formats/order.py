@@ -9,10 +9,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from formats import columns
+from tikv_br.formats import columns
 
 if TYPE_CHECKING:
-    from formats.kernels.rows import Signs
+    from tikv_br.formats.kernels.rows import Signs
 
 Order = npt.NDArray[np.int64]
 """Numbers of rows."""
@@ -53,7 +53,7 @@ def newest_by_key(rows: pa.RecordBatch) -> pa.RecordBatch:
 
 def _key_order(keys: pa.LargeBinaryArray, order: Order | None = None) -> tuple[Order, Signs]:
     """The rows in the order of their keys, rows of one key in the given order, and how each key compares with the one before it."""
-    from formats.kernels.rows import codes, compare_neighbours
+    from tikv_br.formats.kernels.rows import codes, compare_neighbours
 
     numbers = codes(*columns.view(keys))
     found = np.argsort(numbers, kind="stable") if order is None else order[np.argsort(numbers[order], kind="stable")]

@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from formats.columns import SCHEMA
-from formats.errors import DamagedBytes, FormatError, UnsupportedFormat
-from formats.rows import RowOrder, within
-from formats.sst.compression import Compression
-from formats.sst.source import RandomAccess, TailCache, read_exactly
+from tikv_br.formats.columns import SCHEMA
+from tikv_br.formats.errors import DamagedBytes, FormatError, UnsupportedFormat
+from tikv_br.formats.rows import RowOrder, within
+from tikv_br.formats.sst.compression import Compression
+from tikv_br.formats.sst.source import RandomAccess, TailCache, read_exactly
 
 Sink = Callable[[bytes], object]
 METADATA_PREFIX = "tikv-br."

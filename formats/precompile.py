@@ -1,6 +1,6 @@
-"""Compiles all kernels ahead of their first use: ``python -m formats.precompile``.
+"""Compiles all kernels ahead of their first use: ``python -m tikv_br.formats.precompile``.
 
-It calls each kernel with the types that it is called with, and keeps numba's cache in `formats.jit.COMPILED`. A wheel that is built
+It calls each kernel with the types that it is called with, and keeps numba's cache in `tikv_br.formats.jit.COMPILED`. A wheel that is built
 afterwards contains that folder; a process whose own cache lacks a kernel copies it from there.
 """
 
@@ -18,9 +18,9 @@ from typing import Any, cast
 import numpy as np
 import pyarrow as pa
 
-from formats import cdc, checksum, columns, jit, rawscan
-from formats.api_version import ApiVersion
-from formats.keys.codec import KeyCodec
+from tikv_br.formats import cdc, checksum, columns, jit, rawscan
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.keys.codec import KeyCodec
 
 _MODULES = (
     "kernels.cdc",
@@ -41,7 +41,7 @@ def precompile() -> bool:
 
     Only for a process of its own: it changes numba's cache. Raises `RuntimeError` with settings of numba that change the code.
     """
-    from numba import config  # after `formats.jit`, which chooses the processor
+    from numba import config  # after `tikv_br.formats.jit`, which chooses the processor
 
     if not jit.has_plain_settings():
         raise RuntimeError("cannot compile ahead: a NUMBA_ variable of the environment changes the code; unset it")
@@ -74,7 +74,7 @@ def kernels() -> Iterator[tuple[str, Any]]:
 
 def call_kernels() -> None:
     """Call every kernel with one row, through what the other packages call."""
-    from formats import rows  # imports kernels, which must not be before their cache is set
+    from tikv_br.formats import rows  # imports kernels, which must not be before their cache is set
 
     key, one = columns.from_list([b"key"]), columns.from_list([b"one"])
     record = columns.records(key, one)
@@ -94,7 +94,7 @@ def call_kernels() -> None:
 
 
 def _call_sst_kernels(stored: pa.RecordBatch, page: rawscan.RawPage, source: KeyCodec, codec: KeyCodec) -> None:
-    from formats.sst import MemorySource, SstReader, SstWriter, check_rows
+    from tikv_br.formats.sst import MemorySource, SstReader, SstWriter, check_rows
 
     for is_page in (False, True):
         sink = io.BytesIO()
@@ -108,9 +108,9 @@ def _call_sst_kernels(stored: pa.RecordBatch, page: rawscan.RawPage, source: Key
 
 
 def _call_row_kernels(record: pa.RecordBatch) -> None:
-    from formats import order
-    from formats.kernels import rawput
-    from formats.kernels.rows import last_of_keys
+    from tikv_br.formats import order
+    from tikv_br.formats.kernels import rawput
+    from tikv_br.formats.kernels.rows import last_of_keys
 
     keys, values, prefix = columns.view(record["key"]), columns.view(record["value"]), columns.from_bytes(b"r")
     order.by_key(pa.concat_batches([record, record]))

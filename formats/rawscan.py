@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from formats.columns import Bytes
+    from tikv_br.formats.columns import Bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +37,8 @@ class RawPage:
 
     def split(self) -> ScanPage:
         """The columns, which own their memory."""
-        from formats import columns
-        from formats.kernels import rawscan as kernels
+        from tikv_br.formats import columns
+        from tikv_br.formats.kernels import rawscan as kernels
 
         key_offsets, keys, value_offsets, values = kernels.split(self.data, self.rows, self.key_bytes, self.value_bytes)
         return ScanPage(columns.build(key_offsets, keys), columns.build(value_offsets, values))
@@ -50,8 +50,8 @@ def measure(response: bytes) -> RawPage | None:
     A region error, an error in a pair, an unknown field, an unusual order or damaged bytes all give None: protobuf then
     says which.
     """
-    from formats import columns
-    from formats.kernels import rawscan as kernels
+    from tikv_br.formats import columns
+    from tikv_br.formats.kernels import rawscan as kernels
 
     data = columns.from_bytes(response)
     rows, key_bytes, value_bytes, longest_key, longest, first, last = kernels.measure(data)

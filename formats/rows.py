@@ -1,6 +1,6 @@
 """Batches between user records and what a store's RocksDB holds, for every API version.
 
-`formats.keys.codec` and `formats.values` say the same about one row at a time.
+`tikv_br.formats.keys.codec` and `tikv_br.formats.values` say the same about one row at a time.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from formats import columns
-from formats.api_version import ApiVersion
-from formats.columns import Flags, Numbers
-from formats.errors import DamagedBytes, FormatError, UnsortedKeys, UnsupportedFormat
-from formats.kernels import rows as kernels
-from formats.keys.codec import MAX_TS, KeyCodec
-from formats.keys.text import show_key
+from tikv_br.formats import columns
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.columns import Flags, Numbers
+from tikv_br.formats.errors import DamagedBytes, FormatError, UnsortedKeys, UnsupportedFormat
+from tikv_br.formats.kernels import rows as kernels
+from tikv_br.formats.keys.codec import MAX_TS, KeyCodec
+from tikv_br.formats.keys.text import show_key
 
 _REASONS = {
     kernels.NO_DATA_PREFIX: "the key does not begin with z",

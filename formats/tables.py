@@ -1,6 +1,6 @@
 """Tables of records for other tools: Parquet, CSV and JSON lines, written batch by batch.
 
-In Parquet keys and values are bytes. In CSV and JSON lines they are text in one of the forms of `formats.keys.text`: a table
+In Parquet keys and values are bytes. In CSV and JSON lines they are text in one of the forms of `tikv_br.formats.keys.text`: a table
 of 256 texts, one for each byte, is looked up for a whole column at once.
 """
 
@@ -16,11 +16,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from formats import columns
-from formats.columns import Bytes, Offsets
-from formats.errors import FormatError, UnsupportedFormat
-from formats.keys.text import FORMS, format_key, show_key
-from formats.parquet import SinkFile
+from tikv_br.formats import columns
+from tikv_br.formats.columns import Bytes, Offsets
+from tikv_br.formats.errors import FormatError, UnsupportedFormat
+from tikv_br.formats.keys.text import FORMS, format_key, show_key
+from tikv_br.formats.parquet import SinkFile
 
 Sink = Callable[[bytes], object]
 GROUP_BYTES = 16 << 20
@@ -77,7 +77,7 @@ class TableWriter(Protocol):
     """
 
     def append(self, records: pa.RecordBatch) -> None:
-        """Add rows of ``formats.columns.SCHEMA``. Raises `UnfitText`, and what the sink raises."""
+        """Add rows of ``tikv_br.formats.columns.SCHEMA``. Raises `UnfitText`, and what the sink raises."""
 
     def finish(self) -> None:
         """Write the rest. A table may have no rows."""

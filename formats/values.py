@@ -6,15 +6,15 @@ V1TTL value ‖ u64be(expiry), 0 = never
 V2    value ‖ [u64be(expiry) if flag 1] ‖ flags; flag 2 = deleted
 ===== ==================================================================
 
-An expiry is absolute, in seconds since the epoch. Whole columns of values: `formats.rows`.
+An expiry is absolute, in seconds since the epoch. Whole columns of values: `tikv_br.formats.rows`.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-from formats.api_version import ApiVersion
-from formats.errors import DamagedBytes, UnsupportedFormat
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.errors import DamagedBytes, UnsupportedFormat
 
 EXPIRE_SIZE = 8
 """Bytes of an expiry."""

@@ -14,12 +14,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
-from formats.api_version import ApiVersion
-from formats.checksum import Checksum
-from formats.keys.codec import MAX_TS
-from formats.keys.ranges import KeyRange
-from incremental.feed.feed import Feed, Resolved, Rows
-from incremental.handover import backup_ts
 from tikv_br.backup import path, run_tasks, steps
 from tikv_br.backup.context import BackupContext, Engine, Lineage
 from tikv_br.backup.convert import Conversion, ConvertedRows, expiry_of
@@ -34,6 +28,12 @@ from tikv_br.backupset.ledger import FinishedTask, LedgerEntry, write_entry
 from tikv_br.cluster.cluster import ClusterPool
 from tikv_br.cluster.safepoint import safe_point_keeper
 from tikv_br.errors import ClusterUnfit, SafePointError, UsageError
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.checksum import Checksum
+from tikv_br.formats.keys.codec import MAX_TS
+from tikv_br.formats.keys.ranges import KeyRange
+from tikv_br.incremental.feed.feed import Feed, Resolved, Rows
+from tikv_br.incremental.handover import backup_ts
 from tikv_br.progress_events import Notice, Reporter, silent
 from tikv_br.spark.task import TaskContext
 from tikv_br.steps import FunctionStep, Step
@@ -182,7 +182,7 @@ def run_changes_task(job: ChangesJob, task: Task, context: TaskContext) -> TaskR
 
 
 def _copy_interval(job: ChangesJob, task: Task, context: TaskContext) -> TaskResult:
-    from formats.merge import newest_versions
+    from tikv_br.formats.merge import newest_versions
 
     attempt, began = secrets.token_hex(8), time.perf_counter()
     store, converter = open_store(job.options.storage), Conversion(ApiVersion.V2, ApiVersion.V2).of(task.interval)
@@ -225,8 +225,8 @@ def _count(rows: pa.RecordBatch, prefix: bytes, first_key: bytes) -> ConvertedRo
     """The rows with the sums of those that are no tombstones."""
     import pyarrow as pa
 
-    from formats import columns
-    from formats.checksum import checksum
+    from tikv_br.formats import columns
+    from tikv_br.formats.checksum import checksum
 
     live = rows.filter(pa.array(~columns.flags(rows["deleted"])))
     ts = columns.numbers(rows["ts"])

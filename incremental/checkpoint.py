@@ -13,7 +13,6 @@ import socket
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
-from incremental.group.model import Keys, dump, load
 from tikv_br.archive.records import Checkpoint, check_id
 from tikv_br.backupset import records
 from tikv_br.cluster.etcd_values import Put, absent, modified_at
@@ -25,6 +24,7 @@ from tikv_br.errors import (
     SyncStateDamaged,
     UsageError,
 )
+from tikv_br.incremental.group.model import Keys, dump, load
 from tikv_br.storage.base import ObjectStore, create_once
 
 if TYPE_CHECKING:

@@ -19,8 +19,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
 
-from formats.api_version import ApiVersion
-from formats.checksum import Checksum
 from tikv_br.cluster.cluster import ClusterPool
 from tikv_br.diff.options import DiffOptions
 from tikv_br.diff.places import ClusterPlace, Unit
@@ -28,6 +26,8 @@ from tikv_br.diff.run import DiffContext, find_sides, plan_ranges
 from tikv_br.diff.task import DiffJob, Repair, RepairJob, compare_units, repair_ranges
 from tikv_br.diff.values import Meter, Report, UserRange
 from tikv_br.errors import ClusterUnreachable, RetryBudgetExhausted, TikvBrError, UsageError
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.checksum import Checksum
 from tikv_br.spark.executor import run_tasks
 from tikv_br.spark.task import TaskContext
 

@@ -11,10 +11,6 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from formats.api_version import ApiVersion
-from formats.errors import UnsupportedFormat
-from formats.keys.codec import KeyCodec
-from formats.keys.ranges import KeyRange, gaps
 from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.pd_http import gc_status
@@ -22,6 +18,10 @@ from tikv_br.cluster.safepoint import SafePointApi, SafePointKeeper, choose_back
 from tikv_br.cluster.safepoint import service_id as backup_service_id
 from tikv_br.cluster.timestamps import minus_seconds, physical_ms
 from tikv_br.errors import ClusterUnfit, SafePointError, UsageError
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.errors import UnsupportedFormat
+from tikv_br.formats.keys.codec import KeyCodec
+from tikv_br.formats.keys.ranges import KeyRange, gaps
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import StorageLocation
 

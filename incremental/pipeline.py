@@ -16,13 +16,6 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import numpy as np
 
-from formats import columns
-from formats.keys.codec import KeyCodec
-from formats.keys.ranges import KeyRange
-from incremental.checkpoint import Checkpoint, CheckpointStore
-from incremental.feed.feed import Event, Feed, FeedOptions, FeedStatus, Resolved, Rows, Scanned
-from incremental.sinks.base import Sink
-from incremental.sorter import Sorter
 from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.rate_limit import RateLimit
 from tikv_br.cluster.timestamps import physical_ms
@@ -35,6 +28,13 @@ from tikv_br.errors import (
     SyncFenced,
     TikvBrError,
 )
+from tikv_br.formats import columns
+from tikv_br.formats.keys.codec import KeyCodec
+from tikv_br.formats.keys.ranges import KeyRange
+from tikv_br.incremental.checkpoint import Checkpoint, CheckpointStore
+from tikv_br.incremental.feed.feed import Event, Feed, FeedOptions, FeedStatus, Resolved, Rows, Scanned
+from tikv_br.incremental.sinks.base import Sink
+from tikv_br.incremental.sorter import Sorter
 from tikv_br.retry import Backoff
 from tikv_br.spark.task import keep_freed_memory
 

@@ -15,15 +15,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from formats import columns
-from formats.columns import SCHEMA
-from formats.keys.codec import MAX_TS
-from formats.order import drop_repeated
 from tikv_br.errors import StorageFull
+from tikv_br.formats import columns
+from tikv_br.formats.columns import SCHEMA
+from tikv_br.formats.keys.codec import MAX_TS
+from tikv_br.formats.order import drop_repeated
 from tikv_br.storage.local import Hints, storage_errors
 
 if TYPE_CHECKING:
-    from formats.kernels.rows import Signs
+    from tikv_br.formats.kernels.rows import Signs
 
 
 ROW_BYTES = 33
@@ -54,7 +54,7 @@ def in_order(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
 
 def _signs(rows: pa.RecordBatch) -> Signs:
     """For rows by ascending ts: the sign of each row's key minus the one before it, 1 where the ts changes."""
-    from formats.kernels.rows import compare_neighbours
+    from tikv_br.formats.kernels.rows import compare_neighbours
 
     ts = columns.numbers(rows["ts"])
     signs = compare_neighbours(*columns.view(rows["key"]))
@@ -64,7 +64,7 @@ def _signs(rows: pa.RecordBatch) -> Signs:
 
 def last_of_keys(rows: pa.RecordBatch) -> pa.RecordBatch:
     """The last row of each key, without changing the order."""
-    from formats.kernels.rows import last_of_keys as kernel
+    from tikv_br.formats.kernels.rows import last_of_keys as kernel
 
     last = kernel(*columns.view(rows["key"]), _SEED)
     return rows if last.all() else rows.filter(pa.array(last))

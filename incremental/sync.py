@@ -10,12 +10,6 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from formats.keys.ranges import KeyRange
-from incremental.checkpoint import Checkpoint, CheckpointStore, EtcdCheckpoints, ObjectCheckpoints
-from incremental.handover import GC_TTL, Start, keyspace_codec, leave, protect, resolve, service_id
-from incremental.pipeline import PipelineOptions, Replicator, Source, SyncStatus, pipeline
-from incremental.sinks.open import Origin, SinkOptions, SinkPatience, unfenced, wait_for_sink
-from incremental.sinks.url import LogTarget, Target
 from tikv_br.archive.maintenance import check_active, state_of
 from tikv_br.archive.records import LogState
 from tikv_br.cluster.cluster import Cluster
@@ -35,6 +29,12 @@ from tikv_br.errors import (
     SyncStateMismatch,
     UsageError,
 )
+from tikv_br.formats.keys.ranges import KeyRange
+from tikv_br.incremental.checkpoint import Checkpoint, CheckpointStore, EtcdCheckpoints, ObjectCheckpoints
+from tikv_br.incremental.handover import GC_TTL, Start, keyspace_codec, leave, protect, resolve, service_id
+from tikv_br.incremental.pipeline import PipelineOptions, Replicator, Source, SyncStatus, pipeline
+from tikv_br.incremental.sinks.open import Origin, SinkOptions, SinkPatience, unfenced, wait_for_sink
+from tikv_br.incremental.sinks.url import LogTarget, Target
 from tikv_br.storage.base import ObjectStore
 from tikv_br.storage.local import Hints
 from tikv_br.storage.open import open_store

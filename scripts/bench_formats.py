@@ -14,14 +14,14 @@ import numpy as np
 import pyarrow as pa
 from fastcrc import crc64
 
-from formats import columns
-from formats.api_version import ApiVersion
-from formats.checksum import checksum
-from formats.keys.codec import KeyCodec
-from formats.loadgen import generate
-from formats.rawscan import parse
-from formats.rows import from_storage, live, to_storage
 from tikv_br.cluster.pb import kvrpcpb_pb2
+from tikv_br.formats import columns
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.checksum import checksum
+from tikv_br.formats.keys.codec import KeyCodec
+from tikv_br.formats.loadgen import generate
+from tikv_br.formats.rawscan import parse
+from tikv_br.formats.rows import from_storage, live, to_storage
 
 ROWS = 16384
 RUNS = 15

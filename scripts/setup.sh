@@ -91,7 +91,7 @@ ensure_packages() {
     say "installing tikv-br[$extra] and what it needs into $venv"
     "$venv/bin/python" -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[$extra]" >&2 </dev/null
     say "compiling kernels"
-    "$venv/bin/python" -m formats.precompile >&2 </dev/null
+    "$venv/bin/python" -m tikv_br.formats.precompile >&2 </dev/null
     printf '%s' "$wanted" >"$stamp"
 }
 

@@ -9,7 +9,6 @@ import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from formats.api_version import ApiVersion
 from tikv_br.archive.log import LogSource
 from tikv_br.backup.merge import MergeOptions, MergeSources, merge_backup
 from tikv_br.backup.options import BackupOptions
@@ -18,6 +17,7 @@ from tikv_br.backupset import layout
 from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.backupset.compare import check_same_encoding
 from tikv_br.cluster.cluster import Cluster
+from tikv_br.formats.api_version import ApiVersion
 from tikv_br.progress_events import Notice, Reporter, silent
 from tikv_br.restore.options import RestoreOptions
 from tikv_br.restore.plan import RestorePlan

@@ -12,4 +12,4 @@ Modules, in reading order:
 - `rawscan`, `rawput`, `cdc`: parsing and writing protobuf messages
 """
 
-import formats.jit  # noqa: F401 - before anything else imports numba: it says for which processor that compiles
+import tikv_br.formats.jit  # noqa: F401 - before anything else imports numba: it says for which processor that compiles

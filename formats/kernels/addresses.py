@@ -16,7 +16,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from formats.jit import njit
+from tikv_br.formats.jit import njit
 
 _I64 = ir.IntType(64)
 _BYTE_POINTER = ir.IntType(8).as_pointer()

@@ -12,9 +12,9 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from formats.columns import Bytes, Flags, Numbers, Offsets
-from formats.jit import njit
-from formats.kernels.memory import U64, copy
+from tikv_br.formats.columns import Bytes, Flags, Numbers, Offsets
+from tikv_br.formats.jit import njit
+from tikv_br.formats.kernels.memory import U64, copy
 
 Table = npt.NDArray[np.uint64]
 

@@ -1,12 +1,12 @@
-"""The XOR of rows, aligned at their ends: the one message whose CRC `formats.checksum` takes."""
+"""The XOR of rows, aligned at their ends: the one message whose CRC `tikv_br.formats.checksum` takes."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from formats.columns import Bytes, Flags, Offsets
-from formats.jit import njit
-from formats.kernels.memory import copy, xor
+from tikv_br.formats.columns import Bytes, Flags, Offsets
+from tikv_br.formats.jit import njit
+from tikv_br.formats.kernels.memory import copy, xor
 
 
 @njit

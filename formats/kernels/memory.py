@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from formats.columns import Bytes
-from formats.jit import njit
+from tikv_br.formats.columns import Bytes
+from tikv_br.formats.jit import njit
 
 WORD = 8
 U64 = np.uint64

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from formats.columns import Bytes, Numbers, Offsets
-from formats.jit import njit
-from formats.kernels.memory import U64, copy
+from tikv_br.formats.columns import Bytes, Numbers, Offsets
+from tikv_br.formats.jit import njit
+from tikv_br.formats.kernels.memory import U64, copy
 
 TAG_ROW = 0x12  # RawBatchPutRequest.pairs = 2 and RawBatchDeleteRequest.keys = 2
 TAG_KEY, TAG_VALUE = 0x12, 0x1A  # KvPair.key = 2 and .value = 3

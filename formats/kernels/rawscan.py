@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from formats.columns import Bytes, Offsets
-from formats.jit import njit
-from formats.kernels.addresses import Int, address, copy, load_byte
+from tikv_br.formats.columns import Bytes, Offsets
+from tikv_br.formats.jit import njit
+from tikv_br.formats.kernels.addresses import Int, address, copy, load_byte
 
 TAG_PAIR = 0x12  # RawScanResponse.kvs = 2, length-delimited
 TAG_KEY = 0x12  # KvPair.key = 2

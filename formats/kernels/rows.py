@@ -9,11 +9,11 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from formats.columns import Bytes, Flags, Numbers, Offsets
-from formats.jit import njit
-from formats.kernels.memory import U64, WORD, copy, get_u64, put_u64
-from formats.keys.codec import ENCODED_GROUP, FULL, GROUP, PREFIX_SIZE, TS_SIZE
-from formats.values import EXPIRE_SIZE, FLAG_DELETED, FLAG_EXPIRE
+from tikv_br.formats.columns import Bytes, Flags, Numbers, Offsets
+from tikv_br.formats.jit import njit
+from tikv_br.formats.kernels.memory import U64, WORD, copy, get_u64, put_u64
+from tikv_br.formats.keys.codec import ENCODED_GROUP, FULL, GROUP, PREFIX_SIZE, TS_SIZE
+from tikv_br.formats.values import EXPIRE_SIZE, FLAG_DELETED, FLAG_EXPIRE
 
 Signs = npt.NDArray[np.int8]
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from formats.api_version import ApiVersion
-from formats.errors import DamagedBytes, UnsupportedFormat
-from formats.keys.text import show_key
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.errors import DamagedBytes, UnsupportedFormat
+from tikv_br.formats.keys.text import show_key
 
 GROUP = 8
 """Data bytes in a group."""

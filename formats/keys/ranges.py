@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from formats.keys.codec import KeyCodec
-from formats.keys.text import show_key
+from tikv_br.formats.keys.codec import KeyCodec
+from tikv_br.formats.keys.text import show_key
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from formats.api_version import ApiVersion
-from formats.keys.codec import GROUP, KeyCodec, successor
-from formats.keys.ranges import KeyRange
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.keys.codec import GROUP, KeyCodec, successor
+from tikv_br.formats.keys.ranges import KeyRange
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 
-from formats.errors import InvalidKeyText
+from tikv_br.formats.errors import InvalidKeyText
 
 FORMS = ("raw", "hex", "escaped")
 """The names of the forms."""

@@ -17,13 +17,13 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from formats.sst.check import SstFacts, check_structure
-    from formats.sst.compression import Compression
-    from formats.sst.reader import InternalRow, SstReader
-    from formats.sst.row_check import check_rows
-    from formats.sst.source import MemorySource, RandomAccess
-    from formats.sst.table import Table, tail_extent
-    from formats.sst.writer import SstOptions, SstSummary, SstWriter
+    from tikv_br.formats.sst.check import SstFacts, check_structure
+    from tikv_br.formats.sst.compression import Compression
+    from tikv_br.formats.sst.reader import InternalRow, SstReader
+    from tikv_br.formats.sst.row_check import check_rows
+    from tikv_br.formats.sst.source import MemorySource, RandomAccess
+    from tikv_br.formats.sst.table import Table, tail_extent
+    from tikv_br.formats.sst.writer import SstOptions, SstSummary, SstWriter
 
 _MODULES = {
     "Compression": "compression",

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 import xxhash
 from fastcrc import crc32
 
-from formats.errors import DamagedBytes, UnsupportedFormat
-from formats.sst.coding import BlockHandle, Readable, decode_handle, decode_varint, encode_varint
-from formats.sst.compression import Decompressor
-from formats.sst.source import RandomAccess, read_exactly
+from tikv_br.formats.errors import DamagedBytes, UnsupportedFormat
+from tikv_br.formats.sst.coding import BlockHandle, Readable, decode_handle, decode_varint, encode_varint
+from tikv_br.formats.sst.compression import Decompressor
+from tikv_br.formats.sst.source import RandomAccess, read_exactly
 
 _LOW_32 = 0xFFFFFFFF
 _CRC_MASK_DELTA = 0xA282EAD8

@@ -8,15 +8,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from formats.api_version import ApiVersion
-from formats.errors import DamagedBytes, UnsupportedFormat
-from formats.keys.codec import DATA_PREFIX, PREFIX_SIZE, RAW_MODE, KeyCodec
-from formats.keys.text import show_key
-from formats.sst import table as names
-from formats.sst.block import entries
-from formats.sst.source import RandomAccess
-from formats.sst.table import Table
-from formats.values import decode_value
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.errors import DamagedBytes, UnsupportedFormat
+from tikv_br.formats.keys.codec import DATA_PREFIX, PREFIX_SIZE, RAW_MODE, KeyCodec
+from tikv_br.formats.keys.text import show_key
+from tikv_br.formats.sst import table as names
+from tikv_br.formats.sst.block import entries
+from tikv_br.formats.sst.source import RandomAccess
+from tikv_br.formats.sst.table import Table
+from tikv_br.formats.values import decode_value
 
 _EXTERNAL_VERSION = 2
 _GLOBAL_SEQNO_SIZE = 8
@@ -31,7 +31,7 @@ class SstFacts:
     size: int
     """Bytes of the file."""
     tail_offset: int
-    """Where the last data block ends; from here on see `formats.sst.tail_extent`."""
+    """Where the last data block ends; from here on see `tikv_br.formats.sst.tail_extent`."""
     format_version: int
     entries: int
     data_blocks: int

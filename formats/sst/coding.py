@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from formats.errors import DamagedBytes
+from tikv_br.formats.errors import DamagedBytes
 
 Readable = bytes | memoryview
 

@@ -9,8 +9,8 @@ import zlib
 from collections.abc import Callable
 from typing import Any
 
-from formats.errors import DamagedBytes, UnsupportedFormat
-from formats.sst.coding import Readable, decode_varint, encode_varint
+from tikv_br.formats.errors import DamagedBytes, UnsupportedFormat
+from tikv_br.formats.sst.coding import Readable, decode_varint, encode_varint
 
 MAX_BLOCK_SIZE = 256 << 20
 """Bytes a block may have when unpacked: far above any row a store takes, and a bound for hostile sizes."""

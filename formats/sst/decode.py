@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from formats.jit import njit
-from formats.kernels.addresses import Int, address, copy, load, store
+from tikv_br.formats.jit import njit
+from tikv_br.formats.kernels.addresses import Int, address, copy, load, store
 
 Bytes = npt.NDArray[np.uint8]
 Numbers = npt.NDArray[np.int64]

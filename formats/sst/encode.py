@@ -12,10 +12,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from formats.api_version import ApiVersion
-from formats.columns import Bytes, Flags, Offsets
-from formats.jit import njit
-from formats.kernels.addresses import (
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.columns import Bytes, Flags, Offsets
+from tikv_br.formats.jit import njit
+from tikv_br.formats.kernels.addresses import (
     Int,
     address,
     common_prefix,
@@ -30,10 +30,10 @@ from formats.kernels.addresses import (
     store_item,
     xor,
 )
-from formats.kernels.rawscan import NOT_THERE, next_pair
-from formats.keys.codec import ENCODED_GROUP, FULL, GROUP, MAX_TS, PREFIX_SIZE, TS_SIZE, KeyCodec
-from formats.sst.block import TRAILER_SIZE
-from formats.values import EXPIRE_SIZE
+from tikv_br.formats.kernels.rawscan import NOT_THERE, next_pair
+from tikv_br.formats.keys.codec import ENCODED_GROUP, FULL, GROUP, MAX_TS, PREFIX_SIZE, TS_SIZE, KeyCodec
+from tikv_br.formats.sst.block import TRAILER_SIZE
+from tikv_br.formats.values import EXPIRE_SIZE
 
 DONE, NO_ROOM, UNSORTED, OUTSIDE, DAMAGED = range(5)
 """Results of kernels: all rows are in; the blocks must go before the next row; the next row, whose key is in the free
@@ -326,7 +326,7 @@ def encode_page(blocks: Blocks, data: Bytes, form: PageEncoding, folded: Bytes, 
     """Append the pairs from byte ``state[CURSOR]`` of the page on.
 
     XORs into `folded`, which has room for the longest key and value together, and into `odd`, which has room for one more,
-    what `formats.kernels.checksum.fold_rows` returns for user keys and values. For a page that is not the measured one it
+    what `tikv_br.formats.kernels.checksum.fold_rows` returns for user keys and values. For a page that is not the measured one it
     writes no byte beyond these and the slots.
     """
     page, page_size, at, prefix_size = (
@@ -365,7 +365,7 @@ _VALUE_ZEROS = {ApiVersion.V1: 0, ApiVersion.V1TTL: EXPIRE_SIZE, ApiVersion.V2: 
 
 
 def page_encoding(source: KeyCodec, target: KeyCodec, ts: int) -> PageEncoding:
-    """For `encode_page`: from RPC keys of ``source`` to the rows that `formats.rows.to_storage` makes, with ``ts`` in API V2."""
+    """For `encode_page`: from RPC keys of ``source`` to the rows that `tikv_br.formats.rows.to_storage` makes, with ``ts`` in API V2."""
     return PageEncoding(
         source_prefix=_little_endian(source.prefix),
         source_prefix_size=len(source.prefix),

@@ -9,16 +9,16 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from formats import columns
-from formats.api_version import ApiVersion
-from formats.errors import DamagedBytes, UnsupportedFormat
-from formats.sst import decode
-from formats.sst import table as names
-from formats.sst.block import TRAILER_SIZE, Footer
-from formats.sst.check import SstFacts, check_table
-from formats.sst.coding import BlockHandle, Readable
-from formats.sst.source import RandomAccess, read_exactly
-from formats.sst.table import Table
+from tikv_br.formats import columns
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.errors import DamagedBytes, UnsupportedFormat
+from tikv_br.formats.sst import decode
+from tikv_br.formats.sst import table as names
+from tikv_br.formats.sst.block import TRAILER_SIZE, Footer
+from tikv_br.formats.sst.check import SstFacts, check_table
+from tikv_br.formats.sst.coding import BlockHandle, Readable
+from tikv_br.formats.sst.source import RandomAccess, read_exactly
+from tikv_br.formats.sst.table import Table
 
 _READ_SIZE = 4 << 20
 """Bytes asked of the source at once, unless a block is larger."""
@@ -61,11 +61,11 @@ class SstReader:
 
     @property
     def tail_offset(self) -> int:
-        """Where the last data block ends: see `formats.sst.tail_extent`."""
+        """Where the last data block ends: see `tikv_br.formats.sst.tail_extent`."""
         return self.table.tail_offset
 
     def check_structure(self, api_version: ApiVersion, start: bytes = b"", end: bytes = b"") -> SstFacts:
-        """See `formats.sst.check_structure`."""
+        """See `tikv_br.formats.sst.check_structure`."""
         return check_table(self.table, api_version, start, end)
 
     def batches(self, max_rows: int = 65_536, start: bytes = b"", end: bytes = b"") -> Iterator[pa.RecordBatch]:

@@ -7,17 +7,17 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from formats import columns
-from formats.api_version import ApiVersion
-from formats.columns import Bytes, Offsets
-from formats.errors import DamagedBytes
-from formats.jit import njit
-from formats.kernels.addresses import Int, address, common_prefix
-from formats.keys.codec import ENCODED_GROUP, FULL, GROUP, PREFIX_SIZE, TS_SIZE
-from formats.keys.text import show_key
-from formats.sst.check import check_key
-from formats.sst.reader import SstReader
-from formats.values import EXPIRE_SIZE, FLAG_DELETED, FLAG_EXPIRE, decode_value
+from tikv_br.formats import columns
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.columns import Bytes, Offsets
+from tikv_br.formats.errors import DamagedBytes
+from tikv_br.formats.jit import njit
+from tikv_br.formats.kernels.addresses import Int, address, common_prefix
+from tikv_br.formats.keys.codec import ENCODED_GROUP, FULL, GROUP, PREFIX_SIZE, TS_SIZE
+from tikv_br.formats.keys.text import show_key
+from tikv_br.formats.sst.check import check_key
+from tikv_br.formats.sst.reader import SstReader
+from tikv_br.formats.values import EXPIRE_SIZE, FLAG_DELETED, FLAG_EXPIRE, decode_value
 
 _Z = ord("z")
 _RAW_MODE = ord("r")

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
 
-from formats.errors import DamagedBytes
-from formats.sst.coding import Readable
+from tikv_br.formats.errors import DamagedBytes
+from tikv_br.formats.sst.coding import Readable
 
 
 class RandomAccess(Protocol):

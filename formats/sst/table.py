@@ -10,9 +10,9 @@ from functools import cached_property
 from itertools import pairwise
 from typing import NamedTuple
 
-from formats.errors import DamagedBytes, UnsupportedFormat
-from formats.keys.text import show_key
-from formats.sst.block import (
+from tikv_br.formats.errors import DamagedBytes, UnsupportedFormat
+from tikv_br.formats.keys.text import show_key
+from tikv_br.formats.sst.block import (
     TRAILER_SIZE,
     BlockReader,
     Footer,
@@ -22,8 +22,8 @@ from formats.sst.block import (
     extents,
     read_footer,
 )
-from formats.sst.coding import BlockHandle, Readable, decode_handle, decode_varint, encode_varint, zigzag
-from formats.sst.source import RandomAccess, TailCache
+from tikv_br.formats.sst.coding import BlockHandle, Readable, decode_handle, decode_varint, encode_varint, zigzag
+from tikv_br.formats.sst.source import RandomAccess, TailCache
 
 BLOCK_NAME = "rocksdb.properties"
 

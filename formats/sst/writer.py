@@ -17,18 +17,18 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from formats import columns
-from formats.checksum import FoldedRows
-from formats.errors import DamagedBytes, FormatError, UnsortedKeys, UnsupportedFormat
-from formats.kernels.addresses import Int
-from formats.keys.codec import DATA_PREFIX, KeyCodec
-from formats.keys.text import show_key
-from formats.rawscan import RawPage
-from formats.sst import encode
-from formats.sst import table as names
-from formats.sst.block import TRAILER_SIZE, ChecksumType, Footer, encode_entries
-from formats.sst.coding import BlockHandle, Readable
-from formats.sst.compression import MAX_BLOCK_SIZE, Compression, compressor
+from tikv_br.formats import columns
+from tikv_br.formats.checksum import FoldedRows
+from tikv_br.formats.errors import DamagedBytes, FormatError, UnsortedKeys, UnsupportedFormat
+from tikv_br.formats.kernels.addresses import Int
+from tikv_br.formats.keys.codec import DATA_PREFIX, KeyCodec
+from tikv_br.formats.keys.text import show_key
+from tikv_br.formats.rawscan import RawPage
+from tikv_br.formats.sst import encode
+from tikv_br.formats.sst import table as names
+from tikv_br.formats.sst.block import TRAILER_SIZE, ChecksumType, Footer, encode_entries
+from tikv_br.formats.sst.coding import BlockHandle, Readable
+from tikv_br.formats.sst.compression import MAX_BLOCK_SIZE, Compression, compressor
 
 _VERSIONS = range(2, 6)
 
@@ -69,7 +69,7 @@ class SstSummary:
     size: int
     """Bytes of the file."""
     tail_offset: int
-    """Where the last data block ends: see `formats.sst.tail_extent`."""
+    """Where the last data block ends: see `tikv_br.formats.sst.tail_extent`."""
     entries: int
     data_blocks: int
     first_key: bytes
@@ -118,7 +118,7 @@ class SstWriter:
         self._run(lambda blocks: encode.encode_rows(blocks, *keys, *values), int(np.diff(keys[0]).max()))
 
     def append_page(self, page: RawPage, source: KeyCodec, target: KeyCodec, ts: int = 1) -> FoldedRows:
-        """Add the rows of a page, which do not expire, as `formats.rows.to_storage` would encode them.
+        """Add the rows of a page, which do not expire, as `tikv_br.formats.rows.to_storage` would encode them.
 
         The page has RPC keys of ``source``; ``ts`` is that of each row if ``target`` is API V2, never 0. Returns what their
         checksum is computed from, over user keys and user values. Raises as `append` does, and `DamagedBytes` for a key

@@ -14,26 +14,6 @@ from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
-from formats import columns
-from formats.cdc import ChangeEvent
-from formats.errors import DamagedBytes
-from formats.keys.codec import KeyCodec
-from formats.keys.ranges import KeyRange
-from formats.keys.text import show_key
-from incremental.feed.frontier import RegionSpan, ResolvedFrontier
-from incremental.feed.stream import (
-    Inbox,
-    LocatedRegions,
-    Locator,
-    Message,
-    ResubscribeAdvice,
-    StoreStream,
-    StreamEnd,
-    StreamMessages,
-    Subscription,
-    classify_feed_error,
-    decode_all,
-)
 from tikv_br import retry
 from tikv_br.cluster.channel import CallUnsupported
 from tikv_br.cluster.cluster import Cluster
@@ -48,6 +28,26 @@ from tikv_br.errors import (
     RetryBudgetExhausted,
     TikvBrError,
     UsageError,
+)
+from tikv_br.formats import columns
+from tikv_br.formats.cdc import ChangeEvent
+from tikv_br.formats.errors import DamagedBytes
+from tikv_br.formats.keys.codec import KeyCodec
+from tikv_br.formats.keys.ranges import KeyRange
+from tikv_br.formats.keys.text import show_key
+from tikv_br.incremental.feed.frontier import RegionSpan, ResolvedFrontier
+from tikv_br.incremental.feed.stream import (
+    Inbox,
+    LocatedRegions,
+    Locator,
+    Message,
+    ResubscribeAdvice,
+    StoreStream,
+    StreamEnd,
+    StreamMessages,
+    Subscription,
+    classify_feed_error,
+    decode_all,
 )
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ class Rows:
     """Changes in any order, possibly with duplicates."""
 
     batch: pa.RecordBatch
-    """At least one row of `formats.columns.SCHEMA`."""
+    """At least one row of `tikv_br.formats.columns.SCHEMA`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ import bisect
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from formats.keys.text import show_key
+from tikv_br.formats.keys.text import show_key
 
 GAP = 0
 """The request id of a span without a subscription."""

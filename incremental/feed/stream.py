@@ -12,8 +12,6 @@ from typing import Generic, TypeVar
 
 from google.protobuf.message import DecodeError
 
-from formats import cdc
-from incremental.feed.frontier import RegionSpan
 from tikv_br import retry
 from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.pb import cdcpb_pb2, errorpb_pb2, metapb_pb2
@@ -22,6 +20,8 @@ from tikv_br.cluster.regions import Region, RegionCache
 from tikv_br.cluster.router import apply_current_regions, apply_leader_hint
 from tikv_br.cluster.store import EventFeed, StoreClient
 from tikv_br.errors import ClusterError, ClusterUnfit, ClusterUnreachable, RequestRefused, TikvBrError
+from tikv_br.formats import cdc
+from tikv_br.incremental.feed.frontier import RegionSpan
 from tikv_br.retry import Backoff
 
 T = TypeVar("T")

@@ -19,8 +19,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import tikv_br
-from formats.api_version import ApiVersion
-from incremental.group.model import (
+from tikv_br.cluster.cluster import Cluster
+from tikv_br.cluster.config import TlsFiles
+from tikv_br.cluster.etcd import Etcd, LeaseHolder
+from tikv_br.cluster.etcd_values import Delete, Put, absent, created_at
+from tikv_br.errors import ClusterUnfit, EtcdLeaseExpired, EtcdUnreachable, SyncFenced, SyncStateDamaged
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.incremental.group.model import (
     MAX_POLL_SECONDS,
     MAX_WRITE_MS,
     CaptureInfo,
@@ -31,14 +36,9 @@ from incremental.group.model import (
     TaskId,
     dump,
 )
-from incremental.group.owner import Owner
-from incremental.group.worker import Membership, Worker
-from incremental.watch.status import NamedStatus
-from tikv_br.cluster.cluster import Cluster
-from tikv_br.cluster.config import TlsFiles
-from tikv_br.cluster.etcd import Etcd, LeaseHolder
-from tikv_br.cluster.etcd_values import Delete, Put, absent, created_at
-from tikv_br.errors import ClusterUnfit, EtcdLeaseExpired, EtcdUnreachable, SyncFenced, SyncStateDamaged
+from tikv_br.incremental.group.owner import Owner
+from tikv_br.incremental.group.worker import Membership, Worker
+from tikv_br.incremental.watch.status import NamedStatus
 
 log = logging.getLogger(__name__)
 

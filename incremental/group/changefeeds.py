@@ -9,11 +9,6 @@ from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 
-from incremental.group.model import ChangefeedInfo, GroupState, GroupStore, State, dump
-from incremental.group.scheduler import Patience
-from incremental.handover import MIN_TTL, Start, check_has_feed, keyspace_codec, protect, resolve, service_id
-from incremental.sinks.open import Origin, SinkOptions, SinkPatience, open_sink, wait_for_sink
-from incremental.sinks.url import LogTarget, parse
 from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.etcd_values import Delete, Put, absent, modified_at, none_with
 from tikv_br.cluster.safepoint import SafePointApi, release
@@ -25,6 +20,11 @@ from tikv_br.errors import (
     SyncStateDamaged,
     TikvBrError,
 )
+from tikv_br.incremental.group.model import ChangefeedInfo, GroupState, GroupStore, State, dump
+from tikv_br.incremental.group.scheduler import Patience
+from tikv_br.incremental.handover import MIN_TTL, Start, check_has_feed, keyspace_codec, protect, resolve, service_id
+from tikv_br.incremental.sinks.open import Origin, SinkOptions, SinkPatience, open_sink, wait_for_sink
+from tikv_br.incremental.sinks.url import LogTarget, parse
 
 
 def resolved(asked: ChangefeedInfo, source: Cluster, keyspace: str, start: Start, sink: SinkOptions) -> ChangefeedInfo:

@@ -8,7 +8,7 @@ All keys start with ``/tikv-br/CLUSTER-ID/``::
     task/CF/N              Task              written by the owner, and by its capture to free it
     progress/CF/N          Progress          written by the task's capture, while the task is its own
     status/CF              ChangefeedStatus  written by the owner
-    sync/NAME/…            of a plain sync (`incremental.checkpoint`), which is no member of the group
+    sync/NAME/…            of a plain sync (`tikv_br.incremental.checkpoint`), which is no member of the group
 
 Every value is JSON with a checksum. Times are in milliseconds since the epoch unless they are timestamps of PD.
 """
@@ -21,12 +21,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from formats.api_version import ApiVersion
-from formats.keys.codec import KeyCodec
-from formats.keys.ranges import KeyRange
 from tikv_br.backupset import records
 from tikv_br.cluster.etcd_values import Compare, Delete, KeyValue, Put, absent, created_at, unchanged
 from tikv_br.errors import BackupDamaged, BackupUnsupported, SyncStateDamaged, SyncStateMismatch, TikvBrError
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.keys.codec import KeyCodec
+from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.redaction import redact
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ class ChangefeedInfo:
     error: str = ""
     """Why it failed."""
     place: str = ""
-    """The identity of the sink (`incremental.sinks.base.Sink.place`); empty = not checked."""
+    """The identity of the sink (`tikv_br.incremental.sinks.base.Sink.place`); empty = not checked."""
 
     def check_place(self, place: str) -> None:
         """Raise `SyncStateMismatch` if there is another sink at the address."""

@@ -13,18 +13,18 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Protocol
 
-from formats.api_version import ApiVersion
-from formats.errors import DamagedBytes
-from formats.keys.codec import KeyCodec
-from formats.keys.ranges import KeyRange
-from incremental.group import scheduler
-from incremental.group.model import ChangefeedInfo, ChangefeedStatus, GroupState, GroupStore, State, Task, dump
-from incremental.group.scheduler import Action, Assign, Discard, Free, Patience, Split, Stop
-from incremental.handover import MIN_TTL, RENEW_SECONDS, service_id
 from tikv_br.cluster import safepoint
 from tikv_br.cluster.etcd_values import Compare, Operation, Put
 from tikv_br.cluster.regions import Region
 from tikv_br.errors import ClusterError, EtcdError, SafePointError, TikvBrError
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.errors import DamagedBytes
+from tikv_br.formats.keys.codec import KeyCodec
+from tikv_br.formats.keys.ranges import KeyRange
+from tikv_br.incremental.group import scheduler
+from tikv_br.incremental.group.model import ChangefeedInfo, ChangefeedStatus, GroupState, GroupStore, State, Task, dump
+from tikv_br.incremental.group.scheduler import Action, Assign, Discard, Free, Patience, Split, Stop
+from tikv_br.incremental.handover import MIN_TTL, RENEW_SECONDS, service_id
 
 
 class RegionApi(Protocol):

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from incremental.group.model import ChangefeedInfo, GroupState, State, Task
+from tikv_br.incremental.group.model import ChangefeedInfo, GroupState, State, Task
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,11 +9,16 @@ from concurrent.futures import Executor, Future
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from formats.keys.codec import KeyCodec
-from formats.keys.ranges import KeyRange
-from incremental.checkpoint import Checkpoint, CheckpointStore
-from incremental.feed.feed import FeedOptions
-from incremental.group.model import (
+from tikv_br.cluster.cluster import Cluster
+from tikv_br.cluster.config import TlsFiles
+from tikv_br.cluster.etcd import LeaseHolder
+from tikv_br.cluster.etcd_values import Compare, Get, KeyValue, Put, absent, unchanged
+from tikv_br.errors import EtcdLeaseExpired, EtcdUnreachable, SyncFenced, SyncStateDamaged, TikvBrError
+from tikv_br.formats.keys.codec import KeyCodec
+from tikv_br.formats.keys.ranges import KeyRange
+from tikv_br.incremental.checkpoint import Checkpoint, CheckpointStore
+from tikv_br.incremental.feed.feed import FeedOptions
+from tikv_br.incremental.group.model import (
     ChangefeedInfo,
     ChangefeedStatus,
     GroupState,
@@ -24,15 +29,10 @@ from incremental.group.model import (
     load,
     load_progress,
 )
-from incremental.pipeline import PipelineOptions, ReplicateOptions, Replicator, Source, SyncStatus, pipeline
-from incremental.sinks.open import Origin, SinkOptions, open_sink
-from incremental.sinks.url import check_shared, parse
-from incremental.watch.status import NamedStatus
-from tikv_br.cluster.cluster import Cluster
-from tikv_br.cluster.config import TlsFiles
-from tikv_br.cluster.etcd import LeaseHolder
-from tikv_br.cluster.etcd_values import Compare, Get, KeyValue, Put, absent, unchanged
-from tikv_br.errors import EtcdLeaseExpired, EtcdUnreachable, SyncFenced, SyncStateDamaged, TikvBrError
+from tikv_br.incremental.pipeline import PipelineOptions, ReplicateOptions, Replicator, Source, SyncStatus, pipeline
+from tikv_br.incremental.sinks.open import Origin, SinkOptions, open_sink
+from tikv_br.incremental.sinks.url import check_shared, parse
+from tikv_br.incremental.watch.status import NamedStatus
 from tikv_br.redaction import redact
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from incremental.kafka.url import PASSWORD_VARIABLE, USER_VARIABLE, KafkaUrl
 from tikv_br.errors import KafkaDenied, KafkaError, KafkaRefused, KafkaUnreachable, UsageError
+from tikv_br.incremental.kafka.url import PASSWORD_VARIABLE, USER_VARIABLE, KafkaUrl
 
 if TYPE_CHECKING:
     import confluent_kafka

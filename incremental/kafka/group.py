@@ -17,8 +17,6 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from incremental.kafka.client import REQUEST_SECONDS, as_error, client_config, kafka, kafka_errors
-from incremental.kafka.url import KafkaUrl
 from tikv_br.errors import (
     KafkaDenied,
     KafkaError,
@@ -28,6 +26,8 @@ from tikv_br.errors import (
     SyncStateDamaged,
     TopicDamaged,
 )
+from tikv_br.incremental.kafka.client import REQUEST_SECONDS, as_error, client_config, kafka, kafka_errors
+from tikv_br.incremental.kafka.url import KafkaUrl
 
 if TYPE_CHECKING:
     import confluent_kafka

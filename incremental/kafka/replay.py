@@ -18,18 +18,18 @@ from typing import Protocol as Interface
 import numpy as np
 import pyarrow as pa
 
-from formats import columns
-from incremental.checkpoint import Checkpoint, CheckpointStore
-from incremental.feed.feed import Event, Resolved, Rows
-from incremental.kafka.group import PartitionEnd, Received, Record, Start, TopicGroup
-from incremental.kafka.messages import Change, Codec, DamagedMessage, JsonCodec, Message, OpenCodec, Protocol
-from incremental.kafka.messages import Event as TopicEvent
-from incremental.kafka.url import KafkaUrl
-from incremental.pipeline import SORTER_BYTES, ReplicateOptions, Replicator, SafePoint
-from incremental.sinks.open import Origin, SinkOptions, SinkPatience, wait_for_sink
-from incremental.sinks.url import TikvTarget
-from incremental.sorter import Sorter
 from tikv_br.errors import SyncStateMismatch, TopicDamaged
+from tikv_br.formats import columns
+from tikv_br.incremental.checkpoint import Checkpoint, CheckpointStore
+from tikv_br.incremental.feed.feed import Event, Resolved, Rows
+from tikv_br.incremental.kafka.group import PartitionEnd, Received, Record, Start, TopicGroup
+from tikv_br.incremental.kafka.messages import Change, Codec, DamagedMessage, JsonCodec, Message, OpenCodec, Protocol
+from tikv_br.incremental.kafka.messages import Event as TopicEvent
+from tikv_br.incremental.kafka.url import KafkaUrl
+from tikv_br.incremental.pipeline import SORTER_BYTES, ReplicateOptions, Replicator, SafePoint
+from tikv_br.incremental.sinks.open import Origin, SinkOptions, SinkPatience, wait_for_sink
+from tikv_br.incremental.sinks.url import TikvTarget
+from tikv_br.incremental.sorter import Sorter
 
 log = logging.getLogger(__name__)
 

@@ -9,10 +9,10 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from incremental.kafka.client import DENIED, REQUEST_SECONDS, as_error, client_config, kafka, kafka_errors
-from incremental.kafka.messages import MAX_MESSAGE_BYTES
-from incremental.kafka.url import KafkaUrl
 from tikv_br.errors import KafkaDenied, KafkaRefused, KafkaUnreachable, UsageError
+from tikv_br.incremental.kafka.client import DENIED, REQUEST_SECONDS, as_error, client_config, kafka, kafka_errors
+from tikv_br.incremental.kafka.messages import MAX_MESSAGE_BYTES
+from tikv_br.incremental.kafka.url import KafkaUrl
 
 if TYPE_CHECKING:
     import confluent_kafka

@@ -10,9 +10,9 @@ from enum import StrEnum
 from typing import TypeVar
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
-from incremental.kafka.messages import MAX_BATCH_SIZE, MAX_MESSAGE_BYTES, Encoding, Protocol
 from tikv_br.cluster.config import split_address
 from tikv_br.errors import UsageError
+from tikv_br.incremental.kafka.messages import MAX_BATCH_SIZE, MAX_MESSAGE_BYTES, Encoding, Protocol
 from tikv_br.storage.crypter import SecretText
 
 FORM = "kafka://HOST:PORT[,HOST:PORT]/TOPIC?protocol=open-protocol"

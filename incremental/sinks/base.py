@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from incremental.feed.feed import Scanned
+    from tikv_br.incremental.feed.feed import Scanned
 
 
 class Sink(Protocol):
@@ -23,7 +23,7 @@ class Sink(Protocol):
     """Whether `write` gets every version of a key, not only the last one of each batch."""
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Write rows of `formats.columns.SCHEMA`, in order of ts.
+        """Write rows of `tikv_br.formats.columns.SCHEMA`, in order of ts.
 
         Raises `ClusterUnreachable`, `RetryBudgetExhausted` and `StorageUnreachable`, after which the same batch may be
         retried; other `TikvBrError` are permanent.

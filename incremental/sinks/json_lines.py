@@ -15,8 +15,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
-from incremental.sinks.base import Sink
 from tikv_br.errors import OutputClosed, StorageFull, StorageReadOnly
+from tikv_br.incremental.sinks.base import Sink
 from tikv_br.storage.local import Hints, storage_errors, sync_directory
 
 if TYPE_CHECKING:

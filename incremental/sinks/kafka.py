@@ -9,12 +9,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from incremental.kafka.client import DENIED, as_error, client_config, kafka
-from incremental.kafka.messages import Change, Codec, JsonCodec, Message, OpenCodec, Protocol, UnencodableChange
-from incremental.kafka.topic import Topic, TopicAdmin
-from incremental.kafka.url import KafkaUrl
-from incremental.sinks.base import Sink
 from tikv_br.errors import ConversionUnsupported, KafkaError, KafkaUnreachable
+from tikv_br.incremental.kafka.client import DENIED, as_error, client_config, kafka
+from tikv_br.incremental.kafka.messages import Change, Codec, JsonCodec, Message, OpenCodec, Protocol, UnencodableChange
+from tikv_br.incremental.kafka.topic import Topic, TopicAdmin
+from tikv_br.incremental.kafka.url import KafkaUrl
+from tikv_br.incremental.sinks.base import Sink
 
 if TYPE_CHECKING:
     import confluent_kafka

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from incremental.sinks.base import Sink
 from tikv_br.archive.records import InexactPeriod
 from tikv_br.archive.writer import LogWriter
+from tikv_br.incremental.sinks.base import Sink
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from incremental.feed.feed import Scanned
+    from tikv_br.incremental.feed.feed import Scanned
 
 
 class LogSink(Sink):

@@ -11,17 +11,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from formats.api_version import ApiVersion
-from formats.errors import UnsupportedFormat
-from formats.keys.ranges import KeyRange
-from incremental.kafka.topic import TopicAdmin
-from incremental.kafka.url import KafkaUrl
-from incremental.sinks.base import Sink
-from incremental.sinks.json_lines import FileSink, StreamSink
-from incremental.sinks.kafka import KafkaSink
-from incremental.sinks.log import LogSink
-from incremental.sinks.tikv import CONCURRENCY, TikvSink
-from incremental.sinks.url import BlackholeTarget, FileTarget, LogTarget, StdoutTarget, Target, TikvTarget
 from tikv_br import __version__
 from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.config import REQUEST_TIMEOUT, ClusterConfig, TlsFiles
@@ -34,6 +23,17 @@ from tikv_br.errors import (
     RetryBudgetExhausted,
     UsageError,
 )
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.errors import UnsupportedFormat
+from tikv_br.formats.keys.ranges import KeyRange
+from tikv_br.incremental.kafka.topic import TopicAdmin
+from tikv_br.incremental.kafka.url import KafkaUrl
+from tikv_br.incremental.sinks.base import Sink
+from tikv_br.incremental.sinks.json_lines import FileSink, StreamSink
+from tikv_br.incremental.sinks.kafka import KafkaSink
+from tikv_br.incremental.sinks.log import LogSink
+from tikv_br.incremental.sinks.tikv import CONCURRENCY, TikvSink
+from tikv_br.incremental.sinks.url import BlackholeTarget, FileTarget, LogTarget, StdoutTarget, Target, TikvTarget
 from tikv_br.retry import Backoff
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import StorageLocation

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from formats import columns, order
-from incremental.sinks.base import Sink
 from tikv_br.cluster.router import BATCH_ITEMS
 from tikv_br.errors import ConversionUnsupported
+from tikv_br.formats import columns, order
+from tikv_br.incremental.sinks.base import Sink
 
 if TYPE_CHECKING:
     from tikv_br.cluster.rawkv import RawClient

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from formats.api_version import ApiVersion
-from formats.errors import UnsupportedFormat
-from incremental.kafka import url as kafka_url
-from incremental.kafka.url import KafkaUrl
 from tikv_br.archive.records import check_id
 from tikv_br.cluster.config import parse_addresses
 from tikv_br.errors import ApiVersionMismatch, UsageError
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.errors import UnsupportedFormat
+from tikv_br.incremental.kafka import url as kafka_url
+from tikv_br.incremental.kafka.url import KafkaUrl
 from tikv_br.storage.url import StorageLocation
 from tikv_br.storage.url import parse as parse_location
 

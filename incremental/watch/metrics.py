@@ -10,12 +10,12 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
-from incremental.watch.status import NamedStatus, StatusSource
 from tikv_br import __version__
 from tikv_br.cluster.timestamps import physical_ms
+from tikv_br.incremental.watch.status import NamedStatus, StatusSource
 
 if TYPE_CHECKING:
-    from incremental.pipeline import SyncStatus
+    from tikv_br.incremental.pipeline import SyncStatus
 
 PREFIX = "tikv_br_sync_"
 Figure = tuple[str, str, "Callable[[SyncStatus], float | None]"]

@@ -22,11 +22,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import resources
 from urllib.parse import parse_qs, urlsplit
 
-from incremental.watch.address import Address
-from incremental.watch.metrics import Metrics
-from incremental.watch.status import JOIN_SECONDS, History, Point, StatusSource
 from tikv_br import __version__
 from tikv_br.errors import UsageError
+from tikv_br.incremental.watch.address import Address
+from tikv_br.incremental.watch.metrics import Metrics
+from tikv_br.incremental.watch.status import JOIN_SECONDS, History, Point, StatusSource
 from tikv_br.storage.crypter import SecretText
 
 log = logging.getLogger(__name__)
@@ -71,7 +71,7 @@ class StatusApi:
     def __init__(self, statuses: StatusSource, history: History, max_lag: float, key: SecretText) -> None:
         self._statuses, self._history, self._max_lag, self._key = statuses, history, max_lag, key
         self._metrics = Metrics(statuses, max_lag)
-        self._page = resources.files("incremental.watch").joinpath("page.html").read_bytes()
+        self._page = resources.files("tikv_br.incremental.watch").joinpath("page.html").read_bytes()
 
     def answer(self, target: str, accept: str, authorization: str) -> HttpResponse:
         """Answer a GET of a path with its query; `accept` and `authorization` are the values of these headers."""

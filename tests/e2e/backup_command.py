@@ -11,10 +11,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from formats.api_version import ApiVersion
 from tests.support.documented import checked
 from tests.support.live_cluster import LiveCluster, live_cluster
 from tikv_br.errors import TikvBrError
+from tikv_br.formats.api_version import ApiVersion
 
 TIKV_BR = [sys.executable, "-m", "tikv_br.cli.main"]
 ROWS = 2000

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from formats.api_version import ApiVersion
 from tests.e2e.backup_command import ROWS, check_refusal, files_at, lines, noisy_cluster, run
 from tests.integration.s3_servers import moto_server
 from tests.support.certificates import Authority
@@ -29,6 +28,7 @@ from tikv_br.errors import (
     TikvBrError,
     UsageError,
 )
+from tikv_br.formats.api_version import ApiVersion
 from tikv_br.playground import launcher
 from tikv_br.playground.settings import TlsSettings
 

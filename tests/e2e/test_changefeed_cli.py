@@ -10,8 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from formats.api_version import ApiVersion
-from incremental.handover import service_id
 from tests.e2e.command import PROGRAM, Done, environment, tikv_br
 from tests.support.documented import assert_documented
 from tests.support.etcd import real_etcd
@@ -20,6 +18,8 @@ from tests.support.ports import reserved_ports
 from tikv_br.cli.main import run
 from tikv_br.cluster.etcd import Etcd
 from tikv_br.cluster.timestamps import minus_seconds
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.incremental.handover import service_id
 
 
 @pytest.fixture(scope="module")

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from formats.api_version import ApiVersion
 from tests.e2e.command import succeed, tikv_br
 from tests.integration.cloud_servers import ACCOUNT, ACCOUNT_KEY, CONTAINER, AzureServer, azurite_server
 from tests.integration.gcs_server import GcsServer, gcs_server
 from tests.support.live_cluster import LiveCluster, contents, live_cluster
+from tikv_br.formats.api_version import ApiVersion
 
 ROWS = {b"k%03d" % at: b"value %d" % at for at in range(200)}
 WRONG_KEY = "d3Jvbmcga2V5"

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from formats.api_version import ApiVersion
 from tests.e2e.command import PROGRAM, environment, succeed, tikv_br
 from tests.support.live_cluster import LiveCluster, live_cluster
 from tests.support.waiting import PATIENCE, eventually
+from tikv_br.formats.api_version import ApiVersion
 
 KEYS = 500
 PROJECT = Path(__file__).resolve().parents[2]

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from formats.api_version import ApiVersion
 from tests.support.browser import Page, browser
 from tests.support.documented import assert_documented
 from tests.support.listener import Listener, listening
@@ -22,6 +21,7 @@ from tikv_br.cli.main import run as tikv_br
 from tikv_br.drill.cutover import SourceFollower
 from tikv_br.drill.report import SCENARIOS
 from tikv_br.errors import BackupDamaged
+from tikv_br.formats.api_version import ApiVersion
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import parse
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from formats.api_version import ApiVersion
 from tests.e2e.command import succeed, tikv_br
 from tests.support.live_cluster import LiveCluster, contents, live_cluster
+from tikv_br.formats.api_version import ApiVersion
 
 ROWS = {"name": "Zoë", "quote": 'say "hi", twice', "lines": "1\n2", "empty": ""}
 PAIRS = {key.encode(): value.encode() for key, value in ROWS.items()}

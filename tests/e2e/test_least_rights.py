@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from formats.api_version import ApiVersion
 from tests.e2e.command import tikv_br
 from tests.integration.s3_servers import ACCESS_KEY, BUCKET, SECRET_KEY, S3Server, find_versitygw, versitygw_server
 from tests.support.live_cluster import LiveCluster, live_cluster
+from tikv_br.formats.api_version import ApiVersion
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "storage.md"
 ROWS = {b"k%03d" % at: b"value" for at in range(200)}

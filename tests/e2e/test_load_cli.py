@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from formats.api_version import ApiVersion
 from tests.e2e.command import PROGRAM, environment, tikv_br
 from tests.integration.s3_servers import BUCKET, SECRET_KEY, S3Server, versitygw_server
 from tests.support.live_cluster import contents, live_cluster
 from tests.support.tools import ROOT, missing
 from tests.support.waiting import eventually
+from tikv_br.formats.api_version import ApiVersion
 
 ROWS = {f"k{number:03d}": f"v{number}" for number in range(300)}
 

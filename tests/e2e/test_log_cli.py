@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from formats.api_version import ApiVersion
 from tests.e2e.command import PROGRAM, environment
 from tests.support.documented import checked
 from tests.support.live_cluster import LiveCluster, live_cluster
 from tests.support.waiting import eventually
 from tikv_br.archive.log import LogArchive
 from tikv_br.cluster.pd_http import gc_status
+from tikv_br.formats.api_version import ApiVersion
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import parse
 

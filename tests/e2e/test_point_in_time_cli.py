@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from formats.api_version import ApiVersion
 from tests.e2e.command import PROGRAM, Done, environment, succeed, tikv_br
 from tests.support.live_cluster import LiveCluster, contents, live_cluster
 from tests.support.waiting import PATIENCE, eventually
 from tikv_br.archive.log import LogArchive
+from tikv_br.formats.api_version import ApiVersion
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import parse
 

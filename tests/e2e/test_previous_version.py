@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from formats.api_version import ApiVersion
 from tests.e2e.command import PROGRAM, environment, succeed
 from tests.support.etcd import real_etcd
 from tests.support.live_cluster import LiveCluster, contents, live_cluster
 from tests.support.tools import PREVIOUS, ROOT, unpack_golden
 from tests.support.waiting import eventually
 from tikv_br.cluster.etcd import Etcd
+from tikv_br.formats.api_version import ApiVersion
 
 SOURCE_ID, TARGET_ID = 7000000000000000001, 7000000000000000002
 ROWS = {b"key%04d" % number: (b"value %d " % number) * 4 for number in range(120)}

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from formats.api_version import ApiVersion
 from tests.support.browser import Page, browser
 from tests.support.live_cluster import LiveCluster, live_cluster
 from tikv_br.cli.main import run
+from tikv_br.formats.api_version import ApiVersion
 
 KEYS = 400
 PLOTS = "[...document.querySelectorAll('svg[data-plot]')].map(plot => plot.dataset.plot)"

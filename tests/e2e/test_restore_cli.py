@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from formats.api_version import ApiVersion
 from tests.integration.backup.data import hard_rows, load
 from tests.integration.s3_servers import SECRET_KEY, versitygw_server
 from tests.support.certificates import Authority
@@ -20,6 +19,7 @@ from tests.support.documented import checked
 from tests.support.live_cluster import LiveCluster, live_cluster
 from tikv_br import errors
 from tikv_br.cluster.pb import brpb_pb2
+from tikv_br.formats.api_version import ApiVersion
 from tikv_br.restore.record import RestoreCheckpoint, RestoreRecord
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import parse

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from formats.api_version import ApiVersion
 from tests.e2e.command import PROGRAM, environment, succeed
 from tests.integration.s3_servers import S3Server, versitygw_server
 from tests.support.live_cluster import LiveCluster, contents, live_cluster
 from tests.support.ports import reserved_ports
 from tests.support.waiting import eventually
 from tikv_br.errors import StorageUnreachable
+from tikv_br.formats.api_version import ApiVersion
 
 pytestmark = pytest.mark.timeout(400)
 START_SECONDS = 180

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from formats.api_version import ApiVersion
-from formats.keys.codec import KeyCodec
 from tests.e2e.command import PROGRAM, Done, environment, succeed, tikv_br
 from tests.integration.backup.data import load
 from tests.support.live_cluster import LiveCluster, contents, live_cluster
 from tests.support.waiting import eventually
 from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.errors import ChecksumMismatch, TimestampAheadOfTso, UsageError
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.keys.codec import KeyCodec
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import parse
 

@@ -17,15 +17,6 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from formats import cdc, rawscan
-from formats.api_version import ApiVersion
-from formats.checksum import checksum
-from formats.errors import UnsortedKeys
-from formats.keys.codec import KeyCodec
-from formats.rawscan import RawPage, ScanPage
-from formats.rows import from_storage
-from formats.sst import MemorySource, SstOptions, SstReader, SstWriter
-from incremental.feed.stream import decode
 from tests.fuzzing.tables import TELLING_PIECES
 from tests.fuzzing.target import Target
 from tests.unit.formats import by_protobuf
@@ -33,6 +24,15 @@ from tikv_br.cluster.pb import cdcpb_pb2, errorpb_pb2, kvrpcpb_pb2
 from tikv_br.cluster.region_errors import RegionErrorSeen
 from tikv_br.cluster.scan import measure_with_protobuf
 from tikv_br.errors import TikvBrError
+from tikv_br.formats import cdc, rawscan
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.checksum import checksum
+from tikv_br.formats.errors import UnsortedKeys
+from tikv_br.formats.keys.codec import KeyCodec
+from tikv_br.formats.rawscan import RawPage, ScanPage
+from tikv_br.formats.rows import from_storage
+from tikv_br.formats.sst import MemorySource, SstOptions, SstReader, SstWriter
+from tikv_br.incremental.feed.stream import decode
 
 CODEC = KeyCodec(ApiVersion.V2)
 V1 = KeyCodec(ApiVersion.V1)

@@ -12,14 +12,14 @@ import random
 import struct
 from pathlib import Path
 
-from formats.api_version import ApiVersion
-from formats.errors import FormatError
-from formats.keys.codec import DATA_PREFIX, KeyCodec
-from formats.sst import Compression, MemorySource, SstOptions, SstReader, check_rows, check_structure
-from formats.sst.block import FOOTER_SIZE, ChecksumType
-from formats.sst.coding import encode_varint
 from tests.fuzzing.target import Target
 from tests.unit.formats_sst.tables import Row, hand_made, storage_rows, table_options, write, write_by_rocksdb
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.errors import FormatError
+from tikv_br.formats.keys.codec import DATA_PREFIX, KeyCodec
+from tikv_br.formats.sst import Compression, MemorySource, SstOptions, SstReader, check_rows, check_structure
+from tikv_br.formats.sst.block import FOOTER_SIZE, ChecksumType
+from tikv_br.formats.sst.coding import encode_varint
 
 LARGEST = 64 << 10
 """Of the recorded tables those up to this size are damaged: most of a larger one's bytes are rows like others."""

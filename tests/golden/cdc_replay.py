@@ -19,10 +19,10 @@ from typing import Any, Final
 import grpc
 from google.protobuf import json_format
 
-from formats.keys import codec
 from tests.golden.wire_replay import Json, Outcome
 from tikv_br.cluster.pb import cdcpb_pb2, cdcpb_pb2_grpc, tikvpb_pb2_grpc
 from tikv_br.cluster.pb import kvrpcpb_pb2 as kv
+from tikv_br.formats.keys import codec
 from tikv_br.playground.cdc_hub import ChangeHub
 from tikv_br.playground.cluster import Playground
 from tikv_br.playground.region import Peer, Region

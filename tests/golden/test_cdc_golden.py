@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from formats import cdc
-from formats.api_version import ApiVersion
-from formats.keys.codec import KeyCodec
-from incremental.feed.stream import decode
 from tikv_br.cluster.pb import cdcpb_pb2
+from tikv_br.formats import cdc
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.keys.codec import KeyCodec
+from tikv_br.incremental.feed.stream import decode
 
 CODEC = KeyCodec(ApiVersion.V2)
 COMMITTED, DELETE = cdcpb_pb2.Event.LogType.COMMITTED, cdcpb_pb2.Event.Row.OpType.DELETE

@@ -10,9 +10,6 @@ from typing import Any
 
 import pytest
 
-from formats import rawscan
-from formats.api_version import ApiVersion
-from formats.keys.codec import KeyCodec
 from tests.support.scripted_grpc import Failure, ScriptedServer, fail
 from tests.unit.cluster.fakes import PD, FakeCluster, pd_http
 from tests.unit.cluster.fakes import members as members_of
@@ -28,6 +25,9 @@ from tikv_br.cluster.region_errors import RegionErrorSeen, kind_of
 from tikv_br.cluster.scan import measure_with_protobuf
 from tikv_br.cluster.topology import Store, StoreState, store_api_version
 from tikv_br.errors import ApiVersionMismatch, ClusterError, ClusterUnfit, RequestRefused, UsageError
+from tikv_br.formats import rawscan
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.keys.codec import KeyCodec
 
 CLUSTERS = {"v1": ApiVersion.V1, "v1ttl": ApiVersion.V1TTL, "v2": ApiVersion.V2}
 

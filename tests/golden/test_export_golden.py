@@ -10,13 +10,13 @@ from typing import Any
 import pyarrow.dataset as ds
 import pytest
 
-from formats.keys.text import parse_key
 from tests.integration.backup.reading import golden_rows
 from tikv_br.backup.options import BackupOptions
 from tikv_br.cluster.config import ClusterConfig
 from tikv_br.errors import UsageError
 from tikv_br.export.options import ExportOptions
 from tikv_br.export.run import ExportSummary, export
+from tikv_br.formats.keys.text import parse_key
 from tikv_br.storage.url import parse
 
 NAMES = ("v1", "v1_lz4", "v1_to_v2", "v1ttl", "v1ttl_to_v2", "v2", "v2_ks4242_rpc", "v2_3stores", "v2_ranged")

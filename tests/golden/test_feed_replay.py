@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from formats.api_version import ApiVersion
-from formats.keys.codec import KeyCodec
-from formats.keys.ranges import KeyRange
-from incremental.feed.feed import Feed, FeedOptions, Resolved, Rows
 from tests.golden.cdc_replay import Recording, load
 from tests.unit.cluster.fakes import FakeCluster, with_leader
 from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.pb import cdcpb_pb2, metapb_pb2, pdpb_pb2
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.keys.codec import KeyCodec
+from tikv_br.formats.keys.ranges import KeyRange
+from tikv_br.incremental.feed.feed import Feed, FeedOptions, Resolved, Rows
 
 CODEC = KeyCodec(ApiVersion.V2)
 QUIET_POLLS = 3

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import zstandard
 
-from formats.api_version import ApiVersion
-from formats.keys.codec import PREFIX_SIZE
 from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.backupset.rows import find_value, keyspaces_of
 from tikv_br.errors import BackupDamaged, UsageError
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.keys.codec import PREFIX_SIZE
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import parse
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from formats.api_version import ApiVersion
 from tests.integration.backup.reading import rocksdb_rows
 from tests.integration.playground.clients import Client, running
 from tests.support.playground_admin import PlaygroundAdmin
 from tikv_br.cluster.pb import brpb_pb2, brpb_pb2_grpc, kvrpcpb_pb2
+from tikv_br.formats.api_version import ApiVersion
 
 CASES = [
     ("v1", "v1", ApiVersion.V1),

@@ -15,12 +15,12 @@ from typing import Any, TypeAlias
 import pytest
 import zstandard
 
-from formats.api_version import ApiVersion
-from formats.keys import codec
 from tests.integration.playground.clients import Client, running
 from tests.support.tools import GOLDEN_BACKUPS
 from tikv_br.cluster.pb import brpb_pb2, import_sstpb_pb2, import_sstpb_pb2_grpc
 from tikv_br.cluster.pb import kvrpcpb_pb2 as kv
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.keys import codec
 from tikv_br.playground.region import Region
 
 Json: TypeAlias = Any

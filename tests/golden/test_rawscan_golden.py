@@ -4,8 +4,8 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from formats.rawscan import parse
 from tikv_br.cluster.pb import kvrpcpb_pb2
+from tikv_br.formats.rawscan import parse
 
 
 def recorded(golden: Path) -> Iterator[tuple[str, bytes]]:

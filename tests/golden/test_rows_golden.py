@@ -12,11 +12,11 @@ import pyarrow as pa
 import pytest
 import zstandard
 
-from formats import columns
-from formats.api_version import ApiVersion
-from formats.checksum import Checksum, checksum
-from formats.keys.codec import KeyCodec
-from formats.rows import from_storage, live, to_storage
+from tikv_br.formats import columns
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.checksum import Checksum, checksum
+from tikv_br.formats.keys.codec import KeyCodec
+from tikv_br.formats.rows import from_storage, live, to_storage
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,11 @@ from typing import Any
 
 import zstandard
 
-from formats.api_version import ApiVersion
-from formats.keys.codec import KeyCodec
-from formats.sst import MemorySource, SstReader, Table, check_rows, check_structure, tail_extent
-from formats.sst import table as names
-from formats.sst.coding import decode_varint
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.keys.codec import KeyCodec
+from tikv_br.formats.sst import MemorySource, SstReader, Table, check_rows, check_structure, tail_extent
+from tikv_br.formats.sst import table as names
+from tikv_br.formats.sst.coding import decode_varint
 
 PRINTED_PROPERTIES = {
     "data blocks": names.NUM_DATA_BLOCKS,

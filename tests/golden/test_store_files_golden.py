@@ -11,10 +11,6 @@ from typing import Any
 
 import pytest
 
-from formats.api_version import ApiVersion
-from formats.checksum import Checksum
-from formats.keys.codec import KeyCodec
-from formats.sst import MemorySource, Table
 from tests.integration.backup.reading import golden_rows
 from tikv_br.backup import store_files
 from tikv_br.backup.convert import CONVERTED_TS, Converter
@@ -24,6 +20,10 @@ from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.backupset.files import Expiry, FileEntry
 from tikv_br.cluster.pb import brpb_pb2
 from tikv_br.errors import BackupDamaged, StorageObjectMissing
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.checksum import Checksum
+from tikv_br.formats.keys.codec import KeyCodec
+from tikv_br.formats.sst import MemorySource, Table
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import parse
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from formats.api_version import ApiVersion
 from tests.golden.wire_cluster import cluster_as_recorded
 from tests.golden.wire_replay import Entry, Json, MayDiffer, Outcome, Target, differences, load, replay
+from tikv_br.formats.api_version import ApiVersion
 from tikv_br.playground.cluster import open_playground
 from tikv_br.playground.region import Peer, Region
 

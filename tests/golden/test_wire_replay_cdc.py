@@ -10,7 +10,6 @@ from pathlib import Path
 import grpc
 import pytest
 
-from formats.api_version import ApiVersion
 from tests.golden.cdc_replay import (
     Frame,
     KnownTimestamps,
@@ -27,6 +26,7 @@ from tests.golden.cdc_replay import (
 from tests.golden.wire_cluster import adopt_regions
 from tests.golden.wire_replay import Entry, MayDiffer, Outcome, differences
 from tikv_br.cluster.pb import cdcpb_pb2, tikvpb_pb2_grpc
+from tikv_br.formats.api_version import ApiVersion
 from tikv_br.playground.cluster import Playground, open_playground
 from tikv_br.playground.node import StoreNode
 

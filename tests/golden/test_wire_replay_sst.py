@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from formats.api_version import ApiVersion
 from tests.golden.wire_cluster import SCAN_OF_A_REGION, cluster_as_recorded
 from tests.golden.wire_replay import Entry, Json, MayDiffer, Outcome, Target, differences, load, play
+from tikv_br.formats.api_version import ApiVersion
 from tikv_br.playground.cluster import Playground, open_playground
 from tikv_br.playground.encoding import encoding_of
 

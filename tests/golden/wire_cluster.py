@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from formats.api_version import ApiVersion
 from tests.golden.wire_replay import Entry, Target
+from tikv_br.formats.api_version import ApiVersion
 from tikv_br.playground.cluster import Playground, open_playground
 from tikv_br.playground.encoding import encoding_of
 from tikv_br.playground.region import Peer, Region

@@ -17,8 +17,6 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from formats.api_version import ApiVersion
-from formats.keys.ranges import KeyRange
 from tests.e2e.command import PROGRAM, environment
 from tests.integration.change_query import LOG_ID, start
 from tests.support import history
@@ -27,6 +25,8 @@ from tests.support.tools import ROOT
 from tests.support.waiting import eventually
 from tikv_br.archive.log import LogArchive
 from tikv_br.archive.records import merge_periods
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.spark.session import spark_context
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import parse

@@ -16,11 +16,6 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from formats.api_version import ApiVersion
-from formats.checksum import checksum
-from formats.keys.codec import KeyCodec
-from formats.sst import SstReader
-from formats.sst.source import MemorySource
 from tests.support.live_cluster import LiveCluster, live_cluster
 from tests.support.waiting import eventually
 from tikv_br.cluster.cluster import Cluster
@@ -31,6 +26,11 @@ from tikv_br.cluster.safepoint import SafePointKeeper, protect, release
 from tikv_br.cluster.split import scatter, split_at
 from tikv_br.cluster.timestamps import minus_seconds, physical_ms
 from tikv_br.errors import ClusterUnreachable, RetryBudgetExhausted, SafePointError, UsageError
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.checksum import checksum
+from tikv_br.formats.keys.codec import KeyCodec
+from tikv_br.formats.sst import SstReader
+from tikv_br.formats.sst.source import MemorySource
 
 CURABLE = [kind for kind, reaction in REACTIONS.items() if reaction.action is not Action.FAIL]
 SLOW = {"server_is_busy", "is_witness", "disk_full"}

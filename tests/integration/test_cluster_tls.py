@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from formats.api_version import ApiVersion
 from tests.support.certificates import Authority
 from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.config import ClusterConfig, TlsFiles
 from tikv_br.errors import ClusterTlsError
+from tikv_br.formats.api_version import ApiVersion
 from tikv_br.playground import launcher
 from tikv_br.playground.settings import TlsSettings
 

@@ -18,7 +18,6 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.types import BinaryType, IntegerType, StringType, StructField, StructType
 
-from formats.api_version import ApiVersion
 from tests.support.live_cluster import LiveCluster, contents, live_cluster
 from tests.support.openssl import KEYS, crypter
 from tests.support.ports import reserved_ports
@@ -30,6 +29,7 @@ from tikv_br.bulk_load import runs
 from tikv_br.bulk_load.partition import PartitionResult
 from tikv_br.datasource import TikvBackupDataSource, TikvDataSource
 from tikv_br.errors import ClusterUnreachable, TargetNotEmpty, UsageError
+from tikv_br.formats.api_version import ApiVersion
 from tikv_br.spark.session import spark_context
 from tikv_br.storage.url import StorageLocation
 

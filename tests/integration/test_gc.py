@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from formats.api_version import ApiVersion
 from tests.support.etcd import real_etcd
 from tests.support.forks import Forks
 from tests.support.live_cluster import LiveCluster, live_cluster
@@ -21,6 +20,7 @@ from tikv_br.cluster.etcd import Etcd
 from tikv_br.cluster.pd import PdClient
 from tikv_br.cluster.pd_http import gc_status
 from tikv_br.cluster.timestamps import minus_seconds
+from tikv_br.formats.api_version import ApiVersion
 from tikv_br.gc.election import PREFIX
 from tikv_br.gc.metrics import WorkerFigures
 from tikv_br.gc.status import FOREVER, GC_WORKER, GcReport, report

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from formats.api_version import ApiVersion
 from tests.support.forks import Forks
 from tests.support.live_cluster import LiveCluster, live_cluster
 from tests.support.waiting import eventually
@@ -24,6 +23,7 @@ from tikv_br.backup.run import backup
 from tikv_br.cluster.config import ClusterConfig
 from tikv_br.cluster.rate_limit import RateLimit
 from tikv_br.errors import Terminated, TikvBrError, UsageError
+from tikv_br.formats.api_version import ApiVersion
 from tikv_br.restore.options import RestoreOptions, Via
 from tikv_br.restore.run import restore
 from tikv_br.spark.executor import ExecutorOptions, run_tasks

@@ -17,12 +17,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from formats.api_version import ApiVersion
 from tests.e2e.command import PROGRAM, environment, succeed, tikv_br
 from tests.integration.backup.reading import rocksdb_rows
 from tests.support.live_cluster import LiveCluster, contents, live_cluster
 from tests.support.spark_cluster import ROOT, SPARK_HOME, SparkCluster, make_archive, make_python, spark_cluster
 from tests.support.waiting import PATIENCE, eventually
+from tikv_br.formats.api_version import ApiVersion
 
 pytestmark = pytest.mark.slow
 ROWS = {b"key%04d" % number: b"value %d" % number for number in range(1200)}

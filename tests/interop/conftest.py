@@ -7,10 +7,10 @@ from contextlib import ExitStack
 
 import pytest
 
-from formats.api_version import ApiVersion
 from tests.interop.line_client import LineClient
 from tests.support.live_cluster import LiveCluster, live_cluster
 from tests.support.tools import find_tool
+from tikv_br.formats.api_version import ApiVersion
 
 Clusters = Callable[..., LiveCluster]
 Connect = Callable[[LiveCluster], LineClient]

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
-from formats.checksum import Checksum
 from tikv_br.cluster.rawkv import CompareAndSwapResult
+from tikv_br.formats.checksum import Checksum
 
 SCAN_LIMIT = 10_240
 """Rows that client-go returns at most for one call."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from formats.api_version import ApiVersion
 from tests.integration.backup.data import hard_rows
 from tests.support.live_cluster import LiveCluster
+from tikv_br.formats.api_version import ApiVersion
 
 YEAR = 365 * 86400
 BOUNDS = (b"\1" * 8, b"row00100", b"row00100\0", b"row002", b"\xfe")

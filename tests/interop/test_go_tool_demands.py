@@ -10,8 +10,6 @@ from typing import Any
 
 import pytest
 
-from formats.api_version import ApiVersion
-from formats.sst.compression import Compression
 from tests.integration.s3_servers import BUCKET, S3Server, versitygw_server
 from tests.interop.conftest import Clusters
 from tests.interop.rows import YEAR, rows, split
@@ -23,6 +21,8 @@ from tikv_br.backup.options import BackupOptions, Loss
 from tikv_br.backup.run import backup
 from tikv_br.backupset.files import FileKind
 from tikv_br.cluster.pb import brpb_pb2
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.sst.compression import Compression
 from tikv_br.storage.url import StorageLocation
 
 V1, V1TTL, V2 = ApiVersion.V1, ApiVersion.V1TTL, ApiVersion.V2

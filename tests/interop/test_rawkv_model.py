@@ -11,13 +11,13 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
-from formats.api_version import ApiVersion
-from formats.checksum import Checksum
 from tests.interop.conftest import Clusters, Connect
 from tests.interop.line_client import LineClient
 from tests.interop.rows import YEAR, our_rows
 from tests.support.live_cluster import LiveCluster
 from tikv_br.cluster.rawkv import CompareAndSwapResult, RawClient
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.checksum import Checksum
 
 TOLERANCE = 120
 """Seconds between what a TTL should be and is: the time between two steps on a slow machine."""

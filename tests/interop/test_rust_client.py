@@ -16,7 +16,6 @@ from typing import Any
 
 import pytest
 
-from formats.api_version import ApiVersion
 from tests.interop.conftest import Clusters
 from tests.interop.line_client import LineClient
 from tests.interop.rows import BOUNDS, our_rows, rows, split, with_ttls
@@ -25,6 +24,7 @@ from tests.support.tools import find_tool
 from tikv_br.backup.options import BackupOptions
 from tikv_br.backup.run import backup
 from tikv_br.cluster.rawkv import CompareAndSwapResult
+from tikv_br.formats.api_version import ApiVersion
 from tikv_br.restore.options import RestoreOptions
 from tikv_br.restore.run import restore
 from tikv_br.storage.url import StorageLocation

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from formats.api_version import ApiVersion
 from tests.support.playground_admin import PlaygroundAdmin
 from tests.support.waiting import PATIENCE
 from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.config import ClusterConfig
 from tikv_br.cluster.rawkv import RawClient
+from tikv_br.formats.api_version import ApiVersion
 from tikv_br.playground import launcher
 
 

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
-from formats.api_version import ApiVersion
-from formats.columns import SCHEMA
-from formats.keys.codec import KeyCodec
-from formats.keys.ranges import KeyRange
 from tests.support.history import History
 from tikv_br.archive.log import LogSource
 from tikv_br.archive.records import InexactPeriod, LogDescription
 from tikv_br.archive.writer import LogWriter
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.columns import SCHEMA
+from tikv_br.formats.keys.codec import KeyCodec
+from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import StorageLocation
 

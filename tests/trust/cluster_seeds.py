@@ -11,8 +11,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from formats.api_version import ApiVersion
-from incremental.checkpoint import ObjectCheckpoints
 from tests.integration.incremental.workload import KEYS, key_of
 from tests.support.background import Background
 from tests.support.live_cluster import LiveCluster, contents, live_cluster
@@ -20,6 +18,8 @@ from tests.trust.commands import Tally, command
 from tests.trust.soak import syncing
 from tests.trust.trouble import Trouble
 from tikv_br.errors import ClusterUnreachable, RetryBudgetExhausted
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.incremental.checkpoint import ObjectCheckpoints
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import parse
 

@@ -26,11 +26,11 @@ from prometheus_client.parser import text_string_to_metric_families
 import tikv_br
 from bench.machine import Load as MachineLoad
 from bench.machine import machine
-from formats.api_version import ApiVersion
 from tests.e2e.command import PROGRAM, environment
 from tests.support.background import Background
 from tests.support.lag import Load, spread_leaders
 from tests.support.live_cluster import LiveCluster, live_cluster
+from tikv_br.formats.api_version import ApiVersion
 
 START_SECONDS = 120.0
 SORTER_MEMORY = "8MiB"

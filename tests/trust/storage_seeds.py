@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from formats.api_version import ApiVersion
 from tests.integration.backup.data import hard_rows
 from tests.support.live_cluster import LiveCluster, contents, live_cluster
 from tests.trust.commands import Tally, command
@@ -23,6 +22,7 @@ from tikv_br.errors import (
     StorageConflict,
     StorageUnreachable,
 )
+from tikv_br.formats.api_version import ApiVersion
 
 ROWS = hard_rows(count=60)
 REGIONS = 4

@@ -17,8 +17,6 @@ from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from formats.keys.codec import KeyCodec
-from formats.keys.ranges import KeyRange
 from tikv_br.archive.log import LogArchive
 from tikv_br.archive.maintenance import GRACE_SECONDS, RemovalPlan, acquire_lock, plan_clean_up, remove
 from tikv_br.archive.records import Segment
@@ -29,6 +27,8 @@ from tikv_br.backupset.rows import read_rows
 from tikv_br.cluster.rate_limit import RateLimit
 from tikv_br.cluster.timestamps import show_ts
 from tikv_br.errors import BackupDamaged, LogDamaged, StorageError, StorageObjectMissing, UsageError
+from tikv_br.formats.keys.codec import KeyCodec
+from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.progress_events import Event, Reporter, silent
 from tikv_br.spark.executor import ExecutorChoice, ExecutorKind, ExecutorOptions, choose_executor, run_tasks
 from tikv_br.spark.session import NO_SETTINGS, SparkSettings, check_settings, is_local
@@ -440,9 +440,9 @@ def _write_sorted(
     import numpy as np
     import pyarrow as pa
 
-    from formats import columns
-    from formats.order import by_version
     from tikv_br.archive.writer import write_rows
+    from tikv_br.formats import columns
+    from tikv_br.formats.order import by_version
 
     if not buffer:
         return

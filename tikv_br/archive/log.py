@@ -7,8 +7,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from formats.keys.codec import KeyCodec
-from formats.keys.ranges import KeyRange, gaps, intersection
 from tikv_br.archive.records import (
     DATA,
     DESCRIPTION,
@@ -27,6 +25,8 @@ from tikv_br.backupset.records import load, read_record
 from tikv_br.backupset.rows import read_rows
 from tikv_br.cluster.timestamps import show_ts
 from tikv_br.errors import BackupDamaged, BackupNotFound, LogDamaged, StorageObjectMissing, UsageError
+from tikv_br.formats.keys.codec import KeyCodec
+from tikv_br.formats.keys.ranges import KeyRange, gaps, intersection
 from tikv_br.storage.base import ObjectStore, exists
 from tikv_br.storage.url import StorageLocation
 

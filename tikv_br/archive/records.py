@@ -3,7 +3,7 @@
 =========================================================  ==========================================================
 ``log.json``                                               `LogDescription`
 ``segments/FROM-TO-SPAN-TOKEN.json``                       `Segment`; FROM and TO are timestamps, SPAN is an `interval_id`
-``data/SPAN/MIN-MAX-TOKEN.parquet``                        rows of `formats.columns.SCHEMA` by key, newest version first
+``data/SPAN/MIN-MAX-TOKEN.parquet``                        rows of `tikv_br.formats.columns.SCHEMA` by key, newest version first
 ``truncated.json``                                         `Truncation`; absent until the log is truncated
 ``control.json``                                           `Control`; absent = active
 ``state/ID/epoch-N``, ``state/ID/checkpoint-N.json``       owner and `Checkpoint` of the writer; ID is the log's id
@@ -20,12 +20,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from formats.api_version import ApiVersion
-from formats.keys.ranges import KeyRange
 from tikv_br.backupset.files import FileEntry
 from tikv_br.backupset.layout import interval_id
 from tikv_br.backupset.records import LATER
 from tikv_br.errors import UsageError
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.storage.crypter import PLAIN, PLAINTEXT
 from tikv_br.storage.url import StorageLocation
 

@@ -11,11 +11,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pyarrow as pa
 
-from formats import columns
-from formats.keys.codec import KeyCodec
-from formats.keys.ranges import KeyRange, gaps
-from formats.order import by_version
-from formats.parquet import ParquetOptions, ParquetWriter
 from tikv_br.archive.records import (
     DESCRIPTION,
     SEGMENTS,
@@ -33,6 +28,11 @@ from tikv_br.backupset.records import dump, read_record, seal, write_record
 from tikv_br.cluster.rate_limit import RateLimit
 from tikv_br.cluster.timestamps import show_ts
 from tikv_br.errors import BackupDamaged, LogDamaged, StorageConflict, StorageObjectMissing, SyncStateMismatch
+from tikv_br.formats import columns
+from tikv_br.formats.keys.codec import KeyCodec
+from tikv_br.formats.keys.ranges import KeyRange, gaps
+from tikv_br.formats.order import by_version
+from tikv_br.formats.parquet import ParquetOptions, ParquetWriter
 from tikv_br.storage.base import ObjectStore
 
 BATCH_OVERHEAD = 2048
@@ -154,7 +154,7 @@ class LogWriter:
         self._started = True
 
     def append(self, batch: pa.RecordBatch) -> None:
-        """Add rows of `formats.columns.SCHEMA` in any order. If it raises, the rows are not added."""
+        """Add rows of `tikv_br.formats.columns.SCHEMA` in any order. If it raises, the rows are not added."""
         if self.buffered_bytes >= self._options.size:
             self._write_file()
         if batch.num_rows:

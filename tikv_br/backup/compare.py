@@ -15,9 +15,6 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import reduce
 from typing import TYPE_CHECKING, NamedTuple
 
-from formats.checksum import Checksum, checksum
-from formats.keys.ranges import user_range
-from formats.keys.text import show_key
 from tikv_br.backup.context import BackupContext
 from tikv_br.backup.convert import Converter, join_expiry
 from tikv_br.backup.plan import Interval
@@ -28,6 +25,9 @@ from tikv_br.backupset.files import Expiry
 from tikv_br.backupset.ledger import FinishedTask, LedgerEntry
 from tikv_br.cancellation import cancelled_on_error, inherit
 from tikv_br.errors import ChecksumMismatch
+from tikv_br.formats.checksum import Checksum, checksum
+from tikv_br.formats.keys.ranges import user_range
+from tikv_br.formats.keys.text import show_key
 from tikv_br.progress_events import Notice
 
 if TYPE_CHECKING:
@@ -177,8 +177,8 @@ def _different_rows(context: BackupContext, entry: LedgerEntry, converter: Conve
 
 def _copied_rows(context: BackupContext, entry: LedgerEntry, converter: Converter) -> Iterator[pa.RecordBatch]:
     """The copy's newest row of each user key, without tombstones, including expired rows."""
-    from formats.rows import LiveFilter
     from tikv_br.backupset.rows import read_rows
+    from tikv_br.formats.rows import LiveFilter
 
     newest = LiveFilter(now=0)
     for file in sorted(entry.files, key=lambda file: file.start_key):
@@ -190,7 +190,7 @@ def _cluster_rows(context: BackupContext, entry: LedgerEntry, converter: Convert
     """The cluster's rows, with user keys."""
     import pyarrow.compute as pc
 
-    from formats import columns
+    from tikv_br.formats import columns
 
     prefix = len(converter.source.prefix)
     raw = context.cluster.raw(converter.source.keyspace_id)

@@ -10,9 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from formats.api_version import ApiVersion
-from formats.keys.ranges import KeyRange
-from formats.sst.compression import Compression
 from tikv_br import run_id
 from tikv_br.backup.convert import Conversion
 from tikv_br.backup.options import BackupOptions
@@ -28,6 +25,9 @@ from tikv_br.cluster.cluster import Cluster, ClusterPool
 from tikv_br.cluster.safepoint import SafePointKeeper
 from tikv_br.cluster.topology import ClusterInfo
 from tikv_br.errors import LeaseLost, StorageError
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.keys.ranges import KeyRange
+from tikv_br.formats.sst.compression import Compression
 from tikv_br.progress_events import Event, Reporter, silent
 from tikv_br.spark.executor import DRIVER_THREADS, MIN_SPARK_BYTES, MIN_SPARK_TASKS, ExecutorKind, choose_and_explain
 from tikv_br.spark.session import is_local

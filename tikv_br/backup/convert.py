@@ -8,19 +8,19 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from formats.api_version import ApiVersion
-from formats.checksum import Checksum, FoldedRows, checksum, checksums
-from formats.errors import DamagedBytes, UnsupportedFormat
-from formats.keys.codec import KeyCodec
-from formats.keys.ranges import KeyRange, user_range
-from formats.rawscan import RawPage, ScanPage
 from tikv_br.backupset.coverage import codec_of
 from tikv_br.backupset.files import Expiry
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.checksum import Checksum, FoldedRows, checksum, checksums
+from tikv_br.formats.errors import DamagedBytes, UnsupportedFormat
+from tikv_br.formats.keys.codec import KeyCodec
+from tikv_br.formats.keys.ranges import KeyRange, user_range
+from tikv_br.formats.rawscan import RawPage, ScanPage
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from formats.columns import Numbers
+    from tikv_br.formats.columns import Numbers
 
 CONVERTED_TS = 1
 """The ts of converted rows without a ts of their own; stores use the same."""
@@ -85,7 +85,7 @@ class Converter:
 
         Raises `DamagedBytes` for a key outside the source's keyspace, and what `convert` raises.
         """
-        from formats import columns
+        from tikv_br.formats import columns
 
         return self.convert(columns.records(self._user_keys(page.keys), page.values, expire_ts=expire_ts))
 
@@ -96,7 +96,7 @@ class Converter:
         """
         import numpy as np
 
-        from formats import columns
+        from tikv_br.formats import columns
 
         keys, values, expire_ts = records["key"], records["value"], columns.numbers(records["expire_ts"])
         dropped = 0 if self.target.api_version.has_ttl else int((expire_ts != 0).sum())

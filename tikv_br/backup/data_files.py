@@ -6,10 +6,6 @@ import logging
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from formats.checksum import Checksum
-from formats.errors import DamagedBytes
-from formats.keys.ranges import KeyRange, intersection, user_range
-from formats.rawscan import RawPage
 from tikv_br.backup.convert import CONVERTED_TS, BatchStats, ConvertedRows, Converter, join_expiry
 from tikv_br.backup.options import BackupOptions
 from tikv_br.backupset import layout
@@ -17,11 +13,15 @@ from tikv_br.backupset.coverage import RegionPart
 from tikv_br.backupset.files import Expiry, FileEntry, FileKind, FileWriter
 from tikv_br.cluster.regions import RegionCache
 from tikv_br.errors import StorageError
+from tikv_br.formats.checksum import Checksum
+from tikv_br.formats.errors import DamagedBytes
+from tikv_br.formats.keys.ranges import KeyRange, intersection, user_range
+from tikv_br.formats.rawscan import RawPage
 from tikv_br.storage.base import ObjectStore
 
 if TYPE_CHECKING:
-    from formats.parquet import ParquetWriter
-    from formats.sst import SstWriter
+    from tikv_br.formats.parquet import ParquetWriter
+    from tikv_br.formats.sst import SstWriter
 
 log = logging.getLogger(__name__)
 PARQUET_FORMAT_VERSION = "1"
@@ -141,8 +141,8 @@ class DataFiles:
 
     def add(self, rows: ConvertedRows) -> None:
         """Append rows that follow those before. Raises `StorageError`, `UnsortedKeys`."""
-        from formats.rows import to_storage
-        from formats.sst import SstWriter
+        from tikv_br.formats.rows import to_storage
+        from tikv_br.formats.sst import SstWriter
 
         file = self._file_from(rows.first_key)
         is_sst = isinstance(file.writer, SstWriter)
@@ -154,7 +154,7 @@ class DataFiles:
 
         Raises as `add` does, and `DamagedBytes` for keys outside the source's keyspace.
         """
-        from formats.sst import SstWriter
+        from tikv_br.formats.sst import SstWriter
 
         converter = self._converter
         file = self._file_from(converter.first_key(page))
@@ -179,7 +179,7 @@ class DataFiles:
 
     def abandon(self) -> None:
         """Remove all files. Files that cannot be removed are logged; nothing refers to them."""
-        from formats.sst import SstWriter
+        from tikv_br.formats.sst import SstWriter
 
         if self._open is not None:
             with self._open.file:  # aborts the upload
@@ -206,15 +206,15 @@ class DataFiles:
     def _writer(self, file: FileWriter) -> SstWriter | ParquetWriter:
         options = self._options
         if options.file_kind is FileKind.SST:
-            from formats.sst import SstOptions, SstWriter
+            from tikv_br.formats.sst import SstOptions, SstWriter
 
             return SstWriter(file.write, SstOptions(options.compression, options.compression_level))
-        from formats.parquet import ParquetOptions, ParquetWriter
+        from tikv_br.formats.parquet import ParquetOptions, ParquetWriter
 
         return ParquetWriter(file.write, ParquetOptions(options.compression, options.compression_level))
 
     def _close(self, file: _OpenFile, end: bytes) -> None:
-        from formats.sst import SstWriter
+        from tikv_br.formats.sst import SstWriter
 
         if isinstance(file.writer, SstWriter):
             file.writer.finish()

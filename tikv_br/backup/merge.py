@@ -16,10 +16,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from formats.api_version import ApiVersion
-from formats.checksum import Checksum
-from formats.keys.codec import KeyCodec
-from formats.keys.ranges import KeyRange, gaps, intersection
 from tikv_br.archive.log import LogArchive, LogSource
 from tikv_br.backup import path
 from tikv_br.backup.context import BackupContext, Engine, Lineage
@@ -39,6 +35,10 @@ from tikv_br.backupset.rows import file_errors, open_file, read_rows
 from tikv_br.cluster.timestamps import compose, physical_ms, show_ts
 from tikv_br.cluster.topology import ClusterInfo
 from tikv_br.errors import BackupUnsupported, LogDamaged, OutsideRestoreWindow, ResumeRefused, UsageError
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.checksum import Checksum
+from tikv_br.formats.keys.codec import KeyCodec
+from tikv_br.formats.keys.ranges import KeyRange, gaps, intersection
 from tikv_br.progress_events import Reporter, silent
 from tikv_br.spark.task import TaskContext
 from tikv_br.steps import FunctionStep, Step
@@ -342,7 +342,7 @@ def run_merge_task(job: MergeJob, task: Task, context: TaskContext) -> TaskResul
 
 
 def _merge_interval(job: MergeJob, task: Task, context: TaskContext) -> TaskResult:
-    from formats.merge import rows_at
+    from tikv_br.formats.merge import rows_at
 
     attempt, began = secrets.token_hex(8), time.perf_counter()
     converter = Conversion(ApiVersion.V2, ApiVersion.V2).of(task.interval)
@@ -371,7 +371,7 @@ def _runs(job: MergeJob, span: KeyRange) -> list[Iterator[pa.RecordBatch]]:
     """The rows of an interval as sorted runs: one per backup, and one for the log."""
     import pyarrow.compute as pc
 
-    from formats.merge import newest_versions
+    from tikv_br.formats.merge import newest_versions
 
     runs = [_rows_of(location, files, span) for location, files in job.backups]
     if job.log is not None:
@@ -405,7 +405,7 @@ def file_parts(
     store: ObjectStore, codec: KeyCodec, files: Sequence[FileEntry]
 ) -> tuple[list[tuple[bytes, bytes, int]], set[bytes]]:
     """Parts and cuts of Parquet files for `spread_sizes`, from the row groups of some of them."""
-    from formats.parquet import ParquetReader
+    from tikv_br.formats.parquet import ParquetReader
 
     parts: list[tuple[bytes, bytes, int]] = []
     cuts: set[bytes] = set()

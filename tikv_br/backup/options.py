@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal, NamedTuple, TypeAlias
 
-from formats.api_version import ApiVersion
-from formats.keys.text import show_key
-from formats.sst.compression import Compression
 from tikv_br.backupset.files import FileKind
 from tikv_br.cluster.config import ClusterConfig
 from tikv_br.errors import ClusterUnfit, ConversionUnsupported, UsageError
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.keys.text import show_key
+from tikv_br.formats.sst.compression import Compression
 from tikv_br.spark.session import NO_SETTINGS, SparkSettings, check_settings, is_local
 from tikv_br.storage.url import StorageLocation
 

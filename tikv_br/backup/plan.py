@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from formats.api_version import ApiVersion
-from formats.errors import DamagedBytes, UnsupportedFormat
-from formats.keys.codec import MAX_KEYSPACE, PREFIX_SIZE, RAW_MODE, RAW_MODE_END, KeyCodec
-from formats.keys.ranges import KeyRange
 from tikv_br.backup.options import BackupOptions
 from tikv_br.backupset.coverage import codec_of
 from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.rawkv import RawClient
 from tikv_br.cluster.regions import RegionColumns
 from tikv_br.errors import ConversionUnsupported, UsageError
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.errors import DamagedBytes, UnsupportedFormat
+from tikv_br.formats.keys.codec import MAX_KEYSPACE, PREFIX_SIZE, RAW_MODE, RAW_MODE_END, KeyCodec
+from tikv_br.formats.keys.ranges import KeyRange
 
 MIB = 1 << 20
 SMALLEST_TASK = 16 * MIB

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
-from formats.keys.codec import KeyCodec
-from formats.keys.ranges import KeyRange, gaps
 from tikv_br.backup.context import BackupContext
 from tikv_br.backup.plan import Interval, plan_intervals, task_bytes
 from tikv_br.backup.store_task import run_store_task
@@ -14,6 +12,8 @@ from tikv_br.backup.task import BackupJob, Task, TaskResult
 from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.rate_limit import RateLimit
 from tikv_br.cluster.regions import RegionColumns
+from tikv_br.formats.keys.codec import KeyCodec
+from tikv_br.formats.keys.ranges import KeyRange, gaps
 from tikv_br.spark.executor import ExecutorOptions, run_tasks
 from tikv_br.spark.task import TaskContext
 

@@ -17,11 +17,6 @@ import grpc
 import numpy as np
 import pyarrow as pa
 
-from formats.checksum import Checksum
-from formats.columns import Flags, Numbers
-from formats.errors import DamagedBytes
-from formats.keys.ranges import KeyRange
-from formats.rawscan import RawPage, ScanPage
 from tikv_br.backup.convert import BatchStats, Converter
 from tikv_br.backup.data_files import DataFiles, RegionCounts
 from tikv_br.backup.plan import cut_at
@@ -35,6 +30,11 @@ from tikv_br.cluster.regions import Region
 from tikv_br.cluster.store import check_get_ttl
 from tikv_br.cluster.timestamps import physical_ms
 from tikv_br.errors import ClusterError
+from tikv_br.formats.checksum import Checksum
+from tikv_br.formats.columns import Flags, Numbers
+from tikv_br.formats.errors import DamagedBytes
+from tikv_br.formats.keys.ranges import KeyRange
+from tikv_br.formats.rawscan import RawPage, ScanPage
 from tikv_br.spark.task import TaskContext
 from tikv_br.storage.base import ObjectStore
 from tikv_br.storage.open import open_store

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from formats.api_version import ApiVersion
 from tikv_br.backup import path, run_tasks
 from tikv_br.backup.compare import compare_checksums
 from tikv_br.backup.context import BackupContext, choose_engine
@@ -29,6 +28,7 @@ from tikv_br.backupset.ledger import LedgerEntry
 from tikv_br.cluster import safepoint
 from tikv_br.cluster.safepoint import SafePointKeeper, choose_backup_ts, safe_point_keeper
 from tikv_br.errors import ClusterError, SafePointError
+from tikv_br.formats.api_version import ApiVersion
 from tikv_br.progress_events import Notice
 from tikv_br.spark.session import check_java
 from tikv_br.steps import FunctionStep, Step

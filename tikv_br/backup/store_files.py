@@ -7,17 +7,17 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from formats.api_version import ApiVersion
-from formats.checksum import Checksum, checksum
-from formats.errors import FormatError
-from formats.keys.codec import KeyCodec
-from formats.sst import RandomAccess, Table
 from tikv_br.backup.convert import CONVERTED_TS, Converter, expiry_of, join_expiry
 from tikv_br.backup.data_files import DataFiles
 from tikv_br.backup.store_responses import STORES_WRITE_HINT, StoredSst
 from tikv_br.backupset import manifest
 from tikv_br.backupset.files import TAIL_SIZE, Expiry, FileEntry
 from tikv_br.errors import BackupDamaged, StorageObjectMissing, StorageUnreachable
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.checksum import Checksum, checksum
+from tikv_br.formats.errors import FormatError
+from tikv_br.formats.keys.codec import KeyCodec
+from tikv_br.formats.sst import RandomAccess, Table
 from tikv_br.storage.base import ObjectInfo, ObjectSource, ObjectStore
 
 if TYPE_CHECKING:
@@ -101,9 +101,9 @@ class FileRecorder:
 
     def _count(self, stored: RandomAccess, written: StoredSst) -> Contents:
         """Read the whole file, and check it against what its store reported."""
-        from formats import columns  # imports Arrow and Numba, which most files do not need
-        from formats.rows import from_storage
-        from formats.sst import SstReader
+        from tikv_br.formats import columns  # imports Arrow and Numba, which most files do not need
+        from tikv_br.formats.rows import from_storage
+        from tikv_br.formats.sst import SstReader
 
         reader = SstReader(stored)
         source, target = self.converter.source, self.converter.target
@@ -199,9 +199,9 @@ def rewrite_files(
 def _live_records(
     store: ObjectStore, file: StoredSst, codec: KeyCodec, total: RewriteTotals
 ) -> Iterator[pa.RecordBatch]:
-    from formats import columns
-    from formats.rows import LiveFilter
     from tikv_br.backupset.rows import file_errors, read_rows
+    from tikv_br.formats import columns
+    from tikv_br.formats.rows import LiveFilter
 
     newest = LiveFilter(now=0)
     entry = replace(manifest.decode_file(file.file), name=file.name)

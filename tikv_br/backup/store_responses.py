@@ -10,7 +10,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, TypeAlias
 
-from formats.keys.ranges import KeyRange, gaps, intersection
 from tikv_br import retry
 from tikv_br.cluster.pb import brpb_pb2
 from tikv_br.cluster.region_errors import Action, RegionErrorSeen
@@ -26,6 +25,7 @@ from tikv_br.errors import (
     StorageReadOnly,
     TikvBrError,
 )
+from tikv_br.formats.keys.ranges import KeyRange, gaps, intersection
 from tikv_br.retry import Backoff
 from tikv_br.storage.credentials import strip_names
 

@@ -16,11 +16,6 @@ from dataclasses import dataclass, field
 from functools import reduce
 from pathlib import Path
 
-from formats.checksum import Checksum
-from formats.errors import DamagedBytes
-from formats.keys.codec import KeyCodec
-from formats.keys.ranges import KeyRange, intersection
-from formats.sst.compression import Compression
 from tikv_br import retry
 from tikv_br.backup.data_files import DataFiles, part_of
 from tikv_br.backup.store_files import FileRecorder, RewriteTotals, rewrite_files
@@ -53,6 +48,11 @@ from tikv_br.errors import (
     RequestRefused,
     StorageError,
 )
+from tikv_br.formats.checksum import Checksum
+from tikv_br.formats.errors import DamagedBytes
+from tikv_br.formats.keys.codec import KeyCodec
+from tikv_br.formats.keys.ranges import KeyRange, intersection
+from tikv_br.formats.sst.compression import Compression
 from tikv_br.retry import Backoffer
 from tikv_br.spark.task import TaskContext
 from tikv_br.storage.base import ObjectStore

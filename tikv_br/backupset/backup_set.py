@@ -14,8 +14,6 @@ import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from formats.api_version import ApiVersion
-from formats.keys.ranges import KeyRange
 from tikv_br.backupset import coverage, layout, ledger, manifest, run_record
 from tikv_br.backupset.coverage import RegionList, require_disjoint
 from tikv_br.backupset.files import (
@@ -50,6 +48,8 @@ from tikv_br.errors import (
     StorageError,
     StorageObjectMissing,
 )
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.storage.base import ObjectStore, create_once, exists
 from tikv_br.storage.crypter import PLAIN, Crypter
 from tikv_br.storage.open import open_store

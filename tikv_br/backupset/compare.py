@@ -15,11 +15,6 @@ from functools import reduce
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
-from formats.api_version import ApiVersion
-from formats.checksum import Checksum, checksum
-from formats.keys.codec import KeyCodec
-from formats.keys.ranges import KeyRange, intersection, user_range
-from formats.keys.rewrite import UNCHANGED, Rewrite
 from tikv_br.backupset.coverage import codec_of
 from tikv_br.backupset.files import Expiry, FileEntry
 from tikv_br.backupset.rows import file_errors, read_rows
@@ -28,13 +23,18 @@ from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.rawkv import RawClient
 from tikv_br.cluster.topology import ClusterInfo
 from tikv_br.errors import ApiVersionMismatch, ChecksumMismatch, ClusterUnfit, TikvBrError
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.checksum import Checksum, checksum
+from tikv_br.formats.keys.codec import KeyCodec
+from tikv_br.formats.keys.ranges import KeyRange, intersection, user_range
+from tikv_br.formats.keys.rewrite import UNCHANGED, Rewrite
 from tikv_br.storage.base import ObjectStore
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from formats.columns import Flags
-    from formats.rawscan import ScanPage
+    from tikv_br.formats.columns import Flags
+    from tikv_br.formats.rawscan import ScanPage
 
 
 CHECKSUM_SINCE = (6, 1, 1)
@@ -88,8 +88,8 @@ class LiveSums:
 
     def add(self, records: pa.RecordBatch, codec: KeyCodec) -> None:
         """Count records of ``SCHEMA``: one version a key, no tombstones."""
-        from formats import columns
-        from formats.rows import within
+        from tikv_br.formats import columns
+        from tikv_br.formats.rows import within
 
         records = within(records, *user_range(codec, self.span))
         expire_ts = columns.numbers(records["expire_ts"])
@@ -105,7 +105,7 @@ class LiveSums:
 
 def count_live(batches: Iterable[pa.RecordBatch], codec: KeyCodec, sums: Sequence[LiveSums]) -> None:
     """Count the rows of a file (``SCHEMA``, in file order) in each of ``sums``. Raises `FormatError`."""
-    from formats.rows import LiveFilter
+    from tikv_br.formats.rows import LiveFilter
 
     newest = LiveFilter(now=0)
     for records in batches:
@@ -134,7 +134,7 @@ def compare_rows(pages: Iterable[ScanPage], expected: LiveSums, codec: KeyCodec)
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    from formats.columns import SCHEMA
+    from tikv_br.formats.columns import SCHEMA
 
     passing = pa.Table.from_batches(expected.passing, SCHEMA)  # none are left where all of them have expired by now
     passing_keys, passing_values = (passing[name].combine_chunks() for name in ("key", "value"))
@@ -159,7 +159,7 @@ def count_missing(raw: RawClient, batches: Iterable[pa.RecordBatch], span: KeyRa
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    from formats.rows import LiveFilter, unexpired
+    from tikv_br.formats.rows import LiveFilter, unexpired
 
     newest = LiveFilter(now=0)
     missing, first, start = 0, b"", span.start

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from formats.api_version import ApiVersion
-from formats.keys.codec import PREFIX_SIZE, KeyCodec
-from formats.keys.ranges import KeyRange, gaps
 from tikv_br.errors import BackupUnsupported, CoverageError
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.keys.codec import PREFIX_SIZE, KeyCodec
+from tikv_br.formats.keys.ranges import KeyRange, gaps
 
 
 def codec_of(api_version: ApiVersion, span: KeyRange) -> KeyCodec:

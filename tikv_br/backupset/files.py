@@ -15,9 +15,9 @@ from dataclasses import dataclass, field, fields
 from types import TracebackType
 from typing import NamedTuple, Self, overload
 
-from formats.errors import FormatError
-from formats.keys.ranges import KeyRange
 from tikv_br.errors import BackupDamaged, StorageObjectMissing
+from tikv_br.formats.errors import FormatError
+from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.storage.base import ObjectInfo, ObjectSource, ObjectStore, read_chunks
 from tikv_br.storage.crypter import new_iv
 
@@ -318,11 +318,11 @@ def _is_sound(store: ObjectStore, file: FileEntry) -> bool:
         source = ObjectSource(store, file.name, file.cipher_iv)
         batches: Iterable[object]
         if FileKind.of(file.name) is FileKind.PARQUET:
-            from formats.parquet import ParquetReader
+            from tikv_br.formats.parquet import ParquetReader
 
             batches = ParquetReader(source).records()
         else:
-            from formats.sst import SstReader
+            from tikv_br.formats.sst import SstReader
 
             batches = SstReader(source).batches()
         collections.deque(batches, maxlen=0)

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, NamedTuple
 
-from formats.api_version import ApiVersion
 from tikv_br.backupset import layout, records
 from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.errors import (
@@ -24,13 +23,14 @@ from tikv_br.errors import (
     StorageObjectMissing,
     UsageError,
 )
+from tikv_br.formats.api_version import ApiVersion
 from tikv_br.storage.base import ObjectStore, check_name, exists
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import StorageLocation
 
 if TYPE_CHECKING:
-    from formats.keys.ranges import KeyRange
     from tikv_br.backupset.manifest import Manifest
+    from tikv_br.formats.keys.ranges import KeyRange
 
 
 FOREIGN_ENGINE = "go"

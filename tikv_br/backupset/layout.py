@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 
-from formats.keys.ranges import KeyRange
 from tikv_br.backupset.files import FileKind
+from tikv_br.formats.keys.ranges import KeyRange
 
 META = "backupmeta"
 """Written last: without it there is no backup."""

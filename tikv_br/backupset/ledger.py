@@ -13,14 +13,14 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Protocol, TypeVar
 
-from formats.checksum import Checksum
-from formats.keys.ranges import KeyRange
 from tikv_br.backupset import layout
 from tikv_br.backupset.coverage import RegionPart
 from tikv_br.backupset.files import FileEntry
 from tikv_br.backupset.records import LATER, read_record, write_record
 from tikv_br.cancellation import inherit
 from tikv_br.errors import BackupDamaged, CoverageError, StorageObjectMissing
+from tikv_br.formats.checksum import Checksum
+from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.storage.base import ObjectStore
 
 READ_THREADS = 16

@@ -11,14 +11,14 @@ from dataclasses import dataclass, field, replace
 from google.protobuf.message import DecodeError
 from google.protobuf.unknown_fields import UnknownFieldSet
 
-from formats.api_version import ApiVersion
-from formats.keys.ranges import KeyRange
 from tikv_br.backupset import layout, records
 from tikv_br.backupset.coverage import RegionPart
 from tikv_br.backupset.files import FileEntry, FileKind, FileList
 from tikv_br.backupset.records import LATER, meta_mismatch, seal, seal_meta, unseal, unseal_meta
 from tikv_br.cluster.pb import brpb_pb2, kvrpcpb_pb2
 from tikv_br.errors import BackupDamaged, BackupSetError, BackupUnsupported, StorageError
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.storage.base import ObjectStore, check_name
 from tikv_br.storage.crypter import PLAIN, PLAINTEXT, Crypter
 

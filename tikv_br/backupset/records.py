@@ -14,10 +14,10 @@ import typing
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
-from formats.api_version import ApiVersion
-from formats.errors import UnsupportedFormat
 from tikv_br.backupset import layout
 from tikv_br.errors import BackupDamaged, BackupUnsupported, CrypterMismatch
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.errors import UnsupportedFormat
 from tikv_br.storage.base import ObjectStore
 from tikv_br.storage.crypter import IV_SIZE, KEY_SIZES, Crypter
 

@@ -8,9 +8,9 @@ from typing import NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from formats import columns
-from formats.columns import SCHEMA
 from tikv_br.backupset.compare import CLOCK_SECONDS
+from tikv_br.formats import columns
+from tikv_br.formats.columns import SCHEMA
 
 SOON_SECONDS = 60
 """A row of a backup that expires within this time may be gone from the cluster before it is compared."""

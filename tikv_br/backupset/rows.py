@@ -6,15 +6,15 @@ import contextlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
-from formats.errors import FormatError, UnsupportedFormat
-from formats.keys.codec import DATA_PREFIX, PREFIX_SIZE, KeyCodec
-from formats.keys.ranges import KeyRange, user_range
-from formats.sst import RandomAccess, Table
-from formats.sst.table import first_row_from
-from formats.values import StoredValue, decode_value
 from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.backupset.files import FileEntry, FileKind, verify_file_identity
 from tikv_br.errors import BackupDamaged, BackupUnsupported, UsageError
+from tikv_br.formats.errors import FormatError, UnsupportedFormat
+from tikv_br.formats.keys.codec import DATA_PREFIX, PREFIX_SIZE, KeyCodec
+from tikv_br.formats.keys.ranges import KeyRange, user_range
+from tikv_br.formats.sst import RandomAccess, Table
+from tikv_br.formats.sst.table import first_row_from
+from tikv_br.formats.values import StoredValue, decode_value
 from tikv_br.storage.base import ObjectSource, ObjectStore
 
 if TYPE_CHECKING:
@@ -37,10 +37,10 @@ def open_file(store: ObjectStore, file: FileEntry) -> ObjectSource:
 def read_rows(
     store: ObjectStore, file: FileEntry, codec: KeyCodec, span: KeyRange | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of a file, or those in ``span`` (RPC keys): batches of ``formats.columns.SCHEMA``, by ascending key.
+    """The rows of a file, or those in ``span`` (RPC keys): batches of ``tikv_br.formats.columns.SCHEMA``, by ascending key.
 
     ``codec`` is that of the file's keyspace and API version. Older versions of a key (newest first), tombstones and
-    expired rows are there where the file has them: ``formats.rows.LiveFilter`` drops them. No batch is empty. Raises
+    expired rows are there where the file has them: ``tikv_br.formats.rows.LiveFilter`` drops them. No batch is empty. Raises
     `BackupDamaged` and `BackupUnsupported` that name the file, `StorageError`.
     """
     start, end = user_range(codec, span or file.key_range)
@@ -49,14 +49,14 @@ def read_rows(
             case FileKind.SST:
                 yield from _sst_records(open_file(store, file), codec, start, end)
             case FileKind.PARQUET:
-                from formats.parquet import ParquetReader
+                from tikv_br.formats.parquet import ParquetReader
 
                 yield from ParquetReader(open_file(store, file)).records(start, end)
 
 
 def _sst_records(source: RandomAccess, codec: KeyCodec, start: bytes, end: bytes) -> Iterator[pa.RecordBatch]:
-    from formats.rows import from_storage, within
-    from formats.sst import SstReader
+    from tikv_br.formats.rows import from_storage, within
+    from tikv_br.formats.sst import SstReader
 
     bounds = [DATA_PREFIX + codec.bound(codec.rpc_key(key)) if key else b"" for key in (start, end)]
     for rows in SstReader(source).batches(start=bounds[0], end=bounds[1]):

@@ -8,14 +8,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from formats.checksum import Checksum, checksum
-from formats.errors import UnsupportedFormat
-from formats.keys.ranges import KeyRange
 from tikv_br.backup.convert import Conversion
 from tikv_br.backup.data_files import DataFiles
 from tikv_br.backup.options import BackupOptions
 from tikv_br.backupset.files import FileEntry
 from tikv_br.errors import UsageError
+from tikv_br.formats.checksum import Checksum, checksum
+from tikv_br.formats.errors import UnsupportedFormat
+from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.spark.task import TaskContext
 from tikv_br.storage.open import open_store
 
@@ -118,13 +118,13 @@ class RowCleaner:
         self.sample: list[bytes] = []
 
     def clean(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The rows to load as `formats.columns.SCHEMA`. Raises `UnsortedKeys`."""
+        """The rows to load as `tikv_br.formats.columns.SCHEMA`. Raises `UnsortedKeys`."""
         import numpy as np
         import pyarrow as pa
         import pyarrow.compute as pc
 
-        from formats import columns
-        from formats.kernels.rows import compare_neighbours
+        from tikv_br.formats import columns
+        from tikv_br.formats.kernels.rows import compare_neighbours
 
         bad = pc.drop_null(batch["problem"])
         if len(bad):

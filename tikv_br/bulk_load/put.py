@@ -13,10 +13,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
-from formats.checksum import Checksum, checksum
-from formats.keys.codec import KeyCodec
-from formats.keys.ranges import KeyRange
-from formats.keys.text import show_key
 from tikv_br.backupset.compare import CLOCK_SECONDS
 from tikv_br.bulk_load.partition import RowCleaner
 from tikv_br.bulk_load.stage import StageContext, check_rows, stage_steps
@@ -24,6 +20,10 @@ from tikv_br.cluster.cluster import ClusterPool, first_rpc_key
 from tikv_br.cluster.config import ClusterConfig
 from tikv_br.cluster.rate_limit import RateLimit
 from tikv_br.errors import ChecksumMismatch, TargetNotEmpty, TaskFailed
+from tikv_br.formats.checksum import Checksum, checksum
+from tikv_br.formats.keys.codec import KeyCodec
+from tikv_br.formats.keys.ranges import KeyRange
+from tikv_br.formats.keys.text import show_key
 from tikv_br.progress_events import Notice
 from tikv_br.report.facts import counted
 from tikv_br.spark.task import TaskContext
@@ -136,7 +136,7 @@ def put_rows(context: PutContext) -> None:
 
 def put_partition(job: PutJob, batches: Iterator[pa.RecordBatch], context: TaskContext) -> PutResult:
     """Put the rows of one partition; of each key the first. Raises `ClusterError`."""
-    from formats import columns
+    from tikv_br.formats import columns
 
     client = context.shared(ClusterPool).get(job.cluster).raw(job.codec.keyspace_id)
     writer = client.column_writer(rate_limit=job.rate_limit)
@@ -162,7 +162,7 @@ def put_partition(job: PutJob, batches: Iterator[pa.RecordBatch], context: TaskC
 
 def _put(writer: ColumnWriter, rows: pa.RecordBatch) -> int:
     """Put some rows; returns how many had expired."""
-    from formats import columns
+    from tikv_br.formats import columns
 
     return int(writer.put(rows["key"], rows["value"], columns.numbers(rows["expire_ts"])).sum())
 

@@ -11,7 +11,6 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field, replace
 
-from formats.checksum import Checksum
 from tikv_br.backup.options import BackupOptions
 from tikv_br.backup.run import BackupReport, abort_backup, remove_temporary, run_backup
 from tikv_br.backupset import layout
@@ -19,6 +18,7 @@ from tikv_br.bulk_load.partition import EXAMPLES
 from tikv_br.bulk_load.put import PutContext, PutOptions, put_steps
 from tikv_br.bulk_load.stage import StageContext, StageOptions, stage_steps
 from tikv_br.cluster.config import ClusterConfig
+from tikv_br.formats.checksum import Checksum
 from tikv_br.progress_events import Notice, Reporter, silent
 from tikv_br.restore.options import DEFAULT_CONCURRENCY, Mode, RestoreOptions, Via
 from tikv_br.restore.run import RestoreSummary, restore

@@ -14,9 +14,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
-from formats.keys.codec import KeyCodec
-from formats.keys.ranges import KeyRange, intersection
-from formats.keys.text import show_key
 from tikv_br.backup import path, steps
 from tikv_br.backup.context import Engine
 from tikv_br.backup.merge import file_sizes, plan_by_sizes
@@ -29,6 +26,9 @@ from tikv_br.bulk_load.partition import EXAMPLES, PartitionJob, PartitionResult,
 from tikv_br.bulk_load.stage import PartitionContext, choose_encoding, commit
 from tikv_br.cluster.config import ClusterConfig
 from tikv_br.errors import TikvBrError, UsageError
+from tikv_br.formats.keys.codec import KeyCodec
+from tikv_br.formats.keys.ranges import KeyRange, intersection
+from tikv_br.formats.keys.text import show_key
 from tikv_br.progress_events import Reporter, silent
 from tikv_br.report.facts import counted
 from tikv_br.restore.options import RestoreOptions
@@ -69,7 +69,7 @@ class RunsOptions:
 
 
 def write_runs(options: RunsOptions, batches: Iterable[pa.RecordBatch]) -> tuple[FileEntry, ...]:
-    """Write the rows of a task, batches of `formats.columns.SCHEMA`, as sorted runs.
+    """Write the rows of a task, batches of `tikv_br.formats.columns.SCHEMA`, as sorted runs.
 
     Raises `UsageError` for an empty key, or a key that a run has twice, `StorageError`.
     """
@@ -91,9 +91,9 @@ def write_runs(options: RunsOptions, batches: Iterable[pa.RecordBatch]) -> tuple
 def _write_run(options: RunsOptions, batches: Sequence[pa.RecordBatch]) -> FileEntry:
     import numpy as np
 
-    from formats import columns
-    from formats.kernels.rows import compare_neighbours
-    from formats.parquet import ParquetOptions, ParquetWriter
+    from tikv_br.formats import columns
+    from tikv_br.formats.kernels.rows import compare_neighbours
+    from tikv_br.formats.parquet import ParquetOptions, ParquetWriter
 
     rows = _by_key(batches)
     keys = rows["key"]
@@ -222,8 +222,8 @@ def _sorted_rows(now: int, load: RunsOptions, runs: Sequence[FileEntry], span: K
     import numpy as np
     import pyarrow as pa
 
-    from formats import columns
-    from formats.rows import unexpired
+    from tikv_br.formats import columns
+    from tikv_br.formats.rows import unexpired
 
     store = open_store(load.staging)
     parts = ((run, intersection(run.key_range, span)) for run in runs)

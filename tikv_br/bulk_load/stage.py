@@ -16,11 +16,6 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from formats.api_version import ApiVersion
-from formats.errors import UnsupportedFormat
-from formats.keys.codec import KeyCodec
-from formats.keys.ranges import KeyRange
-from formats.keys.text import show_key
 from tikv_br.backup import path, steps
 from tikv_br.backup.context import BackupContext, Engine
 from tikv_br.backup.convert import CONVERTED_TS, Conversion
@@ -30,6 +25,11 @@ from tikv_br.backupset.ledger import LedgerEntry
 from tikv_br.bulk_load.partition import EXAMPLES, PartitionJob, PartitionResult, write_partition
 from tikv_br.cluster.config import ClusterConfig
 from tikv_br.errors import UsageError
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.errors import UnsupportedFormat
+from tikv_br.formats.keys.codec import KeyCodec
+from tikv_br.formats.keys.ranges import KeyRange
+from tikv_br.formats.keys.text import show_key
 from tikv_br.progress_events import Notice
 from tikv_br.report.facts import counted
 from tikv_br.spark.frames import (

@@ -7,7 +7,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from formats.api_version import ApiVersion
 from tikv_br.backupset import layout
 from tikv_br.check.probe import Figure, Probe, ProbeContext, ProbeOutcome, fail, listed, ok, skipped, warn
 from tikv_br.cluster.channel import CallUnsupported
@@ -15,6 +14,7 @@ from tikv_br.cluster.pd_http import GcStatus, StoreStatus, gc_status, member_hea
 from tikv_br.cluster.timestamps import physical_ms
 from tikv_br.cluster.topology import store_api_version
 from tikv_br.errors import ClusterUnreachable, RequestRefused
+from tikv_br.formats.api_version import ApiVersion
 
 CLOCK_WARN, CLOCK_FAIL = 1.0, 5.0
 """Seconds between this clock and PD's; comparisons of rows that expire allow for 5."""

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Literal
 
 import typer
 
-from formats.api_version import ApiVersion
 from tikv_br.cli import shared
 from tikv_br.cli.command import REQUIRED, DefaultCommandGroup, command, flag
 from tikv_br.cli.output import KeyForm, Output, human_bytes, human_seconds, listed, read_key, reporting
 from tikv_br.cli.progress import progress_display
 from tikv_br.errors import UsageError
+from tikv_br.formats.api_version import ApiVersion
 
 if TYPE_CHECKING:
     from tikv_br.backup.options import BackupOptions, Loss
@@ -137,9 +137,9 @@ def backup_raw(flags: RawBackupFlags) -> None:
         key_form, file_kind = _parse_forms(flags.form, flags.file_format)
         wanted = parse_ranges(flags.start, flags.end, flags.ranges or [], key_form)
         draft.place = flags.location
-        from formats.sst.compression import Compression
         from tikv_br.backup.options import BackupOptions
         from tikv_br.backupset.files import FileKind
+        from tikv_br.formats.sst.compression import Compression
 
         options = flags.fill(
             BackupOptions,
@@ -164,7 +164,7 @@ def _back_up(options: BackupOptions, flags: RawBackupFlags, reporter: Reporter) 
     if flags.base:
         if flags.checksum or flags.engine != "auto" or flags.dst_api_version not in {None, "v2"}:
             raise UsageError("--base cannot be combined with --checksum, --engine or another API version than v2")
-        from incremental.backup import back_up_changes
+        from tikv_br.incremental.backup import back_up_changes
 
         return back_up_changes(options, flags.storage_flags.locate(flags.base), reporter)
     from tikv_br.backup.run import backup
@@ -202,11 +202,11 @@ class MergeFlags(shared.BackupFlags):
 def merge_backups(flags: MergeFlags) -> None:
     """Make a full backup from a full backup, its incremental backups and a log archive, without access to the cluster (API V2)."""
     log, ts = flags.log.source(flags.storage_flags), shared.parse_ts_or_latest(flags.until, "--until")
-    from formats.sst.compression import Compression
     from tikv_br.backup.merge import MergeOptions, merge_backup
     from tikv_br.backup.options import BackupOptions
     from tikv_br.backupset.files import FileKind
     from tikv_br.cluster.config import ClusterConfig
+    from tikv_br.formats.sst.compression import Compression
 
     output = flags.fill(
         BackupOptions,

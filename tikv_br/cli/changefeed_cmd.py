@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import typer
 
-from formats.keys.codec import PREFIX_SIZE
 from tikv_br.cli import shared
 from tikv_br.cli.command import REQUIRED, argument, command, flag
 from tikv_br.cli.output import KeyForm, Output, human_bytes, human_seconds, show
@@ -31,11 +30,12 @@ from tikv_br.cli.sync_options import (
 )
 from tikv_br.cli.sync_view import signals_stop, watching
 from tikv_br.errors import UsageError
+from tikv_br.formats.keys.codec import PREFIX_SIZE
 
 if TYPE_CHECKING:
-    from incremental.group.changefeeds import Changefeeds
-    from incremental.group.model import ChangefeedInfo, GroupState, GroupStore, Progress, Task
     from tikv_br.cluster.cluster import Cluster
+    from tikv_br.incremental.group.changefeeds import Changefeeds
+    from tikv_br.incremental.group.model import ChangefeedInfo, GroupState, GroupStore, Progress, Task
 
 log = logging.getLogger(__name__)
 app = typer.Typer(rich_markup_mode=None, no_args_is_help=True, add_completion=False)
@@ -67,7 +67,7 @@ class Group(NamedTuple):
     @property
     def changefeeds(self) -> Changefeeds:
         """Operations on changefeeds."""
-        from incremental.group.changefeeds import Changefeeds
+        from tikv_br.incremental.group.changefeeds import Changefeeds
 
         return Changefeeds(self.store, self.cluster.pd)
 
@@ -82,9 +82,9 @@ class GroupFlags(shared.CommandFlags):
     def group(self) -> Iterator[Group]:
         """Connect. Raises `UsageError`, `ClusterError`, `EtcdError`."""
         config = self.etcd.etcd_config(self.cluster)
-        from incremental.group.model import GroupStore
         from tikv_br.cluster.cluster import Cluster
         from tikv_br.cluster.etcd import Etcd
+        from tikv_br.incremental.group.model import GroupStore
 
         with Cluster.connect(self.cluster.config()) as cluster, Etcd.open(config) as etcd:
             yield Group(cluster, GroupStore(etcd, cluster.cluster_id))
@@ -137,9 +137,9 @@ def create(flags: CreateFlags) -> None:
     flags.etcd.etcd_config(flags.cluster)  # here and below: refuse wrong flags before heavy imports
     first, last = flags.range.bounds()
     target = flags.sink.target()
-    from incremental.group.model import ChangefeedInfo
-    from incremental.sinks.url import check_shared
     from tikv_br.archive.records import check_id
+    from tikv_br.incremental.group.model import ChangefeedInfo
+    from tikv_br.incremental.sinks.url import check_shared
 
     check_shared(target)
     wanted = ChangefeedInfo(
@@ -163,7 +163,7 @@ def create(flags: CreateFlags) -> None:
     )
     start = flags.start.required(flags.storage_flags)
     with flags.group() as group:
-        from incremental.group.changefeeds import resolved
+        from tikv_br.incremental.group.changefeeds import resolved
 
         info = resolved(wanted, group.cluster, flags.keyspace, start, flags.sink.options(flags.cluster))
         group.changefeeds.create(info)
@@ -175,7 +175,7 @@ def list_changefeeds(flags: GroupFlags) -> None:
     """List the changefeeds of a cluster."""
     with flags.group() as group:
         state = group.store.snapshot()
-    from incremental.group.changefeeds import check_sound
+    from tikv_br.incremental.group.changefeeds import check_sound
 
     flags.out.table(COLUMNS, [_changefeed_row(flags.out, state, info) for info in state.changefeeds.values()])
     check_sound(state, *state.damaged)
@@ -244,14 +244,14 @@ def update(flags: UpdateFlags) -> None:
     changes = flags.changes()
     if not (flags.sink or changes):
         raise UsageError("no setting to change was given", hint="See `tikv-br changefeed update --help`.")
-    from incremental.sinks.url import check_shared, parse
+    from tikv_br.incremental.sinks.url import check_shared, parse
 
     target = parse(flags.sink) if flags.sink else None
     if target is not None:
         check_shared(target)
     with flags.group() as group:
-        from incremental.group.changefeeds import moved
-        from incremental.sinks.open import SinkOptions
+        from tikv_br.incremental.group.changefeeds import moved
+        from tikv_br.incremental.sinks.open import SinkOptions
 
         def edit(found: ChangefeedInfo) -> ChangefeedInfo:
             changed: ChangefeedInfo = replace(found, **changes)
@@ -284,7 +284,7 @@ def _lag(ts: int) -> float:
 
 
 def _show(out: Output, state: GroupState, changefeed_id: str) -> None:
-    from incremental.group.changefeeds import find
+    from tikv_br.incremental.group.changefeeds import find
 
     info = find(state, changefeed_id)
     row = _changefeed_row(out, state, info)
@@ -368,15 +368,15 @@ def capture() -> None:
 @command(capture_app, "capture start")
 def start_capture(flags: CaptureFlags) -> None:
     """Run a capture until stopped; others then take over its work."""
-    from incremental.group.model import MAX_LEASE_SECONDS
+    from tikv_br.incremental.group.model import MAX_LEASE_SECONDS
 
     if not SHORTEST_LEASE <= flags.lease <= MAX_LEASE_SECONDS:
         raise UsageError(f"--lease {flags.lease:g}s is out of range: pass {SHORTEST_LEASE:g}s to {MAX_LEASE_SECONDS}s")
     scratch = scratch_folder(flags.scratch_dir)
     flags.status.check()
-    from incremental.group.capture import Capture, CaptureOptions
     from tikv_br.cluster.cluster import Cluster
     from tikv_br.cluster.etcd import Etcd
+    from tikv_br.incremental.group.capture import Capture, CaptureOptions
 
     options = CaptureOptions(scratch, lease=round(flags.lease), sink_tls=flags.sink_tls.tls(flags.cluster))
     stop, etcd_config = threading.Event(), flags.etcd.etcd_config(flags.cluster)
@@ -438,7 +438,7 @@ def _show_processors(out: Output, state: GroupState, changefeed_id: str = "") ->
 
 def _processor_row(out: Output, task: Task, progress: Progress | None, state: GroupState) -> tuple[str, ...]:
     """Write a sub-span as a JSON line; returns it as a row of a table."""
-    from incremental.group.model import Progress
+    from tikv_br.incremental.group.model import Progress
 
     info = state.changefeeds.get(task.changefeed)
     began = info.start_ts if info is not None else 0

@@ -148,7 +148,7 @@ def _text(value: object) -> str:
 
 def _wrong_variables(context: typer.Context, commands: dict[CommandPath, TyperCommand]) -> Iterator[str]:
     """Yield a message for each wrong ``TIKV_BR_`` variable."""
-    from incremental.kafka.url import PASSWORD_VARIABLE, USER_VARIABLE
+    from tikv_br.incremental.kafka.url import PASSWORD_VARIABLE, USER_VARIABLE
 
     takers: dict[str, TyperOption] = {}
     for leaf in commands.values():

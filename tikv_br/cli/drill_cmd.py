@@ -64,8 +64,8 @@ class RehearsedBackupFlags(Flags):
             if self.keyspaces or self.dst_api_version:
                 raise UsageError("--keyspace and --dst-api-version need --backup new")
             return None
-        from formats.api_version import ApiVersion
         from tikv_br.backup.options import BackupOptions
+        from tikv_br.formats.api_version import ApiVersion
 
         return self.fill(
             BackupOptions,

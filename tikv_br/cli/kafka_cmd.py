@@ -26,9 +26,9 @@ from tikv_br.cluster.timestamps import parse_ts
 from tikv_br.errors import UsageError
 
 if TYPE_CHECKING:
-    from incremental.kafka.replay import Limits, Replay, ReplayOptions, ReplayStatus
-    from incremental.kafka.url import KafkaUrl
-    from incremental.sinks.url import TikvTarget
+    from tikv_br.incremental.kafka.replay import Limits, Replay, ReplayOptions, ReplayStatus
+    from tikv_br.incremental.kafka.url import KafkaUrl
+    from tikv_br.incremental.sinks.url import TikvTarget
 
 app = typer.Typer(rich_markup_mode=None, no_args_is_help=True, add_completion=False)
 log = logging.getLogger(__name__)
@@ -71,7 +71,7 @@ class TargetFlags(Flags):
             raise UsageError("--sink is missing", hint="Pass the cluster to write to: --sink tikv://PD.")
         if self.allow_loss not in {"", "ttl"}:
             raise UsageError(f"--allow-loss {self.allow_loss!r} is not valid: a sink takes ttl only")
-        from incremental.sinks.url import TikvTarget, parse
+        from tikv_br.incremental.sinks.url import TikvTarget, parse
 
         target = parse(self.sink)
         if not isinstance(target, TikvTarget):
@@ -112,7 +112,7 @@ class ReplayFlags(shared.CommandFlags):
 def replay_topic(flags: ReplayFlags) -> None:
     """Apply the changes in a Kafka topic to a cluster, until stopped. Resumes where the consumer group left off."""
     options = _options(flags)
-    from incremental.kafka.replay import replay
+    from tikv_br.incremental.kafka.replay import replay
 
     stop, out = threading.Event(), flags.out
     running: list[Replay] = []
@@ -144,10 +144,10 @@ def _options(flags: ReplayFlags) -> ReplayOptions:
     until_ts = parse_ts(flags.until_ts, "--until-ts") if flags.until_ts else None
     to, scratch = flags.target_flags, scratch_folder(flags.scratch_dir)
     target, source = to.target(), _source(flags.source)
-    from incremental.kafka.replay import ReplayOptions
-    from incremental.pipeline import ReplicateOptions
-    from incremental.sinks.open import SinkOptions
     from tikv_br.cluster.config import TlsFiles
+    from tikv_br.incremental.kafka.replay import ReplayOptions
+    from tikv_br.incremental.pipeline import ReplicateOptions
+    from tikv_br.incremental.sinks.open import SinkOptions
 
     return ReplayOptions(
         source=source,
@@ -171,7 +171,7 @@ def _options(flags: ReplayFlags) -> ReplayOptions:
 
 def _source(address: str) -> KafkaUrl:
     """The topic. Raises `UsageError`."""
-    from incremental.kafka.url import parse
+    from tikv_br.incremental.kafka.url import parse
 
     try:
         return parse(address)
@@ -181,7 +181,7 @@ def _source(address: str) -> KafkaUrl:
 
 def _limits(address: str) -> Limits:
     """The limits that the address names; their defaults are those of writers."""
-    from incremental.kafka.replay import Limits
+    from tikv_br.incremental.kafka.replay import Limits
 
     given = {name.replace("_", "-"): value for name, value in parse_qsl(urlsplit(address).query)}
     return Limits(*(int(given[name]) if name in given else None for name in ("max-message-bytes", "max-batch-size")))

@@ -69,16 +69,16 @@ def start_log(flags: LogStartFlags) -> None:
     flags.status.check()
     if not flags.flush_interval or not flags.flush_size:
         raise UsageError("--flush-interval and --flush-size must be greater than 0")
-    from incremental.sinks.url import LogTarget
+    from tikv_br.incremental.sinks.url import LogTarget
 
     place = flags.storage_flags.locate(flags.storage)
     target = LogTarget(place, flags.state.name, flags.flush_interval, flags.flush_size, flags.ratelimit)
     source, scratch = flags.cluster.config(), scratch_folder(flags.state.scratch_dir)
     state = flags.state.state(flags.cluster, flags.storage_flags, flags.etcd, target)
     start = flags.start.start(flags.storage_flags)
-    from incremental.feed.feed import FeedOptions
-    from incremental.pipeline import ReplicateOptions
-    from incremental.sync import SyncOptions
+    from tikv_br.incremental.feed.feed import FeedOptions
+    from tikv_br.incremental.pipeline import ReplicateOptions
+    from tikv_br.incremental.sync import SyncOptions
 
     asked = SyncOptions(
         changefeed_id=flags.state.name,
@@ -242,10 +242,10 @@ def resume(flags: LogFlags) -> None:
 def stop(flags: LogStopFlags) -> None:
     """End a log archive for good, and remove its service safe point. Terminate `log start` first. Restores from it still work."""
     archive = flags.open()
-    from incremental.handover import service_id
     from tikv_br.archive.records import LogState
     from tikv_br.cluster.cluster import Cluster
     from tikv_br.cluster.safepoint import release
+    from tikv_br.incremental.handover import service_id
 
     with Cluster.connect(flags.cluster.config()) as source:
         if source.cluster_id != archive.description.cluster_id:

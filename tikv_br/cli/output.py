@@ -16,11 +16,11 @@ from typing import TextIO
 
 import typer
 
-from formats.errors import InvalidKeyText
-from formats.keys.text import format_key, parse_key, show_key
 from tikv_br import run_id
 from tikv_br.cli import log
 from tikv_br.errors import Interrupted, OutputClosed, OutputFailed, TikvBrError, UsageError
+from tikv_br.formats.errors import InvalidKeyText
+from tikv_br.formats.keys.text import format_key, parse_key, show_key
 from tikv_br.report import draft
 from tikv_br.report.draft import Draft
 

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
-from formats.api_version import ApiVersion
 from tikv_br.cli import shared
 from tikv_br.cli.command import REQUIRED, command, flag
 from tikv_br.cli.output import Output
+from tikv_br.formats.api_version import ApiVersion
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

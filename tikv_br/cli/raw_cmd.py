@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from formats.errors import UnsupportedFormat
 from tikv_br.cli import shared
 from tikv_br.cli.command import REQUIRED, argument, command, flag
 from tikv_br.cli.output import KeyForm, human_bytes, human_seconds, quote, read_key, show
 from tikv_br.cli.progress import progress_display
 from tikv_br.errors import KeyNotFound, UsageError
+from tikv_br.formats.errors import UnsupportedFormat
 
 if TYPE_CHECKING:
     from tikv_br.cluster.rawkv import RawClient

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import typer
 
-from formats.keys.codec import MAX_KEYSPACE
 from tikv_br.cli import shared
 from tikv_br.cli.command import REQUIRED, Command, DefaultCommandGroup, Flags, command, flag
 from tikv_br.cli.output import KeyForm, Output, human_bytes, human_seconds, listed, read_key, reporting
 from tikv_br.cli.progress import progress_display
 from tikv_br.errors import BackupSetError, StorageError, UsageError
+from tikv_br.formats.keys.codec import MAX_KEYSPACE
 
 if TYPE_CHECKING:
     from tikv_br.archive.log import LogSource

@@ -8,20 +8,20 @@ from typing import TYPE_CHECKING, Literal
 
 import typer
 
-from formats.keys.codec import MAX_KEYSPACE
-from formats.keys.text import format_key
 from tikv_br.cli import shared
 from tikv_br.cli.command import argument, command, flag
 from tikv_br.cli.output import KeyForm, Output, human_bytes, quote, read_key
 from tikv_br.cluster.timestamps import show_ts
 from tikv_br.errors import KeyNotFound, UsageError
+from tikv_br.formats.keys.codec import MAX_KEYSPACE
+from tikv_br.formats.keys.text import format_key
 
 if TYPE_CHECKING:
-    from formats.keys.ranges import KeyRange
     from tikv_br.archive.log import LogSource
     from tikv_br.backupset.backup_set import BackupSet
     from tikv_br.backupset.files import FileEntry
     from tikv_br.backupset.rows import FoundValue
+    from tikv_br.formats.keys.ranges import KeyRange
 
 
 log = logging.getLogger(__name__)

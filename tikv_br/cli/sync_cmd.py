@@ -26,9 +26,9 @@ from tikv_br.cli.sync_view import describe, serving, signals_stop, watching
 from tikv_br.errors import UsageError
 
 if TYPE_CHECKING:
-    from incremental.diff_mode import DiffModeOptions, Pass
-    from incremental.pipeline import SyncStatus
-    from incremental.sync import SyncOptions
+    from tikv_br.incremental.diff_mode import DiffModeOptions, Pass
+    from tikv_br.incremental.pipeline import SyncStatus
+    from tikv_br.incremental.sync import SyncOptions
 
 app = typer.Typer(rich_markup_mode=None)
 log = logging.getLogger(__name__)
@@ -84,8 +84,8 @@ def follow(flags: SyncFlags) -> None:
 def _follow_by_diff(flags: SyncFlags) -> None:
     """Run passes until stopped. Raises `Terminated` or `Interrupted` then, and as `DiffMode`."""
     options = _diff_options(flags)
-    from incremental.diff_mode import DiffMode
-    from incremental.watch.status import PassTracker
+    from tikv_br.incremental.diff_mode import DiffMode
+    from tikv_br.incremental.watch.status import PassTracker
 
     stop, passes, out = threading.Event(), PassTracker(flags.state.name), flags.out
 
@@ -109,10 +109,10 @@ def _diff_options(flags: SyncFlags) -> DiffModeOptions:
         )
     if flags.sink.sink_ratelimit:
         raise UsageError("--sink-ratelimit cannot be combined with --mode diff, which writes only differences")
-    from incremental.diff_mode import DiffModeOptions
-    from incremental.sinks.url import TikvTarget
     from tikv_br.cluster.config import ClusterConfig
     from tikv_br.diff.options import ClusterChoice, DiffOptions
+    from tikv_br.incremental.diff_mode import DiffModeOptions
+    from tikv_br.incremental.sinks.url import TikvTarget
 
     target = flags.sink.target()
     if not isinstance(target, TikvTarget):
@@ -145,7 +145,7 @@ def _feed_options(flags: SyncFlags) -> SyncOptions:
     """What the feed replicates. Raises `UsageError`."""
     source, target = flags.cluster.config(), flags.sink.target(flags.storage_flags)
     scratch = scratch_folder(flags.state.scratch_dir)
-    from incremental.sinks.url import StdoutTarget
+    from tikv_br.incremental.sinks.url import StdoutTarget
 
     if isinstance(target, StdoutTarget) and flags.out.is_json:
         raise UsageError(
@@ -155,9 +155,9 @@ def _feed_options(flags: SyncFlags) -> SyncOptions:
     state = flags.state.state(flags.cluster, flags.storage_flags, flags.etcd, target)
     start = flags.start.start(flags.storage_flags)
     first, last = flags.range.bounds()
-    from incremental.feed.feed import FeedOptions
-    from incremental.pipeline import ReplicateOptions
-    from incremental.sync import SyncOptions
+    from tikv_br.incremental.feed.feed import FeedOptions
+    from tikv_br.incremental.pipeline import ReplicateOptions
+    from tikv_br.incremental.sync import SyncOptions
 
     return SyncOptions(
         changefeed_id=flags.state.name,
@@ -184,9 +184,9 @@ def _feed_options(flags: SyncFlags) -> SyncOptions:
 
 def follow_feed(out: Output, options: SyncOptions, status_flags: StatusFlags) -> None:
     """Run a sync until stopped. Raises `Terminated` or `Interrupted` then, and as `sync`."""
-    from incremental.sinks.url import StdoutTarget
-    from incremental.sync import sync
-    from incremental.watch.status import FeedTracker
+    from tikv_br.incremental.sinks.url import StdoutTarget
+    from tikv_br.incremental.sync import sync
+    from tikv_br.incremental.watch.status import FeedTracker
 
     stop, running = threading.Event(), FeedTracker(options.changefeed_id)
     to_stdout = isinstance(options.target, StdoutTarget)

@@ -15,11 +15,11 @@ from tikv_br.cluster.timestamps import MAX_TS, parse_ts
 from tikv_br.errors import UsageError
 
 if TYPE_CHECKING:
-    from incremental.handover import Start
-    from incremental.sinks.open import SinkOptions
-    from incremental.sinks.url import Target
-    from incremental.watch.address import Address
     from tikv_br.cluster.config import EtcdConfig, TlsFiles
+    from tikv_br.incremental.handover import Start
+    from tikv_br.incremental.sinks.open import SinkOptions
+    from tikv_br.incremental.sinks.url import Target
+    from tikv_br.incremental.watch.address import Address
     from tikv_br.storage.crypter import SecretText
     from tikv_br.storage.url import StorageLocation
 
@@ -72,7 +72,7 @@ class StatusFlags(Flags):
         """The address to serve at; None = do not serve. Raises `UsageError`."""
         if not self.status_addr:
             return None
-        from incremental.watch.address import Address
+        from tikv_br.incremental.watch.address import Address
 
         return Address.parse(self.status_addr)
 
@@ -86,8 +86,8 @@ class StatusFlags(Flags):
 
     def key(self) -> SecretText:
         """The key; empty = none. Raises `UsageError`, `StorageError`."""
-        from incremental.watch.address import load_or_create_key, read_key
-        from incremental.watch.server import NO_KEY
+        from tikv_br.incremental.watch.address import load_or_create_key, read_key
+        from tikv_br.incremental.watch.server import NO_KEY
 
         path = self.key_file()
         if path is None:
@@ -160,8 +160,8 @@ class SinkFlags(Flags):
             raise UsageError("--sink is missing", hint="Pass a URL, for example --sink tikv://PD.")
         if self.allow_loss not in {"", "ttl"}:
             raise UsageError(f"--allow-loss {self.allow_loss!r} is not valid: a sink takes ttl only")
-        from incremental.kafka.url import KafkaUrl
-        from incremental.sinks.url import parse
+        from tikv_br.incremental.kafka.url import KafkaUrl
+        from tikv_br.incremental.sinks.url import parse
 
         target = parse(self.sink, (storage or shared.StorageFlags()).locate)
         if isinstance(target, KafkaUrl):
@@ -189,7 +189,7 @@ class SinkFlags(Flags):
 
     def options(self, source: shared.ClusterFlags) -> SinkOptions:
         """How to write."""
-        from incremental.sinks.open import SinkOptions
+        from tikv_br.incremental.sinks.open import SinkOptions
 
         return SinkOptions(
             tls=self.sink_tls.tls(source),
@@ -218,7 +218,7 @@ class StartFlags(Flags):
             )
         if self == StartFlags():
             return None
-        from incremental.handover import FromBackup, FromNow, FromTs
+        from tikv_br.incremental.handover import FromBackup, FromNow, FromTs
 
         if self.from_backup:
             return FromBackup(storage.locate(self.from_backup))
@@ -281,7 +281,7 @@ class StateFlags(Flags):
 
         Raises `UsageError`.
         """
-        from incremental.sinks.url import LogTarget
+        from tikv_br.incremental.sinks.url import LogTarget
 
         if not self.state_dir and isinstance(target, LogTarget):
             from tikv_br.archive.records import state_location

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from rich.console import Group
     from rich.live import Live
 
-    from incremental.feed.feed import FeedStatus
-    from incremental.pipeline import SyncStatus
-    from incremental.watch.status import NamedStatus, StatusSource
+    from tikv_br.incremental.feed.feed import FeedStatus
+    from tikv_br.incremental.pipeline import SyncStatus
+    from tikv_br.incremental.watch.status import NamedStatus, StatusSource
 
 
 log = logging.getLogger(__name__)
@@ -96,7 +96,7 @@ def serving(out: Output, watched: StatusSource, flags: StatusFlags) -> Iterator[
     if address is None:
         yield ""
         return
-    from incremental.watch.server import serve
+    from tikv_br.incremental.watch.server import serve
 
     with serve(
         address, lambda: [each.redacted() for each in watched()], max_lag=flags.max_lag, key=flags.key()
@@ -158,7 +158,7 @@ class LiveView:
 
 def describe(status: SyncStatus) -> str:
     """The status as one line."""
-    from incremental.watch.status import current_problems
+    from tikv_br.incremental.watch.status import current_problems
 
     lag = "" if status.write_lag is None else f"write lag {status.write_lag:.1f} s, "
     held = human_bytes(status.sorter_memory_bytes + status.sorter_disk_bytes)
@@ -176,7 +176,7 @@ def draw(found: Sequence[NamedStatus], max_lag: float) -> Group:
     from rich.table import Table
     from rich.text import Text
 
-    from incremental.watch.status import current_problems
+    from tikv_br.incremental.watch.status import current_problems
 
     table = Table("sync", box=None, pad_edge=False, collapse_padding=True, header_style="bold")
     for title in ("behind", "writes", "events/s", "written", "regions", "stores", "sorter", "retries"):

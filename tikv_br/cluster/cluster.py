@@ -10,9 +10,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import Self
 
-from formats.api_version import ApiVersion
-from formats.errors import DamagedBytes
-from formats.keys.codec import KeyCodec
 from tikv_br.cluster.channel import run_in_worker_thread
 from tikv_br.cluster.config import ClusterConfig
 from tikv_br.cluster.pb import brpb_pb2, kvrpcpb_pb2
@@ -24,6 +21,9 @@ from tikv_br.cluster.router import Router
 from tikv_br.cluster.store import StoreClient, StorePool
 from tikv_br.cluster.topology import ClusterInfo, Store, StoreState, detect_api_version
 from tikv_br.errors import ClusterUnreachable, RequestRefused
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.errors import DamagedBytes
+from tikv_br.formats.keys.codec import KeyCodec
 from tikv_br.retry import STORE_UNREACHABLE, RetryPolicy
 
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
-from formats.keys.text import show_key
 from tikv_br import retry
 from tikv_br.cluster.config import ClusterConfig
 from tikv_br.cluster.pb import keyspacepb_pb2, pdpb_pb2
@@ -16,6 +15,7 @@ from tikv_br.cluster.regions import Region
 from tikv_br.cluster.timestamps import compose
 from tikv_br.cluster.topology import Store
 from tikv_br.errors import ClusterUnreachable, UsageError
+from tikv_br.formats.keys.text import show_key
 
 SCAN_PAGE = 1024
 """Regions that one ScanRegions asks for."""
@@ -32,7 +32,7 @@ class Operator:
 class PdClient:
     """A cluster's PD. Every call raises `ClusterError` after ``config.retry_budget`` seconds of failures. Thread-safe.
 
-    Keys are physical bounds as PD holds them (`formats.keys.codec.KeyCodec.bound`); an empty end is no end.
+    Keys are physical bounds as PD holds them (`tikv_br.formats.keys.codec.KeyCodec.bound`); an empty end is no end.
     """
 
     def __init__(self, config: ClusterConfig) -> None:

@@ -12,30 +12,30 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from formats import columns
-from formats.errors import FormatError
-from formats.kernels import rawput as kernels
-from formats.keys.codec import KeyCodec
-from formats.sst.coding import encode_varint
 from tikv_br.cluster.pb import kvrpcpb_pb2
 from tikv_br.cluster.region_errors import check_answer
 from tikv_br.cluster.regions import Region
 from tikv_br.cluster.router import BATCH_BYTES, BATCH_ITEMS, Router, send_in_halves
 from tikv_br.cluster.store import StoreClient
 from tikv_br.errors import UsageError
+from tikv_br.formats import columns
+from tikv_br.formats.errors import FormatError
+from tikv_br.formats.kernels import rawput as kernels
+from tikv_br.formats.keys.codec import KeyCodec
+from tikv_br.formats.sst.coding import encode_varint
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from formats.columns import Flags, Numbers, Offsets
     from tikv_br.cluster.rate_limit import RateLimit
+    from tikv_br.formats.columns import Flags, Numbers, Offsets
 
 
 TAG_TTLS = b"\x32"  # RawBatchPutRequest.ttls = 6, packed
 
 
 class Puts:
-    """Rows that are put, from which any part can be taken. Both columns are checked once, here (`formats.columns.view`)."""
+    """Rows that are put, from which any part can be taken. Both columns are checked once, here (`tikv_br.formats.columns.view`)."""
 
     def __init__(self, prefix: bytes, keys: pa.LargeBinaryArray, values: pa.LargeBinaryArray) -> None:
         """Each key goes with the prefix in front. Raises `FormatError` for columns of different lengths."""

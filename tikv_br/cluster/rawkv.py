@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from formats.checksum import Checksum
-from formats.keys.codec import KeyCodec
 from tikv_br.cluster.pb import kvrpcpb_pb2
 from tikv_br.cluster.region_errors import check_answer, check_pairs, check_region_error
 from tikv_br.cluster.regions import Region
@@ -17,13 +15,15 @@ from tikv_br.cluster.router import BATCH_ITEMS, BatchSender, Router
 from tikv_br.cluster.scan import RangeWalk
 from tikv_br.cluster.store import StoreClient
 from tikv_br.errors import UsageError
+from tikv_br.formats.checksum import Checksum
+from tikv_br.formats.keys.codec import KeyCodec
 
 if TYPE_CHECKING:
     import grpc
 
-    from formats.rawscan import RawPage, ScanPage
     from tikv_br.cluster.puts import ColumnWriter
     from tikv_br.cluster.rate_limit import RateLimit
+    from tikv_br.formats.rawscan import RawPage, ScanPage
 
 PAGE_ROWS = 40_960
 """Default maximum of rows per page: with it, small rows fill a page as well."""

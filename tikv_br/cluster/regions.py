@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from formats.api_version import ApiVersion
 from tikv_br.cluster.pb import kvrpcpb_pb2, metapb_pb2
+from tikv_br.formats.api_version import ApiVersion
 
 if TYPE_CHECKING:
     import pyarrow as pa

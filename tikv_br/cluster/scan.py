@@ -8,11 +8,6 @@ from typing import TypeVar
 
 from google.protobuf.message import DecodeError
 
-from formats import rawscan
-from formats.errors import DamagedBytes
-from formats.keys.codec import KeyCodec
-from formats.keys.text import show_key
-from formats.rawscan import RawPage
 from tikv_br.cluster.pb import kvrpcpb_pb2
 from tikv_br.cluster.rate_limit import RateLimit
 from tikv_br.cluster.region_errors import check_pairs, check_region_error
@@ -20,6 +15,11 @@ from tikv_br.cluster.regions import Region
 from tikv_br.cluster.router import Router
 from tikv_br.cluster.store import StoreClient
 from tikv_br.errors import ClusterUnfit, ClusterUnreachable, RequestRefused
+from tikv_br.formats import rawscan
+from tikv_br.formats.errors import DamagedBytes
+from tikv_br.formats.keys.codec import KeyCodec
+from tikv_br.formats.keys.text import show_key
+from tikv_br.formats.rawscan import RawPage
 
 T = TypeVar("T")
 
@@ -158,7 +158,7 @@ class _Scan:
 
 
 def measure_with_protobuf(data: bytes) -> RawPage:
-    """The page of an answer that `formats.rawscan` could not read.
+    """The page of an answer that `tikv_br.formats.rawscan` could not read.
 
     Raises `RegionErrorSeen`, what its errors mean, or `RequestRefused` for damaged bytes.
     """

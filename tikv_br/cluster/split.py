@@ -8,7 +8,6 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from formats.keys.codec import KeyCodec
 from tikv_br import cancellation
 from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.pb import kvrpcpb_pb2
@@ -16,6 +15,7 @@ from tikv_br.cluster.region_errors import check_region_error
 from tikv_br.cluster.regions import Region
 from tikv_br.cluster.store import StoreClient
 from tikv_br.errors import RequestRefused
+from tikv_br.formats.keys.codec import KeyCodec
 from tikv_br.retry import Backoff
 
 SPLIT_KEYS = 1024

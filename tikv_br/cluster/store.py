@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, TypeVar
 
 import grpc
 
-from formats.api_version import ApiVersion
-from formats.keys.text import show_key
 from tikv_br import cancellation
 from tikv_br.cancellation import TaskCancelled
 from tikv_br.cluster.channel import open_channel, run_in_worker_thread, to_cluster_error
@@ -22,6 +20,8 @@ from tikv_br.cluster.pb.import_sstpb_pb2_grpc import ImportSSTStub
 from tikv_br.cluster.pb.tikvpb_pb2_grpc import TikvStub
 from tikv_br.cluster.topology import Store
 from tikv_br.errors import ClusterError, ClusterUnreachable, DangerousRequest
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.keys.text import show_key
 
 if TYPE_CHECKING:
     from grpc import _CallIterator
@@ -53,7 +53,7 @@ def check_backup(request: brpb_pb2.BackupRequest) -> None:
 def check_sst(meta: import_sstpb_pb2.SSTMeta) -> None:
     """What an importer takes on trust: a known column family, a real UUID, and a range that is one.
 
-    The file itself is checked where it is read (`formats.sst`): a store dies of a wrong one at ingest.
+    The file itself is checked where it is read (`tikv_br.formats.sst`): a store dies of a wrong one at ingest.
     """
     if meta.cf_name not in SST_CFS:
         raise DangerousRequest(f"an SST for column family {meta.cf_name!r} would crash the store")
@@ -195,7 +195,7 @@ class StoreClient:
         return self._run_long(lambda: method.future(request, timeout=timeout))
 
     def raw_scan(self, request: kvrpcpb_pb2.RawScanRequest) -> bytes:
-        """RawScan, with the answer as the bytes on the wire: `formats.rawscan` reads them without protobuf.
+        """RawScan, with the answer as the bytes on the wire: `tikv_br.formats.rawscan` reads them without protobuf.
 
         An answer of more than `LARGEST_PAGE` is `ClusterUnreachable` too: the next try must ask for less.
         """

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from formats.api_version import ApiVersion
 from tikv_br.cluster.config import TlsFiles
 from tikv_br.cluster.pb import metapb_pb2
 from tikv_br.cluster.pd_http import request_json
 from tikv_br.errors import ClusterError, ClusterUnfit, ClusterUnreachable, RequestRefused
+from tikv_br.formats.api_version import ApiVersion
 from tikv_br.retry import STORE_UNREACHABLE, RetryPolicy
 
 THREADS = 16

@@ -12,11 +12,6 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
-from formats.errors import UnsupportedFormat
-from formats.keys.codec import MAX_TS, KeyCodec
-from formats.keys.ranges import KeyRange, intersection
-from formats.merge import rows_at
-from formats.rows import LiveFilter
 from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.backupset.coverage import codec_of
 from tikv_br.backupset.files import FileEntry, verify_file_identity
@@ -24,6 +19,11 @@ from tikv_br.backupset.rows import file_errors, keyspaces_of, read_rows
 from tikv_br.datasource.options import Options, with_hints
 from tikv_br.datasource.rows import check_schema, intersections, push_filters, spark_batches, spark_schema
 from tikv_br.errors import UsageError
+from tikv_br.formats.errors import UnsupportedFormat
+from tikv_br.formats.keys.codec import MAX_TS, KeyCodec
+from tikv_br.formats.keys.ranges import KeyRange, intersection
+from tikv_br.formats.merge import rows_at
+from tikv_br.formats.rows import LiveFilter
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import StorageLocation
 

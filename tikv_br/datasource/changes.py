@@ -16,10 +16,6 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxBytes, SupportsTriggerAvailableNow
 
-from formats import columns
-from formats.keys.codec import KeyCodec
-from formats.keys.ranges import KeyRange, intersection
-from formats.order import by_version
 from tikv_br.archive.log import LogArchive, LogSource
 from tikv_br.backup.merge import file_sizes, plan_by_sizes
 from tikv_br.backupset.files import FileEntry
@@ -28,6 +24,10 @@ from tikv_br.cluster.timestamps import show_ts
 from tikv_br.datasource.options import Options, with_hints
 from tikv_br.datasource.rows import CHANGES, spark_batches
 from tikv_br.errors import LogDamaged, OutsideRestoreWindow, UsageError
+from tikv_br.formats import columns
+from tikv_br.formats.keys.codec import KeyCodec
+from tikv_br.formats.keys.ranges import KeyRange, intersection
+from tikv_br.formats.order import by_version
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import StorageLocation
 

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
-from formats.keys.codec import KeyCodec
-from formats.rows import unexpired
 from tikv_br.backupset.files import FileEntry
 from tikv_br.bulk_load.runs import RunsOptions, load_runs, remove_runs, write_runs
 from tikv_br.cluster.config import ClusterConfig
 from tikv_br.datasource.options import with_hints
 from tikv_br.datasource.rows import written_rows
 from tikv_br.errors import TargetNotEmpty
+from tikv_br.formats.keys.codec import KeyCodec
+from tikv_br.formats.rows import unexpired
 from tikv_br.storage.url import StorageLocation
 
 if TYPE_CHECKING:

@@ -17,10 +17,6 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import BinaryType, DataType, IntegerType, LongType, StructType
 
-from formats import columns
-from formats.errors import UnsupportedFormat
-from formats.keys.codec import KeyCodec
-from formats.keys.ranges import KeyRange
 from tikv_br.backup.plan import plan_intervals
 from tikv_br.backup.scan import Prefetcher, TtlFetcher
 from tikv_br.cluster.cluster import Cluster
@@ -38,6 +34,10 @@ from tikv_br.datasource.rows import (
     written_rows,
 )
 from tikv_br.errors import UsageError
+from tikv_br.formats import columns
+from tikv_br.formats.errors import UnsupportedFormat
+from tikv_br.formats.keys.codec import KeyCodec
+from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.load.loader import load_pairs
 from tikv_br.load.sources import Source
 

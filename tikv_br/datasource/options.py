@@ -8,13 +8,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from formats.errors import InvalidKeyText
-from formats.keys.codec import successor
-from formats.keys.ranges import KeyRange, intersection
-from formats.keys.text import FORMS, parse_key
 from tikv_br.cluster.config import ClusterConfig
 from tikv_br.cluster.timestamps import parse_ts
 from tikv_br.errors import TikvBrError, UsageError
+from tikv_br.formats.errors import InvalidKeyText
+from tikv_br.formats.keys.codec import successor
+from tikv_br.formats.keys.ranges import KeyRange, intersection
+from tikv_br.formats.keys.text import FORMS, parse_key
 from tikv_br.storage.crypter import Crypter, SecretText, read_secret
 from tikv_br.storage.url import S3Options, StorageLocation, parse
 

@@ -10,10 +10,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.types import BinaryType, DataType, LongType, StringType, StructField, StructType
 
-from formats import columns
-from formats.errors import FormatError
-from formats.keys.ranges import KeyRange, intersection
 from tikv_br.errors import UsageError
+from tikv_br.formats import columns
+from tikv_br.formats.errors import FormatError
+from tikv_br.formats.keys.ranges import KeyRange, intersection
 from tikv_br.load.sources import to_records
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def check_schema(given: StructType, own: StructType) -> None:
 
 
 def spark_batches(rows: pa.RecordBatch, schema: StructType) -> Iterator[pa.RecordBatch]:
-    """The columns of ``schema`` of a batch of `formats.columns.SCHEMA`, in Spark's types; nothing for no rows."""
+    """The columns of ``schema`` of a batch of `tikv_br.formats.columns.SCHEMA`, in Spark's types; nothing for no rows."""
     if rows.num_rows > 1 and rows.nbytes > MAX_BATCH_BYTES:
         half = rows.num_rows // 2
         yield from spark_batches(rows.slice(0, half), schema)
@@ -141,7 +141,7 @@ def _point(key: bytes) -> KeyRange:
 
 
 def written_rows(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """What Spark writes, as `formats.columns.SCHEMA`. Raises `UsageError` for nulls and negative TTLs."""
+    """What Spark writes, as `tikv_br.formats.columns.SCHEMA`. Raises `UsageError` for nulls and negative TTLs."""
     for batch in batches:
         try:
             yield to_records(batch)

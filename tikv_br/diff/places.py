@@ -6,11 +6,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
-from formats.api_version import ApiVersion
-from formats.errors import UnsupportedFormat
-from formats.keys.codec import KeyCodec
-from formats.keys.ranges import KeyRange, gaps, intersection, user_range
-from formats.keys.text import show_key
 from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.backupset.compare import check_gives_checksums
 from tikv_br.backupset.files import FileEntry
@@ -21,6 +16,11 @@ from tikv_br.diff.options import BackupChoice, ClusterChoice
 from tikv_br.diff.sides import ClusterSide
 from tikv_br.diff.values import Meter, UserRange
 from tikv_br.errors import UsageError
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.errors import UnsupportedFormat
+from tikv_br.formats.keys.codec import KeyCodec
+from tikv_br.formats.keys.ranges import KeyRange, gaps, intersection, user_range
+from tikv_br.formats.keys.text import show_key
 from tikv_br.storage.base import ObjectStore
 from tikv_br.storage.open import open_store
 

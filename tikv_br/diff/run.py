@@ -6,7 +6,6 @@ import time
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from formats.keys.ranges import KeyRange
 from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.cluster.cluster import ClusterPool
 from tikv_br.diff import places
@@ -15,6 +14,7 @@ from tikv_br.diff.places import BackupPlace, ClusterPlace, Unit, find_backup, fi
 from tikv_br.diff.task import DiffJob, RepairJob, compare_units, repair_ranges, repairs
 from tikv_br.diff.values import DifferentRange, KeyDifference, Meter, Report
 from tikv_br.errors import UsageError
+from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.progress_events import Notice, Reporter, silent
 from tikv_br.spark.executor import run_tasks
 from tikv_br.spark.session import check_settings

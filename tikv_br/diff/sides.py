@@ -7,12 +7,12 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from formats.checksum import Checksum
-from formats.keys.codec import KeyCodec
-from formats.keys.ranges import KeyRange
 from tikv_br.backupset.compare import CLOCK_SECONDS, LiveSums
 from tikv_br.cancellation import inherit
 from tikv_br.diff.values import Meter, UserRange
+from tikv_br.formats.checksum import Checksum
+from tikv_br.formats.keys.codec import KeyCodec
+from tikv_br.formats.keys.ranges import KeyRange
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -160,7 +160,7 @@ class ClusterSide:
         """The rows of a range, with user keys: batches of ``SCHEMA``."""
         import pyarrow.compute as pc
 
-        from formats import columns
+        from tikv_br.formats import columns
 
         prefix = len(self.codec.prefix)
         for page in self.raw.scan_pages(*self.codec.rpc_range(*span)):
@@ -235,7 +235,7 @@ class RowsSide:
         import pyarrow as pa
         import pyarrow.compute as pc
 
-        from formats.rows import live
+        from tikv_br.formats.rows import live
 
         found = self._rows.filter(pc.is_in(self._rows["key"], value_set=pa.array(keys, pa.large_binary())))
         found = live(found, int(time.time()))
@@ -246,7 +246,7 @@ class RowsSide:
         import pyarrow as pa
         import pyarrow.compute as pc
 
-        from formats.rows import unexpired
+        from tikv_br.formats.rows import unexpired
 
         if self._origin is not None:
             return self._origin.ttl(key)
@@ -259,12 +259,12 @@ class RowsSide:
         """The rows that still exist, with their expiries."""
         if self._origin is not None:
             return self._origin.with_expiries(rows)
-        from formats.rows import unexpired
+        from tikv_br.formats.rows import unexpired
 
         return unexpired(rows, int(time.time()))
 
     def _within(self, span: UserRange) -> pa.RecordBatch:
-        from formats.rows import within
+        from tikv_br.formats.rows import within
 
         return within(self._rows, *span)
 

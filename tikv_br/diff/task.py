@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from formats.keys.ranges import KeyRange
 from tikv_br.backupset.compare import CLOCK_SECONDS, recorded_sums
 from tikv_br.backupset.rows import read_rows
 from tikv_br.cluster.cluster import ClusterPool
@@ -16,6 +15,7 @@ from tikv_br.diff.places import BackupPlace, ClusterPlace, Unit
 from tikv_br.diff.sides import ClusterSide, RangeSums, RowsSide, Side, different_ranges, row_chunks
 from tikv_br.diff.values import Counts, DifferentRange, KeyDifference, Kind, Meter, Report, UserRange
 from tikv_br.errors import ConversionUnsupported
+from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.spark.task import TaskContext
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ def _equals_recorded(job: DiffJob, unit: Unit, answer: RangeSums) -> bool:
 
 def _stored_rows(place: BackupPlace, unit: Unit, span: UserRange) -> Iterator[pa.RecordBatch]:
     """The rows of a backup in a part of a unit: one a key, no tombstones, expired ones too."""
-    from formats.rows import LiveFilter
+    from tikv_br.formats.rows import LiveFilter
 
     if unit.file is None:
         return
@@ -222,7 +222,7 @@ def repair_ranges(job: RepairJob, task: Repair, context: TaskContext) -> Report:
 
 
 def _write(job: RepairJob, found: RowDifferences, a: Side, target: ClusterSide, report: Report) -> None:
-    from formats import columns
+    from tikv_br.formats import columns
 
     for batch in (found.only_a, found.value):
         puts = a.with_expiries(batch)

@@ -12,13 +12,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from formats.api_version import ApiVersion
-from formats.checksum import Checksum
-from formats.keys.ranges import KeyRange
 from tikv_br.backup.run import abort_backup
 from tikv_br.backupset import records
 from tikv_br.cluster.config import ClusterConfig
 from tikv_br.errors import BackupDamaged, BackupPathInUse, DrillRemains, LeaseHeld, TikvBrError
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.checksum import Checksum
+from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.storage.base import ObjectStore
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import StorageLocation

@@ -10,7 +10,6 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from formats.keys.ranges import KeyRange, intersection, user_range
 from tikv_br.archive.log import LogArchive
 from tikv_br.backup.merge import MergeSources
 from tikv_br.backupset.files import FileEntry
@@ -19,6 +18,7 @@ from tikv_br.diff.sides import ClusterSide
 from tikv_br.diff.values import Meter, UserRange
 from tikv_br.drill.context import DrillContext
 from tikv_br.errors import DifferencesFound, OutsideRestoreWindow, UsageError
+from tikv_br.formats.keys.ranges import KeyRange, intersection, user_range
 from tikv_br.report.facts import Compared, counted
 
 if TYPE_CHECKING:

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from incremental.feed.feed import FeedOptions
 from tikv_br.archive.log import LogSource
 from tikv_br.backup.options import BackupOptions
 from tikv_br.cluster.config import ClusterConfig
@@ -17,6 +16,7 @@ from tikv_br.drill.ledger import Kind, Remover
 from tikv_br.drill.objectives import Objectives
 from tikv_br.drill.targets import ClusterTarget, Target
 from tikv_br.errors import UsageError
+from tikv_br.incremental.feed.feed import FeedOptions
 from tikv_br.storage.crypter import SecretText
 from tikv_br.storage.url import StorageLocation
 

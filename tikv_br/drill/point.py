@@ -15,9 +15,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from formats.api_version import ApiVersion
-from formats.checksum import Checksum
-from formats.keys.ranges import KeyRange, intersection, subtract, user_range
 from tikv_br.archive.log import LogArchive
 from tikv_br.backup.merge import MergeSources, plan_by_sizes, sizes_by_key
 from tikv_br.backupset.coverage import codec_of
@@ -42,6 +39,9 @@ from tikv_br.errors import (
     TikvBrError,
     UsageError,
 )
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.checksum import Checksum
+from tikv_br.formats.keys.ranges import KeyRange, intersection, subtract, user_range
 from tikv_br.point_in_time import PointOptions, restore_to_point
 from tikv_br.progress_events import Notice
 from tikv_br.report.facts import Compared, counted
@@ -218,7 +218,7 @@ def rows_at(batches: Iterable[pa.RecordBatch], ts: int) -> pa.RecordBatch:
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    from formats.columns import SCHEMA
+    from tikv_br.formats.columns import SCHEMA
 
     buffer: list[pa.RecordBatch] = []
     size = 0

@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 
-from formats.keys.ranges import subtract
-from formats.keys.text import format_key
 from tikv_br.backupset.compare import BackupComparison
 from tikv_br.cluster import timestamps
 from tikv_br.drill.context import DrillContext
 from tikv_br.drill.ledger import Kind
 from tikv_br.errors import ChecksumMismatch, UsageError
+from tikv_br.formats.keys.ranges import subtract
+from tikv_br.formats.keys.text import format_key
 from tikv_br.progress_events import Event, Reporter, StepStarted
 from tikv_br.report.facts import Compared, counted
 from tikv_br.restore.options import Restamp

@@ -10,14 +10,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from formats.api_version import ApiVersion
-from formats.keys.ranges import KeyRange, user_range
-from incremental.diff_mode import DiffMode, DiffModeOptions, Pass
-from incremental.handover import FromBackup, service_id
-from incremental.pipeline import Replicator
-from incremental.sinks.open import SinkOptions
-from incremental.sinks.url import TikvTarget
-from incremental.sync import SyncOptions, sync
 from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.backupset.coverage import codec_of
 from tikv_br.cluster import safepoint
@@ -27,6 +19,14 @@ from tikv_br.diff.options import ClusterChoice, DiffOptions
 from tikv_br.drill.ledger import Creation, Kind
 from tikv_br.drill.options import TailOptions
 from tikv_br.errors import CutOverFailed, DrillRemains, UsageError
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.keys.ranges import KeyRange, user_range
+from tikv_br.incremental.diff_mode import DiffMode, DiffModeOptions, Pass
+from tikv_br.incremental.handover import FromBackup, service_id
+from tikv_br.incremental.pipeline import Replicator
+from tikv_br.incremental.sinks.open import SinkOptions
+from tikv_br.incremental.sinks.url import TikvTarget
+from tikv_br.incremental.sync import SyncOptions, sync
 from tikv_br.storage.url import StorageLocation
 
 MAX_RANGES = 16

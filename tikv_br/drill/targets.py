@@ -12,11 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from formats.api_version import ApiVersion
-from formats.errors import UnsupportedFormat
-from formats.keys.codec import RAW_MODE_END, KeyCodec
-from formats.keys.ranges import KeyRange, intersection, user_range
-from formats.keys.rewrite import UNCHANGED, Rewrite
 from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.backupset.compare import check_gives_checksums, check_same_encoding
 from tikv_br.backupset.coverage import codec_of
@@ -25,6 +20,11 @@ from tikv_br.cluster.cluster import Cluster, first_rpc_key
 from tikv_br.cluster.config import ClusterConfig
 from tikv_br.drill.ledger import Creation, Kind, OwnedRows
 from tikv_br.errors import ClusterError, ClusterUnfit, DrillRemains, TargetNotEmpty, UsageError
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.errors import UnsupportedFormat
+from tikv_br.formats.keys.codec import RAW_MODE_END, KeyCodec
+from tikv_br.formats.keys.ranges import KeyRange, intersection, user_range
+from tikv_br.formats.keys.rewrite import UNCHANGED, Rewrite
 from tikv_br.report.facts import counted
 from tikv_br.restore.options import RestoreOptions
 from tikv_br.restore.plan import RestoreRange

@@ -8,10 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 
-from formats.api_version import ApiVersion
-from formats.errors import UnsupportedFormat
-from formats.keys.codec import KeyCodec
-from formats.keys.ranges import KeyRange, gaps, intersection
 from tikv_br import __version__, run_id
 from tikv_br.backup.context import Engine
 from tikv_br.backup.merge import MergeSources, plan_by_sizes, sizes_by_key
@@ -27,6 +23,10 @@ from tikv_br.cluster.rate_limit import RateLimit
 from tikv_br.errors import StorageConflict, StorageError, UsageError
 from tikv_br.export.options import ExportOptions
 from tikv_br.export.task import BackupSource, ClusterSource, ExportJob, ExportTask, Part, run_export_task
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.errors import UnsupportedFormat
+from tikv_br.formats.keys.codec import KeyCodec
+from tikv_br.formats.keys.ranges import KeyRange, gaps, intersection
 from tikv_br.progress_events import Notice, Reporter, silent
 from tikv_br.spark.executor import ExecutorOptions, run_tasks
 from tikv_br.spark.session import check_java
@@ -239,7 +239,7 @@ def release_lock(context: ExportContext) -> None:
 def copy(context: ExportContext) -> None:
     """Write all parts. Raises the first error of a task."""
     options, engine = context.options, context.engine
-    from formats.tables import TableFormat, TableOptions  # loads Arrow: after the checks
+    from tikv_br.formats.tables import TableFormat, TableOptions  # loads Arrow: after the checks
 
     names = context.columns
     table = TableOptions(TableFormat(options.format), options.form, expire_ts="expire_ts" in names, ts="ts" in names)

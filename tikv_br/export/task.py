@@ -9,8 +9,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from formats.keys.codec import KeyCodec
-from formats.keys.ranges import KeyRange, intersection
 from tikv_br.backup.task import try_task
 from tikv_br.backupset.files import FileEntry
 from tikv_br.backupset.rows import read_rows
@@ -19,6 +17,8 @@ from tikv_br.cluster.config import ClusterConfig
 from tikv_br.cluster.rate_limit import RateLimit
 from tikv_br.cluster.rawkv import RawClient
 from tikv_br.errors import UsageError
+from tikv_br.formats.keys.codec import KeyCodec
+from tikv_br.formats.keys.ranges import KeyRange, intersection
 from tikv_br.spark.task import TaskContext
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import StorageLocation
@@ -26,7 +26,7 @@ from tikv_br.storage.url import StorageLocation
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from formats.tables import TableOptions
+    from tikv_br.formats.tables import TableOptions
 
 
 @dataclass(slots=True)
@@ -60,8 +60,8 @@ class ClusterSource:
         import pyarrow as pa
         import pyarrow.compute as pc
 
-        from formats import columns
         from tikv_br.backup.scan import Prefetcher, TtlFetcher
+        from tikv_br.formats import columns
 
         cluster = context.shared(ClusterPool).get(self.config)
         raw = RawClient(cluster.router, self.codec, cluster.cluster_id)
@@ -94,8 +94,8 @@ class BackupSource:
 
     def batches(self, span: KeyRange, part: Part, context: TaskContext) -> Iterator[pa.RecordBatch]:
         """The rows of an RPC range, by ascending key; no tombstones, one version per key."""
-        from formats.merge import rows_at
-        from formats.rows import LiveFilter
+        from tikv_br.formats.merge import rows_at
+        from tikv_br.formats.rows import LiveFilter
 
         del part, context
         runs = [self._stored_rows(location, files, span) for location, files in self.backups]
@@ -143,7 +143,7 @@ def run_export_task(job: ExportJob, task: ExportTask, context: TaskContext) -> P
 
 def _write_part(job: ExportJob, task: ExportTask, context: TaskContext) -> Part:
     """Write one part. After an error nothing of it is visible."""
-    from formats.tables import UnfitText, open_table
+    from tikv_br.formats.tables import UnfitText, open_table
 
     part = Part(task.name)
     with open_store(job.destination).open_writer(task.name) as writer:
@@ -169,7 +169,7 @@ def _write_part(job: ExportJob, task: ExportTask, context: TaskContext) -> Part:
 
 def _data_bytes(batch: pa.RecordBatch) -> int:
     """Bytes of keys and values."""
-    from formats import columns
+    from tikv_br.formats import columns
 
     offsets = [columns.view(batch[name])[0] for name in ("key", "value")]
     return sum(int(each[-1] - each[0]) for each in offsets)

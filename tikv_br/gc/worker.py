@@ -18,7 +18,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from formats.api_version import ApiVersion
 from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.config import ClusterConfig
 from tikv_br.cluster.etcd import LeaseApi, LeaseHolder
@@ -26,6 +25,7 @@ from tikv_br.cluster.pd import PdClient
 from tikv_br.cluster.pd_http import GC_WORKER, GcStatus, PdHttp, gc_status
 from tikv_br.cluster.timestamps import minus_seconds, show_ts
 from tikv_br.errors import ClusterError, ClusterUnfit, EtcdLeaseExpired, EtcdUnreachable
+from tikv_br.formats.api_version import ApiVersion
 from tikv_br.gc.election import Candidate, ElectionApi
 from tikv_br.gc.metrics import WorkerFigures
 from tikv_br.gc.status import FOREVER, GcReport, report

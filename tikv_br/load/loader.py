@@ -8,14 +8,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from formats.keys.text import show_key
 from tikv_br.errors import UsageError
+from tikv_br.formats.keys.text import show_key
 from tikv_br.progress_events import Reporter, TasksProgress, silent
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from formats.columns import Flags, Numbers
+    from tikv_br.formats.columns import Flags, Numbers
     from tikv_br.load.sources import Source
 
 
@@ -48,8 +48,8 @@ def load_pairs(
     """
     import pyarrow as pa
 
-    from formats import columns
-    from formats.order import by_key
+    from tikv_br.formats import columns
+    from tikv_br.formats.order import by_key
 
     def put(rows: pa.RecordBatch) -> pa.RecordBatch:
         """Return the rows that were left out."""
@@ -76,8 +76,8 @@ def load_pairs(
 
 def _live(batch: pa.RecordBatch) -> pa.RecordBatch:
     """The rows that have not expired. Raises `UsageError` for a tombstone."""
-    from formats import columns
-    from formats.rows import unexpired
+    from tikv_br.formats import columns
+    from tikv_br.formats.rows import unexpired
 
     deleted = columns.flags(batch["deleted"])
     if deleted.any():
@@ -88,7 +88,7 @@ def _live(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 def _bytes(rows: pa.RecordBatch) -> int:
     """Of keys and values."""
-    from formats import columns
+    from tikv_br.formats import columns
 
     ends = [columns.view(rows[name])[0] for name in ("key", "value")]
     return sum(int(each[-1] - each[0]) for each in ends)

@@ -1,4 +1,4 @@
-"""Where pairs to load come from: files that people have, or a generator. Each yields batches of `formats.columns.SCHEMA`."""
+"""Where pairs to load come from: files that people have, or a generator. Each yields batches of `tikv_br.formats.columns.SCHEMA`."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from typing import IO
 import numpy as np
 import pyarrow as pa
 
-from formats import columns
-from formats.errors import FormatError, InvalidKeyText
-from formats.keys.text import parse_key
-from formats.loadgen import generate
 from tikv_br.errors import UsageError
+from tikv_br.formats import columns
+from tikv_br.formats.errors import FormatError, InvalidKeyText
+from tikv_br.formats.keys.text import parse_key
+from tikv_br.formats.loadgen import generate
 
 BATCH_ROWS = 16_384
 _MAX_U64 = 2**64 - 1

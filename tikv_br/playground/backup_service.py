@@ -15,9 +15,9 @@ import fastcrc
 import grpc
 from rocksdict import BlockBasedOptions, ChecksumType, DBCompressionType, Options, SstFileWriter
 
-from formats.api_version import ApiVersion
-from formats.keys.codec import RAW_MODE, RAW_MODE_END, KeyCodec
 from tikv_br.cluster.pb import brpb_pb2, brpb_pb2_grpc, errorpb_pb2, kvrpcpb_pb2
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.keys.codec import RAW_MODE, RAW_MODE_END, KeyCodec
 from tikv_br.playground import external_storage
 from tikv_br.playground.encoding import LiveRow, data_range, encoding_of
 from tikv_br.playground.external_storage import CipherFault, ExternalStorage, StorageFault, open_for

@@ -15,8 +15,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from formats.api_version import ApiVersion
 from tikv_br.cluster.pb import cdcpb_pb2, errorpb_pb2, metapb_pb2
+from tikv_br.formats.api_version import ApiVersion
 from tikv_br.playground import cdc_rows, region_errors
 from tikv_br.playground.cdc_rows import Event, SubscribedRange
 from tikv_br.playground.encoding import Row

@@ -14,8 +14,8 @@ from typing import Final
 
 import grpc
 
-from formats.api_version import ApiVersion
 from tikv_br.cluster.pb import cdcpb_pb2
+from tikv_br.formats.api_version import ApiVersion
 from tikv_br.playground import cdc_hub, cdc_rows
 from tikv_br.playground.cdc_hub import Subscription
 from tikv_br.playground.cdc_rows import Event, SubscribedRange

@@ -10,8 +10,8 @@ import struct
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final, NamedTuple
 
-from formats.api_version import ApiVersion
-from formats.keys.codec import DATA_PREFIX
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.keys.codec import DATA_PREFIX
 from tikv_br.playground.engine import Engine
 
 _MAX_TS: Final = (1 << 64) - 1

@@ -22,7 +22,7 @@ from rocksdict import (
     WriteBatch,
 )
 
-from formats.keys.codec import DATA_PREFIX
+from tikv_br.formats.keys.codec import DATA_PREFIX
 
 _DATA_END: Final = bytes([DATA_PREFIX[0] + 1])
 _META: Final = b"\x01playground/"

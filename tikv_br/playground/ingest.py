@@ -9,9 +9,9 @@ from pathlib import Path
 
 from rocksdict import SstFileWriter
 
-from formats.api_version import ApiVersion
-from formats.keys.codec import DATA_PREFIX, MAX_TS, TS_SIZE
 from tikv_br.cluster.pb import errorpb_pb2, import_sstpb_pb2, kvrpcpb_pb2
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.keys.codec import DATA_PREFIX, MAX_TS, TS_SIZE
 from tikv_br.playground import external_storage, region_errors, sst_file
 from tikv_br.playground.backup_service import sst_options
 from tikv_br.playground.encoding import Row

@@ -20,8 +20,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, TextIO
 
-from formats.api_version import ApiVersion
 from tikv_br.errors import Interrupted, PlaygroundError, Terminated
+from tikv_br.formats.api_version import ApiVersion
 from tikv_br.playground.settings import SETTINGS_FILE, Settings, TlsSettings
 
 STATE_FILE: Final = "state.json"

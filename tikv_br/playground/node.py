@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import grpc
 
-from formats.api_version import ApiVersion
+from tikv_br.formats.api_version import ApiVersion
 
 if TYPE_CHECKING:
     from tikv_br.playground.cdc_hub import ChangeHub

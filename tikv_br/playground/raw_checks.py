@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from formats.api_version import ApiVersion
 from tikv_br.cluster.pb import errorpb_pb2, kvrpcpb_pb2
+from tikv_br.formats.api_version import ApiVersion
 from tikv_br.playground import region_errors
 from tikv_br.playground.node import StoreNode
 from tikv_br.playground.region import Region

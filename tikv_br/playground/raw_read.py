@@ -8,8 +8,8 @@ from typing import Final
 
 from fastcrc import crc64
 
-from formats.api_version import ApiVersion
 from tikv_br.cluster.pb import kvrpcpb_pb2 as kv
+from tikv_br.formats.api_version import ApiVersion
 from tikv_br.playground import region_errors
 from tikv_br.playground.encoding import Encoding, Row, Stored
 from tikv_br.playground.node import StoreNode

@@ -9,10 +9,10 @@ from typing import Any, Final
 import grpc
 from google.protobuf.message import Message
 
-from formats.api_version import ApiVersion
-from formats.keys import codec
 from tikv_br.cluster.pb import errorpb_pb2, tikvpb_pb2
 from tikv_br.cluster.pb import kvrpcpb_pb2 as kv
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.keys import codec
 from tikv_br.playground import region_errors
 from tikv_br.playground.encoding import DeadlyData, Encoding, encoding_of
 from tikv_br.playground.node import GET_TTL_WITHOUT_TTL, StoreNode, crash_store

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from typing import Final
 
-from formats.api_version import ApiVersion
 from tikv_br.cluster.pb import errorpb_pb2
 from tikv_br.cluster.pb import kvrpcpb_pb2 as kv
+from tikv_br.formats.api_version import ApiVersion
 from tikv_br.playground.encoding import Encoding, Row, data_range
 from tikv_br.playground.node import StoreNode
 from tikv_br.playground.raw_checks import RawChecks, RegionFault, RequestFault, check_within, key_outside, out_of_region

@@ -7,8 +7,8 @@ import threading
 from dataclasses import dataclass
 from typing import Final
 
-from formats.keys.codec import DATA_PREFIX
 from tikv_br.cluster.pb import metapb_pb2
+from tikv_br.formats.keys.codec import DATA_PREFIX
 from tikv_br.playground.engine import Engine
 
 

@@ -8,9 +8,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-from formats.api_version import ApiVersion
-from formats.keys import codec
 from tikv_br.errors import PlaygroundError
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.keys import codec
 from tikv_br.playground.encoding import Encoding
 from tikv_br.playground.pd_http import PdConfig
 from tikv_br.playground.pd_state import PdState

@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Final
 
-from formats.api_version import ApiVersion
 from tikv_br.errors import UsageError
+from tikv_br.formats.api_version import ApiVersion
 
 SETTINGS_FILE: Final = "playground.json"
 TIKV_VERSION: Final = "9.0.0-beta.2"

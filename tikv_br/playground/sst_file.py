@@ -17,10 +17,10 @@ from typing import Final, cast
 
 from rocksdict import IngestExternalFileOptions, Options, Rdict
 
-from formats.api_version import ApiVersion
-from formats.keys.codec import DATA_PREFIX, ENCODED_GROUP, FULL, TS_SIZE
-from formats.values import EXPIRE_SIZE, FLAG_DELETED, FLAG_EXPIRE
 from tikv_br.cluster.pb import import_sstpb_pb2
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.keys.codec import DATA_PREFIX, ENCODED_GROUP, FULL, TS_SIZE
+from tikv_br.formats.values import EXPIRE_SIZE, FLAG_DELETED, FLAG_EXPIRE
 from tikv_br.playground.encoding import Row
 
 _INGEST_CRASHES: Final = (

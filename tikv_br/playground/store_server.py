@@ -9,7 +9,7 @@ from typing import Final
 
 import grpc
 
-from formats.api_version import ApiVersion
+from tikv_br.formats.api_version import ApiVersion
 from tikv_br.playground.failpoints import FailpointInterceptor
 from tikv_br.playground.node import CallClock, StoreNode
 from tikv_br.playground.raw_checks import MAX_KEY_SIZE

@@ -7,10 +7,10 @@ import unicodedata
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from formats.api_version import ApiVersion
 from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.backupset.coverage import RegionPart, merge_regions
 from tikv_br.errors import Interrupted, Terminated, TikvBrError
+from tikv_br.formats.api_version import ApiVersion
 from tikv_br.redaction import redact
 
 NONE = "\N{EN DASH}"

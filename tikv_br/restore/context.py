@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 from dataclasses import dataclass, field
 
-from formats.checksum import Checksum
-from formats.keys.ranges import KeyRange
 from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.backupset.compare import BackgroundComparison
 from tikv_br.backupset.files import FileKind
@@ -16,6 +14,8 @@ from tikv_br.cluster.import_mode import DownloadLimit, ImportMode
 from tikv_br.cluster.regions import Region
 from tikv_br.cluster.topology import ClusterInfo
 from tikv_br.errors import LeaseLost, StorageError
+from tikv_br.formats.checksum import Checksum
+from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.progress_events import Reporter, silent
 from tikv_br.restore.inspect import BackgroundInspection, FileFacts
 from tikv_br.restore.options import RestoreOptions, Via

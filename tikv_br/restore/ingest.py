@@ -13,10 +13,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Protocol
 
-from formats.api_version import ApiVersion
-from formats.keys.codec import DATA_PREFIX, KeyCodec
-from formats.keys.ranges import KeyRange, intersection, user_range
-from formats.keys.rewrite import Rewrite, encoded_prefix
 from tikv_br import cancellation
 from tikv_br.backupset.coverage import codec_of
 from tikv_br.backupset.rows import file_errors, read_rows
@@ -36,6 +32,10 @@ from tikv_br.errors import (
     StorageObjectMissing,
     StorageUnreachable,
 )
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.keys.codec import DATA_PREFIX, KeyCodec
+from tikv_br.formats.keys.ranges import KeyRange, intersection, user_range
+from tikv_br.formats.keys.rewrite import Rewrite, encoded_prefix
 from tikv_br.restore.options import Via
 from tikv_br.restore.plan import FilePart, IngestResult
 from tikv_br.restore.record import RestoreRecord
@@ -192,7 +192,7 @@ class _RowCursor:
 
     def within(self, start: bytes, end: bytes) -> Iterator[pa.RecordBatch]:
         """The rows of ``[start, end)``, ``end`` ``b""`` = unbounded; rows before it are skipped."""
-        from formats.rows import within
+        from tikv_br.formats.rows import within
 
         self._end = end or None
         while True:
@@ -248,8 +248,8 @@ class Upload:
 
     def _write(self, file: IO[bytes], meta: import_sstpb_pb2.SSTMeta, span: KeyRange) -> bool:
         """Write the rows in ``span`` as a store holds them; False when there are none."""
-        from formats.rows import to_storage
-        from formats.sst import SstWriter
+        from tikv_br.formats.rows import to_storage
+        from tikv_br.formats.sst import SstWriter
 
         def sink(data: bytes) -> None:
             meta.crc32 = zlib.crc32(data, meta.crc32)
@@ -279,7 +279,7 @@ class Upload:
 
     def _all_rows(self) -> Iterator[pa.RecordBatch]:
         """The newest row of each key of the part, under the name and with the timestamp that it gets."""
-        from formats.rows import LiveFilter
+        from tikv_br.formats.rows import LiveFilter
 
         newest, part = LiveFilter(now=0), self._part
         source = codec_of(self._job.api_version, part.file.key_range)

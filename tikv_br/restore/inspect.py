@@ -8,16 +8,16 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from formats.api_version import ApiVersion
-from formats.keys.codec import DATA_PREFIX, ENCODED_GROUP, GROUP, KeyCodec
-from formats.sst import SstFacts, Table
-from formats.sst.check import check_table
 from tikv_br import cancellation
 from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.backupset.files import FileEntry, FileKind
 from tikv_br.backupset.rows import file_errors, kind_of, open_file
 from tikv_br.cancellation import Cancellation, inherit
 from tikv_br.errors import BackupDamaged
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.keys.codec import DATA_PREFIX, ENCODED_GROUP, GROUP, KeyCodec
+from tikv_br.formats.sst import SstFacts, Table
+from tikv_br.formats.sst.check import check_table
 
 _MAX_TS = "tikv.max_ts"
 PIECE_BYTES = 4 << 20
@@ -143,7 +143,7 @@ def _cuts(separators: Sequence[bytes], codec: KeyCodec, file: FileEntry, pieces:
 
 
 def _inspect_parquet(backup: BackupSet, file: FileEntry, _pieces: int) -> tuple[int, FileFacts]:
-    from formats.parquet import ParquetReader
+    from tikv_br.formats.parquet import ParquetReader
 
     return ParquetReader(open_file(backup.store, file)).rows, FileFacts(file.max_ts)
 

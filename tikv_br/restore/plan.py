@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from formats.keys.ranges import KeyRange, gaps, intersection
-from formats.keys.rewrite import UNCHANGED, Rewrite
 from tikv_br.backupset.files import FileEntry
+from tikv_br.formats.keys.ranges import KeyRange, gaps, intersection
+from tikv_br.formats.keys.rewrite import UNCHANGED, Rewrite
 
 MIB = 1 << 20
 REGION_BYTES = 96 * MIB

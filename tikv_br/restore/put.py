@@ -10,12 +10,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from formats.api_version import ApiVersion
-from formats.keys.codec import KeyCodec
 from tikv_br.backupset.coverage import codec_of
 from tikv_br.backupset.rows import file_errors, read_rows
 from tikv_br.cluster.cluster import ClusterPool
 from tikv_br.cluster.config import ClusterConfig
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.keys.codec import KeyCodec
 from tikv_br.restore.plan import FilePart, IngestResult
 from tikv_br.restore.record import RestoreRecord
 from tikv_br.spark.task import TaskContext
@@ -44,7 +44,7 @@ def put_part(job: PutJob, part: FilePart, context: TaskContext) -> IngestResult:
 
     Raises `BackupDamaged` and `BackupUnsupported` naming the file, `StorageError`, `ClusterError`.
     """
-    from formats import columns
+    from tikv_br.formats import columns
 
     codec = codec_of(job.api_version, part.target)
     writer = context.shared(ClusterPool).get(job.cluster).raw(codec.keyspace_id).column_writer()
@@ -62,7 +62,7 @@ def put_part(job: PutJob, part: FilePart, context: TaskContext) -> IngestResult:
 
 def _chunks(job: PutJob, part: FilePart, codec: KeyCodec) -> Iterator[pa.RecordBatch]:
     """The newest row of each key of the part, expired or not, with rewritten keys."""
-    from formats.rows import LiveFilter
+    from tikv_br.formats.rows import LiveFilter
 
     newest = LiveFilter(now=0)
     source = codec_of(job.api_version, part.file.key_range)

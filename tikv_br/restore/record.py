@@ -16,10 +16,10 @@ from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
-from formats.keys.ranges import KeyRange
 from tikv_br.backupset import layout, lease
 from tikv_br.backupset.records import read_record, write_record
 from tikv_br.errors import BackupDamaged, StorageObjectMissing, StorageUnreachable
+from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.retry import STORAGE_UNREACHABLE, RetryPolicy
 from tikv_br.storage.base import ObjectStore
 from tikv_br.storage.open import open_store

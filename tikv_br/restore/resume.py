@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 
-from formats.keys.ranges import KeyRange, intersection, subtract
 from tikv_br.backupset import layout
 from tikv_br.cluster.import_mode import DownloadLimit, ImportMode, active_balance_schedulers
 from tikv_br.errors import BackupDamaged, StorageDenied, StorageError, StorageReadOnly
+from tikv_br.formats.keys.ranges import KeyRange, intersection, subtract
 from tikv_br.progress_events import Notice
 from tikv_br.restore.context import RestoreContext
 from tikv_br.restore.plan import remaining_parts

@@ -12,13 +12,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial, reduce
 
-from formats.api_version import ApiVersion
-from formats.checksum import Checksum
-from formats.errors import UnsupportedFormat
-from formats.keys.codec import KeyCodec
-from formats.keys.ranges import KeyRange, intersection, subtract
-from formats.keys.rewrite import UNCHANGED, Rewrite, stores_can
-from formats.keys.text import show_key
 from tikv_br import run_id
 from tikv_br.backupset import lease
 from tikv_br.backupset.backup_set import BackupSet
@@ -48,6 +41,13 @@ from tikv_br.errors import (
     TimestampAheadOfTso,
     UsageError,
 )
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.checksum import Checksum
+from tikv_br.formats.errors import UnsupportedFormat
+from tikv_br.formats.keys.codec import KeyCodec
+from tikv_br.formats.keys.ranges import KeyRange, intersection, subtract
+from tikv_br.formats.keys.rewrite import UNCHANGED, Rewrite, stores_can
+from tikv_br.formats.keys.text import show_key
 from tikv_br.progress_events import Notice
 from tikv_br.report.facts import counted
 from tikv_br.restore.context import RestoreContext

@@ -32,7 +32,7 @@ R = TypeVar("R")
 PartitionFunction = Callable[["Iterator[pa.RecordBatch]", TaskContext], R]
 _SETTINGS = {
     "spark.sql.adaptive.enabled": "false",  # it may merge or split partitions
-    "spark.sql.execution.arrow.useLargeVarTypes": "true",  # as `formats.columns`
+    "spark.sql.execution.arrow.useLargeVarTypes": "true",  # as `tikv_br.formats.columns`
     "spark.sql.execution.arrow.maxBytesPerBatch": str(16 << 20),
 }
 _FORMATS = {

@@ -172,7 +172,7 @@ def read_chunks(store: ObjectStore, name: str, size: int, chunk_size: int = CHUN
 
 
 class ObjectSource:
-    """An object read by ranges and decrypted (`formats.sst.RandomAccess`)."""
+    """An object read by ranges and decrypted (`tikv_br.formats.sst.RandomAccess`)."""
 
     def __init__(self, store: ObjectStore, name: str, cipher_iv: bytes) -> None:
         """``cipher_iv`` is that of the file's record. Raises `StorageError`, `BackupDamaged` for an IV that is none."""

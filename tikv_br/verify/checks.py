@@ -10,11 +10,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from formats.api_version import ApiVersion
-from formats.checksum import Checksum
-from formats.errors import FormatError
-from formats.keys.codec import KeyCodec
-from formats.keys.ranges import KeyRange
 from tikv_br.backupset.compare import BackupComparison
 from tikv_br.backupset.coverage import codec_of
 from tikv_br.backupset.files import FileEntry, FileKind, content_damage, verify_file_identity
@@ -22,6 +17,11 @@ from tikv_br.backupset.rows import kind_of
 from tikv_br.cluster.cluster import ClusterPool
 from tikv_br.cluster.config import ClusterConfig
 from tikv_br.errors import BackupDamaged, StorageObjectMissing
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.checksum import Checksum
+from tikv_br.formats.errors import FormatError
+from tikv_br.formats.keys.codec import KeyCodec
+from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.spark.task import TaskContext
 from tikv_br.storage.base import CHUNK_SIZE, ObjectSource, ObjectStore
 from tikv_br.verify.options import Finding, Level
@@ -129,7 +129,7 @@ def _check_rows(job: FileJob, file: FileEntry, data: HashedFile) -> tuple[int, l
 
 def _sum_sst(file: FileEntry, data: HashedFile, codec: KeyCodec) -> RowSums:
     """The sums of an SST, after checking every block and row."""
-    from formats.sst import check_rows
+    from tikv_br.formats.sst import check_rows
     from tikv_br.verify.row_sums import SummingReader
 
     reader = SummingReader(data, codec)
@@ -139,7 +139,7 @@ def _sum_sst(file: FileEntry, data: HashedFile, codec: KeyCodec) -> RowSums:
 
 
 def _sum_parquet(file: FileEntry, data: HashedFile, codec: KeyCodec) -> RowSums:
-    from formats.parquet import ParquetReader
+    from tikv_br.formats.parquet import ParquetReader
     from tikv_br.verify.row_sums import sum_records
 
     return sum_records(ParquetReader(data).records(), file, codec)

@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from formats import columns
-from formats.checksum import Checksum, checksum
-from formats.errors import DamagedBytes
-from formats.keys.codec import KeyCodec
-from formats.keys.ranges import user_range
-from formats.rows import LiveFilter, from_storage, to_storage, within
-from formats.sst import RandomAccess, SstReader
 from tikv_br.backupset.files import Expiry, FileEntry
+from tikv_br.formats import columns
+from tikv_br.formats.checksum import Checksum, checksum
+from tikv_br.formats.errors import DamagedBytes
+from tikv_br.formats.keys.codec import KeyCodec
+from tikv_br.formats.keys.ranges import user_range
+from tikv_br.formats.rows import LiveFilter, from_storage, to_storage, within
+from tikv_br.formats.sst import RandomAccess, SstReader
 
 
 @dataclass

@@ -8,7 +8,6 @@ from functools import partial
 from itertools import pairwise
 from typing import TypeVar
 
-from formats.keys.ranges import KeyRange, gaps
 from tikv_br.backupset import layout, manifest
 from tikv_br.backupset.backup_set import BackupSet, meta_content
 from tikv_br.backupset.compare import check_gives_checksums, check_same_encoding
@@ -26,6 +25,7 @@ from tikv_br.errors import (
     StorageObjectMissing,
     UsageError,
 )
+from tikv_br.formats.keys.ranges import KeyRange, gaps
 from tikv_br.progress_events import Notice, Reporter, silent
 from tikv_br.spark.executor import ExecutorKind, ExecutorOptions, run_tasks
 from tikv_br.spark.session import check_settings

@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from formats.api_version import ApiVersion
 from tests.integration.backup.data import load
 from tests.support.live_cluster import LiveCluster
+from tikv_br.formats.api_version import ApiVersion
 
 YEAR = 365 * 86400
 

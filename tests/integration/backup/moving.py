@@ -11,11 +11,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from formats.api_version import ApiVersion
 from tests.integration.backup.data import load
 from tests.support.live_cluster import LiveCluster, live_cluster
 from tests.support.waiting import PATIENCE, eventually
 from tikv_br.cluster.config import ClusterConfig
+from tikv_br.formats.api_version import ApiVersion
 
 SPLITS = [b"row00100", b"row01", b"row02", b"\x90"]
 READ_FIRST = b""

@@ -9,10 +9,10 @@ from typing import Any
 import zstandard
 from rocksdict import Options, Rdict
 
-from formats.api_version import ApiVersion
-from formats.keys import codec
 from tests.support.live_cluster import LiveCluster
 from tikv_br.cluster.pb import brpb_pb2, kvrpcpb_pb2
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.keys import codec
 
 Rows = dict[bytes, bytes]
 """Internal keys (with z) and values."""

@@ -10,9 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from formats.api_version import ApiVersion
-from formats.checksum import Checksum
-from formats.rawscan import RawPage
 from tests.integration.backup.conftest import Clusters, Options
 from tests.integration.backup.data import load, when
 from tests.support.live_cluster import LiveCluster
@@ -22,6 +19,9 @@ from tikv_br.backup.run import backup
 from tikv_br.cluster.rate_limit import RateLimit
 from tikv_br.cluster.rawkv import RawClient
 from tikv_br.errors import ChecksumMismatch
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.checksum import Checksum
+from tikv_br.formats.rawscan import RawPage
 from tikv_br.progress_events import Event, Notice, StepFinished, StepStarted
 
 V1, V1TTL, V2 = ApiVersion.V1, ApiVersion.V1TTL, ApiVersion.V2

@@ -8,11 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from formats.api_version import ApiVersion
-from formats.keys.codec import KeyCodec
-from formats.keys.ranges import KeyRange
-from formats.sst.compression import Compression
-from formats.values import decode_value
 from tests.integration.backup.conftest import Clusters, Options
 from tests.integration.backup.data import load, when
 from tests.integration.backup.loaded import YEAR, Loaded, Sources, expiring
@@ -23,6 +18,11 @@ from tikv_br.backup.run import backup
 from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.backupset.coverage import RegionPart
 from tikv_br.errors import ConversionUnsupported
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.keys.codec import KeyCodec
+from tikv_br.formats.keys.ranges import KeyRange
+from tikv_br.formats.sst.compression import Compression
+from tikv_br.formats.values import decode_value
 from tikv_br.playground.engine import Engine
 from tikv_br.progress_events import StepStarted
 from tikv_br.restore.options import RestoreOptions

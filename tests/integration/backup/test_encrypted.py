@@ -10,7 +10,6 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from formats.api_version import ApiVersion
 from tests.integration.backup.conftest import Clusters, Options
 from tests.integration.backup.data import hard_rows, load
 from tests.integration.backup.reading import rocksdb_rows, stored
@@ -23,6 +22,7 @@ from tikv_br.backupset.files import FileKind
 from tikv_br.backupset.rows import find_value
 from tikv_br.cluster.pb import brpb_pb2
 from tikv_br.errors import CrypterMismatch, RequestRefused
+from tikv_br.formats.api_version import ApiVersion
 from tikv_br.progress_events import Event, Notice, StepFinished
 from tikv_br.restore.options import Mode, RestoreOptions
 from tikv_br.restore.run import restore

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from formats.api_version import ApiVersion
 from tests.integration.backup.conftest import Clusters, Options
 from tests.integration.backup.reading import golden_rows, rocksdb_rows
 from tests.support.live_cluster import LiveCluster
 from tikv_br.backup.run import backup
 from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.cluster.pb import brpb_pb2
+from tikv_br.formats.api_version import ApiVersion
 from tikv_br.storage.open import open_store
 
 

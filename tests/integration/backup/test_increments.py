@@ -11,8 +11,6 @@ from typing import Any
 
 import pytest
 
-from formats.api_version import ApiVersion
-from incremental.backup import back_up_changes
 from tests.integration.restore.points import rows_of
 from tests.support import history
 from tests.support.live_cluster import LiveCluster, contents, live_cluster
@@ -38,6 +36,8 @@ from tikv_br.errors import (
     SafePointError,
     UsageError,
 )
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.incremental.backup import back_up_changes
 from tikv_br.point_in_time import PointOptions, restore_to_point
 from tikv_br.progress_events import Event, Notice, Reporter, StepStarted, silent
 from tikv_br.restore.options import RestoreOptions

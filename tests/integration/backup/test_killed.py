@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from formats.api_version import ApiVersion
 from tests.e2e.command import environment
 from tests.integration.backup.reading import Rows, rocksdb_rows
 from tests.integration.backup.resume.unfinished import REGIONS, ROWS, fill
@@ -20,6 +19,7 @@ from tests.support.live_cluster import LiveCluster, live_cluster
 from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.backupset.ledger import LedgerEntry, read_entries
 from tikv_br.errors import BackupPathInUse, LeaseHeld
+from tikv_br.formats.api_version import ApiVersion
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import StorageLocation
 

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from formats.api_version import ApiVersion
 from tests.integration.backup.conftest import Clusters, Options
 from tests.integration.backup.data import hard_rows, load, when
 from tests.integration.backup.reading import ts_of
@@ -28,6 +27,7 @@ from tikv_br.errors import (
     TikvBrError,
     UsageError,
 )
+from tikv_br.formats.api_version import ApiVersion
 from tikv_br.progress_events import Event, StepFinished, StepStarted
 from tikv_br.storage.open import open_store
 

@@ -12,18 +12,18 @@ import pytest
 from bench.dataset import Dataset
 from bench.replay import replaying
 from bench.scan_to_sst import scan_task
-from formats.api_version import ApiVersion
-from formats.checksum import checksum
-from formats.keys.codec import KeyCodec
-from formats.rawscan import RawPage
-from formats.rows import from_storage
-from formats.sst import Compression, MemorySource, SstReader
 from tikv_br.backup.scan import ScanProbe
 from tikv_br.backupset.layout import is_data
 from tikv_br.backupset.ledger import LedgerEntry, read_entries
 from tikv_br.backupset.run_record import PathState, path_state
 from tikv_br.cluster.rawkv import RawClient
 from tikv_br.errors import RequestRefused
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.checksum import checksum
+from tikv_br.formats.keys.codec import KeyCodec
+from tikv_br.formats.rawscan import RawPage
+from tikv_br.formats.rows import from_storage
+from tikv_br.formats.sst import Compression, MemorySource, SstReader
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import StorageLocation
 

@@ -11,8 +11,6 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
 
-from formats.api_version import ApiVersion
-from formats.columns import SCHEMA
 from tests.integration.backup.conftest import Clusters, Options
 from tests.integration.backup.loaded import YEAR, Loaded, Sources, expiring
 from tikv_br.backup.options import BackupOptions
@@ -22,6 +20,8 @@ from tikv_br.backupset.files import FileKind
 from tikv_br.backupset.rows import find_value
 from tikv_br.cluster.pb import brpb_pb2
 from tikv_br.errors import BackupDamaged
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.columns import SCHEMA
 from tikv_br.restore.options import Mode, RestoreOptions
 from tikv_br.restore.run import restore
 from tikv_br.spark.session import spark_context

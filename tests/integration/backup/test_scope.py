@@ -6,10 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from formats.api_version import ApiVersion
-from formats.keys.codec import KeyCodec
-from formats.keys.ranges import KeyRange
-from formats.sst.compression import Compression
 from tests.integration.backup.conftest import Clusters, Options
 from tests.integration.backup.data import load
 from tests.integration.backup.reading import Rows, rocksdb_rows, stored
@@ -20,6 +16,10 @@ from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.backupset.rows import find_value
 from tikv_br.cluster.pb import brpb_pb2
 from tikv_br.errors import ConversionUnsupported, RequestRefused, UsageError
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.keys.codec import KeyCodec
+from tikv_br.formats.keys.ranges import KeyRange
+from tikv_br.formats.sst.compression import Compression
 from tikv_br.restore.options import RestoreOptions
 from tikv_br.restore.run import restore
 from tikv_br.storage.open import open_store

@@ -9,12 +9,12 @@ from dataclasses import replace
 
 import pytest
 
-from formats.api_version import ApiVersion
 from tests.integration.backup.conftest import Options
 from tests.integration.backup.data import hard_rows, load
 from tests.support.live_cluster import LiveCluster, live_cluster
 from tikv_br.backup.run import backup
 from tikv_br.cluster.config import ClusterConfig
+from tikv_br.formats.api_version import ApiVersion
 from tikv_br.progress_events import Event, StepStarted
 
 AWAY = 3.0

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from formats.api_version import ApiVersion
 from tests.integration.backup.conftest import Options
 from tests.integration.backup.data import hard_rows
 from tests.integration.backup.moving import (
@@ -29,6 +28,7 @@ from tests.integration.backup.reading import rocksdb_rows, stored
 from tests.support.live_cluster import LiveCluster
 from tikv_br.backup.run import backup
 from tikv_br.errors import RequestRefused, RetryBudgetExhausted, TikvBrError
+from tikv_br.formats.api_version import ApiVersion
 
 POINT = "backup.region"
 

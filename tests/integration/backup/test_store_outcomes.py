@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from formats.api_version import ApiVersion
-from formats.sst import MemorySource, SstReader
-from formats.sst.compression import Compression
 from tests.integration.backup.conftest import Clusters, Options
 from tests.integration.backup.data import hard_rows, load
 from tests.integration.backup.reading import golden_rows, rocksdb_rows
 from tests.support.live_cluster import LiveCluster, live_cluster
 from tikv_br.backup.run import backup
 from tikv_br.backupset.backup_set import BackupSet
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.sst import MemorySource, SstReader
+from tikv_br.formats.sst.compression import Compression
 from tikv_br.restore.options import RestoreOptions
 from tikv_br.restore.run import restore
 from tikv_br.storage.open import open_store

@@ -12,15 +12,15 @@ from bench.dataset import Dataset
 from bench.replay import replaying
 from bench.rivals import per_key_python, rocksdict_writer
 from bench.scan_to_sst import scan_task
-from formats.api_version import ApiVersion
-from formats.keys.codec import KeyCodec
-from formats.rows import from_storage
-from formats.sst import Compression, MemorySource, SstReader
 from tests.interop.line_client import LineClient
 from tests.support.tools import find_tool
 from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.config import ClusterConfig
 from tikv_br.cluster.rawkv import RawClient
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.keys.codec import KeyCodec
+from tikv_br.formats.rows import from_storage
+from tikv_br.formats.sst import Compression, MemorySource, SstReader
 
 DATASET = Dataset(25_000, 30)
 

@@ -16,13 +16,13 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
-from formats.api_version import ApiVersion
 from tests.support.live_cluster import LiveCluster, contents, live_cluster
 from tikv_br.backupset import layout, run_record
 from tikv_br.bulk_load import run, stage
 from tikv_br.bulk_load.run import BulkLoadOptions, BulkLoadSummary, bulk_load
 from tikv_br.bulk_load.stage import StageOptions
 from tikv_br.errors import ChecksumMismatch, TargetNotEmpty, TaskFailed, Terminated, UsageError
+from tikv_br.formats.api_version import ApiVersion
 from tikv_br.progress_events import Notice
 from tikv_br.restore.options import Mode
 from tikv_br.spark.frames import Input, sql_session

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from formats.api_version import ApiVersion
 from tests.integration.s3_servers import S3Server, moto_server
 from tests.support.live_cluster import LiveCluster, live_cluster
 from tikv_br.backupset.layout import import_mode_folder
@@ -21,6 +20,7 @@ from tikv_br.check.run import check
 from tikv_br.cluster.config import ClusterConfig
 from tikv_br.cluster.store import StoreClient
 from tikv_br.cluster.timestamps import minus_seconds
+from tikv_br.formats.api_version import ApiVersion
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import StorageLocation
 

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from formats.api_version import ApiVersion
 from tests.integration.backup.data import hard_rows, load
 from tests.integration.crash.world import forget_safe_points
 from tests.support.forks import Forks
 from tests.support.live_cluster import LiveCluster, live_cluster
+from tikv_br.formats.api_version import ApiVersion
 
 ROWS = hard_rows(count=20)
 REGIONS = 3

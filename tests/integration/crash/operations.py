@@ -6,9 +6,6 @@ import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from formats.api_version import ApiVersion
-from incremental.backup import back_up_changes, increment_steps
-from incremental.feed.feed import FeedOptions
 from tests.integration.crash.cells import FULL, Cell, cells, some
 from tests.integration.crash.conftest import ROWS
 from tests.integration.crash.world import files, safe_points
@@ -30,6 +27,9 @@ from tikv_br.drill.ledger import Kind as Made
 from tikv_br.drill.options import DrillOptions, PointChoice, Scenario, TailOptions
 from tikv_br.drill.run import drill_steps, report_steps
 from tikv_br.drill.targets import ClusterTarget, PlaygroundTarget
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.incremental.backup import back_up_changes, increment_steps
+from tikv_br.incremental.feed.feed import FeedOptions
 from tikv_br.progress_events import Reporter
 from tikv_br.restore.options import Mode, RestoreOptions
 from tikv_br.spark.executor import ExecutorOptions

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from formats.api_version import ApiVersion
 from tests.integration.backup.data import load
 from tests.integration.crash.cells import (
     CODES,
@@ -53,6 +52,7 @@ from tikv_br.backupset.coverage import codec_of
 from tikv_br.backupset.rows import read_rows
 from tikv_br.cli.main import run
 from tikv_br.errors import BackupPathInUse
+from tikv_br.formats.api_version import ApiVersion
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import StorageLocation
 

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from formats.api_version import ApiVersion
 from tests.integration.backup.data import load
 from tests.integration.crash.cells import CODES, Cell, Kind, end_by_itself, ending, fail
 from tests.integration.crash.conftest import ROWS
@@ -36,6 +35,7 @@ from tikv_br.drill.ledger import Kind as Made
 from tikv_br.drill.ledger import read_ledgers
 from tikv_br.drill.options import DrillOptions
 from tikv_br.drill.run import drill, report_steps
+from tikv_br.formats.api_version import ApiVersion
 from tikv_br.progress_events import Reporter
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import StorageLocation

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from formats.api_version import ApiVersion
 from tests.integration.crash.cells import FULL, ending
 from tests.integration.crash.operations import COMPACTION
 from tests.integration.crash.seams import killed_at
@@ -34,6 +33,7 @@ from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.backupset.index import Index
 from tikv_br.cli.main import run
 from tikv_br.errors import BackupPathInUse
+from tikv_br.formats.api_version import ApiVersion
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import StorageLocation, parse
 

@@ -20,16 +20,6 @@ from unittest import mock
 
 import pytest
 
-from formats.api_version import ApiVersion
-from incremental.checkpoint import CheckpointStore, ObjectCheckpoints
-from incremental.feed.feed import Feed, FeedOptions
-from incremental.handover import FromTs
-from incremental.pipeline import ReplicateOptions
-from incremental.sinks.base import Sink
-from incremental.sinks.tikv import TikvSink
-from incremental.sinks.url import parse
-from incremental.sorter import Sorter
-from incremental.sync import SyncOptions, sync
 from tests.integration.crash.cells import FULL, Kind, When, ending, fail
 from tests.integration.crash.world import files, forget_safe_points, safe_points
 from tests.integration.incremental import forked_sync  # noqa: F401 - loads the kernels
@@ -40,6 +30,16 @@ from tikv_br.cli.sync_view import signals_stop
 from tikv_br.cluster.safepoint import SafePointKeeper
 from tikv_br.cluster.timestamps import minus_seconds
 from tikv_br.errors import StorageUnreachable, SyncFenced, Terminated
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.incremental.checkpoint import CheckpointStore, ObjectCheckpoints
+from tikv_br.incremental.feed.feed import Feed, FeedOptions
+from tikv_br.incremental.handover import FromTs
+from tikv_br.incremental.pipeline import ReplicateOptions
+from tikv_br.incremental.sinks.base import Sink
+from tikv_br.incremental.sinks.tikv import TikvSink
+from tikv_br.incremental.sinks.url import parse
+from tikv_br.incremental.sorter import Sorter
+from tikv_br.incremental.sync import SyncOptions, sync
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import StorageLocation
 

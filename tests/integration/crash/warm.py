@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import tempfile
 
-import incremental.backup  # noqa: F401
 import tikv_br.backup.merge
 import tikv_br.backup.run
 import tikv_br.backup.scan
 import tikv_br.backup.store_task
 import tikv_br.drill.run
+import tikv_br.incremental.backup  # noqa: F401
 import tikv_br.restore.put
 import tikv_br.restore.run
 import tikv_br.storage.local  # noqa: F401
-from formats.api_version import ApiVersion
-from formats.keys.codec import KeyCodec
-from formats.keys.ranges import KeyRange
-from formats.rawscan import ScanPage, parse
 from tikv_br.backup.convert import Conversion
 from tikv_br.backup.data_files import DataFiles
 from tikv_br.backup.options import BackupOptions
 from tikv_br.backupset.rows import read_rows
 from tikv_br.cluster.config import ClusterConfig
 from tikv_br.cluster.pb import kvrpcpb_pb2
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.keys.codec import KeyCodec
+from tikv_br.formats.keys.ranges import KeyRange
+from tikv_br.formats.rawscan import ScanPage, parse
 from tikv_br.report.page import _environment
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import StorageLocation

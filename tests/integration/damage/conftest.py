@@ -11,9 +11,6 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from formats.api_version import ApiVersion
-from formats.keys.codec import KeyCodec
-from formats.sst.compression import Compression
 from tests.integration.backup.data import load
 from tests.support.damage import Objects, read_objects
 from tests.support.live_cluster import LiveCluster, live_cluster
@@ -21,6 +18,9 @@ from tests.support.openssl import crypter
 from tikv_br.backup.options import BackupOptions
 from tikv_br.backup.run import backup
 from tikv_br.backupset.files import FileKind
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.keys.codec import KeyCodec
+from tikv_br.formats.sst.compression import Compression
 from tikv_br.storage.crypter import PLAIN, Crypter
 from tikv_br.storage.local import LocalObjectStore
 from tikv_br.storage.url import StorageLocation

@@ -8,10 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from formats.api_version import ApiVersion
-from formats.keys.codec import KeyCodec
-from formats.keys.ranges import KeyRange
-from incremental.backup import back_up_changes
 from tests.integration.backup.data import load
 from tests.integration.damage.conftest import Variant, options, rows
 from tests.integration.restore.points import merged_to, rows_of
@@ -26,6 +22,10 @@ from tikv_br.backup.run import backup
 from tikv_br.backupset import layout
 from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.errors import BackupSetError, TikvBrError
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.keys.codec import KeyCodec
+from tikv_br.formats.keys.ranges import KeyRange
+from tikv_br.incremental.backup import back_up_changes
 from tikv_br.point_in_time import PointOptions, restore_to_point
 from tikv_br.restore.options import RestoreOptions
 from tikv_br.storage.open import open_store

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from formats.api_version import ApiVersion
 from tests.integration.backup.data import hard_rows
 from tests.support.live_cluster import LiveCluster, live_cluster
 from tikv_br.diff.run import DiffResult
 from tikv_br.diff.values import Kind
+from tikv_br.formats.api_version import ApiVersion
 
 ROWS = hard_rows(count=1500)
 Clusters = Callable[[str], LiveCluster]

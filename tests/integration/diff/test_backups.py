@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from formats.api_version import ApiVersion
 from tests.integration.diff.conftest import ROWS, Clusters, fill, found, plant
 from tests.support.live_cluster import LiveCluster, contents, live_cluster
 from tests.support.openssl import crypter
@@ -21,6 +20,7 @@ from tikv_br.diff.options import BackupChoice, ClusterChoice, DiffOptions
 from tikv_br.diff.run import diff, repair
 from tikv_br.diff.values import Kind
 from tikv_br.errors import BackupDamaged, BackupNotFound, CrypterMismatch, UsageError
+from tikv_br.formats.api_version import ApiVersion
 from tikv_br.restore.options import RestoreOptions
 from tikv_br.restore.run import restore
 from tikv_br.storage.url import StorageLocation, parse

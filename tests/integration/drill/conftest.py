@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from formats.api_version import ApiVersion
 from tests.integration.backup.data import hard_rows, load
 from tests.integration.drill.killing import Host
 from tests.support.live_cluster import LiveCluster, live_cluster
@@ -15,6 +14,7 @@ from tikv_br.backup.options import BackupOptions
 from tikv_br.drill.ledger import Kind, read_ledgers
 from tikv_br.drill.options import DrillOptions
 from tikv_br.drill.targets import PlaygroundTarget
+from tikv_br.formats.api_version import ApiVersion
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import parse
 

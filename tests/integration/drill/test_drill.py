@@ -7,9 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from formats.api_version import ApiVersion
-from formats.keys.codec import KeyCodec
-from formats.keys.ranges import KeyRange
 from tests.integration.backup.data import load
 from tests.integration.drill.conftest import ROWS, assert_nothing_left
 from tests.support.live_cluster import contents, live_cluster
@@ -20,6 +17,9 @@ from tikv_br.drill.options import DrillOptions, Hooks, Scenario
 from tikv_br.drill.run import drill
 from tikv_br.drill.targets import Destination
 from tikv_br.errors import LeaseHeld, ObjectivesMissed, StorageError, UsageError
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.keys.codec import KeyCodec
+from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.progress_events import Event
 from tikv_br.report.facts import Verdict
 from tikv_br.storage.crypter import SecretText

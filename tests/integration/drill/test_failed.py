@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from formats.api_version import ApiVersion
 from tests.integration.backup.data import load
 from tests.integration.drill.conftest import ROWS, assert_nothing_left
 from tests.support.browser import Page, browser
@@ -17,6 +16,7 @@ from tikv_br.drill.history import read_past_drills, read_report
 from tikv_br.drill.options import DrillOptions, Scenario
 from tikv_br.drill.run import drill
 from tikv_br.errors import BackupDamaged, DamageNotFound, HandOverNotRefused, TikvBrError
+from tikv_br.formats.api_version import ApiVersion
 from tikv_br.storage.open import open_store
 
 

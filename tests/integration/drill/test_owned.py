@@ -10,8 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from formats.api_version import ApiVersion
-from formats.keys.codec import MAX_KEYSPACE
 from tests.integration.backup.data import hard_rows, load, when
 from tests.integration.drill.killing import killed_at, killed_within
 from tests.support.damage import Victim, cases, kind_of, read_objects
@@ -27,6 +25,8 @@ from tikv_br.drill.options import DrillOptions, Scenario
 from tikv_br.drill.run import drill
 from tikv_br.drill.targets import ClusterTarget, PlaygroundTarget
 from tikv_br.errors import BackupDamaged, ObjectivesMissed, TargetNotEmpty, UsageError
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.keys.codec import MAX_KEYSPACE
 from tikv_br.playground import launcher
 from tikv_br.progress_events import StepStarted
 from tikv_br.report.facts import Verdict

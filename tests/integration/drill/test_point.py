@@ -12,10 +12,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-import formats.merge
-from formats.api_version import ApiVersion
-from formats.columns import SCHEMA
-from incremental.backup import back_up_changes
+import tikv_br.formats.merge
 from tests.integration.backup.data import when
 from tests.integration.drill.conftest import assert_nothing_left
 from tests.integration.drill.killing import Host, killed_at, killed_within
@@ -44,6 +41,9 @@ from tikv_br.errors import (
     TikvBrError,
     UsageError,
 )
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.columns import SCHEMA
+from tikv_br.incremental.backup import back_up_changes
 from tikv_br.progress_events import StepFinished
 from tikv_br.report.facts import Verdict
 from tikv_br.storage.open import open_store
@@ -216,8 +216,10 @@ def test_rows_that_are_merged_wrongly_fail_the_drill(
     problem: str,
 ) -> None:
     """The restore finds its target equal to what it merged; the drill does not."""
-    right = formats.merge.rows_at
-    monkeypatch.setattr(formats.merge, "rows_at", lambda *arguments: [fault(pa.concat_batches(right(*arguments)))])
+    right = tikv_br.formats.merge.rows_at
+    monkeypatch.setattr(
+        tikv_br.formats.merge, "rows_at", lambda *arguments: [fault(pa.concat_batches(right(*arguments)))]
+    )
     with pytest.raises(DifferencesFound, match=problem) as caught:
         drill(options)
     assert "Report: " in caught.value.hint

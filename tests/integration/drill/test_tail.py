@@ -11,8 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from formats.api_version import ApiVersion
-from incremental.feed.feed import FeedOptions
 from tests.integration.backup.data import when
 from tests.integration.drill.conftest import assert_nothing_left as assert_no_playground
 from tests.integration.drill.killing import killed_at
@@ -36,6 +34,8 @@ from tikv_br.errors import (
     ObjectivesMissed,
     UsageError,
 )
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.incremental.feed.feed import FeedOptions
 from tikv_br.playground import launcher
 from tikv_br.progress_events import StepStarted
 from tikv_br.report.facts import Verdict

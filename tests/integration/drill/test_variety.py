@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 
-from formats.api_version import ApiVersion
 from tests.integration.drill.conftest import assert_nothing_left
 from tests.integration.s3_servers import S3Server, moto_server
 from tests.support.live_cluster import LiveCluster, contents, live_cluster
@@ -17,6 +16,7 @@ from tikv_br.drill.options import DrillOptions, Scenario
 from tikv_br.drill.run import drill
 from tikv_br.drill.targets import ClusterTarget
 from tikv_br.errors import UsageError
+from tikv_br.formats.api_version import ApiVersion
 from tikv_br.report.facts import Verdict
 from tikv_br.storage.crypter import Crypter, SecretText
 from tikv_br.storage.open import open_store

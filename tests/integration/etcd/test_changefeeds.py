@@ -10,9 +10,18 @@ from pathlib import Path
 
 import pytest
 
-from incremental.group.capture import CaptureOptions
-from incremental.group.changefeeds import Changefeeds
-from incremental.group.model import (
+from tikv_br.cluster.etcd import Etcd
+from tikv_br.errors import (
+    ChangefeedBusy,
+    ChangefeedExists,
+    ChangefeedNotFound,
+    ClusterUnreachable,
+    SafePointError,
+    SyncStateDamaged,
+)
+from tikv_br.incremental.group.capture import CaptureOptions
+from tikv_br.incremental.group.changefeeds import Changefeeds
+from tikv_br.incremental.group.model import (
     MAX_LEASE_SECONDS,
     CaptureInfo,
     ChangefeedInfo,
@@ -22,15 +31,6 @@ from incremental.group.model import (
     Task,
     TaskId,
     dump,
-)
-from tikv_br.cluster.etcd import Etcd
-from tikv_br.errors import (
-    ChangefeedBusy,
-    ChangefeedExists,
-    ChangefeedNotFound,
-    ClusterUnreachable,
-    SafePointError,
-    SyncStateDamaged,
 )
 
 CLUSTERS = itertools.count(3000)

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from incremental.checkpoint import Checkpoint, EtcdCheckpoints
-from incremental.group.model import Keys
 from tikv_br.cluster.etcd import Etcd
 from tikv_br.errors import SyncFenced, SyncStateDamaged, UsageError
+from tikv_br.incremental.checkpoint import Checkpoint, EtcdCheckpoints
+from tikv_br.incremental.group.model import Keys
 
 CLUSTER = 2002
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from incremental.group.model import CaptureInfo, GroupStore, Task, dump
 from tikv_br.cluster.etcd import Etcd
 from tikv_br.cluster.etcd_values import Put
+from tikv_br.incremental.group.model import CaptureInfo, GroupStore, Task, dump
 
 
 def test_a_snapshot_guards_what_is_written_on_its_strength(etcd: Etcd) -> None:

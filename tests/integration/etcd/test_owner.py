@@ -8,12 +8,12 @@ from dataclasses import replace
 
 import pytest
 
-from formats.keys import codec
-from incremental.group.model import CaptureInfo, ChangefeedInfo, GroupStore, Progress, State, dump
-from incremental.group.owner import Owner
 from tikv_br.cluster.etcd import Etcd
 from tikv_br.cluster.regions import Peer, Region
 from tikv_br.errors import ClusterUnreachable
+from tikv_br.formats.keys import codec
+from tikv_br.incremental.group.model import CaptureInfo, ChangefeedInfo, GroupStore, Progress, State, dump
+from tikv_br.incremental.group.owner import Owner
 
 CLUSTERS = itertools.count(7000)
 FEED = ChangefeedInfo("feed", "blackhole://", 0, b"", b"", start_ts=1000, created_ms=5)

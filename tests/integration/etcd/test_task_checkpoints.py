@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from incremental.checkpoint import Checkpoint
-from incremental.group.model import CaptureInfo, GroupStore, Task, dump
-from incremental.group.worker import TaskCheckpoints
 from tikv_br.cluster.etcd import Etcd
 from tikv_br.cluster.etcd_values import Put, created_at, unchanged
 from tikv_br.errors import SyncFenced
+from tikv_br.incremental.checkpoint import Checkpoint
+from tikv_br.incremental.group.model import CaptureInfo, GroupStore, Task, dump
+from tikv_br.incremental.group.worker import TaskCheckpoints
 
 START_TS = 100
 

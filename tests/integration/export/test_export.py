@@ -17,9 +17,6 @@ from typing import Any
 import pyarrow.dataset as ds
 import pytest
 
-from formats.api_version import ApiVersion
-from formats.keys.text import parse_key
-from incremental.backup import back_up_changes
 from tests.e2e.command import environment
 from tests.integration.backup.data import hard_rows
 from tests.integration.backup.loaded import YEAR, Loaded, Sources, expiring, fill
@@ -33,6 +30,9 @@ from tikv_br.backup.run import backup
 from tikv_br.errors import CrypterMismatch, LeaseHeld, StorageConflict, UsageError
 from tikv_br.export.options import ExportOptions
 from tikv_br.export.run import ExportSummary, export
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.keys.text import parse_key
+from tikv_br.incremental.backup import back_up_changes
 from tikv_br.load.loader import load_pairs
 from tikv_br.load.sources import open_source
 from tikv_br.spark import executor

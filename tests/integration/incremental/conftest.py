@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from formats.api_version import ApiVersion
 from tests.integration.kafka_server import KafkaBroker, kafka_broker
 from tests.support.live_cluster import LiveCluster, live_cluster
+from tikv_br.formats.api_version import ApiVersion
 
 Clusters = Callable[[ApiVersion], LiveCluster]
 

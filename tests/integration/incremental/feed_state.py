@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from incremental.feed.feed import Feed, Resolved, Rows
+from tikv_br.incremental.feed.feed import Feed, Resolved, Rows
 
 PATIENCE = 90.0
 """Seconds that a slow machine may take to catch up."""

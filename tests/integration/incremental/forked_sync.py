@@ -12,17 +12,17 @@ from pathlib import Path
 import pyarrow as pa
 
 import tikv_br.storage.local  # noqa: F401 - what a sync imports, once for all of them
-from formats import cdc
-from formats.api_version import ApiVersion
-from formats.columns import SCHEMA
-from formats.keys.codec import KeyCodec
-from incremental import sorter
-from incremental.checkpoint import ObjectCheckpoints
-from incremental.sync import SyncOptions, sync
 from tests.support.forks import Forks
 from tikv_br.cli import sync_cmd  # noqa: F401
 from tikv_br.cli.main import run
 from tikv_br.cluster.pb import cdcpb_pb2
+from tikv_br.formats import cdc
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.columns import SCHEMA
+from tikv_br.formats.keys.codec import KeyCodec
+from tikv_br.incremental import sorter
+from tikv_br.incremental.checkpoint import ObjectCheckpoints
+from tikv_br.incremental.sync import SyncOptions, sync
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import parse
 

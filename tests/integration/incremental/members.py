@@ -8,11 +8,11 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from incremental.group.capture import Capture, CaptureOptions
-from incremental.group.model import GroupState, GroupStore
 from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.etcd import Etcd
 from tikv_br.errors import TikvBrError
+from tikv_br.incremental.group.capture import Capture, CaptureOptions
+from tikv_br.incremental.group.model import GroupState, GroupStore
 
 JOIN_SECONDS = 90.0
 

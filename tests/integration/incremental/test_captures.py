@@ -12,17 +12,17 @@ from pathlib import Path
 
 import pytest
 
-from formats.api_version import ApiVersion
-from formats.keys.ranges import KeyRange
-from incremental.group.changefeeds import Changefeeds
-from incremental.group.model import ChangefeedInfo, GroupState, GroupStore, State, dump
-from incremental.handover import FromNow, resolve, service_id
 from tests.integration.incremental.conftest import Clusters
 from tests.integration.incremental.members import member, wait_for_state
 from tests.support.etcd import real_etcd
 from tests.support.live_cluster import LiveCluster, contents, live_cluster
 from tests.support.waiting import eventually
 from tikv_br.cluster.etcd import Etcd
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.keys.ranges import KeyRange
+from tikv_br.incremental.group.changefeeds import Changefeeds
+from tikv_br.incremental.group.model import ChangefeedInfo, GroupState, GroupStore, State, dump
+from tikv_br.incremental.handover import FromNow, resolve, service_id
 from tikv_br.playground.etcd import EtcdServer
 
 V2 = ApiVersion.V2

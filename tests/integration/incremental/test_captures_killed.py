@@ -13,9 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from formats.api_version import ApiVersion
-from incremental.group.changefeeds import Changefeeds
-from incremental.group.model import ChangefeedInfo, GroupState, GroupStore
 from tests.e2e.command import PROGRAM, environment
 from tests.integration.incremental.members import wait_for_state
 from tests.integration.incremental.writer import Writer
@@ -25,6 +22,9 @@ from tests.support.live_cluster import LiveCluster, contents, live_cluster
 from tests.support.waiting import eventually
 from tikv_br.cluster.etcd import Etcd
 from tikv_br.cluster.timestamps import minus_seconds
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.incremental.group.changefeeds import Changefeeds
+from tikv_br.incremental.group.model import ChangefeedInfo, GroupState, GroupStore
 from tikv_br.playground.etcd import EtcdServer
 
 V2 = ApiVersion.V2

@@ -8,10 +8,6 @@ from dataclasses import replace
 
 import pytest
 
-from formats.api_version import ApiVersion
-from incremental import diff_mode
-from incremental.diff_mode import DiffMode, DiffModeOptions, Pass
-from incremental.sinks.url import TikvTarget
 from tests.integration.incremental.conftest import Clusters
 from tests.support.background import Background
 from tests.support.live_cluster import LiveCluster, contents
@@ -29,6 +25,10 @@ from tikv_br.errors import (
     RetryBudgetExhausted,
     TikvBrError,
 )
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.incremental import diff_mode
+from tikv_br.incremental.diff_mode import DiffMode, DiffModeOptions, Pass
+from tikv_br.incremental.sinks.url import TikvTarget
 
 V1, V1TTL, V2 = ApiVersion.V1, ApiVersion.V1TTL, ApiVersion.V2
 ROWS = {b"%c%04d" % (at % 250, at): b"v%d" % at for at in range(2000)}

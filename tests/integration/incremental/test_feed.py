@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from formats.api_version import ApiVersion
-from formats.keys.codec import MAX_TS
-from formats.keys.ranges import KeyRange
-from incremental.feed.feed import Feed, FeedOptions
 from tests.integration.incremental.conftest import Clusters
 from tests.integration.incremental.feed_state import FeedState
 from tests.support.live_cluster import LiveCluster, contents, live_cluster
 from tikv_br.cluster.cluster import Cluster
 from tikv_br.errors import ClusterUnfit
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.keys.codec import MAX_TS
+from tikv_br.formats.keys.ranges import KeyRange
+from tikv_br.incremental.feed.feed import Feed, FeedOptions
 
 STEPS = 12
 

@@ -10,10 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from formats.api_version import ApiVersion
-from formats.keys.ranges import KeyRange
-from incremental.feed.feed import Feed
-from incremental.handover import FromBackup, FromNow, FromTs, protect, resolve, service_id
 from tests.integration.backup.reading import ts_of
 from tests.integration.incremental.conftest import Clusters
 from tests.integration.incremental.feed_state import FeedState
@@ -25,6 +21,10 @@ from tikv_br.cluster import safepoint
 from tikv_br.cluster.safepoint import release
 from tikv_br.cluster.timestamps import minus_seconds
 from tikv_br.errors import ClusterUnfit, SafePointError, UsageError
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.keys.ranges import KeyRange
+from tikv_br.incremental.feed.feed import Feed
+from tikv_br.incremental.handover import FromBackup, FromNow, FromTs, protect, resolve, service_id
 from tikv_br.storage.url import StorageLocation
 
 V2 = ApiVersion.V2

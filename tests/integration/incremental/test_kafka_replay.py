@@ -17,15 +17,6 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 
-from formats.api_version import ApiVersion
-from incremental.feed.feed import FeedOptions
-from incremental.handover import FromNow
-from incremental.kafka.replay import Limits, Replay, ReplayOptions, ReplayStatus
-from incremental.kafka.replay import replay as run
-from incremental.kafka.url import parse
-from incremental.sinks.url import TikvTarget
-from incremental.sinks.url import parse as parse_sink
-from incremental.sync import SyncOptions, sync
 from tests.e2e.command import PROGRAM, environment, succeed
 from tests.integration.kafka_server import AclOperation, KafkaBroker, ResourceType, kafka_broker
 from tests.support.certificates import Authority
@@ -41,6 +32,15 @@ from tikv_br.errors import (
     TikvBrError,
     TopicDamaged,
 )
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.incremental.feed.feed import FeedOptions
+from tikv_br.incremental.handover import FromNow
+from tikv_br.incremental.kafka.replay import Limits, Replay, ReplayOptions, ReplayStatus
+from tikv_br.incremental.kafka.replay import replay as run
+from tikv_br.incremental.kafka.url import parse
+from tikv_br.incremental.sinks.url import TikvTarget
+from tikv_br.incremental.sinks.url import parse as parse_sink
+from tikv_br.incremental.sync import SyncOptions, sync
 from tikv_br.storage.crypter import SecretText
 from tikv_br.storage.url import parse as locate
 

@@ -19,10 +19,6 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # public by t
     ResourceType,
 )
 
-from incremental.kafka.url import parse
-from incremental.sinks.base import Sink
-from incremental.sinks.kafka import KafkaSink
-from incremental.sinks.open import Origin, SinkOptions, open_sink
 from tests.integration.incremental.kafka_events import (
     by_key,
     highest_resolved,
@@ -35,6 +31,10 @@ from tests.support.certificates import Authority
 from tests.unit.incremental.changes import Change, batch
 from tests.unit.incremental.sink_suite import SinkSuite, State
 from tikv_br.errors import ConversionUnsupported, KafkaDenied, KafkaRefused, KafkaUnreachable, UsageError
+from tikv_br.incremental.kafka.url import parse
+from tikv_br.incremental.sinks.base import Sink
+from tikv_br.incremental.sinks.kafka import KafkaSink
+from tikv_br.incremental.sinks.open import Origin, SinkOptions, open_sink
 
 ANYWHERE = Origin(cluster_id=1, keyspace_id=0)
 KEYS = [b"%c%d" % (at % 256, at) for at in range(60)]

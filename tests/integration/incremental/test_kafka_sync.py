@@ -10,11 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from formats.api_version import ApiVersion
-from formats.keys.ranges import KeyRange
-from incremental.group.changefeeds import Changefeeds
-from incremental.group.model import ChangefeedInfo, GroupStore
-from incremental.handover import FromNow, resolve
 from tests.integration.incremental.forked_sync import Syncs, saved
 from tests.integration.incremental.kafka_events import (
     Event,
@@ -35,6 +30,11 @@ from tests.support.live_cluster import LiveCluster, contents, live_cluster
 from tests.support.waiting import eventually
 from tikv_br.cluster.etcd import Etcd
 from tikv_br.cluster.timestamps import minus_seconds
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.keys.ranges import KeyRange
+from tikv_br.incremental.group.changefeeds import Changefeeds
+from tikv_br.incremental.group.model import ChangefeedInfo, GroupStore
+from tikv_br.incremental.handover import FromNow, resolve
 
 KILLS = 20
 PATIENCE = 120.0

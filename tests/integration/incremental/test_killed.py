@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from formats.api_version import ApiVersion
 from tests.integration.incremental.forked_sync import Syncs, saved
 from tests.integration.incremental.writer import Writer
 from tests.support import history
 from tests.support.live_cluster import contents, live_cluster
 from tests.support.waiting import eventually
 from tikv_br.cluster.timestamps import minus_seconds
+from tikv_br.formats.api_version import ApiVersion
 
 KILLS = 28  # and two more
 PATIENCE = 120.0

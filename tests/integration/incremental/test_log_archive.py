@@ -9,8 +9,6 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from formats.api_version import ApiVersion
-from formats.keys.ranges import KeyRange
 from tests.integration.incremental.forked_sync import Syncs, saved
 from tests.integration.incremental.writer import Writer
 from tests.support import history
@@ -19,6 +17,8 @@ from tests.support.waiting import eventually
 from tikv_br.archive.log import LogArchive
 from tikv_br.archive.records import merge_periods
 from tikv_br.cluster.timestamps import minus_seconds
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import parse
 

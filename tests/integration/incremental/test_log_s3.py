@@ -13,8 +13,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-from formats.api_version import ApiVersion
-from incremental.group.model import GroupStore
 from tests.e2e.command import PROGRAM, environment, succeed
 from tests.integration.incremental.members import wait_for_state
 from tests.integration.incremental.writer import Writer
@@ -28,6 +26,8 @@ from tikv_br.backup.merge import MergeSources
 from tikv_br.backup.options import BackupOptions
 from tikv_br.backup.run import backup
 from tikv_br.cluster.etcd import Etcd
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.incremental.group.model import GroupStore
 from tikv_br.point_in_time import PointOptions, restore_to_point
 from tikv_br.restore.options import RestoreOptions
 from tikv_br.storage.open import open_store

@@ -16,12 +16,12 @@ from typing import Any
 
 import pytest
 
-from formats.api_version import ApiVersion
 from tests.e2e.command import PROGRAM, environment
 from tests.integration.incremental.conftest import Clusters
 from tests.support.background import Background
 from tests.support.live_cluster import LiveCluster, contents
 from tests.support.waiting import eventually
+from tikv_br.formats.api_version import ApiVersion
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "migration.md"
 PATIENCE = 200.0

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from formats.api_version import ApiVersion
 from tests.integration.incremental.conftest import Clusters
 from tests.integration.incremental.forked_sync import Syncs
 from tests.support.certificates import Authority
 from tests.support.live_cluster import contents
 from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.config import ClusterConfig, TlsFiles
+from tikv_br.formats.api_version import ApiVersion
 from tikv_br.playground import launcher
 from tikv_br.playground.settings import TlsSettings
 

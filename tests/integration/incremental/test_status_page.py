@@ -10,11 +10,11 @@ from typing import Self
 
 import pytest
 
-from incremental.watch.address import Address
-from incremental.watch.server import serve
-from incremental.watch.status import NamedStatus
 from tests.support.browser import Page, browser
 from tests.unit.incremental.statuses import status, steady
+from tikv_br.incremental.watch.address import Address
+from tikv_br.incremental.watch.server import serve
+from tikv_br.incremental.watch.status import NamedStatus
 from tikv_br.storage.crypter import SecretText
 
 POINTS = 2

@@ -14,16 +14,16 @@ from typing import Self
 
 import pytest
 
-from formats.api_version import ApiVersion
-from incremental.handover import FromNow, service_id
-from incremental.sinks.url import BlackholeTarget
-from incremental.sync import SyncOptions, sync
 from tests.e2e.command import PROGRAM, environment, succeed, tikv_br
 from tests.integration.incremental.conftest import Clusters
 from tests.integration.incremental.writer import Writer
 from tests.integration.s3_servers import moto_server
 from tests.support.live_cluster import LiveCluster, contents, live_cluster
 from tikv_br.cluster.timestamps import minus_seconds
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.incremental.handover import FromNow, service_id
+from tikv_br.incremental.sinks.url import BlackholeTarget
+from tikv_br.incremental.sync import SyncOptions, sync
 from tikv_br.storage.url import parse
 
 V2 = ApiVersion.V2

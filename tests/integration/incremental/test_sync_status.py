@@ -21,7 +21,6 @@ from typing import Any, BinaryIO
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from formats.api_version import ApiVersion
 from tests.e2e.command import PROGRAM, environment, tikv_br
 from tests.integration.incremental.conftest import Clusters
 from tests.support.browser import browser
@@ -30,6 +29,7 @@ from tests.support.lag import Distribution, Probe
 from tests.support.live_cluster import contents, live_cluster
 from tests.support.ports import reserved_ports
 from tests.support.waiting import eventually
+from tikv_br.formats.api_version import ApiVersion
 
 PATIENCE = 90.0
 KEYS = 300

@@ -12,16 +12,16 @@ from pathlib import Path
 
 import pytest
 
-from formats.api_version import ApiVersion
-from incremental.feed.feed import FeedOptions
-from incremental.handover import FromTs
-from incremental.sinks.url import TikvTarget
-from incremental.sync import SyncOptions
 from tests.integration.incremental.conftest import Clusters
 from tests.integration.incremental.forked_sync import Syncs, run_sync, saved
 from tests.support.live_cluster import LiveCluster, contents, live_cluster
 from tests.support.waiting import eventually
 from tikv_br.cluster.timestamps import minus_seconds
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.incremental.feed.feed import FeedOptions
+from tikv_br.incremental.handover import FromTs
+from tikv_br.incremental.sinks.url import TikvTarget
+from tikv_br.incremental.sync import SyncOptions
 from tikv_br.storage.url import parse
 
 MIB = 1 << 20

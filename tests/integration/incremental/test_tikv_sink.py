@@ -10,13 +10,6 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from formats.api_version import ApiVersion
-from formats.columns import Flags
-from formats.keys.codec import KeyCodec
-from incremental.sinks.base import Sink
-from incremental.sinks.open import Origin, SinkOptions, open_sink
-from incremental.sinks.tikv import TikvSink
-from incremental.sinks.url import TikvTarget, parse
 from tests.integration.incremental.conftest import Clusters
 from tests.support.live_cluster import LiveCluster, contents
 from tests.unit.incremental.changes import Change, batch
@@ -25,6 +18,13 @@ from tikv_br.cluster.puts import ColumnWriter
 from tikv_br.cluster.rate_limit import RateLimit
 from tikv_br.cluster.rawkv import RawClient
 from tikv_br.errors import ApiVersionMismatch, ConversionUnsupported, RetryBudgetExhausted, UsageError
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.columns import Flags
+from tikv_br.formats.keys.codec import KeyCodec
+from tikv_br.incremental.sinks.base import Sink
+from tikv_br.incremental.sinks.open import Origin, SinkOptions, open_sink
+from tikv_br.incremental.sinks.tikv import TikvSink
+from tikv_br.incremental.sinks.url import TikvTarget, parse
 
 V1, V1TTL, V2 = ApiVersion.V1, ApiVersion.V1TTL, ApiVersion.V2
 PLACES = [(V1, 0), (V1TTL, 0), (V2, 0), (V2, 4242)]

@@ -7,11 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from formats.api_version import ApiVersion
-from incremental.feed.feed import FeedOptions
-from incremental.handover import FromTs
-from incremental.sinks.url import TikvTarget
-from incremental.sync import SyncOptions, sync
 from tests.integration.incremental.conftest import Clusters
 from tests.support.background import Background
 from tests.support.live_cluster import LiveCluster, contents
@@ -21,6 +16,11 @@ from tikv_br.backup.run import backup
 from tikv_br.cluster.timestamps import minus_seconds
 from tikv_br.diff.options import ClusterChoice, DiffOptions
 from tikv_br.diff.run import DiffSummary, diff, repair
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.incremental.feed.feed import FeedOptions
+from tikv_br.incremental.handover import FromTs
+from tikv_br.incremental.sinks.url import TikvTarget
+from tikv_br.incremental.sync import SyncOptions, sync
 from tikv_br.restore.options import Mode, RestoreOptions
 from tikv_br.restore.run import restore
 from tikv_br.storage.url import StorageLocation

@@ -12,8 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from formats.api_version import ApiVersion
-from incremental.checkpoint import ObjectCheckpoints
 from tests.e2e.command import PROGRAM, environment
 from tests.integration.incremental.workload import (
     FEED_FAULTS,
@@ -31,6 +29,8 @@ from tests.support import history
 from tests.support.background import Background
 from tests.support.live_cluster import LiveCluster, live_cluster
 from tests.support.waiting import eventually
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.incremental.checkpoint import ObjectCheckpoints
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import parse
 

@@ -13,10 +13,10 @@ from typing import Any, TypeAlias
 import grpc
 import pytest
 
-from formats.api_version import ApiVersion
-from formats.keys import codec
 from tests.support.waiting import PATIENCE, eventually
 from tikv_br.cluster.pb import kvrpcpb_pb2, pdpb_pb2, pdpb_pb2_grpc, tikvpb_pb2_grpc
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.keys import codec
 from tikv_br.playground import failpoints
 from tikv_br.playground.cluster import Playground, open_playground
 from tikv_br.playground.region import Region

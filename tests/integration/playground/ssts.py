@@ -9,10 +9,10 @@ from typing import Any
 
 from rocksdict import Options, Rdict
 
-from formats.api_version import ApiVersion
-from formats.keys import codec
 from tests.integration.playground.clients import Client
 from tikv_br.cluster.pb import brpb_pb2, brpb_pb2_grpc, import_sstpb_pb2, import_sstpb_pb2_grpc, kvrpcpb_pb2
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.keys import codec
 from tikv_br.playground.region import Region
 
 NOOP = brpb_pb2.StorageBackend(noop=brpb_pb2.Noop())

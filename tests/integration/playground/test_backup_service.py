@@ -12,8 +12,6 @@ import grpc
 import pytest
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
-from formats.api_version import ApiVersion
-from formats.keys import codec
 from tests.integration.playground.clients import Client, running
 from tests.integration.playground.ssts import NOOP, backup, files_of, local, meta_for, rows_in, v2_row
 from tests.integration.playground.ssts import download as download_sst
@@ -21,6 +19,8 @@ from tests.integration.s3_servers import ACCESS_KEY, BUCKET, SECRET_KEY, S3Serve
 from tests.support.playground_admin import PlaygroundAdmin
 from tikv_br.cluster.pb import brpb_pb2, encryptionpb_pb2
 from tikv_br.cluster.pb import kvrpcpb_pb2 as kv
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.keys import codec
 from tikv_br.playground.node import BACKUP_EMPTY_RANGE, BACKUP_NOT_RAW
 
 

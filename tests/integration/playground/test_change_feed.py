@@ -14,13 +14,13 @@ from typing import Self
 import grpc
 import pytest
 
-from formats.api_version import ApiVersion
-from formats.keys import codec
 from tests.integration.playground.clients import Client, hold_delays, running
 from tests.integration.playground.feeds import Event, Feed, feeding
 from tests.support.playground_admin import PlaygroundAdmin
 from tests.support.waiting import eventually
 from tikv_br.cluster.pb import kvrpcpb_pb2 as kv
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.keys import codec
 from tikv_br.playground import cdc_hub
 from tikv_br.playground.region import Region
 

@@ -10,13 +10,13 @@ from pathlib import Path
 import grpc
 import pytest
 
-from formats.api_version import ApiVersion
 from tests.integration.playground.clients import Client, hold_delays, running
 from tests.integration.playground.ssts import NOOP, backup, download, ingest, meta_for
 from tests.support.playground_admin import AdminRefused, PlaygroundAdmin
 from tests.support.waiting import eventually
 from tikv_br.cluster.pb import kvrpcpb_pb2 as kv
 from tikv_br.cluster.pb import pdpb_pb2, tikvpb_pb2
+from tikv_br.formats.api_version import ApiVersion
 
 BUSY = {"region_error": {"message": "busy", "server_is_busy": {"reason": "test", "backoff_ms": 5}}}
 

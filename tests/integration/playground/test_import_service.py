@@ -11,8 +11,6 @@ from pathlib import Path
 import grpc
 import pytest
 
-from formats.api_version import ApiVersion
-from formats.keys import codec
 from tests.integration.playground.clients import Client, running
 from tests.integration.playground.ssts import (
     backup,
@@ -29,6 +27,8 @@ from tests.support.playground_admin import PlaygroundAdmin
 from tests.support.sst_surgery import exchange_keys, flip, without_properties, write_sst
 from tikv_br.cluster.pb import import_sstpb_pb2
 from tikv_br.cluster.pb import kvrpcpb_pb2 as kv
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.keys import codec
 from tikv_br.playground.node import DOWNLOAD_UNKNOWN_CF, DOWNLOAD_WITHOUT_Z, INGEST_DEADLY_SST, INGEST_WITHOUT_PEER_FILE
 from tikv_br.playground.region import Region
 

@@ -11,10 +11,10 @@ from pathlib import Path
 import grpc
 import pytest
 
-from formats.api_version import ApiVersion
 from tests.integration.playground.clients import Client, running
 from tests.support.waiting import eventually
 from tikv_br.cluster.pb import kvrpcpb_pb2 as kv
+from tikv_br.formats.api_version import ApiVersion
 from tikv_br.playground import cluster
 from tikv_br.playground.pd_state import RENEW_INTERVAL
 from tikv_br.playground.scheduler import KEYSPACE_BOUNDS

@@ -6,7 +6,6 @@ import random
 import shutil
 from pathlib import Path
 
-from formats.api_version import ApiVersion
 from tests.support import history
 from tikv_br.archive.log import LogSource
 from tikv_br.backup.merge import MergeOptions, MergeSources, merge_backup
@@ -15,6 +14,7 @@ from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.backupset.coverage import codec_of
 from tikv_br.backupset.rows import read_rows
 from tikv_br.cluster.config import ClusterConfig
+from tikv_br.formats.api_version import ApiVersion
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import StorageLocation, parse
 

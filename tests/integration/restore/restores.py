@@ -28,7 +28,7 @@ THREADS = 3
 
 WARM = (
     __name__,
-    "formats.rawscan",
+    "tikv_br.formats.rawscan",
     *(f"tikv_br.{name}" for name in ("cluster.cluster", "cluster.scan", "backupset.rows", "storage.local")),
 )
 """What a restore imports."""

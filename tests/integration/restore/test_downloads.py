@@ -8,13 +8,13 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from formats.api_version import ApiVersion
-from formats.keys.codec import KeyCodec
 from tests.integration.backup.data import load
 from tests.integration.restore.conftest import FILES, ROWS, rows_of
 from tests.support.live_cluster import LiveCluster, live_cluster
 from tikv_br.backup.options import BackupOptions
 from tikv_br.backup.run import backup
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.keys.codec import KeyCodec
 from tikv_br.restore.ingest import MANY_REGIONS
 from tikv_br.restore.options import RestoreOptions, Via
 from tikv_br.restore.run import RestoreSummary, restore

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from formats.api_version import ApiVersion
-from formats.keys.codec import KeyCodec
 from tests.integration.restore.conftest import FILES, ROWS, rows_of
 from tests.integration.restore.restores import break_off, leftovers
 from tests.support.live_cluster import LiveCluster
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.keys.codec import KeyCodec
 from tikv_br.restore.options import RestoreOptions
 from tikv_br.restore.plan import RestorePlan
 from tikv_br.restore.run import restore

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from formats.api_version import ApiVersion
 from tests.integration.backup.reading import golden_rows
 from tests.integration.restore.restores import restore_golden
 from tests.support.live_cluster import live_cluster
 from tests.support.waiting import eventually
 from tikv_br.errors import ApiVersionMismatch, TargetNotEmpty
+from tikv_br.formats.api_version import ApiVersion
 
 CASES = {
     "v1": (ApiVersion.V1, 0),

@@ -13,8 +13,6 @@ from typing import Literal
 
 import pytest
 
-from formats.api_version import ApiVersion
-from incremental.backup import back_up_changes
 from tests.e2e.command import PROGRAM, environment
 from tests.integration.incremental.workload import FEED_FAULTS, KEYS, Commotion, Writer, key_of
 from tests.integration.restore import points
@@ -31,6 +29,8 @@ from tikv_br.backup.options import BackupOptions
 from tikv_br.backup.run import backup
 from tikv_br.backupset import layout
 from tikv_br.errors import LogDamaged, OutsideRestoreWindow, StorageUnreachable, UsageError
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.incremental.backup import back_up_changes
 from tikv_br.point_in_time import PointOptions, restore_to_point
 from tikv_br.restore.options import RestoreOptions
 from tikv_br.storage.local import LocalObjectStore

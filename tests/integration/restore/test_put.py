@@ -10,8 +10,6 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from formats.api_version import ApiVersion
-from formats.values import decode_value
 from tests.integration.backup.data import load
 from tests.integration.backup.reading import golden_rows
 from tests.integration.restore.conftest import FILES, ROWS, rows_of
@@ -19,6 +17,8 @@ from tests.integration.restore.restores import break_off, restore_golden
 from tests.support.live_cluster import LiveCluster, live_cluster
 from tikv_br.backup.options import BackupOptions
 from tikv_br.backup.run import backup
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.values import decode_value
 from tikv_br.playground.engine import Engine
 from tikv_br.restore.options import Mode, RestoreOptions
 from tikv_br.restore.run import restore

@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from formats.api_version import ApiVersion
-from formats.keys.codec import KeyCodec
 from tests.integration.backup.data import load, when
 from tests.integration.restore.conftest import FILES, rows_of
 from tests.integration.restore.conftest import ROWS as DATA
@@ -19,6 +17,8 @@ from tikv_br.backup.options import BackupOptions
 from tikv_br.backup.run import backup
 from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.errors import ChecksumMismatch, TimestampAheadOfTso
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.keys.codec import KeyCodec
 from tikv_br.progress_events import Event, Notice, StepFinished
 from tikv_br.restore.options import Restamp, RestoreOptions, Via
 from tikv_br.restore.run import restore

@@ -11,8 +11,6 @@ from pathlib import Path
 import pytest
 from fastcrc import crc64
 
-from formats.api_version import ApiVersion
-from formats.keys.codec import KeyCodec
 from tests.integration.backup.data import load, when
 from tests.integration.backup.reading import golden_rows
 from tests.integration.restore.conftest import FILES, ROWS, rows_of
@@ -21,6 +19,8 @@ from tests.support.live_cluster import LiveCluster, live_cluster
 from tikv_br.backup.options import BackupOptions
 from tikv_br.backup.run import backup
 from tikv_br.errors import ChecksumMismatch, TargetNotEmpty, UsageError
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.keys.codec import KeyCodec
 from tikv_br.progress_events import StepStarted
 from tikv_br.restore.options import Mode, RestoreOptions
 from tikv_br.restore.run import RestoreSummary, restore

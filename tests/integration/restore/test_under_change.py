@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from formats.api_version import ApiVersion
-from formats.keys.codec import KeyCodec
 from tests.integration.backup.data import load, when
 from tests.integration.backup.moving import healed_late
 from tests.integration.restore.conftest import ROWS, rows_of
@@ -28,6 +26,8 @@ from tikv_br.errors import (
     TargetNotEmpty,
     TimestampAheadOfTso,
 )
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.keys.codec import KeyCodec
 from tikv_br.progress_events import StepStarted, silent
 from tikv_br.restore import inspect
 from tikv_br.restore.options import Restamp, RestoreOptions

@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from formats.api_version import ApiVersion
-from formats.keys.codec import KeyCodec
 from tests.integration.backup.data import load, when
 from tests.integration.backup.reading import golden_rows
 from tests.integration.restore.conftest import FILES, ROWS, rows_of
@@ -19,6 +17,8 @@ from tikv_br.backup.run import backup
 from tikv_br.backupset.files import FileKind
 from tikv_br.cluster.pb import brpb_pb2
 from tikv_br.errors import BackupDamaged, BackupUnsupported, StorageObjectMissing
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.keys.codec import KeyCodec
 from tikv_br.progress_events import StepStarted
 from tikv_br.restore.options import RestoreOptions, Via
 from tikv_br.restore.run import RestoreSummary, restore

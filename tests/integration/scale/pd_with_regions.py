@@ -13,11 +13,11 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import unquote_to_bytes
 
-from formats.api_version import ApiVersion
-from formats.keys.codec import KeyCodec
 from tests.support.scripted_grpc import ScriptedServer
 from tests.unit.cluster.fakes import PD, members, region, with_leader
 from tikv_br.cluster.pb import pdpb_pb2
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.keys.codec import KeyCodec
 
 STORES = (1, 2, 3)
 REGION_MIB = 96

@@ -14,9 +14,6 @@ from types import SimpleNamespace
 from typing import Any, cast
 from unittest import mock
 
-from formats.api_version import ApiVersion
-from formats.keys.codec import KeyCodec
-from formats.keys.ranges import KeyRange
 from tests.support.peak_memory import peak_mib
 from tikv_br.backup import run_tasks as backup_tasks
 from tikv_br.backup.context import BackupContext, Engine
@@ -25,6 +22,9 @@ from tikv_br.backup.options import BackupOptions
 from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.config import ClusterConfig
 from tikv_br.cluster.pd_http import PdHttp
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.keys.codec import KeyCodec
+from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.storage.url import StorageLocation
 
 SLOTS = 250

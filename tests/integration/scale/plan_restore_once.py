@@ -13,14 +13,14 @@ import time
 from types import SimpleNamespace
 from typing import Any, cast
 
-from formats.api_version import ApiVersion
-from formats.keys.codec import KeyCodec
-from formats.keys.ranges import KeyRange
 from tests.support.peak_memory import peak_mib
 from tikv_br.backupset.files import FileEntry
 from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.config import ClusterConfig
 from tikv_br.cluster.split import by_region
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.keys.codec import KeyCodec
+from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.restore.context import RestoreContext
 from tikv_br.restore.options import RestoreOptions
 from tikv_br.restore.plan import RestoreRange, choose_parts, remaining_parts

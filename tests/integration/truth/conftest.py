@@ -20,11 +20,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from formats.api_version import ApiVersion
-from incremental.feed.feed import FeedOptions
-from incremental.handover import FromBackup
-from incremental.sinks.url import LogTarget
-from incremental.sync import SyncOptions, sync
 from tests.integration.truth.calls import CALLS
 from tests.support.etcd import real_etcd
 from tests.support.live_cluster import LiveCluster, contents, live_cluster
@@ -37,6 +32,11 @@ from tikv_br.cli.command import CommandPath
 from tikv_br.cli.shared import ClusterFlags
 from tikv_br.cluster import etcd
 from tikv_br.errors import TikvBrError
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.incremental.feed.feed import FeedOptions
+from tikv_br.incremental.handover import FromBackup
+from tikv_br.incremental.sinks.url import LogTarget
+from tikv_br.incremental.sync import SyncOptions, sync
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import parse
 

@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from formats.api_version import ApiVersion
-from formats.keys.ranges import KeyRange
 from tests.integration.backup.data import hard_rows, load
 from tests.support.live_cluster import LiveCluster, live_cluster
 from tikv_br.backup.options import BackupOptions
@@ -19,6 +17,8 @@ from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.backupset.files import FileEntry
 from tikv_br.cluster.rawkv import RawClient
 from tikv_br.errors import ApiVersionMismatch, BackupDamaged, ChecksumMismatch
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import StorageLocation, parse
 from tikv_br.verify.options import Executor, Finding, Level, Subset, VerifyOptions

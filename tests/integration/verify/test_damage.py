@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from formats.api_version import ApiVersion
 from tests.integration.backup.data import hard_rows, load
 from tests.support.live_cluster import live_cluster
 from tikv_br.backup.options import BackupOptions
 from tikv_br.backup.run import backup
 from tikv_br.errors import BackupDamaged
+from tikv_br.formats.api_version import ApiVersion
 from tikv_br.storage.url import parse
 from tikv_br.verify.options import Executor, Finding, Level, VerifyOptions
 from tikv_br.verify.run import VerifySummary, verify

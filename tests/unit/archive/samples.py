@@ -6,9 +6,6 @@ import random
 from collections.abc import Sequence
 from pathlib import Path
 
-from formats.api_version import ApiVersion
-from formats.keys.codec import KeyCodec
-from formats.keys.ranges import KeyRange
 from tests.unit.incremental.changes import Change, batch
 from tikv_br.archive import records
 from tikv_br.archive.log import LogArchive
@@ -16,6 +13,9 @@ from tikv_br.archive.records import Checkpoint, LogDescription, Segment
 from tikv_br.archive.writer import FlushOptions, LogWriter
 from tikv_br.backupset.files import FileEntry, FileWriter
 from tikv_br.backupset.records import dump, write_record
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.keys.codec import KeyCodec
+from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.storage.base import ObjectStore
 from tikv_br.storage.crypter import Crypter
 from tikv_br.storage.open import open_store

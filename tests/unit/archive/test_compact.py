@@ -13,7 +13,6 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from formats.keys.ranges import KeyRange
 from tests.unit.archive.samples import (
     CODEC,
     LOG,
@@ -34,6 +33,7 @@ from tikv_br.archive.records import InexactPeriod
 from tikv_br.archive.writer import FlushOptions, LogWriter
 from tikv_br.backupset.records import write_record
 from tikv_br.errors import BackupNotFound, LeaseHeld, LogDamaged, TikvBrError, UsageError
+from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.progress_events import Event, StepFinished, StepStarted
 from tikv_br.storage.base import ObjectStore
 from tikv_br.storage.crypter import Crypter, SecretText

@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from formats.keys.ranges import KeyRange
 from tests.unit.archive.samples import (
     CODEC,
     LOG,
@@ -33,6 +32,7 @@ from tikv_br.archive.writer import LogWriter
 from tikv_br.backupset.files import FileEntry
 from tikv_br.backupset.records import write_record
 from tikv_br.errors import BackupNotFound, LogDamaged, UsageError
+from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.storage.base import ObjectStore
 
 

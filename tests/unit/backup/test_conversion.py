@@ -6,7 +6,6 @@ import itertools
 
 import pytest
 
-from formats.api_version import ApiVersion
 from tikv_br.backup.options import (
     BACKUP_TS,
     CHECKSUM,
@@ -18,6 +17,7 @@ from tikv_br.backup.options import (
     require_feature,
 )
 from tikv_br.errors import ClusterUnfit, ConversionUnsupported
+from tikv_br.formats.api_version import ApiVersion
 
 V1, V1TTL, V2 = ApiVersion.V1, ApiVersion.V1TTL, ApiVersion.V2
 LOSES = {(V1TTL, V1): "ttl", (V2, V1): "ttl,ts,keyspace", (V2, V1TTL): "ts,keyspace"}

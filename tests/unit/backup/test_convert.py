@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from formats import columns
-from formats.api_version import ApiVersion
-from formats.errors import DamagedBytes, UnsupportedFormat
-from formats.keys.codec import KeyCodec, encode
-from formats.keys.ranges import KeyRange
-from formats.rawscan import ScanPage
-from formats.rows import to_storage
 from tikv_br.backup.convert import Converter, join_expiry
 from tikv_br.backupset.files import Expiry
+from tikv_br.formats import columns
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.errors import DamagedBytes, UnsupportedFormat
+from tikv_br.formats.keys.codec import KeyCodec, encode
+from tikv_br.formats.keys.ranges import KeyRange
+from tikv_br.formats.rawscan import ScanPage
+from tikv_br.formats.rows import to_storage
 
 V1, V1TTL = KeyCodec(ApiVersion.V1), KeyCodec(ApiVersion.V1TTL)
 TS = 470_615_668_780_695_553

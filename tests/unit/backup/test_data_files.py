@@ -11,19 +11,19 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from formats import columns
-from formats.api_version import ApiVersion
-from formats.errors import UnsortedKeys
-from formats.keys.codec import KeyCodec
-from formats.keys.ranges import KeyRange
-from formats.rawscan import ScanPage, measure
-from formats.sst import MemorySource, SstReader
 from tests.unit.backup.samples import options
 from tikv_br.backup.convert import BatchStats, Converter
 from tikv_br.backup.data_files import DataFiles
 from tikv_br.backupset.files import FileEntry, FileKind, totals
 from tikv_br.cluster.pb import kvrpcpb_pb2
 from tikv_br.errors import StorageFull
+from tikv_br.formats import columns
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.errors import UnsortedKeys
+from tikv_br.formats.keys.codec import KeyCodec
+from tikv_br.formats.keys.ranges import KeyRange
+from tikv_br.formats.rawscan import ScanPage, measure
+from tikv_br.formats.sst import MemorySource, SstReader
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import StorageLocation
 

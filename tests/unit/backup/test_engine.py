@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from formats.api_version import ApiVersion
-from formats.sst.compression import Compression
 from tests.unit.backup.samples import options
 from tikv_br.backup.context import CLUSTER_SLOTS, choose_engine
 from tikv_br.backup.plan import Interval
 from tikv_br.backupset.files import FileKind
 from tikv_br.cluster.rate_limit import RateLimit
 from tikv_br.errors import SparkUnavailable
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.sst.compression import Compression
 from tikv_br.spark import session
 from tikv_br.spark.executor import DRIVER_THREADS, MIN_SPARK_BYTES, MIN_SPARK_TASKS
 

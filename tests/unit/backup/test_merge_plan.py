@@ -7,10 +7,10 @@ import os
 import hypothesis.strategies as st
 from hypothesis import given
 
-from formats.keys.ranges import KeyRange
 from tikv_br.backup.context import Engine
 from tikv_br.backup.merge import plan_by_sizes, spread_sizes
 from tikv_br.cluster.config import ClusterConfig
+from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.point_in_time import PointOptions, merge_output
 from tikv_br.restore.options import RestoreOptions
 from tikv_br.spark.executor import ExecutorOptions

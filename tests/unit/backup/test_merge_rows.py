@@ -7,9 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from formats.api_version import ApiVersion
-from formats.keys.codec import KeyCodec
-from formats.keys.ranges import KeyRange
 from tests.support.history import Version
 from tests.support.logs import LOG_ID, write_log
 from tests.unit.backup.samples import options
@@ -20,6 +17,9 @@ from tikv_br.backup.task import Task
 from tikv_br.backupset.ledger import LedgerEntry, read_entry
 from tikv_br.cancellation import Cancellation
 from tikv_br.errors import StorageFull
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.keys.codec import KeyCodec
+from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.spark.task import Message, TaskContext
 from tikv_br.storage.base import ObjectStore
 from tikv_br.storage.open import open_store

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from formats.sst.compression import Compression
 from tests.unit.backup.samples import options
 from tikv_br.errors import UsageError
+from tikv_br.formats.sst.compression import Compression
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from formats.keys.ranges import KeyRange
-from formats.rawscan import RawPage
 from tikv_br.backup.scan import MAX_PARALLEL_SCANS, PROBE_BYTES, Prefetcher, ScanProbe, split_range
+from tikv_br.formats.keys.ranges import KeyRange
+from tikv_br.formats.rawscan import RawPage
 
 keys = st.binary(max_size=2)
 

@@ -12,8 +12,6 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from formats.api_version import ApiVersion
-from formats.keys.codec import KeyCodec, encode
 from tikv_br.backup.plan import (
     LARGEST_TASK,
     MIB,
@@ -24,6 +22,8 @@ from tikv_br.backup.plan import (
     task_bytes,
 )
 from tikv_br.cluster.regions import RegionColumns
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.keys.codec import KeyCodec, encode
 
 
 class SizedRegion(NamedTuple):

@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from formats.keys.ranges import KeyRange
 from tikv_br.backup.store_responses import ResponseSet, StoreAnswer, StoredSst
 from tikv_br.cluster.pb import brpb_pb2
+from tikv_br.formats.keys.ranges import KeyRange
 
 KEYS = [b"", b"a", b"b", b"c", b"d", b"e", b"f"]
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from formats.api_version import ApiVersion
-from formats.checksum import Checksum
-from formats.keys.codec import KeyCodec
-from formats.keys.ranges import KeyRange
 from tikv_br.backup.convert import Converter
 from tikv_br.backup.data_files import RegionCounts
 from tikv_br.backupset.coverage import RegionPart
 from tikv_br.cluster.regions import Peer, Region, RegionCache
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.checksum import Checksum
+from tikv_br.formats.keys.codec import KeyCodec
+from tikv_br.formats.keys.ranges import KeyRange
 
 V1, V2 = KeyCodec(ApiVersion.V1), KeyCodec(ApiVersion.V2)
 

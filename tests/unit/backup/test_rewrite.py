@@ -9,10 +9,6 @@ import fastcrc
 import pyarrow.parquet as pq
 import pytest
 
-from formats.api_version import ApiVersion
-from formats.checksum import Checksum
-from formats.keys import codec
-from formats.keys.ranges import KeyRange
 from tests.support.sst_surgery import write_sst
 from tests.unit.backup.samples import options
 from tikv_br.backup.convert import Conversion
@@ -22,6 +18,10 @@ from tikv_br.backup.store_responses import StoredSst
 from tikv_br.backupset.files import FileEntry, FileKind
 from tikv_br.cluster.pb import brpb_pb2
 from tikv_br.errors import BackupDamaged
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.checksum import Checksum
+from tikv_br.formats.keys import codec
+from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import parse
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from formats.api_version import ApiVersion
-from formats.keys import codec
-from formats.keys.codec import KeyCodec
-from formats.keys.ranges import KeyRange
-from formats.sst.compression import Compression
 from tikv_br.backup.store_task import StoreRange, request, store_ranges
 from tikv_br.cluster import store
 from tikv_br.cluster.pb import brpb_pb2, kvrpcpb_pb2
 from tikv_br.cluster.regions import Peer, Region
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.keys import codec
+from tikv_br.formats.keys.codec import KeyCodec
+from tikv_br.formats.keys.ranges import KeyRange
+from tikv_br.formats.sst.compression import Compression
 
 V1, V1TTL, V2 = ApiVersion.V1, ApiVersion.V1TTL, ApiVersion.V2
 

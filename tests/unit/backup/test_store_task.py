@@ -11,7 +11,6 @@ from typing import cast
 
 import pytest
 
-from formats.api_version import ApiVersion
 from tests.unit.backup.samples import options
 from tikv_br import cancellation
 from tikv_br.backup import store_task
@@ -27,6 +26,7 @@ from tikv_br.cluster.rate_limit import RateLimit
 from tikv_br.cluster.regions import Peer, Region
 from tikv_br.cluster.topology import Store, StoreState
 from tikv_br.errors import StorageError, StorageFull, StorageReadOnly
+from tikv_br.formats.api_version import ApiVersion
 from tikv_br.spark.task import SharedObjects, TaskContext
 from tikv_br.storage.base import ObjectStore
 from tikv_br.storage.open import open_store

@@ -10,11 +10,11 @@ import grpc
 import pyarrow as pa
 import pytest
 
-from formats.api_version import ApiVersion
-from formats.keys.codec import KeyCodec
 from tikv_br.backup import scan
 from tikv_br.cluster.pb import kvrpcpb_pb2
 from tikv_br.cluster.rawkv import TimedTtl
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.keys.codec import KeyCodec
 
 NOW = 1_000_000
 

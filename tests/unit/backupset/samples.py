@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import itertools
 
-from formats.api_version import ApiVersion
-from formats.keys.ranges import KeyRange
 from tikv_br.backupset import layout
 from tikv_br.backupset.files import Expiry, FileEntry, FileKind, FileWriter
 from tikv_br.backupset.ledger import LedgerEntry
 from tikv_br.backupset.manifest import Description
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.storage.base import ObjectStore
 
 PREFIX = b"r\0\0\0"

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from formats.api_version import ApiVersion
 from tests.unit.backupset.samples import describe, do_all
 from tikv_br.backupset.backup_set import BackupWriter
 from tikv_br.backupset.index import Index, IndexEntry, entry_of
 from tikv_br.backupset.manifest import Manifest
 from tikv_br.cluster.pb import brpb_pb2
+from tikv_br.formats.api_version import ApiVersion
 from tikv_br.storage.base import ObjectStore
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import StorageLocation, parse

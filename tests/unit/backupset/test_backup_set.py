@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from formats.api_version import ApiVersion
-from formats.keys.ranges import KeyRange
 from tests.support.faulty_store import FaultyStore
 from tests.unit.backupset.samples import describe, do_all, do_task
 from tikv_br.backupset import layout, manifest
@@ -24,6 +22,8 @@ from tikv_br.errors import (
     LeaseLost,
     StorageUnreachable,
 )
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.storage.base import ObjectStore, exists
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import parse

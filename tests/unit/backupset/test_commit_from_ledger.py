@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from formats.api_version import ApiVersion
-from formats.keys.ranges import KeyRange
 from tests.unit.backupset.samples import describe, do_all, do_task
 from tikv_br.backupset import layout, manifest
 from tikv_br.backupset.backup_set import BackupSet, BackupWriter
@@ -19,6 +17,8 @@ from tikv_br.backupset.files import Expiry, FileEntry, FileList
 from tikv_br.backupset.ledger import FinishedTask, LedgerEntry, map_ahead, read_entry, read_ordered, write_entry
 from tikv_br.backupset.manifest import Manifest, MetaContent, Statistics, encode, encode_checked
 from tikv_br.errors import BackupDamaged, CoverageError
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.storage.base import ObjectStore, exists
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import parse

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from formats.keys.ranges import KeyRange, gaps
 from tikv_br.backupset.coverage import require_coverage, require_disjoint
 from tikv_br.errors import CoverageError
+from tikv_br.formats.keys.ranges import KeyRange, gaps
 
 SIZE = 12
 """Keys of the model: b"" (before all), one byte 1..SIZE-1, and the unbounded end as SIZE."""

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from formats.keys.ranges import KeyRange
 from tests.unit.backupset.samples import write_file
 from tikv_br.backupset.files import TAIL_SIZE, FileWriter, totals
+from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.storage.base import ObjectStore
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import parse

@@ -10,11 +10,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from formats.keys.ranges import KeyRange
 from tests.support.sst_surgery import write_sst
 from tests.unit.backupset.samples import write_file
 from tikv_br.backupset.files import TAIL_SIZE, FileEntry, verify_file_content, verify_file_identity
 from tikv_br.errors import BackupDamaged
+from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.storage.base import ObjectStore
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import parse

@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from formats.api_version import ApiVersion
 from tests.support.faulty_store import FaultyStore
 from tests.unit.backupset.shelves import index_at, index_entry, make_backup, names, shelve
 from tikv_br.backupset import index as index_module
@@ -27,6 +26,7 @@ from tikv_br.backupset.index import (
     place_of,
 )
 from tikv_br.errors import BackupDamaged, BackupNotFound, StorageDenied, StorageError, StorageUnreachable, UsageError
+from tikv_br.formats.api_version import ApiVersion
 from tikv_br.storage.base import ObjectInfo, ObjectStore
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import S3Options, StorageLocation, parse

@@ -3,9 +3,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from formats.keys.ranges import KeyRange
 from tikv_br.backupset import layout
 from tikv_br.backupset.files import FileKind
+from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.storage.base import check_name
 
 RANGES = st.builds(KeyRange, st.binary(max_size=4), st.binary(max_size=4))

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from formats.checksum import Checksum
 from tests.unit.backupset.samples import do_all, do_task
 from tikv_br.backupset import layout
 from tikv_br.backupset.ledger import (
@@ -20,6 +19,7 @@ from tikv_br.backupset.ledger import (
     write_entry,
 )
 from tikv_br.errors import BackupDamaged
+from tikv_br.formats.checksum import Checksum
 from tikv_br.storage.base import ObjectStore
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import parse

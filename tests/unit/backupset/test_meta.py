@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from formats.api_version import ApiVersion
-from formats.keys.ranges import KeyRange
 from tikv_br.backupset import manifest
 from tikv_br.backupset.files import FileEntry
 from tikv_br.backupset.manifest import MetaContent
 from tikv_br.cluster.pb import brpb_pb2
 from tikv_br.errors import BackupDamaged, BackupUnsupported, CrypterMismatch, TikvBrError
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.keys.ranges import KeyRange
 
 U64 = st.integers(0, 2**64 - 1)
 

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from formats.keys.ranges import KeyRange
 from tests.unit.backupset.samples import describe
 from tikv_br.backupset import run_record
 from tikv_br.backupset.run_record import RunRecord, differences
 from tikv_br.errors import BackupDamaged
+from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.storage.base import ObjectStore
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import parse

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from formats.api_version import ApiVersion
 from tikv_br.backupset import records
 from tikv_br.errors import BackupDamaged, BackupUnsupported
+from tikv_br.formats.api_version import ApiVersion
 
 
 @dataclass(frozen=True)

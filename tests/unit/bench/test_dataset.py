@@ -5,8 +5,8 @@ import zlib
 import pytest
 
 from bench.dataset import Data, Dataset, Pages
-from formats.checksum import checksum
 from tikv_br.cluster.pb import kvrpcpb_pb2
+from tikv_br.formats.checksum import checksum
 
 
 @pytest.mark.parametrize("value_size", [0, 1, 100, 1024, 20_000])

@@ -7,10 +7,6 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from formats.api_version import ApiVersion
-from formats.checksum import Checksum
-from formats.keys.codec import KeyCodec
-from formats.keys.ranges import KeyRange
 from tests.integration.backup.reading import rocksdb_rows
 from tikv_br.backup.convert import Conversion
 from tikv_br.backup.options import BackupOptions
@@ -19,6 +15,10 @@ from tikv_br.bulk_load.partition import PartitionJob, PartitionResult, write_par
 from tikv_br.bulk_load.stage import ledger_entries
 from tikv_br.cluster.config import ClusterConfig
 from tikv_br.errors import UsageError
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.checksum import Checksum
+from tikv_br.formats.keys.codec import KeyCodec
+from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.spark.frames import Input
 from tikv_br.spark.task import TaskContext
 from tikv_br.storage.url import parse

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from incremental.handover import FromNow, FromTs
-from incremental.sync import SyncOptions
 from tikv_br.cli import sync_cmd
 from tikv_br.cli.main import run
 from tikv_br.cli.shared import StorageFlags
 from tikv_br.cli.sync_options import StartFlags
 from tikv_br.errors import UsageError
+from tikv_br.incremental.handover import FromNow, FromTs
+from tikv_br.incremental.sync import SyncOptions
 
 
 def test_how_often_the_checkpoint_is_saved(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -13,8 +13,6 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from incremental.feed.feed import FeedStatus
-from incremental.watch.status import NamedStatus
 from tests.support.documented import assert_documented
 from tests.support.tools import Terminal
 from tests.unit.incremental.statuses import status
@@ -22,6 +20,8 @@ from tikv_br.cli import log
 from tikv_br.cli.output import Output, OutputForm
 from tikv_br.cli.sync_options import StatusFlags
 from tikv_br.cli.sync_view import describe, draw, watching
+from tikv_br.incremental.feed.feed import FeedStatus
+from tikv_br.incremental.watch.status import NamedStatus
 
 SECRET = "refused: secret-access-key=hunter2"
 QUICK = StatusFlags(status_every=0.01)

@@ -8,12 +8,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from formats.api_version import ApiVersion
-from formats.keys.codec import KeyCodec
 from tests.unit.cluster.fakes import KV, PD, FakeCluster, region, region_error, with_leader
 from tikv_br.cluster.cluster import THREADS, WINDOW, Cluster, first_rpc_key
 from tikv_br.cluster.pb import errorpb_pb2, kvrpcpb_pb2
 from tikv_br.errors import ClusterUnfit, RequestRefused
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.keys.codec import KeyCodec
 
 REGIONS = 200
 CODEC = KeyCodec(ApiVersion.V2)

@@ -6,12 +6,12 @@ import uuid
 
 import pytest
 
-from formats.api_version import ApiVersion
 from tests.unit.cluster.fakes import FakeCluster
 from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.pb import brpb_pb2, import_sstpb_pb2, kvrpcpb_pb2, metapb_pb2
 from tikv_br.cluster.store import StoreClient
 from tikv_br.errors import DangerousRequest
+from tikv_br.formats.api_version import ApiVersion
 
 
 @pytest.fixture

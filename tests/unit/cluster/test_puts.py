@@ -5,11 +5,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from formats import columns
-from formats.errors import FormatError
 from tests.unit.formats.examples import pairs
 from tikv_br.cluster.pb import kvrpcpb_pb2
 from tikv_br.cluster.puts import Deletes, Puts
+from tikv_br.formats import columns
+from tikv_br.formats.errors import FormatError
 
 CONTEXT = kvrpcpb_pb2.Context(region_id=7, api_version=kvrpcpb_pb2.V2)
 prefixes = st.sampled_from([b"", b"r\0\0\0"])

@@ -11,10 +11,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from formats import columns
-from formats.api_version import ApiVersion
-from formats.checksum import Checksum
-from formats.keys.codec import KeyCodec
 from tests.support.scripted_grpc import Entry
 from tests.unit.cluster.fakes import FakeCluster, region, region_error, with_leader
 from tikv_br.cluster.cluster import Cluster
@@ -23,6 +19,10 @@ from tikv_br.cluster.rate_limit import RateLimit
 from tikv_br.cluster.rawkv import CompareAndSwapResult, RawClient
 from tikv_br.cluster.router import BATCH_BYTES, BATCH_ITEMS
 from tikv_br.errors import ApiVersionMismatch, ClusterUnfit, UsageError
+from tikv_br.formats import columns
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.checksum import Checksum
+from tikv_br.formats.keys.codec import KeyCodec
 
 KV = "/tikvpb.Tikv/"
 V1, V1TTL, V2 = ApiVersion.V1, ApiVersion.V1TTL, ApiVersion.V2

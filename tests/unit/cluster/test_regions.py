@@ -6,11 +6,11 @@ import random
 
 import pytest
 
-from formats.api_version import ApiVersion
 from tests.unit.cluster.fakes import region
 from tikv_br.cluster.pb import kvrpcpb_pb2, metapb_pb2
 from tikv_br.cluster.regions import Peer, Region, RegionCache
 from tikv_br.errors import ClusterUnreachable
+from tikv_br.formats.api_version import ApiVersion
 
 
 def make(region_id: int, start: bytes, end: bytes, version: int = 1) -> Region:

@@ -7,8 +7,6 @@ from collections.abc import Callable
 
 import pytest
 
-from formats.api_version import ApiVersion
-from formats.keys.codec import KeyCodec
 from tests.support.scripted_grpc import fail
 from tests.unit.cluster.fakes import PD, FakeCluster, put_answer, region, region_error, with_leader
 from tikv_br.cluster.channel import FailedUnknown
@@ -19,6 +17,8 @@ from tikv_br.cluster.rawkv import RawClient
 from tikv_br.cluster.regions import Region
 from tikv_br.cluster.store import StoreClient
 from tikv_br.errors import ClusterUnreachable, RequestRefused, RetryBudgetExhausted
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.keys.codec import KeyCodec
 
 PUT = "/tikvpb.Tikv/RawPut"
 FLEETING = [

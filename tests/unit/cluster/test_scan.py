@@ -8,8 +8,6 @@ from collections.abc import Callable
 
 import pytest
 
-from formats.api_version import ApiVersion
-from formats.keys.codec import KeyCodec
 from tests.support.scripted_grpc import fail
 from tests.unit.cluster.fakes import FakeCluster, region, region_error, with_leader
 from tikv_br.cluster import store
@@ -19,6 +17,8 @@ from tikv_br.cluster.rawkv import RawClient
 from tikv_br.cluster.region_errors import RegionErrorSeen
 from tikv_br.cluster.scan import PAGE_BYTES, PageSizer, measure_with_protobuf
 from tikv_br.errors import ApiVersionMismatch
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.keys.codec import KeyCodec
 
 SCAN = "/tikvpb.Tikv/RawScan"
 

@@ -8,14 +8,14 @@ from collections.abc import Callable
 
 import pytest
 
-from formats.api_version import ApiVersion
-from formats.keys.codec import KeyCodec
 from tests.support.scripted_grpc import fail
 from tests.unit.cluster.fakes import PD, FakeCluster, header_error, region, with_leader
 from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.pb import errorpb_pb2, kvrpcpb_pb2, metapb_pb2, pdpb_pb2
 from tikv_br.cluster.regions import Region
 from tikv_br.cluster.split import SPLIT_KEYS, scatter, split_at
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.keys.codec import KeyCodec
 
 SPLIT = "/tikvpb.Tikv/SplitRegion"
 

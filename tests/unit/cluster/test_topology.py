@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from formats.api_version import ApiVersion
 from tests.support.certificates import Authority
 from tests.unit.cluster.http_server import ScriptedHttp
 from tikv_br.cluster import topology
 from tikv_br.cluster.config import TlsFiles
 from tikv_br.cluster.topology import Store, StoreState, detect_api_version
 from tikv_br.errors import ClusterTlsError, ClusterUnfit, RequestRefused, RetryBudgetExhausted
+from tikv_br.formats.api_version import ApiVersion
 
 CONFIGS = {
     ApiVersion.V1: {"api-version": 1, "enable-ttl": False},

@@ -13,9 +13,6 @@ from typing import Any
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes
 
-from formats.api_version import ApiVersion
-from formats.keys.codec import KeyCodec
-from formats.keys.ranges import KeyRange
 from tests.support.openssl import KEYS, crypter
 from tests.unit.incremental.changes import Change, batch
 from tikv_br.archive.compact import CompactionOptions, compact
@@ -25,6 +22,9 @@ from tikv_br.archive.records import InexactPeriod, LogDescription
 from tikv_br.archive.writer import LogWriter
 from tikv_br.datasource import TikvDataSource, changes
 from tikv_br.errors import LogDamaged, OutsideRestoreWindow, TikvBrError, UsageError
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.keys.codec import KeyCodec
+from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.storage.base import ObjectStore
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import StorageLocation

@@ -12,10 +12,10 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import datasource as api
 
-from formats import columns
-from formats.keys.ranges import KeyRange
 from tikv_br.datasource import rows
 from tikv_br.datasource.rows import MAX_POINTS, push_filters, spark_batches, spark_schema
+from tikv_br.formats import columns
+from tikv_br.formats.keys.ranges import KeyRange
 
 KEYS = [b"", b"\0", b"a", b"a\0", b"aa", b"b", b"\xff", b"\xff\xff"]
 SOME_KEY = st.sampled_from(KEYS)

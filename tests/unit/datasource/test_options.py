@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from formats.keys.ranges import KeyRange
 from tests.support.openssl import KEYS
 from tests.support.tools import ROOT
 from tikv_br.datasource import TikvBackupDataSource, TikvDataSource
@@ -15,6 +14,7 @@ from tikv_br.datasource.changes import OPTIONS as STREAM_OPTIONS
 from tikv_br.datasource.live import READ_OPTIONS, WRITE_OPTIONS
 from tikv_br.datasource.options import Options, with_hints
 from tikv_br.errors import TikvBrError, UsageError
+from tikv_br.formats.keys.ranges import KeyRange
 
 NAMES = ("start", "end", "prefix", "key_format")
 

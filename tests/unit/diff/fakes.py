@@ -7,10 +7,10 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 import fastcrc
 import pyarrow as pa
 
-from formats import columns
-from formats.checksum import Checksum
 from tikv_br.diff.sides import RangeSums, middle_key
 from tikv_br.diff.values import UserRange
+from tikv_br.formats import columns
+from tikv_br.formats.checksum import Checksum
 
 
 class FakeSide:

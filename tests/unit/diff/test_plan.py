@@ -9,15 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from formats.api_version import ApiVersion
-from formats.keys.codec import KeyCodec
-from formats.keys.ranges import KeyRange
 from tikv_br.backupset.files import FileEntry
 from tikv_br.cluster.config import ClusterConfig
 from tikv_br.diff.places import BackupPlace, ClusterPlace, Unit, file_units, region_units, tasks
 from tikv_br.diff.task import DiffJob, Repair, RepairJob, repairs
 from tikv_br.diff.values import Counts, DifferentRange, KeyDifference, Kind, Report, UserRange
 from tikv_br.errors import UsageError
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.keys.codec import KeyCodec
+from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.storage.local import LocalObjectStore
 from tikv_br.storage.url import StorageLocation
 

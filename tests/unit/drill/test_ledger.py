@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from formats.api_version import ApiVersion
-from formats.keys.ranges import KeyRange
 from tests.support.tools import PREVIOUS
 from tests.unit.drill.samples import NoHost
 from tikv_br.drill.ledger import Cleaner, Creation, Kind, Ledger, OwnedRows, read_ledgers
 from tikv_br.drill.targets import MARK, PlaygroundTarget
 from tikv_br.errors import DrillRemains
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.storage.base import ObjectStore
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import parse

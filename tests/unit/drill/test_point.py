@@ -8,9 +8,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from formats.columns import SCHEMA
 from tikv_br.cluster.timestamps import compose
 from tikv_br.drill import point
+from tikv_br.formats.columns import SCHEMA
 
 
 def test_a_time_is_never_chosen_where_rows_are_not_known() -> None:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from formats.api_version import ApiVersion
 from tikv_br.drill.targets import PlaygroundTarget
 from tikv_br.errors import DrillRemains, PlaygroundError
+from tikv_br.formats.api_version import ApiVersion
 
 if TYPE_CHECKING:
     from tikv_br.backupset.backup_set import BackupSet

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from google.protobuf.message import DecodeError
 
-from formats.cdc import ChangeEvent
-from formats.keys.codec import KeyCodec
 from tikv_br.cluster.pb import cdcpb_pb2, kvrpcpb_pb2
+from tikv_br.formats.cdc import ChangeEvent
+from tikv_br.formats.keys.codec import KeyCodec
 
 Pairs = list[tuple[bytes, bytes]]
 Rows = list[tuple[bytes, bytes, int, int, bool]]

@@ -4,14 +4,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from formats.api_version import ApiVersion
-from formats.cdc import parse
-from formats.columns import SCHEMA
-from formats.keys.codec import KeyCodec
 from tests.unit.formats import by_protobuf
 from tests.unit.formats.by_protobuf import taken
 from tests.unit.formats.examples import MAX_U64, Row, many, records, u64
 from tikv_br.cluster.pb import cdcpb_pb2, errorpb_pb2
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.cdc import parse
+from tikv_br.formats.columns import SCHEMA
+from tikv_br.formats.keys.codec import KeyCodec
 
 CODEC = KeyCodec(ApiVersion.V2, 5)
 PREFIX = CODEC.prefix

@@ -5,10 +5,10 @@ from fastcrc import crc64
 from hypothesis import given
 from hypothesis import strategies as st
 
-from formats import columns
-from formats.checksum import Checksum, checksum, checksums
-from formats.errors import FormatError
 from tests.unit.formats.examples import many, pairs
+from tikv_br.formats import columns
+from tikv_br.formats.checksum import Checksum, checksum, checksums
+from tikv_br.formats.errors import FormatError
 
 Pairs = list[tuple[bytes, bytes]]
 prefixes = st.sampled_from([b"", b"r\0\0\0", b"r\0\x10\x92"])

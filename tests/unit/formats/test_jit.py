@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from formats.jit import njit
+from tikv_br.formats.jit import njit
 
 
 def test_a_kernel_is_compiled() -> None:
@@ -25,7 +25,7 @@ def test_a_kernel_is_compiled() -> None:
 
 def test_a_kernel_without_a_place_for_its_cache_still_runs(tmp_path: Path) -> None:
     """Code that belongs to no file cannot be cached: it is compiled for the process alone instead of failing."""
-    program = 'exec("from formats.jit import njit\\n@njit\\ndef double(n): return n + n\\nprint(double(21))")'
+    program = 'exec("from tikv_br.formats.jit import njit\\n@njit\\ndef double(n): return n + n\\nprint(double(21))")'
     command, environment = [sys.executable, "-c", program], {**os.environ, "TMPDIR": str(tmp_path)}
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120, env=environment)
     assert done.stdout == "42\n"
@@ -52,7 +52,7 @@ def test_a_kernel_runs_when_no_byte_can_be_written(tmp_path: Path) -> None:
     """Where not even a temporary directory is found, the code is compiled, and not kept."""
     (tmp_path / "kernel.py").write_text(
         "import resource\n"
-        "from formats.jit import njit\n"
+        "from tikv_br.formats.jit import njit\n"
         "@njit\n"
         "def double(n): return n + n\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))\n"
@@ -67,7 +67,7 @@ def test_a_kernel_runs_when_no_byte_can_be_written(tmp_path: Path) -> None:
 
 COUNT_COMPILATIONS = """
 import json
-from formats.kernels import memory
+from tikv_br.formats.kernels import memory
 {meanwhile}
 import numpy as np
 memory.copy(np.zeros(8, np.uint8), 0, np.zeros(8, np.uint8), 0, 8)

@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from formats.api_version import ApiVersion
-from formats.errors import DamagedBytes, UnsupportedFormat
-from formats.keys.codec import MAX_KEYSPACE, KeyCodec
 from tests.unit.formats.examples import keys, keyspaces, many, timestamps
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.errors import DamagedBytes, UnsupportedFormat
+from tikv_br.formats.keys.codec import MAX_KEYSPACE, KeyCodec
 
 V1, V1TTL, V2 = (KeyCodec(api_version) for api_version in ApiVersion)
 codecs = st.sampled_from([V1, V1TTL]) | st.builds(KeyCodec, st.just(ApiVersion.V2), keyspaces)

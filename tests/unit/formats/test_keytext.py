@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from formats.errors import InvalidKeyText
-from formats.keys.ranges import KeyRange
-from formats.keys.text import FORMS, format_key, parse_key, show_key
 from tests.unit.formats.examples import keys, many
+from tikv_br.formats.errors import InvalidKeyText
+from tikv_br.formats.keys.ranges import KeyRange
+from tikv_br.formats.keys.text import FORMS, format_key, parse_key, show_key
 
 
 @pytest.mark.parametrize(

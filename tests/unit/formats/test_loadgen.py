@@ -5,9 +5,9 @@ import zlib
 import pyarrow as pa
 import pytest
 
-from formats.columns import SCHEMA
-from formats.errors import FormatError
-from formats.loadgen import MAX_COUNT, generate
+from tikv_br.formats.columns import SCHEMA
+from tikv_br.formats.errors import FormatError
+from tikv_br.formats.loadgen import MAX_COUNT, generate
 
 
 def table(*parts: list[pa.RecordBatch]) -> pa.Table:

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from formats.errors import DamagedBytes
-from formats.keys import codec
 from tests.unit.formats.examples import keys, many
+from tikv_br.formats.errors import DamagedBytes
+from tikv_br.formats.keys import codec
 
 
 @pytest.mark.parametrize(

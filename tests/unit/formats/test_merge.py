@@ -7,9 +7,9 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from formats import columns
-from formats.columns import SCHEMA
-from formats.merge import newest_versions, rows_at
+from tikv_br.formats import columns
+from tikv_br.formats.columns import SCHEMA
+from tikv_br.formats.merge import newest_versions, rows_at
 
 Row = tuple[bytes, bytes, int, int, bool]  # key, value, expire_ts, ts, deleted
 

@@ -15,11 +15,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from formats import columns
-from formats.columns import SCHEMA
-from formats.errors import DamagedBytes, FormatError, UnsortedKeys, UnsupportedFormat
-from formats.parquet import ParquetOptions, ParquetReader, ParquetWriter
-from formats.sst import Compression, MemorySource
+from tikv_br.formats import columns
+from tikv_br.formats.columns import SCHEMA
+from tikv_br.formats.errors import DamagedBytes, FormatError, UnsortedKeys, UnsupportedFormat
+from tikv_br.formats.parquet import ParquetOptions, ParquetReader, ParquetWriter
+from tikv_br.formats.sst import Compression, MemorySource
 
 Row = tuple[bytes, bytes, int, int, bool]
 TIMES = st.integers(0, 2**64 - 1)

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-import formats
+from tikv_br import formats
 
 PACKAGE = Path(formats.__file__).parent
 CALL_ALL = """
 import json
-from formats import precompile
+from tikv_br.formats import precompile
 precompile.call_kernels()
 print(json.dumps({
     f"{package}.{kernel.__qualname__}": [sum(kernel.stats.cache_hits.values()), sum(kernel.stats.cache_misses.values()), len(kernel.signatures)]
@@ -23,9 +23,9 @@ print(json.dumps({
 """
 CALL_ONE = """
 import json
-from formats import rawscan
+from tikv_br.formats import rawscan
 rawscan.measure(b"")
-from formats.kernels.rawscan import measure
+from tikv_br.formats.kernels.rawscan import measure
 print(json.dumps([sum(measure.stats.cache_hits.values()), sum(measure.stats.cache_misses.values())]))
 """
 
@@ -50,7 +50,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a copy of `formats` whose kernels were compiled ahead."""
     folder = tmp_path_factory.mktemp("precompiled")
     shutil.copytree(PACKAGE, folder / "formats", ignore=shutil.ignore_patterns("__pycache__", "compiled"))
-    run(folder, "-m", "formats.precompile", cache="unused")
+    run(folder, "-m", "tikv_br.formats.precompile", cache="unused")
     return folder
 
 
@@ -88,6 +88,6 @@ def test_code_of_other_sources_or_settings_is_not_used(compiled: Path, tmp_path:
 def test_compiling_ahead_is_done_once_for_the_same_sources(compiled: Path) -> None:
     """A second call leaves the folder as it is; one folder remains."""
     before = {path: path.stat().st_mtime_ns for path in (compiled / "formats/compiled").rglob("*")}
-    run(compiled, "-m", "formats.precompile", cache="again")
+    run(compiled, "-m", "tikv_br.formats.precompile", cache="again")
     assert {path: path.stat().st_mtime_ns for path in (compiled / "formats/compiled").rglob("*")} == before
     assert len(list((compiled / "formats/compiled").iterdir())) == 1

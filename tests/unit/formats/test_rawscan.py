@@ -4,11 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from formats.rawscan import measure, parse
 from tests.unit.formats import by_protobuf
 from tests.unit.formats.by_protobuf import Pairs
 from tests.unit.formats.examples import many, pairs
 from tikv_br.cluster.pb import errorpb_pb2, kvrpcpb_pb2
+from tikv_br.formats.rawscan import measure, parse
 
 
 def serialized(rows: Pairs) -> bytes:

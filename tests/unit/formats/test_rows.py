@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from formats import columns
-from formats.api_version import ApiVersion
-from formats.columns import SCHEMA, STORAGE_SCHEMA
-from formats.errors import DamagedBytes, FormatError, UnsortedKeys, UnsupportedFormat
-from formats.keys.codec import DATA_PREFIX, KeyCodec
-from formats.rows import LiveFilter, from_storage, live, to_storage
-from formats.values import StoredValue, decode_value, encode_value
 from tests.unit.formats.examples import MAX_U64, Row, keyspaces, many, pairs, records
+from tikv_br.formats import columns
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.columns import SCHEMA, STORAGE_SCHEMA
+from tikv_br.formats.errors import DamagedBytes, FormatError, UnsortedKeys, UnsupportedFormat
+from tikv_br.formats.keys.codec import DATA_PREFIX, KeyCodec
+from tikv_br.formats.rows import LiveFilter, from_storage, live, to_storage
+from tikv_br.formats.values import StoredValue, decode_value, encode_value
 
 V1, V1TTL, V2 = (KeyCodec(api_version) for api_version in ApiVersion)
 codecs = st.sampled_from([V1, V1TTL]) | keyspaces.map(lambda keyspace: KeyCodec(ApiVersion.V2, keyspace))

@@ -14,10 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from formats import columns, tables
-from formats.errors import UnsupportedFormat
-from formats.keys.text import parse_key
-from formats.tables import TableFormat, TableOptions, UnfitText, open_table
+from tikv_br.formats import columns, tables
+from tikv_br.formats.errors import UnsupportedFormat
+from tikv_br.formats.keys.text import parse_key
+from tikv_br.formats.tables import TableFormat, TableOptions, UnfitText, open_table
 
 U64 = st.integers(0, 2**64 - 1)
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=12).map(str.encode)

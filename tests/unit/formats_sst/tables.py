@@ -11,15 +11,15 @@ from types import MappingProxyType
 import pyarrow as pa
 import rocksdict
 
-from formats import columns
-from formats.api_version import ApiVersion
-from formats.keys.codec import DATA_PREFIX, KeyCodec
-from formats.sst import MemorySource, SstOptions, SstReader, SstSummary, SstWriter
-from formats.sst import table as names
-from formats.sst.block import ChecksumType, Footer, encode_entries
-from formats.sst.coding import BlockHandle, decode_handle, encode_varint
-from formats.values import StoredValue, encode_value
 from tests.support.tools import find_tool
+from tikv_br.formats import columns
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.keys.codec import DATA_PREFIX, KeyCodec
+from tikv_br.formats.sst import MemorySource, SstOptions, SstReader, SstSummary, SstWriter
+from tikv_br.formats.sst import table as names
+from tikv_br.formats.sst.block import ChecksumType, Footer, encode_entries
+from tikv_br.formats.sst.coding import BlockHandle, decode_handle, encode_varint
+from tikv_br.formats.values import StoredValue, encode_value
 
 Row = tuple[bytes, bytes]
 

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from formats.errors import DamagedBytes
-from formats.sst.block import BlockReader, ChecksumType, Footer, encode_entries, entries, entries_end
-from formats.sst.coding import BlockHandle
-from formats.sst.source import MemorySource
+from tikv_br.formats.errors import DamagedBytes
+from tikv_br.formats.sst.block import BlockReader, ChecksumType, Footer, encode_entries, entries, entries_end
+from tikv_br.formats.sst.coding import BlockHandle
+from tikv_br.formats.sst.source import MemorySource
 
 
 @given(st.lists(st.tuples(st.binary(max_size=300), st.binary(max_size=300)), max_size=20))

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from formats.sst.block import ChecksumType, context_modifier
+from tikv_br.formats.sst.block import ChecksumType, context_modifier
 
 RFC_3720 = {bytes(32): 0x8A9136AA, b"\xff" * 32: 0x62A8AB43, bytes(range(32)): 0x46DD794E}
 

@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from formats.api_version import ApiVersion
-from formats.errors import DamagedBytes, FormatError, UnsupportedFormat
-from formats.keys.codec import KeyCodec
-from formats.sst import MemorySource, SstReader, check_rows, check_structure, tail_extent
-from formats.sst import table as names
-from formats.sst.block import ChecksumType, Footer, encode_entries
-from formats.sst.coding import BlockHandle
-from formats.sst.table import Table
 from tests.unit.formats_sst.tables import Row, hand_made, sst_dump, storage_rows, table_options, write, write_by_rocksdb
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.errors import DamagedBytes, FormatError, UnsupportedFormat
+from tikv_br.formats.keys.codec import KeyCodec
+from tikv_br.formats.sst import MemorySource, SstReader, check_rows, check_structure, tail_extent
+from tikv_br.formats.sst import table as names
+from tikv_br.formats.sst.block import ChecksumType, Footer, encode_entries
+from tikv_br.formats.sst.coding import BlockHandle
+from tikv_br.formats.sst.table import Table
 
 V1, V1TTL, V2 = ApiVersion
 codec = KeyCodec(V2)

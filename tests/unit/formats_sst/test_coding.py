@@ -7,8 +7,8 @@ from google.protobuf.wrappers_pb2 import UInt64Value  # type: ignore[import-unty
 from hypothesis import given
 from hypothesis import strategies as st
 
-from formats.errors import DamagedBytes
-from formats.sst.coding import BlockHandle, decode_handle, decode_varint, encode_varint, zigzag
+from tikv_br.formats.errors import DamagedBytes
+from tikv_br.formats.sst.coding import BlockHandle, decode_handle, decode_varint, encode_varint, zigzag
 
 
 def protobuf_varint(number: int) -> bytes:

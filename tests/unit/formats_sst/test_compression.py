@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from formats.errors import DamagedBytes, UnsupportedFormat
-from formats.sst.coding import encode_varint
-from formats.sst.compression import MAX_BLOCK_SIZE, Compression, Decompressor, compressor
+from tikv_br.formats.errors import DamagedBytes, UnsupportedFormat
+from tikv_br.formats.sst.coding import encode_varint
+from tikv_br.formats.sst.compression import MAX_BLOCK_SIZE, Compression, Decompressor, compressor
 
 PACKED = [Compression.SNAPPY, Compression.LZ4, Compression.ZSTD]
 ZLIB, BZIP2, LZ4, ZSTD = 2, 3, 4, 7

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from formats.errors import DamagedBytes
-from formats.sst.block import entries
-from formats.sst.coding import encode_varint
-from formats.sst.decode import (
+from tikv_br.formats.errors import DamagedBytes
+from tikv_br.formats.sst.block import entries
+from tikv_br.formats.sst.coding import encode_varint
+from tikv_br.formats.sst.decode import (
     CURSOR_SIZE,
     DAMAGED,
     DONE,

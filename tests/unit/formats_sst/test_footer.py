@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from formats.errors import DamagedBytes, FormatError, UnsupportedFormat
-from formats.sst.block import FOOTER_SIZE, MAGIC, ChecksumType, Footer, read_footer
-from formats.sst.coding import BlockHandle
-from formats.sst.source import MemorySource
+from tikv_br.formats.errors import DamagedBytes, FormatError, UnsupportedFormat
+from tikv_br.formats.sst.block import FOOTER_SIZE, MAGIC, ChecksumType, Footer, read_footer
+from tikv_br.formats.sst.coding import BlockHandle
+from tikv_br.formats.sst.source import MemorySource
 
 FOOTER = Footer(2, ChecksumType.CRC32C, BlockHandle(500, 200), BlockHandle(100, 300))
 

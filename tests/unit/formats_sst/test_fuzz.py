@@ -7,10 +7,10 @@ import resource
 
 import pytest
 
-from formats.errors import FormatError
-from formats.sst import MemorySource, SstReader
 from tests.fuzzing.tables import SST, tables
 from tests.fuzzing.target import limit_memory, outcomes
+from tikv_br.formats.errors import FormatError
+from tikv_br.formats.sst import MemorySource, SstReader
 
 
 @pytest.fixture(scope="module")

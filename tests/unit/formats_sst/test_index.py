@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from formats.errors import DamagedBytes
-from formats.sst.block import BlockReader, ChecksumType, Footer, encode_entries
-from formats.sst.coding import BlockHandle
-from formats.sst.encode import put_separator
-from formats.sst.source import MemorySource
-from formats.sst.table import INDEX_KEYS_ARE_USER_KEYS, INDEX_TYPE, INDEX_VALUES_ARE_DELTAS, Index, read_index
-from formats.sst.writer import IndexBuilder
+from tikv_br.formats.errors import DamagedBytes
+from tikv_br.formats.sst.block import BlockReader, ChecksumType, Footer, encode_entries
+from tikv_br.formats.sst.coding import BlockHandle
+from tikv_br.formats.sst.encode import put_separator
+from tikv_br.formats.sst.source import MemorySource
+from tikv_br.formats.sst.table import INDEX_KEYS_ARE_USER_KEYS, INDEX_TYPE, INDEX_VALUES_ARE_DELTAS, Index, read_index
+from tikv_br.formats.sst.writer import IndexBuilder
 
 PLAIN = {INDEX_KEYS_ARE_USER_KEYS: b"\x01"}
 similar_keys = st.text("\x00\x01\x7f\xfe\xff", max_size=6).map(lambda text: text.encode("latin-1"))

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from formats.errors import DamagedBytes, UnsupportedFormat
-from formats.sst import Compression, MemorySource, SstOptions, Table
-from formats.sst.table import first_row_from
 from tests.unit.formats_sst.tables import Row, hand_made, table_options, write, write_by_rocksdb
+from tikv_br.formats.errors import DamagedBytes, UnsupportedFormat
+from tikv_br.formats.sst import Compression, MemorySource, SstOptions, Table
+from tikv_br.formats.sst.table import first_row_from
 
 KEYS = st.binary(max_size=4).map(lambda key: b"z" + key)
 

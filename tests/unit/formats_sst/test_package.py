@@ -7,19 +7,20 @@ import sys
 
 import pytest
 
-import formats.sst
+import tikv_br.formats.sst
 
 
 def test_every_name_is_there() -> None:
     """Each exported name exists, and others are missed as from any module."""
-    for name in formats.sst.__all__:
-        assert getattr(formats.sst, name).__name__ == name
+    for name in tikv_br.formats.sst.__all__:
+        assert getattr(tikv_br.formats.sst, name).__name__ == name
     with pytest.raises(AttributeError, match="no attribute 'Nonsense'"):
-        _ = formats.sst.Nonsense
+        _ = tikv_br.formats.sst.Nonsense
 
 
 @pytest.mark.parametrize(
-    "statement", ["from formats.sst import check_structure, Table", "from formats.sst import Compression"]
+    "statement",
+    ["from tikv_br.formats.sst import check_structure, Table", "from tikv_br.formats.sst import Compression"],
 )
 def test_light_imports(statement: str) -> None:
     """Looking at a table's structure and parsing a compression's label load neither the compiler nor Arrow."""

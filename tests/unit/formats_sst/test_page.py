@@ -11,16 +11,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from formats import columns
-from formats.api_version import ApiVersion
-from formats.checksum import checksums
-from formats.errors import DamagedBytes, FormatError, UnsortedKeys
-from formats.keys.codec import KeyCodec
-from formats.rawscan import RawPage, measure
-from formats.rows import to_storage
-from formats.sst import Compression, SstOptions, SstWriter
-from formats.sst.encode import encode_page, largest_key, page_encoding
 from tikv_br.cluster.pb import kvrpcpb_pb2
+from tikv_br.formats import columns
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.checksum import checksums
+from tikv_br.formats.errors import DamagedBytes, FormatError, UnsortedKeys
+from tikv_br.formats.keys.codec import KeyCodec
+from tikv_br.formats.rawscan import RawPage, measure
+from tikv_br.formats.rows import to_storage
+from tikv_br.formats.sst import Compression, SstOptions, SstWriter
+from tikv_br.formats.sst.encode import encode_page, largest_key, page_encoding
 
 V1, V2 = KeyCodec(ApiVersion.V1), KeyCodec(ApiVersion.V2)
 Rows = Sequence[tuple[bytes, bytes]]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from formats.errors import DamagedBytes
-from formats.sst import table as names
-from formats.sst.block import BlockReader, ChecksumType, Footer, encode_entries, entries
-from formats.sst.coding import BlockHandle, decode_varint
-from formats.sst.source import MemorySource
+from tikv_br.formats.errors import DamagedBytes
+from tikv_br.formats.sst import table as names
+from tikv_br.formats.sst.block import BlockReader, ChecksumType, Footer, encode_entries, entries
+from tikv_br.formats.sst.coding import BlockHandle, decode_varint
+from tikv_br.formats.sst.source import MemorySource
 
 
 def test_encoded() -> None:

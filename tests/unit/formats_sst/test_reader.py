@@ -10,12 +10,6 @@ import pyarrow as pa
 import pytest
 import rocksdict
 
-from formats.api_version import ApiVersion
-from formats.columns import STORAGE_SCHEMA
-from formats.errors import DamagedBytes, UnsupportedFormat
-from formats.sst import MemorySource, SstReader, Table
-from formats.sst.block import extents
-from formats.sst.table import BLOCK_NAME, GLOBAL_SEQNO
 from tests.unit.formats_sst.tables import (
     CHECKSUMS,
     COMPRESSIONS,
@@ -26,6 +20,12 @@ from tests.unit.formats_sst.tables import (
     write,
     write_by_rocksdb,
 )
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.columns import STORAGE_SCHEMA
+from tikv_br.formats.errors import DamagedBytes, UnsupportedFormat
+from tikv_br.formats.sst import MemorySource, SstReader, Table
+from tikv_br.formats.sst.block import extents
+from tikv_br.formats.sst.table import BLOCK_NAME, GLOBAL_SEQNO
 
 
 def rows_of_all_sizes() -> list[Row]:

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from formats.api_version import ApiVersion
-from formats.errors import DamagedBytes
-from formats.keys.codec import DATA_PREFIX, KeyCodec
-from formats.sst import MemorySource, SstReader, check_rows
-from formats.sst.check import check_key
-from formats.values import decode_value
 from tests.unit.formats_sst.tables import Row, hand_made, storage_rows, write
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.errors import DamagedBytes
+from tikv_br.formats.keys.codec import DATA_PREFIX, KeyCodec
+from tikv_br.formats.sst import MemorySource, SstReader, check_rows
+from tikv_br.formats.sst.check import check_key
+from tikv_br.formats.values import decode_value
 
 V2 = ApiVersion.V2
 

@@ -12,11 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from formats import columns
-from formats.api_version import ApiVersion
-from formats.errors import FormatError, UnsortedKeys, UnsupportedFormat
-from formats.sst import Compression, MemorySource, SstOptions, SstReader, SstWriter, Table, check_rows, check_structure
-from formats.sst import table as names
 from tests.unit.formats_sst.tables import (
     Row,
     batch,
@@ -28,6 +23,20 @@ from tests.unit.formats_sst.tables import (
     write,
     write_by_rocksdb,
 )
+from tikv_br.formats import columns
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.errors import FormatError, UnsortedKeys, UnsupportedFormat
+from tikv_br.formats.sst import (
+    Compression,
+    MemorySource,
+    SstOptions,
+    SstReader,
+    SstWriter,
+    Table,
+    check_rows,
+    check_structure,
+)
+from tikv_br.formats.sst import table as names
 
 Checksum = Literal["crc32c", "xxh3"]
 CHECKSUMS: tuple[Checksum, ...] = ("crc32c", "xxh3")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from incremental import handover
 from tests.unit.gc.fakes import FakePd
 from tikv_br.cluster import safepoint
 from tikv_br.errors import SafePointInUse, UsageError
 from tikv_br.gc.release import WATCH_SECONDS, find, release_unused
+from tikv_br.incremental import handover
 
 
 class Watching:

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 import yaml
 
-from incremental.handover import service_id as sync_service
 from tikv_br.cluster.pd_http import GcStatus, ServiceSafePoint
 from tikv_br.cluster.safepoint import service_id as backup_service
 from tikv_br.cluster.timestamps import compose
 from tikv_br.errors import UsageError
 from tikv_br.gc.metrics import WorkerFigures, write_metrics
 from tikv_br.gc.status import FOREVER, GcReport, Kind, owner_of, report
+from tikv_br.incremental.handover import service_id as sync_service
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "gc.md"
 NOW = 1_800_000_000

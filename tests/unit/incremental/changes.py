@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from formats.columns import SCHEMA
+from tikv_br.formats.columns import SCHEMA
 
 
 class Change(NamedTuple):

@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import pytest
 
-from incremental.checkpoint import Checkpoint, ObjectCheckpoints
 from tests.support.damage import Case, cases
 from tikv_br.errors import SyncFenced, SyncStateDamaged
+from tikv_br.incremental.checkpoint import Checkpoint, ObjectCheckpoints
 from tikv_br.storage.base import ObjectStore
 
 

@@ -6,8 +6,8 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from incremental.feed.feed import Resolved, Rows
 from tests.unit.incremental.changes import Change, batch
+from tikv_br.incremental.feed.feed import Resolved, Rows
 
 
 @dataclass

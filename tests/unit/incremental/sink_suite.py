@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from incremental.sinks.base import Sink
 from tests.unit.incremental.changes import Change, batch
+from tikv_br.incremental.sinks.base import Sink
 
 FUTURE = int(time.time()) + 100_000
 PAST = 1_000_000_000

@@ -6,8 +6,8 @@ import time
 from dataclasses import replace
 from typing import Any
 
-from incremental.feed.feed import FeedStatus
-from incremental.pipeline import SyncStatus
+from tikv_br.incremental.feed.feed import FeedStatus
+from tikv_br.incremental.pipeline import SyncStatus
 
 SAMPLE = SyncStatus(
     checkpoint_ts=470_623_261_766_451_301,

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from incremental.checkpoint import ObjectCheckpoints
 from tests.support.damage import FLIPS
 from tests.support.faulty_store import FaultyStore
 from tests.unit.incremental.checkpoint_suite import CheckpointSuite, at, owner
 from tikv_br.errors import StorageUnreachable, SyncStateDamaged, UsageError
+from tikv_br.incremental.checkpoint import ObjectCheckpoints
 from tikv_br.storage.base import ObjectStore
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import parse

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-from incremental.handover import MIN_TTL, leave, protect, service_id
 from tests.unit.cluster.fakes import FakeSafePoints
+from tikv_br.incremental.handover import MIN_TTL, leave, protect, service_id
 
 
 def test_a_sync_that_stops_leaves_its_safe_point_however_short_its_ttl() -> None:

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from incremental.sinks.base import Sink
-from incremental.sinks.json_lines import FileSink, StreamSink
 from tests.unit.incremental.changes import Change, batch
 from tests.unit.incremental.sink_suite import PAST, SinkSuite, State
 from tikv_br.errors import OutputClosed, StorageFull, StorageReadOnly
+from tikv_br.incremental.sinks.base import Sink
+from tikv_br.incremental.sinks.json_lines import FileSink, StreamSink
 
 
 def followed(text: bytes) -> dict[bytes, bytes]:

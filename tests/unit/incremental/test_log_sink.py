@@ -11,9 +11,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from incremental.feed.feed import Scanned
-from incremental.sinks.base import Sink
-from incremental.sinks.log import LogSink
 from tests.unit.archive.samples import LOG, WHOLE, describe, store_at
 from tests.unit.incremental.changes import Change, batch
 from tests.unit.incremental.sink_suite import SinkSuite, State
@@ -21,6 +18,9 @@ from tikv_br.archive.log import LogArchive
 from tikv_br.archive.records import InexactPeriod
 from tikv_br.archive.writer import FlushOptions, LogWriter
 from tikv_br.errors import CrypterMismatch, LogDamaged, StorageUnreachable, SyncStateMismatch
+from tikv_br.incremental.feed.feed import Scanned
+from tikv_br.incremental.sinks.base import Sink
+from tikv_br.incremental.sinks.log import LogSink
 from tikv_br.storage.base import ObjectStore
 from tikv_br.storage.crypter import Crypter, SecretText
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from formats.order import by_key
-from incremental import sorter
 from tests.unit.incremental.changes import Change, batch, changes
+from tikv_br.formats.order import by_key
+from tikv_br.incremental import sorter
 
 keys = st.one_of(
     st.sampled_from([b"", b"k", b"k\0", b"k\0\0\0\0\0\0\0\0", b"common-1", b"common-12345678a", b"common-12345678b"]),

@@ -9,11 +9,6 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from incremental.checkpoint import Checkpoint, CheckpointStore, ObjectCheckpoints
-from incremental.feed.feed import Resolved, Rows
-from incremental.pipeline import MAX_SAMPLES, Rate, ReplicateOptions, Replicator, WriteLag
-from incremental.sinks.base import Sink
-from incremental.sorter import Sorter
 from tests.unit.incremental.changes import Change, batch, changes
 from tests.unit.incremental.fake_source import FakeSource
 from tikv_br.cluster.timestamps import compose
@@ -25,6 +20,11 @@ from tikv_br.errors import (
     StorageUnreachable,
     SyncFenced,
 )
+from tikv_br.incremental.checkpoint import Checkpoint, CheckpointStore, ObjectCheckpoints
+from tikv_br.incremental.feed.feed import Resolved, Rows
+from tikv_br.incremental.pipeline import MAX_SAMPLES, Rate, ReplicateOptions, Replicator, WriteLag
+from tikv_br.incremental.sinks.base import Sink
+from tikv_br.incremental.sorter import Sorter
 from tikv_br.storage.base import ObjectStore
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import parse
@@ -374,7 +374,7 @@ def test_a_storage_that_is_away_for_a_while_is_waited_for(
     sync: Sync, patience: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing is written until the checkpoint is saved; after its patience the sync ends with what the storage said."""
-    monkeypatch.setattr("incremental.pipeline.SAVE_RETRY_SECONDS", 0.01)
+    monkeypatch.setattr("tikv_br.incremental.pipeline.SAVE_RETRY_SECONDS", 0.01)
     first, second = (Rows(batch([Change(ts, b"a", b"%d" % ts)])) for ts in (1001, 1002))
     replicator = sync.replicator([first, Resolved(1001), second, Resolved(1002)], state_patience=patience)
     replicator._checkpoints = Flaky(replicator._checkpoints, 3)

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from formats.api_version import ApiVersion
-from incremental.sinks.url import (
+from tikv_br.errors import UsageError
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.incremental.sinks.url import (
     BlackholeTarget,
     FileTarget,
     LogTarget,
@@ -15,7 +16,6 @@ from incremental.sinks.url import (
     check_shared,
     parse,
 )
-from tikv_br.errors import UsageError
 from tikv_br.storage.url import S3Options, StorageLocation
 
 

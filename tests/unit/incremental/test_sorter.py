@@ -14,10 +14,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from formats import columns
-from incremental.sorter import Sorter
 from tests.unit.incremental.changes import Change, batch, changes
 from tikv_br.errors import StorageError
+from tikv_br.formats import columns
+from tikv_br.incremental.sorter import Sorter
 
 MIB = 1 << 20
 MEASURED = pa.proxy_memory_pool(pa.default_memory_pool())
@@ -153,7 +153,7 @@ def test_leaves_nothing_when_killed(tmp_path: Path) -> None:
     """After kill -9 with runs on disk, the directory is empty."""
     program = (
         "import sys, time, pathlib\n"
-        "from incremental.sorter import Sorter\n"
+        "from tikv_br.incremental.sorter import Sorter\n"
         "from tests.unit.incremental.test_sorter import many\n"
         "sorter = Sorter(1 << 18, pathlib.Path(sys.argv[1]))\n"
         "[sorter.add(rows) for rows in many(5000, 200, 2)]\n"

@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from formats import columns
 from tikv_br.errors import RequestRefused, UsageError
+from tikv_br.formats import columns
 from tikv_br.load.loader import load_pairs
 from tikv_br.load.sources import Source, made_pairs
 from tikv_br.progress_events import Event, TasksProgress

@@ -12,8 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from formats.columns import SCHEMA
 from tikv_br.errors import UsageError
+from tikv_br.formats.columns import SCHEMA
 from tikv_br.load import sources
 from tikv_br.load.sources import Source, made_pairs, open_source
 

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from formats.api_version import ApiVersion
-from formats.keys import codec
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.keys import codec
 from tikv_br.playground import cdc_rows
 from tikv_br.playground.cdc_hub import Subscription
 from tikv_br.playground.cdc_rows import Event, SubscribedRange

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from formats.keys import codec
 from tikv_br.cluster.pb import import_sstpb_pb2
+from tikv_br.formats.keys import codec
 from tikv_br.playground.ingest import Rewrite, WrongPrefix, successor
 
 FROM, TO = b"r\0\0\0", b"r\0\x10\x92"

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from formats.api_version import ApiVersion
-from formats.keys import codec
 from tests.support.sst_surgery import exchange_keys, flip, without_properties, write_sst
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.keys import codec
 from tikv_br.playground.sst_file import SstFacts, SstStore, UnreadableSst, inspect
 
 V1_ROWS = [(b"zk%03d" % number, b"value %03d" % number) for number in range(100)]

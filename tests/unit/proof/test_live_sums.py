@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from formats import columns
-from formats.api_version import ApiVersion
-from formats.checksum import Checksum
-from formats.keys.codec import KeyCodec
-from formats.keys.ranges import KeyRange
 from tikv_br.backupset.compare import LiveSums, count_live
+from tikv_br.formats import columns
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.checksum import Checksum
+from tikv_br.formats.keys.codec import KeyCodec
+from tikv_br.formats.keys.ranges import KeyRange
 
 FIRST, LAST = 1000, 1006
 ROWS = st.dictionaries(

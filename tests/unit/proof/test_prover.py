@@ -10,17 +10,17 @@ from typing import Any
 import fastcrc
 import pytest
 
-from formats import columns
-from formats.api_version import ApiVersion
-from formats.checksum import Checksum
-from formats.keys.codec import KeyCodec
-from formats.keys.ranges import KeyRange
-from formats.rawscan import ScanPage
-from formats.values import StoredValue, encode_value
 from tests.support.sst_surgery import write_sst
 from tikv_br.backupset.compare import BackupComparison
 from tikv_br.backupset.files import Expiry, FileEntry
 from tikv_br.errors import BackupDamaged, ChecksumMismatch
+from tikv_br.formats import columns
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.checksum import Checksum
+from tikv_br.formats.keys.codec import KeyCodec
+from tikv_br.formats.keys.ranges import KeyRange
+from tikv_br.formats.rawscan import ScanPage
+from tikv_br.formats.values import StoredValue, encode_value
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import parse
 

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from formats.api_version import ApiVersion
-from formats.columns import SCHEMA
-from formats.keys.codec import KeyCodec, successor
-from formats.keys.ranges import KeyRange, user_range
-from formats.keys.rewrite import UNCHANGED, Rewrite, encoded_prefix, stores_can
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.columns import SCHEMA
+from tikv_br.formats.keys.codec import KeyCodec, successor
+from tikv_br.formats.keys.ranges import KeyRange, user_range
+from tikv_br.formats.keys.rewrite import UNCHANGED, Rewrite, encoded_prefix, stores_can
 from tikv_br.playground.ingest import successor as stores_successor
 
 V1, V2 = KeyCodec(ApiVersion.V1), KeyCodec(ApiVersion.V2)

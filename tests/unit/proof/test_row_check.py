@@ -5,13 +5,13 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from formats.api_version import ApiVersion
-from formats.checksum import checksum
-from formats.columns import SCHEMA
-from formats.keys.codec import KeyCodec
-from formats.keys.ranges import KeyRange
-from formats.rawscan import ScanPage
 from tikv_br.backupset.compare import LiveSums, compare_rows
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.checksum import checksum
+from tikv_br.formats.columns import SCHEMA
+from tikv_br.formats.keys.codec import KeyCodec
+from tikv_br.formats.keys.ranges import KeyRange
+from tikv_br.formats.rawscan import ScanPage
 
 CODEC = KeyCodec(ApiVersion.V1TTL)
 

@@ -7,12 +7,12 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from formats import columns
 from tests.unit.diff.fakes import FakeSide
 from tikv_br.backupset.compare import CLOCK_SECONDS
 from tikv_br.backupset.row_differences import SOON_SECONDS, compare, lockstep
 from tikv_br.diff.task import recheck_keys
 from tikv_br.diff.values import KeyDifference, Kind, UserRange
+from tikv_br.formats import columns
 
 NOW = 1_800_000_000
 ROWS = st.dictionaries(st.binary(max_size=2), st.binary(max_size=2), max_size=40)

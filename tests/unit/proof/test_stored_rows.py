@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from formats.api_version import ApiVersion
-from formats.columns import SCHEMA
-from formats.keys.codec import KeyCodec
-from formats.keys.ranges import KeyRange
 from tests.support.sst_surgery import flip, write_sst
 from tikv_br.backupset.files import FileEntry
 from tikv_br.backupset.rows import read_rows
 from tikv_br.errors import BackupDamaged, BackupUnsupported
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.columns import SCHEMA
+from tikv_br.formats.keys.codec import KeyCodec
+from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.storage.base import ObjectStore
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import parse

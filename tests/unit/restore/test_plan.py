@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from formats.keys.ranges import KeyRange, intersection
 from tikv_br.backupset.files import FileEntry
+from tikv_br.formats.keys.ranges import KeyRange, intersection
 from tikv_br.restore.plan import FilePart, RestoreRange, choose_parts, remaining_parts, split_keys
 
 KEYS = st.binary(max_size=3)

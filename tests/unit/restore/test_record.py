@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from formats.keys.ranges import KeyRange, subtract
 from tests.support.damage import FLIPS, Victim, cases, read_objects
 from tests.support.faulty_store import FaultyStore
 from tikv_br.errors import BackupDamaged, StorageUnreachable
+from tikv_br.formats.keys.ranges import KeyRange, subtract
 from tikv_br.restore.record import (
     ImportModeRecord,
     RestoreCheckpoint,

@@ -8,8 +8,8 @@ from pathlib import Path
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from formats.api_version import ApiVersion
 from tikv_br.backupset.files import FileEntry
+from tikv_br.formats.api_version import ApiVersion
 from tikv_br.spark.task import Message, TaskContext
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import parse

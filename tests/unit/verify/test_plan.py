@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from formats.keys.ranges import KeyRange
 from tikv_br.backupset.files import FileEntry
 from tikv_br.errors import UsageError
+from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.storage.url import parse
 from tikv_br.verify.checks import CompareTask
 from tikv_br.verify.options import Executor, Level, Subset, VerifyOptions

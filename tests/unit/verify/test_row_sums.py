@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from formats import columns
-from formats.api_version import ApiVersion
-from formats.errors import FormatError
-from formats.keys.codec import KeyCodec
 from tikv_br.backupset.files import Expiry, FileEntry
+from tikv_br.formats import columns
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.errors import FormatError
+from tikv_br.formats.keys.codec import KeyCodec
 from tikv_br.verify.row_sums import sum_records
 
 V1 = KeyCodec(ApiVersion.V1)

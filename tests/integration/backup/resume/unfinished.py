@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from formats.api_version import ApiVersion
 from tests.integration.backup.data import load, when
 from tests.integration.backup.reading import rocksdb_rows
 from tests.support.live_cluster import LiveCluster
@@ -16,6 +15,7 @@ from tikv_br.backup.plan import REGION_OVERHEAD, SMALLEST_TASK
 from tikv_br.backup.run import BackupSummary, backup
 from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.errors import RequestRefused, TikvBrError
+from tikv_br.formats.api_version import ApiVersion
 from tikv_br.progress_events import Event, StepFinished, StepStarted
 from tikv_br.storage.open import open_store
 

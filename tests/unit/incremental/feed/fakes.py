@@ -6,15 +6,15 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from formats.api_version import ApiVersion
-from formats.keys.codec import KeyCodec
-from formats.keys.ranges import KeyRange
-from incremental.feed.feed import Feed, FeedOptions, Resolved, Rows
 from tests.support.scripted_grpc import Failure
 from tests.unit.cluster.fakes import FakeCluster
 from tests.unit.cluster.fakes import region as physical_region
 from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.pb import cdcpb_pb2, errorpb_pb2, metapb_pb2
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.keys.codec import KeyCodec
+from tikv_br.formats.keys.ranges import KeyRange
+from tikv_br.incremental.feed.feed import Feed, FeedOptions, Resolved, Rows
 
 CODEC = KeyCodec(ApiVersion.V2)
 V1, V2 = "/cdcpb.ChangeData/EventFeed", "/cdcpb.ChangeData/EventFeedV2"

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from incremental.feed.stream import Message, decode, decode_all
 from tests.unit.incremental.feed.fakes import CODEC, Request, failure, not_leader, resolved, rows
 from tikv_br.cluster.pb import cdcpb_pb2
 from tikv_br.errors import RequestRefused
+from tikv_br.incremental.feed.stream import Message, decode, decode_all
 
 ASKED = Request(region_id=3, request_id=9)
 SPAN = CODEC.rpc_range(b"", b"")

@@ -10,10 +10,6 @@ from dataclasses import replace
 import grpc
 import pytest
 
-from formats.api_version import ApiVersion
-from formats.keys.codec import KeyCodec
-from formats.keys.ranges import KeyRange
-from incremental.feed.feed import Event, Feed, Resolved, Rows, Scanned
 from tests.support.scripted_grpc import fail
 from tests.unit.cluster.fakes import CLUSTER_ID, FakeCluster, with_leader
 from tests.unit.incremental.feed.fakes import (
@@ -39,6 +35,10 @@ from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.config import TlsFiles
 from tikv_br.cluster.pb import cdcpb_pb2, errorpb_pb2
 from tikv_br.errors import ClusterError, ClusterTlsError, ClusterUnfit, RetryBudgetExhausted, UsageError
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.keys.codec import KeyCodec
+from tikv_br.formats.keys.ranges import KeyRange
+from tikv_br.incremental.feed.feed import Event, Feed, Resolved, Rows, Scanned
 
 
 @pytest.fixture
@@ -274,7 +274,7 @@ def test_patience_has_an_end(
     feeds: ScriptedFeeds, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A region that keeps failing ends the feed with its last error; until then the status and one log line report it."""
-    monkeypatch.setattr("incremental.feed.feed.REPORT_SECONDS", 0.05)
+    monkeypatch.setattr("tikv_br.incremental.feed.feed.REPORT_SECONDS", 0.05)
     feeds.script(1, lambda request: [failure(request, not_leader())])
     with feeds.feed(patience=2.0) as feed:  # much longer, or no failure of a busy machine falls in between
         with pytest.raises(RetryBudgetExhausted, match="region 1: not_leader"):
@@ -324,7 +324,7 @@ def test_a_scan_with_rows_is_reported(feeds: ScriptedFeeds) -> None:
 
 def test_a_stalled_region_is_resubscribed(feeds: ScriptedFeeds, monkeypatch: pytest.MonkeyPatch) -> None:
     """If a region's resolved-ts stops advancing, the feed resubscribes: the store may not be its leader any more."""
-    monkeypatch.setattr("incremental.feed.feed.CHECK_SECONDS", 0.1)
+    monkeypatch.setattr("tikv_br.incremental.feed.feed.CHECK_SECONDS", 0.1)
     feeds.script(1, all_of((b"b", 5), at=10), all_of(at=20))
     with feeds.feed() as feed:
         assert until_resolved(feed, 10)[1] == [10]

@@ -6,8 +6,15 @@ import time
 from collections.abc import Iterator
 from typing import cast
 
-from incremental.feed.stream import MESSAGE_OVERHEAD, Inbox, LocatedRegions, StoreStream, StreamEnd, StreamMessages
 from tikv_br.cluster.store import EventFeed
+from tikv_br.incremental.feed.stream import (
+    MESSAGE_OVERHEAD,
+    Inbox,
+    LocatedRegions,
+    StoreStream,
+    StreamEnd,
+    StreamMessages,
+)
 
 LIMIT = 100_000
 PATIENCE = 60.0

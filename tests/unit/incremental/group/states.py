@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from incremental.group.model import CaptureInfo, ChangefeedInfo, GroupState, State, Task
 from tikv_br.cluster.regions import Region
+from tikv_br.incremental.group.model import CaptureInfo, ChangefeedInfo, GroupState, State, Task
 
 
 def capture(name: str) -> CaptureInfo:

@@ -10,14 +10,14 @@ from typing import Any, cast
 
 import pytest
 
-from incremental.group.capture import Tasks
-from incremental.group.model import GroupStore, Progress, State, Task, dump
-from incremental.group.worker import Membership, Worker
 from tests.unit.incremental.group.memory_etcd import MemoryEtcd
 from tests.unit.incremental.group.states import capture, changefeed
 from tikv_br.cluster.config import TlsFiles
 from tikv_br.cluster.etcd_values import created_at
 from tikv_br.errors import ConversionUnsupported, SyncStateDamaged, TikvBrError
+from tikv_br.incremental.group.capture import Tasks
+from tikv_br.incremental.group.model import GroupStore, Progress, State, Task, dump
+from tikv_br.incremental.group.worker import Membership, Worker
 
 FEED = changefeed("feed")
 TASK = Task("feed", 0, b"a", b"b", capture="one", epoch=1)

@@ -9,7 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from incremental.group.model import (
+from tests.support.damage import FLIPS, cases
+from tikv_br.cluster.etcd_values import KeyValue, absent
+from tikv_br.errors import SyncStateDamaged
+from tikv_br.incremental.group.model import (
     CaptureInfo,
     ChangefeedInfo,
     ChangefeedStatus,
@@ -23,9 +26,6 @@ from incremental.group.model import (
     load,
     parse,
 )
-from tests.support.damage import FLIPS, cases
-from tikv_br.cluster.etcd_values import KeyValue, absent
-from tikv_br.errors import SyncStateDamaged
 
 KEYS = Keys(7)
 FEED = ChangefeedInfo("feed", "blackhole://", 1, b"a", b"b", start_ts=100, created_ms=5)

@@ -9,11 +9,11 @@ from dataclasses import replace
 from typing import Any
 from unittest import mock
 
-from incremental.group.changefeeds import Changefeeds
-from incremental.group.model import GroupState, GroupStore, dump
-from incremental.group.owner import Owner
 from tests.unit.incremental.group.memory_etcd import MemoryEtcd
 from tests.unit.incremental.group.states import SERVICE, SafePointBook, capture, changefeed
+from tikv_br.incremental.group.changefeeds import Changefeeds
+from tikv_br.incremental.group.model import GroupState, GroupStore, dump
+from tikv_br.incremental.group.owner import Owner
 
 FEED = replace(changefeed("feed"), start_ts=1000, gc_ttl=3600)
 CHANGES = ((MemoryEtcd, "transact"), (SafePointBook, "update_service_safe_point"))

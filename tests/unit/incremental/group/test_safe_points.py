@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from incremental.group.changefeeds import Changefeeds
-from incremental.group.model import GroupStore, State, dump
-from incremental.group.owner import Owner
 from tests.unit.incremental.group.memory_etcd import MemoryEtcd
 from tests.unit.incremental.group.states import SERVICE, SafePointBook, capture, changefeed
+from tikv_br.incremental.group.changefeeds import Changefeeds
+from tikv_br.incremental.group.model import GroupStore, State, dump
+from tikv_br.incremental.group.owner import Owner
 
 FEED = replace(changefeed("feed"), start_ts=1000)
 

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from incremental.group.model import GroupState, State, Task, TaskId
-from incremental.group.scheduler import Assign, Discard, Free, Patience, Split, Stop, plan
 from tests.unit.incremental.group.states import changefeed, state_of
+from tikv_br.incremental.group.model import GroupState, State, Task, TaskId
+from tikv_br.incremental.group.scheduler import Assign, Discard, Free, Patience, Split, Stop, plan
 
 NORMAL, PAUSED, REMOVING = State.NORMAL, State.PAUSED, State.REMOVING
 GRACE = 3

@@ -3,9 +3,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from formats.keys.ranges import KeyRange
-from incremental.group.owner import cut
 from tikv_br.backupset.coverage import require_coverage
+from tikv_br.formats.keys.ranges import KeyRange
+from tikv_br.incremental.group.owner import cut
 
 KEYS = st.binary(min_size=1, max_size=3)
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from incremental.kafka.messages import (
+from tikv_br.incremental.kafka.messages import (
     Change,
     Codec,
     DamagedMessage,

@@ -14,15 +14,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from incremental.checkpoint import Checkpoint, CheckpointStore
-from incremental.feed.feed import Resolved, Rows
-from incremental.kafka.group import PartitionEnd, Received, Record, Start
-from incremental.kafka.messages import Change, OpenCodec
-from incremental.kafka.replay import Limits, TopicFeed, Unapplied
-from incremental.pipeline import ReplicateOptions, Replicator
-from incremental.sinks.base import Sink
-from incremental.sorter import Sorter
 from tikv_br.errors import SyncStateDamaged, TopicDamaged
+from tikv_br.incremental.checkpoint import Checkpoint, CheckpointStore
+from tikv_br.incremental.feed.feed import Resolved, Rows
+from tikv_br.incremental.kafka.group import PartitionEnd, Received, Record, Start
+from tikv_br.incremental.kafka.messages import Change, OpenCodec
+from tikv_br.incremental.kafka.replay import Limits, TopicFeed, Unapplied
+from tikv_br.incremental.pipeline import ReplicateOptions, Replicator
+from tikv_br.incremental.sinks.base import Sink
+from tikv_br.incremental.sorter import Sorter
 
 CODEC = OpenCodec()
 Batch = list[Received | PartitionEnd]

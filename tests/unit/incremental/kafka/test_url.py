@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from incremental.kafka.client import client_config, kafka
-from incremental.kafka.messages import Encoding, Protocol
-from incremental.kafka.url import KafkaUrl, parse
-from incremental.sinks.url import check_shared
-from incremental.sinks.url import parse as parse_sink
 from tikv_br.errors import UsageError
+from tikv_br.incremental.kafka.client import client_config, kafka
+from tikv_br.incremental.kafka.messages import Encoding, Protocol
+from tikv_br.incremental.kafka.url import KafkaUrl, parse
+from tikv_br.incremental.sinks.url import check_shared
+from tikv_br.incremental.sinks.url import parse as parse_sink
 from tikv_br.redaction import redact
 from tikv_br.storage.crypter import SecretText
 

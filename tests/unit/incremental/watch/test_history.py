@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import threading
 
-from incremental.watch.status import History, NamedStatus
 from tests.unit.incremental.statuses import status
+from tikv_br.incremental.watch.status import History, NamedStatus
 
 
 class Syncs:

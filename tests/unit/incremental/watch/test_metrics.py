@@ -8,9 +8,9 @@ import yaml
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
-from incremental.watch.metrics import Metrics
-from incremental.watch.status import NamedStatus
 from tests.unit.incremental.statuses import status
+from tikv_br.incremental.watch.metrics import Metrics
+from tikv_br.incremental.watch.status import NamedStatus
 
 PAGE = Path(__file__).resolve().parents[4] / "docs" / "monitoring.md"
 ALERTS = PAGE.with_name("alerts.yml")

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from incremental.diff_mode import Pass
-from incremental.watch.status import PassTracker
 from tikv_br.cluster.timestamps import physical_ms
 from tikv_br.errors import ClusterUnreachable
+from tikv_br.incremental.diff_mode import Pass
+from tikv_br.incremental.watch.status import PassTracker
 
 FIRST = Pass(
     number=1,

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from incremental.watch import server
-from incremental.watch.address import Address
-from incremental.watch.server import NO_KEY, serve
-from incremental.watch.status import NamedStatus
 from tests.unit.incremental.statuses import WHOLE, status
 from tikv_br.errors import UsageError
+from tikv_br.incremental.watch import server
+from tikv_br.incremental.watch.address import Address
+from tikv_br.incremental.watch.server import NO_KEY, serve
+from tikv_br.incremental.watch.status import NamedStatus
 from tikv_br.storage.crypter import SecretText
 
 GOOD = NamedStatus("a", status(feed=WHOLE))
