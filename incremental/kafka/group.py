@@ -111,7 +111,7 @@ class Start:
 
 
 class TopicGroup:
-    """Reads the partitions of a topic. Not thread-safe, except for `behind` and `failing_seconds`."""
+    """Reads the partitions of a topic. Not thread-safe, except for `failing_seconds` and `last_error`."""
 
     def __init__(self, url: KafkaUrl, group: str, patience: float, stop: threading.Event) -> None:
         """`patience`: seconds for which brokers may not answer; 10 at most once `stop` is set. Raises `UsageError`."""
@@ -123,8 +123,6 @@ class TopicGroup:
         self._failing_since: float | None = None
         self._last_error: KafkaError | None = None
         self._probed_at = self._checked_at = self._warned_at = 0.0
-        self._lock = threading.Lock()
-        self._closed = False
         self._pending: deque[Received | PartitionEnd] = deque()
         self._starts: dict[int, Start] = {}
         self._next: dict[int, int] = {}
@@ -150,8 +148,6 @@ class TopicGroup:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        with self._lock:
-            self._closed = True
         self._consumer.close()
 
     @property
@@ -164,16 +160,6 @@ class TopicGroup:
     def last_error(self) -> str:
         """Why brokers do not answer."""
         return "" if self._last_error is None else self._last_error.message
-
-    def behind(self) -> int:
-        """How many messages there are to read, by what brokers said last."""
-        count = 0
-        with self._lock:
-            for number, offset in () if self._closed else list(self._next.items()):
-                partition = self._module.TopicPartition(self._url.topic, number)
-                _, high = self._consumer.get_watermark_offsets(partition, cached=True)
-                count += max(high - offset, 0)
-        return count
 
     def find_topic(self) -> tuple[int, ...]:
         """The partitions to read. Raises `KafkaError`, also for a topic that does not exist."""

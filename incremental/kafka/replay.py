@@ -239,8 +239,6 @@ class ReplayStatus:
     checkpoint_lag: float | None
     """None before the first resolved-ts."""
     messages: int
-    messages_behind: int
-    """Messages that are not read yet, by what brokers said last."""
     events: int
     repeats: int
     written: int
@@ -276,7 +274,6 @@ class Replay:
             resolved_ts=now.resolved_ts,
             checkpoint_lag=now.checkpoint_lag if now.checkpoint_ts else None,
             messages=self.feed.messages,
-            messages_behind=self.group.behind(),
             events=now.events,
             repeats=self.feed.repeats,
             written=now.written,

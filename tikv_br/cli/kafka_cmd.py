@@ -205,7 +205,6 @@ def describe(status: ReplayStatus) -> str:
         applied,
         f"{status.written:,} rows written",
         f"{status.events_per_second:,.0f} events/s",
-        f"{status.messages_behind:,} messages to read",
     ]
     if held:
         parts.append(f"{human_bytes(held)} wait for a later resolved-ts")
