@@ -613,7 +613,7 @@ class KafkaDenied(KafkaError):
 
     exit_code = 84
     default_hint = (
-        "Check user, password and sasl-mechanism, and that an ACL allows this user the operation on the topic."
+        "Check sasl-mechanism, user and password, and that an ACL allows this user the operation on the topic."
     )
 
 

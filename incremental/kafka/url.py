@@ -90,8 +90,8 @@ def parse(url: str, environ: Mapping[str, str] = os.environ) -> KafkaUrl:
         raise UsageError("this is not a kafka:// address", hint=f"Pass {FORM}.")
     if "@" in parts.path or ("@" in parts.query and not parts.path):  # say so without showing a part of the password
         raise UsageError(
-            "the user or password in the kafka:// address contains a character that ends them",
-            hint=f"Write / as %2F, ? as %3F and @ as %40; better, pass the password in {PASSWORD_VARIABLE}.",
+            "the login in the kafka:// address contains a character that ends it",
+            hint=f"Write / as %2F, ? as %3F and @ as %40; better, set {PASSWORD_VARIABLE}.",
         )
     user_info, _, hosts = parts.netloc.rpartition("@")
     options = _options(parts.query)
@@ -144,18 +144,18 @@ def _check(given: KafkaUrl) -> None:
         missing = "password" if given.sasl_user else "user"
         raise UsageError(
             f"the {missing} for Kafka is missing",
-            hint=f"Pass sasl-user in the address or in {USER_VARIABLE}, and the password in {PASSWORD_VARIABLE}.",
+            hint=f"Pass sasl-user in the address, or set {USER_VARIABLE} and {PASSWORD_VARIABLE}.",
         )
     if given.sasl_user and not given.sasl_mechanism:
         raise UsageError("sasl-mechanism is missing", hint=f"Pass one of {', '.join(MECHANISMS)} in the address.")
     if given.sasl_mechanism and not given.sasl_user:
         raise UsageError(
-            f"sasl-mechanism={given.sasl_mechanism} requires a user and a password",
+            f"sasl-mechanism={given.sasl_mechanism} requires a login, which is missing",
             hint=f"Pass them in {USER_VARIABLE} and {PASSWORD_VARIABLE}.",
         )
     if given.sasl_mechanism == "PLAIN" and not given.tls:
         raise UsageError(
-            "sasl-mechanism=PLAIN without TLS would send the password in the clear",
+            "sasl-mechanism=PLAIN without TLS would send the password, which others could read",
             hint="Append tls=true or ca=FILE to the address, or use SCRAM.",
         )
 

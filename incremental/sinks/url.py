@@ -136,7 +136,7 @@ def check_shared(target: Target) -> None:
         )
     if isinstance(target, KafkaUrl) and target.password_in_address:
         raise UsageError(
-            "the address of a changefeed's sink must not contain a password: it is saved in etcd",
+            "the address of a changefeed's sink must not contain a password, because it is saved in etcd",
             hint=f"Set {kafka_url.PASSWORD_VARIABLE} in the environment of this command and of every capture.",
         )
     if isinstance(target, LogTarget) and (target.location.has_secrets or target.location.gcs.credentials_file):

@@ -93,10 +93,10 @@ def test_reads_parameters(url: str, expected: dict[str, object]) -> None:
         (f"{BARE}?tls=false&ca=a", "contradicts"),
         (f"{BARE}?sasl-user=u&sasl-mechanism=SCRAM-SHA-256", "password for Kafka is missing"),
         (f"{BARE}?sasl-password=p", "user for Kafka is missing"),
-        (f"{BARE}?sasl-mechanism=SCRAM-SHA-256", "requires a user"),
+        (f"{BARE}?sasl-mechanism=SCRAM-SHA-256", "requires a login"),
         (f"{BARE}?sasl-user=u&sasl-password=p", "sasl-mechanism is missing"),
         (f"{BARE}?sasl-user=u&sasl-password=p&sasl-mechanism=GSSAPI", "GSSAPI"),
-        (f"{BARE}?sasl-user=u&sasl-password=p&sasl-mechanism=PLAIN", "in the clear"),
+        (f"{BARE}?sasl-user=u&sasl-password=p&sasl-mechanism=PLAIN", "which others could read"),
     ],
 )
 def test_refuses_what_is_no_address(url: str, why: str) -> None:
