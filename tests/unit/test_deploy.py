@@ -66,7 +66,7 @@ def test_the_build_context_has_all_packages_and_nothing_else() -> None:
     wheel = tomllib.loads((PROJECT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["hatch"]["build"][
         "targets"
     ]["wheel"]
-    assert {each.partition("/")[0] for each in wheel["packages"]} == set(packages)
+    assert {*wheel["packages"], *wheel["force-include"]} == set(packages)
     files = {
         each.relative_to(PROJECT).as_posix()
         for name in packages

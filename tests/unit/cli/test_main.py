@@ -26,7 +26,7 @@ def failing(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
 def test_version_in_both_forms(capsys: pytest.CaptureFixture[str]) -> None:
     """The flag and the command say the version; JSON is one object."""
     assert run(["--version"]) == 0
-    assert capsys.readouterr().out.startswith("tikv-br 0.")
+    assert capsys.readouterr().out.startswith("tikv-br 1.")
     assert run(["version", "--output", "json"]) == 0
     assert json.loads(capsys.readouterr().out)["message_type"] == "version"
 
