@@ -74,7 +74,8 @@ class Engine:
             return replace(self, executor=executor, executor_reason=reason)
         if options.rate_limit:  # speed does not matter then
             return replace(self, executor="driver", executor_reason="--ratelimit is exact in one process")
-        reason = f"stores do the work of {len(plan):,} tasks; Spark pays off from {MIN_SPARK_TASKS:,}"
+        tasks = "1 task" if len(plan) == 1 else f"{len(plan):,} tasks"
+        reason = f"stores do the work of {tasks}; Spark pays off from {MIN_SPARK_TASKS:,}"
         executor, reason = choose_and_explain(len(plan), 0, reason)
         return replace(self, executor=executor, executor_reason=reason)
 

@@ -6,7 +6,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -238,6 +238,15 @@ class UpdateFlags(ChangefeedFlags):
         return {name: value for name, value in values.items() if value is not None}
 
 
+def check_applies(changes: Collection[str], sink: str) -> None:
+    """Refuse new values of fields that have no effect on a sink of this address. Raises `UsageError`."""
+    if sink.startswith("kafka:") and not {"concurrency", "batch_rows"}.isdisjoint(changes):
+        raise UsageError(
+            "--sink-concurrency and --sink-batch-size are for a tikv:// sink; this changefeed writes to Kafka",
+            hint="Pass --sink with max-batch-size=N in the kafka:// address.",
+        )
+
+
 @command(app, "changefeed update")
 def update(flags: UpdateFlags) -> None:
     """Change the settings of a paused or failed changefeed."""
@@ -254,6 +263,7 @@ def update(flags: UpdateFlags) -> None:
         from tikv_br.incremental.sinks.open import SinkOptions
 
         def edit(found: ChangefeedInfo) -> ChangefeedInfo:
+            check_applies(changes, found.sink)
             changed: ChangefeedInfo = replace(found, **changes)
             if target is None:
                 return changed

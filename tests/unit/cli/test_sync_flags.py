@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tikv_br.cli import sync_cmd
+from tikv_br.cli.changefeed_cmd import check_applies
 from tikv_br.cli.main import run
 from tikv_br.cli.shared import StorageFlags
 from tikv_br.cli.sync_options import StartFlags
@@ -43,3 +44,12 @@ def test_other_start_ts_are_refused(text: str) -> None:
     """Also a time without an offset, which could be of any time zone."""
     with pytest.raises(UsageError, match="--start-ts"):
         StartFlags(start_ts=text).start(StorageFlags())
+
+
+def test_new_settings_of_a_changefeed_must_apply_to_its_sink() -> None:
+    """As for a new one: a Kafka producer has neither requests nor rows."""
+    check_applies({"rate_limit", "hold_back_ms"}, "kafka://host:9092/topic")
+    check_applies({"concurrency", "batch_rows"}, "tikv://pd:2379")
+    for field in ("concurrency", "batch_rows"):
+        with pytest.raises(UsageError, match="writes to Kafka"):
+            check_applies({field, "hold_back_ms"}, "kafka://host:9092/topic")
