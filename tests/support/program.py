@@ -40,6 +40,7 @@ _MAY_DIFFER = (
     "PYTEST_",
     "PYTHONUNBUFFERED",
     "JAVA_HOME",
+    "JAVA_TOOL_OPTIONS",
     "HOME",
     "PATH",
     "COLUMNS",
