@@ -1,4 +1,4 @@
-"""Operations on a standalone Spark cluster whose workers have no tikv-br: it comes in an archive."""
+"""docs/spark-cluster.md: operations on a standalone Spark cluster whose workers have no tikv-br: it comes in an archive."""
 
 from __future__ import annotations
 

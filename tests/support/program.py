@@ -40,15 +40,18 @@ _MAY_DIFFER = (
     "PYTEST_",
     "PYTHONUNBUFFERED",
     "JAVA_HOME",
+    "JAVA_TOOL_OPTIONS",
     "HOME",
     "PATH",
     "COLUMNS",
     "NO_COLOR",
 )
 """Variables that are read when a command runs. Others, as Python's and numba's, are read by imports: with them no fork is made."""
+_AS_KERNELS_SET = {"NUMBA_CPU_NAME": "generic"}
+"""What `tikv_br.formats.jit` sets if it is not set: in this process once a test has imported kernels, in a command always."""
 _PACKAGES = (
     *("tikv_br.cli", "tikv_br.backup", "tikv_br.restore", "tikv_br.verify", "tikv_br.diff", "tikv_br.check"),
-    *("tikv_br.export", "tikv_br.bulk_load", "tikv_br.load", "tikv_br.gc", "tikv_br.drill", "incremental"),
+    *("tikv_br.export", "tikv_br.bulk_load", "tikv_br.load", "tikv_br.gc", "tikv_br.drill", "tikv_br.incremental"),
 )
 
 
@@ -95,7 +98,9 @@ class _Zygote:
     """The process that forks; it ends with this one."""
 
     def __init__(self) -> None:
-        self._environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+        self._environment = _AS_KERNELS_SET | {
+            name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"
+        }
         self._folder = tempfile.TemporaryDirectory(prefix="zygote-")
         self._path = str(Path(self._folder.name, "socket"))
         self._process = subprocess.Popen(
@@ -119,7 +124,7 @@ class _Zygote:
 
     def serves(self, environment: Mapping[str, str]) -> bool:
         """Whether a fork sees of this environment what a new process would see."""
-        differ = {name for name, _ in environment.items() ^ self._environment.items()}
+        differ = {name for name, _ in (_AS_KERNELS_SET | dict(environment)).items() ^ self._environment.items()}
         return all(name.startswith(_MAY_DIFFER) for name in differ)
 
     def run(self, request: _Request, files: tuple[IO[bytes], ...], timeout: float) -> int:
