@@ -37,7 +37,7 @@ from tikv_br.incremental.group.model import ChangefeedInfo, GroupStore
 from tikv_br.incremental.handover import FromNow, resolve
 
 KILLS = 20
-PATIENCE = 120.0
+PATIENCE = 250.0
 LEASE = 60
 
 
