@@ -29,7 +29,7 @@ QUEUE_MESSAGES = 100_000
 BATCH_BYTES = 1_000_000
 """Size of the batches that the producer sends; one message may be larger."""
 STALL_SECONDS = 60.0
-"""A producer that has got no answer for so long is replaced, in case that it does not recover by itself."""
+"""A producer that has got no answer for so long is replaced, in case it does not recover."""
 _POLL_SECONDS = 0.05
 
 
@@ -135,7 +135,7 @@ class KafkaSink(Sink):
         self._producer = None
 
     def _announce(self, ts: int, fence: Callable[[], object]) -> None:
-        """Send a resolved-ts. It is true whoever sends it, so that also a sync that must stop may."""
+        """Send a resolved-ts. Even a sync that must stop may send it: it is true in any case."""
         topic = self._ready()
         try:
             self._deliver(_Delivery([(number, self._codec.resolved(ts)) for number in range(topic.partitions)]), fence)

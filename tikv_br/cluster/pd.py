@@ -122,7 +122,7 @@ class PdClient:
         return found[:limit] if limit else found
 
     def each_region(self, start: bytes, end: bytes) -> Iterator[Region]:
-        """As `scan_regions`, but holds one page at a time. A region that has grown meanwhile may begin before the end of the one before it."""
+        """As `scan_regions`, but holds one page at a time. A region that has grown between two pages may begin before the end of the one before it."""
         while True:
             page = self.scan_regions(start, end, SCAN_PAGE)
             yield from page
