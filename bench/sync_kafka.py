@@ -85,7 +85,7 @@ def main() -> None:
 
 def _run_all(run: Callable[[str, str, Target], None], cluster: Target, address: str, broker: KafkaBroker) -> None:
     run("cluster", address, cluster)
-    codecs: dict[str, Codec] = {"open-protocol": OpenCodec(), "json": JsonCodec()}
+    codecs: dict[str, Codec] = {"open-protocol": OpenCodec(prefix=b"r\0\0\0"), "json": JsonCodec()}
     for protocol, codec in codecs.items():
         topic = broker.create_topic(partitions=PARTITIONS)
         with TopicView(broker, topic, codec) as view:

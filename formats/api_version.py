@@ -6,6 +6,9 @@ import enum
 
 from tikv_br.formats.errors import UnsupportedFormat
 
+V3_NUMBER = 3
+V3_REFUSED = "API V3 (namespaces) is not supported: tikv-br knows API V1, V1TTL and V2"
+
 
 class ApiVersion(enum.IntEnum):
     """Numbers as in ``kvrpcpb.APIVersion``."""
@@ -30,4 +33,6 @@ class ApiVersion(enum.IntEnum):
         try:
             return cls[label.strip().upper()]
         except KeyError:
+            if label.strip().lower() == "v3":
+                raise UnsupportedFormat(V3_REFUSED) from None
             raise UnsupportedFormat(f"unknown API version {label!r}: v1, v1ttl or v2") from None

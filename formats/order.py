@@ -22,7 +22,7 @@ def by_key(rows: pa.RecordBatch) -> pa.RecordBatch:
     """The last row of each key, by ascending key."""
     if rows.num_rows < 2:
         return rows
-    order, signs = _key_order(rows["key"])
+    order, signs = key_order(rows["key"])
     return _take(rows, order[_lasts(signs != 0)])
 
 
@@ -31,7 +31,7 @@ def by_version(rows: pa.RecordBatch) -> pa.RecordBatch:
     if rows.num_rows < 2:
         return rows
     ts = columns.numbers(rows["ts"])
-    order, signs = _key_order(rows["key"], np.argsort(~ts, kind="stable"))
+    order, signs = key_order(rows["key"], np.argsort(~ts, kind="stable"))
     ts = ts[order]
     return _take(rows, order[_lasts((signs != 0) | np.append(True, ts[1:] != ts[:-1]))])
 
@@ -40,7 +40,7 @@ def newest_by_key(rows: pa.RecordBatch) -> pa.RecordBatch:
     """The newest version of each key, by ascending key; of rows with the same key and ts, the last."""
     if rows.num_rows < 2:
         return rows
-    order, signs = _key_order(rows["key"])
+    order, signs = key_order(rows["key"])
     firsts = np.flatnonzero(signs)
     if len(firsts) < len(order):
         ts = columns.numbers(rows["ts"])[order]
@@ -51,7 +51,7 @@ def newest_by_key(rows: pa.RecordBatch) -> pa.RecordBatch:
     return _take(rows, order)
 
 
-def _key_order(keys: pa.LargeBinaryArray, order: Order | None = None) -> tuple[Order, Signs]:
+def key_order(keys: pa.LargeBinaryArray, order: Order | None = None) -> tuple[Order, Signs]:
     """The rows in the order of their keys, rows of one key in the given order, and how each key compares with the one before it."""
     from tikv_br.formats.kernels.rows import codes, compare_neighbours
 

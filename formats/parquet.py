@@ -149,7 +149,7 @@ class ParquetReader:
     """
 
     def __init__(self, source: RandomAccess) -> None:
-        self._window = _Window(TailCache(source))
+        self._window = SourceFile(TailCache(source))
         with _Explained():
             self._file = pq.ParquetFile(self._window, page_checksum_verification=True)
         meta = self._file.metadata
@@ -263,7 +263,7 @@ class _Explained:
             raise DamagedBytes(f"not a valid Parquet file: {error}") from None
 
 
-class _Window(io.RawIOBase):
+class SourceFile(io.RawIOBase):
     """A source as a file, as Arrow expects. One range of it is prefetched."""
 
     def __init__(self, source: TailCache) -> None:
@@ -276,21 +276,21 @@ class _Window(io.RawIOBase):
         first = 0 if start == len(_MAGIC) else start
         self._start, self._held = first, memoryview(read_exactly(self._source, first, start - first + length))
 
-    def readable(self) -> bool:
+    def readable(self) -> bool:  # noqa: D102 - as in `io.RawIOBase`
         return True
 
-    def seekable(self) -> bool:
+    def seekable(self) -> bool:  # noqa: D102
         return True
 
-    def tell(self) -> int:
+    def tell(self) -> int:  # noqa: D102
         return self._at
 
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:  # noqa: D102
         base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._source.size}[whence]
         self._at = base + offset
         return self._at
 
-    def readinto(self, buffer: Any) -> int:  # noqa: ANN401 - any writable buffer
+    def readinto(self, buffer: Any) -> int:  # noqa: ANN401, D102 - any writable buffer
         length = min(len(buffer), max(self._source.size - self._at, 0))
         held = self._at - self._start
         if 0 <= held <= len(self._held) - length:

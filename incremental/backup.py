@@ -84,8 +84,10 @@ def increment_steps(options: BackupOptions) -> list[Step[IncrementContext]]:
         FunctionStep("choose backup-ts", steps.set_backup_ts),
         FunctionStep("record the run", path.record_run),
         FunctionStep("protect from GC", protect_from_gc, steps.release_safe_point),
+        FunctionStep("look for ingests since the base", check_ingests),
         plan,
         FunctionStep("copy", copy_changes),
+        FunctionStep("look for ingests meanwhile", check_ingests),
         FunctionStep("verify coverage", lambda context: None if context.manifest else steps.verify_coverage(context)),
         FunctionStep("commit", steps.commit),
         # Before the run's record is removed: the safe point is still that of the base, and a killed run must be able to move it.
@@ -143,6 +145,29 @@ def protect_from_gc(context: IncrementContext) -> None:
             f"cannot continue {context.base_location}: {error.message}",
             hint="Make a full backup. Its --gc-ttl must last until the next incremental one.",
         ) from None
+
+
+def check_ingests(context: IncrementContext) -> None:
+    """Refuse a cluster that got rows since the base that the change feed does not deliver: by ingests that keep older timestamps.
+
+    Rows with new timestamps are delivered, as all subscriptions begin after this; above backup-ts they belong to the next increment.
+    """
+    if context.manifest is not None:
+        return
+    since_ts = context.lineage.since_ts
+    for each in context.cluster.ingests.read():
+        if not any(each.concerns(span, since_ts) for span in context.source_ranges):
+            continue
+        if not each.can_be_followed(since_ts):
+            raise ClusterUnfit(
+                f"cannot continue {context.base_location}: since then {each} has ingested rows with older timestamps, which no change feed delivers",
+                hint="Make a full backup.",
+            )
+        if not each.finished_ts and (each.lowest_ts or 0) <= context.backup_ts:
+            raise ClusterUnfit(
+                f"cannot continue {context.base_location}: {each} is unfinished, so rows may still come that belong to this backup",
+                hint="Run it again to complete it, then run this command again.",
+            )
 
 
 def make_plan(context: IncrementContext) -> None:

@@ -8,6 +8,7 @@ The sync's own safe point is registered first, then renewed, so that the start i
 
 from __future__ import annotations
 
+import logging
 import time
 from dataclasses import dataclass
 
@@ -16,7 +17,8 @@ from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.pd_http import gc_status
 from tikv_br.cluster.safepoint import SafePointApi, SafePointKeeper, choose_backup_ts
 from tikv_br.cluster.safepoint import service_id as backup_service_id
-from tikv_br.cluster.timestamps import minus_seconds, physical_ms
+from tikv_br.cluster.timestamps import minus_seconds, physical_ms, show_ts
+from tikv_br.cluster.versions import FEED
 from tikv_br.errors import ClusterUnfit, SafePointError, UsageError
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.errors import UnsupportedFormat
@@ -24,6 +26,8 @@ from tikv_br.formats.keys.codec import KeyCodec
 from tikv_br.formats.keys.ranges import KeyRange, gaps
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import StorageLocation
+
+log = logging.getLogger(__name__)
 
 GC_TTL = 24 * 3600
 """Default TTL of the safe point in seconds: how long a sync may be down."""
@@ -34,6 +38,8 @@ PROBE_SECONDS = 2.0
 """How often PD's availability is checked."""
 CACHE_SECONDS = 5.0
 """Stores use cached timestamps up to 3 s old (measured): a start-ts must be further back than that."""
+SHORT_WINDOW = 2 * CACHE_SECONDS
+"""Scan window at the start of a log, in seconds, that is not worth a warning."""
 BACKUP_SERVICES = (backup_service_id(""), "br-")
 """Prefixes of the safe points that backups hold at backup-ts - 1: those of tikv-br and of the Go TiKV-BR."""
 
@@ -72,7 +78,7 @@ def keyspace_codec(cluster: Cluster, keyspace: str) -> KeyCodec:
 
 
 def check_has_feed(cluster: Cluster, *, writes_log: bool) -> None:
-    """Raise `ClusterUnfit` for a source without timestamps."""
+    """Raise `ClusterUnfit` for a source without timestamps, or too old for change feeds."""
     if cluster.api_version is not ApiVersion.V2:
         raise ClusterUnfit(
             f"a change feed requires API V2; the source has API {cluster.api_version.label}, which has no timestamps",
@@ -80,6 +86,7 @@ def check_has_feed(cluster: Cluster, *, writes_log: bool) -> None:
             if writes_log
             else "Use `tikv-br sync --mode diff`, which compares ranges in passes.",
         )
+    cluster.require(FEED)
 
 
 def resolve(start: Start, cluster: Cluster, span: KeyRange, *, writes_log: bool = False) -> int:
@@ -126,6 +133,20 @@ def backup_ts(backup: BackupSet, cluster_id: int, span: KeyRange) -> int:
             hint="Sync the range and the keyspace of the backup; `tikv-br show` prints them.",
         )
     return backup.backup_ts
+
+
+def warn_of_scan_window(log_id: str, start_ts: int, now_ts: int) -> None:
+    """Warn that a new log starts with a scan window, unless that is short, and say how to avoid it."""
+    seconds = (physical_ms(now_ts) - physical_ms(start_ts)) / 1000
+    if seconds > SHORT_WINDOW:
+        log.warning(
+            "log %s: no time of its first %.0f s, from %s until now, can be restored exactly (a scan window), since stores send only "
+            "the newest version of what changed before a log starts. To avoid it, start the log with --start-ts now, and take the "
+            "backup two minutes later; or back up with --safe-interval 0s, and start the log at once",
+            log_id,
+            seconds,
+            show_ts(start_ts),
+        )
 
 
 def service_id(changefeed_id: str) -> str:

@@ -18,7 +18,7 @@ import numpy as np
 
 from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.rate_limit import RateLimit
-from tikv_br.cluster.timestamps import physical_ms
+from tikv_br.cluster.timestamps import physical_ms, show_ts
 from tikv_br.errors import (
     ClusterTlsError,
     ClusterUnreachable,
@@ -32,7 +32,7 @@ from tikv_br.formats import columns
 from tikv_br.formats.keys.codec import KeyCodec
 from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.incremental.checkpoint import Checkpoint, CheckpointStore
-from tikv_br.incremental.feed.feed import Event, Feed, FeedOptions, FeedStatus, Resolved, Rows, Scanned
+from tikv_br.incremental.feed.feed import Event, Feed, FeedOptions, FeedStatus, Missed, Resolved, Rows, Scanned
 from tikv_br.incremental.sinks.base import Sink
 from tikv_br.incremental.sorter import Sorter
 from tikv_br.retry import Backoff
@@ -124,6 +124,8 @@ class SyncStatus:
     pd_silent_seconds: float
     """How long the source's PD has not answered; 0 while it answers."""
     feed: FeedStatus
+    missed: tuple[str, ...] = ()
+    """Ingests into the source whose rows the sink lacks, as they keep older timestamps; also of earlier runs."""
 
 
 class Rate:
@@ -249,6 +251,7 @@ class Replicator:
         self._events = self._written = self._sink_failures = 0
         self._failing_since: float | None = None
         self._last_error = ""
+        self._missed = start.missed
         self.unanswered_at: float | None = None
         """When a write last failed (monotonic clock); it may still reach the sink until its request times out."""
         self._rate = Rate(RATE_SECONDS)
@@ -273,6 +276,8 @@ class Replicator:
                             self._resolve(event.ts)
                         case Scanned():
                             self._sink.mark_inexact(event)
+                        case Missed():
+                            self._mark_missed(event)
                     if self._stop.is_set():
                         break
             self._flush()
@@ -312,6 +317,7 @@ class Replicator:
             last_error=self._last_error,
             pd_silent_seconds=self._safe_point.silent_seconds,
             feed=self._feed_status(),
+            missed=self._missed,
         )
 
     def _add_rows(self, batch: pa.RecordBatch) -> None:
@@ -319,6 +325,14 @@ class Replicator:
         self._sorter.add(batch)
         self._events += batch.num_rows
         self._rate.record(self._events)
+
+    def _mark_missed(self, event: Missed) -> None:
+        """Remember rows that the sink will lack; saved with the next checkpoint, which is not beyond them."""
+        self._sink.mark_missed(event)
+        text = f"{event.cause}, ended at {show_ts(event.to_ts)}"
+        if text not in self._missed:
+            self._missed = (*self._missed, text)
+            log.error("rows that no change feed delivers: %s, ingested rows with their older timestamps", text)
 
     def _resolve(self, ts: int) -> None:
         """Write all changes up to a ts to the sink."""
@@ -424,6 +438,7 @@ class Replicator:
                 epoch=self._start.epoch,
                 saved_ms=time.time_ns() // 1_000_000,
                 subject=self._start.subject,
+                missed=self._missed,
             ),
             patience,
         )
@@ -487,7 +502,14 @@ def pipeline(
     keep_freed_memory()
     with (
         Sorter(options.sorter_bytes, options.scratch, all_versions=sink.all_versions) as sorter,
-        Feed(source.cluster, source.codec, source.span, start.checkpoint_ts, options.feed) as feed,
+        Feed(
+            source.cluster,
+            source.codec,
+            source.span,
+            start.checkpoint_ts,
+            options.feed,
+            ingests=source.cluster.watched_ingests,
+        ) as feed,
     ):
         yield Replicator(
             start,

@@ -12,6 +12,7 @@ from functools import partial
 
 from tikv_br.archive.maintenance import check_active, state_of
 from tikv_br.archive.records import LogState
+from tikv_br.cancellation import clean_up
 from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.config import ClusterConfig, EtcdConfig
 from tikv_br.cluster.etcd import Etcd
@@ -31,7 +32,17 @@ from tikv_br.errors import (
 )
 from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.incremental.checkpoint import Checkpoint, CheckpointStore, EtcdCheckpoints, ObjectCheckpoints
-from tikv_br.incremental.handover import GC_TTL, Start, keyspace_codec, leave, protect, resolve, service_id
+from tikv_br.incremental.handover import (
+    GC_TTL,
+    Start,
+    check_has_feed,
+    keyspace_codec,
+    leave,
+    protect,
+    resolve,
+    service_id,
+    warn_of_scan_window,
+)
 from tikv_br.incremental.pipeline import PipelineOptions, Replicator, Source, SyncStatus, pipeline
 from tikv_br.incremental.sinks.open import Origin, SinkOptions, SinkPatience, unfenced, wait_for_sink
 from tikv_br.incremental.sinks.url import LogTarget, Target
@@ -101,6 +112,7 @@ def sync(
             span=span,
             state=options.state if isinstance(options.state, StorageLocation) else None,
         )
+        check_has_feed(cluster, writes_log=isinstance(options.target, LogTarget))  # before a sink makes its file
         sink_options = replace(options.sink, fence=lambda: _check_write_allowed(options, stop))
         replicate = options.replicate
         patience = SinkPatience(replicate.patience, replicate.longest_wait, stop, wait)
@@ -111,6 +123,7 @@ def sync(
         checkpoints = _FencedCheckpoints(stack.enter_context(_checkpoints(options, cluster.cluster_id)), options.fence)
         start_ts = _start_ts(options, cluster, span, checkpoints, subject)
         keeper = stack.enter_context(_protected(cluster.pd, options, start_ts))
+        cluster.ingests.register_follower(keeper.service_id)
         start = _take_over(checkpoints, keeper, Checkpoint(options.changefeed_id, start_ts, start_ts, 0, 0, subject))
         replicator = stack.enter_context(
             pipeline(
@@ -201,6 +214,8 @@ def _start_ts(
     start_ts = resolve(options.start, cluster, span, writes_log=isinstance(options.target, LogTarget))
     _warn_if_id_in_use(cluster, options.changefeed_id)
     log.info("sync %s: starting at %d", options.changefeed_id, start_ts)
+    if isinstance(options.target, LogTarget):
+        warn_of_scan_window(options.target.id_for(options.changefeed_id), start_ts, cluster.pd.tso())
     return start_ts
 
 
@@ -237,6 +252,7 @@ def _take_over(checkpoints: CheckpointStore, keeper: SafePointKeeper, start: Che
         epoch=epoch,
         saved_ms=time.time_ns() // 1_000_000,
         subject=start.subject,
+        missed=() if found is None else found.missed,
     )
     checkpoints.save(first)
     keeper.advance(first.checkpoint_ts - 1)
@@ -264,7 +280,8 @@ def _protected(pd: SafePointApi, options: SyncOptions, ts: int) -> Iterator[Safe
 def _leave(keeper: SafePointKeeper, gc_ttl: int) -> None:
     """Keep the safe point for the next start. Raises `SafePointError` if it is lost; if PD is down, its last TTL applies."""
     try:
-        leave(keeper, gc_ttl)
+        with clean_up(time.monotonic()):
+            leave(keeper, gc_ttl)
     except SafePointError:
         raise
     except ClusterError as error:

@@ -1,5 +1,8 @@
 #!/usr/bin/env python3
-"""Write docs/exit-codes.md from the classes in tikv_br/errors: ``generate_exit_codes.py [--check]``."""
+"""Write docs/exit-codes.md from the classes in tikv_br/errors, and the table of versions in docs/compatibility.md.
+
+``generate_exit_codes.py [--check]``
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,13 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from tikv_br.cluster.versions import CAPABILITIES, Capability
 from tikv_br.errors import TikvBrError
 
 ROOT = Path(__file__).resolve().parent.parent
 TARGET = ROOT / "docs" / "exit-codes.md"
+VERSIONS = ROOT / "docs" / "compatibility.md"
+FIRST, LAST = "<!-- versions: generated -->\n", "<!-- versions: end -->\n"
 
 HEAD = """# Exit codes
 
@@ -45,15 +51,30 @@ def _classes(base: type[TikvBrError]) -> Iterator[type[TikvBrError]]:
         yield from _classes(child)
 
 
+def versions_page() -> str:
+    """Return docs/compatibility.md with the present table between its two comments."""
+    head, _, rest = VERSIONS.read_text(encoding="utf-8").partition(FIRST)
+    lines = ["| capability of TiKV | used by | first versions | older versions |", "|---|---|---|---|"]
+    lines += [f"| {each.name} | {each.used_by} | {each.versions} | {_older(each)} |" for each in CAPABILITIES]
+    return head + FIRST + "\n".join(lines) + "\n" + LAST + rest.partition(LAST)[2]
+
+
+def _older(capability: Capability) -> str:
+    return capability.older or "refused, exit code 5"
+
+
 def main() -> int:
-    """Write the page, or with --check compare it."""
-    text = table()
+    """Write both pages, or with --check compare them."""
+    stale = []
+    for path, text in ((TARGET, table()), (VERSIONS, versions_page())):
+        if "--check" not in sys.argv[1:]:
+            path.write_text(text, encoding="utf-8")
+        elif not path.exists() or path.read_text(encoding="utf-8") != text:
+            stale.append(path.name)
     if "--check" in sys.argv[1:]:
-        current = TARGET.read_text(encoding="utf-8") if TARGET.exists() else ""
-        print("docs/exit-codes.md is", "current" if current == text else "stale: run scripts/generate_exit_codes.py")
-        return int(current != text)
-    TARGET.write_text(text, encoding="utf-8")
-    return 0
+        pages = ", ".join(stale) or f"{TARGET.name}, {VERSIONS.name}"
+        print(pages, "stale: run scripts/generate_exit_codes.py" if stale else "current")
+    return int(bool(stale))
 
 
 if __name__ == "__main__":

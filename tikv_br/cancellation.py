@@ -1,4 +1,4 @@
-"""Cancels the work of threads from another thread: their waits end, and their calls in flight are cancelled.
+"""Cancels the work of threads from another thread: their waits end, and their calls in flight are cancelled. Also how long clean-up waits.
 
 A thread works under at most one `Cancellation`, the one of the innermost `Cancellation.active` block that it runs in. Threads that
 it starts work under none unless they are given functions made by `inherit`. A cancellation may be used from any thread.
@@ -7,6 +7,7 @@ it starts work under none unless they are given functions made by `inherit`. A c
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -111,6 +112,82 @@ def inherit(function: Callable[P, R]) -> Callable[P, R]:
             return function(*args, **named)
 
     return run
+
+
+class BackgroundWork:
+    """A daemon thread that runs a function until `stop`, under a cancellation of its own."""
+
+    def __init__(self, name: str, function: Callable[[], None]) -> None:
+        """``function`` may wait by `sleep`, which `stop` ends."""
+        self._function = function
+        self._cancellation = Cancellation()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether `stop` was called."""
+        return self._cancellation.is_cancelled
+
+    def stop(self) -> None:
+        """End its waits, and return when it has ended; at clean-up after `JOIN_SECONDS` in any case. Idempotent."""
+        self._cancellation.cancel()
+        if self._thread.is_alive():
+            self._thread.join(JOIN_SECONDS if is_cleaning_up() else None)
+
+    def _run(self) -> None:
+        with self._cancellation.active(), contextlib.suppress(TaskCancelled):
+            self._function()
+
+
+CLEAN_UP_SECONDS = 5.0
+"""How long clean-up waits, in all, for servers and storage that do not answer."""
+SIGNAL_SECONDS = 3.0
+"""The same after a signal, counted from the signal: the process must have ended within `CLEAN_UP_SECONDS`."""
+JOIN_SECONDS = 1.0
+"""How long clean-up waits for a thread, and what one request may take at least."""
+
+
+class _CleanUp:
+    """Until when clean-up waits, on the monotonic clock; infinite = there is none."""
+
+    until = math.inf
+
+
+_clean_up = _CleanUp()
+
+
+@contextlib.contextmanager
+def clean_up(signalled: float | None = None) -> Iterator[None]:
+    """While this runs, nothing in this process waits for `CLEAN_UP_SECONDS` for what does not answer.
+
+    ``signalled`` is when a signal came that has led to the clean-up, on the monotonic clock.
+    """
+    outer = _clean_up.until
+    until = time.monotonic() + CLEAN_UP_SECONDS if signalled is None else signalled + SIGNAL_SECONDS
+    _clean_up.until = min(outer, until)
+    try:
+        yield
+    finally:
+        _clean_up.until = outer
+
+
+def is_cleaning_up() -> bool:
+    """Whether this process cleans up."""
+    return _clean_up.until < math.inf
+
+
+def clean_up_seconds() -> float:
+    """For how long clean-up still waits; infinite if this process does not clean up."""
+    return _clean_up.until - time.monotonic()
+
+
+def request_seconds(timeout: float) -> float:
+    """How long one request may take: ``timeout``, or less at clean-up."""
+    return min(timeout, max(clean_up_seconds(), JOIN_SECONDS))
 
 
 @contextlib.contextmanager

@@ -11,12 +11,14 @@ The tree (indentation = inheritance; the number is the exit code)::
           ApiVersionMismatch          6   the API versions of backup and cluster differ
           ConversionUnsupported       7   this conversion is impossible, or would lose data
         RetryBudgetExhausted          8   the cluster kept returning errors until the retry budget was spent
+          StoreFull                  15   the disk of a store stayed full until the retry budget was spent
         RequestRefused                9   the server rejected a request; a retry would not help
         SafePointError               10   GC has passed, or would pass, data that the operation needs
         TimestampAheadOfTso          11   restored data would shadow later writes
         DangerousRequest             12   a request that would crash a store; never sent
         KeyNotFound                  13   the requested key does not exist
         SafePointInUse               14   a run still renews the service safe point
+        ClusterFollowed              16   followers of the cluster would not notice ingested rows
       StorageError
         StorageUnreachable           20   the storage does not answer
         StorageDenied                21   the storage denied access
@@ -54,6 +56,7 @@ The tree (indentation = inheritance; the number is the exit code)::
         ChangefeedNotFound           73   no changefeed has that id
         ChangefeedExists             74   a changefeed or sync has that id already
         ChangefeedBusy               75   the changefeed's state does not allow the operation
+        SyncDegraded                 76   the source got rows that no change feed delivers
       EtcdError
         EtcdUnreachable              80   no member of etcd answers
         EtcdRefused                  81   etcd rejected a request; a retry would not help
@@ -63,6 +66,7 @@ The tree (indentation = inheritance; the number is the exit code)::
         KafkaDenied                  84   Kafka refused the credentials, or an ACL forbids the operation
         KafkaRefused                 85   Kafka cannot do what was requested; a retry would not help
         TopicDamaged                 86   a topic lacks changes, or one of its messages cannot be replayed
+        TopicUnresolved              87   a topic has changes, but not the resolved-ts that would allow to apply them
       RuntimeEnvironmentError
         SparkUnavailable             50   Java or Spark is missing or does not start
         TaskFailed                   51   a task failed permanently
@@ -92,6 +96,7 @@ __all__ = [
     "ChangefeedNotFound",
     "ChecksumMismatch",
     "ClusterError",
+    "ClusterFollowed",
     "ClusterTlsError",
     "ClusterUnfit",
     "ClusterUnreachable",
@@ -140,6 +145,8 @@ __all__ = [
     "StorageObjectMissing",
     "StorageReadOnly",
     "StorageUnreachable",
+    "StoreFull",
+    "SyncDegraded",
     "SyncError",
     "SyncFenced",
     "SyncStateDamaged",
@@ -150,6 +157,7 @@ __all__ = [
     "TikvBrError",
     "TimestampAheadOfTso",
     "TopicDamaged",
+    "TopicUnresolved",
     "UsageError",
 ]
 
@@ -256,6 +264,15 @@ class RetryBudgetExhausted(ClusterError):
     retryable = True
 
 
+class StoreFull(RetryBudgetExhausted):
+    """The disk of a store stayed full until the retry budget was spent."""
+
+    exit_code = 15
+    default_hint = (
+        "Free space on the disk of this store, or add stores and let PD balance, then run the same command again."
+    )
+
+
 class RequestRefused(ClusterError):
     """The server rejected a request; a retry would not help."""
 
@@ -296,6 +313,16 @@ class SafePointInUse(ClusterError):
 
     exit_code = 14
     default_hint = "Stop the run first; a backup, and `tikv-br log stop` or `changefeed remove`, remove their safe point themselves."
+
+
+class ClusterFollowed(ClusterError):
+    """Followers of the cluster would not notice the rows that stores ingest: TiKV-CDC, or an older tikv-br."""
+
+    exit_code = 16
+    default_hint = (
+        "Stop and remove them, and seed their targets again afterwards. Or write by puts (--mode put), which every follower sees. "
+        "With --allow-followers their targets will lack these rows."
+    )
 
 
 # Errors of the storage.
@@ -560,6 +587,13 @@ class ChangefeedBusy(SyncError):
     default_hint = "Check its state with `tikv-br changefeed query`, then run the same command again."
 
 
+class SyncDegraded(SyncError):
+    """The source got rows by an ingest that keeps their timestamps, which no change feed delivers: the sink lacks them."""
+
+    exit_code = 76
+    default_hint = "Repair the sink with `tikv-br diff --repair`, or seed it again. Then start with another --id from a timestamp after the ingest."
+
+
 class EtcdError(TikvBrError):
     """Base of the errors of etcd, where syncs can keep their state."""
 
@@ -629,6 +663,13 @@ class TopicDamaged(KafkaError):
 
     exit_code = 86
     default_hint = "Check that protocol, encoding and limits in the address are those that the topic is written with."
+
+
+class TopicUnresolved(KafkaError):
+    """A topic has changes, but not the resolved-ts that would allow to apply them."""
+
+    exit_code = 87
+    default_hint = "Check that the sync or changefeed that writes the topic runs, then run the same command again."
 
 
 # Errors of this machine, and commands that a signal ended.

@@ -80,7 +80,7 @@ def restore_to_point(
         reporter(Notice(f"resuming: {work} already has the merged rows"))
     else:
         with Cluster.connect(wanted.cluster) as target:  # before a merge that may take hours
-            check_same_encoding(ApiVersion.V2, target.info())
+            check_same_encoding(ApiVersion.V2, target.info(reporter))
         if not wanted.dry_run and not exists(store, layout.RUN):
             abort_backup(work, None, wanted.lock_wait)  # what an interrupted `remove_temporary` left
         merge = MergeOptions(

@@ -20,11 +20,13 @@ The wait before try n is ``min(cap, base * 2**n)``; equal jitter takes half of i
 The last try is made when the budget ends.
 A call's budget runs from its first failure, so that one slow request does not eat it; waits for a busy store do not
 count against it, up to a budget of their own. A call that needs another one (a request to a store looks for its region
-at PD) shares its budget with it: together they take no longer than one. Why this is no library: `docs/adr/0013-one-retry-policy.md`.
+at PD) shares its budget with it: together they take no longer than one. All calls to PD share the budget of an `Outage`. At clean-up no
+call waits beyond `cancellation.clean_up_seconds`. Why this is no library: `docs/adr/0013-one-retry-policy.md`.
 """
 
 from __future__ import annotations
 
+import logging
 import math
 import random
 import threading
@@ -36,9 +38,10 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 from tikv_br import cancellation
-from tikv_br.errors import RetryBudgetExhausted, TikvBrError
+from tikv_br.errors import ClusterUnreachable, RetryBudgetExhausted, TikvBrError
 
 T = TypeVar("T")
+log = logging.getLogger(__name__)
 
 ERRORS_SHOWN = 3
 MAX_DOUBLINGS = 20
@@ -98,6 +101,68 @@ class RetryPolicy:
                     backoffer.wait(backoff, error)
 
 
+REPORT_SECONDS = 10.0
+"""For how long a server is silent before that is logged."""
+GAP_SECONDS = 40.0
+"""A failure so long after the last one begins another outage: longer than a request and the wait before it take."""
+
+
+class Outage:
+    """Since when a server has not answered, shared by all calls to it. Thread-safe.
+
+    It begins with the first failure and ends with the next answer to anybody; an outage of `REPORT_SECONDS` is logged, and its end.
+    """
+
+    def __init__(self, server: str, budget: float, *, clock: Callable[[], float] = time.monotonic) -> None:
+        """``server`` names it in the log; ``budget`` is for how many seconds it is asked again."""
+        self.server, self.budget = server, budget
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._since: float | None = None
+        self._failed = 0.0
+        self._reported = False
+
+    def fail(self) -> None:
+        """Note a request that was not answered."""
+        with self._lock:
+            now = self._clock()
+            if self._since is None or now - self._failed > GAP_SECONDS:
+                self._since, self._reported = now, False
+            self._failed = now
+            seconds = now - self._since
+            if seconds < REPORT_SECONDS or self._reported or seconds >= self.budget:
+                return
+            self._reported = True
+        until = time.strftime("%H:%M:%S", time.gmtime(time.time() + self.budget - seconds))
+        log.warning("%s has not answered for %.0f s, trying until %s UTC", self.server, seconds, until)
+
+    def end(self) -> None:
+        """Note an answer, of any kind."""
+        if self._since is None:
+            return
+        with self._lock:
+            since, self._since = self._since, None
+            reported, self._reported = self._reported, False
+        if reported and since is not None:
+            log.warning("%s answers again, after %.0f s", self.server, self._clock() - since)
+
+    @property
+    def seconds(self) -> float:
+        """For how long it has not answered; 0 = nothing is known against it."""
+        since = self._since
+        return 0.0 if since is None or self._clock() - self._failed > GAP_SECONDS else self._clock() - since
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether the budget is spent: the server is asked once per call then."""
+        return self.seconds >= self.budget
+
+    def check(self) -> None:
+        """Raise `ClusterUnreachable` if clean-up has waited long enough for servers, and this one did not answer when last asked."""
+        if self._since is not None and cancellation.clean_up_seconds() <= 0:
+            raise ClusterUnreachable(f"{self.server} has not answered for {self.seconds:.0f} s")
+
+
 class Backoffer:
     """Waits between the tries of one call, and ends it when its policy's budget is spent. Used by one thread.
 
@@ -108,13 +173,14 @@ class Backoffer:
         self,
         what: str,
         policy: RetryPolicy,
+        outage: Outage | None = None,
         *,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = cancellation.sleep,
         chance: Callable[[], float] = random.random,
     ) -> None:
-        """The call begins now. `what` names it in the message."""
-        self._what, self._policy = what, policy
+        """The call begins now. `what` names it in the message. With an `outage` of its server, its budget is spent when that one's is."""
+        self._what, self._policy, self._outage = what, policy, outage
         self._busy_left = policy.busy_budget
         self._clock, self._sleep, self._chance = clock, sleep, chance
         self._began = clock()
@@ -146,12 +212,13 @@ class Backoffer:
         calls = self._calls()
         for call in calls:
             call._note(now, str(cause))  # noqa: SLF001 - of this class
-        if backoff.busy and delay <= self._busy_left:
+        hurry = cancellation.clean_up_seconds()
+        if backoff.busy and delay <= min(self._busy_left, hurry):
             self._busy_left -= delay
             for call in calls:
                 call._free += delay  # noqa: SLF001
         else:
-            left = min(call._seconds_left(now) for call in calls)  # noqa: SLF001
+            left = min(hurry, *(call._seconds_left(now) for call in calls))  # noqa: SLF001
             if left <= 0 or at_least > left:
                 raise calls[-1]._spent_error(now, cause) from None  # noqa: SLF001
             delay = min(delay, left)
@@ -177,6 +244,8 @@ class Backoffer:
         if self._tries >= self._policy.max_tries:
             return 0.0
         spent = 0.0 if self._first_failure is None else now - self._first_failure - self._free
+        if self._outage is not None:
+            spent = max(spent, self._outage.seconds)
         return self._policy.budget - spent
 
     def _spent_error(self, now: float, cause: TikvBrError | str) -> TikvBrError:

@@ -45,8 +45,9 @@ class FunctionStep(Generic[C]):
     """A step made of functions: the action and, if it has lasting effects, its undo."""
 
     name: str
-    action: Callable[[C], None]
-    undo_action: Callable[[C], None] | None = None
+    action: Callable[[C], object]
+    undo_action: Callable[[C], object] | None = None
+    """Returns False if there was nothing to undo."""
 
     def run(self, context: C) -> None:
         """Call the action."""
@@ -54,21 +55,19 @@ class FunctionStep(Generic[C]):
 
     def undo(self, context: C) -> bool:
         """Call the undo action, if there is one."""
-        if self.undo_action is None:
-            return False
-        self.undo_action(context)
-        return True
+        return self.undo_action is not None and self.undo_action(context) is not False
 
 
 def run_steps(
     steps: Sequence[Step[C]],
     context: C,
     reporter: Reporter = silent,
-    undoing: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
+    undoing: Callable[[float | None], contextlib.AbstractContextManager[object]] = contextlib.nullcontext,
 ) -> dict[str, float]:
     """Run ``steps`` in order and return the seconds of each by name.
 
-    If one fails, it and all steps before it are undone in reverse order, inside ``undoing``, and the failure is raised. An undo
+    If one fails, it and all steps before it are undone in reverse order, inside ``undoing`` (which gets the time of the signal that
+    ended the step, if one did; see `cancellation.clean_up`), and the failure is raised. An undo
     that fails is reported and added to the failure as a note; the other undos still run. SIGINT and SIGTERM raise `Interrupted`
     and `Terminated` in the current step (main thread only); during the undos they are ignored.
     """
@@ -85,7 +84,7 @@ def run_steps(
             undo.pop_all()
         except BaseException:
             signals.ignore()
-            after_undo.enter_context(undoing())
+            after_undo.enter_context(undoing(signals.came_at))
             raise
     return timings
 
@@ -118,11 +117,14 @@ class _Signals:
 
     def __init__(self) -> None:
         self._ignored = False
+        self.came_at: float | None = None
+        """When the first one came, on the monotonic clock."""
 
     def ignore(self) -> None:
         self._ignored = True
 
     def handle(self, number: int, _frame: FrameType | None) -> None:
+        self.came_at = self.came_at or time.monotonic()
         if self._ignored:
             logger.warning("%s ignored: still undoing the earlier steps", signal.Signals(number).name)
         elif number == signal.SIGINT:

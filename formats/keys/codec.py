@@ -65,6 +65,8 @@ RAW_MODE = b"r"
 """The first byte of every RawKV key of API V2."""
 RAW_MODE_END = b"s"
 """The end of all RawKV keys of API V2; the only form of it that servers accept."""
+TXN_MODE, TXN_MODE_END = b"x", b"y"
+"""The same of transactional keys."""
 MAX_KEYSPACE = 0xFF_FFFF
 """The largest keyspace id."""
 PREFIX_SIZE = 4

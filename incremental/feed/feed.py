@@ -10,13 +10,14 @@ from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Protocol, Self
 
 import numpy as np
 
 from tikv_br import retry
 from tikv_br.cluster.channel import CallUnsupported
 from tikv_br.cluster.cluster import Cluster
+from tikv_br.cluster.ingests import Ingest
 from tikv_br.cluster.regions import Region
 from tikv_br.cluster.store import StoreClient
 from tikv_br.cluster.timestamps import minus_seconds
@@ -24,6 +25,7 @@ from tikv_br.errors import (
     ClusterError,
     ClusterTlsError,
     ClusterUnfit,
+    EtcdUnreachable,
     RequestRefused,
     RetryBudgetExhausted,
     TikvBrError,
@@ -33,7 +35,7 @@ from tikv_br.formats import columns
 from tikv_br.formats.cdc import ChangeEvent
 from tikv_br.formats.errors import DamagedBytes
 from tikv_br.formats.keys.codec import KeyCodec
-from tikv_br.formats.keys.ranges import KeyRange
+from tikv_br.formats.keys.ranges import KeyRange, intersection
 from tikv_br.formats.keys.text import show_key
 from tikv_br.incremental.feed.frontier import RegionSpan, ResolvedFrontier
 from tikv_br.incremental.feed.stream import (
@@ -103,7 +105,29 @@ class Scanned:
     """No row of the scan is newer."""
 
 
-Event = Rows | Resolved | Scanned
+@dataclass(frozen=True, slots=True)
+class Missed:
+    """Between these timestamps stores ingested rows of `span` that keep older timestamps: no feed delivers them."""
+
+    span: KeyRange
+    """RPC keys."""
+    from_ts: int
+    to_ts: int
+    cause: str
+    """The command that ingested them."""
+
+
+Event = Rows | Resolved | Scanned | Missed
+
+
+class IngestSource(Protocol):
+    """The methods of `Ingests` that a feed uses."""
+
+    def revision(self) -> int:
+        """The revision of the last change of any announcement."""
+
+    def read(self) -> tuple[Ingest, ...]:
+        """All announcements."""
 
 
 REPORT_SECONDS = 5.0
@@ -140,6 +164,8 @@ class FeedStatus:
     """How long some part of the range has failed continuously; 0 if none fails."""
     last_error: str = ""
     """The last error of any part."""
+    waits_for: str = ""
+    """The unfinished ingests that resolved-ts waits for, or why announcements of ingests cannot be read."""
 
     @property
     def gaps(self) -> Iterator[str]:
@@ -150,6 +176,8 @@ class FeedStatus:
             yield f"regions whose incremental scan has not ended: {self.scanning}"
         if self.stalled:
             yield f"regions without a new resolved-ts for {STALLED_SECONDS:.0f} s: {self.stalled}"
+        if self.waits_for:
+            yield f"waits for {self.waits_for}"
 
     @property
     def problem(self) -> str:
@@ -169,6 +197,8 @@ CHECK_SECONDS = 5.0
 """How often the feed looks for stalled regions."""
 WARN_SECONDS = 60.0
 """How often a lasting failure is logged."""
+INGEST_SECONDS = 0.5
+"""How often announcements are read while an ingest is unfinished."""
 
 
 class Feed:
@@ -182,9 +212,18 @@ class Feed:
     """
 
     def __init__(
-        self, cluster: Cluster, codec: KeyCodec, span: KeyRange, start_ts: int, options: FeedOptions | None = None
+        self,
+        cluster: Cluster,
+        codec: KeyCodec,
+        span: KeyRange,
+        start_ts: int,
+        options: FeedOptions | None = None,
+        *,
+        ingests: IngestSource | None = None,
     ) -> None:
         """`span` is in RPC keys. No store may still give writes a timestamp at or below `start_ts`; see `handover.resolve`.
+
+        With `ingests`, rows of announced ingests are delivered, too, or reported as `Missed`: no resolved-ts passes them.
 
         Raises `ClusterUnfit` before API V2, `UsageError` for a range that is empty or not in the codec's keyspace.
         """
@@ -215,6 +254,12 @@ class Feed:
         self._errors: Counter[str] = Counter()
         self._last_error = ""
         self._warn_at = 0.0  # earliest time of the next warning
+        self._ingests = ingests
+        self._ingest_revision = -1  # of the announcements that were read last
+        self._ingests_due = 0.0  # when to read them next, whether or not a span advances
+        self._held: dict[str, Ingest] = {}  # unfinished ones, by id
+        self._passed: set[str] = set()  # ids of finished ones that have been dealt with
+        self._unread = ""  # why they cannot be read
         self._closed = False
         self._lock = threading.Lock()  # so that `close` sees all streams, and none is opened after it
 
@@ -244,7 +289,9 @@ class Feed:
                 for item in _merge_messages(items):
                     self._handle(item)
                 self._polled_at = time.monotonic()
-                self._locate_gaps(self._polled_at)
+            self._advance_range()
+            with self._lock:
+                self._locate_gaps(time.monotonic())
             if not items and now >= until:
                 return None
         return self._events.popleft()
@@ -284,6 +331,7 @@ class Feed:
                 errors=dict(self._errors),
                 failing_seconds=time.monotonic() - min(failing) if failing else 0.0,
                 last_error=self._last_error,
+                waits_for=self._unread or ", ".join(f"the end of {each}" for each in self._held.values()),
             )
 
     # Handling of items from the inbox
@@ -333,7 +381,6 @@ class Feed:
                 self._end_subscription(
                     stream, failed, classify_feed_error(self._cluster.regions, failed.region, failure.error)
                 )
-        self._emit_resolved()
 
     def _mark_initialized(self, stream: StoreStream, subscription: Subscription, now: float) -> None:
         stream.scan_ended_at = subscription.advanced_at = now
@@ -360,14 +407,76 @@ class Feed:
             self._frontier.advance(subscription.span, reduced)
             self._advanced, subscription.advanced_at = True, now
 
-    def _emit_resolved(self) -> None:
-        if not self._advanced:  # computing the resolved-ts of many regions is not cheap
+    def _advance_range(self) -> None:
+        """Yield a new resolved-ts of the range, unless it may pass rows of an ingest.
+
+        Rows with new timestamps were announced before those timestamps existed, and `resolved` is newer than the announcements
+        that are read after it was received. So those have every ingest whose rows it could pass.
+        """
+        now, resolved = time.monotonic(), self._resolved_ts
+        if self._advanced and not self._held:  # computing the resolved-ts of many regions is not cheap
+            resolved = self._frontier.resolved_ts
+        is_due = now >= self._ingests_due
+        if self._ingests is not None and (is_due or (resolved > self._resolved_ts and not self._unread)):
+            found = self._read_ingests(self._ingests)
+            with self._lock:
+                if self._closed:
+                    return
+                if found is not None:
+                    self._apply_ingests(found)
+            self._ingests_due = now + INGEST_SECONDS if self._held or self._unread else math.inf
+            resolved = min(resolved, self._frontier.resolved_ts)
+        if self._held or self._unread:
             return
         self._advanced = False
-        resolved = self._frontier.resolved_ts
         if resolved > self._resolved_ts:
             self._resolved_ts = resolved
             self._events.append(Resolved(resolved))
+
+    def _read_ingests(self, ingests: IngestSource) -> tuple[Ingest, ...] | None:
+        """All announcements; None if they have not changed, or cannot be read (`_unread`)."""
+        try:
+            revision = ingests.revision()
+            found = ingests.read() if revision != self._ingest_revision else None
+        except (EtcdUnreachable, ClusterTlsError) as error:
+            self._unread = f"PD's etcd: {error.message}"
+            now = time.monotonic()
+            if now >= self._warn_at:
+                self._warn_at = now + WARN_SECONDS
+                log.warning("cannot read announcements of ingests, resolved-ts stands still: %s", error.message)
+            return None
+        self._unread, self._ingest_revision = "", revision
+        return found
+
+    def _apply_ingests(self, found: Sequence[Ingest]) -> None:
+        """Hold the resolved-ts while ingests are unfinished; scan the ranges of finished ones again."""
+        names = {each.id for each in found}
+        self._held = {name: each for name, each in self._held.items() if name in names}  # others are withdrawn
+        for each in found:
+            if each.id in self._passed or not each.concerns(self._span, self._resolved_ts):
+                continue
+            if not each.finished_ts:
+                if each.id not in self._held:
+                    log.info("resolved-ts %d waits for the end of %s", self._resolved_ts, each)
+                self._held[each.id] = each
+                continue
+            self._held.pop(each.id, None)
+            self._passed.add(each.id)
+            spans = [intersection(span, self._span) for span in each.ranges]
+            for span in (span for span in spans if not span.is_empty):
+                if not each.can_be_followed(self._resolved_ts):
+                    self._events.append(Missed(span, self._resolved_ts, each.finished_ts, str(each)))
+                self._scan_again(self._codec.bound(span.start), self._codec.bound(span.end))
+
+    def _scan_again(self, start: bytes, end: bytes) -> None:
+        """End the subscriptions of a range: new ones deliver all changes since the resolved-ts of the feed."""
+        spans = set(map(id, self._frontier.rewind(start, end, self._resolved_ts)))
+        for stream in self._streams.values():
+            for subscription in stream.subscriptions:
+                if id(subscription.span) in spans:
+                    stream.deregister(subscription)
+                    self._frontier.mark_gap(subscription.span)
+                    subscription.span.retry_at = self._next_retry = 0.0
 
     def _end_subscription(self, stream: StoreStream, subscription: Subscription, advice: ResubscribeAdvice) -> None:
         """Turn a subscription that has ended into a gap, and schedule its retry."""
@@ -420,11 +529,12 @@ class Feed:
             self._locator.search([(gap.start, gap.end) for gap in due])
 
     def _next_wakeup(self) -> float:
-        return self._next_check if self._locator.busy else min(self._next_retry, self._next_check)
+        wakeup = self._next_check if self._locator.busy else min(self._next_retry, self._next_check)
+        return wakeup if self._ingests is None else min(wakeup, self._ingests_due)
 
     def _end_stalled(self, now: float) -> None:
         """End subscriptions that make no progress, to resubscribe: a leader that lost its followers sends nothing at all."""
-        for stream in self._streams.values():
+        for stream in list(self._streams.values()):
             for subscription in stream.subscriptions:
                 progress_at, limit = subscription.advanced_at, self._options.stall
                 if not subscription.initialized:
@@ -433,9 +543,28 @@ class Feed:
                     continue
                 missing = "new resolved-ts" if subscription.initialized else "end of its incremental scan"
                 cause = f"region {subscription.region.id}: no {missing} for {limit:g} s"
-                stream.deregister(subscription)
+                self._deregister(stream, subscription)
                 self._cluster.regions.invalidate(subscription.region.id)
                 self._end_subscription(stream, subscription, ResubscribeAdvice("stalled", cause, retry.REGION_MISS))
+                if not stream.call.multiplexed:
+                    break  # all its subscriptions have ended
+
+    def _deregister(self, stream: StoreStream, subscription: Subscription) -> None:
+        """End a subscription that the store has not ended.
+
+        Stores before 7.3 take a Deregister for a Register: their stream is closed, and opened again for its other regions.
+        """
+        if stream.call.multiplexed:
+            stream.deregister(subscription)
+            return
+        stream.drop(subscription)
+        if self._streams.get(stream.store_id) is stream:
+            del self._streams[stream.store_id]
+        stream.cancel()
+        for other in stream.subscriptions:
+            cause = f"region {other.region.id}: its stream was closed to end the subscription of region {subscription.region.id}"
+            advice = ResubscribeAdvice("stream", cause, retry.STORE_UNREACHABLE, immediate=True)
+            self._end_subscription(stream, other, advice)
 
     def _handle_located(self, located: LocatedRegions) -> None:
         """Subscribe to the regions found; schedule a retry for each remaining gap."""
@@ -468,7 +597,7 @@ class Feed:
         for key in claim.replaced:
             stale = self._find(*key)
             if stale is not None:
-                stale[0].deregister(stale[1])
+                self._deregister(*stale)
         stream = self._streams.get(store.store.id)
         if stream is None:
             multiplexed = store.store.id not in self._v1_stores

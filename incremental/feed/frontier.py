@@ -3,7 +3,7 @@
 The range is always divided into adjacent spans that do not overlap. Each span is either the subscription of one region or a
 gap, and has a resolved-ts: all changes of its keys up to it have been delivered. A region has one subscription for all of
 its keys in the range, which starts from the lowest resolved-ts of these keys. The resolved-ts of the range is the minimum
-over all spans, including gaps. So it never covers a change that was not delivered, and never moves back.
+over all spans, including gaps. So it never covers a change that was not delivered. It moves back only for a new scan (`rewind`).
 """
 
 from __future__ import annotations
@@ -123,6 +123,13 @@ class ResolvedFrontier:
     def advance(self, span: RegionSpan, ts: int) -> None:
         """Set the resolved-ts of a span; an older `ts` has no effect."""
         span.resolved_ts = max(span.resolved_ts, ts)
+
+    def rewind(self, start: bytes, end: bytes, ts: int) -> list[RegionSpan]:
+        """Set the resolved-ts of all spans that overlap [start, end) back to `ts`, if it is newer; returns them. An empty end is unbounded."""
+        found = [span for span in self._spans if span.end > start and (not end or span.start < end)]
+        for span in found:
+            span.resolved_ts = min(span.resolved_ts, ts)
+        return found
 
     def mark_gap(self, span: RegionSpan) -> None:
         """Turn a span whose subscription has ended into a gap, which keeps its resolved-ts."""

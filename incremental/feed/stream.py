@@ -13,6 +13,7 @@ from typing import Generic, TypeVar
 from google.protobuf.message import DecodeError
 
 from tikv_br import retry
+from tikv_br.cancellation import Cancellation
 from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.pb import cdcpb_pb2, errorpb_pb2, metapb_pb2
 from tikv_br.cluster.region_errors import REACTIONS
@@ -381,6 +382,7 @@ class Locator:
         self._cluster = cluster
         self._inbox = inbox
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="feed-locator")
+        self._cancellation = Cancellation()
         self._scanned_all = False
         self._running_search: Future[None] | None = None
 
@@ -400,14 +402,16 @@ class Locator:
         self._running_search = None
 
     def close(self) -> None:
-        """Wait for a running search, at most for PD's retry budget."""
-        self._pool.shutdown(cancel_futures=True)
+        """Cancel a running search."""
+        self._cancellation.cancel()
+        self._pool.shutdown(wait=False, cancel_futures=True)  # a request under way ends with the connection
 
     def _search(self, gaps: Sequence[tuple[bytes, bytes]]) -> None:
         found: list[LocatedRegion] = []
         error: ClusterError | None = None
         try:
-            error = self._locate(found, gaps)
+            with self._cancellation.active():
+                error = self._locate(found, gaps)
         except ClusterError as failure:
             error = failure
         finally:

@@ -184,6 +184,8 @@ class Progress:
     sorter_bytes: int = 0
     error: str = ""
     """The last error; if the task has failed, the reason."""
+    missed: tuple[str, ...] = field(default=(), metadata=records.LATER)
+    """As in `tikv_br.archive.records.Checkpoint`."""
 
     @property
     def id(self) -> TaskId:
@@ -290,6 +292,11 @@ class GroupState:
     def tasks_of(self, changefeed_id: str) -> tuple[Task, ...]:
         """The tasks of a changefeed, by number."""
         return tuple(self.tasks[each] for each in sorted(self.tasks) if each.changefeed == changefeed_id)
+
+    def missed(self, changefeed_id: str) -> tuple[str, ...]:
+        """Ingests whose rows the sink of a changefeed lacks."""
+        found = (self.progress[each.id].missed for each in self.tasks_of(changefeed_id) if each.id in self.progress)
+        return tuple(dict.fromkeys(text for texts in found for text in texts))
 
     def checkpoint_ts(self, changefeed_id: str) -> int:
         """The checkpoint of a changefeed: the lowest of its tasks. It never moves back."""

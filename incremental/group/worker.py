@@ -29,6 +29,7 @@ from tikv_br.incremental.group.model import (
     load,
     load_progress,
 )
+from tikv_br.incremental.handover import service_id
 from tikv_br.incremental.pipeline import PipelineOptions, ReplicateOptions, Replicator, Source, SyncStatus, pipeline
 from tikv_br.incremental.sinks.open import Origin, SinkOptions, open_sink
 from tikv_br.incremental.sinks.url import check_shared, parse
@@ -51,6 +52,7 @@ class TaskCheckpoints(CheckpointStore):
         self._start_ts = start_ts
         self._present, self._assigned = present, assigned
         self._expected = absent(self._key)
+        self._missed: tuple[str, ...] = ()
         self.status: Callable[[], SyncStatus] | None = None
         """Gives figures to save beside the checkpoint."""
         self.moved_at = time.monotonic()
@@ -61,16 +63,25 @@ class TaskCheckpoints(CheckpointStore):
         item = self._etcd.get(self._key)
         self._expected = absent(self._key) if item is None else unchanged(item)
         found = self._parsed(item)
+        self._missed = found.missed
         self._write(found.checkpoint_ts, found.resolved_ts, "", self._assigned)
         return self._task.epoch
 
     def load(self) -> Checkpoint:
         """See `CheckpointStore.load`; before the first save, the changefeed's start-ts."""
         found = self._parsed(self._etcd.get(self._key))
-        return Checkpoint(str(self._task.id), found.checkpoint_ts, found.resolved_ts, self._task.epoch, found.saved_ms)
+        return Checkpoint(
+            str(self._task.id),
+            found.checkpoint_ts,
+            found.resolved_ts,
+            self._task.epoch,
+            found.saved_ms,
+            missed=found.missed,
+        )
 
     def save(self, checkpoint: Checkpoint) -> None:
         """See `CheckpointStore.save`. Raises `EtcdError`."""
+        self._missed = checkpoint.missed
         self._write(checkpoint.checkpoint_ts, checkpoint.resolved_ts, "")
         self.moved_at = time.monotonic()
 
@@ -113,7 +124,8 @@ class TaskCheckpoints(CheckpointStore):
 
     def _progress(self, checkpoint_ts: int, resolved_ts: int, error: str) -> Progress:
         status = self.status() if self.status is not None else None
-        bare = replace(self._bare(checkpoint_ts, resolved_ts, time.time_ns() // 1_000_000), error=redact(error))
+        now_ms = time.time_ns() // 1_000_000
+        bare = replace(self._bare(checkpoint_ts, resolved_ts, now_ms), error=redact(error), missed=self._missed)
         if status is None:
             return bare
         return replace(
@@ -259,6 +271,7 @@ class Worker:
         check_shared(target)
         with open_sink(target, self._origin(), self._sink_options()) as sink:
             changefeed.check_place(sink.place)
+            membership.source.ingests.register_follower(service_id(changefeed.id))
             with pipeline(
                 source,
                 start,
@@ -285,6 +298,7 @@ class Worker:
     def _sink_options(self) -> SinkOptions:
         return SinkOptions(
             tls=self._membership.sink_tls,
+            skip_version_check=self._membership.source.config.skip_version_check,
             drop_ttls=self.changefeed.drop_ttls,
             concurrency=self.changefeed.concurrency,
             batch_rows=self.changefeed.batch_rows,

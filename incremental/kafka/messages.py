@@ -1,7 +1,8 @@
 """Changes as Kafka messages, in two protocols: encoders and decoders, without I/O.
 
-``open-protocol`` is that of TiKV-CDC: a message has several events. ``json`` has one message per change, with the user key as
-Kafka key. docs/kafka.md describes both. Every partition also gets resolved-ts: all changes up to that ts have been sent.
+``open-protocol`` is that of TiKV-CDC: a message has several events, whose keys have the prefix of API V2. ``json`` has one message
+per change, with the user key as Kafka key. docs/kafka.md describes both. Every partition also gets resolved-ts: all changes up to
+that ts have been sent. TiKV-CDC sends none.
 """
 
 from __future__ import annotations
@@ -12,9 +13,11 @@ import json
 import struct
 import zlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Protocol as Interface
+
+from tikv_br.formats.keys.codec import PREFIX_SIZE, RAW_MODE
 
 MAX_MESSAGE_BYTES = 10 << 20
 MAX_BATCH_SIZE = 16
@@ -26,6 +29,8 @@ _NUMBER = struct.Struct(">Q")
 _VERSION = _NUMBER.pack(1)
 _NO_VALUE = _NUMBER.pack(0)
 _MAX_NUMBER = (1 << 64) - 1
+KEYSPACE_HEADER = "keyspace"
+"""Header of messages of open-protocol that this product writes: their keys have the prefix of this keyspace."""
 RESOLVED_KEY = b""
 """Kafka key of a resolved-ts in the protocol json. Not null, which compacted topics refuse; no key of TiKV is empty."""
 
@@ -35,6 +40,16 @@ class Protocol(StrEnum):
 
     OPEN = "open-protocol"
     JSON = "json"
+
+
+class KeyPrefix(StrEnum):
+    """Whether keys of open-protocol have the prefix of API V2."""
+
+    AUTO = "auto"
+    """Written with it, recognised when read."""
+    API_V2 = "api-v2"
+    NONE = "none"
+    """As tikv-br up to 1.0.0rc1 wrote them."""
 
 
 class Encoding(StrEnum):
@@ -52,7 +67,7 @@ class Change:
     """One change of a key."""
 
     key: bytes
-    """The user key."""
+    """The user key; decoded from open-protocol: as the message has it (`UserKeys` removes its prefix)."""
     value: bytes
     """Empty for a delete."""
     ts: int
@@ -116,23 +131,26 @@ class OpenCodec(Codec):
 
     max_message_bytes: int = MAX_MESSAGE_BYTES
     max_batch_size: int = MAX_BATCH_SIZE
+    prefix: bytes = b""
+    """What encoded keys get: mode and keyspace of API V2."""
 
     def encode(self, changes: Sequence[Change]) -> Iterator[Message]:
         """See `Codec.encode`."""
+        headers = [(KEYSPACE_HEADER, b"%d" % int.from_bytes(self.prefix[1:]))] if self.prefix else []
         keys, values, size = [_VERSION], list[bytes](), 8 + RECORD_OVERHEAD
         for change in changes:
-            key, value = _open_key(change), _open_value(change)
+            key, value = _open_key(self.prefix + change.key, change.ts), _open_value(change)
             added = 16 + len(key) + len(value)
             if 8 + RECORD_OVERHEAD + added > self.max_message_bytes:
                 raise UnencodableChange(_too_large(8 + RECORD_OVERHEAD + added, self.max_message_bytes))
             if values and (len(values) >= 2 * self.max_batch_size or size + added > self.max_message_bytes):
-                yield Message(b"".join(keys), b"".join(values))
+                yield Message(b"".join(keys), b"".join(values), headers)
                 keys, values, size = [_VERSION], [], 8 + RECORD_OVERHEAD
             keys += (_NUMBER.pack(len(key)), key)
             values += (_NUMBER.pack(len(value)), value)
             size += added
         if values:
-            yield Message(b"".join(keys), b"".join(values))
+            yield Message(b"".join(keys), b"".join(values), headers)
 
     def resolved(self, ts: int) -> Message:
         """See `Codec.resolved`."""
@@ -151,13 +169,13 @@ class OpenCodec(Codec):
         return [_open_event(key, value) for key, value in zip(keys, values, strict=True)]
 
     def partition(self, key: bytes, partitions: int) -> int:
-        """See `Codec.partition`: murmur3-32 with seed 0."""
-        return murmur3_32(key) % partitions
+        """See `Codec.partition`: murmur3-32 with seed 0, of prefix and user key."""
+        return murmur3_32(self.prefix + key) % partitions
 
 
-def _open_key(change: Change) -> bytes:
-    key = b',"k":"%b"' % base64.b64encode(change.key) if change.key else b""
-    return b'{"ts":%d%b,"t":%d}' % (change.ts, key, _KV)
+def _open_key(key: bytes, ts: int) -> bytes:
+    encoded = b',"k":"%b"' % base64.b64encode(key) if key else b""
+    return b'{"ts":%d%b,"t":%d}' % (ts, encoded, _KV)
 
 
 def _open_value(change: Change) -> bytes:
@@ -195,6 +213,49 @@ def _open_event(key: bytes, value: bytes) -> Event:
     expire_ts = _number(change, "ex", optional=True)
     deleted = operation == _DELETE
     return Change(_decoded64(about.get("k")), _decoded64(change.get("v")), ts, expire_ts, deleted)
+
+
+class UserKeys:
+    """Turns the keys of one topic in open-protocol into user keys, and knows their keyspace."""
+
+    def __init__(self, prefix: KeyPrefix = KeyPrefix.AUTO) -> None:
+        self._asked = prefix
+        self._recognised: bool | None = None
+        """Whether keys of messages without header have a prefix; None = no such message was seen."""
+        self.keyspace_id: int | None = None
+        """Of the topic's keys; None = not known."""
+
+    def of(self, changes: Sequence[Change], headers: Sequence[tuple[str, bytes]]) -> list[Change]:
+        """The changes of one message with user keys. Raises `DamagedMessage`."""
+        if not changes or not self._has_prefix(changes, headers):
+            return list(changes)
+        prefix = changes[0].key[:PREFIX_SIZE]
+        if len(prefix) < PREFIX_SIZE or prefix[:1] != RAW_MODE:
+            raise DamagedMessage(f"its first key starts with {prefix.hex()}, which is no prefix of API V2")
+        if not all(change.key.startswith(prefix) for change in changes):
+            raise DamagedMessage("its keys have different prefixes")
+        keyspace_id = int.from_bytes(prefix[1:])
+        if self.keyspace_id not in {None, keyspace_id}:
+            raise DamagedMessage(f"its keys are of keyspace {keyspace_id}, those before it of {self.keyspace_id}")
+        self.keyspace_id = keyspace_id
+        return [replace(change, key=change.key[PREFIX_SIZE:]) for change in changes]
+
+    def _has_prefix(self, changes: Sequence[Change], headers: Sequence[tuple[str, bytes]]) -> bool:
+        if self._asked is not KeyPrefix.AUTO:
+            return self._asked is KeyPrefix.API_V2
+        if any(name == KEYSPACE_HEADER for name, _ in headers):
+            return True
+        # Ids of keyspaces are small. So the byte after the mode is, unlike that of a text which starts with "r".
+        first = changes[0].key[:PREFIX_SIZE]
+        found = first[:1] == RAW_MODE and len(first) == PREFIX_SIZE and first[1] < ord(" ")
+        found = found and all(change.key.startswith(first) for change in changes)
+        if self._recognised not in {None, found}:
+            raise DamagedMessage(
+                f"its keys seem to have {'a' if found else 'no'} prefix of API V2, unlike those before it: "
+                "pass key-prefix=api-v2 or key-prefix=none in the address"
+            )
+        self._recognised = found
+        return found
 
 
 @dataclass(frozen=True, slots=True)

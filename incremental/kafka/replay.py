@@ -2,32 +2,46 @@
 
 Events wait in a sorter, in memory and then on disk, until every partition's resolved-ts has passed them. An offset is committed
 once everything before it is in the sink; the record beside it says up to which ts that is, so that a resumed replay knows repeats.
+
+TiKV-CDC sends no resolved-ts. A topic without any is applied as it arrives: in the order of each partition, which is that of a key.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol as Interface
 
 import numpy as np
 import pyarrow as pa
 
-from tikv_br.errors import SyncStateMismatch, TopicDamaged
+from tikv_br.errors import SyncStateMismatch, TopicDamaged, TopicUnresolved, UsageError
 from tikv_br.formats import columns
 from tikv_br.incremental.checkpoint import Checkpoint, CheckpointStore
 from tikv_br.incremental.feed.feed import Event, Resolved, Rows
 from tikv_br.incremental.kafka.group import PartitionEnd, Received, Record, Start, TopicGroup
-from tikv_br.incremental.kafka.messages import Change, Codec, DamagedMessage, JsonCodec, Message, OpenCodec, Protocol
+from tikv_br.incremental.kafka.messages import (
+    KEYSPACE_HEADER,
+    Change,
+    Codec,
+    DamagedMessage,
+    JsonCodec,
+    Message,
+    OpenCodec,
+    Protocol,
+    UserKeys,
+)
 from tikv_br.incremental.kafka.messages import Event as TopicEvent
 from tikv_br.incremental.kafka.url import KafkaUrl
 from tikv_br.incremental.pipeline import SORTER_BYTES, ReplicateOptions, Replicator, SafePoint
 from tikv_br.incremental.sinks.open import Origin, SinkOptions, SinkPatience, wait_for_sink
+from tikv_br.incremental.sinks.tikv import TikvSink
 from tikv_br.incremental.sinks.url import TikvTarget
 from tikv_br.incremental.sorter import Sorter
 
@@ -35,6 +49,8 @@ log = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.5
 """How often an idle replay checks for a stop."""
+RESOLVED_SECONDS = 10.0
+"""How long the first change waits for a resolved-ts; then a topic without any is applied as it arrives."""
 MAX_GROUPS = 4096
 """Groups of messages per partition for which the first offset is known."""
 
@@ -104,10 +120,20 @@ class TopicFeed:
         limits: Limits | None = None,
         until_ts: int | None = None,
         once: bool = False,
+        keys: UserKeys | None = None,
+        keyspace_id: int | None = None,
+        resolved_seconds: float = RESOLVED_SECONDS,
     ) -> None:
-        """Ends once everything up to `until_ts` is resolved; with `once`, where the partitions end in `starts`."""
+        """Ends once everything up to `until_ts` is resolved; with `once`, where the partitions end in `starts`.
+
+        `keys` removes prefixes; None = there are none, and resolved-ts will come. `keyspace_id` is the only one allowed; None = any.
+        """
         self._reader, self._topic, self._codec, self._limits = reader, topic, codec, limits or Limits()
-        self._until_ts, self._once = until_ts, once
+        self._until_ts, self._once, self._keyspace_id = until_ts, once, keyspace_id
+        self._resolved_seconds = resolved_seconds
+        self._keys = keys
+        self._sends_resolved = keys is None
+        """Whether it is known that the writer of the topic sends resolved-ts, if only later."""
         self._partitions = {
             number: _Partition(start.offset, start.end, start.record.applied_ts) for number, start in starts.items()
         }
@@ -115,12 +141,28 @@ class TopicFeed:
         """Up to this, every partition is complete."""
         self.messages = 0
         """Messages read so far."""
+        self.changes = 0
+        """Changes read so far, without repeats."""
         self.repeats = 0
         """Events that were ignored, because they were at or below a resolved-ts that came before them."""
+        self.as_it_arrives = False
+        """Whether changes are applied in the order of their partitions. Then their ts are replaced by ascending ones."""
+        self._changed_at = 0.0
+        """When the first change was read."""
+        self._ended_at: float | None = None
+        """When all partitions had been read to their ends."""
+        self._oldest_ts = self._newest_ts = 0
+        """Of the changes read so far."""
+
+    @property
+    def has_applied_nothing(self) -> bool:
+        """Whether there were changes, but no resolved-ts for any of them; those after `until_ts` do not count."""
+        is_complete = self._until_ts is not None and self.resolved_ts >= self._until_ts
+        return bool(self.changes) and not self.as_it_arrives and not is_complete and self._oldest_ts > self.resolved_ts
 
     @property
     def unresolved(self) -> list[int]:
-        """Partitions without any resolved-ts; nothing is applied while there is one."""
+        """Partitions without any resolved-ts; nothing is applied while there is one, unless none has any."""
         return [number for number, each in self._partitions.items() if not each.resolved_ts]
 
     def offsets(self, applied_ts: int) -> dict[int, int]:
@@ -131,6 +173,11 @@ class TopicFeed:
             found[number] = each.next_offset if first is None else first
         return found
 
+    def complete_up_to(self, applied_ts: int) -> int:
+        """Up to which ts later events are repeats if the sink has everything up to `applied_ts`."""
+        # In order of arrival, another partition may still get an older change.
+        return 0 if self.as_it_arrives else applied_ts
+
     def events(self, stop: threading.Event) -> Iterator[Event]:
         """Rows and resolved-ts until `stop`. Raises `TopicDamaged`, and as the reader."""
         while not stop.is_set() and not self._is_done():
@@ -138,19 +185,48 @@ class TopicFeed:
             damage = self._read(self._reader.poll(POLL_SECONDS), rows)
             if rows:
                 yield Rows(_batch(rows))
-            resolved_ts = min(each.resolved_ts for each in self._partitions.values())
-            if self._until_ts is not None:
-                resolved_ts = min(resolved_ts, self._until_ts)
+            resolved_ts = self._complete_ts()
             if resolved_ts > self.resolved_ts:
                 self.resolved_ts = resolved_ts
                 yield Resolved(resolved_ts)
             if damage is not None:
                 raise damage
 
+    def _complete_ts(self) -> int:
+        """Up to which ts changes may be applied. Raises `TopicUnresolved`."""
+        if not self.as_it_arrives and self._has_no_resolved():
+            if self._until_ts is not None:
+                raise TopicUnresolved(
+                    f"topic {self._topic} has no resolved-ts, so it is not known when a partition has everything up to --until-ts",
+                    hint="TiKV-CDC writes such topics. Replay them without --until-ts.",
+                )
+            log.warning(
+                "topic %s has no resolved-ts: changes are applied as they arrive, in the order of each partition",
+                self._topic,
+            )
+            self.as_it_arrives = True
+        if self.as_it_arrives:
+            return self._newest_ts
+        resolved_ts = min(each.resolved_ts for each in self._partitions.values())
+        return resolved_ts if self._until_ts is None else min(resolved_ts, self._until_ts)
+
+    def _has_no_resolved(self) -> bool:
+        """Whether there are changes, and no partition has a resolved-ts after some time, or with `once` at the end."""
+        if not self.changes or self._sends_resolved or any(each.resolved_ts for each in self._partitions.values()):
+            return False
+        return time.monotonic() >= self._changed_at + self._resolved_seconds or (self._once and self._has_ended())
+
+    def _has_ended(self) -> bool:
+        return all(each.next_offset >= each.end for each in self._partitions.values())
+
     def _is_done(self) -> bool:
         if self._until_ts is not None and self.resolved_ts >= self._until_ts:
             return True
-        return self._once and all(each.next_offset >= each.end for each in self._partitions.values())
+        if not self._once or not self._has_ended():
+            return False
+        # A resolved-ts follows its changes after a moment. Without it, nothing would be applied.
+        self._ended_at = self._ended_at or time.monotonic()
+        return not self.has_applied_nothing or time.monotonic() >= self._ended_at + self._resolved_seconds
 
     def _read(self, received: Iterable[Received | PartitionEnd], rows: list[Change]) -> TopicDamaged | None:
         """Add the changes of messages to `rows`, up to one that is damaged."""
@@ -167,19 +243,31 @@ class TopicFeed:
                 )
             highest = 0
             for event in events:
-                if isinstance(event, Change) and event.ts <= partition.resolved_ts:
-                    self.repeats += 1
-                    continue
-                highest = max(highest, event.ts)
-                if isinstance(event, Change):
-                    rows.append(event)
-                else:
+                if not isinstance(event, Change):
                     partition.resolved_ts = max(partition.resolved_ts, event.ts)
+                    if not self.as_it_arrives:
+                        highest = max(highest, event.ts)
+                elif event.ts <= partition.resolved_ts:
+                    self.repeats += 1
+                else:
+                    rows.append(self._counted(event))
+                    highest = max(highest, rows[-1].ts)
             if highest:
                 partition.unapplied.add(each.offset, highest)
             partition.next_offset = each.offset + 1
             self.messages += 1
         return None
+
+    def _counted(self, change: Change) -> Change:
+        """The change, with a ts in the order of arrival if that is the order."""
+        if not self.changes:
+            self._changed_at, self._oldest_ts = time.monotonic(), change.ts
+        self._oldest_ts = min(self._oldest_ts, change.ts)
+        self.changes += 1
+        if self.as_it_arrives:
+            change = replace(change, ts=max(change.ts, self._newest_ts + 1))
+        self._newest_ts = max(self._newest_ts, change.ts)
+        return change
 
     def _decode(self, received: Received) -> list[TopicEvent]:
         if received.key is None:
@@ -190,7 +278,18 @@ class TopicFeed:
             raise DamagedMessage(f"it has {size:,} bytes, which is more than max-message-bytes={limits.message_bytes}")
         if limits.batch_size is not None and len(events) > limits.batch_size:
             raise DamagedMessage(f"it has {len(events)} events, which is more than max-batch-size={limits.batch_size}")
-        return events
+        return events if self._keys is None else self._with_user_keys(self._keys, events, received)
+
+    def _with_user_keys(self, keys: UserKeys, events: list[TopicEvent], received: Received) -> list[TopicEvent]:
+        """The events with user keys. Raises `DamagedMessage`, and `UsageError` for another keyspace than the expected one."""
+        changes = iter(keys.of([event for event in events if isinstance(event, Change)], received.headers))
+        self._sends_resolved |= any(name == KEYSPACE_HEADER for name, _ in received.headers)
+        if None not in {keys.keyspace_id, self._keyspace_id} and keys.keyspace_id != self._keyspace_id:
+            raise UsageError(
+                f"topic {self._topic} has changes of keyspace {keys.keyspace_id}, but the sink is keyspace {self._keyspace_id}",
+                hint="Pass --keyspace with the keyspace of the target to write them to.",
+            )
+        return [next(changes) if isinstance(event, Change) else event for event in events]
 
 
 def _batch(rows: list[Change]) -> pa.RecordBatch:
@@ -209,6 +308,7 @@ class ReplayOptions:
 
     source: KafkaUrl
     target: TikvTarget
+    """Its keyspace need not be that of the topic, if it is named."""
     scratch: Path
     """A local directory for changes that do not fit into memory."""
     group: str
@@ -220,6 +320,7 @@ class ReplayOptions:
     """Stop at the ends that the partitions have at the start."""
     until_ts: int | None = None
     """Apply nothing after this, and stop when all before it is applied."""
+    resolved_seconds: float = RESOLVED_SECONDS
     sorter_bytes: int = SORTER_BYTES
     sink: SinkOptions = field(default_factory=SinkOptions)
     replicate: ReplicateOptions = field(default_factory=ReplicateOptions)
@@ -233,7 +334,9 @@ class ReplayStatus:
     group: str
     partitions: int
     unresolved_partitions: int
-    """Partitions without any resolved-ts; nothing is applied while there is one."""
+    """Partitions without any resolved-ts; nothing is applied while there is one, unless `as_it_arrives`."""
+    as_it_arrives: bool
+    """Whether the topic has no resolved-ts, and is applied in the order of each partition."""
     checkpoint_ts: int
     resolved_ts: int
     checkpoint_lag: float | None
@@ -270,6 +373,7 @@ class Replay:
             group=self.group.name,
             partitions=self.partitions,
             unresolved_partitions=len(self.feed.unresolved),
+            as_it_arrives=self.feed.as_it_arrives,
             checkpoint_ts=now.checkpoint_ts,
             resolved_ts=now.resolved_ts,
             checkpoint_lag=now.checkpoint_lag if now.checkpoint_ts else None,
@@ -306,7 +410,7 @@ class _Offsets(CheckpointStore):
     def save(self, checkpoint: Checkpoint) -> None:
         """See `CheckpointStore.save`."""
         ts = checkpoint.checkpoint_ts
-        self._group.commit(self._feed.offsets(ts), Record(ts, self._place))
+        self._group.commit(self._feed.offsets(ts), Record(self._feed.complete_up_to(ts), self._place))
 
 
 class _Membership(SafePoint):
@@ -331,8 +435,9 @@ class _Membership(SafePoint):
 def replay(options: ReplayOptions, stop: threading.Event, watch: Callable[[Replay], object]) -> ReplayStatus | None:
     """Apply a topic to a cluster until its end, or until `stop` is set. Calls `watch` before the first change is read.
 
-    Returns None if stopped before that. Raises `KafkaError`, `TopicDamaged`, `SyncFenced`, `SyncStateMismatch` if the group
-    belongs to another sink, `UsageError`, `ClusterError`, and `StorageError` of the scratch directory.
+    Returns None if stopped before that. Raises `KafkaError`, `TopicDamaged`, `TopicUnresolved` if nothing could be applied,
+    `SyncFenced`, `SyncStateMismatch` if the group belongs to another sink, `UsageError`, `ClusterError`, and `StorageError` of the
+    scratch directory.
     """
     url, replicate = options.source, options.replicate
     with ExitStack() as stack:
@@ -353,6 +458,9 @@ def replay(options: ReplayOptions, stop: threading.Event, watch: Callable[[Repla
             limits=options.limits,
             until_ts=options.until_ts,
             once=options.once,
+            keys=UserKeys(url.key_prefix) if url.protocol is Protocol.OPEN else None,
+            keyspace_id=sink.keyspace_id if isinstance(sink, TikvSink) and not options.target.keyspace else None,
+            resolved_seconds=options.resolved_seconds,
         )
         offsets = _Offsets(group, feed, sink.place)
         offsets.claim()
@@ -372,6 +480,12 @@ def replay(options: ReplayOptions, stop: threading.Event, watch: Callable[[Repla
         log.info("replaying %s from %s", url.topic, f"ts {feed.start_ts}" if feed.start_ts else "its beginning")
         watch(running)
         replicator.run()
+        if feed.has_applied_nothing and not stop.is_set():
+            which = ", ".join(map(str, feed.unresolved)) or "all"
+            raise TopicUnresolved(
+                f"nothing was applied: {feed.changes:,} changes of topic {url.topic} wait for a later resolved-ts (partition {which})",
+                hint="Check that the sync or changefeed that writes the topic runs; if it does not write to all partitions, pass partition-num.",
+            )
         return running.status()
 
 

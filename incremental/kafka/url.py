@@ -12,7 +12,7 @@ from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 from tikv_br.cluster.config import split_address
 from tikv_br.errors import UsageError
-from tikv_br.incremental.kafka.messages import MAX_BATCH_SIZE, MAX_MESSAGE_BYTES, Encoding, Protocol
+from tikv_br.incremental.kafka.messages import MAX_BATCH_SIZE, MAX_MESSAGE_BYTES, Encoding, KeyPrefix, Protocol
 from tikv_br.storage.crypter import SecretText
 
 FORM = "kafka://HOST:PORT[,HOST:PORT]/TOPIC?protocol=open-protocol"
@@ -41,6 +41,8 @@ class KafkaUrl:
     protocol: Protocol = Protocol.OPEN
     encoding: Encoding = Encoding.BASE64
     """Of the protocol json."""
+    key_prefix: KeyPrefix = KeyPrefix.AUTO
+    """Of open-protocol."""
     partition_num: int = 0
     """How many partitions get messages; 0 = all of the topic, and 3 for a topic that is created."""
     replication_factor: int = 1
@@ -103,6 +105,7 @@ def parse(url: str, environ: Mapping[str, str] = os.environ) -> KafkaUrl:
         topic=_topic(parts.path),
         protocol=_take(options, "protocol", _protocol, Protocol.OPEN),
         encoding=_take(options, "encoding", _one_of("encoding", Encoding), Encoding.BASE64),
+        key_prefix=_take(options, "key-prefix", _one_of("key-prefix", KeyPrefix), KeyPrefix.AUTO),
         partition_num=_take(options, "partition-num", _number("partition-num", _MOST_PARTITIONS), 0),
         replication_factor=_take(options, "replication-factor", _number("replication-factor", _MOST_REPLICAS), 1),
         max_message_bytes=_take(
@@ -136,6 +139,8 @@ def _check(given: KafkaUrl) -> None:
     """Refuse parameters that contradict each other."""
     if given.encoding is not Encoding.BASE64 and given.protocol is not Protocol.JSON:
         raise UsageError(f"encoding={given.encoding} requires protocol=json", hint="open-protocol always uses base64.")
+    if given.key_prefix is not KeyPrefix.AUTO and given.protocol is not Protocol.OPEN:
+        raise UsageError(f"key-prefix={given.key_prefix} requires protocol=open-protocol", hint="Leave it out.")
     if bool(given.cert) != bool(given.key):
         raise UsageError("cert and key must be passed together in a kafka:// address")
     if not given.tls and (given.ca or given.cert):

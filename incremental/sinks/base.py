@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from tikv_br.incremental.feed.feed import Scanned
+    from tikv_br.incremental.feed.feed import Missed, Scanned
 
 
 class Sink(Protocol):
@@ -38,6 +38,10 @@ class Sink(Protocol):
 
     def mark_inexact(self, scanned: Scanned) -> None:  # noqa: ARG002 - for sinks that keep all versions
         """Some older versions may be missing, see `Scanned`."""
+        return
+
+    def mark_missed(self, missed: Missed) -> None:  # noqa: ARG002 - for sinks that record what they lack
+        """Rows are missing, see `Missed`."""
         return
 
     def close(self) -> None:

@@ -11,8 +11,19 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from tikv_br.errors import ConversionUnsupported, KafkaError, KafkaUnreachable
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.keys.codec import KeyCodec
 from tikv_br.incremental.kafka.client import DENIED, as_error, client_config, kafka
-from tikv_br.incremental.kafka.messages import Change, Codec, JsonCodec, Message, OpenCodec, Protocol, UnencodableChange
+from tikv_br.incremental.kafka.messages import (
+    Change,
+    Codec,
+    JsonCodec,
+    KeyPrefix,
+    Message,
+    OpenCodec,
+    Protocol,
+    UnencodableChange,
+)
 from tikv_br.incremental.kafka.topic import Topic, TopicAdmin
 from tikv_br.incremental.kafka.url import KafkaUrl
 from tikv_br.incremental.sinks.base import Sink
@@ -60,9 +71,12 @@ class _Delivery:
             self.error = error
 
 
-def _codec(url: KafkaUrl, topic: Topic | None) -> Codec:
+def _codec(url: KafkaUrl, topic: Topic | None, keyspace_id: int) -> Codec:
     limit = url.max_message_bytes if topic is None else topic.max_message_bytes
-    return OpenCodec(limit, url.max_batch_size) if url.protocol is Protocol.OPEN else JsonCodec(url.encoding, limit)
+    if url.protocol is Protocol.JSON:
+        return JsonCodec(url.encoding, limit)
+    prefix = b"" if url.key_prefix is KeyPrefix.NONE else KeyCodec(ApiVersion.V2, keyspace_id).prefix
+    return OpenCodec(limit, url.max_batch_size, prefix)
 
 
 class KafkaSink(Sink):
@@ -80,11 +94,12 @@ class KafkaSink(Sink):
         cluster_id: str,
         topic: Topic | None = None,
         *,
+        keyspace_id: int = 0,
         retry_seconds: float,
         fence: Callable[[], object],
         complete_ts: Callable[[int], int],
     ) -> None:
-        """`topic` is None if it does not exist yet. `retry_seconds` is how long one write waits.
+        """`topic` is None if it does not exist yet. `keyspace_id` is the source's. `retry_seconds` is how long one write waits.
 
         `fence` is called before messages are sent, and while they are under way. `complete_ts` is given the ts up to which this sink has everything, and returns the resolved-ts for the topic; 0 = none.
         """
@@ -94,7 +109,8 @@ class KafkaSink(Sink):
         self._fence = fence
         self._complete_ts = complete_ts
         self._topic = topic
-        self._codec = _codec(url, topic)
+        self._keyspace_id = keyspace_id
+        self._codec = _codec(url, topic, keyspace_id)
         self._producer: confluent_kafka.Producer | None = None
         self._pending: tuple[pa.RecordBatch, _Delivery] | None = None
         """The batch that the brokers have not acknowledged yet."""
@@ -148,7 +164,7 @@ class KafkaSink(Sink):
         if self._topic is None:
             self._fence()
             self._topic = TopicAdmin(self._url, self._fence).find_or_create()
-            self._codec = _codec(self._url, self._topic)
+            self._codec = _codec(self._url, self._topic, self._keyspace_id)
         return self._topic
 
     def _connect(self, topic: Topic) -> confluent_kafka.Producer:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tikv_br.archive.records import InexactPeriod
+from tikv_br.archive.records import InexactPeriod, MissedIngest
 from tikv_br.archive.writer import LogWriter
 from tikv_br.incremental.sinks.base import Sink
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from tikv_br.incremental.feed.feed import Scanned
+    from tikv_br.incremental.feed.feed import Missed, Scanned
 
 
 class LogSink(Sink):
@@ -38,6 +38,11 @@ class LogSink(Sink):
         """See `Sink.mark_inexact`: recorded in the next segment."""
         span = scanned.span
         self._writer.mark_inexact(InexactPeriod(span.start, span.end, scanned.from_ts, scanned.to_ts))
+
+    def mark_missed(self, missed: Missed) -> None:
+        """See `Sink.mark_missed`: recorded in the next segment, as a gap."""
+        span = missed.span
+        self._writer.mark_missed(MissedIngest(span.start, span.end, missed.from_ts, missed.to_ts, missed.cause))
 
     def close(self) -> None:
         """See `Sink.close`. Rows that are not part of the log yet are dropped: the feed delivers them again."""

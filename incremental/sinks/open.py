@@ -15,6 +15,7 @@ from tikv_br import __version__
 from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.config import REQUEST_TIMEOUT, ClusterConfig, TlsFiles
 from tikv_br.cluster.router import BATCH_ITEMS
+from tikv_br.cluster.versions import WRITE_DEADLINE, WRITES
 from tikv_br.errors import (
     ClusterTlsError,
     ClusterUnreachable,
@@ -100,6 +101,8 @@ class SinkOptions:
     """How to write. `fence` applies to clusters and Kafka, `complete_ts` to Kafka, and all others to clusters only."""
 
     tls: TlsFiles = field(default_factory=TlsFiles)
+    skip_version_check: bool = False
+    """See `ClusterConfig.skip_version_check`."""
     drop_ttls: bool = False
     """Store rows with a TTL without it if the cluster does not support TTLs."""
     concurrency: int = CONCURRENCY
@@ -168,6 +171,7 @@ def open_sink(target: Target, origin: Origin, options: SinkOptions | None = None
                     request_timeout=options.request_timeout,
                     retry_budget=RETRY_SECONDS,
                     busy_budget=RETRY_SECONDS,
+                    skip_version_check=options.skip_version_check,
                 )
                 with _sink_named(target):
                     sink = _tikv_open(stack.enter_context(Cluster.connect(config)), target, origin, options)
@@ -175,7 +179,7 @@ def open_sink(target: Target, origin: Origin, options: SinkOptions | None = None
                 sink = _log_sink(target, origin)
             case KafkaUrl():
                 with _sink_named(target):
-                    sink = _kafka_open(target, options)
+                    sink = _kafka_open(target, origin, options)
             case FileTarget():
                 sink = FileSink(target.path)
             case StdoutTarget():
@@ -226,7 +230,7 @@ def _log_sink(target: LogTarget, origin: Origin) -> LogSink:
     return LogSink(LogWriter(open_store(location), description, origin.span, options), place)
 
 
-def _kafka_open(target: KafkaUrl, options: SinkOptions) -> KafkaSink:
+def _kafka_open(target: KafkaUrl, origin: Origin, options: SinkOptions) -> KafkaSink:
     """Checks the topic. One that does not exist is created at the first write: until then nothing changes."""
     admin = TopicAdmin(target, options.fence)
     cluster_id = admin.cluster_id()
@@ -234,6 +238,7 @@ def _kafka_open(target: KafkaUrl, options: SinkOptions) -> KafkaSink:
         target,
         cluster_id,
         admin.find(),
+        keyspace_id=origin.keyspace_id,
         retry_seconds=RETRY_SECONDS,
         fence=options.fence,
         complete_ts=options.complete_ts,
@@ -243,6 +248,8 @@ def _kafka_open(target: KafkaUrl, options: SinkOptions) -> KafkaSink:
 def _tikv_open(cluster: Cluster, target: TikvTarget, origin: Origin, options: SinkOptions) -> Sink:
     version = cluster.api_version
     target.check(version)
+    cluster.require(WRITES)
+    cluster.notice_without(WRITE_DEADLINE)
     default = origin.keyspace_id if version is ApiVersion.V2 else 0
     keyspace_id = cluster.pd.keyspace_id(target.keyspace) if target.keyspace else default
     if (cluster.cluster_id, keyspace_id) == (origin.cluster_id, origin.keyspace_id):

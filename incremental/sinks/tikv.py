@@ -45,6 +45,8 @@ class TikvSink(Sink):
         A request has at most `batch_rows` rows.
         """
         self._raw = raw
+        self.keyspace_id = raw.codec.keyspace_id if raw.codec.is_v2 else None
+        """None = the cluster has no keyspaces."""
         self.place = f"keyspace {raw.codec.keyspace_id} of cluster {raw.cluster_id}"
         self._drop_ttls = drop_ttls
         self._clock = clock

@@ -35,7 +35,7 @@ class NamedStatus:
         """Why it is unhealthy, in one line; empty if it runs, the sink accepts writes, and it is at most `max_lag` seconds behind."""
         if self.status is None or self.error:
             return self.idle
-        if self.status.sink_failing_seconds:
+        if self.status.sink_failing_seconds or self.status.missed:
             return next(current_problems(self.status))
         lag, feed = self.status.checkpoint_lag, self.status.feed.problem
         if lag <= max_lag:
@@ -68,7 +68,9 @@ def current_problems(status: SyncStatus) -> Iterator[str]:
     """Current problems, those of the sink first, and the number of earlier failures of the sink."""
     if status.sink_failing_seconds:
         yield f"the sink has accepted no writes for {status.sink_failing_seconds:.0f} s: {status.last_error}"
-    elif status.sink_failures:
+    if status.missed:
+        yield f"degraded: the sink lacks rows that no change feed delivers: {'; '.join(status.missed)}"
+    if status.sink_failures and not status.sink_failing_seconds:
         yield f"the sink has failed {status.sink_failures:,} times so far"
     if limited := _limit(status):
         yield limited

@@ -292,3 +292,13 @@ def test_help_is_quick() -> None:
     assert run("--help").returncode == 0
     heavy = "import sys; import tikv_br.cli.backup_cmd; print({'grpc', 'pyarrow', 'numba', 'pyspark', 'obstore', 'boto3'} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", heavy], capture_output=True, text=True, check=True).stdout == "set()\n"
+
+
+def test_a_backup_by_the_stores_loads_no_arrow_and_no_pandas(live: LiveCluster, tmp_path: Path) -> None:
+    """Their import takes longer than the plan and the requests of such a backup."""
+    code = "import sys; from tikv_br.cli.main import run; code = run(); print({'pandas', 'pyarrow', 'numpy', 'numba'} & set(sys.modules), code)"
+    place = ["-u", live.pd, "-s", str(tmp_path / "backup"), "--engine", "store", "--quiet"]
+    done = subprocess.run(
+        [sys.executable, "-c", code, "backup", "raw", *place], capture_output=True, text=True, check=False, timeout=120
+    )
+    assert done.stdout.splitlines()[-1] == "set() 0", done.stdout + done.stderr

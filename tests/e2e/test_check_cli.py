@@ -41,7 +41,7 @@ def test_failed_probes_have_their_exit_code() -> None:
     """61, after everything was told."""
     done = tikv_br("check", *NOWHERE)
     assert done.code == 61
-    assert "1 of 16 probes failed: pd" in done.err
+    assert "1 of 13 probes failed: pd" in done.err
     assert "PD is not reachable" in done.out
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import subprocess
 from collections.abc import Iterator
@@ -15,7 +16,10 @@ from tests.e2e.command import PROGRAM, environment
 from tests.support.documented import checked
 from tests.support.live_cluster import LiveCluster, live_cluster
 from tests.support.waiting import eventually
+from tests.unit.archive.samples import LOG, START, STEP, store_at, write_log
 from tikv_br.archive.log import LogArchive
+from tikv_br.archive.records import Segment
+from tikv_br.backupset.records import read_record, write_record
 from tikv_br.cluster.pd_http import gc_status
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.storage.open import open_store
@@ -140,3 +144,38 @@ def test_sources_without_timestamps_are_refused_with_an_alternative(version: Api
     assert "requires API V2" in refused.stdout
     assert "`tikv-br backup raw` in a crontab" in refused.stdout
     assert not list((tmp_path / "log").glob("*/log.json"))
+
+
+@pytest.mark.parametrize(("level", "code"), [(None, 0), ("files", 39), ("data", 39)])
+def test_status_finds_a_flipped_byte_if_it_reads_the_files(level: str | None, code: int, tmp_path: Path) -> None:
+    """By default only sizes and records are checked, and the output says so; the hint is about the log."""
+    write_log(store_at(tmp_path))
+    victim = sorted((tmp_path / LOG / "data").rglob("*.parquet"))[3]
+    data = bytearray(victim.read_bytes())
+    data[len(data) // 4] ^= 1
+    victim.write_bytes(data)
+    done = run("status", "--storage", f"local://{tmp_path}", "--id", LOG, *(["--level", level] if level else []))
+    assert done.returncode == code, done.stdout
+    (found,) = lines(done, "log_status")
+    assert found["level"] == (level or "meta")
+    if code:
+        (error,) = lines(done, "exit_error")
+        assert victim.name in error["message"]
+        assert "backup" not in error["message"]
+        assert error["hint"].startswith("Restore to a time before the gap")
+        assert found["restorable_ts"] == START + 3 * STEP
+
+
+def test_status_at_level_data_counts_the_rows(tmp_path: Path) -> None:
+    """A file that agrees with its hash, but has another number of rows than its segment recorded, is damage."""
+    store = store_at(tmp_path)
+    write_log(store, segments=2)
+    first = min((tmp_path / LOG / "segments").iterdir())
+    name = first.relative_to(tmp_path).as_posix()
+    found = read_record(store, Segment, name)
+    wrong = dataclasses.replace(found.files[0], total_kvs=found.files[0].total_kvs + 1)
+    write_record(store, name, dataclasses.replace(found, files=(wrong,)))
+    place = ["--storage", f"local://{tmp_path}", "--id", LOG]
+    assert run("status", *place, "--level", "files").returncode == 0
+    done = run("status", *place, "--level", "data")
+    assert (done.returncode, "than recorded: (50, " in done.stdout) == (39, True)

@@ -190,6 +190,22 @@ def test_the_same_over_s3(playgrounds: Playgrounds, tmp_path: Path) -> None:
         assert SECRET_KEY not in said.out + said.err + pruned.out + pruned.err
 
 
+def test_list_of_a_backup_shows_it(root: str) -> None:
+    """The URL of a backup lists that backup, with its own URL and pin, and a note."""
+    one = next(line for line in backups(root) if line["path"] == "first")
+    succeed("pin", "-s", root, str(one["id"]))
+    shown = succeed("list", "-s", f"{root}/first", "--output", "json")
+    assert [without_run_id(line) for line in shown.lines] == [one | {"pinned": True}]
+    assert "is a backup itself" in shown.err
+
+
+def test_backup_inside_a_backup_is_refused(playgrounds: Playgrounds, root: str) -> None:
+    """A prune of the outer one would remove the inner one."""
+    inner = ("backup", "raw", "--pd", playgrounds["v1ttl"], "-s", f"{root}/first/deeper/inner")
+    done = tikv_br(*inner, "--output", "json")
+    assert (done.code, "is inside the backup" in done.last["message"]) == (30, True)
+
+
 WRONG: dict[str, tuple[Callable[[str, str], tuple[str, ...]], int]] = {
     "list without a storage": (lambda _root, _id: ("list", "--output", "json"), 2),
     "list of a relative path": (lambda _root, _id: ("list", "-s", "here"), 2),
@@ -203,6 +219,9 @@ WRONG: dict[str, tuple[Callable[[str, str], tuple[str, ...]], int]] = {
     "unpin of nothing": (lambda root, _id: ("unpin", "-s", root, ""), 31),
     "prune without a rule": (lambda root, _id: ("prune", "-s", root, "--confirm"), 2),
     "prune with a negative rule": (lambda root, _id: ("prune", "-s", root, "--keep-last", "-1", "--confirm"), 2),
+    "list of an empty place": (lambda root, _id: ("list", "-s", f"{root}/none"), 31),
+    "prune of an empty place": (lambda root, _id: ("prune", "-s", f"{root}/none", "--keep-last", "1"), 31),
+    "prune of a backup": (lambda root, _id: ("prune", "-s", f"{root}/first", "--keep-last", "1"), 2),
     "list where nothing answers": (lambda _root, _id: ("list", "-s", "s3://bkt/p?endpoint=http://127.0.0.1:1"), 21),
 }
 

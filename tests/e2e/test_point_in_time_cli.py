@@ -137,7 +137,7 @@ def test_incremental_backups(place: Place) -> None:
 
 
 @pytest.mark.parametrize(
-    "time", ["yesterday", "2026-11-22", "2026-11-22T14:31:00", "-1", "1e30", "18446744073709551616"]
+    "time", ["yesterday", "2026-11-22", "2026-11-22T14:61:00", "-1", "1e30", "18446744073709551616"]
 )
 def test_times_that_are_none(time: str, tmp_path: Path) -> None:
     """Before anything is read."""

@@ -47,7 +47,7 @@ def test_scan_shows_every_pair_in_order(pd: str) -> None:
     assert rows == [{"key": "62", "value": "42"}, {"key": "63", "value": "43"}]
     assert succeed("raw", "scan", "--pd", pd, "--limit", "2", "--start", "b").out == "b\tB\nc\tC\n"
     assert succeed("raw", "scan", "--pd", pd, "--start", "x").out == ""
-    succeed("raw", "delete-range", "--pd", pd, "--start", "b", "--end", "d")
+    succeed("raw", "delete-range", "--pd", pd, "--start", "b", "--end", "d", "--yes")
     assert succeed("raw", "scan", "--pd", pd).out == "a\tA\nd\tD\n"
 
 

@@ -169,6 +169,7 @@ WITHOUT_A_CLUSTER = [
     (["config", "show", "nonsense"], 2),
     (["version", "--config", "/nowhere"], 2),
     (["playground", "start", "--dir", "/nowhere/x", "--api-version", "v9"], 2),
+    (["playground", "start", "--dir", "/nowhere/x", "--version", "5.3"], 2),
     (["playground", "start", "--dir", "/nowhere/x", "--region-split-size", "5q"], 2),
 ]
 WITH_A_CLUSTER = [

@@ -283,4 +283,4 @@ def test_recorded_pd_documents(recording: Recording) -> None:
         form = recording.one("PD/ScanRegions", "all")["responses"][0]
         # A region that was split off between the two recordings is in the later one only.
         starts = {base64.b64decode(item["region"].get("start_key", "")) for item in form["regions"]}
-        assert set(pd.regions(b"", b"").starts.to_pylist()) >= starts
+        assert set(pd.regions(b"", b"").each_start()) >= starts

@@ -31,10 +31,11 @@ V1, V1TTL, V2 = ApiVersion.V1, ApiVersion.V1TTL, ApiVersion.V2
 CASES = {"v1": (V1, V1), "v1_to_v2": (V1, V2), "v1ttl": (V1TTL, V1TTL), "v1ttl_to_v2": (V1TTL, V2), "v2": (V2, V2)}
 
 
-def recorder(name: str, *, source_sums: bool = False) -> FileRecorder:
+def recorder(name: str, *, source_sums: bool = False, expiry_in_properties: bool = True) -> FileRecorder:
     """Return the recorder of a recorded backup's conversion."""
     source, target = CASES[name]
-    return FileRecorder(Converter(KeyCodec(source), KeyCodec(target), 0), source.has_ttl, source_sums)
+    converter = Converter(KeyCodec(source), KeyCodec(target), 0)
+    return FileRecorder(converter, source.has_ttl, source_sums, expiry_in_properties)
 
 
 def backup_of(golden: Path, name: str) -> BackupSet:

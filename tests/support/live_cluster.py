@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tests.support.playground_admin import PlaygroundAdmin
-from tests.support.waiting import PATIENCE
+from tests.support.playground_admin import AdminRefused, PlaygroundAdmin
+from tests.support.waiting import PATIENCE, eventually
 from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.config import ClusterConfig
 from tikv_br.cluster.rawkv import RawClient
@@ -20,8 +20,8 @@ class LiveCluster(PlaygroundAdmin):
     """A running playground, its admin API, and a client of it."""
 
     def __init__(self, state: dict[str, Any], config: ClusterConfig) -> None:
-        super().__init__(state["pd"])
-        self.pd: str = state["pd"]
+        self.pd: str = ",".join(state["pd_members"])
+        super().__init__(self.pd)
         self.store_ids: list[int] = [store["id"] for store in state["stores"]]
         self.config = config
         self.cluster = Cluster.connect(config)
@@ -30,8 +30,31 @@ class LiveCluster(PlaygroundAdmin):
         """Return a client of one keyspace."""
         return self.cluster.raw(keyspace_id)
 
+    def change_pd_leader(self, *, kill: bool, seconds: float) -> bool:
+        """Have PD's leader resign, or die and come back; False while the last change is not over."""
+        try:
+            if kill:
+                self.run("kill-pd-leader", seconds=seconds, lease=seconds / 2)
+            else:
+                self.run("move-pd-leader", seconds=seconds)
+        except AdminRefused:
+            return False
+        return True
+
+    def await_pd(self) -> None:
+        """Wait until all members of PD are there and one leads."""
+
+        def is_well() -> bool:
+            try:
+                return all(member["health"] for member in self.get("/pd/api/v1/health"))
+            except AdminRefused:
+                return False
+
+        eventually(is_well)
+
     def heal(self) -> None:
-        """Disarm all failpoints and restart dead stores."""
+        """Disarm all failpoints, restart dead stores, and wait for PD."""
+        self.await_pd()
         self.disarm()
         for store_id in self.store_ids:
             self.run("restart-store", store_id=store_id)
@@ -44,7 +67,8 @@ def live_cluster(directory: Path, api_version: ApiVersion, **settings: object) -
     started = launcher.start(directory, settings, detached=False)
     try:
         live = LiveCluster(
-            started.state, ClusterConfig(pd=(started.state["pd"],), connect_timeout=PATIENCE, retry_budget=10.0)
+            started.state,
+            ClusterConfig(pd=tuple(started.state["pd_members"]), connect_timeout=PATIENCE, retry_budget=10.0),
         )
         with live.cluster:
             yield live

@@ -16,10 +16,10 @@ class AdminRefused(AssertionError):
 
 
 class PlaygroundAdmin:
-    """Steers the playground whose PD listens at ``address`` (host:port)."""
+    """Steers the playground whose PD listens at ``address``: host:port, of several members with commas between."""
 
     def __init__(self, address: str) -> None:
-        self._address = address
+        self._members = address.split(",")
 
     def get(self, path: str) -> Json:
         """GET of a path below ``/playground/``, or with a leading slash of any on PD's port."""
@@ -84,12 +84,20 @@ class PlaygroundAdmin:
         assert self.fatal_requests() == []
 
     def _call(self, method: str, path: str, body: Json = None) -> Json:
-        connection = http.client.HTTPConnection(self._address, timeout=60)
         full = path if path.startswith("/") else f"/playground/{path}"
-        with contextlib.closing(connection):
-            connection.request(method, full, None if body is None else json.dumps(body))
-            answer = connection.getresponse()
-            data = json.loads(answer.read())
+        payload = None if body is None else json.dumps(body)
+        for left in reversed(range(len(self._members))):
+            connection = http.client.HTTPConnection(self._members[0], timeout=60)
+            try:
+                with contextlib.closing(connection):
+                    connection.request(method, full, payload)
+                    answer = connection.getresponse()
+                    data = answer.read()
+                break
+            except ConnectionError:  # a member that a test has killed
+                if not left:
+                    raise
+                self._members.append(self._members.pop(0))
         if answer.status != http.client.OK:
-            raise AdminRefused(f"{method} {path}: {answer.status} {data}")
-        return data
+            raise AdminRefused(f"{method} {path}: {answer.status} {data.decode()}")
+        return json.loads(data)

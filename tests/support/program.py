@@ -22,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, NoReturn
@@ -63,10 +63,11 @@ def run_program(
     stdin: str | None = None,
     timeout: float = 300,
     forked: bool = True,
+    on_start: Callable[[int], None] = lambda _pid: None,
 ) -> subprocess.CompletedProcess[str]:
     """Run ``tikv-br`` without a terminal to its end. Raises `subprocess.TimeoutExpired`, when the command has been killed.
 
-    Without ``forked``, or with an environment that a fork would not see as it is, in a new process.
+    Without ``forked``, or with an environment that a fork would not see as it is, in a new process. ``on_start`` gets the pid of a fork.
     """
     command = [str(PROGRAM), *arguments]
     with contextlib.ExitStack() as stack:
@@ -74,7 +75,7 @@ def run_program(
         given.write((stdin or "").encode())
         given.seek(0)
         if forked and _zygote().serves(environment):
-            code = _zygote().run(_Request(command, dict(environment), cwd), (given, out, err), timeout)
+            code = _zygote().run(_Request(command, dict(environment), cwd), (given, out, err), timeout, on_start)
         else:
             code = subprocess.run(
                 command, stdin=given, stdout=out, stderr=err, env=environment, cwd=cwd, timeout=timeout, check=False
@@ -127,7 +128,9 @@ class _Zygote:
         differ = {name for name, _ in (_AS_KERNELS_SET | dict(environment)).items() ^ self._environment.items()}
         return all(name.startswith(_MAY_DIFFER) for name in differ)
 
-    def run(self, request: _Request, files: tuple[IO[bytes], ...], timeout: float) -> int:
+    def run(
+        self, request: _Request, files: tuple[IO[bytes], ...], timeout: float, on_start: Callable[[int], None]
+    ) -> int:
         """Run a command and return its exit code, negative for a signal."""
         with socket.socket(socket.AF_UNIX) as connection:
             connection.connect(self._path)
@@ -136,6 +139,7 @@ class _Zygote:
             connection.sendall(text)
             answers = connection.makefile()
             pid = int(answers.readline())
+            on_start(pid)
             connection.settimeout(timeout)
             try:
                 return int(answers.readline())

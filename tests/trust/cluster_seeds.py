@@ -31,6 +31,8 @@ GONE = 1.0
 """Seconds for which a killed store stays away, at most."""
 LONG_GONE, LONG_EVERY = 30.0, 25
 """The same for every so-manieth seed, of those above `QUICK`: a real store's restart."""
+PD_GONE = 70.0
+"""Seconds for which PD is gone once in the seed after such a one: longer than the budget of commands."""
 QUICK = 20
 """Seeds up to this one are among the tests."""
 MIRROR_EVERY = 5
@@ -62,7 +64,7 @@ class Clusters:
 @contextlib.contextmanager
 def clusters() -> Iterator[Clusters]:
     """Three empty clusters and the sync."""
-    quick = {"election_timeout": 0.5, "resolved_ts_interval": 0.1, "ts_ahead": 0.3}
+    quick = {"election_timeout": 0.5, "resolved_ts_interval": 0.1, "ts_ahead": 0.3, "pd_members": 3}
     with (
         tempfile.TemporaryDirectory(prefix="cluster-seeds-") as name,
         live_cluster(Path(name, "source"), ApiVersion.V2, stores=4, **quick) as source,
@@ -80,7 +82,9 @@ def run_seed(clusters: Clusters, seed: int) -> Tally:
     clusters.source.raw()  # known before its PD has no leader: who makes the trouble asks it
     clusters.target.raw().delete_range(b"", b"")
     gone = LONG_GONE if seed > QUICK and seed % LONG_EVERY == 0 else GONE
-    troubles = [Trouble(live, (seed, at), gone) for at, live in enumerate((clusters.source, clusters.target))]
+    pd_gone = PD_GONE if seed > QUICK and seed % LONG_EVERY == 1 else 0.0
+    lives = (clusters.source, clusters.target)
+    troubles = [Trouble(live, (seed, at), gone, pd_gone) for at, live in enumerate(lives)]
     with tempfile.TemporaryDirectory(prefix="cluster-seed-") as folder:
         _write_rows(Path(folder, "rows.jsonl"), rows)
         try:

@@ -25,34 +25,35 @@ FAULTS: Faults = [
     *((call, {"delay": {"seconds": 0.2}}) for call in _CALLS),
 ]
 """Each may strike one call, soon."""
-NEW_PD_LEADER = {"abort": {"code": "UNAVAILABLE", "details": "not leader"}}
-"""What every call to PD is answered while its members elect a new leader."""
+PD_KILLS = 0.3
+"""The part of the changes of PD's leader that are deaths."""
 
 
 class Trouble(Commotion):
-    """Splits, merges, moves, transfers, failing calls; a store gone for a while; PD without a leader for a moment."""
+    """Splits, merges, moves, transfers, failing calls; a store gone for a while; changes of PD's leader."""
 
-    def __init__(self, live: LiveCluster, seed: object, gone: float) -> None:
-        """``gone`` is for how many seconds a killed store stays away; it is back for three times as long."""
+    def __init__(self, live: LiveCluster, seed: object, gone: float, pd_gone: float = 0.0) -> None:
+        """``gone`` is for how many seconds a killed store stays away; it is back for three times as long.
+
+        ``pd_gone`` is for how many seconds PD is gone once.
+        """
         super().__init__(live, hash_of(seed), REGIONS, FAULTS)
-        self._gone = gone
+        self._gone, self._pd_gone = gone, pd_gone
         self._next = time.monotonic() + self._chance.uniform(0, 1)
-        self._election = 0
-        """The failpoint while PD has no leader."""
         self._next_election = time.monotonic() + self._chance.uniform(0, 2)
 
     def step(self) -> None:
-        """One thing; now and then PD has no leader besides, for up to a second."""
+        """One thing; now and then PD's leader resigns or dies besides, and there is none for up to a second."""
         super().step()
         if time.monotonic() < self._next_election:
             return
-        if self._election:
-            self._live.relent(self._election)
-            self._election, pause = 0, self._chance.uniform(2, 5)
-        else:
-            self._election, pause = self._live.fail("*", NEW_PD_LEADER, store_id=0, count=-1), self._chance.random()
-            self.done["new PD leader"] += 1
-        self._next_election = time.monotonic() + pause
+        kill, seconds, kind = self._chance.random() < PD_KILLS, self._chance.uniform(0.2, 1), "new PD leader"
+        if self._pd_gone and self.done[kind]:
+            kill, seconds, kind = False, self._pd_gone, "PD gone"
+        if self._live.change_pd_leader(kill=kill, seconds=2 * seconds if kill else seconds):
+            self.done["killed PD leader" if kill else kind] += 1
+            self._pd_gone = 0.0 if kind == "PD gone" else self._pd_gone
+        self._next_election = time.monotonic() + seconds + self._chance.uniform(2, 5)
 
     def _is_time_to_kill_or_restart(self) -> bool:
         if time.monotonic() < self._next:

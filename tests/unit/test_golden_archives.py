@@ -23,6 +23,7 @@ def test_the_repository_carries_every_folder_in_at_most_15_mib() -> None:
         "backups",
         "cdc",
         "etcd",
+        "kafka",
         "sst",
         "wire",
     }

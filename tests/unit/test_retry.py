@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import re
+import time
+from collections.abc import Callable
+
 import pytest
 
 from tikv_br import retry
+from tikv_br.cancellation import SIGNAL_SECONDS, clean_up, request_seconds
 from tikv_br.errors import ClusterUnreachable, EtcdUnreachable, RetryBudgetExhausted
-from tikv_br.retry import Backoff, Backoffer, RetryPolicy
+from tikv_br.retry import Backoff, Backoffer, Outage, RetryPolicy
 
 
 class Clock:
@@ -202,3 +207,84 @@ def test_run_repeats_an_action_until_it_succeeds_or_fails_otherwise() -> None:
     failures = [ClusterUnreachable("a")] * 9
     with pytest.raises(EtcdUnreachable, match=r"work: gave up after .* and 3 tries: a"):
         RetryPolicy(max_tries=3, error=EtcdUnreachable).run("work", action, quick, ClusterUnreachable)
+
+
+def outage(clock: Clock) -> Outage:
+    """The outage of a server that is asked again for 60 s."""
+    return Outage("PD 1.2.3.4:2379", 60.0, clock=lambda: clock.now)
+
+
+def fail_until_given_up(clock: Clock, away: Outage) -> float:
+    """Call a server that does not answer; returns the seconds until the call is given up."""
+    began = clock.now
+    call = Backoffer("a call", RetryPolicy(60.0), away, clock=lambda: clock.now, sleep=clock.sleep, chance=lambda: 0.0)
+
+    def ask() -> None:
+        away.fail()
+        raise ClusterUnreachable("silent")
+
+    with pytest.raises(RetryBudgetExhausted):
+        repeat(call, ask)
+    return clock.now - began
+
+
+def repeat(call: Backoffer, action: Callable[[], None]) -> None:
+    """Try until the call is given up."""
+    while True:
+        try:
+            action()
+        except ClusterUnreachable as error:
+            call.wait(retry.PD_UNAVAILABLE, error)
+
+
+def test_calls_to_a_server_that_is_gone_share_one_budget() -> None:
+    """What has failed for 60 s is not asked for another 60, and a call that begins after 40 s has 20 left; an answer ends the outage."""
+    clock = Clock()
+    away = outage(clock)
+    assert fail_until_given_up(clock, away) == pytest.approx(60)
+    assert fail_until_given_up(clock, away) == 0
+    away.end()
+    away.fail()
+    clock.now += 38
+    assert fail_until_given_up(clock, away) == pytest.approx(22)
+
+
+def test_an_old_failure_is_no_part_of_a_later_outage() -> None:
+    """A call that was cancelled after one failure does not cost a later one its budget."""
+    clock = Clock()
+    away = outage(clock)
+    away.fail()
+    clock.now += 50
+    assert away.seconds == 0
+    assert fail_until_given_up(clock, away) == pytest.approx(60)
+
+
+def test_an_outage_is_logged_after_ten_seconds_and_so_is_its_end(caplog: pytest.LogCaptureFixture) -> None:
+    """Once, with the time at which the server is given up; a short silence is not logged at all."""
+    clock = Clock()
+    away = outage(clock)
+    away.fail()
+    away.end()
+    for _ in range(20):
+        away.fail()
+        clock.now += 1
+    [line] = caplog.messages
+    assert re.fullmatch(r"PD 1\.2\.3\.4:2379 has not answered for 10 s, trying until \d\d:\d\d:\d\d UTC", line)
+    away.end()
+    away.end()
+    assert caplog.messages[1:] == ["PD 1.2.3.4:2379 answers again, after 20 s"]
+
+
+def test_clean_up_does_not_wait_for_a_server_beyond_its_time() -> None:
+    """Not even with a new call; a server that was silent before is not asked again, and requests have a second."""
+    clock = Clock()
+    away = outage(clock)
+    away.check()
+    with clean_up(time.monotonic() - SIGNAL_SECONDS):
+        assert request_seconds(30.0) == 1.0
+        away.check()
+        assert fail_until_given_up(clock, away) == 0
+        with pytest.raises(ClusterUnreachable, match="has not answered"):
+            away.check()
+    away.check()
+    assert request_seconds(30.0) == 30.0

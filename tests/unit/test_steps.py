@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
+import time
 from dataclasses import dataclass, field
 
 import pytest
 
 from tikv_br.errors import Interrupted, StorageFull, Terminated, TikvBrError
 from tikv_br.progress_events import Event, StepFinished, StepStarted, StepUndone
-from tikv_br.steps import FunctionStep, run_steps
+from tikv_br.steps import FunctionStep, Step, run_steps
 
 
 @dataclass
@@ -149,3 +151,34 @@ def test_line_without_a_way_back_is_undone_without_a_word() -> None:
         run_steps(lines, "context", events)
     assert said == ["context", "context", "given back"]
     assert [event for event in events.seen if isinstance(event, StepUndone)] == [StepUndone("take")]
+
+
+def test_an_undo_that_had_nothing_to_do_is_not_reported() -> None:
+    """Else "undone: set the limit" would follow a notice that the limit could not be lifted."""
+    events = Events()
+    steps: list[Step[list[str]]] = [
+        FunctionStep("limit", list[str].copy, lambda _: False),
+        FunctionStep("lock", list[str].copy, lambda _: None),
+        Recorder("c", fails=StorageFull("full")),
+    ]
+    with pytest.raises(StorageFull):
+        run_steps(steps, [], events)
+    assert [event for event in events.seen if isinstance(event, StepUndone)] == [StepUndone("c"), StepUndone("lock")]
+
+
+def test_the_undo_knows_when_the_signal_came() -> None:
+    """Its time runs from the signal; without one, from its own begin."""
+    seen: list[float | None] = []
+
+    def undoing(came_at: float | None) -> contextlib.AbstractContextManager[None]:
+        seen.append(came_at)
+        return contextlib.nullcontext()
+
+    began = time.monotonic()
+    with pytest.raises(Terminated):
+        run_steps([Recorder("a", signal_in_run=signal.SIGTERM)], [], undoing=undoing)
+    with pytest.raises(StorageFull):
+        run_steps([Recorder("a", fails=StorageFull("full"))], [], undoing=undoing)
+    assert seen[0] is not None
+    assert began <= seen[0] <= time.monotonic()
+    assert seen[1] is None

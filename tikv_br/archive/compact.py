@@ -17,16 +17,16 @@ from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from tikv_br.archive.log import LogArchive
+from tikv_br.archive.log import LogArchive, read_log_rows
 from tikv_br.archive.maintenance import GRACE_SECONDS, RemovalPlan, acquire_lock, plan_clean_up, remove
 from tikv_br.archive.records import Segment
 from tikv_br.backupset.files import FileEntry
 from tikv_br.backupset.lease import PathLease
 from tikv_br.backupset.records import write_record
-from tikv_br.backupset.rows import read_rows
+from tikv_br.cancellation import clean_up
 from tikv_br.cluster.rate_limit import RateLimit
 from tikv_br.cluster.timestamps import show_ts
-from tikv_br.errors import BackupDamaged, LogDamaged, StorageError, StorageObjectMissing, UsageError
+from tikv_br.errors import LogDamaged, StorageError, StorageObjectMissing, UsageError
 from tikv_br.formats.keys.codec import KeyCodec
 from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.progress_events import Event, Reporter, silent
@@ -36,7 +36,6 @@ from tikv_br.spark.task import TaskContext
 from tikv_br.steps import FunctionStep, Step, run_steps
 from tikv_br.storage.base import ObjectStore
 from tikv_br.storage.open import open_store
-from tikv_br.storage.outage import clean_up
 from tikv_br.storage.url import StorageLocation
 
 if TYPE_CHECKING:
@@ -116,6 +115,7 @@ class Chunk:
             written_ms=time.time_ns() // 1_000_000,
             token=secrets.token_hex(4),
             inexact=tuple(dict.fromkeys(period for each in self.segments for period in each.inexact)),
+            missed=tuple(dict.fromkeys(ingest for each in self.segments for ingest in each.missed)),
             replaces=tuple(each.name for each in self.segments),
         )
 
@@ -424,10 +424,10 @@ def rewrite_chunk(job: CompactionJob, chunk: Chunk, context: TaskContext) -> Rew
 def _rows_of(store: ObjectStore, file: FileEntry, codec: KeyCodec) -> Iterator[pa.RecordBatch]:
     rows = 0
     try:
-        for batch in read_rows(store, file, codec):
+        for batch in read_log_rows(store, file, codec):
             rows += batch.num_rows
             yield batch
-    except (BackupDamaged, StorageObjectMissing) as error:
+    except StorageObjectMissing as error:
         raise LogDamaged(error.message) from None
     if rows != file.total_kvs:
         raise LogDamaged(f"{file.name} has {rows:,} rows in its range of keys, not {file.total_kvs:,} as recorded")

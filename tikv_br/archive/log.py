@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from tikv_br.archive.records import (
@@ -20,7 +20,7 @@ from tikv_br.archive.records import (
     check_id,
     checkpoint_epoch,
 )
-from tikv_br.backupset.files import FileEntry, size_damage, verify_file_content, verify_file_identity
+from tikv_br.backupset.files import FileEntry, replaced_size_damage, verify_file_content, verify_file_identity
 from tikv_br.backupset.records import load, read_record
 from tikv_br.backupset.rows import read_rows
 from tikv_br.cluster.timestamps import show_ts
@@ -48,6 +48,9 @@ class LogSource:
         check_id(self.id)
 
 
+_INGEST_HINT = "Restore to a time before that, or start from a full backup that was made after it."
+
+
 @dataclass(frozen=True, slots=True)
 class LogGap:
     """Changes that no segment has: keys of `span` with from_ts < ts <= to_ts."""
@@ -55,9 +58,12 @@ class LogGap:
     span: KeyRange
     from_ts: int
     to_ts: int
+    cause: str = ""
+    """The ingest whose rows no change feed delivers; empty = a segment is missing."""
 
     def __str__(self) -> str:
-        return f"{self.span} from {show_ts(self.from_ts)} to {show_ts(self.to_ts)}"
+        because = f": {self.cause} ingested rows with older timestamps" if self.cause else ""
+        return f"{self.span} from {show_ts(self.from_ts)} to {show_ts(self.to_ts)}{because}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +209,10 @@ class LogArchive:
         newest = f"the newest time that can be restored is {show_ts(self.inexact_around(spans, end)[0])}"
         if not coverage.gaps and not self.damage and end >= self.checkpoint_ts:
             raise UsageError(f"{place} ends at {show_ts(end)}, before {show_ts(up_to_ts)}; {newest}")
-        causes = [each.problem for each in self.damage] or ["a segment is missing"]
+        causes = [each.problem for each in self.damage]
+        if found[0].cause:
+            raise LogDamaged(f"{place} has no changes of {found[0]}; {newest}", hint=_INGEST_HINT)
+        causes = causes or ["a segment is missing"]
         more = f" (and {len(causes) - 1} more)" if len(causes) > 1 else ""
         raise LogDamaged(f"{place} has no changes of {found[0]}: {causes[0]}{more}; {newest}")
 
@@ -225,10 +234,12 @@ class LogArchive:
 
     def rows(self, file: FileEntry, span: KeyRange | None = None) -> Iterator[pa.RecordBatch]:
         """The rows of a file, or those in `span` (RPC keys), by key, newest version first. See `read_rows` for the errors."""
-        return read_rows(self.store, file, self.codec, span)
+        return read_log_rows(self.store, file, self.codec, span)
 
-    def verify_files(self, files: Iterable[FileEntry] | None = None, *, whole: bool = False) -> list[DamagedObject]:
-        """Check the identity of files, by default of all; with `whole` by reading all of their bytes. Raises `StorageError`."""
+    def verify_files(
+        self, files: Iterable[FileEntry] | None = None, *, whole: bool = False, rows: bool = False
+    ) -> list[DamagedObject]:
+        """Check the identity of files, by default of all; with `whole` the hash of all bytes, with `rows` every row. Raises `StorageError`."""
         files = (
             {file.name: file for segment in self.segments for file in segment.files}.values()
             if files is None
@@ -240,12 +251,34 @@ class LogArchive:
                 verify_file_identity(self.store, file, etag_counts=False)
                 if whole:
                     verify_file_content(self.store, file)
-            except BackupDamaged as error:
+                if rows:
+                    self._verify_rows(file)
+            except (BackupDamaged, LogDamaged) as error:
                 return DamagedObject(file.name, error.message)
             return None
 
         with ThreadPoolExecutor(READERS, thread_name_prefix="log") as pool:
             return [found for found in pool.map(verify, files) if found]
+
+    def _verify_rows(self, file: FileEntry) -> None:
+        """Count all rows of a file. Raises `LogDamaged` if they are not those that its segment recorded."""
+        count, timestamps = 0, set[int]()
+        for batch in self.rows(file):
+            ts = batch["ts"].to_numpy(zero_copy_only=False)
+            count += batch.num_rows
+            timestamps |= {int(ts.min()), int(ts.max())}
+        found = count, min(timestamps, default=0), max(timestamps, default=0)
+        if found != (recorded := (file.total_kvs, file.min_ts, file.max_ts)):
+            names = "rows, first and last timestamp"
+            raise LogDamaged(f"{file.name} has other {names} than recorded: {found} instead of {recorded}")
+
+    def without_damaged_files(self, *, rows: bool) -> LogArchive:
+        """The log as it is after `verify_files` of all bytes: segments with a damaged file count as missing. Raises `StorageError`."""
+        if not (damage := self.verify_files(whole=True, rows=rows)):
+            return self
+        names = {each.name for each in damage}
+        whole = (each for each in self.segments if names.isdisjoint(file.name for file in each.files))
+        return replace(self, segments=tuple(whole), damage=(*self.damage, *damage))
 
 
 @dataclass(slots=True)
@@ -266,6 +299,12 @@ class _Coverage:
         for segment in segments:
             if segment.to_ts > self.after_ts:
                 self._add(segment)
+            self.gaps += [
+                LogGap(here, max(missed.from_ts, self.after_ts), missed.to_ts, missed.cause)
+                for missed in segment.missed
+                for span in self.spans
+                if missed.to_ts > self.after_ts and not (here := intersection(span, missed.span)).is_empty
+            ]
         return self
 
     @property
@@ -275,7 +314,7 @@ class _Coverage:
 
     def gaps_until(self, ts: int) -> list[LogGap]:
         """The gaps up to a ts, by time."""
-        inside = [LogGap(gap.span, gap.from_ts, min(gap.to_ts, ts)) for gap in self.gaps if gap.from_ts < ts]
+        inside = [replace(gap, to_ts=min(gap.to_ts, ts)) for gap in self.gaps if gap.from_ts < ts]
         tail = [LogGap(span, reached, ts) for span, reached in self._pieces if reached < ts]
         return sorted(inside + tail, key=lambda gap: (gap.from_ts, gap.to_ts, gap.span))
 
@@ -295,6 +334,16 @@ class _Coverage:
             if self._pieces and self._pieces[-1][1] == reached and self._pieces[-1][0].end == span.start:
                 span = KeyRange(self._pieces.pop()[0].start, span.end)  # noqa: PLW2901 - merged with the one before
             self._pieces.append((span, reached))
+
+
+def read_log_rows(
+    store: ObjectStore, file: FileEntry, codec: KeyCodec, span: KeyRange | None = None
+) -> Iterator[pa.RecordBatch]:
+    """As `read_rows`, for a file of a log. Raises `LogDamaged` instead of `BackupDamaged`."""
+    try:
+        yield from read_rows(store, file, codec, span)
+    except BackupDamaged as error:
+        raise LogDamaged(f"the log at {store.location.redacted()} is damaged: {error.message}") from None
 
 
 def _order(segment: Segment) -> tuple[int, int, str]:
@@ -378,6 +427,6 @@ def _segment(
             size = store.stat(file.name).size if exists(store, file.name) else None
         if size is None:
             return DamagedObject(file.name, f"{file.name} is missing")
-        if problem := size_damage(size, file.size):
+        if problem := replaced_size_damage(store, file, size):
             return DamagedObject(file.name, f"{file.name} {problem}")
     return found

@@ -6,6 +6,7 @@ import math
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Literal
 
 from tikv_br.archive.log import LogArchive
 from tikv_br.archive.records import CONTROL, DATA, SEGMENTS, TRUNCATION, Control, LogState, SegmentName, Truncation
@@ -61,10 +62,19 @@ class LogStatus:
     gaps: tuple[str, ...]
     damage: tuple[str, ...]
     encryption: str
+    level: str = "meta"
+    """How thoroughly the files were read: see `log status --level`."""
 
 
-def status_of(archive: LogArchive, now: float | None = None) -> LogStatus:
-    """The status of a log; `now` is in seconds since the epoch. Raises `StorageError`, `LogDamaged` for its control record."""
+def status_of(
+    archive: LogArchive, now: float | None = None, level: Literal["meta", "files", "data"] = "meta"
+) -> LogStatus:
+    """The status of a log; `now` is in seconds since the epoch. Raises `StorageError`, `LogDamaged` for its control record.
+
+    ``level``: ``meta`` reads only records and sizes, ``files`` also compares the hash of each file, ``data`` also reads each row.
+    """
+    if level != "meta":
+        archive = archive.without_damaged_files(rows=level == "data")
     files = {file.name: file for segment in archive.segments for file in segment.files}.values()
     end_ts, size = archive.end_ts(), sum(file.size for file in files)
     windows = [
@@ -95,6 +105,7 @@ def status_of(archive: LogArchive, now: float | None = None) -> LogStatus:
         gaps=tuple(map(str, archive.gaps())),
         damage=tuple(each.problem for each in archive.damage),
         encryption=archive.description.encryption,
+        level=level,
     )
 
 
@@ -183,7 +194,10 @@ def _plan_removal(archive: LogArchive, until_ts: int, grace: float, now: float |
     now = time.time() if now is None else now
     segments_read = (*archive.segments, *archive.replaced)
     replaced_ms = {name: each.written_ms for each in segments_read for name in each.replaces}
-    ends = {each.name: max(each.to_ts, *(period.to_ts for period in each.inexact), 0) for each in segments_read}
+    ends = {
+        each.name: max([each.to_ts, *(it.to_ts for it in each.inexact), *(it.to_ts for it in each.missed)])
+        for each in segments_read
+    }
 
     def is_dead(name: str, end_ts: int) -> bool:
         return end_ts <= until_ts or replaced_ms.get(name, math.inf) <= (now - grace) * 1000

@@ -121,6 +121,25 @@ def merge_periods(periods: Iterable[InexactPeriod]) -> tuple[InexactPeriod, ...]
 
 
 @dataclass(frozen=True, slots=True)
+class MissedIngest:
+    """Between two timestamps rows of a span came by an ingest that keeps older timestamps: no segment has them."""
+
+    start: bytes
+    """RPC keys, as in `span`."""
+    end: bytes
+    """Exclusive; ``b""`` = unbounded."""
+    from_ts: int
+    to_ts: int
+    cause: str
+    """The command that ingested them."""
+
+    @property
+    def span(self) -> KeyRange:
+        """`start` and `end`."""
+        return KeyRange(self.start, self.end)
+
+
+@dataclass(frozen=True, slots=True)
 class Segment:
     """Every change of `span` with from_ts < ts <= to_ts is in its files, or in those of an earlier segment.
 
@@ -146,6 +165,8 @@ class Segment:
     """Of these keys and times the files may lack versions; the times need not be those of the segment."""
     replaces: tuple[str, ...] = field(default=(), metadata=LATER)
     """Names of segments of the same span all of whose rows and periods this one has too: made by a compaction."""
+    missed: tuple[MissedIngest, ...] = field(default=(), metadata=LATER)
+    """Ingests that the writer noticed since the segment before; the times need not be those of the segment."""
 
     @property
     def span(self) -> KeyRange:
@@ -203,6 +224,8 @@ class Checkpoint:
     """Milliseconds since the epoch."""
     subject: str = ""
     """Description of source, range and sink, by which a restart with different options is detected."""
+    missed: tuple[str, ...] = field(default=(), metadata=LATER)
+    """Ingests whose rows the sink lacks, as they keep older timestamps."""
 
 
 def checkpoint_epoch(name: str) -> int | None:

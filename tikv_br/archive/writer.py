@@ -17,6 +17,7 @@ from tikv_br.archive.records import (
     TRUNCATION,
     InexactPeriod,
     LogDescription,
+    MissedIngest,
     Segment,
     SegmentName,
     Truncation,
@@ -118,6 +119,8 @@ class LogWriter:
         """Written since the last segment."""
         self._inexact: list[InexactPeriod] = []
         """Since the last segment, and those that it has but that reach past it."""
+        self._missed: list[MissedIngest] = []
+        """Since the last segment."""
         self.buffered_bytes = 0
         self.flushed_ts = 0
         """The log has every change up to this."""
@@ -156,6 +159,10 @@ class LogWriter:
         """Record in the next segments, until one ends after the period, that versions may be missing."""
         self._inexact.append(period)
 
+    def mark_missed(self, ingest: MissedIngest) -> None:
+        """Record in the next segment that rows of an ingest are missing."""
+        self._missed.append(ingest)
+
     @property
     def is_due(self) -> bool:
         """Whether it is time to `flush`."""
@@ -179,9 +186,10 @@ class LogWriter:
             written_ms=now,
             token=secrets.token_hex(4),
             inexact=merge_periods(self._inexact),
+            missed=tuple(self._missed),
         )
         write_record(self._store, segment.name, segment)
-        self._files = []
+        self._files, self._missed = [], []
         self._inexact = [each for each in segment.inexact if each.to_ts > ts]
         self.flushed_ts = ts
         self._flushed_at = self._clock()

@@ -10,13 +10,13 @@ import contextlib
 import secrets
 import time
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from tikv_br.archive.log import LogArchive, LogSource
+from tikv_br.archive.log import LogArchive, LogSource, read_log_rows
 from tikv_br.backup import path
 from tikv_br.backup.context import BackupContext, Engine, Lineage
 from tikv_br.backup.convert import Conversion
@@ -373,21 +373,26 @@ def _runs(job: MergeJob, span: KeyRange) -> list[Iterator[pa.RecordBatch]]:
 
     from tikv_br.formats.merge import newest_versions
 
-    runs = [_rows_of(location, files, span) for location, files in job.backups]
+    runs = [_rows_of(read_rows, location, files, span) for location, files in job.backups]
     if job.log is not None:
-        rows = _rows_of(job.log, job.log_files, span)
+        rows = _rows_of(read_log_rows, job.log, job.log_files, span)
         # The tombstone that hides an older row, which arrived late, may be in an earlier segment that is not read.
         later = (batch.filter(pc.greater(batch["ts"], job.after_ts)) for batch in rows)
         runs.append(iter([newest_versions(later, job.ts)]))
     return runs
 
 
-def _rows_of(location: StorageLocation, files: Sequence[FileEntry], span: KeyRange) -> Iterator[pa.RecordBatch]:
+def _rows_of(
+    read: Callable[[ObjectStore, FileEntry, KeyCodec, KeyRange], Iterator[pa.RecordBatch]],
+    location: StorageLocation,
+    files: Sequence[FileEntry],
+    span: KeyRange,
+) -> Iterator[pa.RecordBatch]:
     store, codec = open_store(location), codec_of(ApiVersion.V2, span)
     for file in files:
         part = intersection(file.key_range, span)
         if not part.is_empty:
-            yield from read_rows(store, file, codec, part)
+            yield from read(store, file, codec, part)
 
 
 def sizes_by_key(sources: MergeSources, files: Sequence[FileEntry]) -> list[tuple[bytes, int]]:

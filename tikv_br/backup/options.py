@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import enum
-import re
 from collections.abc import Collection
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Literal, TypeAlias
 
 from tikv_br.backupset.files import FileKind
 from tikv_br.cluster.config import ClusterConfig
-from tikv_br.errors import ClusterUnfit, ConversionUnsupported, UsageError
+from tikv_br.errors import ConversionUnsupported, UsageError
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.text import show_key
 from tikv_br.formats.sst.compression import Compression
@@ -46,47 +45,16 @@ _LOSES = {
 }
 
 
-class Feature(NamedTuple):
-    """A feature of TiKV, and the version that introduced it."""
-
-    name: str
-    since: tuple[int, int, int]
-
-
-CONVERSION = Feature("conversion between API versions", (6, 1, 0))
-CHECKSUM = Feature("RawChecksum (--checksum)", (6, 1, 1))
-BACKUP_TS = Feature("backup-ts", (6, 2, 0))
-
-
 def require_conversion(source: ApiVersion, target: ApiVersion, allowed: Collection[Loss] = ()) -> None:
     """Raise `ConversionUnsupported` if a conversion from ``source`` to ``target`` has a loss that is not ``allowed``."""
     lost = _LOSES.get((source, target), ())
-    if set(lost) - set(allowed):
-        words = ",".join(lost)
+    if missing := [loss for loss in lost if loss not in allowed]:
+        also = "also " if len(missing) < len(lost) else ""
         raise ConversionUnsupported(
-            f"a backup of API {source.label} as API {target.label} loses "
-            + ", ".join(f"{loss.meaning} ({loss.value})" for loss in lost),
-            hint=f"Choose a --dst-api-version that keeps all data, or accept the loss with --allow-loss {words}.",
+            f"a backup of API {source.label} as API {target.label} {also}loses "
+            + ", ".join(f"{loss.meaning} ({loss.value})" for loss in missing),
+            hint=f"Choose a --dst-api-version that keeps all data, or accept the loss with --allow-loss {','.join(lost)}.",
         )
-
-
-def require_feature(cluster_version: str, feature: Feature) -> None:
-    """Raise `ClusterUnfit` if a cluster of this version (``6.1.0``, ``v8.5.2-alpha``) lacks the feature."""
-    if parse_version(cluster_version) < feature.since:
-        since = ".".join(map(str, feature.since))
-        raise ClusterUnfit(
-            f"{feature.name} needs TiKV {since} or newer; this cluster has version {cluster_version}",
-            hint="Upgrade the cluster, or leave out the option.",
-        )
-
-
-def parse_version(version: str) -> tuple[int, int, int]:
-    """The three numbers of a version; pre-release and build are ignored. Raises `ClusterUnfit`."""
-    match = re.match(r"\s*\"?v?(\d+)\.(\d+)\.(\d+)", version)
-    if match is None:
-        raise ClusterUnfit(f"cannot parse the cluster's version {version!r}: expected a version such as 6.1.0")
-    major, minor, patch = map(int, match.groups())
-    return major, minor, patch
 
 
 DEFAULT_FILE_BYTES = 96 << 20

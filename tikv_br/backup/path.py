@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from dataclasses import asdict
 
@@ -11,12 +12,14 @@ from tikv_br.backup.plan import keyspaces_of
 from tikv_br.backupset import layout, lease, ledger, run_record
 from tikv_br.backupset.backup_set import BackupSet, BackupWriter
 from tikv_br.backupset.files import verify_file_identity
+from tikv_br.backupset.index import place_of
 from tikv_br.backupset.ledger import FinishedTask, LedgerEntry
 from tikv_br.backupset.manifest import Description
 from tikv_br.backupset.records import read_record
 from tikv_br.backupset.run_record import PathState, RunRecord
 from tikv_br.errors import BackupDamaged, BackupPathInUse, CrypterMismatch, ResumeRefused, StorageError
 from tikv_br.progress_events import Notice
+from tikv_br.report.facts import counted
 from tikv_br.storage.base import exists
 from tikv_br.storage.open import open_store
 
@@ -42,6 +45,7 @@ def describe(context: BackupContext) -> Description:
         encryption=context.options.storage.crypter.method,
         started_ms=context.started_ms,
         scanned_ts=context.scanned_ts,
+        version_check_skipped=context.options.cluster.skip_version_check,
         **asdict(context.lineage),
     )
 
@@ -61,7 +65,18 @@ def check_storage(context: BackupContext) -> None:
     context.store = open_store(context.options.storage)
     if not context.options.lock_wait:
         lease.check_free(context.store)
-    _check_path_state(context)
+    context.path_state = run_record.path_state(context.store)
+    _check_parents(context)
+
+
+def _check_parents(context: BackupContext) -> None:
+    """Raise `BackupPathInUse` if a folder above is a backup: its removal would remove this one, too."""
+    place = place_of(context.store.location)
+    while place is not None:
+        with contextlib.suppress(StorageError):  # credentials may end at the path
+            if exists(open_store(place.root), layout.META):
+                raise BackupPathInUse(f"{context.store.location} is inside the backup at {place.root}")
+        place = place_of(place.root)
 
 
 def acquire_backup_lock(context: BackupContext) -> None:
@@ -73,10 +88,13 @@ def acquire_backup_lock(context: BackupContext) -> None:
         wait=options.lock_wait,
         on_wait=lambda holder: context.reporter(Notice(f"waiting for the lock of the path: {holder}")),
     )
-    _check_path_state(context)
+    context.path_state = run_record.path_state(context.store)
     context.writer = BackupWriter(store)
-    if options.no_resume and context.path_state is not PathState.FREE:
-        context.writer.discard(context.lease.check)
+    if context.path_state is PathState.REMAINS or (options.no_resume and context.path_state is not PathState.FREE):
+        removed = context.writer.discard(context.lease.check)
+        if context.path_state is PathState.REMAINS:
+            found = counted(removed, "file")
+            context.reporter(Notice(f"removed {found} that stores or tasks finished after their run had failed"))
         context.path_state = PathState.FREE
     if context.path_state is PathState.FREE:
         context.owns_work = True
@@ -152,15 +170,6 @@ def _has_finished_work(context: BackupContext) -> bool:
         return exists(context.store, layout.META) or any(context.store.list(layout.LEDGER))
     except StorageError:
         return True
-
-
-def _check_path_state(context: BackupContext) -> None:
-    context.path_state = run_record.path_state(context.store)
-    if context.path_state is PathState.REMAINS and not context.options.no_resume:
-        raise BackupPathInUse(
-            f"{context.store.location} holds files that stores or tasks finished after their run had ended",
-            hint="Remove them with `tikv-br abort`, or pass --no-resume.",
-        )
 
 
 def _put_lock(context: BackupContext) -> None:

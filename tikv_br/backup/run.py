@@ -13,6 +13,7 @@ from tikv_br.backup.plan import Interval
 from tikv_br.backup.steps import backup_steps
 from tikv_br.backupset import layout, lease, run_record
 from tikv_br.backupset.backup_set import BackupWriter
+from tikv_br.cancellation import clean_up
 from tikv_br.cluster import safepoint
 from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.config import ClusterConfig
@@ -22,7 +23,6 @@ from tikv_br.progress_events import Reporter, silent
 from tikv_br.steps import Step, run_steps
 from tikv_br.storage.base import ObjectStore, exists
 from tikv_br.storage.open import open_store
-from tikv_br.storage.outage import clean_up
 from tikv_br.storage.url import StorageLocation
 
 C = TypeVar("C", bound=BackupContext)

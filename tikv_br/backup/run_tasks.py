@@ -9,6 +9,7 @@ from tikv_br.backup.context import BackupContext
 from tikv_br.backup.plan import Interval, plan_intervals, task_bytes
 from tikv_br.backup.store_task import run_store_task
 from tikv_br.backup.task import BackupJob, Task, TaskResult
+from tikv_br.cluster import versions
 from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.rate_limit import RateLimit
 from tikv_br.cluster.regions import RegionColumns
@@ -58,7 +59,14 @@ def copy_intervals(context: BackupContext, plan: Sequence[Interval]) -> None:
         return
     options, engine = context.options, context.engine
     rate_limit = RateLimit(options.rate_limit).share(engine.executor, engine.slots, len(plan))
-    job = BackupJob(context.first_run, options, context.conversion, rate_limit, engine.rewrites_files)
+    job = BackupJob(
+        context.first_run,
+        options,
+        context.conversion,
+        rate_limit,
+        engine.rewrites_files,
+        all(versions.supports(store.version, versions.EXPIRY_PROPERTIES) for store in context.info.stores),
+    )
     if engine.name == "store":
         run_task = run_store_task
     else:

@@ -12,22 +12,14 @@ from tikv_br.backup import path, run_tasks
 from tikv_br.backup.compare import compare_checksums
 from tikv_br.backup.context import BackupContext, choose_engine
 from tikv_br.backup.convert import CONVERTED_TS, Conversion
-from tikv_br.backup.options import (
-    BACKUP_TS,
-    CHECKSUM,
-    CONVERSION,
-    BackupOptions,
-    Loss,
-    require_conversion,
-    require_feature,
-)
+from tikv_br.backup.options import BackupOptions, Loss, require_conversion
 from tikv_br.backup.path import describe
 from tikv_br.backup.plan import source_ranges
 from tikv_br.backupset import coverage, index, layout, ledger
 from tikv_br.backupset.ledger import LedgerEntry
-from tikv_br.cluster import safepoint
+from tikv_br.cluster import safepoint, versions
 from tikv_br.cluster.safepoint import SafePointKeeper, choose_backup_ts, safe_point_keeper
-from tikv_br.errors import ClusterError, SafePointError
+from tikv_br.errors import ClusterError, ClusterUnreachable, RetryBudgetExhausted, SafePointError
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.progress_events import Notice
 from tikv_br.spark.session import check_java
@@ -52,7 +44,7 @@ def commit(context: BackupContext, entries: Iterable[LedgerEntry] | None = None)
     context.check_locks()
     if context.manifest is None:
         if context.backup_ts and not context.scanned_ts:
-            context.scanned_ts = context.cluster.pd.tso()
+            context.scanned_ts = _last_timestamp(context)
         done = ledger.read_ordered(context.store, context.finished) if entries is None else entries
         context.manifest = context.writer.commit_ordered(describe(context), done, context.confirm_locks)
     else:
@@ -60,6 +52,18 @@ def commit(context: BackupContext, entries: Iterable[LedgerEntry] | None = None)
         context.writer.clean_up(context.manifest)
     if context.listed:
         index.add_to_index(context.options.storage, context.manifest)
+
+
+def _last_timestamp(context: BackupContext) -> int:
+    """A timestamp above all that was read. If PD is gone, the error says that only this is missing."""
+    try:
+        return context.cluster.pd.tso()
+    except (ClusterUnreachable, RetryBudgetExhausted) as error:
+        compared = " and compared" if context.options.checksum else ""
+        error.hint = (
+            f"All rows are copied{compared}; only the backup's description is missing, which needs a timestamp of PD."
+        )
+        raise
 
 
 def hand_over_safe_point(context: BackupContext) -> None:
@@ -115,7 +119,7 @@ def check_input(context: BackupContext) -> None:
 def connect(context: BackupContext) -> None:
     """Connect to PD and read the cluster's id, version and API version."""
     context.cluster = context.clusters.get(context.options.cluster)
-    context.info = context.cluster.info()
+    context.info = context.cluster.info(context.reporter)
 
 
 def check_cluster(context: BackupContext) -> None:
@@ -126,11 +130,11 @@ def check_cluster(context: BackupContext) -> None:
     context.engine = choose_engine(options, info.api_version, target)
     _check_executor(context)
     if target is not info.api_version:
-        require_feature(info.version, CONVERSION)
+        context.cluster.require(versions.CONVERSION)
     if options.checksum:
-        require_feature(info.version, CHECKSUM)
-    if info.api_version is ApiVersion.V2:
-        require_feature(info.version, BACKUP_TS)
+        context.cluster.require(versions.CHECKSUMS)
+    if context.engine.name == "store":
+        context.cluster.require(versions.STORE_BACKUP)
     context.conversion = Conversion(
         info.api_version,
         target,
@@ -162,18 +166,23 @@ def protect_from_gc(context: BackupContext) -> None:
         _start_keeper(context, context.keeper)
 
 
-def release_safe_point(context: BackupContext) -> None:
-    """Remove the service safe point, or keep it for ``gc_ttl`` seconds if the next run can resume the work."""
+def release_safe_point(context: BackupContext) -> bool:
+    """Remove the service safe point, or keep it for ``gc_ttl`` seconds if the next run can resume the work. Returns False if there is none."""
     keeper = context.keeper
     if keeper is None:
-        return
+        return False
+    keeper.stop()
     if context.lease is not None and not context.holds_lock():
-        keeper.stop()  # the new holder of the lock resumes the work, with the same safe point
-    elif path.keeps_work(context) and keeper.lost is None:
-        keeper.stop_with_ttl(context.options.gc_ttl)
-    else:
-        keeper.stop()
-        safepoint.release(context.cluster.pd, keeper.service_id)
+        return False  # the new holder of the lock resumes the work, with the same safe point
+    try:
+        if path.keeps_work(context) and keeper.lost is None:
+            keeper.stop_with_ttl(context.options.gc_ttl)
+        else:
+            safepoint.release(context.cluster.pd, keeper.service_id)
+    except (ClusterUnreachable, RetryBudgetExhausted) as error:
+        left = f"the safe point {keeper.service_id} stays in PD for up to {keeper.seconds_left:.0f} s"
+        raise type(error)(f"{left}: {error.message}", hint=error.hint) from None
+    return True
 
 
 def _start_keeper(context: BackupContext, keeper: SafePointKeeper) -> None:

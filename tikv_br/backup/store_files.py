@@ -51,6 +51,8 @@ class FileRecorder:
     """Whether rows can have an expiry, which must be recorded then."""
     with_source_sums: bool
     """Whether the source's checksum is needed; files in another encoding are read for it."""
+    expiry_in_properties: bool
+    """Whether properties tell if rows expire; else V2 files are read for it."""
 
     def record(self, store: ObjectStore, written: StoredSst) -> tuple[FileEntry, Checksum]:
         """The entry of a file, and its `Contents.source`.
@@ -94,7 +96,7 @@ class FileRecorder:
         stored = ObjectSource(store, written.name, written.file.cipher_iv)
         recorded = (
             _contents_by_properties(Table(stored), source.api_version)
-            if source.api_version is target.api_version
+            if source.api_version is target.api_version and (self.expiry_in_properties or not source.is_v2)
             else None
         )
         return recorded._replace(source=reported) if recorded is not None else self._count(stored, written)
@@ -161,6 +163,8 @@ def _contents_by_properties(table: Table, api_version: ApiVersion) -> Contents |
     properties = table.properties
     if _EXPIRY_COLLECTOR[api_version] not in properties or _MAX_EXPIRY in properties:
         return None
+    if api_version is not ApiVersion.V2:  # some versions of TiKV take the end of a key for a timestamp
+        return Contents(0, 0, Expiry(), Checksum())
     oldest, newest = (int.from_bytes(properties.get(name, b""), "big") for name in (_MIN_TS, _MAX_TS))
     return Contents(oldest, newest, Expiry(), Checksum())
 

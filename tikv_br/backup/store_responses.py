@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol, TypeAlias
 
 from tikv_br import retry
 from tikv_br.cluster.pb import brpb_pb2
-from tikv_br.cluster.region_errors import Action, RegionErrorSeen
+from tikv_br.cluster.region_errors import NO_TIMESTAMP, Action, RegionErrorSeen
 from tikv_br.cluster.store import BackupStream
 from tikv_br.errors import (
     ApiVersionMismatch,
@@ -187,10 +187,12 @@ def classify_error(error: brpb_pb2.Error, who: str, backend: brpb_pb2.StorageBac
         return RetryAdvice(seen.reaction.backoff, f"{who}: {seen}", requested)
     if error.HasField("cluster_id_error"):
         raise RequestRefused(f"{who} belongs to cluster {error.cluster_id_error.current}: {error.msg}")
+    if any(text in error.msg for text in NO_TIMESTAMP):
+        return RetryAdvice(retry.PD_UNAVAILABLE, f"{who}: {error.msg}")
     lowered = strip_names(error.msg, backend).lower()
     for kind, marks in _FATAL:
         if any(mark in lowered for mark in marks):
-            hint = None if kind is ApiVersionMismatch else STORES_WRITE_HINT
+            hint = None if kind in {ApiVersionMismatch, StorageFull} else STORES_WRITE_HINT
             raise kind(f"{who} cannot back up: {error.msg}", hint=hint)
     return RetryAdvice(STORAGE_ERROR, f"{who}: {error.msg or 'an error without a message'}")
 

@@ -305,7 +305,8 @@ class _Attempt:
 
     def _record(self) -> LedgerEntry:
         """The ledger entry of the stores' files."""
-        recorder = FileRecorder(self._converter, self._job.with_ttl, self._options.checksum)
+        job = self._job
+        recorder = FileRecorder(self._converter, job.with_ttl, self._options.checksum, job.expiry_in_properties)
         files: list[FileEntry] = []
         source = Checksum()
         for written in self._answers.files():

@@ -37,6 +37,8 @@ class BackupJob:
     rate_limit: RateLimit = field(default_factory=RateLimit)
     rewrites_files: bool = False
     """Store engine: whether the task rewrites the stores' files, because stores cannot write the requested form."""
+    expiry_in_properties: bool = True
+    """Store engine: whether the properties of the stores' files tell if rows expire."""
 
     @property
     def with_ttl(self) -> bool:

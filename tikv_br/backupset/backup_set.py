@@ -13,6 +13,7 @@ import posixpath
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from operator import ne
 
 from tikv_br.backupset import coverage, layout, ledger, manifest, run_record
 from tikv_br.backupset.coverage import RegionList, require_disjoint
@@ -37,6 +38,7 @@ from tikv_br.backupset.manifest import (
     encode,
 )
 from tikv_br.backupset.records import RecordList
+from tikv_br.cluster.versions import lacks_expiry
 from tikv_br.errors import (
     BackupDamaged,
     BackupNotFound,
@@ -285,6 +287,15 @@ class BackupSet:
             manifest=known,
         )
 
+    @property
+    def expiry_recorded(self) -> bool:
+        """Whether the entries of the files tell what expires. The Go tool's do not, nor those of V2 files by some versions of TiKV."""
+        if self.manifest is None:
+            return False
+        description = self.manifest.description
+        by_stores = description.engine == "store" and description.api_version is self.api_version is ApiVersion.V2
+        return not (by_stores and lacks_expiry(description.cluster_version))
+
     @classmethod
     def open_any(cls, store: ObjectStore) -> BackupSet:
         """As `open`, for a backup that may be encrypted or not: the store's key is used only if it is."""
@@ -350,9 +361,9 @@ class BackupSet:
         """See `verify_file_identity`; ETags are compared only where the backup was written."""
         verify_file_identity(self.store, file, etag_counts=self.is_at_original_location)
 
-    def verify_content(self, file: FileEntry) -> None:
+    def verify_content(self, file: FileEntry, readers: int = 1) -> None:
         """See `verify_file_content`."""
-        verify_file_content(self.store, file)
+        verify_file_content(self.store, file, readers)
 
 
 def _parent_location(here: StorageLocation, description: Description) -> StorageLocation:
@@ -369,13 +380,19 @@ def _meta_damage(data: bytes, known: Manifest, crypter: Crypter) -> str:
     """What is wrong with a `backupmeta` that does not belong to the manifest."""
     problem = f"its hash is not the one in {layout.MANIFEST}"
     try:
-        names = {file.name for file in decode(data, crypter).files}
+        names = [file.name for file in decode(data, crypter).files]
     except BackupDamaged as error:
         return error.message
     except BackupSetError:
         return f"{layout.META} is altered: {problem}"
-    is_other = names != {file.name for file in known.files}
+    wanted = [file.name for file in known.files]
+    is_other = names != wanted and not any(map(_differs_little, names, wanted))
     return f"{layout.META} {'belongs to another backup' if is_other else 'is altered'}: {problem}"
+
+
+def _differs_little(one: str, other: str) -> bool:
+    """Whether two names differ in at most one character, as after a flipped bit: names of different backups differ in many."""
+    return len(one) == len(other) and sum(map(ne, one, other)) <= 1
 
 
 def meta_content(description: Description, files: Sequence[FileEntry]) -> MetaContent:

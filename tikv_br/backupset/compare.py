@@ -22,7 +22,7 @@ from tikv_br.cancellation import Cancellation, TaskCancelled, cancelled_on_error
 from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.rawkv import RawClient
 from tikv_br.cluster.topology import ClusterInfo
-from tikv_br.errors import ApiVersionMismatch, ChecksumMismatch, ClusterUnfit, TikvBrError
+from tikv_br.errors import ApiVersionMismatch, ChecksumMismatch, TikvBrError
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.checksum import Checksum, checksum
 from tikv_br.formats.keys.codec import KeyCodec
@@ -37,29 +37,12 @@ if TYPE_CHECKING:
     from tikv_br.formats.rawscan import ScanPage
 
 
-CHECKSUM_SINCE = (6, 1, 1)
-"""The first cluster version that answers RawChecksum."""
-
-
 def check_same_encoding(backup: ApiVersion, info: ClusterInfo) -> None:
     """Raise `ApiVersionMismatch` for a backup in another encoding than the cluster's."""
     if backup is not info.api_version:
         raise ApiVersionMismatch(
             f"the backup is in API {backup.label} encoding, the cluster runs API {info.api_version.label}"
         )
-
-
-def check_gives_checksums(info: ClusterInfo, hint: str) -> None:
-    """Raise `ClusterUnfit` for a cluster that does not answer RawChecksum."""
-    if _version(info.version) < CHECKSUM_SINCE:
-        raise ClusterUnfit(f"a cluster of version {info.version} cannot compute checksums", hint=hint)
-
-
-def _version(text: str) -> tuple[int, ...]:
-    """The numbers of ``9.0.0-beta.2``: 9, 0, 0."""
-    return tuple(
-        int(part) for part in text.split("-", maxsplit=1)[0].split("+", maxsplit=1)[0].split(".") if part.isdigit()
-    )
 
 
 @dataclass
@@ -213,16 +196,19 @@ class BackupComparison:
         store: ObjectStore,
         api_version: ApiVersion,
         cuts: Mapping[str, Sequence[bytes]] | None = None,
+        *,
+        expiry_recorded: bool,
     ) -> None:
         """``store`` holds the files, written in ``api_version``, which is the cluster's too.
 
         A file is compared whole by one request for each of the pieces that ``cuts`` makes of it, ascending RPC keys by its
-        name, all at once. A store computes a checksum on one processor.
+        name, all at once. A store computes a checksum on one processor. ``expiry_recorded`` is that of the `BackupSet`.
         """
         self._cluster = cluster
         self._store = store
         self._api_version = api_version
         self._cuts = cuts or {}
+        self._expiry_recorded = expiry_recorded
 
     def require_all_equal(self, parts: Sequence[tuple[FileEntry, KeyRange, Rewrite]], threads: int) -> Checksum:
         """`require_equal` for all ``parts`` in parallel; returns their merged checksum."""
@@ -349,8 +335,8 @@ class BackupComparison:
         return expected
 
     def _may_expire(self, file: FileEntry) -> bool:
-        """Whether rows may expire; not recorded for files of the Go tool."""
-        return self._api_version.has_ttl and (not file.tail_sha256 or file.expiry.total_kvs > 0)
+        """Whether rows may expire."""
+        return self._api_version.has_ttl and (not self._expiry_recorded or file.expiry.total_kvs > 0)
 
 
 class BackgroundComparison:

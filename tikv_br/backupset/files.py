@@ -189,13 +189,13 @@ def verify_file_identity(store: ObjectStore, file: FileEntry, *, etag_counts: bo
         verify_file_content(store, file)
 
 
-def verify_file_content(store: ObjectStore, file: FileEntry) -> None:
-    """Read the whole file and compare its sha256. Raises `BackupDamaged`, also where none was recorded."""
+def verify_file_content(store: ObjectStore, file: FileEntry, readers: int = 1) -> None:
+    """Read the whole file, by so many requests at a time, and compare its sha256. Raises `BackupDamaged`, also where none was recorded."""
     if not file.sha256:
         raise BackupDamaged(f"{file.name} has no recorded sha256 to compare with")
     info = _stat(store, file)
     digest = hashlib.sha256()
-    for chunk in read_chunks(store, file.name, info.size):
+    for chunk in read_chunks(store, file.name, info.size, readers=readers):
         digest.update(chunk)
     if digest.digest() != file.sha256:
         raise BackupDamaged(f"{file.name} {content_damage(store, file, file.sha256, digest.digest())}")
@@ -212,14 +212,25 @@ def size_damage(size: int, recorded: int) -> str:
     return f"is longer than recorded ({size:,} bytes instead of {recorded:,})"
 
 
+def replaced_size_damage(store: ObjectStore, file: FileEntry, size: int) -> str:
+    """As `size_damage` of a stored file, of which a sound one of another size is told apart. Reads all of its rows if the size differs."""
+    damage = size_damage(size, file.size)
+    if size and damage and _is_sound(store, file):
+        return f"{_REPLACED} ({size:,} bytes instead of {file.size:,})"
+    return damage
+
+
+_REPLACED = "belongs to another part or to another backup: its own checksums are right, but it is not the recorded file"
+
+
 def content_damage(store: ObjectStore, file: FileEntry, expected: bytes, found: bytes, part: str = "the file") -> str:
     """What is wrong with a file whose sha256, or that of a part, is not the recorded one. Reads all of its rows.
 
-    Altered bytes break the checksums that the file has inside. If these are right, it is a file of another backup.
+    Altered bytes break the checksums that the file has inside. If these are right, it is another file.
     """
     hashes = f"sha256 of {part}: expected {_short_hash(expected)}, found {_short_hash(found)}"
     if _is_sound(store, file):
-        return f"belongs to another backup: its own checksums are right, but it is not the recorded file ({hashes})"
+        return f"{_REPLACED} ({hashes})"
     return f"has a checksum mismatch ({hashes})"
 
 
@@ -251,6 +262,6 @@ def _stat(store: ObjectStore, file: FileEntry) -> ObjectInfo:
         info = store.stat(file.name)
     except StorageObjectMissing as error:
         raise BackupDamaged(f"{file.name} is missing: {error.message}") from None
-    if damage := size_damage(info.size, file.size):
+    if damage := replaced_size_damage(store, file, info.size):
         raise BackupDamaged(f"{file.name} {damage}")
     return info

@@ -219,14 +219,34 @@ class Index:
     def read(self) -> list[ListedBackup]:
         """All backups, newest first: one listing of the index's folder and one object, if the snapshot is complete.
 
-        An entry that does not read is left out, with a warning.
+        An entry that does not read is left out, with a warning. Raises `BackupNotFound` if there is nothing at the root, and
+        `UsageError` if the root is a backup itself.
         """
         names = self._names()
+        if not names.entries:
+            self._check_root()
         listed = [
             ListedBackup(entry, entry.id in names.pins, entry.id in names.removals)
             for entry in _newest_per_path(self._entries(names))
         ]
         return sorted(listed, key=lambda each: (-each.entry.finished_ms, each.entry.path))
+
+    def _check_root(self) -> None:
+        if exists(self.root, layout.META):
+            raise UsageError(
+                f"{self.root.location} is a backup, not a folder of backups",
+                hint="Pass the folder that contains it; `tikv-br list` and `tikv-br show` also take the backup's own URL.",
+            )
+        if next(iter(self.root.list()), None) is None:
+            raise BackupNotFound(f"there is nothing at {self.root.location}", hint="Check the URL.")
+
+    def own_backup(self) -> ListedBackup | None:
+        """The backup at the root itself, which the index of the folder above lists."""
+        place = place_of(self.root.location)
+        if place is None or self.ids() or not exists(self.root, layout.META):
+            return None
+        entry = entry_of_backup(place.path, BackupSet.open_any(self.root), self.root.stat(layout.META).modified_ms)
+        return ListedBackup(entry, exists(open_store(place.root), pin_name(entry.id)))
 
     def find(self, prefix: str) -> ListedBackup:
         """The one backup whose id begins so. Raises `BackupNotFound`, or `UsageError` when there are several."""

@@ -26,6 +26,7 @@ from typing import Self
 
 from tikv_br import run_id
 from tikv_br.backupset import layout, records
+from tikv_br.cancellation import clean_up
 from tikv_br.errors import (
     BackupDamaged,
     LeaseHeld,
@@ -35,7 +36,6 @@ from tikv_br.errors import (
     StorageObjectMissing,
     StorageUnreachable,
 )
-from tikv_br.storage import outage
 from tikv_br.storage.base import ObjectStore, create_once, put_until_answered
 from tikv_br.storage.outage import StorageAway
 
@@ -272,7 +272,7 @@ class PathLease:
     def try_release(self) -> bool:
         """`release` after the work; returns whether it succeeded. Errors are logged: the lease then expires."""
         try:
-            with outage.clean_up():
+            with clean_up():
                 self.release()
         except StorageError as error:
             log.warning(

@@ -17,7 +17,7 @@ from tikv_br.backupset.files import FileEntry, FileKind
 from tikv_br.backupset.records import LATER, meta_mismatch, seal, seal_meta, unseal, unseal_meta
 from tikv_br.cluster.pb import brpb_pb2, kvrpcpb_pb2
 from tikv_br.errors import BackupDamaged, BackupSetError, BackupUnsupported, StorageError
-from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.api_version import V3_NUMBER, V3_REFUSED, ApiVersion
 from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.storage.base import ObjectStore, check_name
 from tikv_br.storage.crypter import PLAIN, PLAINTEXT, Crypter
@@ -65,6 +65,8 @@ class Description:
     """Of the parent's `backupmeta`: distinguishes the parent from another backup at its URL."""
     merged_from: tuple[str, ...] = field(default=(), metadata=LATER)
     """Of a merged backup: the URLs of the backups and the log that it was made from, without credentials."""
+    version_check_skipped: bool = field(default=False, metadata=LATER)
+    """Whether it was made with ``--skip-version-check``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,7 +309,8 @@ def _decode_version(message: brpb_pb2.BackupMeta) -> tuple[ApiVersion, FileKind,
     try:
         return ApiVersion(number), kind, is_increment
     except ValueError:
-        raise BackupUnsupported(f"the backup has the unknown API version number {message.api_version}") from None
+        known = f": {V3_REFUSED}" if number == V3_NUMBER else ""
+        raise BackupUnsupported(f"the backup has the unknown API version number {message.api_version}{known}") from None
 
 
 def _check_content(content: MetaContent) -> None:

@@ -21,6 +21,7 @@ _IGNORED_FIELDS = {
     "scanned_ts",
     "storage",
     "started_ms",
+    "version_check_skipped",
 }
 """Fields of the description that may differ when a run is resumed, or follow from others."""
 

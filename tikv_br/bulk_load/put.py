@@ -116,13 +116,15 @@ def check_target(context: PutContext) -> None:
 def put_rows(context: PutContext) -> None:
     """Put the rows that were counted."""
     options = context.put
-    slots = min(context.session.sparkContext.defaultParallelism, context.partitions)
+    slots = context.slots
     job = PutJob(
         context.options.cluster,
         context.codec,
         context.now,
         max(options.concurrency // slots, 1),
-        RateLimit(options.rate_limit).share("spark", slots, context.partitions),
+        RateLimit(options.rate_limit).share(
+            "driver" if context.runs is not None else "spark", slots, context.partitions
+        ),
     )
     found = context.run_partitions(partial(put_partition, job))
     context.done = sorted((each for each in found if each.rows.total_kvs), key=lambda each: each.first_key)

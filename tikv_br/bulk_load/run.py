@@ -7,6 +7,7 @@ which resumes by itself. Puts begin again.
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections import Counter
 from dataclasses import dataclass, field, replace
@@ -18,11 +19,12 @@ from tikv_br.bulk_load.partition import EXAMPLES
 from tikv_br.bulk_load.put import PutContext, PutOptions, put_steps
 from tikv_br.bulk_load.stage import StageContext, StageOptions, stage_steps
 from tikv_br.cluster.config import ClusterConfig
+from tikv_br.errors import StorageError, TikvBrError
 from tikv_br.formats.checksum import Checksum
 from tikv_br.progress_events import Notice, Reporter, silent
 from tikv_br.restore.options import DEFAULT_CONCURRENCY, Mode, RestoreOptions, Via
 from tikv_br.restore.run import RestoreSummary, restore
-from tikv_br.spark.executor import ExecutorOptions
+from tikv_br.spark.executor import ExecutorChoice, ExecutorOptions
 from tikv_br.spark.session import NO_SETTINGS, SparkSettings
 from tikv_br.storage.base import exists
 from tikv_br.storage.open import open_store
@@ -41,6 +43,8 @@ class BulkLoadOptions:
     """Folder for the temporary backup, which gets a subfolder of its own; None with `Mode.PUT`."""
     stage: StageOptions
     mode: Mode = Mode.INGEST
+    executor: ExecutorChoice = "auto"
+    """Who reads and sorts the input: threads of this process (``driver``), Spark, or by its size and format."""
     spark_master: str = "local[*]"
     spark_settings: SparkSettings = NO_SETTINGS
     via: Via = Via.AUTO
@@ -49,6 +53,7 @@ class BulkLoadOptions:
     rate_limit: int = 0
     """Maximum rate per store of downloads, or of puts, in bytes per second; 0 = unlimited."""
     allow_overwrite: bool = False
+    allow_followers: bool = False
     checksum: bool = True
     """Whether to compare the cluster's checksums with those of the files afterwards."""
     send_credentials: bool = True
@@ -155,6 +160,8 @@ def bulk_load(options: BulkLoadOptions, reporter: Reporter = silent) -> BulkLoad
             via=options.via,
             concurrency=options.concurrency,
             allow_overwrite=options.allow_overwrite,
+            allow_followers=options.allow_followers,
+            command="load raw",
             checksum=options.checksum,
             rate_limit=options.rate_limit,
             send_credentials=options.send_credentials,
@@ -170,10 +177,16 @@ def bulk_load(options: BulkLoadOptions, reporter: Reporter = silent) -> BulkLoad
 
 
 def _stage(options: BulkLoadOptions, reporter: Reporter) -> _Staged:
-    with contextlib.ExitStack() as stack:
-        output = _output(options, dry_run=options.dry_run)
-        context = StageContext(output, reporter, listed=False, stage=options.stage, stack=stack)
-        report = run_backup(context, stage_steps(dry_run=options.dry_run))
+    try:
+        with contextlib.ExitStack() as stack:
+            output = _output(options, dry_run=options.dry_run)
+            context = StageContext(output, reporter, listed=False, stage=options.stage, stack=stack)
+            report = run_backup(context, stage_steps(dry_run=options.dry_run))
+    except TikvBrError:
+        if options.location.scheme == "local":
+            with contextlib.suppress(StorageError):  # removes folders that are empty, and no file of another run
+                open_store(options.location).sweep("", deep=True, older_than=math.inf)
+        raise
     return _staged(context, report)
 
 
@@ -197,7 +210,7 @@ def _output(options: BulkLoadOptions, *, dry_run: bool) -> BackupOptions:
     return BackupOptions(
         cluster=options.cluster,
         storage=options.location,
-        executor="spark",
+        executor=options.executor,
         spark_master=options.spark_master,
         spark_settings=options.spark_settings,
         lock_wait=options.lock_wait,

@@ -61,6 +61,7 @@ class RunsOptions:
     staging: StorageLocation
     """A folder for this load only."""
     allow_overwrite: bool = False
+    allow_followers: bool = False
 
     @property
     def backup(self) -> StorageLocation:
@@ -139,9 +140,14 @@ def load_runs(options: RunsOptions, runs: Sequence[FileEntry], reporter: Reporte
     finally:
         remove_runs(options)
     try:
-        done = restore(
-            RestoreOptions(options.cluster, options.backup, allow_overwrite=options.allow_overwrite), reporter
+        wanted = RestoreOptions(
+            options.cluster,
+            options.backup,
+            allow_overwrite=options.allow_overwrite,
+            allow_followers=options.allow_followers,
+            command="ingest from Spark",
         )
+        done = restore(wanted, reporter)
     except TikvBrError as error:
         if any(store.list(layout.RESTORE)):
             error.hint += (
@@ -149,8 +155,10 @@ def load_runs(options: RunsOptions, runs: Sequence[FileEntry], reporter: Reporte
             )
         else:
             remove_temporary(store)
+            remove_runs(options)
         raise
     remove_temporary(store)
+    remove_runs(options)  # the folder, too
     return done
 
 

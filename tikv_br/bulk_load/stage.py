@@ -1,4 +1,4 @@
-"""The steps that make a temporary backup out of an input: start Spark, write sorted SSTs, commit.
+"""The steps that make a temporary backup out of an input: open it, write sorted SSTs, commit.
 
 Nothing is resumed here: an unfinished staging is discarded and redone, a finished one is restored.
 """
@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -19,10 +21,10 @@ from typing import TYPE_CHECKING, TypeVar
 from tikv_br.backup import path, steps
 from tikv_br.backup.context import BackupContext, Engine
 from tikv_br.backup.convert import CONVERTED_TS, Conversion
-from tikv_br.backupset.compare import check_gives_checksums
 from tikv_br.backupset.files import FileEntry
 from tikv_br.backupset.ledger import LedgerEntry
 from tikv_br.bulk_load.partition import EXAMPLES, PartitionJob, PartitionResult, write_partition
+from tikv_br.cluster import versions
 from tikv_br.cluster.config import ClusterConfig
 from tikv_br.errors import UsageError
 from tikv_br.formats.api_version import ApiVersion
@@ -32,6 +34,7 @@ from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.formats.keys.text import show_key
 from tikv_br.progress_events import Notice
 from tikv_br.report.facts import counted
+from tikv_br.spark.executor import MIN_SPARK_BYTES
 from tikv_br.spark.frames import (
     Input,
     kept,
@@ -42,12 +45,17 @@ from tikv_br.spark.frames import (
     sql_session,
     write_bad_rows,
 )
+from tikv_br.spark.session import NO_SETTINGS, is_local
 from tikv_br.spark.task import TaskContext
 from tikv_br.steps import FunctionStep, Step
+from tikv_br.storage.url import CloudFlags
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
+
+    from tikv_br.bulk_load.files import FileInput
+    from tikv_br.bulk_load.local import Partition, SortedRuns
 
 R = TypeVar("R")
 
@@ -62,7 +70,9 @@ class StageOptions:
     bad_rows: str = ""
     """Folder in which a folder gets the rows that cannot be loaded; ``""`` = there must be none."""
     partitions: int | None = None
-    """Number of partitions; None = as many as Spark's reader makes."""
+    """Number of partitions; None = as many as Spark's reader makes, or by their size."""
+    clouds: CloudFlags = field(default_factory=CloudFlags, repr=False)
+    """How this process reads an input in a cloud."""
 
     def identity(self, cluster: ClusterConfig) -> str:
         """A name that is the same for the same input, columns and target, and not for others."""
@@ -102,9 +112,14 @@ class StageContext(PartitionContext):
     stage: StageOptions = field(kw_only=True)
     stack: contextlib.ExitStack = field(kw_only=True)
     """Ends the session."""
-    session: SparkSession = field(init=False)  # start Spark
-    frame: DataFrame = field(init=False)  # read the schema
-    rows: DataFrame = field(init=False)  # read the schema
+    files: FileInput | None = None  # open the input
+    """What this process reads; None = Spark reads the input."""
+    runs: SortedRuns | None = None  # sort and write
+    parts: list[Partition] = field(default_factory=list)  # sort and write
+    """Of the runs."""
+    session: SparkSession = field(init=False)  # open the input
+    frame: DataFrame = field(init=False)  # open the input
+    rows: DataFrame = field(init=False)  # open the input
     sorted_rows: DataFrame = field(init=False)  # sort and write
     now: int = field(default_factory=lambda: int(time.time()))  # sort and write
     """Seconds since the epoch from which TTLs count."""
@@ -112,8 +127,23 @@ class StageContext(PartitionContext):
     reread: bool = False
     """Whether the sorted rows are needed again after they are counted."""
 
+    @property
+    def problems(self) -> Counter[str]:
+        """Rows that cannot be loaded, by the problem."""
+        return super().problems + (self.runs.problems if self.runs is not None else Counter[str]())
+
+    @property
+    def slots(self) -> int:
+        """How many partitions are worked on at once."""
+        slots = (os.cpu_count() or 1) if self.runs is not None else self.session.sparkContext.defaultParallelism
+        return min(slots, self.partitions)
+
     def run_partitions(self, function: Callable[[Iterator[pa.RecordBatch], TaskContext], R]) -> list[R]:
         """Run a function over the sorted rows; see `map_partitions`."""
+        if self.runs is not None:
+            from tikv_br.bulk_load.local import run_partitions
+
+            return run_partitions(self.runs, self.parts, function, self.report, (self.clusters,))
         return map_partitions(
             self.session,
             self.sorted_rows,
@@ -132,8 +162,7 @@ def stage_steps(*, dry_run: bool) -> list[Step[StageContext]]:
         FunctionStep("check the cluster", check_cluster),
     ]
     read: list[Step[StageContext]] = [
-        FunctionStep("start Spark", start_spark),
-        FunctionStep("read the schema", read_schema),
+        FunctionStep("open the input", open_input),
     ]
     if dry_run:
         return [*checks, *read, FunctionStep("sort and count", write_files)]
@@ -163,12 +192,12 @@ def check_cluster(context: StageContext) -> None:
     except UnsupportedFormat as error:
         raise UsageError(f"--keyspace: {error}") from None
     choose_encoding(context, codec)
-    context.engine = Engine("load", "rows come from an input of Spark", "spark", "Spark reads the input", 1)
+    context.engine = Engine("load", "rows come from an input", "driver", "its size and format decide", 1)
 
 
 def choose_encoding(context: PartitionContext, codec: KeyCodec) -> None:
     """Write rows as the target holds them. Raises `ClusterUnfit` if its stores give no checksums to compare with."""
-    check_gives_checksums(context.info, hint="Upgrade the cluster to 6.1.1 or newer.")
+    context.cluster.require(versions.CHECKSUMS)
     api_version = codec.api_version
     context.codec = codec
     context.source_ranges = (KeyRange(*context.codec.rpc_range(b"", b"")),)
@@ -179,19 +208,66 @@ def choose_encoding(context: PartitionContext, codec: KeyCodec) -> None:
         context.scanned_ts = context.backup_ts
 
 
+def open_input(context: StageContext) -> None:
+    """Choose who reads the input, and find its columns. Raises `UsageError` if one is missing or has no mapping to bytes."""
+    options, stage = context.options, context.stage
+    if options.executor == "spark" or (options.executor == "auto" and not is_local(options.spark_master)):
+        start_spark(context)
+        return
+    from tikv_br.bulk_load.files import NeedsSpark, open_files
+    from tikv_br.bulk_load.local import check_columns
+
+    is_auto = options.executor == "auto"
+    reason = "Spark writes the rows of --bad-rows" if stage.bad_rows else ""
+    if is_auto and options.spark_settings != NO_SETTINGS:
+        reason = "settings of Spark were passed"
+    most_bytes = MIN_SPARK_BYTES if is_auto else sys.maxsize
+    try:
+        context.files = open_files(stage.input, stage.clouds, most_bytes, reason=reason)
+        check_columns(context.files, stage.input)
+    except NeedsSpark as reason:
+        fall_back(context, reason)
+
+
+def fall_back(context: StageContext, reason: UsageError) -> None:
+    """Have Spark read the input. Raises ``reason`` where Spark must not."""
+    if context.options.executor == "driver":
+        reason.message = f"--executor driver: this process cannot read the input: {reason.message}"
+        raise reason
+    context.reporter(Notice(f"Spark reads the input: {reason.message}"))
+    context.files = context.runs = None
+    start_spark(context)
+
+
 def start_spark(context: StageContext) -> None:
-    """Start the session that the later steps use."""
+    """Start the session that the later steps use, and read the schema."""
     began = time.monotonic()
     context.session = context.stack.enter_context(
         sql_session(context.options.spark_master, context.options.spark_settings)
     )
     context.session_seconds = time.monotonic() - began
-
-
-def read_schema(context: StageContext) -> None:
-    """Find the input and its columns. Raises `UsageError` if one is missing or has no mapping to bytes."""
     context.frame = read_input(context.session, context.stage.input)
     context.rows = keyed_rows(context.frame, context.stage.input)
+
+
+def sort_rows(context: StageContext) -> None:
+    """Sort the rows, or have Spark sort them when they are read."""
+    if context.files is not None:
+        from tikv_br.bulk_load.files import NeedsSpark
+        from tikv_br.bulk_load.local import read_runs
+
+        try:
+            context.runs = read_runs(context.files, context.stage.input)
+        except NeedsSpark as reason:
+            fall_back(context, reason)
+        else:
+            context.parts = context.runs.partitions(context.stage.partitions)
+            context.partitions = len(context.parts)
+            return
+    context.partitions = context.stage.partitions or max(context.rows.rdd.getNumPartitions(), 1)
+    context.sorted_rows = sorted_rows(context.rows, context.partitions)
+    if context.reread:
+        context.stack.enter_context(kept(context.sorted_rows))
 
 
 def write_files(context: StageContext) -> None:
@@ -204,10 +280,7 @@ def write_files(context: StageContext) -> None:
         context.now,
         dry_run=context.options.dry_run,
     )
-    context.partitions = context.stage.partitions or max(context.rows.rdd.getNumPartitions(), 1)
-    context.sorted_rows = sorted_rows(context.rows, context.partitions)
-    if context.reread:
-        context.stack.enter_context(kept(context.sorted_rows))
+    sort_rows(context)
     context.results = context.run_partitions(partial(write_partition, job))
 
 

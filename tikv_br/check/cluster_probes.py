@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import re
-import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from tikv_br.backupset import layout
 from tikv_br.check.probe import Figure, Probe, ProbeContext, ProbeOutcome, fail, listed, ok, skipped, warn
 from tikv_br.cluster.channel import CallUnsupported
+from tikv_br.cluster.clock import ClockDifference, measure_clock
 from tikv_br.cluster.pd_http import GcStatus, StoreStatus, gc_status, member_health, merges_regions, store_statuses
 from tikv_br.cluster.timestamps import physical_ms
 from tikv_br.cluster.topology import store_api_version
-from tikv_br.errors import ClusterUnreachable, RequestRefused
+from tikv_br.cluster.versions import CAPABILITIES, NEWEST_TRIED, Version, supports
+from tikv_br.errors import ClusterUnreachable
 from tikv_br.formats.api_version import ApiVersion
 
 CLOCK_WARN, CLOCK_FAIL = 1.0, 5.0
 """Seconds between this clock and PD's; comparisons of rows that expire allow for 5."""
-CLOCK_QUESTIONS = 5
 SPACE_WARN, SPACE_FAIL = 20.0, 10.0
 """Per cent of a store's disk that is left; below 20 PD moves no more regions to it (low-space-ratio)."""
 _LEAVING = "Offline"
@@ -67,6 +65,26 @@ def judge_stores(found: Sequence[StoreStatus]) -> ProbeOutcome:
     return ok(f"{len(stores)} up, version {versions[0]}", *figures)
 
 
+def probe_version(context: ProbeContext) -> ProbeOutcome:
+    """The oldest store can do all that tikv-br uses."""
+    return judge_version([store.version for store in context.cluster.pd.stores() if store.serves])
+
+
+def judge_version(found: Sequence[str]) -> ProbeOutcome:
+    """See `probe_version`. Raises `ClusterUnfit` for what is no version."""
+    known = sorted(map(Version.parse, found))
+    if not known:
+        return skipped("there is no store")
+    lacking = [each for each in CAPABILITIES if each.since and not supports(known[0], each)]
+    refused = [f"{each.name} ({each.used_by}) needs {each.needed(known[0])}" for each in lacking if not each.older]
+    if refused:
+        return warn(f"{known[0]}: {'; '.join(refused)}", "Upgrade the stores; these commands refuse the cluster.")
+    differs = [f"without {each.name}: {each.older}" for each in lacking]
+    if known[-1] > NEWEST_TRIED:
+        return warn(f"{known[-1]}: the newest version that tikv-br was tried with is {NEWEST_TRIED}", "Test a restore.")
+    return ok("; ".join([str(known[0]), *differs]))
+
+
 def probe_api_version(context: ProbeContext) -> ProbeOutcome:
     """All stores run one API version; whether they keep TTLs follows from it."""
     cluster = context.cluster
@@ -96,22 +114,20 @@ def probe_ttl(context: ProbeContext) -> ProbeOutcome:
 
 
 def probe_clock(context: ProbeContext) -> ProbeOutcome:
-    """This machine's clock agrees with PD's; of some questions, the one answered soonest says most."""
-    pd = context.cluster.pd
-    questions: list[tuple[float, float]] = []
-    for _ in range(CLOCK_QUESTIONS):
-        before = time.time()
-        pd_time = physical_ms(pd.tso()) / 1000
-        after = time.time()
-        questions.append((after - before, (before + after) / 2 - pd_time))
-    return judge_clock(min(questions)[1])
+    """This machine's clock agrees with PD's."""
+    return judge_clock(measure_clock(context.cluster.pd))
 
 
-def judge_clock(ahead: float) -> ProbeOutcome:
-    """See `probe_clock`; ``ahead`` is in seconds."""
+def judge_clock(difference: ClockDifference) -> ProbeOutcome:
+    """See `probe_clock`."""
+    ahead = difference.ahead
     figure = Figure("clock", round(ahead, 3), "s", f"-{CLOCK_WARN:g}:{CLOCK_WARN:g}", f"-{CLOCK_FAIL:g}:{CLOCK_FAIL:g}")
     seen = f"{abs(ahead):.3f} s {'ahead of' if ahead >= 0 else 'behind'} PD"
     advice = "Synchronize this machine and PD with the same NTP servers."
+    if difference.stalled:
+        seen = f"PD's timestamps are {-ahead:.1f} s ahead of the clocks, after changes of PD's leader"
+        advice = "Find out why the leader changed. Timestamps stand still until PD's clock has caught up; check the clocks then."
+        return warn(seen, advice, figure)
     if abs(ahead) > CLOCK_FAIL:
         return fail(seen, advice, figure)
     return warn(seen, advice, figure) if abs(ahead) > CLOCK_WARN else ok(seen, figure)
@@ -210,6 +226,7 @@ def probe_import_mode(context: ProbeContext) -> ProbeOutcome:
 CLUSTER_PROBES = (
     Probe("pd", probe_pd),
     Probe("stores", probe_stores),
+    Probe("version", probe_version),
     Probe("api-version", probe_api_version),
     Probe("ttl", probe_ttl),
     Probe("clock", probe_clock),
@@ -218,48 +235,3 @@ CLUSTER_PROBES = (
     Probe("schedulers", probe_schedulers),
     Probe("import-mode", probe_import_mode),
 )
-
-
-Version = tuple[int, int, int]
-
-
-@dataclass(frozen=True, slots=True)
-class Feature:
-    """Something that stores can do since a version."""
-
-    name: str
-    since: Version
-    lack: str
-    """What does not work without it."""
-
-    def probe(self, context: ProbeContext) -> ProbeOutcome:
-        """Whether the cluster can."""
-        return self.judge(context.cluster.pd_http.cluster_version())
-
-    def judge(self, version: str) -> ProbeOutcome:
-        """Whether a cluster of a version such as ``8.5.2`` can. Raises `RequestRefused` for what is no version."""
-        since = ".".join(map(str, self.since))
-        if parse_version(version) >= self.since:
-            return ok(f"cluster version {version} (needs {since})")
-        return warn(f"cluster version {version} is older than {since}: {self.lack}", f"Upgrade to {since} or newer.")
-
-
-FEATURES = (
-    Feature("conversion", (6, 1, 0), "backups cannot be written in another API version"),
-    Feature(
-        "checksum",
-        (6, 1, 1),
-        "nothing can be compared: restore needs --no-checksum, diff and verify --level restore do not work",
-    ),
-    Feature("backup-ts", (6, 2, 0), "backups of API V2 have no backup-ts for a sync to start from"),
-    Feature("raw-split", (5, 2, 0), "regions cannot be split for a restore"),
-)
-FEATURE_PROBES = tuple(Probe(f"feature-{feature.name}", feature.probe) for feature in FEATURES)
-
-
-def parse_version(text: str) -> Version:
-    """The numbers of ``v9.0.0-beta.2``: a pre-release counts as its release. Raises `RequestRefused`."""
-    found = re.match(r"v?(\d+)\.(\d+)\.(\d+)", text)
-    if found is None:
-        raise RequestRefused(f"cannot parse the cluster version {text!r} from PD")
-    return int(found[1]), int(found[2]), int(found[3])

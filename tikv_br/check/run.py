@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from tikv_br.check.cluster_probes import CLUSTER_PROBES, FEATURE_PROBES
+from tikv_br.check.cluster_probes import CLUSTER_PROBES
 from tikv_br.check.probe import (
     CheckOptions,
     Figure,
@@ -70,7 +70,7 @@ MACHINE_PROBES = (Probe("java", probe_java, seconds=40.0), Probe("spark", probe_
 
 def check(options: CheckOptions, on_result: Callable[[Result], None] = lambda _result: None) -> list[Result]:
     """The results in the order of the probes; ``on_result`` gets each as it arrives, in the caller's thread."""
-    probes = (*CLUSTER_PROBES, *FEATURE_PROBES, *storage_probes(options.storage), *MACHINE_PROBES)
+    probes = (*CLUSTER_PROBES, *storage_probes(options.storage), *MACHINE_PROBES)
     with ProbeContext(options) as context:
         results = run_probes(probes, context, on_result)
         with contextlib.suppress(StorageError, ProbeSkipped):  # already reported by the probes

@@ -181,7 +181,7 @@ class MergeFlags(shared.BackupFlags):
     )
     log: shared.LogSourceFlags
     until: str = flag(
-        "latest", "Time of the new backup: latest, a PD timestamp or an RFC 3339 time.", metavar="TS|TIME|latest"
+        "latest", "Time of the new backup: latest, a PD timestamp, a time or an age.", metavar="TS|TIME|latest"
     )
     allow_inexact: bool = shared.ALLOW_INEXACT()
     file_format: Literal["sst", "parquet"] = flag("sst", "Format of the files: sst or parquet.")

@@ -38,9 +38,14 @@ class ListFlags(shared.IndexFlags):
 def list_backups(flags: ListFlags) -> None:
     """List the backups below a URL."""
     problems = _rebuild(flags) if flags.rebuild else ()
-    listed = flags.index.read()
+    own = flags.index.own_backup()
+    if own is not None:
+        log.warning("%s is a backup itself; pass the folder that contains it to list all", flags.index.root.location)
+    listed = [own] if own is not None else flags.index.read()
+    if not listed and not flags.rebuild:
+        log.warning("the index at %s lists no backup; --rebuild looks for backups", flags.location)
     for each in listed:
-        flags.out.result("backup", _listed_fields(flags, each))
+        flags.out.result("backup", _listed_fields(flags, each, own=own is not None))
     flags.out.table(COLUMNS, [_listed_row(each) for each in listed])
     if problems:
         message = "; ".join(f"{problem.path}: {problem.error.message}" for problem in problems)
@@ -49,14 +54,14 @@ def list_backups(flags: ListFlags) -> None:
         )
 
 
-def _listed_fields(flags: ListFlags, listed: ListedBackup) -> dict[str, object]:
+def _listed_fields(flags: ListFlags, listed: ListedBackup, *, own: bool) -> dict[str, object]:
     entry = listed.entry
     return asdict(entry) | {
         "api_version": entry.api_version.label if entry.api_version is not None else None,
         "dst_api_version": entry.dst_api_version.label,
         "pinned": listed.pinned,
         "removing": listed.removing,
-        "url": flags.index.root.location.child(entry.path).redacted(),
+        "url": (flags.location if own else flags.location.child(entry.path)).redacted(),
     }
 
 

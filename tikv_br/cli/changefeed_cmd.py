@@ -29,7 +29,7 @@ from tikv_br.cli.sync_options import (
     scratch_folder,
 )
 from tikv_br.cli.sync_view import signals_stop, watching
-from tikv_br.errors import UsageError
+from tikv_br.errors import SyncDegraded, UsageError
 from tikv_br.formats.keys.codec import PREFIX_SIZE
 
 if TYPE_CHECKING:
@@ -164,9 +164,11 @@ def create(flags: CreateFlags) -> None:
     start = flags.start.required(flags.storage_flags)
     with flags.group() as group:
         from tikv_br.incremental.group.changefeeds import resolved
+        from tikv_br.incremental.handover import service_id
 
         info = resolved(wanted, group.cluster, flags.keyspace, start, flags.sink.options(flags.cluster))
         group.changefeeds.create(info)
+        group.cluster.ingests.register_follower(service_id(info.id))
         _show(flags.out, group.store.snapshot(), info.id)
 
 
@@ -183,10 +185,16 @@ def list_changefeeds(flags: GroupFlags) -> None:
 
 @command(app, "changefeed query")
 def query(flags: ChangefeedFlags) -> None:
-    """Show a changefeed and the status of its sub-spans."""
+    """Show a changefeed and the status of its sub-spans. Exit code 76 if its sink lacks rows that no change feed delivers."""
     with flags.group() as group:
-        _show(flags.out, group.store.snapshot(), flags.changefeed_id)
-        _show_processors(flags.out, group.store.snapshot(), flags.changefeed_id)
+        state = group.store.snapshot()
+        _show(flags.out, state, flags.changefeed_id)
+        _show_processors(flags.out, state, flags.changefeed_id)
+    if missed := state.missed(flags.changefeed_id):
+        flags.out.flush()
+        raise SyncDegraded(
+            f"the sink of changefeed {flags.changefeed_id} lacks rows that no change feed delivers: {'; '.join(missed)}"
+        )
 
 
 @command(app, "changefeed pause")
@@ -267,7 +275,9 @@ def update(flags: UpdateFlags) -> None:
             changed: ChangefeedInfo = replace(found, **changes)
             if target is None:
                 return changed
-            return moved(changed, str(target), group.cluster, SinkOptions(tls=flags.sink_tls.tls(flags.cluster)))
+            skip = flags.cluster.skip_version_check
+            options = SinkOptions(tls=flags.sink_tls.tls(flags.cluster), skip_version_check=skip)
+            return moved(changed, str(target), group.cluster, options)
 
         group.changefeeds.update(flags.changefeed_id, edit)
         _show(flags.out, group.store.snapshot(), flags.changefeed_id)
@@ -329,8 +339,9 @@ def _changefeed_row(out: Output, state: GroupState, info: ChangefeedInfo) -> tup
         "changefeed",
         {
             "id": info.id,
-            "state": info.state.value,
+            "state": _state(state, info),
             "error": info.error,
+            "missed": state.missed(info.id),
             "checkpoint_ts": checkpoint_ts,
             "resolved_ts": checkpoint_ts if status is None else status.resolved_ts,
             "checkpoint_lag": behind,
@@ -354,7 +365,13 @@ def _changefeed_row(out: Output, state: GroupState, info: ChangefeedInfo) -> tup
         },
     )
     figures = (str(checkpoint_ts), human_seconds(max(behind, 0)), str(len(captures)), str(len(tasks) or info.spans))
-    return (info.id, info.state.value, *figures, info.sink, info.error)
+    error = info.error or "; ".join(state.missed(info.id))
+    return (info.id, _state(state, info), *figures, info.sink, error)
+
+
+def _state(state: GroupState, info: ChangefeedInfo) -> str:
+    """The state of a changefeed; ``degraded`` = it runs, but its sink lacks rows."""
+    return "degraded" if info.state.value == "normal" and state.missed(info.id) else info.state.value
 
 
 class CaptureFlags(GroupFlags):
@@ -386,11 +403,13 @@ def start_capture(flags: CaptureFlags) -> None:
     flags.status.check()
     from tikv_br.cluster.cluster import Cluster
     from tikv_br.cluster.etcd import Etcd
+    from tikv_br.cluster.versions import RAW
     from tikv_br.incremental.group.capture import Capture, CaptureOptions
 
     options = CaptureOptions(scratch, lease=round(flags.lease), sink_tls=flags.sink_tls.tls(flags.cluster))
     stop, etcd_config = threading.Event(), flags.etcd.etcd_config(flags.cluster)
     with Cluster.connect(flags.cluster.config()) as source, Etcd.open(etcd_config) as etcd:
+        source.require(RAW)
         joined = Capture(etcd, source, options)
         with (
             signals_stop(stop, "Other captures take over its work.") as received,

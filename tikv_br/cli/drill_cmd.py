@@ -151,7 +151,7 @@ class PointFlags(Flags):
     )
     restore_ts: str = flag(
         "",
-        "Restore this time: latest, a PD timestamp or an RFC 3339 time (default: a random one).",
+        "Restore this time: latest, a PD timestamp, a time or an age (default: a random one).",
         metavar="TS|TIME|latest",
     )
     compare_source: bool = flag(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import sys
 import threading
 from collections.abc import Iterator
 from functools import partial
@@ -15,10 +14,10 @@ import typer
 
 from tikv_br.cli import shared
 from tikv_br.cli.command import REQUIRED, argument, command, flag
-from tikv_br.cli.output import Output, human_seconds
+from tikv_br.cli.output import Output, confirmation, human_seconds
 from tikv_br.cli.sync_options import ServerFlags
 from tikv_br.cli.sync_view import show_address, signals_stop
-from tikv_br.errors import Interrupted, TikvBrError, UsageError
+from tikv_br.errors import TikvBrError, UsageError
 from tikv_br.redaction import redact
 
 if TYPE_CHECKING:
@@ -77,7 +76,14 @@ def run(flags: RunFlags) -> None:
     from tikv_br.cluster.etcd import Etcd
     from tikv_br.gc.metrics import WorkerFigures, write_metrics
     from tikv_br.gc.watch import WorkerWatch
-    from tikv_br.gc.worker import ClusterGc, GcWorker, WorkerOptions, check_has_versions, worker_name
+    from tikv_br.gc.worker import (
+        ClusterGc,
+        GcWorker,
+        WorkerOptions,
+        check_has_no_transactions,
+        check_has_versions,
+        worker_name,
+    )
 
     options = WorkerOptions(flags.life_time, flags.interval, round(flags.lease))
     stop, file = threading.Event(), Path(flags.metrics_file) if flags.metrics_file else None
@@ -91,7 +97,8 @@ def run(flags: RunFlags) -> None:
             signals_stop(stop, "Another worker takes over, if one runs.") as received,
         ):
             show = partial(_show_round, flags.out, file, watch)
-            GcWorker(etcd, ClusterGc(cluster.pd), options, show, name).run(stop)
+            check = partial(check_has_no_transactions, cluster)
+            GcWorker(etcd, ClusterGc(cluster.pd), options, show, name, check).run(stop)
     flags.out.flush()
     if received:
         raise received[0]
@@ -268,7 +275,7 @@ class ReleaseFlags(shared.CommandFlags):
     yes: bool = flag(False, "Do not ask. Required if stdin is not a terminal.", "--yes", "--confirm", command_line=True)
 
 
-@command(app, "gc release", no_args_is_help=True, example="tikv-br gc release tikv-br-sync-old --pd 10.0.0.1:2379")
+@command(app, "gc release", example="tikv-br gc release tikv-br-sync-old --pd 10.0.0.1:2379")
 def release(flags: ReleaseFlags) -> None:
     """Remove a service safe point that is no longer needed, so that GC can pass it. Refused while a run renews it."""
     config = flags.cluster.config()
@@ -280,7 +287,8 @@ def release(flags: ReleaseFlags) -> None:
     with PdClient(config) as client:
         pd, owner = ClusterGc(client), owner_of(flags.service)
         found = find(pd, flags.service)
-        _confirm(flags, str(owner))
+        lost = "GC may then remove versions that it needs to be resumed or started from."
+        confirmation("gc release", yes=flags.yes)(f"Remove {flags.service} ({owner})? {lost}")
         log.info("watching for %s that nobody renews %s", human_seconds(flags.watch), flags.service)
         release_unused(pd, found, flags.watch)
     flags.out.result(
@@ -293,14 +301,3 @@ def release(flags: ReleaseFlags) -> None:
         },
         f"Removed the service safe point {flags.service} ({owner}).",
     )
-
-
-def _confirm(flags: ReleaseFlags, owner: str) -> None:
-    """Ask. Raises `UsageError` without a terminal, `Interrupted` if the answer is no."""
-    if flags.yes:
-        return
-    if not sys.stdin.isatty():
-        raise UsageError("gc release needs a confirmation, and there is no terminal", hint="Pass --yes.")
-    lost = "GC may then remove versions that it needs to be resumed or started from."
-    if not typer.confirm(f"Remove {flags.service} ({owner})? {lost}", err=True):
-        raise Interrupted("nothing was removed")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl, urlsplit
 
@@ -44,6 +44,11 @@ class TargetFlags(Flags):
     """The cluster that changes are written to."""
 
     sink: str = flag("", "Target (required): tikv://PD[,PD][?keyspace=ID&api-version=v2].", metavar="URL")
+    keyspace: str = flag(
+        "",
+        "Keyspace of the target, by id or name (API V2; required if the topic has another one than 0).",
+        metavar="ID|NAME",
+    )
     sink_ca: str | None = flag(None, "CA certificate of the target (PEM). Enables TLS.", metavar="FILE")
     sink_cert: str | None = flag(None, "Client certificate for the target (PEM).", metavar="FILE")
     sink_key: str | None = flag(None, "Private key of --sink-cert (PEM).", metavar="FILE")
@@ -76,7 +81,9 @@ class TargetFlags(Flags):
         target = parse(self.sink)
         if not isinstance(target, TikvTarget):
             raise UsageError(f"--sink {target} is not a cluster", hint="Pass --sink tikv://PD.")
-        return target
+        if self.keyspace and target.keyspace not in {"", self.keyspace}:
+            raise UsageError(f"--keyspace {self.keyspace} contradicts --sink {target}", hint="Pass one of them.")
+        return replace(target, keyspace=self.keyspace or target.keyspace)
 
 
 class ReplayFlags(shared.CommandFlags):
@@ -92,7 +99,7 @@ class ReplayFlags(shared.CommandFlags):
     )
     once: bool = flag(False, "Stop at the end that the topic has at the start.")
     until_ts: str = flag(
-        "", "Apply changes up to this time only, then stop: a PD timestamp or an RFC 3339 time.", metavar="TS|TIME"
+        "", "Apply changes up to this time only, then stop: a PD timestamp, a time or an age.", metavar="TS|TIME"
     )
     kafka_patience: float = flag(
         "10m", "How long Kafka may not answer before the replay fails (at startup: at most 1m).", kind=shared.TIME
@@ -196,7 +203,9 @@ def _show(out: Output, status: ReplayStatus) -> None:
 
 def describe(status: ReplayStatus) -> str:
     """The status as one line."""
-    if status.checkpoint_lag is None:
+    if status.as_it_arrives and status.checkpoint_lag is not None:
+        applied = f"applied as it arrives, newest change {status.checkpoint_ts} ({status.checkpoint_lag:.1f} s old)"
+    elif status.checkpoint_lag is None:
         applied = f"nothing applied yet, as {status.unresolved_partitions:,} of {status.partitions:,} partitions have no resolved-ts"
     else:
         applied = f"applied up to {status.checkpoint_ts} ({status.checkpoint_lag:.1f} s behind)"

@@ -1,4 +1,4 @@
-"""``tikv-br load raw``: any input that Spark reads becomes rows of a cluster."""
+"""``tikv-br load raw``: files, or any other input that Spark reads, become rows of a cluster."""
 
 from __future__ import annotations
 
@@ -22,14 +22,18 @@ app = typer.Typer(cls=DefaultCommandGroup, rich_markup_mode=None, no_args_is_hel
 
 @app.callback()
 def group() -> None:
-    """Load files or tables into a cluster through Spark.
+    """Load files or tables into a cluster.
 
     `tikv-br load` with flags is short for `tikv-br load raw`.
     """
 
 
 class BulkLoadFlags(shared.CommandFlags):
-    input: str = flag(REQUIRED, "Path, folder or glob to read, as Spark takes it.", metavar="PATH")
+    input: str = flag(
+        REQUIRED,
+        "Path, folder or glob to read, as Spark takes it, or a URL of S3, GCS or Azure as for --storage.",
+        metavar="PATH",
+    )
     input_format: str = flag(
         "",
         "Format of the input: parquet, csv, jsonl, orc or any other that Spark has (default: by the suffix of the path).",
@@ -93,11 +97,12 @@ class BulkLoadFlags(shared.CommandFlags):
         "Load into a range that contains data (default: refuse). Keys that are not in the input are kept.",
         command_line=True,
     )
+    allow_followers: bool = shared.ALLOW_FOLLOWERS()
     checksum: bool = flag(True, "Compare the checksums of the target with those of the rows.")
     rate_limit: int = shared.RATE_LIMIT()
     send_credentials: bool = shared.SEND_CREDENTIALS()
     storage_flags: shared.StorageFlags
-    spark: shared.SparkMasterFlags
+    spark: shared.SparkFlags
     resume: bool = flag(True, "Use the SSTs of an unfinished run of this command, or discard them and start over.")
     lock_wait: float = shared.LOCK_WAIT()
     dry_run: bool = shared.DRY_RUN()
@@ -109,7 +114,7 @@ class BulkLoadFlags(shared.CommandFlags):
     example="tikv-br load raw --pd 10.0.1.1:2379 --input /lake/users.parquet --key-column id --value-column profile --staging s3://staging/load",
 )
 def load_raw(flags: BulkLoadFlags, context: typer.Context) -> None:
-    """Load the rows of any input that Spark reads, as SSTs or by puts, and verify the result."""
+    """Load the rows of Parquet, CSV or JSON files, or of any other input that Spark reads, as SSTs or by puts, and verify the result."""
     settings = flags.spark.spark_settings()
     check_settings(flags.spark.spark_master, settings)
     _check_mode(flags, context)
@@ -128,7 +133,7 @@ def load_raw(flags: BulkLoadFlags, context: typer.Context) -> None:
     from tikv_br.bulk_load.stage import StageOptions
     from tikv_br.restore.options import Mode, Via
 
-    stage = flags.fill(StageOptions, input=source)
+    stage = flags.fill(StageOptions, input=source, clouds=flags.storage_flags.s3.clouds())
     options = flags.fill(
         BulkLoadOptions,
         cluster=config,
@@ -149,6 +154,7 @@ _OF_INGEST = {
     "via": "--via",
     "resume": "--no-resume",
     "lock_wait": "--lock-wait",
+    "allow_followers": "--allow-followers",
     "send_credentials": "--no-send-credentials-to-tikv",
 }
 """Parameters that mean nothing to puts, and their flags."""
@@ -186,7 +192,7 @@ def _text(done: BulkLoadSummary) -> str:
         ("sample-keys", ", ".join(done.sample_keys)),
     ]
     if not done.dry_run:
-        resumed = f" ({done.resumed_files:,} by an earlier run)" if done.resumed_files else ""
+        resumed = f" ({done.resumed_files:,} already in the target)" if done.resumed_files else ""
         figures += [
             ("average-speed", f"{human_bytes(done.average_speed)}/s"),
             ("expired", f"{done.expired_kvs:,} rows skipped" if done.expired_kvs else ""),

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TextIO
 
-from tikv_br import run_id
+from tikv_br import retry, run_id
 from tikv_br.errors import UsageError
 from tikv_br.redaction import redact
 
@@ -90,10 +90,18 @@ def configure(
     close()
     _Current.settings = settings
     root = logging.getLogger()
-    root.handlers[:] = [handler]
+    root.handlers[:] = [handler] if settings.file is None else [handler, _outages_on_stderr()]
     root.setLevel(logging.WARNING)
     logging.getLogger("tikv_br").setLevel(settings.level.value.upper())
     logging.captureWarnings(capture=True)
+
+
+def _outages_on_stderr() -> logging.Handler:
+    """Beside a log file: what a command waits for must be seen where it was started."""
+    console = logging.StreamHandler(sys.stderr)
+    console.setFormatter(_TextFormatter())
+    console.addFilter(lambda record: record.name == retry.__name__)
+    return console
 
 
 def _is_relevant(record: logging.LogRecord) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from functools import cached_property, partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import typer
 
@@ -125,6 +125,12 @@ class LogFlags(shared.BackupFlags):
         return LogArchive.open(self.store, self.log_id)
 
 
+class LogStatusFlags(LogFlags):
+    level: Literal["meta", "files", "data"] = flag(
+        "meta", "meta: records and sizes of the files. files: also file checksums. data: also every row."
+    )
+
+
 class LogStopFlags(LogFlags):
     cluster: shared.ClusterFlags
 
@@ -132,7 +138,7 @@ class LogStopFlags(LogFlags):
 class LogCompactFlags(LogFlags):
     until: str = flag(
         "latest",
-        "Only rewrite segments that end at or before this: latest, a PD timestamp or an RFC 3339 time.",
+        "Only rewrite segments that end at or before this: latest, a PD timestamp, a time or an age.",
         metavar="TS|TIME|latest",
     )
     grace: float = flag(
@@ -147,7 +153,7 @@ class LogCompactFlags(LogFlags):
 class LogTruncateFlags(LogFlags):
     until: str = flag(
         REQUIRED,
-        "Remove changes up to and including this PD timestamp or RFC 3339 time. The backup to restore from must be newer.",
+        "Remove changes up to and including this PD timestamp, time or age. The backup to restore from must be newer.",
         metavar="TS|TIME",
     )
     lock_wait: float = shared.LOCK_WAIT()
@@ -160,12 +166,19 @@ class LogTruncateFlags(LogFlags):
     )
 
 
-@command(app, "log status", no_args_is_help=True)
-def status(flags: LogFlags) -> None:
-    """Show the restorable times, lag, size, gaps and damage of a log archive. Exit code 39 if changes are missing or an object is damaged."""
+LEVELS = {
+    "meta": "meta (records and sizes; --level files or data reads the files)",
+    "files": "files (checksums of all files)",
+    "data": "data (all rows)",
+}
+
+
+@command(app, "log status")
+def status(flags: LogStatusFlags) -> None:
+    """Show the restorable times, lag, size, gaps and damage of a log archive. Exit code 39 if changes are missing or damage is found at --level."""
     from tikv_br.archive.maintenance import status_of
 
-    found = status_of(flags.open())
+    found = status_of(flags.open(), level=flags.level)
     fields = asdict(found)
     flags.out.result("log_status", fields)
     shown = fields | {
@@ -177,19 +190,20 @@ def status(flags: LogFlags) -> None:
         "rpo_seconds": human_seconds(found.rpo_seconds),
         "size": human_bytes(found.size),
         "size_per_day": human_bytes(found.size_per_day),
+        "level": LEVELS[flags.level],
     }
     rows = [
         (name, ", ".join(value) or "-" if isinstance(value, tuple) else str(value)) for name, value in shown.items()
     ]
     flags.out.table(("what", "value"), rows)
     flags.out.flush()
-    if problems := [f"no changes of {gap}" for gap in found.gaps] + list(found.damage):
+    if problems := [*found.damage, *(f"no changes of {gap}" for gap in found.gaps)]:
         newest = f"the newest time that can be restored is {show_ts(found.restorable_ts)}"
         more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
         raise LogDamaged(f"the log {found.log_id} is damaged: {problems[0]}{more}; {newest}")
 
 
-@command(app, "log metadata", no_args_is_help=True)
+@command(app, "log metadata")
 def metadata(flags: LogFlags) -> None:
     """List the segments of a log archive."""
     archive = flags.open()
@@ -222,7 +236,7 @@ def _set_state(flags: LogFlags, state: LogState, text: str) -> None:
     flags.out.result("log_state", {"log_id": flags.log_id, "state": state}, text)
 
 
-@command(app, "log pause", no_args_is_help=True)
+@command(app, "log pause")
 def pause(flags: LogFlags) -> None:
     """Make the running `log start` exit with code 0 at its next flush. Its service safe point expires after its --gc-ttl."""
     from tikv_br.archive.records import LogState
@@ -230,7 +244,7 @@ def pause(flags: LogFlags) -> None:
     _set_state(flags, LogState.PAUSED, f"The log {flags.log_id} is paused; its writer exits at its next flush.")
 
 
-@command(app, "log resume", no_args_is_help=True)
+@command(app, "log resume")
 def resume(flags: LogFlags) -> None:
     """Clear the pause of a log archive. Then run `log start` again."""
     from tikv_br.archive.records import LogState
@@ -238,7 +252,7 @@ def resume(flags: LogFlags) -> None:
     _set_state(flags, LogState.ACTIVE, f"The log {flags.log_id} is active: run `tikv-br log start` to continue it.")
 
 
-@command(app, "log stop", no_args_is_help=True)
+@command(app, "log stop")
 def stop(flags: LogStopFlags) -> None:
     """End a log archive for good, and remove its service safe point. Terminate `log start` first. Restores from it still work."""
     archive = flags.open()
@@ -257,7 +271,7 @@ def stop(flags: LogStopFlags) -> None:
         release(source.pd, service_id(flags.log_id))
 
 
-@command(app, "log compact", no_args_is_help=True)
+@command(app, "log compact")
 def compact_log(flags: LogCompactFlags) -> None:
     """Rewrite many small segments as few large ones, partitioned by key. The log archive keeps every change."""
     from tikv_br.archive.compact import CompactionOptions, compact
@@ -284,7 +298,7 @@ def _compaction_text(done: CompactionSummary) -> str:
     return f"Rewrote {old}, as {new}. Removed {gone}, replaced by this or an earlier compaction."
 
 
-@command(app, "log truncate", no_args_is_help=True)
+@command(app, "log truncate")
 def truncate_log(flags: LogTruncateFlags) -> None:
     """Remove the old part of a log archive. Restorable times then start at --until."""
     from tikv_br.archive.maintenance import acquire_lock, plan_truncation, truncate

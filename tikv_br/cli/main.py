@@ -16,7 +16,7 @@ from typing import Annotated, ClassVar, NoReturn
 import typer
 import typer.main
 
-from tikv_br import run_id
+from tikv_br import pandas_import, run_id
 from tikv_br.cli import log
 from tikv_br.cli.command import LazyCommand, LazyGroup
 from tikv_br.cli.output import Output, OutputForm, drop_unwritten, failure_of
@@ -35,7 +35,7 @@ class Commands(LazyGroup):
         for name, module, app, text in (
             ("backup", "backup_cmd", "", "Back up a cluster."),
             ("restore", "restore_cmd", "", "Restore a backup into a cluster."),
-            ("load", "load_cmd", "", "Load files or tables into a cluster through Spark."),
+            ("load", "load_cmd", "", "Load files or tables into a cluster."),
             ("verify", "verify_cmd", "", "Verify a backup, or compare a cluster with it."),
             ("diff", "diff_cmd", "", "Compare two clusters, or a cluster with a backup."),
             ("export", "export_cmd", "", "Export rows of a cluster or a backup as Parquet, CSV or JSON lines."),
@@ -97,7 +97,7 @@ app = typer.Typer(
     invoke_without_command=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
-    epilog="DURATION: 500ms, 90s, 1h30m or plain seconds. SIZE: 4096, 64KiB, 1GiB (powers of 1024). TIME: 2026-05-02T10:00:00Z.",
+    epilog="DURATION: 500ms, 90s, 1h30m or plain seconds. SIZE: 4096, 64KiB, 1GiB (powers of 1024). TIME: 2026-05-02T10:00:00Z, 2026-05-02 10:00:00 (UTC), -2m or 2 minutes ago.",
     context_settings={"help_option_names": ["--help", "-h"], "max_content_width": 120},
 )
 
@@ -120,6 +120,8 @@ def root(
 
 def run(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code."""
+    if arguments is None:
+        pandas_import.keep_out()
     run_id.start()
     _open_missing_streams()
     words = sys.argv[1:] if arguments is None else arguments

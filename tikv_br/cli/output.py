@@ -11,7 +11,7 @@ import enum
 import json
 import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TextIO
 
 import typer
@@ -72,7 +72,26 @@ def _usage_error(error: typer.TyperException) -> UsageError:
     """Typer's usage error as one of ours."""
     context: typer.Context | None = getattr(error, "ctx", None)
     hint = f"See `{context.command_path} --help`." if context is not None else None
-    return UsageError(error.format_message(), hint=hint)
+    message = error.format_message()
+    if context is not None and message == context.get_help():  # a group without a command
+        names = ", ".join(getattr(context.command, "commands", ()))
+        message = f"{context.command_path} needs a command: {names}"
+    return UsageError(message, hint=hint)
+
+
+def confirmation(command: str, *, yes: bool) -> Callable[[str], None]:
+    """A function that asks a question before `command` removes something, and raises `Interrupted` if the answer is no.
+
+    With `yes` it does not ask. Raises `UsageError` if there is no terminal to ask at.
+    """
+    if not yes and not sys.stdin.isatty():
+        raise UsageError(f"{command} asks before it removes anything, and there is no terminal", hint="Pass --yes.")
+
+    def ask(question: str) -> None:
+        if not yes and not typer.confirm(question, err=True):
+            raise Interrupted("nothing was removed")
+
+    return ask
 
 
 class Output:

@@ -33,6 +33,12 @@ class StartFlags(DirectoryFlags):
 
     directory: Path = flag(REQUIRED, "Directory of the playground.", "--dir", metavar="DIR")
     api_version: Literal["v1", "v1ttl", "v2"] | None = flag(None, "API version (default: v1 for a new playground).")
+    tikv_version: str | None = flag(
+        None,
+        "Version of TiKV and PD to emulate, 5.4 or newer (default: 9.0.0-beta.2 with PD 8.5.2).",
+        "--version",
+        metavar="X.Y[.Z]",
+    )
     stores: int | None = flag(None, "Number of stores (default: 3 for a new playground).", limits=(1, 100))
     replicas: int | None = flag(None, "Replicas per region (default: up to 3).", limits=(1, 100))
     regions: int | None = flag(None, "Split until this many regions contain data (default: 1).", limits=(1, 100_000))
@@ -70,11 +76,13 @@ def start(flags: StartFlags) -> None:
     """Start a new or stopped playground. Its data and settings are kept in its directory."""
     from tikv_br.playground import launcher
     from tikv_br.playground.settings import Settings, TlsSettings
+    from tikv_br.playground.versions import ServerVersion
 
     changes = flags.values(Settings) | {
         "api_version": None if flags.api_version is None else ApiVersion.from_label(flags.api_version).value,
         "tls": TlsSettings.from_flags(flags.ca, flags.cert, flags.key, mutual=flags.mutual_tls),
     }
+    ServerVersion.parse(flags.tikv_version or "")
     chosen = {name: value for name, value in changes.items() if value is not None}
     started = launcher.start(flags.directory, chosen, detached=flags.detach)
     _show(flags.out, started.state)
@@ -135,6 +143,7 @@ def _fields(state: Mapping[str, Any]) -> dict[str, object]:
         "pd": state.get("pd"),
         "stores": state.get("stores"),
         "api_version": state.get("api_version"),
+        "tikv_version": state.get("tikv_version"),
         "cluster_id": state.get("cluster_id"),
         "etcd": state.get("etcd"),
         "tls": state.get("tls"),

@@ -138,14 +138,14 @@ class BarProgress:
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
         self._progress: Any = None  # rich's Progress, loaded with the first event
+        self._shown = contextlib.ExitStack()
         self._task: Any = None
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._progress is not None:
-            self._progress.stop()
+        self._shown.close()
 
     def __call__(self, event: Event) -> None:
         """Move the bar."""
@@ -172,7 +172,8 @@ class BarProgress:
             columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[figures]}")
             console = Console(file=self._stream)
             self._progress = Progress(*columns, TimeElapsedColumn(), console=console, transient=True)
-            self._progress.start()
+            self._shown.enter_context(self._progress)
+            self._shown.enter_context(log.through(sys.stderr))  # rich's, which keeps log lines off the bar
         return self._progress
 
 

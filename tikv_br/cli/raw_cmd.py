@@ -15,7 +15,7 @@ import typer
 
 from tikv_br.cli import shared
 from tikv_br.cli.command import REQUIRED, argument, command, flag
-from tikv_br.cli.output import KeyForm, human_bytes, human_seconds, quote, read_key, show
+from tikv_br.cli.output import KeyForm, confirmation, human_bytes, human_seconds, quote, read_key, show
 from tikv_br.cli.progress import progress_display
 from tikv_br.errors import KeyNotFound, UsageError
 from tikv_br.formats.errors import UnsupportedFormat
@@ -43,8 +43,10 @@ class RawFlags(shared.CommandFlags):
     def client(self) -> Iterator[RawClient]:
         """A client of the keyspace. Raises as `Cluster.connect`, and `UsageError`."""
         from tikv_br.cluster.cluster import Cluster
+        from tikv_br.cluster.versions import RAW
 
         with Cluster.connect(self.cluster.config()) as cluster:
+            cluster.require(RAW)
             try:
                 client = cluster.raw(cluster.pd.keyspace_id(self.keyspace))
             except UnsupportedFormat as error:
@@ -126,24 +128,20 @@ def delete(flags: KeyFlags) -> None:
 
 class DeleteRangeFlags(RawRangeFlags):
     range: shared.RangeFlags
-    yes: bool = flag(
-        False,
-        "Allow --start or --end to be omitted (up to the whole keyspace or cluster).",
-        "--yes",
-        "--confirm",
-        command_line=True,
-    )
+    yes: bool = flag(False, "Do not ask. Required if stdin is not a terminal.", "--yes", "--confirm", command_line=True)
 
 
 @command(app, "raw delete-range")
 def delete_range(flags: DeleteRangeFlags) -> None:
     """Delete all keys of a range at once. Writes no tombstones: changefeeds and log archives do not see it."""
-    first, last = flags.range.bounds()
-    if not (first and last) and not flags.yes:
-        raise UsageError("delete-range without --start or --end needs --yes", hint="Pass both bounds, or --yes.")
+    (first, last), confirm = flags.range.bounds(), confirmation("raw delete-range", yes=flags.yes)
+    bounds = f"from {quote(first, flags.range.form) or 'the beginning'} to {quote(last, flags.range.form) or 'the end'}"
     with flags.client() as client:
+        rows = client.checksum(first, last).total_kvs
+        confirm(f"Delete {rows:,} rows {bounds}?")
         client.delete_range(first, last)
-    flags.out.result("delete_range", {"start": first.hex(), "end": last.hex()})
+    fields = {"start": first.hex(), "end": last.hex(), "total_kvs": rows}
+    flags.out.result("delete_range", fields, f"Deleted {rows:,} rows {bounds}.")
 
 
 @command(app, "raw ttl")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -30,9 +31,8 @@ class RestoreCommand(Command):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401 - public Typer has no name for its type
         """Read a bare ``--restamp`` as ``--restamp always``: the command takes no arguments besides flags."""
-        following = [*args[1:], "--"]
-        bare = [each == "--restamp" and after.startswith("-") for each, after in zip(args, following, strict=True)]
-        given = [f"{each}=always" if is_bare else each for each, is_bare in zip(args, bare, strict=True)]
+        pairs = itertools.pairwise([*args, "--"])
+        given = [f"{each}=always" if each == "--restamp" and after.startswith("-") else each for each, after in pairs]
         return super().parse_args(ctx, given)
 
 
@@ -50,7 +50,7 @@ class PointFlags(Flags):
 
     restore_ts: str = flag(
         "",
-        "Restore the data as of this time (API V2): latest, a PD timestamp or an RFC 3339 time (default: latest with --log or an "
+        "Restore the data as of this time (API V2): latest, a PD timestamp, a time or an age (default: latest with --log or an "
         "incremental backup, else the backup as it is).",
         metavar="TS|TIME|latest",
     )
@@ -115,6 +115,7 @@ class RestoreFlags(shared.BackupFlags):
         "Restore into a range that contains data (default: refuse). Keys that are not in the backup are kept.",
         command_line=True,
     )
+    allow_followers: bool = shared.ALLOW_FOLLOWERS()
     rate_limit: int = shared.RATE_LIMIT()
     send_credentials: bool = shared.SEND_CREDENTIALS()
     storage_flags: shared.StorageFlags
@@ -138,7 +139,7 @@ class PointRestoreFlags(RestoreFlags):
     log_id: str = shared.LOG_ID()
     full_backup_storage: str = flag(REQUIRED, "URL of the backup to start from, full or incremental.", metavar="URL")
     restored_ts: str = flag(
-        "latest", "Time to restore to: latest, a PD timestamp or an RFC 3339 time.", metavar="TS|TIME|latest"
+        "latest", "Time to restore to: latest, a PD timestamp, a time or an age.", metavar="TS|TIME|latest"
     )
     allow_inexact: bool = shared.ALLOW_INEXACT()
     work_storage: str = WORK_STORAGE()
@@ -249,6 +250,7 @@ def _restore(name: str, flags: RestoreFlags, storage: StorageLocation, point: _P
             restamp=Restamp(flags.restamp),
             file_check=FileCheck(flags.file_check),
             state=flags.storage_flags.locate(flags.state) if flags.state else None,
+            command=name,
             executor=ExecutorOptions(
                 flags.spark.executor, flags.spark.spark_master, flags.concurrency, flags.spark.spark_settings()
             ),

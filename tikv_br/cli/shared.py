@@ -198,18 +198,23 @@ class ClusterFlags(Flags, shared=True):
     ca: str | None = flag(None, "CA certificate (PEM). Enables TLS.", metavar="FILE")
     cert: str | None = flag(None, "Client certificate for mutual TLS (PEM).", metavar="FILE")
     key: str | None = flag(None, "Private key of --cert (PEM).", metavar="FILE")
+    skip_version_check: bool = flag(False, "Use stores of versions that are refused because they are known to fail.")
 
     def config(self) -> ClusterConfig:
         """The cluster. Raises `UsageError`."""
         from tikv_br.cluster.config import ClusterConfig
 
-        return ClusterConfig.from_flags(self.pd, ca=self.ca, cert=self.cert, key=self.key)
+        return ClusterConfig.from_flags(
+            self.pd, ca=self.ca, cert=self.cert, key=self.key, skip_version_check=self.skip_version_check
+        )
 
     def other(self, pd: str, ca: str | None, cert: str | None, key: str | None) -> ClusterConfig:
         """Another cluster; its TLS files as in `tls`. Raises `UsageError`."""
         from tikv_br.cluster.config import ClusterConfig, parse_addresses
 
-        return ClusterConfig(pd=parse_addresses(pd), tls=self.tls(ca, cert, key))
+        return ClusterConfig(
+            pd=parse_addresses(pd), tls=self.tls(ca, cert, key), skip_version_check=self.skip_version_check
+        )
 
     def tls(self, ca: str | None, cert: str | None, key: str | None) -> TlsFiles:
         """TLS files of another server: those of this cluster unless named; none if `ca` is empty."""
@@ -251,6 +256,12 @@ END = partial(flag, "", "End of the range (exclusive; empty: no bound).", metava
 RAW_FORM = partial(flag, KeyForm.RAW, FORMAT, "--format")
 VALUE_FORM = partial(flag, None, "Format of the value.", "--value-format", show_default="as --format")
 KEYSPACE = partial(flag, "", "Keyspace, by id or name (API V2; default: 0).", shared=True, metavar="ID|NAME")
+ALLOW_FOLLOWERS = partial(
+    flag,
+    False,
+    "Ingest although a follower of the cluster will miss these rows, such as TiKV-CDC or a sync of an older tikv-br (API V2; default: refuse).",
+    command_line=True,
+)
 DRY_RUN = partial(flag, False, "Check and plan, but change nothing.")
 REPORT = partial(
     flag,
@@ -421,8 +432,12 @@ class S3Flags(Flags, shared=True, prefix="s3."):
 
     def locate(self, url: str) -> StorageLocation:
         """The location of a URL and the flags; parameters of the URL take precedence. Raises `UsageError`."""
+        return parse(url, self.clouds())
+
+    def clouds(self) -> CloudFlags:
+        """The flags as options."""
         s3 = self.fill(S3Options, ca=self.ca or os.environ.get("AWS_CA_BUNDLE", ""))
-        return parse(url, CloudFlags(s3, self.azblob.options(), self.gcs.options()))
+        return CloudFlags(s3, self.azblob.options(), self.gcs.options())
 
 
 class StorageFlags(Flags, shared=True, prefix="crypter."):

@@ -23,7 +23,7 @@ from tikv_br.cli.sync_options import (
     scratch_folder,
 )
 from tikv_br.cli.sync_view import describe, serving, signals_stop, watching
-from tikv_br.errors import UsageError
+from tikv_br.errors import SyncDegraded, UsageError
 
 if TYPE_CHECKING:
     from tikv_br.incremental.diff_mode import DiffModeOptions, Pass
@@ -120,7 +120,8 @@ def _diff_options(flags: SyncFlags) -> DiffModeOptions:
     if flags.sink.allow_loss:
         raise UsageError("--allow-loss cannot be combined with --mode diff, which never drops TTLs")
     a = ClusterChoice(flags.cluster.config(), flags.keyspace)
-    b = ClusterChoice(ClusterConfig(pd=target.pd, tls=flags.sink.sink_tls.tls(flags.cluster)), target.keyspace)
+    tls, skip = flags.sink.sink_tls.tls(flags.cluster), flags.cluster.skip_version_check
+    b = ClusterChoice(ClusterConfig(pd=target.pd, tls=tls, skip_version_check=skip), target.keyspace)
     concurrency = flags.sink.sink_concurrency
     return DiffModeOptions(
         DiffOptions(a, b, *flags.range.bounds(), keys=0, executor="driver", concurrency=concurrency),
@@ -197,6 +198,10 @@ def follow_feed(out: Output, options: SyncOptions, status_flags: StatusFlags) ->
         status = sync(options, stop, running.begin, running.wait)
     if status is not None:
         _end(out, status, quiet=to_stdout)
+        if status.missed:
+            raise SyncDegraded(
+                f"the sink of {options.changefeed_id} lacks rows that no change feed delivers: {'; '.join(status.missed)}"
+            )
     if received:
         raise received[0]
 

@@ -207,6 +207,7 @@ class SinkFlags(Flags):
 
         return SinkOptions(
             tls=self.sink_tls.tls(source),
+            skip_version_check=source.skip_version_check,
             drop_ttls=bool(self.allow_loss),
             concurrency=self.sink_concurrency,
             batch_rows=self.sink_batch_size,
@@ -222,7 +223,7 @@ class StartFlags(Flags):
     from_backup_ts: int | None = flag(
         None, "Start after this PD timestamp (TSO), usually a backup-ts.", limits=(1, MAX_TS), metavar="TS"
     )
-    start_ts: str = flag("", "Start after this time: now, a PD timestamp or an RFC 3339 time.", metavar="TS|TIME|now")
+    start_ts: str = flag("", "Start after this time: now, a PD timestamp, a time or an age.", metavar="TS|TIME|now")
 
     def start(self, storage: shared.StorageFlags) -> Start | None:
         """The start; None = not given. Raises `UsageError` for more than one."""

@@ -3,28 +3,47 @@
 from __future__ import annotations
 
 import functools
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from types import TracebackType
 from typing import Self
 
+from tikv_br.cluster import versions
 from tikv_br.cluster.channel import run_in_worker_thread
 from tikv_br.cluster.config import ClusterConfig
+from tikv_br.cluster.etcd import Etcd
+from tikv_br.cluster.ingests import Ingests
 from tikv_br.cluster.pb import brpb_pb2, kvrpcpb_pb2
 from tikv_br.cluster.pd import PdClient
-from tikv_br.cluster.pd_http import PdHttp
+from tikv_br.cluster.pd_http import PdHttp, free_space
 from tikv_br.cluster.rawkv import RawClient
+from tikv_br.cluster.region_errors import NO_TIMESTAMP, check_error_text, check_region_error
 from tikv_br.cluster.regions import Region, RegionCache
 from tikv_br.cluster.router import Router
+from tikv_br.cluster.scan import RangeWalk
 from tikv_br.cluster.store import StoreClient, StorePool
 from tikv_br.cluster.topology import ClusterInfo, Store, StoreState, detect_api_version
+from tikv_br.cluster.versions import Capability
 from tikv_br.errors import ClusterUnreachable, RequestRefused
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.errors import DamagedBytes
-from tikv_br.formats.keys.codec import KeyCodec
+from tikv_br.formats.keys.codec import TXN_MODE, TXN_MODE_END, KeyCodec
+from tikv_br.progress_events import Event, Notice, Reporter
 from tikv_br.retry import STORE_UNREACHABLE, RetryPolicy
+
+log = logging.getLogger(__name__)
+_REPORTED: set[tuple[int, str]] = set()
+"""Notices about versions, by cluster."""
+
+
+def log_notice(event: Event) -> None:
+    """Log a notice; ignore other events."""
+    if isinstance(event, Notice):
+        log.warning("%s", event.message)
 
 
 class Cluster:
@@ -37,7 +56,9 @@ class Cluster:
         self.pd_http = PdHttp(pd.connection)
         self.regions = RegionCache(pd.region_by_key)
         self._stores = StorePool(pd.store, config)
-        self.router = Router(self.regions, self._stores, config)
+        self._known: tuple[Store, ...] = ()
+        self.router = Router(self.regions, self._stores, config, partial(free_space, self.pd_http))
+        self._etcd: list[Etcd] = []
 
     @classmethod
     def connect(cls, config: ClusterConfig) -> Cluster:
@@ -55,6 +76,8 @@ class Cluster:
     def close(self) -> None:
         """Close all connections; calls under way end with `ClusterUnreachable`."""
         self._stores.close()
+        while self._etcd:
+            self._etcd.pop().close()
         self.pd.close()
 
     @property
@@ -63,15 +86,71 @@ class Cluster:
         return self.pd.cluster_id
 
     @functools.cached_property
-    def api_version(self) -> ApiVersion:
-        """The API version that the stores are configured with; asked once. Raises `ClusterUnfit` when they disagree."""
-        timeout = min(self.config.connect_timeout, self.config.request_timeout)
-        return detect_api_version(self._up_stores(), self.config.tls, timeout, self.config.retry_budget)
+    def ingests(self) -> Ingests:
+        """The announcements of ingests in PD's etcd."""
+        return self._ingests(self.config.retry_budget)
 
-    def info(self) -> ClusterInfo:
-        """What a plan must know. Raises `ClusterUnfit` when the stores disagree on the API version."""
-        stores = tuple(store for store in self.pd.stores() if store.serves)
-        return ClusterInfo(self.cluster_id, self.pd_http.cluster_version(), self.api_version, stores)
+    @functools.cached_property
+    def watched_ingests(self) -> Ingests:
+        """As `ingests`, for readers that ask again: a call that fails is not repeated."""
+        return self._ingests(0.0)
+
+    def _ingests(self, retry_budget: float) -> Ingests:
+        etcd = Etcd(self.pd.connection.addresses, self.config.tls, request_timeout=2.0, retry_budget=retry_budget)
+        self._etcd.append(etcd)
+        return Ingests(etcd, self.cluster_id)
+
+    @functools.cached_property
+    def api_version(self) -> ApiVersion:
+        """The API version that the stores are configured with; asked once.
+
+        Raises `ClusterUnfit` when they disagree, or are too old for this API version.
+        """
+        stores = self.stores()
+        up = [store for store in stores if store.state is StoreState.UP]
+        timeout = min(self.config.connect_timeout, self.config.request_timeout)
+        found = detect_api_version(up, self.config.tls, timeout, self.config.retry_budget)
+        if not self.config.skip_version_check:
+            versions.require(stores, versions.API_V2 if found is ApiVersion.V2 else versions.RAW)
+        return found
+
+    def info(self, reporter: Reporter = log_notice) -> ClusterInfo:
+        """What a plan must know; the reporter gets notices about versions.
+
+        Raises `ClusterUnfit` when the stores disagree on the API version, or are too old for it.
+        """
+        self.require(versions.RAW, reporter)
+        return ClusterInfo(self.cluster_id, self.pd_http.cluster_version(), self.api_version, self.stores())
+
+    def require(self, capability: Capability, reporter: Reporter = log_notice) -> None:
+        """Raise `ClusterUnfit`, which names the store, if a store lacks a capability or what `api_version` needs.
+
+        With ``config.skip_version_check`` it only reports. Each notice is reported once per process.
+        """
+        _ = self.api_version  # its own limit comes first
+        stores = self.stores()
+        skipped = self.config.skip_version_check
+        if not skipped:
+            versions.require(stores, capability)
+        for text in versions.notices(stores, skipped=skipped):
+            self._report(text, reporter)
+
+    def notice_without(self, capability: Capability) -> None:
+        """Log, once per process, what happens if a store lacks a capability that is not required."""
+        if not self.config.skip_version_check:
+            for text in versions.shortcomings(self.stores(), capability):
+                self._report(text, log_notice)
+
+    def _report(self, text: str, reporter: Reporter) -> None:
+        if (notice := (self.cluster_id, text)) not in _REPORTED:
+            _REPORTED.add(notice)
+            reporter(Notice(text))
+
+    def stores(self, *, known: bool = False) -> tuple[Store, ...]:
+        """The stores that hold data. While PD does not answer, and with ``known``, those that it has last named, if there are any."""
+        if not self._known or not (known or self.pd.connection.outage.seconds):
+            self._known = tuple(store for store in self.pd.stores() if store.serves)
+        return self._known
 
     def store(self, store_id: int) -> StoreClient:
         """The client of one store. Raises `RequestRefused` for an unknown id."""
@@ -84,11 +163,9 @@ class Cluster:
     def flush_timestamps(self) -> None:
         """Make every running store drop its cached timestamps; see `flush_stores`. Does nothing before V2."""
         if self.api_version is ApiVersion.V2:
-            clients = [self._stores.get(store.id) for store in self._up_stores()]
-            flush_stores(clients, self.cluster_id, self.config.retry_budget, self.pd_http.silent_stores)
-
-    def _up_stores(self) -> list[Store]:
-        return [store for store in self.pd.stores() if store.serves and store.state is StoreState.UP]
+            stores = self.pd.stores()  # without PD stores cannot flush either
+            up = [self._stores.get(store.id) for store in stores if store.serves and store.state is StoreState.UP]
+            flush_stores(up, self.cluster_id, self.config.retry_budget, self.pd_http.silent_stores)
 
 
 class ClusterPool:
@@ -165,11 +242,47 @@ def flush_stores(
         for answer in answers:
             # The store flushed before it met a region in motion; any other error means that it did not.
             if answer.HasField("error") and not answer.error.HasField("region_error"):
-                raise RequestRefused(f"{store} cannot flush its timestamps: {answer.error.msg}")
+                is_passing = any(text in answer.error.msg for text in NO_TIMESTAMP)
+                error_class = ClusterUnreachable if is_passing else RequestRefused
+                raise error_class(f"{store} cannot flush its timestamps: {answer.error.msg}")
 
     for store in stores:
         what, action = f"timestamp flush of {store}", functools.partial(flush, store)
         RetryPolicy(retry_budget).run(what, action, STORE_UNREACHABLE, ClusterUnreachable)
+
+
+def has_transactions(cluster: Cluster) -> bool:
+    """Whether a cluster of API V2 has transactional rows or locks, in any keyspace.
+
+    Asks region by region for one of each, up to the first one that has any. Raises as `RawClient`.
+    """
+    walk = RangeWalk(cluster.router, KeyCodec(ApiVersion.V2), cluster.cluster_id, TXN_MODE, TXN_MODE_END)
+    while not walk.done:
+        # A ts above PD's would abort transactions or stores.
+        found, reached = walk.send_part(partial(_has_transactions, cluster.pd.tso()), "KvScan")
+        if found:
+            return True
+        walk.advance(reached)
+    return False
+
+
+def _has_transactions(version: int, store: StoreClient, context: kvrpcpb_pb2.Context, start: bytes, end: bytes) -> bool:
+    scan = kvrpcpb_pb2.ScanRequest(
+        context=context, start_key=start, end_key=end, limit=1, version=version, key_only=True
+    )
+    rows = store.call(store.kv.KvScan, scan)
+    check_region_error(rows)
+    for error in (rows.error, *(pair.error for pair in rows.pairs)):
+        if error.HasField("locked"):
+            return True
+        check_error_text(error.abort or error.retryable)
+    if rows.pairs:
+        return True
+    asked = kvrpcpb_pb2.ScanLockRequest(context=context, start_key=start, end_key=end, limit=1, max_version=version)
+    locks = store.call(store.kv.KvScanLock, asked)
+    check_region_error(locks)
+    check_error_text(locks.error.abort or locks.error.retryable)
+    return bool(locks.locks)
 
 
 THREADS = 16

@@ -164,6 +164,8 @@ class ClusterConfig:
     as leader within some 10 to 50 s, and PD calls it gone after 20 s."""
     busy_budget: float = 600.0
     """How long one call may wait, on top of `retry_budget`, for stores that say they are busy."""
+    skip_version_check: bool = False
+    """Whether to use stores of versions that `tikv_br.cluster.versions` refuses."""
 
     @property
     def retry(self) -> RetryPolicy:
@@ -172,11 +174,19 @@ class ClusterConfig:
 
     @classmethod
     def from_flags(
-        cls, pd: str | Sequence[str], *, ca: str | None = None, cert: str | None = None, key: str | None = None
+        cls,
+        pd: str | Sequence[str],
+        *,
+        ca: str | None = None,
+        cert: str | None = None,
+        key: str | None = None,
+        skip_version_check: bool = False,
     ) -> ClusterConfig:
         """Config of ``--pd host:port,host:port --pd host:port --ca FILE --cert FILE --key FILE``. Raises `UsageError`."""
         return cls(
-            pd=parse_addresses(pd if isinstance(pd, str) else ",".join(pd)), tls=TlsFiles(ca=ca, cert=cert, key=key)
+            pd=parse_addresses(pd if isinstance(pd, str) else ",".join(pd)),
+            tls=TlsFiles(ca=ca, cert=cert, key=key),
+            skip_version_check=skip_version_check,
         )
 
 

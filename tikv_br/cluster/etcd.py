@@ -19,7 +19,7 @@ from typing import Protocol, Self, TypeVar
 import grpc
 from google.protobuf.message import Message
 
-from tikv_br import retry
+from tikv_br import cancellation, retry
 from tikv_br.cluster.channel import open_channel, run_in_worker_thread, status_of
 from tikv_br.cluster.config import EtcdConfig, TlsFiles, explain_failure, split_address
 from tikv_br.cluster.etcd_values import (
@@ -237,7 +237,12 @@ class Etcd:
             member = self._members[index]
             try:
                 return run_in_worker_thread(
-                    partial(self._authenticated, member, send, timeout or self._request_timeout)
+                    partial(
+                        self._authenticated,
+                        member,
+                        send,
+                        cancellation.request_seconds(timeout or self._request_timeout),
+                    )
                 )
             except grpc.RpcError as error:
                 failure = self._explain(member, error)
@@ -367,7 +372,7 @@ class LeaseHolder:
     ) -> None:
         """End the lease, so that others need not wait for it."""
         self._stopping.set()
-        self._thread.join()
+        self._thread.join(cancellation.JOIN_SECONDS if cancellation.is_cleaning_up() else None)
         self._gone = True
         try:
             self._etcd.revoke(self.lease)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import threading
 from collections.abc import Iterable
 
-from tikv_br import retry
+from tikv_br import cancellation, retry
+from tikv_br.cancellation import BackgroundWork
 from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.pb import import_sstpb_pb2
 from tikv_br.errors import ClusterError, ClusterUnreachable
@@ -38,36 +38,30 @@ class ImportMode:
         self._cluster = cluster
         self.schedulers = sorted(schedulers)
         self._pause = pause_seconds
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._keep, name="import-mode", daemon=True)
+        self._renewal = BackgroundWork("import-mode", self._keep)
 
     def enter(self) -> None:
         """Switch every store, pause the schedulers, and renew both. Raises `ClusterError` if a store does not answer."""
         policy = self._cluster.config.retry
         policy.run("import mode", lambda: self._set(importing=True), retry.STORE_UNREACHABLE, ClusterUnreachable)
-        self._thread.start()
+        self._renewal.start()
 
-    def leave(self) -> bool:
-        """Undo `enter`; idempotent. Returns False, and logs a warning, if a store or PD does not answer: import mode then times out."""
+    def leave(self) -> None:
+        """Undo `enter`; idempotent. Raises `ClusterError` if a store or PD does not answer: import mode then times out."""
         self.stop()
         try:
             self._set(importing=False)
         except ClusterError as error:
-            log.warning(
-                "cannot leave import mode or resume PD's schedulers; both end by themselves within ten minutes: %s",
-                error.message,
-            )
-            return False
-        return True
+            message = f"import mode or PD's paused schedulers remain, and end within ten minutes: {error.message}"
+            raise type(error)(message, hint=error.hint) from None
 
     def stop(self) -> None:
         """Stop renewing without changing the cluster: another restore has taken over."""
-        self._stopping.set()
-        if self._thread.is_alive():
-            self._thread.join()
+        self._renewal.stop()
 
     def _keep(self) -> None:
-        while not self._stopping.wait(self._pause / _RENEWALS_PER_PAUSE):
+        while True:
+            cancellation.sleep(self._pause / _RENEWALS_PER_PAUSE)
             with contextlib.suppress(ClusterError):  # the next renewal is in time as well
                 self._set(importing=True)
 
@@ -81,9 +75,7 @@ class ImportMode:
                 pd.pause_scheduler(name, self._pause if importing else 0)
             except ClusterError as error:
                 failure = error
-        for store in self._cluster.pd.stores():
-            if not store.serves:
-                continue
+        for store in self._cluster.stores(known=not importing):
             try:
                 self._cluster.store(store.id).switch_mode(mode)
             except ClusterError as error:
@@ -118,43 +110,41 @@ class DownloadLimit:
         self._rate = bytes_per_second
         self._task_id = task_id
         self._renew_seconds = renew_seconds
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._keep, name="download-limit", daemon=True)
+        self._renewal = BackgroundWork("download-limit", self._keep)
 
     def start(self) -> None:
         """Set the limit, then renew it in the background. Raises `ClusterError` if a store does not answer, unless unlimited."""
         if not self._rate:
-            self._lift()
+            try:
+                self._set(0)
+            except ClusterError as error:
+                log.warning("a store may keep the download limit of an earlier restore: %s", error.message)
             return
         policy = self._cluster.config.retry
         policy.run("download limit", lambda: self._set(self._rate), retry.STORE_UNREACHABLE, ClusterUnreachable)
-        self._thread.start()
+        self._renewal.start()
 
     def stop(self) -> None:
-        """Lift the limit; idempotent. A store that does not answer may keep it, which is logged."""
-        self._stopping.set()
-        if self._thread.is_alive():
-            self._thread.join()
-        if self._rate:
-            self._lift()
-
-    def _lift(self) -> None:
+        """Lift the limit; idempotent. Raises `ClusterError` if a store does not answer: it may keep the limit."""
+        self._renewal.stop()
+        if not self._rate:
+            return
         try:
             self._set(0)
         except ClusterError as error:
-            log.warning("a store may keep its download limit until the next restore starts: %s", error.message)
+            message = f"a store may keep its download limit until the next restore starts: {error.message}"
+            raise type(error)(message, hint=error.hint) from None
 
     def _keep(self) -> None:
-        while not self._stopping.wait(self._renew_seconds):
+        while True:
+            cancellation.sleep(self._renew_seconds)
             with contextlib.suppress(ClusterError):  # the next renewal is in time as well
                 self._set(self._rate)
 
     def _set(self, bytes_per_second: int) -> None:
         """Call every store, even after a failure; raises the last failure."""
         failure: ClusterError | None = None
-        for store in self._cluster.pd.stores():
-            if not store.serves:
-                continue
+        for store in self._cluster.stores(known=not bytes_per_second):
             try:
                 self._cluster.store(store.id).set_download_speed_limit(
                     bytes_per_second, task_id=self._task_id, ttl_seconds=TTL_SECONDS if bytes_per_second else 0

@@ -14,7 +14,8 @@ from tikv_br.cluster.pd_connection import Leader, PdConnection
 from tikv_br.cluster.regions import Region
 from tikv_br.cluster.timestamps import compose
 from tikv_br.cluster.topology import Store
-from tikv_br.errors import ClusterUnreachable, UsageError
+from tikv_br.errors import ClusterUnfit, ClusterUnreachable, UsageError
+from tikv_br.formats.api_version import V3_REFUSED
 from tikv_br.formats.keys.text import show_key
 
 SCAN_PAGE = 1024
@@ -60,7 +61,7 @@ class PdClient:
         """A fresh timestamp. See `timestamps`."""
 
         def send(leader: Leader) -> int:
-            answers = leader.pd.Tso(iter((request,)), timeout=self.connection.config.request_timeout)
+            answers = leader.pd.Tso(iter((request,)), timeout=self.connection.request_seconds)
             try:
                 for answer in answers:  # the last of `count` timestamps
                     return compose(answer.timestamp.physical, answer.timestamp.logical) - answer.count + 1
@@ -182,7 +183,7 @@ class PdClient:
     def keyspace_id(self, given: str) -> int:
         """The id of a keyspace that is given by its id or its name; ``""`` is the default one, 0.
 
-        Raises `UsageError` when there is none of that name.
+        Raises `UsageError` when there is none of that name, `ClusterUnfit` for one of API V3.
         """
         if not given or (given.isascii() and given.isdigit()):
             return int(given or 0)
@@ -194,6 +195,11 @@ class PdClient:
         if response.header.error.type == pdpb_pb2.ENTRY_NOT_FOUND:
             raise UsageError(
                 f"the cluster has no keyspace {given!r}", hint="Pass the name or the id of a keyspace that PD knows."
+            )
+        if response.keyspace.HasField("keyspace_identity"):
+            raise ClusterUnfit(
+                f"keyspace {given!r} has an identity instead of an id: {V3_REFUSED}",
+                hint="Use a keyspace of API V2, which has an id.",
             )
         return response.keyspace.id
 

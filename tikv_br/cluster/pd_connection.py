@@ -11,7 +11,7 @@ from typing import Protocol, TypeVar
 
 import grpc
 
-from tikv_br import retry
+from tikv_br import cancellation, retry
 from tikv_br.cluster.channel import has_answered, open_channel, run_in_worker_thread, status_of, to_cluster_error
 from tikv_br.cluster.config import ClusterConfig, bare_address, explain_failure, split_address
 from tikv_br.cluster.pb import pdpb_pb2
@@ -34,6 +34,11 @@ HEADER_ERRORS: Mapping[int, type[ClusterError]] = {
     pdpb_pb2.REGIONS_NOT_CONTAIN_ALL_KEY_RANGE: ClusterUnreachable,
 }
 """The class of each error that a response header can carry."""
+
+_LEADER_CHANGE = ("not leader", "ErrGenerateTimestamp", "[PD:etcd:", "etcdserver: ", "server not started")
+"""In the texts of gRPC's UNKNOWN and of headers, where PD's leader, or that of its etcd, changes: another member can answer."""
+_BAD_COUNT = "count should be positive"
+"""Also an `ErrGenerateTimestamp`, but of the request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +80,17 @@ class _NoLeaderYet(ClusterUnreachable):
     """Some member is there, and none knows a leader: an election, or a member that is starting."""
 
 
+class _NotPd(ClusterUnreachable):
+    """Another server listens at the address, such as one of HTTP, or a store."""
+
+    retryable = False
+    default_hint = "Pass the address of a PD member with --pd; PD listens at port 2379 by default."
+
+
+NO_HTTP2 = "Failed parsing HTTP/2"
+"""In gRPC's words for a server of HTTP/1, or of something else."""
+
+
 class PdConnection:
     """Calls PD's leader; looks for it again when it moves or falls silent. Thread-safe."""
 
@@ -92,10 +108,12 @@ class PdConnection:
         self._members: dict[str, _Member] = {}
         self._addresses = config.pd
         self.cluster_id = 0
+        self.outage = retry.Outage(f"PD {', '.join(config.pd)}", config.retry_budget)
         try:
             self._leader = config.retry.run(
                 "connection to PD", lambda: run_in_worker_thread(self._find_leader), retry.PD_UNAVAILABLE, _NoLeaderYet
             )
+            self.outage.end()
         except BaseException:  # a signal too: gRPC waits forever for a channel that is collected with a call under way
             self.close()
             raise
@@ -116,6 +134,11 @@ class PdConnection:
         """Who was the leader when last asked."""
         return self._leader
 
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """``host:port`` of all members that are known."""
+        return self._addresses
+
     def unary(
         self,
         pick: Callable[[Leader], grpc.UnaryUnaryMultiCallable[Request, Response]],
@@ -131,7 +154,8 @@ class PdConnection:
         """
 
         def send(leader: Leader) -> Response:
-            response = pick(leader)(request, timeout=self.config.request_timeout)
+            response = pick(leader)(request, timeout=self.request_seconds)
+            self.outage.end()
             self._check_header(response.header.error, leader, allow)
             if missing := missing_of(response):
                 raise ClusterUnreachable(f"PD {leader.address}: {missing}")
@@ -140,25 +164,48 @@ class PdConnection:
         request.header.cluster_id = self.cluster_id
         return self.call(send, f"PD {type(request).__name__.removesuffix('Request')}")
 
+    @property
+    def request_seconds(self) -> float:
+        """How long one request may take: less when PD has been silent for the whole budget, and at clean-up."""
+        config = self.config
+        return cancellation.request_seconds(config.connect_timeout if self.outage.is_spent else config.request_timeout)
+
     def call(self, send: Callable[[Leader], T], what: str) -> T:
-        """Run `send` with the leader until it succeeds, PD refuses for good, or the retry budget is spent."""
-        with retry.Backoffer(what, self.config.retry) as backoffer:
+        """Run `send` with the leader until it succeeds, PD refuses for good, or the retry budget is spent.
+
+        The budget is PD's, not the call's: once PD has been silent for so long, each call tries once.
+        """
+        self.outage.check()
+        with retry.Backoffer(what, self.config.retry, self.outage) as backoffer:
             while True:
                 leader = self._leader
                 try:
-                    return run_in_worker_thread(functools.partial(send, leader))
+                    if self.outage.is_spent:  # the only try: not with a leader of before
+                        leader = self._leader = run_in_worker_thread(self._find_leader)
+                    answer = run_in_worker_thread(functools.partial(send, leader))
                 except grpc.RpcError as error:
-                    failure = to_cluster_error(error, f"PD {leader.address}", self.config.tls)
+                    failure = self._failure(error, leader)
                 except ClusterUnreachable as error:
                     failure = error
                 except ValueError:  # gRPC raises it for a closed channel
                     if not self._closed:
                         raise
                     failure = ClusterUnreachable(f"PD {leader.address}: the connection was closed")
+                else:
+                    self.outage.end()
+                    return answer
                 if not failure.retryable or self._closed:
                     raise failure
                 backoffer.wait(retry.PD_UNAVAILABLE, failure)
                 self.refresh(leader, backoffer)
+
+    def _failure(self, error: grpc.RpcError, leader: Leader) -> ClusterError:
+        failure = to_cluster_error(error, f"PD {leader.address}", self.config.tls)
+        if _is_passing(failure.message):
+            failure = ClusterUnreachable(failure.message)
+        if failure.retryable:
+            self.outage.fail()
+        return failure
 
     def refresh(self, stale: Leader, backoffer: retry.Backoffer) -> None:
         """Look for the leader again, unless another thread has found one other than `stale`."""
@@ -175,7 +222,9 @@ class PdConnection:
         addresses = self._addresses
         for address in addresses:
             get_members = self._member(address).pd.GetMembers
-            asked = get_members.future(pdpb_pb2.GetMembersRequest(), timeout=self.config.connect_timeout)
+            asked = get_members.future(
+                pdpb_pb2.GetMembersRequest(), timeout=cancellation.request_seconds(self.config.connect_timeout)
+            )
             asked.add_done_callback(functools.partial(_put, answers, address))
         failures: dict[str, ClusterError] = {}
         is_there = False
@@ -201,6 +250,7 @@ class PdConnection:
             if not failure.retryable:
                 raise failure
         causes = "; ".join(failure.message for failure in failures.values())
+        self.outage.fail()
         if is_there:
             raise _NoLeaderYet(causes)
         raise ClusterUnreachable(f"no PD answers at {', '.join(failures)}: {causes}")
@@ -218,10 +268,14 @@ class PdConnection:
 
     def _explain(self, address: str, error: grpc.RpcError) -> ClusterError:
         failure = to_cluster_error(error, f"PD {address}", self.config.tls)
-        if status_of(error)[0] is not grpc.StatusCode.UNAVAILABLE:
-            return failure
-        reason = explain_failure(*split_address(address), self.config.tls)
-        return failure if reason is None else ClusterTlsError(f"PD {address}: {reason}")
+        code, details = status_of(error)
+        if code is grpc.StatusCode.UNAVAILABLE:
+            reason = explain_failure(*split_address(address), self.config.tls)
+            if reason is not None:
+                return ClusterTlsError(f"PD {address}: {reason}")
+        if code is grpc.StatusCode.UNIMPLEMENTED or NO_HTTP2 in details:
+            return _NotPd(f"{address}: this is not PD, another server answers: {details}")
+        return failure
 
     def _member(self, address: str) -> _Member:
         with self._lock:
@@ -236,7 +290,13 @@ class PdConnection:
         if error.type == pdpb_pb2.OK or error.type in allow:
             return
         error_class = HEADER_ERRORS.get(error.type, RequestRefused)
+        if error.type == pdpb_pb2.UNKNOWN and _is_passing(error.message):
+            error_class = ClusterUnreachable
         raise error_class(f"PD {leader.address}: {error.message or pdpb_pb2.ErrorType.Name(error.type)}")
+
+
+def _is_passing(message: str) -> bool:
+    return any(text in message for text in _LEADER_CHANGE) and _BAD_COUNT not in message
 
 
 def _put(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import ssl
@@ -154,16 +155,21 @@ class PdHttp:
         path: str,
         payload: object = None,
     ) -> object:
-        backoffer = retry.Backoffer(f"PD {path.partition('?')[0]}", self._config.retry)
+        connection = self._connection
+        connection.outage.check()
+        backoffer = retry.Backoffer(f"PD {path.partition('?')[0]}", self._config.retry, connection.outage)
         while True:
-            leader = self._connection.leader
+            leader = connection.leader
             url = f"{self._config.tls.scheme}://{leader.address}{API}{path}"
             try:
-                tls, timeout = self._config.tls, self._config.request_timeout
-                return request_json(method, url, tls, timeout, payload)
+                answer = request_json(method, url, self._config.tls, connection.request_seconds, payload)
             except ClusterUnreachable as error:
+                connection.outage.fail()
                 backoffer.wait(retry.PD_UNAVAILABLE, error)
-                self._connection.refresh(leader, backoffer)
+                connection.refresh(leader, backoffer)
+            else:
+                connection.outage.end()
+                return answer
 
 
 def _is_zero_time(heartbeat: str) -> bool:
@@ -230,6 +236,15 @@ class GcStatus:
 def store_statuses(pd: DocumentSource) -> list[StoreStatus]:
     """All stores, TiFlash too."""
     return [_store(item) for item in _object(pd, "/stores").get("stores") or ()]
+
+
+def free_space(pd: DocumentSource, store_id: int) -> str:
+    """The space on a store's disk, as a part of a message; empty if PD does not answer, or does not know it."""
+    with contextlib.suppress(ClusterError):
+        for store in store_statuses(pd):
+            if store.id == store_id and store.capacity:
+                return f" ({store.available >> 20:,} of {store.capacity >> 20:,} MiB free by PD's last figures)"
+    return ""
 
 
 def member_health(pd: DocumentSource) -> dict[str, bool]:

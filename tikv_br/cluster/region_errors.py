@@ -61,6 +61,9 @@ REACTIONS: Mapping[str, Reaction] = {
 MESSAGE_ONLY = Reaction(Action.RELOCATE, retry.STORE_UNREACHABLE)
 """For errors with no kind, only a message: "TiKV is Closing", "ingest file conflict"."""
 
+NO_TIMESTAMP = ("fail to flush causal ts", "Fail to get ts")
+"""In the texts of a store that gets no timestamp from PD, as for some seconds after the death of PD's leader; nothing is written."""
+
 _ERROR_TEXTS: tuple[tuple[str, type[ClusterError | UsageError]], ...] = (
     ("Api version in request does not match", ApiVersionMismatch),
     ("ApiVersionNotMatched", ApiVersionMismatch),
@@ -111,13 +114,17 @@ def check_region_error(answer: _Answer) -> None:
 def check_error_text(text: str) -> None:
     """Raise what the ``error`` string of an answer means, if there is one.
 
-    `RegionErrorSeen` for a key outside the region (V1 stores have no typed form of it), else `ApiVersionMismatch`,
-    `UsageError` or `RequestRefused`.
+    `RegionErrorSeen` for a key outside the region (V1 stores have no typed form of it) and for a store without
+    timestamps, else `ApiVersionMismatch`, `UsageError` or `RequestRefused`.
     """
     if not text:
         return
     if "is out of [region" in text:
         raise RegionErrorSeen(errorpb_pb2.Error(message=text, key_not_in_region=errorpb_pb2.KeyNotInRegion()))
+    if any(marker in text for marker in NO_TIMESTAMP):
+        raise RegionErrorSeen(
+            errorpb_pb2.Error(message=text, max_timestamp_not_synced=errorpb_pb2.MaxTimestampNotSynced())
+        )
     error_class = next((error for marker, error in _ERROR_TEXTS if marker in text), RequestRefused)
     raise error_class(f"a store refused the request: {text}")
 

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import bisect
 import threading
+from array import array
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from tikv_br.cluster.pb import kvrpcpb_pb2, metapb_pb2
 from tikv_br.formats.api_version import ApiVersion
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,49 +85,56 @@ class Region:
 
 @dataclass(frozen=True, slots=True)
 class RegionColumns:
-    """Where regions start and how large PD thinks they are, in key order, as Arrow columns: no object for each region."""
+    """Where regions start and how large PD thinks they are, in key order: no object for each region.
 
-    starts: pa.LargeBinaryArray
-    """As PD encodes them; ``b""`` = unbounded."""
-    sizes: pa.Int64Array
+    Not as Arrow columns: the import of Arrow takes longer than a plan.
+    """
+
+    keys: bytes
+    """The starts, one after another, as PD encodes them; an empty one = unbounded."""
+    bounds: array[int]
+    """Where in `keys` each start begins, and where the last one ends."""
+    sizes: array[int]
     """Bytes."""
 
     @classmethod
     def of(cls, pages: Iterable[tuple[list[bytes], list[int]]]) -> RegionColumns:
         """From pages of starts and sizes; only one page is held as objects."""
-        import pyarrow as pa
-
-        starts, sizes = [pa.array([], pa.large_binary())], [pa.array([], pa.int64())]
+        keys, bounds, sizes = bytearray(), array("q", [0]), array("q")
         for page_starts, page_sizes in pages:
-            starts.append(pa.array(page_starts, pa.large_binary()))
-            sizes.append(pa.array(page_sizes, pa.int64()))
-        return cls(pa.concat_arrays(starts), pa.concat_arrays(sizes))
+            for start in page_starts:
+                keys += start
+                bounds.append(len(keys))
+            sizes.extend(page_sizes)
+        return cls(bytes(keys), bounds, sizes)
 
     def __len__(self) -> int:
-        return len(self.starts)
+        return len(self.sizes)
 
     @property
     def total_bytes(self) -> int:
         """Sum of the sizes."""
-        import pyarrow.compute as pc
-
-        return int(pc.sum(self.sizes, min_count=0).as_py())
+        return sum(self.sizes)
 
     def each_size(self) -> Iterator[int]:
         """The sizes, one at a time."""
-        return iter(memoryview(self.sizes.to_numpy()))
+        return iter(self.sizes)
+
+    def each_start(self) -> Iterator[bytes]:
+        """Where each region starts, one at a time."""
+        return map(self.start, range(len(self)))
 
     def start(self, index: int) -> bytes:
         """Where a region starts."""
-        return bytes(self.starts[index].as_py())
+        return self.keys[self.bounds[index] : self.bounds[index + 1]]
 
     def overlapping(self, start: bytes, end: bytes) -> RegionColumns:
         """Those that overlap ``[start, end)`` (as PD encodes them, ``end`` ``b""`` = unbounded), if there is no gap between them."""
         everything = range(len(self))
         first = max(bisect.bisect_right(everything, start, key=self.start) - 1, 0)
         last = bisect.bisect_left(everything, end, key=self.start) if end else len(self)
-        length = max(last - first, 0)
-        return RegionColumns(self.starts.slice(first, length), self.sizes.slice(first, length))
+        last = max(first, last)
+        return RegionColumns(self.keys, self.bounds[first : last + 1], self.sizes[first:last])
 
 
 class RegionCache:

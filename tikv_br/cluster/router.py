@@ -13,7 +13,7 @@ from tikv_br.cluster.pb import errorpb_pb2
 from tikv_br.cluster.region_errors import Action, RegionErrorSeen, check_region_error
 from tikv_br.cluster.regions import Peer, Region, RegionCache
 from tikv_br.cluster.store import StoreClient, StorePool
-from tikv_br.errors import ClusterUnreachable, RequestRefused
+from tikv_br.errors import ClusterUnreachable, RequestRefused, RetryBudgetExhausted, StoreFull
 from tikv_br.retry import Backoffer
 
 BATCH_BYTES = 256 << 10
@@ -71,10 +71,18 @@ def send_in_halves(batch: Sequence[T], send: Callable[[Sequence[T]], None]) -> i
 class Router:
     """Routes by key, retries by the table of `region_errors`. Thread-safe."""
 
-    def __init__(self, regions: RegionCache, stores: StorePool, config: ClusterConfig) -> None:
+    def __init__(
+        self,
+        regions: RegionCache,
+        stores: StorePool,
+        config: ClusterConfig,
+        space_of: Callable[[int], str] = lambda _store_id: "",
+    ) -> None:
+        """``space_of`` describes the space on a store's disk."""
         self.regions = regions
         self._stores = stores
         self.config = config
+        self._space_of = space_of
 
     def call(
         self,
@@ -121,6 +129,10 @@ class Router:
             attempt.after_removed_store(region, error)
             return None
 
+    def full_store(self, store_id: int, what: str, cause: str) -> StoreFull:
+        """The error for a store whose disk stays full."""
+        return StoreFull(f"{what}: {self._stores.get(store_id)} has no space left{self._space_of(store_id)}: {cause}")
+
     def forget_store(self, store_id: int) -> None:
         """Ask PD for a store's address again."""
         self._stores.forget(store_id)
@@ -158,8 +170,18 @@ class _Call:
                 self._router.forget_store(region.leader.store_id)
             case Action.RETRY | Action.RETRY_IF_REPEATABLE:
                 pass
+        self._wait(region, seen)
+
+    def _wait(self, region: Region, seen: RegionErrorSeen) -> None:
+        """Wait before the next try. Raises `StoreFull` if the budget is spent on a full disk."""
         asked = seen.error.server_is_busy.backoff_ms / 1000
-        self._backoffer.wait(reaction.backoff, f"region {region.id}: {seen}", at_least=asked)
+        try:
+            self._backoffer.wait(seen.reaction.backoff, f"region {region.id}: {seen}", at_least=asked)
+        except RetryBudgetExhausted:
+            if seen.kind != "disk_full":
+                raise
+            store_id = next(iter(seen.error.disk_full.store_id), region.leader.store_id)
+            raise self._router.full_store(store_id, self._what, seen.error.message) from None
 
     def after_no_answer(self, region: Region, error: ClusterUnreachable | FailedUnknown) -> None:
         """Try the region's other peers in turn, then ask PD again."""

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, Self
 
+from tikv_br import cancellation
+from tikv_br.cancellation import BackgroundWork
+from tikv_br.cluster.ingests import kept_until
 from tikv_br.cluster.timestamps import minus_seconds
 from tikv_br.errors import SafePointError, TikvBrError, UsageError
 
@@ -91,8 +93,7 @@ class SafePointKeeper:
         self._asked_at: float | None = None
         self._warn_at = 0.0  # no earlier
         self._held_until = 0.0
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._keep, name=f"safe-point-{service_id}", daemon=True)
+        self._renewal = BackgroundWork(f"safe-point-{service_id}", self._keep)
 
     def __enter__(self) -> Self:
         self.start()
@@ -101,14 +102,19 @@ class SafePointKeeper:
     def __exit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if not self._stopping.is_set():
+        if not self._renewal.is_stopped:
             self.stop()
             release(self._pd, self.service_id)
 
     def start(self) -> None:
         """Register, then renew in the background. Raises `SafePointError` when GC has passed it, `ClusterError`."""
         self._renew(self._ttl)
-        self._thread.start()
+        self._renewal.start()
+
+    @property
+    def seconds_left(self) -> float:
+        """For how long PD keeps the safe point without another renewal."""
+        return max(self._held_until - self._clock(), 0.0)
 
     @property
     def silent_seconds(self) -> float:
@@ -138,13 +144,12 @@ class SafePointKeeper:
 
     def stop(self) -> None:
         """Stop renewing; PD forgets the safe point when its TTL ends."""
-        self._stopping.set()
-        if self._thread.is_alive():
-            self._thread.join()
+        self._renewal.stop()
 
     def _keep(self) -> None:
         asked = 0
-        while not self._stopping.wait(self._every / self._probes) and self.lost is None:
+        while self.lost is None:
+            cancellation.sleep(self._every / self._probes)
             asked += 1
             try:
                 if asked < self._probes:
@@ -191,6 +196,7 @@ def choose_backup_ts(cluster: Cluster, safe_interval: float) -> int:
     """Fetch a timestamp, flush every store, and step back ``safe_interval`` seconds.
 
     All writes acknowledged by now have a smaller ts than the one fetched; all later writes a larger one than the result.
+    It is not before the end of an ingest whose rows keep older timestamps: what is read from now on has these rows.
     Raises `ClusterError`; `UsageError` for an interval that reaches before the epoch.
     """
     now = cluster.pd.tso()
@@ -198,7 +204,7 @@ def choose_backup_ts(cluster: Cluster, safe_interval: float) -> int:
     backup_ts = minus_seconds(now, safe_interval)
     if not backup_ts:
         raise UsageError(f"--safe-interval of {safe_interval:g} s reaches back before the epoch")
-    return backup_ts
+    return max(backup_ts, min(kept_until(cluster), now))
 
 
 def safe_point_keeper(cluster: Cluster, run_id: str, backup_ts: int, gc_ttl: int) -> SafePointKeeper:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, TypeVar
 import grpc
 
 from tikv_br import cancellation
-from tikv_br.cancellation import TaskCancelled
-from tikv_br.cluster.channel import open_channel, run_in_worker_thread, to_cluster_error
+from tikv_br.cancellation import TaskCancelled, request_seconds
+from tikv_br.cluster.channel import open_channel, run_in_worker_thread, status_of, to_cluster_error
 from tikv_br.cluster.config import ClusterConfig, TlsFiles
 from tikv_br.cluster.pb import brpb_pb2, cdcpb_pb2, import_sstpb_pb2, kvrpcpb_pb2
 from tikv_br.cluster.pb.brpb_pb2_grpc import BackupStub
@@ -22,10 +22,14 @@ from tikv_br.cluster.topology import Store
 from tikv_br.errors import ClusterError, ClusterUnreachable, DangerousRequest
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.text import show_key
+from tikv_br.retry import Outage
 
 if TYPE_CHECKING:
     from grpc import _CallIterator
 
+
+_SILENCE = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED}
+"""Statuses of calls that the store has not answered; nearly always."""
 
 SST_CFS = frozenset({"default", "write"})
 """Column families that a store's importer knows; it panics at any other."""
@@ -139,10 +143,10 @@ class StoreClient:
     raises `TaskCancelled`, as do calls in flight that may take long.
     """
 
-    def __init__(self, store: Store, config: ClusterConfig) -> None:
-        """Connects with the first call."""
+    def __init__(self, store: Store, config: ClusterConfig, outage: Outage) -> None:
+        """Connects with the first call. ``outage`` is the store's."""
         self.store = store
-        self._config = config
+        self._config, self._outage = config, outage
         self._closed = False
         self._channel = open_channel(store.address, config.tls)
         self.kv = TikvStub(self._channel)
@@ -191,8 +195,8 @@ class StoreClient:
     ) -> Response:
         """Send one request of `kv`; `timeout` in seconds, by default the config's. With one of its own it can be cancelled."""
         if timeout is None:
-            return self._run(lambda: method(request, timeout=self._config.request_timeout))
-        return self._run_long(lambda: method.future(request, timeout=timeout))
+            return self._answer(lambda: method(request, timeout=request_seconds(self._config.request_timeout)))
+        return self._run_long(lambda: method.future(request, timeout=request_seconds(timeout)))
 
     def raw_scan(self, request: kvrpcpb_pb2.RawScanRequest) -> bytes:
         """RawScan, with the answer as the bytes on the wire: `tikv_br.formats.rawscan` reads them without protobuf.
@@ -219,7 +223,7 @@ class StoreClient:
         """
         check_backup(request)
         answers = self._run(lambda: self._backup.backup(request, timeout=timeout))
-        return BackupStream(answers, lambda error: to_cluster_error(error, str(self), self._config.tls))
+        return BackupStream(answers, self._failure, self._outage)
 
     def event_feed(self, *, multiplexed: bool) -> EventFeed:
         """A new feed of changes over a connection of its own; see `EventFeed`."""
@@ -246,7 +250,7 @@ class StoreClient:
         parts = (import_sstpb_pb2.UploadRequest(data=chunk) for chunk in chunks if chunk)
         requests = _chain(import_sstpb_pb2.UploadRequest(meta=meta), parts)
         timeout = self.long_timeout + extra_seconds
-        self._run_long(lambda: self._import.Upload.future(requests, timeout=timeout))
+        self._run_long(lambda: self._import.Upload.future(requests, timeout=request_seconds(timeout)))
 
     def ingest(self, request: import_sstpb_pb2.IngestRequest) -> import_sstpb_pb2.IngestResponse:
         """Take a downloaded or uploaded SST into a region that this store leads."""
@@ -273,7 +277,7 @@ class StoreClient:
         """Run a call that is cancelled with the work that it is part of: twice as costly for us as one that is not."""
         work = cancellation.current()
         if work is None:
-            return self._run(lambda: start().result())
+            return self._answer(lambda: start().result())
 
         def send() -> Response:
             call = start()
@@ -281,20 +285,31 @@ class StoreClient:
                 return call.result()
 
         try:
-            return self._run(send)
+            return self._answer(send)
         except grpc.FutureCancelledError:
             raise TaskCancelled from None
 
+    def _answer(self, send: Callable[[], Response]) -> Response:
+        answer = self._run(send)
+        self._outage.end()
+        return answer
+
     def _run(self, send: Callable[[], Response]) -> Response:
         cancellation.check()
+        self._outage.check()
         try:
             return run_in_worker_thread(send)
         except grpc.RpcError as error:
-            raise to_cluster_error(error, str(self), self._config.tls) from None
+            raise self._failure(error) from None
         except ValueError:  # gRPC raises it for a closed channel
             if self._closed:
                 raise ClusterUnreachable(f"{self}: the connection was closed") from None
             raise
+
+    def _failure(self, error: grpc.RpcError) -> ClusterError:
+        if status_of(error)[0] in _SILENCE:
+            self._outage.fail()
+        return to_cluster_error(error, str(self), self._config.tls)
 
     def __str__(self) -> str:
         return f"store {self.store.id} ({self.store.address})"
@@ -309,13 +324,16 @@ class BackupStream:
         self,
         answers: _CallIterator[brpb_pb2.BackupResponse],
         to_error: Callable[[grpc.RpcError], ClusterError],
+        outage: Outage,
     ) -> None:
         self._answers = answers
-        self._to_error = to_error
+        self._to_error, self._outage = to_error, outage
 
     def __iter__(self) -> Iterator[brpb_pb2.BackupResponse]:
         try:
-            yield from self._answers
+            for answer in self._answers:
+                self._outage.end()
+                yield answer
         except grpc.RpcError as error:
             raise self._to_error(error) from None
         finally:
@@ -335,6 +353,7 @@ class StorePool:
         self._config = config
         self._lock = threading.Lock()
         self._clients: dict[int, StoreClient] = {}
+        self._outages: dict[int, Outage] = {}
 
     def get(self, store_id: int) -> StoreClient:
         """The client of a store. Raises `RequestRefused` for an unknown id, `ClusterError` when PD cannot say."""
@@ -345,7 +364,8 @@ class StorePool:
         store = self._find(store_id)
         with self._lock:
             if store_id not in self._clients:
-                self._clients[store_id] = StoreClient(store, self._config)
+                outage = self._outages.setdefault(store_id, Outage(f"store {store.address}", self._config.retry_budget))
+                self._clients[store_id] = StoreClient(store, self._config, outage)
             return self._clients[store_id]
 
     def forget(self, store_id: int) -> None:

@@ -1,15 +1,18 @@
-"""PD timestamps: milliseconds since the epoch in the upper bits, a counter in the lower 18. Pure."""
+"""PD timestamps: milliseconds since the epoch in the upper bits, a counter in the lower 18."""
 
 from __future__ import annotations
 
 import contextlib
-from datetime import UTC, datetime
+import re
+from datetime import UTC, datetime, timedelta
 
 from tikv_br.errors import UsageError
 
 LOGICAL_BITS = 18
 MAX_LOGICAL = (1 << LOGICAL_BITS) - 1
 MAX_TS = 2**64 - 1
+_AGE = re.compile(r"-(\d+) *([smhd])|(\d+) *(second|minute|hour|day)s? ago", re.IGNORECASE)
+_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 
 
 def compose(physical_ms: int, logical: int = 0) -> int:
@@ -35,14 +38,27 @@ def show_ts(ts: int) -> str:
 
 
 def parse_ts(text: str, name: str) -> int:
-    """The timestamp that is a PD timestamp or a time such as ``2026-05-02T10:00:00Z``. Raises `UsageError`."""
+    """The timestamp of a text: a PD timestamp, a time (in UTC unless it has an offset), or an age such as ``-2m`` or ``2 minutes ago``.
+
+    An age counts from this machine's time. Raises `UsageError`.
+    """
+    text = text.strip()
     if text.isdecimal() and 0 < int(text) <= MAX_TS:
         return int(text)
     with contextlib.suppress(ValueError, OverflowError):
-        moment = datetime.fromisoformat(text)
-        if moment.tzinfo is not None and moment.timestamp() > 0:
+        found = _AGE.fullmatch(text)
+        if found:
+            unit = _UNITS[(found[2] or found[4])[0].lower()]
+            moment = datetime.now(UTC) - timedelta(**{unit: int(found[1] or found[3])})
+        elif ":" in text:  # a day alone is no time
+            moment = datetime.fromisoformat(text.removesuffix(" UTC"))
+            moment = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+        else:
+            raise ValueError
+        if moment.timestamp() > 0:
             return compose(round(moment.timestamp() * 1000))
     raise UsageError(
         f"{name} {text!r} is not a time",
-        hint="Pass a PD timestamp, or a time with its offset from UTC, such as 2026-05-02T10:00:00Z or 2026-05-02T12:00:00+02:00.",
+        hint="Pass a PD timestamp, a time such as 2026-05-02T10:00:00+02:00 or '2026-05-02 10:00:00' (UTC), or an age such as -2m "
+        "or '2 minutes ago'.",
     )

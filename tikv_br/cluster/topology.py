@@ -14,7 +14,7 @@ from tikv_br.cluster.config import TlsFiles
 from tikv_br.cluster.pb import metapb_pb2
 from tikv_br.cluster.pd_http import request_json
 from tikv_br.errors import ClusterError, ClusterUnfit, ClusterUnreachable, RequestRefused
-from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.api_version import V3_NUMBER, V3_REFUSED, ApiVersion
 from tikv_br.retry import STORE_UNREACHABLE, RetryPolicy
 
 THREADS = 16
@@ -146,6 +146,8 @@ def store_api_version(store: Store, tls: TlsFiles, timeout: float) -> ApiVersion
     number = storage.get("api-version", 1)
     if number == 2:
         return ApiVersion.V2
+    if number == V3_NUMBER:
+        raise ClusterUnfit(f"store {store.id} ({store.status_address}) has storage.api-version 3: {V3_REFUSED}")
     if number not in {0, 1}:
         raise ClusterUnfit(f"store {store.id} ({store.status_address}): unsupported storage.api-version {number}")
     return ApiVersion.V1TTL if storage.get("enable-ttl") else ApiVersion.V1

@@ -16,10 +16,9 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxBytes, SupportsTriggerAvailableNow
 
-from tikv_br.archive.log import LogArchive, LogSource
+from tikv_br.archive.log import LogArchive, LogSource, read_log_rows
 from tikv_br.backup.merge import file_sizes, plan_by_sizes
 from tikv_br.backupset.files import FileEntry
-from tikv_br.backupset.rows import read_rows
 from tikv_br.cluster.timestamps import show_ts
 from tikv_br.datasource.options import Options, with_hints
 from tikv_br.datasource.rows import CHANGES, spark_batches
@@ -188,7 +187,7 @@ class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             store = open_store(partition.storage)
             for file in partition.files:
                 span = intersection(file.key_range, partition.span)
-                for rows in read_rows(store, file, partition.codec, span):
+                for rows in read_log_rows(store, file, partition.codec, span):
                     ts = columns.numbers(rows["ts"])
                     inside = (ts > np.uint64(partition.from_ts)) & (ts <= np.uint64(partition.to_ts))
                     found.append(rows if inside.all() else rows.filter(pa.array(inside)))

@@ -15,7 +15,7 @@ from tikv_br.bulk_load.runs import RunsOptions, load_runs, remove_runs, write_ru
 from tikv_br.cluster.config import ClusterConfig
 from tikv_br.datasource.options import with_hints
 from tikv_br.datasource.rows import written_rows
-from tikv_br.errors import TargetNotEmpty
+from tikv_br.errors import ClusterFollowed, TargetNotEmpty
 from tikv_br.formats.keys.codec import KeyCodec
 from tikv_br.formats.rows import unexpired
 from tikv_br.storage.url import StorageLocation
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
 
 def ingest_writer(
-    config: ClusterConfig, codec: KeyCodec, staging: StorageLocation, *, allow_overwrite: bool
+    config: ClusterConfig, codec: KeyCodec, staging: StorageLocation, *, allow_overwrite: bool, allow_followers: bool
 ) -> IngestWriter:
     """A writer that stages in a folder of its own below `staging`."""
     place = staging.child(f"ingest-{secrets.token_hex(8)}")
-    return IngestWriter(RunsOptions(config, codec, place, allow_overwrite))
+    return IngestWriter(RunsOptions(config, codec, place, allow_overwrite, allow_followers))
 
 
 @dataclass
@@ -58,6 +58,9 @@ class IngestWriter(DataSourceArrowWriter):
                 load_runs(self.options, [run for each in messages if isinstance(each, Staged) for run in each.runs])
             except TargetNotEmpty as error:
                 error.hint = "Empty the range, or set allow_overwrite to true."
+                raise
+            except ClusterFollowed as error:
+                error.hint = "Write by puts (without ingest), or set allow_followers to true."
                 raise
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:  # noqa: ARG002 - as Spark calls it

@@ -22,6 +22,7 @@ from tikv_br.backup.scan import Prefetcher, TtlFetcher
 from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.config import ClusterConfig
 from tikv_br.cluster.rawkv import RawClient
+from tikv_br.cluster.versions import RAW, WRITES
 from tikv_br.datasource.ingest import ingest_writer
 from tikv_br.datasource.options import Options, with_hints
 from tikv_br.datasource.rows import (
@@ -47,7 +48,10 @@ if TYPE_CHECKING:
 CLUSTER_OPTIONS = ("pd", "ca", "cert", "key", "keyspace")
 READ_OPTIONS = (*CLUSTER_OPTIONS, "start", "end", "prefix", "key_format", "ttl", "partition_bytes", "pushdown")
 CRYPTER_OPTIONS = ("crypter_method", "crypter_key_file")
-WRITE_OPTIONS = (*CLUSTER_OPTIONS, "concurrency", "ingest", "staging", "allow_overwrite", *CRYPTER_OPTIONS)
+WRITE_OPTIONS = (
+    *(*CLUSTER_OPTIONS, "concurrency", "ingest", "staging", "allow_overwrite", "allow_followers"),
+    *CRYPTER_OPTIONS,
+)
 PARTITION_BYTES = 64 << 20
 """Default size of a partition, by PD's estimates: the regions of one task."""
 CONCURRENCY = 4
@@ -104,7 +108,7 @@ class TikvDataSource(DataSource):
                     hint='Use mode("append"): it replaces the values of keys that are there. `tikv-br raw delete-range` empties a range.',
                 )
             ingest = options.flag("ingest")
-            for name in ("allow_overwrite", "staging", *CRYPTER_OPTIONS):
+            for name in ("allow_overwrite", "allow_followers", "staging", *CRYPTER_OPTIONS):
                 if options.text(name) and not ingest:
                     raise UsageError(f"option {name} needs option ingest", hint="Set ingest to true, or leave it out.")
             if ingest and options.text("concurrency"):
@@ -113,6 +117,7 @@ class TikvDataSource(DataSource):
             _check_columns(schema)
             config = options.cluster()
             with Cluster.connect(config) as cluster:
+                cluster.require(WRITES)
                 codec = _codec(cluster, options.text("keyspace"))
             if {"ttl", "expire_ts"} & set(schema.names) and not codec.api_version.has_ttl:
                 raise UsageError(
@@ -120,7 +125,8 @@ class TikvDataSource(DataSource):
                     hint="Drop the columns ttl and expire_ts.",
                 )
             if staging is not None:
-                return ingest_writer(config, codec, staging, allow_overwrite=options.flag("allow_overwrite"))
+                allowed = {name: options.flag(name) for name in ("allow_overwrite", "allow_followers")}
+                return ingest_writer(config, codec, staging, **allowed)
             return TikvWriter(config, codec, options.number("concurrency", CONCURRENCY))
 
 
@@ -178,6 +184,7 @@ class TikvReader(DataSourceReader):
         if not self.ranges:
             return []
         with with_hints(), Cluster.connect(self.config) as cluster:
+            cluster.require(RAW)
             codec = _codec(cluster, self.keyspace)
             if self.with_ttl and not codec.api_version.has_ttl:
                 raise UsageError(

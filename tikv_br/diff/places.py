@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
 from tikv_br.backupset.backup_set import BackupSet
-from tikv_br.backupset.compare import check_gives_checksums
 from tikv_br.backupset.files import FileEntry
 from tikv_br.backupset.rows import keyspaces_of
+from tikv_br.cluster import versions
 from tikv_br.cluster.cluster import ClusterPool
 from tikv_br.cluster.config import ClusterConfig
 from tikv_br.diff.options import BackupChoice, ClusterChoice
@@ -83,7 +83,7 @@ def find_cluster(clusters: ClusterPool, choice: ClusterChoice, flag: str) -> Clu
     """The place of a cluster. Raises `ClusterError`, `ClusterUnfit` where it cannot compute checksums, `UsageError`."""
     cluster = clusters.get(choice.config)
     info = cluster.info()
-    check_gives_checksums(info, hint="Upgrade the cluster to 6.1.1 or newer.")
+    cluster.require(versions.CHECKSUMS)
     keyspace_id = cluster.pd.keyspace_id(choice.keyspace)
     return _with_valid_keyspace(ClusterPlace(choice.config, info.api_version, keyspace_id), flag)
 

@@ -7,8 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from tikv_br.backupset.compare import check_gives_checksums
-from tikv_br.cluster import timestamps
+from tikv_br.cluster import timestamps, versions
 from tikv_br.cluster.cluster import ClusterPool
 from tikv_br.cluster.rawkv import RawClient
 from tikv_br.diff.options import ClusterChoice, DiffOptions
@@ -82,8 +81,10 @@ def check_source(context: DrillContext) -> None:
     source = context.options.source
     if source is None:
         return
-    info = context.clusters.get(source).info()
-    check_gives_checksums(info, hint="Omit --tail; it needs a cluster of version 6.1.1 or later.")
+    cluster = context.clusters.get(source)
+    info = cluster.info()
+    cluster.require(versions.CHECKSUMS)
+    cluster.require(versions.FEED)
     made = context.options.backup
     written = info.api_version if made is None or made.dst_api_version is None else made.dst_api_version
     check_versions(info.api_version, written)

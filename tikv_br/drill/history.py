@@ -39,11 +39,14 @@ class PastDrill:
     rpo: float | None
     rto: float | None
     keys: int
+    """Of the backup, like the size; may contain keys that have expired since."""
     data_bytes: int
     speed: float | None
     """Bytes of keys and values per second, over the whole recovery; None also if only a part was restored."""
     made_backup: str
     """Id of the backup that the drill made; ``""`` = none."""
+    restored_keys: int | None = None
+    """Counted in the target after the restore; None also in reports of versions up to 1.0.0rc1."""
 
 
 def past_drill_of(report: Mapping[str, Any]) -> PastDrill:
@@ -60,6 +63,7 @@ def past_drill_of(report: Mapping[str, Any]) -> PastDrill:
         rpo=goals.get("RPO"),
         rto=rto,
         keys=backup.get("keys", 0),
+        restored_keys=goals.get("keys"),
         data_bytes=size,
         speed=size / rto if rto and report["scenario"] == WHOLE_BACKUP else None,
         made_backup=backup["id"] if backup.get("made_by_drill") else "",
@@ -161,7 +165,10 @@ def _id_in(name: str) -> str:
 def _trend_of(report: Mapping[str, Any], name: str) -> list[PastDrill]:
     try:
         names = {field.name for field in fields(PastDrill)}
-        found = [PastDrill(**{key: past[key] for key in names}) for past in report["trend"]]
+        found = [
+            PastDrill(**{key: past[key] for key in names if key != "restored_keys" or key in past})
+            for past in report["trend"]
+        ]
         return list(map(_checked, found or [past_drill_of(report)]))
     except (KeyError, TypeError) as error:
         log.warning("%s is not a report of a version that can be read: %s", name, error)
@@ -173,7 +180,7 @@ def _checked(past: PastDrill) -> PastDrill:
     names: tuple[object, ...] = (past.id, past.verdict, past.scenario, past.made_backup)
     if not all(isinstance(each, str) for each in names):
         raise TypeError(f"the drill {past.id!r} has names that are not text")
-    optional = [each for each in (past.rpo, past.rto, past.speed) if each is not None]
+    optional = [each for each in (past.rpo, past.rto, past.speed, past.restored_keys) if each is not None]
     figures: tuple[object, ...] = (past.started_ms, past.seconds, past.keys, past.data_bytes, *optional)
     for each in figures:
         if isinstance(each, bool) or not isinstance(each, int | float) or not -MAX_FIGURE < each < MAX_FIGURE:

@@ -128,7 +128,8 @@ def _compare_renamed_keys(context: DrillContext) -> Compared:
     """Where rows have the keys of another keyspace, which must hold nothing else. Raises as `_compare_same_keys`."""
     destination, backup = context.destination, context.backup
     parts = choose_parts(backup.files, destination.restore_ranges(backup))
-    prover = BackupComparison(context.clusters.get(destination.cluster), backup.store, backup.api_version)
+    cluster = context.clusters.get(destination.cluster)
+    prover = BackupComparison(cluster, backup.store, backup.api_version, expiry_recorded=backup.expiry_recorded)
     found = prover.require_all_equal(parts, THREADS)
     gaps = subtract(destination.ranges, [part.target for part in parts])
     for gap in gaps:

@@ -279,7 +279,7 @@ def _sync_options(plan: TailPlan, followed: FollowedRange, name: str) -> SyncOpt
         gc_ttl=GC_TTL,
         feed=plan.options.feed,
         fence=plan.check_lease,
-        sink=SinkOptions(tls=plan.target.tls),
+        sink=SinkOptions(tls=plan.target.tls, skip_version_check=plan.target.skip_version_check),
     )
 
 

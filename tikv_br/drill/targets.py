@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Protocol
 
 from tikv_br.backupset.backup_set import BackupSet
-from tikv_br.backupset.compare import check_gives_checksums, check_same_encoding
+from tikv_br.backupset.compare import check_same_encoding
 from tikv_br.backupset.coverage import codec_of
 from tikv_br.backupset.rows import keyspaces_of
+from tikv_br.cluster import versions
 from tikv_br.cluster.cluster import Cluster, first_rpc_key
 from tikv_br.cluster.config import ClusterConfig
 from tikv_br.drill.ledger import Creation, Kind, OwnedRows
@@ -205,7 +206,7 @@ class ClusterTarget:
         with Cluster.connect(self.cluster) as cluster:
             info = cluster.info()
             check_same_encoding(backup.api_version, info)
-            check_gives_checksums(info, hint="Use a cluster of version 6.1.1 or later.")
+            cluster.require(versions.CHECKSUMS)
             if self.keyspace and not KeyCodec(backup.api_version).is_v2:
                 raise ClusterUnfit(
                     f"--target-keyspace needs API V2, and the backup is of API {backup.api_version.label}",

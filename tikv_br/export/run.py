@@ -18,6 +18,7 @@ from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.backupset.coverage import codec_of
 from tikv_br.backupset.files import FileEntry
 from tikv_br.backupset.rows import keyspaces_of
+from tikv_br.cancellation import clean_up
 from tikv_br.cluster.cluster import ClusterPool
 from tikv_br.cluster.rate_limit import RateLimit
 from tikv_br.errors import StorageConflict, StorageError, UsageError
@@ -33,7 +34,6 @@ from tikv_br.spark.session import check_java
 from tikv_br.steps import FunctionStep, run_steps
 from tikv_br.storage.base import ObjectStore
 from tikv_br.storage.open import open_store
-from tikv_br.storage.outage import clean_up
 
 SUCCESS = "_SUCCESS"
 """Written last, as Hadoop and Spark do: without it the export is not complete."""
@@ -99,7 +99,7 @@ def open_source(context: ExportContext) -> None:
         _open_backup(context, MergeSources(*_chain(BackupSet.open(open_store(options.backup)))))
         return
     cluster = context.clusters.get(read.cluster)
-    info = cluster.info()
+    info = cluster.info(context.reporter)
     context.cluster_id = info.cluster_id
     context.ranges = source_ranges(read, cluster, ApiVersion.V2)
     codecs = {codec_of(info.api_version, span) for span in context.ranges}

@@ -54,12 +54,18 @@ class Owner:
                 return f"drill {self.name}"
             case Kind.GO_BR:
                 return "backup of the Go TiKV-BR or of BR"
+            case Kind.CDC if self.name.startswith(CREATING):
+                # Held for ten minutes, until the changefeed has its own.
+                return (
+                    f"create or resume of changefeed {self.name.removeprefix(CREATING)} of TiKV-CDC; expires by itself"
+                )
             case Kind.CDC:
                 return "TiKV-CDC or TiCDC"
             case Kind.OTHER:
                 return "not known"
 
 
+CREATING = "-creating-"
 _PREFIXES = {
     "tikv-br-backup-": Kind.BACKUP,
     "tikv-br-sync-": Kind.SYNC,

@@ -18,12 +18,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from tikv_br.cluster.cluster import Cluster
+from tikv_br.cluster.cluster import Cluster, has_transactions
 from tikv_br.cluster.config import ClusterConfig
 from tikv_br.cluster.etcd import LeaseApi, LeaseHolder
 from tikv_br.cluster.pd import PdClient
 from tikv_br.cluster.pd_http import GC_WORKER, GcStatus, PdHttp, gc_status
 from tikv_br.cluster.timestamps import minus_seconds, show_ts
+from tikv_br.cluster.versions import API_V2
 from tikv_br.errors import ClusterError, ClusterUnfit, EtcdLeaseExpired, EtcdUnreachable
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.gc.election import Candidate, ElectionApi
@@ -45,6 +46,16 @@ def check_has_versions(cluster: Cluster) -> None:
         raise ClusterUnfit(
             f"the cluster has API {version.label}, whose raw keys have no old versions to remove",
             hint="A cluster of TiDB does GC itself, and must not have another GC worker.",
+        )
+    cluster.require(API_V2)
+
+
+def check_has_no_transactions(cluster: Cluster) -> None:
+    """Raise `ClusterUnfit` for a cluster of API V2 that also has transactional rows or locks."""
+    if has_transactions(cluster):
+        raise ClusterUnfit(
+            "the cluster also has transactional data, and this worker does not resolve its locks: GC could break transactions",
+            hint="Use the GC of the program that writes transactions (TiDB's, or `GC` of client-go). Its safe point applies to raw data, too.",
         )
 
 
@@ -157,8 +168,20 @@ def worker_name() -> str:
 class GcWorker:
     """Takes part in the election, and does GC while it leads."""
 
-    def __init__(self, etcd: WorkerEtcd, pd: GcPd, options: WorkerOptions, show: Show, name: str = "") -> None:
-        """`show` is called in the thread of `run`; `name` is for people, by default a `worker_name`."""
+    def __init__(
+        self,
+        etcd: WorkerEtcd,
+        pd: GcPd,
+        options: WorkerOptions,
+        show: Show,
+        name: str = "",
+        check: Callable[[], object] = lambda: None,
+    ) -> None:
+        """`show` is called in the thread of `run`; `name` is for people, by default a `worker_name`.
+
+        `check` is called before each round, and raises `ClusterError` if GC must not be done.
+        """
+        self._check = check
         self._etcd = etcd
         self._pd = pd
         self._options = options
@@ -202,6 +225,7 @@ class GcWorker:
     def _do_round(self, candidate: Candidate) -> float:
         """Try one round; returns the seconds until the next one. Raises `EtcdError`."""
         try:
+            self._check()
             done = run_round(self._pd, self._options.life_time, lambda: candidate.confirm(self._options.margin))
         except ClusterError as error:
             if not error.retryable and not self._figures.rounds:

@@ -9,7 +9,7 @@ Modules, in reading order:
 - node: what the services of one store share; call times and fatal requests
 - servers: gRPC and HTTP servers, and ports
 - region, region_errors, regions, scheduler: the region table, its errors, and balancing
-- pd_state, pd_service, pd_http, etcd: PD
+- pd_state, pd_service, pd_http, pd_etcd, etcd: PD
 - engine, encoding: the shared RocksDB, and how each API version encodes rows
 - raw_service, raw_checks, raw_read, raw_write: RawKV requests
 - backup_service, external_storage: backups and their storage

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import secrets
 import tempfile
 import time
@@ -19,12 +20,15 @@ from tikv_br.cluster.pb import brpb_pb2, brpb_pb2_grpc, errorpb_pb2, kvrpcpb_pb2
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.codec import RAW_MODE, RAW_MODE_END, KeyCodec
 from tikv_br.playground import external_storage
-from tikv_br.playground.encoding import LiveRow, data_range, encoding_of
+from tikv_br.playground.encoding import LiveRow, data_range, encoding_of, v2_ts
 from tikv_br.playground.external_storage import CipherFault, ExternalStorage, StorageFault, open_for
 from tikv_br.playground.failpoints import BACKUP_REGION
 from tikv_br.playground.node import BACKUP_EMPTY_RANGE, BACKUP_NOT_RAW, StoreNode, crash_store
+from tikv_br.playground.pd_state import TimestampFault
 from tikv_br.playground.raw_checks import VERSION_NAMES
 from tikv_br.playground.region import Region
+from tikv_br.playground.sst_file import with_properties
+from tikv_br.playground.versions import ServerVersion
 
 CONVERTED_TS: Final = 1
 """The timestamp of every row that a backup converts from V1 or V1TTL to V2."""
@@ -33,6 +37,7 @@ _BLOCK_SIZE: Final = 16 << 10
 _WINDOW_BITS: Final = -14
 _DEFAULT_LEVEL: Final = 32767
 _RPC: Final = "Backup"
+_MAX_U64: Final = (1 << 64) - 1
 _DEFAULT_CF: Final = "default"
 _COLUMN_FAMILIES: Final = frozenset({"", _DEFAULT_CF, "lock", "write", "raft"})
 
@@ -46,8 +51,8 @@ class SstSummary:
     total_bytes: int
 
 
-def write_sst(rows: Iterable[LiveRow], path: Path, options: Options) -> SstSummary | None:
-    """Write the stored rows to an SST; None, and no file, when there are none."""
+def write_sst(rows: Iterable[LiveRow], path: Path, options: Options, *, counted: bool = True) -> SstSummary | None:
+    """Write the stored rows to an SST; None, and no file, when there are none. Not ``counted``: as before 6.1."""
     writer: SstFileWriter | None = None
     crc64xor = total_kvs = total_bytes = 0
     crc64 = fastcrc.crc64.xz
@@ -56,8 +61,8 @@ def write_sst(rows: Iterable[LiveRow], path: Path, options: Options) -> SstSumma
             writer = SstFileWriter(options)
             writer.open(str(path))
         writer[row[0]] = row[1]
-        pair = key + value
-        crc64xor ^= crc64(pair)
+        pair = key + (value if counted else row[1])
+        crc64xor ^= crc64(pair) if counted else 0
         total_kvs += 1
         total_bytes += len(pair)
     if writer is None:
@@ -94,12 +99,17 @@ class _RegionSpan:
     end: bytes
 
 
+def _flush_failed(fault: TimestampFault) -> str:
+    cause = f"[components/backup/src/endpoint.rs:1155]: fail to flush causal ts, {fault}"
+    return f"Other({json.dumps(cause)})"
+
+
 class BackupService(brpb_pb2_grpc.BackupServicer):
     """Serves one store."""
 
     def __init__(self, node: StoreNode) -> None:
         self._node = node
-        self._codec = KeyCodec(node.api_version)
+        self._codec = _bounds_codec(node)
 
     def add_to(self, server: grpc.Server) -> None:
         brpb_pb2_grpc.add_BackupServicer_to_server(self, server)
@@ -110,14 +120,20 @@ class BackupService(brpb_pb2_grpc.BackupServicer):
         """One response a region. A failure is a response too, and does not end the others."""
         if request.cf not in _COLUMN_FAMILIES:
             context.abort(grpc.StatusCode.UNKNOWN, f'InvalidCf {{ cf: "{request.cf}" }}')
+        if not self._node.release.counts_backups:
+            request.dst_api_version = kvrpcpb_pb2.APIVersion.Value(self._node.api_version.name)  # the field is unknown
         if request.is_raw_kv and (refusal := self._check_version(request)):
             yield brpb_pb2.BackupResponse(error=brpb_pb2.Error(msg=refusal))
             return
         ranges = [(each.start_key, each.end_key) for each in request.sub_ranges]
         ranges = ranges or [(request.start_key, request.end_key)]
         self._check_fatal(request, ranges, context)
-        if request.is_raw_kv and self._node.api_version is ApiVersion.V2:
-            self._node.causal.flush()  # even if what follows fails
+        if request.is_raw_kv and self._node.api_version is ApiVersion.V2 and self._node.release.flushes:
+            try:
+                self._node.causal.flush()  # even if what follows fails
+            except TimestampFault as fault:
+                yield brpb_pb2.BackupResponse(error=brpb_pb2.Error(msg=_flush_failed(fault)))
+                return
         try:
             storage = open_for(self._node, request.storage_backend)
         except StorageFault as fault:
@@ -182,7 +198,7 @@ class _Task:
         self._node = node
         self._request = request
         self._storage = storage
-        self._codec = KeyCodec(node.api_version)
+        self._codec = _bounds_codec(node)
         self._cf = request.cf or _DEFAULT_CF
 
     def run(self, span: _RegionSpan) -> brpb_pb2.BackupResponse:
@@ -203,7 +219,8 @@ class _Task:
         """The file of a span, none if it contains no live row."""
         source, target = self._node.api_version, ApiVersion(self._request.dst_api_version)
         stored = self._node.engine.iterate(*data_range(self._codec.bound(span.start), self._codec.bound(span.end)))
-        rows = encoding_of(source).live_rows(stored, self._node.now())
+        counted = self._node.release.counts_backups
+        rows = encoding_of(source, self._node.release).live_rows(stored, self._node.now() if counted else 0)
         start, end = span.start, span.end
         if source is not target:
             rows = _to_v2(rows)
@@ -211,9 +228,11 @@ class _Task:
         options = sst_options(self._request.compression_type, self._request.compression_level)
         with tempfile.TemporaryDirectory(dir=self._node.data_dir, prefix="backup-") as folder:
             path = Path(folder) / "region.sst"
-            summary = write_sst(rows, path, options)
+            properties = RowProperties(source, self._node.release)
+            summary = write_sst(properties.watch(rows), path, options, counted=counted)
             if summary is not None:
-                yield self._save(span, path.read_bytes(), summary, start, end)
+                data = with_properties(path.read_bytes(), properties.found())
+                yield self._save(span, data, summary, start, end)
 
     def _save(self, span: _RegionSpan, plain: bytes, summary: SstSummary, start: bytes, end: bytes) -> brpb_pb2.File:
         iv = secrets.token_bytes(external_storage.IV_SIZE)  # reported for plain files, too
@@ -243,6 +262,44 @@ class _Task:
         if span.start:
             name += f"_{hashlib.sha256(span.start).hexdigest()}_{time.time_ns() // 1_000_000}"
         return f"{name}_{self._cf}.sst"
+
+
+def _bounds_codec(node: StoreNode) -> KeyCodec:
+    return KeyCodec(node.api_version if node.release.encodes_v2 else ApiVersion.V1)
+
+
+class RowProperties:
+    """TiKV's own properties of a file of raw rows, as far as tools read them; those of the store's API version also if it converts."""
+
+    def __init__(self, api_version: ApiVersion, release: ServerVersion) -> None:
+        is_ttl = api_version is ApiVersion.V1TTL
+        self._is_v2 = api_version is ApiVersion.V2
+        self._with_rows = release.collects_rows and (self._is_v2 or (is_ttl and not release.collects_expiry))
+        self._with_expiry = release.collects_expiry if self._is_v2 else is_ttl
+        self._rows = self._last_expiry = self._max_ts = 0
+        self._first_expiry = self._min_ts = _MAX_U64
+
+    def watch(self, rows: Iterable[LiveRow]) -> Iterator[LiveRow]:
+        """Pass on the rows of the file."""
+        for each in rows:
+            self._rows += 1
+            key, stored = each[3]
+            if self._with_rows:
+                ts = v2_ts(key)  # in V1TTL the end of the key, which is none
+                self._min_ts, self._max_ts = min(ts, self._min_ts), max(ts, self._max_ts)
+            if self._with_expiry and (expire := each[2] if self._is_v2 else int.from_bytes(stored[-8:], "big")):
+                self._first_expiry = min(expire, self._first_expiry)
+                self._last_expiry = max(expire, self._last_expiry)
+            yield each
+
+    def found(self) -> dict[str, bytes]:
+        """The properties by name, after the last row."""
+        numbers: dict[str, int] = {}
+        if self._with_rows:
+            numbers = {"tikv.num_rows": self._rows, "tikv.min_ts": self._min_ts, "tikv.max_ts": self._max_ts}
+        if self._last_expiry:
+            numbers |= {"tikv.min_expire_ts": self._first_expiry, "tikv.max_expire_ts": self._last_expiry}
+        return {"tikv.range_index": b""} | {name: number.to_bytes(8, "big") for name, number in numbers.items()}
 
 
 def _to_v2(rows: Iterable[LiveRow]) -> Iterator[LiveRow]:

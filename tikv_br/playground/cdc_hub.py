@@ -16,15 +16,15 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from tikv_br.cluster.pb import cdcpb_pb2, errorpb_pb2, metapb_pb2
-from tikv_br.formats.api_version import ApiVersion
 from tikv_br.playground import cdc_rows, region_errors
 from tikv_br.playground.cdc_rows import Event, SubscribedRange
-from tikv_br.playground.encoding import Row
+from tikv_br.playground.encoding import Row, from_memcomparable
 from tikv_br.playground.failpoints import FailpointTable
-from tikv_br.playground.node import StoreNode
+from tikv_br.playground.node import FEED_OF_RAW_ROWS, StoreNode
 from tikv_br.playground.raw_checks import RegionFault
 from tikv_br.playground.region import Region
 from tikv_br.playground.regions import RegionTable
+from tikv_br.playground.versions import ServerVersion
 
 
 def region_not_found(region_id: int) -> cdcpb_pb2.Error:
@@ -63,8 +63,9 @@ class Subscription:
 class ChangeHub:
     """All subscriptions of a playground, store by store. Thread-safe."""
 
-    def __init__(self, regions: RegionTable, failpoints: FailpointTable) -> None:
+    def __init__(self, regions: RegionTable, failpoints: FailpointTable, release: ServerVersion) -> None:
         self.lock = threading.Lock()
+        self._release = release
         self._regions = regions
         self._failpoints = failpoints
         self._subscriptions: dict[tuple[int, int], list[Subscription]] = {}
@@ -77,7 +78,7 @@ class ChangeHub:
     @contextlib.contextmanager
     def write_ts(self, node: StoreNode) -> Iterator[int]:
         """The timestamp of a write, 0 except in V2. The store's resolved-ts stay below it until the block ends."""
-        if node.api_version is not ApiVersion.V2:
+        if not node.has_timestamps:
             yield 0
             return
         with self.lock:
@@ -95,7 +96,11 @@ class ChangeHub:
 
         Raises `RegionFault` if, in V2, the region has been split, merged or moved since it was looked up.
         """
-        if node.api_version is not ApiVersion.V2:
+        if not node.has_timestamps:
+            with self.lock:
+                watched = self._of(node.store_id, region.id)
+            if watched and any(from_memcomparable(key[1:]) is None for key, _ in puts):
+                node.fatal_requests.record(store_id=node.store_id, rpc="RawPut", what=FEED_OF_RAW_ROWS)
             node.engine.write(puts, deletes)
             return
         with self.lock:
@@ -142,7 +147,8 @@ class ChangeHub:
                 return region_not_found(subscription.region_id)
             there = self._of(subscription.store_id, region.id)
             outbox, request_id = subscription.outbox, subscription.request_id
-            if any(each.outbox is outbox and each.request_id == request_id for each in there):
+            one_each = not self._release.multiplexes
+            if any(each.outbox is outbox and (one_each or each.request_id == request_id) for each in there):
                 return cdcpb_pb2.Error(duplicate_request=cdcpb_pb2.DuplicateRequest(region_id=region.id))
             if region.leader_store != subscription.store_id:
                 return self._not_leader(region)
@@ -190,9 +196,9 @@ class ChangeHub:
 
         Every event up to it has been pushed. The caller holds the lock.
         """
-        is_v2 = node.api_version is ApiVersion.V2
-        ts = min([node.causal.next_ts() if is_v2 else node.tso.next(), *self._pins[node.store_id]])
-        return ts, [each for each in self._all_of(outbox) if each.initialized and self._is_led(each)]
+        ts = min([node.causal.next_ts() if node.has_timestamps else node.tso.next(), *self._pins[node.store_id]])
+        resolved = [each for each in self._all_of(outbox) if self._release.resolves_raw or not each.raw]
+        return ts, [each for each in resolved if each.initialized and self._is_led(each)]
 
     def overrun(self, outbox: Outbox) -> list[Subscription]:
         """The subscriptions of a stream whose store has not noticed that it lost the leadership; ends those whose time is up."""

@@ -21,6 +21,7 @@ from tikv_br.playground.cdc_hub import Subscription
 from tikv_br.playground.cdc_rows import Event, SubscribedRange
 from tikv_br.playground.failpoints import CDC_REGISTER, CDC_RESOLVED, CDC_SCAN
 from tikv_br.playground.node import StoreNode
+from tikv_br.playground.pd_state import TimestampFault
 from tikv_br.playground.servers import bidi
 
 Request = cdcpb_pb2.ChangeDataRequest
@@ -154,7 +155,7 @@ class FeedStream:
     def _handle(self, request: Request) -> None:
         if self._features is None:
             self._features = Features.of(request.header.ticdc_version)
-        if request.WhichOneof("request") == "deregister":
+        if request.WhichOneof("request") == "deregister" and self._node.release.multiplexes:
             self._deregister(request)
         else:
             error = self._register(request, self._features)
@@ -172,8 +173,9 @@ class FeedStream:
         if features.checks_cluster and cluster_id != node.cluster_id:
             mismatch = cdcpb_pb2.ClusterIDMismatch(current=node.cluster_id, request=cluster_id)
             return cdcpb_pb2.Error(cluster_id_mismatch=mismatch)
-        raw = request.kv_api == Request.RawKV
-        if request.kv_api != Request.TiDB and not (raw and node.api_version is ApiVersion.V2):
+        api = request.kv_api if node.release.knows_raw_feeds else Request.TiDB
+        raw = api == Request.RawKV
+        if api != Request.TiDB and not (raw and node.api_version is ApiVersion.V2):
             return cdcpb_pb2.Error(compatibility=cdcpb_pb2.Compatibility(required_version=_REQUIRED_VERSION))
         span = SubscribedRange.of(request.start_key, request.end_key)
         subscription = Subscription(self, node.store_id, request.region_id, request.request_id, span, raw)
@@ -225,7 +227,10 @@ class FeedStream:
             if error is not None:
                 self._hub.end(each, error)
         with self._changed:
-            ts, subscriptions = self._hub.resolve(self._node, self)
+            try:
+                ts, subscriptions = self._hub.resolve(self._node, self)
+            except TimestampFault:
+                return
             events = self._drain()
         yield from cdc_rows.messages_of(events)
         yield from self._resolved(ts, subscriptions)
@@ -264,8 +269,9 @@ class ChangeDataService:
     def add_to(self, server: grpc.Server) -> None:
         handlers = {
             "EventFeed": bidi(cdcpb_pb2.ChangeDataRequest, self._event_feed),
-            "EventFeedV2": bidi(cdcpb_pb2.ChangeDataRequest, self._event_feed_v2),
         }
+        if self._node.release.multiplexes:
+            handlers["EventFeedV2"] = bidi(cdcpb_pb2.ChangeDataRequest, self._event_feed_v2)
         server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler("cdcpb.ChangeData", handlers)])
 
     def _event_feed(self, requests: Iterator[Request], context: grpc.ServicerContext) -> Iterator[Message]:

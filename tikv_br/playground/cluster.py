@@ -14,7 +14,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from http import HTTPStatus
 from pathlib import Path
@@ -34,9 +34,18 @@ from tikv_br.playground.failpoints import PD, FailpointInterceptor, FailpointTab
 from tikv_br.playground.import_service import DownloadLimit, ImportMode, ImportService
 from tikv_br.playground.launcher import Home
 from tikv_br.playground.node import CallClock, FatalRequestLog, Pace, StoreNode
+from tikv_br.playground.pd_etcd import EtcdService, EtcdState
 from tikv_br.playground.pd_http import PdConfig, PdHttp
 from tikv_br.playground.pd_service import PdService
-from tikv_br.playground.pd_state import RENEW_INTERVAL, CausalTimestamps, GcState, Keyspaces, PdState, Tso
+from tikv_br.playground.pd_state import (
+    RENEW_INTERVAL,
+    CausalTimestamps,
+    GcState,
+    Keyspaces,
+    PdState,
+    TimestampFault,
+    Tso,
+)
 from tikv_br.playground.raw_service import RawService
 from tikv_br.playground.region import Region, RegionSizes
 from tikv_br.playground.regions import RegionTable
@@ -60,6 +69,8 @@ PORT_SECONDS: Final = 5.0
 PORT_POLL_SECONDS: Final = 0.05
 ANSWER_SECONDS: Final = 0.2
 """Delay before PD goes down: its port is also that of the admin API, which must answer first."""
+ELECTION_SECONDS: Final = 0.3
+"""From the election of PD's leader until it serves, and from then until stores have found it."""
 WAKE_SECONDS: Final = 0.5
 """A signal that arrives while the process is stopped (Ctrl-Z) may reach a thread of gRPC, which does not wake the main one."""
 _IDENTITY: Final = "identity"
@@ -76,7 +87,7 @@ class Playground:
         self.sizes = RegionSizes(self.engine, settings.data_weight)
         self.tso = Tso(self.engine, lambda: time.time() + settings.clock_ahead)
         self.failpoints = FailpointTable()
-        self.changes = ChangeHub(self.regions, self.failpoints)
+        self.changes = ChangeHub(self.regions, self.failpoints, settings.release)
         self.fatal_requests = FatalRequestLog(settings.path / "fatal_requests.jsonl")
         self.calls = CallClock()
         self._identity = self._load_identity()
@@ -92,21 +103,24 @@ class Playground:
             regions=self.regions,
             sizes=self.sizes,
             tso=self.tso,
-            gc=GcState(self.engine, barriers=settings.gc_barriers),
+            gc=GcState(self.engine, barriers=settings.gc_barriers or settings.release.has_barriers),
             keyspaces=Keyspaces(self.engine),
+            etcd=EtcdState(self.engine),
             nodes=self.nodes,
         )
         config = PdConfig(self.engine, replicas=settings.voters, stores=settings.stores)
         self._admin = Admin(self, self.regions, self.failpoints, self.fatal_requests, self.calls)
         self._pd_http = PdHttp(self.state, config)
-        self._scheduler = Scheduler(self.state, encoding_of(settings.version), config)
+        self._scheduler = Scheduler(self.state, encoding_of(settings.version, settings.release), config)
         self._etcd = EtcdServer(settings.path / "etcd", tls=settings.tls) if settings.etcd else None
         self._renewal_over = threading.Event()
         self._renewal = threading.Thread(target=self._renew, name="causal-ts", daemon=True)
         self._http: HttpServer | None = None
         self._members: list[grpc.Server] = []
         self._fronts: list[Front] = []
-        self._pd_timer: threading.Timer | None = None
+        self._closed: list[Front] = []
+        self._reserved: list[ReservedPort] = []
+        self._pd_change: threading.Thread | None = None
 
     # -- lifecycle ----------------------------------------------------------------------------------------------
 
@@ -124,11 +138,11 @@ class Playground:
 
     def stop(self) -> None:
         """Close all ports and the database."""
+        started = self._renewal.is_alive()
         self._renewal_over.set()
-        if self._pd_timer is not None:
-            self._pd_timer.cancel()
-            self._pd_timer.join()
-        if self._renewal.is_alive():
+        if self._pd_change is not None:
+            self._pd_change.join()
+        if started:
             self._renewal.join()
             self._scheduler.close()
         for front in self._fronts:
@@ -153,37 +167,79 @@ class Playground:
         """Start a dead store on its ports, with an empty cache of timestamps."""
         node = self.nodes[store_id]
         if not node.alive:
-            node.causal = CausalTimestamps(self.tso, self.settings.ts_ahead)
+            node.causal = CausalTimestamps(self.tso, node.release.ts_ahead(self.settings.ts_ahead))
             self._start_store(self._stores[store_id], PORT_SECONDS)
             self.regions.set_store_down(store_id, down=False)
 
     def kill_pd(self, seconds: float) -> None:
         """Stop PD shortly afterwards, as kill -9 does, for so many seconds; the stores continue."""
-        self._disturb_pd(threading.Timer(ANSWER_SECONDS, self._interrupt_pd, [seconds]))
+        self._change_pd((ANSWER_SECONDS, self._close_pd), (seconds, self._reopen_pd))
 
     def move_pd_leader(self, seconds: float) -> None:
-        """End the leadership of PD's leader; after so many seconds the next member leads, which is the same one if it is alone."""
-        last = self.state.leader or 0
-        self._disturb_pd(threading.Timer(seconds, self._lead_pd, [(last + 1) % self.settings.pd_members]))
-        self.tso.available = False
-        self.state.leader = None
+        """End the leadership of PD's leader; after so many seconds the next member leads, which is the same one if it is alone.
 
-    def _disturb_pd(self, timer: threading.Timer) -> None:
-        if self._pd_timer is not None and self._pd_timer.is_alive():
+        For the second half of that time, the next one is known as the leader, and does not serve yet.
+        """
+        elect, serve = self._elections()
+        self._change_pd((seconds / 2, elect), (seconds / 2, serve))
+        self.state.end_leadership()
+        self.state.named = None
+
+    def kill_pd_leader(self, seconds: float, lease: float) -> None:
+        """Stop PD's leader shortly afterwards, as kill -9 does, for so many seconds.
+
+        The others name it as the leader until its lease ends. Then the next one leads; stores find it a moment later.
+        """
+        if self.settings.pd_members == 1:
+            raise PlaygroundError("PD has only one member: kill-pd stops it")
+        elect, serve = self._elections()
+        rest = max(0.0, seconds - lease - 2 * ELECTION_SECONDS)
+        self._change_pd(
+            (ANSWER_SECONDS, self._close_pd_leader),
+            (lease, elect),
+            (ELECTION_SECONDS, serve),
+            (rest, self._reopen_pd),
+        )
+
+    def _elections(self) -> tuple[Callable[[], None], Callable[[], None]]:
+        """Let the others name the next member as the leader; let it lead."""
+        following = ((self.state.leader or 0) + 1) % self.settings.pd_members
+
+        def elect() -> None:
+            self.state.named = following
+
+        def serve() -> None:
+            self.state.lead(following)
+            self._renewal_over.wait(ELECTION_SECONDS if self.state.died is not None else 0)
+            self.tso.available = True
+
+        return elect, serve
+
+    def _change_pd(self, *steps: tuple[float, Callable[[], None]]) -> None:
+        """Take steps one by one in a thread, each after so many seconds."""
+        if self._pd_change is not None and self._pd_change.is_alive():
             raise PlaygroundError("PD is down already, about to be, or has no leader")
-        self._pd_timer = timer
-        timer.start()
+
+        def run() -> None:
+            for seconds, step in steps:
+                self._renewal_over.wait(seconds)  # less if the playground ends
+                step()
+
+        self._pd_change = threading.Thread(target=run, name="pd-change", daemon=True)
+        self._pd_change.start()
 
     def describe(self) -> dict[str, Any]:
         """What ``playground start --output json`` prints, without the process id."""
         return {
             "pd": self.state.address,
+            "pd_members": self.state.addresses,
             "stores": [
                 {"id": node.store_id, "address": node.address, "status_address": node.status_address}
                 for node in self.nodes.values()
             ],
             "dir": self.settings.directory,
             "api_version": self.settings.version.label,
+            "tikv_version": self.settings.release.tikv,
             "cluster_id": self.state.cluster_id,
             "etcd": None if self._etcd is None else self._etcd.address,
             "tls": self.settings.tls is not None,
@@ -222,7 +278,7 @@ class Playground:
         stores += [regions.alloc_id() for _ in range(1, settings.stores)]
         for store_id in stores[1 : settings.voters]:
             regions.add_peer(first.id, store_id)
-        regions.split(first.id, first_byte_bounds(encoding_of(settings.version), settings.regions))
+        regions.split(first.id, first_byte_bounds(encoding_of(settings.version, settings.release), settings.regions))
         return stores
 
     # -- stores -------------------------------------------------------------------------------------------------
@@ -238,10 +294,11 @@ class Playground:
             address=ports.get("address", ANY_PORT),
             status_address=ports.get("status_address", ANY_PORT),
             api_version=settings.version,
+            release=settings.release,
             engine=self.engine,
             regions=self.regions,
             tso=self.tso,
-            causal=CausalTimestamps(self.tso, settings.ts_ahead),
+            causal=CausalTimestamps(self.tso, settings.release.ts_ahead(settings.ts_ahead)),
             failpoints=self.failpoints,
             fatal_requests=self.fatal_requests,
             changes=self.changes,
@@ -284,9 +341,14 @@ class Playground:
 
         def sync() -> None:
             node = self.nodes[region.leader_store]
-            if node.alive:
-                node.causal.flush()
-            self.regions.mark_synced(region.id)
+            try:
+                if node.alive:
+                    node.causal.flush()
+            except TimestampFault:
+                if not self._renewal_over.is_set():
+                    self._sync_timestamps(region)
+            else:
+                self.regions.mark_synced(region.id)
 
         timer = threading.Timer(self.settings.ts_sync_delay, sync)
         timer.daemon = True
@@ -305,7 +367,8 @@ class Playground:
         for index in range(self.settings.pd_members):
             failpoints = FailpointInterceptor(self.failpoints, PD, CallClock())  # `calls` counts those of stores only
             service = PdService(self.state, index)
-            member, port = start_server(ANY_PORT, [service.add_to], interceptors=[failpoints])
+            etcd = EtcdService(self.state.etcd, lambda: self.state.leader is not None)
+            member, port = start_server(ANY_PORT, [service.add_to, etcd.add_to], interceptors=[failpoints])
             self._members.append(member)
             self._fronts.append(self._open_front(index, port, self._http.port))
         self.state.addresses = [f"127.0.0.1:{front.port}" for front in self._fronts]
@@ -323,29 +386,43 @@ class Playground:
 
     def _answer(self, request: Request) -> Reply:
         """PD's HTTP port also serves the admin API."""
-        reply = self._admin.handle(request)
-        if reply is None and self.state.leader is None:
-            return Reply(HTTPStatus.SERVICE_UNAVAILABLE, b"no leader\n", "text/plain; charset=utf-8")
+        reply, state = self._admin.handle(request), self.state
+        if (
+            reply is None and state.leader is None
+        ):  # a member passes requests on to the one that it takes for the leader
+            if state.named is None:
+                return Reply(HTTPStatus.SERVICE_UNAVAILABLE, b"no leader\n", "text/plain; charset=utf-8")
+            text = b"redirect failed\n" if state.named == state.died else b"redirect to not leader\n"
+            return Reply(HTTPStatus.INTERNAL_SERVER_ERROR, text, "text/plain; charset=utf-8")
         return reply or self._pd_http.handle(request)
 
-    def _lead_pd(self, index: int) -> None:
-        self.state.leader = index
-        self.tso.available = True
+    def _close_pd_leader(self) -> None:
+        self.state.end_leadership()
+        self.state.died = self.state.former
+        self._close_pd()
 
-    def _interrupt_pd(self, seconds: float) -> None:
+    def _close_pd(self) -> None:
+        """Close the port of the dead member, or of all; they refuse connections."""
+        self.tso.available = False
+        died = self.state.died
+        self._closed = self._fronts if died is None else [self._fronts[died]]
+        for front in self._closed:
+            front.close()
+        self._reserved = [ReservedPort(front.port) for front in self._closed]
+
+    def _reopen_pd(self) -> None:
         if self._http is None:
             return
-        self.tso.available = False
-        for front in self._fronts:
-            front.close()
-        reserved = [ReservedPort(front.port) for front in self._fronts]
-        self._renewal_over.wait(seconds)  # less if the playground ends
+        ports = {front.port for front in self._closed}
         self._fronts = [
             Front(f"127.0.0.1:{front.port}", front.grpc_port, self._http.port, self.settings.tls)
+            if front.port in ports
+            else front
             for front in self._fronts
         ]
-        for port in reserved:
+        for port in self._reserved:
             port.close()
+        self._closed, self._reserved, self.state.died = [], [], None
         self.tso.available = True
 
 

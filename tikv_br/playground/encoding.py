@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.codec import DATA_PREFIX
 from tikv_br.playground.engine import Engine
+from tikv_br.playground.versions import RECORDED, ServerVersion
 
 _MAX_TS: Final = (1 << 64) - 1
 _NEWEST_END: Final = b"\xff" * 8
@@ -118,12 +119,9 @@ class Encoding:
             rows = self._newest_of_reversed(rows)
         return ((key, value) for key, value, _, _ in self.live_rows(rows, now))
 
-    def live_rows(self, rows: Iterable[Row], now: int) -> Iterator[LiveRow]:
+    def live_rows(self, rows: Iterable[Row], now: int) -> Iterator[LiveRow]:  # noqa: ARG002
         """The live ones of stored rows in key order."""
-        for row in rows:
-            value, expire, _ = self._decode(row[1])
-            if not 0 < expire <= now:
-                yield row[0][1:], value, expire, row
+        return ((row[0][1:], row[1], 0, row) for row in rows)
 
     def split_key(self, data_key: bytes) -> bytes:
         """The bound at which a region may be split in front of a row."""
@@ -143,6 +141,12 @@ class V1Ttl(Encoding):
 
     def put(self, key: bytes, value: bytes, expire: int, ts: int) -> Row:  # noqa: ARG002
         return DATA_PREFIX + key, value + expire.to_bytes(8, "big")
+
+    def live_rows(self, rows: Iterable[Row], now: int) -> Iterator[LiveRow]:
+        for row in rows:
+            value, expire, _ = self._decode(row[1])
+            if not 0 < expire <= now:
+                yield row[0][1:], value, expire, row
 
     def _decode(self, stored: bytes) -> Stored:
         if len(stored) < 8:
@@ -209,11 +213,26 @@ class V2(Encoding):
             yield held
 
 
+class PlainV2(Encoding):
+    """API V2 before 6.1: keys as they come, one version of each, values with flags."""
+
+    api_version = ApiVersion.V2
+
+    def put(self, key: bytes, value: bytes, expire: int, ts: int) -> Row:
+        data_key, _ = super().put(key, value, expire, ts)
+        return data_key, value + expire.to_bytes(8, "big") + b"\x01" if expire else value + b"\x00"
+
+    def _decode(self, stored: bytes) -> Stored:
+        return _decode_v2(stored)
+
+
 _ENCODINGS: Final[dict[ApiVersion, Encoding]] = {each.api_version: each for each in (Encoding(), V1Ttl(), V2())}
 
 
-def encoding_of(api_version: ApiVersion) -> Encoding:
-    """The encoding of an API version."""
+def encoding_of(api_version: ApiVersion, release: ServerVersion = RECORDED) -> Encoding:
+    """The encoding of an API version in a version of TiKV."""
+    if api_version is ApiVersion.V2 and not release.encodes_v2:
+        return PlainV2()
     return _ENCODINGS[api_version]
 
 

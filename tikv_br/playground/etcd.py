@@ -1,4 +1,4 @@
-"""A real etcd of one member, which PD has built in and the playground has not."""
+"""A real etcd of one member, beside the keys and leases that the playground's PD serves."""
 
 from __future__ import annotations
 

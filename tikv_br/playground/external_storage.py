@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import random
 import tempfile
+import threading
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -265,6 +267,13 @@ def open_storage(backend: brpb_pb2.StorageBackend) -> ExternalStorage:
             raise StorageFault.custom("NotFound", f"bad storage backend {other or ''}")
 
 
+def _disk_full() -> StorageFault:
+    return StorageFault.of_os(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+
+
+_LATE_SECONDS: Final = 1.0
+
+
 class _FailpointStorage:
     """An external storage of one store, with its failpoints."""
 
@@ -274,13 +283,27 @@ class _FailpointStorage:
 
     def write(self, name: str, data: bytes) -> None:
         failure = self._node.failpoints.intercept_storage(STORAGE_WRITE, store_id=self._node.store_id)
-        if failure is None or failure.after:
-            self._inner.write(name, data)
+        try:
+            if failure is not None and failure.kind == "disk_full":
+                raise _disk_full()
+            if failure is None or failure.after:
+                self._inner.write(name, data)
+        except StorageFault as fault:
+            if fault.debug == _disk_full().debug:
+                threading.Timer(_LATE_SECONDS, self._leave, (name, data[: len(data) // 2])).start()
+            raise
         if failure is not None:
             raise StorageFault.custom("Other", failure.message)
 
+    def _leave(self, name: str, data: bytes) -> None:
+        """Write what a store has begun when its disk is full, and finishes after the client has given up."""
+        with contextlib.suppress(StorageFault):
+            self._inner.write(name, data)
+
     def read(self, name: str) -> bytes:
         failure = self._node.failpoints.intercept_storage(STORAGE_READ, store_id=self._node.store_id)
+        if failure is not None and failure.kind == "disk_full":
+            raise _disk_full()
         if failure is not None and failure.kind == "storage_error":
             raise StorageFault.custom("Other", failure.message)
         data = self._inner.read(name)

@@ -121,7 +121,7 @@ class Overrun:
 
 @dataclass(frozen=True, slots=True)
 class StorageFailure:
-    """The storage fails (``storage_error``), or returns damaged bytes (``cut``, ``flip``)."""
+    """The storage fails (``storage_error``), returns damaged bytes (``cut``, ``flip``), or a disk is full (``disk_full``)."""
 
     kind: str
     message: str = ""
@@ -322,7 +322,7 @@ def _parse(failpoint_id: int, definition: Mapping[str, Any]) -> Failpoint:
         raise PlaygroundError(f"failpoint: overrun requires the point {CDC_TRANSFER}, which supports no other action")
     if isinstance(action, StorageFailure) != (rpc in STORAGE_POINTS):
         raise PlaygroundError("failpoint: storage faults require a point storage.*, which supports no other action")
-    if isinstance(action, StorageFailure) and action.kind != "storage_error" and rpc != STORAGE_READ:
+    if isinstance(action, StorageFailure) and action.kind in {"cut", "flip"} and rpc != STORAGE_READ:
         raise PlaygroundError(f"failpoint: {action.kind} requires the point {STORAGE_READ}; writes cannot be altered")
     return Failpoint(
         id=failpoint_id,
@@ -354,7 +354,7 @@ def _parse_action(definition: object) -> Action:  # noqa: C901, PLR0911 - one ca
                 return Overrun(float(fields["seconds"]))
             case "storage_error":
                 return StorageFailure(kind, str(fields["message"]), bool(fields.get("after", False)))
-            case "cut" | "flip":
+            case "cut" | "flip" | "disk_full":
                 return StorageFailure(kind)
             case "abort":
                 return Abort(grpc.StatusCode[fields["code"]], fields.get("details", ""))
@@ -383,13 +383,23 @@ _MAKERS: Final[dict[tuple[bool, bool], Callable[..., Any]]] = {
 }
 
 
+_RAW_WRITES: Final = frozenset({"RawPut", "RawBatchPut", "RawDelete", "RawBatchDelete", "RawDeleteRange"})
+_DEADLINE_EXCEEDED: Final = errorpb_pb2.Error(
+    message="deadline is exceeded", server_is_busy=errorpb_pb2.ServerIsBusy(reason="deadline is exceeded")
+)
+
+
 class FailpointInterceptor(grpc.ServerInterceptor):
     """Applies failpoints before an RPC runs, and measures it. Every server of the playground has one.
 
     Services apply only the failpoints of what is inside an RPC: a command of BatchCommands, a region of a backup.
     """
 
-    def __init__(self, failpoints: FailpointTable, store_id: int, clock: CallClock) -> None:
+    def __init__(
+        self, failpoints: FailpointTable, store_id: int, clock: CallClock, *, drops_late_writes: bool = True
+    ) -> None:
+        """``drops_late_writes``: whether a raw write that failpoints hold beyond its deadline is refused."""
+        self._drops_late_writes = drops_late_writes
         self._failpoints = failpoints
         self._store_id = store_id
         self._clock = clock
@@ -408,7 +418,10 @@ class FailpointInterceptor(grpc.ServerInterceptor):
 
         def unary(request: object, context: grpc.ServicerContext) -> object:
             with self._clock.measure(rpc):
+                began = time.monotonic()
                 answer = self._failpoints.answer(rpc, request, store_id=self._store_id, context=context)
+                if answer is None and self._is_late(rpc, request, time.monotonic() - began):
+                    answer = with_region_error(rpc, _DEADLINE_EXCEEDED)
                 return call(request, context) if answer is None else answer
 
         def stream(request: object, context: grpc.ServicerContext) -> Iterator[object]:
@@ -425,3 +438,9 @@ class FailpointInterceptor(grpc.ServerInterceptor):
             response_serializer=handler.response_serializer,
         )
         return wrapped
+
+    def _is_late(self, rpc: str, request: Any, seconds: float) -> bool:  # noqa: ANN401 - any message
+        if not self._drops_late_writes or rpc not in _RAW_WRITES:
+            return False
+        limit = int(request.context.max_execution_duration_ms)
+        return 0 < limit < 1000 * seconds

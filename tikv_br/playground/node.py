@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from tikv_br.playground.region import RegionSizes
     from tikv_br.playground.regions import RegionTable
     from tikv_br.playground.sst_file import SstStore
+    from tikv_br.playground.versions import ServerVersion
 
 BACKUP_EMPTY_RANGE: Final = "Backup with start == end"
 BACKUP_NOT_RAW: Final = "Backup with is_raw_kv=false on a store that holds raw data"
@@ -33,6 +34,7 @@ DOWNLOAD_WITHOUT_Z: Final = "Download of an SST whose keys lack the leading z"
 DOWNLOAD_UNKNOWN_CF: Final = "Download into an unknown column family"
 INGEST_DEADLY_SST: Final = "Ingest of an SST that a store cannot survive"
 INGEST_WITHOUT_PEER_FILE: Final = "Ingest of an SST that a follower has not got"
+FEED_OF_RAW_ROWS: Final = "Write of a raw key to a region with a change feed, before 6.1"
 
 _OPEN_STREAMS: Final = frozenset({"BatchCommands", "EventFeed", "EventFeedV2"})
 """RPCs that stay open also while there is nothing to do."""
@@ -170,6 +172,7 @@ class StoreNode:
     address: str  # host:port of its gRPC services
     status_address: str  # host:port of its HTTP status server
     api_version: ApiVersion
+    release: ServerVersion
     engine: Engine
     regions: RegionTable
     tso: Tso
@@ -186,6 +189,11 @@ class StoreNode:
     alive: bool = True
     died_at: float = 0.0  # unix seconds
     downloads: Counter[str] = field(default_factory=Counter)  # how often each file was fetched from a storage
+
+    @property
+    def has_timestamps(self) -> bool:
+        """Whether its rows have timestamps, and are in change feeds."""
+        return self.api_version is ApiVersion.V2 and self.release.encodes_v2
 
     @property
     def last_heartbeat(self) -> float:

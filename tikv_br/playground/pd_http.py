@@ -17,7 +17,6 @@ from tikv_br.playground.node import StoreNode
 from tikv_br.playground.pd_state import NAME, PdState
 from tikv_br.playground.region import Peer, Region
 from tikv_br.playground.servers import Reply, Request
-from tikv_br.playground.settings import PD_VERSION, TIKV_VERSION
 
 SCHEDULERS: Final = (
     "balance-leader-scheduler",
@@ -153,9 +152,10 @@ class PdHttp:
 
     def __init__(self, state: PdState, config: PdConfig) -> None:
         self._state = state
+        self._release = state.settings.release
         self._config = config
         self._routes: list[tuple[str, str, Handler]] = [
-            ("GET", f"{_V1}/config/cluster-version", lambda _r, _m: TIKV_VERSION),
+            ("GET", f"{_V1}/config/cluster-version", lambda _r, _m: self._release.tikv),
             ("GET", f"{_V1}/config/schedule", lambda _r, _m: config.schedule()),
             ("POST", f"{_V1}/config/schedule", self._set_schedule),
             ("POST", f"{_V1}/config", self._set_schedule),
@@ -179,9 +179,12 @@ class PdHttp:
             ("GET", f"{_V1}/min-resolved-ts", self._min_resolved_ts),
             ("GET", f"{_V1}/gc/safepoint", self._gc),
             ("DELETE", f"{_V1}/gc/safepoint/(?P<service>[^/]+)", self._delete_service),
-            ("POST", "/pd/api/v2/keyspaces", self._create_keyspace),
-            ("GET", "/pd/api/v2/keyspaces", self._keyspaces),
         ]
+        if self._release.has_keyspaces:
+            self._routes += [
+                ("POST", "/pd/api/v2/keyspaces", self._create_keyspace),
+                ("GET", "/pd/api/v2/keyspaces", self._keyspaces),
+            ]
 
     def handle(self, request: Request) -> Reply:
         """Answer a request; 404 as Go's router words it for unknown paths."""
@@ -210,7 +213,7 @@ class PdHttp:
             "data-dir": self._state.settings.directory,
             "schedule": self._config.schedule(),
             "replication": self._config.replication,
-            "cluster-version": TIKV_VERSION,
+            "cluster-version": self._release.tikv,
         }
 
     def _schedulers(self, request: Request, _: re.Match[str]) -> list[str]:
@@ -335,7 +338,7 @@ class PdHttp:
                 "peer_urls": list(member.peer_urls),
                 "client_urls": list(member.client_urls),
                 "deploy_path": self._state.settings.directory,
-                "binary_version": PD_VERSION,
+                "binary_version": f"v{self._release.pd}",
                 "git_hash": _GIT_HASH,
             }
             for member in self._state.members()
@@ -350,17 +353,17 @@ class PdHttp:
                 "name": member.name,
                 "member_id": member.member_id,
                 "client_urls": list(member.client_urls),
-                "health": True,
+                "health": index != self._state.died,
             }
-            for member in self._state.members()
+            for index, member in enumerate(self._state.members())
         ]
 
     def _version(self, _request: Request, _: re.Match[str]) -> dict[str, Any]:
-        return {"version": PD_VERSION, "build_time": "", "hash": "", "branch": ""}
+        return {"version": f"v{self._release.pd}", "build_time": "", "hash": "", "branch": ""}
 
     def _status(self, _request: Request, _: re.Match[str]) -> dict[str, Any]:
         started = self._state.started_at
-        return {"build_ts": "", "version": PD_VERSION, "git_hash": _GIT_HASH, "start_timestamp": started}
+        return {"build_ts": "", "version": f"v{self._release.pd}", "git_hash": _GIT_HASH, "start_timestamp": started}
 
     def _cluster(self, _request: Request, _: re.Match[str]) -> dict[str, Any]:
         return {"id": self._state.cluster_id, "max_peer_count": self._config.replication["max-replicas"]}

@@ -23,6 +23,7 @@ _CLUSTERLESS: Final = frozenset({"GetMembers", "GetClusterInfo", "LoadGlobalConf
 """RPCs without a cluster id."""
 _BARRIERS: Final = frozenset({"SetGCBarrier", "DeleteGCBarrier", "GetGCState"})
 _NULL_KEYSPACE: Final = 0xFFFF_FFFF
+_NO_TSO: Final = "[PD:tso:ErrGenerateTimestamp]generate timestamp failed, "
 
 
 class PdRefusal(Exception):
@@ -49,11 +50,11 @@ class PdService:
             "LoadKeyspace": self._handler(keyspacepb_pb2, "LoadKeyspace", self._load_keyspace),
             "GetAllKeyspaces": self._handler(keyspacepb_pb2, "GetAllKeyspaces", self._all_keyspaces),
         }
+        services = {"pdpb.PD": pd}
+        if self._state.settings.release.has_keyspaces:
+            services["keyspacepb.Keyspace"] = keyspace
         server.add_generic_rpc_handlers(
-            [
-                grpc.method_handlers_generic_handler("pdpb.PD", pd),
-                grpc.method_handlers_generic_handler("keyspacepb.Keyspace", keyspace),
-            ]
+            [grpc.method_handlers_generic_handler(name, calls) for name, calls in services.items()]
         )
 
     def _calls(self) -> dict[str, Callable[[Any], Answer]]:
@@ -129,7 +130,7 @@ class PdService:
 
     def _members(self, _: pdpb_pb2.GetMembersRequest) -> pdpb_pb2.GetMembersResponse:
         members = self._state.members()
-        leader = members[self._state.leader] if self._state.leader is not None else None
+        leader = members[self._state.named] if self._state.named is not None else None
         return pdpb_pb2.GetMembersResponse(members=members, leader=leader, etcd_leader=leader)
 
     def _cluster_info(self, _: pdpb_pb2.GetClusterInfoRequest) -> pdpb_pb2.GetClusterInfoResponse:
@@ -139,20 +140,29 @@ class PdService:
         self, requests: Iterator[pdpb_pb2.TsoRequest], context: grpc.ServicerContext
     ) -> Iterator[pdpb_pb2.TsoResponse]:
         for request in requests:
-            self._check_leads(context)
+            if reason := self._no_tso():
+                context.abort(grpc.StatusCode.UNKNOWN, f"{_NO_TSO}{reason}")
             self._check_cluster(request.header.cluster_id, context)
             try:
                 last = self._state.tso.next(request.count)
             except ValueError:
-                context.abort(
-                    grpc.StatusCode.UNKNOWN,
-                    "[PD:tso:ErrGenerateTimestamp]generate timestamp failed, tso count should be positive",
-                )
+                context.abort(grpc.StatusCode.UNKNOWN, f"{_NO_TSO}tso count should be positive")
             yield pdpb_pb2.TsoResponse(
                 header=pdpb_pb2.ResponseHeader(cluster_id=self._state.cluster_id),
                 count=request.count,
                 timestamp=pdpb_pb2.Timestamp(physical=last >> LOGICAL_BITS, logical=last & (1 << LOGICAL_BITS) - 1),
             )
+
+    def _no_tso(self) -> str:
+        """Why this member gives no timestamps; unlike other calls, Tso does not answer UNAVAILABLE then."""
+        state = self._state
+        if state.leader == self._index:
+            return ""
+        if state.leader is None and state.named == self._index:  # elected, and not serving yet
+            return "timestamp in memory isn't initialized"
+        if state.leader is None and state.former == self._index:
+            return "requested is not leader anymore"
+        return "requested pd is not leader of cluster"
 
     def _alloc_id(self, request: pdpb_pb2.AllocIDRequest) -> pdpb_pb2.AllocIDResponse:
         return pdpb_pb2.AllocIDResponse(id=self._state.regions.alloc_id(request.count or 1), count=request.count)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 import time
@@ -14,14 +15,22 @@ from tikv_br.cluster.pb import metapb_pb2, pdpb_pb2
 from tikv_br.errors import PlaygroundError
 from tikv_br.playground.engine import Engine
 from tikv_br.playground.node import StoreNode
+from tikv_br.playground.pd_etcd import EtcdState
 from tikv_br.playground.region import RegionSizes
 from tikv_br.playground.regions import RegionTable
-from tikv_br.playground.settings import TIKV_VERSION, Settings
+from tikv_br.playground.settings import Settings
 
 LOGICAL_BITS: Final = 18
 _MAX_LOGICAL: Final = (1 << LOGICAL_BITS) - 1
 _TSO_RECORD: Final = "tso"
 _WINDOW_MS: Final = 3000
+
+
+class TimestampFault(Exception):
+    """A store gets no timestamp from PD; the text is what it then puts into its answers."""
+
+    def __init__(self) -> None:
+        super().__init__('BatchRenew("Pd unknown error \\"TimestampRequest channel is closed\\"")')
 
 
 class Tso:
@@ -38,7 +47,13 @@ class Tso:
         self._physical = self._saved
         self._logical = 0
         self.available = True
-        """Whether PD is up: without it stores renew no timestamps and send no resolved-ts."""
+        """Whether stores reach PD's leader: without it they renew no timestamps and send no resolved-ts."""
+
+    def sync(self) -> None:
+        """Begin above the saved time, as a new leader does: each change of the leader moves time up to 3 s ahead."""
+        with self._lock:
+            if self._saved > self._physical:
+                self._physical, self._logical = self._saved, 0
 
     def next(self, count: int = 1) -> int:
         """Allocate ``count`` timestamps of one millisecond and return the last; ``count`` is at most 2^18 - 1."""
@@ -73,10 +88,14 @@ class CausalTimestamps:
         self._max_age = round(ahead * 1000) << LOGICAL_BITS
         self._batch_size = _MIN_BATCH
         self._batches: deque[range] = deque()
-        self._append()
+        with contextlib.suppress(TimestampFault):
+            self._append()
 
     def next_ts(self) -> int:
-        """The timestamp of the next write: above the last, below what PD allocates from now on."""
+        """The timestamp of the next write: above the last, below what PD allocates from now on.
+
+        Raises `TimestampFault` if the cache is used up while PD has no leader.
+        """
         with self._lock:
             if not self._batches:
                 self._batch_size = min(2 * self._batch_size, _MAX_BATCH)
@@ -87,14 +106,17 @@ class CausalTimestamps:
             return batch[0]
 
     def flush(self) -> None:
-        """Drop the cache: the next timestamp is above every one that PD has allocated before."""
+        """Drop the cache: the next timestamp is above every one that PD has allocated before.
+
+        Raises `TimestampFault` while PD has no leader; the cache is empty then, too.
+        """
         with self._lock:
             self._batches.clear()
             self._append()
 
     def renew(self) -> None:
         """Fetch one more batch and drop the oldest beyond the time covered; to be called every 100 ms."""
-        with self._lock:
+        with self._lock, contextlib.suppress(TimestampFault):
             self._append()
             newest = self._batches[-1][0]
             # By age as well: on a busy machine the calls are further apart, and so many batches cover more time.
@@ -102,6 +124,8 @@ class CausalTimestamps:
                 self._batches.popleft()
 
     def _append(self) -> None:
+        if not self._tso.available:
+            raise TimestampFault
         last = self._tso.next(self._batch_size)
         self._batches.append(range(last - self._batch_size + 1, last + 1))
 
@@ -291,13 +315,30 @@ class PdState:
     tso: Tso
     gc: GcState
     keyspaces: Keyspaces
+    etcd: EtcdState
     nodes: Mapping[int, StoreNode]
     addresses: list[str] = field(default_factory=list)
     """host:port of each member, known once its port is open."""
     leader: int | None = 0
     """Which member leads; None = none does."""
+    named: int | None = 0
+    """Which member the others name as the leader: still the one that died, or already the one that does not serve yet."""
+    former: int | None = None
+    """Which member led before."""
+    died: int | None = None
+    """Which member is down."""
     started_at: int = field(default_factory=lambda: int(time.time()))
     _config_lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def end_leadership(self) -> None:
+        """No member leads; who led is still named as the leader."""
+        self.tso.available = False
+        self.former, self.leader = self.leader, None
+
+    def lead(self, index: int) -> None:
+        """The member leads, with timestamps above all earlier ones."""
+        self.tso.sync()
+        self.leader = self.named = index
 
     @property
     def address(self) -> str:
@@ -333,7 +374,7 @@ class PdState:
         return metapb_pb2.Store(
             id=node.store_id,
             address=node.address,
-            version=TIKV_VERSION,
+            version=self.settings.release.tikv,
             peer_address=node.address,
             status_address=node.status_address,
             git_hash="Unknown git hash",

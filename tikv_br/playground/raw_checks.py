@@ -19,6 +19,7 @@ VERSION_NAMES = ("V1", "V1ttl", "V2", "V3")
 MAX_KEY_SIZE: Final = 8192
 """``storage.max-key-size``: of the RPC key."""
 _RAW_MODE: Final = ord("r")
+TXN_MODE: Final = ord("x")
 _COLUMN_FAMILIES: Final = frozenset({"", "default", "lock", "write"})
 
 
@@ -71,12 +72,12 @@ class RawChecks:
                 f"Error(ApiVersionNotMatched {{ cmd: {command}, {versions} }})",
             )
 
-    def keys(self, context: kvrpcpb_pb2.Context, command: str, keys: Iterable[bytes]) -> None:
-        """Version, and that V2 keys are of raw mode."""
+    def keys(self, context: kvrpcpb_pb2.Context, command: str, keys: Iterable[bytes], mode: int = _RAW_MODE) -> None:
+        """Version, and that V2 keys are of the request's mode."""
         self.version(context, command)
         if self._node.api_version is ApiVersion.V2:
             for key in keys:
-                if not key or key[0] != _RAW_MODE:
+                if not key or key[0] != mode:
                     text = key.hex().upper()
                     raise RequestFault(
                         f"Key mode mismatched with the request mode, cmd: {command}, storage: V2, key: {text}",
@@ -84,13 +85,17 @@ class RawChecks:
                     )
 
     def ranges(
-        self, context: kvrpcpb_pb2.Context, command: str, ranges: Iterable[tuple[bytes | None, bytes | None]]
+        self,
+        context: kvrpcpb_pb2.Context,
+        command: str,
+        ranges: Iterable[tuple[bytes | None, bytes | None]],
+        mode: int = _RAW_MODE,
     ) -> None:
-        """Version, and that V2 ranges lie within raw mode: both ends given (not None), the upper one within it or ``s``."""
+        """Version, and that V2 ranges lie within a mode: both ends given (not None), the upper one within it or the next byte."""
         self.version(context, command)
         if self._node.api_version is ApiVersion.V2:
             for start, end in ranges:
-                if not start or not end or start[0] != _RAW_MODE or (end[0] != _RAW_MODE and end != b"s"):
+                if not start or not end or start[0] != mode or (end[0] != mode and end != bytes([mode + 1])):
                     bounds = f"({_option(start)}, {_option(end)})"
                     raise RequestFault(
                         f"Key mode mismatched with the request mode, cmd: {command}, storage: V2, range: {bounds}",
@@ -126,9 +131,9 @@ class RawChecks:
 
         ``snapshot``: the command takes one in every version.
         """
-        is_v2 = self._node.api_version is ApiVersion.V2
-        region = self.region(context, read=is_v2 or snapshot)
-        if is_v2 and not self._node.regions.is_synced(region.id):
+        has_timestamps = self._node.has_timestamps
+        region = self.region(context, read=has_timestamps or snapshot)
+        if has_timestamps and not self._node.regions.is_synced(region.id):
             raise RegionFault(region_errors.max_timestamp_not_synced(region.id))
         return region
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 from fastcrc import crc64
@@ -110,9 +110,10 @@ class RawReads:
         bounds = [(each.start_key, each.end_key) for each in request.ranges]
         self._checks.ranges(request.context, "raw_checksum", bounds)
         region = self._checks.region(request.context, read=True)
+        bound = self._encoding.bound if self._node.release.sums_v2 else bytes
         crc, kvs, size = 0, 0, 0
         for start, end in bounds:
-            for key, value in self._rows(region, start, end, reverse=False):
+            for key, value in self._rows(region, start, end, reverse=False, bound=bound):
                 crc ^= crc64.xz(key + value)
                 kvs += 1
                 size += len(key) + len(value)
@@ -136,9 +137,18 @@ class RawReads:
             raise _outside_in_debug_form(region, bound) if batch else key_outside(region, bound)
         return self._encoding.newest(self._node.engine, key)
 
-    def _rows(self, region: Region, start: bytes, end: bytes, *, reverse: bool) -> Iterator[Row]:
+    def _rows(
+        self,
+        region: Region,
+        start: bytes,
+        end: bytes,
+        *,
+        reverse: bool,
+        bound: Callable[[bytes], bytes] | None = None,
+    ) -> Iterator[Row]:
         """Live rows of the part of a scan's range that lies in the region; the scan must begin there."""
-        first, last = self._encoding.bound(start), self._encoding.bound(end)
+        bound = bound or self._encoding.bound
+        first, last = bound(start), bound(end)
         if first < region.start or (region.end and first > region.end):
             raise key_outside(region, first)
         if reverse and not first:

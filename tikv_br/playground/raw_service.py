@@ -16,10 +16,12 @@ from tikv_br.formats.keys import codec
 from tikv_br.playground import region_errors
 from tikv_br.playground.encoding import DeadlyData, Encoding, encoding_of
 from tikv_br.playground.node import GET_TTL_WITHOUT_TTL, StoreNode, crash_store
+from tikv_br.playground.pd_state import TimestampFault
 from tikv_br.playground.raw_checks import RawChecks, RegionFault, RequestFault, check_within
 from tikv_br.playground.raw_read import RawReads
 from tikv_br.playground.raw_write import RawWrites
 from tikv_br.playground.servers import bidi, unary
+from tikv_br.playground.transactions import Transactions
 
 _NO_KEYS: Final = '"[components/raftstore/src/store/util.rs:1873]: [region {region}] {peer} no split key is specified."'
 _NO_VALID_KEY: Final = (
@@ -82,7 +84,7 @@ class RawService:
 
     def _answer(self, name: str, request: Any, context: grpc.ServicerContext) -> Message | bytes:  # noqa: ANN401
         method = self._methods[name]
-        if request.context.cluster_id not in {0, self._node.cluster_id}:
+        if self._node.release.checks_cluster and request.context.cluster_id not in {0, self._node.cluster_id}:
             context.abort(
                 grpc.StatusCode.INVALID_ARGUMENT, "the cluster id of the request does not match the TiKV cluster"
             )
@@ -94,6 +96,8 @@ class RawService:
             return method.response(region_error=fault.error)
         except RequestFault as fault:
             return method.refuse(fault)
+        except TimestampFault as fault:
+            return method.refuse(RequestFault(f'"[src/storage/mod.rs:3066]: Fail to get ts: {fault}"'))
         except DeadlyData as damage:
             crash_store(self._node, context, name, str(damage))
 
@@ -135,13 +139,23 @@ class RawService:
 
 
 def _methods(node: StoreNode) -> Mapping[str, _Method]:
-    encoding = encoding_of(node.api_version)
+    encoding = encoding_of(node.api_version, node.release)
     checks = RawChecks(node)
     reads, writes = RawReads(node, encoding, checks), RawWrites(node, encoding, checks)
+    transactions = Transactions(node, checks)
 
     def method(request: type[Message], response: Callable[..., Message], call: Call) -> _Method:
         """The response has an ``error`` field."""
         return _Method(request, response, call, lambda fault: response(error=fault.text))  # type: ignore[arg-type]
+
+    def transactional(request: type[Message], response: Callable[..., Message], call: Call) -> _Method:
+        """The response has an ``error`` field with a key error, or several."""
+
+        def refuse(fault: RequestFault) -> Message:
+            error = kv.KeyError(abort=fault.debug)
+            return response(errors=[error]) if response is kv.PrewriteResponse else response(error=error)
+
+        return _Method(request, response, call, refuse)  # type: ignore[arg-type]
 
     def paired(request: type[Message], response: Callable[..., Message], field: str, call: Call) -> _Method:
         """The response has a place for the error only in its first pair."""
@@ -164,6 +178,10 @@ def _methods(node: StoreNode) -> Mapping[str, _Method]:
         "RawGetKeyTTL": method(kv.RawGetKeyTTLRequest, kv.RawGetKeyTTLResponse, reads.key_ttl),
         "RawCompareAndSwap": method(kv.RawCASRequest, kv.RawCASResponse, writes.compare_and_swap),
         "RawChecksum": method(kv.RawChecksumRequest, kv.RawChecksumResponse, reads.checksum),
+        "KvScan": transactional(kv.ScanRequest, kv.ScanResponse, transactions.scan),
+        "KvScanLock": transactional(kv.ScanLockRequest, kv.ScanLockResponse, transactions.scan_lock),
+        "KvPrewrite": transactional(kv.PrewriteRequest, kv.PrewriteResponse, transactions.prewrite),
+        "KvCommit": transactional(kv.CommitRequest, kv.CommitResponse, transactions.commit),
         "SplitRegion": method(
             kv.SplitRegionRequest, kv.SplitRegionResponse, lambda request: _split(node, encoding, request)
         ),

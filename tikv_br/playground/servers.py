@@ -201,6 +201,8 @@ def _handler_of(app: App) -> type[BaseHTTPRequestHandler]:
 _HTTP2: Final = b"PRI * HTTP/2.0"
 _CHUNK: Final = 1 << 16
 _STOP_SECONDS: Final = 5.0
+_ACCEPT_SECONDS: Final = 0.02
+"""For connections that are being accepted: after the listener's end they would stay open, and never be answered."""
 
 
 class Front:
@@ -240,6 +242,9 @@ class Front:
         self._loop.close()
 
     async def _stop(self) -> None:
+        for listener in self._server.sockets:
+            self._loop.remove_reader(listener.fileno())
+        await asyncio.sleep(_ACCEPT_SECONDS)
         self._server.close()
         for writer in self._clients:
             writer.transport.abort()

@@ -9,10 +9,9 @@ from typing import Final
 
 from tikv_br.errors import UsageError
 from tikv_br.formats.api_version import ApiVersion
+from tikv_br.playground.versions import ServerVersion
 
 SETTINGS_FILE: Final = "playground.json"
-TIKV_VERSION: Final = "9.0.0-beta.2"
-PD_VERSION: Final = "v8.5.2"
 _REPLICAS: Final = 3
 
 
@@ -46,6 +45,8 @@ class Settings:
 
     directory: str
     api_version: int = ApiVersion.V1.value
+    tikv_version: str = ""
+    """Version of TiKV and PD to play, as `ServerVersion.parse` takes it."""
     stores: int = 3
     replicas: int = 0
     """Replicas per region; 0 = up to 3, as stores allow."""
@@ -73,7 +74,7 @@ class Settings:
     ts_sync_delay: float = 0.02
     """How long a new leader refuses V2 writes (max_timestamp_not_synced)."""
     gc_barriers: bool = False
-    """Whether PD supports GC barriers; PD 8.5.2 does not."""
+    """Whether PD supports GC barriers also in versions before 9.0."""
     balance: bool = True
     """Whether PD balances leaders and replicas over the stores."""
     store_speed: int = 0
@@ -81,7 +82,7 @@ class Settings:
     data_weight: int = 1
     """Factor by which each byte counts for `store_speed` and in the region sizes that PD reports."""
     etcd: bool = False
-    """Whether to run a real etcd, which PD has built in."""
+    """Whether to run a real etcd."""
     cluster_id: int = 0
     """0 = random at the first start."""
     tls: TlsSettings | None = None
@@ -100,6 +101,11 @@ class Settings:
     def version(self) -> ApiVersion:
         """The API version of all stores."""
         return ApiVersion(self.api_version)
+
+    @property
+    def release(self) -> ServerVersion:
+        """The version of all servers. Raises `UsageError`."""
+        return ServerVersion.parse(self.tikv_version)
 
     def to_json(self) -> str:
         """Serialize for the playground's directory."""

@@ -10,8 +10,8 @@ import tempfile
 import threading
 import uuid
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, cast
 
@@ -20,6 +20,10 @@ from rocksdict import IngestExternalFileOptions, Options, Rdict
 from tikv_br.cluster.pb import import_sstpb_pb2
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.codec import DATA_PREFIX, ENCODED_GROUP, FULL, TS_SIZE
+from tikv_br.formats.sst.block import FOOTER_SIZE, encode_entries
+from tikv_br.formats.sst.coding import BlockHandle
+from tikv_br.formats.sst.source import MemorySource
+from tikv_br.formats.sst.table import BLOCK_NAME, Table
 from tikv_br.formats.values import EXPIRE_SIZE, FLAG_DELETED, FLAG_EXPIRE
 from tikv_br.playground.encoding import Row
 
@@ -71,6 +75,24 @@ def open_sst(path: Path) -> Iterator[Rdict]:
 def rows_of(db: Rdict) -> Iterator[Row]:
     """All rows in the order of the file; each block's checksum is verified on the way."""
     return cast("Iterator[Row]", db.items())
+
+
+def with_properties(data: bytes, added: Mapping[str, bytes]) -> bytes:
+    """An SST with further table properties: the new blocks come after the old ones, which nothing refers to any more."""
+    table = Table(MemorySource(data))
+    footer = table.footer
+    body = bytearray(data[:-FOOTER_SIZE])
+
+    def append(pairs: Mapping[str, bytes]) -> BlockHandle:
+        block = encode_entries((name.encode(), value) for name, value in sorted(pairs.items()))
+        handle = BlockHandle(len(body), len(block))
+        body.extend(block + b"\0" + footer.checksum.compute([block], 0).to_bytes(4, "little"))
+        return handle
+
+    properties = append({**table.properties, **added})
+    handles = {**table.metaindex, BLOCK_NAME: properties}
+    metaindex = append({name: handle.encode() for name, handle in handles.items()})
+    return bytes(body) + replace(footer, metaindex=metaindex).encode()
 
 
 def inspect(path: Path, api_version: ApiVersion) -> SstFacts:

@@ -19,13 +19,14 @@ from tikv_br.playground.settings import Settings
 _NOT_FOUND: Final = 404
 
 
-def _status_reply(request: Request, node: StoreNode, region_split_size: int) -> Reply:
+def _status_reply(request: Request, node: StoreNode, settings: Settings) -> Reply:
     """Answer ``/config``, as far as tools use it, and ``/status``; 404 for all other paths."""
     if request.path == "/status":
         return Reply()
     if request.path != "/config":
         return Reply(_NOT_FOUND, b"path not found")
     version = node.api_version
+    causal = node.release.causal_config(settings.ts_ahead)
     return Reply.json(
         {
             "server": {"addr": node.address, "status-addr": node.status_address},
@@ -38,16 +39,11 @@ def _status_reply(request: Request, node: StoreNode, region_split_size: int) -> 
             },
             "raftstore": {"raft-entry-max-size": "8MiB"},
             "coprocessor": {
-                "region-max-size": _readable(region_split_size * 3 // 2),
-                "region-split-size": _readable(region_split_size),
-            },
-            "causal-ts": {
-                "renew-interval": "100ms",
-                "renew-batch-min-size": 100,
-                "renew-batch-max-size": 8192,
-                "alloc-ahead-buffer": "3s",
+                "region-max-size": _readable(settings.region_split_size * 3 // 2),
+                "region-split-size": _readable(settings.region_split_size),
             },
         }
+        | ({"causal-ts": causal} if causal else {})
     )
 
 
@@ -86,11 +82,13 @@ class StoreServer:
                 for address in (node.address, node.status_address):
                     self._reserved.append(ReservedPort(int(address.rpartition(":")[2])))
                 node.address, node.status_address = (port.address for port in self._reserved)
-            failpoints = FailpointInterceptor(node.failpoints, node.store_id, self._clock)
+            failpoints = FailpointInterceptor(
+                node.failpoints, node.store_id, self._clock, drops_late_writes=node.release.drops_late_writes
+            )
             services = self._services_of(node)
             self._grpc, _ = start_server(node.address, services, interceptors=[failpoints], tls=settings.tls)
             self._http = HttpServer(
-                lambda request: _status_reply(request, node, settings.region_split_size),
+                lambda request: _status_reply(request, node, settings),
                 node.status_address,
                 settings.tls,
             )

@@ -11,6 +11,7 @@ from tikv_br.backupset.files import FileKind
 from tikv_br.backupset.lease import PathLease
 from tikv_br.cluster.cluster import Cluster, ClusterPool
 from tikv_br.cluster.import_mode import DownloadLimit, ImportMode
+from tikv_br.cluster.ingests import Announcer
 from tikv_br.cluster.regions import Region
 from tikv_br.cluster.topology import ClusterInfo
 from tikv_br.errors import LeaseLost, StorageError
@@ -56,8 +57,12 @@ class RestoreContext:
     inspection: BackgroundInspection | None = None
     """Background check of the files, started with the check of the target."""
     facts: dict[str, FileFacts] = field(default_factory=dict)
+    restamp_reason: str = ""
+    """Why ingested rows get a new timestamp; empty = they keep their own."""
     restamp_ts: int = 0
     """New timestamp of ingested rows; 0 = they keep their own."""
+    announcer: Announcer | None = None
+    """Set while the ingest is announced to followers of the cluster."""
     already_restored: bool = False
     """Whether the target already held the whole backup."""
     regions_made: list[Region] = field(default_factory=list)
@@ -96,6 +101,8 @@ class RestoreContext:
         for work in (self.inspection, self.comparing):
             if work is not None:
                 work.stop()
+        if self.announcer is not None:
+            self.announcer.close()
 
     def add_result(self, part: FilePart, result: IngestResult) -> None:
         """Add a task's result and start to compare its part. Raises `LeaseLost` if another restore has taken over."""

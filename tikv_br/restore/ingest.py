@@ -27,6 +27,7 @@ from tikv_br.cluster.store import StoreClient
 from tikv_br.errors import (
     BackupDamaged,
     ClusterUnreachable,
+    RequestRefused,
     RetryBudgetExhausted,
     StorageDenied,
     StorageObjectMissing,
@@ -100,6 +101,8 @@ class Download:
         self._rewrite_rule = _rewrite_rule(part.rewrite, job)
         self._backend = brpb_pb2.StorageBackend.FromString(job.backend)
         self._slow_seconds = job.slow_seconds
+        self.downloads = 0
+        """Requests to stores, one per replica."""
         self._fetched: dict[tuple[bytes, int], import_sstpb_pb2.Range | None] = {}
         self._cipher_info = brpb_pb2.CipherInfo.FromString(job.cipher_info)
 
@@ -113,6 +116,7 @@ class Download:
         start, end = self._rewrite.bounds(self._codec, span)
         meta.range.CopyFrom(import_sstpb_pb2.Range(start=start, end=end))
         meta.length, meta.end_key_exclusive, meta.cipher_iv = self._file.size, True, self._file.cipher_iv
+        self.downloads += sum((meta.uuid, peer.store_id) not in self._fetched for peer in region.peers)
         download = inherit(self._download)
         with ThreadPoolExecutor(len(region.peers)) as pool:
             found = list(pool.map(lambda peer: download(peer, meta), region.peers))
@@ -158,9 +162,16 @@ class Download:
             return StorageObjectMissing(message, hint=_LOCAL_HINT if self._backend.HasField("local") else None)
         if "maybe it's not a replica of this store" in cause:
             return RegionErrorSeen(errorpb_pb2.Error(message=message, region_not_found=errorpb_pb2.RegionNotFound()))
-        if cause != stripped and _STORE_FULL not in cause:
+        if _STORE_FULL in cause:
+            return _disk_full(cause, store.store.id)
+        if cause != stripped:
             return StorageUnreachable(message)
         return ClusterUnreachable(message)
+
+
+def _disk_full(message: str, *store_ids: int) -> RegionErrorSeen:
+    """A store's message as the error that it has for a full disk in other answers: the same store is tried again."""
+    return RegionErrorSeen(errorpb_pb2.Error(message=message, disk_full=errorpb_pb2.DiskFull(store_id=store_ids)))
 
 
 def _rewrite_rule(rewrite: Rewrite, job: IngestJob) -> import_sstpb_pb2.RewriteRule | None:
@@ -210,6 +221,8 @@ class _RowCursor:
 class Upload:
     """Sends one part to stores."""
 
+    downloads = 0
+
     def __init__(self, cluster: Cluster, job: IngestJob, part: FilePart) -> None:
         self._cluster = cluster
         self._job = job
@@ -235,7 +248,12 @@ class Upload:
     def _send(self, store_id: int, meta: import_sstpb_pb2.SSTMeta, descriptor: int) -> None:
         chunks = self._chunks(store_id, descriptor, meta.length, cancellation.current() or Cancellation())
         store = self._cluster.store(store_id)
-        store.upload(meta, chunks, verified=True, extra_seconds=self._job.slow_seconds)
+        try:
+            store.upload(meta, chunks, verified=True, extra_seconds=self._job.slow_seconds)
+        except RequestRefused as error:
+            if _STORE_FULL not in error.message:
+                raise
+            raise _disk_full(_STORE_FULL, store_id) from None
 
     def _chunks(self, store_id: int, descriptor: int, size: int, work: Cancellation) -> Iterator[bytes]:
         """The bytes of a file, no faster than the limit; for a thread of gRPC's, until ``work`` is cancelled."""
@@ -302,7 +320,7 @@ MANY_REGIONS = 8
 """Number of regions from which on a file is uploaded in pieces; checked again when regions split.
 
 A store downloads the whole file for each region that gets a piece of it. For fewer regions that is faster, because stores download
-in parallel.
+in parallel; but not under a rate limit, and not where a download was in vain because its region has split: then the number is 2.
 """
 _NOT_STARTED = frozenset({"not_leader", "server_is_busy", "disk_full", "proposal_in_merging_mode"})
 """Errors of an ingest that is refused before it reaches a replica: all of them still have the file."""
@@ -310,6 +328,9 @@ _NOT_STARTED = frozenset({"not_leader", "server_is_busy", "disk_full", "proposal
 
 class Transfer(Protocol):
     """A way for a part of a file to get to stores."""
+
+    downloads: int
+    """How often a store was asked to download the file."""
 
     def transfer(self, region: Region, meta: import_sstpb_pb2.SSTMeta, span: KeyRange) -> bool:
         """Have the stores of all replicas keep the rows in ``span`` and complete ``meta``; False when nothing does.
@@ -350,7 +371,8 @@ def _ingest(
     cluster: Cluster, job: IngestJob, part: FilePart, way: Callable[[Cluster, IngestJob, FilePart], Transfer]
 ) -> IngestResult:
     work = _Ingestion(cluster, job, part, way(cluster, job, part))
-    return IngestResult(regions=sum(1 for _region in work.regions()), uploaded=int(work.uploads))
+    regions = sum(1 for _region in work.regions())
+    return IngestResult(regions=regions, uploaded=int(work.uploads), downloads=work.downloads)
 
 
 @dataclass(slots=True)
@@ -374,6 +396,8 @@ class _Ingestion:
         self._span = part.target
         self._transfer = transfer
         self._fetches = 0
+        self._regions_done = 0
+        self._earlier_downloads = 0
         self._staged: _StagedSst | None = None
         self._storage_patience = job.store.location.patience
 
@@ -382,11 +406,17 @@ class _Ingestion:
         """Whether the file is uploaded instead of downloaded."""
         return isinstance(self._transfer, Upload)
 
+    @property
+    def downloads(self) -> int:
+        """How often a store was asked to download the file."""
+        return self._earlier_downloads + self._transfer.downloads
+
     def regions(self) -> Iterator[Region]:
         """Walk the regions of the part, each of them done when it is yielded."""
         start = self._span.start
         while True:
             region = self._ingest_next(KeyRange(start, self._span.end))
+            self._regions_done += 1
             yield region
             start = self._codec.from_bound(region.end)
             if not start or (self._span.end and start >= self._span.end):
@@ -419,6 +449,7 @@ class _Ingestion:
         if held.found is None:
             self._staged = None  # until all have answered: two downloads of one name at one store would conflict
             if self._job.via is Via.AUTO and not self.uploads and self._spans_many_regions(rest):
+                self._earlier_downloads = self.downloads
                 self._transfer = Upload(self._cluster, self._job, self._part)
             held.found = self._transfer.transfer(region, held.meta, held.place[-1])
             self._fetches += 1
@@ -428,9 +459,12 @@ class _Ingestion:
         return region
 
     def _spans_many_regions(self, rest: KeyRange) -> bool:
-        """Whether stores would fetch the file `MANY_REGIONS` times or more: as often as they have, and for each region of the rest."""
+        """Whether the rest of the file is in so many regions that each store would fetch all of it too often."""
+        most = MANY_REGIONS - 1 - self._fetches
+        if self._job.upload_limit or self._fetches > self._regions_done:  # the latter: a region has split meanwhile
+            most = min(most, 1)
         start = rest.start
-        for _region in range(MANY_REGIONS - 1 - self._fetches):
+        for _region in range(most):
             region = self._cluster.regions.locate(self._codec.bound(start))
             start = self._codec.from_bound(region.end)
             if not start or (rest.end and start >= rest.end):
@@ -452,7 +486,7 @@ class _Ingestion:
             refusal = RegionErrorSeen(answer.error)
             if refusal.kind in _NOT_STARTED:
                 self._staged = held
-            raise refusal
+            raise _disk_full(_STORE_FULL, leader.store.id) if _STORE_FULL in answer.error.message else refusal
 
     def _meta(self, region: Region) -> import_sstpb_pb2.SSTMeta:
         return import_sstpb_pb2.SSTMeta(

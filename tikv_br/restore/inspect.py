@@ -107,12 +107,12 @@ class BackgroundInspection:
 def inspect_file(backup: BackupSet, file: FileEntry, check: FileCheck, pieces: int = 1) -> FileFacts:
     """Check identity and structure of one file and, depending on ``check``, its content. Raises `BackupDamaged` with its name.
 
-    `FileFacts.cuts` divides it into at most ``pieces``.
+    `FileFacts.cuts` divides it into at most ``pieces``; its content is read by as many requests at a time.
     """
     backup.verify_identity(file)
     vouched_for = backup.is_at_original_location and file.etag and file.tail_sha256
     if check is FileCheck.CONTENT or (check is FileCheck.AUTO and not vouched_for):
-        backup.verify_content(file)
+        backup.verify_content(file, pieces)
     inspect = _inspect_parquet if kind_of(file) is FileKind.PARQUET else _inspect_sst
     with file_errors(file):
         rows, inspected = inspect(backup, file, min(pieces, file.total_bytes // PIECE_BYTES))

@@ -69,6 +69,10 @@ class RestoreOptions:
     checksum: bool = True
     """Whether to compare the cluster's checksums with the backup's afterwards."""
     allow_overwrite: bool = False
+    allow_followers: bool = False
+    """Whether to ingest although followers of the cluster do not learn of it, such as TiKV-CDC."""
+    command: str = "restore raw"
+    """What the announcement of the ingest names."""
     import_mode: bool = False
     """Whether to switch stores to import mode and pause PD's balancing during the ingest; not for `Mode.PUT`."""
     rate_limit: int = 0

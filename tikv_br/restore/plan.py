@@ -56,6 +56,8 @@ class IngestResult(NamedTuple):
     """Rows left out because they had expired."""
     uploaded: int = 0
     """Files that tikv-br sent to the stores."""
+    downloads: int = 0
+    """How often stores downloaded a file; at least once per replica."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from tikv_br.backupset import layout
 from tikv_br.cluster.import_mode import DownloadLimit, ImportMode, active_balance_schedulers
-from tikv_br.errors import BackupDamaged, StorageDenied, StorageError, StorageReadOnly
+from tikv_br.errors import BackupDamaged, ClusterError, StorageDenied, StorageError, StorageReadOnly
 from tikv_br.formats.keys.ranges import KeyRange, intersection, subtract
 from tikv_br.progress_events import Notice
 from tikv_br.restore.context import RestoreContext
@@ -115,8 +115,12 @@ def clean_up_interrupted(context: RestoreContext) -> None:
     if not left or _needed_by_others(record, left):
         return
     context.reporter(Notice("an interrupted restore has left import mode on or schedulers paused; they are reset"))
-    if ImportMode(context.cluster, schedulers_of(left)).leave():
-        _remove_records(record, left, context.info.cluster_id)
+    try:
+        ImportMode(context.cluster, schedulers_of(left)).leave()
+    except ClusterError as error:
+        context.reporter(Notice(error.message))
+        return
+    _remove_records(record, left, context.info.cluster_id)
 
 
 def enter_import_mode(context: RestoreContext) -> None:
@@ -140,25 +144,28 @@ def enter_import_mode(context: RestoreContext) -> None:
     context.import_mode.enter()
 
 
-def leave_import_mode(context: RestoreContext) -> None:
-    """Leave import mode, unless another restore needs it; also after a failure."""
+def leave_import_mode(context: RestoreContext) -> bool:
+    """Leave import mode, unless another restore needs it; also after a failure. Returns whether it was on."""
     mode, context.import_mode = context.import_mode, None
     if mode is None:
-        return
+        return False
     mode.stop()
     if not context.holds_lease():
-        return  # the restore that has taken over decides on import mode
+        return False  # the restore that has taken over decides on import mode
     record, cluster_id = context.record, context.info.cluster_id
     if record is None:
         mode.leave()
-        return
+        return True
     try:
         left = _changes_to_undo(record, cluster_id)
     except StorageError:  # other restores renew it if they need it
         mode.leave()
         raise
-    if left is not None and ImportMode(context.cluster, schedulers_of(left) | set(mode.schedulers)).leave():
-        _remove_records(record, left, cluster_id)
+    if left is None:
+        return False
+    ImportMode(context.cluster, schedulers_of(left) | set(mode.schedulers)).leave()
+    _remove_records(record, left, cluster_id)
+    return True
 
 
 def _changes_to_undo(record: RestoreRecord, cluster_id: int) -> dict[str, ImportModeRecord] | None:

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from tikv_br.backupset.files import totals
+from tikv_br.cancellation import clean_up
 from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.config import ClusterConfig
 from tikv_br.cluster.import_mode import DownloadLimit, ImportMode
+from tikv_br.cluster.ingests import finish_killed
+from tikv_br.errors import ClusterError
+from tikv_br.formats.api_version import ApiVersion
 from tikv_br.progress_events import Reporter, silent
 from tikv_br.restore.context import RestoreContext
 from tikv_br.restore.options import RestoreOptions
@@ -19,8 +24,9 @@ from tikv_br.restore.record import check_none_running, import_mode_records, remo
 from tikv_br.restore.steps import restore_steps
 from tikv_br.steps import run_steps
 from tikv_br.storage.open import open_store
-from tikv_br.storage.outage import clean_up
 from tikv_br.storage.url import StorageLocation
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +57,8 @@ class RestoreSummary:
     """Rows that were not put because they had expired; 0 for an ingest, which includes them, invisible to readers."""
     uploaded_files: int
     """Files that tikv-br sent to the stores."""
+    downloads: int
+    """How often stores downloaded a file: at least once per replica, more often if it is in several regions."""
     restamp_ts: int
     """New timestamp of all rows, or of those that newer deletes had hidden; 0 = rows kept their own, or were put."""
     cluster_id: int
@@ -101,6 +109,7 @@ def restore(
         regions=context.done.regions,
         expired_kvs=context.done.expired,
         uploaded_files=context.done.uploaded,
+        downloads=context.done.downloads,
         restamp_ts=context.restamp_ts,
         cluster_id=context.info.cluster_id,
         dry_run=options.dry_run,
@@ -122,7 +131,7 @@ class AbortedRestores:
 def abort_restores(location: StorageLocation, cluster: ClusterConfig | None) -> AbortedRestores:
     """Remove the records of all unfinished restores at a backup or a ``--state`` location, and end their import mode.
 
-    Import mode and download limits are reset in ``cluster`` only; elsewhere they end by their own timeout. Raises `LeaseHeld` while
+    Import mode and download limits are reset, and followers go on, in ``cluster`` only; elsewhere they end by their own timeout. Raises `LeaseHeld` while
     one of the restores is running, `StorageError`, `ClusterError`.
     """
     store = open_store(location)
@@ -131,6 +140,13 @@ def abort_restores(location: StorageLocation, cluster: ClusterConfig | None) -> 
     if cluster is not None:
         with Cluster.connect(cluster) as live:
             left = import_mode_records(store, live.cluster_id)
-            put_back = bool(left) and ImportMode(live, schedulers_of(left)).leave()
+            if left:
+                try:
+                    ImportMode(live, schedulers_of(left)).leave()
+                    put_back = True
+                except ClusterError as error:
+                    log.warning("%s", error.message)
             DownloadLimit(live, 0, "").start()
+            if live.api_version is ApiVersion.V2:
+                finish_killed(live)
     return AbortedRestores(remove_all(store), put_back)

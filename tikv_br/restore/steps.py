@@ -19,14 +19,14 @@ from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.backupset.compare import (
     BackgroundComparison,
     BackupComparison,
-    check_gives_checksums,
     check_same_encoding,
 )
 from tikv_br.backupset.coverage import codec_of
 from tikv_br.backupset.files import FileKind
-from tikv_br.cluster import timestamps
+from tikv_br.cluster import timestamps, versions
 from tikv_br.cluster.cluster import first_rpc_key
 from tikv_br.cluster.import_mode import DownloadLimit
+from tikv_br.cluster.ingests import Announcer, foreign_followers, unfinished
 from tikv_br.cluster.rate_limit import RateLimit
 from tikv_br.cluster.split import scatter, split_at
 from tikv_br.errors import (
@@ -34,7 +34,11 @@ from tikv_br.errors import (
     BackupUnsupported,
     ChecksumMismatch,
     ClusterError,
+    ClusterFollowed,
+    ClusterUnreachable,
+    EtcdUnreachable,
     LeaseHeld,
+    RetryBudgetExhausted,
     StorageDenied,
     StorageError,
     StorageReadOnly,
@@ -173,16 +177,29 @@ def acquire_restore_lock(context: RestoreContext) -> None:
         )
 
 
-def release_restore_lock(context: RestoreContext) -> None:
-    """Release the lock, also after a failure. Errors are only logged: the lease expires."""
+def release_restore_lock(context: RestoreContext) -> bool:
+    """Release the lock, also after a failure. Errors are only logged: the lease expires. Returns False if there was none."""
     held, context.lease = context.lease, None
     if held is None:
-        return
+        return False
     try:
         if held.try_release() and context.record is not None and held.lost is None:
             context.record.sweep_lease()
     except StorageError as error:
         log.warning("cannot remove the empty folder of the restore's lock: %s", error.message)
+    return True
+
+
+def or_notice(action: Callable[[RestoreContext], object]) -> Callable[[RestoreContext], None]:
+    """Report instead of raise a `ClusterError` of an action that a restore can do without: what it leaves ends by itself."""
+
+    def act(context: RestoreContext) -> None:
+        try:
+            action(context)
+        except ClusterError as error:
+            context.reporter(Notice(error.message))
+
+    return act
 
 
 def while_locked(action: Callable[[RestoreContext], None]) -> Callable[[RestoreContext], None]:
@@ -198,6 +215,8 @@ def while_locked(action: Callable[[RestoreContext], None]) -> Callable[[RestoreC
 
 def ingest(context: RestoreContext) -> None:
     """Have the stores download and ingest every part."""
+    if context.announcer is not None:
+        context.announcer.begin(context.restamp_ts)
     options, backup, tasks = context.options, context.backup, len(context.todo)
     limit = RateLimit(options.rate_limit)
     executor = options.executor.executor if options.executor.executor != "auto" else choose_executor(tasks)
@@ -273,7 +292,10 @@ def _transfer_part(
 
 def _comparison(context: RestoreContext) -> BackupComparison:
     cuts = {name: facts.cuts for name, facts in context.facts.items()}
-    return BackupComparison(context.cluster, context.backup.store, context.backup.api_version, cuts)
+    backup = context.backup
+    return BackupComparison(
+        context.cluster, backup.store, backup.api_version, cuts, expiry_recorded=backup.expiry_recorded
+    )
 
 
 FIRST_CHANGE = "save the restore checkpoint"
@@ -304,31 +326,38 @@ def restore_steps(options: RestoreOptions) -> list[Step[RestoreContext]]:
         FunctionStep(FIRST_CHANGE, while_locked(save_checkpoint)),
         FunctionStep("split and scatter", while_locked(split)),
     ]
+    end = [FunctionStep("release the restore lock", release_restore_lock)]
     if options.mode is Mode.PUT:
         changes.append(FunctionStep("put", while_locked(put)))
     else:
-        checks.append(FunctionStep("check timestamps", check_timestamps))
+        checks += [
+            FunctionStep("check timestamps", check_timestamps),
+            FunctionStep("check for followers", check_followers),
+        ]
+        changes.insert(0, FunctionStep("announce the ingest", while_locked(announce), abandon_announcement))
+        end.insert(0, FunctionStep("announce its end", finish_announcement))
         limit = [FunctionStep("set the download limit", limit_downloads, lift_limit)]
-        lift = [FunctionStep("lift the download limit", lift_limit)] if options.rate_limit else []
+        lift = [FunctionStep("lift the download limit", or_notice(lift_limit))] if options.rate_limit else []
         if options.import_mode:
             limit.append(FunctionStep("enter import mode", while_locked(enter_import_mode), leave_import_mode))
-            lift.append(FunctionStep("leave import mode", leave_import_mode))
+            lift.append(FunctionStep("leave import mode", or_notice(leave_import_mode)))
         changes += [
             *limit,
             FunctionStep("ingest", while_locked(ingest)),
             *lift,
-            FunctionStep("flush timestamps", flush_timestamps),
+            FunctionStep("flush timestamps", flush_restored),
         ]
     if options.checksum:
         changes.append(FunctionStep("compare checksums", compare))
     changes = [replace(line, action=_unless_restored(line.action)) for line in changes]
-    end = [FunctionStep("release the restore lock", release_restore_lock)]
     if options.dry_run:
         return [*checks, FunctionStep("plan the changes", plan_changes)]
-    return [*checks, *changes, FunctionStep("delete the restore checkpoint", while_locked(delete_checkpoint)), *end]
+    *announced, release = end
+    delete = FunctionStep("delete the restore checkpoint", while_locked(delete_checkpoint))
+    return [*checks, *changes, *announced, delete, release]
 
 
-def _unless_restored(action: Callable[[RestoreContext], None]) -> Callable[[RestoreContext], None]:
+def _unless_restored(action: Callable[[RestoreContext], object]) -> Callable[[RestoreContext], None]:
     def act(context: RestoreContext) -> None:
         if not context.already_restored:
             action(context)
@@ -339,7 +368,7 @@ def _unless_restored(action: Callable[[RestoreContext], None]) -> Callable[[Rest
 def connect(context: RestoreContext) -> None:
     """Connect to PD and read the cluster's version and stores."""
     context.cluster = context.clusters.get(context.options.cluster)
-    context.info = context.cluster.info()
+    context.info = context.cluster.info(context.reporter)
 
 
 def read_backup(context: RestoreContext) -> None:
@@ -362,7 +391,8 @@ def check_fit(context: RestoreContext) -> None:
         )
     check_same_encoding(context.backup.api_version, context.info)
     if context.options.checksum:
-        check_gives_checksums(context.info, hint="Pass --no-checksum, or upgrade the cluster to 6.1.1 or newer.")
+        context.cluster.require(versions.CHECKSUMS)
+    context.cluster.require(versions.WRITES)
 
 
 def check_target(context: RestoreContext) -> None:
@@ -397,7 +427,7 @@ def _holds_backup(context: RestoreContext) -> bool:
     """
     if not context.options.checksum:
         return False
-    comparison = BackupComparison(context.cluster, context.backup.store, context.backup.api_version)
+    comparison = _comparison(context)
     gaps = subtract((each.target for each in context.wanted), [part.target for part in context.parts])
     if any(comparison.compare_empty(gap) for gap in gaps):
         return False
@@ -422,26 +452,83 @@ def check_files(context: RestoreContext) -> None:
 
 
 def check_timestamps(context: RestoreContext) -> None:
-    """Choose a new timestamp for all rows if deletes in the target may be newer, or if they are newer than its TSO (API V2)."""
-    if context.backup.api_version is not ApiVersion.V2 or context.restamp_ts or not context.todo:
-        return  # a resumed restore keeps the timestamp it has chosen
+    """Find out whether rows need a new timestamp: deletes in the target may be newer, or they are newer than its TSO (API V2)."""
+    if context.backup.api_version is not ApiVersion.V2 or not context.todo:
+        return
+    if context.restamp_ts:  # a resumed restore keeps the timestamp that it has chosen
+        context.restamp_reason = "as before the interruption"
+        return
     newest = max((facts.max_ts for facts in context.facts.values()), default=0)
     now = context.cluster.pd.tso() if newest else 0
     ahead = f"the backup's newest row has ts {newest}, {_seconds_between(now, newest):.1f} s ahead of the target's TSO"
     match context.options.restamp:
         case Restamp.ALWAYS:
-            reason = "--restamp always"
+            context.restamp_reason = "--restamp always"
         case Restamp.AUTO if context.backup.cluster_id == context.info.cluster_id:
-            reason = "the backup comes from this cluster, where newer deletes would hide rows with their own timestamps"
+            context.restamp_reason = (
+                "the backup comes from this cluster, where newer deletes would hide rows with their own timestamps"
+            )
         case Restamp.AUTO if newest > now:
-            reason = ahead
+            context.restamp_reason = ahead
         case Restamp.NEVER if newest > now:
             raise TimestampAheadOfTso(ahead)
         case _:
             return
+    if context.options.dry_run:
+        _choose_timestamp(context)
+
+
+def check_followers(context: RestoreContext) -> None:
+    """Refuse a target with followers that would not learn of the rows. Raises `ClusterFollowed`."""
+    if not _is_announced(context) or context.options.allow_followers:
+        return
+    if found := foreign_followers(context.cluster):
+        raise ClusterFollowed(
+            f"rows that stores ingest reach no change feed, and these followers of the cluster would not notice: {', '.join(found)}"
+        )
+
+
+def _is_announced(context: RestoreContext) -> bool:
+    """Whether followers can exist: only API V2 has change feeds."""
+    return context.backup.api_version is ApiVersion.V2 and bool(context.todo)
+
+
+def announce(context: RestoreContext) -> None:
+    """Announce the ingest to followers of the cluster, then choose the new timestamp: see `tikv_br.cluster.ingests`."""
+    if not _is_announced(context):
+        return
+    restore_id = context.record.id if context.record is not None else run_id.current_or_new()
+    spans = [each.target for each in context.wanted]
+    context.announcer = Announcer.start(context.cluster, context.options.command, restore_id, spans)
+    if context.restamp_reason and not (context.restamp_ts and context.announcer.found_unfinished):
+        _choose_timestamp(context)
+        check_target(context)
+
+
+def _choose_timestamp(context: RestoreContext) -> None:
     context.restamp_ts = _new_timestamp(context)
-    context.reporter(Notice(f"all restored rows get the new timestamp {context.restamp_ts}: {reason}"))
-    check_target(context)
+    context.reporter(Notice(f"all restored rows get the new timestamp {context.restamp_ts}: {context.restamp_reason}"))
+
+
+def finish_announcement(context: RestoreContext) -> None:
+    """Announce that all rows are in; also for an earlier run that was killed before it could."""
+    if context.announcer is not None:
+        try:
+            context.announcer.finish()
+        except (ClusterUnreachable, RetryBudgetExhausted, EtcdUnreachable) as error:
+            error.hint = "All rows are in the target. Left to do: followers of the cluster wait for the announcement of its end. Run the same command again once PD answers; it restores nothing twice."
+            raise
+    elif context.backup.api_version is ApiVersion.V2 and context.record is not None:
+        found = context.cluster.ingests.read()
+        if unfinished(found, context.record.id) is not None:
+            Announcer.start(context.cluster, context.options.command, context.record.id, ()).finish()
+
+
+def abandon_announcement(context: RestoreContext) -> None:
+    """After a failure: withdraw it, unless files may have been ingested."""
+    announcer, context.announcer = context.announcer, None
+    if announcer is not None:
+        announcer.abandon()
 
 
 def _seconds_between(first: int, last: int) -> float:
@@ -483,17 +570,38 @@ def limit_downloads(context: RestoreContext) -> None:
     context.download_limit.start()
 
 
-def lift_limit(context: RestoreContext) -> None:
-    """Remove the download limit, also after a failure."""
+def lift_limit(context: RestoreContext) -> bool:
+    """Remove the download limit, also after a failure. Returns whether there was one."""
     limit, context.download_limit = context.download_limit, None
-    if limit is not None:
-        limit.stop()
+    if limit is None:
+        return False
+    limit.stop()
+    return context.options.rate_limit > 0
 
 
 def flush_timestamps(context: RestoreContext) -> None:
     """Make the stores drop cached timestamps, which may be older than the restored rows."""
     if context.backup.api_version is ApiVersion.V2:
         context.cluster.flush_timestamps()
+
+
+LEFT_TO_DO = (
+    "All rows are in the target{compared}. Left to do: the stores must drop their cached timestamps, which needs PD. "
+    "Run the same command again once PD answers; it restores nothing twice."
+)
+
+
+def flush_restored(context: RestoreContext) -> None:
+    """`flush_timestamps` after the ingest. If PD is gone, the error says that only this is missing."""
+    try:
+        flush_timestamps(context)
+    except (ClusterUnreachable, RetryBudgetExhausted) as error:
+        compared = ""
+        if context.options.checksum:
+            compare(context)
+            compared = " and equal to the backup's"
+        error.hint = LEFT_TO_DO.format(compared=compared)
+        raise
 
 
 def compare(context: RestoreContext) -> None:
@@ -545,7 +653,7 @@ def ingest_hidden(context: RestoreContext, comparison: BackupComparison) -> bool
     todo, done, context.todo = context.todo, context.done, parts
     limit_downloads(context)
     while_locked(ingest)(context)
-    lift_limit(context)
+    or_notice(lift_limit)(context)
     flush_timestamps(context)
     context.todo, context.done = todo, done
     return True

@@ -37,6 +37,12 @@ STATUS_TIMEOUT = 5.0
 CLUSTER_SECONDS = 10.0
 """How long PD is asked again before its section shows the error."""
 
+_STOPPED = (
+    "Is the sync running? If it was stopped, run its command again: it resumes from its checkpoint, and until then its safe point "
+    "holds GC back for --gc-ttl. If it runs, check its --status-addr and firewalls. If it is no longer needed, remove its --status here."
+)
+_NO_STATUS = "Pass as --status the --status-addr of `sync`, `log start` or `capture start`."
+
 T_co = TypeVar("T_co", covariant=True)
 
 
@@ -185,20 +191,20 @@ class StatusSource:
             raise self._refused(error.code) from None
         except (OSError, HTTPException) as error:
             reason = error.reason if isinstance(error, urllib.error.URLError) else error
-            raise TikvBrError(f"{self._url} does not answer: {reason}") from None
+            raise TikvBrError(f"{self._url} does not answer: {reason}", hint=_STOPPED) from None
         if len(body) > MAX_STATUS:
-            raise TikvBrError(f"{self._url}/status is larger than {MAX_STATUS} bytes")
+            raise TikvBrError(f"{self._url}/status is larger than {MAX_STATUS} bytes", hint=_NO_STATUS)
         try:
             return tuple(_sync(each) for each in json.loads(body)["syncs"])
         except (ValueError, TypeError, KeyError, RecursionError) as error:
-            raise TikvBrError(f"{self._url}/status is not the status of syncs: {error}") from None
+            raise TikvBrError(f"{self._url}/status is not the status of syncs: {error}", hint=_NO_STATUS) from None
 
     def _refused(self, code: int) -> TikvBrError:
         if code == HTTPStatus.UNAUTHORIZED:
             return TikvBrError(
                 f"{self._url} requires its status key", hint="Pass the key's file with --status-key-file."
             )
-        return TikvBrError(f"{self._url}/status: HTTP {code}")
+        return TikvBrError(f"{self._url}/status: HTTP {code}", hint=_NO_STATUS)
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):

@@ -127,7 +127,7 @@ MIN_SPARK_TASKS = 4000
 MIN_SPARK_BYTES = 4 << 30
 """From so many bytes on that pass through the tasks, starting a local Spark is worth its 7 s (docs/evidence/benchmarks.md)."""
 POLL_SECONDS = 0.2
-_CANCEL_SECONDS = 3.0
+_CANCEL_SECONDS = 2.0
 """How long cancelled tasks may take to clean up before the run ends without them."""
 
 

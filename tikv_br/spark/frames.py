@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import wait
 from dataclasses import dataclass
 from functools import partial
@@ -203,10 +203,23 @@ def _column(frame: DataFrame, flag: str, name: str) -> tuple[Column, DataType]:
     """A column and its type. Raises `UsageError` if there is none, or more than one."""
     found = [field.dataType for field in frame.schema.fields if field.name == name]
     if len(found) != 1:
-        columns = ", ".join(frame.columns) or "none"
-        problem = "has no column" if not found else "has more than one column"
-        raise UsageError(f"{flag}: the input {problem} {name!r}", hint=f"Its columns are: {columns}.")
+        raise missing_column(flag, name, frame.columns)
     return frame["`" + name.replace("`", "``") + "`"], found[0]
+
+
+def missing_column(flag: str, name: str, columns: Sequence[str]) -> UsageError:
+    """The error for a column that an input does not have, or more than once."""
+    problem = "has more than one column" if name in columns else "has no column"
+    return UsageError(f"{flag}: the input {problem} {name!r}", hint=f"Its columns are: {', '.join(columns) or 'none'}.")
+
+
+def unmapped_type(flag: str, name: str, kind: str, *, is_key: bool) -> UsageError:
+    """The error for a column of a type without a mapping to bytes; `kind` is Spark's name of the type."""
+    allowed = "binary, string or an integer" if is_key else "binary, string, an integer, struct, array or map"
+    return UsageError(
+        f"{flag}: column {name!r} has type {kind}, which has no mapping to bytes",
+        hint=f"The column must be {allowed}: convert it in the input.",
+    )
 
 
 def _bytes_of(frame: DataFrame, flag: str, name: str, *, is_key: bool) -> Column:
@@ -224,11 +237,7 @@ def _bytes_of(frame: DataFrame, flag: str, name: str, *, is_key: bool) -> Column
         return functions.unhex(functions.lpad(functions.hex(flipped), 16, "0"))
     if isinstance(kind, (types.StructType, types.ArrayType, types.MapType)) and not is_key:
         return functions.to_json(column, {"ignoreNullFields": "false"}).cast("binary")
-    allowed = "binary, string or an integer" if is_key else "binary, string, an integer, struct, array or map"
-    raise UsageError(
-        f"{flag}: column {name!r} has type {kind.simpleString()}, which has no mapping to bytes",
-        hint=f"The column must be {allowed}: convert it in the input.",
-    )
+    raise unmapped_type(flag, name, kind.simpleString(), is_key=is_key)
 
 
 def _avro_of(frame: DataFrame, name: str) -> Column:

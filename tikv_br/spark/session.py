@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+from tikv_br import pandas_import
 from tikv_br.errors import SparkUnavailable, UsageError
 from tikv_br.spark.jobs import check_workers
 
@@ -156,6 +157,7 @@ def spark_context(
     ``concurrency`` sets the threads of ``local[*]``, and limits those of ``local[n]`` or the cores to take of a cluster. Raises `UsageError`
     for a malformed master, `SparkUnavailable`, and `SparkWorkerUnfit` if a cluster's worker cannot run tasks.
     """
+    pandas_import.allow()
     check_settings(master, settings)
     check_java()
     _check_reachable(master)

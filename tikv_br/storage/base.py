@@ -14,11 +14,14 @@ come at once.
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Protocol, Self
 
+from tikv_br.cancellation import inherit
 from tikv_br.errors import BackupDamaged, StorageConflict, StorageError, StorageObjectMissing, StorageUnreachable
 from tikv_br.storage.crypter import IV_SIZE
 from tikv_br.storage.outage import StorageAway
@@ -163,13 +166,29 @@ def create_once(store: ObjectStore, name: str, data: bytes) -> bool:
     return True
 
 
-def read_chunks(store: ObjectStore, name: str, size: int, chunk_size: int = CHUNK_SIZE) -> Iterator[bytes]:
-    """The first ``size`` bytes of an object in pieces of ``chunk_size``; fewer when the object ends before."""
-    for offset in range(0, size, chunk_size):
-        chunk = store.get_range(name, offset, min(chunk_size, size - offset))
-        if not chunk:
-            return
-        yield chunk
+def read_chunks(
+    store: ObjectStore, name: str, size: int, chunk_size: int = CHUNK_SIZE, readers: int = 1
+) -> Iterator[bytes]:
+    """The first ``size`` bytes of an object in pieces of ``chunk_size``; fewer when the object ends before.
+
+    ``readers``: requests at a time, beside the piece that the caller has.
+    """
+    with ThreadPoolExecutor(readers, thread_name_prefix="read") as pool:
+        pending: deque[Future[bytes]] = deque()
+        read = inherit(store.get_range)
+        try:
+            for offset in range(0, size, chunk_size):
+                pending.append(pool.submit(read, name, offset, min(chunk_size, size - offset)))
+                if len(pending) > readers:
+                    if not (chunk := pending.popleft().result()):
+                        return
+                    yield chunk
+            for each in pending:
+                if not (chunk := each.result()):
+                    return
+                yield chunk
+        finally:
+            pool.shutdown(cancel_futures=True)
 
 
 class ObjectSource:

@@ -36,9 +36,18 @@ NO_HINTS: Hints = MappingProxyType({})
 
 def to_storage_error(error: OSError, place: Path | str, done: str, hints: Hints = NO_HINTS) -> StorageError:
     """`place` could not be `done` (written, read, listed, …); `hints` replace the classes' own."""
-    reason = f"{place} cannot be {done}: {os.strerror(error.errno) if error.errno else error}"
     kind = _kind(error, done)
-    return kind(reason, hint=hints.get(kind, _DISK if kind is StorageError else None))
+    hint = hints.get(kind, _DISK if kind is StorageError else None)
+    cause = os.strerror(error.errno) if error.errno else str(error)
+    if error.errno in {errno.ENOTDIR, errno.EEXIST} and (file := _file_among_folders(place)):
+        cause, hint = f"{file} is a file, not a directory", "Pass the path of a directory."
+    return kind(f"{place} cannot be {done}: {cause}", hint=hint)
+
+
+def _file_among_folders(place: Path | str) -> Path | None:
+    """The part of a path, or the path itself, that should be a directory and is none."""
+    path = Path(place)
+    return next((each for each in (path, *path.parents) if each.exists() and not each.is_dir()), None)
 
 
 @contextmanager
@@ -297,7 +306,9 @@ def _reading(path: Path) -> Iterator[None]:
     try:
         yield
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
-        raise StorageObjectMissing(f"{path} does not exist") from None
+        file = _file_among_folders(path.parent)
+        more = f": {file} is a file, not a directory" if file else ""
+        raise StorageObjectMissing(f"{path} does not exist{more}") from None
     except OSError as error:
         raise to_storage_error(error, path, "read") from None
 

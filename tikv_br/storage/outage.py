@@ -11,8 +11,7 @@ import math
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 
 from tikv_br import cancellation
@@ -25,7 +24,6 @@ FIRST_CONTACT_TRIES = 2
 """For a location that has never answered: its address may be wrong."""
 HOLD_SECONDS = 3.0
 """After giving up: how long requests fail without asking the location again."""
-CLEAN_UP_SECONDS = 5.0
 _CHECK_SECONDS = 0.2
 """How often a thread that waits for another one's probe checks for cancellation."""
 
@@ -124,7 +122,7 @@ class LocationHealth:
             return math.inf if tries < FIRST_CONTACT_TRIES else 0.0
         if self.has_given_up:
             return 0.0
-        return min(patience - self.away_seconds, _clean_up.until - self._clock())
+        return min(patience - self.away_seconds, cancellation.clean_up_seconds())
 
     def _final(self) -> TikvBrError:
         problem = self._problem
@@ -136,26 +134,6 @@ class LocationHealth:
     def away_seconds(self) -> float:
         """Seconds for which the location has been unavailable; 0 = it answers."""
         return 0.0 if self._away_since is None else self._clock() - self._away_since
-
-
-class _CleanUp:
-    """Until when clean-up waits for storage, on the monotonic clock."""
-
-    until = math.inf
-
-
-_clean_up = _CleanUp()
-
-
-@contextmanager
-def clean_up() -> Iterator[None]:
-    """While this runs, nothing in this process waits for storage for longer than `CLEAN_UP_SECONDS`."""
-    outer = _clean_up.until
-    _clean_up.until = min(outer, time.monotonic() + CLEAN_UP_SECONDS)
-    try:
-        yield
-    finally:
-        _clean_up.until = outer
 
 
 _health: dict[Key, LocationHealth] = {}

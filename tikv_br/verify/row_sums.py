@@ -53,7 +53,7 @@ class RowSums:
         return Expiry(sums.total_kvs, sums.total_bytes, sums.crc64xor, min(self.expiries), max(self.expiries))
 
     def against(
-        self, file: FileEntry, *, with_expiry: bool, is_increment: bool
+        self, file: FileEntry, *, with_ts: bool, with_expiry: bool, is_increment: bool
     ) -> Iterator[tuple[str, object, object]]:
         """Triples of name, counted and recorded value."""
         if not is_increment:  # which has tombstones
@@ -61,7 +61,7 @@ class RowSums:
         yield "live rows:", self.live.total_kvs, file.total_kvs
         yield "bytes of keys and values:", self.live.total_bytes, file.total_bytes
         yield "crc64xor", f"{self.live.crc64xor:016x}", f"{file.crc64xor:016x}"
-        if file.max_ts:
+        if file.max_ts and with_ts:
             yield "timestamps", (min(self.timestamps), max(self.timestamps)), (file.min_ts, file.max_ts)
         if with_expiry:
             yield "rows that expire:", self.expiry, file.expiry

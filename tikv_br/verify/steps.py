@@ -10,10 +10,11 @@ from typing import TypeVar
 
 from tikv_br.backupset import layout, manifest
 from tikv_br.backupset.backup_set import BackupSet, meta_content
-from tikv_br.backupset.compare import check_gives_checksums, check_same_encoding
+from tikv_br.backupset.compare import check_same_encoding
 from tikv_br.backupset.coverage import require_disjoint
-from tikv_br.backupset.files import FileEntry, size_damage
+from tikv_br.backupset.files import FileEntry, replaced_size_damage
 from tikv_br.backupset.manifest import Manifest
+from tikv_br.cluster import versions
 from tikv_br.cluster.cluster import ClusterPool
 from tikv_br.cluster.config import ClusterConfig
 from tikv_br.errors import (
@@ -116,7 +117,7 @@ def check_listing(
         info = listing.get(file.name)
         if info is None:
             findings.append(Finding(file.name, "is missing", Level.META))
-        elif damage := size_damage(info.size, file.size):
+        elif damage := replaced_size_damage(backup.store, file, info.size):
             findings.append(Finding(file.name, damage, Level.META))
         else:
             present.append(file)
@@ -256,7 +257,7 @@ def check_files(context: VerifyContext) -> None:
         backup.store,
         backup.api_version,
         options.level,
-        expiry_recorded=backup.manifest is not None,
+        expiry_recorded=backup.expiry_recorded,
         is_increment=backup.is_increment,
     )
     size = sum(file.size for file in context.chosen)
@@ -276,15 +277,15 @@ def check_files(context: VerifyContext) -> None:
 def check_fit(context: VerifyContext) -> None:
     """Check that the cluster has the backup's encoding and supports checksums."""
     context.backup.require_full()
-    info = context.clusters.get(context.cluster).info()
-    check_same_encoding(context.backup.api_version, info)
-    check_gives_checksums(info, hint="Upgrade the cluster to 6.1.1 or newer.")
+    cluster = context.clusters.get(context.cluster)
+    check_same_encoding(context.backup.api_version, cluster.info(context.reporter))
+    cluster.require(versions.CHECKSUMS)
 
 
 def compare(context: VerifyContext) -> None:
     """Compare the cluster's checksums with the backup's."""
     backup = context.backup
-    job = CompareJob(context.cluster, backup.store, backup.api_version)
+    job = CompareJob(context.cluster, backup.store, backup.api_version, backup.expiry_recorded)
     tasks = compare_tasks(backup.ranges, backup.files, context.chosen)
     where = choose_executor(context.options, 0)
     context.executor = where.executor

@@ -25,7 +25,8 @@ from tikv_br.errors import ChecksumMismatch, TargetNotEmpty, TaskFailed, Termina
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.progress_events import Notice
 from tikv_br.restore.options import Mode
-from tikv_br.spark.frames import Input, sql_session
+from tikv_br.spark.executor import ExecutorChoice
+from tikv_br.spark.frames import Input
 from tikv_br.spark.session import SparkSettings
 from tikv_br.storage.url import parse
 
@@ -33,13 +34,6 @@ ROWS = {f"user-{number * 7919 % 1000:04d}": f"wört {number}" * (number % 5) for
 EXPECTED = {key.encode(): value.encode() for key, value in ROWS.items()}
 MASTER = "local[2]"
 KEYSPACE = 7
-
-
-@pytest.fixture(scope="module")
-def session() -> Iterator[SparkSession]:
-    """The one session of this module."""
-    with sql_session(MASTER) as session:
-        yield session
 
 
 @dataclass(frozen=True)
@@ -80,8 +74,15 @@ def target(running: LiveCluster) -> LiveCluster:
 Load = Callable[..., BulkLoadSummary]
 
 
+@pytest.fixture(params=["auto", pytest.param("spark", marks=pytest.mark.slow)])
+def executor(request: pytest.FixtureRequest) -> ExecutorChoice:
+    """Who reads the input: Spark, or this process if it can."""
+    choice: ExecutorChoice = request.param
+    return choice
+
+
 @pytest.fixture
-def options(target: LiveCluster, tmp_path: Path) -> Callable[..., BulkLoadOptions]:
+def options(target: LiveCluster, tmp_path: Path, executor: ExecutorChoice) -> Callable[..., BulkLoadOptions]:
     """Return a function that makes the options of a load: of `Input`, `StageOptions` and `BulkLoadOptions` by name."""
 
     def make(path: Path, **changes: Any) -> BulkLoadOptions:  # noqa: ANN401 - fields of three classes
@@ -92,6 +93,7 @@ def options(target: LiveCluster, tmp_path: Path) -> Callable[..., BulkLoadOption
             target.config,
             parse(f"local://{tmp_path / 'staging'}"),
             StageOptions(source, **of_stage),
+            executor=executor,
             spark_master=MASTER,
             **changes,
         )
@@ -173,6 +175,7 @@ def test_rows_expire_after_their_ttl(
 def test_keyspace(target: LiveCluster, tmp_path: Path, options: Callable[..., BulkLoadOptions]) -> None:
     """Rows come into the keyspace that is named, above tombstones of the same keys; another one is as before."""
     raw = target.raw(KEYSPACE)
+    raw.delete_range(b"", b"")
     raw.put(b"user-0001", b"old")
     raw.delete(b"user-0001")
     target.raw().put(b"user-0001", b"of another keyspace")
@@ -223,7 +226,7 @@ def test_duplicates_are_refused(target: LiveCluster, tmp_path: Path, options: Ca
     with pytest.raises(UsageError, match=r"2 rows with a key that another row has, for example 61$"):
         bulk_load(wanted)
     assert contents(target) == {}
-    assert not staged(wanted)
+    assert not Path(wanted.location.path).exists()
 
 
 def test_last_of_duplicates_is_loaded(
@@ -366,7 +369,8 @@ def test_target_with_rows_is_refused(
     assert contents(target) == before
     done = bulk_load(replace(wanted, allow_overwrite=True, checksum=False))
     assert contents(target) == {**before, **EXPECTED}
-    assert (done.resumed_staging, done.input_rows, len(starts.masters)) == (True, None, 1)
+    assert (done.resumed_staging, done.input_rows) == (True, None)
+    assert len(starts.masters) == (wanted.executor == "spark")
 
 
 def test_rows_outside_of_the_input_s_range_do_not_matter(
@@ -392,16 +396,32 @@ def test_load_continues_after_staging(
         for resume in (True, False):
             with pytest.raises(Terminated):
                 bulk_load(replace(wanted, resume=resume))
-    assert len(starts.masters) == 2
+    sessions = len(starts.masters)
+    assert sessions == (2 if wanted.executor == "spark" else 0)
     assert contents(target) == {}
     done = bulk_load(wanted)
-    assert (done.resumed_staging, len(starts.masters)) == (True, 2)
+    assert (done.resumed_staging, len(starts.masters)) == (True, sessions)
     assert contents(target) == EXPECTED
     assert not staged(wanted)
 
 
 def _terminate(*_: object) -> None:
     raise Terminated("for the test")
+
+
+def test_the_same_load_again_changes_nothing(
+    target: LiveCluster, tmp_path: Path, options: Callable[..., BulkLoadOptions]
+) -> None:
+    """A target that has exactly the rows is loaded; with one row more within their range it is not empty. No folder is left."""
+    wanted = options(write_parquet(tmp_path))
+    first = bulk_load(wanted)
+    assert not Path(wanted.location.path).exists()
+    again = bulk_load(wanted)
+    assert (again.crc64xor, again.verified, again.resumed_files) == (first.crc64xor, True, again.files)
+    assert not Path(wanted.location.path).exists()
+    target.raw().put(b"user-0500x", b"of another client")
+    with pytest.raises(TargetNotEmpty):
+        bulk_load(wanted)
 
 
 def test_unfinished_staging_is_redone(

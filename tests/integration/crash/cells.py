@@ -6,12 +6,15 @@ import enum
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from tests.integration.backup.data import when
-from tikv_br.errors import LeaseLost, StorageUnreachable, Terminated, TikvBrError
+from tests.support.live_cluster import LiveCluster
+from tikv_br.cancellation import CLEAN_UP_SECONDS
+from tikv_br.errors import LeaseLost, RetryBudgetExhausted, SafePointError, StorageUnreachable, Terminated, TikvBrError
 from tikv_br.progress_events import Reporter, StepFinished, StepStarted
 
 FULL = "TIKV_BR_CRASH_MATRIX"
@@ -26,6 +29,8 @@ class Kind(enum.StrEnum):
     SIGTERM = "sigterm"
     SIGKILL = "sigkill"
     LOST_LEASE = "lost lease"
+    PD_GONE = "PD gone"
+    """For good. Only where it is asked for: see `without_pd`."""
 
 
 CODES = {
@@ -67,7 +72,7 @@ def cells(steps: Sequence[Any], *kinds: Kind) -> list[Cell]:
     """
     names = [step.name for step in steps]
     assert len(set(names)) == len(names)
-    wanted = kinds or tuple(Kind)
+    wanted = kinds or tuple(CODES)
     return [
         Cell(side, name, kind)
         for name in names
@@ -85,6 +90,36 @@ def ending(operation: Operation, reporter: Reporter) -> int:
         sys.stderr.write(f"{type(error).__name__}: {error.message}\n")
         return error.exit_code
     return 0
+
+
+PD_BUDGET = 6.0
+"""Seconds for which calls to a PD that is gone are repeated, in all."""
+NO_PD: dict[str, Any] = {"abort": {"code": "UNAVAILABLE", "details": "gone"}}
+AT_ONCE = frozenset({0, RetryBudgetExhausted.exit_code, SafePointError.exit_code})
+"""Exit codes without PD: it was not needed, for the work, or only to keep the safe point of a backup."""
+
+
+def without_pd(steps: Sequence[Any], *names: str) -> list[Cell]:
+    """PD is gone for good before these steps; with `FULL` set, before all."""
+    found = [cell for cell in cells(steps, Kind.PD_GONE) if cell.when is When.BEFORE]
+    return [cell for cell in found if cell.step in names or os.environ.get(FULL)]
+
+
+def end_without_pd(operation: Operation, cell: Cell, live: LiveCluster) -> None:
+    """Run an operation whose PD is gone from a step on: it ends within one budget and a clean-up. Afterwards PD is there."""
+    went: list[float] = []
+
+    def go() -> None:
+        live.fail("*", NO_PD, store_id=0, count=-1)
+        went.append(time.monotonic())
+
+    try:
+        code = ending(operation, cell.reporter(go))
+        seconds = time.monotonic() - went[0]
+    finally:
+        live.disarm()
+    assert code in AT_ONCE
+    assert seconds < PD_BUDGET + CLEAN_UP_SECONDS + 1, f"it took {seconds:.1f} s"
 
 
 def fail() -> None:

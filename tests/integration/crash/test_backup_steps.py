@@ -14,15 +14,18 @@ import pytest
 from tests.integration.backup.data import load
 from tests.integration.crash.cells import (
     CODES,
+    PD_BUDGET,
     Cell,
     Kind,
     Operation,
     cells,
     end_by_itself,
+    end_without_pd,
     ending,
     fail,
     in_turn,
     some,
+    without_pd,
 )
 from tests.integration.crash.conftest import ROWS
 from tests.integration.crash.operations import (
@@ -71,6 +74,27 @@ def test_a_backup_broken_at_a_boundary(
     options = replace(BACKUP, cluster=live.config, storage=StorageLocation("local", str(place)), engine=engine)
     broken = Broken(cell, partial(run_backup, options), place, live, forks)
     broken.check(lambda: check_whole(live, place))
+
+
+WITHOUT_PD = without_pd(BACKUP_STEPS, "copy", "commit", "hand over the safe point")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("cell", "engine"), in_turn(WITHOUT_PD, ENGINES), ids=str)
+def test_a_backup_whose_pd_is_gone_for_good(cell: Cell, engine: EngineKind, live: LiveCluster, tmp_path: Path) -> None:
+    """All its calls, clean-up included, share one budget; run again, it is as if nothing had been."""
+    place = tmp_path / "backup"
+    place.mkdir()
+    config = replace(live.config, retry_budget=PD_BUDGET)
+    options = replace(BACKUP, cluster=config, storage=StorageLocation("local", str(place)), engine=engine)
+    operation = partial(run_backup, options)
+    end_without_pd(operation, cell, live)
+    whole = (place / layout.META).exists()
+    if not whole:
+        forget_safe_points(live)  # PD could not be told, and keeps it until its TTL ends, which the run has reported
+    assert ending(operation, lambda _: None) in ({0, BackupPathInUse.exit_code} if whole else {0})
+    check_whole(live, place)
+    check_alone(live, place)
 
 
 @dataclass(frozen=True)

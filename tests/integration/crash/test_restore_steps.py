@@ -10,7 +10,20 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.crash.cells import CODES, FULL, Cell, Kind, cells, end_by_itself, ending, fail, some
+from tests.integration.crash.cells import (
+    CODES,
+    FULL,
+    PD_BUDGET,
+    Cell,
+    Kind,
+    cells,
+    end_by_itself,
+    end_without_pd,
+    ending,
+    fail,
+    some,
+    without_pd,
+)
 from tests.integration.crash.conftest import ROWS
 from tests.integration.crash.operations import INGEST, PUT
 from tests.integration.crash.world import Rival, disturbed, files, forget_safe_points
@@ -47,6 +60,26 @@ def test_an_ingest_broken_at_a_boundary(
 ) -> None:
     """It ends with its exit code and leaves the cluster to its users; run again, it is as if nothing had been."""
     check(INGEST, cell, made, target, forks, tmp_path)
+
+
+WITHOUT_PD = without_pd(restore_steps(INGEST), "ingest", "leave import mode", "flush timestamps")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cell", WITHOUT_PD, ids=str)
+def test_an_ingest_whose_pd_is_gone_for_good(cell: Cell, made: Path, target: LiveCluster, tmp_path: Path) -> None:
+    """All its calls share one budget, and stores are freed without PD; run again, it is as if nothing had been."""
+    place = tmp_path / "backup"
+    shutil.copytree(made, place)
+    untouched = set(files(place))
+    config = replace(target.config, retry_budget=PD_BUDGET)
+    operation = partial(run_restore, replace(INGEST, cluster=config, storage=StorageLocation("local", str(place))))
+    end_without_pd(operation, cell, target)
+    assert not any("limits" in each or "imports" in each for each in disturbed(target))
+    assert ending(operation, lambda _: None) == 0
+    assert contents(target) == ROWS
+    assert disturbed(target) == []
+    assert set(files(place)) == untouched
 
 
 def of_puts() -> list[Cell]:

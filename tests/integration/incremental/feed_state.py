@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from tikv_br.incremental.feed.feed import Feed, Resolved, Rows
+from tikv_br.incremental.feed.feed import Feed, Missed, Resolved, Rows
 
 PATIENCE = 90.0
 """Seconds that a slow machine may take to catch up."""
@@ -18,6 +18,7 @@ class FeedState:
         self._feed = feed
         self._newest: dict[bytes, tuple[int, bytes, bool]] = {}
         self.resolved = 0
+        self.missed: list[Missed] = []
 
     def take(self, seconds: float) -> bool:
         """Take one event; whether there was one. No row may come at or below what was resolved before it."""
@@ -32,6 +33,8 @@ class FeedState:
             case Resolved(ts):
                 assert ts > self.resolved
                 self.resolved = ts
+            case Missed():
+                self.missed.append(event)
             case None:
                 pass
         return event is not None

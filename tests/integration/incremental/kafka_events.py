@@ -11,6 +11,9 @@ from typing import Any, NamedTuple
 
 from confluent_kafka import Message
 
+PREFIX = b"r\0\0\0"
+"""Of keys of keyspace 0, as every consumer of TiKV-CDC's messages demands it."""
+
 
 class Event(NamedTuple):
     """A change, or a resolved-ts if it has no key."""
@@ -101,7 +104,9 @@ def _open(message: Message) -> Iterator[Event]:
         assert fields["t"] == 4
         change: dict[str, Any] = json.loads(right)
         data = None if change["op"] == 2 else base64.b64decode(change.get("v", ""))
-        yield Event(partition, fields["ts"], base64.b64decode(fields["k"]), data, change.get("ex", 0))
+        rpc_key = base64.b64decode(fields["k"])
+        assert rpc_key.startswith(PREFIX)
+        yield Event(partition, fields["ts"], rpc_key.removeprefix(PREFIX), data, change.get("ex", 0))
 
 
 def _parts(data: bytes) -> Iterator[bytes]:

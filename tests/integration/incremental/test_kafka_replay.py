@@ -13,11 +13,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 
-from tests.e2e.command import PROGRAM, environment, succeed
+from tests.e2e.command import PROGRAM, environment, succeed, tikv_br
 from tests.integration.kafka_server import AclOperation, KafkaBroker, ResourceType, kafka_broker
 from tests.support.certificates import Authority
 from tests.support.live_cluster import LiveCluster, contents, live_cluster
@@ -31,6 +32,7 @@ from tikv_br.errors import (
     SyncStateMismatch,
     TikvBrError,
     TopicDamaged,
+    TopicUnresolved,
 )
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.incremental.feed.feed import FeedOptions
@@ -328,12 +330,72 @@ def test_a_partition_without_resolved_ts_holds_everything(
     topic.send(*resolved(5), 1)
     topic.flush()
 
-    status = replayed(options(topic, target, tmp_path))
+    with pytest.raises(TopicUnresolved, match=r"nothing was applied: 1 changes .* \(partition 2\)"):
+        replayed(options(topic, target, tmp_path, resolved_seconds=0.5))
     nothing = contents(target)
     replayed(options(topic, target, tmp_path, topic.url("partition-num=2")))
 
-    assert (status.unresolved_partitions, nothing) == (1, {})
+    assert nothing == {}
     assert contents(target) == {b"\0": b"in partition 0"}
+
+
+def golden_changes(folder: Path) -> tuple[list[dict[str, Any]], dict[bytes, bytes]]:
+    """Messages of TiKV-CDC, and the rows without expiry that their changes end at."""
+    messages = json.loads((folder / "kafka" / "open-protocol.json").read_text())
+    rows: dict[bytes, bytes | None] = {}
+    for each in messages:
+        about, what = (list(parts(bytes.fromhex(each[name])[skip:])) for name, skip in (("key", 8), ("value", 0)))
+        for left, right in zip(about, what, strict=True):
+            kept = right["op"] == 1 and "ex" not in right
+            rows[base64.b64decode(left["k"])[4:]] = base64.b64decode(right.get("v", "")) if kept else None
+    return messages, {key: value for key, value in rows.items() if value is not None}
+
+
+def parts(data: bytes) -> Iterator[dict[str, Any]]:
+    """JSON objects with their lengths before them."""
+    while data:
+        (size,) = NUMBER.unpack(data[:8])
+        yield json.loads(data[8 : 8 + size])
+        data = data[8 + size :]
+
+
+def test_a_topic_of_tikv_cdc_is_replayed(
+    broker: KafkaBroker, target: LiveCluster, tmp_path: Path, golden: Path
+) -> None:
+    """Recorded messages without any resolved-ts become rows, in a later run as well, and no time can be asked for."""
+    messages, rows = golden_changes(golden)
+    topic = Topic(broker, 3)
+    for each in messages[:-1]:
+        topic.send(bytes.fromhex(each["key"]), bytes.fromhex(each["value"]), each["partition"])
+    topic.flush()
+    first = replayed(options(topic, target, tmp_path))
+    last = messages[-1]
+    topic.send(bytes.fromhex(last["key"]), bytes.fromhex(last["value"]), last["partition"])
+    topic.flush()
+    with pytest.raises(TopicUnresolved, match="--until-ts"):
+        replayed(options(topic, target, tmp_path, until_ts=T0))
+
+    second = replayed(options(topic, target, tmp_path))
+
+    assert {key: value for key, value in contents(target).items() if target.raw().get_ttl(key) == 0} == rows
+    assert (first.as_it_arrives, second.as_it_arrives) == (True, True)
+    assert (first.messages, second.messages) == (len(messages) - 1, 1)
+
+
+def test_a_topic_of_another_keyspace_goes_where_keyspace_says(
+    broker: KafkaBroker, target: LiveCluster, tmp_path: Path
+) -> None:
+    """A topic of keyspace 258 is refused (exit code 2) until --keyspace names the target's."""
+    topic = Topic(broker, 1)
+    topic.send(*packed(kv(1, b"r\0\x01\x02k", b"v")))
+    topic.resolve(1)
+    command = ["kafka", "replay", "--from", topic.url(), "--sink", f"tikv://{target.pd}", "--once"]
+    refused = tikv_br(*command)
+    assert refused.code == 2
+    assert "keyspace 258" in refused.err
+    assert contents(target) == {}
+    succeed(*command, "--keyspace", "0")
+    assert contents(target) == {b"k": b"v"}
 
 
 def test_a_broker_that_restarts_is_waited_for(broker: KafkaBroker, target: LiveCluster, tmp_path: Path) -> None:

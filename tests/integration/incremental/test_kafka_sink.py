@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import re
 import time
 import zlib
 from collections.abc import Callable, Iterator
@@ -20,6 +22,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # public by t
 )
 
 from tests.integration.incremental.kafka_events import (
+    PREFIX,
     by_key,
     highest_resolved,
     json_events,
@@ -82,7 +85,7 @@ class TestKafkaSink(SinkSuite):
         messages = broker.messages(topic)
         events = open_events(messages) if protocol == "open-protocol" else json_events(messages)
         for key, changes in by_key(events).items():
-            number = mmh3.hash(key, 0, signed=False) if protocol == "open-protocol" else zlib.crc32(key)
+            number = mmh3.hash(PREFIX + key, 0, signed=False) if protocol == "open-protocol" else zlib.crc32(key)
             assert {change.partition for change in changes} == {number % 3}
             at = KEYS.index(key)
             assert [change.ts for change in changes] == [ts for ts in range(1, 600) if ts % 60 == at]
@@ -108,6 +111,21 @@ def test_partitions_of_json_are_those_of_librdkafka(broker: KafkaBroker) -> None
     mine, other = ({(m.partition(), m.key()) for m in broker.messages(topic)} for topic in (ours, theirs))
     assert mine == other
     assert len(mine) == len(KEYS)
+
+
+def test_the_form_of_earlier_versions_is_kept_on_demand(broker: KafkaBroker) -> None:
+    """With key-prefix=none keys and partitions are those of user keys; else they have the prefix of the source's keyspace."""
+    for parameters, prefix in ((("key-prefix=none",), b""), ((), b"r\0\x01\x02")):
+        topic = broker.create_topic(partitions=3)
+        with open_sink(parse(address(broker, topic, *parameters)), Origin(cluster_id=1, keyspace_id=258)) as sink:
+            sink.write(batch([Change(1, key, b"v") for key in KEYS]))
+        found = set()
+        for message in broker.messages(topic):
+            assert (message.headers() or []) == ([("keyspace", b"258")] if prefix else [])
+            for key in re.findall(rb'"k":"([^"]+)"', message.key() or b""):
+                found.add(base64.b64decode(key))
+                assert mmh3.hash(base64.b64decode(key), 0, signed=False) % 3 == message.partition()
+        assert found == {prefix + key for key in KEYS}
 
 
 def test_a_topic_is_created_with_the_first_write(broker: KafkaBroker) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -105,7 +106,7 @@ def hold_delays(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     def sleep(_seconds: float) -> None:
         assert over.wait(PATIENCE)
 
-    monkeypatch.setattr(failpoints, "time", SimpleNamespace(sleep=sleep))
+    monkeypatch.setattr(failpoints, "time", SimpleNamespace(sleep=sleep, monotonic=time.monotonic))
     return over
 
 

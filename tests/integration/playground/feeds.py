@@ -21,9 +21,9 @@ MULTIPLEXING: Final = (("features", "stream-multiplexing"),)
 
 
 class Feed:
-    """One EventFeedV2 stream, multiplexed. Take it from `feeding`."""
+    """One EventFeedV2 stream, multiplexed, or another RPC's. Take it from `feeding`."""
 
-    def __init__(self, client: Client, store_id: int) -> None:
+    def __init__(self, client: Client, store_id: int, rpc: str = "EventFeedV2") -> None:
         self._client = client
         self._requests: queue.SimpleQueue[Request | None] = queue.SimpleQueue()
         self._news = threading.Condition(threading.RLock())
@@ -33,7 +33,7 @@ class Feed:
         """Requests of which a region has ended with an error."""
         self.ended: grpc.StatusCode | None = None
         stub = cdcpb_pb2_grpc.ChangeDataStub(client.channel(client.playground.nodes[store_id].address))
-        self.call: Any = stub.EventFeedV2(iter(self._requests.get, None), metadata=MULTIPLEXING)
+        self.call: Any = getattr(stub, rpc)(iter(self._requests.get, None), metadata=MULTIPLEXING)
         self._reader = threading.Thread(target=self._read, daemon=True)
 
     def start(self) -> None:
@@ -55,7 +55,9 @@ class Feed:
 
     def deregister(self, *, request_id: int = 1, region_id: int = 0) -> None:
         """Give up one region of a request, or all of them."""
-        request = Request(region_id=region_id, request_id=request_id, deregister=Request.Deregister())
+        header = cdcpb_pb2.Header(cluster_id=self._client.playground.state.cluster_id, ticdc_version="6.5.0")
+        deregister = Request.Deregister()
+        request = Request(header=header, region_id=region_id, request_id=request_id, deregister=deregister)
         self._requests.put(request)
 
     def events(self) -> list[Event]:
@@ -129,9 +131,9 @@ class Feed:
 
 
 @contextlib.contextmanager
-def feeding(client: Client, store_id: int, *, reading: bool = True) -> Iterator[Feed]:
+def feeding(client: Client, store_id: int, rpc: str = "EventFeedV2", *, reading: bool = True) -> Iterator[Feed]:
     """A stream to one store; with ``reading`` False nothing is taken from it until `Feed.start`."""
-    feed = Feed(client, store_id)
+    feed = Feed(client, store_id, rpc)
     if reading:
         feed.start()
     try:

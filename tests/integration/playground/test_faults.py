@@ -43,7 +43,10 @@ def test_pd_goes_down_and_comes_back_while_stores_live(tmp_path: Path) -> None:
 
 
 def test_pd_changes_its_leader(tmp_path: Path) -> None:
-    """Followers, and for a while everybody, refuse all but GetMembers, also an open stream; then the next member leads with newer time."""
+    """Followers, and for a while everybody, refuse all but GetMembers, also an open stream; then the next member leads with newer time.
+
+    Tso is refused with UNKNOWN and PD's several texts, the rest with UNAVAILABLE.
+    """
     with running(tmp_path, pd_members=2) as client:
         admin, state = admin_of(client), client.playground.state
         first, second = (pdpb_pb2_grpc.PDStub(client.channel(address)) for address in state.addresses)
@@ -54,18 +57,52 @@ def test_pd_changes_its_leader(tmp_path: Path) -> None:
         stream = first.Tso(iter(more.get, None), timeout=60)
         more.put(pdpb_pb2.TsoRequest(header=client.header, count=1))
         before = next(stream).timestamp
-        admin.run("move-pd-leader", seconds=0.3)
+        assert refused_tso(client, second) == "requested pd is not leader of cluster"
+        admin.run("move-pd-leader", seconds=4)
         more.put(pdpb_pb2.TsoRequest(header=client.header, count=1))
-        with pytest.raises(grpc.RpcError, match="not leader"):
+        with pytest.raises(grpc.RpcError, match=r"ErrGenerateTimestamp.*requested is not leader anymore"):
             next(stream)
         with pytest.raises(grpc.RpcError, match="not leader"):
             first.GetGCSafePoint(asked, timeout=60)
         members = pdpb_pb2.GetMembersRequest(header=client.header)
         eventually(lambda: first.GetMembers(members, timeout=60).leader.name == "pd2")
+        assert refused_tso(client, second) == "timestamp in memory isn't initialized"
+        eventually(lambda: state.leader == 1)
+        assert refused_tso(client, first) == "requested pd is not leader of cluster"
         (after,) = second.Tso(iter([pdpb_pb2.TsoRequest(header=client.header, count=1)]), timeout=60)
         assert (after.timestamp.physical, after.timestamp.logical) > (before.physical, before.logical)
         assert second.GetGCSafePoint(asked, timeout=60).safe_point == 0
         assert admin.get("/pd/api/v1/leader")["client_urls"] == [f"http://{state.addresses[1]}"]
+
+
+def refused_tso(client: Client, member: pdpb_pb2_grpc.PDStub) -> str:
+    """The last part of a member's text that refuses a timestamp with UNKNOWN."""
+    with pytest.raises(grpc.RpcError) as caught:
+        list(member.Tso(iter([pdpb_pb2.TsoRequest(header=client.header, count=1)]), timeout=60))
+    assert caught.value.code() is grpc.StatusCode.UNKNOWN
+    begin, _, reason = (caught.value.details() or "").partition(", ")
+    assert begin == "[PD:tso:ErrGenerateTimestamp]generate timestamp failed"
+    return str(reason)
+
+
+def test_pd_leader_dies(tmp_path: Path) -> None:
+    """The others name the dead one for a lease; meanwhile a store that has no timestamp left can neither flush nor write."""
+    with running(tmp_path, ApiVersion.V2, pd_members=3) as client:
+        state = client.playground.state
+        second = pdpb_pb2_grpc.PDStub(client.channel(state.addresses[1]))
+        PlaygroundAdmin(",".join(state.addresses)).run("kill-pd-leader", seconds=8, lease=3)
+        eventually(lambda: state.died == 0)
+        leader = second.GetMembers(pdpb_pb2.GetMembersRequest(header=client.header), timeout=60).leader
+        assert leader.client_urls == [f"http://{state.addresses[0]}"]
+        assert not accepts(client)
+        flushed, *_ = backup(client)
+        assert "fail to flush causal ts, BatchRenew" in flushed.error.msg
+        put = client.call("RawPut", b"k", kv.RawPutRequest(key=client.key(b"k"), value=b"v"))
+        assert "Fail to get ts" in put.error
+        eventually(lambda: state.leader == 1)
+        eventually(lambda: client.put(b"k", b"v") == kv.RawPutResponse())
+        eventually(lambda: accepts(client), 60)
+        assert state.died is None
 
 
 def accepts(client: Client) -> bool:

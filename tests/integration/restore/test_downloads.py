@@ -6,13 +6,17 @@ import random
 import threading
 import time
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
+
+import pytest
 
 from tests.integration.backup.data import load
 from tests.integration.restore.conftest import FILES, ROWS, rows_of
 from tests.support.live_cluster import LiveCluster, live_cluster
 from tikv_br.backup.options import BackupOptions
 from tikv_br.backup.run import backup
+from tikv_br.errors import StoreFull
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.codec import KeyCodec
 from tikv_br.restore.ingest import MANY_REGIONS
@@ -73,6 +77,20 @@ def test_a_fetch_of_unknown_end_is_begun_anew_at_all(source: StorageLocation, ta
     assert rows_of(target) == ROWS
 
 
+def test_a_store_whose_disk_is_full_is_named_once(source: StorageLocation, target: LiveCluster) -> None:
+    """One sentence with the store and what to do, however many tries; with room again the same command resumes."""
+    impatient = replace(target.config, retry_budget=1.0)
+    with (
+        target.failing("storage.read", {"disk_full": {}}, count=-1, store_id=target.store_ids[0]),
+        pytest.raises(StoreFull, match=f"store {target.store_ids[0]} .* has no space left") as caught,
+    ):
+        restore(RestoreOptions(impatient, source))
+    assert caught.value.message.count("No space left") == 1
+    assert "Free space" in caught.value.hint
+    assert restore(RestoreOptions(target.config, source)).verified
+    assert rows_of(target) == ROWS
+
+
 def test_a_limit_changes_nothing(source: StorageLocation, target: LiveCluster) -> None:
     """Downloads that are held back to some 400 KB a second are waited for, not asked for again."""
     summary = run(target, source, rate_limit=400_000)
@@ -97,6 +115,22 @@ def test_a_file_for_very_many_regions_is_sent_in_pieces(source: StorageLocation,
     assert summary.uploaded_files == 1
     assert fetched(target) == {1: STORES * (summary.files - 1)}
     assert summary.verified
+    assert rows_of(target) == ROWS
+
+
+def test_regions_that_split_during_a_limited_restore_cost_no_downloads(
+    source: StorageLocation, target: LiveCluster
+) -> None:
+    """Each region of a file is split in three: its store gets the pieces, and downloads no file for each of them."""
+    codec, keys = KeyCodec(ApiVersion.V2), sorted(ROWS)
+    cuts = [codec.bound(codec.rpc_key(key)).hex() for key in keys[:: len(keys) // FILES // 3]]
+    split = {"command": {"name": "split", "arguments": {"keys": cuts}}}
+    with target.failing("Download", split, count=1):
+        summary = run(target, source, rate_limit=2_000_000)
+    downloads = sum(times * files for times, files in fetched(target).items())
+    assert summary.verified
+    assert summary.downloads == downloads
+    assert downloads <= STORES * summary.files  # 255 of 26 files, where each piece was downloaded
     assert rows_of(target) == ROWS
 
 

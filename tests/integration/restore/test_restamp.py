@@ -101,7 +101,7 @@ def test_rows_deleted_during_the_restore_come_back(
     source: StorageLocation, target: LiveCluster, restamp: Restamp
 ) -> None:
     """Deletes between the choice of the timestamp and the ingest are newer than both: the rows are ingested once more."""
-    delete = when(StepFinished, "check timestamps", lambda: target.raw().batch_delete(sorted(DATA)[::7]))
+    delete = when(StepFinished, "announce the ingest", lambda: target.raw().batch_delete(sorted(DATA)[::7]))
     notices: list[Event] = []
 
     def report(event: Event) -> None:
@@ -133,7 +133,7 @@ def test_a_clients_write_is_never_hidden(source: StorageLocation, target: LiveCl
     key, other = b"row00010", b"row00020"
     options = RestoreOptions(cluster=target.config, storage=source, restamp=Restamp.ALWAYS)
     with pytest.raises(ChecksumMismatch):
-        restore(options, when(StepFinished, "check timestamps", lambda: target.raw().put(key, b"of a client")))
+        restore(options, when(StepFinished, "announce the ingest", lambda: target.raw().put(key, b"of a client")))
     assert rows_of(target) == DATA | {key: b"of a client"}
     target.raw().put(key, DATA[key])
     target.raw().batch_delete(sorted(DATA)[::5])
@@ -154,7 +154,7 @@ def test_other_differences_are_no_deletes(
 
     with pytest.raises(ChecksumMismatch, match="instead of"):
         restore(
-            RestoreOptions(cluster=target.config, storage=source), when(StepFinished, "check timestamps", interfere)
+            RestoreOptions(cluster=target.config, storage=source), when(StepFinished, "announce the ingest", interfere)
         )
     assert (
         rows_of(target) == {key: value for key, value in DATA.items() if key not in {b"row00001", b"row00300"}} | change

@@ -47,7 +47,9 @@ def main(grpc: str, http: str, folder: str) -> None:
     began = time.process_time()
     config, place = ClusterConfig(pd=(grpc,)), StorageLocation("local", folder)
     with Cluster.connect(config) as cluster:
-        cluster.pd_http = PdHttp(cast("Any", SimpleNamespace(config=config, leader=SimpleNamespace(address=http))))
+        own = {"outage": cluster.pd.connection.outage, "request_seconds": config.request_timeout}
+        leader = SimpleNamespace(address=http)
+        cluster.pd_http = PdHttp(cast("Any", SimpleNamespace(config=config, leader=leader, **own)))
         context = BackupContext(BackupOptions(config, place, engine="scan"), run_id="r" * 32)
         context.cluster, context.conversion = cluster, Conversion(ApiVersion.V2, ApiVersion.V2)
         context.source_ranges = (KeyRange(*KeyCodec(ApiVersion.V2).rpc_range(b"", b"")),)

@@ -35,7 +35,9 @@ def main(grpc: str, http: str) -> None:
     """Plan the whole of keyspace 0."""
     config = ClusterConfig(pd=(grpc,))
     with Cluster.connect(config) as cluster:
-        cluster.pd_http = PdHttp(cast("Any", SimpleNamespace(config=config, leader=SimpleNamespace(address=http))))
+        own = {"outage": cluster.pd.connection.outage, "request_seconds": config.request_timeout}
+        leader = SimpleNamespace(address=http)
+        cluster.pd_http = PdHttp(cast("Any", SimpleNamespace(config=config, leader=leader, **own)))
         codec = KeyCodec(ApiVersion.V2)
         context = BackupContext(BackupOptions(config, StorageLocation("local", "/unused"), engine="scan"))
         context.cluster, context.conversion = cluster, Conversion(ApiVersion.V2, ApiVersion.V2)

@@ -254,6 +254,20 @@ def tiny_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", str(place)], check=True)
 
 
+def test_a_path_with_a_file_in_it_says_so(tmp_path: Path) -> None:
+    """The path of the storage, or a part of it, is a file: reads and writes name it, and ask for a directory."""
+    (tmp_path / "file").write_bytes(b"x")
+    for place in (tmp_path / "file", tmp_path / "file" / "below"):
+        store = open_store(parse(str(place)))
+        said = rf"{tmp_path / 'file'} is a file, not a directory"
+        with pytest.raises(StorageReadOnly, match=said) as caught:
+            store.put("object", b"x")
+        assert "directory" in caught.value.hint
+        for read in (store.get, store.stat):
+            with pytest.raises(StorageObjectMissing, match=said):
+                read("object")
+
+
 def test_full_disk(tiny_disk: Path) -> None:
     """ENOSPC while writing, streaming or writing once is StorageFull; what was there stays, nothing half-written appears."""
     store = open_store(parse(str(tiny_disk)))

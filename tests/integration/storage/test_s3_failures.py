@@ -17,6 +17,7 @@ from tests.integration.s3_servers import S3Server, versitygw_server
 from tests.integration.storage.scripted import scripted
 from tests.integration.storage_suite import stream
 from tests.support.ports import reserved_ports
+from tikv_br.cancellation import clean_up
 from tikv_br.errors import (
     StorageConflict,
     StorageDenied,
@@ -272,7 +273,7 @@ def test_clean_up_waits_for_seconds_only(tmp_path: Path) -> None:
         store.put("object", b"x")
         server.kill()
         began = time.monotonic()
-        with outage.clean_up(), pytest.raises(StorageUnreachable):
+        with clean_up(), pytest.raises(StorageUnreachable):
             store.delete("object")
         assert time.monotonic() - began < NOT_THE_BUDGET
 

@@ -153,11 +153,11 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
 
 
 @contextlib.contextmanager
-def made(folder: Path) -> Iterator[World]:
-    """A world of one's own, in a folder; in a hurry with clusters and etcd."""
+def made(folder: Path, *, retry_budget: float = 0.5, **settings: object) -> Iterator[World]:
+    """A world of one's own, in a folder, its clusters with ``settings``; in a hurry with clusters and etcd."""
     with contextlib.ExitStack() as stack:
         source, target, other = (
-            stack.enter_context(live_cluster(folder / name, version))
+            stack.enter_context(live_cluster(folder / name, version, **settings))
             for name, version in (("source", ApiVersion.V2), ("target", ApiVersion.V2), ("other", ApiVersion.V1TTL))
         )
         server = stack.enter_context(real_etcd(folder / "etcd"))
@@ -168,7 +168,7 @@ def made(folder: Path) -> Iterator[World]:
             ClusterFlags,
             "config",
             # Who refuses is believed at once; who is there may be slow.
-            lambda flags: dataclasses.replace(config(flags), retry_budget=0.5, connect_timeout=60.0),
+            lambda flags: dataclasses.replace(config(flags), retry_budget=retry_budget, connect_timeout=60.0),
         )
         world = World(folder, source, target, other, server.address)
         _fill(world)

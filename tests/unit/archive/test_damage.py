@@ -132,6 +132,18 @@ def test_missing_objects_are_named(kind: str, words: str, tmp_path: Path) -> Non
         assert_never_wrong(store, expected)
 
 
+def test_rows_that_cannot_be_read_are_damage_of_the_log(tmp_path: Path) -> None:
+    """The error names the log, and its advice is for a log, not for a backup."""
+    store = write_log(tmp_path)
+    log = LogArchive.open(store, LOG)
+    file = log.files_for(WHOLE, START + STEP, ROWS_END)[0]
+    place = tmp_path / file.name
+    data = place.read_bytes()
+    place.write_bytes(data[:40] + bytes([data[40] ^ 1]) + data[41:])
+    with pytest.raises(LogDamaged, match=f"the log at .* is damaged: {file.name}"):
+        list(log.rows(file))
+
+
 @pytest.mark.parametrize("kind", ["segment", "data file"])
 def test_two_that_were_swapped_are_named(kind: str, tmp_path: Path) -> None:
     """The names say what is inside, and segments what is in the files."""

@@ -27,7 +27,7 @@ from tests.unit.archive.samples import (
 )
 from tikv_br.archive.log import LogArchive, LogGap
 from tikv_br.archive.maintenance import plan_truncation, status_of, truncate
-from tikv_br.archive.records import InexactPeriod, Segment, SegmentName, Truncation, merge_periods
+from tikv_br.archive.records import InexactPeriod, MissedIngest, Segment, SegmentName, Truncation, merge_periods
 from tikv_br.archive.writer import LogWriter
 from tikv_br.backupset.files import FileEntry
 from tikv_br.backupset.records import write_record
@@ -289,6 +289,29 @@ def test_the_nearest_exact_times(found: list[InexactPeriod], ts: int) -> None:
     expected = max(at for at in exact if at <= ts), min(at for at in exact if at >= ts)
     assert log.inexact_around([WHOLE], ts) == expected
     assert log.inexact_around([KeyRange(*CODEC.rpc_range(b"x", b"y"))], ts) == (ts, ts)
+
+
+def test_an_ingest_that_no_feed_delivers_is_a_gap(store: ObjectStore) -> None:
+    """No state between a backup before it and a time after it can be made; before it, and from a backup after it, all can."""
+    start(store)
+    first, last = segment(START, START + 10), segment(START + 10, START + 20)
+    span = keys(b"k", b"m")
+    missed = MissedIngest(span.start, span.end, START + 9, START + 14, "restore raw (0123)")
+    add(store, first, dataclasses.replace(last, missed=(missed,)))
+    save(store, START + 20)
+    log = LogArchive.open(store, LOG)
+    assert log.gaps() == [LogGap(span, START + 9, START + 14, missed.cause)]
+    assert log.end_ts() == START + 9
+    log.check([WHOLE], START, START + 9)
+    log.check([WHOLE], START + 14, START + 20)
+    log.check([keys(b"n")], START, START + 20)
+    for after_ts, up_to_ts in [(START, START + 20), (START + 12, START + 20), (START + 5, START + 12)]:
+        with pytest.raises(LogDamaged, match="restore raw"):
+            log.check([WHOLE], after_ts, up_to_ts)
+    [shown] = status_of(log).gaps
+    assert "restore raw (0123) ingested rows with older timestamps" in shown
+    truncate(log, plan_truncation(log, START + 14))
+    assert LogArchive.open(store, LOG).gaps() == []
 
 
 def test_truncation_keeps_what_says_that_a_later_time_is_inexact(store: ObjectStore) -> None:

@@ -173,4 +173,4 @@ def test_regions_of_a_hole_are_those_that_overlap_it(
             if (not bound or bound > low) and (not end or region.start < end)
         ]
         found = columns(regions).overlapping(low, end)
-        assert list(zip(found.starts.to_pylist(), found.each_size(), strict=True)) == expected
+        assert list(zip(found.each_start(), found.each_size(), strict=True)) == expected

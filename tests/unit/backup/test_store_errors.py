@@ -58,7 +58,7 @@ def test_messages_that_no_retry_cures(message: str, expected: type[TikvBrError])
     with pytest.raises(expected, match="store 4") as raised:
         classify_error(brpb_pb2.Error(msg=message), "store 4", NOWHERE)
     assert message in raised.value.message
-    assert expected is ApiVersionMismatch or "--engine scan" in raised.value.hint
+    assert (expected in {ApiVersionMismatch, StorageFull}) != ("--engine scan" in raised.value.hint)
 
 
 @pytest.mark.parametrize("name", ["kind: NotFound", "NoSuchBucket", "AccessDenied", "403 Forbidden", "code: 28,"])
@@ -89,6 +89,12 @@ def test_other_messages_are_retried() -> None:
     )
     assert trouble.backoff is STORAGE_ERROR
     assert "connection reset" in trouble.cause
+
+
+def test_a_store_without_timestamps_waits_for_pd() -> None:
+    """The storage is well: its patience is not spent."""
+    error = brpb_pb2.Error(msg='Other("[endpoint.rs]: fail to flush causal ts, BatchRenew(\\"Pd unknown error\\")")')
+    assert classify_error(error, "store 4", NOWHERE).backoff is retry.PD_UNAVAILABLE
 
 
 def test_the_longest_wait_is_waited() -> None:

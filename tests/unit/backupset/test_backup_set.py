@@ -294,6 +294,27 @@ def test_flipped_and_cut_backupmeta(complete: ObjectStore) -> None:
             BackupSet.open(complete)
 
 
+def test_a_flipped_bit_in_a_file_name_is_not_another_backup(complete: ObjectStore) -> None:
+    """Only the `backupmeta` of another backup is called so."""
+    data = complete.get(layout.META)
+    for file in BackupSet.open(complete).files:
+        at = data.index(file.name.encode())
+        for place in range(at, at + len(file.name)):
+            complete.put(layout.META, data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :])
+            with pytest.raises(BackupDamaged, match="backupmeta") as caught:
+                BackupSet.open(complete)
+            assert "another backup" not in caught.value.message
+
+
+def test_the_backupmeta_of_another_backup(complete: ObjectStore, tmp_path: Path) -> None:
+    """It is called so, although both backups have the same intervals."""
+    other = open_store(parse(str(tmp_path / "other")))
+    BackupWriter.create(other).commit(describe(other), [do_task(other, at, "0123456789abcdef") for at in range(3)])
+    complete.put(layout.META, other.get(layout.META))
+    with pytest.raises(BackupDamaged, match="backupmeta belongs to another backup"):
+        BackupSet.open(complete)
+
+
 def test_damaged_manifest(complete: ObjectStore) -> None:
     """Damage to the manifest names the manifest; its loss is noticed, for backupmeta says that there was one."""
     data = complete.get(layout.MANIFEST)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import random
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,8 @@ from tests.unit.backupset.samples import write_file
 from tikv_br.backupset.files import TAIL_SIZE, FileEntry, verify_file_content, verify_file_identity
 from tikv_br.errors import BackupDamaged
 from tikv_br.formats.keys.ranges import KeyRange
-from tikv_br.storage.base import ObjectStore
+from tikv_br.storage.base import CHUNK_SIZE, ObjectStore
+from tikv_br.storage.local import LocalObjectStore
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import parse
 
@@ -84,13 +86,13 @@ def test_other_files(store: ObjectStore, file: FileEntry, data: bytes) -> None:
             verify_file_identity(store, file)
 
 
-def _sst(folder: Path, chance: random.Random) -> bytes:
-    return write_sst(folder / "scratch", [(b"zk%04d" % row, chance.randbytes(300)) for row in range(1000)])
+def _sst(folder: Path, chance: random.Random, rows: int = 1000) -> bytes:
+    return write_sst(folder / "scratch", [(b"zk%04d" % row, chance.randbytes(300)) for row in range(rows)])
 
 
-def _parquet(_folder: Path, chance: random.Random) -> bytes:
+def _parquet(_folder: Path, chance: random.Random, rows: int = 1000) -> bytes:
     stream = io.BytesIO()
-    keys = [b"k%04d" % row for row in range(1000)]
+    keys = [b"k%04d" % row for row in range(rows)]
     values = [chance.randbytes(300) for _ in keys]
     pq.write_table(
         pa.table({"key": keys, "value": values}, pa.schema({"key": pa.large_binary(), "value": pa.large_binary()})),
@@ -103,23 +105,24 @@ def _parquet(_folder: Path, chance: random.Random) -> bytes:
 
 
 @pytest.mark.parametrize(("name", "make"), [("sst/a_default.sst", _sst), ("parquet/a.parquet", _parquet)])
-def test_the_kind_of_damage_is_told(
-    store: ObjectStore, tmp_path: Path, name: str, make: Callable[[Path, random.Random], bytes]
-) -> None:
-    """Empty, truncated, too long, altered, or the sound file of another backup: each says so, with both figures."""
+def test_the_kind_of_damage_is_told(store: ObjectStore, tmp_path: Path, name: str, make: Callable[..., bytes]) -> None:
+    """Empty, truncated, too long, altered, or the sound file of another part or backup: each says so, with both figures."""
     data, other = make(tmp_path, random.Random(1)), make(tmp_path, random.Random(2))
     file = write_file(store, name, data, WHOLE)
     half, size = len(data) // 2, f"{len(data):,}"
     hashes = r"expected [0-9a-f]{16}…, found [0-9a-f]{16}…\)"
+    longer, shorter = (make(tmp_path, random.Random(3), rows) for rows in (1100, 900))
     assert len(other) == len(data)
     for stored, problem in (
         (b"", rf"is empty \(0 of {size} bytes\)"),
         (data[:half], rf"is truncated \({half:,} of {size} bytes\)"),
         (data + b"x", rf"is longer than recorded \({len(data) + 1:,} bytes instead of {size}\)"),
+        (longer, rf"belongs to another part .*recorded file \({len(longer):,} bytes instead of {size}\)"),
+        (shorter, rf"belongs to another part .*recorded file \({len(shorter):,} bytes instead of {size}\)"),
         (_altered(data, half), rf"has a checksum mismatch \(sha256 of the file: {hashes}"),
         (
             other,
-            rf"belongs to another backup: its own checksums are right, but it is not the recorded file \(sha256 of the file: {hashes}",
+            rf"belongs to another part or to another backup: its own checksums are right, but it is not the recorded file \(sha256 of the file: {hashes}",
         ),
     ):
         store.put(name, stored)
@@ -131,7 +134,7 @@ def test_the_kind_of_damage_is_told(
         (_altered(data, len(data) - 60_000), rf"has a checksum mismatch \({last}{hashes}"),
         (
             other,
-            rf"belongs to another backup: its own checksums are right, but it is not the recorded file \({last}{hashes}",
+            rf"belongs to another part or to another backup: its own checksums are right, but it is not the recorded file \({last}{hashes}",
         ),
     ):
         store.put(name, stored)
@@ -160,3 +163,17 @@ def test_files_of_the_go_tool(store: ObjectStore, file: FileEntry, data: bytes) 
         verify_file_identity(store, recorded)
     with pytest.raises(BackupDamaged, match="no recorded sha256"):
         verify_file_content(store, replace(recorded, sha256=b"", size=0))
+
+
+def test_a_large_file_is_read_by_several_requests_at_a_time(store: ObjectStore) -> None:
+    """Each request waits until there are four; the hash is of the bytes in their order."""
+    chance = random.Random(4)
+    file = write_file(store, "sst/large_default.sst", chance.randbytes(4 * CHUNK_SIZE), WHOLE)
+    together = threading.Barrier(4)
+
+    class Slow(LocalObjectStore):
+        def get_range(self, name: str, offset: int, length: int) -> bytes:
+            together.wait(timeout=30)
+            return super().get_range(name, offset, length)
+
+    verify_file_content(Slow(store.location), file, readers=4)

@@ -86,8 +86,11 @@ def test_backups_are_listed_newest_first(index: Index) -> None:
     assert not any(each.pinned or each.removing for each in index.read())
 
 
-def test_empty_folder_has_no_backups(index: Index) -> None:
-    """No index is an empty one."""
+def test_folder_without_index_is_empty_and_without_objects_missing(index: Index) -> None:
+    """Objects without an index are no backups; no object at all is a wrong URL."""
+    with pytest.raises(BackupNotFound, match="nothing at"):
+        index.read()
+    index.root.put("other", b"")
     assert index.read() == []
 
 

@@ -105,7 +105,7 @@ def _set(path: str, value: object) -> Callable[[brpb_pb2.BackupMeta], None]:
     [
         (_set("is_raw_kv", False), BackupUnsupported, "transactional"),
         (_set("is_txn_kv", True), BackupUnsupported, "transactional"),
-        (_set("api_version", 3), BackupUnsupported, "API version number 3"),
+        (_set("api_version", 3), BackupUnsupported, r"number 3: API V3 \(namespaces\) is not supported"),
         (_set("api_version", 77), BackupUnsupported, "API version number 77"),
         (_set("files.cf", "write"), BackupUnsupported, "column family 'write'"),
         (_set("files.cf", ""), BackupDamaged, "without column family"),

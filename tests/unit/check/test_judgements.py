@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from tikv_br.check.cluster_probes import FEATURES, judge_clock, judge_gc, judge_space, judge_stores, parse_version
+from tikv_br.check.cluster_probes import judge_clock, judge_gc, judge_space, judge_stores, judge_version
 from tikv_br.check.probe import Status
 from tikv_br.check.storage_probes import judge_space as judge_folder
+from tikv_br.cluster.clock import ClockDifference
 from tikv_br.cluster.pd_http import GcStatus, ServiceSafePoint, StoreStatus
 from tikv_br.cluster.timestamps import compose
-from tikv_br.errors import RequestRefused
 
 STORE = StoreStatus(1, "host:20160", "8.5.2", "Up", 1000, 500, is_tiflash=False)
 HOUR = 3_600_000
@@ -65,9 +65,16 @@ def test_space_that_pd_does_not_know() -> None:
 )
 def test_clock(ahead: float, status: Status, said: str) -> None:
     """Either direction counts."""
-    verdict = judge_clock(ahead)
+    verdict = judge_clock(ClockDifference(ahead))
     assert verdict.status is status
     assert said in verdict.seen
+
+
+def test_clock_after_changes_of_pds_leader() -> None:
+    """Timestamps that changes of the leader have moved ahead say nothing about the clocks, and pass."""
+    verdict = judge_clock(ClockDifference(-18, stalled=True))
+    assert verdict.status is Status.WARN
+    assert "18.0 s ahead of the clocks, after changes of PD's leader" in verdict.seen
 
 
 def test_gc() -> None:
@@ -87,28 +94,22 @@ def test_gc() -> None:
 
 
 @pytest.mark.parametrize(
-    ("version", "lacking"),
+    ("versions", "status", "said"),
     [
-        ("5.1.9", {"conversion", "checksum", "backup-ts", "raw-split"}),
-        ("5.2.0", {"conversion", "checksum", "backup-ts"}),
-        ("6.0.9", {"conversion", "checksum", "backup-ts"}),
-        ("6.1.0", {"checksum", "backup-ts"}),
-        ("v6.1.1", {"backup-ts"}),
-        ("6.2.0-alpha", set()),
-        ("9.0.0-beta.2", set()),
+        (["8.5.7", "8.5.2"], Status.OK, "8.5.2"),
+        (["6.5.4"], Status.OK, "without one feed stream for many regions"),
+        (["7.1.2", "6.5.3"], Status.OK, "6.5.3; without expiry in the properties of SSTs"),
+        (["6.2.0"], Status.OK, "without the deadline of raw writes"),
+        (["6.1.1", "8.5.2"], Status.WARN, "6.1.1: API V2 (all commands) needs 6.2.0; a change feed"),
+        (["9.1.0"], Status.WARN, "the newest version that tikv-br was tried with is 9.0.0-beta.2"),
+        ([], Status.SKIPPED, "no store"),
     ],
 )
-def test_feature_gates(version: str, lacking: set[str]) -> None:
-    """Each feature needs its version, as the Go tool has them; a lack says what does not work."""
-    verdicts = {feature.name: feature.judge(version) for feature in FEATURES}
-    assert {name for name, verdict in verdicts.items() if verdict.status is Status.WARN} == lacking
-    assert all(verdict.advice for name, verdict in verdicts.items() if name in lacking)
-
-
-def test_a_version_that_does_not_read() -> None:
-    """Is told, not taken for an old one."""
-    with pytest.raises(RequestRefused, match="nightly"):
-        parse_version("nightly")
+def test_version_of_stores(versions: list[str], status: Status, said: str) -> None:
+    """The oldest store decides what a cluster can do, and the newest one whether its version is known."""
+    verdict = judge_version(versions)
+    assert verdict.status is status
+    assert said in verdict.seen
 
 
 @pytest.mark.parametrize(("free", "status"), [(30, Status.OK), (19, Status.WARN), (4, Status.FAIL)])

@@ -12,14 +12,16 @@ from typing import Any
 import pytest
 import typer.main
 
+from tests.support.tools import Terminal
 from tikv_br.cli.command import leaves
 from tikv_br.cli.log import LogForm, LogLevel, configure, is_debug, reset
 from tikv_br.cli.main import app, run
 from tikv_br.cli.output import Output, OutputForm
-from tikv_br.cli.progress import progress_display
+from tikv_br.cli.progress import BarProgress, progress_display
 from tikv_br.cli.settings import options
 from tikv_br.progress_events import StepFinished, StepStarted, TasksProgress
 from tikv_br.redaction import redact
+from tikv_br.retry import Outage
 
 
 @pytest.fixture(autouse=True)
@@ -218,3 +220,34 @@ def test_a_credential_on_the_command_line_is_a_warning(
     shown = capsys.readouterr().err
     assert ("a credential was passed on the command line" in shown) is warns
     assert "603deb10" not in shown
+
+
+def test_an_outage_is_on_the_console_beside_a_log_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Whoever waits at the console learns for whom; other lines are in the file only."""
+    file = tmp_path / "log"
+    configure(file=str(file))
+    logging.getLogger("tikv_br.cluster").warning("something else")
+    silent_for(Outage("PD 1.2.3.4:2379", 60.0, clock=iter((0.0, 10.0)).__next__))
+    [line] = capsys.readouterr().err.splitlines()
+    assert "WARNING" in line
+    assert "PD 1.2.3.4:2379 has not answered for 10 s, trying until" in line
+    assert [line] == file.read_text().splitlines()[1:]
+
+
+def test_an_outage_does_not_break_the_bar() -> None:
+    """On a terminal its line is above the bar, which is drawn anew."""
+    configure()
+    terminal = Terminal()
+    with BarProgress(terminal) as display:
+        display(StepStarted("scan", 1, 1))
+        silent_for(Outage("PD", 60.0, clock=iter((0.0, 10.0)).__next__))
+    plain = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", terminal.getvalue()).replace("\r", "\n")
+    assert [
+        line for line in plain.splitlines() if re.search(r"WARNING .* PD has not answered for 10 s, trying until", line)
+    ]
+
+
+def silent_for(outage: Outage) -> None:
+    """Let a server miss two requests."""
+    outage.fail()
+    outage.fail()

@@ -14,6 +14,7 @@ from tikv_br.cluster.pb import errorpb_pb2, kvrpcpb_pb2, metapb_pb2, pdpb_pb2
 from tikv_br.cluster.pd_connection import PdConnection
 from tikv_br.cluster.pd_http import PdHttp
 from tikv_br.errors import ClusterUnreachable, TikvBrError
+from tikv_br.retry import Outage
 
 CLUSTER_ID = 7
 PD = "/pdpb.PD/"
@@ -118,6 +119,8 @@ def pd_http(server: ScriptedHttp) -> PdHttp:
     connection = SimpleNamespace(
         config=ClusterConfig(pd=(server.address,), request_timeout=20.0, retry_budget=1.0),
         leader=SimpleNamespace(address=server.address),
+        outage=Outage("PD", 1.0),
+        request_seconds=20.0,
         refresh=lambda *_: None,
     )
     return PdHttp(cast("PdConnection", connection))

@@ -68,6 +68,20 @@ def test_any_other_error_is_told(fake: FakeCluster) -> None:
         flush_stores([cluster(fake).store(1)], CLUSTER_ID, 1.0)
 
 
+def test_a_store_that_has_lost_pds_leader_is_asked_again(fake: FakeCluster) -> None:
+    """As some seconds after the leader's death: the store's stream of timestamps has ended, and it opens another."""
+    error = brpb_pb2.Error(
+        msg='Other("[components/backup/src/endpoint.rs:1155]: fail to flush causal ts, '
+        'BatchRenew(\\"Pd unknown error ... TimestampRequest channel is closed\\")")'
+    )
+    fake.stores[1].script(BACKUP, [brpb_pb2.BackupResponse(error=error)], [])
+    flush_stores([cluster(fake).store(1)], CLUSTER_ID, 2.0)
+    assert len(fake.stores[1].requests[BACKUP]) == 2
+    fake.stores[1].script(BACKUP, [brpb_pb2.BackupResponse(error=error)])
+    with pytest.raises(RetryBudgetExhausted, match="TimestampRequest channel is closed"):
+        flush_stores([cluster(fake).store(1)], CLUSTER_ID, 0.3)
+
+
 def test_a_silent_store_that_pd_misses_too_is_left_out(fake: FakeCluster) -> None:
     """A dead store takes no writes and comes back with an empty cache; one that only we do not reach is an error."""
     store = cluster(fake).store(1)

@@ -12,7 +12,7 @@ from tests.unit.cluster.fakes import PD, FakeCluster, header_error, region, with
 from tikv_br.cluster.pb import keyspacepb_pb2, metapb_pb2, pdpb_pb2
 from tikv_br.cluster.pd import SCAN_PAGE, PdClient
 from tikv_br.cluster.topology import StoreState
-from tikv_br.errors import RequestRefused, RetryBudgetExhausted, UsageError
+from tikv_br.errors import ClusterUnfit, RequestRefused, RetryBudgetExhausted, UsageError
 
 
 @pytest.fixture
@@ -166,6 +166,15 @@ def test_no_operator_is_none(fake: FakeCluster, pd: PdClient) -> None:
     assert running is not None
     assert finished is not None
     assert (running.desc, running.running, finished.running) == ("scatter-region", True, False)
+
+
+def test_a_keyspace_with_an_identity_is_refused(fake: FakeCluster, pd: PdClient) -> None:
+    """A keyspace of API V3 has no id; it is not taken for keyspace 0, which is another one."""
+    identity = keyspacepb_pb2.KeyspaceIdentity(namespace_id=3, keyspace_id=7)
+    meta = keyspacepb_pb2.KeyspaceMeta(name="ks", keyspace_identity=identity)
+    fake.pd.script("/keyspacepb.Keyspace/LoadKeyspace", keyspacepb_pb2.LoadKeyspaceResponse(keyspace=meta))
+    with pytest.raises(ClusterUnfit, match=r"'ks' has an identity instead of an id: API V3 .* is not supported"):
+        pd.keyspace_id("ks")
 
 
 def test_keyspaces_have_ids(fake: FakeCluster, pd: PdClient) -> None:

@@ -7,11 +7,13 @@ import time
 
 import pytest
 
-from tests.support.scripted_grpc import ScriptedServer, fail
+from tests.support.scripted_grpc import Failure, ScriptedServer, fail
 from tests.unit.cluster.fakes import PD, FakeCluster, header_error, members, region, with_leader
+from tests.unit.cluster.http_server import ScriptedHttp
 from tikv_br import retry
+from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.config import ClusterConfig
-from tikv_br.cluster.pb import pdpb_pb2
+from tikv_br.cluster.pb import metapb_pb2, pdpb_pb2
 from tikv_br.cluster.pd import PdClient
 from tikv_br.cluster.pd_connection import HEADER_ERRORS
 from tikv_br.errors import ClusterError, ClusterUnfit, ClusterUnreachable, RetryBudgetExhausted
@@ -77,6 +79,29 @@ def test_a_leader_change_is_followed() -> None:
             PD + "GetMembers", members(old.address, new.address), members(old.address, new.address, leader=new.address)
         )
         old.script(GET_GC, fail("UNAVAILABLE", "not leader"))
+        new.script(GET_GC, GC)
+        with PdClient(config(old)) as pd:
+            assert pd.gc_safe_point() == 42
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        fail(
+            "UNKNOWN", "[PD:tso:ErrGenerateTimestamp]generate timestamp failed, requested pd is not leader of cluster"
+        ),
+        fail("UNKNOWN", "[PD:etcd:ErrEtcdTxnConflict]etcd transaction failed, conflicted and rolled back"),
+        pdpb_pb2.GetGCSafePointResponse(header=header_error(pdpb_pb2.UNKNOWN, "etcdserver: leader changed")),
+    ],
+    ids=["former leader", "transaction", "header"],
+)
+def test_texts_of_a_leader_change_are_followed(answer: Failure | pdpb_pb2.GetGCSafePointResponse) -> None:
+    """UNKNOWN with PD's words for it is passing, too: the other members are asked."""
+    with ScriptedServer() as old, ScriptedServer() as new:
+        old.script(
+            PD + "GetMembers", members(old.address, new.address), members(old.address, new.address, leader=new.address)
+        )
+        old.script(GET_GC, answer)
         new.script(GET_GC, GC)
         with PdClient(config(old)) as pd:
             assert pd.gc_safe_point() == 42
@@ -208,3 +233,49 @@ def test_errors_are_of_our_tree(fake: FakeCluster) -> None:
     """A method that PD does not have at all is a `ClusterError`, not gRPC's."""
     with PdClient(fake.config()) as pd, pytest.raises(ClusterError):
         pd.gc_safe_point()
+
+
+def test_calls_to_a_pd_that_is_gone_take_one_budget(fake: FakeCluster) -> None:
+    """The second call tries once; when PD is back, calls succeed and have their budget again."""
+    with PdClient(fake.config(retry_budget=1.0)) as pd:
+        fake.pd.script(GET_GC, fail("UNAVAILABLE", "gone"))
+        with pytest.raises(RetryBudgetExhausted):
+            pd.gc_safe_point()
+        tries = len(fake.pd.requests[GET_GC])
+        with pytest.raises(RetryBudgetExhausted, match="and 1 tries"):
+            pd.gc_safe_point()
+        assert len(fake.pd.requests[GET_GC]) == tries + 1
+        fake.pd.script(GET_GC, GC, fail("UNAVAILABLE", "gone"), GC)
+        assert [pd.gc_safe_point(), pd.gc_safe_point()] == [42, 42]
+
+
+def test_the_stores_are_known_without_pd(fake: FakeCluster) -> None:
+    """While PD does not answer, those that it has last named are told to leave import mode or lift a limit."""
+    stores = pdpb_pb2.GetAllStoresResponse(stores=[metapb_pb2.Store(id=1, address="a:1")])
+    method = PD + "GetAllStores"
+    with Cluster.connect(fake.config(retry_budget=1.0)) as cluster:
+        fake.pd.script(method, stores)
+        assert [store.id for store in cluster.stores()] == [1]
+        fake.pd.script(method, fail("UNAVAILABLE", "gone"))
+        assert [store.id for store in cluster.stores(known=True)] == [1]
+        with pytest.raises(RetryBudgetExhausted):
+            cluster.stores()
+        tries = len(fake.pd.requests[method])
+        assert [store.id for store in cluster.stores()] == [1]
+        assert len(fake.pd.requests[method]) == tries
+
+
+@pytest.mark.parametrize("status", ["Received http2 header with status: 404", "Method not found!"])
+def test_a_server_that_is_not_pd_is_called_so(status: str) -> None:
+    """A server of HTTP/2, or a store, at the address of PD."""
+    with ScriptedServer() as server:
+        server.script(PD + "GetMembers", fail("UNIMPLEMENTED", status))
+        with pytest.raises(ClusterUnreachable, match=f"{server.address}: this is not PD.*{status}") as caught:
+            PdClient(config(server))
+        assert "--pd" in caught.value.hint
+
+
+def test_a_server_of_http_1_is_not_pd() -> None:
+    """As a web server at the address of PD."""
+    with ScriptedHttp() as server, pytest.raises(ClusterUnreachable, match=f"{server.address}: this is not PD"):
+        PdClient(ClusterConfig(pd=(server.address,)))

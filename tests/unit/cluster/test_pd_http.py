@@ -62,7 +62,7 @@ def test_regions_come_page_by_page_in_bytes(server: ScriptedHttp, pd: PdHttp) ->
     server.scripts[path_of(b"")] = page((b"", b"\x80", 96), (b"\x80", b"\xff/&", None))
     server.scripts[path_of(b"\xff/&")] = page((b"\xff/&", b"", 1))
     found = pd.regions(b"", b"")
-    assert found.starts.to_pylist() == [b"", b"\x80", b"\xff/&"]
+    assert list(found.each_start()) == [b"", b"\x80", b"\xff/&"]
     assert list(found.each_size()) == [96 << 20, 0, 1 << 20]
     assert (len(found), found.total_bytes) == (3, 97 << 20)
 
@@ -70,7 +70,7 @@ def test_regions_come_page_by_page_in_bytes(server: ScriptedHttp, pd: PdHttp) ->
 def test_regions_end_with_the_range(server: ScriptedHttp, pd: PdHttp) -> None:
     """A page that reaches the end is the last, although the last region ends beyond."""
     server.scripts[path_of(b"\x81", b"\x90")] = page((b"\x80", b"\xa0", 7))
-    assert pd.regions(b"\x81", b"\x90").starts.to_pylist() == [b"\x80"]
+    assert list(pd.regions(b"\x81", b"\x90").each_start()) == [b"\x80"]
     assert len(server.requests) == 1
 
 
@@ -78,7 +78,7 @@ def test_regions_that_pd_does_not_know_yet_are_left_out(server: ScriptedHttp, pd
     """PD writes null for an empty list, as after the last region that its new leader has heard of."""
     server.scripts[path_of(b"")] = page((b"", b"\x80", 96))
     server.scripts[path_of(b"\x80")] = [(200, b'{"count": 0, "regions": null}')]
-    assert pd.regions(b"", b"").starts.to_pylist() == [b""]
+    assert list(pd.regions(b"", b"").each_start()) == [b""]
     server.scripts[path_of(b"")] = [(200, b'{"count": 0, "regions": null}')]
     found = pd.regions(b"", b"")
     assert (len(found), found.total_bytes) == (0, 0)

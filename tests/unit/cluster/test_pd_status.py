@@ -12,6 +12,7 @@ from tikv_br.cluster.pd_http import (
     GcStatus,
     ServiceSafePoint,
     StoreStatus,
+    free_space,
     gc_status,
     member_health,
     merges_regions,
@@ -38,6 +39,11 @@ def test_stores_with_their_disks() -> None:
         assert store_statuses(pd_http(server)) == [
             StoreStatus(1, "a:20160", "8.5.2", "Up", 3 << 39, 1 << 39, is_tiflash=False),
             StoreStatus(2, "a:20160", "8.5.2", "Down", 0, 0, is_tiflash=True),
+        ]
+        assert [free_space(pd_http(server), store_id) for store_id in (1, 2, 3)] == [
+            " (524,288 of 1,572,864 MiB free by PD's last figures)",
+            "",
+            "",
         ]
 
 

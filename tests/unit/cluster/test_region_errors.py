@@ -37,6 +37,13 @@ def test_each_kind_is_recognised(kind: str) -> None:
     assert str(seen) == f"{kind}: m"
 
 
+def test_a_store_without_timestamps_is_asked_again() -> None:
+    """Nothing is written, so any write may be repeated; a store has no field for it."""
+    with pytest.raises(RegionErrorSeen) as caught:
+        check_error_text('"[src/storage/mod.rs:3066]: Fail to get ts: Batch renew error \\"Pd unknown error\\""')
+    assert caught.value.reaction.action is Action.RETRY
+
+
 def test_an_error_with_only_a_message_is_tried_elsewhere() -> None:
     """A store that is closing says so in words only; the region may soon be led elsewhere."""
     seen = RegionErrorSeen(errorpb_pb2.Error(message="TiKV is Closing"))

@@ -16,7 +16,7 @@ from tikv_br.cluster.pb import errorpb_pb2, kvrpcpb_pb2, metapb_pb2
 from tikv_br.cluster.rawkv import RawClient
 from tikv_br.cluster.regions import Region
 from tikv_br.cluster.store import StoreClient
-from tikv_br.errors import ClusterUnreachable, RequestRefused, RetryBudgetExhausted
+from tikv_br.errors import ClusterUnreachable, RequestRefused, RetryBudgetExhausted, StoreFull
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.codec import KeyCodec
 
@@ -236,6 +236,13 @@ def test_all_stores_dead_ends_with_the_budget(fake: FakeCluster) -> None:
     with pytest.raises(RetryBudgetExhausted, match=r"RawPut: gave up after .* store 1 \(127.0.0.1:"):
         client(fake, retry_budget=1.0).put(b"k", b"v")
     assert time.monotonic() - began < 60
+
+
+def test_a_disk_that_stays_full_is_told_once_with_its_store(fake: FakeCluster) -> None:
+    """The store that the answer names, its address, and no list of the tries."""
+    fake.kv("RawPut", *[put_answer(one_kind("disk_full"))] * 50)
+    with pytest.raises(StoreFull, match=r"RawPut: store 1 \(127.0.0.1:\d+\) has no space left: scripted$"):
+        client(fake, retry_budget=0.6).put(b"k", b"v")
 
 
 def test_a_busy_store_says_how_long_to_wait(fake: FakeCluster) -> None:

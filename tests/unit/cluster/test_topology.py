@@ -79,7 +79,7 @@ def test_a_version_to_come_is_unfit() -> None:
     """API V3 exists in the protocol; this tool does not know it."""
     with ScriptedHttp() as server:
         serve(server, {"api-version": 3})
-        with pytest.raises(ClusterUnfit, match="api-version 3"):
+        with pytest.raises(ClusterUnfit, match=r"api-version 3: API V3 \(namespaces\) is not supported"):
             detect_api_version([store(server)], TlsFiles(), 60.0)
 
 

@@ -55,6 +55,12 @@ def test_owners(name: str, kind: Kind, within: str) -> None:
     assert owner.is_ours is name.startswith("tikv-br-")
 
 
+def test_a_safe_point_of_a_changefeed_that_is_created_is_explained() -> None:
+    """TiKV-CDC leaves it behind for ten minutes, so nobody needs to look for its owner."""
+    text = "create or resume of changefeed repl-1 of TiKV-CDC; expires by itself"
+    assert str(owner_of("tikvcdc-creating-repl-1")) == text
+
+
 def test_the_oldest_that_the_worker_would_pass_holds_gc() -> None:
     """It is named with the time since when; one that is younger than the worker's safe point holds nothing."""
     found = made(service("young", 5), service("old", 7200), service("older", 10800), gc=at(10800), worker=at(600))

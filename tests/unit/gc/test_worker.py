@@ -14,7 +14,7 @@ from tests.support.waiting import PATIENCE, eventually
 from tests.unit.gc.fakes import FakeEtcd, FakePd
 from tikv_br.cluster.etcd import LeaseHolder
 from tikv_br.cluster.etcd_values import KeyValue
-from tikv_br.errors import ClusterUnfit, ClusterUnreachable, EtcdLeaseExpired, EtcdUnreachable
+from tikv_br.errors import ClusterError, ClusterUnfit, ClusterUnreachable, EtcdLeaseExpired, EtcdUnreachable
 from tikv_br.gc.election import PREFIX, Candidate
 from tikv_br.gc.metrics import WorkerFigures
 from tikv_br.gc.status import GcReport
@@ -177,7 +177,9 @@ class Watched:
         self.figures = WorkerFigures()
         self.error: Exception | None = None
         self.stop = threading.Event()
-        self._worker = GcWorker(etcd, pd, WorkerOptions(LIFE, interval=0.01, lease=2), self._show)
+        self.refusal: ClusterError | None = None
+        options = WorkerOptions(LIFE, interval=0.01, lease=2)
+        self._worker = GcWorker(etcd, pd, options, self._show, check=self._check)
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def __enter__(self) -> Self:
@@ -194,6 +196,10 @@ class Watched:
             self._worker.run(self.stop)
         except Exception as error:  # noqa: BLE001 - the test looks at it
             self.error = error
+
+    def _check(self) -> None:
+        if self.refusal is not None:
+            raise self.refusal
 
     def _show(self, found: GcReport | None, figures: WorkerFigures) -> None:
         self.figures = figures
@@ -222,6 +228,22 @@ def test_a_worker_survives_pd_and_etcd() -> None:
     assert not etcd.leases
     assert not etcd.items
     assert not worker.figures.is_leader
+    assert worker.error is None
+
+
+def test_a_round_that_must_not_be_done_changes_nothing() -> None:
+    """A worker that has done GC stops doing it, and goes on once it may."""
+    pd, etcd = FakePd(), FakeEtcd()
+    with Watched(etcd, pd) as worker:
+        eventually(lambda: worker.figures.rounds > 0)
+        worker.refusal = ClusterUnfit("there are transactions now")
+        eventually(lambda: worker.figures.failures > 0)
+        pd.seconds += 60
+        before = len(pd.updates)
+        eventually(lambda: worker.figures.failures > 2)
+        assert len(pd.updates) == before
+        worker.refusal = None
+        eventually(lambda: len(pd.updates) > before)
     assert worker.error is None
 
 

@@ -6,6 +6,7 @@ from typing import Any, cast
 
 import pytest
 
+from tests.support.waiting import eventually
 from tikv_br.cluster.pb import brpb_pb2
 from tikv_br.errors import PlaygroundError
 from tikv_br.playground.external_storage import StorageFault, open_for
@@ -50,6 +51,18 @@ def test_a_read_fails_or_gives_other_bytes(tmp_path: Path) -> None:
     flipped = files(table, tmp_path).read("file")
     assert sum((one ^ other).bit_count() for one, other in zip(flipped, DATA, strict=True)) == 1
     assert files(table, tmp_path).read("file") == DATA
+
+
+def test_a_full_disk_leaves_half_a_file_a_moment_later(tmp_path: Path) -> None:
+    """The answer is that of a real store, which still finishes what it has begun."""
+    table = FailpointTable()
+    table.add({"rpc": "storage.write", "action": {"disk_full": {}}})
+    with pytest.raises(StorageFault) as raised:
+        files(table, tmp_path).write("one", DATA)
+    assert raised.value.debug == 'Io(Os { code: 28, kind: StorageFull, message: "No space left on device" })'
+    assert not list(tmp_path.iterdir())
+    eventually((tmp_path / "one").exists)
+    assert (tmp_path / "one").read_bytes() == DATA[:100]
 
 
 def test_a_share_of_the_calls_is_struck(tmp_path: Path) -> None:

@@ -117,9 +117,10 @@ def make(folder: Path, rows: Rows, *, recorded: bool) -> FileEntry:
     )
 
 
-def prover(folder: Path, cluster: FakeCluster) -> BackupComparison:
+def prover(folder: Path, cluster: FakeCluster, *, recorded: bool = True) -> BackupComparison:
     """A prover of that folder's files."""
-    return BackupComparison(cluster, open_store(parse(str(folder))), ApiVersion.V1TTL)  # type: ignore[arg-type]
+    store = open_store(parse(str(folder)))
+    return BackupComparison(cluster, store, ApiVersion.V1TTL, expiry_recorded=recorded)  # type: ignore[arg-type]
 
 
 def rows_that_expire(seconds: float) -> Rows:
@@ -136,7 +137,7 @@ def test_expiry_breaks_no_comparison(tmp_path: Path, seconds: float, recorded: b
     rows = rows_that_expire(seconds)
     file = make(tmp_path, rows, recorded=recorded)
     cluster = FakeCluster(rows)
-    assert prover(tmp_path, cluster).require_equal(file, file.key_range).total_kvs in {20, 40}
+    assert prover(tmp_path, cluster, recorded=recorded).require_equal(file, file.key_range).total_kvs in {20, 40}
 
 
 @pytest.mark.parametrize("seconds", [3600, -3600])
@@ -164,7 +165,7 @@ def test_a_difference_is_found_whatever_expires(tmp_path: Path, change: str, sec
         case _:
             there[b"key077"] = (b"value", 0)
     with pytest.raises(ChecksumMismatch, match=r"\[start, 6d\).*file\.sst|\[start, end\).*file\.sst"):
-        prover(tmp_path, FakeCluster(there)).require_equal(file, file.key_range)
+        prover(tmp_path, FakeCluster(there), recorded=recorded).require_equal(file, file.key_range)
 
 
 def test_a_row_that_should_have_expired_is_a_difference(tmp_path: Path) -> None:
@@ -216,7 +217,7 @@ def test_a_file_that_has_to_be_read_must_be_sound(tmp_path: Path) -> None:
     data[10] ^= 1
     (tmp_path / "file.sst").write_bytes(data)
     with pytest.raises(BackupDamaged, match=r"file\.sst"):
-        prover(tmp_path, FakeCluster({})).require_equal(file, file.key_range)
+        prover(tmp_path, FakeCluster({}), recorded=False).require_equal(file, file.key_range)
 
 
 def test_rows_where_the_backup_has_none(tmp_path: Path) -> None:
@@ -232,7 +233,7 @@ def test_every_region_that_differs_is_told(tmp_path: Path) -> None:
     rows = rows_that_expire(1)
     file = make(tmp_path, rows, recorded=False)
     there = {**rows, b"key00": (b"other", 0), b"zzz": (b"new", 0)}
-    equal, differences = prover(tmp_path, FakeCluster(there)).compare(file, file.key_range)
+    equal, differences = prover(tmp_path, FakeCluster(there), recorded=False).compare(file, file.key_range)
     assert equal == Checksum()
     assert [difference.partition(" of ")[0] for difference in sorted(differences)] == ["[6d, end)", "[start, 6d)"]
 
@@ -269,7 +270,7 @@ def test_cuts_divide_a_file_into_requests(tmp_path: Path) -> None:
     rows: Rows = {b"key%02d" % number: (b"value", 0) for number in range(20)}
     file, cluster = make(tmp_path, rows, recorded=True), FakeCluster(rows)
     cuts = {file.name: (b"key05", b"key1")}
-    divided = BackupComparison(cluster, open_store(parse(str(tmp_path))), ApiVersion.V1TTL, cuts)  # type: ignore[arg-type]
+    divided = BackupComparison(cluster, open_store(parse(str(tmp_path))), ApiVersion.V1TTL, cuts, expiry_recorded=True)  # type: ignore[arg-type]
     assert divided.require_equal(file, file.key_range) == sums(rows)
     assert sorted(cluster.asked) == [(b"", b"key05"), (b"key05", b"key1"), (b"key1", b"")]
     del cluster.rows[b"key05"]

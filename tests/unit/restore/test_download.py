@@ -28,7 +28,9 @@ def meaning(message: str, backend: brpb_pb2.StorageBackend, name: str = FILE) ->
     download = cast("Any", object.__new__(Download))
     download._file = SimpleNamespace(name=name)
     download._backend = backend
-    found = download._classify_error("store 4", import_sstpb_pb2.Error(message=message))
+    found = download._classify_error(
+        cast("Any", SimpleNamespace(store=SimpleNamespace(id=4))), import_sstpb_pb2.Error(message=message)
+    )
     assert isinstance(found, Exception)
     return found
 
@@ -76,7 +78,7 @@ def test_a_name_does_not_make_a_passing_error_fatal(name: str) -> None:
         ("<Error><Code>AuthorizationPermissionMismatch</Code>", StorageDenied),
         ("downloaded size 3, expected 4", BackupDamaged),
         ("Server returned non-2xx status code: 503 Service Unavailable", StorageUnreachable),
-        ("No space left on device (os error 28)", ClusterUnreachable),
+        ("No space left on device (os error 28)", RegionErrorSeen),
     ],
 )
 def test_what_the_storage_said_decides(outcome: str, kind: type[Exception]) -> None:

@@ -123,6 +123,7 @@ def drill(days: int, verdict: str = "passed", rto: float | None = 400.0, **chang
         rpo=None if rto is None else 60.0 + days,
         rto=rto,
         keys=48_211_337,
+        restored_keys=48_211_002,
         data_bytes=61_904_221_184,
         speed=None,
         made_backup="",

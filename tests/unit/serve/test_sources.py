@@ -6,7 +6,7 @@ import json
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,8 @@ from tests.unit.incremental.statuses import WHOLE, status
 from tests.unit.serve.samples import backups, drill, entry, log
 from tikv_br import cancellation
 from tikv_br.backupset.index import Index
-from tikv_br.drill.history import sealed
+from tikv_br.drill.history import past_drill_of, sealed
+from tikv_br.drill.objectives import Measured, Objectives, judge
 from tikv_br.errors import StorageUnreachable, TikvBrError
 from tikv_br.incremental.watch.address import Address
 from tikv_br.incremental.watch.server import serve
@@ -97,9 +98,11 @@ def test_no_other_address_gets_the_key() -> None:
 
 
 def test_nobody_there() -> None:
-    """The reason is that of the system."""
-    with pytest.raises(TikvBrError, match="refused"):
+    """The reason is that of the system; the hint says what to do about a sync that was stopped."""
+    with pytest.raises(TikvBrError, match="refused") as caught:
         StatusSource("http://127.0.0.1:1", KEY).read()
+    assert "run its command again" in caught.value.hint
+    assert "--gc-ttl" in caught.value.hint
 
 
 def test_reports_of_drills(tmp_path: Path) -> None:
@@ -117,6 +120,19 @@ def test_reports_of_drills(tmp_path: Path) -> None:
         trend = [report["trend"][-1] | {"id": f"2027-{number}", name: value}]
         write(report | {"id": f"2027-{number}", "trend": trend})
     assert [each.id for each in DrillSource(parse(str(tmp_path))).read()] == [passed(2).id, passed(3).id]
+
+
+def test_keys_of_the_backup_and_keys_restored(tmp_path: Path) -> None:
+    """Both are told apart; a report of an earlier version does not have the latter."""
+    home = open_store(parse(str(tmp_path)))
+    report = replace(passed(), goals=judge(Objectives(), Measured(keys=990)))
+    new = report.to_json() | {"trend": [asdict(past_drill_of(report.to_json()))]}
+    (old,) = passed(2).to_json()["trend"][-1:]
+    old = {name: value for name, value in old.items() if name != "restored_keys"}
+    for each in (new, passed(2).to_json() | {"trend": [old]}):
+        home.put(f"reports/{each['id']}.json", (json.dumps(sealed(each), indent=1) + "\n").encode())
+    found = DrillSource(parse(str(tmp_path))).read()
+    assert [(each.keys, each.restored_keys) for each in found] == [(1000, 990), (1000, None)]
 
 
 def test_an_index_without_the_backups(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from tikv_br.cluster.pb import pdpb_pb2 as pdpb__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x10keyspacepb.proto\x12\nkeyspacepb\x1a\npdpb.proto\"\xe5\x01\n\x0cKeyspaceMeta\x12\n\n\x02id\x18\x01 \x01(\r\x12\x0c\n\x04name\x18\x02 \x01(\t\x12(\n\x05state\x18\x03 \x01(\x0e\x32\x19.keyspacepb.KeyspaceState\x12\x12\n\ncreated_at\x18\x04 \x01(\x03\x12\x18\n\x10state_changed_at\x18\x05 \x01(\x03\x12\x34\n\x06\x63onfig\x18\x07 \x03(\x0b\x32$.keyspacepb.KeyspaceMeta.ConfigEntry\x1a-\n\x0b\x43onfigEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"H\n\x13LoadKeyspaceRequest\x12#\n\x06header\x18\x01 \x01(\x0b\x32\x13.pdpb.RequestHeader\x12\x0c\n\x04name\x18\x02 \x01(\t\"h\n\x14LoadKeyspaceResponse\x12$\n\x06header\x18\x01 \x01(\x0b\x32\x14.pdpb.ResponseHeader\x12*\n\x08keyspace\x18\x02 \x01(\x0b\x32\x18.keyspacepb.KeyspaceMeta\"^\n\x16GetAllKeyspacesRequest\x12#\n\x06header\x18\x01 \x01(\x0b\x32\x13.pdpb.RequestHeader\x12\x10\n\x08start_id\x18\x02 \x01(\r\x12\r\n\x05limit\x18\x03 \x01(\r\"l\n\x17GetAllKeyspacesResponse\x12$\n\x06header\x18\x01 \x01(\x0b\x32\x14.pdpb.ResponseHeader\x12+\n\tkeyspaces\x18\x02 \x03(\x0b\x32\x18.keyspacepb.KeyspaceMeta*G\n\rKeyspaceState\x12\x0b\n\x07\x45NABLED\x10\x00\x12\x0c\n\x08\x44ISABLED\x10\x01\x12\x0c\n\x08\x41RCHIVED\x10\x02\x12\r\n\tTOMBSTONE\x10\x03\x32\xb9\x01\n\x08Keyspace\x12Q\n\x0cLoadKeyspace\x12\x1f.keyspacepb.LoadKeyspaceRequest\x1a .keyspacepb.LoadKeyspaceResponse\x12Z\n\x0fGetAllKeyspaces\x12\".keyspacepb.GetAllKeyspacesRequest\x1a#.keyspacepb.GetAllKeyspacesResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x10keyspacepb.proto\x12\nkeyspacepb\x1a\npdpb.proto\"=\n\x10KeyspaceIdentity\x12\x14\n\x0cnamespace_id\x18\x01 \x01(\r\x12\x13\n\x0bkeyspace_id\x18\x02 \x01(\r\"\x9e\x02\n\x0cKeyspaceMeta\x12\n\n\x02id\x18\x01 \x01(\r\x12\x0c\n\x04name\x18\x02 \x01(\t\x12(\n\x05state\x18\x03 \x01(\x0e\x32\x19.keyspacepb.KeyspaceState\x12\x12\n\ncreated_at\x18\x04 \x01(\x03\x12\x18\n\x10state_changed_at\x18\x05 \x01(\x03\x12\x34\n\x06\x63onfig\x18\x07 \x03(\x0b\x32$.keyspacepb.KeyspaceMeta.ConfigEntry\x12\x37\n\x11keyspace_identity\x18\x08 \x01(\x0b\x32\x1c.keyspacepb.KeyspaceIdentity\x1a-\n\x0b\x43onfigEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"H\n\x13LoadKeyspaceRequest\x12#\n\x06header\x18\x01 \x01(\x0b\x32\x13.pdpb.RequestHeader\x12\x0c\n\x04name\x18\x02 \x01(\t\"h\n\x14LoadKeyspaceResponse\x12$\n\x06header\x18\x01 \x01(\x0b\x32\x14.pdpb.ResponseHeader\x12*\n\x08keyspace\x18\x02 \x01(\x0b\x32\x18.keyspacepb.KeyspaceMeta\"^\n\x16GetAllKeyspacesRequest\x12#\n\x06header\x18\x01 \x01(\x0b\x32\x13.pdpb.RequestHeader\x12\x10\n\x08start_id\x18\x02 \x01(\r\x12\r\n\x05limit\x18\x03 \x01(\r\"l\n\x17GetAllKeyspacesResponse\x12$\n\x06header\x18\x01 \x01(\x0b\x32\x14.pdpb.ResponseHeader\x12+\n\tkeyspaces\x18\x02 \x03(\x0b\x32\x18.keyspacepb.KeyspaceMeta*G\n\rKeyspaceState\x12\x0b\n\x07\x45NABLED\x10\x00\x12\x0c\n\x08\x44ISABLED\x10\x01\x12\x0c\n\x08\x41RCHIVED\x10\x02\x12\r\n\tTOMBSTONE\x10\x03\x32\xb9\x01\n\x08Keyspace\x12Q\n\x0cLoadKeyspace\x12\x1f.keyspacepb.LoadKeyspaceRequest\x1a .keyspacepb.LoadKeyspaceResponse\x12Z\n\x0fGetAllKeyspaces\x12\".keyspacepb.GetAllKeyspacesRequest\x1a#.keyspacepb.GetAllKeyspacesResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,20 +34,22 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_KEYSPACEMETA_CONFIGENTRY']._loaded_options = None
   _globals['_KEYSPACEMETA_CONFIGENTRY']._serialized_options = b'8\001'
-  _globals['_KEYSPACESTATE']._serialized_start=662
-  _globals['_KEYSPACESTATE']._serialized_end=733
-  _globals['_KEYSPACEMETA']._serialized_start=45
-  _globals['_KEYSPACEMETA']._serialized_end=274
-  _globals['_KEYSPACEMETA_CONFIGENTRY']._serialized_start=229
-  _globals['_KEYSPACEMETA_CONFIGENTRY']._serialized_end=274
-  _globals['_LOADKEYSPACEREQUEST']._serialized_start=276
-  _globals['_LOADKEYSPACEREQUEST']._serialized_end=348
-  _globals['_LOADKEYSPACERESPONSE']._serialized_start=350
-  _globals['_LOADKEYSPACERESPONSE']._serialized_end=454
-  _globals['_GETALLKEYSPACESREQUEST']._serialized_start=456
-  _globals['_GETALLKEYSPACESREQUEST']._serialized_end=550
-  _globals['_GETALLKEYSPACESRESPONSE']._serialized_start=552
-  _globals['_GETALLKEYSPACESRESPONSE']._serialized_end=660
-  _globals['_KEYSPACE']._serialized_start=736
-  _globals['_KEYSPACE']._serialized_end=921
+  _globals['_KEYSPACESTATE']._serialized_start=782
+  _globals['_KEYSPACESTATE']._serialized_end=853
+  _globals['_KEYSPACEIDENTITY']._serialized_start=44
+  _globals['_KEYSPACEIDENTITY']._serialized_end=105
+  _globals['_KEYSPACEMETA']._serialized_start=108
+  _globals['_KEYSPACEMETA']._serialized_end=394
+  _globals['_KEYSPACEMETA_CONFIGENTRY']._serialized_start=349
+  _globals['_KEYSPACEMETA_CONFIGENTRY']._serialized_end=394
+  _globals['_LOADKEYSPACEREQUEST']._serialized_start=396
+  _globals['_LOADKEYSPACEREQUEST']._serialized_end=468
+  _globals['_LOADKEYSPACERESPONSE']._serialized_start=470
+  _globals['_LOADKEYSPACERESPONSE']._serialized_end=574
+  _globals['_GETALLKEYSPACESREQUEST']._serialized_start=576
+  _globals['_GETALLKEYSPACESREQUEST']._serialized_end=670
+  _globals['_GETALLKEYSPACESRESPONSE']._serialized_start=672
+  _globals['_GETALLKEYSPACESRESPONSE']._serialized_end=780
+  _globals['_KEYSPACE']._serialized_start=856
+  _globals['_KEYSPACE']._serialized_end=1041
 # @@protoc_insertion_point(module_scope)

@@ -40,6 +40,30 @@ TOMBSTONE: KeyspaceState.ValueType  # 3
 Global___KeyspaceState: _TypeAlias = KeyspaceState  # noqa: Y015
 
 @_typing.final
+class KeyspaceIdentity(_message.Message):
+    """Of API V3."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAMESPACE_ID_FIELD_NUMBER: _builtins.int
+    KEYSPACE_ID_FIELD_NUMBER: _builtins.int
+    namespace_id: _builtins.int
+    keyspace_id: _builtins.int
+    def __init__(
+        self,
+        *,
+        namespace_id: _builtins.int = ...,
+        keyspace_id: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["keyspace_id", b"keyspace_id", "namespace_id", b"namespace_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KeyspaceIdentity: _TypeAlias = KeyspaceIdentity  # noqa: Y015
+
+@_typing.final
 class KeyspaceMeta(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -69,6 +93,7 @@ class KeyspaceMeta(_message.Message):
     CREATED_AT_FIELD_NUMBER: _builtins.int
     STATE_CHANGED_AT_FIELD_NUMBER: _builtins.int
     CONFIG_FIELD_NUMBER: _builtins.int
+    KEYSPACE_IDENTITY_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     name: _builtins.str
     state: Global___KeyspaceState.ValueType
@@ -76,6 +101,10 @@ class KeyspaceMeta(_message.Message):
     state_changed_at: _builtins.int
     @_builtins.property
     def config(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
+    @_builtins.property
+    def keyspace_identity(self) -> Global___KeyspaceIdentity:
+        """instead of id; KeyspaceIdentity is apipb's"""
+
     def __init__(
         self,
         *,
@@ -85,10 +114,11 @@ class KeyspaceMeta(_message.Message):
         created_at: _builtins.int = ...,
         state_changed_at: _builtins.int = ...,
         config: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        keyspace_identity: Global___KeyspaceIdentity | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["keyspace_identity", b"keyspace_identity"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["config", b"config", "created_at", b"created_at", "id", b"id", "name", b"name", "state", b"state", "state_changed_at", b"state_changed_at"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["config", b"config", "created_at", b"created_at", "id", b"id", "keyspace_identity", b"keyspace_identity", "name", b"name", "state", b"state", "state_changed_at", b"state_changed_at"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

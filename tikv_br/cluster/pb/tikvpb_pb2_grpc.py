@@ -35,6 +35,26 @@ class TikvStub:
         Args:
             channel: A grpc.Channel.
         """
+        self.KvScan = channel.unary_unary(
+                '/tikvpb.Tikv/KvScan',
+                request_serializer=kvrpcpb__pb2.ScanRequest.SerializeToString,
+                response_deserializer=kvrpcpb__pb2.ScanResponse.FromString,
+                _registered_method=True)
+        self.KvScanLock = channel.unary_unary(
+                '/tikvpb.Tikv/KvScanLock',
+                request_serializer=kvrpcpb__pb2.ScanLockRequest.SerializeToString,
+                response_deserializer=kvrpcpb__pb2.ScanLockResponse.FromString,
+                _registered_method=True)
+        self.KvPrewrite = channel.unary_unary(
+                '/tikvpb.Tikv/KvPrewrite',
+                request_serializer=kvrpcpb__pb2.PrewriteRequest.SerializeToString,
+                response_deserializer=kvrpcpb__pb2.PrewriteResponse.FromString,
+                _registered_method=True)
+        self.KvCommit = channel.unary_unary(
+                '/tikvpb.Tikv/KvCommit',
+                request_serializer=kvrpcpb__pb2.CommitRequest.SerializeToString,
+                response_deserializer=kvrpcpb__pb2.CommitResponse.FromString,
+                _registered_method=True)
         self.RawGet = channel.unary_unary(
                 '/tikvpb.Tikv/RawGet',
                 request_serializer=kvrpcpb__pb2.RawGetRequest.SerializeToString,
@@ -114,6 +134,30 @@ class TikvStub:
 
 class TikvServicer:
     """Missing associated documentation comment in .proto file."""
+
+    def KvScan(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def KvScanLock(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def KvPrewrite(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def KvCommit(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
 
     def RawGet(self, request, context):
         """Missing associated documentation comment in .proto file."""
@@ -208,6 +252,26 @@ class TikvServicer:
 
 def add_TikvServicer_to_server(servicer, server):
     rpc_method_handlers = {
+            'KvScan': grpc.unary_unary_rpc_method_handler(
+                    servicer.KvScan,
+                    request_deserializer=kvrpcpb__pb2.ScanRequest.FromString,
+                    response_serializer=kvrpcpb__pb2.ScanResponse.SerializeToString,
+            ),
+            'KvScanLock': grpc.unary_unary_rpc_method_handler(
+                    servicer.KvScanLock,
+                    request_deserializer=kvrpcpb__pb2.ScanLockRequest.FromString,
+                    response_serializer=kvrpcpb__pb2.ScanLockResponse.SerializeToString,
+            ),
+            'KvPrewrite': grpc.unary_unary_rpc_method_handler(
+                    servicer.KvPrewrite,
+                    request_deserializer=kvrpcpb__pb2.PrewriteRequest.FromString,
+                    response_serializer=kvrpcpb__pb2.PrewriteResponse.SerializeToString,
+            ),
+            'KvCommit': grpc.unary_unary_rpc_method_handler(
+                    servicer.KvCommit,
+                    request_deserializer=kvrpcpb__pb2.CommitRequest.FromString,
+                    response_serializer=kvrpcpb__pb2.CommitResponse.SerializeToString,
+            ),
             'RawGet': grpc.unary_unary_rpc_method_handler(
                     servicer.RawGet,
                     request_deserializer=kvrpcpb__pb2.RawGetRequest.FromString,
@@ -293,6 +357,114 @@ def add_TikvServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class Tikv:
     """Missing associated documentation comment in .proto file."""
+
+    @staticmethod
+    def KvScan(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tikvpb.Tikv/KvScan',
+            kvrpcpb__pb2.ScanRequest.SerializeToString,
+            kvrpcpb__pb2.ScanResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def KvScanLock(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tikvpb.Tikv/KvScanLock',
+            kvrpcpb__pb2.ScanLockRequest.SerializeToString,
+            kvrpcpb__pb2.ScanLockResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def KvPrewrite(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tikvpb.Tikv/KvPrewrite',
+            kvrpcpb__pb2.PrewriteRequest.SerializeToString,
+            kvrpcpb__pb2.PrewriteResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def KvCommit(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tikvpb.Tikv/KvCommit',
+            kvrpcpb__pb2.CommitRequest.SerializeToString,
+            kvrpcpb__pb2.CommitResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
 
     @staticmethod
     def RawGet(request,

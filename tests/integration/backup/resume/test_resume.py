@@ -22,16 +22,19 @@ from tests.integration.backup.resume.unfinished import (
 from tests.integration.s3_servers import versitygw_server
 from tests.support.damage import flipped
 from tests.support.live_cluster import LiveCluster
+from tests.support.waiting import eventually
 from tikv_br.backup.run import abort_backup, backup
 from tikv_br.backupset import lease, run_record
 from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.backupset.ledger import LedgerEntry, read_entries, write_entry
 from tikv_br.cluster.safepoint import service_id
-from tikv_br.errors import BackupPathInUse, CrypterMismatch, LeaseHeld, RequestRefused, ResumeRefused
+from tikv_br.errors import BackupPathInUse, CrypterMismatch, LeaseHeld, RequestRefused, ResumeRefused, StorageFull
 from tikv_br.progress_events import Event, Notice, StepStarted
 from tikv_br.storage.crypter import Crypter, SecretText
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import StorageLocation
+from tikv_br.verify.options import VerifyOptions
+from tikv_br.verify.run import verify
 
 
 @pytest.mark.parametrize("engine", [pytest.param("store", marks=pytest.mark.core("resume")), "scan"])
@@ -212,17 +215,28 @@ def test_abort_removes_an_unfinished_run_and_never_a_backup(v2: LiveCluster, opt
 
 
 def test_file_that_a_store_finished_late(v2: LiveCluster, options: Options) -> None:
-    """It alone makes a path unfit until it is removed, by `abort` or with --no-resume."""
+    """The next run removes it, and says so; `abort` removes it as well."""
     wanted = options(v2, engine="store", ranges=((b"", b"row00100"),), gc_ttl=0)
     late = Path(wanted.storage.path) / "sst" / f"{'0a' * 8}_{'1b' * 8}" / "0" / "4" / "17_default.sst"
-    for clean in (lambda: abort_backup(wanted.storage, None), lambda: backup(replace(wanted, no_resume=True))):
+    said: list[Event] = []
+    for clean in (lambda: abort_backup(wanted.storage, None), lambda: backup(wanted, said.append)):
         late.parent.mkdir(parents=True)
         late.write_bytes(b"x")
-        with pytest.raises(BackupPathInUse, match="finished after their run had ended") as raised:
-            backup(wanted)
-        assert "tikv-br abort" in raised.value.hint
         clean()
         assert not late.exists()
+    notices = [event.message for event in said if isinstance(event, Notice)]
+    assert "removed 1 file that stores or tasks finished after their run had failed" in notices
+
+
+def test_a_full_storage_of_the_stores_is_resumed(v2: LiveCluster, options: Options) -> None:
+    """A store leaves half a file behind after the backup has failed; with room again, the same command succeeds."""
+    wanted = options(v2, engine="store", gc_ttl=0)
+    with v2.failing("storage.write", {"disk_full": {}}, count=1), pytest.raises(StorageFull) as caught:
+        backup(wanted)
+    assert caught.value.hint == StorageFull.default_hint
+    eventually(lambda: any(name.endswith(".sst") for name in files_at(wanted)))
+    assert backup(wanted).summary.total_kvs == ROWS
+    verify(VerifyOptions(wanted.storage))
 
 
 def test_backup_that_was_not_tidied_up_is(v2: LiveCluster, options: Options, tmp_path: Path) -> None:

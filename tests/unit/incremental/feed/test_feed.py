@@ -120,7 +120,8 @@ def test_events_of_ended_subscriptions_are_ignored(feeds: ScriptedFeeds) -> None
 
     feeds.script(1, answer)
     with feeds.feed() as feed:
-        assert until_resolved(feed, 12) == ([(b"b", 5)], [10, 12])
+        delivered, (*_, last) = until_resolved(feed, 12)
+        assert (delivered, last) == ([(b"b", 5)], 12)
     assert len(feeds.registered(1)) == 1
 
 
@@ -331,6 +332,25 @@ def test_a_stalled_region_is_resubscribed(feeds: ScriptedFeeds, monkeypatch: pyt
         feed._options = replace(feed._options, stall=0.5)  # not before: a slow store would count as stalled
         assert until_resolved(feed, 20)[1] == [20]
     assert any(request.HasField("deregister") for _, request in feeds.requests)
+
+
+def test_a_stalled_region_reopens_the_stream_of_a_store_before_7_3(fake_cluster: Callable[..., FakeCluster]) -> None:
+    """Such a store takes a Deregister for a Register: none is sent, and its other regions resume from their resolved-ts."""
+    feeds = ScriptedFeeds(fake_cluster(), method=V1)
+    feeds.fake.regions = [with_leader(region(1, b"", b"m")), with_leader(region(2, b"m", b""))]
+    feeds.script(1, all_of((b"b", 5), at=10), all_of(at=20))
+    feeds.script(2, all_of((b"n", 5), at=10), all_of(at=20))
+    with feeds.feed() as feed:
+        assert until_resolved(feed, 10)[1] == [10]
+        (stream,) = feed._streams.values()
+        (stalled,) = (each for each in stream.subscriptions if each.region.id == 1)
+        stalled.advanced_at -= feed._options.stall
+        feed._end_stalled(time.monotonic())
+        assert until_resolved(feed, 20)[1] == [20]
+        assert list(feed._streams.values()) != [stream]
+    assert not any(request.HasField("deregister") for _, request in feeds.requests)
+    for region_id in (1, 2):
+        assert [request.checkpoint_ts for _, request in feeds.registered(region_id)] == [START, START + 10 * MS]
 
 
 def test_a_stalled_scan_is_resubscribed(feeds: ScriptedFeeds) -> None:

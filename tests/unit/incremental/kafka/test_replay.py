@@ -18,7 +18,7 @@ from tikv_br.errors import SyncStateDamaged, TopicDamaged
 from tikv_br.incremental.checkpoint import Checkpoint, CheckpointStore
 from tikv_br.incremental.feed.feed import Resolved, Rows
 from tikv_br.incremental.kafka.group import PartitionEnd, Received, Record, Start
-from tikv_br.incremental.kafka.messages import Change, OpenCodec
+from tikv_br.incremental.kafka.messages import Change, OpenCodec, UserKeys
 from tikv_br.incremental.kafka.replay import Limits, TopicFeed, Unapplied
 from tikv_br.incremental.pipeline import ReplicateOptions, Replicator
 from tikv_br.incremental.sinks.base import Sink
@@ -114,15 +114,26 @@ def test_events_at_or_below_their_partitions_resolved_ts_are_repeats() -> None:
 
 
 def test_it_ends_where_the_partitions_ended() -> None:
-    """With `once`, messages after the end at the start are not waited for; an end without messages counts."""
+    """With `once`, messages after the end at the start are not waited for, except for the first resolved-ts; an end without messages counts."""
     log, stop = Log(2), threading.Event()
     log.change(0, put(1))
     starts = {0: Start(0, 1), 1: Start(5, 7)}
     batches: list[Batch] = [[log.messages[0]], [PartitionEnd(1, 7)], [PartitionEnd(1, 8)]]
     reader = FakeReader(batches, stop)
-    assert seen(TopicFeed(reader, "t", CODEC, starts, once=True), stop) == [("rows", [1])]
+    assert seen(TopicFeed(reader, "t", CODEC, starts, once=True, resolved_seconds=0.0), stop) == [("rows", [1])]
     assert reader.poll(0) == [PartitionEnd(1, 8)]
     assert not stop.is_set()
+
+
+@pytest.mark.parametrize(("until_ts", "is_trouble"), [(None, True), (4, False), (6, True)])
+def test_changes_that_wait_are_not_applied(until_ts: int | None, *, is_trouble: bool) -> None:
+    """A resolved-ts below all changes applies none of them; those after the wanted time are not missed."""
+    log, stop = Log(1), threading.Event()
+    log.resolve(0, 5)
+    log.change(0, put(9))
+    feed = log.feed(stop, once=True, until_ts=until_ts, resolved_seconds=0.0)
+    assert ("resolved", min(until_ts or 5, 5)) in seen(feed, stop)
+    assert feed.has_applied_nothing == is_trouble
 
 
 def test_what_comes_before_a_damaged_message_is_yielded() -> None:
@@ -205,7 +216,8 @@ class Offsets(CheckpointStore):
 
     def save(self, checkpoint: Checkpoint) -> None:
         """Commit."""
-        self.saved = self.feed.offsets(checkpoint.checkpoint_ts), Record(checkpoint.checkpoint_ts)
+        ts = checkpoint.checkpoint_ts
+        self.saved = self.feed.offsets(ts), Record(self.feed.complete_up_to(ts))
 
 
 class Free:
@@ -220,7 +232,7 @@ class Free:
         """Nothing to do."""
 
 
-def topic_of(chance: random.Random) -> tuple[Log, dict[bytes, bytes]]:
+def topic_of(chance: random.Random, *, resolved: bool) -> tuple[Log, dict[bytes, bytes]]:
     """Changes with repeats as restarted changefeeds send them, and the rows at the end."""
     log, rows, sent = Log(3), dict[bytes, bytes](), [list[Change]() for _ in range(3)]
     for ts in range(1, 200):
@@ -239,20 +251,22 @@ def topic_of(chance: random.Random) -> tuple[Log, dict[bytes, bytes]]:
                 log.change(number, *repeated[:16])
                 for each in repeated[16:]:
                     log.change(number, each)
-        if chance.random() < 0.2:
+        if resolved and chance.random() < 0.2:
             for number in chance.sample(range(3), 3):
                 log.resolve(number, ts)
-    for number in range(3):
+    for number in range(3 if resolved else 0):
         log.resolve(number, 200)
     return log, rows
 
 
-def runs(log: Log, rows: dict[bytes, bytes], chance: random.Random, folder: Path) -> Iterator[int]:
+def runs(
+    log: Log, rows: dict[bytes, bytes], chance: random.Random, folder: Path, resolved_seconds: float
+) -> Iterator[int]:
     """Replay until a run ends by itself, each from what the previous one committed; yields how many messages each has read."""
     starts = {number: Start(0, end) for number, end in enumerate(log.ends)}
     for lifetime in itertools.chain(chance.choices(range(1, 12), k=5), [1 << 30]):
         stop = threading.Event()
-        feed = log.feed(stop, starts, once=True)
+        feed = log.feed(stop, starts, once=True, keys=UserKeys(), resolved_seconds=resolved_seconds)
         offsets = Offsets(feed)
         with Sorter(1 << 10, folder) as sorter:
             replicator = Replicator(
@@ -273,13 +287,16 @@ def runs(log: Log, rows: dict[bytes, bytes], chance: random.Random, folder: Path
             starts = {number: Start(offset, log.ends[number], record) for number, offset in positions.items()}
 
 
+@pytest.mark.parametrize("resolved", [True, False], ids=["resolved-ts", "as it arrives"])
 @pytest.mark.parametrize("seed", range(12))
-def test_killed_runs_lead_to_the_same_rows(seed: int, tmp_path: Path) -> None:
+def test_killed_runs_lead_to_the_same_rows(seed: int, tmp_path: Path, *, resolved: bool) -> None:
     """Whatever order partitions are read in, whatever is repeated and wherever a run dies, the rows are those of the last changes."""
     chance = random.Random(seed)
-    log, wanted = topic_of(chance)
+    log, wanted = topic_of(chance, resolved=resolved)
+    if not resolved:  # partitions are read one after the other, so that their timestamps go back
+        log.messages.sort(key=lambda each: each.partition)
     found: dict[bytes, bytes] = {}
-    counts = list(runs(log, found, chance, tmp_path))
+    counts = list(runs(log, found, chance, tmp_path, 10.0 if resolved else 0.0))
     assert found == wanted
     assert counts[-1] < len(log.messages)
 

@@ -89,6 +89,7 @@ def test_reads_parameters(url: str, expected: dict[str, object]) -> None:
         (f"{BARE}?resolved-interval=1", "resolved-interval=1"),
         (f"{BARE}?parttion-num=3", "parttion-num"),
         (f"{BARE}?tls=true&tls=false", "twice"),
+        (f"{BARE}?protocol=json&key-prefix=none", "requires protocol=open-protocol"),
         (f"{BARE}?cert=a", "together"),
         (f"{BARE}?tls=false&ca=a", "contradicts"),
         (f"{BARE}?sasl-user=u&sasl-mechanism=SCRAM-SHA-256", "password for Kafka is missing"),

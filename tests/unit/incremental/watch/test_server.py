@@ -66,7 +66,7 @@ def test_status_is_exact(client: Client) -> None:
     client.found.append(NamedStatus("b", None))
     answer = client.json("/status")
     assert answer["syncs"] == [
-        {"name": "a", "trouble": "", "degraded": "", "status": asdict(status(feed=WHOLE))},
+        {"name": "a", "trouble": "", "degraded": "", "status": json.loads(json.dumps(asdict(status(feed=WHOLE))))},
         {"name": "b", "trouble": "has not started yet", "degraded": "", "status": None},
     ]
     assert (answer["healthy"], answer["degraded"], answer["max_lag"]) == (False, False, 300.0)

@@ -1,0 +1,106 @@
+"""PD that is gone while commands work: a signal ends them at once, and what could not be undone is not called undone."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.command import PROGRAM, environment, succeed
+from tests.support.live_cluster import LiveCluster, live_cluster
+from tests.support.waiting import PATIENCE, eventually
+from tikv_br.errors import Terminated
+from tikv_br.formats.api_version import ApiVersion
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+ROWS = {b"key%05d" % number: b"value" * 20 for number in range(400)}
+REFUSES: dict[str, Any] = {"abort": {"code": "UNAVAILABLE", "details": "gone"}}
+FROZEN: dict[str, Any] = {"delay": {"seconds": 120}}
+SLOW: dict[str, Any] = {"delay": {"seconds": 0.5}}
+GONE = pytest.mark.parametrize("gone", [REFUSES, FROZEN], ids=["refuses", "frozen"])
+NOT_THE_BUDGET = 20.0
+"""Seconds within which even a busy machine does what a quiet one does in 5; a budget is three times as many."""
+
+
+@pytest.fixture
+def live(tmp_path: Path) -> Iterator[LiveCluster]:
+    """A V2 cluster with regions of 20 rows."""
+    with live_cluster(tmp_path / "cluster", ApiVersion.V2, stores=1) as running:
+        running.raw().batch_put(ROWS)
+        codec = running.raw().codec
+        running.split(*(codec.bound(codec.rpc_key(key)) for key in sorted(ROWS)[20::20]))
+        yield running
+
+
+def end_by_signal(live: LiveCluster, gone: object, has_begun: Callable[[], bool], *arguments: str) -> str:
+    """Start a command, let PD go once it works, and terminate the command 2 s later; what it printed."""
+    with subprocess.Popen(
+        [str(PROGRAM), *arguments, "--pd", live.pd],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=environment(),
+        cwd="/",
+    ) as running:
+        try:
+            eventually(has_begun, PATIENCE)
+            live.fail("*", gone, store_id=0, count=-1)
+            time.sleep(2)
+            assert running.poll() is None, running.communicate()[0]
+            running.send_signal(signal.SIGTERM)
+            began = time.monotonic()
+            said, _ = running.communicate(timeout=PATIENCE)
+            seconds = time.monotonic() - began
+        finally:
+            running.kill()
+            live.disarm()
+    assert running.returncode == Terminated.exit_code, said
+    assert seconds < NOT_THE_BUDGET, said
+    return said
+
+
+def calls(live: LiveCluster, rpc: str) -> int:
+    """How many calls of an RPC the stores had."""
+    return int(live.calls()["rpcs"].get(rpc, {"calls": 0})["calls"])
+
+
+@GONE
+def test_a_backup_without_pd_ends_at_a_signal(live: LiveCluster, gone: object, tmp_path: Path) -> None:
+    """The safe point that PD cannot be asked about is reported, with the time for which PD keeps it by itself."""
+    live.fail("backup.region", SLOW, count=-1)
+    options = ("-s", f"local://{tmp_path}/b", "--engine", "store", "--executor", "driver", "--concurrency", "1")
+    said = end_by_signal(
+        live, gone, lambda: any((tmp_path / "b").glob("**/*.sst")), "backup", "raw", *options, "--safe-interval", "0s"
+    )
+    assert "NOT undone: protect from GC: the safe point tikv-br-backup-" in said
+    assert "\nundone: protect from GC" not in said
+
+
+@GONE
+def test_a_restore_without_pd_ends_at_a_signal(live: LiveCluster, gone: object, tmp_path: Path) -> None:
+    """Its limit is lifted without PD, which is not needed to know the stores."""
+    place = ("-s", f"local://{tmp_path}/b", "--executor", "driver")
+    succeed("backup", "raw", *place, "--pd", live.pd, "--safe-interval", "0s")
+    live.raw().delete_range(b"", b"")
+    live.fail("Ingest", SLOW, count=-1)
+    options = (*place, "--concurrency", "1", "--ratelimit", "100")
+    said = end_by_signal(live, gone, lambda: calls(live, "Ingest") > 2, "restore", "raw", *options)
+    assert "\nundone: set the download limit" in said
+    assert not any(store["download_limit"] for store in live.get("/playground/stores"))
+
+
+@GONE
+def test_a_sync_without_pd_ends_at_a_signal(live: LiveCluster, gone: object, tmp_path: Path) -> None:
+    """Also while it looks for regions; its safe point stays for the TTL that it had."""
+    sink = tmp_path / "out"
+    end_by_signal(
+        live,
+        gone,
+        lambda: any(sink.glob("**/*")),
+        *("sync", "--sink", f"local://{sink}", "--start-ts", "now", "--scratch-dir", str(tmp_path)),
+    )

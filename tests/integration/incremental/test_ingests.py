@@ -1,0 +1,279 @@
+"""Followers of a cluster into which rows are ingested, which no running change feed delivers."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import subprocess
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.command import PROGRAM, environment, succeed, tikv_br
+from tests.integration.incremental.conftest import Clusters
+from tests.integration.incremental.feed_state import FeedState
+from tests.integration.incremental.writer import Writer
+from tests.support.live_cluster import LiveCluster, contents
+from tests.support.waiting import eventually
+from tikv_br.cluster.etcd import Etcd
+from tikv_br.cluster.ingests import Announcer, Ingest
+from tikv_br.errors import ClusterFollowed, ClusterUnfit
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.keys.ranges import KeyRange
+from tikv_br.incremental.feed.feed import Feed, FeedOptions
+from tikv_br.restore.options import Restamp, RestoreOptions
+from tikv_br.restore.run import restore
+from tikv_br.storage.url import parse
+
+V2 = ApiVersion.V2
+ROWS = {b"key%04d" % at: b"backed up" for at in range(300)}
+AFTER = {b"key%04d" % at: b"written later" for at in range(100, 300)}
+
+
+@pytest.fixture
+def source(clusters: Clusters) -> LiveCluster:
+    """An empty cluster that nobody follows."""
+    live = clusters(V2)
+    live.raw().delete_range(b"", b"")
+    return live
+
+
+def back_up(live: LiveCluster, folder: Path, *more: str) -> str:
+    """A backup of all rows; its URL."""
+    place = f"local://{folder}"
+    quick = ["--executor", "driver", "--safe-interval", "0s"]
+    succeed("backup", "raw", "--pd", live.pd, "--storage", place, *quick, *more)
+    return place
+
+
+def damaged(live: LiveCluster, folder: Path) -> str:
+    """A cluster that has lost a third of its rows, and overwritten the others, since its backup; the backup's URL."""
+    live.raw().batch_put(ROWS)
+    place = back_up(live, folder)
+    live.raw().batch_put(AFTER)
+    for key in list(ROWS)[:100]:
+        live.raw().delete(key)
+    return place
+
+
+def undo(live: LiveCluster, place: str, restamp: Restamp = Restamp.AUTO, **changes: object) -> None:
+    """Restore it over what is there."""
+    options = RestoreOptions(live.config, parse(place), allow_overwrite=True, restamp=restamp)
+    restore(replace(options, **changes))  # type: ignore[arg-type]
+
+
+@contextlib.contextmanager
+def feeding(live: LiveCluster) -> Iterator[Feed]:
+    """A feed from now on, without hold-back."""
+    codec, start = live.raw().codec, live.cluster.pd.tso()
+    live.cluster.flush_timestamps()
+    span = KeyRange(*codec.rpc_range(b"", b""))
+    options = FeedOptions(hold_back=0.0)
+    with Feed(live.cluster, codec, span, start, options, ingests=live.cluster.watched_ingests) as feed:
+        yield feed
+
+
+@pytest.mark.slow
+def test_ingested_rows_with_new_timestamps_are_delivered_in_order(source: LiveCluster, tmp_path: Path) -> None:
+    """A running feed delivers the rows of a restore, before any resolved-ts that covers them, while clients write."""
+    source.raw().batch_put(ROWS)
+    place = back_up(source, tmp_path / "backup")
+    with feeding(source) as feed, Writer(source, 1):
+        told = FeedState(feed)
+        source.raw().batch_put({**ROWS, **AFTER})
+        for key in list(ROWS)[:100]:
+            source.raw().delete(key)
+        told.until(source.cluster.pd.tso())
+        restoring = threading.Thread(target=undo, args=(source, place))
+        restoring.start()
+        while restoring.is_alive():
+            told.take(0.05)
+        restoring.join()
+        ended = source.cluster.pd.tso()
+        told.until(ended)
+        assert {key: told.state.get(key) for key in ROWS} == ROWS
+    assert {key: value for key, value in contents(source).items() if key in ROWS} == ROWS
+
+
+@pytest.mark.slow
+def test_a_feed_waits_for_an_unfinished_ingest(source: LiveCluster) -> None:
+    """After a kill in the middle no resolved-ts passes the new timestamp until the announcement is finished."""
+    span = KeyRange(*source.raw().codec.rpc_range(b"", b""))
+    with feeding(source) as feed:
+        told = FeedState(feed)
+        told.until(source.cluster.pd.tso())
+        killed = Announcer.start(source.cluster, "restore raw", "0123", [span])
+        killed.begin(new := source.cluster.pd.tso())
+        killed.close()
+        for _ in range(20):
+            told.take(0.1)
+        assert told.resolved < new
+        assert "restore raw" in feed.status.waits_for
+        resumed = Announcer.start(source.cluster, "restore raw", "0123", [span])
+        assert resumed.found_unfinished
+        resumed.finish()
+        told.until(source.cluster.pd.tso())
+        assert not feed.status.waits_for
+
+
+def test_a_later_ingest_finishes_the_announcement_of_a_killed_one(source: LiveCluster) -> None:
+    """The announcement of a command that is gone is finished by the next ingest, that of a running one is not."""
+    span = KeyRange(*source.raw().codec.rpc_range(b"", b""))
+    ingests = source.cluster.ingests
+    gone, running, later = (
+        Announcer.start(source.cluster, "restore raw", name, [span]) for name in ("gone", "running", "later")
+    )
+    try:
+        for each in (gone, running, later):
+            each.begin(source.cluster.pd.tso())
+        gone.close()
+        later.finish()
+        found = {each.id: each for each in ingests.read()}
+        assert found[gone.ingest.id].finished_ts > 0
+        assert found[running.ingest.id].finished_ts == 0
+    finally:
+        running.finish()
+
+
+@pytest.mark.slow
+def test_rows_that_keep_their_timestamps_are_reported(source: LiveCluster, clusters: Clusters, tmp_path: Path) -> None:
+    """A feed says which range missed rows between which times; the resolved-ts goes on after that."""
+    place = damaged(source, tmp_path / "backup")
+    source.raw().delete_range(b"", b"")
+    with feeding(source) as feed:
+        told = FeedState(feed)
+        told.until(before := source.cluster.pd.tso())
+        undo(source, place, Restamp.NEVER)
+        told.until(source.cluster.pd.tso())
+    [found] = told.missed
+    assert before <= found.from_ts < found.to_ts
+    assert "restore raw" in found.cause
+    assert contents(source) == ROWS
+
+
+@pytest.mark.slow
+def test_a_restore_stops_when_a_follower_would_not_notice(source: LiveCluster, tmp_path: Path) -> None:
+    """TiKV-CDC and a sync of an older version are named before anything changes; `--allow-followers` goes on."""
+    place = damaged(source, tmp_path / "backup")
+    before = contents(source)
+    with Etcd.connect([source.pd]) as etcd:
+        etcd.put("/tikv/cdc/changefeed/info/repl-1", json.dumps({"state": "normal"}).encode())
+        etcd.put("/tikv/cdc/changefeed/info/over", json.dumps({"state": "finished"}).encode())
+        source.cluster.pd.update_service_safe_point("tikv-br-sync-old", 60, source.cluster.pd.tso())
+        try:
+            with pytest.raises(ClusterFollowed, match=r"tikv-br-sync-old.*repl-1") as caught:
+                undo(source, place)
+            assert "over" not in caught.value.message.split("not notice: ")[1]
+            assert contents(source) == before
+            done = tikv_br("restore", "raw", "--pd", source.pd, "--storage", place, "--allow-overwrite")
+            assert done.code == 16
+            undo(source, place, allow_followers=True)
+        finally:
+            etcd.delete("/tikv/cdc/", prefix=True)
+            source.cluster.pd.update_service_safe_point("tikv-br-sync-old", 0, 0)
+    assert contents(source) == ROWS
+
+
+@pytest.mark.slow
+def test_an_incremental_backup_refuses_rows_that_keep_their_timestamps(source: LiveCluster, tmp_path: Path) -> None:
+    """After a restore with new timestamps the chain goes on with its rows; after one that keeps them it is refused."""
+    place = damaged(source, tmp_path / "backup")
+    undo(source, place)
+    base = ["--base", place]
+    second = back_up(source, tmp_path / "second", *base)
+    source.raw().delete_range(b"", b"")
+    undo(source, place, Restamp.NEVER)
+    done = tikv_br(
+        *("backup", "raw", "--pd", source.pd, "--storage", f"local://{tmp_path / 'third'}", "--base", second),
+        *("--executor", "driver", "--safe-interval", "0s"),
+    )
+    assert (done.code, "older timestamps" in done.err) == (ClusterUnfit.exit_code, True)
+
+
+@pytest.fixture(scope="module")
+def target(targets: Clusters) -> LiveCluster:
+    """Where changes go."""
+    return targets(V2)
+
+
+@contextlib.contextmanager
+def running(*arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """A command that runs until the end of the block."""
+    pipe = subprocess.PIPE
+    command = [str(PROGRAM), *arguments]
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=environment(), cwd="/") as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+@pytest.mark.slow
+def test_a_sync_copies_what_is_restored_into_its_source(
+    source: LiveCluster, target: LiveCluster, tmp_path: Path
+) -> None:
+    """While a sync runs, rows are restored into its source: the target gets them. With their own timestamps it says so, and ends with 76."""
+    target.raw().delete_range(b"", b"")
+    place = damaged(source, tmp_path / "backup")
+    quick = ["--hold-back", "0s", "--status-every", "1s", "--output", "json", "--id", "ingests", "--start-ts", "now"]
+    target.raw().batch_put(contents(source))
+    state = ["--state-dir", str(tmp_path / "state")]
+    with running("sync", "--pd", source.pd, "--sink", f"tikv://{target.pd}", *state, *quick) as process:
+        eventually(lambda: source.cluster.ingests.followers() == {"tikv-br-sync-ingests"})
+        undo(source, place)
+        assert contents(source) == ROWS
+        eventually(lambda: contents(target) == ROWS)
+        undo(source, place, Restamp.NEVER)
+        source.raw().put(b"last", b"one")
+        eventually(lambda: contents(target).get(b"last") == b"one")
+        process.send_signal(signal.SIGTERM)
+        out, err = process.communicate(timeout=60)
+        assert process.returncode == 76, err
+        [missed] = json.loads(out.splitlines()[-2])["missed"]
+        assert "restore raw" in missed
+
+
+@pytest.mark.slow
+def test_a_log_records_the_gap_that_an_ingest_leaves(source: LiveCluster, tmp_path: Path) -> None:
+    """Rows with new timestamps are in the log; those that keep older ones are a gap, which no restore crosses."""
+    place = damaged(source, tmp_path / "backup")
+    archive = f"local://{tmp_path / 'log'}"
+    quick = ["--hold-back", "0s", "--flush-interval", "300ms", "--from-backup", place]
+    point = ["restore", "point", "--pd", source.pd, "--storage", archive, "--full-backup-storage", place, "--dry-run"]
+    with running("log", "start", "--pd", source.pd, "--storage", archive, *quick) as process:
+        eventually(lambda: tikv_br("log", "status", "--storage", archive).code == 0)
+        undo(source, place)
+        between = source.cluster.pd.tso()
+
+        def reached(ts: int) -> bool:
+            found = tikv_br("log", "status", "--storage", archive, "--output", "json").lines[0]
+            return bool(found["checkpoint_ts"] >= ts)
+
+        eventually(lambda: reached(between))
+        undo(source, place, Restamp.NEVER)
+        after = source.cluster.pd.tso()
+        eventually(lambda: reached(after))
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=60)
+        assert process.returncode == 76
+    status = tikv_br("log", "status", "--storage", archive)
+    assert (status.code, "ingested rows with older timestamps" in status.out) == (39, True)
+    assert tikv_br(*point, "--restored-ts", str(between)).code == 0
+    crossing = tikv_br(*point, "--restored-ts", str(after))
+    assert (crossing.code, "older timestamps" in crossing.err) == (39, True), crossing.err
+
+
+def test_announcements_are_removed_once_gc_has_passed_them(source: LiveCluster) -> None:
+    """An announcement stays as long as a follower may start before it."""
+    ingests, pd = source.cluster.ingests, source.cluster.pd
+    old, new = Ingest("old-1", "restore raw", (), 1, 2, 3), Ingest("new-1", "restore raw", (), 1, 2, pd.tso())
+    for each in (old, new):
+        ingests.save(each)
+    ingests.clean_up(pd.tso(), gc_safe_point=4, live_services=ingests.followers())
+    names = {each.id for each in ingests.read()}
+    assert "old-1" not in names
+    assert "new-1" in names

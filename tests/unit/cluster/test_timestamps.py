@@ -1,0 +1,50 @@
+"""Times as people write them, as timestamps of PD."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from tikv_br.cluster.timestamps import compose, parse_ts, physical_ms
+from tikv_br.errors import UsageError
+
+TEN = 1777716000_000
+"""2026-05-02 10:00:00 UTC in milliseconds, as ``date -u -d '2026-05-02 10:00' +%s`` prints it."""
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "2026-05-02T10:00:00Z",
+        "2026-05-02T12:00:00+02:00",
+        "2026-05-02 10:00:00",
+        "2026-05-02 10:00:00 UTC",
+        " 2026-05-02T10:00 ",
+        str(compose(TEN)),
+    ],
+)
+def test_forms_of_one_time_have_one_timestamp(text: str) -> None:
+    """A time without an offset is in UTC."""
+    assert parse_ts(text, "--until") == compose(TEN)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("-2m", 120), ("2 minutes ago", 120), ("-90s", 90), ("1 hour ago", 3600), ("-3d", 259200), ("1 second ago", 1)],
+)
+def test_ages_count_from_now(text: str, seconds: int) -> None:
+    """An age is as many seconds before now as it says."""
+    before = time.time() * 1000
+    found = physical_ms(parse_ts(text, "--until"))
+    assert before - 1 <= found + seconds * 1000 <= time.time() * 1000 + 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "then", "2m", "-2", "- 2m ago", "2 fortnights ago", "-99999999d", "0", "2026-05-02", "1969-01-01 10:00"],
+)
+def test_other_texts_are_refused(text: str) -> None:
+    """The message has the flag and the text."""
+    with pytest.raises(UsageError, match="--until"):
+        parse_ts(text, "--until")

@@ -1,0 +1,291 @@
+"""Announcements of ingests, in PD's etcd, by which followers of a cluster learn of rows that no change feed delivers.
+
+Keys, after ``/tikv-br/CLUSTER-ID/``::
+
+    ingest/ID          Ingest     written before the first file and after the last one
+    ingest-revision    an id      written with each change of an announcement: one read shows whether there is news
+    ingest-alive/ID    empty      with the lease of the command that ingests
+    follower/SERVICE   version    a follower that reads announcements, by the name of its safe point in PD
+
+**New timestamps.** The new timestamp is fetched from PD after the announcement is in etcd. A follower that holds a resolved-ts
+above it reads announcements, linearizably, before it passes that resolved-ts on, and so sees this one. See
+docs/adr/0023-ingests-are-announced.md.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import secrets
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from types import TracebackType
+from typing import TYPE_CHECKING, Final, Self
+
+from tikv_br import __version__
+from tikv_br.backupset import records
+from tikv_br.cluster.etcd import Etcd, LeaseHolder
+from tikv_br.cluster.etcd_values import Delete, KeyValue, Put, modified_at, unchanged
+from tikv_br.cluster.pd_http import gc_status
+from tikv_br.errors import BackupDamaged, BackupUnsupported, EtcdRefused, TikvBrError
+from tikv_br.formats.keys.ranges import KeyRange, intersection
+
+if TYPE_CHECKING:
+    from tikv_br.cluster.cluster import Cluster
+
+log = logging.getLogger(__name__)
+
+LEASE_SECONDS: Final = 60
+"""How long after the end of a killed command another one may finish its announcement: its last requests have ended by then."""
+CDC_CHANGEFEEDS: Final = "/tikv/cdc/changefeed/info/"
+"""Where TiKV-CDC keeps its changefeeds."""
+_SYNC_SERVICE: Final = "tikv-br-sync-"
+_CDC_SERVICE: Final = "tikvcdc"
+_CDC_ENDED: Final = frozenset({"finished", "removed"})
+
+
+@dataclass(frozen=True, slots=True)
+class Ingest:
+    """One announcement."""
+
+    id: str
+    """Unique; starts with the id of the restore, so that a resumed one finds its own."""
+    command: str
+    ranges: tuple[KeyRange, ...]
+    """RPC keys of the cluster."""
+    announced_ts: int
+    """A timestamp of PD from before the announcement."""
+    lowest_ts: int | None = None
+    """No row has an older timestamp; 0 = rows keep their own timestamps; None = no file is ingested yet."""
+    finished_ts: int = 0
+    """A timestamp of PD from after the last file; 0 = unfinished: more rows may come."""
+
+    def overlaps(self, span: KeyRange) -> bool:
+        """Whether it has keys of a range of RPC keys."""
+        return any(not intersection(each, span).is_empty for each in self.ranges)
+
+    def concerns(self, span: KeyRange, after_ts: int) -> bool:
+        """Whether a follower of `span` that has all changes up to `after_ts` may lack rows of it."""
+        return self.overlaps(span) and not 0 < self.finished_ts <= after_ts
+
+    def can_be_followed(self, after_ts: int) -> bool:
+        """Whether a scan of all changes after `after_ts` delivers its rows."""
+        return self.lowest_ts is None or self.lowest_ts > after_ts
+
+    def __str__(self) -> str:
+        return f"{self.command} ({self.id})"
+
+
+class Ingests:
+    """The announcements of one cluster. Raises `EtcdError`."""
+
+    def __init__(self, etcd: Etcd, cluster_id: int) -> None:
+        self._etcd = etcd
+        root = f"/tikv-br/{cluster_id}/"
+        self._prefix, self._news, self._alive = f"{root}ingest/", f"{root}ingest-revision", f"{root}ingest-alive/"
+        self._followers = f"{root}follower/"
+
+    def read(self) -> tuple[Ingest, ...]:
+        """All announcements."""
+        return tuple(map(_load, self._etcd.range(self._prefix).items))
+
+    def revision(self) -> int:
+        """The revision of the last change of any announcement; 0 = there was none."""
+        item = self._etcd.get(self._news)
+        return 0 if item is None else item.mod_revision
+
+    def save(self, ingest: Ingest) -> int:
+        """Write an announcement; returns its revision."""
+        return self._etcd.transact((), self._puts(ingest), repeatable=True).revision
+
+    def finish(self, ingest: Ingest, revision: int, now_ts: int) -> None:
+        """Note that no more rows come. If another command has finished it meanwhile, announce the rows since then anew."""
+        done = replace(ingest, finished_ts=now_ts)
+        ours = modified_at(self._prefix + ingest.id, revision)
+        if not self._etcd.transact([ours], self._puts(done), repeatable=True).succeeded:
+            self.save(replace(done, id=f"{ingest.id}-{secrets.token_hex(4)}"))
+
+    def withdraw(self, ingest: Ingest) -> None:
+        """Remove an announcement of which no file was ingested."""
+        self._etcd.transact((), self._removals([ingest.id]), repeatable=True)
+
+    def clean_up(self, now_ts: int, gc_safe_point: int, live_services: Iterable[str]) -> None:
+        """Finish the announcements of killed commands, and remove what no follower needs any more.
+
+        That is: announcements that GC has passed, since no follower starts before its safe point; followers without a safe point.
+        """
+        alive = {item.key.removeprefix(self._alive) for item in self._etcd.range(self._alive).items}
+        for item in self._etcd.range(self._prefix).items:
+            found = _load(item)
+            if found.finished_ts:
+                if found.finished_ts < gc_safe_point:
+                    self._etcd.transact([unchanged(item)], self._removals([found.id]), repeatable=True)
+            elif found.id not in alive:
+                log.warning("%s has ended without a word: its rows so far are passed on to followers", found)
+                changes = self._puts(replace(found, finished_ts=now_ts))
+                self._etcd.transact(
+                    [unchanged(item)],
+                    changes if found.lowest_ts is not None else self._removals([found.id]),
+                    repeatable=True,
+                )
+        for service in self.followers() - set(live_services):
+            self._etcd.delete(self._followers + service)
+
+    def hold(self, ingest: Ingest) -> LeaseHolder:
+        """A lease, to be entered, that shows that the command is alive."""
+        return _Alive(self._etcd, f"{self._alive}{ingest.id}")
+
+    def register_follower(self, service: str) -> None:
+        """Note that the follower with this safe point reads announcements. Register its safe point before."""
+        self._etcd.put(self._followers + service, __version__.encode())
+
+    def followers(self) -> set[str]:
+        """The names of the safe points of followers that read announcements."""
+        return {item.key.removeprefix(self._followers) for item in self._etcd.range(self._followers).items}
+
+    def tikv_cdc(self) -> list[str]:
+        """The ids of the changefeeds of TiKV-CDC."""
+        found = self._etcd.range(CDC_CHANGEFEEDS).items
+        return [item.key.removeprefix(CDC_CHANGEFEEDS) for item in found if _cdc_state(item) not in _CDC_ENDED]
+
+    def _puts(self, ingest: Ingest) -> list[Put | Delete]:
+        key = self._prefix + ingest.id
+        return [Put(key, records.dump(ingest)), Put(self._news, ingest.id.encode())]
+
+    def _removals(self, ids: Iterable[str]) -> list[Put | Delete]:
+        return [*(Delete(self._prefix + each) for each in ids), Put(self._news, b"")]
+
+
+class _Alive(LeaseHolder):
+    """A lease with the one key that shows that a command is alive."""
+
+    def __init__(self, etcd: Etcd, key: str) -> None:
+        super().__init__(etcd, LEASE_SECONDS)
+        self._put: Callable[[], object] = lambda: etcd.put(key, b"", self.lease)
+
+    def __enter__(self) -> Self:
+        super().__enter__()
+        self._put()
+        return self
+
+
+def _load(item: KeyValue) -> Ingest:
+    try:
+        return records.load(Ingest, item.value, item.key)
+    except (BackupDamaged, BackupUnsupported) as error:
+        raise EtcdRefused(
+            f"etcd: the announcement of an ingest cannot be read: {error.message}",
+            hint="Use the newest tikv-br of the group.",
+        ) from None
+
+
+def _cdc_state(item: KeyValue) -> str:
+    try:
+        return str(json.loads(item.value).get("state", ""))
+    except (ValueError, AttributeError):
+        return ""
+
+
+def foreign_followers(cluster: Cluster) -> list[str]:
+    """Followers that do not read announcements: TiKV-CDC, and those of older versions of tikv-br. Raises `ClusterError`, `EtcdError`."""
+    ingests = cluster.ingests
+    watching = ingests.followers()
+    now = cluster.pd.tso() >> 18
+    services = [each.service for each in gc_status(cluster.pd_http).services if each.expires * 1000 > now]
+    ours = [
+        f"sync, changefeed or log {each.removeprefix(_SYNC_SERVICE)} of an older tikv-br (safe point {each})"
+        for each in services
+        if each.startswith(_SYNC_SERVICE) and each not in watching
+    ]
+    changefeeds = ingests.tikv_cdc()
+    theirs = [f"changefeed {each} of TiKV-CDC" for each in changefeeds]
+    if not changefeeds:  # it keeps its state in another etcd
+        theirs = [f"TiKV-CDC (safe point {each})" for each in services if each.startswith(_CDC_SERVICE)]
+    return [*ours, *theirs]
+
+
+@dataclass
+class Announcer:
+    """Announces one ingest from before its first file until after its last. `close` it in any case."""
+
+    cluster: Cluster
+    ingest: Ingest
+    _revision: int = field(default=0, init=False)
+    _stack: ExitStack = field(default_factory=ExitStack, init=False)
+    found_unfinished: bool = field(default=False, init=False)
+    """Whether it continues the announcement of an interrupted run of the same restore."""
+    began: bool = field(default=False, init=False)
+    """Whether files may have been ingested."""
+
+    @classmethod
+    def start(cls, cluster: Cluster, command: str, restore: str, ranges: Iterable[KeyRange]) -> Announcer:
+        """Announce that rows will come, or continue the unfinished announcement of an earlier run of `restore`, an id."""
+        now, ingests = cluster.pd.tso(), cluster.ingests
+        wanted = Ingest(f"{restore}-{secrets.token_hex(4)}", command, tuple(ranges), now)
+        before = unfinished(ingests.read(), restore)
+        if before is not None:
+            wanted = replace(before, ranges=tuple(dict.fromkeys((*before.ranges, *wanted.ranges))))
+        self = cls(cluster, wanted)
+        self.found_unfinished = before is not None
+        self._stack.enter_context(ingests.hold(wanted))
+        self._revision = ingests.save(wanted)
+        return self
+
+    def begin(self, lowest_ts: int) -> None:
+        """Say which timestamps the rows have, before the first file; see `Ingest.lowest_ts`."""
+        before = self.ingest.lowest_ts
+        self.ingest = replace(self.ingest, lowest_ts=lowest_ts if before is None else min(before, lowest_ts))
+        self._revision = self.cluster.ingests.save(self.ingest)
+        self.began = True
+
+    def finish(self) -> None:
+        """Say that no more rows come, and clean up after others."""
+        now, ingests = self.cluster.pd.tso(), self.cluster.ingests
+        ingests.finish(self.ingest, self._revision, now)
+        self.close()
+        try:
+            finish_killed(self.cluster)
+        except TikvBrError as error:  # the next ingest does it
+            log.warning("cannot clean up after earlier ingests: %s", error.message)
+
+    def abandon(self) -> None:
+        """End without a result. Followers wait for rows that may have come, until a resumed restore or another one finishes this."""
+        try:
+            if not self.began and not self.found_unfinished:
+                self.cluster.ingests.withdraw(self.ingest)
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """End the lease. Idempotent."""
+        self._stack.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def finish_killed(cluster: Cluster) -> None:
+    """Finish the announcements of killed commands, so that followers go on; see `Ingests.clean_up`. Raises `ClusterError`, `EtcdError`."""
+    gc = gc_status(cluster.pd_http)
+    cluster.ingests.clean_up(cluster.pd.tso(), gc.safe_point, [each.service for each in gc.services])
+
+
+def unfinished(found: Iterable[Ingest], restore: str) -> Ingest | None:
+    """The unfinished announcement of a restore."""
+    mine = (each for each in found if each.id.startswith(f"{restore}-") and not each.finished_ts)
+    return next(mine, None)
+
+
+def kept_until(cluster: Cluster) -> int:
+    """The newest timestamp at which an ingest ended whose rows keep their timestamps; 0 = none, or etcd does not answer."""
+    try:
+        return max((each.finished_ts for each in cluster.watched_ingests.read() if each.lowest_ts == 0), default=0)
+    except TikvBrError as error:
+        log.debug("cannot read the announcements of ingests: %s", error.message)
+        return 0

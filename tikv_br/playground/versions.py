@@ -1,0 +1,134 @@
+"""What stores and PDs of the versions that people run do differently, as read in their sources."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+from tikv_br.errors import UsageError
+
+_DEFAULT: Final = "9.0.0-beta.2"
+_DEFAULT_PD: Final = "8.5.2"
+"""What was recorded with it."""
+_OLDEST: Final = (5, 4)
+_NEWEST_PATCH: Final = {(5, 4): 3, (6, 1): 7, (6, 5): 12, (7, 1): 6, (7, 5): 7, (8, 1): 2, (8, 5): 7}
+_PATTERN: Final = re.compile(r"(\d+)\.(\d+)(?:\.(\d+)(?:-[0-9a-z.]+)?)?")
+
+
+@dataclass(frozen=True, slots=True)
+class ServerVersion:
+    """The version of all stores and of PD; newer patches of a release line have its fixes."""
+
+    tikv: str = _DEFAULT
+    pd: str = _DEFAULT_PD
+
+    @classmethod
+    def parse(cls, text: str) -> ServerVersion:
+        """A version such as ``6.5`` (its newest patch) or ``6.5.3``; empty = the recorded one. Raises `UsageError`."""
+        if not text:
+            return cls()
+        match = _PATTERN.fullmatch(text)
+        if match is None or (line := (int(match[1]), int(match[2]))) < _OLDEST:
+            raise UsageError(f"--version {text!r} is not a version of TiKV from 5.4 on, such as 6.5 or 7.1.1")
+        if match[3] is None:
+            text = _DEFAULT if _DEFAULT.startswith(f"{text}.") else f"{text}.{_NEWEST_PATCH.get(line, 0)}"
+        return cls(text, text)
+
+    @property
+    def number(self) -> tuple[int, ...]:
+        """The three numbers of the stores' version."""
+        return tuple(map(int, self.tikv.partition("-")[0].split(".")))
+
+    # -- PD -----------------------------------------------------------------------------------------------------
+
+    @property
+    def has_keyspaces(self) -> bool:
+        """Whether PD knows keyspaces."""
+        return self.number >= (6, 3)
+
+    @property
+    def has_barriers(self) -> bool:
+        """Whether PD keeps GC barriers instead of service safe points."""
+        return int(self.pd.partition(".")[0]) >= 9
+
+    # -- raw commands -------------------------------------------------------------------------------------------
+
+    @property
+    def encodes_v2(self) -> bool:
+        """Whether API V2 encodes keys and adds timestamps; before, it stores keys as they come."""
+        return self.number >= (6, 1)
+
+    @property
+    def sums_v2(self) -> bool:
+        """Whether RawChecksum encodes the bounds of API V2."""
+        return self.number >= (6, 1, 1)
+
+    @property
+    def drops_late_writes(self) -> bool:
+        """Whether raw writes past their deadline are dropped."""
+        return self.number >= (6, 3)
+
+    @property
+    def checks_cluster(self) -> bool:
+        """Whether requests for another cluster are refused."""
+        return self.number >= (8,)
+
+    # -- backups ------------------------------------------------------------------------------------------------
+
+    @property
+    def counts_backups(self) -> bool:
+        """Whether a backup counts its files, omits expired rows, and can convert."""
+        return self.number >= (6, 1)
+
+    @property
+    def flushes(self) -> bool:
+        """Whether a backup drops the store's cached timestamps."""
+        return self.number >= (6, 2)
+
+    @property
+    def collects_rows(self) -> bool:
+        """Whether files of API V2 have properties about their rows."""
+        return self.number >= (6, 4)
+
+    @property
+    def collects_expiry(self) -> bool:
+        """Whether these properties have the expiry, and V1TTL files do not have them."""
+        number = self.number
+        return self.collects_rows and (number >= (7, 3) or (6, 5, 4) <= number < (6, 6) or (7, 1, 2) <= number < (7, 2))
+
+    # -- change feeds -------------------------------------------------------------------------------------------
+
+    @property
+    def knows_raw_feeds(self) -> bool:
+        """Whether ``kv_api`` has a meaning; before, every feed is one of transactions, in which no raw row comes."""
+        return self.number >= (6, 1)
+
+    @property
+    def resolves_raw(self) -> bool:
+        """Whether feeds of raw rows get resolved-ts."""
+        return self.number >= (6, 2)
+
+    @property
+    def multiplexes(self) -> bool:
+        """Whether there is EventFeedV2 and Deregister; before, a Deregister counts as a Register."""
+        return self.number >= (7, 3)
+
+    def causal_config(self, ahead: float) -> dict[str, object]:
+        """The section ``causal-ts`` of a store's configuration; empty = there is none."""
+        config: dict[str, object] = {"renew-interval": "100ms", "renew-batch-min-size": 100}
+        if not self.encodes_v2:
+            return {}
+        if self.number < (6, 3):
+            return config
+        buffer = "available-interval" if self.number < (6, 4) else "alloc-ahead-buffer"
+        duration = f"{round(ahead)}s" if ahead == round(ahead) else f"{round(ahead * 1000)}ms"
+        return {**config, "renew-batch-max-size": 8192, buffer: duration}
+
+    def ts_ahead(self, ahead: float) -> float:
+        """Maximum age of cached timestamps, in seconds: before 6.3 there is only the batch of one interval."""
+        return ahead if self.number >= (6, 3) else min(ahead, 0.1)
+
+
+RECORDED: Final = ServerVersion()
+"""The servers whose sessions were recorded."""
