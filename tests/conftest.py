@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 from collections.abc import Iterator
@@ -59,6 +60,12 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.delenv(name)
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     monkeypatch.setenv("XDG_CONFIG_HOME", "/nowhere")
+
+
+@pytest.fixture(autouse=True)
+def log_handlers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Restore the handlers of the root logger: one of a command in this process writes to a stream that pytest closes."""
+    monkeypatch.setattr(logging.getLogger(), "handlers", logging.getLogger().handlers[:])
 
 
 @pytest.fixture(autouse=True)

@@ -136,9 +136,9 @@ def test_another_address_but_no_other_sink(group: Group, source: LiveCluster, ta
 
 
 def test_what_cannot_be_created(group: Group, source: LiveCluster, etcd: str) -> None:
-    """A PD that is no etcd, a start before GC's safe point or in the future, a keyspace that is none, the source or nobody as sink."""
+    """An etcd that is none, a start before GC's safe point or in the future, a keyspace that is none, the source or nobody as sink."""
     create = ("changefeed", "create", "--id", "never", "--start-ts", "now", "--sink")
-    no_etcd = tikv_br(*create, "blackhole://", "--pd", source.pd)
+    no_etcd = tikv_br(*create, "blackhole://", "--pd", source.pd, "--etcd", source.cluster.pd.stores()[0].address)
     assert no_etcd.code == 81, no_etcd.err
     assert "--etcd" in no_etcd.err
     group(*create, f"tikv://{source.pd}", code=2)

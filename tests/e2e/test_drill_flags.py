@@ -28,7 +28,7 @@ from tikv_br.storage.url import parse
 ROWS = {b"row%04d" % number: b"value" * 20 for number in range(400)}
 SCRATCH = 7
 SHARED = re.compile(
-    r"--(s3\..*|gcs\..*|azblob\..*|crypter\..*|log-.*|spark-(archive|conf)|ca|cert|key|help|config|quiet)"
+    r"--(s3\..*|gcs\..*|azblob\..*|crypter\..*|log-.*|spark-(archive|conf)|ca|cert|key|help|config|quiet|skip-version-check)"
 )
 """Options that other commands have as well, and that are tried there."""
 PLOTS = "[...document.querySelectorAll('svg[data-plot]')].map(plot => plot.dataset.plot)"

@@ -86,10 +86,11 @@ def test_every_conversion_has_every_row(
 
 
 def test_what_would_be_lost_is_said_before_anything_is_written(sources: Sources, options: Options) -> None:
-    """Each loss by its name, and the flag with all of them; the storage is not touched."""
+    """Each loss that is not allowed yet by its name, and the flag with all of them; the storage is not touched."""
     wanted = options(sources(V2).live, dst_api_version=V1, allow_loss=frozenset({Loss.TTL}))
-    with pytest.raises(ConversionUnsupported, match=r"\(ttl\).*\(ts\).*\(keyspace\)") as raised:
+    with pytest.raises(ConversionUnsupported, match=r"\(ts\).*\(keyspace\)") as raised:
         backup(wanted)
+    assert "(ttl)" not in str(raised.value)
     assert "--allow-loss ttl,ts,keyspace" in raised.value.hint
     assert not Path(wanted.storage.path).exists()
 

@@ -120,8 +120,8 @@ FAULTS = (
         31,
         lambda world: dict.fromkeys(("sound", "log", "folder", "begun"), world.names["nothing"]),
         only=NOT_DRILL,
-        # A folder that is not there is an empty one: there is nothing to list, to prune, to abort or to unlock.
-        others=dict.fromkeys([("list",), ("prune",), ("abort",), ("unlock",)], 0),
+        # What is not there needs no clean-up and holds no lock.
+        others=dict.fromkeys([("abort",), ("unlock",)], 0),
     ),
     Fault(
         "place cannot be written",
