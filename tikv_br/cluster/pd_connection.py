@@ -168,7 +168,9 @@ class PdConnection:
     def request_seconds(self) -> float:
         """How long one request may take: less when PD has been silent for the whole budget, and at clean-up."""
         config = self.config
-        longest = min(config.connect_timeout, config.request_timeout) if self.outage.is_spent else config.request_timeout
+        longest = (
+            min(config.connect_timeout, config.request_timeout) if self.outage.is_spent else config.request_timeout
+        )
         return cancellation.request_seconds(longest)
 
     def call(self, send: Callable[[Leader], T], what: str) -> T:
