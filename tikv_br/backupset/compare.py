@@ -133,10 +133,13 @@ def compare_rows(pages: Iterable[ScanPage], expected: LiveSums, codec: KeyCodec)
     return there + lasting, equal and lasting == expected.lasting
 
 
-def count_missing(raw: RawClient, batches: Iterable[pa.RecordBatch], span: KeyRange, now: int) -> tuple[int, bytes]:
+def count_missing(
+    raw: RawClient, batches: Iterable[pa.RecordBatch], span: KeyRange, now: int, *, allow_others: bool = False
+) -> tuple[int, bytes]:
     """How many of a file's rows a range of the cluster lacks, and the first such user key.
 
-    0 and no key where the cluster shows any other key or value in the range. Rows that expire until ``now`` may be missing.
+    0 and no key where the cluster shows any other value in the range or, without ``allow_others``, any other key. Rows that
+    expire until ``now`` may be missing.
     """
     import numpy as np
     import pyarrow as pa
@@ -153,15 +156,18 @@ def count_missing(raw: RawClient, batches: Iterable[pa.RecordBatch], span: KeyRa
         seen = np.zeros(rows.num_rows, bool)
         for page in raw.scan_pages(start, end):
             at = pc.index_in(_user_keys(page.keys, raw.codec), value_set=rows["key"])
-            if at.null_count or not page.values.equals(rows["value"].take(at)):
+            known = at.drop_null()
+            if at.null_count and not allow_others:
                 return 0, b""
-            seen[at.to_numpy()] = True
+            if not page.values.filter(at.is_valid()).equals(rows["value"].take(known)):
+                return 0, b""
+            seen[known.to_numpy()] = True
         absent = unexpired(rows.filter(pa.array(~seen)), now)
         if absent.num_rows and not missing:
             first = absent["key"][0].as_py()
         missing += absent.num_rows
         start = end
-    if start != span.end and any(len(page.keys) for page in raw.scan_pages(start, span.end)):
+    if not allow_others and start != span.end and any(len(page.keys) for page in raw.scan_pages(start, span.end)):
         return 0, b""
     return missing, first
 
@@ -198,17 +204,20 @@ class BackupComparison:
         cuts: Mapping[str, Sequence[bytes]] | None = None,
         *,
         expiry_recorded: bool,
+        others: dict[tuple[str, KeyRange], int] | None = None,
     ) -> None:
         """``store`` holds the files, written in ``api_version``, which is the cluster's too.
 
         A file is compared whole by one request for each of the pieces that ``cuts`` makes of it, ascending RPC keys by its
         name, all at once. A store computes a checksum on one processor. ``expiry_recorded`` is that of the `BackupSet`.
+        With ``others``, keys that the backup does not have are no difference: their numbers are stored there, by part.
         """
         self._cluster = cluster
         self._store = store
         self._api_version = api_version
         self._cuts = cuts or {}
         self._expiry_recorded = expiry_recorded
+        self._others = others
 
     def require_all_equal(self, parts: Sequence[tuple[FileEntry, KeyRange, Rewrite]], threads: int) -> Checksum:
         """`require_equal` for all ``parts`` in parallel; returns their merged checksum."""
@@ -235,6 +244,12 @@ class BackupComparison:
         The file is read only if its recorded sums do not suffice: for a part, with rewritten keys, or if rows expire now.
         Then raises `BackupDamaged` if it is damaged.
         """
+        equal, differences = self._compare_sums(file, span, rewrite)
+        if differences and self._others is not None:
+            return self._compare_keys(file, span, rewrite, self._others)
+        return equal, differences
+
+    def _compare_sums(self, file: FileEntry, span: KeyRange, rewrite: Rewrite) -> tuple[Checksum, list[str]]:
         if span == file.key_range and not rewrite.changes:
             answer = self._request_checksum(span, self._cuts.get(file.name, ()))
             if answer.sums in recorded_sums(file, answer.first, answer.last):
@@ -246,8 +261,8 @@ class BackupComparison:
     def hidden_rows(self, file: FileEntry, span: KeyRange, rewrite: Rewrite = UNCHANGED) -> int:
         """How many rows of `span` newer deletes hide, where that is the only difference; else 0.
 
-        All rows that the cluster shows must be those of the file, and the first missing one must have a tombstone (API V2).
-        Reads both sides, unless the cluster shows no row of a whole file. Raises as `compare`.
+        All rows that the cluster shows must be those of the file, unless others are counted, and the first missing one must have
+        a tombstone (API V2). Reads both sides, unless the cluster shows no row of a whole file. Raises as `compare`.
         """
         source, target = (codec_of(self._api_version, each) for each in (file.key_range, rewrite.range(span)))
         raw = self._cluster.raw(target.keyspace_id)
@@ -259,13 +274,52 @@ class BackupComparison:
                 and not self._request_checksum(rewrite.range(span)).sums.total_kvs
             ):
                 return file.total_kvs if raw.has_tombstone(next(batches)["key"][0].as_py()) else 0
-            missing, first = count_missing(raw, batches, rewrite.range(span), now=int(time.time()) + CLOCK_SECONDS)
+            now = int(time.time()) + CLOCK_SECONDS
+            allow_others = self._others is not None
+            missing, first = count_missing(raw, batches, rewrite.range(span), now, allow_others=allow_others)
         return missing if missing and raw.has_tombstone(first) else 0
 
     def compare_empty(self, span: KeyRange) -> list[str]:
         """What differs in a range of which the backup has no row."""
-        rows = self._request_checksum(span).sums.total_kvs
+        rows = self.count_rows(span)
         return [f"the cluster holds {rows} rows in {span}, the backup none"] if rows else []
+
+    def count_rows(self, span: KeyRange) -> int:
+        """The number of rows that the cluster has in a range."""
+        return self._request_checksum(span).sums.total_kvs
+
+    def _compare_keys(
+        self, file: FileEntry, span: KeyRange, rewrite: Rewrite, others: dict[tuple[str, KeyRange], int]
+    ) -> tuple[Checksum, list[str]]:
+        """Compare the keys of the file row by row, and count the other rows of the cluster."""
+        import pyarrow.compute as pc
+
+        from tikv_br.backupset.row_differences import compare, lockstep
+        from tikv_br.formats import columns
+        from tikv_br.formats.rows import LiveFilter
+
+        place = rewrite.range(span)
+        source, target = (codec_of(self._api_version, each) for each in (file.key_range, place))
+        newest = LiveFilter(now=0)
+        stored = (
+            newest.apply(rewrite.apply(batch, source, target)) for batch in read_rows(self._store, file, source, span)
+        )
+        pages = self._cluster.raw(target.keyspace_id).scan_pages(place.start, place.end)
+        live = (columns.records(_user_keys(page.keys, target), page.values) for page in pages)
+        equal, missing, changed, other = Checksum(), 0, 0, 0
+        with file_errors(file):
+            for ours, theirs in lockstep(stored, live):
+                found = compare(ours, theirs, int(time.time()))
+                same = theirs.filter(pc.is_in(theirs["key"], value_set=ours["key"]))
+                equal += checksum(same["key"], same["value"], target.prefix)
+                missing += len(found.only_a)
+                changed += len(found.value)
+                other += len(found.only_b)
+        others[file.name, span] = other
+        if not missing and not changed:
+            return equal, []
+        what = f"{missing} rows are missing and {changed} have another value"
+        return Checksum(), [f"{place} of the cluster differs from {file.name}: {what}"]
 
     def _compare_by_region(
         self, file: FileEntry, rewrite: Rewrite, pieces: Sequence[KeyRange]

@@ -79,6 +79,8 @@ class BulkLoadSummary:
     """Of the loaded rows; 0 in a dry run."""
     verified: bool
     """Whether the cluster's checksums were compared and equal."""
+    other_kvs: int
+    """Rows of the target's range that the input does not have, left alone; 0 if not compared."""
     input_rows: int | None
     """Rows of the input; None if an earlier run has read it."""
     bad_rows: int | None
@@ -249,6 +251,7 @@ def _summary(
         total_bytes=size,
         crc64xor=done.crc64xor if done else staged.crc64xor,
         verified=done.verified if done else staged.verified,
+        other_kvs=done.other_kvs if done else 0,
         input_rows=staged.input_rows,
         bad_rows=staged.bad_rows,
         duplicate_rows=staged.duplicate_rows,

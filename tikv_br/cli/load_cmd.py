@@ -198,6 +198,7 @@ def _text(done: BulkLoadSummary) -> str:
             ("expired", f"{done.expired_kvs:,} rows skipped" if done.expired_kvs else ""),
             ("files", f"{done.files:,}{resumed}" if done.files else "none: by puts"),
             ("checksum", f"{done.crc64xor:016x} {'equal' if done.verified else 'not compared'}"),
+            ("other-rows", f"{done.other_kvs:,} other rows in the range were left alone" if done.other_kvs else ""),
         ]
     figures.append(("api-version", done.api_version))
     title = "Raw load plan (dry run: nothing was written)" if done.dry_run else "Raw load success summary"

@@ -377,6 +377,8 @@ def _figures(summary: RestoreSummary) -> list[tuple[str, str]]:
         ("api-version", summary.dst_api_version),
         ("checksum", f"{summary.crc64xor:016x} {'equal' if summary.verified else 'not compared'}"),
     ]
+    if summary.other_kvs:
+        figures.append(("other-rows", f"{summary.other_kvs:,} other rows in the range were left alone"))
     if summary.overlap_seconds:
         saved = (f"{name} {human_seconds(seconds)}" for name, seconds in summary.overlap_seconds.items())
         figures.append(("overlap", ", ".join(saved)))

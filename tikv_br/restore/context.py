@@ -75,7 +75,9 @@ class RestoreContext:
     overlap_seconds: dict[str, float] = field(default_factory=dict)
     """By step: seconds for which its work was done while an earlier step ran."""
     found: Checksum | None = None
-    """The cluster's checksum; None if it was not compared."""
+    """The cluster's checksum of the backup's keys; None if it was not compared."""
+    others: dict[tuple[str, KeyRange], int] = field(default_factory=dict)
+    """With ``--allow-overwrite``: rows of the target that the backup does not have, by part, and by gap with no file."""
 
     @property
     def via(self) -> Via:

@@ -41,6 +41,8 @@ class RestoreSummary:
     """Checksum of the files' rows, as recorded in the backup; for partly restored files, of all their rows."""
     verified: bool
     """Whether the cluster's checksums were compared and equal."""
+    other_kvs: int
+    """Rows of the target's range that the backup does not have, left alone; 0 if not compared."""
     backup_ts: int
     seconds: float
     average_speed: float
@@ -98,6 +100,7 @@ def restore(
         backup_size=sums.size,
         crc64xor=context.found.crc64xor if context.found is not None else sums.crc64xor,
         verified=context.found is not None,
+        other_kvs=sum(context.others.values()) if context.found is not None else 0,
         backup_ts=context.backup.backup_ts,
         seconds=round(seconds, 3),
         average_speed=round(size / max(seconds, 1e-9)),

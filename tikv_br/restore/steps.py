@@ -294,7 +294,12 @@ def _comparison(context: RestoreContext) -> BackupComparison:
     cuts = {name: facts.cuts for name, facts in context.facts.items()}
     backup = context.backup
     return BackupComparison(
-        context.cluster, backup.store, backup.api_version, cuts, expiry_recorded=backup.expiry_recorded
+        context.cluster,
+        backup.store,
+        backup.api_version,
+        cuts,
+        expiry_recorded=backup.expiry_recorded,
+        others=context.others if context.options.allow_overwrite else None,
     )
 
 
@@ -428,14 +433,18 @@ def _holds_backup(context: RestoreContext) -> bool:
     if not context.options.checksum:
         return False
     comparison = _comparison(context)
-    gaps = subtract((each.target for each in context.wanted), [part.target for part in context.parts])
-    if any(comparison.compare_empty(gap) for gap in gaps):
+    if any(comparison.compare_empty(gap) for gap in _gaps(context)):
         return False
     try:
         context.found = comparison.require_all_equal(context.parts, context.options.concurrency)
     except ChecksumMismatch:
         return False
     return True
+
+
+def _gaps(context: RestoreContext) -> list[KeyRange]:
+    """The ranges of the target of which the backup has no file."""
+    return subtract((each.target for each in context.wanted), [part.target for part in context.parts])
 
 
 def check_files(context: RestoreContext) -> None:
@@ -617,6 +626,8 @@ def compare(context: RestoreContext) -> None:
         except ChecksumMismatch as again:
             hint = "Stop all clients that delete or write these keys in the target, then run the same command again."
             raise ChecksumMismatch(again.message, hint=hint) from None
+    if context.options.allow_overwrite:
+        context.others.update({("", gap): comparison.count_rows(gap) for gap in _gaps(context)})
 
 
 def _compare_all(context: RestoreContext, comparison: BackupComparison) -> Checksum:

@@ -367,8 +367,9 @@ def test_target_with_rows_is_refused(
     with pytest.raises(TargetNotEmpty):
         bulk_load(wanted)
     assert contents(target) == before
-    done = bulk_load(replace(wanted, allow_overwrite=True, checksum=False))
+    done = bulk_load(replace(wanted, allow_overwrite=True))
     assert contents(target) == {**before, **EXPECTED}
+    assert (done.verified, done.other_kvs) == (True, 1)
     assert (done.resumed_staging, done.input_rows) == (True, None)
     assert len(starts.masters) == (wanted.executor == "spark")
 

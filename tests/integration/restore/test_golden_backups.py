@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.backup.reading import golden_rows
+from tests.integration.restore.conftest import rows_of
 from tests.integration.restore.restores import restore_golden
 from tests.support.live_cluster import live_cluster
 from tests.support.waiting import eventually
@@ -93,6 +94,20 @@ def test_data_in_the_target_is_not_overwritten_unasked(golden: Path, tmp_path: P
         assert live.raw().get(victim["k"]) == b"mine"
         assert restore_golden(live, golden, "v1", allow_overwrite=True).verified
         assert live.raw().get(victim["k"]) == victim["v"]
+
+
+def test_other_rows_in_the_range_are_counted_and_left_alone(golden: Path, tmp_path: Path) -> None:
+    """--allow-overwrite compares the backup's keys only: rows of others between, before and after them are a number."""
+    keys = sorted(row["k"] for row in golden_rows(golden / "backups" / "v1"))
+    others = {key + b"-other": b"mine" for key in keys[::2]} | {b"\0mine": b"first", b"\xff\xff-mine": b"last"}
+    with live_cluster(tmp_path / "cluster", ApiVersion.V1) as live:
+        live.raw().batch_put(others)
+        summary = restore_golden(live, golden, "v1", allow_overwrite=True)
+        found = live.raw().checksum()
+        assert rows_of(live).items() >= others.items()
+    assert summary.verified
+    assert summary.other_kvs == len(others)
+    assert (summary.total_kvs, found.total_kvs) == (len(keys), len(keys) + len(others))
 
 
 def test_a_dry_run_changes_nothing(golden: Path, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -114,6 +115,20 @@ def test_rows_deleted_during_the_restore_come_back(
     assert any(isinstance(event, Notice) and "newer deletes" in event.message for event in notices)
     assert rows_of(target) == DATA
     assert leftovers(source) == []
+
+
+def test_deleted_rows_come_back_beside_others(source: StorageLocation, target: LiveCluster) -> None:
+    """Rows of others in the range do not keep a restore from finding out what newer deletes hide; a newer value is still reported."""
+    others = {key + b"-other": b"mine" for key in sorted(DATA)[::3]}
+    target.raw().batch_put(others)
+    target.raw().batch_delete(sorted(DATA)[::7])
+    options = RestoreOptions(cluster=target.config, storage=source, allow_overwrite=True)
+    summary = restore(options)
+    assert (summary.verified, summary.total_kvs, summary.other_kvs) == (True, len(DATA), len(others))
+    assert rows_of(target) == DATA | others
+    target.raw().put(min(DATA), b"newer")
+    with pytest.raises(ChecksumMismatch, match="0 rows are missing and 1 have another value"):
+        restore(replace(options, restamp=Restamp.NEVER, resume=False))
 
 
 def test_a_script_that_goes_on_deleting_is_reported(source: StorageLocation, target: LiveCluster) -> None:
