@@ -25,6 +25,7 @@ prune_app = typer.Typer(rich_markup_mode=None)
 abort_app = typer.Typer(rich_markup_mode=None)
 unlock_app = typer.Typer(rich_markup_mode=None)
 COLUMNS = ("id", "finished (UTC)", "api", "kvs", "bytes", "size", "backup-ts", "engine", "pinned", "path")
+DROP = ("engine", "bytes", "backup-ts", "api", "path", "kvs")
 PRUNE_COLUMNS = ("action", "id", "finished (UTC)", "size", "path", "because")
 
 
@@ -46,7 +47,7 @@ def list_backups(flags: ListFlags) -> None:
         log.warning("the index at %s lists no backup; --rebuild looks for backups", flags.location)
     for each in listed:
         flags.out.result("backup", _listed_fields(flags, each, own=own is not None))
-    flags.out.table(COLUMNS, [_listed_row(each) for each in listed])
+    flags.out.table(COLUMNS, [_listed_row(each) for each in listed], drop=DROP)
     if problems:
         message = "; ".join(f"{problem.path}: {problem.error.message}" for problem in problems)
         raise type(problems[0].error)(
@@ -187,7 +188,7 @@ def _show_plan(flags: PruneFlags, wanted: PrunePlan) -> None:
     rows += [
         ("finish", removal.id, "-", "-", removal.path, "its removal was interrupted") for removal in wanted.interrupted
     ]
-    flags.out.table(PRUNE_COLUMNS, rows)
+    flags.out.table(PRUNE_COLUMNS, rows, prose=("because",), drop=("path", "size"))
     for ghost in wanted.ghosts:
         log.warning("%s (%s) exists only in the index; `tikv-br list --rebuild` removes it", ghost.path, ghost.id)
 

@@ -179,7 +179,8 @@ def list_changefeeds(flags: GroupFlags) -> None:
         state = group.store.snapshot()
     from tikv_br.incremental.group.changefeeds import check_sound
 
-    flags.out.table(COLUMNS, [_changefeed_row(flags.out, state, info) for info in state.changefeeds.values()])
+    rows = [_changefeed_row(flags.out, state, info) for info in state.changefeeds.values()]
+    flags.out.table(COLUMNS, rows, prose=("error",), drop=("sub-spans", "captures", "sink"))
     check_sound(state, *state.damaged)
 
 
@@ -324,7 +325,7 @@ def _show(out: Output, state: GroupState, changefeed_id: str) -> None:
         ("sink-patience", human_seconds(info.patience_ms / 1000)),
         ("allow-loss", "ttl" if info.drop_ttls else ""),
     ]
-    out.table(("what", "value"), [each for each in rows if each[1]])
+    out.pairs([each for each in rows if each[1]])
     if info.state.value == "normal" and not state.captures:
         log.warning("no capture is running: start one with `tikv-br capture start` and the same --pd and --etcd")
 
@@ -443,7 +444,7 @@ def list_captures(flags: GroupFlags) -> None:
         rows.append(
             (info.id, "yes" if owner else "", str(tasks), shared.utc(info.started_ms), info.version, info.address)
         )
-    flags.out.table(CAPTURE_COLUMNS, rows)
+    flags.out.table(CAPTURE_COLUMNS, rows, drop=("version", "sub-spans"))
 
 
 @processor_app.callback()
@@ -462,7 +463,7 @@ def _show_processors(out: Output, state: GroupState, changefeed_id: str = "") ->
     """Write the sub-spans of one changefeed, or of all."""
     tasks = [state.tasks[each] for each in sorted(state.tasks) if changefeed_id in {"", each.changefeed}]
     rows = [_processor_row(out, task, state.progress.get(task.id), state) for task in tasks]
-    out.table(PROCESSOR_COLUMNS, rows)
+    out.table(PROCESSOR_COLUMNS, rows, prose=("error",), drop=("sorter", "events/s", "regions"))
 
 
 def _processor_row(out: Output, task: Task, progress: Progress | None, state: GroupState) -> tuple[str, ...]:

@@ -81,7 +81,7 @@ def _show(asked: CheckOptions, out: Output) -> None:
     from tikv_br.check.run import check, count
 
     results = check(asked, lambda result: out.result("probe", _fields(result)))
-    out.table(COLUMNS, [_row(result) for result in results])
+    out.table(COLUMNS, [_row(result) for result in results], prose=("result", "what to do"))
     counted = count(results)
     text = ", ".join(f"{number} {status.value}" for status, number in counted.items() if number)
     figures = {

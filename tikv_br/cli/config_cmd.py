@@ -72,7 +72,7 @@ def show(asked: ShowFlags, context: typer.Context) -> None:
     columns = ("command", "name", "value", "origin")
     shown = [0, 1, 2, 3] if path is None else [1, 2, 3]
     shown = shown if asked.origin else shown[:-1]
-    out.table([columns[i] for i in shown], [[row[i] for i in shown] for row in rows])
+    out.table([columns[i] for i in shown], [[row[i] for i in shown] for row in rows], prose=("value",))
 
 
 @command(app, "config check")

@@ -350,7 +350,8 @@ def list_drills(flags: ReportsFlags) -> None:
     found = read_past_drills(open_store(place))[::-1]
     for past in found:
         flags.out.result("drill", asdict(past))
-    flags.out.table(COLUMNS, [_row(past) for past in found], title=f"{counted(len(found), 'drill')} in {place}")
+    title = f"{counted(len(found), 'drill')} in {place}"
+    flags.out.table(COLUMNS, [_row(past) for past in found], title=title, drop=("size", "keys", "scenario"))
 
 
 class ShowFlags(ReportsFlags):
@@ -371,7 +372,7 @@ def show(flags: ShowFlags) -> None:
         (goal["name"], _figure(goal["limit"], goal["unit"]), _figure(goal["value"], goal["unit"]), _met(goal))
         for goal in report["goals"]
     ]
-    out.table(("objective", "limit", "measured", ""), rows)
+    out.table(("objective", "limit", "measured", ""), rows, prose=("objective",))
 
 
 class ScheduleFlags(shared.CommandFlags):

@@ -228,7 +228,7 @@ def _show(out: Output, found: GcReport, outcome: ProbeOutcome) -> None:
     for each in found.services:
         out.result("gc_service", _service_fields(found, each))
     rows += [_row(each, holder) for each in found.services]
-    out.table(COLUMNS, rows)
+    out.table(COLUMNS, rows, drop=("belongs to",))
 
 
 def _row(each: ServiceReport, holder: ServiceReport | None) -> tuple[str, ...]:

@@ -195,7 +195,7 @@ def status(flags: LogStatusFlags) -> None:
     rows = [
         (name, ", ".join(value) or "-" if isinstance(value, tuple) else str(value)) for name, value in shown.items()
     ]
-    flags.out.table(("what", "value"), rows)
+    flags.out.pairs(rows)
     flags.out.flush()
     if problems := [*found.damage, *(f"no changes of {gap}" for gap in found.gaps)]:
         newest = f"the newest time that can be restored is {show_ts(found.restorable_ts)}"
@@ -225,7 +225,8 @@ def metadata(flags: LogFlags) -> None:
         rows.append(
             (*(str(fields[name]) for name in ("from_ts", "to_ts", "range", "files", "rows")), size, scans or "-")
         )
-    flags.out.table(("from", "to", "range", "files", "rows", "size", "not restorable"), rows)
+    columns = ("from", "to", "range", "files", "rows", "size", "not restorable")
+    flags.out.table(columns, rows, drop=("files", "size"))
 
 
 def _set_state(flags: LogFlags, state: LogState, text: str) -> None:

@@ -11,13 +11,13 @@ import enum
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TextIO
 
 import typer
 
 from tikv_br import run_id
-from tikv_br.cli import log
+from tikv_br.cli import log, table
 from tikv_br.errors import Interrupted, OutputClosed, OutputFailed, TikvBrError, UsageError
 from tikv_br.formats.errors import InvalidKeyText
 from tikv_br.formats.keys.text import format_key, parse_key, show_key
@@ -130,21 +130,32 @@ class Output:
         except OSError as error:
             raise _failure(self._stream, error) from None
 
-    def table(self, columns: Sequence[str], rows: Sequence[Sequence[str]], *, title: str = "") -> None:
-        """Write a table for people; nothing in JSON form, where the caller writes `result` lines instead."""
-        if self.is_json:
-            return
-        if use_colour(self._stream):
-            self._rich_table(columns, rows, title)
-        else:
-            self._write((f"{title}\n" if title else "") + plain_table(columns, rows) + "\n")
+    def table(
+        self,
+        columns: Sequence[str],
+        rows: Sequence[Sequence[str]],
+        *,
+        title: str = "",
+        prose: Sequence[str] = (),
+        drop: Sequence[str] = (),
+    ) -> None:
+        """Write a table for people, see `table.table`; nothing in JSON form, where the caller writes `result` lines instead."""
+        if not self.is_json:
+            text = table.table(columns, rows, table.width_of(self._stream), prose=prose, drop=drop)
+            self._write((f"{title}\n" if title else "") + text + "\n")
+
+    def pairs(self, rows: Sequence[tuple[str, str]], *, title: str = "") -> None:
+        """Write names and values for people, one below the other; nothing in JSON form."""
+        if not self.is_json:
+            text = table.pairs(rows, table.width_of(self._stream))
+            self._write((f"{title}\n" if title else "") + text + "\n")
 
     def summary(self, fields: Mapping[str, object], shown: Mapping[str, str], *, title: str) -> None:
-        """End a command: JSON ``message_type`` ``summary`` with ``fields``, or a table of ``shown`` for people."""
+        """End a command: JSON ``message_type`` ``summary`` with ``fields``, or ``shown`` for people."""
         if self.is_json:
             self.result("summary", fields)
         elif not _is_hidden("summary"):
-            self.table(("what", "value"), list(shown.items()), title=title)
+            self.pairs(list(shown.items()), title=title)
         self.flush()
 
     def flush(self) -> None:
@@ -161,15 +172,6 @@ class Output:
                 self._stream.flush()
         except OSError as error:
             raise _failure(self._stream, error) from None
-
-    def _rich_table(self, columns: Sequence[str], rows: Sequence[Sequence[str]], title: str) -> None:
-        from rich.console import Console
-        from rich.table import Table
-
-        table = Table(*columns, title=title or None, title_justify="left")
-        for row in rows:
-            table.add_row(*row)
-        Console(file=self._stream).print(table)
 
 
 def _is_hidden(message_type: str) -> bool:
@@ -224,13 +226,6 @@ def human_seconds(seconds: float) -> str:
     return f"{minutes // 60}h{minutes % 60:02d}m"
 
 
-def plain_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Columns aligned with spaces, for files, pipes and cron mails."""
-    widths = [max(len(row[i]) for row in [columns, *rows]) for i in range(len(columns))]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in [columns, *rows]]
-    return "\n".join(line.rstrip() for line in lines)
-
-
 def read_key(text: str, form: KeyForm, flag: str) -> bytes:
     """Parse a key. Raises `UsageError` naming the flag."""
     try:
@@ -257,6 +252,6 @@ def quote(key: bytes, form: KeyForm) -> str:
     return show_key(key, KeyForm.HEX if form is KeyForm.HEX else KeyForm.ESCAPED)
 
 
-def listed(title: str, rows: Iterable[tuple[str, str]], width: int = 18) -> str:
+def listed(title: str, rows: Sequence[tuple[str, str]], width: int = 18) -> str:
     """A title, and names and values in two columns below it."""
-    return title + "".join(f"\n  {name:<{width}} {value}" for name, value in rows)
+    return f"{title}\n{table.pairs(rows, table.width_of(sys.stdout), indent=2, least=width - 1)}" if rows else title

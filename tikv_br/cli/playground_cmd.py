@@ -123,7 +123,7 @@ def list_running(flags: shared.CommandFlags) -> None:
     rows = [
         (each["pd"], each["api_version"], str(len(each["stores"])), str(each["pid"]), each["dir"]) for each in found
     ]
-    flags.out.table(("pd", "api version", "stores", "pid", "dir"), rows)
+    flags.out.table(("pd", "api version", "stores", "pid", "dir"), rows, drop=("stores", "pid"))
 
 
 def _show(out: Output, state: Mapping[str, Any]) -> None:

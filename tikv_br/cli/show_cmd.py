@@ -53,7 +53,7 @@ def _show_summary(out: Output, backup: BackupSet, log: LogSource | None) -> None
         first, last = MergeSources.open(backup.store.location, log).window
         fields |= {"window_start": first, "window_end": last}
     out.result("backup", fields)
-    out.table(("what", "value"), [(name, _text(name, value)) for name, value in fields.items()])
+    out.pairs([(name, _text(name, value)) for name, value in fields.items()])
 
 
 def _summary(backup: BackupSet) -> dict[str, object]:
@@ -128,7 +128,7 @@ def _show_files(out: Output, backup: BackupSet) -> None:
     rows = [
         (file.name, f"{file.total_kvs:,}", human_bytes(file.size), *_bounds(file.key_range)) for file in backup.files
     ]
-    out.table(("name", "kvs", "size", "start (hex)", "end (hex)"), rows)
+    out.table(("name", "kvs", "size", "start (hex)", "end (hex)"), rows, drop=("end (hex)", "start (hex)"))
 
 
 def _file_fields(file: FileEntry) -> dict[str, object]:

@@ -15,6 +15,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from tikv_br.cli import log as logs
+from tikv_br.cli import table
 from tikv_br.cli.output import Output, human_bytes, human_seconds, use_colour
 from tikv_br.cli.sync_options import StatusFlags
 from tikv_br.errors import Interrupted, OutputClosed, Terminated
@@ -63,6 +64,8 @@ def signals_stop(
             signal.signal(number, handler)
 
 
+COLUMNS = ("sync", "behind", "writes", "events/s", "written", "regions", "stores", "sorter", "retries")
+DROP = ("stores", "sorter", "regions", "retries", "written", "writes", "events/s")
 LIVE_SECONDS = 1.0
 """Interval between redraws of a terminal."""
 JOIN_SECONDS = 10.0
@@ -150,7 +153,7 @@ class LiveView:
 
     def __call__(self, found: Sequence[NamedStatus]) -> None:
         """Redraw the table."""
-        self._live.update(draw(found, self._flags.max_lag), refresh=True)
+        self._live.update(draw(found, self._flags.max_lag, self._live.console.width), refresh=True)
         if logs.has_file() and time.monotonic() >= self._next_lines:
             self._next_lines = time.monotonic() + self._flags.status_every
             _log_statuses(found)
@@ -170,27 +173,24 @@ def describe(status: SyncStatus) -> str:
     )
 
 
-def draw(found: Sequence[NamedStatus], max_lag: float) -> Group:
+def draw(found: Sequence[NamedStatus], max_lag: float, width: int | None = None) -> Group:
     """All syncs as a table, with problems below it."""
     from rich.console import Group
-    from rich.table import Table
     from rich.text import Text
 
     from tikv_br.incremental.watch.status import current_problems
 
-    table = Table("sync", box=None, pad_edge=False, collapse_padding=True, header_style="bold")
-    for title in ("behind", "writes", "events/s", "written", "regions", "stores", "sorter", "retries"):
-        table.add_column(title, justify="right", no_wrap=True)
     problems = []
     for each in found:
-        table.add_row(each.name, *(_cells(each.status) if each.status is not None else ()))
         problem = each.problem(max_lag)
         if problem:
             problems.append(Text(f"{each.name}: {problem}", style="bold red"))
         if each.status is not None:
             more = [line for line in current_problems(each.status) if line not in problem]
             problems += [Text(f"{each.name}: {line}", style="yellow") for line in more]
-    return Group(table, *problems)
+    idle = ("",) * (len(COLUMNS) - 1)
+    rows = [(each.name, *(_cells(each.status) if each.status is not None else idle)) for each in found]
+    return Group(Text(table.table(COLUMNS, rows, width, drop=DROP)), *problems)
 
 
 def _cells(status: SyncStatus) -> tuple[str, ...]:

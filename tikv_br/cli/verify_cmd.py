@@ -73,7 +73,7 @@ def verify_backup(flags: VerifyFlags, context: typer.Context) -> None:
         finally:
             if findings:
                 rows = [(finding.object, finding.level.value, finding.cause) for finding in findings]
-                out.table(("object", "level", "cause"), rows, title="Findings")
+                out.table(("object", "level", "cause"), rows, title="Findings", prose=("cause",))
         draft.done(asdict(summary), _figures(summary))
         draft.keys, draft.bytes = summary.rows_checked, summary.bytes_read
     out.result("summary", asdict(summary), listed("Verified: no problems found", _figures(summary)))

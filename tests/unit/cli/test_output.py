@@ -44,21 +44,35 @@ def test_console_form_has_text_only() -> None:
     output.result("ttl", {"ttl": 0}, "never")
     output.row({"key": "6b"}, "k\tv")
     output.summary({"total_kvs": 2}, {"total-kv": "2"}, title="raw load")
-    assert stream.getvalue() == "never\nk\tv\nraw load\nwhat      value\ntotal-kv  2\n"
+    assert stream.getvalue() == "never\nk\tv\nraw load\ntotal-kv  2\n"
 
 
-def test_terminal_gets_a_drawn_table_unless_told_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a terminal tables have lines; NO_COLOR and dumb terminals get plain ones."""
+def test_colour_is_for_terminals_that_have_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NO_COLOR and dumb terminals get none."""
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setenv("TERM", "xterm")
     stream = Terminal()
-    Output(OutputForm.CONSOLE, stream).table(("a",), [("b",)], title="t")
-    assert "┃" in stream.getvalue()
+    assert use_colour(stream)
+    assert not use_colour(io.StringIO())
     monkeypatch.setenv("NO_COLOR", "1")
     assert not use_colour(stream)
     monkeypatch.delenv("NO_COLOR")
     monkeypatch.setenv("TERM", "dumb")
     assert not use_colour(stream)
+
+
+def test_tables_fit_the_terminal_and_are_whole_in_a_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A terminal has 80 columns if it says nothing, ``COLUMNS`` overrides it, and a pipe has no limit."""
+    monkeypatch.delenv("COLUMNS", raising=False)
+
+    def shown(stream: io.StringIO) -> list[str]:
+        Output(OutputForm.CONSOLE, stream).table(("id", "path"), [("a", "x" * 100)], drop=("path",))
+        return stream.getvalue().splitlines()
+
+    assert shown(Terminal()) == ["id", "a", "(not shown: path; they need a wider terminal or --output json)"]
+    assert shown(io.StringIO())[1] == f"a   {'x' * 100}"
+    monkeypatch.setenv("COLUMNS", "120")
+    assert shown(Terminal())[1] == f"a   {'x' * 100}"
 
 
 @pytest.mark.parametrize("form", list(OutputForm))

@@ -108,11 +108,12 @@ def test_a_reader_that_goes_away_does_not_end_the_sync(caplog: pytest.LogCapture
 def test_the_table_fits_a_narrow_terminal() -> None:
     """Eighty columns hold a row of figures, and beneath it all that is wrong."""
     stream = io.StringIO()
-    found = [NamedStatus("default", status(checkpoint_lag=4000.0, events=10**9, written=10**9)), NamedStatus("b", None)]
-    Console(file=stream, width=80).print(draw(found, 300.0))
+    found = [NamedStatus("default", status(checkpoint_lag=4000.0, events=10**9, written=10**8)), NamedStatus("b", None)]
+    Console(file=stream, width=80).print(draw(found, 300.0, 80))
     lines = stream.getvalue().splitlines()
-    assert lines[1].split() == ["default", "1h06m", "0.70s", "2,000", "1,000,000,000", "48/51", "3", "3.0", "MiB", "6"]
-    assert "".join(lines[3:]).replace(" ", "").startswith("default:4000sbehind,whichismorethan300s")
+    assert lines[1].split() == ["default", "1h06m", "0.70s", "2,000", "100,000,000", "48/51", "3.0", "MiB", "6"]
+    assert lines[3].startswith("(not shown: stores;")
+    assert "".join(lines[4:]).replace(" ", "").startswith("default:4000sbehind,whichismorethan300s")
     assert any(line.startswith("b: has not started yet") for line in lines)
 
 
