@@ -2,7 +2,7 @@
 
 A start-ts is safe if (1) the target has all writes up to it, (2) no write acknowledged from now on gets a lower timestamp,
 and (3) GC removes no version after it. A backup-ts meets (1) and (2), and the backup's safe point has held GC back since.
-Other timestamps of PD do not meet (2): stores cache timestamps for up to 3 s, so a later write may get a lower one.
+Other timestamps of PD do not meet (2): stores cache timestamps, for 3 s by default, so a later write may get a lower one.
 The sync's own safe point is registered first, then renewed, so that the start is protected at all times.
 """
 
@@ -37,7 +37,9 @@ RENEW_SECONDS = 60.0
 PROBE_SECONDS = 2.0
 """How often PD's availability is checked."""
 CACHE_SECONDS = 5.0
-"""Stores use cached timestamps up to 3 s old (measured): a start-ts must be further back than that."""
+"""Stores use cached timestamps, up to 3 s old by default: a start-ts must be at least this much further back."""
+CACHE_MARGIN = 2.0
+"""Added to the age that the settings of stores allow: renewals may be late."""
 SHORT_WINDOW = 2 * CACHE_SECONDS
 """Scan window at the start of a log, in seconds, that is not worth a warning."""
 BACKUP_SERVICES = (backup_service_id(""), "br-")
@@ -53,7 +55,7 @@ class FromBackup:
 
 @dataclass(frozen=True, slots=True)
 class FromTs:
-    """After a timestamp of PD: all writes acknowledged since PD issued it, and some of the 5 s before."""
+    """After a timestamp of PD: all writes acknowledged since PD issued it, and some of the seconds before."""
 
     ts: int
 
@@ -197,22 +199,27 @@ def _checked_ts(ts: int, cluster: Cluster) -> int:
 
 
 def _below_caches(ts: int, cluster: Cluster) -> int:
-    """A timestamp `CACHE_SECONDS` lower, so that no write acknowledged since has a lower one; earlier rows may come again.
+    """A timestamp so much lower that no write acknowledged since has a lower one; earlier rows may come again.
+
+    A store that has lost PD uses older ones all the same, so all stores drop what they have cached: no later write is below.
 
     If GC has passed that, a backup-ts is returned unchanged: the backup made the stores drop their cached timestamps, and PD
     still has its safe point. Raises `SafePointError` for any other timestamp then.
     """
-    lowered = max(minus_seconds(ts, CACHE_SECONDS), 1)
+    age = cluster.timestamp_age
+    margin = max(CACHE_SECONDS, age + CACHE_MARGIN)
+    lowered = max(minus_seconds(ts, margin), 1)
     gc, now = gc_status(cluster.pd_http), time.time()
     passed = gc.refuses_below(now)
     if passed <= lowered - 1:
+        cluster.flush_timestamps()
         return lowered
     backups = [each for each in gc.services if each.service.startswith(BACKUP_SERVICES) and each.expires > now]
     if any(each.safe_point == ts - 1 for each in backups):
         return ts
     raise SafePointError(
-        f"cannot start at --from-backup-ts {ts}: the GC safe point is {passed}, beyond {lowered}, which is {CACHE_SECONDS:g} s "
-        "before it. Stores use timestamps up to 3 s old, so a sync must start that much earlier, except at a backup-ts, and "
+        f"cannot start at --from-backup-ts {ts}: the GC safe point is {passed}, beyond {lowered}, which is {margin:g} s "
+        f"before it. Stores use timestamps up to {age:g} s old, so a sync must start that much earlier, except at a backup-ts, and "
         f"no backup has a safe point at {ts - 1} in PD",
         hint="Pass --from-backup URL if the timestamp is that of a backup of tikv-br. Otherwise take a new backup with a "
         "--gc-ttl that lasts until the sync starts, restore it, and start from it.",

@@ -19,6 +19,7 @@ import numpy as np
 from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.rate_limit import RateLimit
 from tikv_br.cluster.timestamps import physical_ms, show_ts
+from tikv_br.cluster.topology import DEFAULT_TIMESTAMP_AGE
 from tikv_br.errors import (
     ClusterTlsError,
     ClusterUnreachable,
@@ -47,8 +48,6 @@ log = logging.getLogger(__name__)
 
 RATE_SECONDS = 10.0
 """The window for events per second and write lag."""
-TIMESTAMP_AGE = 3.0
-"""Seconds by which the timestamp of a write may be older than the write: stores cache timestamps."""
 PORTION_SECONDS = 0.25
 """With a rate limit, how long the changes of one write take at that rate."""
 SINK = 0
@@ -157,14 +156,17 @@ class Rate:
 class WriteLag:
     """How long writes take from the source to the sink, estimated from a sample. `value` is thread-safe.
 
-    The time of a write is known only from its timestamp, which is up to 3 s too old. So the estimate counts from the
-    arrival of the change here, or from 3 s after its timestamp if that is earlier (then the change was delayed). The write
-    was no later than that, so the estimate is never too high. It is too low by the delay from the store to here, at most 3 s.
+    The time of a write is known only from its timestamp, which is up to `timestamp_age` too old. So the estimate counts from the
+    arrival of the change here, or from that much after its timestamp if that is earlier (then the change was delayed). The write
+    was no later than that, so the estimate is never too high. It is too low by the delay from the store to here, at most that age.
     """
 
-    def __init__(self, seconds: float, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self, seconds: float, clock: Callable[[], float] = time.time, timestamp_age: float = DEFAULT_TIMESTAMP_AGE
+    ) -> None:
         """`clock` returns seconds since the epoch; the window of the median is the last `seconds`."""
         self._seconds = seconds
+        self._timestamp_age = timestamp_age
         self._clock = clock
         self._sampled_at = 0.0
         self._pending: list[tuple[int, float]] = []
@@ -180,7 +182,7 @@ class WriteLag:
         self._sampled_at = now
         if len(self._pending) >= MAX_SAMPLES:
             del self._pending[1::2]
-        self._pending.append((ts, min(now, physical_ms(ts) / 1000 + TIMESTAMP_AGE)))
+        self._pending.append((ts, min(now, physical_ms(ts) / 1000 + self._timestamp_age)))
 
     def record_confirmed(self, ts: int) -> None:
         """The sink has confirmed all changes up to this timestamp."""
@@ -232,6 +234,7 @@ class Replicator:
         options: ReplicateOptions | None = None,
         stop: threading.Event | None = None,
         feed_status: Callable[[], FeedStatus] = FeedStatus,
+        timestamp_age: float = DEFAULT_TIMESTAMP_AGE,
     ) -> None:
         """`start` is where the feed starts; `checkpoints` must be claimed. Setting the event `stop` has the effect of `stop()`."""
         self._start = start
@@ -258,7 +261,7 @@ class Replicator:
         self._limit = RateLimit(self._options.rate_limit, sleep=self._wait_for_limit)
         self._limited_seconds = 0.0
         self._limited = Rate(RATE_SECONDS)
-        self._write_lag = WriteLag(RATE_SECONDS)
+        self._write_lag = WriteLag(RATE_SECONDS, timestamp_age=timestamp_age)
 
     def run(self) -> None:
         """Replicate until `stop`, or until the feed ends; then save the checkpoint, also after an error.
@@ -521,6 +524,7 @@ def pipeline(
             options=options.replicate,
             stop=stop,
             feed_status=lambda: feed.status,
+            timestamp_age=source.cluster.timestamp_age,
         )
 
 

@@ -32,6 +32,7 @@ from tikv_br.errors import (
 )
 from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.incremental.checkpoint import Checkpoint, CheckpointStore, EtcdCheckpoints, ObjectCheckpoints
+from tikv_br.incremental.feed.feed import hold_back_for
 from tikv_br.incremental.handover import (
     GC_TTL,
     Start,
@@ -112,7 +113,10 @@ def sync(
             span=span,
             state=options.state if isinstance(options.state, StorageLocation) else None,
         )
-        check_has_feed(cluster, writes_log=isinstance(options.target, LogTarget))  # before a sink makes its file
+        # Before a sink makes its file:
+        check_has_feed(cluster, writes_log=isinstance(options.target, LogTarget))
+        if not hold_back_for(cluster, options.feed.hold_back):
+            log.warning("sync %s: --hold-back is 0: changes are lost when leaders move", options.changefeed_id)
         sink_options = replace(options.sink, fence=lambda: _check_write_allowed(options, stop))
         replicate = options.replicate
         patience = SinkPatience(replicate.patience, replicate.longest_wait, stop, wait)

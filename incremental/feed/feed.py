@@ -60,9 +60,8 @@ if TYPE_CHECKING:
 class FeedOptions:
     """All times are in seconds."""
 
-    hold_back: float = 3.0
-    """Subtracted from every resolved-ts: the first changes after a leader transfer may be that much older than the previous
-    leader's resolved-ts (3 s with the default settings of stores). 0 loses changes when leaders move."""
+    hold_back: float | None = None
+    """See `hold_back_for`."""
     queue_bytes: int = 64 << 20
     """Size of the queue of received messages. When it is full, streams are not read, and stores wait."""
     patience: float = 600.0
@@ -72,6 +71,29 @@ class FeedOptions:
     scan_stall: float = 1800.0
     """Resubscribe a region whose incremental scan has not ended if its store has ended no scan for this long: stores run
     scans one after the other."""
+
+
+HOLD_BACK_SECONDS = 3.0
+"""The least default of the hold-back."""
+
+
+def hold_back_for(cluster: Cluster, wanted: float | None) -> float:
+    """Seconds to subtract from every resolved-ts; None = as many as the settings of the stores need.
+
+    The first changes after a leader transfer may be older than the previous leader's resolved-ts, by as much as stores use
+    timestamps that they have cached. 0 loses changes when leaders move. Raises `UsageError` for other values below that age.
+    """
+    age = cluster.timestamp_age if wanted != 0 else 0.0
+    if wanted is None:
+        return max(HOLD_BACK_SECONDS, age)
+    if wanted < age:
+        raise UsageError(
+            f"a hold-back of {wanted:g} s is too short: stores use timestamps up to {age:g} s old "
+            "(causal-ts.alloc-ahead-buffer), so a new leader's changes may be that late, and would be lost",
+            hint=f"Leave out --hold-back, or pass {age:g}s or more; `changefeed update` changes it for a changefeed. "
+            "0s turns it off, which loses changes when leaders move.",
+        )
+    return wanted
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,7 +247,8 @@ class Feed:
 
         With `ingests`, rows of announced ingests are delivered, too, or reported as `Missed`: no resolved-ts passes them.
 
-        Raises `ClusterUnfit` before API V2, `UsageError` for a range that is empty or not in the codec's keyspace.
+        Raises `ClusterUnfit` before API V2, `UsageError` for a range that is empty or not in the codec's keyspace, or a
+        hold-back that is too short.
         """
         if not codec.is_v2:
             raise ClusterUnfit(
@@ -236,6 +259,7 @@ class Feed:
             raise UsageError(f"{span} is not a range of keyspace {codec.keyspace_id}, or is empty")
         self._cluster, self._codec, self._span = cluster, codec, span
         self._options = options or FeedOptions()
+        self._hold_back = hold_back_for(cluster, self._options.hold_back)
         self._frontier = ResolvedFrontier(codec.bound(span.start), codec.bound(span.end), start_ts)
         self._inbox: Inbox[StreamMessages | StreamEnd | LocatedRegions] = Inbox(self._options.queue_bytes)
         self._locator = Locator(cluster, self._inbox)
@@ -402,7 +426,7 @@ class Feed:
         """Apply a resolved-ts (0 = none), less the hold-back, which resubscriptions must cover, too."""
         if not ts or not subscription.initialized:
             return
-        reduced = minus_seconds(ts, self._options.hold_back) if self._options.hold_back else ts
+        reduced = minus_seconds(ts, self._hold_back) if self._hold_back else ts
         if reduced > subscription.span.resolved_ts:
             self._frontier.advance(subscription.span, reduced)
             self._advanced, subscription.advanced_at = True, now

@@ -94,6 +94,10 @@ def test_the_life_of_a_changefeed(group: Group, source: LiveCluster) -> None:
     assert 0 < created["checkpoint_lag"] < 600
     assert safe_points(source)[service_id("one")] == created["start_ts"] - 1
     group("changefeed", "create", "--id", "one", "--sink", "blackhole://", "--start-ts", "now", code=74)
+    short = ("--start-ts", "now", "--hold-back", "2s")
+    refused = group("changefeed", "create", "--id", "short", "--sink", "blackhole://", *short, code=2).last
+    assert "stores use timestamps up to 3 s old" in refused["message"]
+    assert created["hold_back_ms"] == 3000
     since = ("--from-backup-ts", str(ts := source.cluster.pd.tso()))
     later = group("changefeed", "create", "--id", "two", "--sink", "blackhole://", *since).last
     assert later["start_ts"] == minus_seconds(ts, 5)  # stores hand out older timestamps
@@ -102,16 +106,17 @@ def test_the_life_of_a_changefeed(group: Group, source: LiveCluster) -> None:
     group("changefeed", "update", "one", "--sink-concurrency", "8", code=75)
     assert group("changefeed", "pause", "one").last["state"] == "paused"
     assert (
-        group("changefeed", "update", "one", "--sink-concurrency", "8", "--hold-back", "1s").last["hold_back_ms"]
-        == 1000
+        group("changefeed", "update", "one", "--sink-concurrency", "8", "--hold-back", "4s").last["hold_back_ms"]
+        == 4000
     )
+    assert "too short" in group("changefeed", "update", "one", "--hold-back", "1s", code=2).last["message"]
     assert group("changefeed", "update", "one", "--sink-ratelimit", "0.5").last["rate_limit"] == 1 << 19
     resumed = group("changefeed", "resume", "one").last
     assert (resumed["state"], resumed["concurrency"]) == ("normal", 8)
     assert "one  normal" in group.table("changefeed", "list")
     told = group.table("changefeed", "query", "one").splitlines()
     assert {"sink              blackhole://", "end               m", "sink-concurrency  8"} <= set(told)
-    assert {"hold-back         1.00s", "sink-ratelimit    512.0 KiB/s"} <= set(told)
+    assert {"hold-back         4.00s", "sink-ratelimit    512.0 KiB/s"} <= set(told)
     assert "no setting to change was given" in group("changefeed", "update", "one", code=2).last["message"]
     assert "sub-spans" in group.table("capture", "list")
     assert group("processor", "list").lines == []

@@ -90,6 +90,17 @@ def test_the_life_of_a_log(v2: LiveCluster, tmp_path: Path) -> None:
     def reached(ts: int) -> bool:
         return (tmp_path / "one" / "log.json").exists() and LogArchive.open(store, "one").checkpoint_ts > ts
 
+    short = subprocess.run(
+        [*start[:-1], "2s", "--start-ts", "now"],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+        env=environment(),
+        cwd="/",
+    )
+    assert short.returncode == 2
+    assert "a hold-back of 2 s is too short: stores use timestamps up to 3 s old" in short.stderr
     with running([*start, "--start-ts", "now"]) as process:
         eventually((tmp_path / "one" / "log.json").exists, PATIENCE)
         v2.raw().batch_put({b"key%d" % at: b"value" for at in range(100)})

@@ -23,7 +23,7 @@ from tikv_br.cluster.pd_http import REGION_PAGE
 from tikv_br.cluster.rawkv import RawClient
 from tikv_br.cluster.region_errors import RegionErrorSeen, kind_of
 from tikv_br.cluster.scan import measure_with_protobuf
-from tikv_br.cluster.topology import Store, StoreState, store_api_version
+from tikv_br.cluster.topology import Store, StoreState, store_config
 from tikv_br.errors import ApiVersionMismatch, ClusterError, ClusterUnfit, RequestRefused, UsageError
 from tikv_br.formats import rawscan
 from tikv_br.formats.api_version import ApiVersion
@@ -266,7 +266,7 @@ def test_recorded_configurations_name_their_version(recording: Recording, versio
     with ScriptedHttp() as server:
         server.scripts["/config"] = [(200, recording.document("GET /config"))]
         store = Store(1, "127.0.0.1:1", server.address, StoreState.UP, "")
-        assert store_api_version(store, TlsFiles(), 5.0) is version
+        assert store_config(store, TlsFiles(), 5.0).api_version is version
 
 
 def test_recorded_pd_documents(recording: Recording) -> None:

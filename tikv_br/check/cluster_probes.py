@@ -10,7 +10,7 @@ from tikv_br.cluster.channel import CallUnsupported
 from tikv_br.cluster.clock import ClockDifference, measure_clock
 from tikv_br.cluster.pd_http import GcStatus, StoreStatus, gc_status, member_health, merges_regions, store_statuses
 from tikv_br.cluster.timestamps import physical_ms
-from tikv_br.cluster.topology import store_api_version
+from tikv_br.cluster.topology import store_config
 from tikv_br.cluster.versions import CAPABILITIES, NEWEST_TRIED, Version, supports
 from tikv_br.errors import ClusterUnreachable
 from tikv_br.formats.api_version import ApiVersion
@@ -92,7 +92,7 @@ def probe_api_version(context: ProbeContext) -> ProbeOutcome:
     silent: list[int] = []
     for store in (store for store in cluster.pd.stores() if store.serves):
         try:
-            found[store.id] = store_api_version(store, cluster.config.tls, cluster.config.request_timeout)
+            found[store.id] = store_config(store, cluster.config.tls, cluster.config.request_timeout).api_version
         except ClusterUnreachable:
             silent.append(store.id)
     versions = {version.label for version in found.values()}

@@ -155,7 +155,6 @@ def create(flags: CreateFlags) -> None:
         drop_ttls=bool(flags.sink.allow_loss),
         concurrency=flags.sink.sink_concurrency,
         sorter_bytes=flags.sorter_memory,
-        hold_back_ms=round(flags.feed.hold_back * 1000),
         patience_ms=round(flags.sink.sink_patience * 1000),
         backoff_ms=round(flags.sink.sink_backoff * 1000),
         batch_rows=flags.sink.sink_batch_size,
@@ -163,9 +162,11 @@ def create(flags: CreateFlags) -> None:
     )
     start = flags.start.required(flags.storage_flags)
     with flags.group() as group:
+        from tikv_br.incremental.feed.feed import hold_back_for
         from tikv_br.incremental.group.changefeeds import resolved
         from tikv_br.incremental.handover import service_id
 
+        wanted = replace(wanted, hold_back_ms=round(1000 * hold_back_for(group.cluster, flags.feed.hold_back)))
         info = resolved(wanted, group.cluster, flags.keyspace, start, flags.sink.options(flags.cluster))
         group.changefeeds.create(info)
         group.cluster.ingests.register_follower(service_id(info.id))
@@ -268,8 +269,12 @@ def update(flags: UpdateFlags) -> None:
     if target is not None:
         check_shared(target)
     with flags.group() as group:
+        from tikv_br.incremental.feed.feed import hold_back_for
         from tikv_br.incremental.group.changefeeds import moved
         from tikv_br.incremental.sinks.open import SinkOptions
+
+        if flags.hold_back is not None:
+            hold_back_for(group.cluster, flags.hold_back)
 
         def edit(found: ChangefeedInfo) -> ChangefeedInfo:
             check_applies(changes, found.sink)

@@ -261,9 +261,10 @@ class FeedFlags(Flags):
         "--gcttl",
         kind=shared.TIME,
     )
-    hold_back: float = flag(
-        "3s",
-        "Delay changes by this long, to wait for late ones after a leader transfer. Adds to the lag; too short can lose changes.",
+    hold_back: float | None = flag(
+        None,
+        "Delay changes by this long, to wait for late ones after a leader transfer. Adds to the lag. Less than the stores need is "
+        "refused, but 0 turns it off and can lose changes (default: what the stores need, at least 3s).",
         kind=shared.TIME,
     )
 

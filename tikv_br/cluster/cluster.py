@@ -26,7 +26,7 @@ from tikv_br.cluster.regions import Region, RegionCache
 from tikv_br.cluster.router import Router
 from tikv_br.cluster.scan import RangeWalk
 from tikv_br.cluster.store import StoreClient, StorePool
-from tikv_br.cluster.topology import ClusterInfo, Store, StoreState, detect_api_version
+from tikv_br.cluster.topology import ClusterInfo, Store, StoreConfig, StoreState, read_config
 from tikv_br.cluster.versions import Capability
 from tikv_br.errors import ClusterUnreachable, RequestRefused
 from tikv_br.formats.api_version import ApiVersion
@@ -106,12 +106,24 @@ class Cluster:
 
         Raises `ClusterUnfit` when they disagree, or are too old for this API version.
         """
+        return self._store_config.api_version
+
+    @property
+    def timestamp_age(self) -> float:
+        """Seconds by which a timestamp that a store gives to a write may be older than the write, while the store reaches PD.
+
+        As configured when `api_version` was asked. Raises as it.
+        """
+        return self._store_config.timestamp_age
+
+    @functools.cached_property
+    def _store_config(self) -> StoreConfig:
         stores = self.stores()
         up = [store for store in stores if store.state is StoreState.UP]
         timeout = min(self.config.connect_timeout, self.config.request_timeout)
-        found = detect_api_version(up, self.config.tls, timeout, self.config.retry_budget)
+        found = read_config(up, self.config.tls, timeout, self.config.retry_budget)
         if not self.config.skip_version_check:
-            versions.require(stores, versions.API_V2 if found is ApiVersion.V2 else versions.RAW)
+            versions.require(stores, versions.API_V2 if found.api_version is ApiVersion.V2 else versions.RAW)
         return found
 
     def info(self, reporter: Reporter = log_notice) -> ClusterInfo:

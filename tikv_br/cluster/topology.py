@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import enum
 import queue
+import re
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -78,8 +79,17 @@ class ClusterInfo:
     """All that hold data; `StoreState.OFFLINE` ones too."""
 
 
-def detect_api_version(stores: Sequence[Store], tls: TlsFiles, timeout: float, retry_budget: float = 0.0) -> ApiVersion:
-    """The API version that the stores are configured with, read from the ``/config`` of each.
+@dataclass(frozen=True, slots=True)
+class StoreConfig:
+    """What the ``/config`` of stores says."""
+
+    api_version: ApiVersion
+    timestamp_age: float
+    """Seconds by which a cached timestamp that a store gives to a write may be older than the write; 0 before API V2."""
+
+
+def read_config(stores: Sequence[Store], tls: TlsFiles, timeout: float, retry_budget: float = 0.0) -> StoreConfig:
+    """The API version that the stores are configured with, and the longest age of their timestamps, from the ``/config`` of each.
 
     Stores that are silent do not matter while another one answers: one that comes back with another API version refuses
     our requests. While all are silent they are asked again, for `retry_budget` seconds. One request may take
@@ -91,29 +101,29 @@ def detect_api_version(stores: Sequence[Store], tls: TlsFiles, timeout: float, r
     if not stores:
         raise ClusterUnfit("the cluster has no store that is up")
     found = RetryPolicy(retry_budget).run(
-        "API version of the stores",
+        "configuration of the stores",
         lambda: _ask_stores(stores, tls, timeout),
         STORE_UNREACHABLE,
         ClusterUnreachable,
     )
-    versions = set(found.values())
+    versions = {config.api_version for config in found.values()}
     if len(versions) > 1:
-        each = ", ".join(f"store {store_id}: {version.label}" for store_id, version in sorted(found.items()))
+        each = ", ".join(f"store {store_id}: {config.api_version.label}" for store_id, config in sorted(found.items()))
         raise ClusterUnfit(f"the stores disagree on the API version: {each}")
-    return versions.pop()
+    return StoreConfig(versions.pop(), max(config.timestamp_age for config in found.values()))
 
 
-def _ask_stores(stores: Sequence[Store], tls: TlsFiles, timeout: float) -> dict[int, ApiVersion]:
-    """The API versions by store id; waits only `LATE_SECONDS` for silent stores. Raises `ClusterUnreachable` if all are."""
+def _ask_stores(stores: Sequence[Store], tls: TlsFiles, timeout: float) -> dict[int, StoreConfig]:
+    """The configurations by store id; waits only `LATE_SECONDS` for silent stores. Raises `ClusterUnreachable` if all are."""
     open_questions: queue.SimpleQueue[Store] = queue.SimpleQueue()
-    answers: queue.SimpleQueue[tuple[Store, ApiVersion | ClusterError]] = queue.SimpleQueue()
+    answers: queue.SimpleQueue[tuple[Store, StoreConfig | ClusterError]] = queue.SimpleQueue()
 
     def ask() -> None:
         with contextlib.suppress(queue.Empty):
             while True:
                 store = open_questions.get_nowait()
                 try:
-                    answers.put((store, store_api_version(store, tls, timeout)))
+                    answers.put((store, store_config(store, tls, timeout)))
                 except ClusterError as error:
                     answers.put((store, error))
 
@@ -121,12 +131,12 @@ def _ask_stores(stores: Sequence[Store], tls: TlsFiles, timeout: float) -> dict[
         open_questions.put(store)
     for _ in range(min(len(stores), THREADS)):
         threading.Thread(target=ask, name="store-config", daemon=True).start()  # one that hangs must not delay the exit
-    found: dict[int, ApiVersion] = {}
+    found: dict[int, StoreConfig] = {}
     silence: list[str] = []
     with contextlib.suppress(queue.Empty):
         for _ in stores:
             store, answer = answers.get(timeout=LATE_SECONDS if found else None)
-            if isinstance(answer, ApiVersion):
+            if isinstance(answer, StoreConfig):
                 found[store.id] = answer
             elif isinstance(answer, ClusterUnreachable):
                 silence.append(answer.message)
@@ -137,12 +147,17 @@ def _ask_stores(stores: Sequence[Store], tls: TlsFiles, timeout: float) -> dict[
     return found
 
 
-def store_api_version(store: Store, tls: TlsFiles, timeout: float) -> ApiVersion:
-    """The API version of one store, from its ``storage.api-version`` and ``storage.enable-ttl``."""
-    config = request_json("GET", f"{tls.scheme}://{store.status_address}/config", tls, timeout)
+def store_config(store: Store, tls: TlsFiles, timeout: float) -> StoreConfig:
+    """The ``/config`` of one store."""
+    config: Any = request_json("GET", f"{tls.scheme}://{store.status_address}/config", tls, timeout)
     storage: Any = config.get("storage") if isinstance(config, dict) else None
     if not isinstance(storage, dict):
         raise RequestRefused(f"store {store.id} ({store.status_address}): its /config has no storage section")
+    version = _api_version(store, storage)
+    return StoreConfig(version, _timestamp_age(config.get("causal-ts")) if version is ApiVersion.V2 else 0.0)
+
+
+def _api_version(store: Store, storage: dict[str, Any]) -> ApiVersion:
     number = storage.get("api-version", 1)
     if number == 2:
         return ApiVersion.V2
@@ -151,3 +166,34 @@ def store_api_version(store: Store, tls: TlsFiles, timeout: float) -> ApiVersion
     if number not in {0, 1}:
         raise ClusterUnfit(f"store {store.id} ({store.status_address}): unsupported storage.api-version {number}")
     return ApiVersion.V1TTL if storage.get("enable-ttl") else ApiVersion.V1
+
+
+DEFAULT_TIMESTAMP_AGE = 3.0
+"""With the default settings of stores from 6.3 on."""
+_MAX_BATCHES = 1024
+_MICROSECONDS = {"d": 86_400_000_000, "h": 3_600_000_000, "m": 60_000_000, "s": 1_000_000, "ms": 1000, "us": 1}
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)(d|h|ms|m|us|s)")
+
+
+def _timestamp_age(settings: Any) -> float:  # noqa: ANN401 - from JSON
+    """The longest age of cached timestamps, in seconds, by a section ``causal-ts``.
+
+    A store fetches a batch of timestamps at each renewal, and keeps as many batches as cover ``alloc-ahead-buffer``, which was
+    ``available-interval`` in 6.3; before, it kept one.
+    """
+    try:
+        renewal = _microseconds(settings["renew-interval"])
+        buffer = _microseconds(
+            settings.get("alloc-ahead-buffer") or settings.get("available-interval") or settings["renew-interval"]
+        )
+        age = min(-(-buffer // renewal), _MAX_BATCHES) * renewal
+        return -(-age // 1000) / 1000
+    except (AttributeError, KeyError, TypeError, ValueError, ZeroDivisionError):
+        return DEFAULT_TIMESTAMP_AGE
+
+
+def _microseconds(text: str) -> int:
+    """A duration as TiKV writes it, such as ``1m30s``. Raises `ValueError`."""
+    if not text or _DURATION.sub("", text):
+        raise ValueError(text)
+    return round(sum(float(number) * _MICROSECONDS[unit] for number, unit in _DURATION.findall(text)))

@@ -160,7 +160,7 @@ def drill_options(variant: Variant, folder: Path, source: ClusterConfig, target:
     """A drill below a folder."""
     backups = StorageLocation("local", str(folder / "backups"))
     lent = PlaygroundTarget(Lender(target.pd[0]), folder / "targets")
-    tail = TailOptions(0.2, lag=60.0, scratch=folder, feed=FeedOptions(hold_back=0.1), interval=0.1)
+    tail = TailOptions(0.2, lag=60.0, scratch=folder, feed=FeedOptions(hold_back=0), interval=0.1)
     asked = replace(BACKUP, cluster=source, storage=backups, dst_api_version=ApiVersion.V2)
     return DrillOptions(
         backups=backups,

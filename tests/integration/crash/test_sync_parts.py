@@ -75,7 +75,7 @@ Cell = tuple[type, str, When, Kind]
 def chosen() -> list[Cell]:
     """Each call, before or after it and in one way in turn; with `FULL` in all of them."""
     ways = list(itertools.product(When, KINDS))
-    found = []
+    found: list[Cell] = []
     for number, (part, name) in enumerate(calls()):
         mine = ways if os.environ.get(FULL) else [ways[number % len(ways)]]
         found += [(part, name, when, kind) for when, kind in mine]
@@ -145,7 +145,7 @@ def broken_by(number: int, options: SyncOptions, until: int, part: type, name: s
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveCluster]:
     """A cluster to follow."""
-    settings = {"stores": 1, "regions": 2, "resolved_ts_interval": 0.1}
+    settings = {"stores": 1, "regions": 2, "resolved_ts_interval": 0.1, "ts_ahead": 0.1}
     with live_cluster(tmp_path_factory.mktemp("source"), ApiVersion.V2, **settings) as live:
         yield live
 
@@ -171,7 +171,7 @@ def test_a_sync_broken_in_a_call(
         state=state,
         start=FromTs(minus_seconds(source.cluster.pd.tso(), 10)),
         scratch=tmp_path,
-        feed=FeedOptions(hold_back=0.1),  # no leader changes here, against which it holds back for longer
+        feed=FeedOptions(hold_back=0.1),
         replicate=ReplicateOptions(save_every=0.01),
     )
     source.raw().batch_put({b"key-%d" % number: b"turn %d" % turn for number in range(turn, turn + 5)})

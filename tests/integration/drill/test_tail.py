@@ -65,7 +65,7 @@ def options(source: LiveCluster, tmp_path: Path) -> DrillOptions:
         target=ClusterTarget(source.config, str(SCRATCH)),
         backup=BackupOptions(cluster=source.config, storage=backups, executor="driver", safe_interval=0.0),
         source=source.config,
-        tail=TailOptions(1.0, lag=30.0, scratch=tmp_path, feed=FeedOptions(hold_back=0.2), interval=0.1),
+        tail=TailOptions(1.0, lag=30.0, scratch=tmp_path, feed=FeedOptions(hold_back=0.3), interval=0.1),
     )
 
 

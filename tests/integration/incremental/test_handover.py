@@ -126,6 +126,17 @@ def test_a_plain_timestamp_is_started_5_s_lower(v2: LiveCluster) -> None:
             resolve(FromTs(ts), v2.cluster, keyspace(v2))
 
 
+def test_the_start_follows_the_settings_of_the_stores(tmp_path: Path) -> None:
+    """It is 2 s before what stores may still use; what they have cached is dropped, so that no later write is older."""
+    with live_cluster(tmp_path / "cluster", V2, stores=1, ts_ahead=10.0) as live:
+        live.raw().put(b"key", b"fills the cache")
+        time.sleep(0.5)
+        now = live.cluster.pd.tso()
+        assert resolve(FromTs(now), live.cluster, keyspace(live)) == minus_seconds(now, 12)
+        live.raw().put(b"key", b"later")
+        assert ts_of(live, b"key", tmp_path) > now
+
+
 def test_a_backup_ts_is_started_exactly_when_gc_has_passed_what_is_lower(tmp_path: Path) -> None:
     """GC stops at backup-ts - 1 for a backup: a sync from that backup-ts begins there, one from any other ts is refused."""
     with live_cluster(tmp_path, V2, stores=1) as live:  # of its own: GC never goes back

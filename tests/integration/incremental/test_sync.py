@@ -160,6 +160,7 @@ def test_what_is_wrong_is_said(pair: tuple[LiveCluster, LiveCluster], clusters: 
         ([], 2),
         (["--start-ts", "now", "--from-backup-ts", "7"], 2),
         (["--from-backup-ts", str(1 << 62)], 2),
+        (["--start-ts", "now", "--hold-back", "2.9s"], 2),
         (["--from-backup", str(tmp_path)], 31),
     ):
         done = tikv_br(*flags(source, sink, state, *more))

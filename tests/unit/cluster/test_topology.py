@@ -13,7 +13,7 @@ from tests.support.certificates import Authority
 from tests.unit.cluster.http_server import ScriptedHttp
 from tikv_br.cluster import topology
 from tikv_br.cluster.config import TlsFiles
-from tikv_br.cluster.topology import Store, StoreState, detect_api_version
+from tikv_br.cluster.topology import Store, StoreState, read_config
 from tikv_br.errors import ClusterTlsError, ClusterUnfit, RequestRefused, RetryBudgetExhausted
 from tikv_br.formats.api_version import ApiVersion
 
@@ -39,16 +39,48 @@ def test_each_version_is_recognised(version: ApiVersion) -> None:
     """api-version and enable-ttl together name the version."""
     with ScriptedHttp() as server:
         serve(server, CONFIGS[version])
-        assert detect_api_version([store(server)], TlsFiles(), 60.0) is version
+        assert read_config([store(server)], TlsFiles(), 60.0).api_version is version
 
 
 def test_a_store_before_api_versions_is_v1() -> None:
     """An absent or zero api-version means V1."""
     with ScriptedHttp() as server:
         serve(server, {})
-        assert detect_api_version([store(server)], TlsFiles(), 60.0) is ApiVersion.V1
+        assert read_config([store(server)], TlsFiles(), 60.0).api_version is ApiVersion.V1
         serve(server, {"api-version": 0, "enable-ttl": True})
-        assert detect_api_version([store(server)], TlsFiles(), 60.0) is ApiVersion.V1TTL
+        assert read_config([store(server)], TlsFiles(), 60.0).api_version is ApiVersion.V1TTL
+
+
+@pytest.mark.parametrize(
+    ("settings", "age"),
+    [
+        ({"renew-interval": "100ms", "alloc-ahead-buffer": "3s"}, 3.0),
+        ({"renew-interval": "100ms", "alloc-ahead-buffer": "1m30s"}, 90.0),
+        ({"renew-interval": "1s", "alloc-ahead-buffer": "2500ms"}, 3.0),  # whole batches
+        ({"renew-interval": "10ms", "alloc-ahead-buffer": "1h"}, 10.24),  # at most 1,024
+        ({"renew-interval": "100ms", "available-interval": "5s"}, 5.0),  # 6.3
+        ({"renew-interval": "100ms", "renew-batch-min-size": 100}, 0.1),  # 6.2
+        ({"renew-interval": "100ms", "alloc-ahead-buffer": "0s"}, 0.0),
+        ({"renew-interval": "often", "alloc-ahead-buffer": "3s"}, 3.0),
+        (None, 3.0),
+    ],
+)
+def test_the_age_of_timestamps_is_that_of_the_stores_settings(settings: object, age: float) -> None:
+    """Batches of one renewal each, as many as cover the buffer; the default where a store names no settings."""
+    with ScriptedHttp() as server:
+        document = {"storage": CONFIGS[ApiVersion.V2]} | ({} if settings is None else {"causal-ts": settings})
+        server.scripts["/config"] = [(200, json.dumps(document).encode())]
+        assert read_config([store(server)], TlsFiles(), 60.0).timestamp_age == age
+
+
+def test_the_oldest_timestamps_of_any_store_count() -> None:
+    """Regions may move to it."""
+    with ScriptedHttp() as one, ScriptedHttp() as two:
+        for server, buffer in ((one, "9s"), (two, "1s")):
+            settings = {"renew-interval": "100ms", "alloc-ahead-buffer": buffer}
+            document = {"storage": CONFIGS[ApiVersion.V2], "causal-ts": settings}
+            server.scripts["/config"] = [(200, json.dumps(document).encode())]
+        assert read_config([store(one), store(two, 2)], TlsFiles(), 60.0).timestamp_age == 9.0
 
 
 def test_stores_that_disagree_are_told_one_by_one() -> None:
@@ -57,13 +89,13 @@ def test_stores_that_disagree_are_told_one_by_one() -> None:
         serve(one, CONFIGS[ApiVersion.V1])
         serve(two, CONFIGS[ApiVersion.V2])
         with pytest.raises(ClusterUnfit, match="store 1: v1, store 2: v2"):
-            detect_api_version([store(one), store(two, 2)], TlsFiles(), 60.0)
+            read_config([store(one), store(two, 2)], TlsFiles(), 60.0)
 
 
 def test_no_store_is_unfit() -> None:
     """Without a store there is no version."""
     with pytest.raises(ClusterUnfit, match="no store"):
-        detect_api_version([], TlsFiles(), 60.0)
+        read_config([], TlsFiles(), 60.0)
 
 
 @pytest.mark.parametrize("body", [b"not json", b"[]", b"{}", b'{"storage": 1}'])
@@ -72,7 +104,7 @@ def test_what_is_no_configuration_is_refused(body: bytes) -> None:
     with ScriptedHttp() as server:
         server.scripts["/config"] = [(200, body)]
         with pytest.raises(RequestRefused):
-            detect_api_version([store(server)], TlsFiles(), 60.0)
+            read_config([store(server)], TlsFiles(), 60.0)
 
 
 def test_a_version_to_come_is_unfit() -> None:
@@ -80,7 +112,7 @@ def test_a_version_to_come_is_unfit() -> None:
     with ScriptedHttp() as server:
         serve(server, {"api-version": 3})
         with pytest.raises(ClusterUnfit, match=r"api-version 3: API V3 \(namespaces\) is not supported"):
-            detect_api_version([store(server)], TlsFiles(), 60.0)
+            read_config([store(server)], TlsFiles(), 60.0)
 
 
 def test_stores_that_are_all_silent_are_asked_until_the_budget_is_spent() -> None:
@@ -89,7 +121,7 @@ def test_stores_that_are_all_silent_are_asked_until_the_budget_is_spent() -> Non
     for server in dead:
         server.close()
     with pytest.raises(RetryBudgetExhausted, match=rf"tries: .*{dead[0].address}.*{dead[1].address}"):
-        detect_api_version([store(dead[0]), store(dead[1], 2)], TlsFiles(), 60.0, 0.5)
+        read_config([store(dead[0]), store(dead[1], 2)], TlsFiles(), 60.0, 0.5)
 
 
 def test_a_dead_store_does_not_matter_while_another_one_answers() -> None:
@@ -98,7 +130,7 @@ def test_a_dead_store_does_not_matter_while_another_one_answers() -> None:
     dead.close()
     with ScriptedHttp() as server:
         serve(server, CONFIGS[ApiVersion.V2])
-        assert detect_api_version([store(dead, 1), store(server, 2)], TlsFiles(), 60.0) is ApiVersion.V2
+        assert read_config([store(dead, 1), store(server, 2)], TlsFiles(), 60.0).api_version is ApiVersion.V2
 
 
 def test_a_store_that_hangs_does_not_hold_up_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,7 +140,7 @@ def test_a_store_that_hangs_does_not_hold_up_the_others(monkeypatch: pytest.Monk
         serve(server, CONFIGS[ApiVersion.V1])
         silent = Store(2, "127.0.0.1:1", f"127.0.0.1:{hung.getsockname()[1]}", StoreState.UP, "8.5.2")
         began = time.monotonic()
-        assert detect_api_version([silent, store(server)], TlsFiles(), 300.0) is ApiVersion.V1
+        assert read_config([silent, store(server)], TlsFiles(), 300.0).api_version is ApiVersion.V1
         assert time.monotonic() - began < 100
 
 
@@ -117,7 +149,7 @@ def test_a_store_that_comes_back_is_waited_for() -> None:
     with ScriptedHttp() as server:
         good = (200, json.dumps({"storage": CONFIGS[ApiVersion.V2]}).encode())
         server.scripts["/config"] = [(503, b"starting"), good]
-        assert detect_api_version([store(server)], TlsFiles(), 60.0, 60.0) is ApiVersion.V2
+        assert read_config([store(server)], TlsFiles(), 60.0, 60.0).api_version is ApiVersion.V2
 
 
 def test_https_with_our_authority_works(tmp_path: Path) -> None:
@@ -126,7 +158,7 @@ def test_https_with_our_authority_works(tmp_path: Path) -> None:
     with ScriptedHttp(authority.issue("server")) as server:
         serve(server, CONFIGS[ApiVersion.V2])
         tls = TlsFiles(ca=str(authority.ca))
-        assert detect_api_version([store(server)], tls, 60.0) is ApiVersion.V2
+        assert read_config([store(server)], tls, 60.0).api_version is ApiVersion.V2
 
 
 def test_https_with_another_authority_is_a_tls_error(tmp_path: Path) -> None:
@@ -134,7 +166,7 @@ def test_https_with_another_authority_is_a_tls_error(tmp_path: Path) -> None:
     with ScriptedHttp(Authority(tmp_path, "theirs").issue("server")) as server:
         tls = TlsFiles(ca=str(Authority(tmp_path, "ours").ca))
         with pytest.raises(ClusterTlsError, match="not trusted"):
-            detect_api_version([store(server)], tls, 60.0)
+            read_config([store(server)], tls, 60.0)
 
 
 def test_tls_to_a_plain_port_is_a_tls_error(tmp_path: Path) -> None:
@@ -142,4 +174,4 @@ def test_tls_to_a_plain_port_is_a_tls_error(tmp_path: Path) -> None:
     with ScriptedHttp() as server:
         serve(server, CONFIGS[ApiVersion.V2])
         with pytest.raises(ClusterTlsError, match="handshake"):
-            detect_api_version([store(server)], TlsFiles(ca=str(Authority(tmp_path, "ours").ca)), 60.0)
+            read_config([store(server)], TlsFiles(ca=str(Authority(tmp_path, "ours").ca)), 60.0)

@@ -105,7 +105,7 @@ class ScriptedFeeds:
 
     @contextmanager
     def feed(
-        self, start: bytes = b"a", end: bytes = b"z", *, start_ts: int = START, **options: float
+        self, start: bytes = b"a", end: bytes = b"z", *, start_ts: int = START, **options: float | None
     ) -> Iterator[Feed]:
         """A feed of these user keys, with a hold-back of 0 unless said otherwise."""
         settings = FeedOptions(**{"hold_back": 0.0, **options})  # type: ignore[arg-type]

@@ -90,12 +90,32 @@ def test_rows_outside_the_span_are_left_out(feeds: ScriptedFeeds) -> None:
         assert until_resolved(feed, 10)[0] == [(b"b", 6), (b"czz", 7)]
 
 
-def test_the_hold_back_is_subtracted_from_every_resolved_ts(feeds: ScriptedFeeds) -> None:
+def test_the_hold_back_is_subtracted_from_every_resolved_ts(
+    feeds: ScriptedFeeds, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The resolved-ts of the range lags by the hold-back, and so does the checkpoint of a resubscription."""
+    monkeypatch.setattr(Cluster, "timestamp_age", 3.0)
     feeds.script(1, ends_with(cdcpb_pb2.Error(), (b"b", 4500), at=5000), all_of(at=8000))
     with feeds.feed(hold_back=3.0) as feed:
         assert until_resolved(feed, 5000)[1] == [2000, 5000]
     assert [request.checkpoint_ts for _, request in feeds.registered(1)] == [START, START + 2000 * MS]
+
+
+def test_the_hold_back_follows_the_settings_of_the_stores(
+    feeds: ScriptedFeeds, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without one, it is as long as stores use timestamps, and at least 3 s; a shorter one is refused, 0 is none."""
+    feeds.script(1, ends_with(cdcpb_pb2.Error(), (b"b", 45_000), at=50_000), all_of(at=80_000))
+    monkeypatch.setattr(Cluster, "timestamp_age", 10.0)
+    with feeds.feed(hold_back=None) as feed:
+        assert until_resolved(feed, 50_000)[1] == [40_000, 70_000]
+    with pytest.raises(UsageError, match=r"hold-back of 9\.5 s is too short: stores use timestamps up to 10 s old"):
+        feeds.feed(hold_back=9.5).__enter__()
+    with feeds.feed(hold_back=0.0) as feed:
+        assert until_resolved(feed, 80_000)[1][-1] == 80_000
+    monkeypatch.setattr(Cluster, "timestamp_age", 0.1)
+    with feeds.feed(hold_back=None) as feed:
+        assert until_resolved(feed, 77_000)[1] == [77_000]
 
 
 def test_nothing_is_resolved_before_the_scan_has_ended(feeds: ScriptedFeeds) -> None:
