@@ -113,7 +113,8 @@ def serve(pd: CannedPd, services: Mapping[str, Handlers]) -> None:
     """Serve PD and a store, print the address, and go on until our input ends."""
     with ThreadPoolExecutor(THREADS) as pool:
         server = grpc.server(pool, options=_UNLIMITED)
-        for service, handlers in {"pdpb.PD": pd.handlers, **services}.items():
+        etcd: Handlers = {"Range": unary(lambda _: b"")}  # no keys
+        for service, handlers in {"pdpb.PD": pd.handlers, "etcdserverpb.KV": etcd, **services}.items():
             server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(service, handlers)])
         pd.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
         server.start()

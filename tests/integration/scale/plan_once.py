@@ -43,6 +43,7 @@ def main(grpc: str, http: str) -> None:
         context.cluster, context.conversion = cluster, Conversion(ApiVersion.V2, ApiVersion.V2)
         context.source_ranges = (KeyRange(*codec.rpc_range(b"", b"")),)
         context.engine = Engine("scan", "", "spark", "", SLOTS)
+        context.info = cast("Any", SimpleNamespace(stores=()))
         begin = time.process_time()
         backup_tasks.make_plan(context)
         seconds = time.process_time() - begin
