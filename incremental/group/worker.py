@@ -211,7 +211,9 @@ class Worker:
         """The current status. Thread-safe."""
         error, replicator = self.error, self.replicator
         message = "" if error is None else error.message
-        return NamedStatus(str(self.task.id), None if replicator is None else replicator.status(), message)
+        status = None if replicator is None else replicator.status()
+        source, sink = ",".join(self._membership.source.config.pd), self.changefeed.sink
+        return NamedStatus(str(self.task.id), status, message, source=source, sink=sink)
 
     @property
     def ended(self) -> bool:

@@ -115,7 +115,8 @@ class SyncReporter:
         for each in self._statuses():
             figures = asdict(each.status) if each.status is not None else None
             problem, degraded = each.problem(self._max_lag), each.degraded
-            syncs.append({"name": each.name, "trouble": problem, "degraded": degraded, "status": figures})
+            ends = {"source": each.source, "sink": each.sink}
+            syncs.append({"name": each.name, **ends, "trouble": problem, "degraded": degraded, "status": figures})
         healthy = not any(each["trouble"] for each in syncs)
         now_ms = time.time_ns() // 1_000_000
         return {

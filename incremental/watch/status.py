@@ -30,6 +30,10 @@ class NamedStatus:
     """Why it has stopped."""
     waiting: str = ""
     """What it waits for before it can start."""
+    source: str = ""
+    """PD of the cluster that it follows."""
+    sink: str = ""
+    """The address of the sink, without credentials."""
 
     def problem(self, max_lag: float) -> str:
         """Why it is unhealthy, in one line; empty if it runs, the sink accepts writes, and it is at most `max_lag` seconds behind."""
@@ -61,7 +65,9 @@ class NamedStatus:
         if status is not None:
             feed = replace(status.feed, last_error=redact(status.feed.last_error))
             status = replace(status, last_error=redact(status.last_error), feed=feed)
-        return NamedStatus(self.name, status, redact(self.error), redact(self.waiting))
+        return replace(
+            self, status=status, error=redact(self.error), waiting=redact(self.waiting), sink=redact(self.sink)
+        )
 
 
 def current_problems(status: SyncStatus) -> Iterator[str]:
@@ -184,8 +190,9 @@ class History:
 class FeedTracker:
     """The status of one sync that follows a feed."""
 
-    def __init__(self, name: str) -> None:
-        self._name = name
+    def __init__(self, name: str, source: str = "", sink: str = "") -> None:
+        """`source`, `sink`: see `NamedStatus`."""
+        self._plain = NamedStatus(name, None, source=source, sink=sink)
         self._replicator: Replicator | None = None
         self._failing_since = 0.0
         self._error = ""
@@ -208,19 +215,19 @@ class FeedTracker:
     def __call__(self) -> Sequence[NamedStatus]:
         """The current status, as a `StatusSource`."""
         if self._replicator is not None:
-            return [NamedStatus(self._name, self._replicator.status())]
+            return [replace(self._plain, status=self._replicator.status())]
         waiting = ""
         if self._error:
             waiting = f"the sink has not answered for {time.monotonic() - self._failing_since:.0f} s: {self._error}"
-        return [NamedStatus(self._name, None, waiting=waiting)]
+        return [replace(self._plain, waiting=waiting)]
 
 
 class PassTracker:
     """The status of one sync that runs in passes. Written by the thread that runs them, read from any."""
 
-    def __init__(self, name: str, clock: Callable[[], float] = time.time) -> None:
-        """`clock` returns seconds since the epoch."""
-        self._name, self._clock = name, clock
+    def __init__(self, name: str, source: str = "", sink: str = "", clock: Callable[[], float] = time.time) -> None:
+        """`source`, `sink`: see `NamedStatus`; `clock` returns seconds since the epoch."""
+        self._plain, self._clock = NamedStatus(name, None, source=source, sink=sink), clock
         self._state: tuple[Pass, int] | None = None
         """The last pass, and the number of rows changed by all passes."""
         self._failures, self._last_error = 0, ""
@@ -243,7 +250,7 @@ class PassTracker:
         failing = 0.0 if self._failing_since is None else self._clock() - self._failing_since
         if self._state is None:
             why = f", failing for {failing:.0f} s: {self._last_error}" if failing else ""
-            return [NamedStatus(self._name, None, f"the first pass has not finished yet{why}")]
+            return [replace(self._plain, error=f"the first pass has not finished yet{why}")]
         done, rows = self._state
         ts, lag = compose(done.began_ms), self._clock() - done.began_ms / 1000
         status = SyncStatus(
@@ -266,4 +273,4 @@ class PassTracker:
             pd_silent_seconds=0.0,
             feed=FeedStatus(resolved_ts=ts, regions=done.ranges, rows=rows),
         )
-        return [NamedStatus(self._name, status)]
+        return [replace(self._plain, status=status)]

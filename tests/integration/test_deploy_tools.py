@@ -107,6 +107,11 @@ SAFE = "tikv_br_gc_safe_point_timestamp_seconds"
 WORKER = "tikv_br_gc_worker_timestamp_seconds"
 PASSED = 'tikv_br_drill_success{scenario="lost-cluster"}'
 PASSED_AT = 'tikv_br_drill_last_success_timestamp_seconds{scenario="lost-cluster"}'
+FOUND = 'tikv_br_serve_findings{section="backups"}'
+PREFIX = '{storage="s3://b",prefix="weekly/"}'
+NEWEST = f"tikv_br_backup_newest_timestamp_seconds{PREFIX}"
+ALLOWED = f"tikv_br_backup_max_age_seconds{PREFIX}"
+SECTION = {"section": "backups"}
 JOB = 'namespace="tikv",job_name="tikv-br-backup-1"'
 FAILED = f"kube_job_status_failed{{{JOB}}}"
 EAST = {"sync": "east"}
@@ -147,6 +152,9 @@ CASES = (
     Case("TikvBrGcNoStatus", {NOW: "0+60x20"}, 14),
     Case("TikvBrGcBehind", {NOW: "90000x12", SAFE: "3599x12"}, 11, "The GC safe point is 1d 0h 0m 1s old", {}),
     Case("TikvBrGcBehind", {NOW: "90000x12", SAFE: "3600x12"}, 11),
+    Case("TikvBrGcBehind", {NOW: "90000x12", SAFE: "0x12"}, 11),
+    Case("TikvBrGcNeverRan", {SAFE: "0x1500"}, 1450, "GC has never run", {}),
+    Case("TikvBrGcNeverRan", {SAFE: "1x1500"}, 1450),
     Case(
         "TikvBrGcNoWorker",
         {NOW: "90000x12", WORKER: "3599x12"},
@@ -173,6 +181,19 @@ CASES = (
         DRILL,
     ),
     Case("TikvBrDrillOld", {PASSED_AT: "-600000x70"}, 65),
+    Case("TikvBrServeGone", {FOUND: "0 0 0 _x20"}, 25, "tikv-br serve no longer answers", SECTION),
+    Case("TikvBrServeGone", {FOUND: "0x30"}, 25),
+    Case(
+        "TikvBrNewestBackupOld",
+        {NEWEST: "-108001x12", ALLOWED: "108000x12"},
+        11,
+        "The newest backup in s3://b weekly/ is 1d 6h 11m 1s old",
+        {"storage": "s3://b", "prefix": "weekly/"},
+    ),
+    Case("TikvBrNewestBackupOld", {NEWEST: "-108001x12", ALLOWED: "604800x12"}, 11),
+    Case("TikvBrNewestBackupOld", {NEWEST: "-108001x12"}, 11),
+    Case("TikvBrNeedsAttention", {FOUND: "2x40"}, 35, "2 things need attention in the section backups", SECTION),
+    Case("TikvBrNeedsAttention", {FOUND: "0x40"}, 35),
     Case(
         "TikvBrBackupOld",
         {cron("tikv-br-backup"): "-108001x12"},

@@ -23,6 +23,7 @@ from tikv_br.formats.api_version import ApiVersion
 from tikv_br.incremental.watch.address import Address
 from tikv_br.incremental.watch.server import serve
 from tikv_br.incremental.watch.status import NamedStatus
+from tikv_br.serve.findings import Limits
 from tikv_br.serve.sources import ArchiveSource, BackupSource, DrillSource, GcSource, StatusSource
 from tikv_br.serve.watcher import Sources, Watcher
 from tikv_br.storage.crypter import SecretText
@@ -56,7 +57,7 @@ def test_all_kinds_of_sources(tmp_path: Path) -> None:
             drills=(DrillSource(parse(str(tmp_path / "drills"))),),
             gc=(GcSource(live.config), GcSource(ClusterConfig(pd=("127.0.0.1:1",)))),
         )
-        with Watcher(sources, 0.2, 300.0) as watcher:
+        with Watcher(sources, 0.2, Limits()) as watcher:
             first = watcher.overview(120.0)
             assert [each.path for each in first.backups] == ["monday"]
             assert "there is no log default" in first.archives[0].source.error
@@ -68,7 +69,7 @@ def test_all_kinds_of_sources(tmp_path: Path) -> None:
                 "sync, changefeed or log east",
             )
             assert first.gc[1].source.error
-            assert {each.section for each in first.findings} == {"logs", "syncs", "drills", "gc"}
+            assert {each.section for each in first.findings} == {"backups", "logs", "syncs", "drills", "gc"}
             Index(open_store(root)).add(entry("tuesday", 0.5))
             found[0] = NamedStatus("east", None, error="the safe point is lost")
             eventually(lambda: [each.path for each in watcher.overview().backups] == ["tuesday", "monday"], 60)

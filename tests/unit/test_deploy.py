@@ -21,6 +21,7 @@ from scripts.check_container import Instruction, context_files, read_stages
 from scripts.generate_prometheus_rule import main as generate_rule
 from tests.unit.drill.samples import passed
 from tests.unit.incremental.statuses import status
+from tests.unit.serve import samples
 from tikv_br.cli.command import leaves
 from tikv_br.cli.main import app
 from tikv_br.cluster.pd_http import GcStatus, ServiceSafePoint
@@ -30,6 +31,7 @@ from tikv_br.drill.objectives import Measured, Objectives, judge
 from tikv_br.drill.options import Hooks
 from tikv_br.gc.metrics import WorkerFigures, write_metrics
 from tikv_br.gc.status import report
+from tikv_br.serve.metrics import render_metrics
 
 PROJECT = Path(__file__).resolve().parents[2]
 KUBERNETES = PROJECT / "deploy" / "kubernetes"
@@ -303,8 +305,9 @@ def product_metrics(folder: Path) -> dict[str, set[str]]:
     goals = judge(Objectives(), Measured(rpo=1, rpo_method="", rto=1, cut_over=1, age=1, keys=1))
     assert notify(Hooks(textfile=str(drill)), dataclasses.replace(done, goals=goals), "") == []
     _, page = Metrics(lambda: [NamedStatus("east", status())], 300).render("text/plain")
+    _, overview = render_metrics(samples.overview(), "text/plain")
     labels: dict[str, set[str]] = {}
-    for text in (page.decode(), gc.read_text(encoding="utf-8"), drill.read_text(encoding="utf-8")):
+    for text in (overview.decode(), page.decode(), gc.read_text(encoding="utf-8"), drill.read_text(encoding="utf-8")):
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
                 labels[sample.name] = set(sample.labels) | {"job", "instance", "namespace", "pod"}
@@ -373,7 +376,7 @@ def test_alerts_are_documented() -> None:
     """Each stands in a table of one page, with what to do."""
     pages = " ".join(
         (PROJECT / "docs" / name).read_text(encoding="utf-8")
-        for name in ("monitoring.md", "gc.md", "drill.md", "kubernetes.md")
+        for name in ("monitoring.md", "gc.md", "drill.md", "kubernetes.md", "serve.md")
     )
     documented = re.findall(r"^\| `(TikvBr\w+)` \| .+ \| .+ \|$", pages, re.MULTILINE)
     assert sorted(documented) == sorted(rule["alert"] for group in ALERTS for rule in group["rules"])

@@ -17,6 +17,7 @@ from tikv_br.errors import UsageError
 if TYPE_CHECKING:
     from tikv_br.archive.log import LogSource
     from tikv_br.incremental.watch.address import Address
+    from tikv_br.serve.findings import Limits
     from tikv_br.serve.watcher import Sources
     from tikv_br.storage.crypter import SecretText
 
@@ -67,6 +68,12 @@ class ServeFlags(shared.CommandFlags):
     token_file: str = flag("", "File with the token to log in with.", metavar="FILE")
     refresh: float = flag("30s", "Time between two reads of a source.", kind=shared.TIME)
     max_lag: float = flag("5m", "Lag above which a log archive needs attention.", kind=shared.TIME)
+    max_backup_age: list[str] = flag(
+        ["30h"],
+        "Age above which the newest backup of a --storage needs attention (0 = none), or of the backups whose path "
+        "or URL begins with PREFIX (may be repeated).",
+        metavar="[PREFIX=]DURATION",
+    )
     storage_flags: shared.StorageFlags
 
     def address(self) -> Address:
@@ -98,6 +105,21 @@ class ServeFlags(shared.CommandFlags):
             drills=tuple(sources.DrillSource(each) for each in drills),
             gc=tuple(sources.GcSource(each) for each in clusters),
         )
+
+    def limits(self) -> Limits:
+        """What needs attention. Raises `UsageError`."""
+        from tikv_br.serve.findings import AgeLimit, Limits
+
+        ages = []
+        for given in self.max_backup_age:
+            prefix, _, text = given.rpartition("=")
+            try:
+                ages.append(AgeLimit(shared.parse_duration(text), prefix))
+            except typer.BadParameter as error:
+                raise UsageError(
+                    f"--max-backup-age {given}: {error.message}", hint="Pass 30h or weekly/=8d, for example."
+                ) from None
+        return Limits(self.max_lag, tuple(ages))
 
     def _status_key(self) -> SecretText:
         from tikv_br.incremental.watch.address import read_key
@@ -137,13 +159,13 @@ def serve(flags: ServeFlags) -> None:
     from tikv_br.serve.access import check_access
 
     check_access(address, token)
-    sources = flags.sources()
+    sources, limits = flags.sources(), flags.limits()
     from tikv_br.serve.watcher import Watcher
     from tikv_br.serve.web import Site
 
     stop = threading.Event()
-    with signals_stop(stop, "") as received, Watcher(sources, flags.refresh, flags.max_lag) as watcher:
-        site = Site(watcher.overview, address, token)
+    with signals_stop(stop, "") as received, Watcher(sources, flags.refresh, limits) as watcher:
+        site = Site(watcher.overview, watcher.report, address, token)
         with listening(address, site.answer, "--listen", site.methods) as chosen:
             url = f"http://{chosen}/"
             if flags.out.is_json:

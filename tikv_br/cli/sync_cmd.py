@@ -87,7 +87,8 @@ def _follow_by_diff(flags: SyncFlags) -> None:
     from tikv_br.incremental.diff_mode import DiffMode
     from tikv_br.incremental.watch.status import PassTracker
 
-    stop, passes, out = threading.Event(), PassTracker(flags.state.name), flags.out
+    ends = ",".join(flags.cluster.config().pd), str(flags.sink.target())
+    stop, passes, out = threading.Event(), PassTracker(flags.state.name, *ends), flags.out
 
     def report(done: Pass) -> None:
         passes.record(done)
@@ -189,7 +190,8 @@ def follow_feed(out: Output, options: SyncOptions, status_flags: StatusFlags) ->
     from tikv_br.incremental.sync import sync
     from tikv_br.incremental.watch.status import FeedTracker
 
-    stop, running = threading.Event(), FeedTracker(options.changefeed_id)
+    ends = ",".join(options.source.pd), str(options.target)
+    stop, running = threading.Event(), FeedTracker(options.changefeed_id, *ends)
     to_stdout = isinstance(options.target, StdoutTarget)
     with (
         signals_stop(stop, SAVED, lambda: running.has_begun) as received,

@@ -13,7 +13,8 @@ from tikv_br.check.probe import CheckOptions, Status
 from tikv_br.check.run import check
 from tikv_br.cluster import timestamps
 from tikv_br.drill.context import DrillContext
-from tikv_br.drill.ledger import Creation, Kind, backup_path
+from tikv_br.drill.history import backup_path
+from tikv_br.drill.ledger import Creation, Kind
 from tikv_br.drill.targets import ClusterTarget
 from tikv_br.errors import BackupNotFound, ProbesFailed, UsageError
 from tikv_br.progress_events import Notice

@@ -15,6 +15,7 @@ from typing import Protocol
 from tikv_br.backup.run import abort_backup
 from tikv_br.backupset import records
 from tikv_br.cluster.config import ClusterConfig
+from tikv_br.drill.history import backup_path
 from tikv_br.errors import BackupDamaged, BackupPathInUse, DrillRemains, LeaseHeld, TikvBrError
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.checksum import Checksum
@@ -246,11 +247,6 @@ class BackupRemover:
         except BackupPathInUse:
             return
         open_store(place).sweep(deep=True)  # the drill made the folder itself
-
-
-def backup_path(drill: str) -> str:
-    """The folder of a drill's backup, below that of all backups."""
-    return f"drill-{drill}"
 
 
 def _name(drill: str) -> str:

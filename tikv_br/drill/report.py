@@ -14,8 +14,8 @@ from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.backupset.index import Index, IndexEntry
 from tikv_br.drill import backups
 from tikv_br.drill.context import DrillContext
-from tikv_br.drill.history import REPORTS, PastDrill, past_drill_of, sealed
-from tikv_br.drill.ledger import Creation, Kind, Ledger, backup_path
+from tikv_br.drill.history import REPORTS, PastDrill, backup_path, past_drill_of, sealed
+from tikv_br.drill.ledger import Creation, Kind, Ledger
 from tikv_br.drill.objectives import Goal, Measured, Objectives, judge
 from tikv_br.drill.point import ChosenPoint
 from tikv_br.errors import BackupNotFound

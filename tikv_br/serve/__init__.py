@@ -3,7 +3,10 @@
 Modules, in reading order:
 
 - `sources`: reads one place each: an index of backups, a log archive, a status page, reports of drills, PD
-- `overview`: the values that the page shows, made of what was read; pure
+- `model`: the values that the page shows
+- `findings`: what needs attention, and what to do about it; pure
+- `overview`: the values, made of what was read; pure
 - `watcher`: reads all sources again and again, in threads
+- `tiles`, `metrics`: the figures at the top of the page, and those for Prometheus
 - `web`: who may see it, paths, and the page; templates are in `pages`
 """

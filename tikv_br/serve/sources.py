@@ -19,7 +19,7 @@ from tikv_br.backup.merge import scanned_ts
 from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.backupset.index import Index, IndexEntry, ListedBackup
 from tikv_br.cluster.config import ClusterConfig, TlsFiles
-from tikv_br.drill.history import PastDrill, read_past_drills
+from tikv_br.drill.history import REPORTS, PastDrill, read_past_drills
 from tikv_br.errors import TikvBrError
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.ranges import KeyRange
@@ -55,6 +55,13 @@ class Source(Protocol[T_co]):
 
     def read(self) -> T_co:
         """What is there now. Raises `TikvBrError`."""
+
+
+class ReportSource(Source[tuple[PastDrill, ...]], Protocol):
+    """A place with reports of drills."""
+
+    def report(self, drill: str) -> bytes:
+        """The page of a drill. Raises `TikvBrError`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +166,9 @@ class Sync:
     """Seconds; None = there are no writes."""
     events_per_second: float
     written: int
+    source: str = ""
+    """The cluster that it follows; empty = the process does not say."""
+    sink: str = ""
 
 
 class StatusSource:
@@ -241,6 +251,8 @@ def _sync(value: Mapping[str, Any]) -> Sync:
         write_lag=write_lag,
         events_per_second=rate,
         written=written,
+        source=redact(str(value.get("source", ""))),
+        sink=redact(str(value.get("sink", ""))),
     )
 
 
@@ -265,6 +277,10 @@ class DrillSource:
     def read(self) -> tuple[PastDrill, ...]:
         """All drills, the oldest first."""
         return read_past_drills(open_store(self._home))
+
+    def report(self, drill: str) -> bytes:
+        """The page of a drill. Raises `StorageError`."""
+        return open_store(self._home).get(f"{REPORTS}/{drill}.html")
 
 
 class GcSource:

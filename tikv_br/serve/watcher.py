@@ -11,12 +11,13 @@ from types import TracebackType
 from typing import Any, Self
 
 from tikv_br.cancellation import Cancellation, TaskCancelled
-from tikv_br.drill.history import PastDrill
 from tikv_br.errors import TikvBrError
 from tikv_br.gc.status import GcReport
 from tikv_br.redaction import redact
-from tikv_br.serve.overview import Overview, State, States, find_windows, make_overview
-from tikv_br.serve.sources import Backups, Log, Source, Sync
+from tikv_br.serve.findings import Limits
+from tikv_br.serve.model import Overview, State, States
+from tikv_br.serve.overview import find_windows, make_overview
+from tikv_br.serve.sources import Backups, Log, ReportSource, Source, Sync
 
 log = logging.getLogger(__name__)
 JOIN_SECONDS = 2.0
@@ -30,7 +31,7 @@ class Sources:
     backups: tuple[Source[Backups], ...] = ()
     logs: tuple[Source[Log], ...] = ()
     syncs: tuple[Source[tuple[Sync, ...]], ...] = ()
-    drills: tuple[Source[tuple[PastDrill, ...]], ...] = ()
+    drills: tuple[ReportSource, ...] = ()
     gc: tuple[Source[GcReport], ...] = ()
 
     def by_section(self) -> Iterator[tuple[str, tuple[Source[Any], ...]]]:
@@ -47,14 +48,13 @@ class Sources:
 class Watcher:
     """The overview, kept up to date while the context is entered. Thread-safe."""
 
-    def __init__(self, sources: Sources, interval: float, max_lag: float) -> None:
-        """`interval`: seconds between two reads of a source; `max_lag`: of log archives, in seconds."""
-        self._interval, self._max_lag = interval, max_lag
+    def __init__(self, sources: Sources, interval: float, limits: Limits) -> None:
+        """`interval`: seconds between two reads of a source."""
+        self._sources, self._interval, self._limits = sources, interval, limits
         self._states = States(
             **{name: tuple(State(each.place) for each in group) for name, group in sources.by_section()}
         )
         self._windows = find_windows(self._states)
-        self._overview = make_overview(self._states, self._windows, max_lag)
         self._lock = threading.Lock()
         self._unread = {(name, at) for name, group in sources.by_section() for at in range(len(group))}
         self._all_read = threading.Event()
@@ -80,9 +80,18 @@ class Watcher:
             thread.join(max(until - time.monotonic(), 0.0))
 
     def overview(self, patience: float = 0.0) -> Overview:
-        """What was last read; waits at most `patience` seconds until each source was asked once."""
+        """What was last read, as old as it is now; waits at most `patience` seconds until each source was asked once."""
         self._all_read.wait(patience)
-        return self._overview
+        with self._lock:
+            states, windows = self._states, self._windows
+        return make_overview(states, windows, self._limits, time.time_ns() // 1_000_000)
+
+    def report(self, place: int, drill: str) -> bytes | None:
+        """The page of a drill of the place with this number; None for a drill that is not in the overview. Raises `TikvBrError`."""
+        known = self._states.drills[place].value if place < len(self._states.drills) else None
+        if drill not in {each.id for each in known or ()}:
+            return None
+        return self._sources.drills[place].report(drill)
 
     def _run(self, section: str, at: int, source: Source[Any]) -> None:
         with self._cancellation.active():
@@ -114,7 +123,6 @@ class Watcher:
             self._states = replace(self._states, **changes)
             if section in {"backups", "logs"}:
                 self._windows = find_windows(self._states)
-            self._overview = make_overview(self._states, self._windows, self._max_lag)
             self._unread.discard((section, at))
             if not self._unread:
                 self._all_read.set()

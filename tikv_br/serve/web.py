@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import hmac
 import json
+import re
 import secrets
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from http import HTTPStatus
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs, unquote, urlsplit
 
 from tikv_br.cluster.timestamps import physical_ms
 from tikv_br.drill.history import MAX_TREND, WHOLE_BACKUP, PastDrill
+from tikv_br.errors import TikvBrError
 from tikv_br.incremental.watch.address import Address
 from tikv_br.incremental.watch.web import HTML, JSON, READS, TEXT, HttpRequest, HttpResponse, is_bearer
+from tikv_br.redaction import redact
 from tikv_br.report import plot
-from tikv_br.report.facts import NONE, Verdict, day, figure, plain, utc
+from tikv_br.report.facts import NONE, day, figure, plain, utc
 from tikv_br.report.page import render_list
 from tikv_br.serve.access import is_local_name
-from tikv_br.serve.overview import Drills, Overview
+from tikv_br.serve.metrics import render_metrics
+from tikv_br.serve.model import Drills, Overview
+from tikv_br.serve.tiles import age, make_tiles
 from tikv_br.storage.crypter import SecretText
 
 PACKAGE = "tikv_br.serve"
@@ -28,7 +33,7 @@ PATIENCE = 2.0
 RELOAD_SECONDS = 60
 MAX_SHOWN, MAX_DRILLS = 100, 10
 """Backups of a storage, and drills of a place, on the page; the JSON has all."""
-VERDICTS = frozenset(map(str, Verdict))
+_DRILL = re.compile(r"/drills/([0-9]{1,4})/([^/]+)", re.ASCII)
 METHODS = (*READS, "POST")
 """With a token: the login is a POST."""
 CSS = "text/css; charset=utf-8"
@@ -39,7 +44,9 @@ HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
-NOT_FOUND = b"not found; paths: /, /api/overview.json, /healthz\n"
+REPORT_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; frame-ancestors 'none'; sandbox"
+"""Reports come from a storage that others can write to."""
+NOT_FOUND = b"not found; paths: /, /api/overview.json, /healthz, /metrics\n"
 TOKEN_REQUIRED = b"this path requires the token; pass the header: Authorization: Bearer TOKEN\n"
 FOREIGN_HOST = (
     b"the header Host names another machine; open this page as localhost or by its address, or set a token "
@@ -53,12 +60,16 @@ class Site:
     def __init__(
         self,
         overview: Callable[[float], Overview],
+        report: Callable[[int, str], bytes | None],
         address: Address,
         token: SecretText,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """`overview` gets the seconds that it may wait; `clock` returns seconds since the epoch."""
-        self._overview, self._token, self._clock = overview, token, clock
+        """`overview` gets the seconds that it may wait, `report` the number of a place and the id of a drill.
+
+        `clock` returns seconds since the epoch.
+        """
+        self._overview, self._report, self._token, self._clock = overview, report, token, clock
         # Cookies are not separated by port; a session ends with this process.
         self._cookie, self._session = f"tikv-br-serve-{address.port}", secrets.token_urlsafe(32)
         self._style = render_list(PACKAGE, "serve.css").encode()
@@ -80,18 +91,38 @@ class Site:
             return _reply(CSS, self._style)
         if url.path == "/healthz":
             return self._health(details=authorized)
-        return self._private(url.path, url.query) if authorized else _ask_for_token(url.path)
+        return self._private(url.path, url.query, request) if authorized else _ask_for_token(url.path)
 
-    def _private(self, path: str, query: str) -> HttpResponse:
+    def _private(self, path: str, query: str, request: HttpRequest) -> HttpResponse:
         match path:
             case "/":
-                return _reply(HTML, self._page(reload=query == "reload"))
+                return _reply(HTML, self._page(reload=query != "still"))
             case "/api/overview.json":
                 return _reply(JSON, self._json())
+            case "/metrics":
+                return self._metrics(request.header("Accept"))
             case "/login":
                 return _reply(TEXT, b"", HTTPStatus.SEE_OTHER, {"Location": "./"})
+            case _ if found := _DRILL.fullmatch(path):
+                return self._drill(int(found[1]), unquote(found[2]))
             case _:
                 return _reply(TEXT, NOT_FOUND, HTTPStatus.NOT_FOUND)
+
+    def _metrics(self, accept: str) -> HttpResponse:
+        try:
+            return _reply(*render_metrics(self._overview(PATIENCE), accept))
+        except TypeError:  # raised by the Prometheus client if the version is not a number
+            return _reply(TEXT, b"the header Accept asks for an unsupported version\n", HTTPStatus.BAD_REQUEST)
+
+    def _drill(self, place: int, drill: str) -> HttpResponse:
+        try:
+            page = self._report(place, drill)
+        except TikvBrError as error:
+            text = redact(f"cannot read the report: {error.message}\n{error.hint}\n")
+            return _reply(TEXT, text.encode("utf-8", "replace"), HTTPStatus.BAD_GATEWAY)
+        if page is None:
+            return _reply(TEXT, NOT_FOUND, HTTPStatus.NOT_FOUND)
+        return _reply(HTML, page, headers={"Content-Security-Policy": REPORT_POLICY})
 
     def _is_authorized(self, request: HttpRequest) -> bool:
         if not self._token or is_bearer(request.header("Authorization"), self._token):
@@ -132,12 +163,11 @@ class Site:
             physical_ms=physical_ms,
             moment=moment,
             sections=_sections(overview),
-            tiles=_tiles(overview, now_ms),
+            tiles=make_tiles(overview, now_ms),
             archives=[each for each in overview.archives if each.status],
             syncs=[each for page in overview.status_pages for each in page.syncs],
             trends=[_trends(each) for each in overview.drills],
             reload=RELOAD_SECONDS if reload else 0,
-            reload_seconds=RELOAD_SECONDS,
             most=MAX_SHOWN,
             most_drills=MAX_DRILLS,
         ).encode("utf-8", "replace")
@@ -168,18 +198,6 @@ def _cookies(header: str) -> list[tuple[str, str, str]]:
     return [(name, separator, value) for name, separator, value in parts]
 
 
-def age(seconds: float) -> str:
-    """A duration, as exact as its size is worth: ``8 s``, ``12 min``, ``5 h 03 min``, ``3 d 4 h``."""
-    if seconds < 0:
-        return f"-{age(-seconds)}"
-    minutes, hours, days = int(seconds // 60), int(seconds // 3600), int(seconds // 86400)
-    if days:
-        return f"{days} d {hours % 24} h" if days < 10 else f"{days} d"
-    if hours:
-        return f"{hours} h {minutes % 60:02d} min"
-    return f"{minutes} min" if minutes else f"{seconds:.0f} s"
-
-
 def moment(milliseconds: int) -> str:
     """A time of UTC, to the second; a dash for none, and for one that no clock shows."""
     try:
@@ -198,53 +216,6 @@ def _sections(overview: Overview) -> list[tuple[str, str]]:
         ("gc", "Garbage collection", overview.gc),
     )
     return [(anchor, title) for anchor, title, group in groups if group]
-
-
-@dataclass(frozen=True, slots=True)
-class Tile:
-    """A figure of the summary."""
-
-    name: str
-    value: str
-    more: str
-    verdict: str = ""
-    """A class of the style sheet."""
-
-
-def _tiles(overview: Overview, now_ms: int) -> list[Tile]:
-    """The most important figure of each section; none of a section that was not read."""
-    found = []
-    backups = [each for each in overview.backups if not each.removing]
-    if backups:
-        newest = max(backups, key=lambda each: each.finished_ms)
-        found.append(Tile("newest backup", f"{age((now_ms - newest.finished_ms) / 1000)} ago", newest.path))
-    ends = [(window.to_ms, window.log_id) for each in backups for window in each.windows if not window.problem]
-    if ends:
-        last, log = max(ends)
-        found.append(Tile("restorable up to", f"{age((now_ms - last) / 1000)} ago", f"with the log {log}"))
-    logs = [each.status for each in overview.archives if each.status]
-    if logs:
-        slowest = max(logs, key=lambda each: each.rpo_seconds)
-        found.append(Tile("greatest lag of a log", age(slowest.rpo_seconds), slowest.log_id))
-    lags = [
-        (each.checkpoint_lag, each.name)
-        for page in overview.status_pages
-        for each in page.syncs
-        if each.checkpoint_lag is not None
-    ]
-    if lags:
-        lag, name = max(lags)
-        found.append(Tile("greatest lag of a sync", figure(lag, "s"), name))
-    for last_drill in (each.drills[0] for each in overview.drills if each.drills):
-        verdict = last_drill.verdict if last_drill.verdict in VERDICTS else "bad"
-        since = f"{age((now_ms - last_drill.started_ms) / 1000)} ago"
-        found.append(Tile("last drill", last_drill.verdict, since, verdict))
-    found += [
-        Tile("GC safe point", f"{age(gc.lag)} old", gc.holder or "not held back")
-        for gc in overview.gc
-        if gc.lag is not None
-    ]
-    return found
 
 
 def _trends(drills: Drills) -> list[tuple[str, str, plot.Curve, list[str], list[str]]]:

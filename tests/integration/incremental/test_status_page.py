@@ -64,6 +64,7 @@ class Shown:
         self.page = page
         self.began = time.monotonic()
         self.lag = 3.0
+        self.ends = {"source": "10.0.0.1:2379", "sink": "tikv://10.2.0.1:2379"}
         self.others: list[NamedStatus] = []
         self._server = ExitStack()
 
@@ -79,7 +80,7 @@ class Shown:
 
     def found(self) -> list[NamedStatus]:
         """The sync ``steady``, which the page finds running, and the test's own ones."""
-        return [NamedStatus("steady", steady(self.began, self.lag)), *self.others]
+        return [NamedStatus("steady", steady(self.began, self.lag), **self.ends), *self.others]
 
     def end(self) -> None:
         """End the server."""
@@ -110,7 +111,16 @@ def test_figures_and_plots_are_those_of_the_sync(shown: Shown) -> None:
     page = shown.page
     shown.wait_for_plots()
     text = page.text()
-    for said in ("steady", "runs", "healthy", "3.0 s", "2.0 s", "2,000", "1.0 MiB + 2.0 MiB on disk"):
+    for said in (
+        "steady",
+        "runs",
+        "healthy",
+        "3.0 s",
+        "2.0 s",
+        "2,000",
+        "1.0 MiB + 2.0 MiB on disk",
+        "10.0.0.1:2379 → tikv://10.2.0.1:2379",
+    ):
         assert said in text
     assert "not_leader: 3, stalled: 1" in text
     assert "store 4 went away" in text
@@ -159,6 +169,22 @@ def test_a_reader_can_look_back(shown: Shown) -> None:
     page.point_at(1, 1)
     page.wait(f"{legend} !== {first!r} && document.querySelectorAll('.cursor').length === 0")
     assert page.complaints == []
+
+
+def test_a_lag_that_is_over_does_not_flatten_the_plot(shown: Shown) -> None:
+    """After a catch-up the axis fits the lag of the last minute, and says how high the curve was before."""
+    page = shown.page
+    shown.wait_for_plots()
+    page.value(
+        "(points => { const first = points.ms[0]; for (const field in points) points[field] = "
+        "[field === 'ms' ? first - 90000 : field.endsWith('lag') ? 7384 : 0, ...points[field]]; })(cards.get('steady').points)"
+    )
+    page.value("cards.get('steady').draw()")
+    page.wait("document.querySelector('svg .cut').textContent === 'cut off: up to 2 h 3 min before'")
+    end = page.value(VALUE_AT_END % "checkpoint_lag")
+    assert end["read"] == pytest.approx(end["told"], rel=0.05)
+    assert "7384" not in page.value("document.querySelector('svg').textContent")
+    assert page.value("document.querySelectorAll('svg .cut').length") == 1
 
 
 def test_trouble_is_told_as_it_comes_and_goes(shown: Shown) -> None:

@@ -14,7 +14,9 @@ from tikv_br.drill.history import PastDrill
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.gc.status import GcReport, ServiceReport, owner_of
-from tikv_br.serve.overview import Overview, State, States, find_windows, make_overview
+from tikv_br.serve.findings import Limits
+from tikv_br.serve.model import Overview, State, States
+from tikv_br.serve.overview import find_windows, make_overview
 from tikv_br.serve.sources import Backups, Baseline, Log, Sync
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import parse
@@ -165,8 +167,10 @@ def healthy() -> States:
             State(
                 "http://10.0.0.5:8300",
                 (
-                    Sync("east", "", "", 1.8, 0.7, 2204.0, 91_204_551),
-                    Sync("west", "", "", 2.4, None, 0.0, 12_204),
+                    Sync(
+                        "east", "", "", 1.8, 0.7, 2204.0, 91_204_551, "10.0.0.1:2379", "tikv://10.2.0.1:2379?keyspace=7"
+                    ),
+                    Sync("west", "", "", 2.4, None, 0.0, 12_204, "10.0.0.1:2379", "kafka://10.3.0.1:9092/users"),
                 ),
                 NOW_MS - 4_000,
             ),
@@ -190,10 +194,10 @@ def healthy() -> States:
     )
 
 
-def overview(states: States | None = None) -> Overview:
+def overview(states: States | None = None, limits: Limits | None = None) -> Overview:
     """The overview of states, by default of `healthy`."""
     states = healthy() if states is None else states
-    return make_overview(states, find_windows(states), 300.0)
+    return make_overview(states, find_windows(states), limits or Limits(), NOW_MS)
 
 
 def troubled() -> States:
@@ -208,7 +212,7 @@ def troubled() -> States:
     drills = good.drills[0].value or ()
     return States(
         backups=(
-            backups(entry("2026-09-21", 30.0), entry(f"{evil}/a", 31.0, engine=evil, parent=evil)),
+            backups(entry("2026-09-21", 30.5), entry(f"{evil}/a", 31.0, engine=evil, parent=evil)),
             broken,
         ),
         logs=(

@@ -23,9 +23,12 @@ from tests.unit.serve.samples import (
     troubled,
 )
 from tikv_br.archive.records import InexactPeriod, LogState
+from tikv_br.backupset.index import IndexEntry
 from tikv_br.cluster.timestamps import compose, physical_ms
 from tikv_br.formats.keys.ranges import KeyRange
-from tikv_br.serve.overview import State, States, Window, find_windows, make_overview
+from tikv_br.serve.findings import AgeLimit, Limits
+from tikv_br.serve.model import State, States, Window
+from tikv_br.serve.overview import find_windows
 from tikv_br.serve.sources import Backups, Baseline, Log
 
 
@@ -133,12 +136,13 @@ def test_findings() -> None:
     """Each thing that is wrong is named once, with its section."""
     found = [(each.section, each.text) for each in overview(troubled()).findings]
     assert [section for section, _ in found] == [
-        *("backups", "logs", "syncs", "drills"),
+        *("backups", "logs", "syncs", "drills", "backups"),
         *("logs", "logs", "logs", "syncs", "syncs", "syncs", "drills", "gc"),
     ]
     texts = " | ".join(text for _, text in found)
     for said in (
         "cannot read s3://other/full: s3://other/full denied access",
+        "the newest backup in s3://backups/full?endpoint=https://s3.example.com&region=eu-1 is more than 30 h old: 2026-09-21",
         "log late is 4,000 s behind, which is more than 300 s",
         "log gaps has no changes of keys a to b",
         "segments/1.json is missing",
@@ -170,7 +174,61 @@ def test_findings() -> None:
 )
 def test_when_something_is_found(states: States, count: int) -> None:
     """The limits; a paused log has no lag, only the last drill counts, and what was not read yet is no finding."""
-    assert len(make_overview(states, find_windows(states), 300.0).findings) == count
+    assert len(overview(states).findings) == count
+
+
+AGES = (AgeLimit(30 * 3600.0), AgeLimit(8 * 86400.0, "weekly/"), AgeLimit(3600.0, "s3://backups/full/hourly"))
+
+
+@pytest.mark.parametrize(
+    ("entries", "old"),
+    [
+        ([entry("a", 29.0)], []),
+        ([entry("a", 31.0)], [""]),
+        ([entry("a", 31.0), entry("drill-20260921T080000-abcdef", 6.0)], [""]),
+        ([entry("a", 31.0), entry("weekly/a", 2.0)], [""]),
+        ([entry("a", 2.0), entry("weekly/a", 31.0)], []),
+        ([entry("a", 2.0), entry("weekly/a", 200.0)], ["weekly/"]),
+        ([entry("a", 2.0), entry("hourly/a", 2.0)], ["s3://backups/full/hourly"]),
+    ],
+    ids=["new", "old", "a drill's is new", "weekly is new", "weekly may be older", "weekly is old", "a URL"],
+)
+def test_the_newest_backup_may_not_be_too_old(entries: list[IndexEntry], old: list[str]) -> None:
+    """Backups that a limit of their own is for do not make others look new, and neither do those of drills."""
+    names = {"weekly/": "weekly/", "s3://backups/full/hourly": "hourly/"}
+    ages = tuple(
+        each for each in AGES if not each.prefix or any(one.path.startswith(names[each.prefix]) for one in entries)
+    )
+    found = overview(States(backups=(backups(*entries),)), Limits(ages=ages))
+    assert [each.prefix for each in found.storages[0].newest if each.too_old] == old
+    assert [each.section for each in found.findings] == ["backups"] * len(old)
+    assert all("--max-backup-age" in each.advice for each in found.findings)
+
+
+def test_no_backup_at_all() -> None:
+    """A storage without a backup needs attention, unless any age will do; a backup of a drill is known by its report as well."""
+    empty = States(backups=(backups(),))
+    (finding,) = overview(empty).findings
+    assert finding.text.startswith("there is no backup in s3://backups/full")
+    assert overview(empty, Limits(ages=(AgeLimit(0.0),))).findings == ()
+    made = entry("by-hand", 1.0)
+    known = States(backups=(backups(made),), drills=(State("d", (drill(1, made_backup=made.id),)),))
+    assert [each.path for each in overview(known).storages[0].newest] == [""]
+    assert overview(known).backups[0].made_by_drill
+
+
+def test_gc_that_never_ran() -> None:
+    """It keeps everything for ever; a PD that was not read yet is no finding."""
+    (finding,) = overview(States(gc=(State("pd", replace(gc_report(), safe_point=0), NOW_MS),))).findings
+    assert finding.text.startswith("GC has never run in pd")
+    assert "tikv-br gc run" in finding.advice
+
+
+def test_each_finding_says_what_to_do() -> None:
+    """Also an error without a hint."""
+    found = overview(replace(troubled(), backups=(State("b", error="away"),))).findings
+    assert len(found) > 10
+    assert all(each.advice for each in found)
 
 
 def test_an_error_leaves_what_was_read_before() -> None:

@@ -26,6 +26,7 @@ from tikv_br.incremental.watch.address import Address
 from tikv_br.incremental.watch.server import serve
 from tikv_br.incremental.watch.status import NamedStatus
 from tikv_br.incremental.watch.web import HttpRequest, HttpResponse, listening
+from tikv_br.serve.findings import Limits
 from tikv_br.serve.sources import BackupSource, DrillSource, StatusSource, Sync
 from tikv_br.serve.watcher import Sources, Watcher
 from tikv_br.storage.crypter import SecretText
@@ -34,14 +35,16 @@ from tikv_br.storage.url import parse
 
 LOOPBACK = Address("127.0.0.1", 0)
 KEY = SecretText("a-key-of-the-test")
+NO_LIMITS = Limits(ages=())
 
 
 def test_the_status_of_syncs() -> None:
     """What the status page of a process reports, with its key; without it the error names the option."""
-    found = [NamedStatus("a", status(feed=WHOLE)), NamedStatus("b", None, error="password=hunter2 is wrong")]
+    ends = {"source": "10.0.0.1:2379", "sink": "tikv://10.2.0.1:2379"}
+    found = [NamedStatus("a", status(feed=WHOLE), **ends), NamedStatus("b", None, error="password=hunter2 is wrong")]
     with serve(LOOPBACK, lambda: found, key=KEY) as address:
         assert StatusSource(f"http://{address}", KEY).read() == (
-            Sync("a", "", "", 3.0, 0.7, 2000.0, 3000),
+            Sync("a", "", "", 3.0, 0.7, 2000.0, 3000, **ends),
             Sync("b", "password=*** is wrong", "", None, None, 0.0, 0),
         )
         for key in (SecretText(), SecretText("another")):
@@ -119,7 +122,10 @@ def test_reports_of_drills(tmp_path: Path) -> None:
     for number, (name, value) in enumerate(wrong):
         trend = [report["trend"][-1] | {"id": f"2027-{number}", name: value}]
         write(report | {"id": f"2027-{number}", "trend": trend})
-    assert [each.id for each in DrillSource(parse(str(tmp_path))).read()] == [passed(2).id, passed(3).id]
+    source = DrillSource(parse(str(tmp_path)))
+    assert [each.id for each in source.read()] == [passed(2).id, passed(3).id]
+    home.put(f"reports/{passed(2).id}.html", b"the page")
+    assert source.report(passed(2).id) == b"the page"
 
 
 def test_keys_of_the_backup_and_keys_restored(tmp_path: Path) -> None:
@@ -156,6 +162,10 @@ class Fake:
     def __init__(self, place: str, read: Callable[[], Any]) -> None:
         self.place, self.read = place, read
 
+    def report(self, drill: str) -> bytes:
+        """A page."""
+        return f"{self.place}: {drill}".encode()
+
 
 def test_one_source_does_not_hide_the_others() -> None:
     """One hangs, one fails, one breaks: the overview has the rest, and what is wrong with them; the end does not wait."""
@@ -177,7 +187,7 @@ def test_one_source_does_not_hide_the_others() -> None:
         syncs=(Fake("s", hang),),
         drills=(Fake("d", lambda: (drill(1),)), Fake("y", break_down)),
     )
-    with Watcher(sources, 3600.0, 300.0) as watcher:
+    with Watcher(sources, 3600.0, NO_LIMITS) as watcher:
         assert hangs.wait(60)
         eventually(lambda: sum(bool(each.source.read_ms) for each in shown(watcher)) == 3, 60)
         eventually(lambda: len(watcher.overview().findings) == 2, 60)
@@ -189,6 +199,10 @@ def test_one_source_does_not_hide_the_others() -> None:
         assert found.storages[1].source.hint == "Check account-key=***"
         assert found.drills[1].source.error == "unexpected ZeroDivisionError: by nothing"
         assert (found.status_pages[0].source.error, found.status_pages[0].source.read_ms) == ("", 0)
+        assert watcher.report(0, drill(1).id) == f"d: {drill(1).id}".encode()
+        assert [watcher.report(*given) for given in ((0, "../secret"), (1, drill(1).id), (9, drill(1).id))] == [
+            None
+        ] * 3
     assert not any(thread.is_alive() for thread in watcher._threads)
 
 
@@ -208,7 +222,7 @@ def test_what_was_read_stays_when_a_source_falls_silent() -> None:
             raise answers[-1]
         return answers[-1]
 
-    with Watcher(Sources(backups=(Fake("b", read),)), 0.01, 300.0) as watcher:
+    with Watcher(Sources(backups=(Fake("b", read),)), 0.01, NO_LIMITS) as watcher:
         first = watcher.overview(60.0).storages[0]
         assert [each.path for each in first.backups] == ["a"]
         answers.append(error)
@@ -218,7 +232,12 @@ def test_what_was_read_stays_when_a_source_falls_silent() -> None:
         eventually(
             lambda: (
                 watcher.overview().storages[0]
-                == replace(first, backups=(), source=watcher.overview().storages[0].source)
+                == replace(
+                    first,
+                    backups=(),
+                    newest=watcher.overview().storages[0].newest,
+                    source=watcher.overview().storages[0].source,
+                )
             ),
             60,
         )

@@ -4,28 +4,39 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from urllib.parse import urlencode
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
-from tests.unit.serve.samples import NOW_MS, backups, entry, healthy, overview, troubled
-from tikv_br.errors import UsageError
+from tests.unit.serve.samples import HOUR_MS, NOW_MS, backups, entry, gc_report, healthy, overview, troubled
+from tikv_br.errors import StorageUnreachable, UsageError
 from tikv_br.incremental.watch.address import Address
 from tikv_br.incremental.watch.web import HttpRequest, HttpResponse
 from tikv_br.serve.access import check_access, is_local_name, parse_status_url
-from tikv_br.serve.overview import Overview, States
-from tikv_br.serve.web import MAX_SHOWN, Site, age
+from tikv_br.serve.findings import AgeLimit, Limits
+from tikv_br.serve.model import Overview, State, States
+from tikv_br.serve.tiles import age
+from tikv_br.serve.web import MAX_SHOWN, Site
 from tikv_br.storage.crypter import SecretText
 
 TOKEN = SecretText("a-token-of-the-test")
 LOOPBACK = Address("127.0.0.1", 8390)
 
 
+def report(place: int, drill: str) -> bytes | None:
+    """The page of a drill."""
+    if drill == "gone":
+        raise StorageUnreachable("s3://x does not answer: secret_access_key=abc", hint="Check the network.")
+    return b"<style></style>" if (place, drill) == (0, "20260921T000000-abcdef") else None
+
+
 def site(found: Overview | None = None, token: SecretText | None = None) -> Site:
     """A site of an overview."""
     shown = overview() if found is None else found
-    return Site(lambda _patience: shown, LOOPBACK, token or SecretText(), clock=lambda: NOW_MS / 1000)
+    return Site(lambda _patience: shown, report, LOOPBACK, token or SecretText(), clock=lambda: NOW_MS / 1000)
 
 
 def ask(
@@ -93,7 +104,8 @@ def test_hostile_names_stay_text() -> None:
     assert "\u202e" not in text
     assert not [name for name, _ in page.attributes if name.startswith("on") or name == "style"]
     addresses = {value for name, value in page.attributes if name in {"href", "src", "action"}}
-    assert all(re.fullmatch(r"#[a-z]+|\./(\?reload)?|serve\.css|data:,|api/overview\.json", each) for each in addresses)
+    page_of_ours = r"#[a-z]+|\./(\?still)?|serve\.css|data:,|api/overview\.json|drills/0/[0-9A-Za-z%._-]+"
+    assert all(re.fullmatch(page_of_ours, each) for each in addresses)
 
 
 def test_an_empty_overview_is_a_page() -> None:
@@ -141,10 +153,74 @@ def test_the_json_has_the_same() -> None:
     assert found["gc"][0]["holder"] == "tikv-br-sync-east"
 
 
-def test_reload() -> None:
-    """Only if it is asked for."""
-    assert b'http-equiv="refresh"' not in ask(site()).body
-    assert b'<meta http-equiv="refresh" content="60">' in ask(site(), "/?reload").body
+def test_the_page_reloads_itself() -> None:
+    """Unless the reader has stopped it."""
+    assert b'<meta http-equiv="refresh" content="60">' in ask(site()).body
+    assert b'http-equiv="refresh"' not in ask(site(), "/?still").body
+
+
+def test_drills_link_to_their_reports() -> None:
+    """Each row; the page is shown without scripts, whatever a writer of the storage has put into it."""
+    links = [value for name, value in Elements(ask(site()).body).attributes if value.startswith("drills/")]
+    assert links[0] == "drills/0/20260921T000000-abcdef"
+    found = ask(site(), f"/{links[0]}")
+    assert (found.code, found.body) == (200, b"<style></style>")
+    policy = found.headers["Content-Security-Policy"]
+    assert policy.startswith("default-src 'none'; ")
+    assert policy.endswith("; sandbox")
+    assert "script-src" not in policy
+    for target in ("/drills/1/20260921T000000-abcdef", "/drills/0/..%2F..%2Fsecret", "/drills/0/", "/drills/x/y"):
+        assert ask(site(), target).code == 404
+    gone = ask(site(), "/drills/0/gone")
+    assert (gone.code, b"abc" in gone.body, b"Check the network." in gone.body) == (502, False, True)
+    assert ask(site(token=TOKEN), f"/{links[0]}").code == 401
+
+
+def test_a_sync_that_does_not_answer_is_not_green() -> None:
+    """Its last figures say that it ran; the page says that it does not answer, and the tile is red."""
+    good = healthy()
+    silent = replace(good, syncs=(replace(good.syncs[0], error="refused", hint="Start it."),))
+    page = ask(site(overview(silent))).body.decode()
+    assert "✓ runs" not in page
+    assert page.count("✗ does not answer") == 2
+    assert '<dt>syncs in trouble</dt><dd class="bad">1 of 1<small>http://10.0.0.5:8300' in page
+    assert "greatest lag of a sync" not in page
+    assert '<dd class="bad">' not in ask(site()).body.decode()
+
+
+def test_source_and_target_of_a_sync_are_named() -> None:
+    """From which cluster to which sink."""
+    text = " ".join(Elements(ask(site()).body).texts)
+    assert re.search(r"10\.0\.0\.1:2379 +→ +tikv://10\.2\.0\.1:2379\?keyspace=7", text)
+
+
+def test_tiles_of_what_needs_attention_are_red() -> None:
+    """The newest backup, and GC that never ran."""
+    never = State("10.0.0.1:2379", replace(gc_report(), safe_point=0), NOW_MS)
+    page = ask(site(overview(States(backups=(backups(entry("a", 31.0)),), gc=(never,))))).body.decode()
+    assert '<dd class="bad">1 d 7 h ago<small>a; allowed: 1 d 6 h</small>' in page
+    assert '<dd class="bad">never ran<small>10.0.0.1:2379</small>' in page
+
+
+def test_metrics() -> None:
+    """The newest backup of each limit, the limit, and the number of findings by section."""
+    ages = (AgeLimit(3600.0, "2026"), AgeLimit(0.0, "none/"))
+    text = ask(site(overview(limits=Limits(ages=ages))), "/metrics").body.decode()
+    found = {
+        (each.name, *sorted(each.labels.values(), reverse=True)): each.value
+        for family in text_string_to_metric_families(text)
+        for each in family.samples
+    }
+    place = "s3://backups/full?endpoint=https://s3.example.com&region=eu-1"
+    assert found["tikv_br_backup_newest_timestamp_seconds", place, "2026"] == (NOW_MS - 2.2 * HOUR_MS) / 1000
+    assert found["tikv_br_backup_newest_timestamp_seconds", place, "none/"] == 0
+    assert {key: value for key, value in found.items() if key[0] == "tikv_br_backup_max_age_seconds"} == {
+        ("tikv_br_backup_max_age_seconds", place, "2026"): 3600
+    }
+    sections = ("backups", "logs", "syncs", "drills", "gc")
+    assert [found["tikv_br_serve_findings", each] for each in sections] == [1, 0, 0, 0, 0]
+    assert ask(site(token=TOKEN), "/metrics").code == 401
+    assert ask(site(), "/metrics", accept="application/openmetrics-text; version=x").code == 400
 
 
 @pytest.mark.parametrize("target", ["/", "/api/overview.json", "/healthz", "/serve.css", "/nowhere", "/login"])

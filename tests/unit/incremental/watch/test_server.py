@@ -63,11 +63,18 @@ def client() -> Iterator[Client]:
 
 def test_status_is_exact(client: Client) -> None:
     """The JSON contains every figure, 64-bit timestamps included, and why a sync is unhealthy."""
-    client.found.append(NamedStatus("b", None))
+    ends = {"source": "10.0.0.1:2379", "sink": "tikv://10.2.0.1:2379"}
+    client.found[:] = [replace(GOOD, source=ends["source"], sink=ends["sink"]), NamedStatus("b", None)]
     answer = client.json("/status")
     assert answer["syncs"] == [
-        {"name": "a", "trouble": "", "degraded": "", "status": json.loads(json.dumps(asdict(status(feed=WHOLE))))},
-        {"name": "b", "trouble": "has not started yet", "degraded": "", "status": None},
+        {
+            "name": "a",
+            **ends,
+            "trouble": "",
+            "degraded": "",
+            "status": json.loads(json.dumps(asdict(status(feed=WHOLE)))),
+        },
+        {"name": "b", "source": "", "sink": "", "trouble": "has not started yet", "degraded": "", "status": None},
     ]
     assert (answer["healthy"], answer["degraded"], answer["max_lag"]) == (False, False, 300.0)
 

@@ -1,0 +1,167 @@
+"""What needs attention, and what to do about it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from tikv_br.archive.maintenance import LogStatus
+from tikv_br.archive.records import LogState
+from tikv_br.serve.model import Backup, Drills, Finding, Gc, Newest, Overview, Source
+from tikv_br.serve.sources import Sync
+
+GC_LIMIT = 86400.0
+"""Age of the GC safe point, in seconds, that is worth a look: the default of ``gc status --warn``."""
+MAX_LAG = 300.0
+MAX_BACKUP_AGE = 30 * 3600.0
+"""Of nightly backups, as in the alerts."""
+
+
+@dataclass(frozen=True, slots=True)
+class AgeLimit:
+    """How old the newest backup may be."""
+
+    seconds: float
+    """0 = any age."""
+    prefix: str = ""
+    """Of the paths or URLs of the backups that it is for; empty = all that no other limit is for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Above which something needs attention."""
+
+    max_lag: float = MAX_LAG
+    """Seconds, of log archives."""
+    ages: tuple[AgeLimit, ...] = (AgeLimit(MAX_BACKUP_AGE),)
+
+
+def newest_backups(place: str, backups: Sequence[Backup], limits: Limits, now_ms: int) -> tuple[Newest, ...]:
+    """The newest backup of a storage for each limit that is for it. Drills' backups, and those being removed, do not count."""
+    counted = [each for each in backups if not (each.made_by_drill or each.removing)]
+    root = place.partition("?")[0].rstrip("/")
+    prefixes = tuple(each.prefix for each in limits.ages if each.prefix)
+    found = []
+    for limit in limits.ages or (AgeLimit(0),):
+        if limit.prefix:
+            if not _can_be_in(limit.prefix, root):
+                continue
+            mine = [each for each in counted if _is_below(each, limit.prefix)]
+        else:
+            mine = [each for each in counted if not any(_is_below(each, prefix) for prefix in prefixes)]
+            if counted and not mine:
+                continue
+        newest = max(mine, key=lambda each: each.finished_ms, default=None)
+        path, finished_ms = ("", 0) if newest is None else (newest.path, newest.finished_ms)
+        too_old = 0 < limit.seconds < (now_ms - finished_ms) / 1000
+        found.append(Newest(place, limit.prefix, path, finished_ms, limit.seconds, too_old))
+    return tuple(found)
+
+
+def _can_be_in(prefix: str, root: str) -> bool:
+    """Whether backups below a root can have this prefix: paths below any, URLs below their own."""
+    is_url = "://" in prefix or prefix.startswith("/")
+    return not is_url or f"{root}/".startswith(prefix) or prefix.startswith(f"{root}/")
+
+
+def _is_below(backup: Backup, prefix: str) -> bool:
+    return backup.path.startswith(prefix) or backup.url.partition("?")[0].startswith(prefix)
+
+
+def find_problems(shown: Overview, limits: Limits) -> Iterator[Finding]:
+    """Everything that needs attention: first what cannot be read."""
+    groups: tuple[tuple[str, Sequence[HasSource]], ...] = (
+        ("backups", shown.storages),
+        ("logs", shown.archives),
+        ("syncs", shown.status_pages),
+        ("drills", shown.drills),
+        ("gc", shown.gc),
+    )
+    for section, group in groups:
+        for each in group:
+            if each.source.error:
+                yield Finding(
+                    f"cannot read {each.source.place}: {each.source.error}", section, each.source.hint or RETRY
+                )
+    for newest in (newest for storage in shown.storages for newest in storage.newest if newest.too_old):
+        yield _old_backup(newest)
+    for status in (each.status for each in shown.archives if each.status):
+        yield from log_findings(status, limits.max_lag)
+    for page in shown.status_pages:
+        yield from (_sync_finding(each, page.source.place) for each in page.syncs if each.trouble or each.degraded)
+    for drills in shown.drills:
+        yield from _drill_findings(drills)
+    for gc in shown.gc:
+        yield from _gc_findings(gc)
+
+
+RETRY = "It is read again by itself. Run `tikv-br serve` with --log-level debug to log the cause."
+
+
+class HasSource(Protocol):
+    """A part of the overview that comes from a source."""
+
+    @property
+    def source(self) -> Source:
+        """Where it comes from."""
+
+
+def _old_backup(newest: Newest) -> Finding:
+    where = f"{newest.storage}, prefix {newest.prefix}" if newest.prefix else newest.storage
+    text = f"the newest backup in {where} is more than {newest.max_age / 3600:g} h old: {newest.path}"
+    if not newest.path:
+        text = f"there is no backup in {where}"
+    return Finding(
+        text,
+        "backups",
+        "Check the job that makes backups and its log. If backups may be older, pass a longer --max-backup-age.",
+    )
+
+
+def log_findings(status: LogStatus, max_lag: float) -> Iterator[Finding]:
+    """What is wrong with a log archive."""
+    name = status.log_id
+    for gap in status.gaps:
+        text = f"log {name} has no changes of {gap}"
+        yield Finding(text, "logs", "Times in the gap cannot be restored. Make a new backup.")
+    for damage in status.damage:
+        text = f"log {name}: {damage}"
+        yield Finding(
+            text, "logs", "Run `tikv-br log status --level data` to see what is affected, and make a new backup."
+        )
+    if status.state is LogState.ACTIVE and status.rpo_seconds > max_lag:
+        text = f"log {name} is {status.rpo_seconds:,.0f} s behind, which is more than {max_lag:g} s"
+        yield Finding(
+            text,
+            "logs",
+            "Check that `tikv-br log start` runs. If it does not, start the same command again: it resumes.",
+        )
+
+
+def _sync_finding(sync: Sync, place: str) -> Finding:
+    if sync.trouble:
+        return Finding(f"{sync.name}: {sync.trouble}", "syncs", f"See {place} and the log of that process.")
+    return Finding(
+        f"{sync.name} is degraded: {sync.degraded}", "syncs", f"It may recover by itself. If not, see {place}."
+    )
+
+
+_OUTCOMES = {"missed": "missed an objective", "failed": "failed", "interrupted": "was interrupted"}
+
+
+def _drill_findings(drills: Drills) -> Iterator[Finding]:
+    if drills.drills and drills.drills[0].verdict != "passed":
+        verdict = drills.drills[0].verdict
+        text = f"the last drill {_OUTCOMES.get(verdict, verdict)}"
+        yield Finding(text, "drills", "Read its report: the first row of the table links to it.")
+
+
+def _gc_findings(gc: Gc) -> Iterator[Finding]:
+    if gc.never_ran:
+        text = f"GC has never run in {gc.source.place}: old versions and deleted rows are kept for ever"
+        yield Finding(text, "gc", "Start `tikv-br gc run`, unless the cluster has API V1, which has no versions.")
+    elif gc.lag is not None and gc.lag > GC_LIMIT:
+        reason = f"{gc.holder} holds it back" if gc.holder else "no GC worker advances it"
+        advice = "Check whether that service still runs and is needed." if gc.holder else "Start `tikv-br gc run`."
+        yield Finding(f"the GC safe point is {gc.lag / 3600:,.0f} h old: {reason}", "gc", advice)

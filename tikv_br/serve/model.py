@@ -1,0 +1,203 @@
+"""What the page and ``/api/overview.json`` show: their fields are those of the JSON."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from tikv_br.archive.maintenance import LogStatus
+from tikv_br.drill.history import PastDrill
+from tikv_br.gc.status import GcReport
+from tikv_br.serve.sources import Backups, Log, Sync
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class State(Generic[T]):
+    """What is known of a source."""
+
+    place: str
+    value: T | None = None
+    """What was last read; None = nothing yet."""
+    read_ms: int = 0
+    """When, in milliseconds since the epoch; 0 = never."""
+    error: str = ""
+    """Why the last attempt failed; `value` is then that of an earlier one."""
+    hint: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class States:
+    """What is known of all sources."""
+
+    backups: tuple[State[Backups], ...] = ()
+    logs: tuple[State[Log], ...] = ()
+    syncs: tuple[State[tuple[Sync, ...]], ...] = ()
+    drills: tuple[State[tuple[PastDrill, ...]], ...] = ()
+    gc: tuple[State[GcReport], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where a part of the overview comes from."""
+
+    place: str
+    read_ms: int
+    """When it was last read, in milliseconds since the epoch; 0 = never."""
+    error: str
+    """Why the last attempt to read it failed; the values are then those of an earlier one."""
+    hint: str
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """The times that can be restored from a backup and a log archive."""
+
+    log_id: str
+    log: str
+    """URL of the archive."""
+    from_ts: int
+    to_ts: int
+    from_ms: int
+    to_ms: int
+    problem: str
+    """Why there is none; the times are then 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class Backup:
+    """A backup. Times are milliseconds since the epoch, sizes bytes."""
+
+    id: str
+    path: str
+    url: str
+    parent: str
+    """URL of the backup that it continues; empty = it is a full one."""
+    depth: int
+    """How many backups of this storage its chain has before it."""
+    engine: str
+    api_version: str
+    cluster_id: int
+    backup_ts: int
+    """0 = none."""
+    finished_ms: int
+    total_kvs: int
+    total_bytes: int
+    backup_size: int
+    files: int
+    encryption: str
+    pinned: bool
+    removing: bool
+    made_by_drill: bool
+    """It does not count as a backup: its drill may remove it."""
+    windows: tuple[Window, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Newest:
+    """The newest backup of a storage, or of those of its backups that one limit is for."""
+
+    storage: str
+    prefix: str
+    """Of paths or URLs; empty = all that have no limit of their own."""
+    path: str
+    """Empty = there is none."""
+    finished_ms: int
+    """0 = there is none."""
+    max_age: float
+    """Seconds; 0 = any age will do."""
+    too_old: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """The backups of one storage: chain after chain, the newest first; each from its full backup on."""
+
+    source: Source
+    backups: tuple[Backup, ...]
+    newest: tuple[Newest, ...]
+    """One for each limit of ages; none before the storage was read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Archive:
+    """A log archive."""
+
+    source: Source
+    status: LogStatus | None
+
+
+@dataclass(frozen=True, slots=True)
+class StatusPage:
+    """The syncs of one process."""
+
+    source: Source
+    syncs: tuple[Sync, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Drills:
+    """The drills of one place, the newest first."""
+
+    source: Source
+    drills: tuple[PastDrill, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GcService:
+    """A service safe point."""
+
+    service: str
+    owner: str
+    safe_point: int
+    lag: float
+    ttl: float | None
+    """Seconds until it expires; None = never."""
+    holds_gc: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Gc:
+    """Garbage collection of a cluster."""
+
+    source: Source
+    safe_point: int
+    """0 = GC has never run, or nothing was read."""
+    never_ran: bool
+    lag: float | None
+    """Age of the safe point in seconds."""
+    holder: str
+    """The service that GC waits for; empty = none."""
+    held_seconds: float
+    services: tuple[GcService, ...]
+    """The oldest safe point first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something that needs attention."""
+
+    text: str
+    section: str
+    """Of the page."""
+    advice: str
+    """What to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Overview:
+    """All that is shown."""
+
+    version: str
+    storages: tuple[Storage, ...]
+    archives: tuple[Archive, ...]
+    status_pages: tuple[StatusPage, ...]
+    drills: tuple[Drills, ...]
+    gc: tuple[Gc, ...]
+    findings: tuple[Finding, ...]
+
+    @property
+    def backups(self) -> tuple[Backup, ...]:
+        """Of all storages."""
+        return tuple(each for storage in self.storages for each in storage.backups)
