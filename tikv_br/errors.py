@@ -49,6 +49,7 @@ The tree (indentation = inheritance; the number is the exit code)::
         DamageNotFound               63   a drill damaged a copy of a backup, and it was not detected
         HandOverNotRefused           64   a drill advanced GC past a backup, and a sync was not refused
         CutOverFailed                65   the cut-over of a drill failed
+        NothingMatched               66   the requested range, prefix or keyspace has no row
       SyncError
         SyncFenced                   70   another process has taken over this sync
         SyncStateMismatch            71   the state belongs to another sync
@@ -123,6 +124,7 @@ __all__ = [
     "LeaseHeld",
     "LeaseLost",
     "LogDamaged",
+    "NothingMatched",
     "ObjectivesMissed",
     "OutputClosed",
     "OutputFailed",
@@ -527,6 +529,13 @@ class CutOverFailed(FoundSomething):
 
     exit_code = 65
     default_hint = "Check the lag of a sync from this source; docs/monitoring.md describes what it depends on."
+
+
+class NothingMatched(FoundSomething):
+    """The requested range, prefix or keyspace has no row: nothing was written."""
+
+    exit_code = 66
+    default_hint = "Check the bounds, the keyspace and the cluster. If there is to be no row, pass --allow-empty."
 
 
 class HandOverNotRefused(FoundSomething):

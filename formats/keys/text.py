@@ -59,6 +59,11 @@ def show_key(key: bytes, form: str = "hex") -> str:
     return text if len(key) <= SHOWN_BYTES else f"{text}… ({len(key):,} bytes)"
 
 
+def show_both(key: bytes) -> str:
+    """A key as messages show the bounds of a range: as text and in hex, cut. Empty for an empty key."""
+    return f'"{show_key(key, "escaped")}" (hex:{show_key(key)})' if key else ""
+
+
 def _cut(text: str) -> str:
     """A key that does not parse, as messages quote it."""
     return f"{text!a}" if len(text) <= 2 * SHOWN_BYTES else f"{text[: 2 * SHOWN_BYTES]!a}… ({len(text):,} characters)"

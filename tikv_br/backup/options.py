@@ -106,6 +106,8 @@ class BackupOptions:
     no_resume: bool = False
     """Whether to remove an unfinished run at the path instead of resuming it."""
     dry_run: bool = False
+    allow_empty: bool = False
+    """Whether explicit ranges or keyspaces may have no row."""
 
     def check(self) -> None:
         """Raise `UsageError` for options that are invalid for every cluster."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from tikv_br.backup.options import BackupOptions
-from tikv_br.backupset.coverage import codec_of
-from tikv_br.cluster.cluster import Cluster
+from tikv_br.backupset.coverage import codec_of, describe_ranges, nothing_matched
+from tikv_br.cluster.cluster import Cluster, first_rpc_key
 from tikv_br.cluster.rawkv import RawClient
 from tikv_br.cluster.regions import RegionColumns
 from tikv_br.errors import ConversionUnsupported, UsageError
@@ -15,6 +15,7 @@ from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.errors import DamagedBytes, UnsupportedFormat
 from tikv_br.formats.keys.codec import MAX_KEYSPACE, PREFIX_SIZE, RAW_MODE, RAW_MODE_END, KeyCodec
 from tikv_br.formats.keys.ranges import KeyRange
+from tikv_br.progress_events import Notice, Reporter, silent
 
 MIB = 1 << 20
 SMALLEST_TASK = 16 * MIB
@@ -90,6 +91,24 @@ def source_ranges(options: BackupOptions, cluster: Cluster, target: ApiVersion) 
     codecs = [KeyCodec(cluster.api_version, keyspace) for keyspace in keyspaces]
     ranges = options.ranges or ((b"", b""),)
     return tuple(sorted(KeyRange(*codec.rpc_range(*each)) for codec in codecs for each in ranges))
+
+
+def require_rows(
+    options: BackupOptions, cluster: Cluster, spans: Sequence[KeyRange], reporter: Reporter = silent
+) -> None:
+    """Raise `NothingMatched` if no row is in explicit ranges or keyspaces, and report those that are empty."""
+    if options.allow_empty or not (options.ranges or set(options.keyspaces) - {ALL}):
+        return
+
+    def is_empty(span: KeyRange) -> bool:
+        keyspace = codec_of(cluster.api_version, span).keyspace_id
+        return first_rpc_key(cluster, keyspace, span.start, span.end) is None
+
+    empty = [span for span in spans if is_empty(span)]
+    if len(empty) == len(spans):
+        raise nothing_matched("the cluster", cluster.api_version, spans)
+    if empty:
+        reporter(Notice(f"the cluster has no row {describe_ranges(cluster.api_version, empty)}"))
 
 
 def keyspaces_of(api_version: ApiVersion, ranges: tuple[KeyRange, ...]) -> tuple[int, ...]:

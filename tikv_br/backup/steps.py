@@ -14,7 +14,7 @@ from tikv_br.backup.context import BackupContext, choose_engine
 from tikv_br.backup.convert import CONVERTED_TS, Conversion
 from tikv_br.backup.options import BackupOptions, Loss, require_conversion
 from tikv_br.backup.path import describe
-from tikv_br.backup.plan import source_ranges
+from tikv_br.backup.plan import require_rows, source_ranges
 from tikv_br.backupset import coverage, index, layout, ledger
 from tikv_br.backupset.ledger import LedgerEntry
 from tikv_br.cluster import safepoint, versions
@@ -86,6 +86,7 @@ def backup_steps(options: BackupOptions) -> list[Step[BackupContext]]:
         FunctionStep("connect", connect),
         FunctionStep("check the cluster", check_cluster),
         FunctionStep("check the storage", path.check_storage),
+        FunctionStep("look for rows", look_for_rows),
     ]
     find, plan = (
         FunctionStep("look for a resumable backup", path.find_resumable_backup),
@@ -149,6 +150,11 @@ def check_cluster(context: BackupContext) -> None:
         )
     if context.engine.name == "store" and options.storage.crypter.encrypts and options.cluster.tls.ca is None:
         context.reporter(Notice(KEY_IN_CLEAR))
+
+
+def look_for_rows(context: BackupContext) -> None:
+    """Refuse explicit ranges and keyspaces without a row. Raises `NothingMatched`."""
+    require_rows(context.options, context.cluster, context.source_ranges, context.reporter)
 
 
 def set_backup_ts(context: BackupContext) -> None:

@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from tikv_br.errors import BackupUnsupported, CoverageError
+from tikv_br.errors import BackupUnsupported, CoverageError, NothingMatched
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.codec import PREFIX_SIZE, KeyCodec
-from tikv_br.formats.keys.ranges import KeyRange, gaps
+from tikv_br.formats.keys.ranges import KeyRange, gaps, user_range
+from tikv_br.formats.keys.text import show_both
+
+RANGES_SHOWN = 3
+"""Ranges that a message names."""
 
 
 def codec_of(api_version: ApiVersion, span: KeyRange) -> KeyCodec:
@@ -19,6 +23,23 @@ def codec_of(api_version: ApiVersion, span: KeyRange) -> KeyCodec:
     if not KeyRange(*codec.rpc_range(b"", b"")).contains(span):
         raise BackupUnsupported(f"{span} spans more than one keyspace")
     return codec
+
+
+def nothing_matched(place: str, api_version: ApiVersion, spans: Sequence[KeyRange]) -> NothingMatched:
+    """The error for RPC ranges without a row: it shows their user keys as text and in hex."""
+    return NothingMatched(f"{place} has no row {describe_ranges(api_version, spans)}")
+
+
+def describe_ranges(api_version: ApiVersion, spans: Sequence[KeyRange]) -> str:
+    """The first RPC ranges for messages, by user keys as text and in hex."""
+    texts = []
+    for span in spans[:RANGES_SHOWN]:
+        codec = codec_of(api_version, span)
+        start, end = map(show_both, user_range(codec, span))
+        where = f" in keyspace {codec.keyspace_id}" if codec.is_v2 else ""
+        texts.append(f"from {start or 'the start'} to {end or 'the end'}{where}")
+    more = len(spans) - len(texts)
+    return ", ".join([*texts, f"and {more:,} more ranges"] if more else texts)
 
 
 def require_coverage(wanted: Sequence[KeyRange], parts: Iterable[KeyRange]) -> None:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from tikv_br.backupset.backup_set import BackupSet
+from tikv_br.backupset.coverage import codec_of
 from tikv_br.backupset.files import FileEntry, FileKind, verify_file_identity
 from tikv_br.errors import BackupDamaged, BackupUnsupported, UsageError
 from tikv_br.formats.errors import FormatError, UnsupportedFormat
 from tikv_br.formats.keys.codec import DATA_PREFIX, PREFIX_SIZE, KeyCodec
-from tikv_br.formats.keys.ranges import KeyRange, user_range
+from tikv_br.formats.keys.ranges import KeyRange, intersection, user_range
 from tikv_br.formats.sst import RandomAccess, Table
 from tikv_br.formats.sst.table import first_row_from
 from tikv_br.formats.values import StoredValue, decode_value
@@ -63,6 +64,20 @@ def _sst_records(source: RandomAccess, codec: KeyCodec, start: bytes, end: bytes
         wanted = within(from_storage(rows, codec), start, end)
         if wanted.num_rows:
             yield wanted
+
+
+def has_rows(backup: BackupSet, spans: Sequence[KeyRange]) -> bool:
+    """Whether a backup has a row, expired or not, in RPC ranges. Reads files only if none lies in a range as a whole."""
+    wanted = [
+        (file, part)
+        for file in backup.files
+        for span in spans
+        if file.total_kvs and not (part := intersection(file.key_range, span)).is_empty
+    ]
+    if any(part == file.key_range for file, part in wanted):
+        return True
+    codecs = ((file, part, codec_of(backup.api_version, file.key_range)) for file, part in wanted)
+    return any(True for file, part, codec in codecs for _ in read_rows(backup.store, file, codec, part))
 
 
 @contextlib.contextmanager

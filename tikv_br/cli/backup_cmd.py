@@ -81,6 +81,7 @@ class RawBackupFlags(shared.BackupFlags):
         metavar="START:END",
     )
     keyspaces: list[str] | None = KEYSPACES()
+    allow_empty: bool = shared.ALLOW_EMPTY()
     compression: Literal["zstd", "lz4", "snappy", "none"] = COMPRESSION()
     compression_level: int = COMPRESSION_LEVEL()
     file_bytes: int = flag(

@@ -45,6 +45,7 @@ class DiffFlags(shared.BackupFlags):
     storage: str = shared.storage(shared.ONE_BACKUP, default="")
     storage_flags: shared.StorageFlags
     range: shared.RangeFlags
+    allow_empty: bool = shared.ALLOW_EMPTY()
     keys: int = flag(20, "Maximum number of differing keys to list; all are counted.", limits=(0, shared.MAX_COUNT))
     exact: bool = flag(
         False, "Compare every row instead of checksums, which can miss the same change to an even number of rows."

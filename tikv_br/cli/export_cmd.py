@@ -46,6 +46,7 @@ class ExportFlags(shared.BackupFlags):
     key_form: KeyForm = flag(
         KeyForm.HEX, "Format of the keys in --start, --end and --range: raw, hex, or escaped.", "--key-format"
     )
+    allow_empty: bool = shared.ALLOW_EMPTY()
     assume_no_ttl: bool = flag(
         False,
         "Assume that no key has a TTL: skip one RawGetKeyTTL request per key, and leave out the column expire_ts.",

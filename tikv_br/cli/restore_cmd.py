@@ -115,6 +115,7 @@ class RestoreFlags(shared.BackupFlags):
         "Restore into a range that contains data (default: refuse). Keys that are not in the backup are kept.",
         command_line=True,
     )
+    allow_empty: bool = shared.ALLOW_EMPTY()
     allow_followers: bool = shared.ALLOW_FOLLOWERS()
     rate_limit: int = shared.RATE_LIMIT()
     send_credentials: bool = shared.SEND_CREDENTIALS()

@@ -256,6 +256,9 @@ END = partial(flag, "", "End of the range (exclusive; empty: no bound).", metava
 RAW_FORM = partial(flag, KeyForm.RAW, FORMAT, "--format")
 VALUE_FORM = partial(flag, None, "Format of the value.", "--value-format", show_default="as --format")
 KEYSPACE = partial(flag, "", "Keyspace, by id or name (API V2; default: 0).", shared=True, metavar="ID|NAME")
+ALLOW_EMPTY = partial(
+    flag, False, "Succeed if a requested range, keyspace or prefix has no row (default: exit code 66)."
+)
 ALLOW_FOLLOWERS = partial(
     flag,
     False,

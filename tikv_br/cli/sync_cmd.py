@@ -125,7 +125,7 @@ def _diff_options(flags: SyncFlags) -> DiffModeOptions:
     b = ClusterChoice(ClusterConfig(pd=target.pd, tls=tls, skip_version_check=skip), target.keyspace)
     concurrency = flags.sink.sink_concurrency
     return DiffModeOptions(
-        DiffOptions(a, b, *flags.range.bounds(), keys=0, executor="driver", concurrency=concurrency),
+        DiffOptions(a, b, *flags.range.bounds(), keys=0, allow_empty=True, executor="driver", concurrency=concurrency),
         target.check,
         flags.diff.interval,
         flags.diff.exact_every,

@@ -40,6 +40,8 @@ class DiffOptions:
     end: bytes = b""
     keys: int = 20
     """Maximum number of different keys to list; all are counted."""
+    allow_empty: bool = False
+    """Whether an explicit range or keyspace may have no row on either side."""
     exact: bool = False
     """Compare all rows. Checksums miss identical changes in an even number of rows."""
     executor: str = "auto"
@@ -48,6 +50,11 @@ class DiffOptions:
     spark_settings: SparkSettings = NO_SETTINGS
     concurrency: int | None = None
     """Number of concurrent tasks; None = the executor's default."""
+
+    @property
+    def has_choice(self) -> bool:
+        """Whether a range or a keyspace was asked for."""
+        return bool(self.start or self.end or self.a.keyspace or self.b.keyspace)
 
     @property
     def where(self) -> ExecutorOptions:

@@ -7,13 +7,14 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from tikv_br.backupset.backup_set import BackupSet
+from tikv_br.backupset.coverage import describe_ranges
 from tikv_br.cluster.cluster import ClusterPool
 from tikv_br.diff import places
 from tikv_br.diff.options import BackupChoice, DiffOptions
 from tikv_br.diff.places import BackupPlace, ClusterPlace, Unit, find_backup, find_cluster
 from tikv_br.diff.task import DiffJob, RepairJob, compare_units, repair_ranges, repairs
 from tikv_br.diff.values import DifferentRange, KeyDifference, Meter, Report
-from tikv_br.errors import UsageError
+from tikv_br.errors import NothingMatched, UsageError
 from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.progress_events import Notice, Reporter, silent
 from tikv_br.spark.executor import run_tasks
@@ -92,6 +93,14 @@ def compare(context: DiffContext) -> None:
     )
 
 
+def look_for_rows(context: DiffContext) -> None:
+    """Refuse an explicit range or keyspace of which no side has a row. Raises `NothingMatched`."""
+    options, found = context.options, context.found
+    if options.has_choice and not options.allow_empty and not found.rows + found.counts.total + found.counts.expiring:
+        span = KeyRange(*context.a.codec.rpc_range(options.start, options.end))
+        raise NothingMatched(f"neither side has a row {describe_ranges(context.a.api_version, [span])}")
+
+
 def repair_differences(context: DiffContext) -> None:
     """Write the differences."""
     context.repaired = Report()
@@ -110,6 +119,7 @@ COMPARISON = (
     FunctionStep("read both sides", find_sides),
     FunctionStep("plan the ranges", plan_ranges),
     FunctionStep("compare", compare),
+    FunctionStep("look for rows", look_for_rows),
 )
 """The steps of a comparison, which writes nothing."""
 REPAIR = (FunctionStep("repair B", repair_differences),)

@@ -159,4 +159,6 @@ def _restore(
     context: DrillContext, start: bytes = b"", end: bytes = b"", restamp: Restamp = Restamp.AUTO
 ) -> RestoreSummary:
     options = context.destination.restore_options(context.location, context.restore_state)
-    return restore(replace(options, start=start, end=end, restamp=restamp), ownership_reporter(context))
+    return restore(
+        replace(options, start=start, end=end, restamp=restamp, allow_empty=True), ownership_reporter(context)
+    )

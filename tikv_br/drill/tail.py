@@ -262,7 +262,7 @@ def diff_options(plan: TailPlan, followed: FollowedRange) -> DiffOptions:
     """A comparison of the source with the target."""
     source = ClusterChoice(plan.source, str(followed.keyspace))
     target = ClusterChoice(plan.target, str(followed.target_keyspace))
-    return DiffOptions(source, target, followed.start, followed.end, executor="driver")
+    return DiffOptions(source, target, followed.start, followed.end, allow_empty=True, executor="driver")
 
 
 def _sync_options(plan: TailPlan, followed: FollowedRange, name: str) -> SyncOptions:

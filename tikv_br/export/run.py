@@ -11,13 +11,13 @@ from functools import partial
 from tikv_br import __version__, run_id
 from tikv_br.backup.context import Engine
 from tikv_br.backup.merge import MergeSources, plan_by_sizes, sizes_by_key
-from tikv_br.backup.plan import Interval, source_ranges, task_bytes
+from tikv_br.backup.plan import Interval, require_rows, source_ranges, task_bytes
 from tikv_br.backup.run_tasks import plan_by_regions
 from tikv_br.backupset import layout, lease, records
 from tikv_br.backupset.backup_set import BackupSet
-from tikv_br.backupset.coverage import codec_of
+from tikv_br.backupset.coverage import codec_of, nothing_matched
 from tikv_br.backupset.files import FileEntry
-from tikv_br.backupset.rows import keyspaces_of
+from tikv_br.backupset.rows import has_rows, keyspaces_of
 from tikv_br.cancellation import clean_up
 from tikv_br.cluster.cluster import ClusterPool
 from tikv_br.cluster.rate_limit import RateLimit
@@ -205,6 +205,17 @@ def check_files(context: ExportContext) -> None:
             check.result()
 
 
+def look_for_rows(context: ExportContext) -> None:
+    """Refuse explicit ranges and keyspaces without a row. Raises `NothingMatched`."""
+    read, sources = context.options.read, context.sources
+    if sources is None:
+        require_rows(read, context.clusters.get(read.cluster), context.ranges, context.reporter)
+        return
+    explicit = bool(read.ranges or read.keyspaces)
+    if explicit and not read.allow_empty and not any(has_rows(each, context.ranges) for each in sources.backups):
+        raise nothing_matched("the backup", context.source.codec.api_version, context.ranges)
+
+
 def make_plan(context: ExportContext) -> None:
     """Divide the ranges into tasks of about equal size: at regions, or at files of the backup."""
     slots = context.engine.slots
@@ -351,6 +362,7 @@ EXPORT = (
     FunctionStep("open the source", open_source),
     FunctionStep("check the destination", check_destination),
     FunctionStep("check the files", check_files),
+    FunctionStep("look for rows", look_for_rows),
     FunctionStep("plan", make_plan),
     FunctionStep("acquire the export lock", acquire_lock, release_lock),
     FunctionStep("export", copy, remove_parts),

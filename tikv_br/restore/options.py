@@ -69,6 +69,8 @@ class RestoreOptions:
     checksum: bool = True
     """Whether to compare the cluster's checksums with the backup's afterwards."""
     allow_overwrite: bool = False
+    allow_empty: bool = False
+    """Whether the backup may have no row in an explicit range, keyspace or prefix."""
     allow_followers: bool = False
     """Whether to ingest although followers of the cluster do not learn of it, such as TiKV-CDC."""
     command: str = "restore raw"

@@ -21,8 +21,9 @@ from tikv_br.backupset.compare import (
     BackupComparison,
     check_same_encoding,
 )
-from tikv_br.backupset.coverage import codec_of
+from tikv_br.backupset.coverage import codec_of, nothing_matched
 from tikv_br.backupset.files import FileKind
+from tikv_br.backupset.rows import has_rows
 from tikv_br.cluster import timestamps, versions
 from tikv_br.cluster.cluster import first_rpc_key
 from tikv_br.cluster.import_mode import DownloadLimit
@@ -326,6 +327,7 @@ def restore_steps(options: RestoreOptions) -> list[Step[RestoreContext]]:
         *([] if options.dry_run else [FunctionStep("clean up after an interrupted restore", clean_up_interrupted)]),
         FunctionStep("check the target", check_target_beside_files),
         FunctionStep("check every file", check_files),
+        FunctionStep("look for rows", look_for_rows),
     ]
     changes = [
         FunctionStep(FIRST_CHANGE, while_locked(save_checkpoint)),
@@ -458,6 +460,15 @@ def check_files(context: RestoreContext) -> None:
     context.facts = context.inspection.result()
     if took_longer:
         check_target(context)
+
+
+def look_for_rows(context: RestoreContext) -> None:
+    """Refuse an explicit range, keyspace or prefix of which the backup has no row. Raises `NothingMatched`."""
+    options, backup = context.options, context.backup
+    explicit = options.start or options.end or options.keyspace is not None or options.rewrite_prefix != (b"", b"")
+    spans = [each.span for each in context.wanted]
+    if explicit and not options.allow_empty and not has_rows(backup, spans):
+        raise nothing_matched("the backup", backup.api_version, spans)
 
 
 def check_timestamps(context: RestoreContext) -> None:

@@ -23,12 +23,13 @@ from tikv_br.errors import (
     CoverageError,
     Interrupted,
     LeaseHeld,
+    NothingMatched,
     SafePointError,
     TikvBrError,
     UsageError,
 )
 from tikv_br.formats.api_version import ApiVersion
-from tikv_br.progress_events import Event, StepFinished, StepStarted
+from tikv_br.progress_events import Event, Notice, StepFinished, StepStarted
 from tikv_br.storage.open import open_store
 
 V1, V2 = ApiVersion.V1, ApiVersion.V2
@@ -191,9 +192,24 @@ def test_a_dry_run_writes_nothing_anywhere(v2: LiveCluster, options: Options) ->
     assert not Path(wanted.storage.path).exists()
 
 
-def test_an_empty_cluster_makes_an_empty_backup(v2: LiveCluster, options: Options) -> None:
+@pytest.mark.parametrize("dry_run", [False, True])
+def test_a_range_or_keyspace_without_a_row_is_refused(v2: LiveCluster, options: Options, dry_run: bool) -> None:
+    """The bounds are shown as text and in hex, and nothing is written; ranges beside one that has rows are reported only."""
+    wanted = options(v2, ranges=((b"nokey\0", b"nokey\1"),), gc_ttl=0, dry_run=dry_run)
+    with pytest.raises(NothingMatched) as raised:
+        backup(wanted)
+    assert r'no row from "nokey\x00" (hex:6e6f6b657900) to "nokey\x01" (hex:6e6f6b657901)' in raised.value.message
+    with pytest.raises(NothingMatched, match="keyspace 77"):
+        backup(options(v2, keyspaces=("77",), dry_run=dry_run))
+    assert not Path(wanted.storage.path).exists()
+    notices: list[Event] = []
+    backup(options(v2, ranges=((b"", b"nokey"), (b"nokey", b"nokez")), gc_ttl=0, dry_run=dry_run), notices.append)
+    assert any(isinstance(event, Notice) and "(hex:6e6f6b6579)" in event.message for event in notices)
+
+
+def test_an_empty_keyspace_makes_an_empty_backup_if_that_is_allowed(v2: LiveCluster, options: Options) -> None:
     """No rows, no files, yet a backup that covers the range."""
-    wanted = options(v2, keyspaces=("77",), gc_ttl=0)
+    wanted = options(v2, keyspaces=("77",), gc_ttl=0, allow_empty=True)
     summary = backup(wanted).summary
     kept = BackupSet.open(open_store(wanted.storage))
     assert (summary.total_kvs, summary.files, kept.files) == (0, 0, ())

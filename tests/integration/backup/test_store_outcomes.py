@@ -71,7 +71,7 @@ def test_what_stores_wrote_comes_back(
 
 def test_an_empty_keyspace_leaves_no_folder(clusters: Clusters, options: Options) -> None:
     """The stores are asked, answer without files, and the backup covers the range."""
-    wanted = options(clusters(V2), engine="store", keyspaces=("77",), gc_ttl=0)
+    wanted = options(clusters(V2), engine="store", keyspaces=("77",), gc_ttl=0, allow_empty=True)
     assert backup(wanted).summary.files == 0
     assert BackupSet.open(open_store(wanted.storage)).files == ()
     assert not (Path(wanted.storage.path) / "sst").exists()

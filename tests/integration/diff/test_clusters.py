@@ -13,7 +13,7 @@ from tests.support.live_cluster import LiveCluster, contents
 from tikv_br.diff.options import ClusterChoice, DiffOptions
 from tikv_br.diff.run import diff, repair
 from tikv_br.diff.values import Kind
-from tikv_br.errors import ConversionUnsupported, UsageError
+from tikv_br.errors import ConversionUnsupported, NothingMatched, UsageError
 
 PAIRS = [
     ("v1-a", "v1-b"),
@@ -118,6 +118,9 @@ def test_ranges_and_limits(clusters: Clusters) -> None:
     part = diff(asked(a, b, start=lost[10], end=lost[20]))
     assert [difference.key for difference in part.keys] == lost[10:20]
     assert diff(asked(a, b, start=b"row002")).keys == []
+    with pytest.raises(NothingMatched, match=r'neither side has a row from "nokey" \(hex:6e6f6b6579\)'):
+        diff(asked(a, b, start=b"nokey", end=b"nokez"))
+    assert diff(asked(a, b, start=b"nokey", end=b"nokez", allow_empty=True)).summary.rows == 0
 
 
 @pytest.mark.parametrize(("one", "other"), [("v1-a", "v1-b"), ("v1-a", "v2-b")])

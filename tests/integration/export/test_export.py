@@ -27,7 +27,7 @@ from tests.support.waiting import eventually
 from tikv_br.backup import plan
 from tikv_br.backup.options import BackupOptions
 from tikv_br.backup.run import backup
-from tikv_br.errors import CrypterMismatch, LeaseHeld, StorageConflict, UsageError
+from tikv_br.errors import CrypterMismatch, LeaseHeld, NothingMatched, StorageConflict, UsageError
 from tikv_br.export.options import ExportOptions
 from tikv_br.export.run import ExportSummary, export
 from tikv_br.formats.api_version import ApiVersion
@@ -247,6 +247,19 @@ def test_destination_with_something_is_refused(loaded: Sources, tmp_path: Path) 
     assert pairs(read_text(place, "hex")) == {key: ROWS[key] for key in (b"row00010", b"row00011")}
     assert not list(place.glob("*.parquet"))
     assert first.files > 1
+
+
+def test_ranges_without_a_row_are_refused(loaded: Sources, tmp_path: Path) -> None:
+    """Of a cluster and of a backup; an earlier export stays, and --allow-empty writes an empty one."""
+    live, place = loaded(V1).live, tmp_path / "out"
+    first = exported(live, place, format="jsonl")
+    copied = parse(str(tmp_path / "backup"))
+    backup(BackupOptions(live.config, copied, executor="driver"))
+    for source in (None, copied):
+        with pytest.raises(NothingMatched, match="hex:6e6f"):
+            exported(live, place, overwrite=True, backup=source, ranges=((b"no", b"np"),))
+    assert len(pairs(read_text(place, "hex"))) == first.total_kvs
+    assert exported(live, tmp_path / "none", allow_empty=True, ranges=((b"no", b"np"),)).total_kvs == 0
 
 
 def test_failure_leaves_nothing(loaded: Sources, tmp_path: Path) -> None:

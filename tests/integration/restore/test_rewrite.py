@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fastcrc import crc64
@@ -18,7 +19,7 @@ from tests.integration.restore.restores import break_off, restore_golden
 from tests.support.live_cluster import LiveCluster, live_cluster
 from tikv_br.backup.options import BackupOptions
 from tikv_br.backup.run import backup
-from tikv_br.errors import ChecksumMismatch, TargetNotEmpty, UsageError
+from tikv_br.errors import ChecksumMismatch, NothingMatched, TargetNotEmpty, UsageError
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.codec import KeyCodec
 from tikv_br.progress_events import StepStarted
@@ -111,6 +112,24 @@ def test_a_prefix_becomes_another(source: StorageLocation, live: LiveCluster, nu
     assert rows_of(live, number) == wanted
     assert summary.verified
     assert summary.total_kvs == len(wanted) > 0
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [
+        {"rewrite_prefix": (b"nokey-", b"nokey+")},
+        {"start": b"nokey-", "end": b"nokey."},
+        {"start": b"row00010a", "end": b"row00010b"},
+    ],
+)
+def test_a_part_of_a_backup_without_a_row_is_refused(
+    source: StorageLocation, live: LiveCluster, choice: dict[str, Any]
+) -> None:
+    """Before anything changes, also in a dry run; also if the range lies inside a file."""
+    for dry_run in (True, False):
+        with pytest.raises(NothingMatched, match="the backup has no row from"):
+            run(live, source, to_keyspace="210", dry_run=dry_run, **choice)
+    assert run(live, source, to_keyspace="210", allow_empty=True, **choice).total_kvs == 0
 
 
 def test_what_stores_cannot_rewrite_can_be_put(source: StorageLocation, live: LiveCluster) -> None:
