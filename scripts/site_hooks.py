@@ -15,7 +15,9 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
+from scripts.generate_man import pages
 from tikv_br.cli.command import leaves
+from tikv_br.cli.help import records
 from tikv_br.cli.main import app
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -41,6 +43,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for example in sorted((ROOT / "examples").glob("*.py")):
         files.append(File.generated(config, f"examples/{example.name}", abs_src_path=str(example)))
     files.append(File.generated(config, "cli.md", content="\n".join(_commands())))
+    for name, text in pages():
+        files.append(File.generated(config, f"man/{name}", content=text))
     return files
 
 
@@ -67,19 +71,18 @@ def on_page_markdown(markdown: str, page: Page, files: Files, **_: object) -> st
 
 def _commands() -> Iterator[str]:
     yield "# Commands\n"
-    yield "Every command with its options, as `--help` shows them. Each option can also be set by its variable or in a"
-    yield "[config file](configuration.md).\n"
+    yield "Every command with its options, as `--help-all` shows them. Each option can also be set by its variable or in a"
+    yield "[config file](configuration.md). The same as man pages: `scripts/generate_man.py DIR`, or `man/tikv-br.1` and so on below the"
+    yield "address of this site.\n"
     for path, command in leaves(typer.main.get_command(app)):
         if command.hidden:
             continue
         context = command.context_class(command, info_name=f"tikv-br {' '.join(path)}")
         yield f"## {context.info_name}\n"
         yield f"{_escaped(command.help or '')}\n"
-        records = (each.get_help_record(context) for each in command.get_params(context))
         rows = [
-            f"| `{record[0].replace('|', chr(92) + '|')}` | {_cell(record[1])} |"
-            for record in records
-            if record is not None
+            f"| `{names.replace('|', chr(92) + '|')}` | {_cell(text)} |"
+            for _, names, text in records(command, context, everything=True)
         ]
         yield "\n".join(["| option | |", "|---|---|", *rows, ""])
 

@@ -315,7 +315,7 @@ def test_what_cannot_be_meant_is_refused_and_leaves_no_report(drills: Drills, fl
 
 def test_no_flag_is_without_a_test(capsys: pytest.CaptureFixture[str]) -> None:
     """Whoever adds one to ``drill run`` uses it here."""
-    assert tikv_br(["drill", "run", "--help"]) == 0
+    assert tikv_br(["drill", "run", "--help-all"]) == 0
     flags = set(re.findall(r"^  (?:-\w, )?(--[\w.-]+)", capsys.readouterr().out, re.MULTILINE))
     assert {"--tail", "--storage", "--s3.ca"} <= flags
     text = Path(__file__).read_text(encoding="utf-8")

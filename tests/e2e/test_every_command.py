@@ -40,7 +40,15 @@ for path, _command in leaves(typer.main.get_command(main.app)):
 with open(sys.argv[1], "w") as file:
     json.dump(answers, file)
 """
-BARE = (["drill", "list"], ["playground", "list"], ["config", "show"], ["config", "check"], ["version"])
+BARE = (
+    ["drill", "list"],
+    ["playground", "list"],
+    ["config", "show"],
+    ["config", "init"],
+    ["config", "check"],
+    ["help"],
+    ["version"],
+)
 """Commands that need no flag."""
 
 
@@ -50,7 +58,8 @@ def test_every_command_answers_bare_or_misused(terminal: bool, tmp_path: Path) -
     """Each exits with a documented code and one short message, help exits with 0, and no error is unexpected."""
     answers = tmp_path / "answers.json"
     command = [sys.executable, "-c", SCRIPT, str(answers)]
-    nowhere = environment(TIKV_BR_PD="127.0.0.1:1", XDG_STATE_HOME=str(tmp_path), HOME=str(tmp_path))
+    own = {name: str(tmp_path) for name in ("XDG_STATE_HOME", "XDG_CONFIG_HOME", "HOME")}
+    nowhere = environment(TIKV_BR_PD="127.0.0.1:1", **own)
     parent, child = pty.openpty()
     streams = child if terminal else subprocess.DEVNULL
     try:

@@ -9,7 +9,7 @@ To add a command, write in a module here::
         age: float = flag("1h", "Maximum age of the newest backup.", kind=TIME)
 
 
-    @command(app, "log status")
+    @command(app, "log status", example="tikv-br log status --age 2h")
     def status(flags: StatusFlags) -> None: ...
 
 and add the module to `main.Commands.table` if the first word is new. ``flags.fill(Options)`` copies flags to options of the same name.
@@ -19,6 +19,7 @@ Modules, in reading order:
 
 - main: the entry point, the table of commands, errors and exit codes
 - command: how a command is declared, and imported only when it runs
+- help: groups of options, and which of them only ``--help-all`` shows; help_cmd: ``help``
 - shared: flags that commands share; durations, sizes, rates and secrets
 - settings: the config file
 - output: results as text or JSON lines; keys, sizes, durations and tables as text

@@ -35,7 +35,7 @@ class ListFlags(shared.IndexFlags):
     )
 
 
-@command(list_app, "list")
+@command(list_app, "list", example="tikv-br list --storage s3://backups")
 def list_backups(flags: ListFlags) -> None:
     """List the backups below a URL."""
     problems = _rebuild(flags) if flags.rebuild else ()
@@ -116,7 +116,7 @@ class IdFlags(shared.IndexFlags):
     )
 
 
-@command(pin_app, "pin")
+@command(pin_app, "pin", example="tikv-br pin --storage s3://backups 20260502")
 def pin(flags: IdFlags) -> None:
     """Protect a backup from prune."""
     entry = flags.index.find(flags.backup_id).entry
@@ -124,7 +124,7 @@ def pin(flags: IdFlags) -> None:
     flags.out.result("pin", {"id": entry.id, "path": entry.path, "pinned": True}, f"{entry.id} is pinned")
 
 
-@command(unpin_app, "unpin")
+@command(unpin_app, "unpin", example="tikv-br unpin --storage s3://backups 20260502")
 def unpin(flags: IdFlags) -> None:
     """Allow prune to remove a pinned backup again."""
     entry = flags.index.find(flags.backup_id).entry
@@ -253,7 +253,7 @@ class AbortFlags(shared.BackupFlags):
     )
 
 
-@command(abort_app, "abort")
+@command(abort_app, "abort", example="tikv-br abort --storage s3://backups/monday")
 def abort(flags: AbortFlags) -> None:
     """Remove an unfinished backup. Fails if the backup is complete."""
     from tikv_br.backup.run import abort_backup
@@ -276,7 +276,7 @@ class UnlockFlags(shared.BackupFlags):
     force: bool = flag(False, "Also remove the lock of a live run. That run then fails.", command_line=True)
 
 
-@command(unlock_app, "unlock")
+@command(unlock_app, "unlock", example="tikv-br unlock --storage s3://backups/monday")
 def unlock(flags: UnlockFlags) -> None:
     """Remove the lock that a dead run left in a backup, and show its owner."""
     from tikv_br.backupset.lease import break_lease

@@ -173,7 +173,7 @@ def create(flags: CreateFlags) -> None:
         _show(flags.out, group.store.snapshot(), info.id)
 
 
-@command(app, "changefeed list")
+@command(app, "changefeed list", example="tikv-br changefeed list --pd 10.0.0.1:2379")
 def list_changefeeds(flags: GroupFlags) -> None:
     """List the changefeeds of a cluster."""
     with flags.group() as group:
@@ -185,7 +185,7 @@ def list_changefeeds(flags: GroupFlags) -> None:
     check_sound(state, *state.damaged)
 
 
-@command(app, "changefeed query")
+@command(app, "changefeed query", example="tikv-br changefeed query east --pd 10.0.0.1:2379")
 def query(flags: ChangefeedFlags) -> None:
     """Show a changefeed and the status of its sub-spans. Exit code 76 if its sink lacks rows that no change feed delivers."""
     with flags.group() as group:
@@ -199,7 +199,7 @@ def query(flags: ChangefeedFlags) -> None:
         )
 
 
-@command(app, "changefeed pause")
+@command(app, "changefeed pause", example="tikv-br changefeed pause east --pd 10.0.0.1:2379")
 def pause(flags: ChangefeedFlags) -> None:
     """Pause a changefeed. GC waits for it for at most its --gc-ttl; resume it before that."""
     with flags.group() as group:
@@ -207,7 +207,7 @@ def pause(flags: ChangefeedFlags) -> None:
         _show(flags.out, group.store.snapshot(), flags.changefeed_id)
 
 
-@command(app, "changefeed resume")
+@command(app, "changefeed resume", example="tikv-br changefeed resume east --pd 10.0.0.1:2379")
 def resume(flags: ChangefeedFlags) -> None:
     """Resume a paused or failed changefeed from its checkpoint."""
     with flags.group() as group:
@@ -257,7 +257,7 @@ def check_applies(changes: Collection[str], sink: str) -> None:
         )
 
 
-@command(app, "changefeed update")
+@command(app, "changefeed update", example="tikv-br changefeed update east --pd 10.0.0.1:2379 --sink-concurrency 8")
 def update(flags: UpdateFlags) -> None:
     """Change the settings of a paused or failed changefeed."""
     changes = flags.changes()
@@ -294,7 +294,7 @@ class RemoveFlags(ChangefeedFlags):
     wait: float = flag("2m", "Maximum time to wait for captures to stop.", kind=shared.TIME)
 
 
-@command(app, "changefeed remove")
+@command(app, "changefeed remove", example="tikv-br changefeed remove east --pd 10.0.0.1:2379")
 def remove(flags: RemoveFlags) -> None:
     """Stop and delete a changefeed, its checkpoint and its safe point."""
     with flags.group() as group:
@@ -398,7 +398,7 @@ def capture() -> None:
     """Run and list captures, the processes that run changefeeds."""
 
 
-@command(capture_app, "capture start")
+@command(capture_app, "capture start", example="tikv-br capture start --pd 10.0.0.1:2379 --status-addr 8391")
 def start_capture(flags: CaptureFlags) -> None:
     """Run a capture until stopped; others then take over its work."""
     from tikv_br.incremental.group.model import MAX_LEASE_SECONDS
@@ -427,7 +427,7 @@ def start_capture(flags: CaptureFlags) -> None:
         raise received[0]
 
 
-@command(capture_app, "capture list")
+@command(capture_app, "capture list", example="tikv-br capture list --pd 10.0.0.1:2379")
 def list_captures(flags: GroupFlags) -> None:
     """List the captures of a cluster."""
     with flags.group() as group:
@@ -457,7 +457,7 @@ def processor() -> None:
     """Show which capture runs which part of each changefeed."""
 
 
-@command(processor_app, "processor list")
+@command(processor_app, "processor list", example="tikv-br processor list --pd 10.0.0.1:2379")
 def list_processors(flags: GroupFlags) -> None:
     """List sub-spans and the capture that runs each."""
     with flags.group() as group:

@@ -42,7 +42,7 @@ class CheckFlags(shared.CommandFlags):
     nagios: bool = flag(False, "Print one line for Nagios; exit code 0 OK, 1 warning, 2 critical, 3 unknown.")
 
 
-@command(app, "check")
+@command(app, "check", example="tikv-br check --pd 10.0.0.1:2379 --storage s3://backups")
 def check_all(flags: CheckFlags) -> None:
     """Run preflight checks on the cluster, the storage and this machine."""
     with _unknown_in_one_line(flags.nagios):

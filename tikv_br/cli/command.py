@@ -20,10 +20,14 @@ import typer
 import typer.main
 from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
 
+from tikv_br.cli import help as help_text
+
 CommandPath = tuple[str, ...]
 """The words that call a command, without the program name."""
-OLD_SPELLINGS = frozenset({"--confirm", "--gcttl", "--start-key", "--end-key"})
-"""Spellings of flags that work, with their variables and config keys, but that help does not show."""
+LEADING = "flags before the command"
+"""Their place in a context's ``meta``."""
+GLOBAL_FLAGS = ("--output", "--config", "--log-level", "--log-file", "--log-format", "--quiet", "-q")
+"""Flags of every command, which may also stand before it; all but the last two take a value."""
 REQUIRED: Any = dataclasses.MISSING
 """The default of a flag that must be set."""
 _DECLARATION = "declaration"
@@ -76,7 +80,10 @@ class _Declaration:
             owner = () if shared or self.scope == "shared" else path
             own = [variable(owner, each[2:].split("/")[0]) for each in names if each.startswith("--")]
             variables = None if self.scope == "command line" else own if len(own) > 1 else own[0]
-            info = self.make(*names, envvar=variables, **self.attributes)
+            word = names[0].split("/")[0][2:]
+            hidden = not self.attributes["help"] or help_text.is_advanced(path, word)
+            shown = {"rich_help_panel": help_text.panel_of(word), "hidden": hidden}
+            info = self.make(*names, envvar=variables, **shown, **self.attributes)
         default = inspect.Parameter.empty if self.default is REQUIRED else self.default
         return inspect.Parameter(
             parameter_name(name, prefix),
@@ -239,36 +246,46 @@ def variable(path: CommandPath, name: str) -> str:
 
 
 class Command(TyperCommand):
-    """A command with a plain usage line, and without old spellings in its help."""
+    """A command with a plain usage line, and options in groups."""
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:  # noqa: ANN401, ARG002 - public Typer has no name for the type
         """``[OPTIONS] [ID] KEY``: placeholders have the brackets that they need."""
         return ["[OPTIONS]", *(str(each.metavar) for each in self.params if isinstance(each, TyperArgument))]
 
-    def format_options(self, ctx: Any, formatter: Any) -> None:  # noqa: ANN401 - public Typer has no names for the types
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401
+        """Take the flags that stood before the command, too."""
+        return super().parse_args(ctx, [*ctx.meta.get(LEADING, ()), *args])
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:  # noqa: ANN401
         """List the flags."""
-        self._hide_old_spellings()
-        super().format_options(ctx, formatter)
+        help_text.write_options(self, ctx, formatter)
 
     def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:  # noqa: ANN401
-        """Offer flags and values."""
-        self._hide_old_spellings()
-        return super().shell_complete(ctx, incomplete)
-
-    def _hide_old_spellings(self) -> None:
+        """Offer all flags but removed ones, in their present spelling, and values."""
         for each in self.params:
             if isinstance(each, TyperOption):
-                each.opts = [name for name in each.opts if name not in OLD_SPELLINGS]
-                each.envvar = each.envvar[0] if isinstance(each.envvar, list) else each.envvar
+                each.hidden = not each.help
+                each.opts = [name for name in each.opts if name not in help_text.OLD_SPELLINGS]
+        return super().shell_complete(ctx, incomplete)
+
+
+def split_leading(arguments: list[str]) -> tuple[list[str], list[str]]:
+    """The flags that stand before the command, with their values, and the rest."""
+    count = 0
+    while count < len(arguments) and arguments[count].split("=")[0] in GLOBAL_FLAGS:
+        takes_value = arguments[count] in GLOBAL_FLAGS[:-2]  # `--output=json` has it
+        count += 2 if takes_value else 1
+    return arguments[:count], arguments[count:]
 
 
 @dataclass(frozen=True, slots=True)
 class LazyCommand:
-    """A command that is not imported yet: `app` of `module` is its Typer app, `help` its line in the list of commands."""
+    """A command that is not imported yet: `app` of `module` is its Typer app, `help` its line in the list of commands, in the group `panel`."""
 
     module: str
     help: str
     app: str = "app"
+    panel: str = ""
 
     def load(self, name: str) -> TyperCommand | TyperGroup:
         """Import the module and build its command."""
@@ -287,7 +304,23 @@ class LazyGroup(TyperGroup):
     def __init__(self, **attributes: Any) -> None:  # noqa: ANN401 - handed through to Typer
         super().__init__(**attributes)
         for name, lazy in self.table.items():
-            self.add_command(TyperCommand(name=name, help=lazy.help), name)
+            self.add_command(TyperCommand(name=name, help=lazy.help, rich_help_panel=lazy.panel), name)
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401
+        """Keep the flags that stand before the command for the command, and note whether all help is asked for."""
+        ctx.meta[LEADING], rest = split_leading(help_text.note_all(ctx, args))
+        return super().parse_args(ctx, rest)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ANN401
+        """List the commands by their groups; with ``--help-all`` also those in groups of commands."""
+        rows: dict[str, list[tuple[str, str]]] = {}
+        for name, command in self.commands.items():
+            found = leaves(self, words={name}) if help_text.shows_all(ctx) else [((name,), command)]
+            for path, each in found:
+                rows.setdefault(self.table[name].panel, []).append((" ".join(path), each.get_short_help_str(1000)))
+        for panel, commands in rows.items():
+            with formatter.section(panel):
+                formatter.write_dl(commands)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:  # noqa: ANN401
         """Find the placeholder of the command (with suggestions for typing errors), then import the command."""
@@ -302,7 +335,8 @@ class DefaultCommandGroup(TyperGroup):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401
         """Insert the default command unless a command or help is named."""
-        if args and args[0] not in self.commands and args[0] not in ctx.help_option_names:
+        wants_own_help = args[:1] and args[0] in ctx.help_option_names and not help_text.shows_all(ctx)
+        if args and args[0] not in self.commands and not wants_own_help:
             args = [self.default_command, *args]
         return super().parse_args(ctx, args)
 

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import enum
 import importlib.metadata
+import json
 import os
 import platform
+import textwrap
+import typing
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import typer
 from typer.core import TyperCommand, TyperOption
@@ -14,7 +20,20 @@ from typer.core import TyperCommand, TyperOption
 from tikv_br import __version__
 from tikv_br.cli import shared
 from tikv_br.cli.command import CommandPath, argument, command, flag, leaves
-from tikv_br.cli.settings import ConfigFile, Invocation, nearest, options, probe_context, variables
+from tikv_br.cli.help_cmd import complete_words
+from tikv_br.cli.settings import (
+    DEFAULTS,
+    ConfigFile,
+    Invocation,
+    is_shared,
+    kind_of,
+    nearest,
+    options,
+    own_path,
+    probe_context,
+    shared_flags,
+    variables,
+)
 from tikv_br.errors import UsageError
 from tikv_br.redaction import redact
 
@@ -34,14 +53,7 @@ class Effective:
 
 @app.callback()
 def group() -> None:
-    """Show effective settings, and check the config file."""
-
-
-def _complete_command(context: typer.Context) -> list[str]:
-    """The words that can follow in the name of a command, for the shell."""
-    typed = tuple(context.params.get("command") or ())
-    paths = [path for path, _ in leaves(context.find_root().command) if path[: len(typed)] == typed != path]
-    return list(dict.fromkeys(path[len(typed)] for path in paths))
+    """Show effective settings, write a config file and check it."""
 
 
 class ShowFlags(shared.CommandFlags):
@@ -49,12 +61,17 @@ class ShowFlags(shared.CommandFlags):
         None,
         "[COMMAND] [FLAGS]",
         "Command, with flags to try (default: all commands).",
-        autocompletion=_complete_command,
+        autocompletion=complete_words,
     )
     origin: bool = flag(False, "Show where each value comes from.")
 
 
-@command(app, "config show", context_settings={"ignore_unknown_options": True})
+@command(
+    app,
+    "config show",
+    example="tikv-br config show backup raw --origin",
+    context_settings={"ignore_unknown_options": True},
+)
 def show(asked: ShowFlags, context: typer.Context) -> None:
     """Show the settings of a command. Without a command, show what the config file and the environment set."""
     commands = dict(leaves(context.find_root().command))
@@ -75,7 +92,7 @@ def show(asked: ShowFlags, context: typer.Context) -> None:
     out.table([columns[i] for i in shown], [[row[i] for i in shown] for row in rows], prose=("value",))
 
 
-@command(app, "config check")
+@command(app, "config check", example="tikv-br config check")
 def check(asked: shared.CommandFlags, context: typer.Context) -> None:
     """Check the config file and the TIKV_BR_… variables. Exit code 2 if there are mistakes."""
     commands = dict(leaves(context.find_root().command))
@@ -90,6 +107,61 @@ def check(asked: shared.CommandFlags, context: typer.Context) -> None:
     place = str(file.path) if file is not None else ""
     text = f"{place}: {keys} settings, no mistakes" if place else "no config file; no mistakes in the variables"
     out.result("config", {"file": place, "settings": keys}, text)
+
+
+class InitFlags(shared.CommandFlags):
+    file: str = argument("", "[FILE]", "File to write, or - for stdout (default: ~/.config/tikv-br/config.toml).")
+
+
+@command(app, "config init", example="tikv-br config init -")
+def init(asked: InitFlags, context: typer.Context) -> None:
+    """Write a config file with all settings as comments. Fails if the file exists."""
+    text = "\n".join(_template(dict(leaves(context.find_root().command)))) + "\n"
+    if asked.file == "-":
+        asked.out.result("config_file", {"file": "", "text": text}, text.rstrip("\n"))
+        return
+    path = Path(asked.file) if asked.file else own_path()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        raise UsageError(f"{path} exists", hint="Pass another FILE, or - to print the text.") from None
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror or error}", hint="Pass another FILE.") from None
+    asked.out.result("config_file", {"file": str(path), "text": text}, f"{path} is written: all settings are comments")
+
+
+def _template(commands: dict[CommandPath, TyperCommand]) -> Iterator[str]:
+    """Yield the lines of a config file: what commands share, then what each has of its own; no secrets."""
+    yield "# Settings of tikv-br. Remove the # before a setting to use it; the values here are the defaults, or examples."
+    yield "# A flag on the command line wins over its environment variable, then come the command's section and [defaults]."
+    yield "# Secrets are not allowed here: use environment variables, or settings that name a file."
+    yield f"\n[{DEFAULTS}]"
+    for name, each in shared_flags(commands).items():
+        yield from _commented(name, next((option for option in each if not option.multiple), each[0]))
+    for path, leaf in commands.items():
+        own = {name: option for name, option in options(leaf).items() if not is_shared(option)}
+        if own:
+            yield f"\n[{'.'.join(path)}]"
+        for option in dict.fromkeys(own.values()):
+            yield from _commented(next(each for each in option.opts if each.startswith("--"))[2:], option)
+
+
+def _commented(name: str, option: TyperOption) -> Iterator[str]:
+    """Yield the help of a setting, and the setting, as comments; nothing for secrets and removed settings."""
+    if not option.help or redact(f"{name}=x") != f"{name}=x":
+        return
+    value: Any = option.default
+    kind = kind_of(option)
+    hint = option.type_descriptor.annotation
+    choices = list(hint) if isinstance(hint, enum.EnumMeta) else typing.get_args(hint) if kind is str else []
+    if value is None:
+        value = (option.min or 1) if kind in {int, float} else next(iter(choices), kind())
+    if kind is str:
+        value = str(value)
+    yield from textwrap.wrap(option.help, 118, initial_indent="# ", subsequent_indent="# ")
+    yield f"# {name} = {json.dumps(list(value) if kind is list else value, ensure_ascii=False)}"
 
 
 def _split(words: Sequence[str], commands: dict[CommandPath, TyperCommand]) -> tuple[CommandPath | None, list[str]]:
@@ -172,7 +244,7 @@ version_app = typer.Typer(rich_markup_mode=None)
 DEPENDENCIES = ("pyspark", "pyarrow", "grpcio", "obstore", "boto3", "numba")
 
 
-@command(version_app, "version")
+@command(version_app, "version", example="tikv-br version")
 def version(asked: shared.CommandFlags) -> None:
     """Show the versions of tikv-br and of its main dependencies."""
     versions = {"tikv-br": __version__, "python": platform.python_version()}

@@ -103,7 +103,7 @@ class TargetFlags(Flags):
     target_keyspace: str = flag(
         "", "Empty target keyspace (API V2); its data is deleted after the drill.", metavar="ID|NAME"
     )
-    target_prefix: str = flag("", "", hidden=True)
+    target_prefix: str = flag("", "")
     target_stores: int = flag(3, "Number of stores of the playground.", limits=(1, 100))
     work_dir: str = flag(
         "", "Directory for the playground's data.", metavar="DIR", show_default="the system's temporary directory"
@@ -186,7 +186,7 @@ class TailFlags(Flags):
         "Maximum time to wait until the lag is at most --tail-lag, and then until the last write has arrived.",
         kind=shared.TIME,
     )
-    canary: str = flag("", "", hidden=True)
+    canary: str = flag("", "")
 
     def options(self) -> TailOptions | None:
         """None = the source is not followed. Raises `UsageError`."""
@@ -339,7 +339,7 @@ class ReportsFlags(shared.CommandFlags):
     s3: shared.S3Flags
 
 
-@command(app, "drill list")
+@command(app, "drill list", example="tikv-br drill list --reports s3://backups/drills")
 def list_drills(flags: ReportsFlags) -> None:
     """List the drills that have a report, newest first."""
     from tikv_br.drill.history import read_past_drills
@@ -358,7 +358,7 @@ class ShowFlags(ReportsFlags):
     drill_id: str = argument("", "[ID]", "Drill ID or a unique prefix of it (default: the newest).")
 
 
-@command(app, "drill show")
+@command(app, "drill show", example="tikv-br drill show --reports s3://backups/drills")
 def show(flags: ShowFlags) -> None:
     """Show the report of a drill."""
     from tikv_br.drill.history import find_report
@@ -382,7 +382,9 @@ class ScheduleFlags(shared.CommandFlags):
     weekday: str = flag("", "Day of the week (default: every day).", "--on", metavar="DAY")
 
 
-@command(app, "drill schedule")
+@command(
+    app, "drill schedule", example="tikv-br drill schedule --print crontab --for /etc/tikv-br/drill.toml --at 04:00"
+)
 def schedule(flags: ScheduleFlags) -> None:
     """Print a crontab line or systemd units that run drills."""
     from tikv_br.drill.schedule import crontab, systemd

@@ -173,7 +173,7 @@ LEVELS = {
 }
 
 
-@command(app, "log status")
+@command(app, "log status", example="tikv-br log status --storage s3://backups/log")
 def status(flags: LogStatusFlags) -> None:
     """Show the restorable times, lag, size, gaps and damage of a log archive. Exit code 39 if changes are missing or damage is found at --level."""
     from tikv_br.archive.maintenance import status_of
@@ -203,7 +203,7 @@ def status(flags: LogStatusFlags) -> None:
         raise LogDamaged(f"the log {found.log_id} is damaged: {problems[0]}{more}; {newest}")
 
 
-@command(app, "log metadata")
+@command(app, "log metadata", example="tikv-br log metadata --storage s3://backups/log --output json")
 def metadata(flags: LogFlags) -> None:
     """List the segments of a log archive."""
     archive = flags.open()
@@ -237,7 +237,7 @@ def _set_state(flags: LogFlags, state: LogState, text: str) -> None:
     flags.out.result("log_state", {"log_id": flags.log_id, "state": state}, text)
 
 
-@command(app, "log pause")
+@command(app, "log pause", example="tikv-br log pause --storage s3://backups/log")
 def pause(flags: LogFlags) -> None:
     """Make the running `log start` exit with code 0 at its next flush. Its service safe point expires after its --gc-ttl."""
     from tikv_br.archive.records import LogState
@@ -245,7 +245,7 @@ def pause(flags: LogFlags) -> None:
     _set_state(flags, LogState.PAUSED, f"The log {flags.log_id} is paused; its writer exits at its next flush.")
 
 
-@command(app, "log resume")
+@command(app, "log resume", example="tikv-br log resume --storage s3://backups/log")
 def resume(flags: LogFlags) -> None:
     """Clear the pause of a log archive. Then run `log start` again."""
     from tikv_br.archive.records import LogState
@@ -253,7 +253,7 @@ def resume(flags: LogFlags) -> None:
     _set_state(flags, LogState.ACTIVE, f"The log {flags.log_id} is active: run `tikv-br log start` to continue it.")
 
 
-@command(app, "log stop")
+@command(app, "log stop", example="tikv-br log stop --pd 10.0.0.1:2379 --storage s3://backups/log")
 def stop(flags: LogStopFlags) -> None:
     """End a log archive for good, and remove its service safe point. Terminate `log start` first. Restores from it still work."""
     archive = flags.open()
@@ -272,7 +272,7 @@ def stop(flags: LogStopFlags) -> None:
         release(source.pd, service_id(flags.log_id))
 
 
-@command(app, "log compact")
+@command(app, "log compact", example="tikv-br log compact --storage s3://backups/log --until 2026-05-02T00:00:00Z")
 def compact_log(flags: LogCompactFlags) -> None:
     """Rewrite many small segments as few large ones, partitioned by key. The log archive keeps every change."""
     from tikv_br.archive.compact import CompactionOptions, compact
@@ -299,7 +299,9 @@ def _compaction_text(done: CompactionSummary) -> str:
     return f"Rewrote {old}, as {new}. Removed {gone}, replaced by this or an earlier compaction."
 
 
-@command(app, "log truncate")
+@command(
+    app, "log truncate", example="tikv-br log truncate --storage s3://backups/log --until 2026-04-02T00:00:00Z --yes"
+)
 def truncate_log(flags: LogTruncateFlags) -> None:
     """Remove the old part of a log archive. Restorable times then start at --until."""
     from tikv_br.archive.maintenance import acquire_lock, plan_truncation, truncate

@@ -31,63 +31,92 @@ class Commands(LazyGroup):
     """All commands. Each help line is the first line of the help of the command (a test compares them)."""
 
     table: ClassVar[dict[str, LazyCommand]] = {
-        name: LazyCommand(f"tikv_br.cli.{module}", text, app or "app")
-        for name, module, app, text in (
-            ("backup", "backup_cmd", "", "Back up a cluster."),
-            ("restore", "restore_cmd", "", "Restore a backup into a cluster."),
-            ("load", "load_cmd", "", "Load files or tables into a cluster."),
-            ("verify", "verify_cmd", "", "Verify a backup, or compare a cluster with it."),
-            ("diff", "diff_cmd", "", "Compare two clusters, or a cluster with a backup."),
-            ("export", "export_cmd", "", "Export rows of a cluster or a backup as Parquet, CSV or JSON lines."),
-            ("sync", "sync_cmd", "", "Replicate changes to another cluster or a file, until stopped."),
-            ("log", "log_cmd", "", "Archive all changes of a cluster, for point-in-time recovery."),
-            (
-                "changefeed",
-                "changefeed_cmd",
-                "",
-                "Manage changefeeds: syncs that several capture processes run together.",
+        name: LazyCommand(f"tikv_br.cli.{module}", text, app or "app", panel)
+        for panel, commands in {
+            "Protect": (
+                ("backup", "backup_cmd", "", "Back up a cluster."),
+                ("log", "log_cmd", "", "Archive all changes of a cluster, for point-in-time recovery."),
+                (
+                    "prune",
+                    "backups_cmd",
+                    "prune_app",
+                    "Remove the backups that no --keep-* option keeps; at least one is required. Each cluster and range is pruned separately.",
+                ),
+                ("pin", "backups_cmd", "pin_app", "Protect a backup from prune."),
+                ("unpin", "backups_cmd", "unpin_app", "Allow prune to remove a pinned backup again."),
+                ("abort", "backups_cmd", "abort_app", "Remove an unfinished backup. Fails if the backup is complete."),
             ),
-            ("capture", "changefeed_cmd", "capture_app", "Run and list captures, the processes that run changefeeds."),
-            ("processor", "changefeed_cmd", "processor_app", "Show which capture runs which part of each changefeed."),
-            ("kafka", "kafka_cmd", "", "Apply changes in Kafka to a cluster."),
-            ("check", "check_cmd", "", "Run preflight checks on the cluster, the storage and this machine."),
-            ("gc", "gc_cmd", "", "Run garbage collection of old versions, and show what holds it back."),
-            ("list", "backups_cmd", "list_app", "List the backups below a URL."),
-            ("show", "show_cmd", "", "Show the summary, the ranges or the files of a backup."),
-            ("cat", "show_cmd", "cat_app", "Print the value of a key in a backup. Exit code 13 if it has no such key."),
-            ("pin", "backups_cmd", "pin_app", "Protect a backup from prune."),
-            ("unpin", "backups_cmd", "unpin_app", "Allow prune to remove a pinned backup again."),
-            (
-                "prune",
-                "backups_cmd",
-                "prune_app",
-                "Remove the backups that no --keep-* option keeps; at least one is required. Each cluster and range is pruned separately.",
+            "Recover": (
+                ("restore", "restore_cmd", "", "Restore a backup into a cluster."),
+                ("load", "load_cmd", "", "Load files or tables into a cluster."),
+                ("drill", "drill_cmd", "", "Rehearse recoveries, measure them, and report."),
             ),
-            ("abort", "backups_cmd", "abort_app", "Remove an unfinished backup. Fails if the backup is complete."),
-            (
-                "unlock",
-                "backups_cmd",
-                "unlock_app",
-                "Remove the lock that a dead run left in a backup, and show its owner.",
+            "Replicate": (
+                ("sync", "sync_cmd", "", "Replicate changes to another cluster or a file, until stopped."),
+                (
+                    "changefeed",
+                    "changefeed_cmd",
+                    "",
+                    "Manage changefeeds: syncs that several capture processes run together.",
+                ),
+                (
+                    "capture",
+                    "changefeed_cmd",
+                    "capture_app",
+                    "Run and list captures, the processes that run changefeeds.",
+                ),
+                (
+                    "processor",
+                    "changefeed_cmd",
+                    "processor_app",
+                    "Show which capture runs which part of each changefeed.",
+                ),
+                ("kafka", "kafka_cmd", "", "Apply changes in Kafka to a cluster."),
             ),
-            (
-                "serve",
-                "serve_cmd",
-                "",
-                "Serve a read-only web page of backups, log archives, syncs, drills and garbage collection, until stopped.",
+            "Inspect": (
+                ("list", "backups_cmd", "list_app", "List the backups below a URL."),
+                ("show", "show_cmd", "", "Show the summary, the ranges or the files of a backup."),
+                (
+                    "cat",
+                    "show_cmd",
+                    "cat_app",
+                    "Print the value of a key in a backup. Exit code 13 if it has no such key.",
+                ),
+                ("verify", "verify_cmd", "", "Verify a backup, or compare a cluster with it."),
+                ("diff", "diff_cmd", "", "Compare two clusters, or a cluster with a backup."),
+                ("export", "export_cmd", "", "Export rows of a cluster or a backup as Parquet, CSV or JSON lines."),
             ),
-            ("drill", "drill_cmd", "", "Rehearse recoveries, measure them, and report."),
-            ("raw", "raw_cmd", "", "Read and write keys and ranges of a RawKV cluster."),
-            (
-                "playground",
-                "playground_cmd",
-                "",
-                "Run an emulator of PD and TiKV on this machine, for tests and demos.",
+            "Operate": (
+                ("check", "check_cmd", "", "Run preflight checks on the cluster, the storage and this machine."),
+                ("gc", "gc_cmd", "", "Run garbage collection of old versions, and show what holds it back."),
+                (
+                    "serve",
+                    "serve_cmd",
+                    "",
+                    "Serve a read-only web page of backups, log archives, syncs, drills and garbage collection, until stopped.",
+                ),
+                (
+                    "unlock",
+                    "backups_cmd",
+                    "unlock_app",
+                    "Remove the lock that a dead run left in a backup, and show its owner.",
+                ),
+                ("raw", "raw_cmd", "", "Read and write keys and ranges of a RawKV cluster."),
+                ("spark", "spark_cmd", "", "Prepare Spark clusters."),
+                ("config", "config_cmd", "", "Show effective settings, write a config file and check it."),
+                ("version", "config_cmd", "version_app", "Show the versions of tikv-br and of its main dependencies."),
+                ("help", "help_cmd", "", "Show the help of a command, or of a topic such as storage."),
             ),
-            ("config", "config_cmd", "", "Show effective settings, and check the config file."),
-            ("spark", "spark_cmd", "", "Prepare Spark clusters."),
-            ("version", "config_cmd", "version_app", "Show the versions of tikv-br and of its main dependencies."),
-        )
+            "Try": (
+                (
+                    "playground",
+                    "playground_cmd",
+                    "",
+                    "Run an emulator of PD and TiKV on this machine, for tests and demos.",
+                ),
+            ),
+        }.items()
+        for name, module, app, text in commands
     }
 
 
@@ -97,7 +126,7 @@ app = typer.Typer(
     invoke_without_command=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
-    epilog="DURATION: 500ms, 90s, 1h30m or plain seconds. SIZE: 4096, 64KiB, 1GiB (powers of 1024). TIME: 2026-05-02T10:00:00Z, 2026-05-02 10:00:00 (UTC), -2m or 2 minutes ago.",
+    epilog="`tikv-br help COMMAND` and `tikv-br COMMAND --help` show the options of a command. Options of all commands, before or after the command: --output json, --config FILE, --log-level LEVEL, --log-file FILE, --log-format json, --quiet.\n\nDURATION: 500ms, 90s, 1h30m or plain seconds. SIZE: 4096, 64KiB, 1GiB (powers of 1024). TIME: 2026-05-02T10:00:00Z, 2026-05-02 10:00:00 (UTC), -2m or 2 minutes ago.",
     context_settings={"help_option_names": ["--help", "-h"], "max_content_width": 120},
 )
 

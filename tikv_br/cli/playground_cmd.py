@@ -71,7 +71,7 @@ class StartFlags(DirectoryFlags):
     detach: bool = flag(False, "Run in the background.")
 
 
-@command(app, "playground start")
+@command(app, "playground start", example="tikv-br playground start --dir /tmp/playground --api-version v2 --detach")
 def start(flags: StartFlags) -> None:
     """Start a new or stopped playground. Its data and settings are kept in its directory."""
     from tikv_br.playground import launcher
@@ -90,7 +90,7 @@ def start(flags: StartFlags) -> None:
         started.wait()
 
 
-@command(app, "playground stop")
+@command(app, "playground stop", example="tikv-br playground stop --dir /tmp/playground")
 def stop(flags: DirectoryFlags) -> None:
     """Stop a playground; its data is kept."""
     from tikv_br.playground import launcher
@@ -100,7 +100,7 @@ def stop(flags: DirectoryFlags) -> None:
     flags.out.result("stopped", {"dir": str(flags.directory.absolute()), "stopped": stopped}, text)
 
 
-@command(app, "playground status")
+@command(app, "playground status", example="tikv-br playground status --dir /tmp/playground")
 def status(flags: DirectoryFlags) -> None:
     """Show whether a playground is running, and its addresses."""
     from tikv_br.playground import launcher
@@ -112,7 +112,7 @@ def status(flags: DirectoryFlags) -> None:
     _show(flags.out, found)
 
 
-@command(app, "playground list")
+@command(app, "playground list", example="tikv-br playground list")
 def list_running(flags: shared.CommandFlags) -> None:
     """List the running playgrounds of this user."""
     from tikv_br.playground import launcher

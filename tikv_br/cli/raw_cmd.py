@@ -84,7 +84,7 @@ class PutFlags(KeyFlags):
     ttl: float = flag("0s", "Time until the key expires, in whole seconds (0 = never).", kind=shared.TIME)
 
 
-@command(app, "raw put")
+@command(app, "raw put", example="tikv-br raw put user:1 Ada --pd 10.0.0.1:2379")
 def put(flags: PutFlags) -> None:
     """Write one key."""
     key, seconds = flags.key(), whole_seconds(flags.ttl)
@@ -100,7 +100,7 @@ class GetFlags(KeyFlags):
     value_form: KeyForm | None = shared.VALUE_FORM()
 
 
-@command(app, "raw get")
+@command(app, "raw get", example="tikv-br raw get user:1 --pd 10.0.0.1:2379")
 def get(flags: GetFlags) -> None:
     """Print the value of a key. Exit code 13 if the key does not exist."""
     key = flags.key()
@@ -117,7 +117,7 @@ def get(flags: GetFlags) -> None:
         flags.out.row({}, show(value, form))
 
 
-@command(app, "raw delete")
+@command(app, "raw delete", example="tikv-br raw delete user:1 --pd 10.0.0.1:2379")
 def delete(flags: KeyFlags) -> None:
     """Delete one key; succeeds if it does not exist."""
     key = flags.key()
@@ -131,7 +131,7 @@ class DeleteRangeFlags(RawRangeFlags):
     yes: bool = flag(False, "Do not ask. Required if stdin is not a terminal.", "--yes", "--confirm", command_line=True)
 
 
-@command(app, "raw delete-range")
+@command(app, "raw delete-range", example="tikv-br raw delete-range --start user:1 --end user:2 --pd 10.0.0.1:2379")
 def delete_range(flags: DeleteRangeFlags) -> None:
     """Delete all keys of a range at once. Writes no tombstones: changefeeds and log archives do not see it."""
     (first, last), confirm = flags.range.bounds(), confirmation("raw delete-range", yes=flags.yes)
@@ -144,7 +144,7 @@ def delete_range(flags: DeleteRangeFlags) -> None:
     flags.out.result("delete_range", fields, f"Deleted {rows:,} rows {bounds}.")
 
 
-@command(app, "raw ttl")
+@command(app, "raw ttl", example="tikv-br raw ttl user:1 --pd 10.0.0.1:2379")
 def show_ttl(flags: KeyFlags) -> None:
     """Print the remaining TTL of a key in seconds. Exit code 13 if the key does not exist."""
     key = flags.key()
@@ -157,7 +157,7 @@ def show_ttl(flags: KeyFlags) -> None:
     flags.out.result("ttl", {"key": key.hex(), "ttl": seconds, "expire_ts": expire_ts}, text)
 
 
-@command(app, "raw checksum")
+@command(app, "raw checksum", example="tikv-br raw checksum --start user: --end 'user;' --pd 10.0.0.1:2379")
 def checksum(flags: RawRangeFlags) -> None:
     """Print the checksum of a range as the stores compute it. In API V2 it covers the 4-byte keyspace prefix of the keys."""
     first, last = flags.range.bounds()
@@ -180,7 +180,7 @@ class ScanFlags(RawRangeFlags):
     with_ttl: bool = flag(False, "Also print the expiry of each pair; costs one more request per pair.")
 
 
-@command(app, "raw scan")
+@command(app, "raw scan", example="tikv-br raw scan --start user: --limit 10 --pd 10.0.0.1:2379")
 def scan(flags: ScanFlags) -> None:
     """Print the pairs of a range. One line of text each, or a JSON object with key and value in hex."""
     first, last = flags.range.bounds()
@@ -252,7 +252,7 @@ class LoadFlags(RawFlags):
     concurrency: int = flag(8, "Maximum number of concurrent batches.", limits=(1, shared.MAX_CONCURRENCY))
 
 
-@command(app, "raw load")
+@command(app, "raw load", example="tikv-br raw load users.csv --pd 10.0.0.1:2379")
 def load(flags: LoadFlags) -> None:
     """Write pairs from a file, or generated pairs, to the cluster."""
     if (flags.file is None) == (flags.count is None):

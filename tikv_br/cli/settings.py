@@ -102,9 +102,13 @@ def locate(named: str | None) -> Path | None:
     """The named file, else the user's own if it exists."""
     if named:
         return Path(named)
-    home = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
-    path = Path(home, "tikv-br", "config.toml")
+    path = own_path()
     return path if path.is_file() else None
+
+
+def own_path() -> Path:
+    """The user's own config file, which need not exist."""
+    return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config", "tikv-br", "config.toml")
 
 
 def load(path: Path, context: typer.Context, word: str | None = None) -> ConfigFile:
@@ -121,7 +125,7 @@ def load(path: Path, context: typer.Context, word: str | None = None) -> ConfigF
     root, defaults = context.find_root().command, document.get(DEFAULTS)
     commands = dict(leaves(root, words=None if word is None else {word, *document}))
     flags = dict(_flatten(defaults)) if isinstance(defaults, dict) else {}
-    if not flags.keys() <= _shared(commands).keys():  # each command costs an import: only then all of them
+    if not flags.keys() <= shared_flags(commands).keys():  # each command costs an import: only then all of them
         commands = dict(leaves(root))
     checker = _Checker(ConfigFile(path), commands, context)
     checker.group(document, ())
@@ -157,7 +161,7 @@ def nearest(word: str, known: Iterable[str]) -> str:
     return f"; did you mean {found[0]}?" if found else ""
 
 
-def _shared(commands: Mapping[CommandPath, TyperCommand]) -> dict[str, list[TyperOption]]:
+def shared_flags(commands: Mapping[CommandPath, TyperCommand]) -> dict[str, list[TyperOption]]:
     """The flags that commands share, as each of them has it."""
     found: dict[str, list[TyperOption]] = {}
     for command in commands.values():
@@ -189,7 +193,7 @@ class _Checker:
             elif not isinstance(content, dict):
                 self._note(path, f"{name!r} must be a section: use [{'.'.join(inner)}]")
             elif inner == (DEFAULTS,):
-                self._section(inner, content, _shared(self._commands))
+                self._section(inner, content, shared_flags(self._commands))
             elif inner in self._commands:
                 flags = options(self._commands[inner])
                 self._section(inner, content, {flag: [option] for flag, option in flags.items()})
@@ -236,7 +240,7 @@ def _flatten(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 
 def _problem(option: TyperOption, value: object, context: typer.Context) -> str:
     """Why a value is not valid; empty if it is."""
-    kind = _kind(option)
+    kind = kind_of(option)
     fits = type(value) in {kind, int if kind is float else kind}
     if kind is list:
         fits = isinstance(value, str) or (isinstance(value, list) and all(isinstance(each, str) for each in value))
@@ -249,6 +253,6 @@ def _problem(option: TyperOption, value: object, context: typer.Context) -> str:
     return ""
 
 
-def _kind(option: TyperOption) -> type:
+def kind_of(option: TyperOption) -> type:
     """The TOML type that a flag takes. Durations, sizes and whatever else is parsed later are strings."""
     return list if option.multiple else {"bool": bool, "int": int, "float": float}.get(option.bare_type(), str)

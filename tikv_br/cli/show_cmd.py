@@ -35,7 +35,7 @@ class ShowFlags(shared.BackupOrIndexFlags):
     source: shared.LogSourceFlags
 
 
-@command(app, "show")
+@command(app, "show", example="tikv-br show --storage s3://backups/monday --view files")
 def show_backup(flags: ShowFlags) -> None:
     """Show the summary, the ranges or the files of a backup."""
     backup = flags.backup(flags.backup_id)
@@ -163,7 +163,7 @@ class CatFlags(shared.BackupOrIndexFlags):
     )
 
 
-@command(cat_app, "cat")
+@command(cat_app, "cat", example="tikv-br cat --storage s3://backups/monday user:1")
 def cat(flags: CatFlags) -> None:
     """Print the value of a key in a backup. Exit code 13 if it has no such key."""
     backup_id, text = ("", flags.backup_id) if flags.key is None else (flags.backup_id, flags.key)

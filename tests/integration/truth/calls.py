@@ -81,7 +81,9 @@ CALLS: dict[CommandPath, str] = {
     ("playground", "status"): "--dir {dir}",
     ("playground", "list"): "",
     ("config", "show"): "",
+    ("config", "init"): "-",
     ("config", "check"): "",
+    ("help",): "",
     ("spark", "pack"): "{packed}",
     ("version",): "",
 }

@@ -31,7 +31,7 @@ GROUPS = {path[0] for path in COMMANDS if len(path) > 1}
 FLAG = re.compile(r"(?<![\w-])--[a-z0-9][a-z0-9.-]*[a-z0-9]")
 NAMES = {"key", "record", "backupmeta"}
 """Words behind `tikv-br` where it is a key that is derived (docs/backup-set.md), and no command."""
-EVERYWHERE = {"--help", "--version", "--install-completion", "--show-completion"}
+EVERYWHERE = {"--help", "--help-all", "--version", "--install-completion", "--show-completion"}
 
 
 def shown(text: str) -> Iterator[str]:
@@ -75,10 +75,8 @@ def test_commands_and_flags_exist(page: Path) -> None:
 
 
 def test_examples_parse() -> None:
-    """The example in the help of a command is accepted by the command."""
-    found = {path: command for path, command in COMMANDS.items() if command.epilog}
-    assert len(found) > 8
-    for path, command in found.items():
+    """Each command has an example in its help, and accepts it."""
+    for path, command in COMMANDS.items():
         words = shlex.split(str(command.epilog).splitlines()[-1])
         assert words[: 1 + len(path)] == ["tikv-br", *path]
         command.make_context(" ".join(path), words[1 + len(path) :])

@@ -111,7 +111,7 @@ def test_nothing_asked_shows_help_on_stderr(capsys: pytest.CaptureFixture[str]) 
     assert run([]) == 2
     out, err = capsys.readouterr()
     assert out == ""
-    assert "Commands:" in err
+    assert "Protect:" in err
 
 
 def test_json_wish_is_seen_in_every_spelling(monkeypatch: pytest.MonkeyPatch) -> None:
