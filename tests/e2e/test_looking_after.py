@@ -96,7 +96,7 @@ def test_show_by_id_and_by_place(root: str, by: str) -> None:
     assert [(line["start"], line["end"], line["total_kvs"]) for line in ranges] == [("", "", 2)]
     files = succeed("show", *named, "--view", "files", "--output", "json").lines
     assert sum(line["total_kvs"] for line in files) == 2
-    assert "total_kvs" in succeed("show", *named).out
+    assert "\ntotal-kv " in succeed("show", *named).out
 
 
 def test_cat_reads_the_value_of_that_day(root: str) -> None:

@@ -96,7 +96,7 @@ def later_start(meta: Meta) -> None:
     [
         (more_rows, "rows"),
         (more_bytes, "bytes of keys and values"),
-        (other_checksum, "crc64xor"),
+        (other_checksum, "checksum"),
         (later_start, "before the start of the range"),
     ],
 )

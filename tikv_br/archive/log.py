@@ -63,7 +63,8 @@ class LogGap:
 
     def __str__(self) -> str:
         because = f": {self.cause} ingested rows with older timestamps" if self.cause else ""
-        return f"{self.span} from {show_ts(self.from_ts)} to {show_ts(self.to_ts)}{because}"
+        period = f"from {show_ts(self.from_ts, age=False)} to {show_ts(self.to_ts, age=False)}"
+        return f"{self.span} {period}{because}"
 
 
 @dataclass(frozen=True, slots=True)

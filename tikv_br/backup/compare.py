@@ -226,8 +226,8 @@ def _mismatch(entry: LedgerEntry, comparison: _Comparison, ranges: int) -> Check
     )
     return ChecksumMismatch(
         f"{entry.interval}: the cluster has {live.total_kvs} rows, {live.total_bytes} bytes, "
-        f"crc64xor {live.crc64xor:016x}; the backup has {copied.total_kvs} rows, {copied.total_bytes} bytes, "
-        f"crc64xor {copied.crc64xor:016x}{differing}. It was copied twice, and the cluster did not change in between"
+        f"checksum {live.crc64xor:016x}; the backup has {copied.total_kvs} rows, {copied.total_bytes} bytes, "
+        f"checksum {copied.crc64xor:016x}{differing}. It was copied twice, and the cluster did not change in between"
         + (f" ({ranges} ranges differ)" if ranges > 1 else ""),
         hint="The wrong copies were removed. The same command copies these ranges again.",
     )

@@ -474,6 +474,6 @@ def _difference(file: FileEntry, answer: _Answer, expected: Checksum) -> str:
     found = answer.sums
     return (
         f"{answer.span} of the cluster differs from {file.name}: {found.total_kvs} rows, {found.total_bytes} bytes, "
-        f"crc64xor {found.crc64xor:016x}, instead of {expected.total_kvs} rows, {expected.total_bytes} bytes, "
-        f"crc64xor {expected.crc64xor:016x}"
+        f"checksum {found.crc64xor:016x}, instead of {expected.total_kvs} rows, {expected.total_bytes} bytes, "
+        f"checksum {expected.crc64xor:016x}"
     )

@@ -13,6 +13,7 @@ from tikv_br.cli import shared
 from tikv_br.cli.command import REQUIRED, DefaultCommandGroup, command, flag
 from tikv_br.cli.output import KeyForm, Output, human_bytes, human_seconds, listed, read_key, reporting
 from tikv_br.cli.progress import progress_display
+from tikv_br.cluster.timestamps import show_ts
 from tikv_br.errors import UsageError
 from tikv_br.formats.api_version import ApiVersion
 
@@ -157,7 +158,7 @@ def backup_raw(flags: RawBackupFlags) -> None:
         )
         with progress_display(flags.out) as display:
             done = _back_up(options, flags, draft.listen(display))
-        draft.done(asdict(done.summary), _figures(done.summary))
+        draft.done(asdict(done.summary), _figures(done.summary, age=False))
     _render(flags.out, done)
 
 
@@ -288,7 +289,7 @@ def _text(summary: BackupSummary) -> str:
     return listed("Raw backup success summary", _figures(summary))
 
 
-def _figures(summary: BackupSummary) -> list[tuple[str, str]]:
+def _figures(summary: BackupSummary, *, age: bool = True) -> list[tuple[str, str]]:
     """What came of it, with the Go tool's names where it has them; of a dry run, what would have been done."""
     if summary.dry_run:
         return [("total-ranges", _ranges(summary)), ("engine", f"{summary.engine} ({summary.engine_reason})")]
@@ -300,7 +301,10 @@ def _figures(summary: BackupSummary) -> list[tuple[str, str]]:
         ("backup-data-size", human_bytes(summary.backup_size)),
         ("total-ranges", _ranges(summary)),
         ("files", f"{summary.files:,}"),
-        ("backup-ts", str(summary.backup_ts) if summary.backup_ts else "none (the cluster has no timestamps)"),
+        (
+            "backup-ts",
+            show_ts(summary.backup_ts, age=age) if summary.backup_ts else "none (the cluster has no timestamps)",
+        ),
         ("engine", f"{summary.engine} ({summary.engine_reason})"),
         ("executor", f"{summary.executor} ({summary.executor_reason})"),
         ("api-version", f"{summary.api_version} -> {summary.dst_api_version}"),

@@ -11,6 +11,7 @@ import typer
 from tikv_br.cli import shared
 from tikv_br.cli.command import REQUIRED, argument, command, flag
 from tikv_br.cli.output import human_bytes
+from tikv_br.cluster.timestamps import show_time
 from tikv_br.errors import BackupDamaged, BackupUnsupported, CrypterMismatch, LeaseHeld, UsageError
 
 if TYPE_CHECKING:
@@ -24,9 +25,9 @@ unpin_app = typer.Typer(rich_markup_mode=None)
 prune_app = typer.Typer(rich_markup_mode=None)
 abort_app = typer.Typer(rich_markup_mode=None)
 unlock_app = typer.Typer(rich_markup_mode=None)
-COLUMNS = ("id", "finished (UTC)", "api", "kvs", "bytes", "size", "backup-ts", "engine", "pinned", "path")
+COLUMNS = ("id", "finished", "api", "kvs", "bytes", "size", "backup-ts", "engine", "pinned", "path")
 DROP = ("engine", "bytes", "backup-ts", "api", "path", "kvs")
-PRUNE_COLUMNS = ("action", "id", "finished (UTC)", "size", "path", "because")
+PRUNE_COLUMNS = ("action", "id", "finished", "size", "path", "because")
 
 
 class ListFlags(shared.IndexFlags):
@@ -76,7 +77,7 @@ def _listed_row(listed: ListedBackup) -> tuple[str, ...]:
     entry = listed.entry
     return (
         entry.id,
-        shared.utc(entry.finished_ms),
+        show_time(entry.finished_ms),
         _versions(entry),
         f"{entry.total_kvs:,}",
         human_bytes(entry.total_bytes),
@@ -210,7 +211,7 @@ def _decision_row(decision: RetentionDecision) -> tuple[str, ...]:
     return (
         "keep" if decision.keep else "remove",
         entry.id,
-        shared.utc(entry.finished_ms),
+        show_time(entry.finished_ms),
         human_bytes(entry.backup_size),
         entry.path,
         ", ".join(decision.reasons),

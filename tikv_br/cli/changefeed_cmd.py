@@ -29,6 +29,7 @@ from tikv_br.cli.sync_options import (
     scratch_folder,
 )
 from tikv_br.cli.sync_view import signals_stop, watching
+from tikv_br.cluster.timestamps import physical_ms, show_time
 from tikv_br.errors import SyncDegraded, UsageError
 from tikv_br.formats.keys.codec import PREFIX_SIZE
 
@@ -41,14 +42,13 @@ log = logging.getLogger(__name__)
 app = typer.Typer(rich_markup_mode=None, no_args_is_help=True, add_completion=False)
 capture_app = typer.Typer(rich_markup_mode=None, no_args_is_help=True, add_completion=False)
 processor_app = typer.Typer(rich_markup_mode=None, no_args_is_help=True, add_completion=False)
-COLUMNS = ("id", "state", "checkpoint", "lag", "captures", "sub-spans", "sink", "error")
-CAPTURE_COLUMNS = ("id", "owner", "sub-spans", "started (UTC)", "version", "status page")
+COLUMNS = ("id", "state", "checkpoint", "captures", "sub-spans", "sink", "error")
+CAPTURE_COLUMNS = ("id", "owner", "sub-spans", "started", "version", "status page")
 PROCESSOR_COLUMNS = (
     "changefeed",
     "sub-span",
     "capture",
     "checkpoint",
-    "lag",
     "regions",
     "events/s",
     "sorter",
@@ -304,8 +304,6 @@ def remove(flags: RemoveFlags) -> None:
 
 def _lag(ts: int) -> float:
     """Seconds from a timestamp of PD to now, by this machine's clock."""
-    from tikv_br.cluster.timestamps import physical_ms
-
     return round(time.time() - physical_ms(ts) / 1000, 3)
 
 
@@ -316,8 +314,9 @@ def _show(out: Output, state: GroupState, changefeed_id: str) -> None:
     row = _changefeed_row(out, state, info)
     rows = [
         *zip(COLUMNS, row, strict=True),
+        ("checkpoint-ts", str(state.checkpoint_ts(info.id))),
         ("keyspace", str(info.keyspace_id)),
-        ("created (UTC)", shared.utc(info.created_ms)),
+        ("created", show_time(info.created_ms)),
         ("start", show(info.start_key, KeyForm.RAW)),
         ("end", show(info.end_key, KeyForm.RAW)),
         ("gc-ttl", human_seconds(info.gc_ttl)),
@@ -370,7 +369,7 @@ def _changefeed_row(out: Output, state: GroupState, info: ChangefeedInfo) -> tup
             "created_ms": info.created_ms,
         },
     )
-    figures = (str(checkpoint_ts), human_seconds(max(behind, 0)), str(len(captures)), str(len(tasks) or info.spans))
+    figures = (show_time(physical_ms(checkpoint_ts)), str(len(captures)), str(len(tasks) or info.spans))
     error = info.error or "; ".join(state.missed(info.id))
     return (info.id, _state(state, info), *figures, info.sink, error)
 
@@ -447,7 +446,7 @@ def list_captures(flags: GroupFlags) -> None:
             },
         )
         rows.append(
-            (info.id, "yes" if owner else "", str(tasks), shared.utc(info.started_ms), info.version, info.address)
+            (info.id, "yes" if owner else "", str(tasks), show_time(info.started_ms), info.version, info.address)
         )
     flags.out.table(CAPTURE_COLUMNS, rows, drop=("version", "sub-spans"))
 
@@ -505,8 +504,7 @@ def _processor_row(out: Output, task: Task, progress: Progress | None, state: Gr
         task.changefeed,
         str(task.number),
         f"{task.capture or '-'}{' (stopping)' if task.stopping else ''}",
-        str(known.checkpoint_ts),
-        human_seconds(max(behind, 0)),
+        show_time(physical_ms(known.checkpoint_ts)),
         *(figures if progress is not None else "---"),
         show(task.start[PREFIX_SIZE:], KeyForm.RAW) or "start",
         known.error,

@@ -19,6 +19,7 @@ from tikv_br.cli.backup_cmd import DST_API_VERSION, KEYSPACES, SAFE_INTERVAL
 from tikv_br.cli.command import REQUIRED, Flags, argument, command, flag
 from tikv_br.cli.output import human_bytes, human_seconds, listed
 from tikv_br.cli.progress import progress_display
+from tikv_br.cluster.timestamps import show_time
 from tikv_br.errors import UsageError
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(rich_markup_mode=None, no_args_is_help=True, add_completion=False)
 log = logging.getLogger(__name__)
-COLUMNS = ("id", "started (UTC)", "verdict", "scenario", "RTO", "RPO", "keys", "size")
+COLUMNS = ("id", "started", "verdict", "scenario", "RTO", "RPO", "keys", "size")
 REPORTS = partial(
     flag,
     "",
@@ -416,7 +417,7 @@ def _story(report: dict[str, Any], page: str) -> str:
     backup, trouble = report["backup"], report["trouble"]
     rows = [
         ("verdict", report["verdict"]),
-        ("started (UTC)", f"{shared.utc(report['started_ms'])}, took {human_seconds(report['seconds'])}"),
+        ("started", f"{show_time(report['started_ms'])}, took {human_seconds(report['seconds'])}"),
         ("scenario", f"{report['scenario']}, target: {report['target']}"),
         *([("backup", backup["place"])] if backup else []),
         *(
@@ -433,7 +434,7 @@ def _story(report: dict[str, Any], page: str) -> str:
 def _row(past: PastDrill) -> tuple[str, ...]:
     return (
         past.id,
-        shared.utc(past.started_ms),
+        show_time(past.started_ms),
         past.verdict,
         past.scenario,
         _figure(past.rto, "s"),

@@ -17,6 +17,7 @@ from tikv_br.cli.command import REQUIRED, argument, command, flag
 from tikv_br.cli.output import Output, confirmation, human_seconds
 from tikv_br.cli.sync_options import ServerFlags
 from tikv_br.cli.sync_view import show_address, signals_stop
+from tikv_br.cluster.timestamps import physical_ms, show_time
 from tikv_br.errors import TikvBrError, UsageError
 from tikv_br.redaction import redact
 
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 app = typer.Typer(rich_markup_mode=None, no_args_is_help=True, add_completion=False)
-COLUMNS = ("service", "belongs to", "safe point (UTC)", "lag", "expires in", "holds GC")
+COLUMNS = ("service", "belongs to", "safe point", "expires in", "holds GC")
 
 
 @app.callback()
@@ -206,7 +207,7 @@ def _judge(found: GcReport, warn_seconds: float, critical_seconds: float) -> Pro
     holder, seen = found.holder, f"the GC safe point is {human_seconds(max(found.lag, 0))} old"
     if holder is not None:
         held = human_seconds(found.held_seconds)
-        seen += f"; {holder.service} has held GC back for {held}, since {shared.utc(found.held_since_ms)} UTC"
+        seen += f"; {holder.service} has held GC back for {held}, since {show_time(found.held_since_ms, age=False)}"
     if found.lag <= warn_seconds:
         return ProbeOutcome(Status.OK, seen, "", tuple(figures))
     if holder is not None:
@@ -223,24 +224,18 @@ def _show(out: Output, found: GcReport, outcome: ProbeOutcome) -> None:
     advice = f"\n{outcome.advice}" if outcome.advice else ""
     out.result("gc", _fields(found) | judged, f"{outcome.status.value}: {outcome.seen}{advice}")
     rows: list[tuple[str, ...]] = [
-        ("gc_worker", "GC itself", *_times(found.worker_safe_point, found.worker_lag), "never", "")
+        ("gc_worker", "GC itself", show_time(physical_ms(found.worker_safe_point)), "never", "")
     ]
     for each in found.services:
         out.result("gc_service", _service_fields(found, each))
     rows += [_row(each, holder) for each in found.services]
-    out.table(COLUMNS, rows, drop=("belongs to",))
+    out.table(COLUMNS, rows, drop=("belongs to", "expires in"))
 
 
 def _row(each: ServiceReport, holder: ServiceReport | None) -> tuple[str, ...]:
     ttl = "never" if each.ttl is None else human_seconds(each.ttl) if each.ttl > 0 else "expired"
     holds = "yes" if each == holder else ""
-    return each.service, str(each.owner), *_times(each.safe_point, each.lag), ttl, holds
-
-
-def _times(safe_point: int, lag: float | None) -> tuple[str, str]:
-    from tikv_br.cluster.timestamps import physical_ms
-
-    return shared.utc(physical_ms(safe_point)), "-" if lag is None else human_seconds(max(lag, 0))
+    return each.service, str(each.owner), show_time(physical_ms(each.safe_point)), ttl, holds
 
 
 def _nagios(outcome: ProbeOutcome) -> int:

@@ -22,7 +22,7 @@ from tikv_br.cli.sync_options import (
     scratch_folder,
 )
 from tikv_br.cli.sync_view import repeated, signals_stop
-from tikv_br.cluster.timestamps import parse_ts
+from tikv_br.cluster.timestamps import parse_ts, show_ts
 from tikv_br.errors import UsageError
 
 if TYPE_CHECKING:
@@ -204,11 +204,11 @@ def _show(out: Output, status: ReplayStatus) -> None:
 def describe(status: ReplayStatus) -> str:
     """The status as one line."""
     if status.as_it_arrives and status.checkpoint_lag is not None:
-        applied = f"applied as it arrives, newest change {status.checkpoint_ts} ({status.checkpoint_lag:.1f} s old)"
+        applied = f"applied as it arrives, newest change {show_ts(status.checkpoint_ts, age=False)} ({status.checkpoint_lag:.1f} s old)"
     elif status.checkpoint_lag is None:
         applied = f"nothing applied yet, as {status.unresolved_partitions:,} of {status.partitions:,} partitions have no resolved-ts"
     else:
-        applied = f"applied up to {status.checkpoint_ts} ({status.checkpoint_lag:.1f} s behind)"
+        applied = f"applied up to {show_ts(status.checkpoint_ts, age=False)} ({status.checkpoint_lag:.1f} s behind)"
     held = status.sorter_memory_bytes + status.sorter_disk_bytes
     parts = [
         applied,

@@ -10,7 +10,7 @@ import typer
 
 from tikv_br.cli import shared
 from tikv_br.cli.command import REQUIRED, command, flag
-from tikv_br.cli.output import human_bytes, human_seconds
+from tikv_br.cli.output import human_bytes, human_seconds, label
 from tikv_br.cli.progress import progress_display
 from tikv_br.cli.sync_cmd import follow_feed
 from tikv_br.cli.sync_options import FeedFlags, StartFlags, StateFlags, StatusFlags, SyncRangeFlags, scratch_folder
@@ -193,7 +193,8 @@ def status(flags: LogStatusFlags) -> None:
         "level": LEVELS[flags.level],
     }
     rows = [
-        (name, ", ".join(value) or "-" if isinstance(value, tuple) else str(value)) for name, value in shown.items()
+        (label(name), ", ".join(value) or "-" if isinstance(value, tuple) else str(value))
+        for name, value in shown.items()
     ]
     flags.out.pairs(rows)
     flags.out.flush()
@@ -221,9 +222,15 @@ def metadata(flags: LogFlags) -> None:
         }
         flags.out.result("log_segment", fields)
         size = human_bytes(sum(file.size for file in segment.files))
-        scans = ", ".join(f"{period.from_ts} to {period.to_ts}" for period in segment.inexact)
+        scans = ", ".join(f"{show_ts(period.from_ts)} to {show_ts(period.to_ts)}" for period in segment.inexact)
         rows.append(
-            (*(str(fields[name]) for name in ("from_ts", "to_ts", "range", "files", "rows")), size, scans or "-")
+            (
+                show_ts(segment.from_ts),
+                show_ts(segment.to_ts),
+                *(str(fields[name]) for name in ("range", "files", "rows")),
+                size,
+                scans or "-",
+            )
         )
     columns = ("from", "to", "range", "files", "rows", "size", "not restorable")
     flags.out.table(columns, rows, drop=("files", "size"))

@@ -226,6 +226,19 @@ def human_seconds(seconds: float) -> str:
     return f"{minutes // 60}h{minutes % 60:02d}m"
 
 
+_LABELS = {
+    "crc64xor": "checksum",
+    "total_kvs": "total-kv",
+    "total_bytes": "total-kv-size",
+    "backup_size": "backup-data-size",
+}
+
+
+def label(name: str) -> str:
+    """The name of a JSON field for people, the same as in summaries."""
+    return _LABELS.get(name, name.removesuffix("_ms").removesuffix("_seconds").replace("_", "-"))
+
+
 def read_key(text: str, form: KeyForm, flag: str) -> bytes:
     """Parse a key. Raises `UsageError` naming the flag."""
     try:

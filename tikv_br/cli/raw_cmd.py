@@ -164,7 +164,14 @@ def checksum(flags: RawRangeFlags) -> None:
     with flags.client() as client:
         found = client.checksum(first, last)
     fields = {"crc64xor": found.crc64xor, "total_kvs": found.total_kvs, "total_bytes": found.total_bytes}
-    flags.out.result("checksum", fields, "\n".join(f"{name}: {value}" for name, value in fields.items()))
+    flags.out.result("checksum", fields)
+    flags.out.pairs(
+        [
+            ("checksum", f"{found.crc64xor:016x}"),
+            ("total-kv", f"{found.total_kvs:,}"),
+            ("total-kv-size", f"{human_bytes(found.total_bytes)} ({found.total_bytes:,})"),
+        ]
+    )
 
 
 def whole_seconds(duration: float) -> int:

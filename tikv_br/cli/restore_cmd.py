@@ -13,6 +13,7 @@ from tikv_br.cli import shared
 from tikv_br.cli.command import REQUIRED, Command, DefaultCommandGroup, Flags, command, flag
 from tikv_br.cli.output import KeyForm, Output, human_bytes, human_seconds, listed, read_key, reporting
 from tikv_br.cli.progress import progress_display
+from tikv_br.cluster.timestamps import show_ts
 from tikv_br.errors import BackupSetError, StorageError, UsageError
 from tikv_br.formats.keys.codec import MAX_KEYSPACE
 
@@ -260,7 +261,7 @@ def _restore(name: str, flags: RestoreFlags, storage: StorageLocation, point: _P
             summary = _run(options, point.options(options, flags.storage_flags), flags.out, draft.listen(display))
         if summary is None:
             return
-        draft.done(asdict(summary), _figures(summary))
+        draft.done(asdict(summary), _figures(summary, age=False))
         draft.keys = summary.total_kvs if summary.verified else 0
     _render(flags.out, summary)
 
@@ -285,8 +286,6 @@ def _run(options: RestoreOptions, point: PointOptions | None, out: Output, repor
 
 def _render_point(out: Output, done: PointSummary) -> None:
     """What was merged, and the window; all of a dry run."""
-    from tikv_br.cluster.timestamps import show_ts
-
     first, last = done.window
     fields: dict[str, object] = {"restore_ts": done.ts, "window_start": first, "window_end": last}
     fields |= {"sources": list(done.sources), "merge": None if done.merged is None else asdict(done.merged.summary)}
@@ -363,7 +362,7 @@ def _text(summary: RestoreSummary) -> str:
     return listed("Raw restore plan (dry run)" if summary.dry_run else "Raw restore success summary", _figures(summary))
 
 
-def _figures(summary: RestoreSummary) -> list[tuple[str, str]]:
+def _figures(summary: RestoreSummary, *, age: bool = True) -> list[tuple[str, str]]:
     """What came of it, with the Go tool's names where it has them."""
     figures = [
         ("total-take", human_seconds(summary.seconds)),
@@ -384,7 +383,7 @@ def _figures(summary: RestoreSummary) -> list[tuple[str, str]]:
         saved = (f"{name} {human_seconds(seconds)}" for name, seconds in summary.overlap_seconds.items())
         figures.append(("overlap", ", ".join(saved)))
     if summary.restamp_ts:
-        figures.append(("new-timestamp", str(summary.restamp_ts)))
+        figures.append(("new-timestamp", show_ts(summary.restamp_ts, age=age)))
     if summary.expired_kvs:
         figures.append(("expired", f"{summary.expired_kvs:,} rows skipped"))
     return figures

@@ -7,7 +7,6 @@ import logging
 import math
 import os
 import re
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import field, replace
 from functools import cached_property, partial
@@ -552,8 +551,3 @@ class BackupOrIndexFlags(IndexFlags):
         if not backup_id:
             return BackupSet.open_any(open_store(self.location))
         return BackupSet.open_any(self.index.store_of(self.index.find(backup_id).entry.path))
-
-
-def utc(milliseconds: int) -> str:
-    """A time for people, in UTC and to the second; ``-`` when it is not known."""
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(milliseconds // 1000)) if milliseconds else "-"

@@ -10,8 +10,8 @@ import typer
 
 from tikv_br.cli import shared
 from tikv_br.cli.command import argument, command, flag
-from tikv_br.cli.output import KeyForm, Output, human_bytes, quote, read_key
-from tikv_br.cluster.timestamps import show_ts
+from tikv_br.cli.output import KeyForm, Output, human_bytes, label, quote, read_key
+from tikv_br.cluster.timestamps import show_time, show_ts
 from tikv_br.errors import KeyNotFound, UsageError
 from tikv_br.formats.keys.codec import MAX_KEYSPACE
 from tikv_br.formats.keys.text import format_key
@@ -53,7 +53,7 @@ def _show_summary(out: Output, backup: BackupSet, log: LogSource | None) -> None
         first, last = MergeSources.open(backup.store.location, log).window
         fields |= {"window_start": first, "window_end": last}
     out.result("backup", fields)
-    out.pairs([(name, _text(name, value)) for name, value in fields.items()])
+    out.pairs([(label(name), _text(name, value)) for name, value in fields.items()])
 
 
 def _summary(backup: BackupSet) -> dict[str, object]:
@@ -99,8 +99,8 @@ def _summary(backup: BackupSet) -> dict[str, object]:
 
 def _text(name: str, value: object) -> str:
     if isinstance(value, int) and name.endswith("_ms"):
-        return f"{shared.utc(value)} UTC"
-    if isinstance(value, int) and name.startswith("window_"):
+        return show_time(value)
+    if isinstance(value, int) and name in {"window_start", "window_end", "backup_ts"} and value:
         return show_ts(value)
     if isinstance(value, int) and name in {"total_bytes", "backup_size"}:
         return f"{human_bytes(value)} ({value:,})"
@@ -174,7 +174,7 @@ def cat(flags: CatFlags) -> None:
 
     found = find_value(flags.backup(backup_id), key, flags.keyspace)
     if found is None or found.stored.deleted:
-        why = f" (deleted at ts {found.ts})" if found is not None else ""
+        why = f" (deleted at {show_ts(found.ts)})" if found is not None else ""
         raise KeyNotFound(f"the backup has no key {quote(key, flags.form)}{why}", hint="Check the key and --format.")
     _write(flags.out, key, found, flags.value_form or flags.form)
 
@@ -183,7 +183,7 @@ def _write(out: Output, key: bytes, found: FoundValue, form: KeyForm) -> None:
     value, expire_ts, _deleted = found.stored
     expired = not found.stored.is_live(int(time.time()))
     if expired:
-        log.warning("the value expired at %s UTC", shared.utc(expire_ts * 1000))
+        log.warning("the value expired at %s", show_time(expire_ts * 1000))
     if out.is_json:
         pair = {"key": key.hex(), "value": value.hex(), "expire_ts": expire_ts, "ts": found.ts}
         out.result("pair", {**pair, "expired": expired, "file": found.file})

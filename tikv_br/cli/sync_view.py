@@ -18,6 +18,7 @@ from tikv_br.cli import log as logs
 from tikv_br.cli import table
 from tikv_br.cli.output import Output, human_bytes, human_seconds, use_colour
 from tikv_br.cli.sync_options import StatusFlags
+from tikv_br.cluster.timestamps import show_ts
 from tikv_br.errors import Interrupted, OutputClosed, Terminated
 
 if TYPE_CHECKING:
@@ -166,7 +167,7 @@ def describe(status: SyncStatus) -> str:
     lag = "" if status.write_lag is None else f"write lag {status.write_lag:.1f} s, "
     held = human_bytes(status.sorter_memory_bytes + status.sorter_disk_bytes)
     return (
-        f"checkpoint {status.checkpoint_ts} ({status.checkpoint_lag:.1f} s behind), {lag}"
+        f"checkpoint {show_ts(status.checkpoint_ts, age=False)} ({status.checkpoint_lag:.1f} s behind), {lag}"
         f"{status.written:,} rows written, "
         f"{status.events_per_second:,.0f} events/s, regions {_regions(status.feed)}, sorter {held}"
         + "".join(f", {each}" for each in current_problems(status))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol, Self
 from tikv_br import cancellation
 from tikv_br.cancellation import BackgroundWork
 from tikv_br.cluster.ingests import kept_until
-from tikv_br.cluster.timestamps import minus_seconds
+from tikv_br.cluster.timestamps import minus_seconds, show_ts
 from tikv_br.errors import SafePointError, TikvBrError, UsageError
 
 if TYPE_CHECKING:
@@ -43,7 +43,9 @@ def protect(pd: SafePointApi, service_id: str, safe_point: int, ttl_seconds: int
     """Register or renew a service safe point. Raises `SafePointError` when GC has already passed it."""
     passed = max(pd.update_service_safe_point(service_id, ttl_seconds, safe_point), pd.gc_safe_point())
     if passed > safe_point:
-        raise SafePointError(f"GC is at {passed} and has passed {safe_point}, the safe point of {service_id}")
+        raise SafePointError(
+            f"GC is at {show_ts(passed)} and has passed {show_ts(safe_point)}, the safe point of {service_id}"
+        )
 
 
 def release(pd: SafePointApi, service_id: str) -> None:
@@ -170,7 +172,7 @@ class SafePointKeeper:
             passed = self._pd.gc_safe_point()
         if passed > self.safe_point:
             raise SafePointError(
-                f"GC is at {passed} and has passed {self.safe_point}, the safe point of {self.service_id}"
+                f"GC is at {show_ts(passed)} and has passed {show_ts(self.safe_point)}, the safe point of {self.service_id}"
             )
 
     def _renew(self, ttl_seconds: int) -> None:

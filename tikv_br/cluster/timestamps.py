@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import time
 from datetime import UTC, datetime, timedelta
 
 from tikv_br.errors import UsageError
@@ -11,7 +12,7 @@ from tikv_br.errors import UsageError
 LOGICAL_BITS = 18
 MAX_LOGICAL = (1 << LOGICAL_BITS) - 1
 MAX_TS = 2**64 - 1
-_AGE = re.compile(r"-(\d+) *([smhd])|(\d+) *(second|minute|hour|day)s? ago", re.IGNORECASE)
+_AGE_FORM = re.compile(r"-(\d+) *([smhd])|(\d+) *(second|minute|hour|day)s? ago", re.IGNORECASE)
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 
 
@@ -30,11 +31,31 @@ def minus_seconds(ts: int, seconds: float) -> int:
     return compose(max(physical_ms(ts) - round(seconds * 1000), 0))
 
 
-def show_ts(ts: int) -> str:
-    """A timestamp with its time, such as ``449532120711430144 (2024-05-02T10:00:00.123Z)``."""
-    return (
-        f"{ts} ({datetime.fromtimestamp(physical_ms(ts) / 1000, UTC):%Y-%m-%dT%H:%M:%S}.{physical_ms(ts) % 1000:03}Z)"
-    )
+def show_ts(ts: int, *, age: bool = True) -> str:
+    """A timestamp with its time, such as ``449532120711430144 = 2024-05-02 10:00:00 UTC (4 min ago)``.
+
+    Without `age` for texts that are read later: of reports and records.
+    """
+    return f"{ts} = {show_time(physical_ms(ts), age=age)}"
+
+
+def show_time(milliseconds: int, *, age: bool = True) -> str:
+    """A time to the second, with its distance from this machine's: ``2024-05-02 10:00:00 UTC (4 min ago)``; ``-`` = unknown."""
+    if not milliseconds:
+        return "-"
+    shown = f"{datetime.fromtimestamp(milliseconds // 1000, UTC):%Y-%m-%d %H:%M:%S} UTC"
+    return f"{shown} ({_age(time.time() - milliseconds / 1000)})" if age else shown
+
+
+def _age(seconds: float) -> str:
+    size = abs(round(seconds))
+    if size < 120:
+        text = f"{size} s"
+    elif size < 120 * 60:
+        text = f"{size // 60} min"
+    else:
+        text = f"{size // 3600} h" if size < 48 * 3600 else f"{size // 86400:,} days"
+    return f"{text} ago" if seconds >= 0 else f"in {text}"
 
 
 def parse_ts(text: str, name: str) -> int:
@@ -46,7 +67,7 @@ def parse_ts(text: str, name: str) -> int:
     if text.isdecimal() and 0 < int(text) <= MAX_TS:
         return int(text)
     with contextlib.suppress(ValueError, OverflowError):
-        found = _AGE.fullmatch(text)
+        found = _AGE_FORM.fullmatch(text)
         if found:
             unit = _UNITS[(found[2] or found[4])[0].lower()]
             moment = datetime.now(UTC) - timedelta(**{unit: int(found[1] or found[3])})

@@ -7,6 +7,7 @@ import random
 from tikv_br.backupset import layout
 from tikv_br.backupset.files import FileEntry
 from tikv_br.cluster import safepoint
+from tikv_br.cluster.timestamps import show_ts
 from tikv_br.drill.context import DrillContext
 from tikv_br.drill.recovery import ownership_reporter
 from tikv_br.drill.targets import first_key
@@ -107,7 +108,7 @@ def check_sync_is_refused(context: DrillContext) -> None:
     except SafePointError as error:
         context.compared.append(Compared("start of a sync after GC", f"refused: {error.message}", 0, 0))
         return
-    raise HandOverNotRefused(f"GC has passed backup-ts {ts}, and a sync from it would still start")
+    raise HandOverNotRefused(f"GC has passed backup-ts {show_ts(ts)}, and a sync from it would still start")
 
 
 def _service(context: DrillContext) -> str:

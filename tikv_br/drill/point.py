@@ -81,10 +81,10 @@ class ChosenPoint:
     """The period that it was chosen from. The second is the last time that can be restored."""
 
     def __str__(self) -> str:
-        period = f"{show_ts(self.first_ts)} to {show_ts(self.last_ts)}"
+        period = f"{show_ts(self.first_ts, age=False)} to {show_ts(self.last_ts, age=False)}"
         how = "requested" if self.seed is None else f"chosen by seed {self.seed}"
         return (
-            f"restores {show_ts(self.restore_ts)}, {how} from {period}, with the log {self.log}; to repeat it: --restore-ts "
+            f"restores {show_ts(self.restore_ts, age=False)}, {how} from {period}, with the log {self.log}; to repeat it: --restore-ts "
             f"{self.restore_ts}"
         )
 
@@ -179,7 +179,7 @@ def verify(context: DrillContext) -> None:
         raise DifferencesFound(f"the target has the key {extra.hex()}, which is outside the backup's ranges")
     expired = f" {expiring:,} rows were about to expire and may be absent." if expiring else ""
     how = (
-        f"every row read from the target, key and value, against the newest version up to {show_ts(ts)} in "
+        f"every row read from the target, key and value, against the newest version up to {show_ts(ts, age=False)} in "
         f"{counted(len(sources.backups), 'backup')} and {counted(len(files), 'file')} of the log, without the merge of the "
         f"restore.{expired}"
     )

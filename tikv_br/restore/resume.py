@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from tikv_br.backupset import layout
 from tikv_br.cluster.import_mode import DownloadLimit, ImportMode, active_balance_schedulers
+from tikv_br.cluster.timestamps import show_time
 from tikv_br.errors import BackupDamaged, ClusterError, StorageDenied, StorageError, StorageReadOnly
 from tikv_br.formats.keys.ranges import KeyRange, intersection, subtract
 from tikv_br.progress_events import Notice
@@ -32,7 +33,7 @@ def find_resumable_restore(context: RestoreContext) -> None:
         return
     context.restamp_ts = context.checkpoint.restamp_ts
     context.todo = remaining_parts(context.parts, context.resumed)
-    began = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(context.checkpoint.started_ms / 1000))
+    began = show_time(context.checkpoint.started_ms)
     context.reporter(
         Notice(
             f"resuming the restore that began {began}: "

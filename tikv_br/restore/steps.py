@@ -30,6 +30,7 @@ from tikv_br.cluster.import_mode import DownloadLimit
 from tikv_br.cluster.ingests import Announcer, foreign_followers, unfinished
 from tikv_br.cluster.rate_limit import RateLimit
 from tikv_br.cluster.split import scatter, split_at
+from tikv_br.cluster.timestamps import show_ts
 from tikv_br.errors import (
     BackupDamaged,
     BackupUnsupported,
@@ -527,7 +528,9 @@ def announce(context: RestoreContext) -> None:
 
 def _choose_timestamp(context: RestoreContext) -> None:
     context.restamp_ts = _new_timestamp(context)
-    context.reporter(Notice(f"all restored rows get the new timestamp {context.restamp_ts}: {context.restamp_reason}"))
+    context.reporter(
+        Notice(f"all restored rows get the new timestamp {show_ts(context.restamp_ts)}: {context.restamp_reason}")
+    )
 
 
 def finish_announcement(context: RestoreContext) -> None:
@@ -669,7 +672,7 @@ def ingest_hidden(context: RestoreContext, comparison: BackupComparison) -> bool
             f"{found}: with --restamp never, restored rows keep their older timestamps",
             hint="Run the same command again with --restamp auto: the rows get a new timestamp and become visible.",
         )
-    context.reporter(Notice(f"{found}: these rows are ingested again with the new timestamp {ts}"))
+    context.reporter(Notice(f"{found}: these rows are ingested again with the new timestamp {show_ts(ts)}"))
     context.restamp_ts = ts
     save_checkpoint(context)
     todo, done, context.todo = context.todo, context.done, parts

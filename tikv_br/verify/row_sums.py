@@ -60,7 +60,7 @@ class RowSums:
             yield "rows:", self.rows, file.total_kvs
         yield "live rows:", self.live.total_kvs, file.total_kvs
         yield "bytes of keys and values:", self.live.total_bytes, file.total_bytes
-        yield "crc64xor", f"{self.live.crc64xor:016x}", f"{file.crc64xor:016x}"
+        yield "checksum", f"{self.live.crc64xor:016x}", f"{file.crc64xor:016x}"
         if file.max_ts and with_ts:
             yield "timestamps", (min(self.timestamps), max(self.timestamps)), (file.min_ts, file.max_ts)
         if with_expiry:

@@ -68,7 +68,7 @@ def test_lines_go_to_the_log(caplog: pytest.LogCaptureFixture, monkeypatch: pyte
     with caplog.at_level(logging.INFO, "tikv_br"), watching(Output(), watched, QUICK):
         watched.wait()
     assert caplog.messages[0] == (
-        "a: checkpoint 470623261766451301 (3.0 s behind), write lag 0.7 s, 3,000 rows written, 2,000 events/s, "
+        "a: checkpoint 470623261766451301 = 2026-11-21 18:21:09 UTC (3.0 s behind), write lag 0.7 s, 3,000 rows written, 2,000 events/s, "
         "regions 48/51, sorter 3.0 MiB, the sink has accepted no writes for 12 s: refused: secret-access-key=***"
     )
     assert caplog.messages[1] == "b: refused: secret-access-key=***"

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from tikv_br.cluster.timestamps import compose, parse_ts, physical_ms
+from tikv_br.cluster.timestamps import compose, parse_ts, physical_ms, show_time, show_ts
 from tikv_br.errors import UsageError
 
 TEN = 1777716000_000
@@ -48,3 +48,27 @@ def test_other_texts_are_refused(text: str) -> None:
     """The message has the flag and the text."""
     with pytest.raises(UsageError, match="--until"):
         parse_ts(text, "--until")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "age"),
+    [
+        (0, "0 s ago"),
+        (119, "119 s ago"),
+        (245, "4 min ago"),
+        (5 * 3600, "5 h ago"),
+        (3 * 86400, "3 days ago"),
+        (-600, "in 10 min"),
+    ],
+)
+def test_times_are_shown_with_their_age(seconds: int, age: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One form everywhere: the second in UTC, and how long ago it was by this machine's clock; beside a timestamp as well."""
+    monkeypatch.setattr(time, "time", lambda: TEN / 1000 + seconds)
+    assert show_time(TEN + 123 if seconds > 0 else TEN) == f"2026-05-02 10:00:00 UTC ({age})"
+    assert show_ts(compose(TEN)) == f"{compose(TEN)} = 2026-05-02 10:00:00 UTC ({age})"
+
+
+def test_texts_that_are_kept_have_no_age() -> None:
+    """Reports and records are read later; a time that is not known is a dash."""
+    assert show_ts(compose(TEN), age=False) == f"{compose(TEN)} = 2026-05-02 10:00:00 UTC"
+    assert show_time(0) == "-"
