@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import threading
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ from tikv_br.cluster.cluster import has_transactions
 from tikv_br.cluster.config import ClusterConfig
 from tikv_br.cluster.etcd import Etcd
 from tikv_br.cluster.pb import kvrpcpb_pb2 as kv
+from tikv_br.cluster.pb import pdpb_pb2
 from tikv_br.cluster.pd import PdClient
 from tikv_br.cluster.pd_http import gc_status
 from tikv_br.cluster.regions import Region
@@ -67,6 +69,44 @@ def test_status_of_both_kinds_of_pd(live: LiveCluster) -> None:
     assert found.services[0].ttl == pytest.approx(HOUR, abs=120)
     assert found.services[1].ttl is None
     assert (found.worker_safe_point, found.safe_point, found.holder) == (minus_seconds(tso, 600), 0, None)
+
+
+def test_barriers_that_only_grpc_lists(tmp_path: Path) -> None:
+    """Global ones stop GC and are named; those of keyspaces are listed. A PD that cannot list them is reported, an older one is not."""
+    with live_cluster(tmp_path / "9.0", ApiVersion.V2, stores=1, tikv_version="9.0", gc_barriers=True) as live:
+        pd = live.cluster.pd
+        tso = pd.tso()
+        ask = pd.connection.unary
+        for barrier, minutes in (("audit", 20), ("young", 5)):
+            ts = minus_seconds(tso, 60 * minutes)
+            request = pdpb_pb2.SetGlobalGCBarrierRequest(barrier_id=barrier, barrier_ts=ts, ttl_seconds=HOUR)
+            ask(lambda leader: leader.pd.SetGlobalGCBarrier, request)
+        own = pdpb_pb2.SetGCBarrierRequest(barrier_id="job", barrier_ts=tso, ttl_seconds=FOREVER)
+        own.keyspace_scope.keyspace_id = 7
+        ask(lambda leader: leader.pd.SetGCBarrier, own)
+        pd.update_service_safe_point("br-1", HOUR, minus_seconds(tso, 600))
+        assert pd.update_service_safe_point(GC_WORKER, FOREVER, tso) == minus_seconds(tso, 1200)
+        pd.update_gc_safe_point(minus_seconds(tso, 1200))
+        told = tikv_br("gc", "status", "--pd", live.pd, "--warn", "1m", "--output", "json").lines
+        assert [(line["service"], line["service_kind"], line["service_name"]) for line in told[1:]] == [
+            ("audit", "global_barrier", "audit"),
+            ("br-1", "br", "1"),
+            ("young", "global_barrier", "young"),
+            ("job", "keyspace_barrier", "7"),
+        ]
+        assert (told[0]["holder"], [line["holds_gc"] for line in told[1:]]) == ("audit", [True, False, False, False])
+        assert "; audit holds GC back" in told[0]["seen"]
+        assert "let the program that has set it remove it" in told[0]["advice"]
+        with live.failing("GetAllKeyspacesGCStates", {"abort": {"code": "UNIMPLEMENTED", "details": "unknown method"}}):
+            told = tikv_br("gc", "status", "--pd", live.pd, "--output", "json").lines
+        assert [line["service"] for line in told[1:]] == ["br-1"]
+        assert re.search(
+            "global and keyspace-level GC barriers cannot be listed: PD .*: UNIMPLEMENTED: unknown method",
+            told[0]["seen"],
+        )
+    with live_cluster(tmp_path / "8.5", ApiVersion.V2, stores=1, tikv_version="8.5") as live:
+        told = tikv_br("gc", "status", "--pd", live.pd, "--output", "json").lines
+        assert told[0]["seen"] == "GC has never run"
 
 
 def write(live: LiveCluster, key: bytes, operation: kv.Op.ValueType, *, commit: bool) -> None:

@@ -198,19 +198,25 @@ def status(flags: StatusFlags) -> None:
 def _judge(found: GcReport, warn_seconds: float, critical_seconds: float) -> ProbeOutcome:
     """Whether GC keeps up, and if not, why."""
     from tikv_br.check.probe import Figure, ProbeOutcome, Status
+    from tikv_br.gc.status import Kind
 
     figures = [Figure("services", len(found.services)), Figure("held_back", round(found.held_seconds), "s")]
+    unlisted = f"; global and keyspace-level GC barriers cannot be listed: {found.unlisted}" if found.unlisted else ""
     if found.lag is None:
         advice = "Run `tikv-br gc run`: without a GC worker, old versions and tombstones are kept forever."
-        return ProbeOutcome(Status.WARN, "GC has never run", advice, tuple(figures))
+        return ProbeOutcome(Status.WARN, f"GC has never run{unlisted}", advice, tuple(figures))
     figures.append(Figure("gc_age", round(found.lag), "s", f"{warn_seconds:g}", f"{critical_seconds:g}"))
     holder, seen = found.holder, f"the GC safe point is {human_seconds(max(found.lag, 0))} old"
     if holder is not None:
         held = human_seconds(found.held_seconds)
-        seen += f"; {holder.service} has held GC back for {held}, since {show_time(found.held_since_ms, age=False)}"
+        since = f"has held GC back for {held}, since {show_time(found.held_since_ms, age=False)}"
+        seen += f"; {holder.service} {since if found.held_seconds else 'holds GC back'}"
+    seen += unlisted
     if found.lag <= warn_seconds:
         return ProbeOutcome(Status.OK, seen, "", tuple(figures))
-    if holder is not None:
+    if holder is not None and holder.owner.kind is Kind.GLOBAL_BARRIER:
+        advice = f"If {holder.service} ({holder.owner}) is no longer needed, let the program that has set it remove it."
+    elif holder is not None:
         advice = f"If {holder.service} ({holder.owner}) is no longer needed, remove its safe point: `tikv-br gc release {holder.service}`."
     else:
         advice = "No service holds GC back: no GC worker advances it. Run `tikv-br gc run`."

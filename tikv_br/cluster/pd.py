@@ -8,9 +8,11 @@ from types import TracebackType
 from typing import Self
 
 from tikv_br import retry
+from tikv_br.cluster.channel import CallUnsupported
 from tikv_br.cluster.config import ClusterConfig
 from tikv_br.cluster.pb import keyspacepb_pb2, pdpb_pb2
 from tikv_br.cluster.pd_connection import Leader, PdConnection
+from tikv_br.cluster.pd_http import GcBarrier
 from tikv_br.cluster.regions import Region
 from tikv_br.cluster.timestamps import compose
 from tikv_br.cluster.topology import Store
@@ -18,6 +20,8 @@ from tikv_br.errors import ClusterUnfit, ClusterUnreachable, UsageError
 from tikv_br.formats.api_version import V3_REFUSED
 from tikv_br.formats.keys.text import show_key
 
+NULL_KEYSPACE = 0xFFFF_FFFF
+"""What PD calls the cluster as a whole where it wants the id of a keyspace."""
 SCAN_PAGE = 1024
 """Regions that one ScanRegions asks for."""
 
@@ -177,6 +181,34 @@ class PdClient:
             service_id=service_id.encode(), TTL=ttl_seconds, safe_point=safe_point
         )
         return self.connection.unary(lambda leader: leader.pd.UpdateServiceGCSafePoint, request).min_safe_point
+
+    def gc_barriers(self) -> tuple[GcBarrier, ...] | None:
+        """Global and keyspace-level GC barriers; None if PD has no GC barriers at all (before 9.0).
+
+        Raises `CallUnsupported` if it has them and cannot list these.
+        """
+        request = pdpb_pb2.GetAllKeyspacesGCStatesRequest()
+        try:
+            answer = self.connection.unary(lambda leader: leader.pd.GetAllKeyspacesGCStates, request)
+        except CallUnsupported:
+            state = pdpb_pb2.GetGCStateRequest(
+                keyspace_scope=pdpb_pb2.KeyspaceScope(keyspace_id=NULL_KEYSPACE), exclude_gc_barriers=True
+            )
+            try:
+                self.connection.unary(lambda leader: leader.pd.GetGCState, state)
+            except CallUnsupported:
+                return None
+            raise
+        found = [
+            GcBarrier(each.barrier_id, each.barrier_ts, each.ttl_seconds, None) for each in answer.global_gc_barriers
+        ]
+        for keyspace in answer.gc_states:
+            if (keyspace_id := keyspace.keyspace_scope.keyspace_id) != NULL_KEYSPACE:
+                found += [
+                    GcBarrier(each.barrier_id, each.barrier_ts, each.ttl_seconds, keyspace_id)
+                    for each in keyspace.gc_barriers
+                ]
+        return tuple(found)
 
     # Keyspaces
 

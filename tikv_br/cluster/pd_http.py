@@ -218,6 +218,18 @@ class ServiceSafePoint:
 
 
 @dataclass(frozen=True, slots=True)
+class GcBarrier:
+    """A global or keyspace-level GC barrier, which the HTTP API does not list."""
+
+    name: str
+    ts: int
+    ttl: int
+    """Seconds from the answer on; very many = for ever."""
+    keyspace_id: int | None
+    """None: it holds the GC of the whole cluster."""
+
+
+@dataclass(frozen=True, slots=True)
 class GcStatus:
     """How far GC has advanced, and what stops it."""
 
@@ -226,6 +238,12 @@ class GcStatus:
     """Without GC itself."""
     worker: int = 0
     """The safe point that the GC worker has asked for: PD refuses a new service below it, unless an older service is below it."""
+    has_barriers: bool = False
+    """Whether PD has GC barriers, which never let `worker` pass them. Known, like the rest, to `PdClient.gc_barriers`."""
+    barriers: tuple[GcBarrier, ...] = ()
+    """Global and keyspace-level ones."""
+    unlisted: str = ""
+    """Why `barriers` is not known."""
 
     def refuses_below(self, now: float) -> int:
         """The lowest safe point that PD accepts from a new service; `now` is in seconds since the epoch."""

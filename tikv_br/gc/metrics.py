@@ -14,7 +14,7 @@ from prometheus_client.registry import Collector
 from tikv_br import __version__
 from tikv_br.cluster.timestamps import physical_ms
 from tikv_br.errors import UsageError
-from tikv_br.gc.status import GcReport, ServiceReport
+from tikv_br.gc.status import GcReport, Kind, ServiceReport
 
 PREFIX = "tikv_br_gc_"
 
@@ -118,5 +118,7 @@ def _counter(name: str, meaning: str, value: float) -> Metric:
 def _labelled(name: str, meaning: str, values: Sequence[tuple[ServiceReport, float]]) -> Metric:
     family = GaugeMetricFamily(PREFIX + name, meaning, labels=["service", "kind"])
     for each, value in values:
-        family.add_metric([each.service, each.owner.kind.value], value)
+        of_keyspace = each.owner.kind is Kind.KEYSPACE_BARRIER  # barriers of several keyspaces may have one name
+        name = f"{each.owner.name}/{each.service}" if of_keyspace else each.service
+        family.add_metric([name, each.owner.kind.value], value)
     return family

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from tikv_br.cluster.channel import CallUnsupported
 from tikv_br.cluster.config import ClusterConfig
 from tikv_br.cluster.pd import PdClient
-from tikv_br.cluster.pd_http import GC_WORKER, GcStatus, PdHttp, ServiceSafePoint, gc_status
+from tikv_br.cluster.pd_http import GC_WORKER, GcBarrier, GcStatus, PdHttp, gc_status
 from tikv_br.cluster.timestamps import physical_ms
+from tikv_br.errors import RequestRefused
 
 FOREVER = (1 << 63) - 1
 """The TTL of ``gc_worker``, and its expiry: never. PD takes no other."""
@@ -28,6 +30,10 @@ class Kind(enum.StrEnum):
     """A backup of the Go TiKV-BR, or of TiDB's BR."""
     CDC = "cdc"
     """TiKV-CDC or TiCDC."""
+    GLOBAL_BARRIER = "global_barrier"
+    """A GC barrier for all keyspaces, which any program may have set."""
+    KEYSPACE_BARRIER = "keyspace_barrier"
+    """A GC barrier of a keyspace that has a GC of its own; its name is the keyspace's id."""
     OTHER = "other"
 
 
@@ -45,26 +51,23 @@ class Owner:
         return self.kind in {Kind.BACKUP, Kind.SYNC, Kind.DRILL}
 
     def __str__(self) -> str:
-        match self.kind:
-            case Kind.BACKUP:
-                return f"backup {self.name}"
-            case Kind.SYNC:
-                return f"sync, changefeed or log {self.name}"
-            case Kind.DRILL:
-                return f"drill {self.name}"
-            case Kind.GO_BR:
-                return "backup of the Go TiKV-BR or of BR"
-            case Kind.CDC if self.name.startswith(CREATING):
-                # Held for ten minutes, until the changefeed has its own.
-                return (
-                    f"create or resume of changefeed {self.name.removeprefix(CREATING)} of TiKV-CDC; expires by itself"
-                )
-            case Kind.CDC:
-                return "TiKV-CDC or TiCDC"
-            case Kind.OTHER:
-                return "not known"
+        if self.kind is Kind.CDC and self.name.startswith(
+            CREATING
+        ):  # held for ten minutes, until the changefeed has its own
+            return f"create or resume of changefeed {self.name.removeprefix(CREATING)} of TiKV-CDC; expires by itself"
+        return _TEXTS[self.kind].format(self.name)
 
 
+_TEXTS = {
+    Kind.BACKUP: "backup {}",
+    Kind.SYNC: "sync, changefeed or log {}",
+    Kind.DRILL: "drill {}",
+    Kind.GO_BR: "backup of the Go TiKV-BR or of BR",
+    Kind.CDC: "TiKV-CDC or TiCDC",
+    Kind.GLOBAL_BARRIER: "all keyspaces: a global GC barrier",
+    Kind.KEYSPACE_BARRIER: "keyspace {}: a barrier of its own GC",
+    Kind.OTHER: "not known",
+}
 CREATING = "-creating-"
 _PREFIXES = {
     "tikv-br-backup-": Kind.BACKUP,
@@ -114,7 +117,11 @@ class GcReport:
     worker_safe_point: int
     """Up to which the last GC worker wanted to remove versions; 0 = there has been none."""
     services: tuple[ServiceReport, ...]
-    """Without GC itself, the oldest safe point first."""
+    """Without GC itself, the oldest safe point first; also global and keyspace-level GC barriers."""
+    has_barriers: bool = False
+    """Whether PD has GC barriers: then the worker's safe point stops at the oldest one."""
+    unlisted: str = ""
+    """Why global and keyspace-level barriers are not among `services`."""
 
     @property
     def lag(self) -> float | None:
@@ -129,12 +136,15 @@ class GcReport:
     @property
     def holder(self) -> ServiceReport | None:
         """The service that GC waits for: the oldest one, if the worker would pass it."""
-        oldest = next((each for each in self.services if not each.has_expired), None)
-        return oldest if oldest is not None and oldest.safe_point < self.worker_safe_point else None
+        holders = (each for each in self.services if each.owner.kind is not Kind.KEYSPACE_BARRIER)
+        oldest = next((each for each in holders if not each.has_expired), None)
+        # A worker that waits for a barrier stands at it.
+        reached = self.worker_safe_point + self.has_barriers
+        return oldest if oldest is not None and oldest.safe_point < reached else None
 
     @property
     def held_seconds(self) -> float:
-        """By how many seconds the holder keeps GC behind the worker; 0 without a holder."""
+        """By how many seconds the holder keeps GC behind the worker; 0 without a holder, and for a PD with GC barriers."""
         holder = self.holder
         return 0.0 if holder is None else (physical_ms(self.worker_safe_point) - physical_ms(holder.safe_point)) / 1000
 
@@ -150,20 +160,42 @@ class GcReport:
 def read_report(config: ClusterConfig) -> GcReport:
     """Ask PD; the stores are not needed. Raises `ClusterError`."""
     with PdClient(config) as pd:
-        return report(gc_status(PdHttp(pd.connection)), pd.tso())
+        return report(read_status(pd), pd.tso())
+
+
+def read_status(pd: PdClient) -> GcStatus:
+    """All safe points, with global and keyspace-level GC barriers, or why they cannot be listed. Raises `ClusterError`."""
+    status = gc_status(PdHttp(pd.connection))
+    try:
+        barriers = pd.gc_barriers()
+    except (CallUnsupported, RequestRefused) as error:
+        return replace(status, has_barriers=True, unlisted=error.message)
+    return status if barriers is None else replace(status, has_barriers=True, barriers=barriers)
 
 
 def report(status: GcStatus, now_ts: int) -> GcReport:
     """The report of a status that PD has just given; `now_ts` is a timestamp of PD."""
     now_ms = physical_ms(now_ts)
-    services = sorted(status.services, key=lambda each: (each.safe_point, each.service))
-    return GcReport(now_ms, status.safe_point, status.worker, tuple(_service(each, now_ms) for each in services))
+    services = [
+        _service(each.service, owner_of(each.service), each.safe_point, each.expires, now_ms)
+        for each in status.services
+    ]
+    services += [
+        _service(each.name, _owner(each), each.ts, now_ms // 1000 + each.ttl, now_ms) for each in status.barriers
+    ]
+    services.sort(key=lambda each: (each.safe_point, each.service))
+    return GcReport(now_ms, status.safe_point, status.worker, tuple(services), status.has_barriers, status.unlisted)
 
 
-def _service(item: ServiceSafePoint, now_ms: int) -> ServiceReport:
-    lag = (now_ms - physical_ms(item.safe_point)) / 1000
-    ttl = None if item.expires >= _NEVER else item.expires - now_ms / 1000
-    return ServiceReport(item.service, owner_of(item.service), item.safe_point, lag, ttl)
+def _owner(barrier: GcBarrier) -> Owner:
+    if barrier.keyspace_id is None:
+        return Owner(Kind.GLOBAL_BARRIER, barrier.name)
+    return Owner(Kind.KEYSPACE_BARRIER, str(barrier.keyspace_id))
+
+
+def _service(name: str, owner: Owner, safe_point: int, expires: int, now_ms: int) -> ServiceReport:
+    lag = (now_ms - physical_ms(safe_point)) / 1000
+    return ServiceReport(name, owner, safe_point, lag, None if expires >= _NEVER else expires - now_ms / 1000)
 
 
 __all__ = ["FOREVER", "GC_WORKER", "GcReport", "Kind", "Owner", "ServiceReport", "owner_of", "read_report", "report"]

@@ -22,14 +22,14 @@ from tikv_br.cluster.cluster import Cluster, has_transactions
 from tikv_br.cluster.config import ClusterConfig
 from tikv_br.cluster.etcd import LeaseApi, LeaseHolder
 from tikv_br.cluster.pd import PdClient
-from tikv_br.cluster.pd_http import GC_WORKER, GcStatus, PdHttp, gc_status
+from tikv_br.cluster.pd_http import GC_WORKER, GcStatus
 from tikv_br.cluster.timestamps import minus_seconds, show_ts
 from tikv_br.cluster.versions import API_V2
 from tikv_br.errors import ClusterError, ClusterUnfit, EtcdLeaseExpired, EtcdUnreachable
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.gc.election import Candidate, ElectionApi
 from tikv_br.gc.metrics import WorkerFigures
-from tikv_br.gc.status import FOREVER, GcReport, report
+from tikv_br.gc.status import FOREVER, GcReport, read_status, report
 
 log = logging.getLogger(__name__)
 
@@ -79,7 +79,7 @@ class ClusterGc:
     """The calls of a cluster's PD for GC: `GcPd` and `release.ReleaseApi`."""
 
     def __init__(self, pd: PdClient) -> None:
-        self._http = PdHttp(pd.connection)
+        self._pd = pd
         self.tso = pd.tso
         self.update_service_safe_point = pd.update_service_safe_point
         self.update_gc_safe_point = pd.update_gc_safe_point
@@ -87,7 +87,7 @@ class ClusterGc:
 
     def gc_status(self) -> GcStatus:
         """All safe points."""
-        return gc_status(self._http)
+        return read_status(self._pd)
 
 
 class WorkerEtcd(LeaseApi, ElectionApi, Protocol):

@@ -21,7 +21,9 @@ Answer: TypeAlias = Any
 """A response of any of PD's RPCs."""
 _CLUSTERLESS: Final = frozenset({"GetMembers", "GetClusterInfo", "LoadGlobalConfig", "StoreGlobalConfig"})
 """RPCs without a cluster id."""
-_BARRIERS: Final = frozenset({"SetGCBarrier", "DeleteGCBarrier", "GetGCState"})
+_BARRIERS: Final = frozenset(
+    {"SetGCBarrier", "DeleteGCBarrier", "SetGlobalGCBarrier", "GetGCState", "GetAllKeyspacesGCStates"}
+)
 _NULL_KEYSPACE: Final = 0xFFFF_FFFF
 _NO_TSO: Final = "[PD:tso:ErrGenerateTimestamp]generate timestamp failed, "
 
@@ -80,7 +82,9 @@ class PdService:
             "UpdateServiceGCSafePoint": self._update_service_safe_point,
             "SetGCBarrier": self._set_barrier,
             "DeleteGCBarrier": self._delete_barrier,
+            "SetGlobalGCBarrier": self._set_global_barrier,
             "GetGCState": self._gc_state,
+            "GetAllKeyspacesGCStates": self._all_gc_states,
             "StoreGlobalConfig": self._store_config,
             "LoadGlobalConfig": self._load_config,
         }
@@ -262,14 +266,29 @@ class PdService:
         )
 
     def _set_barrier(self, request: pdpb_pb2.SetGCBarrierRequest) -> pdpb_pb2.SetGCBarrierResponse:
+        asked = (request.barrier_id, request.barrier_ts, request.ttl_seconds)
+        keyspace_id = request.keyspace_scope.keyspace_id if request.HasField("keyspace_scope") else _NULL_KEYSPACE
         try:
-            self._state.gc.set_barrier(request.barrier_id, request.barrier_ts, request.ttl_seconds)
+            if keyspace_id == _NULL_KEYSPACE:
+                self._state.gc.set_barrier(*asked)
+            else:
+                self._state.gc.set_other_barrier(*asked, keyspace_id)
         except GcRefusal as refusal:
             raise PdRefusal(pdpb_pb2.UNKNOWN, str(refusal)) from refusal
         info = pdpb_pb2.GCBarrierInfo(
             barrier_id=request.barrier_id, barrier_ts=request.barrier_ts, ttl_seconds=request.ttl_seconds
         )
         return pdpb_pb2.SetGCBarrierResponse(new_barrier_info=info)
+
+    def _set_global_barrier(self, request: pdpb_pb2.SetGlobalGCBarrierRequest) -> pdpb_pb2.SetGlobalGCBarrierResponse:
+        try:
+            self._state.gc.set_other_barrier(request.barrier_id, request.barrier_ts, request.ttl_seconds, None)
+        except GcRefusal as refusal:
+            raise PdRefusal(pdpb_pb2.UNKNOWN, str(refusal)) from refusal
+        info = pdpb_pb2.GlobalGCBarrierInfo(
+            barrier_id=request.barrier_id, barrier_ts=request.barrier_ts, ttl_seconds=request.ttl_seconds
+        )
+        return pdpb_pb2.SetGlobalGCBarrierResponse(new_barrier_info=info)
 
     def _delete_barrier(self, request: pdpb_pb2.DeleteGCBarrierRequest) -> pdpb_pb2.DeleteGCBarrierResponse:
         removed = self._state.gc.delete_barrier(request.barrier_id)
@@ -295,6 +314,24 @@ class PdService:
                 gc_barriers=[] if request.exclude_gc_barriers else barriers,
             )
         )
+
+    def _all_gc_states(self, _: pdpb_pb2.GetAllKeyspacesGCStatesRequest) -> pdpb_pb2.GetAllKeyspacesGCStatesResponse:
+        now, keyspaces = self._state.gc.now(), dict[int, pdpb_pb2.GCState]()
+        response = pdpb_pb2.GetAllKeyspacesGCStatesResponse(
+            gc_states=[self._gc_state(pdpb_pb2.GetGCStateRequest()).gc_state]
+        )
+        for (name, keyspace_id), each in sorted(self._state.gc.other_barriers().items(), key=str):
+            if keyspace_id is None:
+                response.global_gc_barriers.add(barrier_id=name, barrier_ts=each.ts, ttl_seconds=each.expires - now)
+            else:
+                if keyspace_id not in keyspaces:
+                    scope = pdpb_pb2.KeyspaceScope(keyspace_id=keyspace_id)
+                    keyspaces[keyspace_id] = pdpb_pb2.GCState(keyspace_scope=scope, is_keyspace_level_gc=True)
+                keyspaces[keyspace_id].gc_barriers.add(
+                    barrier_id=name, barrier_ts=each.ts, ttl_seconds=each.expires - now
+                )
+        response.gc_states.extend(keyspaces.values())
+        return response
 
     # -- configuration and keyspaces ----------------------------------------------------------------------------
 

@@ -206,6 +206,9 @@ class GcState:
         self._safe_point: int = saved.get("safe_point", 0)
         self._services = {name: SafePoint(*safe_point) for name, safe_point in saved.get("services", {}).items()}
         self._services.setdefault(GC_WORKER, SafePoint(0, FOREVER))
+        self._barriers = {
+            (name, keyspace_id): SafePoint(ts, expires) for name, keyspace_id, ts, expires in saved.get("barriers", [])
+        }
 
     @property
     def safe_point(self) -> int:
@@ -259,6 +262,25 @@ class GcState:
             self._save()
             return self._services[barrier]
 
+    def set_other_barrier(self, barrier: str, ts: int, ttl: int, keyspace_id: int | None) -> None:
+        """Set a GC barrier of a keyspace that has its own GC, or a global one. Raises `GcRefusal` for a global one that GC has passed."""
+        with self._lock:
+            behind = self._services[GC_WORKER].ts
+            if keyspace_id is None and ts < behind:
+                raise GcRefusal(
+                    "[PD:gc:ErrGlobalGCBarrierTSBehindTxnSafePoint]trying to set a global GC barrier with ts "
+                    f"{ts} which is already behind the txn safe point {behind}"
+                )
+            self._barriers[barrier, keyspace_id] = SafePoint(ts, self._expiry(ttl))
+            self._save()
+
+    def other_barriers(self) -> dict[tuple[str, int | None], SafePoint]:
+        """Global barriers, and those of keyspaces that have their own GC, by name and keyspace."""
+        with self._lock:
+            now = self.now()
+            self._barriers = {key: each for key, each in self._barriers.items() if each.expires > now}
+            return dict(self._barriers)
+
     def delete_barrier(self, barrier: str) -> SafePoint | None:
         """Remove a barrier and return it, None if there was none."""
         with self._lock:
@@ -270,9 +292,14 @@ class GcState:
         if ttl <= 0:
             self._services.pop(service, None)
         elif self.has_barriers and service == GC_WORKER:
-            lowest = min(
-                (safe_point.ts for name, safe_point in self._unexpired().items() if name != GC_WORKER), default=ts
-            )
+            now = self.now()
+            held = [
+                each.ts
+                for (_, keyspace_id), each in self._barriers.items()
+                if keyspace_id is None and each.expires > now
+            ]
+            held += [safe_point.ts for name, safe_point in self._unexpired().items() if name != GC_WORKER]
+            lowest = min(held, default=ts)
             self._services[service] = SafePoint(max(self._services[service].ts, min(ts, lowest)), FOREVER)
         elif ts >= self._lowest()[1].ts:
             self._services[service] = SafePoint(ts, self._expiry(ttl))
@@ -295,7 +322,8 @@ class GcState:
 
     def _save(self) -> None:
         services = {name: [safe_point.ts, safe_point.expires] for name, safe_point in self._services.items()}
-        record = json.dumps({"safe_point": self._safe_point, "services": services})
+        barriers = [[*key, each.ts, each.expires] for key, each in self._barriers.items()]
+        record = json.dumps({"safe_point": self._safe_point, "services": services, "barriers": barriers})
         self._engine.put_meta({_GC_RECORD: record.encode()})
 
 

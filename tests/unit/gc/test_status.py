@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tikv_br.cluster.pd_http import GcStatus, ServiceSafePoint
+from tikv_br.cluster.pd_http import GcBarrier, GcStatus, ServiceSafePoint
 from tikv_br.cluster.safepoint import service_id as backup_service
 from tikv_br.cluster.timestamps import compose
 from tikv_br.errors import UsageError
@@ -90,6 +90,30 @@ def test_a_cluster_without_a_worker() -> None:
 def test_a_safe_point_for_ever() -> None:
     """It has no time left that could be shown."""
     assert made(service("pinned", 10, ttl=FOREVER)).services[0].ttl is None
+
+
+def test_barriers_of_newer_pds(tmp_path: Path) -> None:
+    """A global one that the worker has reached holds GC; one of a keyspace holds that keyspace's own GC only."""
+    barriers = (
+        GcBarrier("job", at(9000), FOREVER, 7),
+        GcBarrier("job", at(8000), 60, 8),
+        GcBarrier("audit", at(7200), 600, None),
+    )
+    status = GcStatus(at(7200), (service("tikv-br-sync-a", 60),), at(7200), has_barriers=True, barriers=barriers)
+    found = report(status, compose(NOW * 1000))
+    assert [(each.service, str(each.owner), each.ttl) for each in found.services] == [
+        ("job", "keyspace 7: a barrier of its own GC", None),
+        ("job", "keyspace 8: a barrier of its own GC", 60),
+        ("audit", "all keyspaces: a global GC barrier", 600),
+        ("tikv-br-sync-a", "sync, changefeed or log a", 300),
+    ]
+    assert found.holder == found.services[2]
+    assert found.held_seconds == 0
+    write_metrics(tmp_path / "gc.prom", found, None)
+    told = samples(tmp_path / "gc.prom")
+    assert told['tikv_br_gc_service_holds_back{kind="global_barrier",service="audit"}'] == 1
+    assert told['tikv_br_gc_service_holds_back{kind="keyspace_barrier",service="7/job"}'] == 0
+    assert told['tikv_br_gc_service_holds_back{kind="keyspace_barrier",service="8/job"}'] == 0
 
 
 def samples(path: Path) -> dict[str, float]:

@@ -81,3 +81,18 @@ def test_barriers_of_newer_pds(engine: Engine) -> None:
     assert gc.update_service(GC_WORKER, FOREVER, 500)[1].ts == 200
     with pytest.raises(GcRefusal, match="reserved"):
         gc.set_barrier(GC_WORKER, 1000, 10)
+
+
+def test_global_barriers_and_those_of_keyspaces(engine: Engine) -> None:
+    """A global one holds the cluster's GC until it expires, one of a keyspace does not; both outlive a restart."""
+    clock = Clock()
+    gc = GcState(engine, barriers=True, clock=clock)
+    gc.set_other_barrier("audit", 100, 10, None)
+    gc.set_other_barrier("job", 50, 300, 7)
+    assert gc.update_service(GC_WORKER, FOREVER, 500)[1].ts == 100
+    with pytest.raises(GcRefusal, match="behind the txn safe point 100"):
+        gc.set_other_barrier("late", 99, 300, None)
+    assert set(GcState(engine, barriers=True, clock=clock).other_barriers()) == {("audit", None), ("job", 7)}
+    clock.now += 10
+    assert gc.update_service(GC_WORKER, FOREVER, 500)[1].ts == 500
+    assert set(gc.other_barriers()) == {("job", 7)}

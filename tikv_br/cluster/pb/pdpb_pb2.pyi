@@ -1993,6 +1993,84 @@ class DeleteGCBarrierResponse(_message.Message):
 Global___DeleteGCBarrierResponse: _TypeAlias = DeleteGCBarrierResponse  # noqa: Y015
 
 @_typing.final
+class SetGlobalGCBarrierRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HEADER_FIELD_NUMBER: _builtins.int
+    BARRIER_ID_FIELD_NUMBER: _builtins.int
+    BARRIER_TS_FIELD_NUMBER: _builtins.int
+    TTL_SECONDS_FIELD_NUMBER: _builtins.int
+    barrier_id: _builtins.str
+    barrier_ts: _builtins.int
+    ttl_seconds: _builtins.int
+    @_builtins.property
+    def header(self) -> Global___RequestHeader: ...
+    def __init__(
+        self,
+        *,
+        header: Global___RequestHeader | None = ...,
+        barrier_id: _builtins.str = ...,
+        barrier_ts: _builtins.int = ...,
+        ttl_seconds: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["barrier_id", b"barrier_id", "barrier_ts", b"barrier_ts", "header", b"header", "ttl_seconds", b"ttl_seconds"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetGlobalGCBarrierRequest: _TypeAlias = SetGlobalGCBarrierRequest  # noqa: Y015
+
+@_typing.final
+class SetGlobalGCBarrierResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HEADER_FIELD_NUMBER: _builtins.int
+    NEW_BARRIER_INFO_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def header(self) -> Global___ResponseHeader: ...
+    @_builtins.property
+    def new_barrier_info(self) -> Global___GlobalGCBarrierInfo: ...
+    def __init__(
+        self,
+        *,
+        header: Global___ResponseHeader | None = ...,
+        new_barrier_info: Global___GlobalGCBarrierInfo | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "new_barrier_info", b"new_barrier_info"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "new_barrier_info", b"new_barrier_info"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetGlobalGCBarrierResponse: _TypeAlias = SetGlobalGCBarrierResponse  # noqa: Y015
+
+@_typing.final
+class GlobalGCBarrierInfo(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BARRIER_ID_FIELD_NUMBER: _builtins.int
+    BARRIER_TS_FIELD_NUMBER: _builtins.int
+    TTL_SECONDS_FIELD_NUMBER: _builtins.int
+    barrier_id: _builtins.str
+    barrier_ts: _builtins.int
+    ttl_seconds: _builtins.int
+    def __init__(
+        self,
+        *,
+        barrier_id: _builtins.str = ...,
+        barrier_ts: _builtins.int = ...,
+        ttl_seconds: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["barrier_id", b"barrier_id", "barrier_ts", b"barrier_ts", "ttl_seconds", b"ttl_seconds"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GlobalGCBarrierInfo: _TypeAlias = GlobalGCBarrierInfo  # noqa: Y015
+
+@_typing.final
 class GCState(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -2075,6 +2153,60 @@ class GetGCStateResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetGCStateResponse: _TypeAlias = GetGCStateResponse  # noqa: Y015
+
+@_typing.final
+class GetAllKeyspacesGCStatesRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HEADER_FIELD_NUMBER: _builtins.int
+    EXCLUDE_GC_BARRIERS_FIELD_NUMBER: _builtins.int
+    EXCLUDE_GLOBAL_GC_BARRIERS_FIELD_NUMBER: _builtins.int
+    exclude_gc_barriers: _builtins.bool
+    exclude_global_gc_barriers: _builtins.bool
+    @_builtins.property
+    def header(self) -> Global___RequestHeader: ...
+    def __init__(
+        self,
+        *,
+        header: Global___RequestHeader | None = ...,
+        exclude_gc_barriers: _builtins.bool = ...,
+        exclude_global_gc_barriers: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["exclude_gc_barriers", b"exclude_gc_barriers", "exclude_global_gc_barriers", b"exclude_global_gc_barriers", "header", b"header"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetAllKeyspacesGCStatesRequest: _TypeAlias = GetAllKeyspacesGCStatesRequest  # noqa: Y015
+
+@_typing.final
+class GetAllKeyspacesGCStatesResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HEADER_FIELD_NUMBER: _builtins.int
+    GC_STATES_FIELD_NUMBER: _builtins.int
+    GLOBAL_GC_BARRIERS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def header(self) -> Global___ResponseHeader: ...
+    @_builtins.property
+    def gc_states(self) -> _containers.RepeatedCompositeFieldContainer[Global___GCState]: ...
+    @_builtins.property
+    def global_gc_barriers(self) -> _containers.RepeatedCompositeFieldContainer[Global___GlobalGCBarrierInfo]: ...
+    def __init__(
+        self,
+        *,
+        header: Global___ResponseHeader | None = ...,
+        gc_states: _abc.Iterable[Global___GCState] | None = ...,
+        global_gc_barriers: _abc.Iterable[Global___GlobalGCBarrierInfo] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["gc_states", b"gc_states", "global_gc_barriers", b"global_gc_barriers", "header", b"header"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetAllKeyspacesGCStatesResponse: _TypeAlias = GetAllKeyspacesGCStatesResponse  # noqa: Y015
 
 @_typing.final
 class GlobalConfigItem(_message.Message):

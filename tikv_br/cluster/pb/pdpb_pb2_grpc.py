@@ -169,10 +169,20 @@ class PDStub:
                 request_serializer=pdpb__pb2.DeleteGCBarrierRequest.SerializeToString,
                 response_deserializer=pdpb__pb2.DeleteGCBarrierResponse.FromString,
                 _registered_method=True)
+        self.SetGlobalGCBarrier = channel.unary_unary(
+                '/pdpb.PD/SetGlobalGCBarrier',
+                request_serializer=pdpb__pb2.SetGlobalGCBarrierRequest.SerializeToString,
+                response_deserializer=pdpb__pb2.SetGlobalGCBarrierResponse.FromString,
+                _registered_method=True)
         self.GetGCState = channel.unary_unary(
                 '/pdpb.PD/GetGCState',
                 request_serializer=pdpb__pb2.GetGCStateRequest.SerializeToString,
                 response_deserializer=pdpb__pb2.GetGCStateResponse.FromString,
+                _registered_method=True)
+        self.GetAllKeyspacesGCStates = channel.unary_unary(
+                '/pdpb.PD/GetAllKeyspacesGCStates',
+                request_serializer=pdpb__pb2.GetAllKeyspacesGCStatesRequest.SerializeToString,
+                response_deserializer=pdpb__pb2.GetAllKeyspacesGCStatesResponse.FromString,
                 _registered_method=True)
         self.StoreGlobalConfig = channel.unary_unary(
                 '/pdpb.PD/StoreGlobalConfig',
@@ -356,7 +366,19 @@ class PDServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SetGlobalGCBarrier(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetGCState(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetAllKeyspacesGCStates(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -518,10 +540,20 @@ def add_PDServicer_to_server(servicer, server):
                     request_deserializer=pdpb__pb2.DeleteGCBarrierRequest.FromString,
                     response_serializer=pdpb__pb2.DeleteGCBarrierResponse.SerializeToString,
             ),
+            'SetGlobalGCBarrier': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetGlobalGCBarrier,
+                    request_deserializer=pdpb__pb2.SetGlobalGCBarrierRequest.FromString,
+                    response_serializer=pdpb__pb2.SetGlobalGCBarrierResponse.SerializeToString,
+            ),
             'GetGCState': grpc.unary_unary_rpc_method_handler(
                     servicer.GetGCState,
                     request_deserializer=pdpb__pb2.GetGCStateRequest.FromString,
                     response_serializer=pdpb__pb2.GetGCStateResponse.SerializeToString,
+            ),
+            'GetAllKeyspacesGCStates': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetAllKeyspacesGCStates,
+                    request_deserializer=pdpb__pb2.GetAllKeyspacesGCStatesRequest.FromString,
+                    response_serializer=pdpb__pb2.GetAllKeyspacesGCStatesResponse.SerializeToString,
             ),
             'StoreGlobalConfig': grpc.unary_unary_rpc_method_handler(
                     servicer.StoreGlobalConfig,
@@ -1279,6 +1311,33 @@ class PD:
             _registered_method=True)
 
     @staticmethod
+    def SetGlobalGCBarrier(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pdpb.PD/SetGlobalGCBarrier',
+            pdpb__pb2.SetGlobalGCBarrierRequest.SerializeToString,
+            pdpb__pb2.SetGlobalGCBarrierResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def GetGCState(request,
             target,
             options=(),
@@ -1295,6 +1354,33 @@ class PD:
             '/pdpb.PD/GetGCState',
             pdpb__pb2.GetGCStateRequest.SerializeToString,
             pdpb__pb2.GetGCStateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetAllKeyspacesGCStates(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pdpb.PD/GetAllKeyspacesGCStates',
+            pdpb__pb2.GetAllKeyspacesGCStatesRequest.SerializeToString,
+            pdpb__pb2.GetAllKeyspacesGCStatesResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -58,7 +58,9 @@ class PDStub:
     UpdateServiceGCSafePoint: _grpc.UnaryUnaryMultiCallable[_pdpb_pb2.UpdateServiceGCSafePointRequest, _pdpb_pb2.UpdateServiceGCSafePointResponse]
     SetGCBarrier: _grpc.UnaryUnaryMultiCallable[_pdpb_pb2.SetGCBarrierRequest, _pdpb_pb2.SetGCBarrierResponse]
     DeleteGCBarrier: _grpc.UnaryUnaryMultiCallable[_pdpb_pb2.DeleteGCBarrierRequest, _pdpb_pb2.DeleteGCBarrierResponse]
+    SetGlobalGCBarrier: _grpc.UnaryUnaryMultiCallable[_pdpb_pb2.SetGlobalGCBarrierRequest, _pdpb_pb2.SetGlobalGCBarrierResponse]
     GetGCState: _grpc.UnaryUnaryMultiCallable[_pdpb_pb2.GetGCStateRequest, _pdpb_pb2.GetGCStateResponse]
+    GetAllKeyspacesGCStates: _grpc.UnaryUnaryMultiCallable[_pdpb_pb2.GetAllKeyspacesGCStatesRequest, _pdpb_pb2.GetAllKeyspacesGCStatesResponse]
     StoreGlobalConfig: _grpc.UnaryUnaryMultiCallable[_pdpb_pb2.StoreGlobalConfigRequest, _pdpb_pb2.StoreGlobalConfigResponse]
     LoadGlobalConfig: _grpc.UnaryUnaryMultiCallable[_pdpb_pb2.LoadGlobalConfigRequest, _pdpb_pb2.LoadGlobalConfigResponse]
     ReportMinResolvedTS: _grpc.UnaryUnaryMultiCallable[_pdpb_pb2.ReportMinResolvedTsRequest, _pdpb_pb2.ReportMinResolvedTsResponse]
@@ -93,7 +95,9 @@ class PDAsyncStub(PDStub):
     UpdateServiceGCSafePoint: _aio.UnaryUnaryMultiCallable[_pdpb_pb2.UpdateServiceGCSafePointRequest, _pdpb_pb2.UpdateServiceGCSafePointResponse]  # type: ignore[assignment]
     SetGCBarrier: _aio.UnaryUnaryMultiCallable[_pdpb_pb2.SetGCBarrierRequest, _pdpb_pb2.SetGCBarrierResponse]  # type: ignore[assignment]
     DeleteGCBarrier: _aio.UnaryUnaryMultiCallable[_pdpb_pb2.DeleteGCBarrierRequest, _pdpb_pb2.DeleteGCBarrierResponse]  # type: ignore[assignment]
+    SetGlobalGCBarrier: _aio.UnaryUnaryMultiCallable[_pdpb_pb2.SetGlobalGCBarrierRequest, _pdpb_pb2.SetGlobalGCBarrierResponse]  # type: ignore[assignment]
     GetGCState: _aio.UnaryUnaryMultiCallable[_pdpb_pb2.GetGCStateRequest, _pdpb_pb2.GetGCStateResponse]  # type: ignore[assignment]
+    GetAllKeyspacesGCStates: _aio.UnaryUnaryMultiCallable[_pdpb_pb2.GetAllKeyspacesGCStatesRequest, _pdpb_pb2.GetAllKeyspacesGCStatesResponse]  # type: ignore[assignment]
     StoreGlobalConfig: _aio.UnaryUnaryMultiCallable[_pdpb_pb2.StoreGlobalConfigRequest, _pdpb_pb2.StoreGlobalConfigResponse]  # type: ignore[assignment]
     LoadGlobalConfig: _aio.UnaryUnaryMultiCallable[_pdpb_pb2.LoadGlobalConfigRequest, _pdpb_pb2.LoadGlobalConfigResponse]  # type: ignore[assignment]
     ReportMinResolvedTS: _aio.UnaryUnaryMultiCallable[_pdpb_pb2.ReportMinResolvedTsRequest, _pdpb_pb2.ReportMinResolvedTsResponse]  # type: ignore[assignment]
@@ -289,11 +293,25 @@ class PDServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_pdpb_pb2.DeleteGCBarrierResponse, _abc.Awaitable[_pdpb_pb2.DeleteGCBarrierResponse]]: ...
 
     @_abc_1.abstractmethod
+    def SetGlobalGCBarrier(
+        self,
+        request: _pdpb_pb2.SetGlobalGCBarrierRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_pdpb_pb2.SetGlobalGCBarrierResponse, _abc.Awaitable[_pdpb_pb2.SetGlobalGCBarrierResponse]]: ...
+
+    @_abc_1.abstractmethod
     def GetGCState(
         self,
         request: _pdpb_pb2.GetGCStateRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_pdpb_pb2.GetGCStateResponse, _abc.Awaitable[_pdpb_pb2.GetGCStateResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def GetAllKeyspacesGCStates(
+        self,
+        request: _pdpb_pb2.GetAllKeyspacesGCStatesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_pdpb_pb2.GetAllKeyspacesGCStatesResponse, _abc.Awaitable[_pdpb_pb2.GetAllKeyspacesGCStatesResponse]]: ...
 
     @_abc_1.abstractmethod
     def StoreGlobalConfig(
