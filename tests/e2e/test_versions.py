@@ -309,5 +309,6 @@ def test_check_reports_versions_as_its_guide_shows(tmp_path: Path) -> None:
                 "check", "--pd", client.playground.state.address, "--executor", "driver", timeout=2 * PATIENCE
             )
         assert done.code == code
+        assert re.findall(r"^(\S+) +fail ", done.out, re.MULTILINE) == (["version"] if code else [])
         found += [line for line in done.out.splitlines() if line.startswith("version ")]
     assert " ".join(found).split() == shown[1].split()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 
 from tikv_br.backupset import layout
@@ -10,9 +11,9 @@ from tikv_br.cluster.channel import CallUnsupported
 from tikv_br.cluster.clock import ClockDifference, measure_clock
 from tikv_br.cluster.pd_http import GcStatus, StoreStatus, gc_status, member_health, merges_regions, store_statuses
 from tikv_br.cluster.timestamps import physical_ms
-from tikv_br.cluster.topology import store_config
-from tikv_br.cluster.versions import CAPABILITIES, NEWEST_TRIED, Version, supports
-from tikv_br.errors import ClusterUnreachable
+from tikv_br.cluster.topology import read_config, store_config
+from tikv_br.cluster.versions import API_V2, CAPABILITIES, NEWEST_TRIED, OF_V2, RAW, Version, supports
+from tikv_br.errors import ClusterError, ClusterUnreachable
 from tikv_br.formats.api_version import ApiVersion
 
 CLOCK_WARN, CLOCK_FAIL = 1.0, 5.0
@@ -21,6 +22,8 @@ SPACE_WARN, SPACE_FAIL = 20.0, 10.0
 """Per cent of a store's disk that is left; below 20 PD moves no more regions to it (low-space-ratio)."""
 _LEAVING = "Offline"
 """Of a store on its way out: it serves until its data has moved."""
+CONFIG_SECONDS = 2.0
+"""How long the probe of versions waits for a store to name its API version."""
 GC_WARN_HOURS = 24.0
 """Age in hours from which on a service safe point causes a warning."""
 
@@ -67,18 +70,32 @@ def judge_stores(found: Sequence[StoreStatus]) -> ProbeOutcome:
 
 def probe_version(context: ProbeContext) -> ProbeOutcome:
     """The oldest store can do all that tikv-br uses."""
-    return judge_version([store.version for store in context.cluster.pd.stores() if store.serves])
+    cluster, api_version = context.cluster, None
+    stores = [store for store in cluster.pd.stores() if store.serves]
+    with contextlib.suppress(ClusterError):  # the probe `api-version` reports it
+        api_version = read_config(stores, cluster.config.tls, CONFIG_SECONDS).api_version
+    check_skipped = context.options.cluster.skip_version_check
+    return judge_version([store.version for store in stores], api_version, check_skipped=check_skipped)
 
 
-def judge_version(found: Sequence[str]) -> ProbeOutcome:
-    """See `probe_version`. Raises `ClusterUnfit` for what is no version."""
+def judge_version(
+    found: Sequence[str], api_version: ApiVersion | None = None, *, check_skipped: bool = False
+) -> ProbeOutcome:
+    """See `probe_version`; `check_skipped`: commands will not refuse any version. Raises `ClusterUnfit` for what is no version."""
     known = sorted(map(Version.parse, found))
     if not known:
         return skipped("there is no store")
-    lacking = [each for each in CAPABILITIES if each.since and not supports(known[0], each)]
+    unused = OF_V2 if api_version not in {ApiVersion.V2, None} else ()
+    lacking = [each for each in CAPABILITIES if each.since and each not in unused and not supports(known[0], each)]
     refused = [f"{each.name} ({each.used_by}) needs {each.needed(known[0])}" for each in lacking if not each.older]
     if refused:
-        return warn(f"{known[0]}: {'; '.join(refused)}", "Upgrade the stores; these commands refuse the cluster.")
+        needed = API_V2 if api_version is ApiVersion.V2 else RAW
+        seen = f"{known[0]}: {'; '.join(refused)}"
+        if check_skipped:
+            return warn(seen, "Upgrade the stores; these commands may fail, or write rows that cannot be read.")
+        if needed in lacking:
+            return fail(seen, "Upgrade the stores; all commands refuse the cluster.")
+        return warn(seen, "Upgrade the stores; these commands refuse the cluster.")
     differs = [f"without {each.name}: {each.older}" for each in lacking]
     if known[-1] > NEWEST_TRIED:
         return warn(f"{known[-1]}: the newest version that tikv-br was tried with is {NEWEST_TRIED}", "Test a restore.")

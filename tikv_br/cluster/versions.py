@@ -158,6 +158,8 @@ CAPABILITIES = (
     CLUSTER_ID_CHECK,
     LIMIT_TTL,
 )
+OF_V2 = (API_V2, FEED, KEYSPACE_NAMES, MULTIPLEXED_FEED)
+"""Capabilities that no cluster of API V1 or V1TTL uses."""
 
 
 def require(stores: Iterable[Store], capability: Capability) -> None:

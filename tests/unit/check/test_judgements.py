@@ -12,9 +12,11 @@ from tikv_br.check.storage_probes import judge_space as judge_folder
 from tikv_br.cluster.clock import ClockDifference
 from tikv_br.cluster.pd_http import GcStatus, ServiceSafePoint, StoreStatus
 from tikv_br.cluster.timestamps import compose
+from tikv_br.formats.api_version import ApiVersion
 
 STORE = StoreStatus(1, "host:20160", "8.5.2", "Up", 1000, 500, is_tiflash=False)
 HOUR = 3_600_000
+V1, V2 = ApiVersion.V1, ApiVersion.V2
 
 
 @pytest.mark.parametrize(
@@ -110,6 +112,25 @@ def test_version_of_stores(versions: list[str], status: Status, said: str) -> No
     verdict = judge_version(versions)
     assert verdict.status is status
     assert said in verdict.seen
+
+
+@pytest.mark.parametrize(
+    ("version", "api_version", "check_skipped", "status", "advice"),
+    [
+        ("6.1.7", V2, False, Status.FAIL, "all commands refuse"),
+        ("6.1.7", V2, True, Status.WARN, "may fail"),
+        ("6.1.7", V1, False, Status.OK, ""),
+        ("6.1.0", V1, False, Status.WARN, "these commands refuse"),
+        ("5.3.0", V1, False, Status.FAIL, "all commands refuse"),
+    ],
+)
+def test_a_version_that_all_commands_refuse_is_a_failure(
+    version: str, api_version: ApiVersion, check_skipped: bool, status: Status, advice: str
+) -> None:
+    """By the API version of the cluster: what V1 never uses is not missing there."""
+    verdict = judge_version([version], api_version, check_skipped=check_skipped)
+    assert (verdict.status, advice in verdict.advice) == (status, True)
+    assert ("change feed" in verdict.seen) == (api_version is V2)
 
 
 @pytest.mark.parametrize(("free", "status"), [(30, Status.OK), (19, Status.WARN), (4, Status.FAIL)])
