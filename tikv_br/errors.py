@@ -307,7 +307,7 @@ class KeyNotFound(ClusterError):
     """The requested key does not exist, or has expired."""
 
     exit_code = 13
-    default_hint = "Check the key and --format. `tikv-br raw scan` lists existing keys."
+    default_hint = "Check the key and --key-format. `tikv-br raw scan` lists existing keys."
 
 
 class SafePointInUse(ClusterError):

@@ -1,4 +1,7 @@
-r"""Keys as text, in the three forms that TiKV-BR's ``--format`` knows.
+r"""Keys as text, in the form of ``--key-format`` or in the three that the Go TiKV-BR's ``--format`` knows.
+
+text
+    As escaped; what follows ``hex:`` is hex. A key that begins with ``hex:`` itself is written ``\x68ex:``.
 
 raw
     The text itself, in UTF-8. Bytes that are no UTF-8 travel as lone surrogates, as in ``sys.argv``.
@@ -15,7 +18,10 @@ import re
 from tikv_br.formats.errors import InvalidKeyText
 
 FORMS = ("raw", "hex", "escaped")
-"""The names of the forms."""
+"""The names of the Go tool's forms."""
+
+HEX_MARK = "hex:"
+"""What a key in hex begins with in the form ``text``."""
 
 SHOWN_BYTES = 64
 """How much of a key a message shows."""
@@ -30,10 +36,12 @@ _READABLE = {0x0A: "\\n", 0x0D: "\\r", 0x09: "\\t", 0x22: '\\"', 0x5C: "\\\\"} |
 
 def parse_key(text: str, form: str) -> bytes:
     """The key that `text` says in `form`. Raises `InvalidKeyText`."""
+    if form == "text" and text.startswith(HEX_MARK):
+        return _parse_hex(text.removeprefix(HEX_MARK))
     if form == "hex":
         return _parse_hex(text)
-    if form not in FORMS:
-        raise InvalidKeyText(f"unknown key format {form!r}: raw, hex or escaped")
+    if form not in {"text", *FORMS}:
+        raise InvalidKeyText(f"unknown key format {form!r}: text, hex, raw or escaped")
     try:
         data = text.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError as error:
@@ -50,7 +58,15 @@ def format_key(key: bytes, form: str) -> str:
             return key.hex()
         case "escaped":
             return "".join(_READABLE.get(byte) or f"\\x{byte:02x}" for byte in key)
-    raise InvalidKeyText(f"unknown key format {form!r}: raw, hex or escaped")
+        case "text":
+            escaped = format_key(key, "escaped")
+            return f"\\x68{escaped[1:]}" if escaped.startswith(HEX_MARK) else escaped
+    raise InvalidKeyText(f"unknown key format {form!r}: text, hex, raw or escaped")
+
+
+def is_hex(text: str) -> bool:
+    """Whether a text is a key in hex as well."""
+    return bool(text) and _HEX.fullmatch(text) is not None
 
 
 def show_key(key: bytes, form: str = "hex") -> str:

@@ -21,6 +21,7 @@ from tikv_br.errors import (
     ClusterTlsError,
     ClusterUnreachable,
     ConversionUnsupported,
+    NothingMatched,
     SparkUnavailable,
     StorageDenied,
     StorageFull,
@@ -165,7 +166,10 @@ def test_a_dry_run_prints_the_plan(live: LiveCluster, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        (["--start", "xyz"], UsageError, "--start"),
+        (["--start", "hex:xyz"], UsageError, "--start"),
+        (["--start", "xyz", "--format", "hex"], UsageError, "--start"),
+        (["--start", r"C:\data"], UsageError, "--start"),
+        (["--format", "hex", "--key-format", "raw"], UsageError, "--key-format"),
         (["--start", "62", "--end", "61"], UsageError, "must be below"),
         (["--dst-api-version", "v9"], UsageError, "v9"),
         (["--compression", "brotli"], UsageError, "brotli"),
@@ -228,13 +232,37 @@ def test_ranges_and_keyspaces_by_flags(v2: LiveCluster, tmp_path: Path) -> None:
     for keyspace in (0, OTHER_KEYSPACE):
         v2.raw(keyspace).batch_put({b"a": b"1", b"b:": b"2", b"c": b"3", b"d": b"4"})
     place = ("-u", v2.pd, "-s", str(tmp_path / "backup"), *DRIVER, "--output", "json")
-    chosen = ("--keyspace", str(OTHER_KEYSPACE), "--keyspace", "DEFAULT", "--range", ":6200", "--range", "63:64")
+    chosen = ("--keyspace", str(OTHER_KEYSPACE), "--keyspace", "DEFAULT", "--range", r":b\x00", "--range", "hex:63:d")
     done = run(*place, *chosen, environment={"TIKV_BR_KEYSPACE": "5"})
     assert done.returncode == 0, done.stderr
     assert lines(done)[-1]["total_kvs"] == 2 * 2
-    for wrong in (["--range", "6"], ["--range", "a:b:c"], ["--range", "zz:"], ["--range", ":", "--start", "61"]):
+    for wrong in (
+        ["--range", "6"],
+        ["--range", "a:b:c"],
+        ["--range", "hex:zz:"],
+        ["--range", "hex:6b"],
+        ["--range", ":", "--start", "61"],
+    ):
         check_refusal(run(*place, *wrong), UsageError)
     check_refusal(run(*place, "--range", ":63", "--range", "62:"), UsageError)
+
+
+def test_keys_are_text_and_a_key_that_is_hex_too_is_told(v2: LiveCluster, tmp_path: Path) -> None:
+    """What a script of an earlier version passes as hex is not changed in silence; a range without a row is an error."""
+    v2.raw().batch_put({b"1000": b"1", b"1500": b"2"})
+    place = ("-u", v2.pd, *DRIVER, "--output", "json")
+    text = run(*place, "-s", str(tmp_path / "text"), "--start", "1000", "--end", "2000")
+    assert lines(text)[-1]["total_kvs"] == 2
+    assert "--start 1000: read as the text 1000; if it is hex, pass hex:1000" in text.stdout
+    asked = run(*place, "-s", str(tmp_path / "asked"), "--start", "1000", "--end", "2000", "--key-format", "text")
+    assert "hex:1000" not in asked.stdout
+    for bounds in (
+        ("--start", "hex:1000", "--end", "hex:2000"),
+        ("--start", "1000", "--end", "2000", "--format", "hex"),
+    ):
+        check_refusal(run(*place, "-s", str(tmp_path / "hex"), *bounds), NothingMatched)
+    empty = run(*place, "-s", str(tmp_path / "hex"), "--start", "hex:1000", "--end", "hex:2000", "--allow-empty")
+    assert lines(empty)[-1]["total_kvs"] == 0
 
 
 @pytest.mark.parametrize("flag", ["--format", pytest.param("--file-format", marks=pytest.mark.core("parquet"))])

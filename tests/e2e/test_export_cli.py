@@ -46,7 +46,7 @@ def test_round_trip_as_csv(live: LiveCluster, tmp_path: Path) -> None:
 def test_backup_as_json_lines(live: LiveCluster, tmp_path: Path) -> None:
     """`tikv-br export` is `export raw`; ranges are given as --key-format says."""
     succeed("backup", "raw", "--pd", live.pd, "-s", str(tmp_path / "backup"), "--executor", "driver")
-    range_flags = ("--key-format", "raw", "--start", "m", "--end", "o")
+    range_flags = ("--start", "m", "--end", "hex:6f")
     source = ("--from-backup", str(tmp_path / "backup"), "--format", "jsonl", "--executor", "driver")
     done = succeed("export", *source, "-s", str(tmp_path / "out"), *range_flags, "--output", "json").last
     assert (done["total_kvs"], done["encoding"]) == (1, "hex")

@@ -29,6 +29,8 @@ def test_put_get_delete_with_every_form_of_key(pd: str) -> None:
     succeed("raw", "put", "--pd", pd, "k\u00e9y", "v1")
     assert succeed("raw", "get", "--pd", pd, "6bc3a979", "--format", "hex", "--value-format", "raw").out == "v1\n"
     assert succeed("raw", "get", "--pd", pd, r"k\xc3\xa9y", "--format", "escaped").out == "v1\n"
+    for name in (r"k\xc3\xa9y", "hex:6bc3a979"):
+        assert succeed("raw", "get", "--pd", pd, name).out == "v1\n"
     succeed("raw", "put", "--pd", pd, "--format", "hex", "00ff", "0a00")
     got = succeed("raw", "get", "--pd", pd, "--format", "hex", "00ff", "--output", "json").last
     assert got.items() >= {"message_type": "pair", "key": "00ff", "value": "0a00"}.items()

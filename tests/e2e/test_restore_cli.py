@@ -144,7 +144,7 @@ def test_damage_is_found_before_the_cluster_is_touched(
     ("arguments", "error"),
     [
         (["-u", "127.0.0.1:1"], errors.ClusterUnreachable),
-        (["-u", "{v1}", "--start", "xyz"], errors.UsageError),
+        (["-u", "{v1}", "--start", "hex:xyz"], errors.UsageError),
         (["-u", "{v1}", "--start", "02", "--end", "01"], errors.UsageError),
         (["-u", "{v1}", "--ca", "/does/not/exist"], errors.UsageError),
         (["-u", "{v1}", "--file-check", "none"], errors.UsageError),
@@ -198,7 +198,7 @@ def test_a_part_moves_to_another_keyspace(v1: LiveCluster, v2: LiveCluster, tmp_
     place = ["-s", f"local://{tmp_path / 'moving'}"]
     made = tikv_br("backup", "raw", "-u", v1.pd, *place, "--dst-api-version", "v2", "--executor", "driver")
     assert made.returncode == 0, made.stdout
-    moving = ["-u", v2.pd, *place, "--to-keyspace", "9", "--rewrite-prefix", "row0=\\x00new", "--format", "escaped"]
+    moving = ["-u", v2.pd, *place, "--to-keyspace", "9", "--rewrite-prefix", "hex:726f7730=\\x00new"]
     planned = tikv_br("restore", "raw", *moving, "--dry-run")
     assert planned.returncode == 0, planned.stdout
     plan = next(line for line in map(json.loads, planned.stdout.splitlines()) if line["message_type"] == "plan")
@@ -223,7 +223,7 @@ def test_a_part_moves_to_another_keyspace(v1: LiveCluster, v2: LiveCluster, tmp_
 
 @pytest.mark.parametrize("rewrite", ["6f6c64", "61=62=63"])
 def test_a_rewrite_that_is_none_is_refused(v2: LiveCluster, backup: Path, rewrite: str) -> None:
-    """Two prefixes with a sign between, in the form of --format."""
+    """Two prefixes with a sign between, in the form of --key-format."""
     done = tikv_br("restore", "raw", "-u", v2.pd, "-s", f"local://{backup}", f"--rewrite-prefix={rewrite}")
     assert done.returncode == errors.UsageError.exit_code
     assert "--rewrite-prefix" in last_line(done)["message"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Literal
@@ -16,6 +17,7 @@ from tikv_br.cli.progress import progress_display
 from tikv_br.cluster.timestamps import show_ts
 from tikv_br.errors import UsageError
 from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.keys.text import HEX_MARK
 
 if TYPE_CHECKING:
     from tikv_br.backup.options import BackupOptions, Loss
@@ -67,8 +69,11 @@ class RawBackupFlags(shared.BackupFlags):
     )
     start: str = shared.START()
     end: str = shared.END()
-    form: Literal["raw", "hex", "escaped", "sst", "parquet"] = flag(
-        "hex", f"{shared.FORMAT} sst and parquet: same as --file-format, with keys in hex.", "--format"
+    key_format: KeyForm | None = shared.KEY_FORMAT_ALONE()
+    form: Literal["raw", "hex", "escaped", "sst", "parquet"] | None = flag(
+        None,
+        "As the flag of the Go TiKV-BR: raw, hex and escaped are --key-format, sst and parquet are --file-format.",
+        "--format",
     )
     file_format: Literal["sst", "parquet"] | None = flag(
         None,
@@ -77,7 +82,7 @@ class RawBackupFlags(shared.BackupFlags):
     )
     ranges: list[str] | None = flag(
         None,
-        "Key range: START (inclusive) to END (exclusive); either may be empty (may be repeated).",
+        shared.RANGE,
         "--range",
         metavar="START:END",
     )
@@ -136,8 +141,8 @@ def group() -> None:
 def backup_raw(flags: RawBackupFlags) -> None:
     """Back up a RawKV cluster. Optionally convert it to another API version."""
     with reporting("backup raw", flags.report) as draft:
-        key_form, file_kind = _parse_forms(flags.form, flags.file_format)
-        wanted = parse_ranges(flags.start, flags.end, flags.ranges or [], key_form)
+        key_format, file_kind = _parse_forms(flags)
+        wanted = parse_ranges(flags.start, flags.end, flags.ranges or [], key_format)
         draft.place = flags.location
         from tikv_br.backup.options import BackupOptions
         from tikv_br.backupset.files import FileKind
@@ -157,7 +162,9 @@ def backup_raw(flags: RawBackupFlags) -> None:
             spark_settings=flags.tasks.spark_settings(),
         )
         with progress_display(flags.out) as display:
-            done = _back_up(options, flags, draft.listen(display))
+            reporter = draft.listen(display)
+            notice_ranges(reporter, key_format, flags.start, flags.end, flags.ranges or [])
+            done = _back_up(options, flags, reporter)
         draft.done(asdict(done.summary), _figures(done.summary, age=False))
     _render(flags.out, done)
 
@@ -230,13 +237,16 @@ def merge_backups(flags: MergeFlags) -> None:
     _render(flags.out, done)
 
 
-def _parse_forms(form: str, file_format: str | None) -> tuple[KeyForm, str]:
-    """How keys are written, and what files are. Raises `UsageError`."""
-    if form not in {"sst", "parquet"}:
-        return KeyForm(form), file_format or "sst"
-    if file_format not in {None, form}:
-        raise UsageError(f"--format {form} and --file-format {file_format} cannot be combined")
-    return KeyForm.HEX, form
+def _parse_forms(flags: RawBackupFlags) -> tuple[KeyForm | None, str]:
+    """How keys are written if a form was asked for, and what files are. Raises `UsageError`."""
+    form, key_format, file_format = flags.form, flags.key_format, flags.file_format
+    if form in {"sst", "parquet"}:
+        if file_format not in {None, form}:
+            raise UsageError(f"--format {form} and --file-format {file_format} cannot be combined")
+        return key_format, str(form)
+    if form and key_format not in {None, form}:
+        raise UsageError(f"--format {form} and --key-format {key_format} cannot be combined")
+    return KeyForm(form) if form else key_format, file_format or "sst"
 
 
 def _parse_losses(text: str) -> frozenset[Loss]:
@@ -248,19 +258,42 @@ def _parse_losses(text: str) -> frozenset[Loss]:
         raise UsageError(f"--allow-loss {text!r} is not valid: pass one or more of {', '.join(Loss)}") from None
 
 
-def parse_ranges(start: str, end: str, ranges: list[str], form: KeyForm) -> tuple[tuple[bytes, bytes], ...]:
+def parse_ranges(
+    start: str, end: str, ranges: list[str], key_format: KeyForm | None
+) -> tuple[tuple[bytes, bytes], ...]:
     """The ranges of the flags. Raises `UsageError`."""
+    form = key_format or KeyForm.TEXT
     if (start or end) and ranges:
         raise UsageError("--start and --end cannot be combined with --range", hint="Pass all ranges with --range.")
     if start or end:
         return ((read_key(start, form, "--start"), read_key(end, form, "--end")),)
-    pairs = [text.partition(":") for text in ranges]
-    for text, (_, colon, last) in zip(ranges, pairs, strict=True):
-        if not colon or ":" in last:
-            raise UsageError(
-                f"--range {text!r} is not START:END", hint="If a key contains a colon, pass the keys in hex."
-            )
-    return tuple((read_key(first, form, "--range"), read_key(last, form, "--range")) for first, _, last in pairs)
+    pairs = [_split_range(text, form) for text in ranges]
+    return tuple((read_key(first, form, "--range"), read_key(last, form, "--range")) for first, last in pairs)
+
+
+_RANGE = re.compile(r"(hex:[^:]*|[^:]*):(hex:[^:]*|[^:]*)")
+
+
+def _split_range(text: str, form: KeyForm) -> tuple[str, str]:
+    """START and END of ``START:END``; the colon of ``hex:`` belongs to the key. Raises `UsageError`."""
+    if form is KeyForm.TEXT:
+        found = _RANGE.fullmatch(text)
+        first, last = found.groups() if found is not None else ("hex", "")
+        colon = first != "hex"  # of hex:6b, which has no end
+    else:
+        first, colon, last = text.partition(":")
+    if not colon or ":" in last.removeprefix(HEX_MARK):
+        raise UsageError(
+            f"--range {text!r} is not START:END", hint=r"Write a colon of a key as \x3a, and a key in hex as hex:…"
+        )
+    return first, last
+
+
+def notice_ranges(reporter: Reporter, key_format: KeyForm | None, start: str, end: str, ranges: list[str]) -> None:
+    """As `shared.RangeFlags.notice`, also of ``--range``."""
+    pairs = [("--start", start), ("--end", end)]
+    pairs += [("--range", key) for text in ranges for key in _split_range(text, key_format or KeyForm.TEXT)]
+    shared.notice_ambiguous(reporter, key_format, pairs)
 
 
 def _render(out: Output, report: BackupReport) -> None:

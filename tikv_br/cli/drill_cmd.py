@@ -262,7 +262,7 @@ class DrillFlags(shared.BackupFlags):
         "Incident to rehearse: lost-cluster restores everything, deleted-range the keys from --start to --end, point-in-time the "
         "rows of a past time, with --log; corrupt-backup and stale-safe-point must be detected.",
     )
-    range: shared.HexRangeFlags
+    range: shared.RangeFlags
     seed: int | None = flag(
         None,
         "Seed for choosing the byte that --scenario corrupt-backup changes, or the time that point-in-time restores to.",
@@ -324,6 +324,7 @@ def run(flags: DrillFlags) -> None:
         hooks=flags.hooks.hooks(),
     )
     with progress_display(flags.out) as display:
+        flags.range.notice(display)
         report = run_drill(options, display)
     summary = summarize(report, page_url(options.home, report.id))
     flags.out.result("summary", asdict(summary), _text(summary))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 import typer
 
 from tikv_br.cli import shared
-from tikv_br.cli.backup_cmd import parse_ranges
+from tikv_br.cli.backup_cmd import notice_ranges, parse_ranges
 from tikv_br.cli.command import DefaultCommandGroup, command, flag, given
 from tikv_br.cli.output import KeyForm, human_bytes, human_seconds, listed
 from tikv_br.cli.progress import progress_display
@@ -39,13 +39,11 @@ class ExportFlags(shared.BackupFlags):
     end: str = shared.END()
     ranges: list[str] | None = flag(
         None,
-        "Key range: START (inclusive) to END (exclusive); either may be empty (may be repeated).",
+        shared.RANGE,
         "--range",
         metavar="START:END",
     )
-    key_form: KeyForm = flag(
-        KeyForm.HEX, "Format of the keys in --start, --end and --range: raw, hex, or escaped.", "--key-format"
-    )
+    key_format: KeyForm | None = shared.KEY_FORMAT_ALONE()
     allow_empty: bool = shared.ALLOW_EMPTY()
     assume_no_ttl: bool = flag(
         False,
@@ -74,7 +72,7 @@ def export_raw(flags: ExportFlags, context: typer.Context) -> None:
     The file _SUCCESS is written last: without it an export is not complete. --crypter.* is the key of --from-backup; exports are not
     encrypted.
     """
-    wanted = parse_ranges(flags.start, flags.end, flags.ranges or [], flags.key_form)
+    wanted = parse_ranges(flags.start, flags.end, flags.ranges or [], flags.key_format)
     if flags.from_backup and given(context, "pd"):
         raise UsageError("--pd and --from-backup cannot be combined", hint="Pass the source once.")
     if not flags.from_backup and (flags.storage_flags.key or flags.storage_flags.key_file):
@@ -97,6 +95,7 @@ def export_raw(flags: ExportFlags, context: typer.Context) -> None:
     backup = flags.storage_flags.locate(flags.from_backup) if flags.from_backup else None
     options = ExportOptions(read, backup, flags.format, flags.encoding, flags.overwrite)
     with progress_display(flags.out) as display:
+        notice_ranges(display, flags.key_format, flags.start, flags.end, flags.ranges or [])
         summary = export(options, display)
     flags.out.result("summary", asdict(summary), _text(summary))
 

@@ -41,9 +41,9 @@ _ADVANCED = {
     "sorter-memory status-every status-key-file no-status-key max-lag hold-back gc-ttl lock-wait compression compression-level "
     "file-size safe-interval assume-no-ttl allow-empty allow-inexact allow-loss allow-followers work-storage region-size import-mode file-check "
     "via restamp state concurrency seed from-backup-ts no-resume resume checksum",
-    "backup": "engine file-format",
+    "backup": "engine file-format format",
     "diff": "other-keyspace",
-    "drill run": "restore-ts keyspace dst-api-version start end format max-age min-keys cut-over within compare-source target-stores work-dir "
+    "drill run": "restore-ts keyspace dst-api-version start end key-format max-age min-keys cut-over within compare-source target-stores work-dir "
     "tail-lag tail-patience heartbeat-url heartbeat-url-file webhook-url webhook-url-file textfile on-end",
     "load": "input-option value-encoding order-column bad-rows partitions keep-staging",
     "log": "flush-size",

@@ -36,11 +36,20 @@ class OutputForm(enum.StrEnum):
 
 
 class KeyForm(enum.StrEnum):
-    """How keys are written as text."""
+    """How keys are written as text: `tikv_br.formats.keys.text`."""
 
+    TEXT = "text"
     RAW = "raw"
     HEX = "hex"
     ESCAPED = "escaped"
+
+
+_HINTS = {
+    KeyForm.TEXT: r"Keys are text with \xNN escapes (write \\ for a backslash), or hex:…",
+    KeyForm.HEX: "Keys are read as hex, because of --key-format hex or --format hex.",
+    KeyForm.RAW: "Keys are read as they are, because of --key-format raw or --format raw.",
+    KeyForm.ESCAPED: r"Keys are read as text with \xNN escapes, because of --key-format escaped or --format escaped.",
+}
 
 
 def failure_of(error: BaseException) -> TikvBrError:
@@ -244,7 +253,7 @@ def read_key(text: str, form: KeyForm, flag: str) -> bytes:
     try:
         return parse_key(text, form.value)
     except InvalidKeyText as error:
-        raise UsageError(f"{flag}: {error}", hint=f"Keys are parsed as --format {form.value}.") from None
+        raise UsageError(f"{flag}: {error}", hint=_HINTS[form]) from None
 
 
 def read_range(start: str, end: str, form: KeyForm) -> tuple[bytes, bytes]:
@@ -256,13 +265,13 @@ def read_range(start: str, end: str, form: KeyForm) -> tuple[bytes, bytes]:
 
 
 def show(data: bytes, form: KeyForm) -> str:
-    """Bytes as a person can read them in one line: hex if asked for, escaped otherwise."""
-    return format_key(data, KeyForm.HEX if form is KeyForm.HEX else KeyForm.ESCAPED)
+    """Bytes as a person can read them in one line: hex if asked for, else as they can be passed to a command."""
+    return format_key(data, KeyForm.HEX if form is KeyForm.HEX else KeyForm.TEXT)
 
 
 def quote(key: bytes, form: KeyForm) -> str:
     """A key as `show`, cut for messages."""
-    return show_key(key, KeyForm.HEX if form is KeyForm.HEX else KeyForm.ESCAPED)
+    return show_key(key, KeyForm.HEX if form is KeyForm.HEX else KeyForm.TEXT)
 
 
 def listed(title: str, rows: Sequence[tuple[str, str]], width: int = 18) -> str:

@@ -30,7 +30,7 @@ TTL_THREADS = 16  # a TTL costs a request of its own
 Pair = tuple[bytes, bytes, int | None]  # key, value, expire_ts if asked for
 
 
-KEY = partial(argument, REQUIRED, "KEY", "Key, encoded as --format says.")
+KEY = partial(argument, REQUIRED, "KEY", "Key, as --key-format says: text with \\xNN escapes, or hex:…")
 
 
 class RawFlags(shared.CommandFlags):
@@ -54,11 +54,11 @@ class RawFlags(shared.CommandFlags):
             yield client
 
 
-class KeyFlags(RawFlags):
+class KeyFlags(RawFlags, shared.KeyFormatFlags):
     """One key."""
 
     name: str = KEY()
-    form: KeyForm = shared.RAW_FORM()
+    key_format: KeyForm | None = shared.KEY_FORMAT()
 
     def key(self) -> bytes:
         """The key. Raises `UsageError`."""
@@ -79,7 +79,7 @@ def raw() -> None:
 class PutFlags(KeyFlags):
     name: str = KEY()
     value: str = argument(REQUIRED, "VALUE", "Value, encoded as --value-format says.")
-    form: KeyForm = shared.RAW_FORM()
+    key_format: KeyForm | None = shared.KEY_FORMAT()
     value_form: KeyForm | None = shared.VALUE_FORM()
     ttl: float = flag("0s", "Time until the key expires, in whole seconds (0 = never).", kind=shared.TIME)
 
@@ -88,7 +88,7 @@ class PutFlags(KeyFlags):
 def put(flags: PutFlags) -> None:
     """Write one key."""
     key, seconds = flags.key(), whole_seconds(flags.ttl)
-    value = read_key(flags.value, flags.value_form or flags.form, "VALUE")
+    value = read_key(flags.value, shared.value_form(flags.value_form, flags.key_format), "VALUE")
     with flags.client() as client:
         client.put(key, value, seconds)
     flags.out.result("put", {"key": key.hex()})
@@ -96,7 +96,7 @@ def put(flags: PutFlags) -> None:
 
 class GetFlags(KeyFlags):
     name: str = KEY()
-    form: KeyForm = shared.RAW_FORM()
+    key_format: KeyForm | None = shared.KEY_FORMAT()
     value_form: KeyForm | None = shared.VALUE_FORM()
 
 
@@ -108,7 +108,7 @@ def get(flags: GetFlags) -> None:
         value = client.get(key)
     if value is None:
         raise KeyNotFound(f"no key {quote(key, flags.form)}")
-    form = flags.value_form or flags.form
+    form = shared.value_form(flags.value_form, flags.key_format)
     if flags.out.is_json:
         flags.out.result("pair", {"key": key.hex(), "value": value.hex()})
     elif form is KeyForm.RAW:

@@ -64,7 +64,7 @@ class RestoreFlags(shared.BackupFlags):
     """How to restore, from wherever."""
 
     cluster: shared.ClusterFlags
-    range: shared.HexRangeFlags
+    range: shared.RangeFlags
     keyspace: int | None = flag(
         None,
         "Restore only this keyspace of the backup, by id (API V2; default: all).",
@@ -76,7 +76,7 @@ class RestoreFlags(shared.BackupFlags):
     )
     rewrite_prefix: str = flag(
         "",
-        "Restore only keys with the prefix OLD, and replace it with NEW. Both are encoded as --format says.",
+        "Restore only keys with the prefix OLD, and replace it with NEW. Both are written as --key-format says.",
         metavar="OLD=NEW",
     )
     mode: Literal["ingest", "put"] = flag(
@@ -258,7 +258,11 @@ def _restore(name: str, flags: RestoreFlags, storage: StorageLocation, point: _P
             ),
         )
         with progress_display(flags.out) as display:
-            summary = _run(options, point.options(options, flags.storage_flags), flags.out, draft.listen(display))
+            listener = draft.listen(display)
+            flags.range.notice(listener)
+            prefixes = [("--rewrite-prefix", each) for each in flags.rewrite_prefix.split("=")]
+            shared.notice_ambiguous(listener, flags.range.key_format, prefixes)
+            summary = _run(options, point.options(options, flags.storage_flags), flags.out, listener)
         if summary is None:
             return
         draft.done(asdict(summary), _figures(summary, age=False))
@@ -316,7 +320,7 @@ def _parse_rewrite(text: str, form: KeyForm) -> tuple[bytes, bytes]:
     if not sign or "=" in new or not old + new:
         raise UsageError(
             f"--rewrite-prefix {text!r} is not OLD=NEW",
-            hint="One of them may be empty. If a prefix contains =, pass both in hex.",
+            hint=r"One of them may be empty. Write a = of a prefix as \x3d.",
         )
     return read_key(old, form, "--rewrite-prefix"), read_key(new, form, "--rewrite-prefix")
 

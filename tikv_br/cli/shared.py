@@ -7,7 +7,7 @@ import logging
 import math
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import field, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -21,6 +21,8 @@ from tikv_br.cli.log import LogForm, LogLevel
 from tikv_br.cli.output import KeyForm, Output, OutputForm, read_range
 from tikv_br.cluster.timestamps import parse_ts
 from tikv_br.errors import TikvBrError, UsageError
+from tikv_br.formats.keys.text import HEX_MARK, is_hex
+from tikv_br.progress_events import Notice
 from tikv_br.spark.session import SparkSettings
 from tikv_br.storage.crypter import Crypter, SecretText, read_secret
 from tikv_br.storage.url import AzureOptions, CloudFlags, GcsOptions, S3Options, StorageLocation, parse
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from tikv_br.backupset.backup_set import BackupSet
     from tikv_br.backupset.index import Index
     from tikv_br.cluster.config import ClusterConfig, EtcdConfig, TlsFiles
+    from tikv_br.progress_events import Reporter
 
 logger = logging.getLogger(__name__)
 
@@ -249,11 +252,21 @@ class EtcdFlags(Flags, shared=True):
         return EtcdConfig(endpoints, tls, self.etcd_user, self.etcd_password)
 
 
-FORMAT = "Format of keys: raw (text as typed), hex, or escaped (\\xNN)."
+_KEY_FORMAT = partial(
+    flag,
+    None,
+    "How keys are written: text (with \\xNN escapes; what follows hex: is hex), hex, raw (as typed) or escaped (only escapes).",
+    show_default="text",
+)
+KEY_FORMAT = partial(_KEY_FORMAT, "--key-format", "--format")
+KEY_FORMAT_ALONE = partial(_KEY_FORMAT, "--key-format")
+"""Where ``--format`` means more."""
 START = partial(flag, "", "Start of the range (inclusive; empty: no bound).", metavar="KEY")
 END = partial(flag, "", "End of the range (exclusive; empty: no bound).", metavar="KEY")
-RAW_FORM = partial(flag, KeyForm.RAW, FORMAT, "--format")
-VALUE_FORM = partial(flag, None, "Format of the value.", "--value-format", show_default="as --format")
+VALUE_FORM = partial(
+    flag, None, "Format of the value.", "--value-format", show_default="as --key-format; raw if that is text"
+)
+RANGE = "Key range: START (inclusive) to END (exclusive); either may be empty (may be repeated)."
 KEYSPACE = partial(flag, "", "Keyspace, by id or name (API V2; default: 0).", shared=True, metavar="ID|NAME")
 ALLOW_EMPTY = partial(
     flag, False, "Succeed if a requested range, keyspace or prefix has no row (default: exit code 66)."
@@ -289,24 +302,43 @@ SEND_CREDENTIALS = partial(
 SEED = partial(flag, 0, limits=(0, MAX_SEED))
 
 
-class RangeFlags(Flags):
+def value_form(value_format: KeyForm | None, key_format: KeyForm | None) -> KeyForm:
+    """The form of values: as they are, unless one was asked for."""
+    return value_format or (KeyForm.RAW if key_format in {None, KeyForm.TEXT} else key_format) or KeyForm.RAW
+
+
+class KeyFormatFlags(Flags):
+    """How keys are written."""
+
+    key_format: KeyForm | None = KEY_FORMAT()
+
+    @property
+    def form(self) -> KeyForm:
+        """The form of keys."""
+        return self.key_format or KeyForm.TEXT
+
+
+class RangeFlags(KeyFormatFlags):
     """A range of keys, and how they are written."""
 
     start: str = START()
     end: str = END()
-    form: KeyForm = RAW_FORM()
+    key_format: KeyForm | None = KEY_FORMAT()
 
     def bounds(self) -> tuple[bytes, bytes]:
         """Start and end; an empty end means unbounded. Raises `UsageError`."""
         return read_range(self.start, self.end, self.form)
 
+    def notice(self, reporter: Reporter) -> None:
+        """Report keys that are hex as well, in commands that read keys as hex before."""
+        notice_ambiguous(reporter, self.key_format, [("--start", self.start), ("--end", self.end)])
 
-class HexRangeFlags(RangeFlags):
-    """As `RangeFlags`, with the default of the Go tool."""
 
-    start: str = START()
-    end: str = END()
-    form: KeyForm = flag(KeyForm.HEX, FORMAT, "--format")
+def notice_ambiguous(reporter: Reporter, form: KeyForm | None, texts: Iterable[tuple[str, str]]) -> None:
+    """Report keys that are read as text although they are hex as well, by flag, unless a form was asked for."""
+    for name, text in texts:
+        if form is None and is_hex(text):
+            reporter(Notice(f"{name} {text}: read as the text {text}; if it is hex, pass {HEX_MARK}{text}"))
 
 
 class SparkMasterFlags(Flags, shared=True):

@@ -151,12 +151,12 @@ def _bounds(span: KeyRange) -> tuple[str, str]:
     return span.start.hex() or "-", span.end.hex() or "-"
 
 
-class CatFlags(shared.BackupOrIndexFlags):
+class CatFlags(shared.BackupOrIndexFlags, shared.KeyFormatFlags):
     """Flags of ``cat``; a single argument is in `backup_id`, even if it is the key."""
 
     backup_id: str | None = shared.BACKUP_ID()
-    key: str | None = argument(None, "KEY", "User key, encoded as --format says.")
-    form: KeyForm = shared.RAW_FORM()
+    key: str | None = argument(None, "KEY", "User key, as --key-format says: text with \\xNN escapes, or hex:…")
+    key_format: KeyForm | None = shared.KEY_FORMAT()
     value_form: KeyForm | None = shared.VALUE_FORM()
     keyspace: int | None = flag(
         None, "Keyspace of the key, by id; required if the backup has several.", limits=(0, MAX_KEYSPACE), metavar="ID"
@@ -175,8 +175,10 @@ def cat(flags: CatFlags) -> None:
     found = find_value(flags.backup(backup_id), key, flags.keyspace)
     if found is None or found.stored.deleted:
         why = f" (deleted at {show_ts(found.ts)})" if found is not None else ""
-        raise KeyNotFound(f"the backup has no key {quote(key, flags.form)}{why}", hint="Check the key and --format.")
-    _write(flags.out, key, found, flags.value_form or flags.form)
+        raise KeyNotFound(
+            f"the backup has no key {quote(key, flags.form)}{why}", hint="Check the key and --key-format."
+        )
+    _write(flags.out, key, found, shared.value_form(flags.value_form, flags.key_format))
 
 
 def _write(out: Output, key: bytes, found: FoundValue, form: KeyForm) -> None:

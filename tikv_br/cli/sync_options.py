@@ -114,7 +114,7 @@ class SyncRangeFlags(shared.RangeFlags):
 
     start: str = flag("", "Start of the range (inclusive; empty: no bound).", "--start", "--start-key", metavar="KEY")
     end: str = flag("", "End of the range (exclusive; empty: no bound).", "--end", "--end-key", metavar="KEY")
-    form: KeyForm = shared.RAW_FORM()
+    key_format: KeyForm | None = shared.KEY_FORMAT()
 
 
 class SinkTlsFlags(Flags):

@@ -170,7 +170,7 @@ def test_everything_is_killed_and_no_row_is_lost_or_doubled(tmp_path: Path) -> N
         follower = Follower(source, tmp_path, syncs, chance)
         log = ["--log", follower.log.storage.redacted(), "--log-id", LOG_ID]
         back_up = ["backup", "raw", "--pd", source.pd, "--safe-interval", "0s", "--executor", "driver"]
-        halves = ["--range", f":{SPLIT_KEY.hex()}", "--range", f"{SPLIT_KEY.hex()}:"]
+        halves = ["--range", f":hex:{SPLIT_KEY.hex()}", "--range", f"hex:{SPLIT_KEY.hex()}:"]
         follower.reach(source.cluster.pd.tso())
         writers = [Writer(source.raw(), seed, number) for number in range(WRITERS)]
         commotion = Commotion(source, seed, range(5, 12), FEED_FAULTS)

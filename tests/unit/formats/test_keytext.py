@@ -26,6 +26,11 @@ from tikv_br.formats.keys.text import FORMS, format_key, parse_key, show_key
         ("\\141\\000\\377", "escaped", b"a\x00\xff"),
         (r"\a\b\f\n\r\t\v\\\'\"", "escaped", b"\a\b\f\n\r\t\v\\'\""),
         ("ü'\"", "escaped", b"\xc3\xbc'\""),
+        ("1000", "text", b"1000"),
+        (r"a\x00", "text", b"a\x00"),
+        ("hex:00fF", "text", b"\x00\xff"),
+        ("hex:", "text", b""),
+        (r"\x68ex:00", "text", b"hex:00"),
     ],
 )
 def test_known_texts(text: str, form: str, key: bytes) -> None:
@@ -48,6 +53,8 @@ def test_known_texts(text: str, form: str, key: bytes) -> None:
         ("\\08", "escaped", "not a known escape"),
         ("a\ud800", "raw", "character 2 cannot be encoded as UTF-8"),
         ("a\ud800", "escaped", "character 2 cannot be encoded as UTF-8"),
+        ("hex:0", "text", "1 hex digits"),
+        ("a\\q", "text", "at byte 2"),
         ("61", "base64", "unknown key format 'base64'"),
     ],
 )
@@ -59,7 +66,7 @@ def test_texts_that_are_no_keys(text: str, form: str, message: str) -> None:
 
 def test_a_key_has_no_text_in_an_unknown_form() -> None:
     """Formatting knows the same forms as parsing, and says so."""
-    with pytest.raises(InvalidKeyText, match="raw, hex or escaped"):
+    with pytest.raises(InvalidKeyText, match="text, hex, raw or escaped"):
         format_key(b"", "base64")
 
 
@@ -67,7 +74,7 @@ def test_a_key_has_no_text_in_an_unknown_form() -> None:
 @given(keys())
 def test_round_trip(key: bytes) -> None:
     """Every key survives every form; hex is what binascii writes, escapes are what Python's own parser reads."""
-    for form in FORMS:
+    for form in (*FORMS, "text"):
         assert parse_key(format_key(key, form), form) == key
     assert parse_key(binascii.hexlify(key).decode().upper(), "hex") == key
     assert ast.literal_eval(f'b"{format_key(key, "escaped")}"') == key
@@ -96,6 +103,11 @@ def test_hex_agrees_with_binascii(text: str) -> None:
             parse_key(text, "hex")
     else:
         assert parse_key(text, "hex") == expected
+
+
+def test_text_of_a_key_that_looks_like_hex_is_not_hex() -> None:
+    """What is shown can be passed to a command."""
+    assert format_key(b"hex:00", "text") == r"\x68ex:00"
 
 
 def test_shown_keys_are_cut() -> None:
