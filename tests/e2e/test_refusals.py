@@ -184,6 +184,7 @@ WITH_A_CLUSTER = [
     (["restore", "raw", "-s", "/nowhere", "--pd", NOWHERE], 3),
     ([*LOAD, "--pd", NOWHERE], 3),
     (["restore", "raw", "-s", "/nowhere", "--pd", NOWHERE, "--mode", "put"], 3),
+    (["restore", "raw", "-s", "/nowhere", "--pd", NOWHERE, "--mode", "put", "--allow-followers"], 2),
     (["restore", "raw", "-s", "/nowhere", "--pd", NOWHERE, "--rewrite-prefix", "zz"], 2),
     (["backup", "raw", "-s", "/nowhere", "--pd", NOWHERE, "--file-format", "parquet"], 3),
     (["restore", "point", "-s", "/nowhere", "--full-backup-storage", "/nowhere", "--pd", NOWHERE], 31),

@@ -6,6 +6,7 @@ import pickle
 import runpy
 import sys
 import time
+import venv
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -109,6 +110,17 @@ def schema_of(text: str) -> StructType:
 def requests(live: LiveCluster) -> int:
     """Scans since the last `forget_calls`."""
     return int(live.calls()["rpcs"].get("RawScan", {"calls": 0})["calls"])
+
+
+def test_a_script_without_an_activated_environment(
+    spark: SparkSession, live: LiveCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spark would start the ``python3`` of the PATH, which has no tikv-br: a source that is registered has this one started instead."""
+    venv.create(tmp_path / "bare", symlinks=True)
+    monkeypatch.delenv("PYSPARK_PYTHON", raising=False)
+    monkeypatch.setattr(spark.sparkContext, "pythonExec", str(tmp_path / "bare" / "bin" / "python"))
+    spark.dataSource.register(TikvDataSource)
+    assert pairs(spark.read.format("tikv").options(**options(live)).load()) == ROWS
 
 
 def test_all_rows_of_a_keyspace_once(spark: SparkSession, live: LiveCluster) -> None:
@@ -260,6 +272,8 @@ def test_ingested_rows_are_there(spark: SparkSession, live: LiveCluster, tmp_pat
     called = live.calls()["rpcs"]
     assert not {name for name in called if "Put" in name}
     assert contents(live, 30) == rows
+    [announced] = live.cluster.ingests.read()
+    assert (announced.command, announced.finished_ts > (announced.lowest_ts or 0) > 0) == ("ingest from Spark", True)
     raw = live.raw(30)
     assert raw.get_ttl(b"in00007") == pytest.approx(DAY, abs=600)
     assert raw.get_ttl(b"in00008") == 0

@@ -179,9 +179,10 @@ class Served:
 
 
 @contextlib.contextmanager
-def syncing(source: LiveCluster, target: LiveCluster, folder: Path, *more: str) -> Iterator[Served]:
+def syncing(source: LiveCluster, sink: str, folder: Path, *more: str) -> Iterator[Served]:
     """A sync from now on, as a process with ``more`` flags; its last lines are in ``folder / "log"``."""
-    command = [str(PROGRAM), "sync", "--pd", source.pd, "--sink", f"tikv://{target.pd}", "--start-ts", "now"]
+    folder.mkdir(exist_ok=True)
+    command = [str(PROGRAM), "sync", "--pd", source.pd, "--sink", sink, "--start-ts", "now"]
     places = ["--state-dir", str(folder / "state"), "--scratch-dir", str(folder), "--sorter-memory", SORTER_MEMORY]
     status = ["--status-addr", "0", "--no-status-key", "--status-every", "60s", "--output", "json"]
     with (
@@ -242,7 +243,7 @@ def soak(
     ):
         for live in (source, target):
             spread_leaders(live)
-        with syncing(source, target, Path(name)) as served:
+        with syncing(source, f"tikv://{target.pd}", Path(name)) as served:
             served.wait_until_near()
             began, samples = time.monotonic(), list[Sample]()
             with Load(source.raw(), rate), Moves(source, moves_every) as moves:

@@ -306,6 +306,11 @@ def _check_put(flags: RestoreFlags) -> None:
         raise UsageError("--ratelimit cannot be combined with --mode put: it limits the downloads of stores")
     if flags.import_mode:
         raise UsageError("--import-mode cannot be combined with --mode put", hint="Omit one of them.")
+    if flags.allow_followers:
+        raise UsageError(
+            "--allow-followers cannot be combined with --mode put: every follower gets rows that are put",
+            hint="Omit --allow-followers.",
+        )
     if flags.restamp != "auto":
         raise UsageError(
             "--restamp cannot be combined with --mode put: it always writes new timestamps", hint="Omit one of them."

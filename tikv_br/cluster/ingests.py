@@ -17,13 +17,14 @@ from __future__ import annotations
 import json
 import logging
 import secrets
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Collection, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
 
-from tikv_br import __version__
+from tikv_br import __version__, cancellation
 from tikv_br.backupset import records
 from tikv_br.cluster.etcd import Etcd, LeaseHolder
 from tikv_br.cluster.etcd_values import Delete, KeyValue, Put, modified_at, unchanged
@@ -110,10 +111,13 @@ class Ingests:
         """Remove an announcement of which no file was ingested."""
         self._etcd.transact((), self._removals([ingest.id]), repeatable=True)
 
-    def clean_up(self, now_ts: int, gc_safe_point: int, live_services: Iterable[str]) -> None:
+    def clean_up(
+        self, now_ts: int, gc_safe_point: int, live_services: Iterable[str], killed: Collection[str] = ()
+    ) -> None:
         """Finish the announcements of killed commands, and remove what no follower needs any more.
 
         That is: announcements that GC has passed, since no follower starts before its safe point; followers without a safe point.
+        `killed` are ids of restores that have ended, although their leases may have not.
         """
         alive = {item.key.removeprefix(self._alive) for item in self._etcd.range(self._alive).items}
         for item in self._etcd.range(self._prefix).items:
@@ -121,7 +125,7 @@ class Ingests:
             if found.finished_ts:
                 if found.finished_ts < gc_safe_point:
                     self._etcd.transact([unchanged(item)], self._removals([found.id]), repeatable=True)
-            elif found.id not in alive:
+            elif found.id not in alive or found.id.rpartition("-")[0] in killed:
                 log.warning("%s has ended without a word: its rows so far are passed on to followers", found)
                 changes = self._puts(replace(found, finished_ts=now_ts))
                 self._etcd.transact(
@@ -270,10 +274,26 @@ class Announcer:
         self.close()
 
 
-def finish_killed(cluster: Cluster) -> None:
-    """Finish the announcements of killed commands, so that followers go on; see `Ingests.clean_up`. Raises `ClusterError`, `EtcdError`."""
-    gc = gc_status(cluster.pd_http)
-    cluster.ingests.clean_up(cluster.pd.tso(), gc.safe_point, [each.service for each in gc.services])
+def finish_killed(cluster: Cluster, restores: Collection[str] = ()) -> None:
+    """Finish the announcements of killed commands, so that followers go on; see `Ingests.clean_up`. Raises `ClusterError`, `EtcdError`.
+
+    `restores` are ids of killed ones. If the cluster has followers, the ends of their leases are waited for: until then, stores may
+    execute their last requests.
+    """
+    until = time.monotonic() + 2 * LEASE_SECONDS
+    while True:
+        gc, ingests = gc_status(cluster.pd_http), cluster.ingests
+        services = {each.service for each in gc.services}
+        killed = () if ingests.followers() & services else restores
+        ingests.clean_up(cluster.pd.tso(), gc.safe_point, services, killed)
+        found = ingests.read() if restores else ()
+        left = [str(each) for restore in restores if (each := unfinished(found, restore)) is not None]
+        if not left or time.monotonic() > until:
+            break
+        log.info("waiting for the last requests of %s", ", ".join(left))
+        cancellation.sleep(1.0)
+    if left:
+        log.warning("%s is still running: followers wait for its end", ", ".join(left))
 
 
 def unfinished(found: Iterable[Ingest], restore: str) -> Ingest | None:

@@ -16,7 +16,7 @@ from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.backupset.coverage import codec_of
 from tikv_br.backupset.files import FileEntry, verify_file_identity
 from tikv_br.backupset.rows import file_errors, keyspaces_of, read_rows
-from tikv_br.datasource.options import Options, with_hints
+from tikv_br.datasource.options import Options, use_this_python, with_hints
 from tikv_br.datasource.rows import check_schema, intersections, push_filters, spark_batches, spark_schema
 from tikv_br.errors import UsageError
 from tikv_br.formats.errors import UnsupportedFormat
@@ -50,7 +50,8 @@ class TikvBackupDataSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """As in ``spark.read.format``."""
+        """As in ``spark.read.format``. See `use_this_python`."""
+        use_this_python()
         return "tikv-backup"
 
     def schema(self) -> StructType:

@@ -24,7 +24,7 @@ from tikv_br.cluster.config import ClusterConfig
 from tikv_br.cluster.rawkv import RawClient
 from tikv_br.cluster.versions import RAW, WRITES
 from tikv_br.datasource.ingest import ingest_writer
-from tikv_br.datasource.options import Options, with_hints
+from tikv_br.datasource.options import Options, use_this_python, with_hints
 from tikv_br.datasource.rows import (
     CHANGES,
     check_schema,
@@ -63,7 +63,8 @@ class TikvDataSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """As in ``spark.read.format``."""
+        """As in ``spark.read.format``. See `use_this_python`."""
+        use_this_python()
         return "tikv"
 
     def schema(self) -> StructType:

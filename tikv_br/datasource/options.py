@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+
+from pyspark import SparkContext
 
 from tikv_br.cluster.config import ClusterConfig
 from tikv_br.cluster.timestamps import parse_ts
@@ -15,6 +18,7 @@ from tikv_br.formats.errors import InvalidKeyText
 from tikv_br.formats.keys.codec import successor
 from tikv_br.formats.keys.ranges import KeyRange, intersection
 from tikv_br.formats.keys.text import FORMS, parse_key
+from tikv_br.spark.session import is_local
 from tikv_br.storage.crypter import Crypter, SecretText, read_secret
 from tikv_br.storage.url import S3Options, StorageLocation, parse
 
@@ -32,6 +36,17 @@ def with_hints() -> Iterator[None]:
     except TikvBrError as error:
         error.add_note(f"Hint: {error.hint}")
         raise
+
+
+def use_this_python() -> None:
+    """Have the workers of a local session run this Python, which has tikv-br, unless ``PYSPARK_PYTHON`` says which one.
+
+    Spark would start the first ``python3`` of the PATH, which is another one if a script runs without an activated environment.
+    PySpark calls this by way of a source's name, right before it notes the Python of a source that is registered.
+    """
+    context = SparkContext._active_spark_context  # noqa: SLF001 - no public way asks without starting one
+    if context is not None and is_local(context.master or "") and not os.environ.get("PYSPARK_PYTHON"):
+        context.pythonExec = sys.executable
 
 
 class Options:

@@ -65,7 +65,7 @@ class Destination:
     def restore_options(self, storage: StorageLocation, state: StorageLocation | None) -> RestoreOptions:
         """The options of a restore to here."""
         keyspace = "" if self.keyspace is None else str(self.keyspace)
-        return RestoreOptions(self.cluster, storage, to_keyspace=keyspace, state=state)
+        return RestoreOptions(self.cluster, storage, to_keyspace=keyspace, state=state, command="drill run")
 
     def delete(self, start: bytes, end: bytes) -> None:
         """Delete a range of user keys in each keyspace that the drill owns here.

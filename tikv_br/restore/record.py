@@ -190,6 +190,12 @@ def check_none_running(store: ObjectStore) -> None:
         lease.check_free(open_store(store.location.child(f"{layout.RESTORE}/{folder}")))
 
 
+def restore_ids(store: ObjectStore) -> set[str]:
+    """The ids of all unfinished restores of a backup. Raises `StorageError`."""
+    names = (info.name.removeprefix(f"{layout.RESTORE}/") for info in store.list(layout.RESTORE))
+    return {name.partition("/")[0].removeprefix(_LEASE) for name in names}
+
+
 def remove_all(store: ObjectStore) -> int:
     """Delete the records of all unfinished restores of a backup; returns their number.
 

@@ -20,7 +20,7 @@ from tikv_br.progress_events import Reporter, silent
 from tikv_br.restore.context import RestoreContext
 from tikv_br.restore.options import RestoreOptions
 from tikv_br.restore.plan import RestorePlan
-from tikv_br.restore.record import check_none_running, import_mode_records, remove_all, schedulers_of
+from tikv_br.restore.record import check_none_running, import_mode_records, remove_all, restore_ids, schedulers_of
 from tikv_br.restore.steps import restore_steps
 from tikv_br.steps import run_steps
 from tikv_br.storage.open import open_store
@@ -151,5 +151,5 @@ def abort_restores(location: StorageLocation, cluster: ClusterConfig | None) -> 
                     log.warning("%s", error.message)
             DownloadLimit(live, 0, "").start()
             if live.api_version is ApiVersion.V2:
-                finish_killed(live)
+                finish_killed(live, restore_ids(store))
     return AbortedRestores(remove_all(store), put_back)

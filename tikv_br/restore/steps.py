@@ -45,6 +45,7 @@ from tikv_br.errors import (
     StorageError,
     StorageReadOnly,
     TargetNotEmpty,
+    TikvBrError,
     TimestampAheadOfTso,
     UsageError,
 )
@@ -336,6 +337,7 @@ def restore_steps(options: RestoreOptions) -> list[Step[RestoreContext]]:
     ]
     end = [FunctionStep("release the restore lock", release_restore_lock)]
     if options.mode is Mode.PUT:
+        checks.append(FunctionStep("check for followers", report_followers))
         changes.append(FunctionStep("put", while_locked(put)))
     else:
         checks += [
@@ -507,6 +509,19 @@ def check_followers(context: RestoreContext) -> None:
         raise ClusterFollowed(
             f"rows that stores ingest reach no change feed, and these followers of the cluster would not notice: {', '.join(found)}"
         )
+
+
+def report_followers(context: RestoreContext) -> None:
+    """Say that followers which an ingest would have to refuse get rows that are put, as those of any client."""
+    if not _is_announced(context):
+        return
+    try:
+        found = foreign_followers(context.cluster)
+    except TikvBrError as error:  # it is only a notice
+        log.debug("cannot look for followers: %s", error.message)
+        return
+    if found:
+        context.reporter(Notice(f"followers of the cluster get these rows, as they are put: {', '.join(found)}"))
 
 
 def _is_announced(context: RestoreContext) -> bool:

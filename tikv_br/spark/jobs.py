@@ -89,8 +89,13 @@ def check_workers(context: SparkContext, master: str) -> None:
     _ship()
     count = max(2 * context.defaultParallelism, 4)
     rows = context.parallelize(range(count), count)
-    found = rows.mapPartitions(partial(shipped.examine_workers, __version__, _MODULES))
-    with spark_job(context, found.collect) as job:
+    examined = partial(shipped.examine_workers, __version__, _MODULES)
+
+    def examine() -> list[tuple[str, str]]:
+        first = context.runJob(rows, examined, [0])  # a cluster without tikv-br is refused by its first executor
+        return first if any(problem for _host, problem in first) else context.runJob(rows, examined, [*range(1, count)])
+
+    with spark_job(context, examine) as job:
         _await_executor(context, job, master)
         for host, problem in job.result():
             if problem:

@@ -22,7 +22,7 @@ MODULES = (
     "tests.integration.crash.test_compaction_steps",
     "tests.integration.crash.test_restore_steps",
     "tests.integration.crash.test_drill_steps",
-    "tests.integration.crash.test_sync_parts",
+    "tests.integration.crash.sync_cells",
 )
 
 
@@ -47,7 +47,7 @@ def live(cluster: LiveCluster) -> Iterator[LiveCluster]:
 @pytest.fixture(scope="session")
 def empty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveCluster]:
     """Run a V2 cluster to write to."""
-    with live_cluster(tmp_path_factory.mktemp("target"), ApiVersion.V2, stores=1) as running:
+    with live_cluster(tmp_path_factory.mktemp("target"), ApiVersion.V2, stores=1, resolved_ts_interval=0.1) as running:
         yield running
 
 

@@ -27,12 +27,15 @@ from tests.integration.crash.cells import (
 from tests.integration.crash.conftest import ROWS
 from tests.integration.crash.operations import INGEST, PUT
 from tests.integration.crash.world import Rival, disturbed, files, forget_safe_points
+from tests.integration.incremental.feed_state import FeedState
 from tests.support.forks import Forks
 from tests.support.live_cluster import LiveCluster, contents
 from tikv_br.backup.options import BackupOptions
 from tikv_br.backup.run import backup
+from tikv_br.formats.keys.ranges import KeyRange
+from tikv_br.incremental.feed.feed import Feed, FeedOptions
 from tikv_br.progress_events import Reporter
-from tikv_br.restore.options import RestoreOptions
+from tikv_br.restore.options import Restamp, RestoreOptions
 from tikv_br.restore.run import restore
 from tikv_br.restore.steps import restore_steps
 from tikv_br.storage.url import StorageLocation
@@ -82,6 +85,27 @@ def test_an_ingest_whose_pd_is_gone_for_good(cell: Cell, made: Path, target: Liv
     assert set(files(place)) == untouched
 
 
+ANNOUNCED = ("announce the ingest", "ingest", "announce its end")
+
+
+@pytest.mark.parametrize(
+    "cell", some([each for each in cells(restore_steps(INGEST)) if each.step in ANNOUNCED]), ids=str
+)
+def test_a_followed_ingest_broken_at_a_boundary(
+    cell: Cell, made: Path, target: LiveCluster, forks: Forks, tmp_path: Path
+) -> None:
+    """A feed that runs all the while has every row once the restore is run again, and no resolved-ts comes before its rows."""
+    codec, start = target.raw().codec, target.cluster.pd.tso()
+    target.cluster.flush_timestamps()
+    span, ingests = KeyRange(*codec.rpc_range(b"", b"")), target.cluster.watched_ingests
+    with Feed(target.cluster, codec, span, start, FeedOptions(hold_back=0.0), ingests=ingests) as feed:
+        told = FeedState(feed)
+        told.until(target.cluster.pd.tso())
+        check(replace(INGEST, restamp=Restamp.ALWAYS), cell, made, target, forks, tmp_path)
+        told.until(target.cluster.pd.tso())
+    assert (told.state, told.missed) == (ROWS, [])
+
+
 def of_puts() -> list[Cell]:
     """With `FULL` all; else of the steps that an ingest has not."""
     known = set() if os.environ.get(FULL) else {cell.step for cell in cells(restore_steps(INGEST))}
@@ -107,6 +131,7 @@ def check(example: RestoreOptions, cell: Cell, made: Path, target: LiveCluster, 
     assert ending(operation, lambda _: None) == 0
     assert contents(target) == ROWS
     assert disturbed(target) == []
+    assert all(each.finished_ts for each in target.cluster.ingests.read())
     assert set(files(place)) == untouched
 
 

@@ -174,6 +174,7 @@ def test_rows_are_those_of_the_source(options: DrillOptions, world: World) -> No
         chosen.append(report.point.restore_ts)
     assert chosen[0] == chosen[2] != chosen[1]
     assert chosen[3:] == [first, last, last, *world.inexact]
+    assert {each.command for each in world.source.cluster.ingests.read()} == {"drill run"}
 
 
 def test_the_newest_backup_before_the_time_is_used(options: DrillOptions, world: World) -> None:

@@ -17,6 +17,8 @@ from tests.integration.incremental.members import member, wait_for_state
 from tests.support.etcd import real_etcd
 from tests.support.live_cluster import LiveCluster, contents, live_cluster
 from tests.support.waiting import eventually
+from tikv_br.backup.options import BackupOptions
+from tikv_br.backup.run import backup
 from tikv_br.cluster.etcd import Etcd
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.ranges import KeyRange
@@ -24,6 +26,9 @@ from tikv_br.incremental.group.changefeeds import Changefeeds
 from tikv_br.incremental.group.model import ChangefeedInfo, GroupState, GroupStore, State, dump
 from tikv_br.incremental.handover import FromNow, resolve, service_id
 from tikv_br.playground.etcd import EtcdServer
+from tikv_br.restore.options import Restamp, RestoreOptions
+from tikv_br.restore.run import restore
+from tikv_br.storage.url import StorageLocation
 
 V2 = ApiVersion.V2
 PATIENCE = 90.0
@@ -126,6 +131,31 @@ def test_captures_share_and_hand_over(group: Group) -> None:
             assert first not in later.captures
     left = group.store.snapshot()
     assert (holders(left), dict(left.captures), left.owner) == ({""}, {}, "")
+
+
+def test_a_changefeed_follows_ingests(group: Group, tmp_path: Path) -> None:
+    """Its target gets rows with new timestamps. Of those with older ones its tasks keep that they are missing, also when another capture goes on."""
+    raw = group.source.raw()
+    rows = {b"%03d" % at: b"backed up" for at in range(100)}
+    raw.batch_put(rows)
+    place = StorageLocation("local", str(tmp_path / "backup"))
+    backup(BackupOptions(group.source.config, place, safe_interval=0.0, executor="driver"))
+    group.create("ingests")
+    undo = RestoreOptions(group.source.config, place, allow_overwrite=True)
+    with group.capture():
+        raw.batch_put(dict.fromkeys(rows, b"later"))
+        group.wait_until_equal()
+        restore(undo)
+        assert contents(group.source) == rows
+        group.wait_until_equal()
+        assert group.store.snapshot().missed("ingests") == ()
+        restore(replace(undo, restamp=Restamp.NEVER))
+        missed = group.wait("it is degraded", lambda state: state.missed("ingests")).missed("ingests")
+        assert "restore raw" in missed[0]
+    with group.capture():
+        raw.put(b"last", b"one")
+        eventually(lambda: contents(group.target).get(b"last") == b"one", PATIENCE)
+        assert group.store.snapshot().missed("ingests") == missed
 
 
 def test_a_changefeed_rests_goes_on_and_is_removed(group: Group) -> None:

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,14 +20,20 @@ from tests.integration.incremental.feed_state import FeedState
 from tests.integration.incremental.writer import Writer
 from tests.support.live_cluster import LiveCluster, contents
 from tests.support.waiting import eventually
+from tikv_br.archive.log import LogArchive
+from tikv_br.archive.maintenance import status_of
 from tikv_br.cluster.etcd import Etcd
 from tikv_br.cluster.ingests import Announcer, Ingest
+from tikv_br.cluster.store import StoreClient
 from tikv_br.errors import ClusterFollowed, ClusterUnfit
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.incremental.feed.feed import Feed, FeedOptions
-from tikv_br.restore.options import Restamp, RestoreOptions
-from tikv_br.restore.run import restore
+from tikv_br.progress_events import Reporter, silent
+from tikv_br.restore.options import Mode, Restamp, RestoreOptions
+from tikv_br.restore.record import RestoreCheckpoint, RestoreRecord
+from tikv_br.restore.run import abort_restores, restore
+from tikv_br.storage.open import open_store
 from tikv_br.storage.url import parse
 
 V2 = ApiVersion.V2
@@ -60,10 +67,17 @@ def damaged(live: LiveCluster, folder: Path) -> str:
     return place
 
 
-def undo(live: LiveCluster, place: str, restamp: Restamp = Restamp.AUTO, **changes: object) -> None:
+def undo(
+    live: LiveCluster, place: str, restamp: Restamp = Restamp.AUTO, reporter: Reporter = silent, **changes: object
+) -> None:
     """Restore it over what is there."""
     options = RestoreOptions(live.config, parse(place), allow_overwrite=True, restamp=restamp)
-    restore(replace(options, **changes))  # type: ignore[arg-type]
+    restore(replace(options, **changes), reporter)  # type: ignore[arg-type]
+
+
+def commands(live: LiveCluster) -> list[str]:
+    """The commands that have announced ingests, the oldest first."""
+    return [each.command for each in sorted(live.cluster.ingests.read(), key=lambda each: each.announced_ts)]
 
 
 @contextlib.contextmanager
@@ -97,6 +111,40 @@ def test_ingested_rows_with_new_timestamps_are_delivered_in_order(source: LiveCl
         told.until(ended)
         assert {key: told.state.get(key) for key in ROWS} == ROWS
     assert {key: value for key, value in contents(source).items() if key in ROWS} == ROWS
+
+
+def test_an_ingest_is_announced_before_its_first_file_and_after_its_last(
+    source: LiveCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With its command, its range and the lowest timestamp of its rows; the end is announced once all are in."""
+    place = damaged(source, tmp_path / "backup")
+    known = {each.id for each in source.cluster.ingests.read()}
+    seen: list[list[Ingest]] = []
+    ingest = StoreClient.ingest
+
+    def announced() -> list[Ingest]:
+        return [each for each in source.cluster.ingests.read() if each.id not in known]
+
+    def watched(self: StoreClient, request: Any) -> Any:  # noqa: ANN401
+        seen.append(announced())
+        done = ingest(self, request)
+        seen.append(announced())
+        return done
+
+    monkeypatch.setattr(StoreClient, "ingest", watched)
+    before = source.cluster.pd.tso()
+    undo(source, place)
+    assert seen
+    for [each] in seen:
+        assert each.command == "restore raw"
+        assert each.ranges == (KeyRange(*source.raw().codec.rpc_range(b"", b"")),)
+        assert (each.lowest_ts or 0) > each.announced_ts > before
+        assert not each.finished_ts
+    [ended] = announced()
+    assert ended == replace(seen[-1][0], finished_ts=ended.finished_ts)
+    assert ended.finished_ts > (ended.lowest_ts or 0)
+    undo(source, place, Restamp.NEVER)
+    assert [each.lowest_ts for each in announced() if each != ended] == [0]
 
 
 @pytest.mark.slow
@@ -139,6 +187,22 @@ def test_a_later_ingest_finishes_the_announcement_of_a_killed_one(source: LiveCl
         running.finish()
 
 
+def test_an_abort_finishes_the_announcement_of_a_killed_restore(source: LiveCluster, tmp_path: Path) -> None:
+    """If there are followers, it waits for the end of the lease, until which stores may execute the last requests; then they go on."""
+    source.cluster.pd.update_service_safe_point("tikv-br-sync-abort", 60, source.cluster.pd.tso())
+    source.cluster.ingests.register_follower("tikv-br-sync-abort")
+    span, place = KeyRange(*source.raw().codec.rpc_range(b"", b"")), parse(f"local://{tmp_path}")
+    RestoreRecord(open_store(place), "0123456789abcdef").create_checkpoint(RestoreCheckpoint(0, (), 0))
+    killed = Announcer.start(source.cluster, "restore raw", "0123456789abcdef", [span])
+    killed.begin(source.cluster.pd.tso())
+    end_of_lease = threading.Timer(1.0, killed.close)
+    end_of_lease.start()
+    assert abort_restores(place, source.config).forgotten_restores == 1
+    end_of_lease.join()
+    source.cluster.pd.update_service_safe_point("tikv-br-sync-abort", 0, 0)
+    assert [each.finished_ts > 0 for each in source.cluster.ingests.read() if each.id == killed.ingest.id] == [True]
+
+
 @pytest.mark.slow
 def test_rows_that_keep_their_timestamps_are_reported(source: LiveCluster, clusters: Clusters, tmp_path: Path) -> None:
     """A feed says which range missed rows between which times; the resolved-ts goes on after that."""
@@ -157,7 +221,7 @@ def test_rows_that_keep_their_timestamps_are_reported(source: LiveCluster, clust
 
 @pytest.mark.slow
 def test_a_restore_stops_when_a_follower_would_not_notice(source: LiveCluster, tmp_path: Path) -> None:
-    """TiKV-CDC and a sync of an older version are named before anything changes; `--allow-followers` goes on."""
+    """TiKV-CDC and a sync of an older version are named before anything changes; `--allow-followers` goes on, and so do puts."""
     place = damaged(source, tmp_path / "backup")
     before = contents(source)
     with Etcd.connect([source.pd]) as etcd:
@@ -171,6 +235,10 @@ def test_a_restore_stops_when_a_follower_would_not_notice(source: LiveCluster, t
             assert contents(source) == before
             done = tikv_br("restore", "raw", "--pd", source.pd, "--storage", place, "--allow-overwrite")
             assert done.code == 16
+            said: list[str] = []
+            undo(source, place, reporter=lambda each: said.append(str(each)), mode=Mode.PUT)
+            assert any("get these rows, as they are put" in each and "repl-1 of TiKV-CDC" in each for each in said)
+            source.raw().batch_put(AFTER)
             undo(source, place, allow_followers=True)
         finally:
             etcd.delete("/tikv/cdc/", prefix=True)
@@ -216,17 +284,23 @@ def running(*arguments: str) -> Iterator[subprocess.Popen[str]]:
 def test_a_sync_copies_what_is_restored_into_its_source(
     source: LiveCluster, target: LiveCluster, tmp_path: Path
 ) -> None:
-    """While a sync runs, rows are restored into its source: the target gets them. With their own timestamps it says so, and ends with 76."""
+    """While a sync runs, rows are restored into its source: the target gets them. With their own timestamps it says so, and ends with 76, also later."""
     target.raw().delete_range(b"", b"")
     place = damaged(source, tmp_path / "backup")
     quick = ["--hold-back", "0s", "--status-every", "1s", "--output", "json", "--id", "ingests", "--start-ts", "now"]
     target.raw().batch_put(contents(source))
     state = ["--state-dir", str(tmp_path / "state")]
     with running("sync", "--pd", source.pd, "--sink", f"tikv://{target.pd}", *state, *quick) as process:
-        eventually(lambda: source.cluster.ingests.followers() == {"tikv-br-sync-ingests"})
+        eventually(lambda: "tikv-br-sync-ingests" in source.cluster.ingests.followers())
         undo(source, place)
         assert contents(source) == ROWS
         eventually(lambda: contents(target) == ROWS)
+        rows = tmp_path / "rows.jsonl"
+        rows.write_text("".join(f'{{"key": "loaded-{at}", "value": "v"}}\n' for at in range(100)))
+        columns = ["--key-column", "key", "--value-column", "value", "--staging", f"local://{tmp_path / 'staging'}"]
+        succeed("load", "raw", "--pd", source.pd, "--input", str(rows), *columns, "--executor", "driver")
+        assert commands(source)[-1] == "load raw"
+        eventually(lambda: contents(target).keys() == ROWS.keys() | {b"loaded-%d" % at for at in range(100)})
         undo(source, place, Restamp.NEVER)
         source.raw().put(b"last", b"one")
         eventually(lambda: contents(target).get(b"last") == b"one")
@@ -235,6 +309,12 @@ def test_a_sync_copies_what_is_restored_into_its_source(
         assert process.returncode == 76, err
         [missed] = json.loads(out.splitlines()[-2])["missed"]
         assert "restore raw" in missed
+    with running("sync", "--pd", source.pd, "--sink", f"tikv://{target.pd}", *state, *quick) as again:
+        source.raw().put(b"later", b"one")
+        eventually(lambda: contents(target).get(b"later") == b"one")
+        again.send_signal(signal.SIGTERM)
+        out, err = again.communicate(timeout=60)
+        assert (again.returncode, json.loads(out.splitlines()[-2])["missed"]) == (76, [missed]), err
 
 
 @pytest.mark.slow
@@ -263,8 +343,19 @@ def test_a_log_records_the_gap_that_an_ingest_leaves(source: LiveCluster, tmp_pa
     status = tikv_br("log", "status", "--storage", archive)
     assert (status.code, "ingested rows with older timestamps" in status.out) == (39, True)
     assert tikv_br(*point, "--restored-ts", str(between)).code == 0
+    succeed(*point[:-1], "--restored-ts", str(between), "--allow-overwrite")
+    assert commands(source)[-1] == "restore point"
     crossing = tikv_br(*point, "--restored-ts", str(after))
     assert (crossing.code, "older timestamps" in crossing.err) == (39, True), crossing.err
+    merge = ["backup", "merge", "--base", place, "--log", archive, "--executor", "driver"]
+    before = tikv_br(*merge, "-s", f"local://{tmp_path / 'before'}", "--until", str(between))
+    assert before.code == 0, before.err
+    beyond = tikv_br(*merge, "-s", f"local://{tmp_path / 'beyond'}", "--until", str(after))
+    assert (beyond.code, "older timestamps" in beyond.err) == (39, True), beyond.err
+    compacted = tikv_br("log", "compact", "--storage", archive, "--executor", "driver")
+    assert (compacted.code, "older timestamps" in compacted.err) == (39, True), compacted.err
+    [shown_by_serve] = status_of(LogArchive.open(open_store(parse(archive)), "default")).gaps
+    assert "older timestamps" in shown_by_serve
 
 
 def test_announcements_are_removed_once_gc_has_passed_them(source: LiveCluster) -> None:

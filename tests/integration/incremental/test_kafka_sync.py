@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from tests.integration.crash.cells import Kind, When
+from tests.integration.crash.sync_cells import break_in, chosen, name_of, run_until
 from tests.integration.incremental.forked_sync import Syncs, saved
 from tests.integration.incremental.kafka_events import (
     Event,
@@ -28,13 +32,25 @@ from tests.support import history
 from tests.support.etcd import real_etcd
 from tests.support.live_cluster import LiveCluster, contents, live_cluster
 from tests.support.waiting import eventually
+from tikv_br.backup.options import BackupOptions
+from tikv_br.backup.run import backup
 from tikv_br.cluster.etcd import Etcd
 from tikv_br.cluster.timestamps import minus_seconds
+from tikv_br.errors import SyncDegraded
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.ranges import KeyRange
+from tikv_br.incremental.feed.feed import FeedOptions
 from tikv_br.incremental.group.changefeeds import Changefeeds
 from tikv_br.incremental.group.model import ChangefeedInfo, GroupStore
-from tikv_br.incremental.handover import FromNow, resolve
+from tikv_br.incremental.handover import FromNow, FromTs, resolve
+from tikv_br.incremental.pipeline import ReplicateOptions
+from tikv_br.incremental.sinks.base import Sink
+from tikv_br.incremental.sinks.kafka import KafkaSink
+from tikv_br.incremental.sinks.url import parse as parse_sink
+from tikv_br.incremental.sync import SyncOptions
+from tikv_br.restore.options import Restamp, RestoreOptions
+from tikv_br.restore.run import restore
+from tikv_br.storage.url import StorageLocation
 
 KILLS = 20
 PATIENCE = 250.0
@@ -168,6 +184,79 @@ def test_no_kill_loses_a_change(
         firsts = list(dict.fromkeys(repeated))
         assert firsts == sorted(firsts)  # by ts: only repeats go back
     check_resolved(events)
+
+
+@pytest.mark.parametrize(("part", "name", "when", "kind"), chosen([(KafkaSink, Sink)]), ids=name_of)
+def test_a_sync_to_kafka_broken_in_a_call(
+    part: type,
+    name: str,
+    when: When,
+    kind: Kind,
+    source: LiveCluster,
+    folder: Path,
+    broker: KafkaBroker,
+    syncs: Syncs,
+    tmp_path: Path,
+) -> None:
+    """As a sync to a cluster: run again, the topic in open-protocol has every change, in the order of each key."""
+    topic = broker.create_topic(partitions=2)
+    since = minus_seconds(source.cluster.pd.tso(), 10)
+    options = SyncOptions(
+        changefeed_id="broken",
+        source=source.config,
+        target=parse_sink(f"kafka://{broker.address}/{topic}?protocol=open-protocol&resolved-interval=50ms"),
+        state=StorageLocation("local", str(tmp_path / "state")),
+        start=FromTs(since),
+        scratch=tmp_path,
+        feed=FeedOptions(hold_back=0.0),
+        replicate=ReplicateOptions(save_every=0.01),
+    )
+    rows = {b"broken-%d" % number: b"value" for number in range(5)}
+    source.raw().batch_put(rows)
+    source.raw().delete(min(rows))
+    until = source.cluster.pd.tso()
+    break_in(options, until, part, name, when, kind, syncs)
+    found: list[Event] = []
+
+    def is_complete() -> bool:
+        found[:] = open_events(broker.messages(topic))
+        resolved = highest_resolved(found)
+        return len(resolved) == 2 and min(resolved.values()) >= until
+
+    run_until(options, is_complete)
+    told, stored = versions(found, since), recorded(folder, tmp_path / "history", since, until)
+    assert {key: changes[-1] for key, changes in told.items()} == {key: each[-1] for key, each in stored.items()}
+    assert stored.keys() >= rows.keys()
+    check_resolved(found)
+
+
+def test_a_topic_gets_rows_that_are_ingested(
+    source: LiveCluster, broker: KafkaBroker, syncs: Syncs, tmp_path: Path
+) -> None:
+    """With new timestamps they are sent, each before a resolved-ts that covers it. With older ones the sync is degraded, and ends with 76."""
+    rows = {b"ingested-%d" % number: b"backed up" for number in range(50)}
+    source.raw().batch_put(rows)
+    place = StorageLocation("local", str(tmp_path / "backup"))
+    backup(BackupOptions(source.config, place, safe_interval=0.0, executor="driver"))
+    source.raw().batch_put(dict.fromkeys(rows, b"later"))
+    topic = broker.create_topic(partitions=2)
+    url = f"kafka://{broker.address}/{topic}?protocol=open-protocol&resolved-interval=50ms"
+    asked = ["--pd", source.pd, "--sink", url, "--state-dir", str(tmp_path / "state"), "--id", "ingests"]
+    pid = syncs.begin([*asked, "--hold-back", "0s", "--start-ts", "now"])
+
+    def read() -> list[Event]:
+        return open_events(broker.messages(topic))
+
+    wait_until_resolved(read, source.cluster.pd.tso(), 2)
+    restored = RestoreOptions(source.config, place, allow_overwrite=True)
+    restore(restored)
+    events = wait_until_resolved(read, source.cluster.pd.tso(), 2)
+    check_resolved(events)
+    assert live_rows(events, time.time()).items() >= rows.items()
+    restore(replace(restored, restamp=Restamp.NEVER))
+    wait_until_resolved(read, source.cluster.pd.tso(), 2)
+    os.kill(pid, signal.SIGTERM)
+    assert syncs.wait() == SyncDegraded.exit_code
 
 
 def test_captures_share_a_changefeed_to_kafka(source: LiveCluster, broker: KafkaBroker, tmp_path: Path) -> None:

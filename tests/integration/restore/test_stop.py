@@ -74,6 +74,7 @@ def test_a_limit_that_a_killed_restore_has_left_is_lifted(
     assert disturbed(target) == [f"store {store_id} limits downloads" for store_id in target.store_ids]
     if after == "abort":
         abort_restores(source, target.config)
+        assert all(each.finished_ts for each in target.cluster.ingests.read())  # at once, as nobody follows
     else:
         # Without --no-resume, cleaning up lifts it as well.
         unlimited = replace(limited, rate_limit=0, resume=after == "put", allow_overwrite=True)

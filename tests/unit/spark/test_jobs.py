@@ -17,7 +17,7 @@ import pytest
 from pyspark import cloudpickle
 
 from tikv_br import __version__
-from tikv_br.errors import SparkUnavailable
+from tikv_br.errors import SparkUnavailable, SparkWorkerUnfit
 from tikv_br.spark import jobs, shipped
 from tikv_br.spark.jobs import by_value, unfit_worker
 
@@ -122,7 +122,22 @@ class Idle:
         values = {"getActiveStageIds": [1], "getStageInfo": SimpleNamespace(numActiveTasks=0, numCompletedTasks=0)}
         values["get"] = "10.0.0.9"
         never = threading.Event()
-        return lambda *_args, **_kwargs: never.wait(60) if name == "collect" else values.get(name, self)
+        return lambda *_args, **_kwargs: never.wait(60) if name == "runJob" else values.get(name, self)
+
+
+class OneExecutor(Idle):
+    """A session of whose executors only the first one has started, without tikv-br."""
+
+    def runJob(self, _rows: object, _function: object, partitions: list[int]) -> list[tuple[str, str]]:  # noqa: N802 - as Spark calls it
+        """Run a job on the first partition; another one would wait for the other executors."""
+        assert partitions == [0]
+        return [("bare", "no tikv-br")]
+
+
+def test_a_cluster_is_refused_by_its_first_executor() -> None:
+    """The others, which may take long to start, are not waited for."""
+    with pytest.raises(SparkWorkerUnfit, match="bare cannot run tasks: it has no tikv-br"):
+        jobs.check_workers(OneExecutor(), "spark://h:1")  # type: ignore[arg-type]
 
 
 def test_a_cluster_that_starts_no_task_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -96,6 +96,16 @@ def test_status_is_exact(client: Client) -> None:
             200,
             "degraded\nd: regions without a new resolved-ts for 10 s: 4; part of the source has had no subscription for 6 s: no",
         ),
+        (
+            [NamedStatus("d", status(feed=replace(WHOLE, waits_for="restore raw (0123)")))],
+            200,
+            "degraded\nd: waits for restore raw (0123)",
+        ),
+        (
+            [NamedStatus("d", status(feed=WHOLE, missed=("restore raw (0123), ended at 12:00",)))],
+            503,
+            "d: degraded: the sink lacks rows that no change feed delivers: restore raw (0123), ended at 12:00",
+        ),
         ([NamedStatus("b", None)], 503, "b: has not started yet"),
         ([NamedStatus("b", None, waiting="for the sink")], 503, "b: for the sink"),
         ([GOOD, NamedStatus("b", status(checkpoint_lag=300.5))], 503, "b: 300 s behind, which is more than 300 s"),
