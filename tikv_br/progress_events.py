@@ -43,6 +43,8 @@ class TasksProgress:
     keys_done: int
     fraction: float
     seconds: float
+    bytes_planned: int = 0
+    """Approximate bytes of all tasks, such as the sizes of their regions; 0 = unknown."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import socket
 import subprocess
 import sys
@@ -89,7 +88,7 @@ def test_people_get_the_go_tools_words(live: LiveCluster, tmp_path: Path) -> Non
     assert done.returncode == 0, done.stderr
     assert "Raw backup success summary" in done.stdout
     assert f"total-kv           {ROWS:,}" in done.stdout
-    assert re.search(r"step 1/\d+: check the input", done.stderr)
+    assert "check the input" not in done.stderr  # a brief step
 
 
 def test_the_stores_write_where_timestamps_must_be_kept(v2: LiveCluster, tmp_path: Path) -> None:

@@ -137,7 +137,7 @@ def test_progress_is_live_and_never_falls(options: ExecutorOptions, tmp_path: Pa
         options=options,
         on_result=lambda _: None,
         reporter=report,
-        expected_task_bytes=500,
+        planned_bytes=[500, 500],
     )
     progress = [event for event in events if isinstance(event, TasksProgress)]
     assert any(event.tasks_done == 0 and event.bytes_done > 0 and 0 < event.fraction < 1 for event in progress)

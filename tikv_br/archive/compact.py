@@ -347,7 +347,7 @@ def rewrite(context: CompactionContext) -> None:
         ),
         on_result=add,
         reporter=context.report,
-        expected_task_bytes=sum(file.total_bytes for chunk in chunks for file in chunk.files) // max(len(chunks), 1),
+        planned_bytes=[sum(file.total_bytes for file in chunk.files) for chunk in chunks],
     )
 
 

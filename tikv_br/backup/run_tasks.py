@@ -94,5 +94,5 @@ def run_backup_tasks(
         name_of=str,
         reporter=context.report,
         shared=[context.clusters],
-        expected_task_bytes=sum(interval.size for interval in plan) // len(tasks),
+        planned_bytes=[interval.size for interval in plan],
     )

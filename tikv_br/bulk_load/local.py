@@ -194,7 +194,7 @@ def run_partitions(
         on_result=results.append,
         name_of=lambda partition: str(partitions.index(partition)),
         reporter=reporter,
-        expected_task_bytes=runs.size // len(partitions),
+        planned_bytes=[runs.size // len(partitions)] * len(partitions),
         shared=shared,
     )
     return results

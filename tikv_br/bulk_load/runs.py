@@ -198,7 +198,8 @@ def merge_runs(context: RunsContext) -> None:
     runs, load = context.runs, context.load
     start, end = min(run.start_key for run in runs), max(run.end_key for run in runs)
     sizes = file_sizes(open_store(load.staging), load.codec, runs)
-    plan = [KeyRange(each.start, each.end) for each in plan_by_sizes(KeyRange(start, end), sizes, MERGE_BYTES)]
+    intervals = plan_by_sizes(KeyRange(start, end), sizes, MERGE_BYTES)
+    plan = [KeyRange(each.start, each.end) for each in intervals]
     job = PartitionJob(context.options, context.conversion, context.source_ranges[0], int(time.time()))
     run_tasks(
         plan,
@@ -206,6 +207,7 @@ def merge_runs(context: RunsContext) -> None:
         options=ExecutorOptions("driver", concurrency=context.engine.slots),
         on_result=context.results.append,
         reporter=context.report,
+        planned_bytes=[each.size for each in intervals],
     )
 
 

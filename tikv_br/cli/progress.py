@@ -16,9 +16,12 @@ from tikv_br.cli import log
 from tikv_br.cli.output import Output, human_bytes, human_seconds, use_colour
 from tikv_br.progress_events import Event, Notice, StepFinished, StepStarted, StepUndone, TasksProgress
 
-LINE_SECONDS = 30.0
+LINE_SECONDS, LASTING_SECONDS = 10.0, 1.0
+JSON_SECONDS = 30.0
 BRIEF_SECONDS = 0.5
 """On a terminal, a step that takes less than this leaves no line of its own."""
+NARROW, WIDE = 70, 85
+"""Columns of a terminal: below, a bar has figures only; above, it has a bar."""
 LOG_PERCENT, LOG_SECONDS = 10, 300.0
 """In a log file: a line of progress every 10 % or 5 minutes."""
 
@@ -75,7 +78,7 @@ class NoProgress(_Plain):
 class _Pace:
     """Limits task progress to a line every `percent`, and at least one every `seconds`."""
 
-    def __init__(self, percent: int = 1, seconds: float = LINE_SECONDS) -> None:
+    def __init__(self, percent: int = 1, seconds: float = JSON_SECONDS) -> None:
         self._step, self._seconds = percent, seconds
         self._part = -1
         self._next_time = time.monotonic() + seconds
@@ -90,24 +93,39 @@ class _Pace:
 
 
 class LineProgress(_Plain):
-    """A line per step, and one every 1 % or 30 s in between."""
+    """A line each `LINE_SECONDS`, and one for each finished step that took `LASTING_SECONDS` or more."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
-        self._pace = _Pace()
+        self._step, self._figures = "", ""
+        self._next_time = time.monotonic() + LINE_SECONDS
 
     def __call__(self, event: Event) -> None:
         """Write a line if one is due."""
-        if isinstance(event, StepStarted):
-            self._pace = _Pace()
-        if not isinstance(event, TasksProgress) or self._pace.due(event.fraction):
-            with contextlib.suppress(OSError):  # a full disk must not end the work
-                self._stream.write(describe(event) + "\n")
-                self._stream.flush()
+        match event:
+            case StepStarted():
+                self._step, self._figures = f"{describe(event)}: ", ""
+                self._next_time = time.monotonic() + LINE_SECONDS
+            case TasksProgress():
+                self._figures = f", {_amounts(event)}"
+                if time.monotonic() >= self._next_time:
+                    self._next_time = time.monotonic() + LINE_SECONDS
+                    self._write(self._step + describe(event).lstrip())
+            case StepFinished(seconds=seconds):
+                if seconds >= LASTING_SECONDS:
+                    self._write(describe(event) + self._figures)
+                self._figures = ""
+            case _:
+                self._write(describe(event))
+
+    def _write(self, line: str) -> None:
+        with contextlib.suppress(OSError):  # a full disk must not end the work
+            self._stream.write(line + "\n")
+            self._stream.flush()
 
 
 class JsonProgress(_Plain):
-    """One JSON line of ``message_type`` ``step`` or ``progress`` an event, paced like `LineProgress`."""
+    """One JSON line of ``message_type`` ``step`` or ``progress`` an event, with a line of progress each 1 % or 30 s."""
 
     def __init__(self, output: Output) -> None:
         self._output = output
@@ -151,14 +169,14 @@ class BarProgress:
         """Move the bar."""
         progress = self._started()
         match event:
-            case StepStarted():
+            case StepStarted(name, number, total):
                 if self._task is not None:
                     progress.remove_task(self._task)
-                self._task = progress.add_task(describe(event), total=None, figures="")
+                self._task = progress.add_task(f"{number}/{total} {name}", total=None, figures="")
             case TasksProgress(fraction=fraction):
                 if self._task is None:
                     self._task = progress.add_task("tasks", total=None, figures="")
-                progress.update(self._task, total=1.0, completed=fraction, figures=_figures(event))
+                progress.update(self._task, total=1.0, completed=fraction, figures=_brief(event))
             case StepFinished(seconds=seconds) if seconds < BRIEF_SECONDS:
                 pass  # the log and JSON keep it
             case _:
@@ -167,11 +185,16 @@ class BarProgress:
     def _started(self) -> Any:  # noqa: ANN401 - rich is imported here only
         if self._progress is None:
             from rich.console import Console
-            from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+            from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeElapsedColumn
 
-            columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[figures]}")
             console = Console(file=self._stream)
-            self._progress = Progress(*columns, TimeElapsedColumn(), console=console, transient=True)
+            figures = TextColumn("{task.fields[figures]}")
+            columns: list[ProgressColumn] = [TextColumn("{task.description}"), figures, TimeElapsedColumn()]
+            if console.width < NARROW:
+                columns = [figures]
+            elif console.width > WIDE:
+                columns.insert(1, BarColumn(bar_width=min(console.width - WIDE, 40)))
+            self._progress = Progress(*columns, console=console, transient=True)
             self._shown.enter_context(self._progress)
             self._shown.enter_context(log.through(sys.stderr))  # rich's, which keeps log lines off the bar
         return self._progress
@@ -215,14 +238,47 @@ def describe(event: Event) -> str:
             return f"NOT undone: {name}: {problem}"
         case Notice(message):
             return message
-        case TasksProgress(fraction=fraction):
-            return f"{fraction:4.0%}  {_figures(event)}"
+        case TasksProgress(tasks_done=tasks, tasks_total=total):
+            of_tasks = f"{tasks:,}/{total:,} tasks, " if total else ""
+            elapsed = f"{_rough(event.seconds)} elapsed"
+            return f"{_percent(event)}  {of_tasks}{_amounts(event)}, {elapsed}{_left(event)}"
 
 
-def _figures(event: TasksProgress) -> str:
-    speed = event.bytes_done / event.seconds if event.seconds > 0 else 0.0
-    tasks = f"{event.tasks_done}/{event.tasks_total} tasks, " if event.tasks_total else ""
-    return f"{tasks}{event.keys_done:,} keys, {human_bytes(event.bytes_done)}, {human_bytes(speed)}/s"
+def _percent(event: TasksProgress) -> str:
+    return f"{int(event.fraction * 100):3}%"  # 100 % only if all is done
+
+
+def _amounts(event: TasksProgress) -> str:
+    return f"{event.keys_done:,} keys, {_bytes(event)}"
+
+
+def _brief(event: TasksProgress) -> str:
+    """For a bar, which shows the time itself."""
+    return f"{_percent(event)} {human_bytes(event.bytes_done)}, {_speed(event)}{_left(event)}"
+
+
+def _speed(event: TasksProgress) -> str:
+    return f"{human_bytes(event.bytes_done / event.seconds if event.seconds > 0 else 0.0)}/s"
+
+
+def _bytes(event: TasksProgress) -> str:
+    planned = (
+        f" of about {human_bytes(event.bytes_planned)}"
+        if event.fraction < 1 and event.bytes_planned > event.bytes_done
+        else ""
+    )
+    return f"{human_bytes(event.bytes_done)}{planned}, {_speed(event)}"
+
+
+def _left(event: TasksProgress) -> str:
+    """The estimate, once there is something to go by."""
+    if not 0.01 <= event.fraction < 1 or event.seconds < 1:
+        return ""
+    return f", {_rough(event.seconds * (1 - event.fraction) / event.fraction)} left"
+
+
+def _rough(seconds: float) -> str:
+    return f"{seconds:.0f}s" if seconds < 60 else human_seconds(seconds)
 
 
 def _progress_fields(event: TasksProgress) -> dict[str, object]:
@@ -231,6 +287,7 @@ def _progress_fields(event: TasksProgress) -> dict[str, object]:
         "tasks_done": event.tasks_done,
         "tasks_total": event.tasks_total,
         "bytes": event.bytes_done,
+        "bytes_planned": event.bytes_planned,
         "keys": event.keys_done,
         "seconds": round(event.seconds, 3),
     }

@@ -271,7 +271,7 @@ def copy(context: ExportContext) -> None:
         name_of=str,
         reporter=context.reporter,
         shared=[context.clusters],
-        expected_task_bytes=sum(interval.size for interval in context.plan) // len(tasks),
+        planned_bytes=[interval.size for interval in context.plan],
     )
 
 

@@ -274,7 +274,7 @@ def _run(context: RestoreContext, transfer: Callable[[FilePart, TaskContext], In
             name_of=str,
             reporter=context.reporter,
             shared=[context.clusters],
-            expected_task_bytes=sum(part.file.total_bytes for part in parts) // max(len(parts), 1),
+            planned_bytes=[part.file.total_bytes for part in parts],
         )
     except BackupDamaged as error:
         error.hint = (

@@ -31,17 +31,19 @@ class Collector(Generic[R]):
     """Takes the messages of all tasks, in any order and more than once; used by one thread but for `put`."""
 
     def __init__(
-        self, total: int, on_result: Callable[[R], None], reporter: Reporter, expected_task_bytes: int = 0
+        self, total: int, on_result: Callable[[R], None], reporter: Reporter, planned_bytes: Sequence[int] = ()
     ) -> None:
         self._total = total
         self._on_result = on_result
         self._reporter = reporter
-        self._expected = expected_task_bytes
+        self._planned = planned_bytes  # of each task; empty = unknown, then tasks count alike
+        self._planned_total = sum(planned_bytes)
         self._queue: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
         self._done = bytearray(total)  # 1 = has given its result
         self._left = total
         self._progress: dict[int, tuple[int, int, int]] = {}  # of running tasks: index -> attempt, bytes, keys
-        self._partial = 0.0  # sum of the fractions of running tasks
+        self._weight = 0.0  # of finished tasks and finished parts of others, in planned bytes or tasks
+        self._weight_total = sum(map(self._weight_of, range(total)))
         self._sums = [0, 0]
         self._fraction = 0.0
         self._begin = time.monotonic()
@@ -87,7 +89,9 @@ class Collector(Generic[R]):
         self._set_progress(message)  # of the attempt that counts, though a later one may have begun
         self._done[message.index] = 1
         self._left -= 1
-        self._partial -= self._share(self._progress.pop(message.index)[1])
+        self._weight += self._weight_of(message.index) - self._share(
+            message.index, self._progress.pop(message.index)[1]
+        )
         self._on_result(outcome)
 
     def _set_progress(self, message: Message) -> None:
@@ -96,11 +100,15 @@ class Collector(Generic[R]):
         self._progress[message.index] = (message.attempt, data_bytes, keys)
         self._sums[0] += data_bytes - before[1]
         self._sums[1] += keys - before[2]
-        self._partial += self._share(data_bytes) - self._share(before[1])
+        self._weight += self._share(message.index, data_bytes) - self._share(message.index, before[1])
 
-    def _share(self, data_bytes: int) -> float:
-        """How much of a task its bytes are, going by the expected size; short of the whole until it has ended."""
-        return min(data_bytes / self._expected, 0.99) if self._expected else 0.0
+    def _weight_of(self, index: int) -> int:
+        """How much a task counts; an empty one also costs a request."""
+        return max(self._planned[index], 1) if self._planned else 1
+
+    def _share(self, index: int, data_bytes: int) -> float:
+        """How much the bytes of a running task count; short of the whole until it has ended."""
+        return min(data_bytes, 0.99 * self._weight_of(index)) if self._planned else 0.0
 
     def _report(self) -> None:
         now = time.monotonic()
@@ -108,10 +116,13 @@ class Collector(Generic[R]):
             return
         self._reported = now
         done = self._total - self._left
-        fraction = (done + max(self._partial, 0.0)) / self._total if self._total else 1.0
+        fraction = max(self._weight, 0.0) / self._weight_total if self._total else 1.0
         self._fraction = 1.0 if self.complete else max(self._fraction, min(fraction, 0.999))
         done_bytes, done_keys = self._sums
-        self._reporter(TasksProgress(done, self._total, done_bytes, done_keys, self._fraction, now - self._begin))
+        seconds = now - self._begin
+        self._reporter(
+            TasksProgress(done, self._total, done_bytes, done_keys, self._fraction, seconds, self._planned_total)
+        )
 
 
 logger = logging.getLogger(__name__)
@@ -173,7 +184,7 @@ def run_tasks(
     on_result: Callable[[R], None],
     name_of: Callable[[T], str] = str,
     reporter: Reporter = silent,
-    expected_task_bytes: int = 0,
+    planned_bytes: Sequence[int] = (),
     shared: Iterable[object] = (),
 ) -> float:
     """Run ``function(task, context)`` for every task; ``on_result`` gets each result once, in the caller's thread, as it comes.
@@ -183,12 +194,12 @@ def run_tasks(
     error that a task raises cancels the rest and is raised here as itself, its message led by the task's name; what is not
     ours becomes `TaskFailed`.
     Returns the seconds that the start of the session took, 0 on the driver; it is reported as well.
-    Raises `SparkUnavailable` when no session can be had. ``expected_task_bytes`` makes progress finer than whole tasks.
+    Raises `SparkUnavailable` when no session can be had. ``planned_bytes``, about how many bytes each task will report, weighs tasks for the progress.
     Tasks on the driver get the objects in ``shared`` from `TaskContext.shared`; a process of Spark makes its own.
     """
     if not tasks:
         return 0.0
-    collector: Collector[R] = Collector(len(tasks), on_result, reporter, expected_task_bytes)
+    collector: Collector[R] = Collector(len(tasks), on_result, reporter, planned_bytes)
     executor = choose_executor(len(tasks)) if options.executor == "auto" else options.executor
     if executor == "driver":
         _run_on_threads(tasks, name_of, function, options, collector, SharedObjects(shared))

@@ -270,7 +270,7 @@ def check_files(context: VerifyContext) -> None:
         on_result=context.add_report,
         name_of=lambda file: file.name,
         reporter=context.reporter,
-        expected_task_bytes=size // max(len(context.chosen), 1),
+        planned_bytes=[file.size for file in context.chosen],
     )
 
 

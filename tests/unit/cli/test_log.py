@@ -146,6 +146,7 @@ def test_without_a_terminal_progress_is_told_in_one_place(
     with progress_display(Output()) as display:
         display(StepStarted("copy", 1, 2))
         display(TasksProgress(1, 2, 1, 1, 0.5, 1.0))
+        display(StepFinished("copy", 1, 2, 2.0))
     logging.getLogger("tikv_br.x").info("a detail")
     logging.getLogger("tikv_br.x").warning("trouble")
     Output().result("summary", {}, "all is well")

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import time
 
 import pytest
 
 from tests.support.tools import Terminal
 from tikv_br.cli.output import Output, OutputForm
-from tikv_br.cli.progress import BarProgress, JsonProgress, LineProgress, progress_display
+from tikv_br.cli.progress import BarProgress, JsonProgress, LineProgress, describe, progress_display
 from tikv_br.progress_events import Event, Notice, StepFinished, StepStarted, StepUndone, TasksProgress
 
 
 def tasks(fraction: float) -> TasksProgress:
     """Return progress of 200 tasks of a MiB each."""
-    return TasksProgress(int(fraction * 200), 200, int(fraction * 200) << 20, int(fraction * 1000), fraction, 10.0)
+    return TasksProgress(
+        int(fraction * 200), 200, int(fraction * 200) << 20, int(fraction * 1000), fraction, 10.0, 200 << 20
+    )
 
 
 EVENTS: list[Event] = [
@@ -37,34 +40,44 @@ def test_display_fits_the_reader(monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(progress_display(Output(stream=io.StringIO()), io.StringIO()), LineProgress)
 
 
-def test_lines_are_calm() -> None:
-    """Two thousand events make a line each 1 %, the last at 100 %, with tasks, keys, bytes and speed."""
+def test_lines_are_calm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a pipe a step has a line each 10 s, with percent, amounts, rate, elapsed and remaining time, and one at its end."""
+    now = 1000.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
     stream = io.StringIO()
     with LineProgress(stream) as display:
-        for event in EVENTS:
+        display(EVENTS[0])
+        for event in EVENTS[1:-3]:
+            now += 1 / 128  # 2,000 events in 15.6 s
             display(event)
-    lines = stream.getvalue().splitlines()
-    assert lines[0] == "step 2/9: scan"
-    assert 95 <= len([line for line in lines if "tasks" in line]) <= 101
-    assert "100%  200/200 tasks, 1,000 keys, 200.0 MiB, 20.0 MiB/s" in lines
-    assert lines[-3:] == [
-        "step 2/9: scan: done in 12.3s",
+        for event in EVENTS[-3:]:
+            display(event)
+    assert stream.getvalue().splitlines() == [
+        "step 2/9: scan: 63%  127/200 tasks, 639 keys, 127.0 MiB of about 200.0 MiB, 12.7 MiB/s, 10s elapsed, 6s left",
+        "step 2/9: scan: done in 12.3s, 1,000 keys, 200.0 MiB, 20.0 MiB/s",
         "2 stores are slow",
         "NOT undone: import mode: no answer",
     ]
 
 
-def test_slow_progress_still_shows_life(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a percent's progress there is a line after 30 s, and none before."""
-    now = 1000.0
-    monkeypatch.setattr(time, "monotonic", lambda: now)
+def test_brief_steps_leave_no_line() -> None:
+    """A step of less than a second is kept by the log and by JSON only."""
     stream = io.StringIO()
     display = LineProgress(stream)
+    display(StepStarted("connect", 1, 2))
     display(tasks(0.5))
-    for seconds, lines in ((10, 1), (29, 1), (31, 2), (32, 2), (62, 3)):
-        now = 1000.0 + seconds
-        display(tasks(0.5))
-        assert len(stream.getvalue().splitlines()) == lines
+    display(StepFinished("connect", 1, 2, 0.99))
+    display(StepStarted("scan", 2, 2))
+    display(StepFinished("scan", 2, 2, 1.0))
+    assert stream.getvalue() == "step 2/2: scan: done in 1.00s\n"
+
+
+def test_it_is_100_percent_only_once_all_is_done() -> None:
+    """A percent is rounded down, and nothing is estimated before there is something to go by."""
+    assert describe(tasks(0.999)).startswith(" 99%")
+    assert describe(tasks(1.0)) == "100%  200/200 tasks, 1,000 keys, 200.0 MiB, 20.0 MiB/s, 10s elapsed"
+    assert "left" not in describe(tasks(0.005))
+    assert describe(TasksProgress(0, 0, 1 << 20, 9, 0.5, 600.0)).endswith("10m00s elapsed, 10m00s left")
 
 
 def test_json_lines_have_types_and_figures() -> None:
@@ -99,20 +112,32 @@ def test_bar_is_drawn_and_leaves_the_lines_that_matter() -> None:
     assert "NOT undone: import mode: no answer" in shown
 
 
+@pytest.mark.parametrize(("width", "shown"), [(40, "50% 100.0 MiB, 10.0 MiB/s, 10s left"), (80, "scan 50% 100.0 MiB")])
+def test_a_bar_cuts_no_figure(width: int, shown: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Narrow terminals get the figures without the bar."""
+    monkeypatch.setenv("COLUMNS", str(width))
+    stream = Terminal()
+    with BarProgress(stream) as display:
+        display(StepStarted("scan", 2, 9))
+        display(tasks(0.5))
+    text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", stream.getvalue())
+    assert " ".join(shown.split()) in " ".join(text.split())
+    assert "…" not in text
+
+
 def test_bar_leaves_no_line_for_brief_steps() -> None:
-    """On a terminal a step of less than half a second leaves no line; log lines and JSON keep it."""
+    """On a terminal a step of less than half a second leaves no line; JSON keeps it."""
     brief, long = StepFinished("connect", 1, 2, 0.499), StepFinished("scan", 2, 2, 0.5)
-    terminal, lines, scripts = Terminal(), io.StringIO(), io.StringIO()
-    displays = (BarProgress(terminal), LineProgress(lines), JsonProgress(Output(OutputForm.JSON, scripts)))
+    terminal, scripts = Terminal(), io.StringIO()
+    displays = (BarProgress(terminal), JsonProgress(Output(OutputForm.JSON, scripts)))
     for display in displays:
         with display:
             display(brief)
             display(long)
     assert "connect" not in terminal.getvalue()
     assert "step 2/2: scan: done in 0.50s" in terminal.getvalue()
-    for kept in (lines, scripts):
-        assert "connect" in kept.getvalue()
-        assert "scan" in kept.getvalue()
+    assert "connect" in scripts.getvalue()
+    assert "scan" in scripts.getvalue()
 
 
 def test_bar_that_saw_nothing_shows_nothing() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Sequence
 
 import pytest
 
@@ -22,11 +23,13 @@ def result(index: int, value: object, attempt: int = 0, data_bytes: int = 0) -> 
     return Message("result", index, attempt, (data_bytes, data_bytes // 10), pickle.dumps(value))
 
 
-def book_all(messages: list[Message], total: int, expected: int = 0) -> tuple[list[object], list[TasksProgress]]:
+def book_all(
+    messages: list[Message], total: int, planned: Sequence[int] = ()
+) -> tuple[list[object], list[TasksProgress]]:
     """Book messages one by one, and return results and progress."""
     results: list[object] = []
     events: list[Event] = []
-    collector: Collector[object] = Collector(total, results.append, events.append, expected)
+    collector: Collector[object] = Collector(total, results.append, events.append, planned)
     for message in messages:
         collector.put(message)
         collector._reported = 0.0
@@ -50,13 +53,21 @@ def test_second_attempt_replaces_the_progress_of_the_first() -> None:
 def test_fraction_follows_bytes_and_never_falls() -> None:
     """Running tasks count by their bytes, at most as one; a retry does not move the bar back; the end is exactly 1."""
     messages = [progress(0, 50), progress(1, 1000), progress(0, 10, attempt=1), result(1, None), result(0, None)]
-    _, events = book_all(messages, 2, expected=100)
+    _, events = book_all(messages, 2, [100, 100])
     fractions = [event.fraction for event in events]
     assert fractions == sorted(fractions)
     assert fractions[0] == pytest.approx(0.25)
     assert fractions[1] == pytest.approx((0.5 + 0.99) / 2)
     assert fractions[-1] == 1.0
     assert all(fraction < 1 for fraction in fractions[:-1])
+
+
+def test_a_task_counts_by_its_planned_bytes() -> None:
+    """Two of three tasks are done with 64 keys each: that is 2 %, not two thirds, if the third has nearly all bytes."""
+    messages = [result(0, None, data_bytes=640), result(1, None, data_bytes=640), progress(2, 30_000)]
+    _, events = book_all(messages, 3, [1000, 1000, 98_000])
+    assert [round(event.fraction, 2) for event in events] == [0.01, 0.02, 0.32]
+    assert events[-1].bytes_planned == 100_000
 
 
 def test_error_is_raised() -> None:
