@@ -15,6 +15,13 @@ RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels . \
 # Not in /src, whose packages would be imported instead of the installed ones.
 WORKDIR /
 RUN /opt/tikv-br/bin/python -m tikv_br.formats.precompile
+# Examples, and jars of Spark for what tikv-br does not use: Hive, machine learning, Spark Connect, RocksDB for state of streams, other systems.
+WORKDIR /opt/tikv-br/lib/python3.11/site-packages/pyspark
+RUN rm -r examples data \
+    jars/rocksdbjni-*.jar jars/spark-connect_*.jar jars/spark-mllib*.jar jars/spark-graphx_*.jar jars/spark-hive*.jar \
+    jars/hive-exec-*.jar jars/hive-metastore-*.jar jars/datanucleus-*.jar jars/derby*.jar \
+    jars/breeze*.jar jars/spire*.jar jars/cats-kernel_*.jar jars/algebra_*.jar jars/JTransforms-*.jar \
+    jars/arpack*.jar jars/lapack-*.jar jars/blas-*.jar jars/netty-tcnative-*-osx-*.jar jars/netty-tcnative-*-windows-*.jar
 
 FROM ${BASE}
 # Versions are not pinned: Debian removes a version as soon as it has a fixed one.

@@ -3,7 +3,8 @@
 #
 #   scripts/build_release.sh [DIR]     into DIR (default: dist), which must not contain other files
 #
-# The wheel is made from the sdist, so it has no machine code of this computer, and runs wherever its dependencies do.
+# The wheel is made from the sdist and the kernels, compiled for any processor of this architecture and this Python. Elsewhere it
+# runs as well: kernels are then compiled at their first use, and kept.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 target=${1:-dist}
@@ -19,12 +20,24 @@ fail() {
 mkdir -p "$target"
 [ -z "$(ls -A "$target")" ] || fail "$target is not empty: remove old releases first"
 again=$(mktemp -d)
-trap 'rm -rf "$again"' EXIT
+unpacked=$(mktemp -d)
+trap 'rm -rf "$again" "$unpacked"' EXIT
 
+build() { # into DIR
+    "$python" -m build --no-isolation --sdist --outdir "$1" . >/dev/null
+    rm -rf "${unpacked:?}/source"
+    mkdir "$unpacked/source"
+    tar xzf "$1"/*.tar.gz -C "$unpacked/source" --strip-components=1
+    cp -r formats/compiled "$unpacked/source/formats/"
+    "$python" -m build --no-isolation --wheel --outdir "$1" "$unpacked/source" >/dev/null
+}
+
+say "compiling kernels, unless that was done"
+"$python" -m tikv_br.formats.precompile
 say "building"
-"$python" -m build --no-isolation --outdir "$target" . >/dev/null
+build "$target"
 say "building again, to compare"
-"$python" -m build --no-isolation --outdir "$again" . >/dev/null
+build "$again"
 for file in "$again"/*; do
     cmp "$file" "$target/$(basename "$file")" || fail "two builds differ: $(basename "$file")"
 done
@@ -41,13 +54,16 @@ for path in sys.argv[1:]:
         with zipfile.ZipFile(path) as wheel:
             names = wheel.namelist()
         wrong = [name for name in names if not name.startswith(("tikv_br/", "tikv_br-"))]
+        compiled = {name.split("/")[4] for name in names if name.startswith("tikv_br/formats/compiled/")}
+        if compiled != {"kernels", "sst"}:
+            sys.exit(f"error: {path} lacks compiled kernels: {compiled}")
         wanted = ["tikv_br/formats/columns.py", "tikv_br/incremental/sync.py", "tikv_br/incremental/watch/page.html", "tikv_br/py.typed"]
     else:
         with tarfile.open(path) as sdist:
             names = [name.partition("/")[2] for name in sdist.getnames()]
-        wrong = [name for name in names if name.startswith(("tests", "bench", ".venv", ".cache", "dist"))]
+        wrong = [name for name in names if name.startswith(("tests", "bench", ".venv", ".cache", "dist")) or "compiled/" in name]
         wanted = ["formats/columns.py", "incremental/sync.py", "tikv_br/__init__.py", "docs/README.md", "LICENSE"]
-    wrong += [name for name in names if "golden" in name or "compiled/" in name or name.endswith(".pyc")]
+    wrong += [name for name in names if "golden" in name or name.endswith(".pyc")]
     missing = [name for name in wanted if name not in names]
     if wrong or missing:
         sys.exit(f"error: {path}: must not contain {wrong[:5]}, lacks {missing}")

@@ -89,7 +89,8 @@ ensure_packages() {
         return
     fi
     say "installing tikv-br[$extra] and what it needs into $venv"
-    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[$extra]" >&2 </dev/null
+    # Never into the Python of the machine, as if .venv/bin were a link to elsewhere.
+    PIP_REQUIRE_VIRTUALENV=1 "$venv/bin/python" -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[$extra]" >&2 </dev/null
     say "compiling kernels"
     "$venv/bin/python" -m tikv_br.formats.precompile >&2 </dev/null
     printf '%s' "$wanted" >"$stamp"

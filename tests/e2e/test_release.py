@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from tests.e2e.command import environment
 from tests.support.ports import reserved_ports
 from tests.support.tools import ROOT
 from tests.support.waiting import eventually
+from tests.unit.formats.test_precompile import CALL_ALL
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3000)]  # what is installed has 700 MB
 BIN = Path(sys.executable).parent
@@ -31,10 +33,14 @@ SOURCE, TARGET, FOLLOWED = "10.0.0.1:2379", "10.9.0.1:2379", "10.8.0.1:2379"
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel of a release, after all checks of the script that builds one."""
+    """The wheel of a release, after all checks of the script that builds one, from a checkout in a folder that looks like a result."""
     folder = tmp_path_factory.mktemp("dist")
-    run(str(ROOT / "scripts/build_release.sh"), str(folder))
-    (built,) = folder.glob("*.whl")
+    checkout = folder / "build/tmp/dist/checkout"
+    left_out = shutil.ignore_patterns(".git", ".venv", ".cache", ".*_cache", "__pycache__", "dist", "build")
+    shutil.copytree(ROOT, checkout, symlinks=True, ignore=left_out)
+    (checkout / ".venv").symlink_to(BIN.parent)
+    run(str(checkout / "scripts/build_release.sh"), str(folder / "release"))
+    (built,) = (folder / "release").glob("*.whl")
     return built
 
 
@@ -72,6 +78,14 @@ def program(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     arguments = ["--python", sys.executable, "--constraints", str(ROOT / "constraints.txt"), f"{wheel}[playground]"]
     run(str(BIN / "uv"), "tool", "install", *arguments, **places)
     return folder / "bin/tikv-br"
+
+
+def test_a_fresh_installation_compiles_no_kernel(program: Path, tmp_path: Path) -> None:
+    """The wheel has them compiled: an empty cache of numba is filled from there."""
+    python = program.resolve().parent / "python"
+    counts = json.loads(run(str(python), "-c", CALL_ALL, NUMBA_CACHE_DIR=str(tmp_path)))
+    assert {name for name, (_, misses, _) in counts.items() if misses} == set()
+    assert sum(hits for hits, _, _ in counts.values()) > 20
 
 
 @pytest.fixture

@@ -211,6 +211,14 @@ CASES = (
     ),
     Case("TikvBrDrillJobOld", {cron("tikv-br-drill"): "-600000x70"}, 65),
     Case(
+        "TikvBrPruneOld",
+        {cron("tikv-br-prune"): "-259201x70"},
+        65,
+        "Old backups of namespace tikv have not been removed for 3d 1h 5m 1s",
+        {"namespace": "tikv", "cronjob": "tikv-br-prune"},
+    ),
+    Case("TikvBrPruneOld", {cron("tikv-br-prune"): "-200000x70"}, 65),
+    Case(
         "TikvBrJobFailed",
         {FAILED: "1x9"},
         2,
