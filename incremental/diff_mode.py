@@ -20,6 +20,7 @@ from functools import partial
 from typing import NamedTuple
 
 from tikv_br.cluster.cluster import ClusterPool
+from tikv_br.cluster.versions import WRITE_DEADLINE
 from tikv_br.diff.options import DiffOptions
 from tikv_br.diff.places import ClusterPlace, Unit
 from tikv_br.diff.run import DiffContext, find_sides, plan_ranges
@@ -192,6 +193,7 @@ class DiffMode:
             context = DiffContext(self._options.diff, clusters=self._clusters)
             find_sides(context)
             self._options.check_target(context.b.api_version)
+            self._clusters.get(context.b.config).notice_without(WRITE_DEADLINE)
             self._sides = context
         if not isinstance(self._sides.a, ClusterPlace):
             raise UsageError("the source of --mode diff must be a cluster, not a backup")

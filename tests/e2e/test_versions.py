@@ -10,6 +10,7 @@ import os
 import queue
 import re
 import signal
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +22,7 @@ import pytest
 
 from tests.e2e.command import Done, environment, tikv_br
 from tests.integration.playground.clients import Client, running
+from tests.support.etcd import real_etcd
 from tests.support.playground_admin import PlaygroundAdmin
 from tests.support.program import run_program
 from tests.support.tools import ROOT
@@ -113,8 +115,8 @@ class Cell:
             assert self.state() == before, done.err
         return done
 
-    def until(self, condition: Callable[[], object], *arguments: str) -> int:
-        """Run a command until a condition holds, or it ends by itself; its exit code."""
+    def until(self, condition: Callable[[], object], *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Run a command until a condition holds, or it ends by itself."""
         before, pids = self.state(), queue.SimpleQueue[int]()
         with ThreadPoolExecutor(1) as pool:
             running = pool.submit(
@@ -131,7 +133,7 @@ class Cell:
             done = running.result()
         if done.returncode != ENDED:
             assert self.state() == before, done.stderr
-        return done.returncode
+        return done
 
 
 def is_refused(version: str, api_version: ApiVersion, operation: str) -> bool:
@@ -177,13 +179,13 @@ def follow(cell: Cell, target: Cell | None) -> Iterator[tuple[str, int]]:
         copy = cell.folder / "changes"
         state = str(cell.folder / "state")
         sync = ("sync", *start, "--sink", f"file://{copy}", "--state-dir", state)
-        yield "sync", cell.until(lambda: everything <= keys_in(copy), *sync)
+        yield "sync", cell.until(lambda: everything <= keys_in(copy), *sync).returncode
     else:
         sync = ("sync", "--mode", "diff", "--interval", "1s", "--sink", f"tikv://{target.pd}")
-        yield "sync", cell.until(lambda: everything <= set(target.rows()), *sync)
+        yield "sync", cell.until(lambda: everything <= set(target.rows()), *sync).returncode
     log = cell.folder / "log"
     logging = ("log", "start", *start, "--storage", f"local://{log}", "--flush-interval", "200ms")
-    yield "log", cell.until(lambda: everything <= logged_keys(log), *logging)
+    yield "log", cell.until(lambda: everything <= logged_keys(log), *logging).returncode
 
 
 def keys_in(file: Path) -> set[bytes]:
@@ -296,6 +298,81 @@ def test_operations_succeed_or_refuse_the_version(tmp_path: Path, version: str, 
         cells = [pool.submit(run_cell, version, api, tmp_path / api.label, reference) for api in (V1, V1TTL, V2)]
     for cell in cells:
         cell.result()
+
+
+def test_every_command_refuses_a_version_that_is_too_old(tmp_path: Path, reference: Path) -> None:
+    """With the store, its version and the needed one; nothing is changed."""
+    rows = tmp_path / "rows.csv"
+    rows.write_text("k,v\nkey,value\n")
+    files = str(tmp_path / "files")
+    load = ("--input", str(rows), "--key-column", "k", "--value-column", "v")
+    now = ("--start-ts", "now")
+    with cell_of("6.1", V2, tmp_path / "old") as cell, real_etcd(tmp_path / "etcd") as etcd:
+        group = ("--etcd", etcd.address)
+        for command in (
+            ("backup", "raw", "--storage", f"local://{files}", "--engine", "scan"),
+            ("backup", "raw", "--storage", f"local://{files}", "--engine", "store"),
+            ("restore", "raw", "--storage", f"local://{reference}", "--no-checksum"),
+            ("restore", "raw", "--storage", f"local://{reference}", "--mode", "put"),
+            ("verify", f"local://{reference}", "--level", "restore"),
+            ("diff", "--storage", f"local://{reference}"),
+            ("export", "--storage", f"local://{files}"),
+            ("load", "raw", *load, "--mode", "put"),
+            ("load", "raw", *load, "--staging", f"local://{files}"),
+            ("raw", "get", "key"),
+            ("raw", "put", "key", "value"),
+            ("raw", "scan"),
+            ("raw", "delete-range", "--start", "a", "--end", "b", "--yes"),
+            ("sync", "--sink", "blackhole://", "--state-dir", files, *now),
+            ("log", "start", "--storage", f"local://{files}", *now),
+            ("changefeed", "create", "--sink", "blackhole://", *now, *group),
+            ("capture", "start", *group),
+            ("gc", "run", *group),
+        ):
+            done = cell.run(*command)
+            assert done.code == UNFIT, f"{command}: {done.code} {done.err}"
+            needs = r"API V2 needs TiKV 6\.2\.0 or newer; store \d+ \(127\.0\.0\.1:\d+\) has version 6\.1\.7"
+            assert re.search(needs, done.last["message"]), done.last
+
+
+def test_a_skipped_check_is_named_in_report_and_manifest(tmp_path: Path) -> None:
+    """A backup that its version refuses is made with it, and cannot be mistaken for another one."""
+    with cell_of("5.4", V1, tmp_path) as cell:
+        url, report = f"local://{cell.folder}/backup", tmp_path / "report.json"
+        command = ("backup", "raw", "--storage", url, "--engine", "scan", "--report", str(report))
+        assert cell.run(*command, "--checksum").code == UNFIT
+        assert not cell.run(*command, "--checksum", "--skip-version-check").code
+        notice = "--skip-version-check: the versions of the stores (5.4.3) were not checked"
+        assert json.loads(report.read_text())["notices"].count(notice) == 1
+        manifest = BackupSet.open(open_store(parse(url))).manifest
+        assert manifest is not None
+        assert manifest.description.version_check_skipped
+
+
+def test_a_version_that_was_never_tried_is_a_notice(tmp_path: Path) -> None:
+    """Once, by any command, and in its report."""
+    with cell_of("9.1", V1, tmp_path) as cell:
+        notice = "TiKV 9.1.0 is newer than 9.0.0-beta.2"
+        done = cell.run("raw", "get", "key00")
+        assert (done.code, done.err.count(notice)) == (0, 1)
+        report = cell.folder / "report.json"
+        done = cell.run("backup", "raw", "--storage", f"local://{cell.folder}/backup", "--report", str(report))
+        assert (done.code, report.read_text().count(notice)) == (0, 1)
+        done = cell.run("diff", "--storage", f"local://{cell.folder}/backup", "--report", str(report))
+        assert (done.code, report.read_text().count(notice)) == (0, 1)
+
+
+@pytest.mark.parametrize("api_version", [V1, V2])
+def test_a_target_that_executes_late_requests_is_a_notice(tmp_path: Path, api_version: ApiVersion) -> None:
+    """Of both ways to replicate."""
+    with cell_of("8.5", api_version, tmp_path / "new") as cell, cell_of("6.2", api_version, tmp_path / "old") as target:
+        target.wipe()
+        feed = ("--start-ts", str(cell.start_ts), "--state-dir", str(cell.folder / "state"))
+        way = ("--mode", "diff") if api_version is V1 else feed
+        sync = ("sync", "--sink", f"tikv://{target.pd}", *way)
+        done = cell.until(lambda: LASTING.keys() <= target.rows().keys(), *sync)
+        assert done.returncode == ENDED, done.stderr
+        assert done.stderr.count("TiKV 6.2.0 lacks the deadline of raw writes, which needs 6.3.0") == 1
 
 
 def test_check_reports_versions_as_its_guide_shows(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ from tikv_br.errors import ClusterUnreachable, RequestRefused
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.errors import DamagedBytes
 from tikv_br.formats.keys.codec import TXN_MODE, TXN_MODE_END, KeyCodec
-from tikv_br.progress_events import Event, Notice, Reporter
+from tikv_br.progress_events import Event, Notice, Reporter, silent
 from tikv_br.retry import STORE_UNREACHABLE, RetryPolicy
 
 log = logging.getLogger(__name__)
@@ -156,7 +156,7 @@ class Cluster:
     def _report(self, text: str, reporter: Reporter) -> None:
         if (notice := (self.cluster_id, text)) not in _REPORTED:
             _REPORTED.add(notice)
-            reporter(Notice(text))
+            (log_notice if reporter is silent else reporter)(Notice(text))
 
     def stores(self, *, known: bool = False) -> tuple[Store, ...]:
         """The stores that hold data. While PD does not answer, and with ``known``, those that it has last named, if there are any."""

@@ -21,6 +21,7 @@ from tikv_br.formats.errors import UnsupportedFormat
 from tikv_br.formats.keys.codec import KeyCodec
 from tikv_br.formats.keys.ranges import KeyRange, gaps, intersection, user_range
 from tikv_br.formats.keys.text import show_key
+from tikv_br.progress_events import Reporter
 from tikv_br.storage.base import ObjectStore
 from tikv_br.storage.open import open_store
 
@@ -79,10 +80,10 @@ class Unit(NamedTuple):
         return f"[{show_key(self.span.start) or 'start'}, {show_key(self.span.end) or 'end'})"
 
 
-def find_cluster(clusters: ClusterPool, choice: ClusterChoice, flag: str) -> ClusterPlace:
-    """The place of a cluster. Raises `ClusterError`, `ClusterUnfit` where it cannot compute checksums, `UsageError`."""
+def find_cluster(clusters: ClusterPool, choice: ClusterChoice, flag: str, reporter: Reporter) -> ClusterPlace:
+    """The place of a cluster; the reporter gets notices about its version. Raises `ClusterError`, `ClusterUnfit` where it cannot compute checksums, `UsageError`."""
     cluster = clusters.get(choice.config)
-    info = cluster.info()
+    info = cluster.info(reporter)
     cluster.require(versions.CHECKSUMS)
     keyspace_id = cluster.pd.keyspace_id(choice.keyspace)
     return _with_valid_keyspace(ClusterPlace(choice.config, info.api_version, keyspace_id), flag)

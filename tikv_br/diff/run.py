@@ -55,11 +55,10 @@ def find_sides(context: DiffContext) -> None:
     if isinstance(options.a, BackupChoice):
         context.a, context.backup = find_backup(options.a)
     else:
-        context.a = find_cluster(context.clusters, options.a, "--keyspace")
+        context.a = find_cluster(context.clusters, options.a, "--keyspace", context.reporter)
     same = str(context.a.keyspace_id or "")
-    context.b = find_cluster(
-        context.clusters, replace(options.b, keyspace=options.b.keyspace or same), "--other-keyspace"
-    )
+    other = replace(options.b, keyspace=options.b.keyspace or same)
+    context.b = find_cluster(context.clusters, other, "--other-keyspace", context.reporter)
     if isinstance(context.a, ClusterPlace):
         clusters = [context.clusters.get(place.config) for place in (context.a, context.b)]
         if context.a.keyspace_id == context.b.keyspace_id and clusters[0].cluster_id == clusters[1].cluster_id:

@@ -82,7 +82,7 @@ def check_source(context: DrillContext) -> None:
     if source is None:
         return
     cluster = context.clusters.get(source)
-    info = cluster.info()
+    info = cluster.info(context.recorder)
     cluster.require(versions.CHECKSUMS)
     cluster.require(versions.FEED)
     made = context.options.backup

@@ -41,7 +41,7 @@ def prepare_target(context: DrillContext) -> None:
     one, see `ownership_reporter`.
     """
     target, _ = context.options.target, context.folder
-    creation = context.target_creation = target.plan(context.id, context.backup)
+    creation = context.target_creation = target.plan(context.id, context.backup, context.recorder)
     if creation.kind is not Kind.ROWS:
         context.ledger.add(creation)
     context.destination = target.make(creation, context.id, context.backup)

@@ -26,6 +26,7 @@ from tikv_br.formats.errors import UnsupportedFormat
 from tikv_br.formats.keys.codec import RAW_MODE_END, KeyCodec
 from tikv_br.formats.keys.ranges import KeyRange, intersection, user_range
 from tikv_br.formats.keys.rewrite import UNCHANGED, Rewrite
+from tikv_br.progress_events import Reporter, silent
 from tikv_br.report.facts import counted
 from tikv_br.restore.options import RestoreOptions
 from tikv_br.restore.plan import RestoreRange
@@ -99,8 +100,8 @@ class Target(Protocol):
     def name(self) -> str:
         """A description for messages and reports."""
 
-    def plan(self, drill: str, backup: BackupSet) -> Creation:
-        """The ledger entry of what `make` will make; makes nothing. Raises a `TikvBrError` if it cannot be made."""
+    def plan(self, drill: str, backup: BackupSet, reporter: Reporter) -> Creation:
+        """The ledger entry of what `make` will make; makes nothing. The reporter gets notices about versions. Raises a `TikvBrError` if it cannot be made."""
 
     def make(self, creation: Creation, drill: str, backup: BackupSet) -> Destination:
         """Make it."""
@@ -130,7 +131,7 @@ class PlaygroundTarget:
         """A description for messages and reports."""
         return f"an embedded playground of {counted(self.stores, 'store')}"
 
-    def plan(self, drill: str, backup: BackupSet | None = None) -> Creation:  # noqa: ARG002 - takes any backup
+    def plan(self, drill: str, backup: BackupSet | None = None, reporter: Reporter = silent) -> Creation:  # noqa: ARG002 - takes any backup
         """A directory that does not exist yet."""
         folder = self.parent.expanduser().absolute() / f"drill-{drill}-{secrets.token_hex(4)}"
         return Creation(Kind.PLAYGROUND, str(folder), socket.gethostname())
@@ -201,10 +202,10 @@ class ClusterTarget:
         with Cluster.connect(self.cluster) as cluster:
             return (cluster.cluster_id, self._keyspace_id(cluster)) == (rows.cluster_id, rows.keyspace)
 
-    def plan(self, drill: str, backup: BackupSet) -> Creation:  # noqa: ARG002 - the ledger has the drill's id
+    def plan(self, drill: str, backup: BackupSet, reporter: Reporter = silent) -> Creation:  # noqa: ARG002 - the ledger has the drill's id
         """The ranges that the drill will own. Raises `TargetNotEmpty`, `ClusterUnfit`, `UsageError` for the source itself."""
         with Cluster.connect(self.cluster) as cluster:
-            info = cluster.info()
+            info = cluster.info(reporter)
             check_same_encoding(backup.api_version, info)
             cluster.require(versions.CHECKSUMS)
             if self.keyspace and not KeyCodec(backup.api_version).is_v2:
