@@ -16,7 +16,9 @@ from tikv_br.backup.run import BackupReport, abort_backup, remove_temporary
 from tikv_br.backupset import layout
 from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.backupset.compare import check_same_encoding
+from tikv_br.cluster import timestamps
 from tikv_br.cluster.cluster import Cluster
+from tikv_br.cluster.topology import DEFAULT_TIMESTAMP_AGE
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.progress_events import Notice, Reporter, silent
 from tikv_br.restore.options import RestoreOptions
@@ -36,6 +38,8 @@ class PointOptions:
     log: LogSource | None
     ts: int
     """0 = the last one possible."""
+    before_ts: int = 0
+    """No write of this time or later may be among the rows: `ts` is earlier by the age of stores' timestamps; 0 = not asked for."""
     allow_inexact: bool = False
     """See `MergeOptions.allow_inexact`."""
     work: StorageLocation | None = None
@@ -48,6 +52,8 @@ class PointSummary:
 
     ts: int
     """The restored rows are those of this timestamp."""
+    uncertainty: str
+    """Which writes about that time the rows have or lack: a sentence; empty for the last time possible."""
     window: tuple[int, int]
     """First and last timestamp that could be restored."""
     sources: tuple[str, ...]
@@ -56,6 +62,24 @@ class PointSummary:
     """None if an earlier run had merged everything."""
     restored: RestoreSummary | None
     """None for a dry run."""
+
+
+def just_before(ts: int) -> int:
+    """The newest timestamp that no write of `ts` or later has, with the stores' default settings."""
+    return max(timestamps.minus_seconds(ts, DEFAULT_TIMESTAMP_AGE) - 1, 1)
+
+
+def _uncertainty(options: PointOptions) -> str:
+    age = f"{DEFAULT_TIMESTAMP_AGE:g} s"
+    if options.before_ts:
+        shown = timestamps.show_time(timestamps.physical_ms(options.before_ts), age=False)
+        return f"no write of {shown} or later is included; writes of the {age} before may be missing"
+    if not options.ts:
+        return ""
+    return (
+        f"writes made up to {age} later may be included, because stores give out timestamps up to {age} old; "
+        "--before TIME leaves them out"
+    )
 
 
 def restore_to_point(
@@ -73,6 +97,9 @@ def restore_to_point(
     window = sources.window
     ts = options.ts or sources.last_ts(allow_inexact=options.allow_inexact)
     sources.check(ts, allow_inexact=options.allow_inexact)
+    uncertainty = _uncertainty(options)
+    if uncertainty:
+        reporter(Notice(f"the rows of {timestamps.show_ts(ts, age=False)}: {uncertainty}"))
     work = temporary_location(options, sources)
     store = open_store(work)
     report: BackupReport | None = None
@@ -88,11 +115,11 @@ def restore_to_point(
         )
         report = merge_backup(merge, reporter)
     if wanted.dry_run:
-        return PointSummary(ts, window, sources.urls, report, None)
+        return PointSummary(ts, uncertainty, window, sources.urls, report, None)
     backup = BackupSet.open(store)
     restored = restore(replace(wanted, storage=work), reporter, on_plan)
     remove_temporary(store)
-    return PointSummary(backup.backup_ts, window, sources.urls, report, restored)
+    return PointSummary(backup.backup_ts, uncertainty, window, sources.urls, report, restored)
 
 
 def temporary_location(options: PointOptions, sources: MergeSources) -> StorageLocation:

@@ -124,6 +124,14 @@ def test_the_life_of_a_log(v2: LiveCluster, tmp_path: Path) -> None:
         eventually(lambda: reached(later), PATIENCE)
         process.terminate()
         assert process.wait(PATIENCE) == 143
+    first, last = lines(run("changes", "key1", *place), "log_change")
+    assert [(each["op"], bytes.fromhex(each["value"])) for each in (first, last)] == [
+        ("put", b"value"),
+        ("put", b"later"),
+    ]
+    (same,) = lines(run("changes", "hex:6b657931", *place, "--since", str(written)), "log_change")
+    assert same["ts"] == last["ts"]
+    assert run("changes", "key1", *place, "--since", str(later)).returncode == 13
     segments = lines(run("metadata", *place), "log_segment")
     assert sum(segment["rows"] for segment in segments) >= 101
     assert any(segment["scan_windows"] for segment in segments)

@@ -14,6 +14,7 @@ from tests.e2e.command import PROGRAM, Done, environment, succeed, tikv_br
 from tests.support.live_cluster import LiveCluster, contents, live_cluster
 from tests.support.waiting import PATIENCE, eventually
 from tikv_br.archive.log import LogArchive
+from tikv_br.cluster import timestamps
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import parse
@@ -89,10 +90,26 @@ def test_the_example(place: Place) -> None:
     assert place.run(status).code == 0
     shown = place.run(show).last
     assert shown["window_start"] < place.time < shown["window_end"]
+    changed = succeed(
+        "log", "changes", "key000", "--storage", f"local://{place.folder / 'log'}", "--output", "json"
+    ).lines
+    assert [(each["op"], bytes.fromhex(each["value"])) for each in changed] == [("put", b"better"), ("put", b"garbage")]
+    assert changed[0]["ts"] < place.time < changed[1]["ts"]
     planned = place.run(dry_run).last
+    assert "up to 3 s later may be included" in planned["uncertainty"]
+    later = str(timestamps.compose(timestamps.physical_ms(place.time) + 3000))
+    before = succeed(
+        *place.words(restore.replace("--restored-ts 2026-11-22T14:31:00Z", f"--before {later} --dry-run")),
+        "--output",
+        "json",
+    ).last
+    assert place.time - (1 << 20) < before["restore_ts"] <= place.time
+    assert "or later is included" in before["uncertainty"]
     assert (planned["restore_ts"], len(planned["sources"])) == (place.time, 2)
     assert not contents(place.recovery)
-    done = place.run(restore)
+    report = place.folder / "report.html"
+    done = place.run(f"{restore} --report {report}")
+    assert "up to 3 s later may be included" in report.read_text()
     assert done.last["verified"]
     assert contents(place.recovery) == good
     assert not list(place.folder.glob("log/restore-*/*"))

@@ -5,6 +5,7 @@ Talks to the storage only, never to a cluster. Modules, in reading order:
 - `records`: the records of a log, and the names of its objects
 - `log`: opens a log, finds gaps, and chooses the files of a range and a time
 - `writer`: writes data files and segments
+- `lookup`: the changes of one key
 - `maintenance`: status, removal of old objects, and the operator's pause, resume and stop
 - `compact`: rewrites many small segments as few large ones
 """

@@ -25,7 +25,7 @@ _PANEL_OF = {
     "TLS": "ca cert key *-ca *-cert sink-key other-key target-key etcd-key mutual-tls",
     "Spark": "executor spark-*",
     "Output": "output config log-level log-file log-format quiet report nagios origin help",
-    "What": "start end range format key-format value-format keyspace to-keyspace rewrite-prefix restore-ts restored-ts until "
+    "What": "start end range format key-format value-format keyspace to-keyspace rewrite-prefix restore-ts restored-ts before until "
     "until-ts from from-backup from-backup-ts start-ts base backup scenario level subset seed view limit keep-* input "
     "input-* key-column value-column ttl-column order-column full-backup-storage count value-size ttl with-ttl encoding "
     "exact keys within file-format include-foreign restores",
@@ -50,7 +50,7 @@ _ADVANCED = {
     "log start": "state-dir etcd",
     "playground": "pds region-split-size election-timeout disconnect-delay keyspace-split-delay resolved-ts-interval gc-barriers balance "
     "mutual-tls",
-    "restore": "mode to-keyspace",
+    "restore": "mode to-keyspace key-format",
     "sync": "interval exact-every etcd",
 }
 """Options that only ``--help-all`` shows: of all commands, and of those whose names begin with these words."""

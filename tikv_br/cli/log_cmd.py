@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import asdict
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Literal
@@ -9,13 +10,13 @@ from typing import TYPE_CHECKING, Literal
 import typer
 
 from tikv_br.cli import shared
-from tikv_br.cli.command import REQUIRED, command, flag
-from tikv_br.cli.output import human_bytes, human_seconds, label
+from tikv_br.cli.command import REQUIRED, argument, command, flag
+from tikv_br.cli.output import KeyForm, human_bytes, human_seconds, label, quote, read_key
 from tikv_br.cli.progress import progress_display
 from tikv_br.cli.sync_cmd import follow_feed
 from tikv_br.cli.sync_options import FeedFlags, StartFlags, StateFlags, StatusFlags, SyncRangeFlags, scratch_folder
-from tikv_br.cluster.timestamps import parse_ts, show_ts
-from tikv_br.errors import LogDamaged, UsageError
+from tikv_br.cluster.timestamps import MAX_TS, parse_ts, show_time, show_ts
+from tikv_br.errors import KeyNotFound, LogDamaged, UsageError
 
 if TYPE_CHECKING:
     from tikv_br.archive.compact import CompactionSummary
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from tikv_br.archive.records import LogState
     from tikv_br.storage.base import ObjectStore
 
+logger = logging.getLogger(__name__)
 app = typer.Typer(rich_markup_mode=None, no_args_is_help=True, add_completion=False)
 UPLOAD_RATE = partial(flag, "0", "Maximum upload rate in MiB/s (0 = unlimited).", kind=shared.RATE)
 PLACE = f"Directory or prefix that contains the log: {shared.URLS}"
@@ -234,6 +236,47 @@ def metadata(flags: LogFlags) -> None:
         )
     columns = ("from", "to", "range", "files", "rows", "size", "not restorable")
     flags.out.table(columns, rows, drop=("files", "size"))
+
+
+class LogChangesFlags(LogFlags, shared.KeyFormatFlags):
+    key: str = argument(REQUIRED, "KEY", "User key, as --key-format says: text with \\xNN escapes, or hex:…")
+    key_format: KeyForm | None = shared.KEY_FORMAT()
+    value_form: KeyForm | None = shared.VALUE_FORM()
+    since: str = flag("", "Only changes after this PD timestamp, time or age.", metavar="TS|TIME")
+    until: str = flag(
+        "latest", "Only changes up to this: latest, a PD timestamp, a time or an age.", metavar="TS|TIME|latest"
+    )
+
+
+@command(app, "log changes", example="tikv-br log changes user:7 --storage s3://backups/log --since -2h")
+def changes(flags: LogChangesFlags) -> None:
+    """Show when a key was changed, from a log archive. Exit code 13 if it was not.
+
+    A write may have been made up to 3 s after its time: stores give out timestamps up to 3 s old.
+    """
+    from tikv_br.archive.lookup import changes_of
+
+    key = read_key(flags.key, flags.form, "KEY")
+    first = parse_ts(flags.since, "--since") if flags.since else 0
+    archive = flags.open()
+    last = shared.parse_ts_or_latest(flags.until, "--until") or MAX_TS
+    found = changes_of(archive, key, first, last)
+    form = shared.value_form(flags.value_form, flags.key_format)
+    rows = []
+    for each in found:
+        fields = {"key": key.hex(), "ts": each.ts, "op": "delete" if each.deleted else "put", "value": each.value.hex()}
+        flags.out.result("log_change", fields | {"expire_ts": each.expire_ts})
+        expires = show_time(each.expire_ts * 1000) if each.expire_ts else "-"
+        rows.append((show_ts(each.ts), str(fields["op"]), "-" if each.deleted else quote(each.value, form), expires))
+    for gap in archive.gaps():
+        logger.warning("the log lacks the changes of %s", gap)
+    for begin, end in archive.inexact_windows():
+        logger.warning("the log may lack older versions from %s to %s", show_ts(begin), show_ts(end))
+    if not found:
+        raise KeyNotFound(
+            f"the log has no change of the key {quote(key, flags.form)}", hint="Check the key, --since and --until."
+        )
+    flags.out.table(("time", "change", "value", "expires"), rows, drop=("expires",))
 
 
 def _set_state(flags: LogFlags, state: LogState, text: str) -> None:

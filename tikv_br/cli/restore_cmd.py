@@ -13,7 +13,7 @@ from tikv_br.cli import shared
 from tikv_br.cli.command import REQUIRED, Command, DefaultCommandGroup, Flags, command, flag
 from tikv_br.cli.output import KeyForm, Output, human_bytes, human_seconds, listed, read_key, reporting
 from tikv_br.cli.progress import progress_display
-from tikv_br.cluster.timestamps import show_ts
+from tikv_br.cluster.timestamps import parse_ts, show_ts
 from tikv_br.errors import BackupSetError, StorageError, UsageError
 from tikv_br.formats.keys.codec import MAX_KEYSPACE
 
@@ -37,6 +37,13 @@ class RestoreCommand(Command):
         return super().parse_args(ctx, given)
 
 
+BEFORE = partial(
+    flag,
+    "",
+    "As the time to restore to, but no write made at this time or later is included: the rows of 3 s before, as stores give out "
+    "timestamps up to 3 s old.",
+    metavar="TS|TIME",
+)
 WORK_STORAGE = partial(
     flag,
     "",
@@ -55,6 +62,7 @@ class PointFlags(Flags):
         "incremental backup, else the backup as it is).",
         metavar="TS|TIME|latest",
     )
+    before: str = BEFORE()
     source: shared.LogSourceFlags
     allow_inexact: bool = shared.ALLOW_INEXACT()
     work_storage: str = WORK_STORAGE()
@@ -143,6 +151,7 @@ class PointRestoreFlags(RestoreFlags):
     restored_ts: str = flag(
         "latest", "Time to restore to: latest, a PD timestamp, a time or an age.", metavar="TS|TIME|latest"
     )
+    before: str = BEFORE()
     allow_inexact: bool = shared.ALLOW_INEXACT()
     work_storage: str = WORK_STORAGE()
 
@@ -174,7 +183,7 @@ def restore_raw(flags: RawRestoreFlags) -> None:
         "restore raw",
         flags,
         flags.location,
-        _Point(log, point.restore_ts, "--restore-ts", point.allow_inexact, point.work_storage),
+        _Point(log, point.restore_ts, "--restore-ts", point.before, point.allow_inexact, point.work_storage),
     )
 
 
@@ -194,7 +203,14 @@ def restore_point(flags: PointRestoreFlags) -> None:
         "restore point",
         flags,
         backup,
-        _Point(log, flags.restored_ts, "--restored-ts", flags.allow_inexact, flags.work_storage),
+        _Point(
+            log,
+            "" if flags.before and flags.restored_ts == "latest" else flags.restored_ts,
+            "--restored-ts",
+            flags.before,
+            flags.allow_inexact,
+            flags.work_storage,
+        ),
     )
 
 
@@ -205,18 +221,23 @@ class _Point(NamedTuple):
     time: str
     flag: str
     """Name of the flag that `time` is from."""
+    before: str
+    """The time of ``--before``."""
     allow_inexact: bool
     work_storage: str
 
     def options(self, restore: RestoreOptions, storage_flags: shared.StorageFlags) -> PointOptions | None:
         """None if the backup is restored as it is: without a time and a log, and if it is not incremental."""
-        if not self.time and self.log is None and not _is_increment(restore.storage):
+        if not self.time + self.before and self.log is None and not _is_increment(restore.storage):
             return None
+        if self.time and self.before:
+            raise UsageError(f"{self.flag} and --before cannot be combined", hint="Pass one of them.")
         ts = shared.parse_ts_or_latest(self.time or "latest", self.flag)
-        from tikv_br.point_in_time import PointOptions
+        before = parse_ts(self.before, "--before") if self.before else 0
+        from tikv_br.point_in_time import PointOptions, just_before
 
         work = storage_flags.locate(self.work_storage) if self.work_storage else None
-        return PointOptions(restore, self.log, ts, self.allow_inexact, work)
+        return PointOptions(restore, self.log, just_before(before) if before else ts, before, self.allow_inexact, work)
 
 
 def _is_increment(storage: StorageLocation) -> bool:
@@ -262,10 +283,10 @@ def _restore(name: str, flags: RestoreFlags, storage: StorageLocation, point: _P
             flags.range.notice(listener)
             prefixes = [("--rewrite-prefix", each) for each in flags.rewrite_prefix.split("=")]
             shared.notice_ambiguous(listener, flags.range.key_format, prefixes)
-            summary = _run(options, point.options(options, flags.storage_flags), flags.out, listener)
+            summary, point_figures = _run(options, point.options(options, flags.storage_flags), flags.out, listener)
         if summary is None:
             return
-        draft.done(asdict(summary), _figures(summary, age=False))
+        draft.done(asdict(summary), [*point_figures, *_figures(summary, age=False)])
         draft.keys = summary.total_kvs if summary.verified else 0
     _render(flags.out, summary)
 
@@ -274,27 +295,39 @@ def _render(out: Output, summary: RestoreSummary) -> None:
     out.result("summary", asdict(summary), _text(summary))
 
 
-def _run(options: RestoreOptions, point: PointOptions | None, out: Output, reporter: Reporter) -> RestoreSummary | None:
-    """Restore; None for a dry run that has only planned a merge."""
+def _run(
+    options: RestoreOptions, point: PointOptions | None, out: Output, reporter: Reporter
+) -> tuple[RestoreSummary | None, list[tuple[str, str]]]:
+    """Restore; no summary of a dry run that has only planned a merge. Also what a report says of the point in time."""
     show_plan = partial(_render_plan, out)
     if point is None:
         from tikv_br.restore.run import restore
 
-        return restore(options, reporter, show_plan)
+        return restore(options, reporter, show_plan), []
     from tikv_br.point_in_time import restore_to_point
 
     done = restore_to_point(point, reporter, show_plan)
     _render_point(out, done)
-    return done.restored
+    return done.restored, _point_figures(done, age=False)
+
+
+def _point_figures(done: PointSummary, *, age: bool) -> list[tuple[str, str]]:
+    figures = [("restore-ts", show_ts(done.ts, age=age)), ("uncertainty", done.uncertainty)]
+    return [(name, value) for name, value in figures if value]
 
 
 def _render_point(out: Output, done: PointSummary) -> None:
     """What was merged, and the window; all of a dry run."""
     first, last = done.window
-    fields: dict[str, object] = {"restore_ts": done.ts, "window_start": first, "window_end": last}
+    fields: dict[str, object] = {
+        "restore_ts": done.ts,
+        "uncertainty": done.uncertainty,
+        "window_start": first,
+        "window_end": last,
+    }
     fields |= {"sources": list(done.sources), "merge": None if done.merged is None else asdict(done.merged.summary)}
     lines = [
-        ("restore-ts", show_ts(done.ts)),
+        *_point_figures(done, age=True),
         ("window", f"{show_ts(first)} to {show_ts(last)}"),
         *(("reads", each) for each in done.sources),
     ]

@@ -25,6 +25,7 @@ CALLS: dict[CommandPath, str] = {
     ("log", "start"): "-s {new} --id log --start-ts now --pd {pd} --scratch-dir {scratch}",
     ("log", "status"): "-s {log}",
     ("log", "metadata"): "-s {log}",
+    ("log", "changes"): "row000 -s {log}",
     ("log", "pause"): "-s {log}",
     ("log", "resume"): "-s {log}",
     ("log", "compact"): "-s {log} --until {middle} --executor driver --grace 0s",
