@@ -332,7 +332,7 @@ class Replicator:
     def _mark_missed(self, event: Missed) -> None:
         """Remember rows that the sink will lack; saved with the next checkpoint, which is not beyond them."""
         self._sink.mark_missed(event)
-        text = f"{event.cause}, ended at {show_ts(event.to_ts)}"
+        text = f"{event.cause}, ended at {show_ts(event.to_ts, age=False)}"
         if text not in self._missed:
             self._missed = (*self._missed, text)
             log.error("rows that no change feed delivers: %s, ingested rows with their older timestamps", text)
