@@ -71,6 +71,7 @@ def test_a_backup_and_all_that_is_done_with_it_are_reported(
     text = seen(page, report)
     assert "backup raw: passed" in text
     assert "The backup is complete." in text
+    assert f"Cluster: {live.pd}" in text
     assert "the backup with the source" in text
     assert {"timeline", "map"} <= set(page.value(PLOTS))
     assert [cell["regions"] for cell in made["keyspace_map"]] == [1, 1]

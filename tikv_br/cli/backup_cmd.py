@@ -143,7 +143,7 @@ def backup_raw(flags: RawBackupFlags) -> None:
     with reporting("backup raw", flags.report) as draft:
         key_format, file_kind = _parse_forms(flags)
         wanted = parse_ranges(flags.start, flags.end, flags.ranges or [], key_format)
-        draft.place = flags.location
+        draft.place, draft.cluster = flags.location, ",".join(flags.cluster.pd)
         from tikv_br.backup.options import BackupOptions
         from tikv_br.backupset.files import FileKind
         from tikv_br.formats.sst.compression import Compression

@@ -84,10 +84,12 @@ def diff_sides(flags: DiffFlags, context: typer.Context) -> None:
         cluster, other = _two_clusters(context, flags)
         _one_other(other, flags.storage if not other or given(context, "storage") else "")
         near, keyspace = cluster.config(), flags.keyspace
+        draft.cluster = ",".join(near.pd)
         a: ClusterChoice | BackupChoice
         if other:
             far = cluster.other(other, flags.other_ca or None, flags.other_cert, flags.other_key)
             a, b = ClusterChoice(near, keyspace), ClusterChoice(far, flags.other_keyspace or keyspace)
+            draft.cluster += f" and {','.join(far.pd)}"
         else:
             draft.place = flags.location
             a, b = BackupChoice(flags.location, keyspace), ClusterChoice(near, flags.other_keyspace or keyspace)

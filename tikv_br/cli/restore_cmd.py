@@ -260,7 +260,7 @@ def _restore(name: str, flags: RestoreFlags, storage: StorageLocation, point: _P
         from tikv_br.restore.options import Mode, Restamp, RestoreOptions, Via
         from tikv_br.spark.executor import ExecutorOptions
 
-        draft.place = storage
+        draft.place, draft.cluster = storage, ",".join(flags.cluster.pd)
         options = flags.fill(
             RestoreOptions,
             cluster=flags.cluster.config(),

@@ -47,6 +47,7 @@ def verify_backup(flags: VerifyFlags, context: typer.Context) -> None:
     """Verify a backup, or compare a cluster with it."""
     with reporting("verify", flags.report) as draft:
         location = draft.place = flags.storage_flags.locate(_place(context, flags.url, flags.storage))
+        draft.cluster = ",".join(flags.cluster.pd) if flags.level == "restore" else ""
         from tikv_br.verify.options import Executor, Level, Subset, VerifyOptions
         from tikv_br.verify.run import verify
 

@@ -17,6 +17,7 @@ from tikv_br.drill.context import DrillContext
 from tikv_br.drill.history import REPORTS, PastDrill, backup_path, past_drill_of, sealed
 from tikv_br.drill.ledger import Creation, Kind, Ledger
 from tikv_br.drill.objectives import Goal, Measured, Objectives, judge
+from tikv_br.drill.options import DrillOptions
 from tikv_br.drill.point import ChosenPoint
 from tikv_br.errors import BackupNotFound
 from tikv_br.redaction import redact
@@ -71,6 +72,8 @@ class DrillReport:
     """Earlier drills and this one, the oldest first."""
     point: ChosenPoint | None = None
     """The time that was restored; None for other scenarios, and if none was chosen."""
+    source: str = ""
+    """PD of the cluster that was backed up or followed; empty = none took part."""
 
     def value(self, goal: str) -> float | None:
         """The measured value of an objective."""
@@ -119,8 +122,14 @@ def make_report(
         remains=tuple(each for each in context.ledger.creations if each.kind is not Kind.MADE_BACKUP),
         trend=(),
         point=getattr(context, "point", None),
+        source=",".join(_source_pd(context.options)),
     )
     return replace(report, trend=(*earlier, past_drill_of(report.to_json())))
+
+
+def _source_pd(options: DrillOptions) -> tuple[str, ...]:
+    source = options.source or (options.backup.cluster if options.backup is not None else None)
+    return () if source is None else source.pd
 
 
 def make_report_of_killed(context: DrillContext, killed: Ledger) -> DrillReport | None:

@@ -34,6 +34,8 @@ class Draft:
     started_ms: int = field(default_factory=lambda: time.time_ns() // 1_000_000)
     place: StorageLocation | None = None
     """The backup."""
+    cluster: str = ""
+    """PD of the cluster, or of both; empty = none takes part."""
     summary: dict[str, Any] = field(default_factory=dict)
     figures: Sequence[tuple[str, str]] = ()
     keys: int = 0
@@ -88,6 +90,7 @@ class Draft:
             started_ms=self.started_ms,
             seconds=round(time.monotonic() - self.began, 3),
             tool_version=__version__,
+            cluster=self.cluster,
             summary=self.summary,
             figures=tuple((name, redact(value)) for name, value in self.figures),
             backup=backup,

@@ -109,6 +109,8 @@ class OperationReport:
     started_ms: int
     seconds: float
     tool_version: str
+    cluster: str
+    """PD of the cluster, or of both; empty = none takes part."""
     summary: dict[str, Any]
     """As in the command's own JSON; empty if it has none."""
     figures: tuple[tuple[str, str], ...]

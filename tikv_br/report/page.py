@@ -6,6 +6,7 @@ import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
+from tikv_br.cluster.timestamps import physical_ms
 from tikv_br.report import plot
 from tikv_br.report.facts import Cell, counted, day, figure, short_key, utc, visible
 from tikv_br.report.recorder import Phase, Sample
@@ -53,6 +54,7 @@ def _plots(report: ReportData) -> dict[str, Any]:
     cells = report.keyspace_map
     return {
         "plot": plot,
+        "physical_ms": physical_ms,
         "bars": list(zip(shown, plot.timeline(shown, report.seconds), strict=True)),
         "hidden": len(report.phases) - len(shown),
         "longest": max((each for each in shown if not each.inside), key=lambda each: each.seconds, default=None),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from tikv_br.cluster.timestamps import compose
 from tikv_br.drill.history import past_drill_of
 from tikv_br.drill.objectives import Measured, Objectives, judge
 from tikv_br.drill.report import DrillReport
@@ -30,7 +31,18 @@ def passed(number: int = 1) -> DrillReport:
             Measured(rpo=65.5, rpo_method="By backup-ts.", rto=30.0 + number, age=70.0, keys=1000),
         ),
         backup=BackupFacts(
-            "0123456789abcdef", "local:///backups/a", True, 7, "store", "v2", 1, BEGUN_MS, 1000, 96_000, 50_000, 3
+            "0123456789abcdef",
+            "local:///backups/a",
+            True,
+            7,
+            "store",
+            "v2",
+            compose(BEGUN_MS - 300_000),
+            BEGUN_MS,
+            1000,
+            96_000,
+            50_000,
+            3,
         ),
         trouble=None,
         phases=(
@@ -45,6 +57,7 @@ def passed(number: int = 1) -> DrillReport:
         notices=("a note <b>that is no markup</b>",),
         remains=(),
         trend=(),
+        source="10.0.0.1:2379",
     )
     earlier = tuple(past_drill_of(passed(before).to_json()) for before in range(1, number)) if number <= 5 else ()
     return replace(report, trend=(*earlier[-4:], past_drill_of(report.to_json())))

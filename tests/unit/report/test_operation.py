@@ -64,6 +64,8 @@ def test_every_command_with_a_report_has_its_sentences(command: str, tmp_path: P
         pass
     with pytest.raises(StorageUnreachable), reporting(command, str(tmp_path / "failed.html")):
         raise StorageUnreachable("gone")
+    failed_page = (tmp_path / "failed.html").read_text()
+    assert [each for each in ("Figures", "Timeline", "Throughput", "Comparisons") if f"<h2>{each}" in failed_page] == []
     for name in ("passed", "failed"):
         assert json.loads((tmp_path / f"{name}.json").read_text())["verdict"] == name
 
