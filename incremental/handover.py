@@ -9,7 +9,6 @@ The sync's own safe point is registered first, then renewed, so that the start i
 from __future__ import annotations
 
 import logging
-import time
 from dataclasses import dataclass
 
 from tikv_br.backupset.backup_set import BackupSet
@@ -209,7 +208,7 @@ def _below_caches(ts: int, cluster: Cluster) -> int:
     age = cluster.timestamp_age
     margin = max(CACHE_SECONDS, age + CACHE_MARGIN)
     lowered = max(minus_seconds(ts, margin), 1)
-    gc, now = gc_status(cluster.pd_http), time.time()
+    gc, now = gc_status(cluster.pd_http), cluster.clock.now()
     passed = gc.refuses_below(now)
     if passed <= lowered - 1:
         cluster.flush_timestamps()

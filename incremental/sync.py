@@ -227,7 +227,9 @@ def _warn_if_id_in_use(cluster: Cluster, changefeed_id: str) -> None:
     """Warn if PD already has a safe point with this name: two syncs that share one do not protect the slower of them."""
     name = service_id(changefeed_id)
     with suppress(ClusterError):  # only a warning
-        if any(each.service == name and each.expires > time.time() for each in gc_status(cluster.pd_http).services):
+        if any(
+            each.service == name and each.expires > cluster.clock.now() for each in gc_status(cluster.pd_http).services
+        ):
             log.warning(
                 "PD already has a safe point %s, of an earlier sync with this --id or of one that is still running. If two "
                 "syncs share it, GC may pass the slower one. Pass a different --id for each sync of a cluster",

@@ -9,7 +9,6 @@ did not change between the two comparisons, the copy is wrong.
 from __future__ import annotations
 
 import enum
-import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import reduce
@@ -20,10 +19,11 @@ from tikv_br.backup.convert import Converter, join_expiry
 from tikv_br.backup.plan import Interval
 from tikv_br.backup.run_tasks import copy_intervals
 from tikv_br.backupset import coverage, ledger
-from tikv_br.backupset.compare import CLOCK_SECONDS, possible_sums
+from tikv_br.backupset.compare import possible_sums
 from tikv_br.backupset.files import Expiry
 from tikv_br.backupset.ledger import FinishedTask, LedgerEntry
 from tikv_br.cancellation import cancelled_on_error, inherit
+from tikv_br.cluster.clock import CLOCK_SECONDS
 from tikv_br.errors import ChecksumMismatch
 from tikv_br.formats.checksum import Checksum, checksum
 from tikv_br.formats.keys.ranges import user_range
@@ -89,7 +89,7 @@ def compare_checksums(context: BackupContext) -> None:
         again = [(each, _judge_second_copy(first[each.interval], comparison)) for each, comparison in again]
         if wrong := [(each, comparison) for each, comparison in again if comparison.verdict is Verdict.DIFFERENT]:
             removed = _remove_copies(context, [each for each, _ in wrong])
-            raise _mismatch(removed[0], wrong[0][1], len(wrong))
+            raise _mismatch(removed[0], wrong[0][1], len(wrong), context.cluster.clock.remark())
         comparisons = [(each, comparison) for each, comparison in comparisons if each.interval not in first] + again
     changed = sorted(each.interval for each, comparison in comparisons if comparison.verdict is Verdict.CHANGED)
     context.compared, context.changed = len(comparisons) - len(changed), len(changed)
@@ -119,9 +119,10 @@ def _compare_all(context: BackupContext, finished: Sequence[FinishedTask]) -> li
 
 def _compare(context: BackupContext, entry: LedgerEntry) -> _Comparison:
     converter = context.conversion.of(entry.interval)
-    first = int(time.time()) - CLOCK_SECONDS
+    clock = context.cluster.clock
+    first = clock.now() - CLOCK_SECONDS
     sums = _cluster_sums(context, entry)
-    if sums in _possible_sums(entry, converter, first, int(time.time()) + CLOCK_SECONDS):
+    if sums in _possible_sums(entry, converter, first, clock.now() + CLOCK_SECONDS):
         return _Comparison(Verdict.EQUAL, sums)
     rows = _different_rows(context, entry, converter)
     if not (rows.missing.total_kvs or rows.other.total_kvs or rows.added.total_kvs):
@@ -164,7 +165,7 @@ def _different_rows(context: BackupContext, entry: LedgerEntry, converter: Conve
     missing = other = added = Checksum()
     expiring, first_key = 0, b""
     for copied, live in lockstep(_copied_rows(context, entry, converter), _cluster_rows(context, entry, converter)):
-        found = compare(copied, live, int(time.time()), entry.expiry_error_seconds)
+        found = compare(copied, live, context.cluster.clock.now(), entry.expiry_error_seconds)
         if not first_key:
             differing = (found.only_a["key"], found.value["key"], found.only_b)
             first_key = min((keys[0].as_py() for keys in differing if len(keys)), default=b"")
@@ -216,7 +217,7 @@ def _remove_copies(context: BackupContext, finished: Sequence[FinishedTask]) -> 
     return entries
 
 
-def _mismatch(entry: LedgerEntry, comparison: _Comparison, ranges: int) -> ChecksumMismatch:
+def _mismatch(entry: LedgerEntry, comparison: _Comparison, ranges: int, remark: str) -> ChecksumMismatch:
     copied, live, rows = entry.source, comparison.sums, comparison.rows
     differing = (
         f"; {rows.missing.total_kvs} rows are only in the backup, {rows.added.total_kvs} only in the cluster, "
@@ -228,6 +229,7 @@ def _mismatch(entry: LedgerEntry, comparison: _Comparison, ranges: int) -> Check
         f"{entry.interval}: the cluster has {live.total_kvs} rows, {live.total_bytes} bytes, "
         f"checksum {live.crc64xor:016x}; the backup has {copied.total_kvs} rows, {copied.total_bytes} bytes, "
         f"checksum {copied.crc64xor:016x}{differing}. It was copied twice, and the cluster did not change in between"
-        + (f" ({ranges} ranges differ)" if ranges > 1 else ""),
+        + (f" ({ranges} ranges differ)" if ranges > 1 else "")
+        + (f". {remark}" if remark else ""),
         hint="The wrong copies were removed. The same command copies these ranges again.",
     )

@@ -19,6 +19,7 @@ from tikv_br.backupset.coverage import codec_of
 from tikv_br.backupset.files import Expiry, FileEntry
 from tikv_br.backupset.rows import file_errors, read_rows
 from tikv_br.cancellation import Cancellation, TaskCancelled, cancelled_on_error, inherit
+from tikv_br.cluster.clock import CLOCK_SECONDS
 from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.rawkv import RawClient
 from tikv_br.cluster.topology import ClusterInfo
@@ -178,8 +179,6 @@ def _user_keys(keys: pa.LargeBinaryArray, codec: KeyCodec) -> pa.LargeBinaryArra
     return pc.binary_replace_slice(keys, 0, len(codec.prefix), b"") if codec.prefix else keys
 
 
-CLOCK_SECONDS = 5
-"""How far a store's clock may be from ours, and an expiry from the recorded one: it was asked for, in whole seconds."""
 SCAN_SECONDS = 300
 """Rows that expire within this time may vanish while rows are compared."""
 
@@ -235,7 +234,8 @@ class BackupComparison:
         """
         equal, differences = self.compare(file, span, rewrite)
         if differences:
-            raise ChecksumMismatch(differences[0])
+            remark = self._cluster.clock.remark()
+            raise ChecksumMismatch(f"{differences[0]}. {remark}" if remark else differences[0])
         return equal
 
     def compare(self, file: FileEntry, span: KeyRange, rewrite: Rewrite = UNCHANGED) -> tuple[Checksum, list[str]]:
@@ -274,7 +274,7 @@ class BackupComparison:
                 and not self._request_checksum(rewrite.range(span)).sums.total_kvs
             ):
                 return file.total_kvs if raw.has_tombstone(next(batches)["key"][0].as_py()) else 0
-            now = int(time.time()) + CLOCK_SECONDS
+            now = self._cluster.clock.now() + CLOCK_SECONDS
             allow_others = self._others is not None
             missing, first = count_missing(raw, batches, rewrite.range(span), now, allow_others=allow_others)
         return missing if missing and raw.has_tombstone(first) else 0
@@ -309,7 +309,7 @@ class BackupComparison:
         equal, missing, changed, other = Checksum(), 0, 0, 0
         with file_errors(file):
             for ours, theirs in lockstep(stored, live):
-                found = compare(ours, theirs, int(time.time()))
+                found = compare(ours, theirs, self._cluster.clock.now())
                 same = theirs.filter(pc.is_in(theirs["key"], value_set=ours["key"]))
                 equal += checksum(same["key"], same["value"], target.prefix)
                 missing += len(found.only_a)
@@ -347,7 +347,7 @@ class BackupComparison:
         """Compare row by row, if rows expire now: stores do not expire all of them at exactly the recorded second."""
         codec = codec_of(self._api_version, answers[0].span)
         raw = self._cluster.raw(codec.keyspace_id)
-        now = int(time.time())
+        now = self._cluster.clock.now()
         windows = [answer._replace(first=now - CLOCK_SECONDS, last=now + SCAN_SECONDS) for answer in answers]
         equal = Checksum()
         differences: list[str] = []
@@ -366,11 +366,11 @@ class BackupComparison:
         def ask(piece: KeyRange) -> Checksum:
             return raw.checksum(*user_range(codec, piece))
 
-        began = int(time.time())
+        began = self._cluster.clock.now()
         pieces = [KeyRange(*piece) for piece in pairwise((span.start, *cuts, span.end))]
         with ThreadPoolExecutor(len(pieces), thread_name_prefix="checksum") as pool:
             sums = sum(pool.map(inherit(ask), pieces), start=Checksum())
-        return _Answer(span, sums, began - CLOCK_SECONDS, int(time.time()) + CLOCK_SECONDS)
+        return _Answer(span, sums, began - CLOCK_SECONDS, self._cluster.clock.now() + CLOCK_SECONDS)
 
     def _pieces(self, span: KeyRange) -> list[KeyRange]:
         """The range cut where regions end."""

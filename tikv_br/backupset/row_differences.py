@@ -8,7 +8,7 @@ from typing import NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tikv_br.backupset.compare import CLOCK_SECONDS
+from tikv_br.cluster.clock import CLOCK_SECONDS
 from tikv_br.formats import columns
 from tikv_br.formats.columns import SCHEMA
 

@@ -6,16 +6,15 @@ is run again puts its rows again.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
-from tikv_br.backupset.compare import CLOCK_SECONDS
 from tikv_br.bulk_load.partition import RowCleaner
 from tikv_br.bulk_load.stage import StageContext, check_rows, stage_steps
+from tikv_br.cluster.clock import CLOCK_SECONDS
 from tikv_br.cluster.cluster import ClusterPool, first_rpc_key
 from tikv_br.cluster.config import ClusterConfig
 from tikv_br.cluster.rate_limit import RateLimit
@@ -179,7 +178,7 @@ def compare_checksums(context: PutContext) -> None:
     ends = [*starts[1:], context.done[-1].last_key + b"\0"]
     with ThreadPoolExecutor(COMPARE_THREADS, thread_name_prefix="compare") as pool:
         sums = list(pool.map(client.checksum, starts, ends))
-    passed = time.time() + CLOCK_SECONDS
+    passed = context.cluster.clock.now() + CLOCK_SECONDS
     expiring = [0 < each.first_expiry <= passed for each in context.done]
     for start, end, expected, found, skip in zip(starts, ends, context.done, sums, expiring, strict=True):
         if not skip and found != expected.rows:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -200,7 +199,7 @@ def merge_runs(context: RunsContext) -> None:
     sizes = file_sizes(open_store(load.staging), load.codec, runs)
     intervals = plan_by_sizes(KeyRange(start, end), sizes, MERGE_BYTES)
     plan = [KeyRange(each.start, each.end) for each in intervals]
-    job = PartitionJob(context.options, context.conversion, context.source_ranges[0], int(time.time()))
+    job = PartitionJob(context.options, context.conversion, context.source_ranges[0], context.cluster.clock.now())
     run_tasks(
         plan,
         partial(merge_range, job, load, runs),

@@ -121,8 +121,8 @@ class StageContext(PartitionContext):
     frame: DataFrame = field(init=False)  # open the input
     rows: DataFrame = field(init=False)  # open the input
     sorted_rows: DataFrame = field(init=False)  # sort and write
-    now: int = field(default_factory=lambda: int(time.time()))  # sort and write
-    """Seconds since the epoch from which TTLs count."""
+    now: int = 0  # sort and write
+    """Seconds since the epoch from which TTLs count, by PD's clock."""
     partitions: int = 0  # sort and write
     reread: bool = False
     """Whether the sorted rows are needed again after they are counted."""
@@ -272,7 +272,7 @@ def sort_rows(context: StageContext) -> None:
 
 def write_files(context: StageContext) -> None:
     """Sort the rows and write the files; a dry run only counts."""
-    context.now = int(time.time())
+    context.now = context.cluster.clock.now()
     job = PartitionJob(
         context.options,
         context.conversion,

@@ -17,7 +17,7 @@ from tikv_br.errors import ClusterError, ClusterUnreachable
 from tikv_br.formats.api_version import ApiVersion
 
 CLOCK_WARN, CLOCK_FAIL = 1.0, 5.0
-"""Seconds between this clock and PD's; comparisons of rows that expire allow for 5."""
+"""Seconds between this clock and PD's; locks on a storage allow for 10 between two machines."""
 SPACE_WARN, SPACE_FAIL = 20.0, 10.0
 """Per cent of a store's disk that is left; below 20 PD moves no more regions to it (low-space-ratio)."""
 _LEAVING = "Offline"

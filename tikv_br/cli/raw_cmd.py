@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from functools import partial
@@ -150,9 +149,9 @@ def show_ttl(flags: KeyFlags) -> None:
     key = flags.key()
     with flags.client() as client:
         seconds = client.get_ttl(key)
+        expire_ts = client.now() + seconds if seconds else 0
     if seconds is None:
         raise KeyNotFound(f"no key {quote(key, flags.form)}")
-    expire_ts = int(time.time()) + seconds if seconds else 0
     text = str(seconds) if seconds else "never"
     flags.out.result("ttl", {"key": key.hex(), "ttl": seconds, "expire_ts": expire_ts}, text)
 
@@ -220,7 +219,7 @@ def _with_ttls(client: RawClient, pages: Iterable[list[Pair]]) -> Iterator[list[
 
     def expiry(pair: Pair) -> Pair | None:
         ttl = client.get_ttl(pair[0])
-        return None if ttl is None else (pair[0], pair[1], int(time.time()) + ttl if ttl else 0)
+        return None if ttl is None else (pair[0], pair[1], client.now() + ttl if ttl else 0)
 
     with ThreadPoolExecutor(TTL_THREADS) as pool:
         for page in pages:
@@ -264,7 +263,13 @@ def load(flags: LoadFlags) -> None:
     """Write pairs from a file, or generated pairs, to the cluster."""
     if (flags.file is None) == (flags.count is None):
         raise UsageError("raw load needs either FILE or --count")
-    seconds, source = whole_seconds(flags.ttl), _source(flags)
+    seconds = whole_seconds(flags.ttl)
+    client: RawClient
+
+    def now() -> int:
+        return client.now()
+
+    source = _source(flags, now)  # is checked before there is a client, and read later
     from tikv_br.load.loader import load_pairs
 
     with flags.client() as client, progress_display(flags.out) as display:
@@ -281,10 +286,10 @@ def load(flags: LoadFlags) -> None:
     flags.out.summary(asdict(loaded), shown, title="raw load")
 
 
-def _source(flags: LoadFlags) -> Source:
+def _source(flags: LoadFlags, now: Callable[[], int]) -> Source:
     from tikv_br.load.sources import made_pairs, open_source
 
     if flags.count is not None:
         return made_pairs(flags.count, flags.value_size, flags.seed)
     file = flags.file or ""
-    return open_source(None if file == "-" else Path(file), flags.form.value if flags.form else None)
+    return open_source(None if file == "-" else Path(file), flags.form.value if flags.form else None, now)

@@ -185,7 +185,7 @@ def _write(out: Output, key: bytes, found: FoundValue, form: KeyForm) -> None:
     value, expire_ts, _deleted = found.stored
     expired = not found.stored.is_live(int(time.time()))
     if expired:
-        log.warning("the value expired at %s", show_time(expire_ts * 1000))
+        log.warning("the value expired at %s, by this machine's clock", show_time(expire_ts * 1000))
     if out.is_json:
         pair = {"key": key.hex(), "value": value.hex(), "expire_ts": expire_ts, "ts": found.ts}
         out.result("pair", {**pair, "expired": expired, "file": found.file})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from dataclasses import dataclass
 from typing import Protocol
@@ -12,6 +13,12 @@ QUESTIONS = 5
 SUSPICIOUS_SECONDS = 1.0
 STALL_SECONDS = 0.2
 """PD advances its timestamps every 50 ms, unless they are ahead of its own clock."""
+CLOCK_SECONDS = 5
+"""How far a store's clock may be from PD's, and an expiry from the recorded one: it was asked for, in whole seconds."""
+LEADER_SECONDS = 60.0
+"""How far changes of PD's leader may have moved timestamps ahead: each does by up to 3 s, and PD catches up."""
+SET_SECONDS = 1.0
+"""This machine's clock was set if it has moved by more than this against the monotonic one."""
 
 
 class TimestampSource(Protocol):
@@ -49,3 +56,47 @@ def _stands_still(pd: TimestampSource) -> bool:
     time.sleep(STALL_SECONDS)
     advanced, elapsed = (physical_ms(pd.tso()) - first) / 1000, time.monotonic() - began
     return not elapsed / 2 - STALL_SECONDS / 4 < advanced < elapsed + SUSPICIOUS_SECONDS
+
+
+def seconds_now(ahead: float = 0.0) -> int:
+    """Whole seconds since the epoch, by a clock that this machine's is so many seconds ahead of."""
+    return int(time.time() - ahead)
+
+
+class ClusterClock:
+    """PD's clock, by which rows expire. Thread-safe.
+
+    The difference to this machine's clock is measured at the first use, and again if this machine's clock was set since.
+    """
+
+    def __init__(self, pd: TimestampSource) -> None:
+        self._pd = pd
+        self._lock = threading.Lock()
+        self._ahead: float | None = None
+        self._set_at = 0.0
+
+    @property
+    def ahead(self) -> float:
+        """Seconds that this machine's clock is ahead of PD's; negative: behind. Raises `ClusterError` where it is measured."""
+        with self._lock:
+            set_at = time.time() - time.monotonic()
+            if self._ahead is None or abs(set_at - self._set_at) > SET_SECONDS:
+                found = measure_clock(self._pd)
+                # Timestamps that stand still are not PD's time; how far they are ahead of it is not known.
+                moved = found.stalled and -LEADER_SECONDS < found.ahead < 0
+                self._ahead, self._set_at = 0.0 if moved else found.ahead, set_at
+            return self._ahead
+
+    def now(self) -> int:
+        """PD's time in whole seconds since the epoch. Raises as `ahead`."""
+        return seconds_now(self.ahead)
+
+    def remark(self) -> str:
+        """A sentence about clocks that differ; empty if comparisons allow for the difference. Raises as `ahead`."""
+        ahead = self.ahead
+        if abs(ahead) <= CLOCK_SECONDS:
+            return ""
+        seconds = round(abs(ahead))
+        difference = f"{seconds // 3600} h {seconds % 3600 // 60} min" if seconds >= 3600 else f"{seconds} s"
+        side = "ahead of" if ahead > 0 else "behind"
+        return f"This machine's clock is {difference} {side} PD's. Expiry is judged by PD's."

@@ -14,6 +14,7 @@ from typing import Self
 
 from tikv_br.cluster import versions
 from tikv_br.cluster.channel import run_in_worker_thread
+from tikv_br.cluster.clock import ClusterClock
 from tikv_br.cluster.config import ClusterConfig
 from tikv_br.cluster.etcd import Etcd
 from tikv_br.cluster.ingests import Ingests
@@ -54,6 +55,7 @@ class Cluster:
         self.config = config
         self.pd = pd
         self.pd_http = PdHttp(pd.connection)
+        self.clock = ClusterClock(pd)
         self.regions = RegionCache(pd.region_by_key)
         self._stores = StorePool(pd.store, config)
         self._known: tuple[Store, ...] = ()
@@ -127,11 +129,14 @@ class Cluster:
         return found
 
     def info(self, reporter: Reporter = log_notice) -> ClusterInfo:
-        """What a plan must know; the reporter gets notices about versions.
+        """What a plan must know; the reporter gets notices about versions, and if this machine's clock differs from PD's.
 
         Raises `ClusterUnfit` when the stores disagree on the API version, or are too old for it.
         """
         self.require(versions.RAW, reporter)
+        # Measured now, while PD answers.
+        if (remark := self.clock.remark()) and self.api_version.has_ttl:
+            self._report(remark, reporter)
         return ClusterInfo(self.cluster_id, self.pd_http.cluster_version(), self.api_version, self.stores())
 
     def require(self, capability: Capability, reporter: Reporter = log_notice) -> None:
@@ -170,7 +175,8 @@ class Cluster:
 
     def raw(self, keyspace_id: int = 0, fence: Callable[[], object] = lambda: None) -> RawClient:
         """RawKV on one keyspace; keyspaces other than 0 exist in V2 only. For `fence` see `RawClient`."""
-        return RawClient(self.router, KeyCodec(self.api_version, keyspace_id), self.cluster_id, fence)
+        codec = KeyCodec(self.api_version, keyspace_id)
+        return RawClient(self.router, codec, self.cluster_id, fence, self.clock.now)
 
     def flush_timestamps(self) -> None:
         """Make every running store drop its cached timestamps; see `flush_stores`. Does nothing before V2."""

@@ -6,12 +6,12 @@ Fields of a protobuf message may be concatenated, so the rows follow a serialize
 from __future__ import annotations
 
 import bisect
-import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from tikv_br.cluster.clock import seconds_now
 from tikv_br.cluster.pb import kvrpcpb_pb2
 from tikv_br.cluster.region_errors import check_answer
 from tikv_br.cluster.regions import Region
@@ -100,19 +100,21 @@ class ColumnWriter:
         fence: Callable[[], object],
         batch_rows: int = BATCH_ITEMS,
         rate_limit: RateLimit | None = None,
+        now: Callable[[], int] = seconds_now,
     ) -> None:
-        """`context` is that of a request, which takes `batch_rows` at most; for `fence` see `RawClient`. `rate_limit` is for puts."""
+        """`context` is that of a request, which takes `batch_rows` at most; for `fence` and `now` see `RawClient`. `rate_limit` is for puts."""
         self._router = router
         self._codec = codec
         self._context = context
         self._fence = fence
         self._batch_rows = batch_rows
         self._rate_limit = rate_limit
+        self.now = now
 
     def put(
         self, keys: pa.LargeBinaryArray, values: pa.LargeBinaryArray, expire_ts: Numbers | None = None, ttl: int = 0
     ) -> Flags:
-        """Write pairs. `expire_ts`, shape (rows,), is in seconds since the epoch by this machine's clock.
+        """Write pairs. `expire_ts`, shape (rows,), is in seconds since the epoch by PD's clock.
 
         The remaining TTL is computed for each request, and again for each retry of it. Rows that have expired by then
         are left out, because a TTL of 0 would keep them forever; returns which rows, shape (rows,). Stores count the
@@ -122,7 +124,8 @@ class ColumnWriter:
         expired = np.zeros(len(keys), np.bool_)
         if expire_ts is None:
             expire_ts = np.zeros(len(keys), np.uint64)
-        expiring = bool(ttl) or bool(expire_ts.any())
+        timed = bool(expire_ts.any())
+        expiring = bool(ttl) or timed
         if expiring and not self._codec.api_version.has_ttl:
             raise UsageError("this cluster does not support TTLs (API V1 without storage.enable-ttl)")
         puts = Puts(self._codec.prefix, keys, values)
@@ -133,7 +136,7 @@ class ColumnWriter:
             self._fence()
             ttls = None
             if expiring:
-                ttls, expired[first:stop] = _remaining(expire_ts[first:stop], ttl)
+                ttls, expired[first:stop] = _remaining(expire_ts[first:stop], ttl, self.now() if timed else 0)
                 if not len(ttls):
                     return
             request = head + puts.fields(first, stop, ttls, expired[first:stop])
@@ -180,12 +183,11 @@ def _stop(ends: Offsets, first: int, batch_rows: int) -> int:
     return first + max(int(np.searchsorted(most, start + BATCH_BYTES, "right")), 1)
 
 
-def _remaining(expire_ts: Numbers, ttl: int) -> tuple[Numbers, Flags]:
+def _remaining(expire_ts: Numbers, ttl: int, now: int) -> tuple[Numbers, Flags]:
     """The TTLs now of the rows that have not expired, and which rows have. Without expiry the TTL is `ttl`.
 
     Unsigned: with the longest TTLs that clients give, rows expire beyond 2^63.
     """
-    now = np.uint64(int(time.time()))
-    expired = (expire_ts > 0) & (expire_ts <= now)
+    expired = (expire_ts > 0) & (expire_ts <= np.uint64(now))
     kept = expire_ts[~expired]
-    return np.where(kept > 0, kept - now, np.uint64(ttl)), expired
+    return np.where(kept > 0, kept - np.uint64(now), np.uint64(ttl)), expired

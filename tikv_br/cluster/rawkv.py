@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
+from tikv_br.cluster.clock import seconds_now
 from tikv_br.cluster.pb import kvrpcpb_pb2
 from tikv_br.cluster.region_errors import check_answer, check_pairs, check_region_error
 from tikv_br.cluster.regions import Region
@@ -78,12 +79,21 @@ class RawClient:
     """
 
     def __init__(
-        self, router: Router, codec: KeyCodec, cluster_id: int, fence: Callable[[], object] = lambda: None
+        self,
+        router: Router,
+        codec: KeyCodec,
+        cluster_id: int,
+        fence: Callable[[], object] = lambda: None,
+        now: Callable[[], int] = seconds_now,
     ) -> None:
-        """`fence` is called right before each request that writes, and may raise to stop it."""
+        """`fence` is called right before each request that writes, and may raise to stop it.
+
+        `now` gives the seconds since the epoch by which expiries are judged: those of `ClusterClock`.
+        """
         self._router = router
         self.cluster_id = cluster_id
         self._fence = fence
+        self.now = now
         self._execution_ms = round(1000 * EXECUTION_SHARE * router.config.request_timeout)
         self.codec = codec
         self._context = partial(
@@ -141,7 +151,7 @@ class RawClient:
         """Writes rows of Arrow columns without a Python object per row, at most `batch_rows` per request."""
         from tikv_br.cluster.puts import ColumnWriter
 
-        return ColumnWriter(self._router, self.codec, self._context, self._fence, batch_rows, rate_limit)
+        return ColumnWriter(self._router, self.codec, self._context, self._fence, batch_rows, rate_limit, self.now)
 
     def _put_all(self, rows: Iterable[_Put]) -> None:
         puts: dict[bytes, _Put] = {}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -12,6 +11,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
 from tikv_br.backupset.files import FileEntry
 from tikv_br.bulk_load.runs import RunsOptions, load_runs, remove_runs, write_runs
+from tikv_br.cluster.clock import seconds_now
 from tikv_br.cluster.config import ClusterConfig
 from tikv_br.datasource.options import with_hints
 from tikv_br.datasource.rows import written_rows
@@ -25,11 +25,17 @@ if TYPE_CHECKING:
 
 
 def ingest_writer(
-    config: ClusterConfig, codec: KeyCodec, staging: StorageLocation, *, allow_overwrite: bool, allow_followers: bool
+    config: ClusterConfig,
+    codec: KeyCodec,
+    staging: StorageLocation,
+    ahead: float,
+    *,
+    allow_overwrite: bool,
+    allow_followers: bool,
 ) -> IngestWriter:
-    """A writer that stages in a folder of its own below `staging`."""
+    """A writer that stages in a folder of its own below `staging`; `ahead` is that of `ClusterClock`."""
     place = staging.child(f"ingest-{secrets.token_hex(8)}")
-    return IngestWriter(RunsOptions(config, codec, place, allow_overwrite, allow_followers))
+    return IngestWriter(RunsOptions(config, codec, place, allow_overwrite, allow_followers), ahead)
 
 
 @dataclass
@@ -44,12 +50,15 @@ class IngestWriter(DataSourceArrowWriter):
     """Nothing is written to the cluster before `commit`. A task that is run again stages its rows again. Picklable."""
 
     options: RunsOptions
+    ahead: float
+    """Seconds that this machine's clock is ahead of PD's: tasks need not reach PD."""
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Stage the rows of one partition. Raises `UsageError` for nulls, negative TTLs, empty and repeated keys, `StorageError`."""
         with with_hints():
-            now = int(time.time())
-            return Staged(write_runs(self.options, (unexpired(rows, now) for rows in written_rows(iterator))))
+            now = seconds_now(self.ahead)
+            rows = written_rows(iterator, lambda: now)
+            return Staged(write_runs(self.options, (unexpired(each, now) for each in rows)))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Ingest the rows of all tasks, in a process of the driver's. Raises `TikvBrError`; the target is unchanged if it is not empty."""

@@ -120,6 +120,7 @@ class TikvDataSource(DataSource):
             with Cluster.connect(config) as cluster:
                 cluster.require(WRITES)
                 codec = _codec(cluster, options.text("keyspace"))
+                ahead = cluster.clock.ahead
             if {"ttl", "expire_ts"} & set(schema.names) and not codec.api_version.has_ttl:
                 raise UsageError(
                     "the cluster does not support TTLs (API V1 without storage.enable-ttl)",
@@ -127,7 +128,7 @@ class TikvDataSource(DataSource):
                 )
             if staging is not None:
                 allowed = {name: options.flag(name) for name in ("allow_overwrite", "allow_followers")}
-                return ingest_writer(config, codec, staging, **allowed)
+                return ingest_writer(config, codec, staging, ahead, **allowed)
             return TikvWriter(config, codec, options.number("concurrency", CONCURRENCY))
 
 
@@ -267,6 +268,7 @@ class TikvWriter(DataSourceArrowWriter):
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Put the rows of one partition. Raises `UsageError` for nulls or negative TTLs, `ClusterError`."""
         with with_hints(), Cluster.connect(self.config) as cluster:
-            raw = RawClient(cluster.router, self.codec, cluster.cluster_id)
-            done = load_pairs(raw.column_writer(), Source(written_rows(iterator)), concurrency=self.concurrency)
+            now = cluster.clock.now
+            raw = RawClient(cluster.router, self.codec, cluster.cluster_id, now=now)
+            done = load_pairs(raw.column_writer(), Source(written_rows(iterator, now)), concurrency=self.concurrency)
         return Written(done.total_kvs, done.expired_kvs)

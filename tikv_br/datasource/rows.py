@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -140,11 +140,11 @@ def _point(key: bytes) -> KeyRange:
     return KeyRange(key, key + b"\0")
 
 
-def written_rows(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """What Spark writes, as `tikv_br.formats.columns.SCHEMA`. Raises `UsageError` for nulls and negative TTLs."""
+def written_rows(batches: Iterator[pa.RecordBatch], now: Callable[[], int]) -> Iterator[pa.RecordBatch]:
+    """What Spark writes, as `tikv_br.formats.columns.SCHEMA`. TTLs count from ``now``. Raises `UsageError` for nulls and negative TTLs."""
     for batch in batches:
         try:
-            yield to_records(batch)
+            yield to_records(batch, now)
         except (pa.ArrowException, FormatError) as error:
             raise UsageError(
                 f"cannot write these rows: {error}", hint="Keys and values must not be null, and TTLs not negative."

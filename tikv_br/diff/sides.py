@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from tikv_br.backupset.compare import CLOCK_SECONDS, LiveSums
+from tikv_br.backupset.compare import LiveSums
 from tikv_br.cancellation import inherit
+from tikv_br.cluster.clock import CLOCK_SECONDS
 from tikv_br.diff.values import Meter, UserRange
 from tikv_br.formats.checksum import Checksum
 from tikv_br.formats.keys.codec import KeyCodec
@@ -136,12 +136,16 @@ class ClusterSide:
         """Of its keys."""
         return self.raw.codec
 
+    def now(self) -> int:
+        """Seconds since the epoch, by the clock of the cluster's PD."""
+        return self.raw.now()
+
     def sums(self, span: UserRange) -> RangeSums:
         """The stores' checksum of a range."""
         self._meter.checksums += 1
-        began = int(time.time())
+        began = self.now()
         sums = self.raw.checksum(*span)
-        return RangeSums(sums, began - CLOCK_SECONDS, int(time.time()) + CLOCK_SECONDS)
+        return RangeSums(sums, began - CLOCK_SECONDS, self.now() + CLOCK_SECONDS)
 
     def possible(self, span: UserRange, answer: RangeSums) -> Collection[Checksum]:
         """The checksum that a cluster with the same key format should answer: that of this cluster's stores."""
@@ -184,7 +188,7 @@ class ClusterSide:
     def _expiry(self, key: bytes) -> int | None:
         """When a key expires, in seconds since the epoch, 0 for never; None when it is gone."""
         ttl = self.ttl(key)
-        return min(int(time.time()) + ttl, MAX_EXPIRY) if ttl else ttl
+        return min(self.now() + ttl, MAX_EXPIRY) if ttl else ttl
 
     def with_expiries(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         """The rows that still exist, with their expiries, which scans do not return: one request per row, in parallel."""
@@ -204,10 +208,13 @@ class ClusterSide:
 class RowsSide:
     """Rows in memory as a side: of ``SCHEMA``, one per key, no tombstones, by ascending key."""
 
-    def __init__(self, rows: pa.RecordBatch, target: KeyCodec, origin: ClusterSide | None = None) -> None:
-        """``target`` is the codec of the keys in checksums; ``origin`` the cluster that the rows come from."""
+    def __init__(
+        self, rows: pa.RecordBatch, target: KeyCodec, now: Callable[[], int], origin: ClusterSide | None = None
+    ) -> None:
+        """``target`` is the codec of the keys in checksums; ``now`` that of side B; ``origin`` the cluster that the rows come from."""
         self._rows = rows
         self._target = target
+        self._now = now
         self._origin = origin
 
     def possible(self, span: UserRange, answer: RangeSums) -> Collection[Checksum]:
@@ -238,7 +245,7 @@ class RowsSide:
         from tikv_br.formats.rows import live
 
         found = self._rows.filter(pc.is_in(self._rows["key"], value_set=pa.array(keys, pa.large_binary())))
-        found = live(found, int(time.time()))
+        found = live(found, self._now())
         return dict(zip(found["key"].to_pylist(), found["value"].to_pylist(), strict=True))
 
     def ttl(self, key: bytes) -> int | None:
@@ -251,7 +258,7 @@ class RowsSide:
         if self._origin is not None:
             return self._origin.ttl(key)
         row = self._rows.filter(pc.equal(self._rows["key"], pa.scalar(key, pa.large_binary())))
-        now = int(time.time())
+        now = self._now()
         expiries = unexpired(row, now)["expire_ts"].to_pylist()
         return max(expiries[0] - now, 0) if expiries else None
 
@@ -261,7 +268,7 @@ class RowsSide:
             return self._origin.with_expiries(rows)
         from tikv_br.formats.rows import unexpired
 
-        return unexpired(rows, int(time.time()))
+        return unexpired(rows, self._now())
 
     def _within(self, span: UserRange) -> pa.RecordBatch:
         from tikv_br.formats.rows import within

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from tikv_br.backupset.compare import CLOCK_SECONDS, recorded_sums
+from tikv_br.backupset.compare import recorded_sums
 from tikv_br.backupset.rows import read_rows
+from tikv_br.cluster.clock import CLOCK_SECONDS
 from tikv_br.cluster.cluster import ClusterPool
 from tikv_br.diff.places import BackupPlace, ClusterPlace, Unit
 from tikv_br.diff.sides import ClusterSide, RangeSums, RowsSide, Side, different_ranges, row_chunks
@@ -94,16 +94,17 @@ def references(
 ) -> Iterator[tuple[Side, UserRange]]:
     """Side A of a part of a unit: a cluster that answers in B's form; else its rows, in chunks that fit into memory."""
     place, codec = job.a, job.b.codec
+    now = clusters.get(job.b.config).clock.now
     if isinstance(place, BackupPlace):
         for rows, part in row_chunks(_stored_rows(place, unit, span), span):
-            yield RowsSide(rows, codec), part
+            yield RowsSide(rows, codec, now), part
         return
     side = place.side(clusters, meter)
     if side.codec.prefix == codec.prefix:
         yield side, span
         return
     for rows, part in row_chunks(side.pages(span), span):
-        yield RowsSide(rows, codec, side), part
+        yield RowsSide(rows, codec, now, side), part
 
 
 def compare_leaf(a: Side, b: ClusterSide, span: UserRange, names: int) -> tuple[Counts, list[KeyDifference]]:
@@ -117,7 +118,7 @@ def compare_leaf(a: Side, b: ClusterSide, span: UserRange, names: int) -> tuple[
     counts = Counts()
     found: list[KeyDifference] = []
     for rows, others in lockstep(a.pages(span), b.pages(span)):
-        part = compare(rows, others, int(time.time()))
+        part = compare(rows, others, b.now())
         counts += Counts(len(part.only_a), len(part.only_b), len(part.value), part.expiring)
         if len(found) <= most:
             found += _first_keys(part, most + 1 - len(found))
@@ -212,7 +213,7 @@ def repair_ranges(job: RepairJob, task: Repair, context: TaskContext) -> Report:
     for span in task.spans:
         for side, part in references(job.diff, clusters, task.unit, span, report.meter):
             for rows, others in lockstep(side.pages(part), target.pages(part)):
-                _write(job, compare(rows, others, int(time.time())), side, target, report)
+                _write(job, compare(rows, others, target.now()), side, target, report)
         context.report(keys=report.puts + report.deletes)
         for side, part in references(job.diff, clusters, task.unit, span, report.meter):
             counts, keys = compare_leaf(side, target, part, job.diff.keys)

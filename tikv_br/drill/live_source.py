@@ -78,7 +78,7 @@ class SourceComparison:
         ours = (restored.slice(first, BATCH_ROWS) for first in range(0, restored.num_rows, BATCH_ROWS))
         theirs = ClusterSide(self._raw, self._meter).pages(UserRange(*user_range(self._raw.codec, span)))
         for one, other in lockstep(ours, theirs):
-            found = compare(one, other, int(time.time()))
+            found = compare(one, other, self._cluster.clock.now())
             keys += [found.only_a["key"], found.value["key"], found.only_b]
         if sum(map(len, keys)):
             self._pending.append(self._without_changed(pa.concat_arrays(keys), self._changes(self._log), span))

@@ -10,7 +10,6 @@ import contextlib
 import logging
 import random
 import secrets
-import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -330,7 +329,7 @@ def _compare(context: DrillContext, raw: RawClient, meter: Meter, span: UserRang
     step = 1 << 12
     parts = (expected.slice(first, step) for first in range(0, expected.num_rows, step))
     for ours, theirs in lockstep(parts, ClusterSide(raw, meter).pages(span)):
-        found = compare(ours, theirs, int(time.time()))
+        found = compare(ours, theirs, raw.now())
         expiring += found.expiring
         kinds = (
             ("is absent", found.only_a["key"]),

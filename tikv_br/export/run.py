@@ -131,6 +131,13 @@ def _open_backup(context: ExportContext, sources: MergeSources) -> None:
             f"the backup does not contain {missing[0] if missing else keyspace}: it covers {', '.join(map(str, base.ranges))}",
             hint="Pass ranges that the backup contains, or none.",
         )
+    may_expire = (
+        not each.expiry_recorded or any(file.expiry.total_kvs for file in each.files) for each in sources.backups
+    )
+    if base.api_version.has_ttl and any(may_expire):
+        context.reporter(
+            Notice("rows that have expired by this machine's clock are left out: an export of a backup asks no PD")
+        )
     context.sources, context.cluster_id = sources, base.cluster_id
     context.backup_ts = sources.newest.backup_ts
     context.source = BackupSource(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 
 class PutClient(Protocol):
     """The part of `ColumnWriter` that loading needs."""
+
+    @property
+    def now(self) -> Callable[[], int]:
+        """Gives the seconds since the epoch by which expiries are judged."""
 
     def put(self, keys: pa.LargeBinaryArray, values: pa.LargeBinaryArray, expire_ts: Numbers, ttl: int) -> Flags:
         """Write pairs; see `ColumnWriter`."""
@@ -60,7 +64,7 @@ def load_pairs(
     kvs = size = expired = 0
     with ThreadPoolExecutor(concurrency, thread_name_prefix="put") as pool:
         for batch in source.batches:
-            live = _live(batch)
+            live = _live(batch, client.now())
             rows = by_key(live)
             left_out = list(pool.map(put, _parts(rows, concurrency)))  # raises what one of them raises
             left_out_kvs = sum(part.num_rows for part in left_out)
@@ -74,7 +78,7 @@ def load_pairs(
     return LoadSummary(kvs, size, expired, round(seconds, 3), round(size / seconds) if seconds else 0)
 
 
-def _live(batch: pa.RecordBatch) -> pa.RecordBatch:
+def _live(batch: pa.RecordBatch, now: int) -> pa.RecordBatch:
     """The rows that have not expired. Raises `UsageError` for a tombstone."""
     from tikv_br.formats import columns
     from tikv_br.formats.rows import unexpired
@@ -83,7 +87,7 @@ def _live(batch: pa.RecordBatch) -> pa.RecordBatch:
     if deleted.any():
         key = batch["key"][int(deleted.argmax())].as_py()
         raise UsageError(f"cannot load key {show_key(key)}: it is a tombstone, not a pair")
-    return unexpired(batch, int(time.time()))
+    return unexpired(batch, now)
 
 
 def _bytes(rows: pa.RecordBatch) -> int:

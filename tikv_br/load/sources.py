@@ -6,7 +6,6 @@ import csv
 import io
 import json
 import sys
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
@@ -16,6 +15,7 @@ from typing import IO
 import numpy as np
 import pyarrow as pa
 
+from tikv_br.cluster.clock import seconds_now
 from tikv_br.errors import UsageError
 from tikv_br.formats import columns
 from tikv_br.formats.errors import FormatError, InvalidKeyText
@@ -51,24 +51,24 @@ def _made(count: int, value_size: int, seed: int) -> Iterator[pa.RecordBatch]:
         raise UsageError(str(error)) from None
 
 
-def open_source(path: Path | None, form: str | None = None) -> Source:
+def open_source(path: Path | None, form: str | None = None, now: Callable[[], int] = seconds_now) -> Source:
     """Return the pairs of a file by its suffix: .jsonl, .ndjson or .json, .csv, .parquet; None is JSON lines from stdin.
 
-    Fields are ``key`` and ``value``, and if present ``expire_ts`` (absolute seconds, 0: never) or ``ttl`` (seconds from now).
+    Fields are ``key`` and ``value``, and if present ``expire_ts`` (absolute seconds, 0: never) or ``ttl`` (seconds from ``now``).
     Text forms (``form``: raw, hex or escaped) default to hex in JSON, as ``raw scan`` writes, and raw in CSV.
     Raises `UsageError` for a file that cannot be read, here or, with its line, while reading.
     """
     if path is None:
-        return Source(_batches(_json_rows(_stdin()), "standard input", form or "hex"))
+        return Source(_batches(_json_rows(_stdin()), "standard input", form or "hex", now))
     if not path.is_file():
         raise UsageError(f"{path} is not a file")
     match path.suffix.lower():
         case ".jsonl" | ".ndjson" | ".json":
-            return Source(_batches(_file_rows(path, _json_rows), str(path), form or "hex"))
+            return Source(_batches(_file_rows(path, _json_rows), str(path), form or "hex", now))
         case ".csv":
-            return Source(_batches(_file_rows(path, _csv_rows), str(path), form or "raw"))
+            return Source(_batches(_file_rows(path, _csv_rows), str(path), form or "raw", now))
         case ".parquet":
-            return _parquet(path)
+            return _parquet(path, now)
     raise UsageError(f"{path}: unknown file format", hint="Use a file named .jsonl, .ndjson, .json, .csv or .parquet.")
 
 
@@ -120,10 +120,10 @@ class _LineError(Exception):
         self.number = number
 
 
-def _batches(rows: Rows, name: str, form: str) -> Iterator[pa.RecordBatch]:
+def _batches(rows: Rows, name: str, form: str, now: Callable[[], int]) -> Iterator[pa.RecordBatch]:
     """Yield records of text rows. Raises `UsageError` with file and line."""
     try:
-        while batch := [_record(number, fields, form) for number, fields in islice(rows, BATCH_ROWS)]:
+        while batch := [_record(number, fields, form, now) for number, fields in islice(rows, BATCH_ROWS)]:
             keys, values, expiries = zip(*batch, strict=True)
             expire_ts = np.array(expiries, np.uint64)
             yield columns.records(columns.from_list(keys), columns.from_list(values), expire_ts=expire_ts)
@@ -131,21 +131,21 @@ def _batches(rows: Rows, name: str, form: str) -> Iterator[pa.RecordBatch]:
         raise UsageError(f"{name}, line {error.number}: {error}") from None
 
 
-def _record(number: int, fields: Fields, form: str) -> tuple[bytes, bytes, int]:
+def _record(number: int, fields: Fields, form: str, now: Callable[[], int]) -> tuple[bytes, bytes, int]:
     texts = [fields.get("key"), fields.get("value")]
     if not all(isinstance(text, str) for text in texts):
         raise _LineError(number, "`key` and `value` must be strings")
     try:
         key, value = (parse_key(str(text), form) for text in texts)
-        return key, value, _expiry(fields)
+        return key, value, _expiry(fields, now)
     except (InvalidKeyText, ValueError) as error:
         raise _LineError(number, str(error)) from None
 
 
-def _expiry(fields: Fields) -> int:
+def _expiry(fields: Fields, now: Callable[[], int]) -> int:
     """Return the absolute expiry that the fields say, 0 for none. Raises ValueError."""
     expire_ts, ttl = _seconds(fields, "expire_ts", _MAX_U64), _seconds(fields, "ttl", _MAX_TTL)
-    return expire_ts or (int(time.time()) + ttl if ttl else 0)
+    return expire_ts or (now() + ttl if ttl else 0)
 
 
 def _seconds(fields: Fields, name: str, most: int) -> int:
@@ -155,7 +155,7 @@ def _seconds(fields: Fields, name: str, most: int) -> int:
     return int(text)
 
 
-def _parquet(path: Path) -> Source:
+def _parquet(path: Path, now: Callable[[], int]) -> Source:
     import pyarrow.parquet as pq
 
     try:
@@ -166,21 +166,21 @@ def _parquet(path: Path) -> Source:
     if not {"key", "value"} <= set(names):
         raise UsageError(f"{path}: columns `key` and `value` are required; the file has {', '.join(names)}")
     wanted = [name for name in ("key", "value", "expire_ts", "ttl") if name in names]
-    return Source(_parquet_batches(file, wanted, str(path)), file.metadata.num_rows)
+    return Source(_parquet_batches(file, wanted, str(path), now), file.metadata.num_rows)
 
 
-def _parquet_batches(file: object, wanted: list[str], name: str) -> Iterator[pa.RecordBatch]:
+def _parquet_batches(file: object, wanted: list[str], name: str, now: Callable[[], int]) -> Iterator[pa.RecordBatch]:
     try:
         for batch in file.iter_batches(BATCH_ROWS, columns=wanted):  # type: ignore[attr-defined]
-            yield to_records(batch)
+            yield to_records(batch, now)
     except (pa.ArrowException, FormatError) as error:
         raise UsageError(f"{name}: {error}") from None
 
 
-def to_records(batch: pa.RecordBatch) -> pa.RecordBatch:
+def to_records(batch: pa.RecordBatch, now: Callable[[], int]) -> pa.RecordBatch:
     """Pairs of the columns ``key``, ``value`` and, if there, ``expire_ts`` and ``ttl``. Raises `FormatError`, `pyarrow.ArrowException`."""
     keys, values = (_parquet_bytes(batch, part) for part in ("key", "value"))
-    return columns.records(keys, values, expire_ts=_parquet_expiry(batch))
+    return columns.records(keys, values, expire_ts=_parquet_expiry(batch, now))
 
 
 def _parquet_bytes(batch: pa.RecordBatch, column: str) -> pa.LargeBinaryArray:
@@ -190,14 +190,14 @@ def _parquet_bytes(batch: pa.RecordBatch, column: str) -> pa.LargeBinaryArray:
     return found.cast(pa.large_binary())
 
 
-def _parquet_expiry(batch: pa.RecordBatch) -> columns.Numbers:
+def _parquet_expiry(batch: pa.RecordBatch, now: Callable[[], int]) -> columns.Numbers:
     """Return ``expire_ts`` of each row, from that column or from ``ttl``; nulls are 0. Raises `FormatError`."""
     expire_ts = np.zeros(len(batch), np.uint64)
     if "ttl" in batch.schema.names:
         ttl = batch.column("ttl").cast(pa.uint64()).fill_null(0).to_numpy(zero_copy_only=False)
         if (ttl > _MAX_TTL).any():
             raise FormatError(f"a `ttl` of {ttl.max()} is not a number of seconds (0 = never)")
-        expire_ts = np.where(ttl > 0, ttl + np.uint64(time.time()), 0).astype(np.uint64)
+        expire_ts = np.where(ttl > 0, ttl + np.uint64(now()), 0).astype(np.uint64)
     if "expire_ts" in batch.schema.names:
         given = batch.column("expire_ts").cast(pa.uint64()).fill_null(0).to_numpy(zero_copy_only=False)
         expire_ts = np.where(given > 0, given, expire_ts).astype(np.uint64)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
@@ -17,6 +16,7 @@ from tests.integration.restore.restores import break_off, restore_golden
 from tests.support.live_cluster import LiveCluster, live_cluster
 from tikv_br.backup.options import BackupOptions
 from tikv_br.backup.run import backup
+from tikv_br.cluster.clock import ClusterClock
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.values import decode_value
 from tikv_br.playground.engine import Engine
@@ -56,8 +56,7 @@ def test_rows_that_have_expired_are_left_out_and_counted(
         load(live, {b"long": b"value"}, ttl=3600)
         load(live, {b"short%d" % number: b"value" for number in range(10)}, ttl=300)
         backup(BackupOptions(cluster=live.config, storage=location, safe_interval=0.0, executor="driver"))
-    clock = SimpleNamespace(time=lambda: time.time() + 600)
-    monkeypatch.setattr("tikv_br.cluster.puts.time", clock)
+    monkeypatch.setattr(ClusterClock, "now", lambda _clock: int(time.time()) + 600)
     summary = restore(RestoreOptions(cluster=target.config, storage=location, mode=Mode.PUT, checksum=False))
     assert summary.expired_kvs == 10
     assert set(rows_of(target)) == {b"lasting", b"long"}
@@ -91,7 +90,7 @@ def test_slow_puts_do_not_prolong_lives(tmp_path: Path, monkeypatch: pytest.Monk
     with live_cluster(tmp_path / "target", ApiVersion.V1TTL, stores=1) as live:
         slow = live.fail("RawBatchPut", {"delay": {"seconds": 0.4}}, count=-1)
         ahead = later - int(time.time() - loaded)
-        monkeypatch.setattr("tikv_br.cluster.puts.time", SimpleNamespace(time=lambda: time.time() + ahead))
+        monkeypatch.setattr(ClusterClock, "now", lambda _clock: int(time.time() + ahead))
         began = time.monotonic()
         options = RestoreOptions(cluster=live.config, storage=location, mode=Mode.PUT, checksum=False, concurrency=1)
         summary = restore(options)

@@ -188,8 +188,7 @@ def test_puts_keep_to_a_rate(fake: FakeCluster) -> None:
 def test_a_retry_carries_the_ttl_that_remains_then(fake: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """Time passes between a request and its retry: TTLs shrink, and a row that has expired meanwhile is left out."""
     now, seen = 1_000_000.0, list[kvrpcpb_pb2.RawBatchPutRequest]()
-    clock = SimpleNamespace(time=lambda: now)
-    monkeypatch.setattr("tikv_br.cluster.puts.time", clock)
+    monkeypatch.setattr("tikv_br.cluster.clock.time", SimpleNamespace(time=lambda: now))
 
     def put(data: bytes) -> kvrpcpb_pb2.RawBatchPutResponse:
         nonlocal now

@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from tikv_br.cluster.clock import seconds_now
 from tikv_br.errors import RequestRefused, UsageError
 from tikv_br.formats import columns
 from tikv_br.load.loader import load_pairs
@@ -27,6 +28,8 @@ class FakeClient:
         self._overlap = threading.Event()
         self._running = 0
         self._lock = threading.Lock()
+
+    now = staticmethod(seconds_now)
 
     def put(
         self, keys: pa.LargeBinaryArray, values: pa.LargeBinaryArray, expire_ts: columns.Numbers, ttl: int

@@ -31,11 +31,6 @@ NOW = 1_795_257_267.5
 """The time by all clocks, in seconds since the epoch: it stands still, so that rows expire when a test has them expire."""
 
 
-@pytest.fixture(autouse=True)
-def _our_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tikv_br.backupset.compare.time", SimpleNamespace(time=lambda: NOW))
-
-
 def sums(rows: Rows, now: float = 0) -> Checksum:
     """What a store counts at a moment."""
     pairs = [key + value for key, (value, expire) in rows.items() if not expire or expire > now]
@@ -54,6 +49,7 @@ class FakeCluster:
         self.scanned: list[tuple[bytes, bytes]] = []
         self.pd = SimpleNamespace(scan_regions=self._regions)
         self._clock = clock
+        self.clock = SimpleNamespace(now=lambda: int(NOW), remark=lambda: "")
 
     def raw(self, _keyspace: int) -> Any:  # noqa: ANN401 - a client with one method
         """A client of the only keyspace."""

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.diff.fakes import FakeSide
-from tikv_br.backupset.compare import CLOCK_SECONDS
 from tikv_br.backupset.row_differences import SOON_SECONDS, compare, lockstep
+from tikv_br.cluster.clock import CLOCK_SECONDS
 from tikv_br.diff.task import recheck_keys
 from tikv_br.diff.values import KeyDifference, Kind, UserRange
 from tikv_br.formats import columns
