@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import subprocess
 import sys
@@ -12,9 +13,11 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.backup_command import ROWS, check_refusal, files_at, lines, noisy_cluster, run
+from tests.e2e.command import PROGRAM, environment, succeed
 from tests.integration.s3_servers import moto_server
 from tests.support.certificates import Authority
 from tests.support.live_cluster import LiveCluster, live_cluster
+from tests.support.waiting import PATIENCE, eventually
 from tikv_br.errors import (
     BackupPathInUse,
     ClusterTlsError,
@@ -79,6 +82,36 @@ def test_a_backup_on_spark_ends_with_a_summary(live: LiveCluster, tmp_path: Path
     steps = [line["name"] for line in lines(done) if line["message_type"] == "step" and line["state"] == "finished"]
     assert steps[-1] == "hand over the safe point"
     assert done.stderr == ""
+
+
+def test_a_folder_for_each_run(live: LiveCluster, tmp_path: Path) -> None:
+    """{time} is the start in UTC; the backups are listed at the folder above, where `prune` keeps the wanted ones."""
+    place, root = f"local://{tmp_path}/backups/{{time}}", f"local://{tmp_path}/backups"
+    done = run("-u", live.pd, "-s", place, *DRIVER, "--output", "json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    (folder,) = (path for path in (tmp_path / "backups").iterdir() if path.name != "tikv-br-index")
+    assert re.fullmatch(r"20\d\d-\d\d-\d\dT\d{6}Z", folder.name)
+    assert lines(done)[-1]["storage"] == f"{root}/{folder.name}"
+    kept = succeed("prune", "-s", root, "--keep-daily", "7", "--yes", "--output", "json").last
+    assert (kept["kept"], kept["removed"]) == (1, 0)
+
+
+def test_a_killed_run_is_continued_in_its_folder(live: LiveCluster, tmp_path: Path) -> None:
+    """The same command finds the folder again although the time is another, and says so."""
+    flags = ("-u", live.pd, "-s", f"local://{tmp_path}/{{time}}", *DRIVER, "--output", "json")
+    live.fail("RawScan", {"delay": {"seconds": 60}}, count=-1)
+    try:
+        command = [str(PROGRAM), "backup", "raw", *flags]
+        with subprocess.Popen(command, env=environment(), cwd="/", stdout=subprocess.DEVNULL) as process:
+            eventually(lambda: any(tmp_path.rglob("run.json")), PATIENCE)
+            process.kill()
+    finally:
+        live.heal()
+    done = run(*flags)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (folder,) = (path for path in tmp_path.iterdir() if path.name != "tikv-br-index")
+    assert lines(done)[-1]["storage"] == f"local://{folder}"
+    assert "it is continued" in done.stdout
 
 
 @pytest.mark.core("backup")

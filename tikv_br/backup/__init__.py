@@ -7,6 +7,7 @@ Modules, in reading order:
 - steps: the list of steps
 - context: what the steps share, and the choice of the engine
 - path: the lock of the backup's path, and resuming an unfinished run
+- dated: `{time}` in the URL, a folder for each run
 - plan: divides key ranges into intervals, one per task
 - run_tasks: makes the plan and runs its tasks
 - task: what the tasks of both engines share

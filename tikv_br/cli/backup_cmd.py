@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
@@ -52,7 +52,9 @@ COMPRESSION_LEVEL = partial(flag, 0, "Compression level of zstd or lz4 (0 = its 
 
 
 class RawBackupFlags(shared.BackupFlags):
-    storage: str = shared.storage(shared.ONE_BACKUP)
+    storage: str = shared.storage(
+        f"URL of one backup: {shared.URLS}. {{time}} in its last part stands for the time of the start (UTC)."
+    )
     cluster: shared.ClusterFlags
     dst_api_version: Literal["v1", "v1ttl", "v2"] | None = DST_API_VERSION()
     allow_loss: str = flag(
@@ -144,6 +146,7 @@ def backup_raw(flags: RawBackupFlags) -> None:
         key_format, file_kind = _parse_forms(flags)
         wanted = parse_ranges(flags.start, flags.end, flags.ranges or [], key_format)
         draft.place, draft.cluster = flags.location, ",".join(flags.cluster.pd)
+        from tikv_br.backup.dated import dated_location
         from tikv_br.backup.options import BackupOptions
         from tikv_br.backupset.files import FileKind
         from tikv_br.formats.sst.compression import Compression
@@ -164,6 +167,8 @@ def backup_raw(flags: RawBackupFlags) -> None:
         with progress_display(flags.out) as display:
             reporter = draft.listen(display)
             notice_ranges(reporter, key_format, flags.start, flags.end, flags.ranges or [])
+            options = replace(options, storage=dated_location(options.storage, reporter, dry_run=options.dry_run))
+            draft.place = options.storage
             done = _back_up(options, flags, reporter)
         draft.done(asdict(done.summary), _figures(done.summary, age=False))
     _render(flags.out, done)
