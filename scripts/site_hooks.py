@@ -5,6 +5,7 @@ MkDocs calls the functions by their names (mkdocs.yml, ``hooks``).
 
 from __future__ import annotations
 
+import html as html_text
 import posixpath
 import re
 from collections.abc import Iterator
@@ -23,6 +24,11 @@ from tikv_br.cli.main import app
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = ("README.md", "CHANGELOG.md", "SECURITY.md", "CONTRIBUTING.md")
 """Shown below ``project/``: docs/ has a README.md of its own."""
+UNSEARCHED = ("adr/", "evidence/", "man/")
+"""Decisions, evidence, and the same text as the reference of commands: read by few, and in the way of guides."""
+_CODE_IN_ROW = re.compile(r"^\|.*\|$", re.MULTILINE)
+_CODE = re.compile(r"`[^`\n]+`")
+_SESSION = re.compile(r'<div class="highlight"><pre><span></span><code>(.*?)</code></pre></div>', re.DOTALL)
 _LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\((?!\w+:|#)([^)\s#]+)(#[^)\s]*)?\)")
 
 
@@ -66,7 +72,32 @@ def on_page_markdown(markdown: str, page: Page, files: Files, **_: object) -> st
             return text
         return f"{image}[{text}]({posixpath.relpath(path, posixpath.dirname(here) or '.')}{anchor})"
 
-    return _LINK.sub(target, markdown)
+    if here.startswith(UNSEARCHED):
+        page.meta["search"] = {"exclude": True}
+    return _CODE_IN_ROW.sub(lambda row: _CODE.sub(_unescaped, row[0]), _LINK.sub(target, markdown))
+
+
+def on_page_content(html: str, **_: object) -> str:
+    """Let the button of a session copy its commands, without prompts and output."""
+    return _SESSION.sub(_with_copy, html)
+
+
+def _unescaped(code: re.Match[str]) -> str:
+    """A pipe needs a backslash in a table on GitHub; in code it would be shown here."""
+    return code[0].replace("\\|", "|")
+
+
+def _with_copy(session: re.Match[str]) -> str:
+    lines = html_text.unescape(re.sub(r"<[^>]*>", "", session[1])).splitlines()
+    commands, continues = [], False
+    for line in lines:
+        if line.startswith("$ ") or continues:
+            commands.append(line.removeprefix("$ "))
+            continues = line.endswith("\\")
+    if not commands:
+        return session[0]
+    copied = html_text.escape("\n".join(commands)).replace("\n", "&#10;")
+    return session[0].replace('<div class="highlight">', f'<div class="highlight" data-copy="{copied}">', 1)
 
 
 def _commands() -> Iterator[str]:

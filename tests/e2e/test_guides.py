@@ -484,6 +484,12 @@ def test_playground_and_captures(source: LiveCluster, target: LiveCluster, etcd:
         page.places["127.0.0.1:41965"] = page.run("playground start").last["pd"]
         page.run("raw put")
         page.run("playground stop")
+    with Page("README", tmp_path, **{"/tmp/try": str(tmp_path / "try"), "12379": "0"}) as page:
+        page.places["127.0.0.1:12379"] = page.run("playground start").last["pd"]
+        page.places["/tmp/try-backup"] = str(tmp_path / "try-backup")
+        page.run("backup raw")
+        page.run("verify")
+        page.call("playground", "stop", "--dir", str(tmp_path / "try"))
     places = {"--etcd 10.0.0.1:2379": f"--etcd {etcd}", SOURCE: source.pd, "0.0.0.0:8300": "127.0.0.1:0"}
     with Page("captures", tmp_path, **places, SOURCE=source.pd, TARGET=target.pd) as page:
         with page.running("capture start") as wait_for:
