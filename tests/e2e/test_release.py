@@ -18,10 +18,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.e2e.command import environment
+from tests.support.kernels import CALL_ALL
 from tests.support.ports import reserved_ports
 from tests.support.tools import ROOT
 from tests.support.waiting import eventually
-from tests.unit.formats.test_precompile import CALL_ALL
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3000)]  # what is installed has 700 MB
 BIN = Path(sys.executable).parent

@@ -36,7 +36,7 @@ FEATURE_OF_COMMAND = {
     "unpin": "index",
     "verify": "verify",
 }
-WITHOUT_SERVERS = {"config", "spark", "version"}
+WITHOUT_SERVERS = {"config", "help", "spark", "version"}
 """Unit tests are enough for these commands."""
 BESIDE_COMMANDS = {"encryption", "parquet", "report", "s3", "spark", "tls"}
 """Features that are options of several commands."""

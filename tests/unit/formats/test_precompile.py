@@ -9,18 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.kernels import CALL_ALL
 from tikv_br import formats
 
 PACKAGE = Path(formats.__file__).parent
-CALL_ALL = """
-import json
-from tikv_br.formats import precompile
-precompile.call_kernels()
-print(json.dumps({
-    f"{package}.{kernel.__qualname__}": [sum(kernel.stats.cache_hits.values()), sum(kernel.stats.cache_misses.values()), len(kernel.signatures)]
-    for package, kernel in precompile.kernels()
-}))
-"""
 CALL_ONE = """
 import json
 from tikv_br.formats import rawscan
