@@ -207,7 +207,7 @@ def _resume_work(context: BackupContext, unfinished: RunRecord) -> None:
         raise ResumeRefused(f"cannot resume the unfinished run at {store.location}: {error.message}") from None
     context.finished = list(found)
     context.resumed = len(context.finished)
-    context.reporter(Notice(f"resuming run {unfinished.run_id}: {context.resumed} intervals are finished"))
+    context.reporter(Notice(f"resuming run {unfinished.run_id}: {counted(context.resumed, 'range')} finished earlier"))
     if not context.options.dry_run:
         context.confirm_locks()
         ledger.remove_entries(store, but=context.finished)

@@ -217,7 +217,10 @@ def break_lease(store: ObjectStore, *, force: bool = False) -> Lease | None:
         if found.lease is None:
             return None
         if not found.is_free and not force:
-            raise _held_error(store, found)
+            raise LeaseHeld(
+                f"the lock at {store.location} belongs to a live run: {found.lease}",
+                hint="End that run first, or wait until the lock expires. --force removes the lock, and that run then fails.",
+            )
         broken = Lease(secrets.token_hex(8), Owner.this_process(), run_id.current(), "unlock", 0)
         if create_once(store, layout.lease_name(found.number + 1), records.dump(broken)):
             return found.lease

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
+from tikv_br.backupset.coverage import describe_ranges
 from tikv_br.bulk_load.partition import RowCleaner
 from tikv_br.bulk_load.stage import StageContext, check_rows, stage_steps
 from tikv_br.cluster.clock import CLOCK_SECONDS
@@ -22,7 +23,7 @@ from tikv_br.errors import ChecksumMismatch, TargetNotEmpty, TaskFailed
 from tikv_br.formats.checksum import Checksum, checksum
 from tikv_br.formats.keys.codec import KeyCodec
 from tikv_br.formats.keys.ranges import KeyRange
-from tikv_br.formats.keys.text import show_key
+from tikv_br.formats.keys.text import show_both
 from tikv_br.progress_events import Notice
 from tikv_br.report.facts import counted
 from tikv_br.spark.task import TaskContext
@@ -107,7 +108,8 @@ def check_target(context: PutContext) -> None:
     first = first_rpc_key(context.cluster, codec.keyspace_id, span.start, span.end)
     if first is not None:
         raise TargetNotEmpty(
-            f"the target is not empty in {span}: its first key is {show_key(first)}",
+            f"the target is not empty in the range {describe_ranges(codec.api_version, [span])}: its first key there is "
+            f"{show_both(codec.user_key(first))}",
             hint="Load into an empty range, or pass --allow-overwrite, also to continue a load by puts that was interrupted.",
         )
 

@@ -102,7 +102,10 @@ def check(asked: shared.CommandFlags, context: typer.Context) -> None:
     for problem in problems:
         out.result("problem", {"message": redact(problem)}, redact(problem))
     if problems:
-        raise UsageError(f"{len(problems)} mistakes in the settings", hint="See docs/configuration.md.")
+        raise UsageError(
+            f"{len(problems)} mistake{'s' if len(problems) > 1 else ''} in the settings, shown above",
+            hint="Correct the file or the variable. `tikv-br config show COMMAND` lists the settings of a command.",
+        )
     keys = sum(len(values) for values in file.sections.values()) if file is not None else 0
     place = str(file.path) if file is not None else ""
     text = f"{place}: {keys} settings, no mistakes" if place else "no config file; no mistakes in the variables"

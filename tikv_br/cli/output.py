@@ -82,6 +82,12 @@ def _usage_error(error: typer.TyperException) -> UsageError:
     context: typer.Context | None = getattr(error, "ctx", None)
     hint = f"See `{context.command_path} --help`." if context is not None else None
     message = error.format_message()
+    param = getattr(error, "param", None)
+    if context is not None and message.startswith("Missing option") and param is not None:
+        flag = max(param.opts, key=len)
+        variable = f" or set {param.envvar}" if param.envvar else ""
+        message = f"{flag} is missing"
+        hint = f"Pass {flag} {param.metavar or 'VALUE'}{variable}. See `{context.command_path} --help`."
     if context is not None and message == context.get_help():  # a group without a command
         names = ", ".join(getattr(context.command, "commands", ()))
         message = f"{context.command_path} needs a command: {names}"

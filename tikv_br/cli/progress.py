@@ -232,6 +232,8 @@ def describe(event: Event) -> str:
             return f"step {number}/{total}: {name}"
         case StepFinished(name, number, total, seconds):
             return f"step {number}/{total}: {name}: done in {human_seconds(seconds)}"
+        case StepUndone(name, "") if name.startswith("acquire "):
+            return f"released {name.removeprefix('acquire ')}"
         case StepUndone(name, ""):
             return f"undone: {name}"
         case StepUndone(name, problem):
@@ -249,7 +251,7 @@ def _percent(event: TasksProgress) -> str:
 
 
 def _amounts(event: TasksProgress) -> str:
-    return f"{event.keys_done:,} keys, {_bytes(event)}"
+    return f"{event.keys_done:,} {'key' if event.keys_done == 1 else 'keys'}, {_bytes(event)}"
 
 
 def _brief(event: TasksProgress) -> str:

@@ -6,6 +6,7 @@ import _thread
 import contextlib
 import os
 import queue
+import re
 import threading
 from collections.abc import Callable, Mapping
 from typing import NoReturn, TypeVar, cast
@@ -144,6 +145,10 @@ STATUS_ERRORS: Mapping[grpc.StatusCode, type[ClusterError]] = {
 
 _NOT_CONNECTED = ("failed to connect", "errors resolving", "dns resolution failed")
 """In gRPC's own texts, where a connection did not come about; it has no code for that."""
+_NO_CONNECTION = re.compile(
+    r"failed to connect to all addresses; last error: (?:\w+: )?(?:ipv[46]:\S+: )?(?:Failed to connect to remote host: )?(.+)"
+)
+"""gRPC's text with the address, which messages name themselves, and the cause."""
 _TLS_WORDS = ("handshake", "certificate", "ssl", "tsi_")
 
 
@@ -188,6 +193,8 @@ def to_cluster_error(error: grpc.RpcError, who: str, tls: TlsFiles) -> ClusterEr
         return ClusterTlsError(f"{who}: the TLS handshake failed: {details}")
     if "IncompatibleApiVersion" in details:
         return ApiVersionMismatch(f"{who}: {details}")
+    if refused := _NO_CONNECTION.fullmatch(details):
+        return STATUS_ERRORS[code](f"{who}: {refused[1]}")
     return STATUS_ERRORS[code](f"{who}: {code.name}: {details}" if details else f"{who}: {code.name}")
 
 

@@ -252,11 +252,10 @@ class PdConnection:
         for failure in failures.values():
             if not failure.retryable:
                 raise failure
-        causes = "; ".join(failure.message for failure in failures.values())
         self.outage.fail()
         if is_there:
-            raise _NoLeaderYet(causes)
-        raise ClusterUnreachable(f"no PD answers at {', '.join(failures)}: {causes}")
+            raise _NoLeaderYet("; ".join(failure.message for failure in failures.values()))
+        raise _unreachable({address: failure.message for address, failure in failures.items()})
 
     def _take(self, members: pdpb_pb2.GetMembersResponse) -> Leader:
         cluster_id = members.header.cluster_id
@@ -308,3 +307,13 @@ def _put(
     answer: grpc.Future[pdpb_pb2.GetMembersResponse],
 ) -> None:
     answers.put((address, answer))
+
+
+def _unreachable(messages: Mapping[str, str]) -> ClusterUnreachable:
+    """The error for members that do not answer, by their addresses; a cause that all share is named once."""
+    causes = {address: message.removeprefix(f"PD {address}: ") for address, message in messages.items()}
+    if len(set(causes.values())) == 1:
+        return ClusterUnreachable(f"no PD answers at {', '.join(causes)}: {next(iter(causes.values()))}")
+    return ClusterUnreachable(
+        f"no PD answers: {', '.join(f'at {address}: {cause}' for address, cause in causes.items())}"
+    )

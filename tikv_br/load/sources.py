@@ -120,6 +120,12 @@ class _LineError(Exception):
         self.number = number
 
 
+HINT = (
+    "Rows have `key`, `value` and optionally `ttl` or `expire_ts`. For other names of columns use "
+    "`tikv-br load raw --mode put --input FILE --key-column NAME --value-column NAME`."
+)
+
+
 def _batches(rows: Rows, name: str, form: str, now: Callable[[], int]) -> Iterator[pa.RecordBatch]:
     """Yield records of text rows. Raises `UsageError` with file and line."""
     try:
@@ -128,11 +134,16 @@ def _batches(rows: Rows, name: str, form: str, now: Callable[[], int]) -> Iterat
             expire_ts = np.array(expiries, np.uint64)
             yield columns.records(columns.from_list(keys), columns.from_list(values), expire_ts=expire_ts)
     except _LineError as error:
-        raise UsageError(f"{name}, line {error.number}: {error}") from None
+        raise UsageError(f"{name}, line {error.number}: {error}", hint=HINT) from None
 
 
 def _record(number: int, fields: Fields, form: str, now: Callable[[], int]) -> tuple[bytes, bytes, int]:
-    texts = [fields.get("key"), fields.get("value")]
+    if missing := [column for column in ("key", "value") if fields.get(column) is None]:
+        raise _LineError(
+            number,
+            f"no {' and no '.join(f'`{column}`' for column in missing)}; it has {', '.join(fields) or 'nothing'}",
+        )
+    texts = [fields["key"], fields["value"]]
     if not all(isinstance(text, str) for text in texts):
         raise _LineError(number, "`key` and `value` must be strings")
     try:
@@ -164,7 +175,7 @@ def _parquet(path: Path, now: Callable[[], int]) -> Source:
         raise UsageError(f"{path}: not a Parquet file: {error}") from None
     names = file.schema_arrow.names
     if not {"key", "value"} <= set(names):
-        raise UsageError(f"{path}: columns `key` and `value` are required; the file has {', '.join(names)}")
+        raise UsageError(f"{path}: columns `key` and `value` are required; the file has {', '.join(names)}", hint=HINT)
     wanted = [name for name in ("key", "value", "expire_ts", "ttl") if name in names]
     return Source(_parquet_batches(file, wanted, str(path), now), file.metadata.num_rows)
 

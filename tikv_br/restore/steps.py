@@ -21,7 +21,7 @@ from tikv_br.backupset.compare import (
     BackupComparison,
     check_same_encoding,
 )
-from tikv_br.backupset.coverage import codec_of, nothing_matched
+from tikv_br.backupset.coverage import codec_of, describe_ranges, nothing_matched
 from tikv_br.backupset.files import FileKind
 from tikv_br.backupset.rows import has_rows
 from tikv_br.cluster import timestamps, versions
@@ -55,7 +55,7 @@ from tikv_br.formats.errors import UnsupportedFormat
 from tikv_br.formats.keys.codec import KeyCodec
 from tikv_br.formats.keys.ranges import KeyRange, intersection, subtract
 from tikv_br.formats.keys.rewrite import UNCHANGED, Rewrite, stores_can
-from tikv_br.formats.keys.text import show_key
+from tikv_br.formats.keys.text import show_both
 from tikv_br.progress_events import Notice
 from tikv_br.report.facts import counted
 from tikv_br.restore.context import RestoreContext
@@ -410,15 +410,18 @@ def check_target(context: RestoreContext) -> None:
     if context.options.allow_overwrite or context.already_restored:
         return
     for span in subtract((each.target for each in context.wanted), may_hold_rows(context)):
-        keyspace = codec_of(context.backup.api_version, span).keyspace_id
-        first = first_rpc_key(context.cluster, keyspace, span.start, span.end)
+        codec = codec_of(context.backup.api_version, span)
+        first = first_rpc_key(context.cluster, codec.keyspace_id, span.start, span.end)
         if first is None:
             continue
         if context.checkpoint is None and _holds_backup(context):
             context.already_restored, context.todo = True, []
             context.reporter(Notice("The target already holds this backup; nothing to do."))
             return
-        raise TargetNotEmpty(f"the target is not empty in {span}: its first key is {show_key(first)}")
+        where = describe_ranges(context.backup.api_version, [span])
+        raise TargetNotEmpty(
+            f"the target is not empty in the range {where}: its first key there is {show_both(codec.user_key(first))}"
+        )
 
 
 def check_target_beside_files(context: RestoreContext) -> None:
@@ -489,7 +492,9 @@ def check_timestamps(context: RestoreContext) -> None:
             context.restamp_reason = "--restamp always"
         case Restamp.AUTO if context.backup.cluster_id == context.info.cluster_id:
             context.restamp_reason = (
-                "the backup comes from this cluster, where newer deletes would hide rows with their own timestamps"
+                "the backup is of this cluster, and deletes since then would hide rows with their own timestamps"
+                if context.options.command != "load raw"
+                else "deletes of the same keys in the target may be newer than the loaded files, and would hide rows"
             )
         case Restamp.AUTO if newest > now:
             context.restamp_reason = ahead
@@ -543,9 +548,7 @@ def announce(context: RestoreContext) -> None:
 
 def _choose_timestamp(context: RestoreContext) -> None:
     context.restamp_ts = _new_timestamp(context)
-    context.reporter(
-        Notice(f"all restored rows get the new timestamp {show_ts(context.restamp_ts)}: {context.restamp_reason}")
-    )
+    context.reporter(Notice(f"all rows get the new timestamp {show_ts(context.restamp_ts)}: {context.restamp_reason}"))
 
 
 def finish_announcement(context: RestoreContext) -> None:

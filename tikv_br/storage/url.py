@@ -21,6 +21,7 @@ import os.path
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal, TypeAlias
 from urllib.parse import SplitResult, quote, unquote, urlsplit
 
@@ -233,9 +234,15 @@ def parse(url: str, flags: CloudFlags | S3Options | None = None) -> StorageLocat
 
 def _split(url: str) -> SplitResult:
     if "://" not in url:
+        kinds = "/path, local:///path, s3://bucket/prefix, gcs://bucket/prefix or azure://container/prefix"
+        is_path = url and not set(url) & set(":@?")
         raise UsageError(
-            "the storage is neither a URL nor an absolute path",
-            hint="Write /path, local:///path, s3://bucket/prefix, gcs://bucket/prefix or azure://container/prefix.",
+            f"the storage {url!r} is neither a URL nor an absolute path"
+            if is_path
+            else "the storage is neither a URL nor an absolute path",
+            hint=f"Pass {Path(url).absolute()} if you mean that directory, or {kinds}."
+            if is_path
+            else f"Pass {kinds}.",
         )
     try:
         parts = urlsplit(url)

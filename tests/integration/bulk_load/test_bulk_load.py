@@ -364,7 +364,7 @@ def test_target_with_rows_is_refused(
     before = {b"user-0500": b"old", b"user-0500x": b"other"}
     target.raw().batch_put(before)
     wanted = options(write_parquet(tmp_path))
-    with pytest.raises(TargetNotEmpty):
+    with pytest.raises(TargetNotEmpty, match='its first key there is "user-0500"'):
         bulk_load(wanted)
     assert contents(target) == before
     done = bulk_load(replace(wanted, allow_overwrite=True))
@@ -540,6 +540,7 @@ def test_interrupted_puts_are_completed(
     with pytest.raises(TargetNotEmpty) as refused:
         bulk_load(wanted)
     assert "--allow-overwrite" in refused.value.hint
+    assert f'its first key there is "{min(half).decode()}"' in refused.value.message
     assert contents(target) == half
     assert bulk_load(replace(wanted, allow_overwrite=True)).verified
     assert contents(target) == EXPECTED

@@ -94,7 +94,7 @@ def test_a_foreign_key_where_no_file_was_to_come_is_refused(source: StorageLocat
     """What the unfinished restore cannot have written is data of others, also when a restore goes on."""
     break_off(target, source, start=b"prefix")
     target.raw().put(b"a", b"not of the backup")
-    with pytest.raises(TargetNotEmpty, match=b"a".hex()):
+    with pytest.raises(TargetNotEmpty, match=r'first key there is "a" \(hex:61\)'):
         restore(options_of(target, source))
     assert restore(options_of(target, source, start=b"prefix")).verified
 

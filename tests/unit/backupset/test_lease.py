@@ -133,8 +133,10 @@ def test_own_process_may_have_left_one(store: ObjectStore) -> None:
 def test_broken_lease_is_lost(store: ObjectStore) -> None:
     """Only by force; its holder stops, removes nothing, and the next run gets the path."""
     with acquire(store, "backup", renew_every=OFTEN) as held:
-        with pytest.raises(LeaseHeld):
+        with pytest.raises(LeaseHeld, match="belongs to a live run") as refused:
             break_lease(store)
+        assert refused.value.hint is not None
+        assert "--force" in refused.value.hint
         broken = break_lease(store, force=True)
         assert broken is not None
         assert broken.owner == Owner.this_process()

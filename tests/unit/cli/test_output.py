@@ -14,6 +14,7 @@ from py4j.protocol import Py4JJavaError
 
 from tests.support.tools import Terminal
 from tikv_br import run_id
+from tikv_br.cli.main import run
 from tikv_br.cli.output import Output, OutputForm, failure_of, use_colour
 from tikv_br.errors import OutputClosed
 
@@ -97,3 +98,12 @@ def test_an_error_whose_text_cannot_be_read_is_reported() -> None:
         assert failure_of(error).message.startswith(
             "unexpected Py4JJavaError: its text cannot be read, as that raised "
         )
+
+
+def test_a_missing_option_is_named_with_what_to_pass(capsys: pytest.CaptureFixture[str]) -> None:
+    """One line says what is missing, the next what to pass."""
+    assert run(["log", "status"]) == 2
+    assert capsys.readouterr().err.splitlines() == [
+        "Error: --storage is missing",
+        "Hint: Pass --storage URL or set TIKV_BR_STORAGE. See `tikv-br log status --help`.",
+    ]

@@ -72,6 +72,12 @@ def test_brief_steps_leave_no_line() -> None:
     assert stream.getvalue() == "step 2/2: scan: done in 1.00s\n"
 
 
+def test_what_was_undone_is_named() -> None:
+    """A lock is released; other steps are named as they were when they ran."""
+    assert describe(StepUndone("acquire the restore lock")) == "released the restore lock"
+    assert describe(StepUndone("set the download limit")) == "undone: set the download limit"
+
+
 def test_it_is_100_percent_only_once_all_is_done() -> None:
     """A percent is rounded down, and nothing is estimated before there is something to go by."""
     assert describe(tasks(0.999)).startswith(" 99%")

@@ -154,6 +154,7 @@ def test_check_tells_all_mistakes_of_file_and_environment(
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     messages = [line["message"] for line in lines if line["message_type"] == "problem"]
     assert len(messages) == 4
+    assert lines[-1]["message"] == "4 mistakes in the settings, shown above"
     for word in ("did you mean storage?", "[raw.scan]", "did you mean TIKV_BR_STORAGE?", "TIKV_BR_CONCURRENCY='many'"):
         assert any(word in message for message in messages), word
     config.write_text("[list]\nstorage = '/x'\n")

@@ -215,8 +215,9 @@ def test_nobody_there_is_not_asked_again(monkeypatch: pytest.MonkeyPatch) -> Non
     dead.close()
     waits: list[object] = []
     monkeypatch.setattr(retry.Backoffer, "wait", lambda *asked: waits.append(asked))
-    with pytest.raises(ClusterUnreachable, match="no PD answers"):
+    with pytest.raises(ClusterUnreachable, match="no PD answers") as refused:
         PdClient(ClusterConfig(pd=(dead.address, "nowhere.invalid:2379"), connect_timeout=2.0))
+    assert refused.value.message.count(dead.address) == 1
     assert waits == []
 
 

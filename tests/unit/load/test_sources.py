@@ -100,7 +100,9 @@ def test_expiry_is_absolute_or_from_now(tmp_path: Path) -> None:
     [
         ("a.jsonl", '{"key": "6b", "value": "76"}\n{"key": "6b"', r"a\.jsonl, line 2: invalid JSON"),
         ("a.jsonl", "[1]", r"line 1: not a JSON object"),
-        ("a.jsonl", '{"key": "6b"}', r"line 1: `key` and `value` must be strings"),
+        ("a.jsonl", '{"key": "6b"}', r"line 1: no `value`; it has key"),
+        ("a.jsonl", "{}", r"line 1: no `key` and no `value`; it has nothing"),
+        ("a.csv", "id,name\n1,a\n", r"line 2: no `key` and no `value`; it has id, name"),
         ("a.jsonl", '{"key": 1, "value": "76"}', r"line 1: `key` and `value` must be strings"),
         ("a.jsonl", '{"key": "6g", "value": "76"}', r"line 1: .*not a hex digit"),
         ("a.jsonl", '{"key": "6b", "value": "76", "ttl": -1}', r"line 1: .*number of seconds"),

@@ -4,6 +4,7 @@ import dataclasses
 import pickle
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -106,7 +107,7 @@ def test_path_style(said: str, expected: bool) -> None:
     ("url", "sentence"),
     [
         ("", "no storage was passed"),
-        ("relative/path", "neither a URL nor an absolute path"),
+        ("relative/path", "the storage 'relative/path' is neither a URL nor an absolute path"),
         ("s3:/bucket/p", "neither a URL nor an absolute path"),
         ("local://relative/path", "absolute path"),
         ("file://host/path", "absolute path"),
@@ -271,3 +272,15 @@ def test_light_to_import() -> None:
     )
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert run.stdout.strip() == "[]"
+
+
+def test_a_relative_path_is_refused_with_the_absolute_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hint can be copied; a text that may hold a secret is not repeated."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError) as refused:
+        parse("backups/full")
+    assert refused.value.hint is not None
+    assert f"Pass {tmp_path}/backups/full if" in refused.value.hint
+    with pytest.raises(UsageError) as refused:
+        parse("s3:bucket?secret-access-key=x")
+    assert "secret" not in f"{refused.value.message}{refused.value.hint}"

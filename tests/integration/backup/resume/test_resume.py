@@ -190,8 +190,14 @@ def test_what_decides_nothing_may_differ(v2: LiveCluster, options: Options, tmp_
     """Concurrency, file size and the like are free to change."""
     wanted = options(v2, concurrency=1)
     fail_half_way(v2, wanted)
-    summary = backup(replace(wanted, concurrency=3, file_bytes=1 << 20, safe_interval=10, gc_ttl=600)).summary
+    said: list[Event] = []
+    summary = backup(
+        replace(wanted, concurrency=3, file_bytes=1 << 20, safe_interval=10, gc_ttl=600), said.append
+    ).summary
     assert summary.resumed_ranges > 0
+    noun = "range" if summary.resumed_ranges == 1 else "ranges"
+    resumed = [each.message for each in said if isinstance(each, Notice) and each.message.startswith("resuming")]
+    assert resumed[0].endswith(f": {summary.resumed_ranges} {noun} finished earlier")
     is_whole(wanted, summary, v2, tmp_path)
 
 
