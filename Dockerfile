@@ -1,5 +1,5 @@
 # syntax=docker/dockerfile:1
-# An image of tikv-br: `docker build -t tikv-br .`; docs/container.md describes it, scripts/check_container.py runs these steps without Docker.
+# An image of tikv-br: `docker build -t tikv-br .`; docs/kubernetes.md describes it, scripts/check_container.py runs these steps without Docker.
 # Bookworm has Java 17, which the tests run with; for Python 3.11 there is a wheel of tikv-client.
 ARG BASE=python:3.11-slim-bookworm
 
@@ -34,6 +34,6 @@ COPY --from=build /opt/tikv-br /opt/tikv-br
 ENV PATH=/opt/tikv-br/bin:$PATH
 USER 10001:10001
 WORKDIR /home/tikv-br
-# Commands that end, as backups do, have no health; docs/container.md has a health check for the others.
+# Commands that end, as backups do, have no health; docs/kubernetes.md has a health check for the others.
 HEALTHCHECK NONE
 ENTRYPOINT ["tikv-br"]

@@ -70,8 +70,14 @@ def find_commands(text: str) -> list[str]:
 class Page:
     """A page and the places that stand for those which it names. At the end of the block all of its commands have run."""
 
-    def __init__(self, name: str, folder: Path, **places: str) -> None:
-        self._left = find_commands((ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8"))
+    def __init__(self, name: str, folder: Path, *, until: str = "", since: str = "", **places: str) -> None:
+        """`until`, `since`: the heading before or from which on its commands count."""
+        text = (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8")
+        if until or since:
+            before, heading, after = text.partition(f"\n## {until or since}\n")
+            assert heading
+            text = before if until else after
+        self._left = find_commands(text)
         assert self._left
         self.folder = folder
         self.places = places
@@ -382,7 +388,7 @@ def test_changefeeds(
 ) -> None:
     """A capture takes the changefeed over."""
     playground = tmp_path / "playground"
-    with Page("changefeeds", tmp_path, **places, **{"/tmp/pg": str(playground)}) as page:
+    with Page("changefeeds", tmp_path, until="Captures", **places, **{"/tmp/pg": str(playground)}) as page:
         page.variables |= {"TIKV_BR_ETCD": etcd, "ETCD_BINARY": find_etcd()}
         page.backup(source)
         with page.running("capture start"):
@@ -491,7 +497,7 @@ def test_playground_and_captures(source: LiveCluster, target: LiveCluster, etcd:
         page.run("verify")
         page.call("playground", "stop", "--dir", str(tmp_path / "try"))
     places = {"--etcd 10.0.0.1:2379": f"--etcd {etcd}", SOURCE: source.pd, "0.0.0.0:8300": "127.0.0.1:0"}
-    with Page("captures", tmp_path, **places, SOURCE=source.pd, TARGET=target.pd) as page:
+    with Page("changefeeds", tmp_path, since="Captures", **places, SOURCE=source.pd, TARGET=target.pd) as page:
         with page.running("capture start") as wait_for:
             wait_for("listening")
         page.run("diff", code=60)

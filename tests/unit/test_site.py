@@ -59,7 +59,7 @@ def test_copy_gives_commands_without_prompt_and_output(site: Path) -> None:
     sessions = copied(site / "tutorial/index.html")
     assert "tikv-br raw get --pd 127.0.0.1:12379 greeting" in sessions[1].splitlines()[-1]
     assert not [each for each in sessions if "$ " in each or "hello, TiKV\n" in each]
-    continued = next(each for each in copied(site / "container/index.html") if "--health-cmd" in each)
+    continued = next(each for each in copied(site / "kubernetes/index.html") if "--health-cmd" in each)
     assert continued.count("\\\n") == 2
 
 
