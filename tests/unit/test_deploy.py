@@ -184,7 +184,7 @@ def test_the_variables_are_those_of_the_program(
     command.main(["config", "check", "--config", "/dev/null"], standalone_mode=False)
     capsys.readouterr()
     monkeypatch.setenv("TIKV_BR_STORAG", "x")
-    with pytest.raises(Exception, match="1 mistakes"):
+    with pytest.raises(Exception, match="1 mistake"):
         command.main(["config", "check", "--config", "/dev/null"], standalone_mode=False)
 
 
