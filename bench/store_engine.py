@@ -56,7 +56,7 @@ def fill(source: LiveCluster, rows: int) -> None:
     codec, keys = source.raw().codec, [b"key-%012d" % (rows * part // REGIONS) for part in range(1, REGIONS)]
     source.split(*(codec.bound(codec.rpc_key(key)) for key in keys))
     source.run("scatter")
-    succeed("raw", "load", "--pd", source.pd, "--count", str(rows), "--value-size", str(VALUE_SIZE), timeout=TOO_LONG)
+    succeed("raw", "import", "--pd", source.pd, "--count", str(rows), "--value-size", str(VALUE_SIZE), timeout=TOO_LONG)
 
 
 def _timed(cluster: LiveCluster, *arguments: str) -> tuple[float, float]:

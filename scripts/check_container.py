@@ -37,7 +37,7 @@ for name in one two; do
 done
 one=$(value pd </tmp/one.json) two=$(value pd </tmp/two.json)
 trap 'tikv-br playground stop --dir /tmp/one; tikv-br playground stop --dir /tmp/two' EXIT
-tikv-br raw load --pd "$one" --count 1000 --seed 7 --quiet
+tikv-br raw import --pd "$one" --count 1000 --seed 7 --quiet
 tikv-br backup raw --pd "$one" --storage /tmp/backup --executor spark --engine scan --safe-interval 3s --quiet
 tikv-br restore raw --pd "$two" --storage /tmp/backup --quiet
 test "$(tikv-br raw checksum --pd "$two" --output json | value total_kvs)" = 1000

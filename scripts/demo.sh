@@ -76,7 +76,7 @@ export AWS_ACCESS_KEY_ID=demo AWS_SECRET_ACCESS_KEY=demo AWS_EC2_METADATA_DISABL
 url="s3://$bucket/first?endpoint=$s3&region=us-east-1&force-path-style=true"
 
 say "Data: $keys pairs into the V1 cluster"
-run tikv-br raw load --pd "$v1" --count "$keys" --value-size "$value_size" --seed 7
+run tikv-br raw import --pd "$v1" --count "$keys" --value-size "$value_size" --seed 7
 run tikv-br raw put --pd "$v1" greeting "hello from API V1"
 
 say "Backup: V1 data written as V2, by Spark tasks, to S3"
@@ -104,7 +104,7 @@ write_without_pause() {
     local round=0
     until [ -e "$home/enough" ]; do
         round=$((round + 1))
-        tikv-br raw load --pd "$v2" --count 2000 --seed "$round" --output json >/dev/null
+        tikv-br raw import --pd "$v2" --count 2000 --seed "$round" --output json >/dev/null
         tikv-br raw put --pd "$v2" "round-$round" "written while the cluster was followed"
         [ "$round" -eq 1 ] || tikv-br raw delete --pd "$v2" "round-$((round - 1))"
     done

@@ -53,7 +53,7 @@ def schema() -> Schema:
     found: Schema = {}
     for path, command in leaves(typer.main.get_command(app)):
         function = inspect.unwrap(command.callback) if command.callback is not None else None
-        if function is None:
+        if function is None or command.hidden:
             continue
         messages: dict[str, dict[str, None]] = {}
         for place, call in _results(function.__module__, function.__name__, set()):

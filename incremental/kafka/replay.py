@@ -197,8 +197,8 @@ class TopicFeed:
         if not self.as_it_arrives and self._has_no_resolved():
             if self._until_ts is not None:
                 raise TopicUnresolved(
-                    f"topic {self._topic} has no resolved-ts, so it is not known when a partition has everything up to --until-ts",
-                    hint="TiKV-CDC writes such topics. Replay them without --until-ts.",
+                    f"topic {self._topic} has no resolved-ts, so it is not known when a partition has everything up to --until",
+                    hint="TiKV-CDC writes such topics. Replay them without --until.",
                 )
             log.warning(
                 "topic %s has no resolved-ts: changes are applied as they arrive, in the order of each partition",

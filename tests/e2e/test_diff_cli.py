@@ -52,7 +52,7 @@ def pair(playgrounds: Playgrounds, tmp_path: Path) -> tuple[str, str]:
     common = "key,value\nsame,1\nequal,2\n"
     for pd, own in ((a, "both,here\nlost,value\n"), (b, "both,there\nextra,value\n")):
         (tmp_path / "rows.csv").write_text(common + own)
-        succeed("raw", "load", str(tmp_path / "rows.csv"), "--pd", pd)
+        succeed("raw", "import", str(tmp_path / "rows.csv"), "--pd", pd)
     return a, b
 
 

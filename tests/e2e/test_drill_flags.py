@@ -236,12 +236,12 @@ def test_a_point_in_time(drills: Drills, source: LiveCluster, backups: Path, pag
     assert point["first_ts"] <= point["restore_ts"] <= point["last_ts"]
     text = drills.seen(page)
     assert f"The drill restores {first['restore_ts']} " in text
-    assert f"to repeat it: --restore-ts {first['restore_ts']}" in text
+    assert f"to repeat it: --until {first['restore_ts']}" in text
     assert "The recovery worked. All objectives were met." in text
-    assert drills.run(0, *flags, "--restore-ts", str(first["restore_ts"]))["restore_ts"] == first["restore_ts"]
+    assert drills.run(0, *flags, "--until", str(first["restore_ts"]))["restore_ts"] == first["restore_ts"]
     assert drills.report["point"]["seed"] is None
-    assert drills.run(0, *flags, "--restore-ts", "latest")["restore_ts"] == point["last_ts"]
-    outside = drills.run(43, *flags, "--restore-ts", "2020-01-01T00:00:00Z")
+    assert drills.run(0, *flags, "--until", "latest")["restore_ts"] == point["last_ts"]
+    outside = drills.run(43, *flags, "--until", "2020-01-01T00:00:00Z")
     assert "outside the restorable window" in outside["message"]
 
 
@@ -299,9 +299,9 @@ def test_damage_that_is_not_found_has_a_code_of_its_own(
         ("--tail soon", "soon"),
         ("--scenario point-in-time", "--log"),
         ("--log local:///nowhere", "point-in-time"),
-        ("--restore-ts latest", "--log"),
+        ("--until latest", "--log"),
         ("--compare-source", "--log"),
-        ("--scenario point-in-time --log local:///nowhere --restore-ts yesterday", "yesterday"),
+        ("--scenario point-in-time --log local:///nowhere --until yesterday", "yesterday"),
         ("--scenario point-in-time --log local:///nowhere --backup new", "--backup newest"),
         ("--scenario point-in-time --log local:///nowhere --tail 1s", "lost-cluster"),
     ],

@@ -26,7 +26,7 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveCluster]:
 
 @pytest.mark.core("export")
 def test_round_trip_as_csv(live: LiveCluster, tmp_path: Path) -> None:
-    """People read a summary, csv reads the rows, raw load puts them back; a second export there is refused with code 25."""
+    """People read a summary, csv reads the rows, raw import puts them back; a second export there is refused with code 25."""
     place = tmp_path / "out"
     done = succeed("export", "raw", "--pd", live.pd, "-s", str(place), "--format", "csv", "--executor", "driver")
     assert "Export complete" in done.out
@@ -36,7 +36,7 @@ def test_round_trip_as_csv(live: LiveCluster, tmp_path: Path) -> None:
     assert {row["key"]: row["value"] for row in rows} == ROWS
     assert {row["expire_ts"] for row in rows} == {""}
     live.raw().delete_range(b"", b"")
-    succeed("raw", "load", str(place / "part-00000.csv"), "--pd", live.pd)
+    succeed("raw", "import", str(place / "part-00000.csv"), "--pd", live.pd)
     assert contents(live) == PAIRS
     refused = tikv_br("export", "raw", "--pd", live.pd, "-s", str(place), "--output", "json")
     assert (refused.code, refused.last["name"]) == (25, "StorageConflict")

@@ -449,7 +449,7 @@ def test_export(source: LiveCluster, target: LiveCluster, places: dict[str, str]
         page.call(*rows)
         page.places |= {"part-00000.parquet": str(parquet), "part-00000.csv": f"{tmp_path}/csv/part-00000.csv"}
         for name in ("parquet", "csv"):
-            page.run(f"raw load part-00000.{name}")
+            page.run(f"raw import part-00000.{name}")
             assert contents(target) == ROWS
             clear(target)
 
@@ -461,7 +461,7 @@ def test_load(target: LiveCluster, places: dict[str, str], tmp_path: Path) -> No
         pq.write_table(pa.table([[*ROWS], [*ROWS.values()]], names), path)
     with Page("load", tmp_path, **places, **{"/lake/users.parquet": str(table), "FILE": str(pairs)}) as page:
         page.variables |= {**SPARK, "TIKV_BR_LOAD_RAW_PARTITIONS": "1", "TIKV_BR_PD": target.pd}
-        for command in ("load raw --pd", "load raw --mode", "raw load"):
+        for command in ("load raw --pd", "load raw --mode", "raw import"):
             page.run(command)
             assert contents(target) == ROWS
             clear(target)

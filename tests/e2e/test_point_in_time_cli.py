@@ -159,7 +159,7 @@ def test_incremental_backups(place: Place) -> None:
 def test_times_that_are_none(time: str, tmp_path: Path) -> None:
     """Before anything is read."""
     done = tikv_br(
-        "restore", "raw", "--storage", f"local://{tmp_path}", "--log", f"local://{tmp_path}", "--restore-ts", time
+        "restore", "raw", "--storage", f"local://{tmp_path}", "--log", f"local://{tmp_path}", "--until", time
     )
     assert done.code == 2, done.err
     assert "is not a time" in done.err

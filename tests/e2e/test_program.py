@@ -86,14 +86,14 @@ def test_debug_shows_where_an_error_comes_from() -> None:
 @pytest.fixture(scope="module")
 def pd(playgrounds: Playgrounds) -> str:
     """Return a V1 cluster with enough pairs that a scan takes a moment."""
-    succeed("raw", "load", "--pd", playgrounds["v1"], "--count", "20000", "--value-size", "1KiB")
+    succeed("raw", "import", "--pd", playgrounds["v1"], "--count", "20000", "--value-size", "1KiB")
     return playgrounds["v1"]
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_signals_end_a_command_with_their_codes(pd: str, number: signal.Signals, code: int) -> None:
     """A command that is told to end says so and exits with 128 + the signal, in JSON form as well."""
-    command = [str(PROGRAM), "raw", "load", "--pd", pd, "--output", "json", "-"]
+    command = [str(PROGRAM), "raw", "import", "--pd", pd, "--output", "json", "-"]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment(), start_new_session=True
     ) as process:

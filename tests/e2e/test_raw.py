@@ -43,7 +43,7 @@ def test_put_get_delete_with_every_form_of_key(pd: str) -> None:
 def test_scan_shows_every_pair_in_order(pd: str) -> None:
     """Text and JSON show the same pairs, ascending, within bounds and limit; JSON rows have key and value only."""
     rows = [{"key": name, "value": name.upper()} for name in "bacd"]
-    succeed("raw", "load", "--pd", pd, "--format", "raw", "-", stdin="\n".join(map(json.dumps, rows)))
+    succeed("raw", "import", "--pd", pd, "--format", "raw", "-", stdin="\n".join(map(json.dumps, rows)))
     assert succeed("raw", "scan", "--pd", pd).out == "a\tA\nb\tB\nc\tC\nd\tD\n"
     rows = succeed("raw", "scan", "--pd", pd, "--start", "b", "--end", "d", "--output", "json").lines
     assert rows == [{"key": "62", "value": "42"}, {"key": "63", "value": "43"}]
@@ -85,10 +85,10 @@ def test_load_from_every_kind_of_file_and_made(pd: str, version: str, tmp_path: 
     pq.write_table(pa.table({"key": [b"p1"], "value": [b"z"]}), tmp_path / "a.parquet")
     lines = '{"key":"6a31","value":"77"}\n'
     loads = [
-        succeed("raw", "load", "--pd", pd, str(tmp_path / "a.csv"), "--output", "json").last,
-        succeed("raw", "load", "--pd", pd, str(tmp_path / "a.parquet"), "--output", "json").last,
-        succeed("raw", "load", "--pd", pd, "-", "--output", "json", stdin=lines).last,
-        succeed("raw", "load", "--pd", pd, "--count", "5000", "--value-size", "50", "--output", "json").last,
+        succeed("raw", "import", "--pd", pd, str(tmp_path / "a.csv"), "--output", "json").last,
+        succeed("raw", "import", "--pd", pd, str(tmp_path / "a.parquet"), "--output", "json").last,
+        succeed("raw", "import", "--pd", pd, "-", "--output", "json", stdin=lines).last,
+        succeed("raw", "import", "--pd", pd, "--count", "5000", "--value-size", "50", "--output", "json").last,
     ]
     assert [load["total_kvs"] for load in loads] == [2, 1, 1, 5000]
     rows = succeed("raw", "scan", "--pd", pd, "--output", "json").lines
@@ -146,12 +146,12 @@ def test_unreachable_pd_exits_3_in_seconds() -> None:
 
 @pytest.mark.parametrize("version", ["v1"])
 def test_scanned_json_loads_again(pd: str, tmp_path: Path) -> None:
-    """What ``raw scan --output json`` writes is what ``raw load`` reads, to the byte."""
-    succeed("raw", "load", "--pd", pd, "--count", "1000", "--value-size", "33")
+    """What ``raw scan --output json`` writes is what ``raw import`` reads, to the byte."""
+    succeed("raw", "import", "--pd", pd, "--count", "1000", "--value-size", "33")
     first = succeed("raw", "scan", "--pd", pd, "--output", "json").out
     (tmp_path / "all.jsonl").write_text(first)
     succeed("raw", "delete-range", "--pd", pd, "--confirm")
     assert succeed("raw", "scan", "--pd", pd).out == ""
-    succeed("raw", "load", "--pd", pd, str(tmp_path / "all.jsonl"))
+    succeed("raw", "import", "--pd", pd, str(tmp_path / "all.jsonl"))
     assert succeed("raw", "scan", "--pd", pd, "--output", "json").out == first
     assert len(json.loads(first.splitlines()[0])["value"]) == 66

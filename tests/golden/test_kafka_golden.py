@@ -187,8 +187,8 @@ def test_a_topic_with_and_without_prefixes_is_refused(recorded: list[Recorded]) 
 
 
 def test_a_time_cannot_be_reached_without_resolved_ts(recorded: list[Recorded]) -> None:
-    """--until-ts would need them."""
-    with pytest.raises(TopicUnresolved, match="--until-ts"):
+    """--until would need them."""
+    with pytest.raises(TopicUnresolved, match="--until"):
         applied(feed_of(received(recorded), until_ts=recorded[0].changes[0].ts))
 
 

@@ -138,7 +138,7 @@ def _do_all(clusters: Clusters, seed: int, folder: Path, tally: Tally, *, undo: 
     def do(name: str, *arguments: str) -> list[dict[str, object]]:
         return tally.insist(name, *arguments, allowed=AGAIN).lines
 
-    do("load", "raw", "load", str(folder / "rows.jsonl"), *source)
+    do("load", "raw", "import", str(folder / "rows.jsonl"), *source)
     [counted] = do("checksum", "raw", "checksum", *source)
     assert counted["total_kvs"] == KEYS, f"a checksum counts {counted}"
     do(f"backup {engine}", "backup", "raw", *place, *source, "--engine", engine, "--safe-interval", "0s", *here)

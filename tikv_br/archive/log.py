@@ -360,7 +360,7 @@ def _description(store: ObjectStore, log_id: str) -> LogDescription:
             raise LogDamaged(f"{name} at {store.location.redacted()} is missing") from None
         raise BackupNotFound(
             f"there is no log {log_id} at {store.location.redacted()}: {error.message}",
-            hint="Check the URL and --id. `tikv-br log start` starts a log.",
+            hint="Check the URL and --log-id. `tikv-br log start` starts a log.",
         ) from None
     except BackupDamaged as error:
         raise LogDamaged(f"{store.location.redacted()}: {error.message}") from None

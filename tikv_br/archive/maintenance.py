@@ -127,7 +127,7 @@ def set_state(store: ObjectStore, log_id: str, state: LogState) -> None:
     LogArchive.describe(store, log_id)
     if state_of(store, log_id) is LogState.STOPPED and state is not LogState.STOPPED:
         raise UsageError(
-            f"the log {log_id} is stopped", hint="Start another log with another --id, and take a full backup."
+            f"the log {log_id} is stopped", hint="Start another log with another --log-id, and take a full backup."
         )
     write_record(store, f"{log_id}/{CONTROL}", Control(log_id, state, time.time_ns() // 1_000_000))
 
@@ -139,7 +139,7 @@ def check_active(store: ObjectStore, log_id: str) -> None:
         raise UsageError(f"the log {log_id} is paused", hint="Run `tikv-br log resume`, then start it again.")
     if state is LogState.STOPPED:
         raise UsageError(
-            f"the log {log_id} is stopped", hint="Start another log with another --id, and take a full backup."
+            f"the log {log_id} is stopped", hint="Start another log with another --log-id, and take a full backup."
         )
 
 

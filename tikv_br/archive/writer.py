@@ -236,7 +236,7 @@ class LogWriter:
             if one != other:
                 raise SyncStateMismatch(
                     f"the log {ours.log_id} at {self._store.location.redacted()} is of {what} {one}, not {other}",
-                    hint="Pass the options of the earlier run, or another --id.",
+                    hint="Pass the options of the earlier run, or another id.",
                 )
 
     def _check_reaches(self, ts: int, start_ts: int) -> None:
@@ -255,7 +255,7 @@ class LogWriter:
             raise LogDamaged(
                 f"cannot resume the log {log_id} at {self._store.location.redacted()} from {show_ts(ts)}: it has "
                 f"no changes of {missing[0]} up to then, so there would be a gap",
-                hint="Start another log with another --id, and take a full backup.",
+                hint="Start another log with another id, and take a full backup.",
             )
 
     def _truncated_ts(self) -> int:

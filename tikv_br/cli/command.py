@@ -105,7 +105,7 @@ def flag(
 ) -> Any:  # noqa: ANN401 - as `dataclasses.field`
     """A field that is a flag; `text` is its help, and the default of a `kind` is written as text.
 
-    `shared`: see `Flags`. A `command_line` flag has no environment variable, and no key in the config file.
+    The first of `names` is the present one; further long ones are old spellings, which help does not show. `shared`: see `Flags`. A `command_line` flag has no environment variable, and no key in the config file.
     """
     attributes["help"] = text
     if kind is not None:
@@ -265,7 +265,7 @@ class Command(TyperCommand):
         for each in self.params:
             if isinstance(each, TyperOption):
                 each.hidden = not each.help
-                each.opts = [name for name in each.opts if name not in help_text.OLD_SPELLINGS]
+                each.opts = help_text.present_names(each)
         return super().shell_complete(ctx, incomplete)
 
 
@@ -317,7 +317,8 @@ class LazyGroup(TyperGroup):
         for name, command in self.commands.items():
             found = leaves(self, words={name}) if help_text.shows_all(ctx) else [((name,), command)]
             for path, each in found:
-                rows.setdefault(self.table[name].panel, []).append((" ".join(path), each.get_short_help_str(1000)))
+                if not each.hidden:
+                    rows.setdefault(self.table[name].panel, []).append((" ".join(path), each.get_short_help_str(1000)))
         for panel, commands in rows.items():
             with formatter.section(panel):
                 formatter.write_dl(commands)

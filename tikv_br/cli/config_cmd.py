@@ -144,7 +144,7 @@ def _template(commands: dict[CommandPath, TyperCommand]) -> Iterator[str]:
     for name, each in shared_flags(commands).items():
         yield from _commented(name, next((option for option in each if not option.multiple), each[0]))
     for path, leaf in commands.items():
-        own = {name: option for name, option in options(leaf).items() if not is_shared(option)}
+        own = {name: each for name, each in options(leaf).items() if not (is_shared(each) or leaf.hidden)}
         if own:
             yield f"\n[{'.'.join(path)}]"
         for option in dict.fromkeys(own.values()):

@@ -150,9 +150,11 @@ class PointFlags(Flags):
     within: float = flag(
         "6h", "Choose a random time at most this long before the newest restorable time.", kind=shared.TIME
     )
-    restore_ts: str = flag(
+    until: str = flag(
         "",
         "Restore this time: latest, a PD timestamp, a time or an age (default: a random one).",
+        "--until",
+        "--restore-ts",
         metavar="TS|TIME|latest",
     )
     compare_source: bool = flag(
@@ -164,12 +166,12 @@ class PointFlags(Flags):
         """None without a log. Raises `UsageError`."""
         log = self.source.source(storage)
         if log is None:
-            if self.restore_ts or self.compare_source:
-                raise UsageError("--restore-ts and --compare-source need --log and --scenario point-in-time")
+            if self.until or self.compare_source:
+                raise UsageError("--until and --compare-source need --log and --scenario point-in-time")
             return None
         from tikv_br.drill.options import PointChoice
 
-        ts = shared.parse_ts_or_latest(self.restore_ts, "--restore-ts") if self.restore_ts else None
+        ts = shared.parse_ts_or_latest(self.until, "--until") if self.until else None
         return PointChoice(log, ts, self.within, self.compare_source)
 
 

@@ -15,8 +15,6 @@ import typer
 from typer.core import TyperCommand, TyperOption
 
 ALL = "--help-all"
-OLD_SPELLINGS = frozenset({"--confirm", "--gcttl", "--start-key", "--end-key"})
-"""Spellings of flags that work, with their variables and config keys, but that help does not show."""
 PANELS = ("Arguments", "What", "Where", "How", "TLS", "Storage", "Spark", "Output")
 """The groups of options, in the order of help."""
 
@@ -25,8 +23,8 @@ _PANEL_OF = {
     "TLS": "ca cert key *-ca *-cert sink-key other-key target-key etcd-key mutual-tls",
     "Spark": "executor spark-*",
     "Output": "output config log-level log-file log-format quiet report nagios origin help",
-    "What": "start end range format key-format value-format keyspace to-keyspace rewrite-prefix restore-ts restored-ts before until "
-    "until-ts from from-backup from-backup-ts start-ts base backup scenario level subset seed view limit keep-* input "
+    "What": "start end range format key-format value-format keyspace to-keyspace rewrite-prefix before until "
+    "from from-backup from-backup-ts start-ts base backup scenario level subset seed view limit keep-* input "
     "input-* key-column value-column ttl-column order-column full-backup-storage count value-size ttl with-ttl encoding "
     "exact keys within file-format include-foreign restores",
     "Where": "storage pd other-* sink target target-* work-storage staging log log-id id state state-dir etcd etcd-* reports dir "
@@ -43,7 +41,7 @@ _ADVANCED = {
     "via restamp state concurrency seed from-backup-ts no-resume resume checksum",
     "backup": "engine file-format format",
     "diff": "other-keyspace",
-    "drill run": "restore-ts keyspace dst-api-version start end key-format max-age min-keys cut-over within compare-source target-stores work-dir "
+    "drill run": "until keyspace dst-api-version start end key-format max-age min-keys cut-over within compare-source target-stores work-dir "
     "tail-lag tail-patience heartbeat-url heartbeat-url-file webhook-url webhook-url-file textfile on-end",
     "load": "input-option value-encoding order-column bad-rows partitions keep-staging",
     "log": "flush-size",
@@ -83,6 +81,12 @@ def _fits(name: str, patterns: str) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns.split())
 
 
+def present_names(option: TyperOption) -> list[str]:
+    """The names of an option without old spellings: the long ones after the first, which work, with variables and config keys."""
+    first = next(name for name in option.opts if name.startswith("--"))
+    return [name for name in option.opts if name == first or not name.startswith("--")]
+
+
 def shows_all(context: typer.Context) -> bool:
     """Whether ``--help-all`` was asked for."""
     return bool(context.meta.get(ALL))
@@ -104,7 +108,7 @@ def records(command: TyperCommand, context: typer.Context, *, everything: bool) 
         shown = copy.copy(param)
         if isinstance(shown, TyperOption):
             shown.hidden = not shown.help or (shown.hidden and not everything)
-            shown.opts = [name for name in shown.opts if name not in OLD_SPELLINGS]
+            shown.opts = present_names(shown)
             shown.show_envvar = everything
             shown.envvar = shown.envvar[0] if isinstance(shown.envvar, list) else shown.envvar
         record = shown.get_help_record(context)

@@ -98,8 +98,12 @@ class ReplayFlags(shared.CommandFlags):
         "", "Consumer group that has the progress; one per target.", metavar="NAME", show_default="tikv-br-TOPIC"
     )
     once: bool = flag(False, "Stop at the end that the topic has at the start.")
-    until_ts: str = flag(
-        "", "Apply changes up to this time only, then stop: a PD timestamp, a time or an age.", metavar="TS|TIME"
+    until: str = flag(
+        "",
+        "Apply changes up to this time only, then stop: a PD timestamp, a time or an age.",
+        "--until",
+        "--until-ts",
+        metavar="TS|TIME",
     )
     kafka_patience: float = flag(
         "10m", "How long Kafka may not answer before the replay fails (at startup: at most 1m).", kind=shared.TIME
@@ -148,7 +152,7 @@ def _options(flags: ReplayFlags) -> ReplayOptions:
         )
     if flags.status_every < SHORTEST_STATUS:
         raise UsageError(f"--status-every is too short: pass at least {SHORTEST_STATUS:g}s")
-    until_ts = parse_ts(flags.until_ts, "--until-ts") if flags.until_ts else None
+    until_ts = parse_ts(flags.until, "--until") if flags.until else None
     to, scratch = flags.target_flags, scratch_folder(flags.scratch_dir)
     target, source = to.target(), _source(flags.source)
     from tikv_br.cluster.config import TlsFiles

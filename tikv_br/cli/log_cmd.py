@@ -26,13 +26,25 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 app = typer.Typer(rich_markup_mode=None, no_args_is_help=True, add_completion=False)
-UPLOAD_RATE = partial(flag, "0", "Maximum upload rate in MiB/s (0 = unlimited).", kind=shared.RATE)
+UPLOAD_RATE = partial(
+    flag,
+    "0",
+    "Maximum upload rate in bytes per second, as 10MiB; a plain number is MiB (0 = unlimited).",
+    kind=shared.RATE,
+)
+LOG_NAME = partial(flag, "default", "Name of the log archive.", "--log-id", "--id", metavar="NAME")
 PLACE = f"Directory or prefix that contains the log: {shared.URLS}"
 
 
 @app.callback()
 def log() -> None:
     """Archive all changes of a cluster, for point-in-time recovery."""
+
+
+class LogStateFlags(StateFlags):
+    """State of a log."""
+
+    name: str = LOG_NAME()
 
 
 class LogStartFlags(shared.CommandFlags):
@@ -53,7 +65,7 @@ class LogStartFlags(shared.CommandFlags):
     sink_patience: float = flag(
         "10m", "How long to retry writes to the log's storage before the command fails.", kind=shared.TIME
     )
-    state: StateFlags
+    state: LogStateFlags
     etcd: shared.EtcdFlags
     feed: FeedFlags
     status: StatusFlags
@@ -104,7 +116,7 @@ class LogFlags(shared.BackupFlags):
     """The log that a command is about."""
 
     storage: str = shared.storage(PLACE)
-    name: str = flag("default", "Name of the log archive.", "--id", metavar="NAME")
+    name: str = LOG_NAME()
 
     @cached_property
     def store(self) -> ObjectStore:

@@ -242,7 +242,7 @@ def _text_lines(page: list[Pair], form: KeyForm) -> str:
     )
 
 
-class LoadFlags(RawFlags):
+class ImportFlags(RawFlags):
     file: str | None = argument(
         None, "[FILE]", "File with JSON lines, CSV or Parquet, by its suffix; - reads JSON lines from stdin."
     )
@@ -258,11 +258,12 @@ class LoadFlags(RawFlags):
     concurrency: int = flag(8, "Maximum number of concurrent batches.", limits=(1, shared.MAX_CONCURRENCY))
 
 
-@command(app, "raw load", example="tikv-br raw load users.csv --pd 10.0.0.1:2379")
-def load(flags: LoadFlags) -> None:
+@command(app, "raw load", example="tikv-br raw load users.csv --pd 10.0.0.1:2379", hidden=True)
+@command(app, "raw import", example="tikv-br raw import users.csv --pd 10.0.0.1:2379")
+def import_pairs(flags: ImportFlags) -> None:
     """Write pairs from a file, or generated pairs, to the cluster."""
     if (flags.file is None) == (flags.count is None):
-        raise UsageError("raw load needs either FILE or --count")
+        raise UsageError("raw import needs either FILE or --count")
     seconds = whole_seconds(flags.ttl)
     client: RawClient
 
@@ -283,10 +284,10 @@ def load(flags: LoadFlags) -> None:
         "total-take": human_seconds(loaded.seconds),
         "average-speed": f"{human_bytes(loaded.average_speed)}/s",
     }
-    flags.out.summary(asdict(loaded), shown, title="raw load")
+    flags.out.summary(asdict(loaded), shown, title="raw import")
 
 
-def _source(flags: LoadFlags, now: Callable[[], int]) -> Source:
+def _source(flags: ImportFlags, now: Callable[[], int]) -> Source:
     from tikv_br.load.sources import made_pairs, open_source
 
     if flags.count is not None:

@@ -56,10 +56,12 @@ WORK_STORAGE = partial(
 class PointFlags(Flags):
     """The time to restore to."""
 
-    restore_ts: str = flag(
+    until: str = flag(
         "",
         "Restore the data as of this time (API V2): latest, a PD timestamp, a time or an age (default: latest with --log or an "
         "incremental backup, else the backup as it is).",
+        "--until",
+        "--restore-ts",
         metavar="TS|TIME|latest",
     )
     before: str = BEFORE()
@@ -148,8 +150,12 @@ class PointRestoreFlags(RestoreFlags):
     storage: str = shared.storage(f"URL of the log archive: {shared.URLS}")
     log_id: str = shared.LOG_ID()
     full_backup_storage: str = flag(REQUIRED, "URL of the backup to start from, full or incremental.", metavar="URL")
-    restored_ts: str = flag(
-        "latest", "Time to restore to: latest, a PD timestamp, a time or an age.", metavar="TS|TIME|latest"
+    until: str = flag(
+        "latest",
+        "Time to restore to: latest, a PD timestamp, a time or an age.",
+        "--until",
+        "--restored-ts",
+        metavar="TS|TIME|latest",
     )
     before: str = BEFORE()
     allow_inexact: bool = shared.ALLOW_INEXACT()
@@ -183,18 +189,18 @@ def restore_raw(flags: RawRestoreFlags) -> None:
         "restore raw",
         flags,
         flags.location,
-        _Point(log, point.restore_ts, "--restore-ts", point.before, point.allow_inexact, point.work_storage),
+        _Point(log, point.until, point.before, point.allow_inexact, point.work_storage),
     )
 
 
 @command(
     app,
     "restore point",
-    example="tikv-br restore point --pd 10.0.1.1:2379 --storage s3://backups/log --full-backup-storage s3://backups/monday --restored-ts 2026-05-02T14:31:00Z",
+    example="tikv-br restore point --pd 10.0.1.1:2379 --storage s3://backups/log --full-backup-storage s3://backups/monday --until 2026-05-02T14:31:00Z",
     cls=RestoreCommand,
 )
 def restore_point(flags: PointRestoreFlags) -> None:
-    """Restore the data as of a point in time from a backup and a log archive (API V2). Same as `restore raw --log URL --restore-ts TIME`."""
+    """Restore the data as of a point in time from a backup and a log archive (API V2). Same as `restore raw --log URL --until TIME`."""
     from tikv_br.archive.log import LogSource
 
     log = LogSource(flags.location, flags.log_id)
@@ -205,8 +211,7 @@ def restore_point(flags: PointRestoreFlags) -> None:
         backup,
         _Point(
             log,
-            "" if flags.before and flags.restored_ts == "latest" else flags.restored_ts,
-            "--restored-ts",
+            "" if flags.before and flags.until == "latest" else flags.until,
             flags.before,
             flags.allow_inexact,
             flags.work_storage,
@@ -219,8 +224,6 @@ class _Point(NamedTuple):
 
     log: LogSource | None
     time: str
-    flag: str
-    """Name of the flag that `time` is from."""
     before: str
     """The time of ``--before``."""
     allow_inexact: bool
@@ -231,8 +234,8 @@ class _Point(NamedTuple):
         if not self.time + self.before and self.log is None and not _is_increment(restore.storage):
             return None
         if self.time and self.before:
-            raise UsageError(f"{self.flag} and --before cannot be combined", hint="Pass one of them.")
-        ts = shared.parse_ts_or_latest(self.time or "latest", self.flag)
+            raise UsageError("--until and --before cannot be combined", hint="Pass one of them.")
+        ts = shared.parse_ts_or_latest(self.time or "latest", "--until")
         before = parse_ts(self.before, "--before") if self.before else 0
         from tikv_br.point_in_time import PointOptions, just_before
 

@@ -74,11 +74,16 @@ def parse_duration(text: str) -> float:
 
 
 def parse_rate_limit(text: str) -> int:
-    """Read a rate in MiB per second; returns bytes per second, 0 only for "unlimited". Raises `typer.BadParameter`."""
+    """Read ``10MiB``, ``512KiB/s`` or a number of MiB per second; returns bytes per second, 0 only for "unlimited".
+
+    Raises `typer.BadParameter`.
+    """
+    bare = text.strip().removesuffix("/s")
+    match = _SIZE.fullmatch(bare)
     try:
-        rate = float(text)
+        rate = float(match[1]) * _SIZE_UNITS[match[2].lower()] / 2**20 if match and bare[-1].isalpha() else float(bare)
     except (ValueError, OverflowError):
-        raise typer.BadParameter(f"{text!r} is not a valid rate: use MiB/s, such as 50 or 0.5") from None
+        raise typer.BadParameter(f"{text!r} is not a valid rate: use 10MiB, 512KiB, or MiB/s as a number") from None
     if rate != 0 and not MIN_RATE <= rate <= MAX_RATE:  # nan is outside as well
         raise typer.BadParameter(
             f"{_cut(text)} MiB/s is out of range: pass 0 (unlimited), or {MIN_RATE} to {MAX_RATE:.0f}"
@@ -105,7 +110,7 @@ def _cut(text: str) -> str:
 
 TIME = Kind("DURATION", parse_duration)
 SIZE = Kind("SIZE", parse_size)
-RATE = Kind("MIB", parse_rate_limit)
+RATE = Kind("RATE", parse_rate_limit)
 
 
 def secret_of(name: str, value: str, file: str) -> SecretText:
@@ -288,7 +293,7 @@ LOCK_WAIT = partial(flag, "0s", "Maximum time to wait for another run that has t
 RATE_LIMIT = partial(
     flag,
     "0",
-    "Maximum rate per store in MiB/s (0 = unlimited, else at least 0.001).",
+    "Maximum rate per store in bytes per second, as 10MiB or 512KiB; a plain number is MiB (0 = unlimited).",
     "--ratelimit",
     kind=RATE,
     shared=True,
@@ -505,7 +510,7 @@ ALLOW_INEXACT = partial(
 )
 
 
-LOG_ID = partial(flag, "default", "Name of the log archive (see `tikv-br log start --id`).", metavar="NAME")
+LOG_ID = partial(flag, "default", "Name of the log archive (see `tikv-br log start --log-id`).", metavar="NAME")
 
 
 class LogSourceFlags(Flags):

@@ -134,7 +134,7 @@ class SinkTlsFlags(Flags):
 SINK_RATE = partial(
     flag,
     "0",
-    "Maximum rate of writes to the sink in MiB/s of keys and values (0 = unlimited, else at least 0.001).",
+    "Maximum rate of writes to the sink in bytes of keys and values per second, as 10MiB; a plain number is MiB (0 = unlimited).",
     kind=shared.RATE,
 )
 

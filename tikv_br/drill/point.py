@@ -83,7 +83,7 @@ class ChosenPoint:
         period = f"{show_ts(self.first_ts, age=False)} to {show_ts(self.last_ts, age=False)}"
         how = "requested" if self.seed is None else f"chosen by seed {self.seed}"
         return (
-            f"restores {show_ts(self.restore_ts, age=False)}, {how} from {period}, with the log {self.log}; to repeat it: --restore-ts "
+            f"restores {show_ts(self.restore_ts, age=False)}, {how} from {period}, with the log {self.log}; to repeat it: --until "
             f"{self.restore_ts}"
         )
 
@@ -341,7 +341,7 @@ def _compare(context: DrillContext, raw: RawClient, meter: Meter, span: UserRang
                 raise DifferencesFound(
                     f"the target does not have the rows of {show_ts(context.point.restore_ts)}: key {keys[0].as_py().hex()} "
                     f"{problem}, by backup and log",
-                    hint="Repeat the drill with --restore-ts, and please report it: either somebody writes to the target, or "
+                    hint="Repeat the drill with --until, and please report it: either somebody writes to the target, or "
                     "this is a defect of tikv-br.",
                 )
     return expiring

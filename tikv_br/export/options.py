@@ -23,7 +23,7 @@ class ExportOptions:
     """A backup to read instead of the cluster: a full one or, with those that it continues, an incremental one."""
     format: Format = "parquet"
     encoding: Encoding | None = None
-    """How keys and values are written as text; None = as ``raw load`` assumes for such a file."""
+    """How keys and values are written as text; None = as ``raw import`` assumes for such a file."""
     overwrite: bool = False
     """Whether to replace an earlier export at the destination."""
 

@@ -209,7 +209,7 @@ def test_everything_is_killed_and_no_row_is_lost_or_doubled(tmp_path: Path) -> N
             while commands.kills["restore raw"] == 0 or commands.kills.total() + follower.kills < KILLS:
                 newest = chance.choice([full, increment, merged, later])
                 ts = chance.choice(times[newest])
-                commands.run(*restore, "--storage", newest.redacted(), "--restore-ts", str(ts))
+                commands.run(*restore, "--storage", newest.redacted(), "--until", str(ts))
                 first = target.cluster.pd.tso()
                 found = contents(target).items()
                 last = target.cluster.pd.tso()

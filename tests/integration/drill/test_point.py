@@ -151,7 +151,7 @@ def test_a_random_time_is_restored(options: DrillOptions, world: World, tmp_path
     assert report.value("keys") == len(history.rows_at(world.versions, report.point.restore_ts))
     assert 0 < (report.value("RTO") or 0) < report.seconds
     assert 0 <= (report.value("RPO") or -1) < 3600
-    assert any(f"--restore-ts {report.point.restore_ts}" in notice for notice in report.notices)
+    assert any(f"--until {report.point.restore_ts}" in notice for notice in report.notices)
     assert_nothing_left(asked)
     assert report.to_json()["point"]["restore_ts"] == report.point.restore_ts
 

@@ -1,4 +1,4 @@
-"""Exports of playgrounds and of tikv-br's backups, read by pyarrow, Python's csv and json, Spark and `raw load`."""
+"""Exports of playgrounds and of tikv-br's backups, read by pyarrow, Python's csv and json, Spark and `raw import`."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def test_part_of_a_keyspace_without_requests_for_ttls(loaded: Sources, tmp_path:
     ("kind", "form"), [("parquet", None), ("csv", "hex"), ("csv", "escaped"), ("jsonl", "escaped"), ("jsonl", None)]
 )
 def test_raw_load_reads_it(kind: str, form: str | None, loaded: Sources, tmp_path: Path) -> None:
-    """Rows and TTLs come back through `raw load`, the large ones too, with the form that it assumes by default."""
+    """Rows and TTLs come back through `raw import`, the large ones too, with the form that it assumes by default."""
     live = loaded(V1TTL).live
     before = contents(live)
     exported(live, tmp_path / "out", format=kind, encoding=form)

@@ -342,10 +342,10 @@ def test_a_log_records_the_gap_that_an_ingest_leaves(source: LiveCluster, tmp_pa
         assert process.returncode == 76
     status = tikv_br("log", "status", "--storage", archive)
     assert (status.code, "ingested rows with older timestamps" in status.out) == (39, True)
-    assert tikv_br(*point, "--restored-ts", str(between)).code == 0
-    succeed(*point[:-1], "--restored-ts", str(between), "--allow-overwrite")
+    assert tikv_br(*point, "--until", str(between)).code == 0
+    succeed(*point[:-1], "--until", str(between), "--allow-overwrite")
     assert commands(source)[-1] == "restore point"
-    crossing = tikv_br(*point, "--restored-ts", str(after))
+    crossing = tikv_br(*point, "--until", str(after))
     assert (crossing.code, "older timestamps" in crossing.err) == (39, True), crossing.err
     merge = ["backup", "merge", "--base", place, "--log", archive, "--executor", "driver"]
     before = tikv_br(*merge, "-s", f"local://{tmp_path / 'before'}", "--until", str(between))

@@ -303,7 +303,7 @@ def test_a_replay_resumes_at_what_is_not_applied(broker: KafkaBroker, target: Li
 
 
 def test_a_time_ends_the_replay(broker: KafkaBroker, target: LiveCluster, tmp_path: Path) -> None:
-    """--until-ts leaves the rows of that time, and the next run continues from there."""
+    """--until leaves the rows of that time, and the next run continues from there."""
     topic = Topic(broker, 2)
     for number in range(1, 31):
         topic.change(number, b"key-%d" % (number % 7), b"%d" % number)
@@ -372,7 +372,7 @@ def test_a_topic_of_tikv_cdc_is_replayed(
     last = messages[-1]
     topic.send(bytes.fromhex(last["key"]), bytes.fromhex(last["value"]), last["partition"])
     topic.flush()
-    with pytest.raises(TopicUnresolved, match="--until-ts"):
+    with pytest.raises(TopicUnresolved, match="--until"):
         replayed(options(topic, target, tmp_path, until_ts=T0))
 
     second = replayed(options(topic, target, tmp_path))

@@ -134,7 +134,7 @@ def test_from_backup_to_equal(pair: tuple[LiveCluster, LiveCluster], tmp_path: P
     source, target = pair
     with moto_server() as s3, SafePointWatch(source) as points:
         place = s3.url("backup")
-        succeed("raw", "load", "--pd", source.pd, "--count", "2000", "--value-size", "50", "--seed", "1")
+        succeed("raw", "import", "--pd", source.pd, "--count", "2000", "--value-size", "50", "--seed", "1")
         asked = flags(source, f"tikv://{target.pd}", s3.url("state"), "--id", "whole", "--from-backup", place)
         with Writer(source, 1), Writer(source, 2):
             backup = ["--storage", place, "--safe-interval", "2s", "--executor", "driver", "--output", "json"]

@@ -16,7 +16,7 @@ CALLS: dict[CommandPath, str] = {
         "restore",
         "raw",
         "--log",
-    ): "{log} --restore-ts latest -s {sound} --pd {target} --executor driver --allow-overwrite",
+    ): "{log} --until latest -s {sound} --pd {target} --executor driver --allow-overwrite",
     ("restore", "point"): "-s {log} --full-backup-storage {sound} --pd {target} --executor driver --allow-overwrite",
     (
         "load",
@@ -76,7 +76,7 @@ CALLS: dict[CommandPath, str] = {
     ("raw", "ttl"): "row007 --pd {pd}",
     ("raw", "checksum"): "--pd {pd}",
     ("raw", "scan"): "--limit 100 --pd {pd}",
-    ("raw", "load"): "--count 50 --pd {pd}",
+    ("raw", "import"): "--count 50 --pd {pd}",
     ("playground", "start"): "--dir {dir} --detach",
     ("playground", "stop"): "--dir {dir}",
     ("playground", "status"): "--dir {dir}",
@@ -106,5 +106,5 @@ NEEDS_STORES = (
     ("raw", "delete"),
     ("raw", "checksum"),
     ("raw", "scan"),
-    ("raw", "load"),
+    ("raw", "import"),
 )

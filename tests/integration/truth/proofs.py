@@ -220,7 +220,7 @@ PROOFS: dict[CommandPath, Proof] = {
         == (len(ROWS), sum(len(key) + 4 + len(value) for key, value in ROWS.items()))
     ),
     ("raw", "scan"): lambda _, ended: scanned(ended) == ROWS,
-    ("raw", "load"): lambda world, _: len(contents(world.target)) == 50,
+    ("raw", "import"): lambda world, _: len(contents(world.target)) == 50,
     ("playground", "start"): lambda world, _: is_running(world),
     ("playground", "status"): lambda world, ended: ended.last["running"] is is_running(world) is True,
     ("playground", "list"): lambda world, ended: world.names["dir"] in ended.out,

@@ -28,7 +28,7 @@ def test_what_is_said_to_be_done_is_done(prepared: World) -> None:
     """In an order in which each finds what it needs."""
     early = [path for path in PROOFS if path not in {("prune",), ("abort",), ("playground", "stop")}]
     for command in [*early, ("prune",), ("abort",), ("playground", "stop")]:
-        instead = {"pd": prepared.target.pd} if command == ("raw", "load") else {}
+        instead = {"pd": prepared.target.pd} if command == ("raw", "import") else {}
         ended = prepared.call(command, "--output", "json", **instead)
         assert ended.code == 0, (command, ended)
         assert PROOFS[command](prepared, ended), (command, ended)

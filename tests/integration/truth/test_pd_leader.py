@@ -40,7 +40,7 @@ def test_commands_survive_changes_of_pds_leader(tmp_path: Path, monkeypatch: pyt
         with_more(world, monkeypatch)
         changes = [LeaderChanges(live) for live in (world.source, world.target)]
         for command in [path for path in PROOFS if path[0] not in {"playground", "spark", "prune", "abort"}]:
-            instead = {"pd": world.target.pd} if command == ("raw", "load") else {}
+            instead = {"pd": world.target.pd} if command == ("raw", "import") else {}
             disturbed = changes if asks_pd(command) else []
             with Background([(change.step, PAUSE) for change in disturbed]):
                 for change in disturbed:

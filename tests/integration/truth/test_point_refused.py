@@ -15,8 +15,8 @@ from tikv_br.storage.url import parse
 
 DAY = 86_400_000 << 18
 TIMES: dict[CommandPath, str] = {
-    ("restore", "raw", "--log"): "--restore-ts",
-    ("restore", "point"): "--restored-ts",
+    ("restore", "raw", "--log"): "--until",
+    ("restore", "point"): "--until",
     ("backup", "merge"): "--until",
 }
 """Commands that take a time, and the flag."""
@@ -79,7 +79,7 @@ def test_logs(world: World, backup_ts: int, tmp_path: Path, command: CommandPath
 
 def test_a_time_without_a_log(world: World) -> None:
     """A full backup has the rows of one time only; its log may be forgotten."""
-    time = ("--restore-ts", world.names["middle"])
+    time = ("--until", world.names["middle"])
     refused(world, ("restore", "raw"), 43, "a log for later ones", *time)
     refused(world, ("backup", "merge"), 2, "there is nothing to merge", "--log", "")
 

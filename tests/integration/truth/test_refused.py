@@ -14,7 +14,7 @@ from tests.integration.truth.faults import FAULTS, Fault, refusing
 from tikv_br.cli.command import CommandPath, leaves
 from tikv_br.cli.main import app
 
-COMMANDS = dict(leaves(typer.main.get_command(app)))
+COMMANDS = {path: command for path, command in leaves(typer.main.get_command(app)) if not command.hidden}
 FREE = (str, list[str], bool)
 """Types of flags of which the command line alone cannot say that a text is none, or which take none."""
 

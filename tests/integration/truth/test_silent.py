@@ -38,7 +38,7 @@ PD_CALLS = (
 )
 ASK_MORE = (("backup", "raw"), ("restore", "raw"), ("diff",), ("raw", "get"), ("raw", "scan"), ("raw", "checksum"))
 """Commands that ask PD for more than who leads."""
-WRITES = {("raw", "put"), ("raw", "delete"), ("raw", "load")}
+WRITES = {("raw", "put"), ("raw", "delete"), ("raw", "import")}
 """Of a request whose answer does not come nobody knows whether it was done: here it is, after the command has ended."""
 SLEEP = 3.0
 """Seconds that a call takes which is to be silence: much longer than any command here waits."""

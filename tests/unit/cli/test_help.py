@@ -18,7 +18,7 @@ from tikv_br.cli.command import GLOBAL_FLAGS, CommandPath, leaves
 from tikv_br.cli.main import Commands, app, run
 from tikv_br.cli.settings import is_shared, options
 
-COMMANDS = dict(leaves(typer.main.get_command(app)))
+COMMANDS = {path: command for path, command in leaves(typer.main.get_command(app)) if not command.hidden}
 MOST_OPTIONS = 15
 Capture = pytest.CaptureFixture[str]
 

@@ -104,13 +104,30 @@ def test_sizes_too_large(text: str) -> None:
         parse_size(text)
 
 
+@pytest.mark.parametrize(
+    ("text", "rate"), [("10MiB", 10), ("10 mib/s", 10), ("512KiB", 0.5), ("1g", 1024), ("20m", 20), ("0B", 0)]
+)
+def test_rates_with_a_unit(text: str, rate: float) -> None:
+    """As sizes, with or without the second; without a unit it is MiB, as in the Go tool."""
+    assert parse_rate_limit(text) == rate * 2**20
+
+
+@pytest.mark.parametrize("rate", ["", "MiB", "ten", "10MiB/h", "1KiBs"])
+def test_no_rates(rate: str) -> None:
+    """Anything else is refused with examples."""
+    with pytest.raises(typer.BadParameter, match="use 10MiB"):
+        parse_rate_limit(rate)
+
+
 @pytest.mark.parametrize("rate", ["0", "0.001", "50", "1e3", "1048576"])
 def test_rates(rate: str) -> None:
     """MiB come out as bytes. Zero is unlimited; a fraction of a MiB is a limit, too."""
     assert parse_rate_limit(rate) == math.ceil(float(rate) * 2**20)
 
 
-@pytest.mark.parametrize("rate", ["-1", "0.0000001", "1048577", str(2**44), "1e30", "inf", "-inf", "nan", "9" * 400])
+@pytest.mark.parametrize(
+    "rate", ["-1", "0.0000001", "1048577", str(2**44), "1e30", "inf", "-inf", "nan", "9" * 400, "9" * 400 + "MiB", "1B"]
+)
 def test_rates_out_of_range(rate: str) -> None:
     """A rate so low that a backup never ends, or that no request can carry, is refused with the range."""
     with pytest.raises(typer.BadParameter, match=r"out of range: pass 0 \(unlimited\), or 0\.001 to 1048576"):
@@ -155,7 +172,7 @@ def test_numeric_options_refuse_what_no_number_of_theirs_can_be(path: tuple[str,
 
 def test_there_are_numeric_options() -> None:
     """The test above walks all of them."""
-    assert {("backup", "raw"), ("sync",), ("raw", "load")} <= {path for path, _ in NUMERIC}
+    assert {("backup", "raw"), ("sync",), ("raw", "import")} <= {path for path, _ in NUMERIC}
     assert len(NUMERIC) > 50
 
 

@@ -27,7 +27,7 @@ def test_json_lines_carry_their_type_and_rows_do_not(monkeypatch: pytest.MonkeyP
     output.result("checksum", {"total_kvs": 1}, "for people")
     output.row({"key": "6b"}, "for people")
     output.table(("a",), [("b",)])
-    output.summary({"total_kvs": 2}, {"total-kv": "2"}, title="raw load")
+    output.summary({"total_kvs": 2}, {"total-kv": "2"}, title="raw import")
     lines = [json.loads(line) for line in stream.getvalue().splitlines()]
     common = {"schema_version": 2, "run_id": "0123456789abcdef"}
     assert lines == [
@@ -44,8 +44,8 @@ def test_console_form_has_text_only() -> None:
     output.result("put", {"key": "6b"})
     output.result("ttl", {"ttl": 0}, "never")
     output.row({"key": "6b"}, "k\tv")
-    output.summary({"total_kvs": 2}, {"total-kv": "2"}, title="raw load")
-    assert stream.getvalue() == "never\nk\tv\nraw load\ntotal-kv  2\n"
+    output.summary({"total_kvs": 2}, {"total-kv": "2"}, title="raw import")
+    assert stream.getvalue() == "never\nk\tv\nraw import\ntotal-kv  2\n"
 
 
 def test_colour_is_for_terminals_that_have_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -182,9 +182,43 @@ def test_old_spellings_work_and_are_not_shown(config: Path, capsys: Capture, mon
     monkeypatch.setenv("TIKV_BR_BACKUP_RAW_GCTTL", "8m")
     assert show(capsys, *command)["gc-ttl"] == ("8m", "env TIKV_BR_BACKUP_RAW_GCTTL")
     assert show(capsys, *command, "--gcttl", "9m")["gc-ttl"] == ("9m", "flag")
-    for words, old in ((["backup", "raw"], "gcttl"), (["prune"], "--confirm"), (["sync"], "--start-key")):
-        assert run([*words, "--help"]) == 0
+    for words, old in (
+        (["backup", "raw"], "gcttl"),
+        (["prune"], "--confirm"),
+        (["sync"], "--start-key"),
+        (["restore", "raw"], "--restore-ts"),
+        (["restore", "point"], "--restored-ts"),
+        (["drill", "run"], "--restore-ts"),
+        (["kafka", "replay"], "--until-ts"),
+        (["log", "status"], "--id "),
+        (["log", "start"], "--id "),
+        (["raw"], "load"),
+    ):
+        assert run([*words, "--help-all"]) == 0
         assert old not in capsys.readouterr().out.lower()
+
+
+@pytest.mark.parametrize(
+    ("command", "old", "present"),
+    [
+        ("restore raw", "restore-ts", "until"),
+        ("restore point", "restored-ts", "until"),
+        ("drill run", "restore-ts", "until"),
+        ("kafka replay", "until-ts", "until"),
+        *((f"log {word}", "id", "log-id") for word in ("start", "status", "metadata", "pause", "stop", "truncate")),
+        ("raw load", "count", "count"),
+    ],
+)
+def test_renamed_flags_work_as_before(
+    command: str, old: str, present: str, config: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The old name is a flag, a variable and a key of the config file."""
+    words = (*command.split(), "--config", str(config))
+    config.write_text(f"[{command.replace(' ', '.')}]\n{old} = {7 if old == 'count' else repr('7')}\n")
+    assert str(show(capsys, *words)[present][0]) == "7"
+    monkeypatch.setenv(f"TIKV_BR_{command}_{old}".upper().replace(" ", "_").replace("-", "_"), "8")
+    assert str(show(capsys, *words)[present][0]) == "8"
+    assert str(show(capsys, *words, f"--{old}", "9")[present][0]) == "9"
 
 
 def test_show_knows_the_commands(capsys: Capture) -> None:
