@@ -77,7 +77,7 @@ def test_list_for_people(root: str) -> None:
     assert lines[1].endswith("second")
 
 
-@pytest.mark.parametrize("by", ["id", "beginning", "place"])
+@pytest.mark.parametrize("by", ["id", "beginning", "place", "url"])
 def test_show_by_id_and_by_place(root: str, by: str) -> None:
     """All ways to name a backup show the same one; the sums are those of the list."""
     listed = backups(root)[1]
@@ -85,6 +85,7 @@ def test_show_by_id_and_by_place(root: str, by: str) -> None:
         "id": ("-s", root, str(listed["id"])),
         "beginning": ("-s", root, str(listed["id"])[:9]),
         "place": ("-s", f"{root}/first"),
+        "url": (f"{root}/first",),
     }[by]
     summary = succeed("show", *named, "--output", "json").last
     assert summary["storage"].endswith("/first")
@@ -110,6 +111,28 @@ def test_cat_reads_the_value_of_that_day(root: str) -> None:
     pair = succeed("cat", "-s", root, first, "lasting", "--output", "json").last
     assert (pair["message_type"], bytes.fromhex(pair["value"]), pair["ts"]) == ("pair", b"dGhlIHNhbWU", 0)
     assert abs(pair["expire_ts"] - time.time() - 3_600_000) < 3600
+
+
+def test_every_command_that_reads_a_backup_takes_its_url_its_id_or_newest(root: str, playgrounds: Playgrounds) -> None:
+    """As an argument; the URL in the environment is then not needed, and not in the way. Two URLs are refused."""
+    second, first = ids(root)
+    assert succeed("cat", f"{root}/first", "changing").out == f"{VALUE}\n"
+    assert succeed("cat", "-s", root, "newest", "changing").out == "value of the second day\n"
+    assert succeed("show", "newest", "-s", root, "--output", "json").last["storage"].endswith("/second")
+    assert [line["id"] for line in succeed("list", root, "--output", "json").lines] == [second, first]
+    pd = ("--pd", playgrounds["v1ttl"], "--executor", "driver", "--output", "json")
+    for command in (("verify", "--level", "restore"), ("diff",)):
+        assert (
+            succeed(*command, f"{root}/second", *pd, TIKV_BR_STORAGE=f"{root}/none").last["message_type"] == "summary"
+        )
+        assert succeed(*command, "newest", *pd, "-s", root).last["message_type"] == "summary"
+        assert tikv_br(*command, first[:8], *pd, "-s", root).code != 0, "its value differs from the cluster's"
+    for named in ((f"{root}/second",), ("newest", "-s", root), (second, "-s", root)):
+        assert succeed("restore", *named, "--dry-run", "--allow-overwrite", *pd).last["total_kvs"] == 2
+    for reader in ("show", "verify", "list", "restore"):
+        refused = tikv_br(reader, f"{root}/first", "-s", root)
+        assert (refused.code, "cannot be combined" in refused.err) == (2, True), reader
+        assert "URL" in tikv_br(reader, "--output", "console").err
 
 
 def test_cat_of_v2_has_timestamps(playgrounds: Playgrounds, tmp_path: Path) -> None:

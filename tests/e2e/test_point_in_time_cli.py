@@ -99,7 +99,7 @@ def test_the_example(place: Place) -> None:
     assert "up to 3 s later may be included" in planned["uncertainty"]
     later = str(timestamps.compose(timestamps.physical_ms(place.time) + 3000))
     before = succeed(
-        *place.words(restore.replace("--restored-ts 2026-11-22T14:31:00Z", f"--before {later} --dry-run")),
+        *place.words(restore.replace("--until 2026-11-22T14:31:00Z", f"--before {later} --dry-run")),
         "--output",
         "json",
     ).last

@@ -170,6 +170,8 @@ ENTRIES = f"{FOLDER}/entries"
 PINS = f"{FOLDER}/pins"
 REMOVALS = f"{FOLDER}/removals"
 SNAPSHOT = f"{FOLDER}/snapshot.json"
+NEWEST = "newest"
+"""What stands for the newest backup, in place of an id."""
 THREADS = 16
 """Small requests under way at once."""
 
@@ -249,7 +251,9 @@ class Index:
         return ListedBackup(entry, exists(open_store(place.root), pin_name(entry.id)))
 
     def find(self, prefix: str) -> ListedBackup:
-        """The one backup whose id begins so. Raises `BackupNotFound`, or `UsageError` when there are several."""
+        """The one backup whose id begins so, or the ``newest``. Raises `BackupNotFound`, or `UsageError` when there are several."""
+        if prefix == NEWEST:
+            return self._newest()
         found = [each for each in self.read() if prefix and each.entry.id.startswith(prefix.lower())]
         if not found:
             raise BackupNotFound(
@@ -260,6 +264,23 @@ class Index:
             ids = ", ".join(each.entry.id for each in found[:4])
             raise UsageError(f"{prefix!r} matches {len(found)} backups: {ids}", hint="Pass more digits of the id.")
         return found[0]
+
+    def _newest(self) -> ListedBackup:
+        """The newest backup. Raises `BackupNotFound`, and `UsageError` if there are backups of several clusters or ranges."""
+        found = [each for each in self.read() if not each.removing]
+        if not found:
+            raise BackupNotFound(f"the index at {self.root.location} lists no backup", hint="Check --storage.")
+        scopes = {each.entry.scope: each.entry.id for each in reversed(found)}
+        if len(scopes) > 1:
+            raise UsageError(
+                f"{self.root.location} has backups of several clusters or ranges; the newest of each are {', '.join(scopes.values())}",
+                hint="Pass the id of one instead of newest.",
+            )
+        return found[0]
+
+    def location_of(self, prefix: str) -> StorageLocation:
+        """The place of the backup that `find` finds."""
+        return self.store_of(self.find(prefix).entry.path).location
 
     def add(self, entry: IndexEntry) -> None:
         """Add a complete backup, and remove the entry of an earlier one at its path."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
 import typer
 
 from tikv_br.cli import shared
-from tikv_br.cli.command import REQUIRED, argument, command, flag
+from tikv_br.cli.command import REQUIRED, argument, command, flag, given
 from tikv_br.cli.output import human_bytes
 from tikv_br.cluster.timestamps import show_time
 from tikv_br.errors import BackupDamaged, BackupUnsupported, CrypterMismatch, LeaseHeld, UsageError
@@ -31,14 +31,21 @@ PRUNE_COLUMNS = ("action", "id", "finished", "size", "path", "because")
 
 
 class ListFlags(shared.IndexFlags):
+    url: str = argument("", "[URL]", "Parent URL of the backups, instead of --storage.")
+    storage: str = shared.storage(shared.MANY_BACKUPS, default="")
     rebuild: bool = flag(
         False, "First rebuild the index (tikv-br-index/) from a listing of all objects below --storage."
     )
 
 
-@command(list_app, "list", example="tikv-br list --storage s3://backups")
-def list_backups(flags: ListFlags) -> None:
+@command(list_app, "list", example="tikv-br list s3://backups")
+def list_backups(flags: ListFlags, context: typer.Context) -> None:
     """List the backups below a URL."""
+    if flags.url and given(context, "storage"):
+        raise UsageError("URL and --storage cannot be combined", hint="Pass one of them.")
+    if not (flags.url or flags.storage):
+        raise UsageError("there is no URL to list", hint="Pass `tikv-br list URL` or --storage URL.")
+    flags = replace(flags, storage=flags.url or flags.storage)
     problems = _rebuild(flags) if flags.rebuild else ()
     own = flags.index.own_backup()
     if own is not None:
@@ -117,7 +124,7 @@ class IdFlags(shared.IndexFlags):
     )
 
 
-@command(pin_app, "pin", example="tikv-br pin --storage s3://backups 20260502")
+@command(pin_app, "pin", example="tikv-br pin --storage s3://backups 3fa2")
 def pin(flags: IdFlags) -> None:
     """Protect a backup from prune."""
     entry = flags.index.find(flags.backup_id).entry
@@ -125,7 +132,7 @@ def pin(flags: IdFlags) -> None:
     flags.out.result("pin", {"id": entry.id, "path": entry.path, "pinned": True}, f"{entry.id} is pinned")
 
 
-@command(unpin_app, "unpin", example="tikv-br unpin --storage s3://backups 20260502")
+@command(unpin_app, "unpin", example="tikv-br unpin --storage s3://backups 3fa2")
 def unpin(flags: IdFlags) -> None:
     """Allow prune to remove a pinned backup again."""
     entry = flags.index.find(flags.backup_id).entry

@@ -32,7 +32,8 @@ class FirstClusterFlags(shared.ClusterFlags):
     )
 
 
-class DiffFlags(shared.BackupFlags):
+class DiffFlags(shared.ChosenBackupFlags):
+    chosen: str = shared.CHOSEN()
     cluster: FirstClusterFlags
     keyspace: str = flag(
         "", "Keyspace of A, by id or name (API V2; default: 0, or that of the backup).", shared=True, metavar="ID|NAME"
@@ -42,7 +43,7 @@ class DiffFlags(shared.BackupFlags):
     other_cert: str | None = flag(None, "Client certificate for --other-pd (PEM; default: --cert).", metavar="FILE")
     other_key: str | None = flag(None, "Private key of --other-cert (PEM; default: --key).", metavar="FILE")
     other_keyspace: str = flag("", "Keyspace of B, by id or name (API V2; default: --keyspace).", metavar="ID|NAME")
-    storage: str = shared.storage(shared.ONE_BACKUP, default="")
+    storage: str = shared.CHOSEN_STORAGE()
     storage_flags: shared.StorageFlags
     range: shared.RangeFlags
     allow_empty: bool = shared.ALLOW_EMPTY()
@@ -69,7 +70,7 @@ class DiffFlags(shared.BackupFlags):
 def diff_sides(flags: DiffFlags, context: typer.Context) -> None:
     """Compare two clusters, or a cluster with a backup.
 
-    Two clusters: A is --pd, B is --other-pd. With --storage: A is the backup, B is --pd. --repair only writes to B.
+    Two clusters: A is --pd, B is --other-pd. With a backup (URL, or --storage): A is the backup, B is --pd. --repair only writes to B.
     """
     with reporting("diff", flags.report) as draft:
         out, repair_delete = flags.out, flags.repair_delete
@@ -82,7 +83,7 @@ def diff_sides(flags: DiffFlags, context: typer.Context) -> None:
         from tikv_br.diff.options import BackupChoice, ClusterChoice, DiffOptions
 
         cluster, other = _two_clusters(context, flags)
-        _one_other(other, flags.storage if not other or given(context, "storage") else "")
+        _one_other(other, flags.chosen or (flags.storage if not other or given(context, "storage") else ""))
         near, keyspace = cluster.config(), flags.keyspace
         draft.cluster = ",".join(near.pd)
         a: ClusterChoice | BackupChoice
@@ -91,8 +92,8 @@ def diff_sides(flags: DiffFlags, context: typer.Context) -> None:
             a, b = ClusterChoice(near, keyspace), ClusterChoice(far, flags.other_keyspace or keyspace)
             draft.cluster += f" and {','.join(far.pd)}"
         else:
-            draft.place = flags.location
-            a, b = BackupChoice(flags.location, keyspace), ClusterChoice(near, flags.other_keyspace or keyspace)
+            draft.place = place = flags.choose(context)
+            a, b = BackupChoice(place, keyspace), ClusterChoice(near, flags.other_keyspace or keyspace)
         settings = flags.tasks.spark_settings()
         options = flags.fill(DiffOptions, a=a, b=b, start=first, end=last, spark_settings=settings)
         with progress_display(out) as display:
@@ -122,7 +123,7 @@ def _one_other(other: str, storage: str) -> None:
         problem = "too much" if other else "nothing"
         raise UsageError(
             f"{problem} to compare with",
-            hint="Pass --pd A --other-pd B for two clusters, or --pd B --storage URL for a backup.",
+            hint="Pass --pd A --other-pd B for two clusters, or --pd B URL for a backup.",
         )
 
 

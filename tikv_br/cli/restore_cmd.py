@@ -31,9 +31,14 @@ class RestoreCommand(Command):
     """A command whose flag ``--restamp`` may stand without a value."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401 - public Typer has no name for its type
-        """Read a bare ``--restamp`` as ``--restamp always``: the command takes no arguments besides flags."""
-        pairs = itertools.pairwise([*args, "--"])
-        given = [f"{each}=always" if each == "--restamp" and after.startswith("-") else each for each, after in pairs]
+        """Read a ``--restamp`` before a flag, a URL or the end as ``--restamp always``."""
+
+        def is_bare(each: str, after: str) -> bool:
+            return each == "--restamp" and (after.startswith(("-", "/")) or "://" in after)
+
+        given = [
+            f"{each}=always" if is_bare(each, after) else each for each, after in itertools.pairwise([*args, "--"])
+        ]
         return super().parse_args(ctx, given)
 
 
@@ -141,8 +146,9 @@ class RestoreFlags(shared.BackupFlags):
     report: str = shared.REPORT()
 
 
-class RawRestoreFlags(RestoreFlags):
-    storage: str = shared.storage(shared.ONE_BACKUP)
+class RawRestoreFlags(RestoreFlags, shared.ChosenBackupFlags):
+    chosen: str = shared.CHOSEN()
+    storage: str = shared.CHOSEN_STORAGE()
     point: PointFlags
 
 
@@ -178,17 +184,17 @@ def group() -> None:
 @command(
     app,
     "restore raw",
-    example="tikv-br restore raw --pd 10.0.1.1:2379 --storage s3://backups/monday",
+    example="tikv-br restore raw s3://backups/monday --pd 10.0.1.1:2379",
     cls=RestoreCommand,
 )
-def restore_raw(flags: RawRestoreFlags) -> None:
+def restore_raw(flags: RawRestoreFlags, context: typer.Context) -> None:
     """Restore a RawKV backup and verify the result. Reads backups of tikv-br and the Go TiKV-BR."""
     point = flags.point
     log = point.source.source(flags.storage_flags)
     _restore(
         "restore raw",
         flags,
-        flags.location,
+        flags.choose(context),
         _Point(log, point.until, point.before, point.allow_inexact, point.work_storage),
     )
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import typer
 
 from tikv_br.cli import log, settings
-from tikv_br.cli.command import REQUIRED, Flags, Kind, argument, build, flag
+from tikv_br.cli.command import REQUIRED, Flags, Kind, argument, build, flag, given
 from tikv_br.cli.log import LogForm, LogLevel
 from tikv_br.cli.output import KeyForm, Output, OutputForm, read_range
 from tikv_br.cluster.timestamps import parse_ts
@@ -570,21 +570,41 @@ def complete_id(context: typer.Context, incomplete: str) -> list[str]:
     return []
 
 
-BACKUP_ID = partial(
-    argument, None, "[ID]", "Id of the backup (default: the backup at --storage itself).", autocompletion=complete_id
+CHOSEN = partial(
+    argument,
+    "",
+    "[URL|ID|newest]",
+    "Backup: its URL, or the id or newest of those below --storage (default: the backup at --storage itself).",
+    autocompletion=complete_id,
+)
+CHOSEN_STORAGE = partial(
+    storage, f"URL of one backup or, with ID or newest, parent URL of the backups: {URLS}", default=""
 )
 
 
-class BackupOrIndexFlags(IndexFlags):
-    """The backup that a command is about, by its URL or by the root and its id."""
+class ChosenBackupFlags(IndexFlags):
+    """The backup that a command reads: by its URL, or by the root and its id or ``newest``."""
 
-    storage: str = storage(f"URL of one backup or, with ID, parent URL of the backups: {URLS}")
+    chosen: str = CHOSEN()
+    storage: str = CHOSEN_STORAGE()
 
-    def backup(self, backup_id: str | None) -> BackupSet:
-        """The backup with that id, or the one at ``--storage`` itself."""
+    def choose(self, context: typer.Context) -> StorageLocation:
+        """The place of the backup. The argument takes precedence over TIKV_BR_STORAGE. Raises `UsageError`, and as `Index.find`."""
+        is_url = "/" in self.chosen
+        if is_url and given(context, "storage"):
+            raise UsageError("URL and --storage cannot be combined", hint="Pass one of them.")
+        if is_url:
+            return self.storage_flags.locate(self.chosen)
+        if not self.storage:
+            raise UsageError(
+                "no backup was given",
+                hint=f"Pass `{context.command_path} URL`, or --storage URL, if needed with an id or newest.",
+            )
+        return self.index.location_of(self.chosen) if self.chosen else self.location
+
+    def backup(self, context: typer.Context) -> BackupSet:
+        """The backup, opened."""
         from tikv_br.backupset.backup_set import BackupSet
         from tikv_br.storage.open import open_store
 
-        if not backup_id:
-            return BackupSet.open_any(open_store(self.location))
-        return BackupSet.open_any(self.index.store_of(self.index.find(backup_id).entry.path))
+        return BackupSet.open_any(open_store(self.choose(context)))

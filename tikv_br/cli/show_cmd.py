@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
 import typer
@@ -29,16 +30,16 @@ app = typer.Typer(rich_markup_mode=None)
 cat_app = typer.Typer(rich_markup_mode=None)
 
 
-class ShowFlags(shared.BackupOrIndexFlags):
-    backup_id: str | None = shared.BACKUP_ID()
+class ShowFlags(shared.ChosenBackupFlags):
+    chosen: str = shared.CHOSEN()
     view: Literal["summary", "ranges", "files"] = flag("summary", "Part of the backup to show.")
     source: shared.LogSourceFlags
 
 
-@command(app, "show", example="tikv-br show --storage s3://backups/monday --view files")
-def show_backup(flags: ShowFlags) -> None:
+@command(app, "show", example="tikv-br show s3://backups/monday --view files")
+def show_backup(flags: ShowFlags, context: typer.Context) -> None:
     """Show the summary, the ranges or the files of a backup."""
-    backup = flags.backup(flags.backup_id)
+    backup = flags.backup(context)
     if flags.view == "summary":
         _show_summary(flags.out, backup, flags.source.source(flags.storage_flags))
     else:
@@ -151,10 +152,10 @@ def _bounds(span: KeyRange) -> tuple[str, str]:
     return span.start.hex() or "-", span.end.hex() or "-"
 
 
-class CatFlags(shared.BackupOrIndexFlags, shared.KeyFormatFlags):
-    """Flags of ``cat``; a single argument is in `backup_id`, even if it is the key."""
+class CatFlags(shared.ChosenBackupFlags, shared.KeyFormatFlags):
+    """Flags of ``cat``; a single argument is in `chosen`, even if it is the key."""
 
-    backup_id: str | None = shared.BACKUP_ID()
+    chosen: str = shared.CHOSEN()
     key: str | None = argument(None, "KEY", "User key, as --key-format says: text with \\xNN escapes, or hex:…")
     key_format: KeyForm | None = shared.KEY_FORMAT()
     value_form: KeyForm | None = shared.VALUE_FORM()
@@ -163,16 +164,16 @@ class CatFlags(shared.BackupOrIndexFlags, shared.KeyFormatFlags):
     )
 
 
-@command(cat_app, "cat", example="tikv-br cat --storage s3://backups/monday user:1")
-def cat(flags: CatFlags) -> None:
+@command(cat_app, "cat", example="tikv-br cat s3://backups/monday user:1")
+def cat(flags: CatFlags, context: typer.Context) -> None:
     """Print the value of a key in a backup. Exit code 13 if it has no such key."""
-    backup_id, text = ("", flags.backup_id) if flags.key is None else (flags.backup_id, flags.key)
-    if text is None:
+    chosen, text = ("", flags.chosen) if flags.key is None else (flags.chosen, flags.key)
+    if not text:
         raise UsageError("KEY is missing", hint="See `tikv-br cat --help`.")
     key = read_key(text, flags.form, "KEY")
     from tikv_br.backupset.rows import find_value
 
-    found = find_value(flags.backup(backup_id), key, flags.keyspace)
+    found = find_value(replace(flags, chosen=chosen).backup(context), key, flags.keyspace)
     if found is None or found.stored.deleted:
         why = f" (deleted at {show_ts(found.ts)})" if found is not None else ""
         raise KeyNotFound(

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Literal
 import typer
 
 from tikv_br.cli import shared
-from tikv_br.cli.command import argument, command, flag, given
+from tikv_br.cli.command import command, flag
 from tikv_br.cli.output import human_bytes, human_seconds, listed, reporting
 from tikv_br.cli.progress import progress_display
-from tikv_br.errors import UsageError
 
 if TYPE_CHECKING:
     from tikv_br.verify.options import Finding
@@ -26,9 +25,9 @@ class ComparedFlags(shared.ClusterFlags):
     pd: list[str] = shared.pd("PD endpoints of the cluster to compare with (--level restore only).")
 
 
-class VerifyFlags(shared.BackupFlags):
-    url: str = argument("", "[URL]", "URL of the backup, instead of --storage.")
-    storage: str = shared.storage(shared.ONE_BACKUP, default="")
+class VerifyFlags(shared.ChosenBackupFlags):
+    chosen: str = shared.CHOSEN()
+    storage: str = shared.CHOSEN_STORAGE()
     level: Literal["meta", "files", "data", "restore"] = flag(
         "files",
         "meta: metadata and file list. files: also file checksums. data: also every row. restore: compare the cluster at --pd with the "
@@ -46,7 +45,7 @@ class VerifyFlags(shared.BackupFlags):
 def verify_backup(flags: VerifyFlags, context: typer.Context) -> None:
     """Verify a backup, or compare a cluster with it."""
     with reporting("verify", flags.report) as draft:
-        location = draft.place = flags.storage_flags.locate(_place(context, flags.url, flags.storage))
+        location = draft.place = flags.choose(context)
         draft.cluster = ",".join(flags.cluster.pd) if flags.level == "restore" else ""
         from tikv_br.verify.options import Executor, Level, Subset, VerifyOptions
         from tikv_br.verify.run import verify
@@ -78,15 +77,6 @@ def verify_backup(flags: VerifyFlags, context: typer.Context) -> None:
         draft.done(asdict(summary), _figures(summary))
         draft.keys, draft.bytes = summary.rows_checked, summary.bytes_read
     out.result("summary", asdict(summary), listed("Verified: no problems found", _figures(summary)))
-
-
-def _place(context: typer.Context, url: str, storage: str) -> str:
-    """The URL of the backup; the argument takes precedence over TIKV_BR_STORAGE. Raises `UsageError`."""
-    if url and given(context, "storage"):
-        raise UsageError("URL and --storage cannot be combined", hint="Pass one of them.")
-    if not url and not storage:
-        raise UsageError("no backup was given", hint="Pass `tikv-br verify URL` or --storage URL.")
-    return url or storage
 
 
 def _figures(summary: VerifySummary) -> list[tuple[str, str]]:

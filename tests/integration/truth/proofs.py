@@ -226,6 +226,8 @@ PROOFS: dict[CommandPath, Proof] = {
     ("playground", "list"): lambda world, ended: world.names["dir"] in ended.out,
     ("playground", "stop"): lambda world, _: not is_running(world),
     ("config", "show"): lambda _, ended: not ended.out,
+    ("config", "init"): lambda _, ended: "\n[defaults]\n" in ended.last["text"],
+    ("help",): lambda _, ended: "Protect:" in ended.last["text"],
     ("config", "check"): lambda _, ended: ended.last["settings"] == 0,
     ("spark", "pack"): packed,
     ("version",): lambda _, ended: ended.last["message_type"] == "version",

@@ -206,6 +206,22 @@ def test_find_takes_a_unique_beginning(index: Index) -> None:
             index.find(wrong)
 
 
+def test_find_takes_newest_if_it_is_clear_which(index: Index) -> None:
+    """The newest that is not being removed; with backups of two clusters, the ids of both are in the refusal."""
+    index.root.put("x", b"")
+    with pytest.raises(BackupNotFound, match="lists no backup"):
+        index.find("newest")
+    old, new = shelve(index, "old", 1), shelve(index, "new", 2)
+    assert index.find("newest").entry == new
+    assert index.location_of("newest") == index.root.location.child("new")
+    index.root.put(index_module.removal_name(new.id), b"")
+    assert index.find("newest").entry == old
+    other = shelve(index, "other", 3, cluster_id=5)
+    with pytest.raises(UsageError, match="several clusters or ranges") as refused:
+        index.find("newest")
+    assert {old.id, other.id} == {each for each in (old.id, new.id, other.id) if each in refused.value.message}
+
+
 def test_pins_come_and_go(index: Index) -> None:
     """Pinning shows in the list, may be repeated, and leaves with unpin and with the entry."""
     entry = shelve(index, "a")
