@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -29,8 +30,8 @@ UNWRAPPED = {
     ),
 }
 """Pages with longer lines of text. Remove them from here as they are wrapped."""
-MOST_WORDS = 61_500
-"""Of guides, reference and explanation, with their examples. The aim is 45,000: lower this when words go, never raise it."""
+MOST_WORDS = 48_000
+"""Of guides and reference, with their examples. The aim is 45,000: lower this when words go, never raise it."""
 
 
 @pytest.fixture(scope="module")
@@ -85,12 +86,25 @@ def test_search_finds_guides_and_neither_decisions_nor_evidence(site: Path) -> N
     assert "point-in-time" in pages("2 minutes ago")
 
 
+def paths(entry: object) -> Iterator[str]:
+    """The pages below an entry of the navigation."""
+    if isinstance(entry, str):
+        yield entry
+    for each in entry.values() if isinstance(entry, dict) else entry if isinstance(entry, list) else ():
+        yield from paths(each)
+
+
 def test_guides_do_not_grow() -> None:
-    """Words of all pages but decisions, evidence, and tables that are generated."""
-    words = sum(
-        len(page.read_text(encoding="utf-8").split()) for page in DOCS.glob("*.md") if page.name not in GENERATED
-    )
-    assert words <= MOST_WORDS
+    """Words that an operator may have to read: neither internals and explanation, nor decisions, evidence and generated tables."""
+    counted = {"Home", "Tutorial", "Guides", "Reference"}
+    entries = [
+        (name, entry) for section in load_config(str(ROOT / "mkdocs.yml")).nav or () for name, entry in section.items()
+    ]
+    assert counted <= {name for name, _ in entries}
+    pages = [
+        DOCS / path for name, entry in entries if name in counted for path in paths(entry) if path not in GENERATED
+    ]
+    assert sum(len(page.read_text(encoding="utf-8").split()) for page in pages if page.is_file()) <= MOST_WORDS
 
 
 def test_lines_are_short_enough_to_review() -> None:
