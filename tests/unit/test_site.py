@@ -18,17 +18,7 @@ DOCS = ROOT / "docs"
 GENERATED = {"cli-json.md", "exit-codes.md"}
 """Tables made by scripts/generate_*.py: they are looked up, not read."""
 LONGEST_LINE = 200
-UNWRAPPED = {
-    *("CHANGELOG.md", "README.md", "docs/configuration.md", "docs/drill.md", "docs/export.md", "docs/kafka-replay.md"),
-    *(
-        "docs/load.md",
-        "docs/log.md",
-        "docs/point-in-time.md",
-        "docs/reliability.md",
-        "docs/restore.md",
-        "docs/tutorial.md",
-    ),
-}
+UNWRAPPED = {"CHANGELOG.md", "docs/restore.md"}
 """Pages with longer lines of text. Remove them from here as they are wrapped."""
 MOST_WORDS = 48_000
 """Of guides and reference, with their examples. The aim is 45,000: lower this when words go, never raise it."""
