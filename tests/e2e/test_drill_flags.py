@@ -121,7 +121,7 @@ class Drills:
 @pytest.fixture
 def drills(source: LiveCluster, backups: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Drills:
     """Drills with the newest backup of the folder."""
-    usual = ("--pd", source.pd, "--storage", str(backups), "--backup", "newest", "--format", "raw")
+    usual = ("--pd", source.pd, "--storage", str(backups), "--backup", "newest", "--key-format", "raw")
     return Drills(tmp_path / "drills", usual, capsys)
 
 
