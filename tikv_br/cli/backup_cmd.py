@@ -272,14 +272,14 @@ def parse_ranges(
         raise UsageError("--start and --end cannot be combined with --range", hint="Pass all ranges with --range.")
     if start or end:
         return ((read_key(start, form, "--start"), read_key(end, form, "--end")),)
-    pairs = [_split_range(text, form) for text in ranges]
+    pairs = [split_range(text, form) for text in ranges]
     return tuple((read_key(first, form, "--range"), read_key(last, form, "--range")) for first, last in pairs)
 
 
 _RANGE = re.compile(r"(hex:[^:]*|[^:]*):(hex:[^:]*|[^:]*)")
 
 
-def _split_range(text: str, form: KeyForm) -> tuple[str, str]:
+def split_range(text: str, form: KeyForm) -> tuple[str, str]:
     """START and END of ``START:END``; the colon of ``hex:`` belongs to the key. Raises `UsageError`."""
     if form is KeyForm.TEXT:
         found = _RANGE.fullmatch(text)
@@ -297,7 +297,7 @@ def _split_range(text: str, form: KeyForm) -> tuple[str, str]:
 def notice_ranges(reporter: Reporter, key_format: KeyForm | None, start: str, end: str, ranges: list[str]) -> None:
     """As `shared.RangeFlags.notice`, also of ``--range``."""
     pairs = [("--start", start), ("--end", end)]
-    pairs += [("--range", key) for text in ranges for key in _split_range(text, key_format or KeyForm.TEXT)]
+    pairs += [("--range", key) for text in ranges for key in split_range(text, key_format or KeyForm.TEXT)]
     shared.notice_ambiguous(reporter, key_format, pairs)
 
 

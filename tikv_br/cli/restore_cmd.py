@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import typer
 
 from tikv_br.cli import shared
+from tikv_br.cli.backup_cmd import split_range
 from tikv_br.cli.command import REQUIRED, Command, DefaultCommandGroup, Flags, command, flag
 from tikv_br.cli.output import KeyForm, Output, human_bytes, human_seconds, listed, read_key, reporting
 from tikv_br.cli.progress import progress_display
@@ -75,11 +76,36 @@ class PointFlags(Flags):
     work_storage: str = WORK_STORAGE()
 
 
+class RestoreRangeFlags(shared.RangeFlags):
+    """The range to restore, as ``--range`` or as ``--start`` and ``--end``."""
+
+    span: str = flag(
+        "", "Key range: START (inclusive) to END (exclusive); either may be empty.", "--range", metavar="START:END"
+    )
+
+    def bounds(self) -> tuple[bytes, bytes]:
+        """As `RangeFlags.bounds`."""
+        return shared.RangeFlags.bounds(self._bounded())
+
+    def notice(self, reporter: Reporter) -> None:
+        """As `RangeFlags.notice`."""
+        shared.RangeFlags.notice(self._bounded(), reporter)
+
+    def _bounded(self) -> RestoreRangeFlags:
+        """The same range as ``--start`` and ``--end``. Raises `UsageError`."""
+        if not self.span:
+            return self
+        if self.start or self.end:
+            raise UsageError("--range cannot be combined with --start and --end", hint="Pass one of them.")
+        first, last = split_range(self.span, self.form)
+        return replace(self, span="", start=first, end=last)
+
+
 class RestoreFlags(shared.BackupFlags):
     """How to restore, from wherever."""
 
     cluster: shared.ClusterFlags
-    range: shared.RangeFlags
+    range: RestoreRangeFlags
     keyspace: int | None = flag(
         None,
         "Restore only this keyspace of the backup, by id (API V2; default: all).",

@@ -27,7 +27,7 @@ from tikv_br.cli.drill_cmd import GoalFlags
 from tikv_br.cli.load_cmd import BulkLoadFlags
 from tikv_br.cli.log_cmd import LogCompactFlags
 from tikv_br.cli.main import app, run
-from tikv_br.cli.restore_cmd import RawRestoreFlags
+from tikv_br.cli.restore_cmd import RawRestoreFlags, RestoreRangeFlags
 from tikv_br.cli.shared import (
     RATE,
     SIZE,
@@ -181,6 +181,32 @@ def test_there_are_numeric_options() -> None:
 def test_rate_limits_are_checked_before_a_cluster_is_asked(command: str, rate: str) -> None:
     """PD is not even there: the answer is a usage error."""
     assert run([command, "raw", "-u", "127.0.0.1:1", "-s", "/nowhere", "--ratelimit", rate]) == UsageError.exit_code
+
+
+@pytest.mark.parametrize(
+    ("span", "bounds"),
+    [("a:b", (b"a", b"b")), ("a:", (b"a", b"")), (":hex:00ff", (b"", b"\x00\xff")), (r"a\x3a:b", (b"a:", b"b"))],
+)
+def test_a_restore_takes_a_range(span: str, bounds: tuple[bytes, bytes]) -> None:
+    """As a backup does: the same as --start and --end, which cannot be there too."""
+    assert RestoreRangeFlags(span=span).bounds() == bounds
+    with pytest.raises(UsageError, match="cannot be combined"):
+        RestoreRangeFlags(span=span, start="a").bounds()
+
+
+@pytest.mark.parametrize("span", ["a", "b:a", "hex:6b", "a:b:c"])
+def test_a_restore_refuses_what_is_no_range(span: str) -> None:
+    """Without an end, empty or ambiguous."""
+    with pytest.raises(UsageError):
+        RestoreRangeFlags(span=span).bounds()
+
+
+def test_a_key_of_a_range_that_is_hex_too_is_noted() -> None:
+    """As a key of --start."""
+    noted: list[object] = []
+    RestoreRangeFlags(span="1000:2000").notice(noted.append)
+    assert len(noted) == 2
+    assert "1000" in str(noted[0])
 
 
 FILLED = {
