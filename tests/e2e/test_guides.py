@@ -238,7 +238,7 @@ def test_restore(source: LiveCluster, target: LiveCluster, places: dict[str, str
 
 def test_undo_delete(source: LiveCluster, places: dict[str, str], tmp_path: Path) -> None:
     """Rows that were deleted are back; differences are shown, and the drill of the page passes."""
-    with Page("undo-delete", tmp_path, **places, A="6b6579303530", B="6b6579313530") as page:
+    with Page("undo-delete", tmp_path, **places, A="key050", B="key150") as page:
         url = page.backup(source)
         source.raw().batch_delete(list(ROWS)[:100])
         source.raw().delete_range(b"key100", b"z")
