@@ -6,8 +6,10 @@ For servers that answer from memory (`bench.replay`, `bench.replay_feed`): the s
 from __future__ import annotations
 
 import bisect
+import http.server
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -43,7 +45,7 @@ class CannedPd:
     def __init__(self, starts: Sequence[bytes]) -> None:
         """`starts` are the bounds at which regions begin, ascending, the first empty. Regions count from 1."""
         self._starts = starts
-        self.address = ""
+        self.address = self.status_address = ""
 
     @property
     def handlers(self) -> Handlers:
@@ -53,7 +55,8 @@ class CannedPd:
             "GetClusterInfo": unary(self._cluster_info),
             "GetRegion": unary(self._region_of),
             "ScanRegions": unary(self._scan_regions),
-            "GetStore": unary(self._store),
+            "GetStore": unary(self._one_store),
+            "GetAllStores": unary(self._all_stores),
             "Tso": streaming(self._tso),
         }
 
@@ -82,9 +85,14 @@ class CannedPd:
         found = [self._region(number) for number in range(first, stop)]
         return pdpb_pb2.ScanRegionsResponse(header=_header(), regions=found).SerializeToString()
 
-    def _store(self, _: bytes) -> bytes:
-        store = metapb_pb2.Store(id=STORE_ID, address=self.address, version="8.5.2")
-        return pdpb_pb2.GetStoreResponse(header=_header(), store=store).SerializeToString()
+    def _one_store(self, _: bytes) -> bytes:
+        return pdpb_pb2.GetStoreResponse(header=_header(), store=self._store()).SerializeToString()
+
+    def _all_stores(self, _: bytes) -> bytes:
+        return pdpb_pb2.GetAllStoresResponse(header=_header(), stores=[self._store()]).SerializeToString()
+
+    def _store(self) -> metapb_pb2.Store:
+        return metapb_pb2.Store(id=STORE_ID, address=self.address, status_address=self.status_address, version="8.5.2")
 
     def _tso(self, requests: Iterator[bytes], _: grpc.ServicerContext) -> Iterator[bytes]:
         for data in requests:
@@ -109,9 +117,24 @@ def _header() -> pdpb_pb2.ResponseHeader:
     return pdpb_pb2.ResponseHeader(cluster_id=CLUSTER_ID)
 
 
+class _Config(http.server.BaseHTTPRequestHandler):
+    """The store's ``/config``."""
+
+    def do_GET(self) -> None:
+        """Answer whatever is asked."""
+        self.send_response(http.HTTPStatus.OK)
+        self.end_headers()
+        self.wfile.write(b'{"storage": {"api-version": 2}}')
+
+    def log_message(self, *_: object) -> None:
+        """Log nothing."""
+
+
 def serve(pd: CannedPd, services: Mapping[str, Handlers]) -> None:
     """Serve PD and a store, print the address, and go on until our input ends."""
-    with ThreadPoolExecutor(THREADS) as pool:
+    with ThreadPoolExecutor(THREADS) as pool, http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Config) as config:
+        threading.Thread(target=config.serve_forever, daemon=True).start()
+        pd.status_address = f"127.0.0.1:{config.server_port}"
         server = grpc.server(pool, options=_UNLIMITED)
         etcd: Handlers = {"Range": unary(lambda _: b"")}  # no keys
         for service, handlers in {"pdpb.PD": pd.handlers, "etcdserverpb.KV": etcd, **services}.items():
@@ -121,6 +144,7 @@ def serve(pd: CannedPd, services: Mapping[str, Handlers]) -> None:
         print(pd.address, flush=True)
         sys.stdin.read()
         server.stop(grace=None).wait()
+        config.shutdown()
 
 
 @contextmanager
