@@ -183,6 +183,7 @@ PROOFS: dict[CommandPath, Proof] = {
         ended.last["backup_ts"] < ended.last["window_start"] < int(world.names["middle"]) < ended.last["window_end"]
     ),
     ("log", "status"): lambda world, ended: (ended.last["rows"], ended.last["gaps"]) == (log_rows(world), []),
+    ("log", "changes"): lambda _, ended: bytes.fromhex(ended.last["key"]) == b"row000",
     ("log", "metadata"): lambda world, ended: len(ended.out.splitlines()) == len(segments(world)),
     ("log", "pause"): lambda world, _: '"paused"' in log_file(world, "control.json"),
     ("log", "resume"): lambda world, _: '"active"' in log_file(world, "control.json"),
