@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -42,7 +43,7 @@ class LiveCluster(PlaygroundAdmin):
         return True
 
     def await_pd(self) -> None:
-        """Wait until all members of PD are there and one leads."""
+        """Wait until all members of PD are there and one leads, and no change that was asked for is yet to begin."""
 
         def is_well() -> bool:
             try:
@@ -50,6 +51,8 @@ class LiveCluster(PlaygroundAdmin):
             except AdminRefused:
                 return False
 
+        eventually(is_well)
+        time.sleep(0.5)  # a kill begins after 0.2 s, so that the admin API can answer
         eventually(is_well)
 
     def heal(self) -> None:
