@@ -103,8 +103,13 @@ def restore_to_point(
     work = temporary_location(options, sources)
     store = open_store(work)
     report: BackupReport | None = None
-    if exists(store, layout.META) and not exists(store, layout.RUN):
-        reporter(Notice(f"resuming: {work} already has the merged rows"))
+    merged = exists(store, layout.META) and not exists(store, layout.RUN)
+    if merged and not options.ts and not wanted.dry_run and not any(store.list(layout.RESTORE)):
+        remove_temporary(store)  # of a run that ended before it changed the target; the log may have grown since
+        merged = False
+    if merged:
+        ts = BackupSet.open(store).backup_ts
+        reporter(Notice(f"resuming: {work} already has the merged rows of {timestamps.show_ts(ts)}"))
     else:
         with Cluster.connect(wanted.cluster) as target:  # before a merge that may take hours
             check_same_encoding(ApiVersion.V2, target.info(reporter))

@@ -227,6 +227,23 @@ class BackupComparison:
             finally:
                 pool.shutdown(wait=False, cancel_futures=True)
 
+    def require_same_rows(self, parts: Sequence[tuple[FileEntry, KeyRange, Rewrite]], threads: int) -> None:
+        """Compare row by row what has equal sums, in parallel.
+
+        Sums are XORs: they are also equal if an even number of rows has the same change. Raises `ChecksumMismatch`.
+        """
+
+        def compare(part: tuple[FileEntry, KeyRange, Rewrite]) -> None:
+            _, differences = self._compare_keys(*part, {})
+            if differences:
+                raise ChecksumMismatch(differences[0])
+
+        with ThreadPoolExecutor(threads, thread_name_prefix="compare") as pool, cancelled_on_error():
+            try:
+                list(pool.map(inherit(compare), parts))
+            finally:
+                pool.shutdown(wait=False, cancel_futures=True)
+
     def require_equal(self, file: FileEntry, span: KeyRange, rewrite: Rewrite = UNCHANGED) -> Checksum:
         """The checksum of ``span``, all of the file's range or a part of it, as the cluster has it under ``rewrite``.
 

@@ -39,6 +39,9 @@ ID_SIZE = 16
 _ID = re.compile(rf"[0-9a-f]{{{ID_SIZE}}}")
 
 
+_DRILL_PATH = re.compile(r"(?:.*/)?drill-[0-9]{8}T[0-9]{6}-[0-9a-f]+")
+
+
 @dataclass(frozen=True, slots=True)
 class IndexEntry:
     """A complete backup. Times are milliseconds since the epoch, sizes bytes; 0 and ``""`` = not known (Go backups)."""
@@ -154,6 +157,11 @@ def entry_of_backup(path: str, backup: BackupSet, modified_ms: int) -> IndexEntr
         tool_version="",
         encryption=backup.encryption,
     )
+
+
+def is_drill_path(path: str) -> bool:
+    """Whether a drill has made the backup at a path."""
+    return _DRILL_PATH.fullmatch(path) is not None
 
 
 def _id(path: str, backupmeta_sha256: bytes) -> str:

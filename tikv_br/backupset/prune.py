@@ -18,6 +18,7 @@ from tikv_br.backupset.index import (
     ListedBackup,
     check_paths,
     entry_of_backup,
+    is_drill_path,
     pin_name,
     removal_name,
 )
@@ -355,7 +356,7 @@ def _candidates(present: Sequence[ListedBackup], *, include_foreign: bool) -> li
     return [
         Candidate(
             id=each.entry.id,
-            group=each.entry.scope,
+            group=f"drills of {each.entry.scope}" if is_drill_path(each.entry.path) else each.entry.scope,
             finished_ms=each.entry.finished_ms,
             pinned=each.pinned,
             parent=_parent_id(each.entry.parent.partition("?")[0].rstrip("/"), ids),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, cast
@@ -25,7 +24,6 @@ MAX_FIGURE = 250_000_000_000_000
 SEAL = "content_sha256"
 """A field of each report: the hash of the others. Retention removes backups by what reports say."""
 _END = b"}\n"
-_BACKUP_PATH = re.compile(r"(?:.*/)?drill-[0-9]{8}T[0-9]{6}-[0-9a-f]+")
 log = logging.getLogger(__name__)
 
 
@@ -75,11 +73,6 @@ def past_drill_of(report: Mapping[str, Any]) -> PastDrill:
 def backup_path(drill: str) -> str:
     """The folder of a drill's backup, below that of all backups."""
     return f"drill-{drill}"
-
-
-def is_drill_path(path: str) -> bool:
-    """Whether a drill has made the backup at a path."""
-    return _BACKUP_PATH.fullmatch(path) is not None
 
 
 def read_past_drills(home: ObjectStore) -> tuple[PastDrill, ...]:

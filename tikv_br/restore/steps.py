@@ -445,6 +445,7 @@ def _holds_backup(context: RestoreContext) -> bool:
         return False
     try:
         context.found = comparison.require_all_equal(context.parts, context.options.concurrency)
+        comparison.require_same_rows(context.parts, context.options.concurrency)
     except ChecksumMismatch:
         return False
     return True

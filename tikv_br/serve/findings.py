@@ -109,7 +109,9 @@ class HasSource(Protocol):
 
 def _old_backup(newest: Newest) -> Finding:
     where = f"{newest.storage}, prefix {newest.prefix}" if newest.prefix else newest.storage
-    text = f"the newest backup in {where} is more than {newest.max_age / 3600:g} h old: {newest.path}"
+    hours = newest.max_age / 3600
+    limit = f"{hours:g} h" if hours >= 1 else f"{newest.max_age / 60:g} min"
+    text = f"the newest backup in {where} is more than {limit} old: {newest.path}"
     if not newest.path:
         text = f"there is no backup in {where}"
     return Finding(

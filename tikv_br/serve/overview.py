@@ -7,9 +7,8 @@ from dataclasses import replace
 from typing import TypeVar
 
 from tikv_br import __version__
-from tikv_br.backupset.index import IndexEntry, ListedBackup
+from tikv_br.backupset.index import IndexEntry, ListedBackup, is_drill_path
 from tikv_br.cluster.timestamps import physical_ms
-from tikv_br.drill.history import is_drill_path
 from tikv_br.errors import LogDamaged, UsageError
 from tikv_br.gc.status import GcReport
 from tikv_br.serve.findings import Limits, find_problems, newest_backups

@@ -31,7 +31,7 @@ from tikv_br.backupset import layout
 from tikv_br.errors import LogDamaged, OutsideRestoreWindow, StorageUnreachable, UsageError
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.incremental.backup import back_up_changes
-from tikv_br.point_in_time import PointOptions, restore_to_point
+from tikv_br.point_in_time import PointOptions, merge_output, restore_to_point, temporary_location
 from tikv_br.restore.options import RestoreOptions
 from tikv_br.storage.local import LocalObjectStore
 from tikv_br.storage.open import open_store
@@ -228,6 +228,24 @@ def test_a_cluster_gets_the_rows_of_a_time(recorded: Recorded, tmp_path: Path) -
     assert {key: versions[-1].value for key, versions in found.items()} == history.rows_at(recorded.history, ts)
     assert all(0 < found[key][-1].expire_ts <= now >> 18 for key in expired_since)
     assert not list(open_store(work).list())
+
+
+@pytest.mark.parametrize("began", [False, True])
+def test_latest_is_found_again_until_a_restore_has_begun(*, began: bool, recorded: Recorded, tmp_path: Path) -> None:
+    """Rows merged by a run that ended before it changed the target are merged again; a begun restore is finished as it began."""
+    sources = MergeSources.open(recorded.full, recorded.log)
+    latest, older = sources.last_ts(allow_inexact=False), times_in(sources, 3, random.Random(SEED))[1]
+    with live_cluster(tmp_path / "target", ApiVersion.V2, stores=1) as target:
+        wanted = RestoreOptions(target.config, recorded.full)
+        options = PointOptions(wanted, recorded.log, 0, work=parse(f"local://{tmp_path / 'work'}"))
+        work = temporary_location(options, sources)
+        output = merge_output(options, work)
+        merge_backup(MergeOptions(output, recorded.full, recorded.log, older, listed=False))
+        if began:
+            open_store(work).put(f"{layout.RESTORE}/1/checkpoint.json", b"of another cluster")
+        done = restore_to_point(options)
+    assert done.ts == (older if began else latest)
+    assert older < latest
 
 
 @pytest.mark.parametrize("count", [0, 1, 2])

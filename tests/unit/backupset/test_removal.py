@@ -243,6 +243,15 @@ def test_other_ranges_and_clusters_have_histories_of_their_own(index: Index) -> 
     assert prune(index) == {"one-old"}
 
 
+def test_backups_of_drills_do_not_push_out_others(index: Index) -> None:
+    """They have the same cluster and ranges, but their own history."""
+    shelve(index, "daily", day=0)
+    for day in (1, 2):
+        shelve(index, f"drill-2026112{day}T000000-0a1b", day=day)
+    prune(index)
+    assert set(paths(index)) == {"daily", "drill-20261122T000000-0a1b"}
+
+
 def test_parent_of_a_kept_backup_stays(index: Index) -> None:
     """An incremental keeps what it continues."""
     shelve(index, "full", 0)
