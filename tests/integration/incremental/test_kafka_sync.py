@@ -230,31 +230,38 @@ def test_a_sync_to_kafka_broken_in_a_call(
     check_resolved(found)
 
 
+@pytest.fixture
+def ingested(tmp_path: Path) -> Iterator[LiveCluster]:
+    """A source of its own: a sync that starts before an ingest ended lacks rows, and others here start a while ago."""
+    with live_cluster(tmp_path / "source", ApiVersion.V2, stores=1, resolved_ts_interval=0.2) as live:
+        yield live
+
+
 def test_a_topic_gets_rows_that_are_ingested(
-    source: LiveCluster, broker: KafkaBroker, syncs: Syncs, tmp_path: Path
+    ingested: LiveCluster, broker: KafkaBroker, syncs: Syncs, tmp_path: Path
 ) -> None:
     """With new timestamps they are sent, each before a resolved-ts that covers it. With older ones the sync is degraded, and ends with 76."""
     rows = {b"ingested-%d" % number: b"backed up" for number in range(50)}
-    source.raw().batch_put(rows)
+    ingested.raw().batch_put(rows)
     place = StorageLocation("local", str(tmp_path / "backup"))
-    backup(BackupOptions(source.config, place, safe_interval=0.0, executor="driver"))
-    source.raw().batch_put(dict.fromkeys(rows, b"later"))
+    backup(BackupOptions(ingested.config, place, safe_interval=0.0, executor="driver"))
+    ingested.raw().batch_put(dict.fromkeys(rows, b"later"))
     topic = broker.create_topic(partitions=2)
     url = f"kafka://{broker.address}/{topic}?protocol=open-protocol&resolved-interval=50ms"
-    asked = ["--pd", source.pd, "--sink", url, "--state-dir", str(tmp_path / "state"), "--id", "ingests"]
+    asked = ["--pd", ingested.pd, "--sink", url, "--state-dir", str(tmp_path / "state"), "--id", "ingests"]
     pid = syncs.begin([*asked, "--hold-back", "0s", "--start-ts", "now"])
 
     def read() -> list[Event]:
         return open_events(broker.messages(topic))
 
-    wait_until_resolved(read, source.cluster.pd.tso(), 2)
-    restored = RestoreOptions(source.config, place, allow_overwrite=True)
+    wait_until_resolved(read, ingested.cluster.pd.tso(), 2)
+    restored = RestoreOptions(ingested.config, place, allow_overwrite=True)
     restore(restored)
-    events = wait_until_resolved(read, source.cluster.pd.tso(), 2)
+    events = wait_until_resolved(read, ingested.cluster.pd.tso(), 2)
     check_resolved(events)
     assert live_rows(events, time.time()).items() >= rows.items()
     restore(replace(restored, restamp=Restamp.NEVER))
-    wait_until_resolved(read, source.cluster.pd.tso(), 2)
+    wait_until_resolved(read, ingested.cluster.pd.tso(), 2)
     os.kill(pid, signal.SIGTERM)
     assert syncs.wait() == SyncDegraded.exit_code
 
