@@ -8,12 +8,12 @@ may have been given.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from functools import reduce
 from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from tikv_br.backupset.coverage import codec_of
 from tikv_br.backupset.files import Expiry, FileEntry
@@ -36,6 +36,9 @@ if TYPE_CHECKING:
 
     from tikv_br.formats.columns import Flags
     from tikv_br.formats.rawscan import ScanPage
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 def check_same_encoding(backup: ApiVersion, info: ClusterInfo) -> None:
@@ -173,6 +176,15 @@ def count_missing(
     return missing, first
 
 
+def _on_threads(compare: Callable[[T], R], parts: Sequence[T], threads: int) -> list[R]:
+    """Compare all parts, until the first one that raises."""
+    with ThreadPoolExecutor(threads, thread_name_prefix="compare") as pool, cancelled_on_error():
+        try:
+            return list(pool.map(inherit(compare), parts))
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
 def _user_keys(keys: pa.LargeBinaryArray, codec: KeyCodec) -> pa.LargeBinaryArray:
     import pyarrow.compute as pc
 
@@ -220,15 +232,10 @@ class BackupComparison:
 
     def require_all_equal(self, parts: Sequence[tuple[FileEntry, KeyRange, Rewrite]], threads: int) -> Checksum:
         """`require_equal` for all ``parts`` in parallel; returns their merged checksum."""
-        with ThreadPoolExecutor(threads, thread_name_prefix="compare") as pool, cancelled_on_error():
-            try:
-                compare = inherit(self.require_equal)
-                return reduce(Checksum.merge, pool.map(lambda part: compare(*part), parts), Checksum())
-            finally:
-                pool.shutdown(wait=False, cancel_futures=True)
+        return reduce(Checksum.merge, _on_threads(lambda part: self.require_equal(*part), parts, threads), Checksum())
 
     def require_same_rows(self, parts: Sequence[tuple[FileEntry, KeyRange, Rewrite]], threads: int) -> None:
-        """Compare row by row what has equal sums, in parallel.
+        """Compare row by row parts that have equal sums, in parallel.
 
         Sums are XORs: they are also equal if an even number of rows has the same change. Raises `ChecksumMismatch`.
         """
@@ -238,11 +245,7 @@ class BackupComparison:
             if differences:
                 raise ChecksumMismatch(differences[0])
 
-        with ThreadPoolExecutor(threads, thread_name_prefix="compare") as pool, cancelled_on_error():
-            try:
-                list(pool.map(inherit(compare), parts))
-            finally:
-                pool.shutdown(wait=False, cancel_futures=True)
+        _on_threads(compare, parts, threads)
 
     def require_equal(self, file: FileEntry, span: KeyRange, rewrite: Rewrite = UNCHANGED) -> Checksum:
         """The checksum of ``span``, all of the file's range or a part of it, as the cluster has it under ``rewrite``.
