@@ -12,6 +12,7 @@ import hypothesis
 import pytest
 
 from tests.support.tools import ROOT, unpack_golden
+from tikv_br import cancellation
 from tikv_br.storage import outage
 
 TIERS = ("unit", "golden", "integration", "interop", "e2e")
@@ -72,3 +73,9 @@ def log_handlers(monkeypatch: pytest.MonkeyPatch) -> None:
 def unknown_storages() -> None:
     """Forget which locations have answered, as in a new process: tests reuse ports."""
     outage._health.clear()
+
+
+@pytest.fixture(autouse=True)
+def clean_ups() -> None:
+    """Forget, as in a new process, clean-ups that threads of a former test have not ended: they would hurry every call."""
+    cancellation._clean_ups.clear()

@@ -151,13 +151,8 @@ JOIN_SECONDS = 1.0
 """How long clean-up waits for a thread, and what one request may take at least."""
 
 
-class _CleanUp:
-    """Until when clean-up waits, on the monotonic clock; infinite = there is none."""
-
-    until = math.inf
-
-
-_clean_up = _CleanUp()
+_clean_ups: dict[object, float] = {}
+"""Until when each clean-up of this process waits, on the monotonic clock. Threads may clean up at the same time, and end in any order."""
 
 
 @contextlib.contextmanager
@@ -166,23 +161,22 @@ def clean_up(signalled: float | None = None) -> Iterator[None]:
 
     ``signalled`` is when a signal came that has led to the clean-up, on the monotonic clock.
     """
-    outer = _clean_up.until
-    until = time.monotonic() + CLEAN_UP_SECONDS if signalled is None else signalled + SIGNAL_SECONDS
-    _clean_up.until = min(outer, until)
+    key = object()
+    _clean_ups[key] = time.monotonic() + CLEAN_UP_SECONDS if signalled is None else signalled + SIGNAL_SECONDS
     try:
         yield
     finally:
-        _clean_up.until = outer
+        _clean_ups.pop(key, None)
 
 
 def is_cleaning_up() -> bool:
     """Whether this process cleans up."""
-    return _clean_up.until < math.inf
+    return bool(_clean_ups)
 
 
 def clean_up_seconds() -> float:
     """For how long clean-up still waits; infinite if this process does not clean up."""
-    return _clean_up.until - time.monotonic()
+    return min(_clean_ups.copy().values(), default=math.inf) - time.monotonic()
 
 
 def request_seconds(timeout: float) -> float:

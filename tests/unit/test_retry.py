@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from collections.abc import Callable
@@ -9,7 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from tikv_br import retry
-from tikv_br.cancellation import SIGNAL_SECONDS, clean_up, request_seconds
+from tikv_br.cancellation import CLEAN_UP_SECONDS, SIGNAL_SECONDS, clean_up, clean_up_seconds, request_seconds
 from tikv_br.errors import ClusterUnreachable, EtcdUnreachable, RetryBudgetExhausted
 from tikv_br.retry import Backoff, Backoffer, Outage, RetryPolicy
 
@@ -288,3 +289,14 @@ def test_clean_up_does_not_wait_for_a_server_beyond_its_time() -> None:
             away.check()
     away.check()
     assert request_seconds(30.0) == 30.0
+
+
+def test_clean_ups_of_threads_end_in_any_order() -> None:
+    """The one that began first may end first; when all have ended, nothing hurries any more."""
+    first, second = clean_up(), clean_up()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert clean_up_seconds() < CLEAN_UP_SECONDS
+    second.__exit__(None, None, None)
+    assert clean_up_seconds() == math.inf
