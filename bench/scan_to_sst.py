@@ -22,8 +22,8 @@ from tikv_br.cluster.cluster import ClusterPool
 from tikv_br.cluster.config import ClusterConfig
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.sst import Compression
-from tikv_br.spark.task import SharedObjects, TaskContext, run_task
 from tikv_br.storage.url import StorageLocation
+from tikv_br.tasks.task import SharedObjects, TaskContext, run_task
 
 VALUE_SIZES = (100, 1024)
 FILE_BYTES = 96 << 20

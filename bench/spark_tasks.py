@@ -8,8 +8,8 @@ from functools import partial
 
 from bench.harness import Figure, Goal, Scale, Spread
 from tikv_br.backup.task import Task
-from tikv_br.spark.executor import ExecutorOptions, run_tasks
-from tikv_br.spark.task import TaskContext
+from tikv_br.tasks.executor import ExecutorOptions, run_tasks
+from tikv_br.tasks.task import TaskContext
 
 BENCH = "Spark tasks"
 CORES = 2
@@ -61,10 +61,10 @@ def closure_bytes() -> int:
     from tikv_br.backup.task import BackupJob
     from tikv_br.cluster.config import ClusterConfig
     from tikv_br.formats.api_version import ApiVersion
-    from tikv_br.spark.channel import ChannelAddress
-    from tikv_br.spark.executor import _run_one
-    from tikv_br.spark.jobs import by_value
     from tikv_br.storage.url import StorageLocation
+    from tikv_br.tasks.channel import ChannelAddress
+    from tikv_br.tasks.executor import _run_one
+    from tikv_br.tasks.jobs import by_value
 
     options = BackupOptions(
         cluster=ClusterConfig(pd=("pd-with-a-long-name.somewhere.example:2379",) * 5),

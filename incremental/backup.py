@@ -35,10 +35,10 @@ from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.incremental.feed.feed import Feed, Resolved, Rows
 from tikv_br.incremental.handover import backup_ts
 from tikv_br.progress_events import Notice, Reporter, silent
-from tikv_br.spark.task import TaskContext
 from tikv_br.steps import FunctionStep, Step
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import StorageLocation
+from tikv_br.tasks.task import TaskContext
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -29,8 +29,8 @@ from tikv_br.diff.values import Meter, Report, UserRange
 from tikv_br.errors import ClusterUnreachable, RetryBudgetExhausted, TikvBrError, UsageError
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.checksum import Checksum
-from tikv_br.spark.executor import run_tasks
-from tikv_br.spark.task import TaskContext
+from tikv_br.tasks.executor import run_tasks
+from tikv_br.tasks.task import TaskContext
 
 log = logging.getLogger(__name__)
 

@@ -37,7 +37,7 @@ from tikv_br.incremental.feed.feed import Event, Feed, FeedOptions, FeedStatus, 
 from tikv_br.incremental.sinks.base import Sink
 from tikv_br.incremental.sorter import Sorter
 from tikv_br.retry import Backoff
-from tikv_br.spark.task import keep_freed_memory
+from tikv_br.tasks.task import keep_freed_memory
 
 if TYPE_CHECKING:
     import pyarrow as pa

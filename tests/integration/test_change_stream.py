@@ -27,9 +27,9 @@ from tikv_br.archive.log import LogArchive
 from tikv_br.archive.records import merge_periods
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.ranges import KeyRange
-from tikv_br.spark.session import spark_context
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import parse
+from tikv_br.tasks.session import spark_context
 
 pytestmark = pytest.mark.slow
 PATIENCE = 300.0

@@ -31,8 +31,8 @@ from tikv_br.bulk_load.partition import PartitionResult
 from tikv_br.datasource import TikvBackupDataSource, TikvDataSource
 from tikv_br.errors import ClusterUnreachable, TargetNotEmpty, UsageError
 from tikv_br.formats.api_version import ApiVersion
-from tikv_br.spark.session import spark_context
 from tikv_br.storage.url import StorageLocation
+from tikv_br.tasks.session import spark_context
 
 pytestmark = pytest.mark.slow
 KEYSPACE = 5

@@ -26,9 +26,9 @@ from tikv_br.errors import Terminated, TikvBrError, UsageError
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.restore.options import RestoreOptions, Via
 from tikv_br.restore.run import restore
-from tikv_br.spark.executor import ExecutorOptions, run_tasks
-from tikv_br.spark.task import TaskContext
 from tikv_br.storage.url import StorageLocation
+from tikv_br.tasks.executor import ExecutorOptions, run_tasks
+from tikv_br.tasks.task import TaskContext
 
 MIB = 1 << 20
 LIMIT = MIB

@@ -14,8 +14,8 @@ from tests.support.waiting import eventually
 from tikv_br import cancellation
 from tikv_br.errors import Interrupted, SparkUnavailable, StorageFull, TaskFailed
 from tikv_br.progress_events import Event, Notice, TasksProgress
-from tikv_br.spark.executor import ExecutorKind, ExecutorOptions, run_tasks
-from tikv_br.spark.task import TaskContext
+from tikv_br.tasks.executor import ExecutorKind, ExecutorOptions, run_tasks
+from tikv_br.tasks.task import TaskContext
 
 SPARK = ExecutorOptions("spark", "local[2]")
 DRIVER = ExecutorOptions("driver", concurrency=2)

@@ -16,7 +16,7 @@ import pytest
 from pyspark import SparkContext
 
 from tikv_br.errors import Interrupted
-from tikv_br.spark.session import spark_context
+from tikv_br.tasks.session import spark_context
 
 LIMIT_SECONDS = 60
 SUBMIT = "org.apache.spark.deploy.SparkSubmit"

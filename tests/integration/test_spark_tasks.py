@@ -19,11 +19,11 @@ import pytest
 from tests.support.waiting import eventually
 from tikv_br.errors import TaskFailed
 from tikv_br.progress_events import Event, TasksProgress
-from tikv_br.spark import executor
-from tikv_br.spark.channel import ProgressListener, ProgressSender
-from tikv_br.spark.executor import ExecutorOptions, run_tasks
-from tikv_br.spark.session import SparkSettings, spark_context
-from tikv_br.spark.task import Message, TaskContext
+from tikv_br.tasks import executor
+from tikv_br.tasks.channel import ProgressListener, ProgressSender
+from tikv_br.tasks.executor import ExecutorOptions, run_tasks
+from tikv_br.tasks.session import SparkSettings, spark_context
+from tikv_br.tasks.task import Message, TaskContext
 
 if TYPE_CHECKING:
     from pyspark import SparkContext

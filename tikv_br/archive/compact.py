@@ -30,13 +30,13 @@ from tikv_br.errors import LogDamaged, StorageError, StorageObjectMissing, Usage
 from tikv_br.formats.keys.codec import KeyCodec
 from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.progress_events import Event, Reporter, silent
-from tikv_br.spark.executor import ExecutorChoice, ExecutorKind, ExecutorOptions, choose_executor, run_tasks
-from tikv_br.spark.session import NO_SETTINGS, SparkSettings, check_settings, is_local
-from tikv_br.spark.task import TaskContext
 from tikv_br.steps import FunctionStep, Step, run_steps
 from tikv_br.storage.base import ObjectStore
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import StorageLocation
+from tikv_br.tasks.executor import ExecutorChoice, ExecutorKind, ExecutorOptions, choose_executor, run_tasks
+from tikv_br.tasks.session import NO_SETTINGS, SparkSettings, check_settings, is_local
+from tikv_br.tasks.task import TaskContext
 
 if TYPE_CHECKING:
     import pyarrow as pa

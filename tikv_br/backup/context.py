@@ -29,9 +29,9 @@ from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.formats.sst.compression import Compression
 from tikv_br.progress_events import Event, Reporter, silent
-from tikv_br.spark.executor import DRIVER_THREADS, MIN_SPARK_BYTES, MIN_SPARK_TASKS, ExecutorKind, choose_and_explain
-from tikv_br.spark.session import is_local
 from tikv_br.storage.base import ObjectStore
+from tikv_br.tasks.executor import DRIVER_THREADS, MIN_SPARK_BYTES, MIN_SPARK_TASKS, ExecutorKind, choose_and_explain
+from tikv_br.tasks.session import is_local
 
 CLUSTER_SLOTS = 32
 """Assumed number of slots of a Spark cluster, whose size is unknown until it has started."""

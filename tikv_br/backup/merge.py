@@ -40,11 +40,11 @@ from tikv_br.formats.checksum import Checksum
 from tikv_br.formats.keys.codec import KeyCodec
 from tikv_br.formats.keys.ranges import KeyRange, gaps, intersection
 from tikv_br.progress_events import Reporter, silent
-from tikv_br.spark.task import TaskContext
 from tikv_br.steps import FunctionStep, Step
 from tikv_br.storage.base import ObjectStore
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import StorageLocation
+from tikv_br.tasks.task import TaskContext
 
 if TYPE_CHECKING:
     import pyarrow as pa

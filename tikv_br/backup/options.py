@@ -14,8 +14,8 @@ from tikv_br.errors import ConversionUnsupported, UsageError
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.text import show_key
 from tikv_br.formats.sst.compression import Compression
-from tikv_br.spark.session import NO_SETTINGS, SparkSettings, check_settings, is_local
 from tikv_br.storage.url import StorageLocation
+from tikv_br.tasks.session import NO_SETTINGS, SparkSettings, check_settings, is_local
 
 V1, V1TTL, V2 = ApiVersion.V1, ApiVersion.V1TTL, ApiVersion.V2
 

@@ -15,8 +15,8 @@ from tikv_br.cluster.rate_limit import RateLimit
 from tikv_br.cluster.regions import RegionColumns
 from tikv_br.formats.keys.codec import KeyCodec
 from tikv_br.formats.keys.ranges import KeyRange, gaps
-from tikv_br.spark.executor import ExecutorOptions, run_tasks
-from tikv_br.spark.task import TaskContext
+from tikv_br.tasks.executor import ExecutorOptions, run_tasks
+from tikv_br.tasks.task import TaskContext
 
 
 def make_plan(context: BackupContext) -> None:

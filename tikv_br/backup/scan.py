@@ -35,9 +35,9 @@ from tikv_br.formats.columns import Flags, Numbers
 from tikv_br.formats.errors import DamagedBytes
 from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.formats.rawscan import RawPage, ScanPage
-from tikv_br.spark.task import TaskContext
 from tikv_br.storage.base import ObjectStore
 from tikv_br.storage.open import open_store
+from tikv_br.tasks.task import TaskContext
 
 T = TypeVar("T")
 

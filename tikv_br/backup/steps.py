@@ -22,9 +22,9 @@ from tikv_br.cluster.safepoint import SafePointKeeper, choose_backup_ts, safe_po
 from tikv_br.errors import ClusterError, ClusterUnreachable, RetryBudgetExhausted, SafePointError
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.progress_events import Notice
-from tikv_br.spark.session import check_java
 from tikv_br.steps import FunctionStep, Step
 from tikv_br.storage.credentials import KEY_IN_CLEAR
+from tikv_br.tasks.session import check_java
 
 
 def verify_coverage(context: BackupContext) -> None:

@@ -54,13 +54,13 @@ from tikv_br.formats.keys.codec import KeyCodec
 from tikv_br.formats.keys.ranges import KeyRange, intersection
 from tikv_br.formats.sst.compression import Compression
 from tikv_br.retry import Backoffer
-from tikv_br.spark.task import TaskContext
 from tikv_br.storage.base import ObjectStore
 from tikv_br.storage.credentials import to_backend, to_cipher_info
 from tikv_br.storage.local import to_storage_error
 from tikv_br.storage.open import open_store
 from tikv_br.storage.outage import patience_policy
 from tikv_br.storage.url import StorageLocation
+from tikv_br.tasks.task import TaskContext
 
 _COMPRESSION = {
     Compression.SNAPPY: brpb_pb2.SNAPPY,

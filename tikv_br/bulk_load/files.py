@@ -30,10 +30,10 @@ import pyarrow.parquet as pq
 from tikv_br.errors import StorageObjectMissing, UsageError
 from tikv_br.formats.parquet import SourceFile
 from tikv_br.formats.sst.source import TailCache
-from tikv_br.spark.frames import Input
 from tikv_br.storage.base import ObjectSource, ObjectStore
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import CloudFlags, parse
+from tikv_br.tasks.frames import Input
 
 PART_BYTES = 64 << 20
 """About how much of an input one task reads, before compression."""

@@ -1,6 +1,6 @@
 """Sorts the rows of an input on threads of this process: sorted runs, in memory or on the disk, and partitions that merge them.
 
-The columns become bytes as in `tikv_br.spark.frames`, in Arrow's columns instead of Spark's.
+The columns become bytes as in `tikv_br.tasks.frames`, in Arrow's columns instead of Spark's.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ import pyarrow.compute as pc
 from tikv_br.bulk_load.files import BATCH_ROWS, FileInput, NeedsSpark, Part
 from tikv_br.formats.order import key_order
 from tikv_br.progress_events import Reporter
-from tikv_br.spark.executor import ExecutorOptions, run_tasks
-from tikv_br.spark.frames import BAD_TTL, EMPTY_KEY, NULL_KEY, NULL_VALUE, Input, missing_column, unmapped_type
-from tikv_br.spark.task import TaskContext
+from tikv_br.tasks.executor import ExecutorOptions, run_tasks
+from tikv_br.tasks.frames import BAD_TTL, EMPTY_KEY, NULL_KEY, NULL_VALUE, Input, missing_column, unmapped_type
+from tikv_br.tasks.task import TaskContext
 
 R = TypeVar("R")
 Partition = tuple[tuple[bytes, bytes], ...]
@@ -100,7 +100,7 @@ class SortedRuns:
         return [tuple(spans[first : first + each]) for first in range(0, len(spans), each)]
 
     def rows(self, partition: Partition) -> Iterator[pa.RecordBatch]:
-        """The rows of a partition, as `tikv_br.spark.frames.sorted_rows` orders them."""
+        """The rows of a partition, as `tikv_br.tasks.frames.sorted_rows` orders them."""
         nothing = pa.nulls(BATCH_ROWS, pa.string())
         for start, end in partition:
             parts = [part for run in self._runs if (part := _within(run, start, end)).num_rows]
@@ -185,7 +185,7 @@ def run_partitions(
     reporter: Reporter,
     shared: Iterable[object],
 ) -> list[R]:
-    """Run ``function(batches, context)`` once for each partition of the runs; see `tikv_br.spark.frames.map_partitions`."""
+    """Run ``function(batches, context)`` once for each partition of the runs; see `tikv_br.tasks.frames.map_partitions`."""
     results: list[R] = []
     run_tasks(
         partitions,
@@ -201,7 +201,7 @@ def run_partitions(
 
 
 def check_columns(files: FileInput, source: Input) -> None:
-    """Raise what `tikv_br.spark.frames.keyed_rows` raises for a missing column or a wrong type, or `NeedsSpark`."""
+    """Raise what `tikv_br.tasks.frames.keyed_rows` raises for a missing column or a wrong type, or `NeedsSpark`."""
     _check_bytes(files, "--key-column", source.key_column, is_key=True)
     _check_bytes(files, "--value-column", source.value_column, is_key=False)
     if source.ttl_column:

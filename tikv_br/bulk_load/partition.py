@@ -16,8 +16,8 @@ from tikv_br.errors import UsageError
 from tikv_br.formats.checksum import Checksum, checksum
 from tikv_br.formats.errors import UnsupportedFormat
 from tikv_br.formats.keys.ranges import KeyRange
-from tikv_br.spark.task import TaskContext
 from tikv_br.storage.open import open_store
+from tikv_br.tasks.task import TaskContext
 
 if TYPE_CHECKING:
     import pyarrow as pa

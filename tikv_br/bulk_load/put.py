@@ -26,8 +26,8 @@ from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.formats.keys.text import show_both
 from tikv_br.progress_events import Notice
 from tikv_br.report.facts import counted
-from tikv_br.spark.task import TaskContext
 from tikv_br.steps import FunctionStep, Step
+from tikv_br.tasks.task import TaskContext
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -24,11 +24,11 @@ from tikv_br.formats.checksum import Checksum
 from tikv_br.progress_events import Notice, Reporter, silent
 from tikv_br.restore.options import DEFAULT_CONCURRENCY, Mode, RestoreOptions, Via
 from tikv_br.restore.run import RestoreSummary, restore
-from tikv_br.spark.executor import ExecutorChoice, ExecutorOptions
-from tikv_br.spark.session import NO_SETTINGS, SparkSettings
 from tikv_br.storage.base import exists
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import StorageLocation
+from tikv_br.tasks.executor import ExecutorChoice, ExecutorOptions
+from tikv_br.tasks.session import NO_SETTINGS, SparkSettings
 
 NO_STAGING = StorageLocation("local", "/nonexistent")
 """Stands for the staging where there is none; nothing opens it."""

@@ -32,11 +32,11 @@ from tikv_br.progress_events import Reporter, silent
 from tikv_br.report.facts import counted
 from tikv_br.restore.options import RestoreOptions
 from tikv_br.restore.run import RestoreSummary, restore
-from tikv_br.spark.executor import ExecutorOptions, run_tasks
-from tikv_br.spark.task import TaskContext
 from tikv_br.steps import FunctionStep, Step
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import StorageLocation
+from tikv_br.tasks.executor import ExecutorOptions, run_tasks
+from tikv_br.tasks.task import TaskContext
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -34,8 +34,10 @@ from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.formats.keys.text import show_key
 from tikv_br.progress_events import Notice
 from tikv_br.report.facts import counted
-from tikv_br.spark.executor import MIN_SPARK_BYTES
-from tikv_br.spark.frames import (
+from tikv_br.steps import FunctionStep, Step
+from tikv_br.storage.url import CloudFlags
+from tikv_br.tasks.executor import MIN_SPARK_BYTES
+from tikv_br.tasks.frames import (
     Input,
     kept,
     keyed_rows,
@@ -45,10 +47,8 @@ from tikv_br.spark.frames import (
     sql_session,
     write_bad_rows,
 )
-from tikv_br.spark.session import NO_SETTINGS, is_local
-from tikv_br.spark.task import TaskContext
-from tikv_br.steps import FunctionStep, Step
-from tikv_br.storage.url import CloudFlags
+from tikv_br.tasks.session import NO_SETTINGS, is_local
+from tikv_br.tasks.task import TaskContext
 
 if TYPE_CHECKING:
     import pyarrow as pa

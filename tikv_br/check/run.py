@@ -28,7 +28,7 @@ from tikv_br.check.probe import (
 )
 from tikv_br.check.storage_probes import remove_scratch, storage_probes
 from tikv_br.errors import SparkUnavailable, StorageError, TikvBrError
-from tikv_br.spark.session import MIN_JAVA, check_java, spark_context
+from tikv_br.tasks.session import MIN_JAVA, check_java, spark_context
 
 SPARK_SECONDS = 90.0
 """A session may take that long to start, on a busy machine or a far cluster."""

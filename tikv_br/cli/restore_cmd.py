@@ -293,7 +293,7 @@ def _restore(name: str, flags: RestoreFlags, storage: StorageLocation, point: _P
         first, last = flags.range.bounds()
         from tikv_br.restore.inspect import FileCheck
         from tikv_br.restore.options import Mode, Restamp, RestoreOptions, Via
-        from tikv_br.spark.executor import ExecutorOptions
+        from tikv_br.tasks.executor import ExecutorOptions
 
         draft.place, draft.cluster = storage, ",".join(flags.cluster.pd)
         options = flags.fill(

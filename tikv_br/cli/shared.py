@@ -23,9 +23,9 @@ from tikv_br.cluster.timestamps import parse_ts
 from tikv_br.errors import TikvBrError, UsageError
 from tikv_br.formats.keys.text import HEX_MARK, is_hex
 from tikv_br.progress_events import Notice
-from tikv_br.spark.session import SparkSettings
 from tikv_br.storage.crypter import Crypter, SecretText, read_secret
 from tikv_br.storage.url import AzureOptions, CloudFlags, GcsOptions, S3Options, StorageLocation, parse
+from tikv_br.tasks.session import SparkSettings
 
 if TYPE_CHECKING:
     from tikv_br.archive.log import LogSource

@@ -11,7 +11,7 @@ import typer
 from tikv_br.cli import shared
 from tikv_br.cli.command import REQUIRED, argument, command, variable
 from tikv_br.cli.output import human_bytes, listed
-from tikv_br.spark.session import submitted_master
+from tikv_br.tasks.session import submitted_master
 
 app = typer.Typer(rich_markup_mode=None, no_args_is_help=True, add_completion=False)
 
@@ -28,7 +28,7 @@ class PackFlags(shared.CommandFlags):
 @command(app, "spark pack", example="tikv-br spark pack tikv-br.tar.gz")
 def pack_environment(flags: PackFlags) -> None:
     """Pack tikv-br and the packages that it needs as an archive for --spark-archive. Workers need the same version of Python."""
-    from tikv_br.spark.pack import pack
+    from tikv_br.tasks.pack import pack
 
     done = pack(Path(flags.file))
     figures = [

@@ -6,9 +6,9 @@ import os
 from dataclasses import dataclass
 
 from tikv_br.cluster.config import ClusterConfig
-from tikv_br.spark.executor import DRIVER_THREADS, ExecutorKind, ExecutorOptions
-from tikv_br.spark.session import NO_SETTINGS, SparkSettings
 from tikv_br.storage.url import StorageLocation
+from tikv_br.tasks.executor import DRIVER_THREADS, ExecutorKind, ExecutorOptions
+from tikv_br.tasks.session import NO_SETTINGS, SparkSettings
 
 
 @dataclass(frozen=True, slots=True)

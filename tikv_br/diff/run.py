@@ -17,9 +17,9 @@ from tikv_br.diff.values import DifferentRange, KeyDifference, Meter, Report
 from tikv_br.errors import NothingMatched, UsageError
 from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.progress_events import Notice, Reporter, silent
-from tikv_br.spark.executor import run_tasks
-from tikv_br.spark.session import check_settings
 from tikv_br.steps import FunctionStep, run_steps
+from tikv_br.tasks.executor import run_tasks
+from tikv_br.tasks.session import check_settings
 
 
 @dataclass

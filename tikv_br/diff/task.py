@@ -16,7 +16,7 @@ from tikv_br.diff.sides import ClusterSide, RangeSums, RowsSide, Side, different
 from tikv_br.diff.values import Counts, DifferentRange, KeyDifference, Kind, Meter, Report, UserRange
 from tikv_br.errors import ConversionUnsupported
 from tikv_br.formats.keys.ranges import KeyRange
-from tikv_br.spark.task import TaskContext
+from tikv_br.tasks.task import TaskContext
 
 if TYPE_CHECKING:
     import pyarrow as pa

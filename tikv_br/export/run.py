@@ -29,11 +29,11 @@ from tikv_br.formats.errors import UnsupportedFormat
 from tikv_br.formats.keys.codec import KeyCodec
 from tikv_br.formats.keys.ranges import KeyRange, gaps, intersection
 from tikv_br.progress_events import Notice, Reporter, silent
-from tikv_br.spark.executor import ExecutorOptions, run_tasks
-from tikv_br.spark.session import check_java
 from tikv_br.steps import FunctionStep, run_steps
 from tikv_br.storage.base import ObjectStore
 from tikv_br.storage.open import open_store
+from tikv_br.tasks.executor import ExecutorOptions, run_tasks
+from tikv_br.tasks.session import check_java
 
 SUCCESS = "_SUCCESS"
 """Written last, as Hadoop and Spark do: without it the export is not complete."""

@@ -19,9 +19,9 @@ from tikv_br.cluster.rawkv import RawClient
 from tikv_br.errors import UsageError
 from tikv_br.formats.keys.codec import KeyCodec
 from tikv_br.formats.keys.ranges import KeyRange, intersection
-from tikv_br.spark.task import TaskContext
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import StorageLocation
+from tikv_br.tasks.task import TaskContext
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -41,10 +41,10 @@ from tikv_br.restore.options import Via
 from tikv_br.restore.plan import FilePart, IngestResult
 from tikv_br.restore.record import RestoreRecord
 from tikv_br.retry import STORAGE_UNREACHABLE, Backoffer
-from tikv_br.spark.task import TaskContext
 from tikv_br.storage.base import ObjectStore
 from tikv_br.storage.credentials import strip_names
 from tikv_br.storage.outage import patience_policy
+from tikv_br.tasks.task import TaskContext
 
 if TYPE_CHECKING:
     import pyarrow as pa

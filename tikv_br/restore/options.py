@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from tikv_br.cluster.config import ClusterConfig
 from tikv_br.restore.inspect import FileCheck
 from tikv_br.restore.plan import REGION_BYTES
-from tikv_br.spark.executor import ExecutorOptions
 from tikv_br.storage.url import StorageLocation
+from tikv_br.tasks.executor import ExecutorOptions
 
 DEFAULT_CONCURRENCY = 16
 

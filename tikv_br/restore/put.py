@@ -18,8 +18,8 @@ from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.codec import KeyCodec
 from tikv_br.restore.plan import FilePart, IngestResult
 from tikv_br.restore.record import RestoreRecord
-from tikv_br.spark.task import TaskContext
 from tikv_br.storage.base import ObjectStore
+from tikv_br.tasks.task import TaskContext
 
 if TYPE_CHECKING:
     import pyarrow as pa

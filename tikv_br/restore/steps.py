@@ -74,11 +74,11 @@ from tikv_br.restore.resume import (
     record_of,
     save_checkpoint,
 )
-from tikv_br.spark.executor import choose_executor, run_tasks
-from tikv_br.spark.task import TaskContext
 from tikv_br.steps import FunctionStep, Step
 from tikv_br.storage.credentials import KEY_IN_CLEAR, to_backend, to_cipher_info
 from tikv_br.storage.open import open_store
+from tikv_br.tasks.executor import choose_executor, run_tasks
+from tikv_br.tasks.task import TaskContext
 
 
 def plan(context: RestoreContext) -> None:

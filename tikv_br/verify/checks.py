@@ -22,8 +22,8 @@ from tikv_br.formats.checksum import Checksum
 from tikv_br.formats.errors import FormatError
 from tikv_br.formats.keys.codec import KeyCodec
 from tikv_br.formats.keys.ranges import KeyRange
-from tikv_br.spark.task import TaskContext
 from tikv_br.storage.base import CHUNK_SIZE, ObjectSource, ObjectStore
+from tikv_br.tasks.task import TaskContext
 from tikv_br.verify.options import Finding, Level
 
 if TYPE_CHECKING:

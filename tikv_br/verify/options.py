@@ -14,9 +14,9 @@ from fractions import Fraction
 from tikv_br.backupset.files import FileEntry
 from tikv_br.cluster.config import ClusterConfig
 from tikv_br.errors import UsageError
-from tikv_br.spark.executor import DRIVER_THREADS
-from tikv_br.spark.session import NO_SETTINGS, SparkSettings
 from tikv_br.storage.url import StorageLocation
+from tikv_br.tasks.executor import DRIVER_THREADS
+from tikv_br.tasks.session import NO_SETTINGS, SparkSettings
 
 _PERCENT = re.compile(r"(\d+(?:\.\d+)?)%")
 _PART = re.compile(r"(\d+)/(\d+)")

@@ -28,11 +28,11 @@ from tikv_br.errors import (
 )
 from tikv_br.formats.keys.ranges import KeyRange, gaps
 from tikv_br.progress_events import Notice, Reporter, silent
-from tikv_br.spark.executor import ExecutorKind, ExecutorOptions, run_tasks
-from tikv_br.spark.session import check_settings
 from tikv_br.steps import FunctionStep, Step
 from tikv_br.storage.base import ObjectInfo, ObjectStore
 from tikv_br.storage.open import open_store
+from tikv_br.tasks.executor import ExecutorKind, ExecutorOptions, run_tasks
+from tikv_br.tasks.session import check_settings
 from tikv_br.verify.checks import CompareJob, CompareTask, FileJob, Report, check_file, compare_range
 from tikv_br.verify.options import Executor, Finding, Level, VerifyOptions
 

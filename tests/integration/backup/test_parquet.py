@@ -24,8 +24,8 @@ from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.columns import SCHEMA
 from tikv_br.restore.options import Mode, RestoreOptions
 from tikv_br.restore.run import restore
-from tikv_br.spark.session import spark_context
 from tikv_br.storage.open import open_store
+from tikv_br.tasks.session import spark_context
 from tikv_br.verify.options import Executor, Finding, Level, VerifyOptions
 from tikv_br.verify.run import verify
 

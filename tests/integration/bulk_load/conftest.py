@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from pyspark.sql import SparkSession
 
-from tikv_br.spark.frames import sql_session
+from tikv_br.tasks.frames import sql_session
 
 MASTER = "local[2]"
 

@@ -32,9 +32,9 @@ from tikv_br.incremental.backup import back_up_changes, increment_steps
 from tikv_br.incremental.feed.feed import FeedOptions
 from tikv_br.progress_events import Reporter
 from tikv_br.restore.options import Mode, RestoreOptions
-from tikv_br.spark.executor import ExecutorOptions
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import StorageLocation
+from tikv_br.tasks.executor import ExecutorOptions
 from tikv_br.verify.options import Executor, Level, VerifyOptions
 from tikv_br.verify.run import verify
 

@@ -35,9 +35,9 @@ from tikv_br.formats.keys.text import parse_key
 from tikv_br.incremental.backup import back_up_changes
 from tikv_br.load.loader import load_pairs
 from tikv_br.load.sources import open_source
-from tikv_br.spark import executor
-from tikv_br.spark.session import spark_context
 from tikv_br.storage.url import StorageLocation, parse
+from tikv_br.tasks import executor
+from tikv_br.tasks.session import spark_context
 
 V1, V1TTL, V2 = ApiVersion.V1, ApiVersion.V1TTL, ApiVersion.V2
 ROWS = hard_rows(count=300)

@@ -19,9 +19,9 @@ from tikv_br.errors import (
 from tikv_br.progress_events import Event
 from tikv_br.restore.options import RestoreOptions
 from tikv_br.restore.run import RestoreSummary, restore
-from tikv_br.spark.executor import ExecutorOptions
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import StorageLocation, parse
+from tikv_br.tasks.executor import ExecutorOptions
 
 THREADS = 3
 

@@ -22,9 +22,9 @@ from tikv_br.progress_events import StepStarted
 from tikv_br.restore.options import RestoreOptions
 from tikv_br.restore.record import ImportModeRecord, RestoreRecord
 from tikv_br.restore.run import AbortedRestores, abort_restores, restore
-from tikv_br.spark.executor import ExecutorOptions
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import StorageLocation
+from tikv_br.tasks.executor import ExecutorOptions
 
 MOVERS = {"balance-leader-scheduler", "balance-hot-region-scheduler", "balance-region-scheduler"}
 

@@ -19,9 +19,9 @@ from tikv_br.restore import inspect, steps
 from tikv_br.restore.context import RestoreContext
 from tikv_br.restore.options import Mode, RestoreOptions
 from tikv_br.restore.run import restore
-from tikv_br.spark.executor import ExecutorOptions
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import StorageLocation, parse
+from tikv_br.tasks.executor import ExecutorOptions
 
 DELAY = 0.2
 TASKS = 4

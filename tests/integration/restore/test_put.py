@@ -22,8 +22,8 @@ from tikv_br.formats.values import decode_value
 from tikv_br.playground.engine import Engine
 from tikv_br.restore.options import Mode, RestoreOptions
 from tikv_br.restore.run import restore
-from tikv_br.spark.executor import ExecutorOptions
 from tikv_br.storage.url import StorageLocation, parse
+from tikv_br.tasks.executor import ExecutorOptions
 
 
 @pytest.mark.parametrize("name", ["v1", "v1ttl", "v2"])

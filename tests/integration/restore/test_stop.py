@@ -21,8 +21,8 @@ from tikv_br.errors import Terminated
 from tikv_br.progress_events import Event
 from tikv_br.restore.options import Mode, RestoreOptions, Via
 from tikv_br.restore.run import abort_restores, restore
-from tikv_br.spark.executor import ExecutorOptions
 from tikv_br.storage.url import StorageLocation
+from tikv_br.tasks.executor import ExecutorOptions
 
 SLOW = 600
 """Bytes a second for each store: a file takes some ten seconds, and three are under way."""

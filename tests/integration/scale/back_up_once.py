@@ -34,9 +34,9 @@ from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.codec import KeyCodec
 from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.progress_events import silent
-from tikv_br.spark.executor import Collector
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import StorageLocation
+from tikv_br.tasks.executor import Collector
 
 SLOTS = 250
 """Of the executor that is planned for; there are four tasks for each."""
@@ -91,7 +91,7 @@ def run_elsewhere(
     on_result: Callable[[TaskResult], None],
     **_: object,
 ) -> float:
-    """As `tikv_br.spark.executor.run_tasks`: the outcomes come as messages, here from one process that only leaves what tasks leave."""
+    """As `tikv_br.tasks.executor.run_tasks`: the outcomes come as messages, here from one process that only leaves what tasks leave."""
     job = function.args[0]
     collector: Collector[TaskResult] = Collector(len(tasks), on_result, silent)
     command = [sys.executable, "-m", "tests.integration.scale.finished_tasks", job.options.storage.path, job.run]

@@ -21,7 +21,7 @@ from tikv_br.backupset.ledger import FinishedTask, LedgerEntry
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.checksum import Checksum
 from tikv_br.formats.keys.codec import KeyCodec
-from tikv_br.spark.task import Message
+from tikv_br.tasks.task import Message
 
 FILE_KVS, FILE_BYTES = 960_000, 96 << 20
 CODEC = KeyCodec(ApiVersion.V2)

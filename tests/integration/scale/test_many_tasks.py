@@ -7,8 +7,8 @@ import os
 import pytest
 
 from tikv_br.backup.task import Task
-from tikv_br.spark.executor import ExecutorOptions, run_tasks
-from tikv_br.spark.task import TaskContext
+from tikv_br.tasks.executor import ExecutorOptions, run_tasks
+from tikv_br.tasks.task import TaskContext
 
 TASKS = [Task(b"%04d" % number, b"%04d" % (number + 1)) for number in range(1000)]
 

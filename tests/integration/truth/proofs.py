@@ -22,7 +22,7 @@ from tikv_br.cli.command import CommandPath
 from tikv_br.cluster.etcd import Etcd
 from tikv_br.cluster.pd_http import gc_status
 from tikv_br.playground.launcher import Home
-from tikv_br.spark import pack
+from tikv_br.tasks import pack
 
 BACKUPS = ("sound", "new", "increment", "merged")
 Proof = Callable[[World, Ended], bool]
@@ -148,7 +148,7 @@ def packed(world: World, ended: Ended) -> bool:
     return (
         len(names) == ended.last["files"]
         and "bin/python" in names
-        and any("tikv_br/spark/pack" in name for name in names)
+        and any("tikv_br/tasks/pack" in name for name in names)
     )
 
 

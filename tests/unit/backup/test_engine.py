@@ -15,8 +15,8 @@ from tikv_br.cluster.rate_limit import RateLimit
 from tikv_br.errors import SparkUnavailable
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.sst.compression import Compression
-from tikv_br.spark import session
-from tikv_br.spark.executor import DRIVER_THREADS, MIN_SPARK_BYTES, MIN_SPARK_TASKS
+from tikv_br.tasks import session
+from tikv_br.tasks.executor import DRIVER_THREADS, MIN_SPARK_BYTES, MIN_SPARK_TASKS
 
 V1, V1TTL, V2 = ApiVersion.V1, ApiVersion.V1TTL, ApiVersion.V2
 PARQUET = FileKind.PARQUET

@@ -13,8 +13,8 @@ from tikv_br.cluster.config import ClusterConfig
 from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.point_in_time import PointOptions, merge_output
 from tikv_br.restore.options import RestoreOptions
-from tikv_br.spark.executor import ExecutorOptions
 from tikv_br.storage.url import parse
+from tikv_br.tasks.executor import ExecutorOptions
 
 keys = st.binary(max_size=2)
 Part = tuple[bytes, bytes, int]

@@ -20,10 +20,10 @@ from tikv_br.errors import StorageFull
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.codec import KeyCodec
 from tikv_br.formats.keys.ranges import KeyRange
-from tikv_br.spark.task import Message, TaskContext
 from tikv_br.storage.base import ObjectStore
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import StorageLocation
+from tikv_br.tasks.task import Message, TaskContext
 
 BACKUP_TS = 100
 SPAN = KeyRange(*KeyCodec(ApiVersion.V2).rpc_range(b"", b""))

@@ -27,10 +27,10 @@ from tikv_br.cluster.regions import Peer, Region
 from tikv_br.cluster.topology import Store, StoreState
 from tikv_br.errors import StorageError, StorageFull, StorageReadOnly
 from tikv_br.formats.api_version import ApiVersion
-from tikv_br.spark.task import SharedObjects, TaskContext
 from tikv_br.storage.base import ObjectStore
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import StorageLocation
+from tikv_br.tasks.task import SharedObjects, TaskContext
 
 
 class Answers(list[brpb_pb2.BackupResponse]):

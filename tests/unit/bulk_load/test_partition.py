@@ -19,9 +19,9 @@ from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.checksum import Checksum
 from tikv_br.formats.keys.codec import KeyCodec
 from tikv_br.formats.keys.ranges import KeyRange
-from tikv_br.spark.frames import Input
-from tikv_br.spark.task import TaskContext
 from tikv_br.storage.url import parse
+from tikv_br.tasks.frames import Input
+from tikv_br.tasks.task import TaskContext
 
 NOW = 1_700_000_000
 Row = tuple[bytes | None, bytes | None, int, str | None]

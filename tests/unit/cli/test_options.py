@@ -45,8 +45,8 @@ from tikv_br.drill.objectives import Objectives
 from tikv_br.errors import UsageError
 from tikv_br.playground.settings import Settings
 from tikv_br.restore.options import RestoreOptions
-from tikv_br.spark.frames import Input
 from tikv_br.storage.url import AzureOptions, GcsOptions, S3Options
+from tikv_br.tasks.frames import Input
 from tikv_br.verify.options import VerifyOptions
 
 

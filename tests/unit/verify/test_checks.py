@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from tikv_br.backupset.files import FileEntry
 from tikv_br.formats.api_version import ApiVersion
-from tikv_br.spark.task import Message, TaskContext
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import parse
+from tikv_br.tasks.task import Message, TaskContext
 from tikv_br.verify.checks import FileJob, HashedFile, check_file
 from tikv_br.verify.options import Level
 

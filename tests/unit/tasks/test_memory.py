@@ -7,7 +7,7 @@ import pytest
 
 FAULTS = """
 import resource, sys
-from tikv_br.spark.task import keep_freed_memory
+from tikv_br.tasks.task import keep_freed_memory
 if sys.argv[1] == "keep":
     assert keep_freed_memory()
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

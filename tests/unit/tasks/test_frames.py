@@ -8,7 +8,7 @@ import pytest
 from py4j.protocol import Py4JError
 
 from tikv_br.errors import SparkUnavailable
-from tikv_br.spark import frames
+from tikv_br.tasks import frames
 
 
 class DeadJvmError(Py4JError):  # type: ignore[misc]  # py4j has no types

@@ -11,8 +11,8 @@ from multiprocessing.connection import Client
 
 import pytest
 
-from tikv_br.spark.channel import ChannelAddress, ProgressListener, ProgressSender, RunSender
-from tikv_br.spark.task import Message
+from tikv_br.tasks.channel import ChannelAddress, ProgressListener, ProgressSender, RunSender
+from tikv_br.tasks.task import Message
 
 MESSAGE = Message("progress", 3, 0, (10, 1))
 

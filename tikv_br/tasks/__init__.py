@@ -1,4 +1,4 @@
-"""Runs tasks on Spark or on threads of the driver, with live progress.
+"""Runs tasks on threads of the driver or on Spark, with live progress.
 
 Knows nothing of TiKV: a task is any picklable value, its work any picklable function.
 

@@ -9,7 +9,7 @@ import pytest
 
 from tikv_br.cancellation import Cancellation, TaskCancelled
 from tikv_br.errors import StorageFull, TaskFailed
-from tikv_br.spark.task import Message, TaskContext, run_task
+from tikv_br.tasks.task import Message, TaskContext, run_task
 
 
 def run(function: object) -> tuple[Message, list[Message]]:
@@ -21,7 +21,7 @@ def run(function: object) -> tuple[Message, list[Message]]:
 
 def test_result_is_sent_with_the_last_progress(monkeypatch: pytest.MonkeyPatch) -> None:
     """Bytes reported within the throttle's time are not lost: the outcome brings them."""
-    monkeypatch.setattr("tikv_br.spark.task.REPORT_SECONDS", 600.0)  # longer than any machine takes for the task
+    monkeypatch.setattr("tikv_br.tasks.task.REPORT_SECONDS", 600.0)  # longer than any machine takes for the task
 
     def work(task: str, context: TaskContext) -> str:
         for _ in range(10):

@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 import pytest
 
 from tikv_br.errors import UsageError
-from tikv_br.spark import pack
+from tikv_br.tasks import pack
 
 
 def install(folder: Path, name: str, files: dict[str, str], *more: str, requires: tuple[str, ...] = ()) -> None:

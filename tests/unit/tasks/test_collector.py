@@ -9,8 +9,8 @@ import pytest
 
 from tikv_br.errors import StorageFull
 from tikv_br.progress_events import Event, TasksProgress
-from tikv_br.spark.executor import Collector
-from tikv_br.spark.task import Message
+from tikv_br.tasks.executor import Collector
+from tikv_br.tasks.task import Message
 
 
 def progress(index: int, data_bytes: int, attempt: int = 0) -> Message:

@@ -26,7 +26,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from tikv_br import pandas_import
 from tikv_br.errors import SparkUnavailable, UsageError
-from tikv_br.spark.jobs import check_workers
+from tikv_br.tasks.jobs import check_workers
 
 if TYPE_CHECKING:
     from pyspark import SparkConf, SparkContext

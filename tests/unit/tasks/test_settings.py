@@ -10,7 +10,7 @@ import pytest
 
 from tikv_br.errors import SparkUnavailable, UsageError
 from tikv_br.redaction import redact
-from tikv_br.spark.session import NO_SETTINGS, SparkSettings, _escaped, _limits, _Plan, spark_context
+from tikv_br.tasks.session import NO_SETTINGS, SparkSettings, _escaped, _limits, _Plan, spark_context
 
 SECRET = "a value that is secret"
 

@@ -10,8 +10,8 @@ import pytest
 from pyspark import SparkConf
 
 from tikv_br.errors import SparkUnavailable, UsageError
-from tikv_br.spark import session
-from tikv_br.spark.session import _launch_jvm, _master, check_java, check_master, is_local, spark_context
+from tikv_br.tasks import session
+from tikv_br.tasks.session import _launch_jvm, _master, check_java, check_master, is_local, spark_context
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from tikv_br import __version__
 from tikv_br.errors import SparkUnavailable, SparkWorkerUnfit, TaskFailed
-from tikv_br.spark import shipped
+from tikv_br.tasks import shipped
 
 if TYPE_CHECKING:
     from pyspark import SparkContext

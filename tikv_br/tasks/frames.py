@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 
 from tikv_br.errors import SparkUnavailable, TaskFailed, UsageError
 from tikv_br.progress_events import Reporter
-from tikv_br.spark.channel import ANY_HOST, ChannelAddress, ProgressListener, RunSender
-from tikv_br.spark.executor import POLL_SECONDS, Collector, worker
-from tikv_br.spark.jobs import by_value, first_cause, spark_job
-from tikv_br.spark.session import NO_SETTINGS, SparkSettings, driver_host, is_local, spark_context
-from tikv_br.spark.task import Message, TaskContext, run_task
+from tikv_br.tasks.channel import ANY_HOST, ChannelAddress, ProgressListener, RunSender
+from tikv_br.tasks.executor import POLL_SECONDS, Collector, worker
+from tikv_br.tasks.jobs import by_value, first_cause, spark_job
+from tikv_br.tasks.session import NO_SETTINGS, SparkSettings, driver_host, is_local, spark_context
+from tikv_br.tasks.task import Message, TaskContext, run_task
 
 if TYPE_CHECKING:
     import pyarrow as pa

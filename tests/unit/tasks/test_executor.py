@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tikv_br.errors import SparkUnavailable
-from tikv_br.spark import session
-from tikv_br.spark.executor import MIN_SPARK_TASKS, choose_executor
+from tikv_br.tasks import session
+from tikv_br.tasks.executor import MIN_SPARK_TASKS, choose_executor
 
 
 def test_steering_stays_here_below_some_thousand_tasks(monkeypatch: pytest.MonkeyPatch) -> None:

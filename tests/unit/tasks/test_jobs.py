@@ -18,8 +18,8 @@ from pyspark import cloudpickle
 
 from tikv_br import __version__
 from tikv_br.errors import SparkUnavailable, SparkWorkerUnfit
-from tikv_br.spark import jobs, shipped
-from tikv_br.spark.jobs import by_value, unfit_worker
+from tikv_br.tasks import jobs, shipped
+from tikv_br.tasks.jobs import by_value, unfit_worker
 
 LOAD = "import pickle, sys; f = pickle.loads(sys.stdin.buffer.read()); print(list(f([1, 2])))"
 

@@ -18,10 +18,10 @@ from typing import Generic, Literal, TypeVar
 from tikv_br.cancellation import Cancellation
 from tikv_br.errors import SparkUnavailable, TikvBrError
 from tikv_br.progress_events import Notice, Reporter, TasksProgress, silent
-from tikv_br.spark.channel import ANY_HOST, ChannelAddress, ProgressListener, RunSender
-from tikv_br.spark.jobs import by_value, spark_job
-from tikv_br.spark.session import NO_SETTINGS, SparkSettings, driver_host, is_local, spark_context
-from tikv_br.spark.task import Message, SharedObjects, TaskContext, run_task
+from tikv_br.tasks.channel import ANY_HOST, ChannelAddress, ProgressListener, RunSender
+from tikv_br.tasks.jobs import by_value, spark_job
+from tikv_br.tasks.session import NO_SETTINGS, SparkSettings, driver_host, is_local, spark_context
+from tikv_br.tasks.task import Message, SharedObjects, TaskContext, run_task
 
 R = TypeVar("R")
 PROGRESS_SECONDS = 0.1
@@ -164,7 +164,7 @@ def choose_and_explain(tasks: int, task_bytes: int, reason: str) -> tuple[Execut
     """`choose_executor`, with the reason: the given one, unless Spark would be used and cannot start."""
     if tasks < MIN_SPARK_TASKS and task_bytes < MIN_SPARK_BYTES:
         return "driver", reason
-    from tikv_br.spark.session import check_java  # late: tests replace it
+    from tikv_br.tasks.session import check_java  # late: tests replace it
 
     try:
         check_java()

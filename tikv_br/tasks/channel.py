@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Client, Connection, Listener
 from typing import Self
 
-from tikv_br.spark.task import Message
+from tikv_br.tasks.task import Message
 
 logger = logging.getLogger(__name__)
 _DIGEST = "sha256"
