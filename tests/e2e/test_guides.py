@@ -269,8 +269,11 @@ def test_managing_backups(source: LiveCluster, tmp_path: Path) -> None:
             assert bytes.fromhex(page.run(start).last["value"]) == ROWS[b"key007"]
         page.run("pin")
         page.run("unpin")
+        page.run("delete -s s3")
         page.run("prune -s s3")
         page.run("prune -s ROOT")
+        page.run("delete -s ROOT", "--dry-run")
+        page.run("delete PATH", "--yes")
 
 
 def test_verify_and_diff(source: LiveCluster, target: LiveCluster, places: dict[str, str], tmp_path: Path) -> None:

@@ -168,6 +168,27 @@ def test_pin_prune_unpin(root: str, tmp_path: Path) -> None:
     succeed("verify", f"{root}/second", "--level", "data", "--executor", "driver")
 
 
+def test_delete(root: str, tmp_path: Path) -> None:
+    """By id and by URL: it asks, a dry run and a pin prevent it, and the other backup stays as it was."""
+    second, first = ids(root)
+    delete = ("delete", "--output", "json")
+    dry = succeed(*delete, first[:8], "-s", root, "--dry-run").last
+    assert (dry["id"], dry["path"], dry["dry_run"]) == (first, "first", True)
+    unasked = tikv_br(*delete, first, "-s", root)
+    assert (unasked.code, "--yes" in unasked.last["hint"]) == (2, True)
+    succeed("pin", "-s", root, first)
+    pinned = tikv_br(*delete, first, "-s", root, "--yes")
+    assert (pinned.code, "is pinned" in pinned.last["message"]) == (2, True)
+    assert ids(root) == [second, first]
+    succeed("unpin", "-s", root, first)
+    done = succeed(*delete, f"{root}/first", "--yes").last
+    assert (done["id"], done["removed_bytes"] > 0, done["dry_run"]) == (first, True, False)
+    assert ids(root) == [second]
+    assert not (tmp_path / "root" / "first").exists()
+    succeed("verify", f"{root}/second", "--level", "data", "--executor", "driver")
+    assert tikv_br(*delete, first, "-s", root, "--yes").code == 31
+
+
 def test_rebuild_finds_what_the_index_lost(root: str, tmp_path: Path) -> None:
     """Without its index the list is empty and no backup is lost; one rebuild brings the same list back."""
     before = backups(root)

@@ -15,6 +15,7 @@ FEATURE_OF_COMMAND = {
     "cat": "index",
     "changefeed": "changefeed",
     "check": "check",
+    "delete": "index",
     "diff": "diff",
     "drill": "drill",
     "export": "export",

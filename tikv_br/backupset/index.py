@@ -273,6 +273,15 @@ class Index:
             raise UsageError(f"{prefix!r} matches {len(found)} backups: {ids}", hint="Pass more digits of the id.")
         return found[0]
 
+    def find_path(self, path: str) -> ListedBackup:
+        """The backup at a path below the root. Raises `BackupNotFound`."""
+        for each in self.read():
+            if each.entry.path == path:
+                return each
+        raise BackupNotFound(
+            f"the index at {self.root.location} has no backup at {path}", hint="Run `tikv-br list --rebuild`."
+        )
+
     def _newest(self) -> ListedBackup:
         """The newest backup. Raises `BackupNotFound`, and `UsageError` if there are backups of several clusters or ranges."""
         found = [each for each in self.read() if not each.removing]

@@ -178,6 +178,32 @@ def remove(index: Index, entry: IndexEntry) -> bool:
     return True
 
 
+def check_deletable(index: Index, listed: ListedBackup) -> None:
+    """Raise `UsageError` if the backup is pinned, or if others in the index continue it."""
+    entry = listed.entry
+    if listed.pinned:
+        raise UsageError(f"backup {entry.id} is pinned", hint=f"Run `tikv-br unpin {entry.id}` first.")
+    every = index.read()
+    parents = _parents(every)
+    children = [each.entry for each in every if parents[each.entry.id] == entry.id]
+    if children:
+        names = ", ".join(f"{child.id} ({child.path})" for child in children)
+        raise UsageError(
+            f"backup {entry.id} is the base of incremental backups, which cannot be restored without it: {names}",
+            hint="Delete these first.",
+        )
+
+
+def delete(index: Index, listed: ListedBackup) -> None:
+    """Remove one backup, also one whose removal was interrupted. Raises as `check_deletable`, `remove` and `finish_removal`."""
+    check_deletable(index, listed)
+    entry = listed.entry
+    unfinished = [removal for removal in interrupted_removals(index) if removal.id == entry.id]
+    if not any(finish_removal(index, removal) for removal in unfinished) and not remove(index, entry):
+        raise UsageError(f"backup {entry.id} was pinned meanwhile", hint=f"Run `tikv-br unpin {entry.id}` first.")
+    index.refresh()
+
+
 def interrupted_removals(index: Index) -> list[Removal]:
     """Removals that were interrupted, or are running. Raises `BackupDamaged` when a mark does not read."""
     found = []
@@ -352,18 +378,25 @@ def execute(
 
 
 def _candidates(present: Sequence[ListedBackup], *, include_foreign: bool) -> list[Candidate]:
-    ids = {each.entry.path: each.entry.id for each in present}
+    parents = _parents(present)
     return [
         Candidate(
             id=each.entry.id,
             group=f"drills of {each.entry.scope}" if is_drill_path(each.entry.path) else each.entry.scope,
             finished_ms=each.entry.finished_ms,
             pinned=each.pinned,
-            parent=_parent_id(each.entry.parent.partition("?")[0].rstrip("/"), ids),
+            parent=parents[each.entry.id],
         )
         for each in present
         if include_foreign or not each.entry.is_foreign
     ]
+
+
+def _parents(every: Iterable[ListedBackup]) -> dict[str, str]:
+    """The id of the backup that each one continues, by id; ``""`` = none of them."""
+    entries = [each.entry for each in every]
+    ids = {entry.path: entry.id for entry in entries}
+    return {entry.id: _parent_id(entry.parent.partition("?")[0].rstrip("/"), ids) for entry in entries}
 
 
 def _parent_id(url: str, ids: Mapping[str, str]) -> str:

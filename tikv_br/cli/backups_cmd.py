@@ -1,4 +1,4 @@
-"""Commands on stored backups: ``tikv-br list``, ``pin``, ``unpin``, ``prune``, ``abort`` and ``unlock``."""
+"""Commands on stored backups: ``tikv-br list``, ``pin``, ``unpin``, ``delete``, ``prune``, ``abort`` and ``unlock``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import typer
 
 from tikv_br.cli import shared
 from tikv_br.cli.command import REQUIRED, argument, command, flag, given
-from tikv_br.cli.output import human_bytes
+from tikv_br.cli.output import confirmation, human_bytes
 from tikv_br.cluster.timestamps import show_time
 from tikv_br.errors import BackupDamaged, BackupUnsupported, CrypterMismatch, LeaseHeld, UsageError
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 list_app = typer.Typer(rich_markup_mode=None)
 pin_app = typer.Typer(rich_markup_mode=None)
+delete_app = typer.Typer(rich_markup_mode=None)
 unpin_app = typer.Typer(rich_markup_mode=None)
 prune_app = typer.Typer(rich_markup_mode=None)
 abort_app = typer.Typer(rich_markup_mode=None)
@@ -138,6 +139,35 @@ def unpin(flags: IdFlags) -> None:
     entry = flags.index.find(flags.backup_id).entry
     flags.index.unpin(entry)
     flags.out.result("pin", {"id": entry.id, "path": entry.path, "pinned": False}, f"{entry.id} is no longer pinned")
+
+
+class DeleteFlags(shared.ChosenBackupFlags):
+    chosen: str = argument(
+        REQUIRED,
+        "URL|ID",
+        "Backup: its URL, or with --storage its id, or a unique prefix of it.",
+        autocompletion=shared.complete_id,
+    )
+    storage: str = shared.storage(shared.MANY_BACKUPS, default="")
+    yes: bool = flag(False, "Delete without asking.", command_line=True)
+    dry_run: bool = shared.DRY_RUN()
+
+
+@command(delete_app, "delete", example="tikv-br delete --storage s3://backups 3fa2")
+def delete_backup(flags: DeleteFlags, context: typer.Context) -> None:
+    """Delete one complete backup. Fails if it is pinned, or the base of an incremental one."""
+    from tikv_br.backupset import prune
+
+    ask = None if flags.dry_run else confirmation("delete", yes=flags.yes)
+    index, listed = flags.find(context)
+    prune.check_deletable(index, listed)
+    entry = listed.entry
+    what = f"backup {entry.id} at {entry.path} ({human_bytes(entry.backup_size)}, {show_time(entry.finished_ms)})"
+    if ask is not None:
+        ask(f"Delete {what}?")
+        prune.delete(index, listed)
+    fields = {"id": entry.id, "path": entry.path, "removed_bytes": entry.backup_size, "dry_run": flags.dry_run}
+    flags.out.result("summary", fields, f"{what} {'would be deleted (dry run)' if flags.dry_run else 'is deleted'}")
 
 
 class PruneFlags(shared.IndexFlags):

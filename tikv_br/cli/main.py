@@ -44,6 +44,12 @@ class Commands(LazyGroup):
                 ),
                 ("pin", "backups_cmd", "pin_app", "Protect a backup from prune."),
                 ("unpin", "backups_cmd", "unpin_app", "Allow prune to remove a pinned backup again."),
+                (
+                    "delete",
+                    "backups_cmd",
+                    "delete_app",
+                    "Delete one complete backup. Fails if it is pinned, or the base of an incremental one.",
+                ),
                 ("abort", "backups_cmd", "abort_app", "Remove an unfinished backup. Fails if the backup is complete."),
             ),
             "Recover": (

@@ -30,7 +30,7 @@ from tikv_br.tasks.session import SparkSettings
 if TYPE_CHECKING:
     from tikv_br.archive.log import LogSource
     from tikv_br.backupset.backup_set import BackupSet
-    from tikv_br.backupset.index import Index
+    from tikv_br.backupset.index import Index, ListedBackup
     from tikv_br.cluster.config import ClusterConfig, EtcdConfig, TlsFiles
     from tikv_br.progress_events import Reporter
 
@@ -590,17 +590,36 @@ class ChosenBackupFlags(IndexFlags):
 
     def choose(self, context: typer.Context) -> StorageLocation:
         """The place of the backup. The argument takes precedence over TIKV_BR_STORAGE. Raises `UsageError`, and as `Index.find`."""
-        is_url = "/" in self.chosen
-        if is_url and given(context, "storage"):
-            raise UsageError("URL and --storage cannot be combined", hint="Pass one of them.")
-        if is_url:
+        if self._is_url(context):
             return self.storage_flags.locate(self.chosen)
+        self._need_storage(context)
+        return self.index.location_of(self.chosen) if self.chosen else self.location
+
+    def find(self, context: typer.Context) -> tuple[Index, ListedBackup]:
+        """The entry of the backup, and the index that has it. Raises `UsageError` and `BackupNotFound`."""
+        from tikv_br.backupset.index import Index, place_of
+        from tikv_br.storage.open import open_store
+
+        if not self._is_url(context):
+            self._need_storage(context)
+            return self.index, self.index.find(self.chosen)
+        place = place_of(self.storage_flags.locate(self.chosen))
+        if place is None:
+            raise UsageError(f"{self.chosen} is the root of its storage, which no index lists", hint="Check the URL.")
+        index = Index(open_store(place.root))
+        return index, index.find_path(place.path)
+
+    def _is_url(self, context: typer.Context) -> bool:
+        if "/" in self.chosen and given(context, "storage"):
+            raise UsageError("URL and --storage cannot be combined", hint="Pass one of them.")
+        return "/" in self.chosen
+
+    def _need_storage(self, context: typer.Context) -> None:
         if not self.storage:
             raise UsageError(
                 "no backup was given",
                 hint=f"Pass `{context.command_path} URL`, or --storage URL, if needed with an id or newest.",
             )
-        return self.index.location_of(self.chosen) if self.chosen else self.location
 
     def backup(self, context: typer.Context) -> BackupSet:
         """The backup, opened."""

@@ -60,6 +60,7 @@ CALLS: dict[CommandPath, str] = {
     ("cat",): "-s {sound} row007",
     ("pin",): "-s {folder} {id}",
     ("unpin",): "-s {folder} {id}",
+    ("delete",): "{new} --yes",
     ("prune",): "-s {folder} --keep-last 1 --confirm",
     ("abort",): "-s {begun}",
     ("unlock",): "-s {begun}",

@@ -134,6 +134,7 @@ FAULTS = (
             CHECK: 61,
             ("drill", "list"): 0,
             ("drill", "show"): 31,
+            ("delete",): 31,
             ("playground", "start"): 53,
             ("playground", "stop"): 0,
             ("playground", "status"): 0,

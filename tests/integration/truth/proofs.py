@@ -199,6 +199,9 @@ PROOFS: dict[CommandPath, Proof] = {
     ("cat",): lambda _, ended: bytes.fromhex(ended.last["value"]) == ROWS[b"row007"],
     ("pin",): lambda world, _: Path(world.names["folder"], "tikv-br-index", "pins", world.names["id"]).exists(),
     ("unpin",): lambda world, _: not Path(world.names["folder"], "tikv-br-index", "pins", world.names["id"]).exists(),
+    ("delete",): lambda world, ended: (
+        not Path(world.names["new"]).exists() and ended.last["id"] not in ids(world) and len(ids(world)) > 1
+    ),
     # The last one is the increment, which needs what it continues. Beside them stays the drill's, which counts apart.
     ("prune",): lambda world, _: (
         {name for name in BACKUPS if Path(world.names[name], "backupmeta").exists()} == {"increment", "sound"}

@@ -12,13 +12,24 @@ from tests.unit.backupset.shelves import index_at, make_backup, make_foreign, na
 from tikv_br.backupset import layout, lease, records
 from tikv_br.backupset.backup_set import BackupSet, BackupWriter
 from tikv_br.backupset.index import Index, entry_name, entry_of_backup, pin_name, removal_name
-from tikv_br.backupset.prune import Policy, Removal, execute, finish_removal, interrupted_removals, plan, remove
+from tikv_br.backupset.prune import (
+    Policy,
+    Removal,
+    check_deletable,
+    delete,
+    execute,
+    finish_removal,
+    interrupted_removals,
+    plan,
+    remove,
+)
 from tikv_br.errors import (
     BackupDamaged,
     BackupNotFound,
     BackupPathInUse,
     LeaseHeld,
     StorageUnreachable,
+    UsageError,
 )
 from tikv_br.storage.base import ObjectInfo, ObjectStore
 from tikv_br.storage.local import TEMPORARY_PREFIX
@@ -250,6 +261,42 @@ def test_backups_of_drills_do_not_push_out_others(index: Index) -> None:
         shelve(index, f"drill-2026112{day}T000000-0a1b", day=day)
     prune(index)
     assert set(paths(index)) == {"daily", "drill-20261122T000000-0a1b"}
+
+
+def test_delete_refuses_the_base_of_another_backup(index: Index) -> None:
+    """It names the backups that continue it; these can be deleted, and then the base."""
+    shelve(index, "full", 1)
+    child = shelve(index, "next", 2, parent=index.root.location.child("full").redacted())
+    with pytest.raises(UsageError, match=f"{child.id} \\(next\\)"):
+        delete(index, index.find_path("full"))
+    assert index.is_backup(index.find_path("full").entry)
+    delete(index, index.find_path("next"))
+    delete(index, index.find_path("full"))
+    assert index.read() == []
+    assert names(index.root) <= {"tikv-br-index/snapshot.json"}
+
+
+def test_delete_refuses_a_pinned_backup(index: Index) -> None:
+    """It names the command that would allow it."""
+    entry = shelve(index, "one")
+    index.pin(entry)
+    with pytest.raises(UsageError, match="is pinned") as refused:
+        check_deletable(index, index.find_path("one"))
+    assert f"unpin {entry.id}" in str(refused.value.hint)
+
+
+@pytest.mark.parametrize("done", [META_GONE - 1, META_GONE, STEPS - 2])
+def test_interrupted_delete_is_finished_by_the_next(tmp_path: Path, done: int) -> None:
+    """Before and after `backupmeta` is gone."""
+    shelve(index_at(tmp_path), "one")
+    failing = JournalIndex(open_store(index_at(tmp_path).root.location), "." * done + "b")
+    with pytest.raises(StorageUnreachable):
+        delete(failing, failing.find_path("one"))
+    index = index_at(tmp_path)
+    delete(index, index.find_path("one"))
+    assert index.read() == []
+    assert interrupted_removals(index) == []
+    assert not (tmp_path / "one").exists()
 
 
 def test_parent_of_a_kept_backup_stays(index: Index) -> None:
