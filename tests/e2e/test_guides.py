@@ -220,7 +220,8 @@ def test_backup(source: LiveCluster, places: dict[str, str], tmp_path: Path) -> 
 def test_restore(source: LiveCluster, target: LiveCluster, places: dict[str, str], tmp_path: Path) -> None:
     """All of it, into another keyspace, and under another prefix."""
     source.raw(7).batch_put({b"user1": b"1", b"other": b"2"})
-    with Page("restore", tmp_path, **places, **{"executor spark": "executor driver"}) as page:
+    local = {"executor spark": "executor driver"}
+    with Page("restore", tmp_path, until="Undo a mass delete", **places, **local) as page:
         name = "backups/nightly-1"
         page.places["URL"] = page.backup(source, name)
         page.run("restore raw")
@@ -238,7 +239,7 @@ def test_restore(source: LiveCluster, target: LiveCluster, places: dict[str, str
 
 def test_undo_delete(source: LiveCluster, places: dict[str, str], tmp_path: Path) -> None:
     """Rows that were deleted are back; differences are shown, and the drill of the page passes."""
-    with Page("undo-delete", tmp_path, **places, A="key050", B="key150") as page:
+    with Page("restore", tmp_path, since="Undo a mass delete", **places, A="key050", B="key150") as page:
         url = page.backup(source)
         source.raw().batch_delete(list(ROWS)[:100])
         source.raw().delete_range(b"key100", b"z")
@@ -246,7 +247,7 @@ def test_undo_delete(source: LiveCluster, places: dict[str, str], tmp_path: Path
         assert contents(source) == ROWS
         page.run("verify")
         source.raw().delete(b"key007")
-        page.run("diff --pd 10.0.0.1:2379", code=60)
+        page.run("diff s3://backups/2026-11-21 --pd", code=60)
         page.variables |= {"TIKV_BR_PD": source.pd, "TIKV_BR_STORAGE": url.rpartition("/")[0]}
         page.run("drill run")
         page.places["TARGET"] = page.places[TARGET]
@@ -303,7 +304,7 @@ def test_reports(source: LiveCluster, tmp_path: Path) -> None:
     """The files are there."""
     html, report = tmp_path / "report.html", tmp_path / "verify.json"
     places = {"pd:2379": source.pd, "/var/www/backups/2026-11-21.html": str(html), "verify.json": str(report)}
-    with Page("reports", tmp_path, **places) as page:
+    with Page("drill", tmp_path, since="Reports of other commands", **places) as page:
         page.run("backup raw")
         page.run("verify")
     assert "<html" in html.read_text()
@@ -315,7 +316,7 @@ def test_drill(source: LiveCluster, target: LiveCluster, tmp_path: Path) -> None
     config = tmp_path / "drill.toml"
     places = {"pd:2379": source.pd, "recovery:2379": target.pd, "/etc/tikv-br/drill.toml": str(config)}
     places |= {"1000000": "200", "60s": "1s", "s3://bucket/log": f"local://{tmp_path}/log"}
-    with Page("drill", tmp_path, **places) as page:
+    with Page("drill", tmp_path, until="Reports of other commands", **places) as page:
         text = (ROOT / "docs/drill.md").read_text(encoding="utf-8")
         (example,) = re.findall(r"^```toml\n(# /etc/tikv-br/drill.toml\n.*?)^```", text, re.MULTILINE | re.DOTALL)
         for place, ours in (
