@@ -24,7 +24,7 @@ class ApiVersion(enum.IntEnum):
 
     @property
     def has_ttl(self) -> bool:
-        """Whether stored values can carry an expiry."""
+        """Return whether stored values can have an expiry."""
         return self is not ApiVersion.V1
 
     @classmethod

@@ -28,7 +28,7 @@ class ChangeEvent:
     request_ids: Numbers
     """The subscription of each event, shape (events,)."""
     initialized: Flags
-    """Whether the event ends the incremental scan of its subscription, shape (events,)."""
+    """True for an event that ends the incremental scan of its subscription, shape (events,)."""
     event_resolved: Numbers
     """The resolved-ts that the event itself carries (servers say it so to old clients), 0 = none, shape (events,)."""
     row_events: Offsets

@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 
 _ONES = (1 << 64) - 1
 _POLYNOMIAL = 0xC96C_5795_D787_0F42
-"""ECMA-182, bits reversed."""
+"""Polynomial ECMA-182, bits reversed."""
 _REGISTER_BITS = 64
 _TO_ZERO = b"\xff" * 8
 
 
 @dataclass(frozen=True, slots=True)
 class Checksum:
-    """What RawChecksum answers for a range, and what a file of a backup carries. Ranges add up when they do not overlap."""
+    """Checksum of a range, as of RawChecksum, or of a file of a backup. Checksums of disjoint ranges can be merged."""
 
     crc64xor: int = 0
     total_kvs: int = 0
@@ -78,9 +78,9 @@ class FoldedRows:
     """Rows whose checksum is to be taken, whatever prefix their keys may have."""
 
     folded: Bytes
-    """Their XOR, aligned at their ends: shape (bytes of the longest row,)."""
+    """XOR of the rows, aligned at their ends: shape (bytes of the longest row,)."""
     odd: Flags
-    """For each size, up to the longest, whether an odd number of rows has it."""
+    """True for each size that an odd number of rows has, shape (longest row + 1,)."""
     rows: int
     size: int
     """Bytes of all keys and values."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 
 class FormatError(ValueError):
-    """Base of all codec errors; the message says what is wrong and where."""
+    """Base of all codec errors; the message has the problem and its position."""
 
 
 class DamagedBytes(FormatError):

@@ -102,7 +102,7 @@ _HARMLESS = {"NUMBA_CPU_NAME", "NUMBA_CACHE_DIR", "NUMBA_CACHE_LOCATOR_CLASSES",
 
 @functools.cache
 def sources_digest() -> str:
-    """What machine code depends on beside the processor, which numba asks about: its version, Python's, and the sources of this package."""
+    """Return a hash of the versions and sources that machine code depends on. Numba checks the processor itself."""
     digest = hashlib.sha256(f"{numba.__version__} {sys.version_info[:2]} {platform.machine()}".encode())
     for source in sorted(_PACKAGE.rglob("*.py")):
         digest.update(f"{source.relative_to(_PACKAGE)}\0".encode() + source.read_bytes())
@@ -110,7 +110,7 @@ def sources_digest() -> str:
 
 
 def has_plain_settings() -> bool:
-    """Whether no variable makes numba compile other code than usual."""
+    """Return whether no environment variable changes the code that numba generates."""
     return not any(name.startswith("NUMBA_") and name not in _HARMLESS for name in os.environ)
 
 
@@ -147,7 +147,7 @@ def _private_folder() -> Path:
 
 
 def _is_private(folder: Path) -> bool:
-    """Whether it is a directory of this user's, which nobody else can reach into."""
+    """Return whether a directory belongs to this user and is accessible to nobody else."""
     try:
         found = folder.lstat()
     except OSError:

@@ -34,7 +34,7 @@ def generate(
     last one the rest. Raises `FormatError` for sizes that are negative or too large.
     """
     if count < 0 or value_size < 0 or first < 0 or batch_rows < 1 or first + count > MAX_COUNT:
-        raise FormatError(f"cannot make {count} pairs from {first} with values of {value_size}, {batch_rows} at a time")
+        raise FormatError(f"cannot make {count} pairs from {first}, values of {value_size}, batches of {batch_rows}")
     for start in range(first, first + count, batch_rows):
         rows = np.arange(start, min(start + batch_rows, first + count), dtype=np.uint64)
         yield columns.records(_column(_keys(rows)), _column(_values(rows, value_size, seed)))

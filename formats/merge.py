@@ -61,7 +61,7 @@ class _Run:
         self._batches = iter(batches)
         self._rows = pa.RecordBatch.from_pylist([], SCHEMA)
         self.at_end = False
-        """Whether the rows at the front are the last of the run."""
+        """True if the rows at the front are the last of the run."""
 
     @property
     def last_key(self) -> bytes:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from tikv_br.formats.kernels.rows import Signs
 
 Order = npt.NDArray[np.int64]
-"""Numbers of rows."""
+"""Array of row numbers."""
 
 
 def by_key(rows: pa.RecordBatch) -> pa.RecordBatch:
@@ -66,7 +66,7 @@ def key_order(keys: pa.LargeBinaryArray, order: Order | None = None) -> tuple[Or
 
 
 def _lasts(begins: columns.Flags) -> columns.Flags:
-    """Whether each row is the last of its group, from whether it is the first."""
+    """Return whether each row is the last of its group, given whether it is the first."""
     return np.append(begins[1:], True)
 
 

@@ -18,14 +18,14 @@ from tikv_br.formats.sst.source import RandomAccess, TailCache, read_exactly
 
 Sink = Callable[[bytes], object]
 METADATA_PREFIX = "tikv-br."
-"""How the names of our key-value metadata begin."""
+"""Prefix of the names of our key-value metadata."""
 _SMALL_COLUMNS = ["expire_ts", "ts"]
-"""Of few different values each, mostly."""
+"""Columns that mostly have few different values."""
 
 
 @dataclass(frozen=True, slots=True)
 class ParquetOptions:
-    """How to write. Raises `UnsupportedFormat` for a level that the compression does not have."""
+    """Options of a writer. Raises `UnsupportedFormat` for a level that the compression does not have."""
 
     compression: Compression = Compression.ZSTD
     level: int = 0
@@ -132,17 +132,17 @@ _READ_BYTES = 8 << 20
 
 
 class RowGroup(NamedTuple):
-    """What the footer says of a row group."""
+    """Metadata of a row group in the footer."""
 
     first_key: bytes
     """Empty, like `last_key`, if it is not recorded."""
     last_key: bytes
     size: int
-    """Bytes before compression."""
+    """Size before compression, in bytes."""
 
 
 class ParquetReader:
-    """A file opened; rows by one read a row group.
+    """Reader of one file, by rows or by row groups.
 
     Any use raises `DamagedBytes` where the bytes contradict themselves, `UnsupportedFormat` for columns that are no
     records, and what the source raises. One thread at a time.
@@ -161,7 +161,7 @@ class ParquetReader:
 
     @property
     def rows(self) -> int:
-        """How many rows the footer says there are."""
+        """Number of rows according to the footer."""
         return int(self._file.metadata.num_rows)
 
     @property

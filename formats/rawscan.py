@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ScanPage:
-    """What one RawScan returned: RPC keys and user values, ascending by key; two columns of equal length."""
+    """Result of one RawScan: RPC keys and user values, ascending by key; two columns of equal length."""
 
     keys: pa.LargeBinaryArray
     values: pa.LargeBinaryArray
@@ -45,7 +45,7 @@ class RawPage:
 
 
 def measure(response: bytes) -> RawPage | None:
-    """The page in a serialized ``kvrpcpb.RawScanResponse``; nothing when it holds anything but well-formed pairs.
+    """Parse a serialized ``kvrpcpb.RawScanResponse``; None if it contains anything but well-formed pairs.
 
     A region error, an error in a pair, an unknown field, an unusual order or damaged bytes all give None: protobuf then
     says which.

@@ -79,7 +79,7 @@ class RowOrder:
         self._last: tuple[bytes, int] | None = None
 
     def signs(self, records: pa.RecordBatch) -> kernels.Signs:
-        """How each key of the next batch compares with the one before: 1 = it follows, 0 = an older version of it.
+        """Compare each key of the next batch with the one before: 1 = it follows, 0 = an older version of it.
 
         Raises `UnsortedKeys`.
         """

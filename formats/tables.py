@@ -39,7 +39,7 @@ class TableFormat(enum.StrEnum):
 
     @property
     def suffix(self) -> str:
-        """What the names of such files end with."""
+        """Suffix of names of such files."""
         return f".{self.value}"
 
 
@@ -49,15 +49,15 @@ class UnfitText(FormatError):
 
 @dataclass(frozen=True, slots=True)
 class TableOptions:
-    """What to write. Raises `UnsupportedFormat` for a form of text that does not exist."""
+    """Options of a table. Raises `UnsupportedFormat` for an unknown form of text."""
 
     format: TableFormat = TableFormat.PARQUET
     form: str = "hex"
-    """How keys and values are written as text: ``raw`` (UTF-8), ``hex`` or ``escaped``. Parquet has no use for it."""
+    """Text form of keys and values: ``raw`` (UTF-8), ``hex`` or ``escaped``. Not used by Parquet."""
     expire_ts: bool = False
-    """Whether there is a column for the expiry: seconds since the epoch, null = never."""
+    """Add a column for the expiry: seconds since the epoch, null = never."""
     ts: bool = False
-    """Whether there is a column for the timestamp."""
+    """Add a column for the timestamp."""
 
     def __post_init__(self) -> None:
         if self.form not in FORMS:
@@ -160,7 +160,7 @@ class ByteTexts:
         self._table = np.frombuffer(b"".join(text.ljust(self._width, b"\0") for text in texts), np.uint8)
         self._table = self._table.reshape(256, self._width)
         self._keeps_short = all(len(text) > 1 or text == bytes([byte]) for byte, text in enumerate(texts))
-        """Whether a byte whose text is one byte stays as it is."""
+        """True if every byte with a text of one byte is that text."""
 
     def encode(self, column: pa.LargeBinaryArray) -> pa.LargeStringArray:
         """The texts of the column's rows. They must be valid UTF-8."""
@@ -182,7 +182,7 @@ def _strings(offsets: Offsets, data: Bytes) -> pa.LargeStringArray:
 
 
 def _byte_texts(options: TableOptions) -> ByteTexts:
-    """What each byte becomes in a file: its form, and what the format makes of quotes, backslashes and control characters."""
+    """Return the text of each byte in a file: its form, with the format's escapes of quotes and control characters."""
     single = [bytes([byte]) for byte in range(256)]
     forms = single if options.form == "raw" else [format_key(byte, options.form).encode() for byte in single]
     if options.format is TableFormat.CSV:
@@ -252,7 +252,7 @@ def _text(text: str) -> pa.Scalar:
 
 
 def _constants(options: TableOptions) -> list[str]:
-    """What stands before the first column, between two, and after the last."""
+    """Return the constant text before the first column, between columns, and after the last."""
     names = options.columns
     if options.format is TableFormat.CSV:
         return [

@@ -32,7 +32,7 @@ class StoredValue(NamedTuple):
     deleted: bool = False
 
     def is_live(self, now: int) -> bool:
-        """Whether a reader sees it at `now`, in seconds since the epoch; an expiry equal to `now` is over."""
+        """Return whether a reader sees the value at `now` (seconds since the epoch), at which an equal expiry is over."""
         return not self.deleted and (self.expire_ts == 0 or self.expire_ts > now)
 
 

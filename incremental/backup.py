@@ -87,7 +87,7 @@ def increment_steps(options: BackupOptions) -> list[Step[IncrementContext]]:
         FunctionStep("look for ingests since the base", check_ingests),
         plan,
         FunctionStep("copy", copy_changes),
-        FunctionStep("look for ingests meanwhile", check_ingests),
+        FunctionStep("look for ingests during the backup", check_ingests),
         FunctionStep("verify coverage", lambda context: None if context.manifest else steps.verify_coverage(context)),
         FunctionStep("commit", steps.commit),
         # Before the run's record is removed: the safe point is still that of the base, and a killed run must be able to move it.
@@ -171,7 +171,7 @@ def check_ingests(context: IncrementContext) -> None:
 
 
 def make_plan(context: IncrementContext) -> None:
-    """As of any backup; nothing is left to do if the run was interrupted after its commit."""
+    """Plan as for any backup; do nothing if the run was interrupted after its commit."""
     if context.manifest is None:
         run_tasks.make_plan(context)
 
@@ -193,7 +193,7 @@ def hand_over_safe_point(context: IncrementContext) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ChangesJob:
-    """What all tasks of a run share. Picklable."""
+    """Parameters that all tasks of a run share. Picklable."""
 
     run: str
     options: BackupOptions

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["CLAIM_TRIES", "Checkpoint", "CheckpointStore", "EtcdCheckpoints", "ObjectCheckpoints"]
 
 CLAIM_TRIES = 16
-"""How many processes may start at the same time."""
+"""Maximum number of processes that may start at the same time."""
 ABANDONED_SECONDS = 3600.0
 """Age after which partial files of earlier owners are removed."""
 _NAME = re.compile(r"(epoch|checkpoint)-([0-9]{10})(?:\.json)?$")

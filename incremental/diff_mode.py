@@ -43,7 +43,7 @@ class Pass:
     """The result of one pass. Times are in seconds, by this machine's clock."""
 
     number: int
-    """From 1."""
+    """Number of the pass, from 1."""
     exact: bool
     began_ms: int
     """Start, in milliseconds since the epoch: the target has everything written before this."""
@@ -74,7 +74,7 @@ class DiffModeOptions:
     exact_every: int = 0
     """Make every N-th pass exact; 0 = none."""
     patience: float = 600.0
-    """How long passes may fail continuously because a cluster does not answer."""
+    """Seconds for which passes may fail continuously because a cluster does not answer."""
     fence: Callable[[], object] | None = None
     """Called before each write to the target; raises to prevent it. With a fence, passes must run in this process."""
 

@@ -1,4 +1,4 @@
-"""Where a sync starts, so that it misses no change between the state of the target and the first change of the feed.
+"""Start of a sync, so that it misses no change between the state of the target and the first change of the feed.
 
 A start-ts is safe if (1) the target has all writes up to it, (2) no write acknowledged from now on gets a lower timestamp,
 and (3) GC removes no version after it. A backup-ts meets (1) and (2), and the backup's safe point has held GC back since.
@@ -32,9 +32,9 @@ GC_TTL = 24 * 3600
 """Default TTL of the safe point in seconds: how long a sync may be down."""
 MIN_TTL = 60
 RENEW_SECONDS = 60.0
-"""How often the safe point in PD is advanced to the checkpoint."""
+"""Interval at which the safe point in PD is advanced to the checkpoint."""
 PROBE_SECONDS = 2.0
-"""How often PD's availability is checked."""
+"""Interval of checks of PD's availability."""
 CACHE_SECONDS = 5.0
 """Stores use cached timestamps, up to 3 s old by default: a start-ts must be at least this much further back."""
 CACHE_MARGIN = 2.0
@@ -64,7 +64,7 @@ class FromNow:
     """All writes acknowledged from now on, and some of the `safe_interval` before."""
 
     safe_interval: float = CACHE_SECONDS
-    """Seconds before now."""
+    """Distance to now, in seconds."""
 
 
 Start = FromBackup | FromTs | FromNow
@@ -137,7 +137,7 @@ def backup_ts(backup: BackupSet, cluster_id: int, span: KeyRange) -> int:
 
 
 def warn_of_scan_window(log_id: str, start_ts: int, now_ts: int) -> None:
-    """Warn that a new log starts with a scan window, unless that is short, and say how to avoid it."""
+    """Warn that a new log starts with a scan window, unless that is short, with advice to avoid it."""
     seconds = (physical_ms(now_ts) - physical_ms(start_ts)) / 1000
     if seconds > SHORT_WINDOW:
         log.warning(

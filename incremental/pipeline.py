@@ -49,9 +49,9 @@ log = logging.getLogger(__name__)
 RATE_SECONDS = 10.0
 """The window for events per second and write lag."""
 PORTION_SECONDS = 0.25
-"""With a rate limit, how long the changes of one write take at that rate."""
+"""Seconds that the changes of one write take at the rate limit."""
 SINK = 0
-"""What `RateLimit` counts by: there is one sink."""
+"""Key of `RateLimit`: there is one sink."""
 SAMPLE_SECONDS = 0.1
 """The interval in which one change is sampled for the write lag."""
 MAX_SAMPLES = 1024
@@ -62,7 +62,7 @@ class SafePoint(Protocol):
 
     @property
     def silent_seconds(self) -> float:
-        """How long the source's PD has not answered; 0 while it answers."""
+        """Return the seconds since the source's PD stopped answering; 0 while it answers."""
 
     def check(self) -> None:
         """Raise `SafePointError` if the safe point is lost."""
@@ -80,11 +80,11 @@ class ReplicateOptions:
     """All times are in seconds."""
 
     save_every: float = 1.0
-    """How often the checkpoint is saved; changes since then are written again after a kill."""
+    """Interval of saving the checkpoint, in seconds; later changes are written again after a kill."""
     patience: float = 600.0
-    """How long the sink may fail continuously before the sync fails."""
+    """Seconds for which the sink may fail continuously before the sync fails."""
     state_patience: float = 60.0
-    """How long the storage of the checkpoint may be unreachable before the sync fails."""
+    """Seconds for which the storage of the checkpoint may be unreachable before the sync fails."""
     longest_wait: float = 5.0
     """Maximum wait between retries of a failing sink (exponential backoff), in addition to the sink's own retries."""
     rate_limit: int = 0
@@ -112,16 +112,19 @@ class SyncStatus:
     sorter_disk_bytes: int
     late_rows: int
     sink_failures: int
-    """How often the sink failed a batch, which was then retried."""
+    """Number of batches that the sink failed and that were retried."""
     sink_failing_seconds: float
-    """How long the sink has accepted no writes; 0 while it accepts them. A failed batch is retried until it succeeds."""
+    """Seconds since the sink stopped accepting writes; 0 while it accepts them.
+
+    A failed batch is retried until it succeeds.
+    """
     sink_rate_limit: int
-    """`ReplicateOptions.rate_limit`."""
+    """Value of `ReplicateOptions.rate_limit`."""
     sink_limited_share: float
     """Part of the last `RATE_SECONDS` in which changes waited for the rate limit, 0 to 1."""
     last_error: str
     pd_silent_seconds: float
-    """How long the source's PD has not answered; 0 while it answers."""
+    """Seconds since the source's PD stopped answering; 0 while it answers."""
     feed: FeedStatus
     missed: tuple[str, ...] = ()
     """Ingests into the source whose rows the sink lacks, as they keep older timestamps; also of earlier runs."""
@@ -154,7 +157,7 @@ class Rate:
 
 
 class WriteLag:
-    """How long writes take from the source to the sink, estimated from a sample. `value` is thread-safe.
+    """Median time of writes from the source to the sink, estimated from a sample. `value` is thread-safe.
 
     The time of a write is known only from its timestamp, which is up to `timestamp_age` too old. So the estimate counts from the
     arrival of the change here, or from that much after its timestamp if that is earlier (then the change was delayed). The write
@@ -256,7 +259,7 @@ class Replicator:
         self._last_error = ""
         self._missed = start.missed
         self.unanswered_at: float | None = None
-        """When a write last failed (monotonic clock); it may still reach the sink until its request times out."""
+        """Time at which a write last failed, on the monotonic clock; it may reach the sink until its request times out."""
         self._rate = Rate(RATE_SECONDS)
         self._limit = RateLimit(self._options.rate_limit, sleep=self._wait_for_limit)
         self._limited_seconds = 0.0
@@ -466,13 +469,13 @@ class Replicator:
 
 
 POLL_SECONDS = 0.5
-"""How often an idle sync checks for a stop."""
+"""Interval at which an idle sync checks for a stop."""
 SORTER_BYTES = 256 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineOptions:
-    """How to replicate one range."""
+    """Options of replicating one range."""
 
     scratch: Path
     """A local directory for changes that do not fit into memory."""

@@ -53,7 +53,7 @@ def in_order(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
 
 
 def _signs(rows: pa.RecordBatch) -> Signs:
-    """For rows by ascending ts: the sign of each row's key minus the one before it, 1 where the ts changes."""
+    """Return the order of each row's key relative to the row before (-1, 0, 1); 1 where the ts changes."""
     from tikv_br.formats.kernels.rows import compare_neighbours
 
     ts = columns.numbers(rows["ts"])
@@ -186,7 +186,7 @@ class DiskRun(Run):
                 raise
         self._directory = directory
         self.size = self._file.tell()
-        """Bytes on disk."""
+        """Size on disk, in bytes."""
         self._reader = pa.ipc.open_file(pa.PythonFile(self._file, mode="r"))
 
     @property
@@ -209,7 +209,7 @@ class DiskRun(Run):
 
     @property
     def is_empty(self) -> bool:
-        """Whether all rows have been removed."""
+        """Return whether all rows have been removed."""
         return self.first_ts == EXHAUSTED
 
     def close(self) -> None:
@@ -261,7 +261,7 @@ FAN_IN = 8
 SHARE = 4
 """Memory is divided into four equal parts: rows just added, two for sorting them, and chunks of the runs on disk."""
 FRONTS = 3 * FAN_IN
-"""How many runs on disk may be read at once: enough for 500 times the rows in memory."""
+"""Maximum number of runs on disk read at once: enough for 500 times the rows in memory."""
 
 
 class Sorter:
@@ -273,7 +273,7 @@ class Sorter:
     """
 
     def __init__(self, memory_bytes: int, directory: Path, *, all_versions: bool = False) -> None:
-        """With `all_versions`, `take` yields every version of a key."""
+        """Create a sorter; with `all_versions`, `take` yields every version of a key."""
         self._all_versions = all_versions
         self._max_bytes = max(memory_bytes // SHARE, 1)
         self._chunk_bytes = max(self._max_bytes // FRONTS, 1)

@@ -1,4 +1,4 @@
-"""One sync from its options to its end: opens source and sink, claims the checkpoint, protects the start, and replicates."""
+"""One sync: opens source and sink, claims the checkpoint, protects the start, and replicates."""
 
 from __future__ import annotations
 
@@ -68,15 +68,15 @@ class SyncOptions(PipelineOptions):
     source: ClusterConfig
     target: Target
     state: StorageLocation | EtcdConfig
-    """Where the checkpoint is saved."""
+    """Location of the checkpoint."""
     start: Start | None = None
-    """Where to start if there is no checkpoint; None = a checkpoint is required."""
+    """Start without a checkpoint; None = a checkpoint is required."""
     keyspace: str = ""
     """Id or name; ``""`` = the default keyspace."""
     start_key: bytes = b""
     end_key: bytes = b""
     gc_ttl: int = GC_TTL
-    """How long GC is held back while the sync is down, in seconds."""
+    """Seconds for which the safe point protects from GC while the sync is down."""
     fence: Callable[[], object] = unfenced
     """Called before every write of the sync: rows, checkpoint, safe point at the end. Raises `LeaseLost` if it must not write
     any more."""
@@ -267,7 +267,7 @@ def _take_over(checkpoints: CheckpointStore, keeper: SafePointKeeper, start: Che
 
 @contextmanager
 def _protected(pd: SafePointApi, options: SyncOptions, ts: int) -> Iterator[SafePointKeeper]:
-    """Hold GC back while the sync runs, and for its TTL after that unless another process has taken over."""
+    """Protect from GC while the sync runs, and for its TTL after that unless another process has taken over."""
     options.fence()
     keeper = protect(pd, options.changefeed_id, ts, options.gc_ttl)
     try:

@@ -211,7 +211,7 @@ class Backoffer:
         self._waits[backoff] += 1
         calls = self._calls()
         for call in calls:
-            call._note(now, str(cause))  # noqa: SLF001 - of this class
+            call._record_failure(now, str(cause))  # noqa: SLF001 - of this class
         hurry = cancellation.clean_up_seconds()
         if backoff.busy and delay <= min(self._busy_left, hurry):
             self._busy_left -= delay
@@ -232,7 +232,7 @@ class Backoffer:
             outer = outer._outer  # noqa: SLF001 - of this class
         return calls
 
-    def _note(self, now: float, cause: str) -> None:
+    def _record_failure(self, now: float, cause: str) -> None:
         self._tries += 1
         if self._first_failure is None:
             self._first_failure = now

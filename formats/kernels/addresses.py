@@ -92,7 +92,7 @@ def _trailing_zeros(_typing: Any, _word: Any) -> tuple[Any, Codegen]:  # noqa: A
 
 
 address = cast("Callable[[npt.NDArray[np.generic]], int]", intrinsic(_address))
-"""Where a contiguous array's first element lies."""
+"""Address of a contiguous array's first element."""
 copy = cast("Callable[[Int, Int, Int], None]", intrinsic(_copy))
 """``copy(destination, source, count)``: bytes that do not overlap."""
 load = cast("Callable[[Int], np.uint64]", intrinsic(_load))
@@ -102,13 +102,13 @@ load_byte = cast("Callable[[Int], np.uint8]", intrinsic(_load_byte))
 store = cast("Callable[[Int, Int], None]", intrinsic(_store))
 """``store(address, word)``: write a uint64, little endian, aligned or not."""
 store_byte = cast("Callable[[Int, Int], None]", intrinsic(_store_byte))
-"""``store_byte(address, byte)``."""
+"""Intrinsic ``store_byte(address, byte)``."""
 load_item = cast("Callable[[Int, int], Int]", intrinsic(_load_item))
 """``load_item(array, index)``: an item of an array of int64 at an address."""
 store_item = cast("Callable[[Int, int, Int], None]", intrinsic(_store_item))
 """``store_item(array, index, item)``. Kernels for this and `load_item` would be compiled once for each constant index."""
 trailing_zeros = cast("Callable[[Int], int]", intrinsic(_trailing_zeros))
-"""How many low bits of a uint64 are zero; 64 for zero."""
+"""Number of low zero bits of a uint64; 64 for zero."""
 
 
 @njit(forceinline=True)
@@ -161,7 +161,7 @@ def copy_xor(destination: Int, folded: Int, source: Int, count: Int) -> None:
 
 @njit(forceinline=True)
 def common_prefix(left: Int, right: Int, limit: Int) -> Int:
-    """How many bytes at two addresses are equal, at most `limit`, which both have."""
+    """Return the number of equal bytes at two addresses, at most `limit`; both must have that many."""
     at = np.int64(0)
     while at + 8 <= limit:
         difference = load(left + at) ^ load(right + at)

@@ -62,7 +62,7 @@ def _signed(number: np.uint64) -> int:
 
 @njit(forceinline=True)
 def _field(data: Bytes, at: int, stop: int) -> tuple[int, int]:
-    """Where the field of bytes begins whose length is at `at`, and where it ends: `NOT_THERE` when beyond `stop`."""
+    """Return start and end of the bytes field whose length is at `at`; end `NOT_THERE` = beyond `stop`."""
     size, at = _varint(data, at, stop)
     if at == NOT_THERE or size > U64(stop - at):
         return at, NOT_THERE
@@ -71,7 +71,7 @@ def _field(data: Bytes, at: int, stop: int) -> tuple[int, int]:
 
 @njit(forceinline=True)
 def _number_column(tag: int) -> int:
-    """Where the number of this tag goes in a row's line; `NOT_THERE` for other tags."""
+    """Return the column of a number with this tag; `NOT_THERE` for other tags."""
     if tag == TAG_COMMIT_TS:
         return TS
     if tag == TAG_EXPIRE:
@@ -128,7 +128,7 @@ def _entries(data: Bytes, at: int, stop: int, rows: Table, count: int, event: Nu
 
 @njit
 def _event(data: Bytes, at: int, stop: int, rows: Table, count: int, event: Numbers) -> int:
-    """As `_entries`, for a whole event: it takes the event's own fields, too."""
+    """Parse a whole event like `_entries`, including the event's own fields."""
     event[:] = 0
     event[FIRST_ROW] = count
     contents = 0
@@ -217,7 +217,7 @@ def walk(data: Bytes, events: Table, rows: Table, regions: Numbers, head: Number
 
 @njit(forceinline=True)
 def _before(data: Bytes, at: int, size: int, bound: Bytes) -> bool:
-    """Whether the key at `at` sorts before a bound."""
+    """Return whether the key at `at` sorts before a bound."""
     for index in range(min(size, len(bound))):
         byte = data[U64(at + index)]
         if byte != bound[U64(index)]:

@@ -40,7 +40,7 @@ def fold_rows(key_offsets: Offsets, keys: Bytes, value_offsets: Offsets, values:
 
 @njit
 def lead_rows(folded: Bytes, odd: Flags, head: Bytes) -> Bytes:
-    """What `fold_rows` had found with `head` in front of every key.
+    """Return the result of `fold_rows` for the same rows with `head` in front of every key.
 
     The head is added once for each size that an odd number of rows has: all others cancel out.
     """

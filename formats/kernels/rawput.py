@@ -1,4 +1,4 @@
-"""What ``kvrpcpb.RawBatchPutRequest`` and ``RawBatchDeleteRequest`` carry beside their context, written field by field.
+"""Fields of ``kvrpcpb.RawBatchPutRequest`` and ``RawBatchDeleteRequest`` besides the context, serialized one by one.
 
 A field of no bytes is left out, as protobuf does: what comes out is what it would write. Rows are [first, stop) of the
 columns, and keys get a prefix. All sizes are added up before a byte is written.
@@ -39,7 +39,7 @@ def _put_varint(out: Bytes, at: int, number: int) -> int:
 
 @njit(forceinline=True)
 def _field_size(size: int) -> int:
-    """What a field of so many bytes takes."""
+    """Return the size of a field with `size` bytes of content."""
     return 1 + _varint_size(size) + size if size else 0
 
 

@@ -255,7 +255,7 @@ def decode_v2_values(offsets: Offsets, data: Bytes) -> tuple[int, int, Offsets, 
 
 @njit
 def compare_neighbours(offsets: Offsets, data: Bytes) -> Signs:
-    """For each row the sign of its key minus the key before it, shape (rows,); 1 for the first row."""
+    """Return the sign of each key minus the key before it, shape (rows,); 1 for the first row."""
     rows = len(offsets) - 1
     signs = np.ones(rows, np.int8)
     for row in range(1, rows):
@@ -327,7 +327,10 @@ def _same(offsets: Offsets, data: Bytes, row: int, other: int) -> bool:
 
 @njit
 def last_of_keys(offsets: Offsets, data: Bytes, seed: np.uint64) -> Flags:
-    """Whether each row is the last of its key, shape (rows,). By a hash table, whose order `seed` makes hard to foresee."""
+    """Return whether each row is the last of its key, shape (rows,).
+
+    `seed` makes the order of the hash table unpredictable.
+    """
     rows = len(offsets) - 1
     size = 2
     while size < 2 * rows:

@@ -60,7 +60,7 @@ def decode_exact(data: bytes) -> bytes:
 
 
 DATA_PREFIX = b"z"
-"""What a store puts before every key of data in RocksDB, and so in SSTs."""
+"""Prefix of every data key in RocksDB, and so in SSTs."""
 RAW_MODE = b"r"
 """The first byte of every RawKV key of API V2."""
 RAW_MODE_END = b"s"
@@ -92,7 +92,7 @@ class KeyCodec:
 
     @property
     def is_v2(self) -> bool:
-        """Whether keys carry a prefix and, in storage, a timestamp."""
+        """Return whether keys have a prefix and, in storage, a timestamp."""
         return self.api_version is ApiVersion.V2
 
     @property

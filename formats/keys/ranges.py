@@ -18,11 +18,11 @@ class KeyRange:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no key lies in it."""
+        """Return whether the range has no keys."""
         return bool(self.end) and self.start >= self.end
 
     def contains(self, other: KeyRange) -> bool:
-        """Whether all of ``other`` lies in it."""
+        """Return whether all of ``other`` lies in the range."""
         return self.start <= other.start and (not self.end or (bool(other.end) and other.end <= self.end))
 
     def __str__(self) -> str:
@@ -30,14 +30,14 @@ class KeyRange:
 
 
 def intersection(one: KeyRange, other: KeyRange) -> KeyRange:
-    """What two ranges have in common; it may be empty."""
+    """Return the intersection of two ranges; it may be empty."""
     start = max(one.start, other.start)
     end = min(one.end or other.end, other.end or one.end)
     return KeyRange(start, max(start, end) if end else end)
 
 
 def gaps(wanted: KeyRange, parts: Iterable[KeyRange]) -> list[KeyRange]:
-    """What of ``wanted`` no part covers, in order. Parts may overlap each other and reach beyond ``wanted``."""
+    """Return the parts of ``wanted`` that no part covers, in order. Parts may overlap and extend beyond ``wanted``."""
     missing: list[KeyRange] = []
     reached = wanted.start
     for part in sorted(parts):
@@ -56,7 +56,7 @@ def gaps(wanted: KeyRange, parts: Iterable[KeyRange]) -> list[KeyRange]:
 
 
 def subtract(wanted: Iterable[KeyRange], parts: Sequence[KeyRange]) -> list[KeyRange]:
-    """What of each of ``wanted`` no part covers."""
+    """Return the parts of each range of ``wanted`` that no part covers."""
     return [gap for whole in wanted for gap in gaps(whole, parts)]
 
 

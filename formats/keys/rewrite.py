@@ -31,7 +31,7 @@ class Rewrite:
 
     @classmethod
     def of(cls, source: KeyCodec, old: bytes, target: KeyCodec, new: bytes) -> Rewrite:
-        """From a prefix of ``source``'s user keys to one of ``target``'s."""
+        """Build a rewrite from a prefix of ``source``'s user keys to one of ``target``'s."""
         return cls(_all_with(source, old), _all_with(target, new))
 
     @property
@@ -46,11 +46,11 @@ class Rewrite:
 
     @property
     def changes(self) -> bool:
-        """Whether keys come out other than they were."""
+        """Return whether the rewrite changes keys."""
         return self.old != self.new
 
     def range(self, span: KeyRange) -> KeyRange:
-        """What a range of `source`, one that is not empty, is in the cluster."""
+        """Map a non-empty range of `source` to the range of the same keys in the cluster."""
         if not self.changes:
             return span
         within = bool(span.end) and span.end.startswith(self.old)
@@ -58,9 +58,9 @@ class Rewrite:
         return KeyRange(self._key(span.start), end)
 
     def bounds(self, codec: KeyCodec, target: KeyRange) -> tuple[bytes, bytes]:
-        """A range of the cluster as a request for a rewritten file has it: encoded, without ``z`` and timestamp.
+        """Return a range of the cluster for requests with a rewrite: encoded, without ``z`` and timestamp.
 
-        Where the range ends with the prefix itself, a store takes the encoded prefix's bare successor and nothing else.
+        If the range ends with the prefix, stores accept only the successor of the encoded prefix as its end.
         """
         if self.changes and target.end == self.target.end:
             return codec.bound(target.start), successor(encoded_prefix(codec.api_version, self.new))
@@ -86,17 +86,17 @@ UNCHANGED = Rewrite()
 
 
 def _all_with(codec: KeyCodec, prefix: bytes) -> KeyRange:
-    """By user keys: where the prefix has no successor there, the keyspace ends, in its own form."""
+    """Return the RPC range of a prefix of user keys; without a successor it ends with the keyspace."""
     return KeyRange(*codec.rpc_range(prefix, successor(prefix)))
 
 
-def stores_can(api_version: ApiVersion, rewrite: Rewrite) -> bool:
-    """Whether a store can rewrite so: in API V2 the rest of each key must keep its place in the groups."""
+def can_stores_rewrite(api_version: ApiVersion, rewrite: Rewrite) -> bool:
+    """Return whether stores support the rewrite: in API V2 the rest of each key must keep its place in the groups."""
     return api_version is not ApiVersion.V2 or (len(rewrite.old) - len(rewrite.new)) % GROUP == 0
 
 
 def encoded_prefix(api_version: ApiVersion, prefix: bytes) -> bytes:
-    """What the storage keys of all RPC keys with ``prefix`` begin with."""
+    """Return the common prefix of the storage keys of all RPC keys with ``prefix``."""
     if api_version is not ApiVersion.V2:
         return prefix
     whole = len(prefix) - len(prefix) % GROUP

@@ -21,10 +21,10 @@ FORMS = ("raw", "hex", "escaped")
 """The names of the Go tool's forms."""
 
 HEX_MARK = "hex:"
-"""What a key in hex begins with in the form ``text``."""
+"""Prefix of a hex key in the form ``text``."""
 
 SHOWN_BYTES = 64
-"""How much of a key a message shows."""
+"""Maximum number of bytes of a key that a message shows."""
 
 _HEX = re.compile(r"(?:[0-9a-fA-F]{2})*")
 _ESCAPE = re.compile(rb"\\(?:x([0-9a-fA-F]{2})|([0-3][0-7]{2})|([abfnrtv\\'\"]))|\\(.?)", re.DOTALL)
@@ -65,7 +65,7 @@ def format_key(key: bytes, form: str) -> str:
 
 
 def is_hex(text: str) -> bool:
-    """Whether a text is a key in hex as well."""
+    """Return whether a text is also a valid hex key."""
     return bool(text) and _HEX.fullmatch(text) is not None
 
 

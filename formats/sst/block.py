@@ -40,7 +40,7 @@ class ChecksumType(enum.IntEnum):
 
 
 def context_modifier(base: int, offset: int) -> int:
-    """What format version 6 adds to a checksum so that a block found at another offset fails; 0 without a base."""
+    """Return the number that format version 6 adds to a block's checksum, from its offset; 0 without a base."""
     return base ^ (offset + (offset >> 32)) & _LOW_32 if base else 0
 
 
@@ -98,7 +98,7 @@ _EXTENDED_MAGIC = b"\x3e\x00\x7a\x00"
 
 @dataclass(frozen=True, slots=True)
 class Footer:
-    """What a reader must know before anything else."""
+    """Metadata needed to read anything else of a table."""
 
     format_version: int
     checksum: ChecksumType
@@ -188,12 +188,12 @@ class BlockReader:
         return self.decompress(stored, handle)
 
     def decompress(self, stored: Readable, handle: BlockHandle) -> Readable:
-        """As `unpack`, without a look at the checksum."""
+        """Decompress as `unpack`, without verifying the checksum."""
         size = handle.size
         return self._decompress(stored[size], stored[:size])
 
     def is_sound(self, stored: Readable, handle: BlockHandle) -> bool:
-        """Whether the checksum in the trailer is the block's, or the table has none."""
+        """Return whether the checksum in the trailer is the block's; also true if the table has none."""
         if self._checksum is ChecksumType.NONE:
             return True
         offset, size = handle
@@ -204,7 +204,7 @@ class BlockReader:
 
 
 def entries_end(block: Readable) -> int:
-    """Where the entries end and the restarts begin. Raises `DamagedBytes`."""
+    """Return the offset at which the entries end and the restarts begin. Raises `DamagedBytes`."""
     if len(block) < _U32:
         raise DamagedBytes(f"block of {len(block)} bytes")
     packed: int = struct.unpack_from("<I", block, len(block) - _U32)[0]

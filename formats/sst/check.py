@@ -26,17 +26,17 @@ _PUT = 1
 
 @dataclass(frozen=True, slots=True)
 class SstFacts:
-    """What the structure of a sound table says."""
+    """Facts about a valid table."""
 
     size: int
     """Bytes of the file."""
     tail_offset: int
-    """Where the last data block ends; from here on see `tikv_br.formats.sst.tail_extent`."""
+    """End of the last data block; for what follows see `tikv_br.formats.sst.tail_extent`."""
     format_version: int
     entries: int
     data_blocks: int
     first_key: bytes
-    """With the ``z`` and, in V2, the timestamp: as in the file."""
+    """First key as in the file: with the ``z`` and, in V2, the timestamp."""
     last_key: bytes
     raw_key_size: int
     """Bytes of keys before compression, eight more a row than user keys have; 0 = not said."""
@@ -54,7 +54,7 @@ def check_structure(source: RandomAccess, api_version: ApiVersion, start: bytes 
 
 
 def check_table(table: Table, api_version: ApiVersion, start: bytes = b"", end: bytes = b"") -> SstFacts:
-    """As `check_structure`, of a table that may have been read in part."""
+    """Check the structure as `check_structure`, of a table that may have been read in part."""
     table.require_plain_rows()
     _check_properties(table)
     handles = table.index.handles

@@ -1,4 +1,4 @@
-"""Varints and block handles, one at a time: for headers and indexes, not for rows."""
+"""Varints and block handles, decoded one by one: for headers and indexes, not for rows."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Readable = bytes | memoryview
 
 
 class BlockHandle(NamedTuple):
-    """Where a block lies: its offset in the file and its size without the trailer."""
+    """Location of a block: its offset in the file and its size without the trailer."""
 
     offset: int
     size: int

@@ -20,7 +20,7 @@ Unpacker = Callable[[Readable, int], Readable]
 
 
 class Compression(enum.Enum):
-    """What the writer offers. The value is the byte in a block's trailer."""
+    """Compression of the writer. The value is the byte in a block's trailer."""
 
     NONE = 0
     SNAPPY = 1
@@ -34,7 +34,7 @@ class Compression(enum.Enum):
 
     @property
     def property_name(self) -> str:
-        """As RocksDB spells it in table properties."""
+        """Name in RocksDB's table properties."""
         return {"NONE": "NoCompression", "SNAPPY": "Snappy"}.get(self.name, self.name)
 
     @property
@@ -52,9 +52,9 @@ class Compression(enum.Enum):
 
 
 def compressor(compression: Compression, level: int) -> Compressor | None:
-    """A function from a block to what is stored of it, the prefix with its size and the rest; None for `Compression.NONE`. For one thread at a time.
+    """Return a function that compresses a block and adds the size prefix; None for `Compression.NONE`.
 
-    Level 0 is the default: zstd 1, lz4 fast; others must be in `Compression.levels`.
+    Level 0 is the default: zstd 1, lz4 fast; others must be in `Compression.levels`. The function is not thread-safe.
     """
     match compression:
         case Compression.NONE:

@@ -36,7 +36,7 @@ def _u32(block: Bytes, at: Int) -> np.int64:
 
 @njit(forceinline=True)
 def _entries_end(block: Bytes) -> Int:
-    """Where the restarts begin, or -1 where they cannot: as `block.entries_end`."""
+    """Return the start of the restarts, or -1 if it is invalid; as `block.entries_end`."""
     end = np.int64(block.size - 4)
     if end < 0:
         return np.int64(-1)

@@ -67,20 +67,20 @@ class Blocks(NamedTuple):
     arena: int
     """Sealed blocks, one behind the other, and behind them the open one."""
     arena_size: int
-    """Without `SLACK` bytes behind it."""
+    """Size of the arena without the `SLACK` bytes behind it."""
     restarts: int
-    """Of the open block: uint32, as many as `block_size` and `restart_interval` allow."""
+    """Restarts of the open block: uint32, as many as `block_size` and `restart_interval` allow."""
     ends: int
     """int64: where each sealed block ends in the arena."""
     separator_ends: int
     """int64: the same of its separator."""
     most_sealed: int
-    """How many of them there is room for."""
+    """Maximum number of sealed blocks."""
     keys: int
-    """Two slots."""
+    """Slots for the last two keys."""
     slot_size: int
     separators: int
-    """Of sealed blocks: internal keys at or after the last row's and before the next block's first."""
+    """Separators of sealed blocks: internal keys at or after the last row's and before the next block's first."""
     separators_size: int
     block_size: int
     restart_interval: int
@@ -124,7 +124,7 @@ def put_u32(at: Int, number: Int) -> None:
 
 @njit(forceinline=True)
 def _sorts_after(key: Int, length: Int, last: Int, last_length: Int, shared: Int) -> bool | np.bool:
-    """Whether a key sorts after another with which it shares this many bytes; addresses and lengths."""
+    """Return whether a key sorts after another, given their addresses, lengths and number of common leading bytes."""
     if shared == length:
         return False
     return shared == last_length or load_byte(key + shared) > load_byte(last + shared)
@@ -264,17 +264,20 @@ _FIRST = GROUP - PREFIX_SIZE  # user bytes beside the prefix in the first group
 
 
 class PageEncoding(NamedTuple):
-    """From the RPC keys and user values of one API version to the storage rows of another. Words have the first byte lowest."""
+    """Conversion from RPC keys and user values to storage rows of another API version.
+
+    The first byte of a word is the lowest.
+    """
 
     source_prefix: np.uint64
     """Before every key of the page; left out."""
     source_prefix_size: int
     memcomparable: bool
-    """Whether keys are encoded as in V2: with a prefix, in groups, and the timestamp behind them."""
+    """True if keys are encoded as in V2: with a prefix, in groups, followed by the timestamp."""
     target_prefix: np.uint64
     """The `PREFIX_SIZE` bytes of it."""
     key_tail: np.uint64
-    """The inverted timestamp."""
+    """Inverted timestamp."""
     value_zeros: int
     """Zero bytes behind every value."""
 
@@ -365,7 +368,7 @@ _VALUE_ZEROS = {ApiVersion.V1: 0, ApiVersion.V1TTL: EXPIRE_SIZE, ApiVersion.V2: 
 
 
 def page_encoding(source: KeyCodec, target: KeyCodec, ts: int) -> PageEncoding:
-    """For `encode_page`: from RPC keys of ``source`` to the rows that `tikv_br.formats.rows.to_storage` makes, with ``ts`` in API V2."""
+    """Return the conversion for `encode_page`, with ``ts`` in V2; see `tikv_br.formats.rows.to_storage` for the rows."""
     return PageEncoding(
         source_prefix=_little_endian(source.prefix),
         source_prefix_size=len(source.prefix),

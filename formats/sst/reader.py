@@ -61,11 +61,11 @@ class SstReader:
 
     @property
     def tail_offset(self) -> int:
-        """Where the last data block ends: see `tikv_br.formats.sst.tail_extent`."""
+        """End of the last data block: see `tikv_br.formats.sst.tail_extent`."""
         return self.table.tail_offset
 
     def check_structure(self, api_version: ApiVersion, start: bytes = b"", end: bytes = b"") -> SstFacts:
-        """See `tikv_br.formats.sst.check_structure`."""
+        """Check the structure as `tikv_br.formats.sst.check_structure`."""
         return check_table(self.table, api_version, start, end)
 
     def batches(self, max_rows: int = 65_536, start: bytes = b"", end: bytes = b"") -> Iterator[pa.RecordBatch]:
@@ -125,7 +125,7 @@ class SstReader:
 
 @dataclass(frozen=True, slots=True)
 class _Room:
-    """How much a batch holds."""
+    """Free capacity of a batch."""
 
     rows: int
     key_bytes: int
@@ -152,7 +152,7 @@ class _Columns:
         self.count = 0
 
     def batch(self) -> pa.RecordBatch:
-        """What is in, without a copy."""
+        """Return the rows added so far, without a copy."""
         key_offsets, value_offsets = self.key_offsets[: self.count + 1], self.value_offsets[: self.count + 1]
         return columns.storage_rows(
             columns.build(key_offsets, self.keys[: key_offsets[-1]]),

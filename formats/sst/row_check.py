@@ -27,11 +27,11 @@ _V2 = int(ApiVersion.V2)
 
 @dataclass(frozen=True, slots=True)
 class RowFacts:
-    """What all rows together say."""
+    """Facts about all rows together."""
 
     entries: int
     first_key: bytes
-    """As in the file."""
+    """First key as in the file."""
     last_key: bytes
 
 
@@ -69,7 +69,7 @@ def _explain(batch: pa.RecordBatch, row: int, last_key: bytes, api_version: ApiV
 
 @njit(forceinline=True)
 def _is_storage_key(key: Bytes) -> bool:
-    """Whether this is ``z``, a memcomparable string of raw mode with a keyspace, and a timestamp other than 0."""
+    """Return whether a key is ``z``, a memcomparable raw key with a keyspace, and a timestamp other than 0."""
     at = 1
     while at + ENCODED_GROUP <= key.size:
         padding = FULL - key[at + GROUP]
@@ -93,7 +93,7 @@ def _is_storage_key(key: Bytes) -> bool:
 
 @njit(forceinline=True)
 def _is_stored_value(value: Bytes, version: int) -> bool:
-    """Whether a value has the expiry and flags of its API version."""
+    """Return whether a value has the expiry and flags of its API version."""
     if version == _V1TTL:
         return value.size >= EXPIRE_SIZE
     if version != _V2:

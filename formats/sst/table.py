@@ -222,7 +222,7 @@ _RANGE_DELETIONS_NAME = "rocksdb.range_del"
 
 
 class Table:
-    """Each part is read by ranged reads when it is first asked for.
+    """Parts of a table, each fetched by ranged reads on first use.
 
     Any of them raises `DamagedBytes` or `UnsupportedFormat`. One thread at a time.
     """
@@ -237,7 +237,7 @@ class Table:
 
     @cached_property
     def blocks(self) -> BlockReader:
-        """What reads this table's blocks."""
+        """Reader of this table's blocks."""
         return BlockReader(self.source, self.footer)
 
     @cached_property
@@ -255,7 +255,7 @@ class Table:
 
     @cached_property
     def index(self) -> Index:
-        """Every data block's extent and separator."""
+        """Extent and separator of every data block."""
         handle = self.footer.index or self.metaindex.get(_INDEX_NAME)
         if handle is None:
             raise DamagedBytes("table without an index")
@@ -263,7 +263,7 @@ class Table:
 
     @property
     def entries(self) -> int:
-        """How many rows the properties say there are."""
+        """Number of rows according to the properties."""
         return number(self.properties, NUM_ENTRIES)
 
     @property
@@ -273,7 +273,7 @@ class Table:
 
     @property
     def tail_offset(self) -> int:
-        """Where the last data block ends: filter, index, properties and footer follow."""
+        """End of the last data block: filter, index, properties and footer follow."""
         return self.index.data_end
 
     def require_plain_rows(self) -> None:
@@ -288,7 +288,7 @@ class Table:
 
 
 def tail_extent(source: RandomAccess) -> int:
-    """Where the tail of a table starts: all that follows its last data block.
+    """Return the start of a table's tail: all that follows its last data block.
 
     A hash from here to the end identifies the table without reading its rows: the index holds every block's extent.
     Raises `DamagedBytes`, `UnsupportedFormat`.

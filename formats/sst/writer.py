@@ -35,7 +35,7 @@ _VERSIONS = range(2, 6)
 
 @dataclass(frozen=True, slots=True)
 class SstOptions:
-    """How to write. Raises `UnsupportedFormat` for what no reader would take.
+    """Options of a writer. Raises `UnsupportedFormat` for combinations that no reader accepts.
 
     Format version 2 with CRC32c is what every TiKV reads; `level` 0 is the compression's default (zstd: 1).
     """
@@ -64,12 +64,12 @@ class SstOptions:
 
 @dataclass(frozen=True, slots=True)
 class SstSummary:
-    """What was written."""
+    """Facts about the written file."""
 
     size: int
     """Bytes of the file."""
     tail_offset: int
-    """Where the last data block ends: see `tikv_br.formats.sst.tail_extent`."""
+    """End of the last data block: see `tikv_br.formats.sst.tail_extent`."""
     entries: int
     data_blocks: int
     first_key: bytes
@@ -272,19 +272,19 @@ class Arena:
 
     @property
     def block_ends(self) -> list[int]:
-        """Where each sealed block ends."""
+        """Return the end offset of each sealed block."""
         ends: list[int] = self._ends[0, : self.state[encode.SEALED]].tolist()
         return ends
 
     @property
     def separator_ends(self) -> list[int]:
-        """Where each of their `separators` ends."""
+        """Return the end offset of each of the `separators`."""
         ends: list[int] = self._ends[1, : self.state[encode.SEALED]].tolist()
         return ends
 
     @property
     def separators(self) -> bytes:
-        """For each sealed block the internal key that separates it from the next."""
+        """Return the internal keys that separate each sealed block from the next, concatenated."""
         return self._separators[: self.state[encode.SEPARATED]].tobytes()
 
     def reserve(self, longest_key: int) -> None:
@@ -296,7 +296,7 @@ class Arena:
         self._point()
 
     def has_slots_for(self, longest_key: int) -> bool:
-        """Whether `reserve` was called for keys of that length."""
+        """Return whether `reserve` was called for keys of that length."""
         return longest_key + encode.SLACK <= self._keys.shape[1]
 
     def grow(self, size: int) -> None:

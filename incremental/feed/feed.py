@@ -61,11 +61,11 @@ class FeedOptions:
     """All times are in seconds."""
 
     hold_back: float | None = None
-    """See `hold_back_for`."""
+    """Argument of `hold_back_for`."""
     queue_bytes: int = 64 << 20
     """Size of the queue of received messages. When it is full, streams are not read, and stores wait."""
     patience: float = 600.0
-    """How long a region may fail continuously before the feed fails."""
+    """Seconds for which a region may fail continuously before the feed fails."""
     stall: float = 300.0
     """Resubscribe a region whose resolved-ts has not advanced for this long."""
     scan_stall: float = 1800.0
@@ -101,7 +101,7 @@ class Rows:
     """Changes in any order, possibly with duplicates."""
 
     batch: pa.RecordBatch
-    """At least one row of `tikv_br.formats.columns.SCHEMA`."""
+    """Rows of `tikv_br.formats.columns.SCHEMA`, at least one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,11 +120,11 @@ class Scanned:
     """
 
     span: KeyRange
-    """RPC keys."""
+    """Range of RPC keys."""
     from_ts: int
     """All changes up to this were delivered before the scan."""
     to_ts: int
-    """No row of the scan is newer."""
+    """Upper limit of the timestamps of the scan's rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +132,7 @@ class Missed:
     """Between these timestamps stores ingested rows of `span` that keep older timestamps: no feed delivers them."""
 
     span: KeyRange
-    """RPC keys."""
+    """Range of RPC keys."""
     from_ts: int
     to_ts: int
     cause: str
@@ -165,7 +165,7 @@ class FeedStatus:
 
     resolved_ts: int = 0
     regions: int = 0
-    """Subscribed regions."""
+    """Number of subscribed regions."""
     scanning: int = 0
     """Subscribed regions whose incremental scan has not ended; they have no resolved-ts yet."""
     stalled: int = 0
@@ -183,7 +183,7 @@ class FeedStatus:
     errors: dict[str, int] = field(default_factory=dict)
     """Number of errors by kind; each was retried."""
     failing_seconds: float = 0.0
-    """How long some part of the range has failed continuously; 0 if none fails."""
+    """Seconds for which some part of the range has failed continuously; 0 if none fails."""
     last_error: str = ""
     """The last error of any part."""
     waits_for: str = ""
@@ -191,7 +191,7 @@ class FeedStatus:
 
     @property
     def gaps(self) -> Iterator[str]:
-        """Why resolved-ts does not advance: unsubscribed, scanning and stalled parts, one line each."""
+        """Yield why resolved-ts does not advance: unsubscribed, scanning and stalled parts, one line each."""
         if self.holes:
             yield f"parts of the range without a subscription: {self.holes}"
         if self.scanning:
@@ -216,11 +216,11 @@ JOIN_SECONDS = 10.0
 POLL_BYTES = 1 << 20
 """Bytes of messages decoded together: decoding one small message costs as much as decoding a large one."""
 CHECK_SECONDS = 5.0
-"""How often the feed looks for stalled regions."""
+"""Interval of the search for stalled regions."""
 WARN_SECONDS = 60.0
-"""How often a lasting failure is logged."""
+"""Interval of log messages about a lasting failure."""
 INGEST_SECONDS = 0.5
-"""How often announcements are read while an ingest is unfinished."""
+"""Interval of reading announcements while an ingest is unfinished."""
 
 
 class Feed:
@@ -688,7 +688,7 @@ def _merge_messages(
 
 
 def _gap_advice(error: ClusterError | None) -> ResubscribeAdvice:
-    """Why a search did not close a gap."""
+    """Return the cause of an unclosed gap, and when to retry."""
     if error is None:
         return ResubscribeAdvice("stale regions", "PD's region information is out of date", retry.REGION_MISS)
     return ResubscribeAdvice("no region", error.message, retry.PD_UNAVAILABLE)

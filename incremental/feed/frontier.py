@@ -27,18 +27,18 @@ class RegionSpan:
     resolved_ts: int
     region_id: int = 0
     version: int = 0
-    """Of the region's epoch; a split or merge raises it in all resulting regions."""
+    """Version of the region's epoch; a split or merge raises it in all resulting regions."""
     request_id: int = GAP
     tries: int = 0
-    """Consecutive failures."""
+    """Number of consecutive failures."""
     retry_at: float = 0.0
-    """When to locate the region of a gap again; monotonic clock, infinity while a search is running."""
+    """Time to locate the region of a gap again, on the monotonic clock; infinite while a search is running."""
     failing_since: float | None = None
-    """When the failures started (monotonic clock); None while there are none."""
+    """Start of the failures, on the monotonic clock; None while there are none."""
 
     @property
     def is_gap(self) -> bool:
-        """Whether it has no subscription."""
+        """Return whether the span has no subscription."""
         return self.request_id == GAP
 
 

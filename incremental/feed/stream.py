@@ -166,7 +166,7 @@ def _decode_with_protobuf(data: bytes) -> Message:
 
 @dataclass(frozen=True, slots=True)
 class ResubscribeAdvice:
-    """Why a subscription ended or could not start, and when to retry."""
+    """Cause of a subscription's end or failure to start, and the time of the next try."""
 
     kind: str
     cause: str
@@ -174,9 +174,9 @@ class ResubscribeAdvice:
     min_delay: float = 0.0
     """Seconds that the store asked the client to wait."""
     immediate: bool = False
-    """Whether the first retry needs no wait, because the new place is known."""
+    """True if the first retry needs no wait, because the new place is known."""
     breaks_stream: bool = False
-    """Whether to reopen the whole stream, because store and client disagree about its subscriptions."""
+    """Reopen the whole stream, because store and client disagree about its subscriptions."""
 
 
 def classify_feed_error(regions: RegionCache, region: Region, error: cdcpb_pb2.Error) -> ResubscribeAdvice:
@@ -239,9 +239,9 @@ class Subscription:
     request_id: int
     span: RegionSpan
     advanced_at: float
-    """When its resolved-ts last advanced, or when it was registered; monotonic clock."""
+    """Time of registration or of the last new resolved-ts, on the monotonic clock."""
     initialized: bool = False
-    """Whether the incremental scan has ended; until then it has no valid resolved-ts."""
+    """True once the incremental scan has ended; before that there is no valid resolved-ts."""
     scanned_ts: int = 0
     """Largest ts of the rows received before the incremental scan has ended."""
 
@@ -280,7 +280,7 @@ class StoreStream:
         self._by_key: dict[tuple[int, int], Subscription] = {}
         self._by_region: dict[int, Subscription] = {}
         self.scan_ended_at = 0.0
-        """When an incremental scan on this stream last ended; monotonic clock."""
+        """Time at which an incremental scan on this stream last ended, on the monotonic clock."""
         self._reader = threading.Thread(target=self._read, name=f"feed of {call}", daemon=True)
         self._reader.start()
 

@@ -53,7 +53,7 @@ others as for a capture that has died."""
 
 @dataclass(frozen=True, slots=True)
 class CaptureOptions:
-    """How a process takes part in a group."""
+    """Options of a process that joins a group."""
 
     scratch: Path
     """A local directory for changes that do not fit into memory."""

@@ -66,12 +66,12 @@ class CaptureInfo:
 
     id: str
     address: str
-    """Of its status page, ``host:port``; empty if it has none."""
+    """Address of the status page, ``host:port``; empty if it has none."""
     started_ms: int
     version: str
-    """Of tikv-br."""
+    """Version of tikv-br."""
     write_timeout_ms: int = MAX_WRITE_MS
-    """How long after the end of its lease its writes may still arrive at a sink."""
+    """Milliseconds after the end of its lease in which its writes may still arrive at a sink."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,14 +94,14 @@ class ChangefeedInfo:
     gc_ttl: int = 24 * 3600
     """TTL of the safe point, in seconds."""
     drop_ttls: bool = False
-    """Whether a sink without TTLs may store rows with a TTL permanently."""
+    """Let a sink without TTLs store rows with a TTL permanently."""
     concurrency: int = 4
     """Concurrent requests to the sink, per task."""
     sorter_bytes: int = 256 << 20
     """Memory for changes that are not resolved yet, per task."""
     hold_back_ms: int = 3000
     patience_ms: int = 600_000
-    """How long the sink may fail continuously before the changefeed fails."""
+    """Milliseconds for which the sink may fail continuously before the changefeed fails."""
     backoff_ms: int = 5000
     """Maximum wait between retries of a failing sink."""
     batch_rows: int = 512
@@ -109,7 +109,7 @@ class ChangefeedInfo:
     rate_limit: int = field(default=0, metadata=records.LATER)
     """Maximum bytes of keys and values per second to the sink, shared equally by the sub-spans; 0 = unlimited."""
     error: str = ""
-    """Why it failed."""
+    """Error that made the changefeed fail; empty = none."""
     place: str = ""
     """The identity of the sink (`tikv_br.incremental.sinks.base.Sink.place`); empty = not checked."""
 
@@ -123,13 +123,13 @@ class ChangefeedInfo:
 
     @property
     def range(self) -> KeyRange:
-        """Its span, in RPC keys."""
+        """Return the span in RPC keys."""
         return KeyRange(*KeyCodec(ApiVersion.V2, self.keyspace_id).rpc_range(self.start_key, self.end_key))
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class TaskId:
-    """Which sub-span of which changefeed."""
+    """Id of a sub-span of a changefeed."""
 
     changefeed: str
     number: int
@@ -145,12 +145,12 @@ class Task:
     changefeed: str
     number: int
     start: bytes
-    """RPC keys."""
+    """First RPC key."""
     end: bytes
     capture: str = ""
     """Id of the capture that follows it; empty = none."""
     epoch: int = 0
-    """One more with each assignment: a capture writes only under the epoch that it was given."""
+    """Epoch, incremented with each assignment: a capture writes only under the epoch that it was given."""
     stopping: bool = False
     """Asks the capture to save its checkpoint and to free the task (by `capture` empty)."""
     write_timeout_ms: int = 0
@@ -164,15 +164,15 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a task has come. All changes of its sub-span up to `checkpoint_ts` are at the sink."""
+    """Progress of a task. All changes of its sub-span up to `checkpoint_ts` are at the sink."""
 
     changefeed: str
     number: int
-    """Of the task."""
+    """Number of the task."""
     checkpoint_ts: int
     resolved_ts: int
     epoch: int
-    """Of the task when this was saved."""
+    """Epoch of the task when this was saved."""
     capture: str
     saved_ms: int
     events: int = 0
@@ -180,12 +180,12 @@ class Progress:
     written: int = 0
     events_per_second: int = 0
     regions: int = 0
-    """Subscribed."""
+    """Number of subscribed regions."""
     sorter_bytes: int = 0
     error: str = ""
     """The last error; if the task has failed, the reason."""
     missed: tuple[str, ...] = field(default=(), metadata=records.LATER)
-    """As in `tikv_br.archive.records.Checkpoint`."""
+    """Missed changes, as in `tikv_br.archive.records.Checkpoint`."""
 
     @property
     def id(self) -> TaskId:
@@ -198,7 +198,7 @@ class ChangefeedStatus:
     """The progress of a changefeed, computed by the owner."""
 
     id: str
-    """Of the changefeed."""
+    """Id of the changefeed."""
     checkpoint_ts: int
     """The lowest of all tasks."""
     resolved_ts: int
@@ -227,11 +227,11 @@ class Keys:
         return f"{self.root}owner/"
 
     def capture(self, capture_id: str) -> str:
-        """A `CaptureInfo`."""
+        """Return the key of a `CaptureInfo`."""
         return f"{self.root}capture/{capture_id}"
 
     def owner(self, capture_id: str) -> str:
-        """A candidate."""
+        """Return the key of a candidate for owner."""
         return f"{self.owners}{capture_id}"
 
     def sync(self, name: str) -> str:
@@ -239,11 +239,11 @@ class Keys:
         return f"{self.root}sync/{name}/"
 
     def changefeed(self, changefeed_id: str) -> str:
-        """A `ChangefeedInfo`."""
+        """Return the key of a `ChangefeedInfo`."""
         return f"{self.root}changefeed/{changefeed_id}"
 
     def status(self, changefeed_id: str) -> str:
-        """A `ChangefeedStatus`."""
+        """Return the key of a `ChangefeedStatus`."""
         return f"{self.root}status/{changefeed_id}"
 
     def tasks(self, changefeed_id: str) -> str:
@@ -251,7 +251,7 @@ class Keys:
         return f"{self.root}task/{changefeed_id}/"
 
     def task(self, task_id: TaskId) -> str:
-        """A `Task`."""
+        """Return the key of a `Task`."""
         return f"{self.tasks(task_id.changefeed)}{task_id.number:04}"
 
     def progresses(self, changefeed_id: str) -> str:
@@ -259,7 +259,7 @@ class Keys:
         return f"{self.root}progress/{changefeed_id}/"
 
     def progress(self, task_id: TaskId) -> str:
-        """A `Progress`."""
+        """Return the key of a `Progress`."""
         return f"{self.progresses(task_id.changefeed)}{task_id.number:04}"
 
 
@@ -276,7 +276,7 @@ class GroupState:
     progress: Mapping[TaskId, Progress]
     statuses: Mapping[str, ChangefeedStatus]
     items: Mapping[str, KeyValue]
-    """Every key as it was read, for the conditions of later writes."""
+    """All keys as they were read, for the conditions of later writes."""
     damaged: Mapping[str, str] = field(default_factory=dict)
     """Changefeeds with an unreadable value, and the error. They are in no other field, and no capture works on them."""
 

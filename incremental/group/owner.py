@@ -28,7 +28,7 @@ from tikv_br.incremental.handover import MIN_TTL, RENEW_SECONDS, service_id
 
 
 class RegionApi(Protocol):
-    """What is needed of `PdClient`."""
+    """The call of `PdClient` that lists regions."""
 
     def scan_regions(self, start: bytes, end: bytes, limit: int = 0) -> list[Region]:
         """The regions that cover a range of bounds."""
@@ -62,7 +62,7 @@ log = logging.getLogger(__name__)
 
 
 class OwnerPd(safepoint.SafePointApi, RegionApi, Protocol):
-    """What is needed of `PdClient`."""
+    """The calls of `PdClient` that an owner needs."""
 
 
 class Owner:

@@ -1,4 +1,4 @@
-"""Which capture runs which task: plans the owner's next actions from the state in etcd. No I/O.
+"""Assignment of tasks to captures: plans the owner's next actions from the state in etcd. No I/O.
 
 A task has three states: *free* (no capture), *assigned*, and *stopping* (assigned, and its capture has been asked to free it).
 Only a free task is assigned, so that no two captures ever have it. A task of a dead capture counts as free as soon as none of

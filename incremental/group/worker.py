@@ -56,7 +56,7 @@ class TaskCheckpoints(CheckpointStore):
         self.status: Callable[[], SyncStatus] | None = None
         """Gives figures to save beside the checkpoint."""
         self.moved_at = time.monotonic()
-        """When the checkpoint last moved."""
+        """Time of the checkpoint's last advance, on the monotonic clock."""
 
     def claim(self) -> int:
         """See `CheckpointStore.claim`; fences the previous capture, which has freed the task."""
@@ -144,12 +144,12 @@ class Membership:
     """A capture's state while it is a member of the group."""
 
     id: str
-    """Of the capture."""
+    """Id of the capture."""
     store: GroupStore
     source: Cluster
     lease: LeaseHolder
     present: Compare
-    """Its key is there, as it was made."""
+    """Condition: the capture's key still exists, as it was created."""
     scratch: Path
     sink_tls: TlsFiles
     write_timeout: float
@@ -172,7 +172,7 @@ class LeaseGuard:
         self._lease.check()
 
     def advance(self, safe_point: int) -> None:
-        """Nothing: the owner reads the checkpoint from etcd."""
+        """Do nothing: the owner reads the checkpoint from etcd."""
 
 
 class Worker:
@@ -183,7 +183,7 @@ class Worker:
         self.task = task
         self.changefeed: ChangefeedInfo = state.changefeeds[task.changefeed]
         self.replicator: Replicator | None = None
-        """Once it runs."""
+        """The running replication; None before it starts."""
         self.checkpoints = TaskCheckpoints(
             membership.store,
             task,
@@ -217,12 +217,12 @@ class Worker:
 
     @property
     def ended(self) -> bool:
-        """Whether its thread has ended."""
+        """Return whether the thread has ended."""
         return self._future is not None and self._future.done()
 
     @property
     def settled(self) -> bool:
-        """Whether it has ended and none of its writes can still arrive; a failed write may until its request times out."""
+        """Return whether it has ended and none of its writes can still arrive; failed ones may until they time out."""
         if not self.ended:
             return False
         unanswered = None if self.replicator is None else self.replicator.unanswered_at
@@ -239,7 +239,7 @@ class Worker:
 
     @property
     def has_failed(self) -> bool:
-        """Whether it has ended with a permanent error, or without progress for longer than the patience."""
+        """Return whether it has ended with a permanent error, or without progress for longer than the patience."""
         error = self.error
         if error is None or isinstance(error, SyncFenced | EtcdLeaseExpired):
             return False

@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 Config = dict[str, Any]
 REQUEST_SECONDS = 10.0
-"""How long to wait for the answer to one request about metadata or configuration."""
+"""Timeout of one request for metadata or configuration, in seconds."""
 DENIED = (
     "_AUTHENTICATION",
     "_SSL",

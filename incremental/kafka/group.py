@@ -35,21 +35,28 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 CONNECT_SECONDS = 60.0
-"""How long brokers may not answer at the start, if the patience is not shorter."""
+"""Seconds for which brokers may not answer at the start, unless the patience is shorter."""
 PROBE_SECONDS = 1.0
-"""How often brokers that do not answer are asked, and how long one question may take."""
+"""Interval of requests to silent brokers, and timeout of each."""
 WARN_SECONDS = 10.0
 CHECK_SECONDS = 2.0
-"""How often a member that writes asks whether it is still one."""
+"""Interval of checks whether a writing member is still in the group."""
 POLL_MESSAGES = 1000
 POLL_BYTES = 1 << 20
-"""At most so much is returned by one poll, apart from the last message."""
+"""Maximum number and size of messages of one poll; the last message may exceed it."""
 QUEUE_KIB = 32 << 10
 """Memory for messages that are fetched ahead."""
 _VERSION = 1
 _MEMBER = "replay"
 _FENCED = "FENCED_INSTANCE_ID"
-_PASSING = ("ILLEGAL_GENERATION", "REBALANCE_IN_PROGRESS", "UNKNOWN_MEMBER_ID", "_STATE", "_WAIT_COORD", "_WAIT_CACHE")
+_TRANSIENT = (
+    "ILLEGAL_GENERATION",
+    "REBALANCE_IN_PROGRESS",
+    "UNKNOWN_MEMBER_ID",
+    "_STATE",
+    "_WAIT_COORD",
+    "_WAIT_CACHE",
+)
 """Errors of a group that is without a coordinator, or is rejoined."""
 
 
@@ -74,7 +81,7 @@ class PartitionEnd:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What is committed with an offset."""
+    """Metadata of a committed offset."""
 
     applied_ts: int = 0
     """Everything up to this is in the sink; every event before the offset is at or below it."""
@@ -102,7 +109,7 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Where reading a partition starts."""
+    """Start of reading a partition."""
 
     offset: int
     end: int
@@ -152,13 +159,13 @@ class TopicGroup:
 
     @property
     def failing_seconds(self) -> float:
-        """How long brokers have not answered; 0 while they do."""
+        """Return the seconds since brokers stopped answering; 0 while they answer."""
         since = self._failing_since
         return 0.0 if since is None else time.monotonic() - since
 
     @property
     def last_error(self) -> str:
-        """Why brokers do not answer."""
+        """Return the last error of silent brokers; empty if none."""
         return "" if self._last_error is None else self._last_error.message
 
     def find_topic(self) -> tuple[int, ...]:
@@ -195,7 +202,7 @@ class TopicGroup:
         return self._starts
 
     def poll(self, seconds: float) -> list[Received | PartitionEnd]:
-        """What there is to read; waits at most so long for the first message.
+        """Read messages; wait at most `seconds` for the first one.
 
         Raises `KafkaError`, `SyncFenced`, and `TopicDamaged` if messages were removed that have not been read.
         """
@@ -264,7 +271,7 @@ class TopicGroup:
         return self._error(error, "commit offsets of")
 
     def _fenced(self, error: confluent_kafka.KafkaError) -> Exception:
-        """What a fatal error means: a consumer has no other ones, unless its text says so."""
+        """Convert a fatal error: consumers have no other than fencing, unless the text names another."""
         if error.name() not in {_FENCED, "_FATAL"} and _FENCED not in error.str():
             return self._error(error)
         return SyncFenced(
@@ -274,7 +281,7 @@ class TopicGroup:
 
     def _error(self, error: confluent_kafka.KafkaError, action: str = "read") -> KafkaError:
         found = as_error(error, self._url, action)
-        if error.name() in _PASSING:
+        if error.name() in _TRANSIENT:
             return KafkaUnreachable(found.message)
         if error.name().endswith("AUTHORIZATION_FAILED"):
             user = f"User:{self._url.sasl_user}" if self._url.sasl_user else "this client"
@@ -327,8 +334,8 @@ class TopicGroup:
         else:
             found = self._error(error)
             if isinstance(found, KafkaUnreachable):
-                self._note(found)
-            else:  # the client would try again for ever
+                self._record_failure(found)
+            else:  # the client would try again forever
                 self._failure = found
 
     def _on_error(self, error: confluent_kafka.KafkaError) -> None:
@@ -336,10 +343,10 @@ class TopicGroup:
         if error.fatal() or error.name() == "_FATAL":
             self._failure = self._fenced(error)
         else:
-            self._note(self._error(error))
+            self._record_failure(self._error(error))
 
-    def _note(self, error: KafkaError) -> None:
-        """Remember an error that may pass."""
+    def _record_failure(self, error: KafkaError) -> None:
+        """Record an error that a retry may resolve."""
         self._last_error = error
         if isinstance(error, KafkaDenied):
             self._denied = error
@@ -428,7 +435,7 @@ class TopicGroup:
         return starts
 
     def _ask(self, request: Callable[[], Any]) -> Any:  # noqa: ANN401 - what the client returns
-        """As `_retry_at_start`, from a callback, in which nothing can be polled."""
+        """Retry as `_retry_at_start`, for callbacks, in which polling is impossible."""
         until = time.monotonic() + min(self._patience, CONNECT_SECONDS)
         while True:
             try:
@@ -452,7 +459,7 @@ class TopicGroup:
         return f"partition {number} of topic {self._url.topic}"
 
 
-def _received(message: Any) -> Received:  # noqa: ANN401 - the client's types say that anything may be missing
+def _received(message: Any) -> Received:  # noqa: ANN401 - by the client's types anything may be missing
     headers = [(name, bytes(value or b"")) for name, value in message.headers() or []]
     return Received(message.partition(), message.offset(), message.key(), message.value(), headers)
 

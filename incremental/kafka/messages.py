@@ -22,7 +22,7 @@ from tikv_br.formats.keys.codec import PREFIX_SIZE, RAW_MODE
 MAX_MESSAGE_BYTES = 10 << 20
 MAX_BATCH_SIZE = 16
 RECORD_OVERHEAD = 36
-"""What TiKV-CDC adds to the size of key and value when it compares with the limit: the largest header of a Kafka record."""
+"""Largest header of a Kafka record: TiKV-CDC adds it to the size of key and value to compare with the limit."""
 _KV, _RESOLVED = 4, 3
 _PUT, _DELETE = 1, 2
 _NUMBER = struct.Struct(">Q")
@@ -36,24 +36,24 @@ RESOLVED_KEY = b""
 
 
 class Protocol(StrEnum):
-    """How changes are written."""
+    """Format of the changes in a topic."""
 
     OPEN = "open-protocol"
     JSON = "json"
 
 
 class KeyPrefix(StrEnum):
-    """Whether keys of open-protocol have the prefix of API V2."""
+    """Use of the prefix of API V2 in keys of open-protocol."""
 
     AUTO = "auto"
     """Written with it, recognised when read."""
     API_V2 = "api-v2"
     NONE = "none"
-    """As tikv-br up to 1.0.0rc1 wrote them."""
+    """Format of keys that tikv-br up to 1.0.0rc1 wrote."""
 
 
 class Encoding(StrEnum):
-    """How the protocol json writes keys and values."""
+    """Encoding of keys and values in the protocol json."""
 
     BASE64 = "base64"
     HEX = "hex"
@@ -78,7 +78,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class ResolvedTs:
-    """Every change up to this ts is in this message's partition before it, apart from repeats."""
+    """Promise that every change up to this ts is in this message's partition before it, apart from repeats."""
 
     ts: int
 
@@ -132,7 +132,7 @@ class OpenCodec(Codec):
     max_message_bytes: int = MAX_MESSAGE_BYTES
     max_batch_size: int = MAX_BATCH_SIZE
     prefix: bytes = b""
-    """What encoded keys get: mode and keyspace of API V2."""
+    """Prefix of encoded keys: mode and keyspace of API V2."""
 
     def encode(self, changes: Sequence[Change]) -> Iterator[Message]:
         """See `Codec.encode`."""
@@ -221,9 +221,9 @@ class UserKeys:
     def __init__(self, prefix: KeyPrefix = KeyPrefix.AUTO) -> None:
         self._asked = prefix
         self._recognised: bool | None = None
-        """Whether keys of messages without header have a prefix; None = no such message was seen."""
+        """Prefix in keys of messages without header: present, absent, or None if no such message was seen."""
         self.keyspace_id: int | None = None
-        """Of the topic's keys; None = not known."""
+        """Keyspace of the topic's keys; None = unknown."""
 
     def of(self, changes: Sequence[Change], headers: Sequence[tuple[str, bytes]]) -> list[Change]:
         """The changes of one message with user keys. Raises `DamagedMessage`."""

@@ -48,15 +48,15 @@ from tikv_br.incremental.sorter import Sorter
 log = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.5
-"""How often an idle replay checks for a stop."""
+"""Interval at which an idle replay checks for a stop."""
 RESOLVED_SECONDS = 10.0
-"""How long the first change waits for a resolved-ts; then a topic without any is applied as it arrives."""
+"""Seconds that the first change waits for a resolved-ts; then a topic without any is applied as it arrives."""
 MAX_GROUPS = 4096
 """Groups of messages per partition for which the first offset is known."""
 
 
 class Reader(Interface):
-    """What `TopicFeed` needs of `TopicGroup`."""
+    """The part of `TopicGroup` that `TopicFeed` uses."""
 
     def poll(self, seconds: float) -> list[Received | PartitionEnd]:
         """See `TopicGroup.poll`."""
@@ -103,7 +103,7 @@ class Limits:
     """Larger messages are refused, as TiKV-CDC's consumer does; None = no limit."""
 
     message_bytes: int | None = None
-    """Of a message with more than one event."""
+    """Size of a message with more than one event."""
     batch_size: int | None = None
 
 
@@ -133,7 +133,7 @@ class TopicFeed:
         self._resolved_seconds = resolved_seconds
         self._keys = keys
         self._sends_resolved = keys is None
-        """Whether it is known that the writer of the topic sends resolved-ts, if only later."""
+        """True once the topic's writer is known to send resolved-ts, even if none has arrived."""
         self._partitions = {
             number: _Partition(start.offset, start.end, start.record.applied_ts) for number, start in starts.items()
         }
@@ -146,17 +146,17 @@ class TopicFeed:
         self.repeats = 0
         """Events that were ignored, because they were at or below a resolved-ts that came before them."""
         self.as_it_arrives = False
-        """Whether changes are applied in the order of their partitions. Then their ts are replaced by ascending ones."""
+        """True if changes are applied in the order of their partitions; their ts are then made ascending."""
         self._changed_at = 0.0
-        """When the first change was read."""
+        """Time at which the first change was read."""
         self._ended_at: float | None = None
-        """When all partitions had been read to their ends."""
+        """Time at which all partitions had been read to their ends."""
         self._oldest_ts = self._newest_ts = 0
-        """Of the changes read so far."""
+        """Oldest and newest ts of the changes read so far."""
 
     @property
     def has_applied_nothing(self) -> bool:
-        """Whether there were changes, but no resolved-ts for any of them; those after `until_ts` do not count."""
+        """Return whether no change up to `until_ts` is covered by a resolved-ts."""
         is_complete = self._until_ts is not None and self.resolved_ts >= self._until_ts
         return bool(self.changes) and not self.as_it_arrives and not is_complete and self._oldest_ts > self.resolved_ts
 
@@ -166,7 +166,7 @@ class TopicFeed:
         return [number for number, each in self._partitions.items() if not each.resolved_ts]
 
     def offsets(self, applied_ts: int) -> dict[int, int]:
-        """For each partition the first offset that is not in the sink."""
+        """Return the first offset of each partition that is not in the sink."""
         found = {}
         for number, each in self._partitions.items():
             first = each.unapplied.first(applied_ts)
@@ -211,7 +211,7 @@ class TopicFeed:
         return resolved_ts if self._until_ts is None else min(resolved_ts, self._until_ts)
 
     def _has_no_resolved(self) -> bool:
-        """Whether there are changes, and no partition has a resolved-ts after some time, or with `once` at the end."""
+        """Return whether changes lack any resolved-ts after some time, or with `once` at the end."""
         if not self.changes or self._sends_resolved or any(each.resolved_ts for each in self._partitions.values()):
             return False
         return time.monotonic() >= self._changed_at + self._resolved_seconds or (self._once and self._has_ended())
@@ -308,13 +308,13 @@ class ReplayOptions:
 
     source: KafkaUrl
     target: TikvTarget
-    """Its keyspace need not be that of the topic, if it is named."""
+    """Cluster to write to. A keyspace named in it may differ from the topic's."""
     scratch: Path
     """A local directory for changes that do not fit into memory."""
     group: str
     """The consumer group that has the progress."""
     patience: float = 600.0
-    """How long Kafka may not answer, in seconds; at the start at most 60."""
+    """Seconds for which Kafka may not answer; at the start at most 60."""
     limits: Limits = field(default_factory=Limits)
     once: bool = False
     """Stop at the ends that the partitions have at the start."""
@@ -336,7 +336,7 @@ class ReplayStatus:
     unresolved_partitions: int
     """Partitions without any resolved-ts; nothing is applied while there is one, unless `as_it_arrives`."""
     as_it_arrives: bool
-    """Whether the topic has no resolved-ts, and is applied in the order of each partition."""
+    """True if the topic has no resolved-ts and is applied in the order of each partition."""
     checkpoint_ts: int
     resolved_ts: int
     checkpoint_lag: float | None
@@ -414,7 +414,7 @@ class _Offsets(CheckpointStore):
 
 
 class _Membership(SafePoint):
-    """There is no safe point to hold; what can be lost is the membership of the group."""
+    """Membership of the consumer group in place of a safe point: losing it stops the replay."""
 
     def __init__(self, group: TopicGroup) -> None:
         self._group = group
@@ -494,7 +494,7 @@ def _check_sink(name: str, records: Iterable[Record], place: str) -> None:
         if record.sink not in {"", place}:
             raise SyncStateMismatch(
                 f"consumer group {name} has replayed the topic to {record.sink}, but the sink is {place}",
-                hint="Pass another --group for each target: its offsets say what the target has.",
+                hint="Pass another --group for each target: its offsets are the progress of that target.",
             )
 
 

@@ -24,7 +24,7 @@ NEW_PARTITIONS = 3
 BROKER_MESSAGE_BYTES = 1_048_588
 """Kafka's default of max.message.bytes."""
 BATCH_OVERHEAD = 100
-"""What Kafka counts in addition for a batch of one record: its limit is for batches."""
+"""Bytes that Kafka adds for a batch of one record: its limit is for batches."""
 _DENIED_GRACE = 2.0
 """Seconds until a failed login counts, if no other broker answers."""
 _CREATION_SECONDS = 15.0
@@ -37,7 +37,7 @@ class Topic:
     """A topic that exists and fits its address."""
 
     partitions: int
-    """How many of its partitions get messages: the first ones."""
+    """Number of partitions that get messages: the first ones."""
     max_message_bytes: int
     """Size that a message may have, by the address and by the topic."""
 
@@ -102,7 +102,7 @@ class TopicAdmin:
         return found
 
     def _partitions(self) -> int | None:
-        """How many partitions it has; None if it does not exist."""
+        """Return the number of partitions; None if the topic does not exist."""
         from confluent_kafka import KafkaError, KafkaException, TopicCollection
 
         name = self._url.topic

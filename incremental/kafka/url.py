@@ -27,7 +27,7 @@ _MOST_REPLICAS = 32_767
 _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
 _CLIENT_ID = re.compile(r"[A-Za-z0-9._-]+")
 _TRUTH = {"1": True, "t": True, "true": True, "0": False, "f": False, "false": False}
-"""As Go's `strconv.ParseBool` reads them, in lower case."""
+"""Lower-case texts that Go's `strconv.ParseBool` accepts."""
 T = TypeVar("T")
 Choice = TypeVar("Choice", bound=StrEnum)
 
@@ -40,13 +40,13 @@ class KafkaUrl:
     topic: str
     protocol: Protocol = Protocol.OPEN
     encoding: Encoding = Encoding.BASE64
-    """Of the protocol json."""
+    """Encoding of the protocol json."""
     key_prefix: KeyPrefix = KeyPrefix.AUTO
-    """Of open-protocol."""
+    """Key prefix of open-protocol."""
     partition_num: int = 0
-    """How many partitions get messages; 0 = all of the topic, and 3 for a topic that is created."""
+    """Number of partitions that get messages; 0 = all of the topic, or 3 if the topic is created."""
     replication_factor: int = 1
-    """Of a topic that is created."""
+    """Replicas of a topic that is created."""
     max_message_bytes: int = MAX_MESSAGE_BYTES
     max_batch_size: int = MAX_BATCH_SIZE
     """Maximum number of changes per message of open-protocol."""
@@ -56,7 +56,7 @@ class KafkaUrl:
     resolved_interval: float = 1.0
     """Minimum seconds between two resolved-ts messages of a partition."""
     tls: bool = False
-    """Whether connections use TLS; without `ca`, the system's authorities sign the brokers' certificates."""
+    """Use TLS; without `ca`, the brokers' certificates must be signed by the system's authorities."""
     ca: str = ""
     cert: str = ""
     key: str = field(default="", repr=False)
@@ -90,7 +90,7 @@ def parse(url: str, environ: Mapping[str, str] = os.environ) -> KafkaUrl:
     parts = urlsplit(url, allow_fragments=False)
     if parts.scheme != "kafka":
         raise UsageError("this is not a kafka:// address", hint=f"Pass {FORM}.")
-    if "@" in parts.path or ("@" in parts.query and not parts.path):  # say so without showing a part of the password
+    if "@" in parts.path or ("@" in parts.query and not parts.path):  # the message must not show part of a password
         raise UsageError(
             "the login in the kafka:// address contains a character that ends it",
             hint=f"Write / as %2F, ? as %3F and @ as %40; better, set {PASSWORD_VARIABLE}.",

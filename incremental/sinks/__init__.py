@@ -1,4 +1,4 @@
-"""Where changes are written. Sinks know nothing about feeds, checkpoints or safe points.
+"""Targets of changes. Sinks know nothing about feeds, checkpoints or safe points.
 
 Modules, in reading order:
 - base: the interface of a sink

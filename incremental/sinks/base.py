@@ -20,7 +20,7 @@ class Sink(Protocol):
     place: str
     """The identity of the target, which does not change when only its addresses do."""
     all_versions: bool = False
-    """Whether `write` gets every version of a key, not only the last one of each batch."""
+    """True if `write` gets every version of a key, not only the last one of each batch."""
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Write rows of `tikv_br.formats.columns.SCHEMA`, in order of ts.

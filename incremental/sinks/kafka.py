@@ -53,15 +53,15 @@ class _Delivery:
     """Messages on their way to the brokers, and what these have said of them."""
 
     messages: Sequence[tuple[int, Message]]
-    """With their partitions."""
+    """Messages with their partitions."""
     sent: int = 0
-    """How many are queued in the producer, from the first."""
+    """Number of messages queued in the producer, from the first."""
     settled: int = 0
-    """How many were acknowledged or have failed."""
+    """Number of messages acknowledged or failed."""
     error: confluent_kafka.KafkaError | None = None
-    """The first failure."""
+    """First failure."""
     progress_at: float = field(default_factory=time.monotonic)
-    """When the brokers last said something (monotonic clock)."""
+    """Time of the brokers' last answer, on the monotonic clock."""
 
     def report(self, error: confluent_kafka.KafkaError | None, _message: object) -> None:
         """The producer's callback for one message."""
@@ -115,7 +115,7 @@ class KafkaSink(Sink):
         self._pending: tuple[pa.RecordBatch, _Delivery] | None = None
         """The batch that the brokers have not acknowledged yet."""
         self._is_failing = False
-        """Whether the brokers did not take the last batch."""
+        """True if the brokers did not accept the last batch."""
         self._last_error: confluent_kafka.KafkaError | None = None
         self._resolved_ts = 0
         self._resolved_at = float("-inf")
@@ -224,7 +224,7 @@ class KafkaSink(Sink):
             raise as_error(last if last is not None and last.fatal() else delivery.error, self._url, "write to")
         if delivery.settled < len(delivery.messages):
             if time.monotonic() > delivery.progress_at + STALL_SECONDS:
-                log.warning("no answer of Kafka for %g s: connecting anew, changes may be repeated", STALL_SECONDS)
+                log.warning("no answer of Kafka for %g s: reconnecting; changes may be repeated", STALL_SECONDS)
                 self._discard()
             raise self._unanswered()
 

@@ -89,16 +89,16 @@ class Origin:
     whole: KeyRange = ALL_KEYS
     """Everything that is replicated to the sink, in RPC keys."""
     span: KeyRange = ALL_KEYS
-    """What this process replicates of it."""
+    """Part of the range that this process replicates."""
     start_ts: int = 0
-    """Where the replication of the whole range started; 0 = where this process starts."""
+    """Start-ts of the whole range's replication; 0 = that of this process."""
     state: StorageLocation | None = None
-    """Where the checkpoint is saved, if in a storage."""
+    """Storage of the checkpoint; None = in etcd."""
 
 
 @dataclass(frozen=True, slots=True)
 class SinkOptions:
-    """How to write. `fence` applies to clusters and Kafka, `complete_ts` to Kafka, and all others to clusters only."""
+    """Options of a sink. `fence` applies to clusters and Kafka, `complete_ts` to Kafka, all others to clusters only."""
 
     tls: TlsFiles = field(default_factory=TlsFiles)
     skip_version_check: bool = False
@@ -119,7 +119,7 @@ class SinkOptions:
 
 @dataclass(frozen=True, slots=True)
 class SinkPatience:
-    """How long to wait for a sink that does not answer when it is opened. Times are in seconds."""
+    """Retries of opening a sink that does not answer. Times are in seconds."""
 
     seconds: float = 600.0
     longest_wait: float = 5.0

@@ -40,7 +40,7 @@ class TikvSink(Sink):
         batch_rows: int = BATCH_ITEMS,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """With `drop_ttls`, a cluster without TTLs stores rows with a TTL as permanent; without it, they are an error.
+        """With `drop_ttls`, a cluster without TTLs stores rows with a TTL permanently; without it, they are an error.
 
         A request has at most `batch_rows` rows.
         """

@@ -67,7 +67,7 @@ class LogTarget:
     log_id: str = ""
     """``""`` = the id of the sync."""
     flush_interval: float = 30.0
-    """Seconds between flushes."""
+    """Interval of flushes, in seconds."""
     flush_size: int = 64 << 20
     """Bytes of changes after which they are written before that."""
     rate_limit: int = 0

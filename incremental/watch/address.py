@@ -1,4 +1,4 @@
-"""Where the status server listens, and the key that it asks for, in a file that only its owner may read."""
+"""Address and key of the status server; only the owner may read the file with the key."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LOOPBACK = "127.0.0.1"
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where to listen; port 0 = any free port."""
+    """Address to listen at; port 0 = any free port."""
 
     host: str
     port: int
@@ -35,7 +35,7 @@ class Address:
 
     @property
     def is_loopback(self) -> bool:
-        """Whether only this machine can connect to it. Of names, only localhost is known to be."""
+        """Return whether only this machine can connect to it. Of names, only localhost is known to be local."""
         try:
             return ip_address(self.host).is_loopback
         except ValueError:

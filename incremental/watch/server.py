@@ -26,7 +26,7 @@ from tikv_br.storage.crypter import SecretText
 
 MAX_LAG = 300.0
 NO_KEY = SecretText()
-"""No key is required."""
+"""Key that allows everyone."""
 _MILLISECONDS = re.compile(r"[0-9]{1,19}", re.ASCII)
 # The page loads nothing from other sites, and no other site may frame it.
 POLICY = (
@@ -42,16 +42,16 @@ KEY_REQUIRED = HttpResponse(
 
 
 class Reporter(Protocol):
-    """What a process reports of itself. Called from any thread; must not raise."""
+    """Status of a process for the status server. Called from any thread; must not raise."""
 
     def status(self) -> dict[str, object]:
         """The JSON of ``/status``."""
 
     def problems(self) -> list[str]:
-        """Why it is unhealthy, in lines; empty if it is not."""
+        """Return the reasons why it is unhealthy, in lines; empty if it is healthy."""
 
     def degradations(self) -> list[str]:
-        """What may soon make it unhealthy, in lines."""
+        """Return the reasons why it may soon become unhealthy, in lines."""
 
     def metrics(self, accept: str) -> tuple[str, bytes]:
         """Content type and text for Prometheus. Raises `TypeError` if `accept` asks for a version that is no number."""

@@ -21,22 +21,22 @@ from tikv_br.redaction import redact
 
 @dataclass(frozen=True, slots=True)
 class NamedStatus:
-    """How one sync of this process is doing."""
+    """State of one sync of this process."""
 
     name: str
     status: SyncStatus | None
     """None until it has started."""
     error: str = ""
-    """Why it has stopped."""
+    """Error that stopped it."""
     waiting: str = ""
-    """What it waits for before it can start."""
+    """Event that it waits for before it can start."""
     source: str = ""
     """PD of the cluster that it follows."""
     sink: str = ""
     """The address of the sink, without credentials."""
 
     def problem(self, max_lag: float) -> str:
-        """Why it is unhealthy, in one line; empty if it runs, the sink accepts writes, and it is at most `max_lag` seconds behind."""
+        """Return why it is unhealthy, in one line; empty if it runs, writes, and is at most `max_lag` seconds late."""
         if self.status is None or self.error:
             return self.idle
         if self.status.sink_failing_seconds or self.status.missed:
@@ -49,14 +49,14 @@ class NamedStatus:
 
     @property
     def degraded(self) -> str:
-        """What may soon make it unhealthy, in one line: gaps in the range, a store or PD that does not answer. Empty if nothing."""
+        """Return why it may soon become unhealthy, in one line: gaps, a silent store or PD. Empty if nothing."""
         if self.status is None:
             return ""
         return "; ".join([*self.status.feed.gaps, *_source_problems(self.status)])
 
     @property
     def idle(self) -> str:
-        """Why it does not run, in one line; for a sync without a status or with an error."""
+        """Return why it does not run, in one line; for a sync without a status or with an error."""
         return self.error or self.waiting or "has not started yet"
 
     def redacted(self) -> NamedStatus:
@@ -84,7 +84,7 @@ def current_problems(status: SyncStatus) -> Iterator[str]:
 
 
 def _limit(status: SyncStatus) -> str:
-    """That the rate limit delays the sync, if it does."""
+    """Return a reason if the rate limit delays the sync; else empty."""
     if status.sink_limited_share < LIMITED_SHARE:
         return ""
     rate = status.sink_rate_limit / (1 << 20)
@@ -99,7 +99,7 @@ def _source_problems(status: SyncStatus) -> Iterator[str]:
 
 
 LIMITED_SHARE = 0.1
-"""From this share of waiting on, the rate limit is named as a reason for the lag."""
+"""Share of time spent waiting from which the rate limit is named as a reason for the lag."""
 StatusSource = Callable[[], Sequence[NamedStatus]]
 """Returns the current statuses of all syncs of a process. Called from any thread; must not raise."""
 
@@ -209,7 +209,7 @@ class FeedTracker:
 
     @property
     def has_begun(self) -> bool:
-        """Whether the sync has started."""
+        """Return whether the sync has started."""
         return self._replicator is not None
 
     def __call__(self) -> Sequence[NamedStatus]:

@@ -20,7 +20,7 @@ from tikv_br.storage.crypter import SecretText
 log = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.2
-"""How often the server checks for shutdown."""
+"""Interval of checks for shutdown."""
 JOIN_SECONDS = 10.0
 REQUEST_TIMEOUT = 10.0
 """Seconds that one read from or write to a client may take; then its connection is closed."""
@@ -39,9 +39,9 @@ class HttpRequest:
 
     method: str
     target: str
-    """Path and query."""
+    """Path and query of the request."""
     headers: Mapping[str, str]
-    """By names in lower case."""
+    """Headers by lower-case name."""
     body: bytes = b""
 
     def header(self, name: str) -> str:
@@ -65,7 +65,7 @@ Answer = Callable[[HttpRequest], HttpResponse]
 
 
 def is_bearer(authorization: str, key: SecretText) -> bool:
-    """Whether the value of a header Authorization has the key; always if there is no key."""
+    """Return whether the value of an Authorization header has the key; always true without a key."""
     scheme, _, given = authorization.partition(" ")
     expected = key.reveal().encode()
     return not expected or (scheme.lower() == "bearer" and hmac.compare_digest(given.strip().encode(), expected))

@@ -38,11 +38,11 @@ from tikv_br.tasks.frames import Input
 PART_BYTES = 64 << 20
 """About how much of an input one task reads, before compression."""
 BLOCK_BYTES = 16 << 20
-"""Of text that is parsed at once."""
+"""Size of text that is parsed in one piece."""
 BATCH_ROWS = 1 << 16
 _BUFFER_BYTES = 4 << 20
 _FIRST_LINES = 1000
-"""In which the columns of JSON lines are looked for."""
+"""Number of lines that determine the columns of JSON lines."""
 _CLOUD = re.compile(r"(s3|gcs|gs|azure|azblob)://")
 _CSV_OPTIONS = {"header": {"true"}, "enforceschema": {"false"}, "inferschema": {"false"}}
 """Options whose values leave an input to us; others are for Spark, but the separator and the text of null."""
@@ -57,7 +57,7 @@ class NeedsSpark(UsageError):
 
 @dataclass(frozen=True, slots=True)
 class InputFile:
-    """One file of an input."""
+    """File of an input."""
 
     store: ObjectStore | None
     """None = a local file, whose path is its name."""
@@ -65,12 +65,12 @@ class InputFile:
     size: int
 
     def open(self) -> pa.NativeFile:
-        """For Arrow. Raises `StorageError`."""
+        """Open it for Arrow. Raises `StorageError`."""
         return pa.OSFile(self.name) if self.store is None else pa.PythonFile(self._source())
 
     @contextlib.contextmanager
     def lines(self) -> Iterator[IO[bytes]]:
-        """For reads of lines; decompressed, if its suffix says so."""
+        """Open it for reading lines; decompressed according to its suffix."""
         raw: io.RawIOBase = io.FileIO(self.name) if self.store is None else self._source()
         with io.BufferedReader(raw, _BUFFER_BYTES) as opened:
             if not self.is_compressed:
@@ -81,7 +81,7 @@ class InputFile:
 
     @property
     def is_compressed(self) -> bool:
-        """Whether it can be read from its beginning only."""
+        """Return whether it can only be read from the start."""
         return self.name.lower().endswith(".gz")
 
     def _source(self) -> SourceFile:
@@ -96,7 +96,10 @@ class Part(Protocol):
         """The file that it is in."""
 
     def read(self) -> Iterator[pa.Table]:
-        """Its rows, with the columns that are used. Raises `NeedsSpark`, `StorageError`, `pyarrow.ArrowException`."""
+        """Yield its rows, with the columns that are used.
+
+        Raises `NeedsSpark`, `StorageError`, `pyarrow.ArrowException`.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +108,7 @@ class FileInput:
 
     parts: tuple[Part, ...]
     schema: pa.Schema
-    """Of the columns that are used."""
+    """Schema of the columns that are used."""
     columns: tuple[str, ...]
     """All columns, as far as they are known."""
 

@@ -32,14 +32,14 @@ Partition = tuple[tuple[bytes, bytes], ...]
 RUN_BYTES = 16 << 20
 """Rows that a thread sorts in memory at once, for a run and when runs are merged. What it allocates stays small enough to be used again."""
 MEMORY_BYTES = 512 << 20
-"""Of runs that stay in memory; further ones are on the disk."""
+"""Size of runs that stay in memory; further ones are on disk."""
 RANGE_BYTES = 96 << 20
 """About how much of all runs a partition has."""
 SMALL_BYTES = 8 << 20
 """Rows that are not worth a second thread."""
 MAX_THREADS = 8
 _SAMPLES = 64
-"""Of each range, at least; ranges are cut at sampled keys."""
+"""Minimum number of samples per range; ranges are cut at sampled keys."""
 _SAMPLE_BYTES = 64 << 10
 _SIGN = np.uint64(1 << 63)
 _TTL = r"^[0-9]{1,18}$"
@@ -267,7 +267,7 @@ def _bytes_of(column: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def _ttl(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """As bigint. Text that Spark may read as a number although it is not one plainly is left to it."""
+    """Return the column as int64. Raises `NeedsSpark` for text that is not a plain number: Spark may accept it."""
     if column.type != pa.string():
         return column.cast(pa.int64())
     if not pc.all(pc.match_substring_regex(column, _TTL)).as_py() and len(column.drop_null()):

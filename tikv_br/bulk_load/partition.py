@@ -28,29 +28,29 @@ EXAMPLES = 5
 
 @dataclass(frozen=True, slots=True)
 class PartitionJob:
-    """What all partitions of a run share. Picklable."""
+    """Parameters that all partitions of a run share. Picklable."""
 
     output: BackupOptions
-    """Where and in what form the files are written."""
+    """Location and format of the files."""
     conversion: Conversion
-    """From the target's API version to itself; its ts is that of all rows."""
+    """Conversion from the target's API version to itself; its ts is that of all rows."""
     span: KeyRange
     """All keys of the keyspace, as RPC keys."""
     now: int
     """Seconds since the epoch from which TTLs count."""
     dry_run: bool = False
-    """Whether rows are only counted."""
+    """Only count rows."""
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionResult:
-    """What a partition had. Keys are user keys."""
+    """Result of a partition. Keys are user keys."""
 
     attempt: str
     files: tuple[FileEntry, ...]
-    """Their ranges are those of the partition, not yet cut at its neighbours."""
+    """Files with the ranges of the partition, not yet cut at its neighbours."""
     rows: Checksum
-    """Of the rows to load, as the target's stores compute it."""
+    """Checksum of the rows to load, as the target's stores compute it."""
     first_key: bytes
     """``b""`` if there are no rows to load."""
     last_key: bytes

@@ -39,7 +39,7 @@ COMPARE_THREADS = 16
 
 @dataclass(frozen=True, slots=True)
 class PutOptions:
-    """How rows are put."""
+    """Options of putting rows."""
 
     concurrency: int
     """Maximum number of concurrent requests of all tasks."""
@@ -51,7 +51,7 @@ class PutOptions:
 
 @dataclass(frozen=True, slots=True)
 class PutJob:
-    """What all partitions share. Picklable."""
+    """Parameters that all partitions share. Picklable."""
 
     cluster: ClusterConfig
     codec: KeyCodec
@@ -64,16 +64,16 @@ class PutJob:
 
 @dataclass(frozen=True, slots=True)
 class PutResult:
-    """What a partition had. Keys are user keys."""
+    """Result of a partition. Keys are user keys."""
 
     rows: Checksum
-    """Of all rows, as the target's stores compute it."""
+    """Checksum of all rows, as the target's stores compute it."""
     expired: int
     """Rows that were not put, because their TTL had passed."""
     first_key: bytes
     last_key: bytes
     first_expiry: int
-    """When the first of the rows expires, in seconds since the epoch; 0 = never."""
+    """Earliest expiry of the rows, in seconds since the epoch; 0 = none expires."""
 
 
 @dataclass
@@ -132,7 +132,7 @@ def put_rows(context: PutContext) -> None:
     put, counted_before = (sum((each.rows for each in these), Checksum()) for these in (found, context.results))
     if put != counted_before:
         raise TaskFailed(
-            f"{put.total_kvs:,} rows were put, but {counted_before.total_kvs:,} or others had been checked: the input has changed meanwhile",
+            f"{put.total_kvs:,} rows were put, but {counted_before.total_kvs:,} or others had been checked: the input has changed",
             hint="Run the same command again with --allow-overwrite, while nothing changes the input.",
         )
 

@@ -44,7 +44,7 @@ class BulkLoadOptions:
     stage: StageOptions
     mode: Mode = Mode.INGEST
     executor: ExecutorChoice = "auto"
-    """Who reads and sorts the input: threads of this process (``driver``), Spark, or by its size and format."""
+    """Reader of the input: threads of this process (``driver``), Spark, or chosen by size and format."""
     spark_master: str = "local[*]"
     spark_settings: SparkSettings = NO_SETTINGS
     via: Via = Via.AUTO
@@ -55,17 +55,17 @@ class BulkLoadOptions:
     allow_overwrite: bool = False
     allow_followers: bool = False
     checksum: bool = True
-    """Whether to compare the cluster's checksums with those of the files afterwards."""
+    """Compare the cluster's checksums with those of the files afterwards."""
     send_credentials: bool = True
     keep_staging: bool = False
     resume: bool = True
-    """Whether to use a staging that an earlier run has finished."""
+    """Use a staging that an earlier run has finished."""
     lock_wait: float = 0.0
     dry_run: bool = False
 
     @property
     def location(self) -> StorageLocation:
-        """Where the temporary backup is: the same for the same input, columns and target."""
+        """Location of the temporary backup: the same for the same input, columns and target."""
         return NO_STAGING if self.staging is None else self.staging.child(self.stage.identity(self.cluster))
 
 
@@ -76,9 +76,9 @@ class BulkLoadSummary:
     total_kvs: int
     total_bytes: int
     crc64xor: int
-    """Of the loaded rows; 0 in a dry run."""
+    """Checksum of the loaded rows; 0 in a dry run."""
     verified: bool
-    """Whether the cluster's checksums were compared and equal."""
+    """True if the cluster's checksums were compared and equal."""
     other_kvs: int
     """Rows of the target's range that the input does not have, left alone; 0 if not compared."""
     input_rows: int | None
@@ -95,7 +95,7 @@ class BulkLoadSummary:
     expired_kvs: int
     """Rows that were not put, because they had expired; 0 for an ingest, which includes them."""
     engine: str
-    """`Mode`."""
+    """Value of `Mode`."""
     files: int
     resumed_files: int
     api_version: str
@@ -103,7 +103,7 @@ class BulkLoadSummary:
     staging: str
     """URL of the temporary backup; ``""`` = none."""
     resumed_staging: bool
-    """Whether an earlier run had staged the rows."""
+    """True if an earlier run had staged the rows."""
     dry_run: bool
     seconds: float
     average_speed: float
@@ -115,7 +115,7 @@ class BulkLoadSummary:
 
 @dataclass(frozen=True, slots=True)
 class _Staged:
-    """What the steps that read the input counted, or put; of an earlier run nothing is known."""
+    """Counts of the steps that read the input; None = staged by an earlier run."""
 
     rows: Checksum = field(default_factory=Checksum)
     input_rows: int | None = None

@@ -46,7 +46,7 @@ RUN_BYTES = 128 << 20
 MERGE_BYTES = 96 << 20
 """About how much of all runs a thread sorts in memory when they are merged."""
 GROUP_BYTES = 4 << 20
-"""Of a row group of a run: ranges are cut where row groups begin."""
+"""Size of a row group of a run: ranges are cut at starts of row groups."""
 RUNS, BACKUP = "runs", "backup"
 
 
@@ -56,7 +56,7 @@ class RunsOptions:
 
     cluster: ClusterConfig
     codec: KeyCodec
-    """Of the target."""
+    """Codec of the target."""
     staging: StorageLocation
     """A folder for this load only."""
     allow_overwrite: bool = False
@@ -64,7 +64,7 @@ class RunsOptions:
 
     @property
     def backup(self) -> StorageLocation:
-        """Where the temporary backup is."""
+        """Location of the temporary backup."""
         return self.staging.child(BACKUP)
 
 
@@ -243,7 +243,7 @@ def _sorted_rows(now: int, load: RunsOptions, runs: Sequence[FileEntry], span: K
 
 
 def check_rows(context: RunsContext) -> None:
-    """Refuse keys that several rows have, and no rows at all, which is so if all have expired meanwhile."""
+    """Refuse repeated keys, and an input without rows, for example because all have expired in the meantime."""
     if context.duplicates:
         raise _duplicates(context.duplicates, context.duplicate_keys)
     if not any(each.files for each in context.results):

@@ -62,7 +62,7 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, slots=True)
 class StageOptions:
-    """What is staged, and how; where is said by `BackupOptions`. Without an order column, repeated keys are refused."""
+    """Options of staging, except those in `BackupOptions`. Without an order column, repeated keys are refused."""
 
     input: Input
     keyspace: str = ""
@@ -72,7 +72,7 @@ class StageOptions:
     partitions: int | None = None
     """Number of partitions; None = as many as Spark's reader makes, or by their size."""
     clouds: CloudFlags = field(default_factory=CloudFlags, repr=False)
-    """How this process reads an input in a cloud."""
+    """Access of this process to an input in a cloud."""
 
     def identity(self, cluster: ClusterConfig) -> str:
         """A name that is the same for the same input, columns and target, and not for others."""
@@ -111,12 +111,12 @@ class StageContext(PartitionContext):
 
     stage: StageOptions = field(kw_only=True)
     stack: contextlib.ExitStack = field(kw_only=True)
-    """Ends the session."""
+    """Clean-up of the session."""
     files: FileInput | None = None  # open the input
-    """What this process reads; None = Spark reads the input."""
+    """Input that this process reads; None = Spark reads it."""
     runs: SortedRuns | None = None  # sort and write
     parts: list[Partition] = field(default_factory=list)  # sort and write
-    """Of the runs."""
+    """Partitions of the runs."""
     session: SparkSession = field(init=False)  # open the input
     frame: DataFrame = field(init=False)  # open the input
     rows: DataFrame = field(init=False)  # open the input
@@ -125,7 +125,7 @@ class StageContext(PartitionContext):
     """Seconds since the epoch from which TTLs count, by PD's clock."""
     partitions: int = 0  # sort and write
     reread: bool = False
-    """Whether the sorted rows are needed again after they are counted."""
+    """True if the sorted rows are needed again after they are counted."""
 
     @property
     def problems(self) -> Counter[str]:
@@ -134,7 +134,7 @@ class StageContext(PartitionContext):
 
     @property
     def slots(self) -> int:
-        """How many partitions are worked on at once."""
+        """Return the number of partitions processed at once."""
         slots = (os.cpu_count() or 1) if self.runs is not None else self.session.sparkContext.defaultParallelism
         return min(slots, self.partitions)
 

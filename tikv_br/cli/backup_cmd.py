@@ -243,7 +243,7 @@ def merge_backups(flags: MergeFlags) -> None:
 
 
 def _parse_forms(flags: RawBackupFlags) -> tuple[KeyForm | None, str]:
-    """How keys are written if a form was asked for, and what files are. Raises `UsageError`."""
+    """Return the requested form of keys (None: not requested) and the format of files. Raises `UsageError`."""
     form, key_format, file_format = flags.form, flags.key_format, flags.file_format
     if form in {"sst", "parquet"}:
         if file_format not in {None, form}:
@@ -328,7 +328,7 @@ def _text(summary: BackupSummary) -> str:
 
 
 def _figures(summary: BackupSummary, *, age: bool = True) -> list[tuple[str, str]]:
-    """What came of it, with the Go tool's names where it has them; of a dry run, what would have been done."""
+    """Return the figures of the summary, with the Go tool's names if it has them; for a dry run, those of the plan."""
     if summary.dry_run:
         return [("total-ranges", _ranges(summary)), ("engine", f"{summary.engine} ({summary.engine_reason})")]
     figures = [
@@ -354,13 +354,13 @@ def _figures(summary: BackupSummary, *, age: bool = True) -> list[tuple[str, str
 
 
 def _lost(summary: BackupSummary) -> str:
-    """What the conversion cost; empty where it cost nothing that can be counted."""
+    """Return the counts of what the conversion dropped; empty if nothing."""
     counts = ((summary.dropped_ttls, "expiries"), (summary.dropped_tombstones, "tombstones"))
     return ", ".join(f"{count:,} {what}" for count, what in counts if count)
 
 
 def _compared(summary: BackupSummary) -> str:
-    """How many ranges were compared with the cluster, where that was asked for."""
+    """Return the number of ranges compared with the cluster; empty if the backup did not compare."""
     if not summary.compared_ranges + summary.changed_ranges:
         return ""
     changed = f"; {summary.changed_ranges:,} changed while the backup ran and could not be compared"

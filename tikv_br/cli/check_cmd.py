@@ -23,7 +23,7 @@ COLUMNS = ("probe", "status", "result", "what to do")
 
 
 class ProbedSparkFlags(shared.SparkFlags):
-    """Where tasks will run."""
+    """Flags of the executor that the probe uses."""
 
     executor: Literal["auto", "driver", "spark"] = flag(
         "auto", "Where tasks will run; spark: start Spark and run a task.", shared=True

@@ -1,4 +1,4 @@
-"""How a command is declared, and how it is found and imported.
+"""Declaration of commands, and their import on demand.
 
 The flags of a command are the fields of a dataclass, and its function gets one object of that class. `flag` and `argument` declare a
 field: default, help, names and placeholder. Name, environment variable and key in the config file follow from the field's name. A field
@@ -25,7 +25,7 @@ from tikv_br.cli import help as help_text
 CommandPath = tuple[str, ...]
 """The words that call a command, without the program name."""
 LEADING = "flags before the command"
-"""Their place in a context's ``meta``."""
+"""Keys in a context's ``meta``."""
 GLOBAL_FLAGS = ("--output", "--config", "--log-level", "--log-file", "--log-format", "--quiet", "-q")
 """Flags of every command, which may also stand before it; all but the last two take a value."""
 REQUIRED: Any = dataclasses.MISSING
@@ -51,7 +51,7 @@ class Kind:
 
 @dataclass(frozen=True, slots=True)
 class _Declaration:
-    """What Typer needs to know of a field besides its type."""
+    """Arguments for Typer besides the field's type."""
 
     default: Any
     make: Callable[..., Any]

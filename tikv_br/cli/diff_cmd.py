@@ -178,7 +178,7 @@ def _text(summary: DiffSummary) -> str:
 
 
 def _figures(summary: DiffSummary) -> list[tuple[str, str]]:
-    """What was compared, found and done."""
+    """Return the figures of the summary: compared, found and repaired."""
     figures = [
         ("A", summary.a),
         ("B", summary.b),

@@ -60,7 +60,10 @@ class RehearsedBackupFlags(Flags):
     spark: shared.SparkFlags
 
     def new(self, cluster: ClusterConfig, place: StorageLocation) -> BackupOptions | None:
-        """How to make a backup; None = use an existing one. Raises `UsageError` for options that have no effect then."""
+        """Return the options of a new backup, or None to use an existing one.
+
+        Raises `UsageError` for flags without effect.
+        """
         if self.backup != "new":
             if self.keyspaces or self.dst_api_version:
                 raise UsageError("--keyspace and --dst-api-version need --backup new")
@@ -84,7 +87,7 @@ class RehearsedBackupFlags(Flags):
 
 
 class TargetFlags(Flags):
-    """Where to restore to."""
+    """Flags of the restore's target."""
 
     target: Literal["playground", "cluster"] | None = flag(
         None,
@@ -176,7 +179,7 @@ class PointFlags(Flags):
 
 
 class TailFlags(Flags):
-    """Whether and how to follow the source after the restore."""
+    """Flags of the replication after the restore."""
 
     tail: float | None = flag(
         None,
@@ -232,7 +235,7 @@ class GoalFlags(Flags):
 
 
 class HookFlags(Flags):
-    """What to notify after a drill."""
+    """Flags of the notifications after a drill."""
 
     heartbeat_url: str = flag("", "URL to request after a drill that passed.", metavar="URL")
     webhook_url: str = flag("", "URL to POST the verdict and figures of each drill to, as JSON.", metavar="URL")

@@ -196,7 +196,7 @@ def status(flags: StatusFlags) -> None:
 
 
 def _judge(found: GcReport, warn_seconds: float, critical_seconds: float) -> ProbeOutcome:
-    """Whether GC keeps up, and if not, why."""
+    """Return the state of GC, with the reason and advice if it is behind."""
     from tikv_br.check.probe import Figure, ProbeOutcome, Status
     from tikv_br.gc.status import Kind
 

@@ -59,7 +59,7 @@ def command_context(running: typer.Context, words: list[str]) -> Any:  # noqa: A
 
 
 def storage_help(running: typer.Context) -> str:
-    """What URLs are, and the options of storage with their variables."""
+    """Describe storage URLs and the options of storage with their variables."""
     from tikv_br.cli import backups_cmd
 
     found = next(iter(leaves(typer.main.get_command(backups_cmd.list_app))))[1]

@@ -145,7 +145,7 @@ def replay_topic(flags: ReplayFlags) -> None:
 
 
 def _options(flags: ReplayFlags) -> ReplayOptions:
-    """What to replay. Raises `UsageError`."""
+    """Return the options of the replay. Raises `UsageError`."""
     if not flags.source:
         raise UsageError(
             "--from is missing", hint="Pass the topic: --from 'kafka://HOST:PORT/TOPIC?protocol=open-protocol'."

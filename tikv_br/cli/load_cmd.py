@@ -121,7 +121,7 @@ def load_raw(flags: BulkLoadFlags, context: typer.Context) -> None:
     if (flags.on_duplicate == "last") != bool(flags.order_column):
         raise UsageError(
             "--on-duplicate last and --order-column need each other",
-            hint="Rows of an input have no order: name the column that says which row is the last, such as a time or a version.",
+            hint="Rows of an input have no order: name the column that orders them, such as a time or a version.",
         )
     from tikv_br.tasks.frames import Input
 

@@ -27,7 +27,7 @@ class LogLevel(enum.StrEnum):
 
 
 class LogForm(enum.StrEnum):
-    """How a log line is written."""
+    """Format of log lines."""
 
     TEXT = "text"
     JSON = "json"
@@ -35,13 +35,13 @@ class LogForm(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class LogSettings:
-    """What is logged, where (None: stderr) and how."""
+    """Level, file (None: stderr) and format of the log."""
 
     level: LogLevel = LogLevel.INFO
     file: str | None = None
     form: LogForm = LogForm.TEXT
     quiet: bool = False
-    """Whether only warnings and errors are logged outside the file."""
+    """Log only warnings and errors outside the file."""
 
 
 class _Current:
@@ -105,7 +105,7 @@ def _outages_on_stderr() -> logging.Handler:
 
 
 def _is_relevant(record: logging.LogRecord) -> bool:
-    """Whether a record is not one of py4j's when a JVM ends; failures of the JVM are errors of ours."""
+    """Return whether a record is relevant; py4j's when a JVM ends are not: failures of the JVM raise our own errors."""
     return "/py4j/" not in record.pathname
 
 

@@ -127,7 +127,7 @@ class LogFlags(shared.BackupFlags):
 
     @cached_property
     def log_id(self) -> str:
-        """Its id. Raises `UsageError`."""
+        """Return the log's id. Raises `UsageError`."""
         from tikv_br.archive.records import check_id
 
         return check_id(self.name)

@@ -25,18 +25,18 @@ from tikv_br.report import draft
 from tikv_br.report.draft import Draft
 
 SCHEMA_VERSION = 2
-"""Of all JSON lines. Raised when a field is removed or changes its meaning, not when one is added."""
+"""Version of all JSON lines; incremented when a field is removed or changes its meaning, not when one is added."""
 
 
 class OutputForm(enum.StrEnum):
-    """How results are written."""
+    """Format of results."""
 
     CONSOLE = "console"
     JSON = "json"
 
 
 class KeyForm(enum.StrEnum):
-    """How keys are written as text: `tikv_br.formats.keys.text`."""
+    """Text format of keys; see `tikv_br.formats.keys.text`."""
 
     TEXT = "text"
     RAW = "raw"
@@ -207,7 +207,7 @@ def _failure(stream: TextIO, error: OSError) -> OutputClosed | OutputFailed:
 
 
 def drop_unwritten(stream: TextIO) -> None:
-    """Give up what `stream` still holds and cannot write, which would turn the exit code into 120."""
+    """Discard what `stream` still buffers and cannot write, which would turn the exit code into 120."""
     try:
         stream.flush()
     except OSError:

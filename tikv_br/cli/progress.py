@@ -19,11 +19,11 @@ from tikv_br.progress_events import Event, Notice, StepFinished, StepStarted, St
 LINE_SECONDS, LASTING_SECONDS = 10.0, 1.0
 JSON_SECONDS = 30.0
 BRIEF_SECONDS = 0.5
-"""On a terminal, a step that takes less than this leaves no line of its own."""
+"""Steps shorter than this, in seconds, leave no line on a terminal."""
 NARROW, WIDE = 70, 85
 """Columns of a terminal: below, a bar has figures only; above, it has a bar."""
 LOG_PERCENT, LOG_SECONDS = 10, 300.0
-"""In a log file: a line of progress every 10 % or 5 minutes."""
+"""Distance between lines of progress in a log file: 10 % or 5 minutes."""
 
 
 class ProgressDisplay(Protocol):
@@ -255,7 +255,7 @@ def _amounts(event: TasksProgress) -> str:
 
 
 def _brief(event: TasksProgress) -> str:
-    """For a bar, which shows the time itself."""
+    """Describe progress for a bar, which shows the time itself."""
     return f"{_percent(event)} {human_bytes(event.bytes_done)}, {_speed(event)}{_left(event)}"
 
 

@@ -102,7 +102,7 @@ class RestoreRangeFlags(shared.RangeFlags):
 
 
 class RestoreFlags(shared.BackupFlags):
-    """How to restore, from wherever."""
+    """Flags of every kind of restore."""
 
     cluster: shared.ClusterFlags
     range: RestoreRangeFlags
@@ -352,7 +352,7 @@ def _point_figures(done: PointSummary, *, age: bool) -> list[tuple[str, str]]:
 
 
 def _render_point(out: Output, done: PointSummary) -> None:
-    """What was merged, and the window; all of a dry run."""
+    """Show what was merged, and the time window; for a dry run, the whole plan."""
     first, last = done.window
     fields: dict[str, object] = {
         "restore_ts": done.ts,
@@ -440,7 +440,7 @@ def _text(summary: RestoreSummary) -> str:
 
 
 def _figures(summary: RestoreSummary, *, age: bool = True) -> list[tuple[str, str]]:
-    """What came of it, with the Go tool's names where it has them."""
+    """Return the figures of the summary, with the Go tool's names if it has them."""
     figures = [
         ("total-take", human_seconds(summary.seconds)),
         ("total-kv", f"{summary.total_kvs:,}"),

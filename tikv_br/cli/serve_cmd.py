@@ -77,13 +77,13 @@ class ServeFlags(shared.CommandFlags):
     storage_flags: shared.StorageFlags
 
     def address(self) -> Address:
-        """Where to listen. Raises `UsageError`."""
+        """Return the address to listen at. Raises `UsageError`."""
         from tikv_br.incremental.watch.address import Address
 
         return Address.parse(self.listen, "--listen")
 
     def sources(self) -> Sources:
-        """What to show. Raises `UsageError`."""
+        """Return the sources to show. Raises `UsageError`."""
         if not (self.storage or self.log or self.status or self.drills or self.cluster.pd):
             raise UsageError(
                 "there is nothing to show", hint="Pass at least one of --storage, --log, --status, --drills and --pd."
@@ -107,7 +107,7 @@ class ServeFlags(shared.CommandFlags):
         )
 
     def limits(self) -> Limits:
-        """What needs attention. Raises `UsageError`."""
+        """Return the limits beyond which something needs attention. Raises `UsageError`."""
         from tikv_br.serve.findings import AgeLimit, Limits
 
         ages = []

@@ -37,7 +37,7 @@ CHECK: CommandPath = ("config", "check")
 
 @dataclass(slots=True)
 class Invocation:
-    """What is known of the running command before it starts; the context's ``obj``."""
+    """Properties of the command line known before the command starts; the context's ``obj``."""
 
     file: ConfigFile | None = None
     output: str = ""
@@ -189,9 +189,9 @@ class _Checker:
             if name not in known and inner != (DEFAULTS,):
                 what = "section" if isinstance(content, dict) else "key outside of a section"
                 full = [".".join((*path, word)) for word in (known if path else known | {DEFAULTS})]
-                self._note(path, f"unknown {what} {'.'.join(inner)!r}{nearest('.'.join(inner), full)}")
+                self._add_problem(path, f"unknown {what} {'.'.join(inner)!r}{nearest('.'.join(inner), full)}")
             elif not isinstance(content, dict):
-                self._note(path, f"{name!r} must be a section: use [{'.'.join(inner)}]")
+                self._add_problem(path, f"{name!r} must be a section: use [{'.'.join(inner)}]")
             elif inner == (DEFAULTS,):
                 self._section(inner, content, shared_flags(self._commands))
             elif inner in self._commands:
@@ -206,20 +206,20 @@ class _Checker:
         values = self.file.sections[".".join(path)] = dict(_flatten(content))
         for flag, value in values.items():
             if flag not in flags and flag in self._command_line:
-                self._note(path, f"{flag}: can only be passed on the command line")
+                self._add_problem(path, f"{flag}: can only be passed on the command line")
             elif flag not in flags:
-                self._note(path, f"unknown key {flag!r}{nearest(flag, flags)}")
+                self._add_problem(path, f"unknown key {flag!r}{nearest(flag, flags)}")
             elif redact(f"{flag}={value}") != f"{flag}={value}":
-                self._note(
+                self._add_problem(
                     path,
                     f"{flag}: secrets are not allowed here; use {variables(flags[flag][0])[0]}, or a setting that names a file",
                 )
             else:
                 problems = [_problem(option, value, self._context) for option in flags[flag]]
                 if any(problems):
-                    self._note(path, f"{flag}: {next(filter(None, problems))}")
+                    self._add_problem(path, f"{flag}: {next(filter(None, problems))}")
 
-    def _note(self, path: CommandPath, problem: str) -> None:
+    def _add_problem(self, path: CommandPath, problem: str) -> None:
         section = f" [{'.'.join(path)}]" if path else ""
         self.file.problems.append(f"config file {self.file.path}{section}: {problem}")
 
@@ -239,7 +239,7 @@ def _flatten(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 
 
 def _problem(option: TyperOption, value: object, context: typer.Context) -> str:
-    """Why a value is not valid; empty if it is."""
+    """Return why a value is not valid; empty if it is."""
     kind = kind_of(option)
     fits = type(value) in {kind, int if kind is float else kind}
     if kind is list:

@@ -186,7 +186,7 @@ class CommandFlags(Flags, shared=True):
 
     @cached_property
     def out(self) -> Output:
-        """Where results go."""
+        """Return the output that results are written to."""
         return Output(self.output)
 
 
@@ -265,7 +265,7 @@ _KEY_FORMAT = partial(
 )
 KEY_FORMAT = partial(_KEY_FORMAT, "--key-format", "--format")
 KEY_FORMAT_ALONE = partial(_KEY_FORMAT, "--key-format")
-"""Where ``--format`` means more."""
+"""Help for ``--format`` in commands where it has more values."""
 START = partial(flag, "", "Start of the range (inclusive; empty: no bound).", metavar="KEY")
 END = partial(flag, "", "End of the range (exclusive; empty: no bound).", metavar="KEY")
 VALUE_FORM = partial(
@@ -313,7 +313,7 @@ def value_form(value_format: KeyForm | None, key_format: KeyForm | None) -> KeyF
 
 
 class KeyFormatFlags(Flags):
-    """How keys are written."""
+    """Flag of the form of keys."""
 
     key_format: KeyForm | None = KEY_FORMAT()
 
@@ -360,12 +360,12 @@ class SparkMasterFlags(Flags, shared=True):
     )
 
     def spark_settings(self) -> SparkSettings:
-        """What Spark is started with. Raises `UsageError`."""
+        """Return the settings for starting Spark. Raises `UsageError`."""
         return SparkSettings.parse(self.spark_conf, self.spark_archive)
 
 
 class SparkFlags(SparkMasterFlags, shared=True):
-    """Where tasks run."""
+    """Flags of the executor."""
 
     executor: Literal["auto", "driver", "spark"] = flag(
         "auto",
@@ -374,7 +374,7 @@ class SparkFlags(SparkMasterFlags, shared=True):
 
 
 class TaskFlags(SparkFlags):
-    """Where tasks run, and how many."""
+    """Flags of the executor and its concurrency."""
 
     concurrency: int | None = flag(
         None,

@@ -102,7 +102,7 @@ def _follow_by_diff(flags: SyncFlags) -> None:
 
 
 def _diff_options(flags: SyncFlags) -> DiffModeOptions:
-    """What the passes compare. Raises `UsageError` for flags that ``--mode diff`` does not support."""
+    """Return the options of comparing passes. Raises `UsageError` for flags that ``--mode diff`` does not support."""
     if flags.start != StartFlags():
         raise UsageError(
             "--mode diff takes no start: its first pass finds all differences",
@@ -144,7 +144,7 @@ def _show_pass(out: Output, done: Pass) -> None:
 
 
 def _feed_options(flags: SyncFlags) -> SyncOptions:
-    """What the feed replicates. Raises `UsageError`."""
+    """Return the options of a sync by change feed. Raises `UsageError`."""
     source, target = flags.cluster.config(), flags.sink.target(flags.storage_flags)
     scratch = scratch_folder(flags.state.scratch_dir)
     from tikv_br.incremental.sinks.url import StdoutTarget

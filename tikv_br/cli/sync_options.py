@@ -41,7 +41,7 @@ SORTER_MEMORY = partial(
 
 
 class ServerFlags(Flags):
-    """Where status is served over HTTP."""
+    """Flags of the HTTP server for status."""
 
     status_addr: str = flag(
         "",
@@ -88,7 +88,7 @@ class ServerFlags(Flags):
 
 
 class StatusFlags(ServerFlags):
-    """How and where the status of syncs is reported."""
+    """Flags of status reports."""
 
     status_every: float = flag(
         "10s",
@@ -140,7 +140,7 @@ SINK_RATE = partial(
 
 
 class SinkFlags(Flags):
-    """Where and how changes are written."""
+    """Flags of the sink."""
 
     sink: str = flag(
         "",
@@ -169,7 +169,7 @@ class SinkFlags(Flags):
     )
 
     def target(self, storage: shared.StorageFlags | None = None) -> Target:
-        """Where changes go; `storage` has the flags for a log archive. Raises `UsageError`."""
+        """Return the target of changes; `storage` has the flags for a log archive. Raises `UsageError`."""
         if not self.sink:
             raise UsageError("--sink is missing", hint="Pass a URL, for example --sink tikv://PD.")
         if self.allow_loss not in {"", "ttl"}:
@@ -202,7 +202,7 @@ class SinkFlags(Flags):
             raise UsageError("--allow-loss is for a tikv:// sink: a kafka:// sink keeps TTLs", hint="Leave it out.")
 
     def options(self, source: shared.ClusterFlags) -> SinkOptions:
-        """How to write."""
+        """Return the options of the sink."""
         from tikv_br.incremental.sinks.open import SinkOptions
 
         return SinkOptions(
@@ -252,7 +252,7 @@ class StartFlags(Flags):
 
 
 class FeedFlags(Flags):
-    """How the change feed is read."""
+    """Flags of the change feed."""
 
     gc_ttl: float = flag(
         "24h",
@@ -293,7 +293,7 @@ class StateFlags(Flags):
     def state(
         self, cluster: shared.ClusterFlags, storage: shared.StorageFlags, etcd: shared.EtcdFlags, target: Target
     ) -> StorageLocation | EtcdConfig:
-        """Where the checkpoint lies, for a log archive beside it; it is not encrypted, whatever the backup is.
+        """Return the location of the checkpoint: for a log archive beside it. It is never encrypted.
 
         Raises `UsageError`.
         """

@@ -49,7 +49,7 @@ def table(
         widths = _widths(names, shown, width, prose)
         if widths is not None:
             lines = [line for row in (names, *shown) for line in _lines(row, widths)]
-            return "\n".join(lines + (wrap(_note(dropped), width) if dropped else []))
+            return "\n".join(lines + (wrap(_dropped_columns(dropped), width) if dropped else []))
         if width is not None and width < LIST_WIDTH:
             break
     return "\n\n".join(pairs([pair for pair in zip(columns, row, strict=True) if pair[1]], width) for row in rows)
@@ -79,7 +79,7 @@ def wrap(text: str, width: int | None) -> list[str]:
     return textwrap.wrap(text, max(width, 1), break_long_words=False, break_on_hyphens=False) or [""]
 
 
-def _note(dropped: Sequence[str]) -> str:
+def _dropped_columns(dropped: Sequence[str]) -> str:
     return f"(not shown: {', '.join(dropped)}; they need a wider terminal or --output json)"
 
 

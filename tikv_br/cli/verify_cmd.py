@@ -80,7 +80,7 @@ def verify_backup(flags: VerifyFlags, context: typer.Context) -> None:
 
 
 def _figures(summary: VerifySummary) -> list[tuple[str, str]]:
-    """What was checked, and what was not."""
+    """Return the figures of the summary: checked and not checked."""
     figures = [("level", summary.level), ("files present", f"{summary.files:,}")]
     if summary.level != "meta":
         seed = f", {summary.subset} with seed {summary.seed}" if summary.files_checked < summary.files else ""

@@ -66,7 +66,7 @@ def _await(ended: queue.SimpleQueue[T]) -> T:
 
 Inbox = queue.SimpleQueue[Callable[[], None]]
 _idle: queue.SimpleQueue[Inbox] = queue.SimpleQueue()
-"""What is put into one of them is run; a thread for each, which ends with the process."""
+"""Calls to run, each in a thread of its own that ends with the process."""
 
 
 def _worker() -> Inbox:
@@ -144,7 +144,7 @@ STATUS_ERRORS: Mapping[grpc.StatusCode, type[ClusterError]] = {
 """The class of each status. `ClusterUnreachable` is the retryable one; so is `FailedUnknown` for RawKV."""
 
 _NOT_CONNECTED = ("failed to connect", "errors resolving", "dns resolution failed")
-"""In gRPC's own texts, where a connection did not come about; it has no code for that."""
+"""Substrings of gRPC's error texts for a connection that was never established; gRPC has no status code for it."""
 _NO_CONNECTION = re.compile(
     r"failed to connect to all addresses; last error: (?:\w+: )?(?:ipv[46]:\S+: )?(?:Failed to connect to remote host: )?(.+)"
 )

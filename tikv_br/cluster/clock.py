@@ -14,15 +14,15 @@ SUSPICIOUS_SECONDS = 1.0
 STALL_SECONDS = 0.2
 """PD advances its timestamps every 50 ms, unless they are ahead of its own clock."""
 CLOCK_SECONDS = 5
-"""How far a store's clock may be from PD's, and an expiry from the recorded one: it was asked for, in whole seconds."""
+"""Seconds of tolerance between a store's clock and PD's; also for an expiry computed from a TTL in whole seconds."""
 LEADER_SECONDS = 60.0
-"""How far changes of PD's leader may have moved timestamps ahead: each does by up to 3 s, and PD catches up."""
+"""Tolerance for changes of PD's leader: each moves timestamps ahead by up to 3 s, until PD's clock catches up."""
 SET_SECONDS = 1.0
 """This machine's clock was set if it has moved by more than this against the monotonic one."""
 
 
 class TimestampSource(Protocol):
-    """What is needed of `PdClient`."""
+    """The part of `PdClient` that gives timestamps."""
 
     def tso(self) -> int:
         """A fresh timestamp. Raises `ClusterError`."""
@@ -30,7 +30,7 @@ class TimestampSource(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ClockDifference:
-    """How far this machine's clock is from PD's timestamps."""
+    """Difference between this machine's clock and PD's timestamps."""
 
     ahead: float
     """Seconds that this machine is ahead of the timestamps; negative: behind."""
@@ -51,7 +51,7 @@ def measure_clock(pd: TimestampSource) -> ClockDifference:
 
 
 def _stands_still(pd: TimestampSource) -> bool:
-    """Also true if they jump because the leader changes just now."""
+    """Return whether PD's timestamps stand still or jump; they also jump while the leader changes."""
     began, first = time.monotonic(), physical_ms(pd.tso())
     time.sleep(STALL_SECONDS)
     advanced, elapsed = (physical_ms(pd.tso()) - first) / 1000, time.monotonic() - began

@@ -94,7 +94,7 @@ class Cluster:
 
     @functools.cached_property
     def watched_ingests(self) -> Ingests:
-        """As `ingests`, for readers that ask again: a call that fails is not repeated."""
+        """As `ingests`, but without retries, for readers that poll."""
         return self._ingests(0.0)
 
     def _ingests(self, retry_budget: float) -> Ingests:
@@ -129,7 +129,7 @@ class Cluster:
         return found
 
     def info(self, reporter: Reporter = log_notice) -> ClusterInfo:
-        """What a plan must know; the reporter gets notices about versions, and if this machine's clock differs from PD's.
+        """Return the cluster's properties; the reporter gets notices about versions and this machine's clock.
 
         Raises `ClusterUnfit` when the stores disagree on the API version, or are too old for it.
         """
@@ -339,7 +339,7 @@ def _parts(cluster: Cluster, codec: KeyCodec, start: bytes, end: bytes) -> Itera
 
 
 def _cut(codec: KeyCodec, region: Region, last: bytes) -> bytes:
-    """Where a region ends within the range; ``b""`` if it does not, or not at a key: then the request for the part fails."""
+    """Return the end of a region within the range; ``b""`` if it has none, or an invalid one."""
     try:
         return codec.from_bound(region.end) if region.end and (not last or region.end < last) else b""
     except DamagedBytes:

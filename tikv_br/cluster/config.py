@@ -1,4 +1,4 @@
-"""How to reach a cluster, as one value that travels to Spark tasks: addresses, timeouts and TLS files."""
+"""Settings for connecting to a cluster, picklable for Spark tasks: addresses, timeouts and TLS files."""
 
 from __future__ import annotations
 
@@ -46,7 +46,10 @@ class TlsFiles:
         return TlsPem(_read("--ca", self.ca), _read("--cert", self.cert), _read("--key", self.key))
 
     def ssl_context(self) -> ssl.SSLContext:
-        """What Python's own TLS needs. Raises `UsageError` or `ClusterTlsError` for files that cannot be used."""
+        """Return the files as a context of Python's `ssl`.
+
+        Raises `UsageError` or `ClusterTlsError` for unusable files.
+        """
         self.read()  # its error names the unreadable file; the one of ssl does not
         try:
             context = ssl.create_default_context(ssl.Purpose.SERVER_AUTH, cafile=self.ca)
@@ -94,7 +97,7 @@ def explain_failure(host: str, port: int, files: TlsFiles, timeout: float = PROB
 
 
 def _explain_refusal(secured: ssl.SSLSocket, files: TlsFiles) -> str | None:
-    """What the server says after the handshake, if it does not like our certificate or the lack of one."""
+    """Return why the server refuses the client certificate or its absence; None if it accepts it."""
     try:
         if secured.recv(1):
             return None
@@ -156,16 +159,18 @@ class ClusterConfig:
     """PD addresses as ``host:port``; any one that answers leads to the others."""
     tls: TlsFiles = field(default_factory=TlsFiles)
     connect_timeout: float = 5.0
-    """How long PD's members may take to name the leader. While they answer that there is none, they are asked again for `retry_budget`."""
+    """Seconds for PD's members to name the leader; the answer that there is none is retried for `retry_budget`."""
     request_timeout: float = REQUEST_TIMEOUT
-    """How long one request may take; streams have no such limit."""
+    """Timeout of one request, in seconds; streams have none."""
     retry_budget: float = 60.0
-    """How long one call, with all calls that it needs, is retried after its first failure. A store that died is replaced
-    as leader within some 10 to 50 s, and PD calls it gone after 20 s."""
+    """Seconds for retries of one call, with all its requests.
+
+    A dead leader is replaced within 10 to 50 s; PD reports the store as gone after 20 s.
+    """
     busy_budget: float = 600.0
-    """How long one call may wait, on top of `retry_budget`, for stores that say they are busy."""
+    """Seconds that one call may wait for busy stores, in addition to `retry_budget`."""
     skip_version_check: bool = False
-    """Whether to use stores of versions that `tikv_br.cluster.versions` refuses."""
+    """Also use stores of versions that `tikv_br.cluster.versions` refuses."""
 
     @property
     def retry(self) -> RetryPolicy:
@@ -192,7 +197,7 @@ class ClusterConfig:
 
 @dataclass(frozen=True, slots=True)
 class EtcdConfig:
-    """How to reach etcd: PD's own, at the addresses of PD, or another."""
+    """Settings for connecting to etcd: the one inside PD, at PD's addresses, or another."""
 
     endpoints: tuple[str, ...]
     """Members as ``host:port``; one after the other is asked until one answers."""

@@ -64,7 +64,7 @@ _TRANSIENT = frozenset(
     }
 )
 _NOT_SENT = ("failed to connect to all addresses", "dns resolution failed")
-"""How gRPC begins when it has not sent a request; of any other failure it is not known whether it took effect."""
+"""Prefix of gRPC's error text if the request was not sent; after other failures it may have taken effect."""
 
 T = TypeVar("T")
 Request = TypeVar("Request", bound=Message)
@@ -134,7 +134,7 @@ class Etcd:
 
     @classmethod
     def open(cls, config: EtcdConfig) -> Self:
-        """As `connect`."""
+        """Connect with the settings of `config`; otherwise as `connect`."""
         return cls.connect(config.endpoints, config.tls, user=config.user, password=config.password)
 
     def __enter__(self) -> Self:
@@ -305,7 +305,7 @@ class Etcd:
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """What goes with each request."""
+    """Timeout and credentials of one request."""
 
     timeout: float
     token: str = ""
@@ -322,16 +322,16 @@ RENEWALS_PER_TTL = 3
 
 
 class LeaseApi(Protocol):
-    """What is needed of `Etcd`."""
+    """The calls of `Etcd` that manage leases."""
 
     def grant(self, ttl_seconds: int) -> int:
-        """A new lease."""
+        """Create a lease and return its id."""
 
     def keep_alive(self, lease: int, timeout: float | None = None) -> int:
-        """Renew it."""
+        """Renew a lease and return its remaining seconds."""
 
     def revoke(self, lease: int) -> None:
-        """End it."""
+        """Revoke a lease; its keys are deleted."""
 
 
 def boot_clock() -> float:
@@ -355,9 +355,9 @@ class LeaseHolder:
         self._gone = False
         self._thread = threading.Thread(target=self._keep, name="etcd-lease", daemon=True)
         self.lease = 0
-        """Its id; put keys with it."""
+        """Id of the lease; pass it with `put` to attach keys."""
         self.deadline = 0.0
-        """When it ends, on the clock, unless it is renewed before."""
+        """Time on `clock` at which the lease expires unless it is renewed."""
 
     def __enter__(self) -> Self:
         """Get the lease. Raises `EtcdError`."""

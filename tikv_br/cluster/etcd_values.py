@@ -1,4 +1,4 @@
-"""What etcd v3 stores, returns and is asked, as values: without gRPC, so that commands that only parse stay light."""
+"""Requests and answers of etcd v3 as values without gRPC, so that commands that only parse stay light."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ MODIFIED = etcdserverpb_pb2.Compare.MOD
 
 @dataclass(frozen=True, slots=True)
 class KeyValue:
-    """One key as it stood at some revision."""
+    """One key at one revision."""
 
     key: str
     value: bytes
     create_revision: int
-    """Of the transaction that made it; it changes when a key is deleted and created again."""
+    """Revision that created the key; a new one after the key was deleted and created again."""
     mod_revision: int
-    """Of its last change."""
+    """Revision of the last change."""
     lease: int = 0
-    """With which it disappears; 0 = it stays."""
+    """Lease that the key is attached to; 0 = none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,16 +69,16 @@ class Compare:
     target: etcdserverpb_pb2.Compare.CompareTarget.ValueType
     revision: int
     prefix: bool = False
-    """Whether it is a condition of all keys that begin so."""
+    """Apply the condition to all keys with this prefix."""
 
 
 def absent(key: str) -> Compare:
-    """There is no such key."""
+    """Condition: the key does not exist."""
     return Compare(key, CREATED, 0)
 
 
 def none_with(prefix: str) -> Compare:
-    """There is no key with this prefix."""
+    """Condition: no key with this prefix exists."""
     return Compare(prefix, CREATED, 0, prefix=True)
 
 
@@ -99,14 +99,14 @@ def unchanged(item: KeyValue) -> Compare:
 
 @dataclass(frozen=True, slots=True)
 class TxnResult:
-    """How a transaction went."""
+    """Result of a transaction."""
 
     succeeded: bool
-    """Whether all conditions held: the operations of `then` were done, else those of `otherwise`."""
+    """True if all conditions held and the operations of `then` were done; false if those of `otherwise` were."""
     revision: int
-    """After it; a key that it made has this as its create_revision."""
+    """Revision after the transaction: the create_revision of keys that it created."""
     listings: tuple[Listing, ...]
-    """What each `Get` among those operations read."""
+    """Results of the `Get` operations among those done, in order."""
 
 
 def range_end(prefix: str) -> bytes:
@@ -140,12 +140,12 @@ def to_txn(
 
 
 def from_range(response: etcdserverpb_pb2.RangeResponse) -> Listing:
-    """What a read found."""
+    """Convert the answer to a read."""
     return Listing(tuple(map(_from_item, response.kvs)), response.header.revision)
 
 
 def from_txn(response: etcdserverpb_pb2.TxnResponse) -> TxnResult:
-    """How a transaction went. Its reads carry no revision of their own."""
+    """Convert the answer to a transaction. Its reads carry no revision of their own."""
     revision = response.header.revision
     listings = tuple(
         Listing(tuple(map(_from_item, answer.response_range.kvs)), revision)

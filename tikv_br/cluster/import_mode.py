@@ -1,4 +1,4 @@
-"""Import mode with PD's balancing paused, and download limits: what a restore sets on all stores and resets at its end."""
+"""Settings of a running restore, reset when it ends: import mode of stores, PD's balancing paused, download limits."""
 
 from __future__ import annotations
 
@@ -91,9 +91,9 @@ def active_balance_schedulers(cluster: Cluster) -> list[str]:
 
 
 TTL_SECONDS = 60
-"""After which stores that know of it forget a limit."""
+"""Seconds after which stores that support it drop a limit."""
 RENEW_SECONDS = 5.0
-"""For so long, at most, another work can lift a limit."""
+"""Seconds for which another client's change of a limit can stay in effect."""
 
 
 class DownloadLimit:

@@ -38,9 +38,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 LEASE_SECONDS: Final = 60
-"""How long after the end of a killed command another one may finish its announcement: its last requests have ended by then."""
+"""Seconds until another command may finish the announcement of a killed one: its last requests have ended by then."""
 CDC_CHANGEFEEDS: Final = "/tikv/cdc/changefeed/info/"
-"""Where TiKV-CDC keeps its changefeeds."""
+"""Prefix of TiKV-CDC's changefeeds in etcd."""
 _SYNC_SERVICE: Final = "tikv-br-sync-"
 _CDC_SERVICE: Final = "tikvcdc"
 _CDC_ENDED: Final = frozenset({"finished", "removed"})
@@ -48,7 +48,7 @@ _CDC_ENDED: Final = frozenset({"finished", "removed"})
 
 @dataclass(frozen=True, slots=True)
 class Ingest:
-    """One announcement."""
+    """One announced ingest."""
 
     id: str
     """Unique; starts with the id of the restore, so that a resumed one finds its own."""
@@ -63,15 +63,15 @@ class Ingest:
     """A timestamp of PD from after the last file; 0 = unfinished: more rows may come."""
 
     def overlaps(self, span: KeyRange) -> bool:
-        """Whether it has keys of a range of RPC keys."""
+        """Return whether the ingest has keys of a range of RPC keys."""
         return any(not intersection(each, span).is_empty for each in self.ranges)
 
     def concerns(self, span: KeyRange, after_ts: int) -> bool:
-        """Whether a follower of `span` that has all changes up to `after_ts` may lack rows of it."""
+        """Return whether a follower of `span` that has all changes up to `after_ts` may lack rows of the ingest."""
         return self.overlaps(span) and not 0 < self.finished_ts <= after_ts
 
     def can_be_followed(self, after_ts: int) -> bool:
-        """Whether a scan of all changes after `after_ts` delivers its rows."""
+        """Return whether a scan of all changes after `after_ts` delivers the ingest's rows."""
         return self.lowest_ts is None or self.lowest_ts > after_ts
 
     def __str__(self) -> str:
@@ -101,7 +101,10 @@ class Ingests:
         return self._etcd.transact((), self._puts(ingest), repeatable=True).revision
 
     def finish(self, ingest: Ingest, revision: int, now_ts: int) -> None:
-        """Note that no more rows come. If another command has finished it meanwhile, announce the rows since then anew."""
+        """Record that no more rows come.
+
+        If another command has already finished the ingest, announce it again under a new id.
+        """
         done = replace(ingest, finished_ts=now_ts)
         ours = modified_at(self._prefix + ingest.id, revision)
         if not self._etcd.transact([ours], self._puts(done), repeatable=True).succeeded:
@@ -218,9 +221,9 @@ class Announcer:
     _revision: int = field(default=0, init=False)
     _stack: ExitStack = field(default_factory=ExitStack, init=False)
     found_unfinished: bool = field(default=False, init=False)
-    """Whether it continues the announcement of an interrupted run of the same restore."""
+    """True if this continues the announcement of an interrupted run of the same restore."""
     began: bool = field(default=False, init=False)
-    """Whether files may have been ingested."""
+    """True once files may have been ingested."""
 
     @classmethod
     def start(cls, cluster: Cluster, command: str, restore: str, ranges: Iterable[KeyRange]) -> Announcer:
@@ -237,14 +240,14 @@ class Announcer:
         return self
 
     def begin(self, lowest_ts: int) -> None:
-        """Say which timestamps the rows have, before the first file; see `Ingest.lowest_ts`."""
+        """Record the lowest timestamp of the rows before the first file is ingested; see `Ingest.lowest_ts`."""
         before = self.ingest.lowest_ts
         self.ingest = replace(self.ingest, lowest_ts=lowest_ts if before is None else min(before, lowest_ts))
         self._revision = self.cluster.ingests.save(self.ingest)
         self.began = True
 
     def finish(self) -> None:
-        """Say that no more rows come, and clean up after others."""
+        """Record that no more rows come, and finish the announcements of killed commands."""
         now, ingests = self.cluster.pd.tso(), self.cluster.ingests
         ingests.finish(self.ingest, self._revision, now)
         self.close()

@@ -21,14 +21,14 @@ from tikv_br.formats.api_version import V3_REFUSED
 from tikv_br.formats.keys.text import show_key
 
 NULL_KEYSPACE = 0xFFFF_FFFF
-"""What PD calls the cluster as a whole where it wants the id of a keyspace."""
+"""The keyspace id that PD uses for the whole cluster."""
 SCAN_PAGE = 1024
 """Regions that one ScanRegions asks for."""
 
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """What PD is doing with a region, such as ``scatter-region``."""
+    """A PD operator: the current or last action on a region, such as ``scatter-region``."""
 
     desc: str
     running: bool
@@ -127,7 +127,10 @@ class PdClient:
         return found[:limit] if limit else found
 
     def each_region(self, start: bytes, end: bytes) -> Iterator[Region]:
-        """As `scan_regions`, but holds one page at a time. A region that has grown between two pages may begin before the end of the one before it."""
+        """Yield regions as `scan_regions` returns them, one page in memory.
+
+        A region that grew between two pages may overlap the one before.
+        """
         while True:
             page = self.scan_regions(start, end, SCAN_PAGE)
             yield from page
@@ -147,7 +150,7 @@ class PdClient:
         return list(response.failed_regions_id)
 
     def operator(self, region_id: int) -> Operator | None:
-        """What PD is doing, or did last, with a region; None when it has nothing to do or forgot."""
+        """Return the current or last operator of a region; None if there is none or PD has forgotten it."""
         request = pdpb_pb2.GetOperatorRequest(region_id=region_id)
         response = self.connection.unary(
             lambda leader: leader.pd.GetOperator, request, allow=[pdpb_pb2.REGION_NOT_FOUND]

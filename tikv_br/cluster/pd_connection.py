@@ -36,9 +36,9 @@ HEADER_ERRORS: Mapping[int, type[ClusterError]] = {
 """The class of each error that a response header can carry."""
 
 _LEADER_CHANGE = ("not leader", "ErrGenerateTimestamp", "[PD:etcd:", "etcdserver: ", "server not started")
-"""In the texts of gRPC's UNKNOWN and of headers, where PD's leader, or that of its etcd, changes: another member can answer."""
+"""Substrings of error texts while the leader of PD or of its etcd changes: another member can answer."""
 _BAD_COUNT = "count should be positive"
-"""Also an `ErrGenerateTimestamp`, but of the request."""
+"""Text of an `ErrGenerateTimestamp` caused by the request itself; not retried."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Leader:
 
     address: str
     url: str
-    """As PD advertises it, with ``http://`` or ``https://``."""
+    """Address that PD advertises, with ``http://`` or ``https://``."""
     pd: PDStub
     keyspace: KeyspaceStub
 
@@ -88,7 +88,7 @@ class _NotPd(ClusterUnreachable):
 
 
 NO_HTTP2 = "Failed parsing HTTP/2"
-"""In gRPC's words for a server of HTTP/1, or of something else."""
+"""Substrings of gRPC's error texts for a server that does not speak HTTP/2."""
 
 
 class PdConnection:
@@ -131,7 +131,7 @@ class PdConnection:
 
     @property
     def leader(self) -> Leader:
-        """Who was the leader when last asked."""
+        """Leader as of the last request for it."""
         return self._leader
 
     @property
@@ -166,7 +166,7 @@ class PdConnection:
 
     @property
     def request_seconds(self) -> float:
-        """How long one request may take: less when PD has been silent for the whole budget, and at clean-up."""
+        """Return the timeout of one request: shorter once PD has used up the budget, and during clean-up."""
         config = self.config
         longest = (
             min(config.connect_timeout, config.request_timeout) if self.outage.is_spent else config.request_timeout

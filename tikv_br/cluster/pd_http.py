@@ -57,7 +57,7 @@ def request_json(
 
 
 def _opener(tls: TlsFiles) -> urllib.request.OpenerDirector:
-    """Without the environment's proxies: servers of a cluster are not on the web."""
+    """Opener that ignores proxies of the environment: a cluster's servers are reached directly."""
     handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})]
     if tls.enabled:
         handlers.append(urllib.request.HTTPSHandler(context=tls.ssl_context()))
@@ -173,7 +173,7 @@ class PdHttp:
 
 
 def _is_zero_time(heartbeat: str) -> bool:
-    """Whether a store's last heartbeat is that of one that had none: zero time, in PD's several forms."""
+    """Return whether a store has never sent a heartbeat: PD writes the zero time in several forms."""
     return heartbeat[:4] in {"", "0001", "1970"}
 
 
@@ -184,7 +184,7 @@ GC_WORKER = "gc_worker"
 
 
 class DocumentSource(Protocol):
-    """What is needed of `PdHttp`."""
+    """The part of `PdHttp` that reads documents."""
 
     def document(self, path: str) -> object:
         """The JSON document at a path below ``/pd/api/v1``. Raises `ClusterError`."""
@@ -197,13 +197,13 @@ class StoreStatus:
     id: int
     address: str
     version: str
-    """Without a leading ``v``."""
+    """Version without the leading ``v``."""
     state: str
     """``Up``, ``Offline`` (on its way out), ``Disconnected`` (20 s of silence) or ``Down`` (half an hour)."""
     capacity: int
     """Bytes of its disk; 0 = PD does not know."""
     available: int
-    """Bytes left."""
+    """Free bytes."""
     is_tiflash: bool
 
 
@@ -224,26 +224,26 @@ class GcBarrier:
     name: str
     ts: int
     ttl: int
-    """Seconds from the answer on; very many = for ever."""
+    """Seconds from the answer on; a very large number = no expiry."""
     keyspace_id: int | None
     """None: it holds the GC of the whole cluster."""
 
 
 @dataclass(frozen=True, slots=True)
 class GcStatus:
-    """How far GC has advanced, and what stops it."""
+    """GC's safe point and the service safe points and barriers that limit it."""
 
     safe_point: int
     services: tuple[ServiceSafePoint, ...]
-    """Without GC itself."""
+    """Service safe points, without GC's own."""
     worker: int = 0
     """The safe point that the GC worker has asked for: PD refuses a new service below it, unless an older service is below it."""
     has_barriers: bool = False
-    """Whether PD has GC barriers, which never let `worker` pass them. Known, like the rest, to `PdClient.gc_barriers`."""
+    """True if PD has GC barriers, which `worker` never passes; read them with `PdClient.gc_barriers`."""
     barriers: tuple[GcBarrier, ...] = ()
     """Global and keyspace-level ones."""
     unlisted: str = ""
-    """Why `barriers` is not known."""
+    """Reason why `barriers` is unknown; empty if it is known."""
 
     def refuses_below(self, now: float) -> int:
         """The lowest safe point that PD accepts from a new service; `now` is in seconds since the epoch."""
@@ -266,7 +266,7 @@ def free_space(pd: DocumentSource, store_id: int) -> str:
 
 
 def member_health(pd: DocumentSource) -> dict[str, bool]:
-    """Whether each PD is well, by name."""
+    """Return the health of each PD member by name."""
     members = cast("Iterable[dict[str, Any]]", pd.document("/health") or ())
     return {str(member.get("name", "")): bool(member.get("health")) for member in members}
 
@@ -285,7 +285,7 @@ def gc_status(pd: DocumentSource) -> GcStatus:
 
 
 def merges_regions(pd: DocumentSource) -> bool:
-    """Whether small regions are merged: tools that import switch it off for a while by a size of 0."""
+    """Return whether PD merges small regions; import tools disable it temporarily with a size of 0."""
     return int(_object(pd, "/config/schedule").get("max-merge-region-size", 1)) > 0
 
 

@@ -177,7 +177,10 @@ class ColumnWriter:
 
 
 def _stop(ends: Offsets, first: int, batch_rows: int) -> int:
-    """Where a batch ends that begins with a row, `ends` being where rows end in bytes: one row at least."""
+    """Return the end of the batch that starts at row `first`: at least one row.
+
+    `ends` are the rows' end offsets in bytes.
+    """
     start = ends[first - 1] if first else 0
     most = ends[first : first + batch_rows]
     return first + max(int(np.searchsorted(most, start + BATCH_BYTES, "right")), 1)

@@ -26,13 +26,13 @@ class RateLimit:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = cancellation.sleep,
     ) -> None:
-        """0 = unlimited."""
+        """Limit to `bytes_per_second`; 0 = unlimited."""
         self.bytes_per_second = bytes_per_second
         self._clock = clock
         self._sleep = sleep
         self._lock = threading.Lock()
         self._paid: dict[int, float] = {}
-        """By store: the time up to which what was read is paid for."""
+        """By store: the time at which bytes read so far are within the rate."""
         self._gates: defaultdict[int, threading.Lock] = defaultdict(threading.Lock)
 
     def __bool__(self) -> bool:
@@ -47,7 +47,7 @@ class RateLimit:
         return RateLimit(math.ceil(self.bytes_per_second / processes))
 
     def seconds(self, size: int) -> float:
-        """How long ``size`` bytes take at this rate; 0 if unlimited."""
+        """Return the seconds that ``size`` bytes take at this rate; 0 if unlimited."""
         return size / self.bytes_per_second if self else 0.0
 
     def spend(self, store_id: int, size: int) -> None:

@@ -30,8 +30,7 @@ PAGE_ROWS = 40_960
 """Default maximum of rows per page: with it, small rows fill a page as well."""
 
 EXECUTION_SHARE = 2 / 3
-"""How long a store may wait before it starts, in parts of our own timeout: less, so that no write of a call given up,
-and perhaps repeated, comes through after later ones."""
+"""Part of our timeout for a store to begin a write: an abandoned one must not take effect after later ones."""
 
 _ALMOST_END = b"\xff" * 10
 
@@ -42,7 +41,7 @@ Response = TypeVar("Response")
 
 @dataclass(frozen=True, slots=True)
 class CompareAndSwapResult:
-    """What a compare-and-swap found and did."""
+    """Result of a compare-and-swap."""
 
     succeeded: bool
     previous: bytes | None
@@ -54,13 +53,13 @@ class TimedTtl(NamedTuple):
 
     ttl: int
     sent: float
-    """By `time.monotonic`, as `received`."""
+    """Time of sending by `time.monotonic`, as is `received`."""
     received: float
 
 
 @dataclass(frozen=True, slots=True)
 class _Put:
-    """One pair of a batch, with its RPC key."""
+    """One pair of a batch, with the RPC key."""
 
     key: bytes
     value: bytes
@@ -144,7 +143,7 @@ class RawClient:
         self.batch_put_with_ttls((key, value, ttl) for key, value in items)
 
     def batch_put_with_ttls(self, rows: Iterable[tuple[bytes, bytes, int]]) -> None:
-        """As `batch_put`, with a TTL for each pair."""
+        """Put pairs with a TTL each; otherwise as `batch_put`."""
         self._put_all(_Put(self.codec.rpc_key(key), value, ttl) for key, value, ttl in rows)
 
     def column_writer(self, batch_rows: int = BATCH_ITEMS, rate_limit: RateLimit | None = None) -> ColumnWriter:
@@ -236,7 +235,7 @@ class RawClient:
         return self._on_key(key, send, "RawGetKeyTTL")
 
     def has_tombstone(self, key: bytes) -> bool:
-        """Whether a delete is the newest version of a key: API V2 keeps it, and it hides older versions written later."""
+        """Return whether the newest version of a key is a delete, which API V2 keeps and which hides older ones."""
         if not self.codec.is_v2 or self.get(key) is not None:
             return False
         timed = self._ttl_with_tombstones(key)

@@ -1,4 +1,4 @@
-"""How the router reacts to each field of ``errorpb.Error``."""
+"""Reactions of the router to the fields of ``errorpb.Error``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tikv_br.retry import Backoff
 
 
 class Action(enum.Enum):
-    """What the router does before the next try."""
+    """Action of the router before the next try."""
 
     SWITCH_LEADER = "go to the leader that the store names, or ask PD"
     APPLY_REGIONS = "take the regions that the store sent"
@@ -59,10 +59,10 @@ REACTIONS: Mapping[str, Reaction] = {
 """Every kind of region error by its field's name in ``errorpb.Error``."""
 
 MESSAGE_ONLY = Reaction(Action.RELOCATE, retry.STORE_UNREACHABLE)
-"""For errors with no kind, only a message: "TiKV is Closing", "ingest file conflict"."""
+"""Reaction to errors with only a message: "TiKV is Closing", "ingest file conflict"."""
 
 NO_TIMESTAMP = ("fail to flush causal ts", "Fail to get ts")
-"""In the texts of a store that gets no timestamp from PD, as for some seconds after the death of PD's leader; nothing is written."""
+"""Substrings of a store's error text if it gets no timestamp from PD, as after a leader's death; nothing is written."""
 
 _ERROR_TEXTS: tuple[tuple[str, type[ClusterError | UsageError]], ...] = (
     ("Api version in request does not match", ApiVersionMismatch),
@@ -130,7 +130,7 @@ def check_error_text(text: str) -> None:
 
 
 class _FullAnswer(_Answer, Protocol):
-    """What most answers have."""
+    """Answer with a region error and an error text, as most have."""
 
     @property
     def error(self) -> str: ...
@@ -143,7 +143,7 @@ def check_answer(answer: _FullAnswer) -> None:
 
 
 def check_pairs(pairs: Sequence[kvrpcpb_pb2.KvPair]) -> None:
-    """As `check_error_text`, for the answers whose errors sit in their first pair."""
+    """Raise as `check_error_text` for answers whose error is in their first pair."""
     if pairs and pairs[0].HasField("error"):
         error = pairs[0].error
         check_error_text(error.abort or error.retryable or "error without a message")

@@ -22,7 +22,7 @@ class Peer:
 
     @classmethod
     def of(cls, peer: metapb_pb2.Peer) -> Peer:
-        """From the wire."""
+        """Convert a peer from the wire."""
         return cls(peer.id, peer.store_id, voter=peer.role != metapb_pb2.Learner)
 
 
@@ -41,7 +41,7 @@ class Region:
 
     @classmethod
     def of(cls, region: metapb_pb2.Region, leader: metapb_pb2.Peer | None = None) -> Region:
-        """From the wire; without a leader the first voter is taken for it."""
+        """Convert a region from the wire; without a leader the first voter counts as leader."""
         peers = tuple(Peer.of(peer) for peer in region.peers)
         guess = next((peer for peer in peers if peer.voter), Peer(0, 0))
         return cls(
@@ -59,7 +59,7 @@ class Region:
         return self.start <= bound and (not self.end or bound < self.end)
 
     def overlaps(self, other: Region) -> bool:
-        """Whether the two share keys."""
+        """Return whether the two regions share keys."""
         return (not other.end or self.start < other.end) and (not self.end or other.start < self.end)
 
     def with_leader_on(self, store_id: int) -> Region:
@@ -85,7 +85,7 @@ class Region:
 
 @dataclass(frozen=True, slots=True)
 class RegionColumns:
-    """Where regions start and how large PD thinks they are, in key order: no object for each region.
+    """Start keys and approximate sizes of regions in key order, without an object for each region.
 
     Not as Arrow columns: the import of Arrow takes longer than a plan.
     """
@@ -93,13 +93,13 @@ class RegionColumns:
     keys: bytes
     """The starts, one after another, as PD encodes them; an empty one = unbounded."""
     bounds: array[int]
-    """Where in `keys` each start begins, and where the last one ends."""
+    """Offset in `keys` of each start key, and the end of the last one."""
     sizes: array[int]
-    """Bytes."""
+    """Approximate size of each region, in bytes."""
 
     @classmethod
     def of(cls, pages: Iterable[tuple[list[bytes], list[int]]]) -> RegionColumns:
-        """From pages of starts and sizes; only one page is held as objects."""
+        """Collect pages of start keys and sizes; only one page is held as objects."""
         keys, bounds, sizes = bytearray(), array("q", [0]), array("q")
         for page_starts, page_sizes in pages:
             for start in page_starts:
@@ -117,15 +117,15 @@ class RegionColumns:
         return sum(self.sizes)
 
     def each_size(self) -> Iterator[int]:
-        """The sizes, one at a time."""
+        """Iterate over the sizes."""
         return iter(self.sizes)
 
     def each_start(self) -> Iterator[bytes]:
-        """Where each region starts, one at a time."""
+        """Iterate over the start keys."""
         return map(self.start, range(len(self)))
 
     def start(self, index: int) -> bytes:
-        """Where a region starts."""
+        """Return the start key of the region at `index`."""
         return self.keys[self.bounds[index] : self.bounds[index + 1]]
 
     def overlapping(self, start: bytes, end: bytes) -> RegionColumns:

@@ -35,7 +35,7 @@ class BatchSender(Generic[T]):
     bound_of: Callable[[T], bytes]
     """The physical key of an item."""
     size_of: Callable[[T], int]
-    """What an item weighs, in bytes."""
+    """Size of an item, in bytes."""
     send: Callable[[Region, StoreClient, Sequence[T]], None]
     """Sends one batch; raises `RegionErrorSeen`."""
 
@@ -139,7 +139,7 @@ class Router:
 
 
 class _Call:
-    """What one call has been through."""
+    """State of one call: its retries and the hints about leaders that it followed."""
 
     def __init__(self, router: Router, what: str, backoffer: Backoffer, *, repeatable: bool) -> None:
         self._router = router
@@ -223,7 +223,7 @@ def apply_leader_hint(regions: RegionCache, region: Region, error: errorpb_pb2.N
 
 
 def apply_current_regions(regions: RegionCache, region: Region, error: errorpb_pb2.EpochNotMatch) -> None:
-    """Take what the store sent if it is newer than ours; when the store lags behind, a wait is all it takes."""
+    """Apply the store's regions if newer than the cached ones; if the store is behind, only wait."""
     sent = [Region.of(item).with_leader_on(region.leader.store_id) for item in error.current_regions]
     same = next((item for item in sent if item.id == region.id), None)
     if same is not None and (same.version, same.conf_ver) < (region.version, region.conf_ver):

@@ -22,15 +22,15 @@ log = logging.getLogger(__name__)
 
 RENEWALS_PER_TTL = 3
 RENEW_SECONDS = 60.0
-"""How often a run that is alive renews its safe point at least, whatever its TTL: `gc release` relies on it."""
+"""Longest interval between renewals by a live run, whatever its TTL: `gc release` relies on it."""
 SILENCE_SECONDS = 10.0
-"""For how long PD may be silent, as during an election, before that is reported."""
+"""Seconds of silence of PD, as during an election, before it is reported."""
 WARN_SECONDS = 60.0
-"""How often the silence is logged."""
+"""Interval of log messages about the silence."""
 
 
 class SafePointApi(Protocol):
-    """What is needed of `PdClient`."""
+    """The calls of `PdClient` that manage safe points."""
 
     def update_service_safe_point(self, service_id: str, ttl_seconds: int, safe_point: int) -> int:
         """Register, renew or remove; returns the minimum that holds."""
@@ -54,7 +54,7 @@ def release(pd: SafePointApi, service_id: str) -> None:
 
 
 def describe_silence(seconds: float) -> str:
-    """How a PD is reported that has not answered for so long."""
+    """Message about a PD that has not answered for `seconds`."""
     return f"the source's PD has not answered for {seconds:.0f} s"
 
 
@@ -84,9 +84,9 @@ class SafePointKeeper:
         self.service_id = service_id
         self.safe_point = safe_point
         self.lost: SafePointError | None = None
-        """Why the safe point no longer holds; None while it does."""
+        """Reason why the safe point no longer protects; None while it does."""
         self.passed = False
-        """Whether it is known that GC has passed it."""
+        """True once GC is known to have passed the safe point."""
         self._pd = pd
         self._ttl = ttl_seconds
         self._every = min(ttl_seconds / RENEWALS_PER_TTL, renew_every or ttl_seconds)
@@ -115,12 +115,12 @@ class SafePointKeeper:
 
     @property
     def seconds_left(self) -> float:
-        """For how long PD keeps the safe point without another renewal."""
+        """Return the seconds until PD drops the safe point without another renewal."""
         return max(self._held_until - self._clock(), 0.0)
 
     @property
     def silent_seconds(self) -> float:
-        """For how long PD has not answered what the keeper asked; 0 while it answers."""
+        """Return the seconds since the keeper's unanswered request; 0 if PD has answered."""
         asked_at = self._asked_at
         return 0.0 if asked_at is None else self._clock() - asked_at
 

@@ -37,9 +37,9 @@ class RangeWalk:
         self._end = end
         self._end_bound = codec.bound(end)
         self.cursor = start
-        """Where the rest begins."""
+        """Start of the remaining range."""
         self.done = bool(end) and start >= end
-        """Whether nothing is left."""
+        """True once nothing remains."""
 
     def send_part(self, send: SendPart[T], what: str) -> tuple[T, bytes]:
         """Send for the first part of the rest, as `Router.call` does; returns the answer and the end of that part.
@@ -60,7 +60,10 @@ class RangeWalk:
         self.cursor = to
 
     def _end_within(self, region: Region) -> bytes:
-        """Where the part ends that lies in this region."""
+        """Return the end of the part that lies in this region.
+
+        Raises `ClusterUnfit` if the region ends inside a key.
+        """
         if not region.end or (self._end_bound and self._end_bound <= region.end):
             return self._end
         try:
@@ -75,11 +78,11 @@ class RangeWalk:
 
 
 PAGE_BYTES = 4 << 20
-"""What a page should weigh: enough to hide the round trip, little enough to hold a few."""
+"""Target size of a page: large enough to hide the round trip, small enough to hold a few."""
 FIRST_ROWS = 64
 """Rows of the first page: even values of 1 MiB then fit into memory."""
 GROWTH = 8
-"""How much larger the next page may be at most."""
+"""Largest growth from one page to the next, as a factor."""
 
 
 @dataclass(slots=True)
@@ -129,7 +132,7 @@ def scan_pages(
 class _Answer:
     page: RawPage
     full: bool
-    """Whether the region's part may have more rows."""
+    """True if the region's part may have more rows."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""One store: its calls, with timeouts and our errors; and the pool of all stores."""
+"""Client of one store, with timeouts and errors of this package; and the pool of all stores' clients."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def check_backup(request: brpb_pb2.BackupRequest) -> None:
 
 
 def check_sst(meta: import_sstpb_pb2.SSTMeta) -> None:
-    """What an importer takes on trust: a known column family, a real UUID, and a range that is one.
+    """Raise `DangerousRequest` for metadata that would crash a store: unknown column family, invalid UUID or range.
 
     The file itself is checked where it is read (`tikv_br.formats.sst`): a store dies of a wrong one at ingest.
     """
@@ -262,7 +262,7 @@ class StoreClient:
         self.call(self._import.SwitchMode, import_sstpb_pb2.SwitchModeRequest(mode=mode))
 
     def is_importing(self) -> bool:
-        """Whether it is in import mode. Raises `CallUnsupported` if the store cannot report it, as TiKV 9.0."""
+        """Return whether the store is in import mode. Raises `CallUnsupported` if it cannot report it, as TiKV 9.0."""
         answer = self.call(self._import.GetMode, import_sstpb_pb2.GetModeRequest())
         return answer.mode == import_sstpb_pb2.Import
 

@@ -21,7 +21,7 @@ from tikv_br.retry import STORE_UNREACHABLE, RetryPolicy
 THREADS = 16
 """Stores that are asked at the same time."""
 LATE_SECONDS = 2.0
-"""How long to wait for the next store's answer once one has answered."""
+"""Seconds to wait for the next store's answer once one has answered."""
 
 
 class StoreState(enum.IntEnum):
@@ -29,7 +29,7 @@ class StoreState(enum.IntEnum):
 
     UP = 0
     OFFLINE = 1
-    """On its way out: it still serves until its data has moved."""
+    """Being removed: serves until its data has moved."""
     TOMBSTONE = 2
 
 
@@ -46,7 +46,7 @@ class Store:
 
     @classmethod
     def of(cls, store: metapb_pb2.Store) -> Store:
-        """From the wire."""
+        """Convert a store from the wire."""
         return cls(
             id=store.id,
             address=store.address,
@@ -58,18 +58,18 @@ class Store:
 
     @property
     def serves(self) -> bool:
-        """Whether it holds RawKV data: not gone, and no TiFlash."""
+        """Return whether the store holds RawKV data: neither removed nor TiFlash."""
         return self.state is not StoreState.TOMBSTONE and not self.is_tiflash
 
     @property
     def is_tiflash(self) -> bool:
-        """Whether this is TiFlash, which knows no RawKV."""
+        """Return whether the store is TiFlash, which has no RawKV."""
         return ("engine", "tiflash") in self.labels or ("engine", "tiflash_compute") in self.labels
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterInfo:
-    """What a plan must know of a cluster."""
+    """Properties of a cluster that a plan depends on."""
 
     cluster_id: int
     version: str
@@ -81,7 +81,7 @@ class ClusterInfo:
 
 @dataclass(frozen=True, slots=True)
 class StoreConfig:
-    """What the ``/config`` of stores says."""
+    """Settings that stores report at ``/config``."""
 
     api_version: ApiVersion
     timestamp_age: float
@@ -169,7 +169,7 @@ def _api_version(store: Store, storage: dict[str, Any]) -> ApiVersion:
 
 
 DEFAULT_TIMESTAMP_AGE = 3.0
-"""With the default settings of stores from 6.3 on."""
+"""Maximum age, in seconds, with the default settings of stores from 6.3 on."""
 _MAX_BATCHES = 1024
 _MICROSECONDS = {"d": 86_400_000_000, "h": 3_600_000_000, "m": 60_000_000, "s": 1_000_000, "ms": 1000, "us": 1}
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(d|h|ms|m|us|s)")

@@ -50,16 +50,16 @@ class Capability:
     """Something that stores can do from a version on."""
 
     name: str
-    """Begins messages."""
+    """Name that starts messages."""
     used_by: str
     since: Version | None
     """None: no release has it."""
     older: str = ""
-    """What happens on older versions; ``""``: `require` refuses them."""
+    """Consequence on older versions; ``""`` = `require` refuses them."""
     patches: tuple[Version, ...] = ()
     """Patch releases that have it although their line is older than `since`."""
     hint: str = ""
-    """What to do instead of an upgrade."""
+    """Alternative to an upgrade."""
 
     def needed(self, version: Version) -> Version | None:
         """The first version that has it, of the same line if there is one: 6.5.4 for 6.5.1."""
@@ -72,18 +72,18 @@ class Capability:
 
 
 def supports(version: Version | str, capability: Capability) -> bool:
-    """Whether a version has a capability. Raises `ClusterUnfit` for a text that is no version."""
+    """Return whether a version has a capability. Raises `ClusterUnfit` for an invalid version."""
     known = Version.parse(version) if isinstance(version, str) else version
     needed = capability.needed(known)
     return needed is not None and known >= needed
 
 
 _ROW_PROPERTIES = Version(6, 4)
-"""From here on files have properties about their rows, but see `EXPIRY_PROPERTIES`."""
+"""First version whose files have properties about their rows, but see `EXPIRY_PROPERTIES`."""
 
 
 def lacks_expiry(version: str) -> bool:
-    """Whether files of API V2 have properties about their rows, but not about their expiry. False for a text that is no version."""
+    """Return whether files have properties about rows, but not about expiry (API V2); False for an invalid version."""
     try:
         known = Version.parse(version)
     except ClusterUnfit:
@@ -115,7 +115,7 @@ WRITE_DEADLINE = Capability(
     "the deadline of raw writes",
     "sync, capture",
     Version(6, 3),
-    "a store may execute a request late, after its sender has given up; a notice says so",
+    "a store may execute a request late, after its sender has stopped waiting; a notice says so",
 )
 KEYSPACE_NAMES = Capability("names of keyspaces (PD)", "`--keyspace NAME`", Version(6, 3), "PD refuses; pass the id")
 EXPIRY_PROPERTIES = Capability(
@@ -178,7 +178,7 @@ def require(stores: Iterable[Store], capability: Capability) -> None:
 
 
 def notices(stores: Iterable[Store], *, skipped: bool = False) -> list[str]:
-    """What an operator should know about these versions, each once per process."""
+    """Return notices for the operator about these versions, each once per process."""
     found = []
     if skipped:
         names = ", ".join(sorted({store.version for store in stores}))
@@ -193,7 +193,7 @@ def notices(stores: Iterable[Store], *, skipped: bool = False) -> list[str]:
 
 
 def shortcomings(stores: Iterable[Store], capability: Capability) -> list[str]:
-    """What happens without a capability, for each version of these stores that lacks it."""
+    """Return the consequences of a missing capability, one for each version of these stores that lacks it."""
     found = sorted({Version.parse(store.version) for store in stores})
     return [
         f"TiKV {version} lacks {capability.name}, which needs {capability.needed(version)}: {capability.older}"

@@ -1,4 +1,4 @@
-"""What the steps of a drill find out for one another."""
+"""State that the steps of a drill share."""
 
 from __future__ import annotations
 
@@ -46,26 +46,26 @@ class DrillContext:
     """The index entry of the selected backup."""
     backup: BackupSet = field(init=False)
     location: StorageLocation = field(init=False)
-    """Of the backup, or of the copy of it, that is restored."""
+    """Location of the backup, or of its copy, that is restored."""
     lost_ms: int = 0
-    """When the source is assumed lost, in Unix milliseconds."""
+    """Time at which the source counts as lost, in Unix milliseconds."""
     lost_clock: str = ""
     """The clock that `lost_ms` was read from."""
     destination: Destination = field(init=False)
     target_creation: Creation | None = None
     """The target in the ledger."""
     restore_start: float = 0.0
-    """By the recorder."""
+    """Start of the restore, on the recorder's clock."""
     sources: MergeSources = field(init=False)
-    """Of `Scenario.POINT_IN_TIME`: backups and log."""
+    """Backups and log to merge; only of `Scenario.POINT_IN_TIME`."""
     point: ChosenPoint = field(init=False)
-    """Of `Scenario.POINT_IN_TIME`."""
+    """Time that is restored; only of `Scenario.POINT_IN_TIME`."""
     restored: float = 0.0
-    """When the restore to that time ended, by the recorder."""
+    """End of the restore to that time, on the recorder's clock."""
     damaged: str = ""
     """Name of the object that was damaged on purpose."""
     follower: SourceFollower = field(init=False)
-    """With a tail, from the step that starts it."""
+    """Follower of the source, from the step that starts it; only with a tail."""
     tail: ExitStack = field(default_factory=ExitStack)
     """Closing it stops the tail."""
     measured: Measured = field(default_factory=Measured)
@@ -79,5 +79,5 @@ class DrillContext:
 
     @property
     def restore_state(self) -> StorageLocation:
-        """Where the restore saves its state, apart from that of other drills: none may resume from another's."""
+        """Location of the restore's state: each drill has its own, so that none resumes another's restore."""
         return self.options.home.child(f"{self.folder}/restore")

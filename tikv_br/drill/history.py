@@ -20,7 +20,7 @@ MAX_TREND = 60
 WHOLE_BACKUP = "lost-cluster"
 """The scenario whose RTO is that of the whole backup."""
 MAX_FIGURE = 250_000_000_000_000
-"""No time in milliseconds (until the year 9892) and no size is larger."""
+"""Upper limit for times in milliseconds (until the year 9892) and sizes."""
 SEAL = "content_sha256"
 """A field of each report: the hash of the others. Retention removes backups by what reports say."""
 _END = b"}\n"
@@ -39,7 +39,7 @@ class PastDrill:
     rpo: float | None
     rto: float | None
     keys: int
-    """Of the backup, like the size; may contain keys that have expired since."""
+    """Keys of the backup, as is the size; may include keys that have expired since."""
     data_bytes: int
     speed: float | None
     """Bytes of keys and values per second, over the whole recovery; None also if only a part was restored."""

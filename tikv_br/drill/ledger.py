@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 
 class Kind(enum.StrEnum):
-    """What a drill makes."""
+    """Kind of thing that a drill creates."""
 
     PLAYGROUND = "playground"
     """A directory of this machine with a playground in it."""
@@ -50,16 +50,16 @@ class Kind(enum.StrEnum):
     SAFE_POINT = "safe point"
     """The safe point of a sync at the source."""
     OLD_KEYS = "keys"
-    """In older ledgers: `ROWS`, or rows below a prefix, which drills no longer write."""
+    """Older name of `ROWS`, or rows below a prefix, which drills no longer write."""
     OLD_TAIL = "tail"
-    """In older ledgers: `SAFE_POINT`."""
+    """Older name of `SAFE_POINT`."""
     OLD_CANARY = "canary"
-    """In older ledgers: a key of the source, which drills no longer write."""
+    """Key of the source in older ledgers, which drills no longer write."""
 
 
 @dataclass(frozen=True, slots=True)
 class OwnedRows:
-    """Where a drill puts rows: ranges that were empty when the drill took them."""
+    """Place of a drill's rows: ranges that were empty when the drill acquired them."""
 
     cluster_id: int
     api_version: ApiVersion
@@ -86,7 +86,7 @@ class OldKeys:
 
 @dataclass(frozen=True, slots=True)
 class Creation:
-    """One thing that a drill makes."""
+    """One thing that a drill creates."""
 
     kind: Kind
     place: str
@@ -94,9 +94,9 @@ class Creation:
     host: str = ""
     """The machine that a directory is on."""
     rows: OwnedRows | None = field(default=None, metadata=records.LATER)
-    """Of `Kind.ROWS`."""
+    """Rows of a creation of kind `ROWS`."""
     scratch: OldKeys | None = field(default=None, metadata=records.LATER)
-    """Of `Kind.OLD_KEYS`."""
+    """Keys of a creation of kind `OLD_KEYS`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +121,7 @@ class Ledger:
 
     @property
     def creations(self) -> tuple[Creation, ...]:
-        """What was made, or was about to be; the newest last."""
+        """Things created, or about to be, the newest last."""
         return self._entry.creations
 
     def add(self, creation: Creation) -> None:
@@ -233,7 +233,7 @@ class BackupRemover:
 
     backups: StorageLocation
     cluster: ClusterConfig | None
-    """Where the backup's safe point is released; None = it expires."""
+    """Cluster whose safe point for the backup is released; None = it expires."""
 
     def remove(self, creation: Creation, drill: str) -> None:
         """Remove the backup unless it is complete. Raises `DrillRemains` for another place, `LeaseHeld`."""

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from tikv_br.cluster.cluster import Cluster
 
 MAX_PENDING_BYTES = 64 << 20
-"""Of keys that differ and are not in the log yet; with more, the log is waited for at once."""
+"""Maximum size of differing keys that are not in the log yet; with more, wait for the log at once."""
 PATIENCE = 300.0
 """Seconds that the log may take to reach the time at which the source was read."""
 POLL_SECONDS = 1.0

@@ -70,9 +70,9 @@ class Summary:
     backup: str
     """URL of the backup; ``""`` = the drill failed before it had one."""
     missed: tuple[str, ...]
-    """Objectives."""
+    """Names of the objectives that were missed."""
     message: str
-    """Of the failure; ``""`` = none."""
+    """Message of the failure; ``""`` = none."""
     page: str
     """URL of the report's page; the JSON is beside it. ``""`` = it could not be written."""
 
@@ -167,7 +167,7 @@ def _run(command: tuple[str, ...], body: Mapping[str, object]) -> None:
 
 
 def _text(value: object) -> str:
-    """As an environment variable; empty if not measured."""
+    """Format a figure as an environment variable; empty if not measured."""
     if isinstance(value, tuple):
         return ", ".join(value)
     return "" if value is None else str(value)

@@ -10,26 +10,26 @@ class Objectives:
     """Limits that a recovery must meet; None = no limit. Times in seconds."""
 
     rpo: float | None = None
-    """How much of the last writes may be lost."""
+    """Maximum loss of the last writes, in seconds."""
     rto: float | None = None
-    """How long until the data is restored and verified."""
+    """Maximum time until the data is restored and verified, in seconds."""
     max_age: float | None = None
-    """How old the backup may be."""
+    """Maximum age of the backup, in seconds."""
     min_keys: int | None = None
-    """How many keys there must be afterwards."""
+    """Minimum number of keys after the restore."""
     cut_over: float | None = None
-    """How long clients may not write while they move to the target."""
+    """Maximum time without writes while clients move to the target, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What a drill measured. Times in seconds; None = not measured."""
+    """Figures that a drill measured. Times in seconds; None = not measured."""
 
     rpo: float | None = None
     rpo_method: str = ""
     rto: float | None = None
     rto_method: str = ""
-    """``""`` = `RTO_METHOD`."""
+    """Method of `rto`; ``""`` = `RTO_METHOD`."""
     age: float | None = None
     keys: int | None = None
     cut_over: float | None = None
@@ -47,7 +47,7 @@ class Goal:
     """None = not measured, which misses a limit."""
     met: bool
     method: str
-    """How the value was measured."""
+    """Method by which the value was measured."""
 
 
 RTO_METHOD = (

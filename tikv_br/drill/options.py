@@ -46,37 +46,37 @@ class PointChoice:
     seconds: float = 6 * 3600.0
     """A random time is at most so long before the last one possible."""
     compare_source: bool = False
-    """Whether to compare the restored rows with those of the source, too."""
+    """Also compare the restored rows with those of the source."""
 
 
 @dataclass(frozen=True, slots=True)
 class TailOptions:
-    """How the source is followed after the restore. Times in seconds."""
+    """Options of replicating from the source after the restore. Times in seconds."""
 
     seconds: float
-    """How long, before the cut-over."""
+    """Duration before the cut-over."""
     lag: float = 10.0
     """The largest lag at which the cut-over starts."""
     patience: float = 300.0
-    """How long to wait for that lag, and for each state of the cut-over."""
+    """Longest wait for that lag, and for each state of the cut-over."""
     scratch: Path = field(default_factory=lambda: Path(tempfile.gettempdir()))
     """A directory of this machine for what does not fit into memory; it is empty again at the end."""
     feed: FeedOptions = field(default_factory=FeedOptions)
-    """Of the change feed, with a source of API V2."""
+    """Options of the change feed of a source of API V2."""
     interval: float = 5.0
-    """From the start of one comparing pass to that of the next, with a source of API V1 or V1TTL."""
+    """Interval between the starts of comparing passes, with a source of API V1 or V1TTL."""
 
 
 @dataclass(frozen=True, slots=True)
 class Hooks:
-    """What is notified at the end of a drill; empty = nothing. URLs may contain secrets and are never shown."""
+    """Notifications at the end of a drill; empty = none. URLs may contain secrets and are never shown."""
 
     heartbeat: SecretText = field(default_factory=SecretText)
     """Requested after a drill that passed, and only then: a missing request is the alarm."""
     webhook: SecretText = field(default_factory=SecretText)
     """Receives the verdict and figures of every drill, as JSON."""
     textfile: str = ""
-    """For node_exporter's textfile collector; replaced as a whole."""
+    """File for node_exporter's textfile collector; replaced as a whole."""
     command: tuple[str, ...] = ()
     """Program and arguments, run without a shell, with the figures in its environment."""
 
@@ -99,11 +99,11 @@ class DrillOptions:
     """The folder for reports and the ledgers of what drills have made and not yet removed."""
     target: Target
     backup: BackupOptions | None = None
-    """How to make a backup first; the drill sets its storage. None = an existing one is used."""
+    """Options of a backup to make first; the drill sets its storage. None = an existing one is used."""
     existing: StorageLocation | None = None
     """The existing backup to use; None = the newest of the folder."""
     removers: Mapping[Kind, Remover] = field(default_factory=dict)
-    """How to remove what drills to other kinds of targets left."""
+    """Removers of what drills to other kinds of targets left."""
     scenario: Scenario = Scenario.LOST_CLUSTER
     objectives: Objectives = field(default_factory=Objectives)
     start: bytes = b""
@@ -112,9 +112,9 @@ class DrillOptions:
     seed: int | None = None
     """Selects the byte that `Scenario.CORRUPT_BACKUP` changes (None = 0), and the time of `Scenario.POINT_IN_TIME` (None = any)."""
     point: PointChoice | None = None
-    """Of `Scenario.POINT_IN_TIME`."""
+    """Log and choice of the time; only of `Scenario.POINT_IN_TIME`."""
     keep_last: int = 0
-    """How many drills to keep, with their reports and the backups they made; 0 = all."""
+    """Number of drills to keep, with their reports and the backups they made; 0 = all."""
     source: ClusterConfig | None = None
     """The cluster that is, or was, backed up."""
     tail: TailOptions | None = None
@@ -169,7 +169,7 @@ class DrillOptions:
 
 
 def _is_url(text: str) -> bool:
-    """Whether it can be requested; its text is never in a message."""
+    """Return whether a text is a URL that can be requested. Messages must not contain it."""
     try:
         parts = urlsplit(text)
     except ValueError:

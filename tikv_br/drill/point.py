@@ -74,7 +74,7 @@ class ChosenPoint:
     """URL and id of the log."""
     restore_ts: int
     seed: int | None
-    """What chose the time; None = it was requested."""
+    """Seed that chose the time; None = it was requested."""
     first_ts: int
     last_ts: int
     """The period that it was chosen from. The second is the last time that can be restored."""
@@ -140,7 +140,7 @@ def choose_ts(inexact: Iterable[tuple[int, int]], first: int, last: int, seed: i
 
 
 def restore(context: DrillContext) -> None:
-    """Restore the rows of the time as `tikv-br restore point` does; the merged rows are in the drill's folder meanwhile."""
+    """Restore to the chosen time as `tikv-br restore point` does; merged rows are first saved in the drill's folder."""
     choice, destination = context.options.point, context.destination
     if choice is None:
         raise ValueError("no log was requested")
@@ -303,7 +303,7 @@ def _check_reaches_end(archive: LogArchive, sources: MergeSources) -> None:
 
 
 def _all_rows(sources: MergeSources, files: Iterable[FileEntry], span: KeyRange) -> Iterator[pa.RecordBatch]:
-    """Every version of keys of a range in the backups, and in the log since the newest one."""
+    """Yield every version of a range's keys in the backups, and in the log since the newest backup."""
     import pyarrow as pa
     import pyarrow.compute as pc
 

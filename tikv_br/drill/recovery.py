@@ -113,7 +113,7 @@ def verify_all(context: DrillContext) -> None:
 
 
 def _compare_same_keys(context: DrillContext) -> Compared:
-    """Where rows have the keys of the backup. Raises `ChecksumMismatch`, `BackupDamaged`."""
+    """Compare rows that have the keys of the backup. Raises `ChecksumMismatch`, `BackupDamaged`."""
     cluster = context.destination.cluster
     options = VerifyOptions(context.location, Level.RESTORE, cluster, executor=Executor.DRIVER)
     found = verify(options, context.recorder.nested)
@@ -125,7 +125,7 @@ def _compare_same_keys(context: DrillContext) -> Compared:
 
 
 def _compare_renamed_keys(context: DrillContext) -> Compared:
-    """Where rows have the keys of another keyspace, which must hold nothing else. Raises as `_compare_same_keys`."""
+    """Compare rows that moved to another keyspace, which must hold nothing else. Raises as `_compare_same_keys`."""
     destination, backup = context.destination, context.backup
     parts = choose_parts(backup.files, destination.restore_ranges(backup))
     cluster = context.clusters.get(destination.cluster)

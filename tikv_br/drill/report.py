@@ -67,7 +67,7 @@ class DrillReport:
     compared: tuple[Compared, ...]
     notices: tuple[str, ...]
     remains: tuple[Creation, ...]
-    """What the drill made and could not remove; the next one tries again."""
+    """Creations that the drill could not remove; the next drill tries again."""
     trend: tuple[PastDrill, ...]
     """Earlier drills and this one, the oldest first."""
     point: ChosenPoint | None = None
@@ -85,7 +85,7 @@ class DrillReport:
 
 
 def page_url(home: StorageLocation, drill: str) -> str:
-    """Where the page of a drill's report is; the JSON is beside it."""
+    """Return the URL of a drill's page; the JSON report is beside it."""
     return home.child(f"{REPORTS}/{drill}.html").redacted()
 
 
@@ -206,7 +206,7 @@ def _backup_of_killed(context: DrillContext, killed: Ledger) -> BackupFacts | No
 
 
 def _started_ms(drill: str) -> int:
-    """By the drill's id; 0 for one without a time."""
+    """Return the start according to the drill's id, in Unix milliseconds; 0 if the id has no time."""
     try:
         start = datetime.strptime(drill.partition("-")[0], "%Y%m%dT%H%M%S").replace(tzinfo=UTC)
     except ValueError:
@@ -229,7 +229,7 @@ OUTCOMES = {
         "The drill could not show that a sync from a backup that GC has passed is refused.",
     ),
 }
-"""What it means that a drill of a scenario without a recovery passed or failed."""
+"""Meaning of a pass and of a failure, by scenario without a recovery."""
 EMPTY_BACKUP = "But the backup has no keys, so this proves little. With --min-keys such a drill misses its objective."
 RECOVERED, NOT_RECOVERED = (
     "The recovery worked.",
@@ -272,7 +272,7 @@ def render_report(report: DrillReport) -> str:
 
 
 def _sentence(report: DrillReport) -> str:
-    """What the verdict means."""
+    """Return the meaning of the verdict."""
     success, failure = OUTCOMES.get(report.scenario, (RECOVERED, NOT_RECOVERED))
     match report.verdict:
         case Verdict.PASSED:

@@ -47,7 +47,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ReportContext:
-    """What the steps after the drill's own work on."""
+    """State of the steps after the drill's own work."""
 
     options: DrillOptions
     home: ObjectStore

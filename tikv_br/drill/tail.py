@@ -56,7 +56,7 @@ class FollowedRange:
 
 @dataclass(frozen=True, slots=True)
 class TailPlan:
-    """What is followed, and into which target."""
+    """Source and target of the replication."""
 
     drill: str
     clusters: ClusterPool
@@ -72,7 +72,7 @@ class TailPlan:
 
     @property
     def uses_feed(self) -> bool:
-        """Whether the source has a change feed. Otherwise passes compare it with the target."""
+        """Return whether the source has a change feed; if not, passes compare it with the target."""
         return has_feed(self.clusters.get(self.source))
 
     def safe_points(self) -> list[Creation]:
@@ -102,11 +102,11 @@ class FeedRunner:
         return 0 if self._replicator is None else self._replicator.status().checkpoint_ts
 
     def written(self) -> int:
-        """Rows."""
+        """Number of rows written."""
         return 0 if self._replicator is None else self._replicator.status().written
 
     def force_exact(self) -> None:
-        """Nothing to do: a feed has every change."""
+        """Do nothing: a feed has every change."""
 
     def _set_replicator(self, replicator: Replicator) -> None:
         self._replicator = replicator
@@ -231,7 +231,7 @@ class SafePointRemover:
 
 
 def has_feed(source: Cluster) -> bool:
-    """Whether a cluster has a change feed."""
+    """Return whether a cluster has a change feed."""
     return source.api_version is ApiVersion.V2
 
 

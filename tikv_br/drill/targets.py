@@ -1,4 +1,4 @@
-"""Where a drill restores to: a playground of its own, or an empty cluster or keyspace that it owns for its time."""
+"""Targets of a drill: a playground of its own, or an empty cluster or keyspace that the drill owns while it runs."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Destination:
-    """Where the rows of a backup go. Picklable."""
+    """Cluster and ranges for the rows of a backup. Picklable."""
 
     cluster: ClusterConfig
     api_version: ApiVersion
@@ -198,7 +198,7 @@ class ClusterTarget:
         return f"{f'keyspace {self.keyspace} of ' if self.keyspace else ''}the cluster at {','.join(self.cluster.pd)}"
 
     def holds(self, rows: OwnedRows) -> bool:
-        """Whether this is the cluster or keyspace of a drill's rows."""
+        """Return whether this target is the cluster or keyspace of a drill's rows."""
         with Cluster.connect(self.cluster) as cluster:
             return (cluster.cluster_id, self._keyspace_id(cluster)) == (rows.cluster_id, rows.keyspace)
 
@@ -224,7 +224,7 @@ class ClusterTarget:
         return destination_of(self.cluster, _rows_of(creation))
 
     def _keyspace_id(self, cluster: Cluster) -> int | None:
-        """As PD has it; None = the whole cluster."""
+        """Return the keyspace's id in PD; None = the whole cluster."""
         return cluster.pd.keyspace_id(self.keyspace) if self.keyspace else None
 
     def _check_not_source(self, backup: BackupSet, cluster_id: int, keyspace: int | None) -> None:

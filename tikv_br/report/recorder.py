@@ -82,7 +82,7 @@ class Recorder:
                 self._close(1, ended_well=True)
                 self._reporter(self._counted(event))
             case _:
-                self._note(event)
+                self._record(event)
 
     def nested(self, event: Event) -> None:
         """Record an event of an operation within a step. Its steps are not forwarded."""
@@ -92,7 +92,7 @@ class Recorder:
             case StepFinished():
                 self._close(2, ended_well=True)
             case _:
-                self._note(event)
+                self._record(event)
 
     def set_reporter(self, reporter: Reporter) -> None:
         """Forward later events to another reporter."""
@@ -112,7 +112,7 @@ class Recorder:
         self.phases.append(Phase(name, inside, round(begin, 3), round(self.now - begin, 3), ended_well))
         del self._open[depth - 1 :]
 
-    def _note(self, event: Event) -> None:
+    def _record(self, event: Event) -> None:
         match event:
             case TasksProgress():
                 self.samples.append(Sample(round(self.now, 3), self.step, event.keys_done, event.bytes_done))

@@ -54,7 +54,7 @@ from tikv_br.formats.checksum import Checksum
 from tikv_br.formats.errors import UnsupportedFormat
 from tikv_br.formats.keys.codec import KeyCodec
 from tikv_br.formats.keys.ranges import KeyRange, intersection, subtract
-from tikv_br.formats.keys.rewrite import UNCHANGED, Rewrite, stores_can
+from tikv_br.formats.keys.rewrite import UNCHANGED, Rewrite, can_stores_rewrite
 from tikv_br.formats.keys.text import show_both
 from tikv_br.progress_events import Notice
 from tikv_br.report.facts import counted
@@ -144,7 +144,7 @@ def _rewrite(context: RestoreContext, source: KeyCodec, target: KeyCodec) -> Rew
     old, new = context.options.rewrite_prefix
     rewrite = Rewrite.of(source, old, target, new)
     by_stores = context.options.mode is Mode.INGEST and context.via is not Via.UPLOAD
-    if by_stores and not stores_can(source.api_version, rewrite):
+    if by_stores and not can_stores_rewrite(source.api_version, rewrite):
         raise UsageError(
             f"--rewrite-prefix: in API V2 stores can only replace a prefix by one whose length is equal or differs by a multiple of 8; "
             f"these have {len(old)} and {len(new)} bytes",

@@ -1,4 +1,4 @@
-"""A read-only web page of what there is: backups, log archives, syncs, drills and what holds GC back.
+"""A read-only web page of backups, log archives, syncs, drills and garbage collection.
 
 Modules, in reading order:
 

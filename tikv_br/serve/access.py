@@ -31,7 +31,7 @@ def check_access(address: Address, token: SecretText) -> None:
 
 
 def is_local_name(host: str) -> bool:
-    """Whether a header Host names this machine. A page of another site that has rebound its name to loopback sends that name."""
+    """Return whether a Host header names this machine. A site that rebinds its name to loopback sends its own name."""
     found = _HOST.fullmatch(host)
     if found is None:
         return False
@@ -43,7 +43,7 @@ def is_local_name(host: str) -> bool:
 
 
 def parse_status_url(url: str) -> str:
-    """The URL of a status page, without a slash at its end. Raises `UsageError`."""
+    """Return the URL of a status page without trailing slash. Raises `UsageError`."""
     example = "Pass HOST:PORT or http://HOST:PORT."
     try:
         parts = urlsplit(url if "://" in url else f"http://{url}")

@@ -1,4 +1,4 @@
-"""What needs attention, and what to do about it. Pure."""
+"""Problems that need attention, each with advice. Pure."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ GC_LIMIT = 86400.0
 """Age of the GC safe point, in seconds, that is worth a look: the default of ``gc status --warn``."""
 MAX_LAG = 300.0
 MAX_BACKUP_AGE = 30 * 3600.0
-"""Of nightly backups, as in the alerts."""
+"""Default limits, for nightly backups; the same as in the alerts."""
 
 
 @dataclass(frozen=True, slots=True)
 class AgeLimit:
-    """How old the newest backup may be."""
+    """Maximum age of the newest backup."""
 
     seconds: float
     """0 = any age."""
     prefix: str = ""
-    """Of the paths or URLs of the backups that it is for; empty = all that no other limit is for."""
+    """Prefix of the paths or URLs of the backups that the limit is for; empty = all without another limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ def newest_backups(place: str, backups: Sequence[Backup], limits: Limits, now_ms
 
 
 def _can_be_in(prefix: str, root: str) -> bool:
-    """Whether backups below a root can have this prefix: paths below any, URLs below their own."""
+    """Return whether backups below a root can have this prefix: paths may be below any root, URLs below theirs."""
     is_url = "://" in prefix or prefix.startswith("/")
     return not is_url or f"{root}/".startswith(prefix) or prefix.startswith(f"{root}/")
 
@@ -96,7 +96,7 @@ def find_problems(shown: Overview, limits: Limits) -> Iterator[Finding]:
         yield from _gc_findings(gc)
 
 
-RETRY = "It is read again by itself. Run `tikv-br serve` with --log-level debug to log the cause."
+RETRY = "It is read again automatically. Run `tikv-br serve` with --log-level debug to log the cause."
 
 
 class HasSource(Protocol):
@@ -104,7 +104,7 @@ class HasSource(Protocol):
 
     @property
     def source(self) -> Source:
-        """Where it comes from."""
+        """Source in which the problem was found."""
 
 
 def _old_backup(newest: Newest) -> Finding:
@@ -122,7 +122,7 @@ def _old_backup(newest: Newest) -> Finding:
 
 
 def log_findings(status: LogStatus, max_lag: float) -> Iterator[Finding]:
-    """What is wrong with a log archive."""
+    """Yield the problems of a log archive."""
     name = status.log_id
     for gap in status.gaps:
         text = f"log {name} has no changes of {gap}"
@@ -145,7 +145,7 @@ def _sync_finding(sync: Sync, place: str) -> Finding:
     if sync.trouble:
         return Finding(f"{sync.name}: {sync.trouble}", "syncs", f"See {place} and the log of that process.")
     return Finding(
-        f"{sync.name} is degraded: {sync.degraded}", "syncs", f"It may recover by itself. If not, see {place}."
+        f"{sync.name} is degraded: {sync.degraded}", "syncs", f"It may recover without help. If not, see {place}."
     )
 
 
@@ -161,7 +161,7 @@ def _drill_findings(drills: Drills) -> Iterator[Finding]:
 
 def _gc_findings(gc: Gc) -> Iterator[Finding]:
     if gc.never_ran:
-        text = f"GC has never run in {gc.source.place}: old versions and deleted rows are kept for ever"
+        text = f"GC has never run in {gc.source.place}: old versions and deleted rows are kept forever"
         yield Finding(text, "gc", "Start `tikv-br gc run`, unless the cluster has API V1, which has no versions.")
     elif gc.lag is not None and gc.lag > GC_LIMIT:
         reason = f"{gc.holder} holds it back" if gc.holder else "no GC worker advances it"

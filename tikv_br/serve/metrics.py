@@ -26,7 +26,7 @@ class _Overview(Collector):
         self._shown = shown
 
     def collect(self) -> Iterator[Metric]:
-        """One gauge after the other."""
+        """Yield all gauges."""
         labels = ["storage", "prefix"]
         newest = [each for storage in self._shown.storages for each in storage.newest]
         finished = GaugeMetricFamily(

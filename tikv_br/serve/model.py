@@ -1,4 +1,4 @@
-"""What the page and ``/api/overview.json`` show: their fields are those of the JSON."""
+"""Values of the page and of ``/api/overview.json``; the fields are those of the JSON."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class State(Generic[T]):
-    """What is known of a source."""
+    """Last known state of a source."""
 
     place: str
     value: T | None = None
-    """What was last read; None = nothing yet."""
+    """Value last read; None = nothing yet."""
     read_ms: int = 0
-    """When, in milliseconds since the epoch; 0 = never."""
+    """Time of that read, in milliseconds since the epoch; 0 = never."""
     error: str = ""
-    """Why the last attempt failed; `value` is then that of an earlier one."""
+    """Reason why the last attempt failed; `value` is then that of an earlier one."""
     hint: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class States:
-    """What is known of all sources."""
+    """Last known state of all sources."""
 
     backups: tuple[State[Backups], ...] = ()
     logs: tuple[State[Log], ...] = ()
@@ -40,13 +40,13 @@ class States:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where a part of the overview comes from."""
+    """Source of a part of the overview."""
 
     place: str
     read_ms: int
-    """When it was last read, in milliseconds since the epoch; 0 = never."""
+    """Time of the last successful read, in milliseconds since the epoch; 0 = never."""
     error: str
-    """Why the last attempt to read it failed; the values are then those of an earlier one."""
+    """Reason why the last attempt failed; the values are then those of an earlier one."""
     hint: str
 
 
@@ -62,7 +62,7 @@ class Window:
     from_ms: int
     to_ms: int
     problem: str
-    """Why there is none; the times are then 0."""
+    """Reason why there is no window; the times are then 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,12 +75,12 @@ class Backup:
     parent: str
     """URL of the backup that it continues; empty = it is a full one."""
     depth: int
-    """How many backups of this storage its chain has before it."""
+    """Number of backups before it in its chain, in this storage."""
     engine: str
     api_version: str
     cluster_id: int
     backup_ts: int
-    """0 = none."""
+    """Backup-ts; 0 = none."""
     finished_ms: int
     total_kvs: int
     total_bytes: int
@@ -90,7 +90,7 @@ class Backup:
     pinned: bool
     removing: bool
     made_by_drill: bool
-    """It does not count as a backup: its drill may remove it."""
+    """True if a drill made the backup: it may remove it, so the backup does not count."""
     windows: tuple[Window, ...]
 
 
@@ -100,7 +100,7 @@ class Newest:
 
     storage: str
     prefix: str
-    """Of paths or URLs; empty = all that have no limit of their own."""
+    """Prefix of paths or URLs; empty = all that have no limit of their own."""
     path: str
     """Empty = there is none."""
     finished_ms: int
@@ -117,7 +117,7 @@ class Storage:
     source: Source
     backups: tuple[Backup, ...]
     newest: tuple[Newest, ...]
-    """One for each limit of ages; none before the storage was read."""
+    """Newest backup for each limit of ages; empty before the storage was read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,9 +180,9 @@ class Finding:
 
     text: str
     section: str
-    """Of the page."""
+    """Section of the page."""
     advice: str
-    """What to do."""
+    """Advice on what to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,5 +199,5 @@ class Overview:
 
     @property
     def backups(self) -> tuple[Backup, ...]:
-        """Of all storages."""
+        """All backups of all storages."""
         return tuple(each for storage in self.storages for each in storage.backups)

@@ -30,11 +30,11 @@ from tikv_br.serve.sources import Backups, Baseline, Log
 
 T = TypeVar("T")
 Windows = Mapping[tuple[str, str], tuple[Window, ...]]
-"""By URL of the storage and id of the backup."""
+"""Restorable windows by URL of the storage and id of the backup."""
 
 
 def make_overview(states: States, windows: Windows, limits: Limits, now_ms: int) -> Overview:
-    """The overview at a time, in milliseconds since the epoch."""
+    """Build the overview for a time in milliseconds since the epoch."""
     by_drills = {drill.made_backup for each in states.drills for drill in each.value or ()}
     archives = tuple(Archive(_source(each), each.value.status if each.value else None) for each in states.logs)
     pages = tuple(StatusPage(_source(each), each.value or ()) for each in states.syncs)

@@ -1,4 +1,4 @@
-"""The places that are shown. Each is read by itself, so that one that does not answer hides no other."""
+"""Readers of the places that are shown. Each is independent, so that one that does not answer hides no other."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ MAX_STATUS = 4 << 20
 """Bytes of the answer of a status page."""
 STATUS_TIMEOUT = 5.0
 CLUSTER_SECONDS = 10.0
-"""How long PD is asked again before its section shows the error."""
+"""Seconds of retries before PD's section shows the error."""
 
 _STOPPED = (
     "Is the sync running? If it was stopped, run its command again: it resumes from its checkpoint, and until then its safe point "
@@ -47,14 +47,14 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class Source(Protocol[T_co]):
-    """A place that is read again and again, by one thread at a time."""
+    """A place that one thread polls."""
 
     @property
     def place(self) -> str:
-        """Its address, without credentials."""
+        """Address without credentials."""
 
     def read(self) -> T_co:
-        """What is there now. Raises `TikvBrError`."""
+        """Read the current state. Raises `TikvBrError`."""
 
 
 class ReportSource(Source[tuple[PastDrill, ...]], Protocol):
@@ -66,11 +66,11 @@ class ReportSource(Source[tuple[PastDrill, ...]], Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Baseline:
-    """What the restorable window of a backup depends on, besides the log."""
+    """Properties of a backup that its restorable window depends on, besides the log."""
 
     cluster_id: int
     ranges: tuple[KeyRange, ...]
-    """RPC keys."""
+    """Backed-up ranges, as RPC keys."""
     backup_ts: int
     scanned_ts: int
     """After all of its rows were read."""
@@ -78,13 +78,13 @@ class Baseline:
 
 @dataclass(frozen=True, slots=True)
 class Backups:
-    """What a storage has."""
+    """Backups of one storage."""
 
     root: StorageLocation
     listed: tuple[ListedBackup, ...]
-    """The newest first."""
+    """All backups, the newest first."""
     baselines: Mapping[str, Baseline | str]
-    """By id, of backups that a log can continue; a text says why that of a backup cannot be read."""
+    """Baselines by id of backups that a log can continue; a text = the error of reading one."""
 
 
 class BackupSource:
@@ -97,7 +97,7 @@ class BackupSource:
 
     @property
     def place(self) -> str:
-        """See `Source`."""
+        """Location without credentials."""
         return self._root.redacted()
 
     def read(self) -> Backups:
@@ -114,13 +114,13 @@ class BackupSource:
         return Backups(self._root, listed, found)
 
     def _baseline(self, entry: IndexEntry) -> Baseline:
-        """Raises as `BackupSet.open`."""
+        """Read the baseline of a backup. Raises as `BackupSet.open`."""
         backup = BackupSet.open(open_store(self._root.child(entry.path)))
         return Baseline(backup.cluster_id, backup.ranges, backup.backup_ts, scanned_ts(backup))
 
 
 def can_have_window(entry: IndexEntry) -> bool:
-    """Whether a log archive may continue a backup: its rows must have timestamps."""
+    """Return whether a log archive may continue a backup: its rows must have timestamps."""
     return entry.dst_api_version is ApiVersion.V2 and bool(entry.backup_ts) and not entry.is_foreign
 
 
@@ -133,7 +133,7 @@ class Log:
 
 
 class ArchiveSource:
-    """A log archive."""
+    """Reader of a log archive."""
 
     def __init__(self, source: LogSource) -> None:
         self._source = source
@@ -141,7 +141,7 @@ class ArchiveSource:
 
     @property
     def place(self) -> str:
-        """See `Source`."""
+        """Location without credentials, and the log's id."""
         return f"{self._source.storage.redacted()} (log {self._source.id})"
 
     def read(self) -> Log:
@@ -157,9 +157,9 @@ class Sync:
 
     name: str
     trouble: str
-    """Why it is unhealthy; empty if it is not."""
+    """Reason why the sync is unhealthy; empty if it is healthy."""
     degraded: str
-    """What may soon make it unhealthy."""
+    """Reason why it may soon become unhealthy; empty if none."""
     checkpoint_lag: float | None
     """Seconds; None = it has not started."""
     write_lag: float | None
@@ -186,7 +186,7 @@ class StatusSource:
 
     @property
     def place(self) -> str:
-        """See `Source`."""
+        """URL of the status page."""
         return self._url
 
     def read(self) -> tuple[Sync, ...]:
@@ -229,11 +229,11 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
         headers: Any,  # noqa: ANN401
         newurl: str,
     ) -> None:
-        """Do not follow."""
+        """Return None, so that redirects are errors."""
 
 
 def _sync(value: Mapping[str, Any]) -> Sync:
-    """One sync of ``/status``. Raises `TypeError`, `ValueError`, `KeyError` if it is none."""
+    """Parse one sync of ``/status``. Raises `TypeError`, `ValueError`, `KeyError` if it is invalid."""
     status = value["status"]
     lag, write_lag, rate, written = (None, None, 0.0, 0)
     if status is not None:
@@ -271,7 +271,7 @@ class DrillSource:
 
     @property
     def place(self) -> str:
-        """See `Source`."""
+        """Location of the drills' home, without credentials."""
         return self._home.redacted()
 
     def read(self) -> tuple[PastDrill, ...]:
@@ -291,9 +291,9 @@ class GcSource:
 
     @property
     def place(self) -> str:
-        """See `Source`."""
+        """PD's addresses."""
         return ", ".join(self._config.pd)
 
     def read(self) -> GcReport:
-        """Ask PD."""
+        """Read the state of GC from PD."""
         return read_report(self._config)

@@ -21,12 +21,12 @@ from tikv_br.serve.sources import Backups, Log, ReportSource, Source, Sync
 
 log = logging.getLogger(__name__)
 JOIN_SECONDS = 2.0
-"""How long to wait at the end for a read that is under way."""
+"""Seconds to wait at shutdown for a running read."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """What is shown, by section; the fields are those of `States`."""
+    """Sources by section; the fields are those of `States`."""
 
     backups: tuple[Source[Backups], ...] = ()
     logs: tuple[Source[Log], ...] = ()
@@ -80,7 +80,7 @@ class Watcher:
             thread.join(max(until - time.monotonic(), 0.0))
 
     def overview(self, patience: float = 0.0) -> Overview:
-        """What was last read, as old as it is now; waits at most `patience` seconds until each source was asked once."""
+        """Return the last values with their age; waits at most `patience` seconds until each source was read once."""
         self._all_read.wait(patience)
         with self._lock:
             states, windows = self._states, self._windows

@@ -1,4 +1,4 @@
-"""What each path answers, and to whom."""
+"""Paths of the page, their answers, and access to them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ MAX_SHOWN, MAX_DRILLS = 100, 10
 """Backups of a storage, and drills of a place, on the page; the JSON has all."""
 _DRILL = re.compile(r"/drills/([0-9]{1,4})/([^/]+)", re.ASCII)
 METHODS = (*READS, "POST")
-"""With a token: the login is a POST."""
+"""HTTP methods; POST is the login with a token."""
 CSS = "text/css; charset=utf-8"
 HEADERS = {
     # No script at all, nothing from other sites, and no other site may frame it.
@@ -142,7 +142,7 @@ class Site:
         return _reply(TEXT, b"", HTTPStatus.SEE_OTHER, {"Location": "./", "Set-Cookie": cookie})
 
     def _health(self, *, details: bool) -> HttpResponse:
-        """200 as long as it answers: what it shows of others does not make it unhealthy."""
+        """Return 200 while the server answers: problems of sources do not make it unhealthy."""
         findings = [each.text for each in self._overview(0.0).findings]
         lines = ["degraded", *(findings if details else ())] if findings else ["ok"]
         return _reply(TEXT, "".join(f"{line}\n" for line in lines).encode())

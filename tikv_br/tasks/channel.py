@@ -30,14 +30,14 @@ ANY_HOST = "0.0.0.0"  # noqa: S104 - a cluster's executors connect from elsewher
 
 @dataclass(frozen=True, slots=True)
 class ChannelAddress:
-    """Where the driver listens and the key of this run; travels to the tasks inside Spark's own (trusted) closure."""
+    """Address of the driver and key of this run; travels to the tasks inside Spark's own (trusted) closure."""
 
     host: str
     port: int
     key: bytes
 
     def answer(self, challenge: bytes) -> bytes:
-        """What proves that its sender knows the key. No signature of a message: those are made with the key itself."""
+        """Return a proof of knowing the key. It differs from a message's signature, which uses the key itself."""
         return hmac.digest(hmac.digest(self.key, b"connection", _DIGEST), challenge, _DIGEST)
 
 
@@ -96,7 +96,7 @@ class ProgressListener:
             self._receive(pickle.loads(payload))  # noqa: S301 - signed by a task of this run
 
     def _is_task(self, connection: Connection) -> bool:
-        """Whether the other end knows the key of the run."""
+        """Return whether the other end knows the key of the run."""
         challenge = secrets.token_bytes(_DIGEST_SIZE)
         try:
             connection.send_bytes(challenge)

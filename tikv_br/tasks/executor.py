@@ -42,7 +42,7 @@ class Collector(Generic[R]):
         self._done = bytearray(total)  # 1 = has given its result
         self._left = total
         self._progress: dict[int, tuple[int, int, int]] = {}  # of running tasks: index -> attempt, bytes, keys
-        self._weight = 0.0  # of finished tasks and finished parts of others, in planned bytes or tasks
+        self._weight = 0.0  # of finished tasks and parts of tasks, in planned bytes or tasks
         self._weight_total = sum(map(self._weight_of, range(total)))
         self._sums = [0, 0]
         self._fraction = 0.0
@@ -59,7 +59,7 @@ class Collector(Generic[R]):
 
     @property
     def complete(self) -> bool:
-        """Whether every task has given its result."""
+        """Return whether every task has returned its result."""
         return not self._left
 
     def take(self, seconds: float) -> None:
@@ -103,11 +103,11 @@ class Collector(Generic[R]):
         self._weight += self._share(message.index, data_bytes) - self._share(message.index, before[1])
 
     def _weight_of(self, index: int) -> int:
-        """How much a task counts; an empty one also costs a request."""
+        """Return the weight of a task in progress; an empty one also costs a request."""
         return max(self._planned[index], 1) if self._planned else 1
 
     def _share(self, index: int, data_bytes: int) -> float:
-        """How much the bytes of a running task count; short of the whole until it has ended."""
+        """Return the weight of a running task's bytes: less than the whole until it has ended."""
         return min(data_bytes, 0.99 * self._weight_of(index)) if self._planned else 0.0
 
     def _report(self) -> None:
@@ -128,23 +128,23 @@ class Collector(Generic[R]):
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 worker = SharedObjects()
-"""Of this process if it is a worker of Spark: Spark uses it for many tasks, and has no other place for what outlives one."""
+"""Objects that tasks of this process share if it is a Spark worker; they outlive a task."""
 
 ExecutorKind = Literal["spark", "driver"]
 ExecutorChoice = Literal["auto", "spark", "driver"]
 DRIVER_THREADS = 16
 MIN_SPARK_TASKS = 4000
-"""From so many tasks on, starting a JVM is worth its seconds even if stores do the work."""
+"""Number of tasks from which starting a JVM is worth its seconds even if stores do the work."""
 MIN_SPARK_BYTES = 4 << 30
-"""From so many bytes on that pass through the tasks, starting a local Spark is worth its 7 s (docs/evidence/benchmarks.md)."""
+"""Bytes through the tasks from which starting a local Spark is worth its 7 s (docs/evidence/benchmarks.md)."""
 POLL_SECONDS = 0.2
 _CANCEL_SECONDS = 2.0
-"""How long cancelled tasks may take to clean up before the run ends without them."""
+"""Seconds for cancelled tasks to clean up before the run ends without them."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExecutorOptions:
-    """Where tasks run: ``executor`` "spark" on ``master``, or "driver" (threads); ``concurrency`` None: as many as fit.
+    """Executor of tasks: "spark" on ``master``, or "driver" (threads); ``concurrency`` None: as many as fit.
 
     "auto" is for tasks whose bytes do not pass through Python: see `choose_executor`.
     """
@@ -156,7 +156,7 @@ class ExecutorOptions:
 
 
 def choose_executor(tasks: int, task_bytes: int = 0) -> ExecutorKind:
-    """Where tasks run: here, or on Spark if it can start and they are many, or many bytes pass through them."""
+    """Choose Spark if it can start and there are many tasks, or many bytes pass through them; else threads."""
     return choose_and_explain(tasks, task_bytes, "")[0]
 
 

@@ -62,9 +62,9 @@ class Input:
     ttl_column: str = ""
     """Column with the TTL in seconds; ``""`` = none."""
     order_column: str = ""
-    """Of rows with the same key, the one with the largest value of this column counts; ``""`` = no order."""
+    """Column that decides between rows with the same key: the largest value counts; ``""`` = no order."""
     value_encoding: Literal["json", "avro"] = "json"
-    """How a struct in the value column becomes bytes."""
+    """Encoding of a struct in the value column."""
     format: str = ""
     """Name of Spark's format; ``""`` = by the suffix of the path."""
     reader_options: tuple[tuple[str, str], ...] = ()
@@ -72,7 +72,7 @@ class Input:
 
     @property
     def spark_format(self) -> str:
-        """The format. Raises `UsageError` if neither the option nor the path says which."""
+        """Return Spark's name of the format. Raises `UsageError` if neither the option nor the path determines it."""
         if self.format:
             return "json" if self.format == "jsonl" else self.format
         suffixes = [suffix.lower() for suffix in PurePosixPath(self.path).suffixes]
@@ -114,7 +114,7 @@ def read_input(session: SparkSession, source: Input) -> DataFrame:
 
 
 def keyed_rows(frame: DataFrame, source: Input) -> DataFrame:
-    """The rows as ``key``, ``value`` (binary), ``ttl`` (bigint), ``rank`` and ``problem``, which says why a row cannot be loaded.
+    """Return the rows as ``key``, ``value`` (binary), ``ttl`` (bigint), ``rank`` and ``problem``, a text.
 
     ``problem`` is null in all others; with it, ``key`` and ``value`` are null. ``ttl`` is 0 without a TTL column, ``rank`` is the order
     column. Raises `UsageError` for a column that is missing or of a wrong type.
@@ -135,7 +135,7 @@ def keyed_rows(frame: DataFrame, source: Input) -> DataFrame:
 
 
 def sorted_rows(rows: DataFrame, partitions: int) -> DataFrame:
-    """What `keyed_rows` made, without ``rank``: divided by ranges of sampled keys, and sorted by key.
+    """Divide rows of `keyed_rows` by ranges of sampled keys, and sort them by key; without ``rank``.
 
     All rows of a key are in one partition; those with the largest rank come first, of these the one with the largest value, of these
     the one with the longest TTL.
@@ -170,7 +170,7 @@ def write_bad_rows(frame: DataFrame, source: Input, folder: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Columns:
-    """How the columns of an input become bytes, as Spark's expressions."""
+    """Key, value, TTL and problem of an input as Spark's expressions."""
 
     key: Column
     value: Column
@@ -179,7 +179,7 @@ class _Columns:
 
     @classmethod
     def of(cls, frame: DataFrame, source: Input) -> _Columns:
-        """Raises `UsageError`."""
+        """Build the expressions for an input. Raises `UsageError`."""
         from pyspark.sql import functions
 
         key = _bytes_of(frame, "--key-column", source.key_column, is_key=True)

@@ -25,9 +25,9 @@ T = TypeVar("T")
 R = TypeVar("R")
 _GROUP = "tikv-br"
 _MODULES = ("grpc", "numba", "obstore", "pyarrow", "zstandard")
-"""What most tasks need and no pure-Python archive has."""
+"""Modules that most tasks need and that no pure-Python archive has."""
 _EXECUTOR_SECONDS = 300.0
-"""How long no executor may be there: a cluster may be busy."""
+"""Seconds for which no executor may be available: a cluster may be busy."""
 _CANCEL_SECONDS = 10.0
 _MARKED = re.compile(re.escape(shipped.MARK) + r"(.*?)\|(.*?)" + re.escape(shipped.MARK))
 _HOST = re.compile(r"TID \d+\) \((\S+) executor")
@@ -120,7 +120,7 @@ def _await_executor(context: SparkContext, job: Future[Any], master: str) -> Non
 
 
 def unfit_worker(error: Exception) -> SparkWorkerUnfit | None:
-    """The error of a job as ours, if it says that a worker cannot run tasks."""
+    """Convert the error of a job if a worker cannot run tasks; else None."""
     text = str(error)
     if marked := _MARKED.search(text):
         return _unfit(marked[1], marked[2])

@@ -44,11 +44,11 @@ exit 127
 
 @dataclass(frozen=True, slots=True)
 class PackSummary:
-    """What an archive holds."""
+    """Contents of an archive."""
 
     path: str
     size: int
-    """Of the archive, in bytes."""
+    """Size of the archive, in bytes."""
     files: int
     packages: tuple[str, ...]
     """Name and version of each."""
@@ -157,7 +157,7 @@ def _add_python(archive: tarfile.TarFile) -> None:
 
 
 def _anonymous(entry: tarfile.TarInfo) -> tarfile.TarInfo:
-    """Without the user of this machine. Times stay as they are: compiled kernels count for one state of their source."""
+    """Remove the user of this machine. Keep times: compiled kernels are valid for one state of their source."""
     entry.uid = entry.gid = 0
     entry.uname = entry.gname = ""
     entry.mode |= 0o444

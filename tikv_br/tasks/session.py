@@ -106,7 +106,7 @@ NO_SETTINGS = SparkSettings()
 
 
 def is_local(master: str) -> bool:
-    """Whether ``master`` means threads of this machine."""
+    """Return whether ``master`` means threads of this machine."""
     return master == "local" or master.startswith("local[")
 
 
@@ -271,7 +271,7 @@ class _Launch:
 
 
 class _PopenArguments(dict[str, Any]):
-    """What the JVM is launched with, less the function that pyspark would have Python run between fork and exec.
+    """Arguments for launching the JVM, without the function that pyspark would run between fork and exec.
 
     In a process with threads (gRPC's, ours) that child may crash, or hang on a lock that no thread of it will release; without it
     no Python runs there. A separate process group keeps Ctrl-C from the JVM instead.
@@ -298,7 +298,7 @@ def _launch_jvm(conf: SparkConf, log: IO[bytes]) -> Any:  # noqa: ANN401 - py4j 
 
 @contextlib.contextmanager
 def _properties_file(properties: dict[str, str]) -> Iterator[None]:
-    """Let a JVM that starts in the block read the settings from a file of mode 0600: `ps` shows what is in arguments."""
+    """Let a JVM that starts in the block read settings from a file of mode 0600, because `ps` shows arguments."""
     if not properties or _SUBMITTED in os.environ:
         yield
         return
@@ -334,7 +334,7 @@ def _utf16(character: str) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """What a session is started with."""
+    """Parameters for starting a session."""
 
     master: str
     concurrency: int | None
@@ -342,7 +342,7 @@ class _Plan:
     settings: SparkSettings
 
     def launch_conf(self) -> SparkConf:
-        """What the JVM must know when it starts: it is in its arguments, so without the user's settings."""
+        """Return the settings that the JVM needs at its start. They are in its arguments, so without the user's."""
         from pyspark import SparkConf
 
         conf = SparkConf(loadDefaults=False).setMaster(_master(self.master, self.concurrency))
@@ -373,7 +373,7 @@ class _Plan:
 
 
 def _limits(master: str, concurrency: int, executor_cores: str) -> dict[str, str]:
-    """The settings that allow at most so many tasks at a time on a cluster whose tasks take one core each."""
+    """Return settings that limit concurrent tasks on a cluster whose tasks take one core each."""
     cores = min(int(executor_cores), concurrency) if executor_cores.isdigit() else 0
     own = (
         {"spark.executor.cores": str(cores)} if cores else {}

@@ -1,4 +1,4 @@
-"""What runs on a worker of Spark before tikv-br is known to be there. Pickled by value, so nothing here may need tikv-br.
+"""Functions for a Spark worker that may lack tikv-br. Pickled by value, so they must not need tikv-br.
 
 Functions import what they use, and raise or return built-in types only.
 """
@@ -12,7 +12,7 @@ MARK = "tikv-br-worker-unfit:"
 
 
 def problem_of_worker(version: str, modules: Iterable[str]) -> str:
-    """Why this process cannot run tasks of a tikv-br of this version, which need the modules; ``""`` if it can."""
+    """Return why this process cannot run tasks of this version of tikv-br with these modules; ``""`` if it can."""
     import importlib
 
     try:

@@ -47,13 +47,13 @@ REPORT_SECONDS = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One message of a task: what the attempt has done so far, and with an outcome the pickled result or error."""
+    """Message of a task: progress of the attempt, and with an outcome the pickled result or error."""
 
     kind: Literal["progress", "result", "error"]
     index: int
     attempt: int
     totals: tuple[int, int]
-    """Bytes and keys."""
+    """Bytes and keys so far."""
     body: bytes = b""
 
 
@@ -61,7 +61,7 @@ Send = Callable[[Message], None]
 
 
 class SharedObjects:
-    """What tasks in one process share, such as connections: one object per class. Thread-safe."""
+    """Objects that tasks of one process share, such as connections: one per class. Thread-safe."""
 
     def __init__(self, objects: Iterable[object] = ()) -> None:
         self._objects: dict[type, object] = {type(each): each for each in objects}

@@ -11,7 +11,7 @@ from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.columns import SCHEMA
 from tikv_br.formats.keys.codec import KeyCodec, successor
 from tikv_br.formats.keys.ranges import KeyRange, user_range
-from tikv_br.formats.keys.rewrite import UNCHANGED, Rewrite, encoded_prefix, stores_can
+from tikv_br.formats.keys.rewrite import UNCHANGED, Rewrite, can_stores_rewrite, encoded_prefix
 from tikv_br.playground.ingest import successor as stores_successor
 
 V1, V2 = KeyCodec(ApiVersion.V1), KeyCodec(ApiVersion.V2)
@@ -21,19 +21,19 @@ RESTS = st.binary(max_size=20)
 
 @given(PREFIXES, PREFIXES, RESTS)
 def test_stores_can_where_the_encoded_rest_stays_as_it_is(old: bytes, new: bytes, rest: bytes) -> None:
-    """Replacing the encoded prefix gives the encoded new key, for every key, exactly where `stores_can` says so."""
+    """Replacing the encoded prefix gives the encoded new key, for every key, exactly where `can_stores_rewrite` says so."""
     encoded_old, encoded_new = (encoded_prefix(ApiVersion.V2, prefix) for prefix in (old, new))
     encoded = V2.bound(old + rest) or b""
     assert encoded.startswith(encoded_old)
-    if stores_can(ApiVersion.V2, Rewrite.of(V1, old, V1, new)) and old + rest and new + rest:
+    if can_stores_rewrite(ApiVersion.V2, Rewrite.of(V1, old, V1, new)) and old + rest and new + rest:
         assert encoded_new + encoded[len(encoded_old) :] == V2.bound(new + rest)
 
 
 def test_stores_cannot_shift_the_groups_of_v2() -> None:
     """Lengths that differ by other than whole groups are no matter for stores of V1, and none for those of V2."""
-    assert stores_can(ApiVersion.V1, Rewrite.of(V1, b"a", V1, b"abc"))
-    assert not stores_can(ApiVersion.V2, Rewrite.of(V1, b"a", V1, b"abc"))
-    assert stores_can(ApiVersion.V2, Rewrite.of(V1, b"a", V1, b"a" * 9))
+    assert can_stores_rewrite(ApiVersion.V1, Rewrite.of(V1, b"a", V1, b"abc"))
+    assert not can_stores_rewrite(ApiVersion.V2, Rewrite.of(V1, b"a", V1, b"abc"))
+    assert can_stores_rewrite(ApiVersion.V2, Rewrite.of(V1, b"a", V1, b"a" * 9))
 
 
 @given(PREFIXES, PREFIXES, RESTS, RESTS, RESTS)
