@@ -3,6 +3,5 @@
 Modules, in reading order:
 - status: the status of a sync, when it is unhealthy or degraded, and the history of the last minutes
 - metrics: the Prometheus metrics
-- web: the HTTP server, without what it answers
-- server: what ``--status-addr`` answers, and its key; ``page.html`` is the page
+- server: what ``--status-addr`` answers, on `tikv_br.web`; ``page.html`` is the page
 """

@@ -5,14 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from prometheus_client import CollectorRegistry, Info, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.exposition import choose_encoder
-from prometheus_client.registry import Collector
 
-from tikv_br import __version__
 from tikv_br.cluster.timestamps import physical_ms
-from tikv_br.incremental.watch.status import NamedStatus, StatusSource
+from tikv_br.incremental.watch.status import NamedStatus
 
 if TYPE_CHECKING:
     from tikv_br.incremental.pipeline import SyncStatus
@@ -76,49 +72,29 @@ COUNTERS: tuple[Figure, ...] = (
 )
 
 
-class Metrics:
-    """The content of ``/metrics``: every sync under the label ``sync``, this process, and the version."""
-
-    def __init__(self, statuses: StatusSource, max_lag: float) -> None:
-        self._registry = CollectorRegistry()
-        self._registry.register(_SyncCollector(statuses, max_lag))
-        ProcessCollector(registry=self._registry)
-        Info("tikv_br_build", "The version of tikv-br.", registry=self._registry).info({"version": __version__})
-
-    def render(self, accept: str) -> tuple[str, bytes]:
-        """Content type and text, in the format that the header Accept asks for."""
-        encode, content_type = choose_encoder(accept)
-        return content_type, encode(self._registry)
-
-
-class _SyncCollector(Collector):
-    def __init__(self, statuses: StatusSource, max_lag: float) -> None:
-        self._statuses, self._max_lag = statuses, max_lag
-
-    def collect(self) -> Iterator[Metric]:
-        """Read the statuses at each scrape, so that no metric keeps a count of its own."""
-        statuses = self._statuses()
-        healthy = GaugeMetricFamily(
-            PREFIX + "healthy", "1 if the sync runs and its lag is within the limit, else 0.", labels=["sync"]
-        )
-        for each in statuses:
-            healthy.add_metric([each.name], float(not each.problem(self._max_lag)))
-        yield healthy
-        degraded = GaugeMetricFamily(
-            PREFIX + "degraded", "1 if a part of the range, a store or PD does not answer, else 0.", labels=["sync"]
-        )
-        for each in statuses:
-            degraded.add_metric([each.name], float(bool(each.degraded)))
-        yield degraded
-        for family, figures in ((GaugeMetricFamily, GAUGES), (CounterMetricFamily, COUNTERS)):
-            for name, meaning, value in figures:
-                metric = family(PREFIX + name, meaning, labels=["sync"])
-                for each in statuses:
-                    figure = None if each.status is None else value(each.status)
-                    if figure is not None:
-                        metric.add_metric([each.name], figure)
-                yield metric
-        yield _feed_errors(statuses)
+def collect(statuses: Sequence[NamedStatus], max_lag: float) -> Iterator[Metric]:
+    """Every sync under the label ``sync``."""
+    healthy = GaugeMetricFamily(
+        PREFIX + "healthy", "1 if the sync runs and its lag is within the limit, else 0.", labels=["sync"]
+    )
+    for each in statuses:
+        healthy.add_metric([each.name], float(not each.problem(max_lag)))
+    yield healthy
+    degraded = GaugeMetricFamily(
+        PREFIX + "degraded", "1 if a part of the range, a store or PD does not answer, else 0.", labels=["sync"]
+    )
+    for each in statuses:
+        degraded.add_metric([each.name], float(bool(each.degraded)))
+    yield degraded
+    for family, figures in ((GaugeMetricFamily, GAUGES), (CounterMetricFamily, COUNTERS)):
+        for name, meaning, value in figures:
+            metric = family(PREFIX + name, meaning, labels=["sync"])
+            for each in statuses:
+                figure = None if each.status is None else value(each.status)
+                if figure is not None:
+                    metric.add_metric([each.name], figure)
+            yield metric
+    yield _feed_errors(statuses)
 
 
 def _feed_errors(statuses: Sequence[NamedStatus]) -> Metric:

@@ -20,7 +20,6 @@ from tikv_br.cluster.timestamps import minus_seconds
 from tikv_br.drill.history import past_drill_of
 from tikv_br.drill.report import write_json
 from tikv_br.formats.api_version import ApiVersion
-from tikv_br.incremental.watch.address import Address
 from tikv_br.incremental.watch.server import serve
 from tikv_br.incremental.watch.status import NamedStatus
 from tikv_br.serve.findings import Limits
@@ -29,6 +28,7 @@ from tikv_br.serve.watcher import Sources, Watcher
 from tikv_br.storage.crypter import SecretText
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import parse
+from tikv_br.web.address import Address
 
 KEY = SecretText("a-key-of-the-test")
 HOUR = 3600

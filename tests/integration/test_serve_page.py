@@ -10,11 +10,11 @@ import pytest
 
 from tests.support.browser import Page, browser
 from tests.unit.serve.samples import NOW_MS, overview, troubled
-from tikv_br.incremental.watch.address import Address
-from tikv_br.incremental.watch.web import listening
 from tikv_br.serve.model import Overview
 from tikv_br.serve.web import Site
 from tikv_br.storage.crypter import SecretText
+from tikv_br.web.address import Address
+from tikv_br.web.server import listening
 
 pytestmark = pytest.mark.slow
 TOKEN = "a-token-of-the-test"

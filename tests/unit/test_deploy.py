@@ -31,7 +31,8 @@ from tikv_br.drill.objectives import Measured, Objectives, judge
 from tikv_br.drill.options import Hooks
 from tikv_br.gc.metrics import WorkerFigures, write_metrics
 from tikv_br.gc.status import report
-from tikv_br.serve.metrics import render_metrics
+from tikv_br.serve.metrics import collect
+from tikv_br.web.metrics import registry, respond
 
 PROJECT = Path(__file__).resolve().parents[2]
 KUBERNETES = PROJECT / "deploy" / "kubernetes"
@@ -301,7 +302,7 @@ def product_metrics(folder: Path) -> dict[str, set[str]]:
     """The labels of each sample that the product exposes, from its own registries."""
     from prometheus_client.parser import text_string_to_metric_families
 
-    from tikv_br.incremental.watch.metrics import Metrics
+    from tikv_br.incremental.watch.server import SyncReporter
     from tikv_br.incremental.watch.status import NamedStatus
 
     gc, drill = folder / "gc.prom", folder / "drill.prom"
@@ -312,8 +313,8 @@ def product_metrics(folder: Path) -> dict[str, set[str]]:
     done = passed()
     goals = judge(Objectives(), Measured(rpo=1, rpo_method="", rto=1, cut_over=1, age=1, keys=1))
     assert notify(Hooks(textfile=str(drill)), dataclasses.replace(done, goals=goals), "") == []
-    _, page = Metrics(lambda: [NamedStatus("east", status())], 300).render("text/plain")
-    _, overview = render_metrics(samples.overview(), "text/plain")
+    page = respond(SyncReporter(lambda: [NamedStatus("east", status())], 300).metrics, "text/plain").body
+    overview = respond(registry(lambda: collect(samples.overview())), "text/plain").body
     labels: dict[str, set[str]] = {}
     for text in (overview.decode(), page.decode(), gc.read_text(encoding="utf-8"), drill.read_text(encoding="utf-8")):
         for family in text_string_to_metric_families(text):

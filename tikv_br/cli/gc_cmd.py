@@ -112,9 +112,10 @@ def _serving(out: Output, watch: WorkerWatch, flags: ServerFlags) -> Iterator[No
     if address is None:
         yield
         return
-    from tikv_br.incremental.watch.server import StatusApi, serve_api
+    from tikv_br.web.server import listening
+    from tikv_br.web.status import StatusApi
 
-    with serve_api(address, StatusApi(watch, flags.key())) as chosen:
+    with listening(address, StatusApi(watch, flags.key()).answer) as chosen:
         show_address(out, "/status", f"http://{chosen}/", flags.key_file())
         yield
 

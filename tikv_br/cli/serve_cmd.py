@@ -16,10 +16,10 @@ from tikv_br.errors import UsageError
 
 if TYPE_CHECKING:
     from tikv_br.archive.log import LogSource
-    from tikv_br.incremental.watch.address import Address
     from tikv_br.serve.findings import Limits
     from tikv_br.serve.watcher import Sources
     from tikv_br.storage.crypter import SecretText
+    from tikv_br.web.address import Address
 
 app = typer.Typer(rich_markup_mode=None)
 log = logging.getLogger(__name__)
@@ -78,7 +78,7 @@ class ServeFlags(shared.CommandFlags):
 
     def address(self) -> Address:
         """Return the address to listen at. Raises `UsageError`."""
-        from tikv_br.incremental.watch.address import Address
+        from tikv_br.web.address import Address
 
         return Address.parse(self.listen, "--listen")
 
@@ -122,8 +122,8 @@ class ServeFlags(shared.CommandFlags):
         return Limits(self.max_lag, tuple(ages))
 
     def _status_key(self) -> SecretText:
-        from tikv_br.incremental.watch.address import read_key
         from tikv_br.storage.crypter import SecretText
+        from tikv_br.web.address import read_key
 
         if self.status_key_file:
             return read_key(Path(self.status_key_file))
@@ -155,8 +155,8 @@ def serve(flags: ServeFlags) -> None:
     if flags.refresh < SHORTEST_REFRESH:
         raise UsageError(f"--refresh is too short: pass at least {SHORTEST_REFRESH:g}s")
     token = shared.secret_of("--token", flags.token, flags.token_file)
-    from tikv_br.incremental.watch.web import listening
     from tikv_br.serve.access import check_access
+    from tikv_br.web.server import listening
 
     check_access(address, token)
     sources, limits = flags.sources(), flags.limits()

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from tikv_br.incremental.handover import Start
     from tikv_br.incremental.sinks.open import SinkOptions
     from tikv_br.incremental.sinks.url import Target
-    from tikv_br.incremental.watch.address import Address
     from tikv_br.storage.crypter import SecretText
     from tikv_br.storage.url import StorageLocation
+    from tikv_br.web.address import Address
 
 SHORTEST_STATUS = 0.1
 MAX_BATCH_ROWS = 65_536
@@ -64,7 +64,7 @@ class ServerFlags(Flags):
         """The address to serve at; None = do not serve. Raises `UsageError`."""
         if not self.status_addr:
             return None
-        from tikv_br.incremental.watch.address import Address
+        from tikv_br.web.address import Address
 
         return Address.parse(self.status_addr)
 
@@ -78,8 +78,8 @@ class ServerFlags(Flags):
 
     def key(self) -> SecretText:
         """The key; empty = none. Raises `UsageError`, `StorageError`."""
-        from tikv_br.incremental.watch.address import load_or_create_key, read_key
-        from tikv_br.incremental.watch.server import NO_KEY
+        from tikv_br.web.address import load_or_create_key, read_key
+        from tikv_br.web.status import NO_KEY
 
         path = self.key_file()
         if path is None:

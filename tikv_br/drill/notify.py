@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import http.client
 import json
 import logging
@@ -108,7 +107,9 @@ def _exit_code(report: DrillReport) -> int:
 
 
 def _write_textfile(path: str, report: DrillReport) -> None:
-    from prometheus_client import CollectorRegistry, Gauge, write_to_textfile
+    from prometheus_client import CollectorRegistry, Gauge
+
+    from tikv_br.web.metrics import write_textfile
 
     registry = CollectorRegistry()
 
@@ -126,9 +127,7 @@ def _write_textfile(path: str, report: DrillReport) -> None:
     passed = [each for each in report.trend if each.verdict == Verdict.PASSED and each.scenario == report.scenario]
     last_success = max((each.started_ms / 1000 + each.seconds for each in passed), default=None)
     gauge("last_success_timestamp_seconds", "When the last drill of the scenario that passed ended.", last_success)
-    if Path(path).exists() and not Path(path).is_file():
-        raise FileExistsError(errno.EEXIST, "not a file", path)
-    write_to_textfile(path, registry)
+    write_textfile(Path(path), registry)
 
 
 def _send(url: SecretText, body: Mapping[str, object] | None = None) -> None:

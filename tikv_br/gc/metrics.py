@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from prometheus_client import CollectorRegistry, Info, ProcessCollector, write_to_textfile
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.exposition import choose_encoder
-from prometheus_client.registry import Collector
 
-from tikv_br import __version__
 from tikv_br.cluster.timestamps import physical_ms
 from tikv_br.errors import UsageError
 from tikv_br.gc.status import GcReport, Kind, ServiceReport
+from tikv_br.web.metrics import registry, write_textfile
 
 PREFIX = "tikv_br_gc_"
 
@@ -42,47 +39,22 @@ class WorkerFigures:
 
 def write_metrics(path: Path, report: GcReport | None, worker: WorkerFigures | None) -> None:
     """Replace the file at once, so that no reader sees a part of it. Raises `UsageError` if it cannot be written."""
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(_GcCollector(lambda: (report, worker)))
     try:
-        write_to_textfile(str(path), registry)
+        write_textfile(path, registry(lambda: collect(report, worker)))
     except OSError as error:
         raise UsageError(
             f"--metrics-file {path}: cannot write: {error.strerror}", hint="Pass a file in a directory that exists."
         ) from None
 
 
-Current = Callable[[], tuple[GcReport | None, WorkerFigures | None]]
-"""What is known at the moment. Called from any thread."""
-
-
-class LiveMetrics:
-    """The content of ``/metrics``: the same figures, this process, and the version."""
-
-    def __init__(self, current: Current) -> None:
-        self._registry = CollectorRegistry(auto_describe=False)
-        self._registry.register(_GcCollector(current))
-        ProcessCollector(registry=self._registry)
-        Info("tikv_br_build", "The version of tikv-br.", registry=self._registry).info({"version": __version__})
-
-    def render(self, accept: str) -> tuple[str, bytes]:
-        """Content type and text, in the format that the header Accept asks for. Raises `TypeError` if it has no number."""
-        encode, content_type = choose_encoder(accept)
-        return content_type, encode(self._registry)
-
-
-class _GcCollector(Collector):
-    def __init__(self, current: Current) -> None:
-        self._current = current
-
-    def collect(self) -> Iterator[Metric]:
-        report, worker = self._current()
-        if report is not None:
-            yield from _of_report(report)
-        if worker is not None:
-            yield _gauge("leader", "1 if this process leads, else 0.", float(worker.is_leader))
-            yield _counter("rounds", "Rounds of this process in which PD answered everything.", worker.rounds)
-            yield _counter("failures", "Failed rounds of this process; each was retried.", worker.failures)
+def collect(report: GcReport | None, worker: WorkerFigures | None) -> Iterator[Metric]:
+    """The metrics of what is known at the moment."""
+    if report is not None:
+        yield from _of_report(report)
+    if worker is not None:
+        yield _gauge("leader", "1 if this process leads, else 0.", float(worker.is_leader))
+        yield _counter("rounds", "Rounds of this process in which PD answered everything.", worker.rounds)
+        yield _counter("failures", "Failed rounds of this process; each was retried.", worker.failures)
 
 
 def _of_report(report: GcReport) -> Iterator[Metric]:

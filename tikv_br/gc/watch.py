@@ -7,17 +7,18 @@ import time
 from collections.abc import Callable
 
 from tikv_br import __version__
-from tikv_br.gc.metrics import LiveMetrics, WorkerFigures
+from tikv_br.gc.metrics import WorkerFigures, collect
 from tikv_br.gc.status import GcReport
 from tikv_br.gc.worker import WorkerOptions
 from tikv_br.redaction import redact
+from tikv_br.web.metrics import process_registry
 
 PATIENCE_SECONDS = 60.0
 """For how long attempts may fail, or a round be late, before the worker is unhealthy: longer than elections of PD and etcd take."""
 
 
 class WorkerWatch:
-    """What the worker has last shown; a `Reporter` of ``tikv_br.incremental.watch.server``. Thread-safe."""
+    """What the worker has last shown; a `Reporter` of ``tikv_br.web.status``. Thread-safe."""
 
     def __init__(
         self,
@@ -35,7 +36,7 @@ class WorkerWatch:
         self._bad_since: float | None = clock()
         """Since when it has neither led nor waited for a leader, or has failed to do a round; None = it does its work."""
         self._last_round = 0.0
-        self._metrics = LiveMetrics(self._current)
+        self.metrics = process_registry(lambda: collect(*self._current()))
 
     def show(self, found: GcReport | None, figures: WorkerFigures) -> None:
         """Take what the worker shows; see `worker.Show`."""
@@ -80,10 +81,6 @@ class WorkerWatch:
     def degradations(self) -> list[str]:
         """What is being retried."""
         return [text for text, seconds in self._troubles() if seconds <= PATIENCE_SECONDS]
-
-    def metrics(self, accept: str) -> tuple[str, bytes]:
-        """See `LiveMetrics`."""
-        return self._metrics.render(accept)
 
     def _troubles(self) -> list[tuple[str, float]]:
         """What is wrong, in words and with the seconds since when; at most one."""

@@ -7,9 +7,9 @@ from ipaddress import ip_address
 from urllib.parse import urlsplit
 
 from tikv_br.errors import UsageError
-from tikv_br.incremental.watch.address import Address
 from tikv_br.redaction import redact
 from tikv_br.storage.crypter import SecretText
+from tikv_br.web.address import Address
 
 MIN_TOKEN = 16
 _HOST = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9.-]+)(?::[0-9]+)?", re.ASCII | re.IGNORECASE)

@@ -5,46 +5,31 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from prometheus_client import CollectorRegistry
 from prometheus_client.core import GaugeMetricFamily, Metric
-from prometheus_client.exposition import choose_encoder
-from prometheus_client.registry import Collector
 
 from tikv_br.serve.model import Overview
 
 
-def render_metrics(shown: Overview, accept: str) -> tuple[str, bytes]:
-    """Content type and text, in the format that the header Accept asks for. Raises `TypeError` if its version is no number."""
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Overview(shown))
-    encode, content_type = choose_encoder(accept)
-    return content_type, encode(registry)
-
-
-class _Overview(Collector):
-    def __init__(self, shown: Overview) -> None:
-        self._shown = shown
-
-    def collect(self) -> Iterator[Metric]:
-        """Yield all gauges."""
-        labels = ["storage", "prefix"]
-        newest = [each for storage in self._shown.storages for each in storage.newest]
-        finished = GaugeMetricFamily(
-            "tikv_br_backup_newest_timestamp_seconds", "When the newest backup ended; 0 = there is none.", labels=labels
-        )
-        limit = GaugeMetricFamily(
-            "tikv_br_backup_max_age_seconds", "How old the newest backup may be, as --max-backup-age.", labels=labels
-        )
-        for each in newest:
-            finished.add_metric([each.storage, each.prefix], each.finished_ms / 1000)
-            if each.max_age:
-                limit.add_metric([each.storage, each.prefix], each.max_age)
-        yield finished
-        yield limit
-        findings = GaugeMetricFamily(
-            "tikv_br_serve_findings", "Things that need attention, by section of the page.", labels=["section"]
-        )
-        counts = Counter(each.section for each in self._shown.findings)
-        for section in ("backups", "logs", "syncs", "drills", "gc"):
-            findings.add_metric([section], counts[section])
-        yield findings
+def collect(shown: Overview) -> Iterator[Metric]:
+    """The metrics of an overview."""
+    labels = ["storage", "prefix"]
+    newest = [each for storage in shown.storages for each in storage.newest]
+    finished = GaugeMetricFamily(
+        "tikv_br_backup_newest_timestamp_seconds", "When the newest backup ended; 0 = there is none.", labels=labels
+    )
+    limit = GaugeMetricFamily(
+        "tikv_br_backup_max_age_seconds", "How old the newest backup may be, as --max-backup-age.", labels=labels
+    )
+    for each in newest:
+        finished.add_metric([each.storage, each.prefix], each.finished_ms / 1000)
+        if each.max_age:
+            limit.add_metric([each.storage, each.prefix], each.max_age)
+    yield finished
+    yield limit
+    findings = GaugeMetricFamily(
+        "tikv_br_serve_findings", "Things that need attention, by section of the page.", labels=["section"]
+    )
+    counts = Counter(each.section for each in shown.findings)
+    for section in ("backups", "logs", "syncs", "drills", "gc"):
+        findings.add_metric([section], counts[section])
+    yield findings

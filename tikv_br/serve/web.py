@@ -8,24 +8,25 @@ import re
 import secrets
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from http import HTTPStatus
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from tikv_br.cluster.timestamps import physical_ms
 from tikv_br.drill.history import MAX_TREND, WHOLE_BACKUP, PastDrill
 from tikv_br.errors import TikvBrError
-from tikv_br.incremental.watch.address import Address
-from tikv_br.incremental.watch.web import HTML, JSON, READS, TEXT, HttpRequest, HttpResponse, is_bearer
 from tikv_br.redaction import redact
 from tikv_br.report import plot
 from tikv_br.report.facts import NONE, day, figure, plain, utc
 from tikv_br.report.page import render_list
 from tikv_br.serve.access import is_local_name
-from tikv_br.serve.metrics import render_metrics
+from tikv_br.serve.metrics import collect
 from tikv_br.serve.model import Drills, Overview
 from tikv_br.serve.tiles import age, make_tiles
 from tikv_br.storage.crypter import SecretText
+from tikv_br.web.address import Address
+from tikv_br.web.metrics import registry, respond
+from tikv_br.web.server import HTML, JSON, READS, TEXT, HttpRequest, HttpResponse, is_bearer
 
 PACKAGE = "tikv_br.serve"
 PATIENCE = 2.0
@@ -81,14 +82,18 @@ class Site:
 
     def answer(self, request: HttpRequest) -> HttpResponse:
         """Answer one request."""
+        answer = self._answer(request)
+        return replace(answer, headers=HEADERS | dict(answer.headers))
+
+    def _answer(self, request: HttpRequest) -> HttpResponse:
         if not self._token and not is_local_name(request.header("Host")):
-            return _reply(TEXT, FOREIGN_HOST, HTTPStatus.FORBIDDEN)
+            return HttpResponse(TEXT, FOREIGN_HOST, HTTPStatus.FORBIDDEN)
         url = urlsplit(request.target)
         if request.method == "POST":
             return self._log_in(url.path, request)
         authorized = self._is_authorized(request)
         if url.path == "/serve.css":
-            return _reply(CSS, self._style)
+            return HttpResponse(CSS, self._style)
         if url.path == "/healthz":
             return self._health(details=authorized)
         return self._private(url.path, url.query, request) if authorized else _ask_for_token(url.path)
@@ -96,33 +101,28 @@ class Site:
     def _private(self, path: str, query: str, request: HttpRequest) -> HttpResponse:
         match path:
             case "/":
-                return _reply(HTML, self._page(reload=query != "still"))
+                return HttpResponse(HTML, self._page(reload=query != "still"))
             case "/api/overview.json":
-                return _reply(JSON, self._json())
+                return HttpResponse(JSON, self._json())
             case "/metrics":
-                return self._metrics(request.header("Accept"))
+                shown = self._overview(PATIENCE)
+                return respond(registry(lambda: collect(shown)), request.header("Accept"))
             case "/login":
-                return _reply(TEXT, b"", HTTPStatus.SEE_OTHER, {"Location": "./"})
+                return HttpResponse(TEXT, b"", HTTPStatus.SEE_OTHER, {"Location": "./"})
             case _ if found := _DRILL.fullmatch(path):
                 return self._drill(int(found[1]), unquote(found[2]))
             case _:
-                return _reply(TEXT, NOT_FOUND, HTTPStatus.NOT_FOUND)
-
-    def _metrics(self, accept: str) -> HttpResponse:
-        try:
-            return _reply(*render_metrics(self._overview(PATIENCE), accept))
-        except TypeError:  # raised by the Prometheus client if the version is not a number
-            return _reply(TEXT, b"the header Accept asks for an unsupported version\n", HTTPStatus.BAD_REQUEST)
+                return HttpResponse(TEXT, NOT_FOUND, HTTPStatus.NOT_FOUND)
 
     def _drill(self, place: int, drill: str) -> HttpResponse:
         try:
             page = self._report(place, drill)
         except TikvBrError as error:
             text = redact(f"cannot read the report: {error.message}\n{error.hint}\n")
-            return _reply(TEXT, text.encode("utf-8", "replace"), HTTPStatus.BAD_GATEWAY)
+            return HttpResponse(TEXT, text.encode("utf-8", "replace"), HTTPStatus.BAD_GATEWAY)
         if page is None:
-            return _reply(TEXT, NOT_FOUND, HTTPStatus.NOT_FOUND)
-        return _reply(HTML, page, headers={"Content-Security-Policy": REPORT_POLICY})
+            return HttpResponse(TEXT, NOT_FOUND, HTTPStatus.NOT_FOUND)
+        return HttpResponse(HTML, page, headers={"Content-Security-Policy": REPORT_POLICY})
 
     def _is_authorized(self, request: HttpRequest) -> bool:
         if not self._token or is_bearer(request.header("Authorization"), self._token):
@@ -133,19 +133,21 @@ class Site:
     def _log_in(self, path: str, request: HttpRequest) -> HttpResponse:
         """Exchange the token for a cookie."""
         if path != "/login":
-            return _reply(TEXT, b"method not allowed\n", HTTPStatus.METHOD_NOT_ALLOWED, {"Allow": ", ".join(READS)})
+            return HttpResponse(
+                TEXT, b"method not allowed\n", HTTPStatus.METHOD_NOT_ALLOWED, {"Allow": ", ".join(READS)}
+            )
         fields = parse_qs(request.body.decode("ascii", "replace"), max_num_fields=8)
         given = fields.get("token", [""])[0].strip()
         if not hmac.compare_digest(given.encode(), self._token.reveal().encode()):
             return _login_form(HTTPStatus.UNAUTHORIZED, wrong=True)
         cookie = f"{self._cookie}={self._session}; HttpOnly; SameSite=Strict; Path=/"
-        return _reply(TEXT, b"", HTTPStatus.SEE_OTHER, {"Location": "./", "Set-Cookie": cookie})
+        return HttpResponse(TEXT, b"", HTTPStatus.SEE_OTHER, {"Location": "./", "Set-Cookie": cookie})
 
     def _health(self, *, details: bool) -> HttpResponse:
         """Return 200 while the server answers: problems of sources do not make it unhealthy."""
         findings = [each.text for each in self._overview(0.0).findings]
         lines = ["degraded", *(findings if details else ())] if findings else ["ok"]
-        return _reply(TEXT, "".join(f"{line}\n" for line in lines).encode())
+        return HttpResponse(TEXT, "".join(f"{line}\n" for line in lines).encode())
 
     def _json(self) -> bytes:
         found = {"now_ms": round(self._clock() * 1000), **asdict(self._overview(PATIENCE))}
@@ -176,20 +178,14 @@ class Site:
 _CHALLENGE = {"WWW-Authenticate": 'Bearer realm="tikv-br"'}
 
 
-def _reply(
-    kind: str, body: bytes, code: HTTPStatus = HTTPStatus.OK, headers: dict[str, str] | None = None
-) -> HttpResponse:
-    return HttpResponse(kind, body, code, HEADERS | (headers or {}))
-
-
 def _ask_for_token(path: str) -> HttpResponse:
     if path in {"/", "/login"}:
         return _login_form(HTTPStatus.UNAUTHORIZED)
-    return _reply(TEXT, TOKEN_REQUIRED, HTTPStatus.UNAUTHORIZED, _CHALLENGE)
+    return HttpResponse(TEXT, TOKEN_REQUIRED, HTTPStatus.UNAUTHORIZED, _CHALLENGE)
 
 
 def _login_form(code: HTTPStatus, *, wrong: bool = False) -> HttpResponse:
-    return _reply(HTML, render_list(PACKAGE, "login.html", wrong=wrong).encode(), code, _CHALLENGE)
+    return HttpResponse(HTML, render_list(PACKAGE, "login.html", wrong=wrong).encode(), code, _CHALLENGE)
 
 
 def _cookies(header: str) -> list[tuple[str, str, str]]:

@@ -12,10 +12,10 @@ import pytest
 
 from tests.support.browser import Page, browser
 from tests.unit.incremental.statuses import status, steady
-from tikv_br.incremental.watch.address import Address
 from tikv_br.incremental.watch.server import serve
 from tikv_br.incremental.watch.status import NamedStatus
 from tikv_br.storage.crypter import SecretText
+from tikv_br.web.address import Address
 
 POINTS = 2
 """How many points a plot must have: so many seconds pass."""

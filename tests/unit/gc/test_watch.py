@@ -12,6 +12,7 @@ from tikv_br.gc.metrics import WorkerFigures
 from tikv_br.gc.status import GcReport, report
 from tikv_br.gc.watch import PATIENCE_SECONDS, WorkerWatch
 from tikv_br.gc.worker import WorkerOptions
+from tikv_br.web.metrics import respond
 
 INTERVAL = 600.0
 
@@ -109,9 +110,9 @@ def test_status(watch: WorkerWatch) -> None:
 def test_metrics(watch: WorkerWatch) -> None:
     """The same figures as in the file, and those of the process."""
     watch.show(state(), WorkerFigures(revision=5, rounds=3))
-    content_type, body = watch.metrics("text/plain")
-    names = set(re.findall(r"^([a-z_]+)", body.decode(), re.MULTILINE))
-    assert content_type.startswith("text/plain")
+    scraped = respond(watch.metrics, "text/plain")
+    names = set(re.findall(r"^([a-z_]+)", scraped.body.decode(), re.MULTILINE))
+    assert scraped.content_type.startswith("text/plain")
     assert {
         "tikv_br_gc_rounds_total",
         "tikv_br_gc_service_holds_back",

@@ -22,16 +22,16 @@ from tikv_br.backupset.index import Index
 from tikv_br.drill.history import past_drill_of, sealed
 from tikv_br.drill.objectives import Measured, Objectives, judge
 from tikv_br.errors import StorageUnreachable, TikvBrError
-from tikv_br.incremental.watch.address import Address
 from tikv_br.incremental.watch.server import serve
 from tikv_br.incremental.watch.status import NamedStatus
-from tikv_br.incremental.watch.web import HttpRequest, HttpResponse, listening
 from tikv_br.serve.findings import Limits
 from tikv_br.serve.sources import BackupSource, DrillSource, StatusSource, Sync
 from tikv_br.serve.watcher import Sources, Watcher
 from tikv_br.storage.crypter import SecretText
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import parse
+from tikv_br.web.address import Address
+from tikv_br.web.server import HttpRequest, HttpResponse, listening
 
 LOOPBACK = Address("127.0.0.1", 0)
 KEY = SecretText("a-key-of-the-test")

@@ -13,14 +13,14 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.unit.serve.samples import HOUR_MS, NOW_MS, backups, entry, gc_report, healthy, overview, troubled
 from tikv_br.errors import StorageUnreachable, UsageError
-from tikv_br.incremental.watch.address import Address
-from tikv_br.incremental.watch.web import HttpRequest, HttpResponse
 from tikv_br.serve.access import check_access, is_local_name, parse_status_url
 from tikv_br.serve.findings import AgeLimit, Limits
 from tikv_br.serve.model import Overview, State, States
 from tikv_br.serve.tiles import age
 from tikv_br.serve.web import MAX_SHOWN, Site
 from tikv_br.storage.crypter import SecretText
+from tikv_br.web.address import Address
+from tikv_br.web.server import HttpRequest, HttpResponse
 
 TOKEN = SecretText("a-token-of-the-test")
 LOOPBACK = Address("127.0.0.1", 8390)

@@ -9,21 +9,30 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 from tests.unit.incremental.statuses import status
-from tikv_br.incremental.watch.metrics import Metrics
+from tikv_br.incremental.watch.server import SyncReporter
 from tikv_br.incremental.watch.status import NamedStatus
+from tikv_br.web.metrics import respond
+from tikv_br.web.server import HttpResponse
 
 PAGE = Path(__file__).resolve().parents[4] / "docs" / "monitoring.md"
 ALERTS = PAGE.with_name("alerts.yml")
 WATCHED = [NamedStatus("a", status()), NamedStatus("b", None), NamedStatus('c"\n', status(checkpoint_lag=301.0))]
 
 
+def scraped(accept: str) -> HttpResponse:
+    """The answer of ``/metrics``."""
+    return respond(SyncReporter(lambda: WATCHED, 300.0).metrics, accept)
+
+
 @pytest.mark.parametrize(("accept", "parse"), [("", parse_text), ("application/openmetrics-text", parse_openmetrics)])
 def test_every_sync_has_every_metric(accept: str, parse: type) -> None:
     """In both formats that Prometheus requests, each running sync has all metrics; every sync has a health metric."""
-    content_type, body = Metrics(lambda: WATCHED, 300.0).render(accept)
-    assert content_type.startswith(accept or "text/plain")
+    answer = scraped(accept)
+    assert answer.content_type.startswith(accept or "text/plain")
     found = {
-        (s.name, s.labels.get("sync"), s.labels.get("kind")): s.value for f in parse(body.decode()) for s in f.samples
+        (s.name, s.labels.get("sync"), s.labels.get("kind")): s.value
+        for f in parse(answer.body.decode())
+        for s in f.samples
     }
     expected = {
         "checkpoint_lag_seconds": 3.0,
@@ -60,14 +69,14 @@ def test_every_sync_has_every_metric(accept: str, parse: type) -> None:
 
 def test_the_documentation_lists_exactly_these() -> None:
     """docs/monitoring.md names each metric of ours, with its kind, and none that there is not."""
-    text = Metrics(lambda: WATCHED, 300.0).render("")[1].decode()
+    text = scraped("").body.decode()
     told = set(re.findall(r"^# TYPE (tikv_br_\w+) (\w+)$", text, re.MULTILINE))
     assert set(re.findall(r"^\| `(tikv_br_\w+)[^`]*` \| (\w+) \|", PAGE.read_text(), re.MULTILINE)) == told
 
 
 def test_alerts_ask_only_for_what_there_is() -> None:
     """Every rule has an expression over metrics that are told, a severity and a summary, and stands in the docs."""
-    text = Metrics(lambda: WATCHED, 300.0).render("")[1].decode()
+    text = scraped("").body.decode()
     told = set(re.findall(r"^(\w+)(?:\{| )", text, re.MULTILINE)) | {"up"}
     rules = [rule for group in yaml.safe_load(ALERTS.read_text())["groups"] for rule in group["rules"]]
     rules = [rule for rule in rules if rule["alert"].startswith("TikvBrSync")]  # others: test_deploy.py

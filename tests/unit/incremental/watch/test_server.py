@@ -13,11 +13,12 @@ import pytest
 
 from tests.unit.incremental.statuses import WHOLE, status
 from tikv_br.errors import UsageError
-from tikv_br.incremental.watch import web
-from tikv_br.incremental.watch.address import Address
-from tikv_br.incremental.watch.server import NO_KEY, serve
+from tikv_br.incremental.watch.server import serve
 from tikv_br.incremental.watch.status import NamedStatus
 from tikv_br.storage.crypter import SecretText
+from tikv_br.web import server as web
+from tikv_br.web.address import Address
+from tikv_br.web.status import NO_KEY
 
 GOOD = NamedStatus("a", status(feed=WHOLE))
 GAPS = "parts of the range without a subscription: 1; regions whose incremental scan has not ended: 2"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tikv_br.errors import StorageReadOnly, UsageError
-from tikv_br.incremental.watch.address import load_or_create_key, read_key
+from tikv_br.web.address import load_or_create_key, read_key
 
 
 def test_concurrent_creators_get_one_private_key(tmp_path: Path) -> None:

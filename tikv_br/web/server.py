@@ -14,8 +14,8 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from tikv_br.errors import UsageError
-from tikv_br.incremental.watch.address import Address
 from tikv_br.storage.crypter import SecretText
+from tikv_br.web.address import Address
 
 log = logging.getLogger(__name__)
 

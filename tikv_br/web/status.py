@@ -1,0 +1,90 @@
+"""The status of a process over HTTP: ``/status``, ``/healthz`` and ``/metrics``.
+
+Read-only. Figures need the key, if there is one; clients without it get the health status alone.
+"""
+
+from __future__ import annotations
+
+import json
+from http import HTTPStatus
+from typing import ClassVar, Protocol
+from urllib.parse import SplitResult, urlsplit
+
+from prometheus_client import CollectorRegistry
+
+from tikv_br.storage.crypter import SecretText
+from tikv_br.web import metrics
+from tikv_br.web.server import JSON, TEXT, HttpRequest, HttpResponse, is_bearer
+
+NO_KEY = SecretText()
+"""No key is required."""
+# The page loads nothing from other sites, and no other site may frame it.
+POLICY = (
+    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:; connect-src 'self'; "
+    "frame-ancestors 'none'"
+)
+KEY_REQUIRED = HttpResponse(
+    TEXT,
+    b"this path requires the status key; pass the header: Authorization: Bearer KEY\n",
+    HTTPStatus.UNAUTHORIZED,
+    {"WWW-Authenticate": 'Bearer realm="tikv-br"', "Content-Security-Policy": POLICY},
+)
+
+
+class Reporter(Protocol):
+    """The report of a process on itself. Called from any thread; must not raise."""
+
+    def status(self) -> dict[str, object]:
+        """The JSON of ``/status``."""
+
+    def problems(self) -> list[str]:
+        """Return why the process is unhealthy, in lines; empty if it is not."""
+
+    def degradations(self) -> list[str]:
+        """Return what may soon make the process unhealthy, in lines."""
+
+    @property
+    def metrics(self) -> CollectorRegistry:
+        """The metrics for Prometheus."""
+
+
+class StatusApi:
+    """Answers requests about this process. Thread-safe."""
+
+    PATHS: ClassVar[tuple[str, ...]] = ("/status", "/healthz", "/metrics")
+    PUBLIC_PATHS: ClassVar[frozenset[str]] = frozenset({"/healthz"})
+
+    def __init__(self, reporter: Reporter, key: SecretText) -> None:
+        self._reporter, self._key = reporter, key
+
+    def answer(self, request: HttpRequest) -> HttpResponse:
+        """Answer a GET."""
+        url = urlsplit(request.target)
+        authorized = is_bearer(request.header("Authorization"), self._key)
+        if url.path not in self.PUBLIC_PATHS and not authorized:
+            return KEY_REQUIRED
+        match url.path:
+            case "/status":
+                return HttpResponse(JSON, to_json(self._reporter.status()))
+            case "/healthz":
+                return self._health(details=authorized)
+            case "/metrics":
+                return metrics.respond(self._reporter.metrics, request.header("Accept"))
+            case _:
+                return self._answer_more(url)
+
+    def _answer_more(self, _url: SplitResult) -> HttpResponse:
+        return HttpResponse(TEXT, f"not found; paths: {', '.join(self.PATHS)}\n".encode(), HTTPStatus.NOT_FOUND)
+
+    def _health(self, *, details: bool) -> HttpResponse:
+        if problems := self._reporter.problems():
+            text = "\n".join(problems) if details else "unhealthy"
+            return HttpResponse(TEXT, f"{text}\n".encode(), HTTPStatus.SERVICE_UNAVAILABLE)
+        if degraded := self._reporter.degradations():
+            return HttpResponse(TEXT, "\n".join(["degraded", *(degraded if details else ()), ""]).encode())
+        return HttpResponse(TEXT, b"ok\n")
+
+
+def to_json(value: object) -> bytes:
+    """The JSON of an answer."""
+    return json.dumps(value, separators=(",", ":")).encode()
