@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from bench.dataset import Dataset, Pages
 from bench.harness import Figure, Scale, Work, cpu_seconds, rates
-from tikv_br.backup.convert import Conversion
+from tikv_br.dataflow.convert import Conversion
 from tikv_br.formats import columns
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.checksum import checksum

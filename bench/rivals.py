@@ -10,11 +10,11 @@ import pyarrow as pa
 import rocksdict
 from fastcrc import crc64
 
-from tikv_br.backup.convert import Conversion
 from tikv_br.backupset.files import FileWriter
 from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.pb import kvrpcpb_pb2
 from tikv_br.cluster.rawkv import PAGE_ROWS, RawClient
+from tikv_br.dataflow.convert import Conversion
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.codec import DATA_PREFIX, KeyCodec
 from tikv_br.formats.keys.ranges import KeyRange

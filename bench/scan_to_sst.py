@@ -14,12 +14,12 @@ from bench.dataset import KEY_SIZE, Dataset
 from bench.go_client import scan_loop
 from bench.harness import Figure, Goal, Scale, Work, cpu_seconds, rates
 from bench.replay import replaying
-from tikv_br.backup.convert import Conversion
-from tikv_br.backup.options import BackupOptions
 from tikv_br.backup.scan import run_scan_task
-from tikv_br.backup.task import BackupJob, Task
 from tikv_br.cluster.cluster import ClusterPool
 from tikv_br.cluster.config import ClusterConfig
+from tikv_br.dataflow.convert import Conversion
+from tikv_br.dataflow.options import BackupOptions
+from tikv_br.dataflow.task import BackupJob, Task
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.sst import Compression
 from tikv_br.storage.url import StorageLocation

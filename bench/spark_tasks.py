@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 from bench.harness import Figure, Goal, Scale, Spread
-from tikv_br.backup.task import Task
+from tikv_br.dataflow.task import Task
 from tikv_br.tasks.executor import ExecutorOptions, run_tasks
 from tikv_br.tasks.task import TaskContext
 
@@ -55,11 +55,11 @@ def closure_bytes() -> int:
     """Bytes of what every task of a backup by scans is sent with, pickled as Spark does it: twice as much text as is usual."""
     from pyspark import cloudpickle
 
-    from tikv_br.backup.convert import Conversion
-    from tikv_br.backup.options import BackupOptions
     from tikv_br.backup.scan import run_scan_task
-    from tikv_br.backup.task import BackupJob
     from tikv_br.cluster.config import ClusterConfig
+    from tikv_br.dataflow.convert import Conversion
+    from tikv_br.dataflow.options import BackupOptions
+    from tikv_br.dataflow.task import BackupJob
     from tikv_br.formats.api_version import ApiVersion
     from tikv_br.storage.url import StorageLocation
     from tikv_br.tasks.channel import ChannelAddress

@@ -14,19 +14,20 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
-from tikv_br.backup import path, run_tasks, steps
-from tikv_br.backup.context import BackupContext, Engine, Lineage
-from tikv_br.backup.convert import Conversion, ConvertedRows, expiry_of
-from tikv_br.backup.data_files import DataFiles
-from tikv_br.backup.options import BackupOptions
-from tikv_br.backup.run import BackupReport, run_backup
-from tikv_br.backup.task import PhaseSeconds, Task, TaskResult, try_task
 from tikv_br.backupset import layout
 from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.backupset.coverage import codec_of
 from tikv_br.backupset.ledger import FinishedTask, LedgerEntry, write_entry
 from tikv_br.cluster.cluster import ClusterPool
 from tikv_br.cluster.safepoint import safe_point_keeper
+from tikv_br.dataflow import path, steps
+from tikv_br.dataflow.context import BackupContext, Lineage
+from tikv_br.dataflow.convert import Conversion, ConvertedRows, expiry_of
+from tikv_br.dataflow.engine import Engine
+from tikv_br.dataflow.options import BackupOptions
+from tikv_br.dataflow.run import BackupReport, run_backup
+from tikv_br.dataflow.task import PhaseSeconds, Task, TaskResult, try_task
+from tikv_br.dataflow.write import DataFiles
 from tikv_br.errors import ClusterUnfit, SafePointError, UsageError
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.checksum import Checksum
@@ -173,7 +174,7 @@ def check_ingests(context: IncrementContext) -> None:
 def make_plan(context: IncrementContext) -> None:
     """Plan as for any backup; do nothing if the run was interrupted after its commit."""
     if context.manifest is None:
-        run_tasks.make_plan(context)
+        steps.make_plan(context)
 
 
 def copy_changes(context: IncrementContext) -> None:
@@ -181,7 +182,7 @@ def copy_changes(context: IncrementContext) -> None:
     if context.manifest is not None or not context.plan:
         return
     job = ChangesJob(context.first_run, context.options, context.lineage.since_ts, context.backup_ts)
-    run_tasks.run_backup_tasks(context, context.plan, partial(run_changes_task, job))
+    steps.run_backup_tasks(context, context.plan, partial(run_changes_task, job))
 
 
 def hand_over_safe_point(context: IncrementContext) -> None:

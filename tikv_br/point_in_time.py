@@ -10,15 +10,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from tikv_br.archive.log import LogSource
-from tikv_br.backup.merge import MergeOptions, MergeSources, merge_backup
-from tikv_br.backup.options import BackupOptions
-from tikv_br.backup.run import BackupReport, abort_backup, remove_temporary
+from tikv_br.backup.merge import MergeOptions, merge_backup
 from tikv_br.backupset import layout
 from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.backupset.compare import check_same_encoding
 from tikv_br.cluster import timestamps
 from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.topology import DEFAULT_TIMESTAMP_AGE
+from tikv_br.dataflow.merge import MergeSources
+from tikv_br.dataflow.options import BackupOptions
+from tikv_br.dataflow.run import BackupReport, abort_backup, remove_temporary
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.progress_events import Notice, Reporter, silent
 from tikv_br.restore.options import RestoreOptions

@@ -28,12 +28,12 @@ from tests.support.program import run_program
 from tests.support.tools import ROOT
 from tests.support.waiting import PATIENCE, eventually
 from tikv_br.backup import store_files
-from tikv_br.backup.options import BackupOptions
 from tikv_br.backup.run import backup
 from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.backupset.files import Expiry, FileEntry
 from tikv_br.cluster import versions
 from tikv_br.cluster.config import ClusterConfig
+from tikv_br.dataflow.options import BackupOptions
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.checksum import Checksum
 from tikv_br.formats.keys import codec

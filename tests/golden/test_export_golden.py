@@ -11,8 +11,8 @@ import pyarrow.dataset as ds
 import pytest
 
 from tests.integration.backup.reading import golden_rows
-from tikv_br.backup.options import BackupOptions
 from tikv_br.cluster.config import ClusterConfig
+from tikv_br.dataflow.options import BackupOptions
 from tikv_br.errors import UsageError
 from tikv_br.export.options import ExportOptions
 from tikv_br.export.run import ExportSummary, export

@@ -13,12 +13,12 @@ import pytest
 
 from tests.integration.backup.reading import golden_rows
 from tikv_br.backup import store_files
-from tikv_br.backup.convert import CONVERTED_TS, Converter
 from tikv_br.backup.store_files import FileRecorder
 from tikv_br.backup.store_responses import StoredSst
 from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.backupset.files import Expiry, FileEntry
 from tikv_br.cluster.pb import brpb_pb2
+from tikv_br.dataflow.convert import CONVERTED_TS, Converter
 from tikv_br.errors import BackupDamaged, StorageObjectMissing
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.checksum import Checksum

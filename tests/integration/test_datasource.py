@@ -23,11 +23,11 @@ from tests.support.live_cluster import LiveCluster, contents, live_cluster
 from tests.support.openssl import KEYS, crypter
 from tests.support.ports import reserved_ports
 from tests.support.tools import ROOT
-from tikv_br.backup.options import BackupOptions
 from tikv_br.backup.run import backup
 from tikv_br.backupset.files import FileKind
 from tikv_br.bulk_load import runs
 from tikv_br.bulk_load.partition import PartitionResult
+from tikv_br.dataflow.options import BackupOptions
 from tikv_br.datasource import TikvBackupDataSource, TikvDataSource
 from tikv_br.errors import ClusterUnreachable, TargetNotEmpty, UsageError
 from tikv_br.formats.api_version import ApiVersion

@@ -17,10 +17,10 @@ from tests.support.go_tool_demands import META, Directory, fields, unmet_demands
 from tests.support.live_cluster import LiveCluster
 from tests.support.openssl import KEYS, crypter
 from tests.unit.formats_sst.tables import sst_dump
-from tikv_br.backup.options import BackupOptions, Loss
 from tikv_br.backup.run import backup
 from tikv_br.backupset.files import FileKind
 from tikv_br.cluster.pb import brpb_pb2
+from tikv_br.dataflow.options import BackupOptions, Loss
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.sst.compression import Compression
 from tikv_br.storage.url import StorageLocation

@@ -21,9 +21,9 @@ from tests.interop.line_client import LineClient
 from tests.interop.rows import BOUNDS, our_rows, rows, split, with_ttls
 from tests.support.live_cluster import LiveCluster
 from tests.support.tools import find_tool
-from tikv_br.backup.options import BackupOptions
 from tikv_br.backup.run import backup
 from tikv_br.cluster.rawkv import CompareAndSwapResult
+from tikv_br.dataflow.options import BackupOptions
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.restore.options import RestoreOptions
 from tikv_br.restore.run import restore

@@ -14,16 +14,16 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import reduce
 from typing import TYPE_CHECKING, NamedTuple
 
-from tikv_br.backup.context import BackupContext
-from tikv_br.backup.convert import Converter, join_expiry
-from tikv_br.backup.plan import Interval
-from tikv_br.backup.run_tasks import copy_intervals
+from tikv_br.backup.engines import copy_intervals
 from tikv_br.backupset import coverage, ledger
 from tikv_br.backupset.compare import possible_sums
 from tikv_br.backupset.files import Expiry
 from tikv_br.backupset.ledger import FinishedTask, LedgerEntry
 from tikv_br.cancellation import cancelled_on_error, inherit
 from tikv_br.cluster.clock import CLOCK_SECONDS
+from tikv_br.dataflow.context import BackupContext
+from tikv_br.dataflow.convert import Converter, join_expiry
+from tikv_br.dataflow.plan import Interval
 from tikv_br.errors import ChecksumMismatch
 from tikv_br.formats.checksum import Checksum, checksum
 from tikv_br.formats.keys.ranges import user_range

@@ -1,4 +1,4 @@
-"""Makes a full backup from storage alone: a base, incremental backups on it and a log, as of one timestamp.
+"""`backup merge`: a full backup made from storage alone, of a base, incremental backups on it and a log, as of one timestamp.
 
 Each task merges one interval: the base and the increments are read in key order, and the log's rows of the interval are
 first reduced to the newest of each key. The result is a backup as any other, with the timestamps of its rows.
@@ -6,35 +6,33 @@ first reduced to the newest of each key. The result is a backup as any other, wi
 
 from __future__ import annotations
 
-import contextlib
 import secrets
 import time
-from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
-from tikv_br.archive.log import LogArchive, LogSource, read_log_rows
-from tikv_br.backup import path
-from tikv_br.backup.context import BackupContext, Engine, Lineage
-from tikv_br.backup.convert import Conversion
-from tikv_br.backup.data_files import DataFiles
-from tikv_br.backup.options import BackupOptions
-from tikv_br.backup.plan import Interval, task_bytes
-from tikv_br.backup.run import BackupReport, run_backup
-from tikv_br.backup.run_tasks import run_backup_tasks
-from tikv_br.backup.steps import commit, verify_coverage
-from tikv_br.backup.task import PhaseSeconds, Task, TaskResult, try_task
-from tikv_br.backupset.backup_set import BackupSet
+from tikv_br.archive.log import LogSource, read_log_rows
 from tikv_br.backupset.coverage import codec_of
 from tikv_br.backupset.files import FileEntry
 from tikv_br.backupset.ledger import FinishedTask, LedgerEntry, write_entry
-from tikv_br.backupset.rows import file_errors, open_file, read_rows
-from tikv_br.cluster.timestamps import compose, physical_ms, show_ts
+from tikv_br.backupset.rows import read_rows
+from tikv_br.cluster.timestamps import physical_ms, show_ts
 from tikv_br.cluster.topology import ClusterInfo
-from tikv_br.errors import BackupUnsupported, LogDamaged, OutsideRestoreWindow, ResumeRefused, UsageError
+from tikv_br.dataflow import path
+from tikv_br.dataflow.context import BackupContext, Lineage
+from tikv_br.dataflow.convert import Conversion
+from tikv_br.dataflow.engine import Engine
+from tikv_br.dataflow.merge import MergeSources, sizes_by_key
+from tikv_br.dataflow.options import BackupOptions
+from tikv_br.dataflow.plan import plan_by_sizes, task_bytes
+from tikv_br.dataflow.run import BackupReport, run_backup
+from tikv_br.dataflow.steps import commit, run_backup_tasks, verify_coverage
+from tikv_br.dataflow.task import PhaseSeconds, Task, TaskResult, try_task
+from tikv_br.dataflow.write import DataFiles
+from tikv_br.errors import LogDamaged, ResumeRefused, UsageError
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.checksum import Checksum
 from tikv_br.formats.keys.codec import KeyCodec
@@ -49,123 +47,8 @@ from tikv_br.tasks.task import TaskContext
 if TYPE_CHECKING:
     import pyarrow as pa
 
-CLOCK_MARGIN_MS = 60_000
-"""How far the clock of the machine that made a backup may be ahead of PD's: for backups without `scanned_ts`."""
 CHECK_THREADS = 16
-SAMPLED_LOG_FILES = 32
-"""Log files whose row groups are looked at to divide the keys into intervals of equal size."""
-
-
-@dataclass(frozen=True, slots=True)
-class MergeSources:
-    """What is merged: a full backup, incremental backups in the order of their time, and a log."""
-
-    base: BackupSet
-    increments: tuple[BackupSet, ...] = ()
-    log: LogArchive | None = None
-
-    @classmethod
-    def open(cls, newest: StorageLocation, log: LogSource | None) -> MergeSources:
-        """Open a backup, the backups that it continues, and a log of the same cluster.
-
-        Raises as `BackupSet.open`, `BackupSet.chain` and `LogArchive.open`; `BackupUnsupported`, `UsageError`.
-        """
-        base, *increments = BackupSet.open(open_store(newest)).chain()
-        if base.api_version is not ApiVersion.V2 or not base.backup_ts:
-            raise BackupUnsupported(
-                f"{base.store.location} has no backup-ts: its rows have no time",
-                hint="Point-in-time recovery needs a backup of an API V2 cluster that tikv-br made.",
-            )
-        found = cls(base, tuple(increments))
-        return found if log is None else found.with_log(LogArchive.open(open_store(log.storage), log.id))
-
-    def with_log(self, log: LogArchive) -> MergeSources:
-        """These backups and a log. Raises `UsageError` for the log of another cluster or range, or that starts after the backups."""
-        if log.description.cluster_id != self.base.cluster_id:
-            raise UsageError(
-                f"the log is of cluster {log.description.cluster_id}, the backup of cluster {self.base.cluster_id}",
-                hint="Pass a backup and a log of the same cluster.",
-            )
-        log.check(self.base.ranges, self.newest.backup_ts, self.newest.backup_ts)
-        return replace(self, log=log)
-
-    @property
-    def newest(self) -> BackupSet:
-        """The last increment, or the base."""
-        return self.increments[-1] if self.increments else self.base
-
-    @property
-    def urls(self) -> tuple[str, ...]:
-        """Their places, without credentials."""
-        urls = [each.store.location.redacted() for each in self.backups]
-        if self.log is not None:
-            urls.append(f"{self.log.store.location.redacted()} (log {self.log.description.log_id})")
-        return tuple(urls)
-
-    @property
-    def backups(self) -> tuple[BackupSet, ...]:
-        """The base and the increments."""
-        return (self.base, *self.increments)
-
-    def log_files(self, ts: int) -> tuple[FileEntry, ...]:
-        """The files of the log with changes after the newest backup, up to a timestamp. Raises as `LogArchive.check`."""
-        if self.log is None:
-            return ()
-        found = {
-            file.name: file for span in self.base.ranges for file in self.log.files_for(span, self.newest.backup_ts, ts)
-        }
-        return tuple(found.values())
-
-    @property
-    def window(self) -> tuple[int, int]:
-        """The first and the last timestamp to which rows can be restored.
-
-        A backup is no snapshot: until the end of its scan it may lack rows that were deleted or expired meanwhile, and have
-        newer ones. So the window starts at the end of the scan of the newest backup. Raises `LogDamaged` for a log with gaps.
-        """
-        return scanned_ts(self.newest), self.last_ts(allow_inexact=False)
-
-    def last_ts(self, *, allow_inexact: bool) -> int:
-        """The last timestamp to which rows can be restored; with `allow_inexact` also one in a scan window at the log's end."""
-        if self.log is None:
-            return scanned_ts(self.newest)
-        end = self.log.end_ts(self.newest.backup_ts, self.base.ranges)
-        return end if allow_inexact else self.log.inexact_around(self.base.ranges, end)[0]
-
-    def check(self, ts: int, *, allow_inexact: bool = False) -> None:
-        """Check that a timestamp is in the window and, without `allow_inexact`, in no scan window of the log.
-
-        Raises `OutsideRestoreWindow`, `LogDamaged` if they were in a part of the log that is lost.
-        """
-        first, last = self.window
-        end = self.last_ts(allow_inexact=True)
-        if self.log is not None and ts > end:
-            with contextlib.suppress(UsageError):  # the log is whole, but ends before
-                self.log.check(self.base.ranges, self.newest.backup_ts, ts)
-        upper = end if allow_inexact else last
-        if first > upper:
-            raise OutsideRestoreWindow(
-                f"the log has all rows only up to {show_ts(upper)}, before the backup's scan had ended ({show_ts(first)})",
-                hint="Wait until the log has reached that time, or use an older backup.",
-            )
-        if not first <= ts <= end:
-            raise OutsideRestoreWindow(
-                f"{show_ts(ts)} is outside the restorable window, {show_ts(first)} to {show_ts(upper)}",
-                hint="Pass a time in the window, an older backup for earlier times, or a log for later ones.",
-            )
-        if self.log is None or allow_inexact:
-            return
-        before, after = self.log.inexact_around(self.base.ranges, ts)
-        if before < after:
-            exact = " or ".join(str(each) for each in (before, after) if first <= each <= end)
-            inexact = "--allow-inexact: such keys then get an older value, or none."
-            raise OutsideRestoreWindow(
-                f"at {show_ts(ts)} not all rows are known: the change feed was interrupted, and of keys written more than once "
-                f"between {show_ts(before)} and {show_ts(after)} it may have delivered only the newest version",
-                hint=f"Pass {exact}, the nearest times at which all rows are known. Or pass {inexact}"
-                if exact
-                else f"Pass {inexact}",
-            )
+"""Files checked in parallel."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,22 +172,6 @@ def make_plan(context: MergeContext) -> None:
     context.engine = context.engine.settle_executor(context.options, context.plan)
 
 
-def plan_by_sizes(part: KeyRange, sizes: Sequence[tuple[bytes, int]], wanted: int) -> list[Interval]:
-    """Cut a range into intervals of about `wanted` bytes; `sizes`: ascending keys, and the bytes from each to the next."""
-    intervals: list[Interval] = []
-    start, filled, count = part.start, 0, 0
-    for key, size in sizes:
-        if part.end and key >= part.end:
-            break
-        if key > start and count and filled + size // 2 > wanted:
-            intervals.append(Interval(start, key, filled, count))
-            start, filled, count = key, 0, 0
-        if key >= part.start:
-            filled += size
-            count += 1
-    return [*intervals, Interval(start, part.end, filled, count)]
-
-
 def merge(context: MergeContext) -> None:
     """Merge all intervals of the plan. Raises the first error of a task."""
     if context.manifest is not None or not context.plan:
@@ -393,62 +260,3 @@ def _rows_of(
         part = intersection(file.key_range, span)
         if not part.is_empty:
             yield from read(store, file, codec, part)
-
-
-def sizes_by_key(sources: MergeSources, files: Sequence[FileEntry]) -> list[tuple[bytes, int]]:
-    """Ascending RPC keys, and about how many bytes are to be read from each to the next; ``files`` are those of the log."""
-    parts = [(file.start_key, file.end_key, file.total_bytes) for each in sources.backups for file in each.files]
-    cuts = {start for start, _, _ in parts}
-    if sources.log is not None:
-        more_parts, more_cuts = file_parts(sources.log.store, sources.log.codec, files)
-        parts += more_parts
-        cuts |= more_cuts
-    return spread_sizes(parts, cuts)
-
-
-def file_parts(
-    store: ObjectStore, codec: KeyCodec, files: Sequence[FileEntry]
-) -> tuple[list[tuple[bytes, bytes, int]], set[bytes]]:
-    """Parts and cuts of Parquet files for `spread_sizes`, from the row groups of some of them."""
-    from tikv_br.formats.parquet import ParquetReader
-
-    parts: list[tuple[bytes, bytes, int]] = []
-    cuts: set[bytes] = set()
-    sampled = files[:: max(1, len(files) // SAMPLED_LOG_FILES)]
-    for file in sampled:
-        with file_errors(file):
-            groups = ParquetReader(open_file(store, file)).groups()
-        keys = [codec.rpc_key(each.first_key) for each in groups]
-        cuts.update(keys[1:])  # the first says nothing about how keys are distributed
-        parts += [
-            (start, codec.rpc_key(group.last_key) if group.last_key else b"", group.size * len(files) // len(sampled))
-            for start, group in zip(keys, groups, strict=True)
-        ]
-    return parts, cuts
-
-
-def file_sizes(store: ObjectStore, codec: KeyCodec, files: Sequence[FileEntry]) -> list[tuple[bytes, int]]:
-    """Ascending RPC keys, and about how many bytes Parquet files have from each to the next."""
-    _, cuts = file_parts(store, codec, files)
-    parts = [(file.start_key, file.end_key, file.total_bytes) for file in files]
-    return spread_sizes(parts, cuts | {start for start, _, _ in parts})
-
-
-def spread_sizes(parts: Sequence[tuple[bytes, bytes, int]], cuts: Iterable[bytes]) -> list[tuple[bytes, int]]:
-    """The cuts, and the bytes from each to the next. The size of a part (first key, last key, bytes) is spread evenly over its cuts."""
-    keys = sorted({b"", *cuts})
-    sizes = [0] * len(keys)
-    for start, last, size in parts:
-        first = bisect_right(keys, start) - 1
-        end = max(bisect_left(keys, last), first + 1) if last else len(keys)
-        for at in range(first, end):
-            sizes[at] += size // (end - first)
-    return list(zip(keys, sizes, strict=True))
-
-
-def scanned_ts(base: BackupSet) -> int:
-    """A timestamp after all rows of a backup were read."""
-    manifest = base.manifest
-    if manifest is None:
-        raise BackupUnsupported(f"{base.store.location} was not made by tikv-br: the end of its scan is unknown")
-    return manifest.description.scanned_ts or compose(manifest.statistics.finished_ms + CLOCK_MARGIN_MS)

@@ -1,91 +1,26 @@
-"""Run a backup from its options to its summary; abort an unfinished one."""
+"""Backs up a cluster: the list of steps, and those that only this operation has."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import TypeVar
+from collections.abc import Callable
 
-from tikv_br.backup.context import BackupContext
-from tikv_br.backup.options import BackupOptions
-from tikv_br.backup.plan import Interval
-from tikv_br.backup.steps import backup_steps
-from tikv_br.backupset import layout, lease, run_record
-from tikv_br.backupset.backup_set import BackupWriter
-from tikv_br.cancellation import clean_up
-from tikv_br.cluster import safepoint
-from tikv_br.cluster.cluster import Cluster
-from tikv_br.cluster.config import ClusterConfig
-from tikv_br.cluster.safepoint import service_id
-from tikv_br.errors import BackupDamaged, BackupSetError, CrypterMismatch, LeaseLost, TikvBrError
-from tikv_br.progress_events import Reporter, silent
-from tikv_br.steps import Step, run_steps
-from tikv_br.storage.base import ObjectStore, exists
-from tikv_br.storage.open import open_store
-from tikv_br.storage.url import StorageLocation
-
-C = TypeVar("C", bound=BackupContext)
-KEPT = "The finished part is kept: the same command resumes the backup, `tikv-br abort` removes it."
-
-
-@dataclass(frozen=True, slots=True)
-class BackupSummary:
-    """Result of a backup. Sums are those that a cluster of the destination's API version computes after a restore."""
-
-    total_kvs: int
-    total_bytes: int
-    """Bytes of keys and values, before encoding and compression."""
-    backup_size: int
-    """Bytes of the files as stored."""
-    crc64xor: int
-    backup_ts: int
-    """0 if the source has no timestamps."""
-    seconds: float
-    average_speed: float
-    """Bytes of keys and values per second."""
-    api_version: str
-    dst_api_version: str
-    engine: str
-    engine_reason: str
-    executor: str
-    executor_reason: str
-    files: int
-    ranges: int
-    """Intervals; each is one task."""
-    resumed_ranges: int
-    """Intervals that earlier runs had finished."""
-    resumed_run: str
-    """Id of the run that was resumed; ``""`` if none was."""
-    compared_ranges: int
-    """With ``--checksum``: intervals that are equal to the cluster's checksum or rows."""
-    changed_ranges: int
-    """With ``--checksum``: intervals that could not be compared because they changed during the backup."""
-    vanished_kvs: int
-    """Rows left out because they no longer existed when their TTL was read."""
-    expiry_error_seconds: int
-    """Maximum number of seconds by which recorded expiries may be too early; 0 if stores write the files."""
-    dropped_ttls: int
-    """Rows whose expiry was lost, because the destination has no TTLs."""
-    dropped_tombstones: int
-    file_format: str
-    storage: str
-    cluster_id: int
-    run_id: str
-    dry_run: bool
-    session_seconds: float
-    """Start-up time of Spark; 0 on the driver."""
-    task_seconds: dict[str, float]
-    """Seconds per phase, summed over all tasks; scan overlaps with the other phases."""
-    step_seconds: dict[str, float]
-
-
-@dataclass(frozen=True, slots=True)
-class BackupReport:
-    """The summary and the plan; a dry run has only planned."""
-
-    summary: BackupSummary
-    plan: list[Interval]
+from tikv_br.backup import engines
+from tikv_br.backup.compare import compare_checksums
+from tikv_br.cluster import versions
+from tikv_br.cluster.safepoint import SafePointKeeper, safe_point_keeper
+from tikv_br.dataflow import path, steps
+from tikv_br.dataflow.context import BackupContext
+from tikv_br.dataflow.convert import CONVERTED_TS, Conversion
+from tikv_br.dataflow.engine import choose_engine
+from tikv_br.dataflow.options import BackupOptions, Loss, require_conversion
+from tikv_br.dataflow.plan import require_rows, source_ranges
+from tikv_br.dataflow.run import BackupReport, run_backup
+from tikv_br.errors import SafePointError
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.progress_events import Notice, Reporter, silent
+from tikv_br.steps import FunctionStep, Step
+from tikv_br.storage.credentials import KEY_IN_CLEAR
+from tikv_br.tasks.session import check_java
 
 
 def backup(options: BackupOptions, reporter: Reporter = silent) -> BackupReport:
@@ -93,106 +28,103 @@ def backup(options: BackupOptions, reporter: Reporter = silent) -> BackupReport:
     return run_backup(BackupContext(options, reporter), backup_steps(options))
 
 
-def run_backup(context: C, steps: Sequence[Step[C]]) -> BackupReport:
-    """Run the steps of a full, incremental or merged backup. An error's hint says if finished work is kept. Raises `TikvBrError`."""
-    began = time.monotonic()
+def backup_steps(options: BackupOptions) -> list[Step[BackupContext]]:
+    """The steps, in order. A dry run leaves out every step that writes."""
+    checks = [
+        FunctionStep("check the input", steps.check_input),
+        FunctionStep("connect", steps.connect),
+        FunctionStep("check the cluster", check_cluster),
+        FunctionStep("check the storage", path.check_storage),
+        FunctionStep("look for rows", look_for_rows),
+    ]
+    find, plan = (
+        FunctionStep("look for a resumable backup", path.find_resumable_backup),
+        FunctionStep("plan", _unless_complete(steps.make_plan)),
+    )
+    if options.dry_run:
+        return [*checks, find, plan]
+    compare = [FunctionStep("compare checksums", _unless_complete(compare_checksums))] if options.checksum else []
+    return [
+        *checks,
+        FunctionStep("acquire the backup lock", path.acquire_backup_lock, path.release_backup_lock),
+        find,
+        FunctionStep("choose backup-ts", steps.set_backup_ts),
+        FunctionStep("record the run", path.record_run),
+        FunctionStep("protect from GC", protect_from_gc, steps.release_safe_point),
+        plan,
+        FunctionStep("copy", _unless_complete(engines.copy)),
+        FunctionStep("verify coverage", _unless_complete(steps.verify_coverage)),
+        *compare,
+        FunctionStep("commit", steps.commit),
+        FunctionStep("clean up", path.clean_up),
+        FunctionStep("hand over the safe point", steps.hand_over_safe_point),
+    ]
+
+
+def check_cluster(context: BackupContext) -> None:
+    """Check that the cluster supports the options; choose engine, conversion and key ranges."""
+    options, info = context.options, context.info
+    target = info.api_version if options.dst_api_version is None else options.dst_api_version
+    require_conversion(info.api_version, target, options.allow_loss)
+    context.engine = choose_engine(options, info.api_version, target)
+    _check_executor(context)
+    if target is not info.api_version:
+        context.cluster.require(versions.CONVERSION)
+    if options.checksum:
+        context.cluster.require(versions.CHECKSUMS)
+    if context.engine.name == "store":
+        context.cluster.require(versions.STORE_BACKUP)
+    context.conversion = Conversion(
+        info.api_version,
+        target,
+        CONVERTED_TS if target is ApiVersion.V2 else 0,
+        drop_ttl=Loss.TTL in options.allow_loss,
+    )
+    context.source_ranges = source_ranges(options, context.cluster, target)
+    with_ttl = info.api_version.has_ttl and not options.assume_no_ttl
+    if with_ttl and context.engine.name == "scan":
+        context.reporter(
+            Notice("every key costs one extra request, for its TTL; if no key has a TTL, --assume-no-ttl avoids that")
+        )
+    if context.engine.name == "store" and options.storage.crypter.encrypts and options.cluster.tls.ca is None:
+        context.reporter(Notice(KEY_IN_CLEAR))
+
+
+def look_for_rows(context: BackupContext) -> None:
+    """Refuse explicit ranges and keyspaces without a row. Raises `NothingMatched`."""
+    require_rows(context.options, context.cluster, context.source_ranges, context.reporter)
+
+
+def protect_from_gc(context: BackupContext) -> None:
+    """Register a service safe point at backup-ts - 1, if there is one. The run is recorded before: a resuming run finds its name there."""
+    if not context.backup_ts:
+        return
+    context.keeper = safe_point_keeper(context.cluster, context.first_run, context.backup_ts, context.options.gc_ttl)
+    if context.manifest is None:
+        _start_keeper(context, context.keeper)
+
+
+def _start_keeper(context: BackupContext, keeper: SafePointKeeper) -> None:
+    """Start the keeper. Raises `SafePointError`, with a hint if GC has passed the backup-ts of a resumed run."""
     try:
-        with context.clusters:
-            timings = run_steps(steps, context, context.reporter, clean_up)
-    except TikvBrError as error:
-        if _is_resumable(context, error):
-            error.hint = KEPT if isinstance(error, BackupSetError) else f"{error.hint} {KEPT}"
+        keeper.start()
+    except SafePointError as error:
+        if context.resumed_run:
+            error.hint = "The unfinished run cannot be resumed. Pass --no-resume to remove its files and start over."
         raise
-    return BackupReport(_summarize(context, time.monotonic() - began, timings), context.plan)
 
 
-def _is_resumable(context: BackupContext, error: TikvBrError) -> bool:
-    """Whether the same command can go on with the work: it is not complete, and the error does not ask to remove it."""
-    is_unfinished = bool(context.work_kept) and context.manifest is None
-    return is_unfinished and not isinstance(error, LeaseLost) and "--no-resume" not in error.hint
+def _unless_complete(action: Callable[[BackupContext], None]) -> Callable[[BackupContext], None]:
+    """Skip the action if an earlier run was interrupted after its commit."""
+
+    def act(context: BackupContext) -> None:
+        if context.manifest is None:
+            action(context)
+
+    return act
 
 
-def _summarize(context: BackupContext, seconds: float, timings: dict[str, float]) -> BackupSummary:
-    sums = context.manifest.statistics if context.manifest is not None else None
-    total_bytes = sums.total_bytes if sums else 0
-    return BackupSummary(
-        total_kvs=sums.total_kvs if sums else 0,
-        total_bytes=total_bytes,
-        backup_size=sums.backup_size if sums else 0,
-        crc64xor=sums.crc64xor if sums else 0,
-        backup_ts=context.backup_ts,
-        seconds=round(seconds, 3),
-        average_speed=round(total_bytes / max(seconds, 1e-9)),
-        api_version=context.conversion.source.label,
-        dst_api_version=context.conversion.target.label,
-        engine=context.engine.name,
-        engine_reason=context.engine.reason,
-        executor=context.engine.executor,
-        executor_reason=context.engine.executor_reason,
-        files=len(context.manifest.files) if context.manifest is not None else 0,
-        ranges=sums.tasks if sums else len(context.plan),
-        resumed_ranges=context.resumed,
-        resumed_run=context.resumed_run,
-        compared_ranges=context.compared,
-        changed_ranges=context.changed,
-        vanished_kvs=sum(each.vanished for each in context.finished),
-        expiry_error_seconds=max((each.expiry_error_seconds for each in context.finished), default=0),
-        dropped_ttls=sum(each.dropped_ttls for each in context.finished),
-        dropped_tombstones=sum(each.dropped_tombstones for each in context.finished),
-        file_format=context.options.file_kind.value,
-        storage=context.options.storage.redacted(),
-        cluster_id=context.info.cluster_id,
-        run_id=context.run_id,
-        dry_run=context.options.dry_run,
-        session_seconds=round(context.session_seconds, 3),
-        task_seconds=_rounded(asdict(context.task_seconds)),
-        step_seconds=_rounded(timings),
-    )
-
-
-def _rounded(seconds: dict[str, float]) -> dict[str, float]:
-    return {name: round(value, 3) for name, value in seconds.items()}
-
-
-@dataclass(frozen=True, slots=True)
-class AbortSummary:
-    """What `abort_backup` removed."""
-
-    unfinished_run: str
-    """Id of the run; ``""`` if unknown."""
-    removed_objects: int
-    released: bool
-    """Whether the service safe point was removed from PD."""
-
-
-def abort_backup(location: StorageLocation, cluster: ClusterConfig | None, lock_wait: float = 0.0) -> AbortSummary:
-    """Remove the files of unfinished runs at a path and, if ``cluster`` is given, their service safe point.
-
-    Raises `BackupPathInUse` for a complete backup and for files of other tools, `LeaseHeld` while a run is alive.
-    """
-    store = open_store(location)
-    if next(iter(store.list()), None) is None:
-        return AbortSummary("", 0, released=False)
-    with lease.acquire(store, "abort", wait=lock_wait) as lock_lease:
-        try:
-            unfinished = run_record.read_run(store)
-        except (BackupDamaged, CrypterMismatch):  # removed anyway
-            unfinished = None
-        lock_lease.confirm()
-        if unfinished is not None and cluster is not None and not exists(store, layout.META):
-            with Cluster.connect(cluster) as live:  # before its name is removed with the record
-                safepoint.release(live.pd, service_id(unfinished.run_id))
-        removed = BackupWriter(store).discard(lock_lease.check)
-    return AbortSummary(
-        unfinished.run_id if unfinished else "", removed, unfinished is not None and cluster is not None
-    )
-
-
-def remove_temporary(store: ObjectStore) -> None:
-    """Remove a temporary backup. Its description goes first and its lock last: what an interruption leaves is an unfinished backup."""
-    store.delete(layout.META)
-    for info in list(store.list()):
-        if info.name != layout.LOCK:
-            store.delete(info.name)
-    store.delete(layout.LOCK)
-    store.sweep("", deep=True)
+def _check_executor(context: BackupContext) -> None:
+    """Raise `SparkUnavailable` if Spark is needed and cannot start."""
+    if context.engine.executor == "spark" and not context.options.dry_run:
+        check_java()

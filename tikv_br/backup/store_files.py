@@ -7,11 +7,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from tikv_br.backup.convert import CONVERTED_TS, Converter, expiry_of, join_expiry
-from tikv_br.backup.data_files import DataFiles
 from tikv_br.backup.store_responses import STORES_WRITE_HINT, StoredSst
 from tikv_br.backupset import manifest
 from tikv_br.backupset.files import TAIL_SIZE, Expiry, FileEntry
+from tikv_br.dataflow.convert import CONVERTED_TS, Converter, expiry_of, join_expiry
+from tikv_br.dataflow.write import DataFiles
 from tikv_br.errors import BackupDamaged, StorageObjectMissing, StorageUnreachable
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.checksum import Checksum, checksum

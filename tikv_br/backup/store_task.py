@@ -17,7 +17,6 @@ from functools import reduce
 from pathlib import Path
 
 from tikv_br import retry
-from tikv_br.backup.data_files import DataFiles, part_of
 from tikv_br.backup.store_files import FileRecorder, RewriteTotals, rewrite_files
 from tikv_br.backup.store_responses import (
     STORAGE_ERROR,
@@ -32,7 +31,6 @@ from tikv_br.backup.store_responses import (
     longest_wait,
     read_all,
 )
-from tikv_br.backup.task import BackupJob, PhaseSeconds, Task, TaskResult, try_task
 from tikv_br.backupset import layout
 from tikv_br.backupset.coverage import RegionPart
 from tikv_br.backupset.files import FileEntry
@@ -42,6 +40,8 @@ from tikv_br.cluster.cluster import Cluster, ClusterPool
 from tikv_br.cluster.pb import brpb_pb2, kvrpcpb_pb2
 from tikv_br.cluster.regions import Region
 from tikv_br.cluster.store import LONG_FACTOR, StoreClient
+from tikv_br.dataflow.task import BackupJob, PhaseSeconds, Task, TaskResult, try_task
+from tikv_br.dataflow.write import DataFiles, part_of
 from tikv_br.errors import (
     ClusterError,
     ClusterUnreachable,

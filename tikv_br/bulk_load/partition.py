@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tikv_br.backup.convert import Conversion
-from tikv_br.backup.data_files import DataFiles
-from tikv_br.backup.options import BackupOptions
 from tikv_br.backupset.files import FileEntry
+from tikv_br.dataflow.convert import Conversion
+from tikv_br.dataflow.options import BackupOptions
+from tikv_br.dataflow.write import DataFiles
 from tikv_br.errors import UsageError
 from tikv_br.formats.checksum import Checksum, checksum
 from tikv_br.formats.errors import UnsupportedFormat

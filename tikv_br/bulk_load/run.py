@@ -12,13 +12,13 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field, replace
 
-from tikv_br.backup.options import BackupOptions
-from tikv_br.backup.run import BackupReport, abort_backup, remove_temporary, run_backup
 from tikv_br.backupset import layout
 from tikv_br.bulk_load.partition import EXAMPLES
 from tikv_br.bulk_load.put import PutContext, PutOptions, put_steps
 from tikv_br.bulk_load.stage import StageContext, StageOptions, stage_steps
 from tikv_br.cluster.config import ClusterConfig
+from tikv_br.dataflow.options import BackupOptions
+from tikv_br.dataflow.run import BackupReport, abort_backup, remove_temporary, run_backup
 from tikv_br.errors import StorageError, TikvBrError
 from tikv_br.formats.checksum import Checksum
 from tikv_br.progress_events import Notice, Reporter, silent

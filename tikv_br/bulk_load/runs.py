@@ -13,17 +13,18 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
-from tikv_br.backup import path, steps
-from tikv_br.backup.context import Engine
-from tikv_br.backup.merge import file_sizes, plan_by_sizes
-from tikv_br.backup.options import BackupOptions
-from tikv_br.backup.run import remove_temporary, run_backup
 from tikv_br.backupset import layout
 from tikv_br.backupset.files import FileEntry, FileWriter
 from tikv_br.backupset.rows import read_rows
 from tikv_br.bulk_load.partition import EXAMPLES, PartitionJob, PartitionResult, write_partition
 from tikv_br.bulk_load.stage import PartitionContext, choose_encoding, commit
 from tikv_br.cluster.config import ClusterConfig
+from tikv_br.dataflow import path, steps
+from tikv_br.dataflow.engine import Engine
+from tikv_br.dataflow.merge import file_sizes
+from tikv_br.dataflow.options import BackupOptions
+from tikv_br.dataflow.plan import plan_by_sizes
+from tikv_br.dataflow.run import remove_temporary, run_backup
 from tikv_br.errors import TikvBrError, UsageError
 from tikv_br.formats.keys.codec import KeyCodec
 from tikv_br.formats.keys.ranges import KeyRange, intersection

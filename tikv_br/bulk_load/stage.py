@@ -18,14 +18,15 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from tikv_br.backup import path, steps
-from tikv_br.backup.context import BackupContext, Engine
-from tikv_br.backup.convert import CONVERTED_TS, Conversion
 from tikv_br.backupset.files import FileEntry
 from tikv_br.backupset.ledger import LedgerEntry
 from tikv_br.bulk_load.partition import EXAMPLES, PartitionJob, PartitionResult, write_partition
 from tikv_br.cluster import versions
 from tikv_br.cluster.config import ClusterConfig
+from tikv_br.dataflow import path, steps
+from tikv_br.dataflow.context import BackupContext
+from tikv_br.dataflow.convert import CONVERTED_TS, Conversion
+from tikv_br.dataflow.engine import Engine
 from tikv_br.errors import UsageError
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.errors import UnsupportedFormat

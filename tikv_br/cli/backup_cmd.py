@@ -20,9 +20,9 @@ from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.text import HEX_MARK
 
 if TYPE_CHECKING:
-    from tikv_br.backup.options import BackupOptions, Loss
-    from tikv_br.backup.plan import Interval
-    from tikv_br.backup.run import BackupReport, BackupSummary
+    from tikv_br.dataflow.options import BackupOptions, Loss
+    from tikv_br.dataflow.plan import Interval
+    from tikv_br.dataflow.run import BackupReport, BackupSummary
     from tikv_br.progress_events import Reporter
 
 app = typer.Typer(cls=DefaultCommandGroup, rich_markup_mode=None, no_args_is_help=True)
@@ -147,8 +147,8 @@ def backup_raw(flags: RawBackupFlags) -> None:
         wanted = parse_ranges(flags.start, flags.end, flags.ranges or [], key_format)
         draft.place, draft.cluster = flags.location, ",".join(flags.cluster.pd)
         from tikv_br.backup.dated import dated_location
-        from tikv_br.backup.options import BackupOptions
         from tikv_br.backupset.files import FileKind
+        from tikv_br.dataflow.options import BackupOptions
         from tikv_br.formats.sst.compression import Compression
 
         options = flags.fill(
@@ -217,9 +217,9 @@ def merge_backups(flags: MergeFlags) -> None:
     """Make a full backup from a full backup, its incremental backups and a log archive, without access to the cluster (API V2)."""
     log, ts = flags.log.source(flags.storage_flags), shared.parse_ts_or_latest(flags.until, "--until")
     from tikv_br.backup.merge import MergeOptions, merge_backup
-    from tikv_br.backup.options import BackupOptions
     from tikv_br.backupset.files import FileKind
     from tikv_br.cluster.config import ClusterConfig
+    from tikv_br.dataflow.options import BackupOptions
     from tikv_br.formats.sst.compression import Compression
 
     output = flags.fill(
@@ -255,7 +255,7 @@ def _parse_forms(flags: RawBackupFlags) -> tuple[KeyForm | None, str]:
 
 
 def _parse_losses(text: str) -> frozenset[Loss]:
-    from tikv_br.backup.options import Loss
+    from tikv_br.dataflow.options import Loss
 
     try:
         return frozenset(Loss(word.strip()) for word in text.split(",") if text)

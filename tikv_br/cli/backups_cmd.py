@@ -294,7 +294,7 @@ class AbortFlags(shared.BackupFlags):
 @command(abort_app, "abort", example="tikv-br abort --storage s3://backups/monday")
 def abort(flags: AbortFlags) -> None:
     """Remove an unfinished backup. Fails if the backup is complete."""
-    from tikv_br.backup.run import abort_backup
+    from tikv_br.dataflow.run import abort_backup
     from tikv_br.restore.run import abort_restores
 
     cluster = flags.cluster.config() if flags.cluster.pd else None

@@ -23,8 +23,8 @@ from tikv_br.cluster.timestamps import show_time
 from tikv_br.errors import UsageError
 
 if TYPE_CHECKING:
-    from tikv_br.backup.options import BackupOptions
     from tikv_br.cluster.config import ClusterConfig
+    from tikv_br.dataflow.options import BackupOptions
     from tikv_br.drill.history import PastDrill
     from tikv_br.drill.ledger import Kind, Remover
     from tikv_br.drill.notify import Summary
@@ -68,7 +68,7 @@ class RehearsedBackupFlags(Flags):
             if self.keyspaces or self.dst_api_version:
                 raise UsageError("--keyspace and --dst-api-version need --backup new")
             return None
-        from tikv_br.backup.options import BackupOptions
+        from tikv_br.dataflow.options import BackupOptions
         from tikv_br.formats.api_version import ApiVersion
 
         return self.fill(

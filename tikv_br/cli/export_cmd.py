@@ -79,8 +79,8 @@ def export_raw(flags: ExportFlags, context: typer.Context) -> None:
         raise UsageError("an export is not encrypted: a key is only used with --from-backup", hint="Use --s3.sse.")
     if flags.from_backup and given(context, "rate_limit"):
         raise UsageError("--ratelimit limits the reads from stores: it cannot be used with --from-backup")
-    from tikv_br.backup.options import BackupOptions
     from tikv_br.cluster.config import ClusterConfig
+    from tikv_br.dataflow.options import BackupOptions
     from tikv_br.export.options import ExportOptions
     from tikv_br.export.run import export
 

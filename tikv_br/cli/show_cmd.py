@@ -49,7 +49,7 @@ def show_backup(flags: ShowFlags, context: typer.Context) -> None:
 def _show_summary(out: Output, backup: BackupSet, log: LogSource | None) -> None:
     fields = _summary(backup)
     if log is not None:
-        from tikv_br.backup.merge import MergeSources
+        from tikv_br.dataflow.merge import MergeSources
 
         first, last = MergeSources.open(backup.store.location, log).window
         fields |= {"window_start": first, "window_end": last}

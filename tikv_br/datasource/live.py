@@ -17,12 +17,13 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import BinaryType, DataType, IntegerType, LongType, StructType
 
-from tikv_br.backup.plan import plan_intervals
-from tikv_br.backup.scan import Prefetcher, TtlFetcher
 from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.config import ClusterConfig
+from tikv_br.cluster.prefetch import Prefetcher
 from tikv_br.cluster.rawkv import RawClient
+from tikv_br.cluster.ttl import TtlFetcher
 from tikv_br.cluster.versions import RAW, WRITES
+from tikv_br.dataflow.plan import plan_intervals
 from tikv_br.datasource.ingest import ingest_writer
 from tikv_br.datasource.options import Options, use_this_python, with_hints
 from tikv_br.datasource.rows import (

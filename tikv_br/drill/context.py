@@ -21,7 +21,7 @@ from tikv_br.storage.base import ObjectStore
 from tikv_br.storage.url import StorageLocation
 
 if TYPE_CHECKING:
-    from tikv_br.backup.merge import MergeSources
+    from tikv_br.dataflow.merge import MergeSources
     from tikv_br.drill.cutover import SourceFollower
     from tikv_br.drill.point import ChosenPoint
 

@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from tikv_br.backup.run import abort_backup
 from tikv_br.backupset import records
 from tikv_br.cluster.config import ClusterConfig
+from tikv_br.dataflow.run import abort_backup
 from tikv_br.drill.history import backup_path
 from tikv_br.errors import BackupDamaged, BackupPathInUse, DrillRemains, LeaseHeld, TikvBrError
 from tikv_br.formats.api_version import ApiVersion

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from tikv_br.archive.log import LogArchive
-from tikv_br.backup.merge import MergeSources
 from tikv_br.backupset.files import FileEntry
 from tikv_br.cluster.timestamps import show_ts
+from tikv_br.dataflow.merge import MergeSources
 from tikv_br.diff.sides import ClusterSide
 from tikv_br.diff.values import Meter, UserRange
 from tikv_br.drill.context import DrillContext

@@ -10,8 +10,8 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from tikv_br.archive.log import LogSource
-from tikv_br.backup.options import BackupOptions
 from tikv_br.cluster.config import ClusterConfig
+from tikv_br.dataflow.options import BackupOptions
 from tikv_br.drill.ledger import Kind, Remover
 from tikv_br.drill.objectives import Objectives
 from tikv_br.drill.targets import ClusterTarget, Target

@@ -15,13 +15,14 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from tikv_br.archive.log import LogArchive
-from tikv_br.backup.merge import MergeSources, plan_by_sizes, sizes_by_key
 from tikv_br.backupset.coverage import codec_of
 from tikv_br.backupset.files import FileEntry
 from tikv_br.backupset.index import IndexEntry
 from tikv_br.backupset.rows import read_rows
 from tikv_br.cluster.rawkv import RawClient
 from tikv_br.cluster.timestamps import minus_seconds, physical_ms, show_ts
+from tikv_br.dataflow.merge import MergeSources, sizes_by_key
+from tikv_br.dataflow.plan import plan_by_sizes
 from tikv_br.diff.sides import ClusterSide
 from tikv_br.diff.values import Meter, UserRange
 from tikv_br.drill import backups

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from tikv_br.backup.options import BackupOptions
+from tikv_br.dataflow.options import BackupOptions
 from tikv_br.errors import UsageError
 from tikv_br.storage.url import StorageLocation
 

@@ -9,10 +9,6 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from tikv_br import __version__, run_id
-from tikv_br.backup.context import Engine
-from tikv_br.backup.merge import MergeSources, plan_by_sizes, sizes_by_key
-from tikv_br.backup.plan import Interval, require_rows, source_ranges, task_bytes
-from tikv_br.backup.run_tasks import plan_by_regions
 from tikv_br.backupset import layout, lease, records
 from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.backupset.coverage import codec_of, nothing_matched
@@ -21,6 +17,9 @@ from tikv_br.backupset.rows import has_rows, keyspaces_of
 from tikv_br.cancellation import clean_up
 from tikv_br.cluster.cluster import ClusterPool
 from tikv_br.cluster.rate_limit import RateLimit
+from tikv_br.dataflow.engine import Engine
+from tikv_br.dataflow.merge import MergeSources, sizes_by_key
+from tikv_br.dataflow.plan import Interval, plan_by_regions, plan_by_sizes, require_rows, source_ranges, task_bytes
 from tikv_br.errors import StorageConflict, StorageError, UsageError
 from tikv_br.export.options import ExportOptions
 from tikv_br.export.task import BackupSource, ClusterSource, ExportJob, ExportTask, Part, run_export_task

@@ -9,13 +9,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from tikv_br.backup.task import try_task
 from tikv_br.backupset.files import FileEntry
 from tikv_br.backupset.rows import read_rows
 from tikv_br.cluster.cluster import ClusterPool
 from tikv_br.cluster.config import ClusterConfig
 from tikv_br.cluster.rate_limit import RateLimit
 from tikv_br.cluster.rawkv import RawClient
+from tikv_br.dataflow.task import try_task
 from tikv_br.errors import UsageError
 from tikv_br.formats.keys.codec import KeyCodec
 from tikv_br.formats.keys.ranges import KeyRange, intersection
@@ -60,7 +60,8 @@ class ClusterSource:
         import pyarrow as pa
         import pyarrow.compute as pc
 
-        from tikv_br.backup.scan import Prefetcher, TtlFetcher
+        from tikv_br.cluster.prefetch import Prefetcher
+        from tikv_br.cluster.ttl import TtlFetcher
         from tikv_br.formats import columns
 
         cluster = context.shared(ClusterPool).get(self.config)

@@ -14,7 +14,7 @@ import pytest
 from tests.integration.backup.data import hard_rows
 from tests.integration.backup.loaded import Loaded, Sources, fill
 from tests.support.live_cluster import LiveCluster, live_cluster
-from tikv_br.backup.options import BackupOptions
+from tikv_br.dataflow.options import BackupOptions
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.storage.url import StorageLocation
 

@@ -13,11 +13,11 @@ import pytest
 from tests.integration.backup.conftest import Clusters, Options
 from tests.integration.backup.data import load, when
 from tests.support.live_cluster import LiveCluster
-from tikv_br.backup import plan
-from tikv_br.backup.options import Loss
 from tikv_br.backup.run import backup
 from tikv_br.cluster.rate_limit import RateLimit
 from tikv_br.cluster.rawkv import RawClient
+from tikv_br.dataflow import plan
+from tikv_br.dataflow.options import Loss
 from tikv_br.errors import ChecksumMismatch
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.checksum import Checksum

@@ -13,10 +13,10 @@ from tests.integration.backup.data import load, when
 from tests.integration.backup.loaded import YEAR, Loaded, Sources, expiring
 from tests.integration.backup.reading import Expected, Rows, rocksdb_rows, stored
 from tests.support.live_cluster import LiveCluster, live_cluster
-from tikv_br.backup.options import Loss
 from tikv_br.backup.run import backup
 from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.backupset.coverage import RegionPart
+from tikv_br.dataflow.options import Loss
 from tikv_br.errors import ConversionUnsupported
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.codec import KeyCodec

@@ -15,12 +15,12 @@ from tests.integration.backup.data import hard_rows, load
 from tests.integration.backup.reading import rocksdb_rows, stored
 from tests.support.live_cluster import LiveCluster, live_cluster
 from tests.support.openssl import crypt, crypter
-from tikv_br.backup.options import BackupOptions
 from tikv_br.backup.run import backup
 from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.backupset.files import FileKind
 from tikv_br.backupset.rows import find_value
 from tikv_br.cluster.pb import brpb_pb2
+from tikv_br.dataflow.options import BackupOptions
 from tikv_br.errors import CrypterMismatch, RequestRefused
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.progress_events import Event, Notice, StepFinished

@@ -15,15 +15,17 @@ from tests.integration.restore.points import rows_of
 from tests.support import history
 from tests.support.live_cluster import LiveCluster, contents, live_cluster
 from tests.support.logs import write_log
-from tikv_br.backup.merge import MergeOptions, MergeSources, merge_backup
-from tikv_br.backup.options import BackupOptions
-from tikv_br.backup.run import BackupSummary, abort_backup, backup
+from tikv_br.backup.merge import MergeOptions, merge_backup
+from tikv_br.backup.run import backup
 from tikv_br.backupset import prune
 from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.backupset.coverage import codec_of
 from tikv_br.backupset.files import FileKind
 from tikv_br.backupset.index import Index
 from tikv_br.backupset.rows import read_rows
+from tikv_br.dataflow.merge import MergeSources
+from tikv_br.dataflow.options import BackupOptions
+from tikv_br.dataflow.run import BackupSummary, abort_backup
 from tikv_br.datasource import TikvBackupDataSource
 from tikv_br.errors import (
     BackupDamaged,

@@ -13,12 +13,12 @@ import pytest
 
 from tests.integration.backup.conftest import Clusters, Options
 from tests.integration.backup.loaded import YEAR, Loaded, Sources, expiring
-from tikv_br.backup.options import BackupOptions
 from tikv_br.backup.run import backup
 from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.backupset.files import FileKind
 from tikv_br.backupset.rows import find_value
 from tikv_br.cluster.pb import brpb_pb2
+from tikv_br.dataflow.options import BackupOptions
 from tikv_br.errors import BackupDamaged
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.columns import SCHEMA

@@ -10,11 +10,11 @@ from tests.integration.backup.conftest import Clusters, Options
 from tests.integration.backup.data import load
 from tests.integration.backup.reading import Rows, rocksdb_rows, stored
 from tests.support.live_cluster import LiveCluster
-from tikv_br.backup.options import Loss
 from tikv_br.backup.run import backup
 from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.backupset.rows import find_value
 from tikv_br.cluster.pb import brpb_pb2
+from tikv_br.dataflow.options import Loss
 from tikv_br.errors import ConversionUnsupported, RequestRefused, UsageError
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.codec import KeyCodec

@@ -15,14 +15,13 @@ from tests.unit.archive.samples import LOG
 from tikv_br.archive.compact import CompactionOptions, compaction_steps
 from tikv_br.archive.log import LogSource
 from tikv_br.backup.merge import MergeOptions, merge_backup, merge_steps
-from tikv_br.backup.options import BackupOptions
-from tikv_br.backup.run import backup
-from tikv_br.backup.steps import backup_steps
+from tikv_br.backup.run import backup, backup_steps
 from tikv_br.backupset import layout
 from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.backupset.index import Index
 from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.config import ClusterConfig
+from tikv_br.dataflow.options import BackupOptions
 from tikv_br.drill.ledger import Kind as Made
 from tikv_br.drill.options import DrillOptions, PointChoice, Scenario, TailOptions
 from tikv_br.drill.run import drill_steps, report_steps

@@ -18,10 +18,11 @@ from tests.integration.crash.seams import EVERY, moments, with_fuse
 from tests.integration.crash.world import Rival, files, forget_safe_points, safe_points
 from tests.support.forks import Forks
 from tests.support.live_cluster import LiveCluster
-from tikv_br.backup.options import BackupOptions, EngineKind
-from tikv_br.backup.run import abort_backup, backup
+from tikv_br.backup.run import backup
 from tikv_br.backupset.index import FOLDER, Index
 from tikv_br.backupset.prune import Policy, execute, plan
+from tikv_br.dataflow.options import BackupOptions, EngineKind
+from tikv_br.dataflow.run import abort_backup
 from tikv_br.errors import BackupPathInUse, LeaseHeld, LeaseLost, Terminated
 from tikv_br.progress_events import StepStarted
 from tikv_br.storage.local import TEMPORARY_PREFIX

@@ -47,13 +47,13 @@ from tests.support.live_cluster import LiveCluster, live_cluster
 from tests.support.waiting import PATIENCE, eventually
 from tikv_br.archive.log import LogArchive, LogSource
 from tikv_br.backup.merge import MergeOptions
-from tikv_br.backup.options import EngineKind
 from tikv_br.backup.run import backup
 from tikv_br.backupset import layout
 from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.backupset.coverage import codec_of
 from tikv_br.backupset.rows import read_rows
 from tikv_br.cli.main import run
+from tikv_br.dataflow.options import EngineKind
 from tikv_br.errors import BackupPathInUse
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.storage.open import open_store

@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[3]
 RUNNERS = {"run_steps": 0, "run_backup": 1}
 """What runs a list of steps, and the number of that argument."""
 LISTS = {
-    ("tikv_br/backup/run.py", "steps"),
+    ("tikv_br/dataflow/run.py", "steps"),
     ("tikv_br/backup/run.py", "backup_steps(options)"),
     ("tikv_br/backup/merge.py", "merge_steps(options)"),
     ("incremental/backup.py", "increment_steps(options)"),
@@ -55,7 +55,7 @@ NOT_BROKEN = {
 NO_STEPS = {"plan the changes"}
 """Of a dry run."""
 FILES = (
-    "tikv_br/backup/steps.py",
+    "tikv_br/backup/run.py",
     "tikv_br/backup/merge.py",
     "incremental/backup.py",
     "tikv_br/archive/compact.py",

@@ -27,11 +27,11 @@ from tests.support.live_cluster import LiveCluster, contents, live_cluster
 from tests.support.waiting import eventually
 from tikv_br.archive.compact import CompactionOptions, compact
 from tikv_br.archive.log import LogArchive, LogSource
-from tikv_br.backup.merge import MergeSources
 from tikv_br.backupset import layout
 from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.backupset.index import Index
 from tikv_br.cli.main import run
+from tikv_br.dataflow.merge import MergeSources
 from tikv_br.errors import BackupPathInUse
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.storage.open import open_store

@@ -30,8 +30,8 @@ from tests.integration.crash.world import Rival, disturbed, files, forget_safe_p
 from tests.integration.incremental.feed_state import FeedState
 from tests.support.forks import Forks
 from tests.support.live_cluster import LiveCluster, contents
-from tikv_br.backup.options import BackupOptions
 from tikv_br.backup.run import backup
+from tikv_br.dataflow.options import BackupOptions
 from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.incremental.feed.feed import Feed, FeedOptions
 from tikv_br.progress_events import Reporter

@@ -13,12 +13,12 @@ import tikv_br.incremental.backup
 import tikv_br.restore.put
 import tikv_br.restore.run
 import tikv_br.storage.local  # noqa: F401
-from tikv_br.backup.convert import Conversion
-from tikv_br.backup.data_files import DataFiles
-from tikv_br.backup.options import BackupOptions
 from tikv_br.backupset.rows import read_rows
 from tikv_br.cluster.config import ClusterConfig
 from tikv_br.cluster.pb import kvrpcpb_pb2
+from tikv_br.dataflow.convert import Conversion
+from tikv_br.dataflow.options import BackupOptions
+from tikv_br.dataflow.write import DataFiles
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.codec import KeyCodec
 from tikv_br.formats.keys.ranges import KeyRange

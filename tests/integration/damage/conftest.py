@@ -15,9 +15,9 @@ from tests.integration.backup.data import load
 from tests.support.damage import Objects, read_objects
 from tests.support.live_cluster import LiveCluster, live_cluster
 from tests.support.openssl import crypter
-from tikv_br.backup.options import BackupOptions
 from tikv_br.backup.run import backup
 from tikv_br.backupset.files import FileKind
+from tikv_br.dataflow.options import BackupOptions
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.codec import KeyCodec
 from tikv_br.formats.sst.compression import Compression

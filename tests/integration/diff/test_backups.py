@@ -13,9 +13,9 @@ import pytest
 from tests.integration.diff.conftest import ROWS, Clusters, fill, found, plant
 from tests.support.live_cluster import LiveCluster, contents, live_cluster
 from tests.support.openssl import crypter
-from tikv_br.backup.options import BackupOptions
 from tikv_br.backup.run import backup
 from tikv_br.backupset.files import FileKind
+from tikv_br.dataflow.options import BackupOptions
 from tikv_br.diff.options import BackupChoice, ClusterChoice, DiffOptions
 from tikv_br.diff.run import diff, repair
 from tikv_br.diff.values import Kind

@@ -10,7 +10,7 @@ import pytest
 from tests.integration.backup.data import hard_rows, load
 from tests.integration.drill.killing import Host
 from tests.support.live_cluster import LiveCluster, live_cluster
-from tikv_br.backup.options import BackupOptions
+from tikv_br.dataflow.options import BackupOptions
 from tikv_br.drill.ledger import Kind, read_ledgers
 from tikv_br.drill.options import DrillOptions
 from tikv_br.drill.targets import PlaygroundTarget

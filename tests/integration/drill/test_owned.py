@@ -15,9 +15,9 @@ from tests.integration.drill.killing import killed_at, killed_within
 from tests.support.damage import Victim, cases, kind_of, read_objects
 from tests.support.forks import Forks
 from tests.support.live_cluster import LiveCluster, contents, live_cluster
-from tikv_br.backup.options import BackupOptions
 from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.cluster.config import ClusterConfig
+from tikv_br.dataflow.options import BackupOptions
 from tikv_br.drill.history import read_past_drills
 from tikv_br.drill.ledger import Creation, Kind, Ledger, read_ledgers
 from tikv_br.drill.objectives import Objectives

@@ -22,10 +22,10 @@ from tests.support.forks import Forks
 from tests.support.live_cluster import LiveCluster, contents, live_cluster
 from tests.support.logs import write_log
 from tikv_br.archive.log import LogSource
-from tikv_br.backup.merge import MergeSources
-from tikv_br.backup.options import BackupOptions
 from tikv_br.backup.run import backup
 from tikv_br.cluster.timestamps import minus_seconds
+from tikv_br.dataflow.merge import MergeSources
+from tikv_br.dataflow.options import BackupOptions
 from tikv_br.drill import live_source
 from tikv_br.drill.history import read_past_drills
 from tikv_br.drill.ledger import Kind, read_ledgers

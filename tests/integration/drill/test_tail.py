@@ -18,8 +18,8 @@ from tests.integration.incremental.writer import Writer
 from tests.support.background import Background
 from tests.support.forks import Forks
 from tests.support.live_cluster import LiveCluster, contents, live_cluster
-from tikv_br.backup.options import BackupOptions
 from tikv_br.backupset import lease
+from tikv_br.dataflow.options import BackupOptions
 from tikv_br.drill import cutover
 from tikv_br.drill.cutover import SourceFollower
 from tikv_br.drill.ledger import Kind, read_ledgers

@@ -24,9 +24,9 @@ from tests.integration.s3_servers import BUCKET, versitygw_server
 from tests.support.live_cluster import LiveCluster, contents, live_cluster
 from tests.support.openssl import crypter
 from tests.support.waiting import eventually
-from tikv_br.backup import plan
-from tikv_br.backup.options import BackupOptions
 from tikv_br.backup.run import backup
+from tikv_br.dataflow import plan
+from tikv_br.dataflow.options import BackupOptions
 from tikv_br.errors import CrypterMismatch, LeaseHeld, NothingMatched, StorageConflict, UsageError
 from tikv_br.export.options import ExportOptions
 from tikv_br.export.run import ExportSummary, export

@@ -15,11 +15,11 @@ from tests.integration.incremental.conftest import Clusters
 from tests.integration.incremental.feed_state import FeedState
 from tests.support.live_cluster import LiveCluster, live_cluster
 from tests.support.waiting import eventually
-from tikv_br.backup.options import BackupOptions
 from tikv_br.backup.run import backup
 from tikv_br.cluster import safepoint
 from tikv_br.cluster.safepoint import release
 from tikv_br.cluster.timestamps import minus_seconds
+from tikv_br.dataflow.options import BackupOptions
 from tikv_br.errors import ClusterUnfit, SafePointError, UsageError
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.ranges import KeyRange

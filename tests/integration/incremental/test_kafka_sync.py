@@ -32,10 +32,10 @@ from tests.support import history
 from tests.support.etcd import real_etcd
 from tests.support.live_cluster import LiveCluster, contents, live_cluster
 from tests.support.waiting import eventually
-from tikv_br.backup.options import BackupOptions
 from tikv_br.backup.run import backup
 from tikv_br.cluster.etcd import Etcd
 from tikv_br.cluster.timestamps import minus_seconds
+from tikv_br.dataflow.options import BackupOptions
 from tikv_br.errors import SyncDegraded
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.ranges import KeyRange

@@ -22,10 +22,10 @@ from tests.support.live_cluster import LiveCluster, contents, live_cluster
 from tests.support.ports import reserved_ports
 from tests.support.waiting import PATIENCE, eventually
 from tikv_br.archive.log import LogArchive, LogSource
-from tikv_br.backup.merge import MergeSources
-from tikv_br.backup.options import BackupOptions
 from tikv_br.backup.run import backup
 from tikv_br.cluster.etcd import Etcd
+from tikv_br.dataflow.merge import MergeSources
+from tikv_br.dataflow.options import BackupOptions
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.incremental.group.model import GroupStore
 from tikv_br.point_in_time import PointOptions, restore_to_point

@@ -11,9 +11,9 @@ from tests.integration.incremental.conftest import Clusters
 from tests.support.background import Background
 from tests.support.live_cluster import LiveCluster, contents
 from tests.support.waiting import eventually
-from tikv_br.backup.options import BackupOptions
 from tikv_br.backup.run import backup
 from tikv_br.cluster.timestamps import minus_seconds
+from tikv_br.dataflow.options import BackupOptions
 from tikv_br.diff.options import ClusterChoice, DiffOptions
 from tikv_br.diff.run import DiffSummary, diff, repair
 from tikv_br.formats.api_version import ApiVersion

@@ -10,8 +10,8 @@ import pytest
 from tests.integration.backup.data import hard_rows, load
 from tests.support.live_cluster import LiveCluster, live_cluster
 from tests.support.waiting import eventually
-from tikv_br.backup.options import BackupOptions
 from tikv_br.backup.run import backup
+from tikv_br.dataflow.options import BackupOptions
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.restore.record import remove_all
 from tikv_br.storage.open import open_store

@@ -14,8 +14,8 @@ import pytest
 from tests.integration.backup.data import load
 from tests.integration.restore.conftest import FILES, ROWS, rows_of
 from tests.support.live_cluster import LiveCluster, live_cluster
-from tikv_br.backup.options import BackupOptions
 from tikv_br.backup.run import backup
+from tikv_br.dataflow.options import BackupOptions
 from tikv_br.errors import StoreFull
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.codec import KeyCodec

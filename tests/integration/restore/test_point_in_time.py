@@ -24,10 +24,11 @@ from tests.support.waiting import PATIENCE, eventually
 from tikv_br.archive.compact import CompactionOptions, compact
 from tikv_br.archive.log import LogArchive, LogSource
 from tikv_br.archive.records import Segment
-from tikv_br.backup.merge import MergeOptions, MergeSources, merge_backup
-from tikv_br.backup.options import BackupOptions
+from tikv_br.backup.merge import MergeOptions, merge_backup
 from tikv_br.backup.run import backup
 from tikv_br.backupset import layout
+from tikv_br.dataflow.merge import MergeSources
+from tikv_br.dataflow.options import BackupOptions
 from tikv_br.errors import LogDamaged, OutsideRestoreWindow, StorageUnreachable, UsageError
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.incremental.backup import back_up_changes

@@ -14,9 +14,9 @@ from tests.integration.restore.conftest import FILES, rows_of
 from tests.integration.restore.conftest import ROWS as DATA
 from tests.integration.restore.restores import break_off, leftovers
 from tests.support.live_cluster import LiveCluster, live_cluster
-from tikv_br.backup.options import BackupOptions
 from tikv_br.backup.run import backup
 from tikv_br.backupset.backup_set import BackupSet
+from tikv_br.dataflow.options import BackupOptions
 from tikv_br.errors import ChecksumMismatch, TimestampAheadOfTso
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.codec import KeyCodec

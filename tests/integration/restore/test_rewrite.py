@@ -17,8 +17,8 @@ from tests.integration.backup.reading import golden_rows
 from tests.integration.restore.conftest import FILES, ROWS, rows_of
 from tests.integration.restore.restores import break_off, restore_golden
 from tests.support.live_cluster import LiveCluster, live_cluster
-from tikv_br.backup.options import BackupOptions
 from tikv_br.backup.run import backup
+from tikv_br.dataflow.options import BackupOptions
 from tikv_br.errors import ChecksumMismatch, NothingMatched, TargetNotEmpty, UsageError
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.codec import KeyCodec

@@ -14,11 +14,11 @@ from tests.integration.backup.moving import healed_late
 from tests.integration.restore.conftest import ROWS, rows_of
 from tests.support.live_cluster import LiveCluster, live_cluster
 from tests.support.waiting import PATIENCE
-from tikv_br.backup.options import BackupOptions
 from tikv_br.backup.run import backup
 from tikv_br.backupset import layout
 from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.cluster.region_errors import REACTIONS, Action
+from tikv_br.dataflow.options import BackupOptions
 from tikv_br.errors import (
     BackupDamaged,
     RetryBudgetExhausted,

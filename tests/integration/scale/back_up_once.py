@@ -19,17 +19,18 @@ from unittest import mock
 
 from tests.support.peak_memory import peak_mib
 from tests.support.tools import ROOT
-from tikv_br.backup import run_tasks as backup_tasks
-from tikv_br.backup import steps
-from tikv_br.backup.context import BackupContext, Engine
-from tikv_br.backup.convert import Conversion
-from tikv_br.backup.options import BackupOptions
-from tikv_br.backup.task import Task, TaskResult
+from tikv_br.backup import engines
 from tikv_br.backupset.backup_set import BackupWriter
 from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.config import ClusterConfig
 from tikv_br.cluster.pd_http import PdHttp
 from tikv_br.cluster.topology import ClusterInfo
+from tikv_br.dataflow import steps
+from tikv_br.dataflow.context import BackupContext
+from tikv_br.dataflow.convert import Conversion
+from tikv_br.dataflow.engine import Engine
+from tikv_br.dataflow.options import BackupOptions
+from tikv_br.dataflow.task import Task, TaskResult
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.codec import KeyCodec
 from tikv_br.formats.keys.ranges import KeyRange
@@ -59,11 +60,11 @@ def main(grpc: str, http: str, folder: str) -> None:
         context.writer = BackupWriter.create(context.store)
         context.backup_ts = context.scanned_ts = 1
         context.listed = False
-        backup_tasks.make_plan(context)
+        steps.make_plan(context)
         planned = time.process_time()
         plan_mib = peak_mib()
-        with mock.patch.object(backup_tasks, "run_tasks", run_elsewhere):
-            backup_tasks.copy(context)
+        with mock.patch.object(steps, "run_tasks", run_elsewhere):
+            engines.copy(context)
         copied = time.process_time()
         copy_mib = peak_mib()
         steps.verify_coverage(context)

@@ -13,11 +13,11 @@ import sys
 from itertools import pairwise
 from pathlib import Path
 
-from tikv_br.backup.task import PhaseSeconds, Task, TaskResult
 from tikv_br.backupset import layout, records
 from tikv_br.backupset.coverage import RegionPart
 from tikv_br.backupset.files import FileEntry, FileKind
 from tikv_br.backupset.ledger import FinishedTask, LedgerEntry
+from tikv_br.dataflow.task import PhaseSeconds, Task, TaskResult
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.checksum import Checksum
 from tikv_br.formats.keys.codec import KeyCodec

@@ -15,13 +15,15 @@ from typing import Any, cast
 from unittest import mock
 
 from tests.support.peak_memory import peak_mib
-from tikv_br.backup import run_tasks as backup_tasks
-from tikv_br.backup.context import BackupContext, Engine
-from tikv_br.backup.convert import Conversion
-from tikv_br.backup.options import BackupOptions
+from tikv_br.backup import engines
 from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.config import ClusterConfig
 from tikv_br.cluster.pd_http import PdHttp
+from tikv_br.dataflow import steps
+from tikv_br.dataflow.context import BackupContext
+from tikv_br.dataflow.convert import Conversion
+from tikv_br.dataflow.engine import Engine
+from tikv_br.dataflow.options import BackupOptions
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.codec import KeyCodec
 from tikv_br.formats.keys.ranges import KeyRange
@@ -45,7 +47,7 @@ def main(grpc: str, http: str) -> None:
         context.engine = Engine("scan", "", "spark", "", SLOTS)
         context.info = cast("Any", SimpleNamespace(stores=()))
         begin = time.process_time()
-        backup_tasks.make_plan(context)
+        steps.make_plan(context)
         seconds = time.process_time() - begin
     tasks, closure = handed_over(context)
     figures = {
@@ -67,8 +69,8 @@ def handed_over(context: BackupContext) -> tuple[Sequence[object], object]:
         taken.append((tasks, function))
         return 0.0
 
-    with mock.patch.object(backup_tasks, "run_tasks", run_tasks):
-        backup_tasks.copy(context)
+    with mock.patch.object(steps, "run_tasks", run_tasks):
+        engines.copy(context)
     return taken[0]
 
 

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from tikv_br.backup.task import Task
+from tikv_br.dataflow.task import Task
 from tikv_br.tasks.executor import ExecutorOptions, run_tasks
 from tikv_br.tasks.task import TaskContext
 

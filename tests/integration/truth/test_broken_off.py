@@ -18,12 +18,12 @@ import pytest
 from tests.integration.truth.calls import CALLS, NEEDS_STORES
 from tests.integration.truth.conftest import ROWS, World, check_failure
 from tests.support.accepting import accepting
-from tikv_br.backup import steps
-from tikv_br.backup.context import BackupContext
 from tikv_br.backupset import lease
 from tikv_br.cli import main
 from tikv_br.cli.command import CommandPath
 from tikv_br.cli.shared import ClusterFlags
+from tikv_br.dataflow import steps
+from tikv_br.dataflow.context import BackupContext
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import parse
 

@@ -11,11 +11,11 @@ import pytest
 
 from tests.integration.backup.data import hard_rows, load
 from tests.support.live_cluster import LiveCluster, live_cluster
-from tikv_br.backup.options import BackupOptions
 from tikv_br.backup.run import backup
 from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.backupset.files import FileEntry
 from tikv_br.cluster.rawkv import RawClient
+from tikv_br.dataflow.options import BackupOptions
 from tikv_br.errors import ApiVersionMismatch, BackupDamaged, ChecksumMismatch
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.ranges import KeyRange

@@ -12,8 +12,8 @@ import pytest
 
 from tests.integration.backup.data import hard_rows, load
 from tests.support.live_cluster import live_cluster
-from tikv_br.backup.options import BackupOptions
 from tikv_br.backup.run import backup
+from tikv_br.dataflow.options import BackupOptions
 from tikv_br.errors import BackupDamaged
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.storage.url import parse

@@ -9,13 +9,13 @@ import pytest
 
 from tests.support.history import Version
 from tests.support.logs import LOG_ID, write_log
-from tests.unit.backup.samples import options
+from tests.unit.dataflow.samples import options
 from tikv_br.archive.log import LogArchive
 from tikv_br.backup import merge
 from tikv_br.backup.merge import MergeJob, run_merge_task
-from tikv_br.backup.task import Task
 from tikv_br.backupset.ledger import LedgerEntry, read_entry
 from tikv_br.cancellation import Cancellation
+from tikv_br.dataflow.task import Task
 from tikv_br.errors import StorageFull
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.codec import KeyCodec

@@ -10,13 +10,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.support.sst_surgery import write_sst
-from tests.unit.backup.samples import options
-from tikv_br.backup.convert import Conversion
-from tikv_br.backup.data_files import DataFiles
+from tests.unit.dataflow.samples import options
 from tikv_br.backup.store_files import RewriteTotals, rewrite_files
 from tikv_br.backup.store_responses import StoredSst
 from tikv_br.backupset.files import FileEntry, FileKind
 from tikv_br.cluster.pb import brpb_pb2
+from tikv_br.dataflow.convert import Conversion
+from tikv_br.dataflow.write import DataFiles
 from tikv_br.errors import BackupDamaged
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.checksum import Checksum

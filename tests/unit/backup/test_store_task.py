@@ -11,12 +11,10 @@ from typing import cast
 
 import pytest
 
-from tests.unit.backup.samples import options
+from tests.unit.dataflow.samples import options
 from tikv_br import cancellation
 from tikv_br.backup import store_task
-from tikv_br.backup.convert import Conversion
 from tikv_br.backup.store_task import run_store_task
-from tikv_br.backup.task import BackupJob, Task
 from tikv_br.backupset.ledger import LedgerEntry, read_entry
 from tikv_br.cancellation import Cancellation, TaskCancelled
 from tikv_br.cluster.cluster import Cluster, ClusterPool
@@ -25,6 +23,8 @@ from tikv_br.cluster.pb import brpb_pb2
 from tikv_br.cluster.rate_limit import RateLimit
 from tikv_br.cluster.regions import Peer, Region
 from tikv_br.cluster.topology import Store, StoreState
+from tikv_br.dataflow.convert import Conversion
+from tikv_br.dataflow.task import BackupJob, Task
 from tikv_br.errors import StorageError, StorageFull, StorageReadOnly
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.storage.base import ObjectStore

@@ -8,12 +8,12 @@ import pyarrow as pa
 import pytest
 
 from tests.integration.backup.reading import rocksdb_rows
-from tikv_br.backup.convert import Conversion
-from tikv_br.backup.options import BackupOptions
 from tikv_br.backupset.coverage import require_coverage
 from tikv_br.bulk_load.partition import PartitionJob, PartitionResult, write_partition
 from tikv_br.bulk_load.stage import ledger_entries
 from tikv_br.cluster.config import ClusterConfig
+from tikv_br.dataflow.convert import Conversion
+from tikv_br.dataflow.options import BackupOptions
 from tikv_br.errors import UsageError
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.checksum import Checksum

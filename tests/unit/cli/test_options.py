@@ -17,7 +17,6 @@ import typer.main
 from typer.core import TyperOption
 
 from tikv_br.archive.compact import CompactionOptions
-from tikv_br.backup.options import BackupOptions
 from tikv_br.bulk_load.run import BulkLoadOptions
 from tikv_br.bulk_load.stage import StageOptions
 from tikv_br.cli.backup_cmd import RawBackupFlags
@@ -40,6 +39,7 @@ from tikv_br.cli.shared import (
     parse_size,
 )
 from tikv_br.cli.verify_cmd import VerifyFlags
+from tikv_br.dataflow.options import BackupOptions
 from tikv_br.diff.options import DiffOptions
 from tikv_br.drill.objectives import Objectives
 from tikv_br.errors import UsageError

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tikv_br.backup.options import BackupOptions
-from tikv_br.backup.steps import backup_steps
+from tikv_br.backup.run import backup_steps
 from tikv_br.cli.output import reporting
 from tikv_br.cluster.config import ClusterConfig
+from tikv_br.dataflow.options import BackupOptions
 from tikv_br.diff.run import COMPARISON
 from tikv_br.errors import Interrupted, StorageUnreachable, TikvBrError, UsageError
 from tikv_br.progress_events import Notice, StepStarted, silent

@@ -10,10 +10,11 @@ import pytest
 from tests.integration.backup.data import load, when
 from tests.integration.backup.reading import rocksdb_rows
 from tests.support.live_cluster import LiveCluster
-from tikv_br.backup.options import BackupOptions
-from tikv_br.backup.plan import REGION_OVERHEAD, SMALLEST_TASK
-from tikv_br.backup.run import BackupSummary, backup
+from tikv_br.backup.run import backup
 from tikv_br.backupset.backup_set import BackupSet
+from tikv_br.dataflow.options import BackupOptions
+from tikv_br.dataflow.plan import REGION_OVERHEAD, SMALLEST_TASK
+from tikv_br.dataflow.run import BackupSummary
 from tikv_br.errors import RequestRefused, TikvBrError
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.progress_events import Event, StepFinished, StepStarted

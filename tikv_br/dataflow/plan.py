@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from tikv_br.backup.options import BackupOptions
 from tikv_br.backupset.coverage import codec_of, describe_ranges, nothing_matched
 from tikv_br.cluster.cluster import Cluster, first_rpc_key
 from tikv_br.cluster.rawkv import RawClient
 from tikv_br.cluster.regions import RegionColumns
+from tikv_br.dataflow.options import BackupOptions
 from tikv_br.errors import ConversionUnsupported, UsageError
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.errors import DamagedBytes, UnsupportedFormat
@@ -62,6 +63,54 @@ def plan_intervals(
         count += 1
     intervals.append(Interval(opened, end, size, count))
     return intervals
+
+
+def plan_by_regions(
+    cluster: Cluster, codec: KeyCodec, wanted: Iterable[tuple[KeyRange, Sequence[KeyRange]]], slots: int
+) -> list[Interval]:
+    """Divide parts of RPC ranges, each given with its range, into tasks of about equal size, by PD's estimates.
+
+    ``slots``: concurrent tasks. PD is asked once for each range that has parts.
+    """
+    sized: list[tuple[KeyRange, RegionColumns]] = []
+    for whole, parts in wanted:
+        if parts:
+            regions = cluster.pd_http.regions(codec.bound(whole.start), codec.bound(whole.end))
+            sized += [(part, regions.overlapping(codec.bound(part.start), codec.bound(part.end))) for part in parts]
+    task_size = task_bytes(sum(regions.total_bytes for _, regions in sized), slots)
+    return [
+        interval
+        for part, regions in sized
+        for interval in plan_intervals(regions, codec, part.start, part.end, task_size)
+    ]
+
+
+def plan_by_sizes(part: KeyRange, sizes: Sequence[tuple[bytes, int]], wanted: int) -> list[Interval]:
+    """Cut a range into intervals of about `wanted` bytes; `sizes`: ascending keys, and the bytes from each to the next."""
+    intervals: list[Interval] = []
+    start, filled, count = part.start, 0, 0
+    for key, size in sizes:
+        if part.end and key >= part.end:
+            break
+        if key > start and count and filled + size // 2 > wanted:
+            intervals.append(Interval(start, key, filled, count))
+            start, filled, count = key, 0, 0
+        if key >= part.start:
+            filled += size
+            count += 1
+    return [*intervals, Interval(start, part.end, filled, count)]
+
+
+def spread_sizes(parts: Sequence[tuple[bytes, bytes, int]], cuts: Iterable[bytes]) -> list[tuple[bytes, int]]:
+    """The cuts, and the bytes from each to the next. The size of a part (first key, last key, bytes) is spread evenly over its cuts."""
+    keys = sorted({b"", *cuts})
+    sizes = [0] * len(keys)
+    for start, last, size in parts:
+        first = bisect_right(keys, start) - 1
+        end = max(bisect_left(keys, last), first + 1) if last else len(keys)
+        for at in range(first, end):
+            sizes[at] += size // (end - first)
+    return list(zip(keys, sizes, strict=True))
 
 
 def cut_at(bound: bytes, codec: KeyCodec) -> bytes:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.backup.samples import options
+from tests.unit.dataflow.samples import options
 from tikv_br.errors import UsageError
 from tikv_br.formats.sst.compression import Compression
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from tikv_br.backup.convert import Converter, join_expiry
 from tikv_br.backupset.files import Expiry
+from tikv_br.dataflow.convert import Converter, join_expiry
 from tikv_br.formats import columns
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.errors import DamagedBytes, UnsupportedFormat

@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from tikv_br.backup import task
-from tikv_br.backup.task import TaskResult, try_task
+from tikv_br.dataflow import task
+from tikv_br.dataflow.task import TaskResult, try_task
 from tikv_br.errors import ClusterUnreachable, RetryBudgetExhausted, StorageDenied, TikvBrError
 from tikv_br.storage.outage import StorageAway
 

@@ -12,7 +12,8 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from tikv_br.backup.plan import (
+from tikv_br.cluster.regions import RegionColumns
+from tikv_br.dataflow.plan import (
     LARGEST_TASK,
     MIB,
     REGION_OVERHEAD,
@@ -21,7 +22,6 @@ from tikv_br.backup.plan import (
     plan_intervals,
     task_bytes,
 )
-from tikv_br.cluster.regions import RegionColumns
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.codec import KeyCodec, encode
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tikv_br.backup.options import BackupOptions
 from tikv_br.cluster.config import ClusterConfig
+from tikv_br.dataflow.options import BackupOptions
 from tikv_br.storage.url import StorageLocation
 
 

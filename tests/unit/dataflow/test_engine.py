@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from tests.unit.backup.samples import options
-from tikv_br.backup.context import CLUSTER_SLOTS, choose_engine
-from tikv_br.backup.plan import Interval
+from tests.unit.dataflow.samples import options
 from tikv_br.backupset.files import FileKind
 from tikv_br.cluster.rate_limit import RateLimit
+from tikv_br.dataflow.engine import CLUSTER_SLOTS, choose_engine
+from tikv_br.dataflow.plan import Interval
 from tikv_br.errors import SparkUnavailable
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.sst.compression import Compression

@@ -7,11 +7,11 @@ from unittest import mock
 
 import pytest
 
-from tikv_br.backup.context import BackupContext
-from tikv_br.backup.options import BackupOptions
-from tikv_br.backup.path import release_backup_lock
 from tikv_br.backupset import lease
 from tikv_br.backupset.backup_set import BackupWriter
+from tikv_br.dataflow.context import BackupContext
+from tikv_br.dataflow.options import BackupOptions
+from tikv_br.dataflow.path import release_backup_lock
 from tikv_br.errors import StorageUnreachable
 from tikv_br.storage.local import LocalObjectStore
 from tikv_br.storage.url import parse

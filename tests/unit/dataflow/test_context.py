@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from tikv_br.backup import steps
-from tikv_br.backup.context import BackupContext
-from tikv_br.backup.options import BackupOptions
-from tikv_br.backup.task import PhaseSeconds, TaskResult
 from tikv_br.backupset.ledger import FinishedTask
 from tikv_br.cluster.config import ClusterConfig
 from tikv_br.cluster.safepoint import SafePointKeeper
+from tikv_br.dataflow import steps
+from tikv_br.dataflow.context import BackupContext
+from tikv_br.dataflow.options import BackupOptions
+from tikv_br.dataflow.task import PhaseSeconds, TaskResult
 from tikv_br.errors import ClusterUnreachable, SafePointError
 from tikv_br.storage.url import StorageLocation
 

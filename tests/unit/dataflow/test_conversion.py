@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from tikv_br.backup.options import Loss, require_conversion
+from tikv_br.dataflow.options import Loss, require_conversion
 from tikv_br.errors import ConversionUnsupported
 from tikv_br.formats.api_version import ApiVersion
 

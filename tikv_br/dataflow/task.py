@@ -10,10 +10,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from typing import TypeVar
 
-from tikv_br.backup.convert import Conversion
-from tikv_br.backup.options import BackupOptions
 from tikv_br.backupset.ledger import FinishedTask
 from tikv_br.cluster.rate_limit import RateLimit
+from tikv_br.dataflow.convert import Conversion
+from tikv_br.dataflow.options import BackupOptions
 from tikv_br.errors import RetryBudgetExhausted, TikvBrError
 from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.retry import Backoff, Backoffer, RetryPolicy

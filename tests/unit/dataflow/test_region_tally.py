@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from tikv_br.backup.convert import Converter
-from tikv_br.backup.data_files import RegionCounts
 from tikv_br.backupset.coverage import RegionPart
 from tikv_br.cluster.regions import Peer, Region, RegionCache
+from tikv_br.dataflow.convert import Converter
+from tikv_br.dataflow.write import RegionCounts
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.checksum import Checksum
 from tikv_br.formats.keys.codec import KeyCodec

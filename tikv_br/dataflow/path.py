@@ -7,8 +7,6 @@ import logging
 from dataclasses import asdict
 
 from tikv_br import __version__
-from tikv_br.backup.context import BackupContext
-from tikv_br.backup.plan import keyspaces_of
 from tikv_br.backupset import layout, lease, ledger, run_record
 from tikv_br.backupset.backup_set import BackupSet, BackupWriter
 from tikv_br.backupset.files import verify_file_identity
@@ -17,6 +15,8 @@ from tikv_br.backupset.ledger import FinishedTask, LedgerEntry
 from tikv_br.backupset.manifest import Description
 from tikv_br.backupset.records import read_record
 from tikv_br.backupset.run_record import PathState, RunRecord
+from tikv_br.dataflow.context import BackupContext
+from tikv_br.dataflow.plan import keyspaces_of
 from tikv_br.errors import BackupDamaged, BackupPathInUse, CrypterMismatch, ResumeRefused, StorageError
 from tikv_br.progress_events import Notice
 from tikv_br.report.facts import counted

@@ -6,12 +6,12 @@ import logging
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from tikv_br.backup.convert import CONVERTED_TS, BatchStats, ConvertedRows, Converter, join_expiry
-from tikv_br.backup.options import BackupOptions
 from tikv_br.backupset import layout
 from tikv_br.backupset.coverage import RegionPart
 from tikv_br.backupset.files import Expiry, FileEntry, FileKind, FileWriter
 from tikv_br.cluster.regions import RegionCache
+from tikv_br.dataflow.convert import CONVERTED_TS, BatchStats, ConvertedRows, Converter, join_expiry
+from tikv_br.dataflow.options import BackupOptions
 from tikv_br.errors import StorageError
 from tikv_br.formats.checksum import Checksum
 from tikv_br.formats.errors import DamagedBytes

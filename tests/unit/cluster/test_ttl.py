@@ -10,7 +10,7 @@ import grpc
 import pyarrow as pa
 import pytest
 
-from tikv_br.backup import scan
+from tikv_br.cluster import ttl
 from tikv_br.cluster.pb import kvrpcpb_pb2
 from tikv_br.cluster.rawkv import TimedTtl
 from tikv_br.formats.api_version import ApiVersion
@@ -56,10 +56,10 @@ def fetcher(
     *,
     seconds: float = 5,
     tso_seconds: float = 0,
-) -> scan.TtlFetcher:
+) -> ttl.TtlFetcher:
     """Return a fetcher of a cluster of one region; asked again, that answers 50 after 20 s of retries and a request of 7 s."""
     clock = Clock()
-    monkeypatch.setattr(scan, "time", clock)
+    monkeypatch.setattr(ttl, "time", clock)
 
     def ask_again(_key: bytes) -> TimedTtl:
         sent = clock.seconds + 20
@@ -84,7 +84,7 @@ def fetcher(
         cluster_id=1,
     )
     raw: Any = SimpleNamespace(codec=KeyCodec(ApiVersion.V1TTL), get_timed_ttl=ask_again)
-    return scan.TtlFetcher(cluster, raw)
+    return ttl.TtlFetcher(cluster, raw)
 
 
 def test_expiry_counts_from_the_sending(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,6 +129,6 @@ def test_rows_without_expiry_have_no_error(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_the_longest_ttls_end_where_an_expiry_can(monkeypatch: pytest.MonkeyPatch) -> None:
     """By a store's clock that is behind PD's more is left than can be added here: the row keeps the last expiry there is."""
-    answers = {b"a": kvrpcpb_pb2.RawGetKeyTTLResponse(ttl=scan.LAST_EXPIRY - NOW + 3)}
+    answers = {b"a": kvrpcpb_pb2.RawGetKeyTTLResponse(ttl=ttl.LAST_EXPIRY - NOW + 3)}
     expire_ts, _ = fetcher(monkeypatch, dict(answers)).fetch(pa.array([b"a"], pa.large_binary()))
-    assert expire_ts.tolist() == [scan.LAST_EXPIRY]
+    assert expire_ts.tolist() == [ttl.LAST_EXPIRY]

@@ -11,11 +11,11 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from tests.unit.backup.samples import options
-from tikv_br.backup.convert import BatchStats, Converter
-from tikv_br.backup.data_files import DataFiles
+from tests.unit.dataflow.samples import options
 from tikv_br.backupset.files import FileEntry, FileKind, totals
 from tikv_br.cluster.pb import kvrpcpb_pb2
+from tikv_br.dataflow.convert import BatchStats, Converter
+from tikv_br.dataflow.write import DataFiles
 from tikv_br.errors import StorageFull
 from tikv_br.formats import columns
 from tikv_br.formats.api_version import ApiVersion

@@ -1,0 +1,184 @@
+"""Backups and a log that are read together: a base, incremental backups on it and a log, as of one timestamp."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from tikv_br.archive.log import LogArchive, LogSource
+from tikv_br.backupset.backup_set import BackupSet
+from tikv_br.backupset.files import FileEntry
+from tikv_br.backupset.rows import file_errors, open_file
+from tikv_br.cluster.timestamps import compose, show_ts
+from tikv_br.dataflow.plan import spread_sizes
+from tikv_br.errors import BackupUnsupported, OutsideRestoreWindow, UsageError
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.keys.codec import KeyCodec
+from tikv_br.storage.base import ObjectStore
+from tikv_br.storage.open import open_store
+from tikv_br.storage.url import StorageLocation
+
+CLOCK_MARGIN_MS = 60_000
+"""How far the clock of the machine that made a backup may be ahead of PD's: for backups without `scanned_ts`."""
+SAMPLED_LOG_FILES = 32
+"""Log files whose row groups are looked at to divide the keys into intervals of equal size."""
+
+
+@dataclass(frozen=True, slots=True)
+class MergeSources:
+    """What is merged: a full backup, incremental backups in the order of their time, and a log."""
+
+    base: BackupSet
+    increments: tuple[BackupSet, ...] = ()
+    log: LogArchive | None = None
+
+    @classmethod
+    def open(cls, newest: StorageLocation, log: LogSource | None) -> MergeSources:
+        """Open a backup, the backups that it continues, and a log of the same cluster.
+
+        Raises as `BackupSet.open`, `BackupSet.chain` and `LogArchive.open`; `BackupUnsupported`, `UsageError`.
+        """
+        base, *increments = BackupSet.open(open_store(newest)).chain()
+        if base.api_version is not ApiVersion.V2 or not base.backup_ts:
+            raise BackupUnsupported(
+                f"{base.store.location} has no backup-ts: its rows have no time",
+                hint="Point-in-time recovery needs a backup of an API V2 cluster that tikv-br made.",
+            )
+        found = cls(base, tuple(increments))
+        return found if log is None else found.with_log(LogArchive.open(open_store(log.storage), log.id))
+
+    def with_log(self, log: LogArchive) -> MergeSources:
+        """These backups and a log. Raises `UsageError` for the log of another cluster or range, or that starts after the backups."""
+        if log.description.cluster_id != self.base.cluster_id:
+            raise UsageError(
+                f"the log is of cluster {log.description.cluster_id}, the backup of cluster {self.base.cluster_id}",
+                hint="Pass a backup and a log of the same cluster.",
+            )
+        log.check(self.base.ranges, self.newest.backup_ts, self.newest.backup_ts)
+        return replace(self, log=log)
+
+    @property
+    def newest(self) -> BackupSet:
+        """The last increment, or the base."""
+        return self.increments[-1] if self.increments else self.base
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        """Their places, without credentials."""
+        urls = [each.store.location.redacted() for each in self.backups]
+        if self.log is not None:
+            urls.append(f"{self.log.store.location.redacted()} (log {self.log.description.log_id})")
+        return tuple(urls)
+
+    @property
+    def backups(self) -> tuple[BackupSet, ...]:
+        """The base and the increments."""
+        return (self.base, *self.increments)
+
+    def log_files(self, ts: int) -> tuple[FileEntry, ...]:
+        """The files of the log with changes after the newest backup, up to a timestamp. Raises as `LogArchive.check`."""
+        if self.log is None:
+            return ()
+        found = {
+            file.name: file for span in self.base.ranges for file in self.log.files_for(span, self.newest.backup_ts, ts)
+        }
+        return tuple(found.values())
+
+    @property
+    def window(self) -> tuple[int, int]:
+        """The first and the last timestamp to which rows can be restored.
+
+        A backup is no snapshot: until the end of its scan it may lack rows that were deleted or expired meanwhile, and have
+        newer ones. So the window starts at the end of the scan of the newest backup. Raises `LogDamaged` for a log with gaps.
+        """
+        return scanned_ts(self.newest), self.last_ts(allow_inexact=False)
+
+    def last_ts(self, *, allow_inexact: bool) -> int:
+        """The last timestamp to which rows can be restored; with `allow_inexact` also one in a scan window at the log's end."""
+        if self.log is None:
+            return scanned_ts(self.newest)
+        end = self.log.end_ts(self.newest.backup_ts, self.base.ranges)
+        return end if allow_inexact else self.log.inexact_around(self.base.ranges, end)[0]
+
+    def check(self, ts: int, *, allow_inexact: bool = False) -> None:
+        """Check that a timestamp is in the window and, without `allow_inexact`, in no scan window of the log.
+
+        Raises `OutsideRestoreWindow`, `LogDamaged` if they were in a part of the log that is lost.
+        """
+        first, last = self.window
+        end = self.last_ts(allow_inexact=True)
+        if self.log is not None and ts > end:
+            with contextlib.suppress(UsageError):  # the log is whole, but ends before
+                self.log.check(self.base.ranges, self.newest.backup_ts, ts)
+        upper = end if allow_inexact else last
+        if first > upper:
+            raise OutsideRestoreWindow(
+                f"the log has all rows only up to {show_ts(upper)}, before the backup's scan had ended ({show_ts(first)})",
+                hint="Wait until the log has reached that time, or use an older backup.",
+            )
+        if not first <= ts <= end:
+            raise OutsideRestoreWindow(
+                f"{show_ts(ts)} is outside the restorable window, {show_ts(first)} to {show_ts(upper)}",
+                hint="Pass a time in the window, an older backup for earlier times, or a log for later ones.",
+            )
+        if self.log is None or allow_inexact:
+            return
+        before, after = self.log.inexact_around(self.base.ranges, ts)
+        if before < after:
+            exact = " or ".join(str(each) for each in (before, after) if first <= each <= end)
+            inexact = "--allow-inexact: such keys then get an older value, or none."
+            raise OutsideRestoreWindow(
+                f"at {show_ts(ts)} not all rows are known: the change feed was interrupted, and of keys written more than once "
+                f"between {show_ts(before)} and {show_ts(after)} it may have delivered only the newest version",
+                hint=f"Pass {exact}, the nearest times at which all rows are known. Or pass {inexact}"
+                if exact
+                else f"Pass {inexact}",
+            )
+
+
+def sizes_by_key(sources: MergeSources, files: Sequence[FileEntry]) -> list[tuple[bytes, int]]:
+    """Ascending RPC keys, and about how many bytes are to be read from each to the next; ``files`` are those of the log."""
+    parts = [(file.start_key, file.end_key, file.total_bytes) for each in sources.backups for file in each.files]
+    cuts = {start for start, _, _ in parts}
+    if sources.log is not None:
+        more_parts, more_cuts = file_parts(sources.log.store, sources.log.codec, files)
+        parts += more_parts
+        cuts |= more_cuts
+    return spread_sizes(parts, cuts)
+
+
+def file_parts(
+    store: ObjectStore, codec: KeyCodec, files: Sequence[FileEntry]
+) -> tuple[list[tuple[bytes, bytes, int]], set[bytes]]:
+    """Parts and cuts of Parquet files for `spread_sizes`, from the row groups of some of them."""
+    from tikv_br.formats.parquet import ParquetReader
+
+    parts: list[tuple[bytes, bytes, int]] = []
+    cuts: set[bytes] = set()
+    sampled = files[:: max(1, len(files) // SAMPLED_LOG_FILES)]
+    for file in sampled:
+        with file_errors(file):
+            groups = ParquetReader(open_file(store, file)).groups()
+        keys = [codec.rpc_key(each.first_key) for each in groups]
+        cuts.update(keys[1:])  # the first says nothing about how keys are distributed
+        parts += [
+            (start, codec.rpc_key(group.last_key) if group.last_key else b"", group.size * len(files) // len(sampled))
+            for start, group in zip(keys, groups, strict=True)
+        ]
+    return parts, cuts
+
+
+def file_sizes(store: ObjectStore, codec: KeyCodec, files: Sequence[FileEntry]) -> list[tuple[bytes, int]]:
+    """Ascending RPC keys, and about how many bytes Parquet files have from each to the next."""
+    _, cuts = file_parts(store, codec, files)
+    parts = [(file.start_key, file.end_key, file.total_bytes) for file in files]
+    return spread_sizes(parts, cuts | {start for start, _, _ in parts})
+
+
+def scanned_ts(base: BackupSet) -> int:
+    """A timestamp after all rows of a backup were read."""
+    manifest = base.manifest
+    if manifest is None:
+        raise BackupUnsupported(f"{base.store.location} was not made by tikv-br: the end of its scan is unknown")
+    return manifest.description.scanned_ts or compose(manifest.statistics.finished_ms + CLOCK_MARGIN_MS)
