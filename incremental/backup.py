@@ -112,8 +112,7 @@ def check_base(context: IncrementContext) -> None:
     base = context.base = BackupSet.open(store)
     if base.manifest is None or base.api_version is not ApiVersion.V2:
         raise UsageError(f"--base {store.location} cannot be continued: tikv-br must have made it, with API V2")
-    for span in base.ranges:
-        since_ts = backup_ts(base, info.cluster_id, span)
+    since_ts = backup_ts(base, info.cluster_id, base.ranges)
     if options.ranges or options.keyspaces:
         raise UsageError(
             "--base: an incremental backup has the ranges and keyspaces of its base", hint="Leave them out."

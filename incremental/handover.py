@@ -9,6 +9,7 @@ The sync's own safe point is registered first, then renewed, so that the start i
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from tikv_br.backupset.backup_set import BackupSet
@@ -101,15 +102,15 @@ def resolve(start: Start, cluster: Cluster, span: KeyRange, *, writes_log: bool 
         case FromBackup():
             backup = BackupSet.open_any(open_store(start.storage))
             # No margin is needed: the backup made the stores drop their cached timestamps.
-            return _checked_ts(backup_ts(backup, cluster.cluster_id, span), cluster)
+            return _checked_ts(backup_ts(backup, cluster.cluster_id, [span]), cluster)
         case FromTs():
             return _below_caches(_checked_ts(start.ts, cluster), cluster)
         case FromNow():
             return choose_backup_ts(cluster, start.safe_interval)
 
 
-def backup_ts(backup: BackupSet, cluster_id: int, span: KeyRange) -> int:
-    """The backup-ts of a backup of this cluster that covers the whole range. Raises `UsageError` for any other backup."""
+def backup_ts(backup: BackupSet, cluster_id: int, spans: Iterable[KeyRange]) -> int:
+    """The backup-ts of a backup of this cluster that covers all of these ranges. Raises `UsageError` for any other backup."""
     place = backup.store.location.redacted()
     if backup.cluster_id != cluster_id:
         raise UsageError(
@@ -127,7 +128,8 @@ def backup_ts(backup: BackupSet, cluster_id: int, span: KeyRange) -> int:
         raise UsageError(
             f"the backup at {place} has no backup-ts: its source has API {label}", hint="Pass --mode diff."
         )
-    missing = gaps(span, backup.ranges if manifest is None else manifest.description.source_ranges)
+    covered = backup.ranges if manifest is None else manifest.description.source_ranges
+    missing = [gap for span in spans for gap in gaps(span, covered)]
     if missing:
         raise UsageError(
             f"the backup at {place} does not contain {missing[0]}: the sync would miss writes there before its backup-ts",
