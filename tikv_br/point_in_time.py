@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from tikv_br.archive.log import LogSource
 from tikv_br.backup.merge import MergeOptions, merge_backup
@@ -25,6 +25,7 @@ from tikv_br.progress_events import Notice, Reporter, silent
 from tikv_br.restore.options import RestoreOptions
 from tikv_br.restore.plan import RestorePlan
 from tikv_br.restore.run import RestoreSummary, restore
+from tikv_br.resume_options import MAY_CHANGE, chosen, compared_as
 from tikv_br.storage.base import exists
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import StorageLocation
@@ -34,16 +35,16 @@ from tikv_br.storage.url import StorageLocation
 class PointOptions:
     """Options of a restore to a point in time."""
 
-    restore: RestoreOptions
+    restore: RestoreOptions = field(metadata=compared_as("its fields"))
     """`storage` is the newest backup to use: a full one, or an increment."""
-    log: LogSource | None
-    ts: int
+    log: LogSource | None = field(metadata=compared_as("sources"))
+    ts: int = field(metadata=compared_as("ts"))
     """0 = the last one possible."""
-    before_ts: int = 0
+    before_ts: int = field(default=0, metadata=compared_as("ts"))
     """No write of this time or later may be among the rows: `ts` is earlier by the age of stores' timestamps; 0 = not asked for."""
-    allow_inexact: bool = False
+    allow_inexact: bool = field(default=False, metadata=compared_as("allow_inexact"))
     """See `MergeOptions.allow_inexact`."""
-    work: StorageLocation | None = None
+    work: StorageLocation | None = field(default=None, metadata=MAY_CHANGE)
     """Folder for the temporary backup; None = beside the log or, without one, beside the backup."""
 
 
@@ -129,10 +130,10 @@ def restore_to_point(
 
 
 def temporary_location(options: PointOptions, sources: MergeSources) -> StorageLocation:
-    """Where the merged rows are kept until they are restored: the same for the same sources, time, exactness and target."""
+    """Where the merged rows are kept until they are restored: the same for the same target and options that decide on them."""
     wanted = options.restore
     exactness = ["inexact"] if options.allow_inexact else []
-    identity = "\n".join([*sources.urls, str(options.ts), ",".join(wanted.cluster.pd), *exactness])
+    identity = "\n".join([*sources.urls, str(options.ts), ",".join(wanted.cluster.pd), *exactness, *chosen(options)])
     name = f"restore-{hashlib.sha256(identity.encode()).hexdigest()[:16]}"
     if options.work is not None:
         return options.work.child(name)

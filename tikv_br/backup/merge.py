@@ -38,6 +38,7 @@ from tikv_br.formats.checksum import Checksum
 from tikv_br.formats.keys.codec import KeyCodec
 from tikv_br.formats.keys.ranges import KeyRange, gaps, intersection
 from tikv_br.progress_events import Reporter, silent
+from tikv_br.resume_options import MAY_CHANGE, compared_as
 from tikv_br.steps import FunctionStep, Step
 from tikv_br.storage.base import ObjectStore
 from tikv_br.storage.open import open_store
@@ -55,16 +56,16 @@ CHECK_THREADS = 16
 class MergeOptions:
     """Options of one merge."""
 
-    output: BackupOptions
+    output: BackupOptions = field(metadata=compared_as("its fields"))
     """Where and in what form the result is written, and who does the work; the rest is not used."""
-    newest: StorageLocation
+    newest: StorageLocation = field(metadata=compared_as("merged_from"))
     """A full backup, or an incremental one whose parents are merged too."""
-    log: LogSource | None = None
-    ts: int = 0
+    log: LogSource | None = field(default=None, metadata=compared_as("merged_from"))
+    ts: int = field(default=0, metadata=compared_as("backup_ts"))
     """The rows of this timestamp are written; 0 = the last one possible."""
-    allow_inexact: bool = False
+    allow_inexact: bool = field(default=False, metadata=compared_as("backup_ts"))
     """Whether keys may have an older value where the log lacks versions."""
-    listed: bool = True
+    listed: bool = field(default=True, metadata=MAY_CHANGE)
     """Whether `tikv-br list` shows the result."""
 
 
@@ -76,6 +77,11 @@ class MergeContext(BackupContext):
     sources: MergeSources = field(init=False)  # read the sources
     ts: int = 0  # look for a resumable backup: the rows of this time are written
     log_files: tuple[FileEntry, ...] = ()  # look for a resumable backup
+
+    @property
+    def all_options(self) -> tuple[object, ...]:
+        """The options of the output and of the merge."""
+        return (*super().all_options, self.merge)
 
 
 def merge_backup(options: MergeOptions, reporter: Reporter = silent) -> BackupReport:

@@ -19,6 +19,7 @@ from tikv_br.cluster.pb import brpb_pb2, kvrpcpb_pb2
 from tikv_br.errors import BackupDamaged, BackupSetError, BackupUnsupported, StorageError
 from tikv_br.formats.api_version import V3_NUMBER, V3_REFUSED, ApiVersion
 from tikv_br.formats.keys.ranges import KeyRange
+from tikv_br.resume_options import MAY_CHANGE
 from tikv_br.storage.base import ObjectStore, check_name
 from tikv_br.storage.crypter import PLAIN, PLAINTEXT, Crypter
 
@@ -27,37 +28,37 @@ from tikv_br.storage.crypter import PLAIN, PLAINTEXT, Crypter
 class Description:
     """The properties of a backup that are known before it is complete."""
 
-    tool_version: str
+    tool_version: str = field(metadata=MAY_CHANGE)
     engine: str
     """``scan`` or ``store``."""
     file_format: str
     """``sst`` or ``parquet``."""
     compression: str
     cluster_id: int
-    cluster_version: str
+    cluster_version: str = field(metadata=MAY_CHANGE)
     api_version: ApiVersion
     """Of the source."""
     dst_api_version: ApiVersion
     """In which the files are written."""
     source_ranges: tuple[KeyRange, ...]
     """RPC keys of the source."""
-    ranges: tuple[KeyRange, ...]
+    ranges: tuple[KeyRange, ...] = field(metadata=MAY_CHANGE)
     """RPC keys of the destination version: what the files cover."""
     keyspaces: tuple[int, ...]
     """Ids, for API V2; else empty."""
-    backup_ts: int
+    backup_ts: int = field(metadata=MAY_CHANGE)
     """All writes with a smaller or equal ts are in the backup; 0 = the source has no ts."""
     parent: str
     """URL of the backup that this one continues, without credentials; ``""`` = a full backup."""
-    storage: str
+    storage: str = field(metadata=MAY_CHANGE)
     """Where it was written, without credentials."""
-    started_ms: int
+    started_ms: int = field(metadata=MAY_CHANGE)
     """Milliseconds since the epoch."""
-    engine_reason: str = ""
+    engine_reason: str = field(default="", metadata=MAY_CHANGE)
     """Why this engine."""
     encryption: str = PLAINTEXT
     """`Crypter.method` of files and records."""
-    scanned_ts: int = field(default=0, metadata=LATER)
+    scanned_ts: int = field(default=0, metadata={**LATER, **MAY_CHANGE})
     """TSO after the last row was read: from then on, base and log give every row of any time. 0 = not recorded."""
     since_ts: int = field(default=0, metadata=LATER)
     """Of an incremental backup: it has the changes after this ts, which is the parent's backup-ts."""
@@ -65,7 +66,7 @@ class Description:
     """Of the parent's `backupmeta`: distinguishes the parent from another backup at its URL."""
     merged_from: tuple[str, ...] = field(default=(), metadata=LATER)
     """Of a merged backup: the URLs of the backups and the log that it was made from, without credentials."""
-    version_check_skipped: bool = field(default=False, metadata=LATER)
+    version_check_skipped: bool = field(default=False, metadata={**LATER, **MAY_CHANGE})
     """Whether it was made with ``--skip-version-check``."""
 
 

@@ -4,40 +4,31 @@ from __future__ import annotations
 
 import enum
 import re
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field
 
+from tikv_br import resume_options
 from tikv_br.backupset import layout
 from tikv_br.backupset.manifest import Description
-from tikv_br.backupset.records import read_record, write_record
+from tikv_br.backupset.records import LATER, read_record, write_record
 from tikv_br.errors import BackupPathInUse, StorageConflict, StorageObjectMissing
+from tikv_br.resume_options import MAY_CHANGE, compared_as
 from tikv_br.storage.base import ObjectStore, exists
-
-_IGNORED_FIELDS = {
-    "tool_version",
-    "engine_reason",
-    "cluster_version",
-    "ranges",
-    "backup_ts",
-    "scanned_ts",
-    "storage",
-    "started_ms",
-    "version_check_skipped",
-}
-"""Fields of the description that may differ when a run is resumed, or follow from others."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
     """Written before the first file; removed when the backup is complete and cleaned up."""
 
-    run_id: str
+    run_id: str = field(metadata=MAY_CHANGE)
     """Also names the safe point in PD."""
-    description: Description
+    description: Description = field(metadata=compared_as("its fields"))
     """As it will stand in the manifest."""
     assume_no_ttl: bool
     checksum: bool
     allow_loss: tuple[str, ...]
     """What the conversion may lose."""
+    options: tuple[str, ...] | None = field(default=None, metadata={**LATER, **compared_as("its items")})
+    """Other options that a resumed run must share, by `resume_options.chosen`; None = not recorded."""
 
 
 def write_run(store: ObjectStore, record: RunRecord) -> None:
@@ -59,24 +50,9 @@ def remove_run(store: ObjectStore) -> None:
 
 
 def differences(begun: RunRecord, wanted: RunRecord) -> list[str]:
-    """The options that change the content of the backup and differ, as ``engine was store, is scan``."""
-    pairs = [
-        (field.name, getattr(begun.description, field.name), getattr(wanted.description, field.name))
-        for field in fields(Description)
-        if field.name not in _IGNORED_FIELDS
-    ]
-    pairs += [
-        (name, getattr(begun, name), getattr(wanted, name)) for name in ("assume_no_ttl", "checksum", "allow_loss")
-    ]
-    return [
-        f"{name.replace('_', ' ')} was {_text(one)}, is {_text(other)}" for name, one, other in pairs if one != other
-    ]
-
-
-def _text(value: object) -> str:
-    if isinstance(value, tuple):
-        return ", ".join(map(_text, value)) or "none"
-    return str(getattr(value, "label", value))
+    """The options that a resumed run must share and that differ, as ``engine was store, is scan``."""
+    values = [resume_options.compared(each.description) | resume_options.compared(each) for each in (begun, wanted)]
+    return resume_options.differences(*values) + resume_options.chosen_differences(begun.options, wanted.options)
 
 
 LOCK_TEXT = b"DO NOT DELETE\nA backup is being written here, or is complete; give every backup a path of its own.\n"

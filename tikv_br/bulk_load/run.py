@@ -24,6 +24,7 @@ from tikv_br.formats.checksum import Checksum
 from tikv_br.progress_events import Notice, Reporter, silent
 from tikv_br.restore.options import DEFAULT_CONCURRENCY, Mode, RestoreOptions, Via
 from tikv_br.restore.run import RestoreSummary, restore
+from tikv_br.resume_options import MAY_CHANGE, compared_as
 from tikv_br.storage.base import exists
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import StorageLocation
@@ -38,30 +39,30 @@ NO_STAGING = StorageLocation("local", "/nonexistent")
 class BulkLoadOptions:
     """Options of one bulk load."""
 
-    cluster: ClusterConfig
-    staging: StorageLocation | None
+    cluster: ClusterConfig = field(metadata=compared_as("identity"))
+    staging: StorageLocation | None = field(metadata=MAY_CHANGE)
     """Folder for the temporary backup, which gets a subfolder of its own; None with `Mode.PUT`."""
-    stage: StageOptions
-    mode: Mode = Mode.INGEST
-    executor: ExecutorChoice = "auto"
+    stage: StageOptions = field(metadata=compared_as("identity"))
+    mode: Mode = field(default=Mode.INGEST, metadata=MAY_CHANGE)
+    executor: ExecutorChoice = field(default="auto", metadata=MAY_CHANGE)
     """Reader of the input: threads of this process (``driver``), Spark, or chosen by size and format."""
-    spark_master: str = "local[*]"
-    spark_settings: SparkSettings = NO_SETTINGS
-    via: Via = Via.AUTO
-    concurrency: int = DEFAULT_CONCURRENCY
+    spark_master: str = field(default="local[*]", metadata=MAY_CHANGE)
+    spark_settings: SparkSettings = field(default=NO_SETTINGS, metadata=MAY_CHANGE)
+    via: Via = field(default=Via.AUTO, metadata=MAY_CHANGE)
+    concurrency: int = field(default=DEFAULT_CONCURRENCY, metadata=MAY_CHANGE)
     """Number of files ingested in parallel, or of requests that put rows."""
-    rate_limit: int = 0
+    rate_limit: int = field(default=0, metadata=MAY_CHANGE)
     """Maximum rate per store of downloads, or of puts, in bytes per second; 0 = unlimited."""
-    allow_overwrite: bool = False
-    allow_followers: bool = False
-    checksum: bool = True
+    allow_overwrite: bool = field(default=False, metadata=MAY_CHANGE)
+    allow_followers: bool = field(default=False, metadata=MAY_CHANGE)
+    checksum: bool = field(default=True, metadata=MAY_CHANGE)
     """Compare the cluster's checksums with those of the files afterwards."""
-    send_credentials: bool = True
-    keep_staging: bool = False
-    resume: bool = True
+    send_credentials: bool = field(default=True, metadata=MAY_CHANGE)
+    keep_staging: bool = field(default=False, metadata=MAY_CHANGE)
+    resume: bool = field(default=True, metadata=MAY_CHANGE)
     """Use a staging that an earlier run has finished."""
-    lock_wait: float = 0.0
-    dry_run: bool = False
+    lock_wait: float = field(default=0.0, metadata=MAY_CHANGE)
+    dry_run: bool = field(default=False, metadata=MAY_CHANGE)
 
     @property
     def location(self) -> StorageLocation:

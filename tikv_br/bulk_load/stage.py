@@ -35,6 +35,7 @@ from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.formats.keys.text import show_key
 from tikv_br.progress_events import Notice
 from tikv_br.report.facts import counted
+from tikv_br.resume_options import MAY_CHANGE, chosen, compared_as
 from tikv_br.steps import FunctionStep, Step
 from tikv_br.storage.url import CloudFlags
 from tikv_br.tasks.executor import MIN_SPARK_BYTES
@@ -65,21 +66,21 @@ R = TypeVar("R")
 class StageOptions:
     """Options of staging, except those in `BackupOptions`. Without an order column, repeated keys are refused."""
 
-    input: Input
-    keyspace: str = ""
+    input: Input = field(metadata=compared_as("identity"))
+    keyspace: str = field(default="", metadata=compared_as("identity"))
     """Id or name of the target keyspace (API V2)."""
-    bad_rows: str = ""
+    bad_rows: str = field(default="", metadata=compared_as("identity"))
     """Folder in which a folder gets the rows that cannot be loaded; ``""`` = there must be none."""
-    partitions: int | None = None
+    partitions: int | None = field(default=None, metadata=MAY_CHANGE)
     """Number of partitions; None = as many as Spark's reader makes, or by their size."""
     clouds: CloudFlags = field(default_factory=CloudFlags, repr=False)
     """Access of this process to an input in a cloud."""
 
     def identity(self, cluster: ClusterConfig) -> str:
-        """A name that is the same for the same input, columns and target, and not for others."""
+        """A name that is the same for the same target and options that a resumed load must share, and not for others."""
         path = self.input.path
         base = "" if path.startswith("/") or ":" in path else str(Path.cwd())  # a relative path is of this folder
-        given = repr((self.input, base, self.keyspace, bool(self.bad_rows), cluster.pd))
+        given = repr((self.input, base, self.keyspace, bool(self.bad_rows), cluster.pd, *chosen(self)))
         return f"load-{hashlib.sha256(given.encode()).hexdigest()[:16]}"
 
 

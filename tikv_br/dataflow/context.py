@@ -79,6 +79,11 @@ class BackupContext:
     manifest: Manifest | None = None  # look for a resumable backup, commit
 
     @property
+    def all_options(self) -> tuple[object, ...]:
+        """The options of the operation, of which a resumed run must share those that `resume_options` compares."""
+        return (self.options,)
+
+    @property
     def target_ranges(self) -> tuple[KeyRange, ...]:
         """The ranges that the files cover, in RPC keys of the target."""
         return tuple(map(self.conversion.target_range, self.source_ranges))

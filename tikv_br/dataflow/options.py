@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Literal, TypeAlias
 
@@ -14,6 +14,7 @@ from tikv_br.errors import ConversionUnsupported, UsageError
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.text import show_key
 from tikv_br.formats.sst.compression import Compression
+from tikv_br.resume_options import MAY_CHANGE, compared_as
 from tikv_br.storage.url import StorageLocation
 from tikv_br.tasks.session import NO_SETTINGS, SparkSettings, check_settings, is_local
 
@@ -66,47 +67,47 @@ ExecutorChoice: TypeAlias = Literal["auto", "driver", "spark"]
 class BackupOptions:
     """Options of one backup. Keys are user keys; an empty end means unbounded. Times are in seconds."""
 
-    cluster: ClusterConfig
-    storage: StorageLocation
-    dst_api_version: ApiVersion | None = None
+    cluster: ClusterConfig = field(metadata=compared_as("cluster_id"))
+    storage: StorageLocation = field(metadata=MAY_CHANGE)
+    dst_api_version: ApiVersion | None = field(default=None, metadata=compared_as("dst_api_version"))
     """API version of the backup's files; None = the cluster's own."""
-    ranges: tuple[tuple[bytes, bytes], ...] = ()
+    ranges: tuple[tuple[bytes, bytes], ...] = field(default=(), metadata=compared_as("source_ranges"))
     """Start and end of each range; they must not overlap. Empty = all keys."""
-    keyspaces: tuple[str, ...] = ()
+    keyspaces: tuple[str, ...] = field(default=(), metadata=compared_as("source_ranges"))
     """Ids, names, or ``all`` (every keyspace with data); API V2 only. Empty = keyspace 0. All ``ranges`` apply to each."""
-    compression: Compression = Compression.ZSTD
+    compression: Compression = field(default=Compression.ZSTD, metadata=compared_as("compression"))
     compression_level: int = 0
     """0 = default of the compression."""
-    file_kind: FileKind = FileKind.SST
-    allow_loss: frozenset[Loss] = frozenset()
+    file_kind: FileKind = field(default=FileKind.SST, metadata=compared_as("file_format"))
+    allow_loss: frozenset[Loss] = field(default=frozenset(), metadata=compared_as("allow_loss"))
     """Losses that the conversion may have."""
-    file_bytes: int = DEFAULT_FILE_BYTES
+    file_bytes: int = field(default=DEFAULT_FILE_BYTES, metadata=MAY_CHANGE)
     """Target size of a file that tikv-br writes, in bytes of keys and values before encoding and compression: the page that
     reaches it is the last of the file. Stores write one file per region and ignore it."""
-    concurrency: int | None = None
+    concurrency: int | None = field(default=None, metadata=MAY_CHANGE)
     """Maximum number of concurrent tasks; None = the executor's default."""
-    safe_interval: float = 60.0
+    safe_interval: float = field(default=60.0, metadata=MAY_CHANGE)
     """How far backup-ts is behind PD's clock."""
-    gc_ttl: int = 300
+    gc_ttl: int = field(default=300, metadata=MAY_CHANGE)
     """How long the service safe point at backup-ts stays registered after the backup."""
-    checksum: bool = False
+    checksum: bool = field(default=False, metadata=compared_as("checksum"))
     """Whether to compare each interval with the cluster's own checksum afterwards."""
-    assume_no_ttl: bool = False
+    assume_no_ttl: bool = field(default=False, metadata=compared_as("assume_no_ttl"))
     """Whether to assume that no key has a TTL, which saves one request per key."""
-    rate_limit: int = 0
+    rate_limit: int = field(default=0, metadata=MAY_CHANGE)
     """Maximum read or write rate per store, in bytes per second; 0 = unlimited."""
-    send_credentials: bool = True
+    send_credentials: bool = field(default=True, metadata=MAY_CHANGE)
     """Whether to send this process's storage credentials to the stores; otherwise they use their own."""
-    engine: EngineKind = "auto"
-    executor: ExecutorChoice = "auto"
-    spark_master: str = "local[*]"
-    spark_settings: SparkSettings = NO_SETTINGS
-    lock_wait: float = 0.0
+    engine: EngineKind = field(default="auto", metadata=compared_as("engine"))
+    executor: ExecutorChoice = field(default="auto", metadata=MAY_CHANGE)
+    spark_master: str = field(default="local[*]", metadata=MAY_CHANGE)
+    spark_settings: SparkSettings = field(default=NO_SETTINGS, metadata=MAY_CHANGE)
+    lock_wait: float = field(default=0.0, metadata=MAY_CHANGE)
     """How long to wait for the lock of the path if another run holds it."""
-    no_resume: bool = False
+    no_resume: bool = field(default=False, metadata=MAY_CHANGE)
     """Whether to remove an unfinished run at the path instead of resuming it."""
-    dry_run: bool = False
-    allow_empty: bool = False
+    dry_run: bool = field(default=False, metadata=MAY_CHANGE)
+    allow_empty: bool = field(default=False, metadata=MAY_CHANGE)
     """Whether explicit ranges or keyspaces may have no row."""
 
     def check(self) -> None:

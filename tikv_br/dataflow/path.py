@@ -20,6 +20,7 @@ from tikv_br.dataflow.plan import keyspaces_of
 from tikv_br.errors import BackupDamaged, BackupPathInUse, CrypterMismatch, ResumeRefused, StorageError
 from tikv_br.progress_events import Notice
 from tikv_br.report.facts import counted
+from tikv_br.resume_options import chosen
 from tikv_br.storage.base import exists
 from tikv_br.storage.open import open_store
 
@@ -54,7 +55,8 @@ def describe_run(context: BackupContext) -> RunRecord:
     """The record by which another process can resume this run."""
     options = context.options
     losses = tuple(sorted(loss.value for loss in options.allow_loss))
-    return RunRecord(context.first_run, describe(context), options.assume_no_ttl, options.checksum, losses)
+    others = chosen(*context.all_options)
+    return RunRecord(context.first_run, describe(context), options.assume_no_ttl, options.checksum, losses, others)
 
 
 log = logging.getLogger(__name__)

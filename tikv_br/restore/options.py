@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from tikv_br.cluster.config import ClusterConfig
 from tikv_br.restore.inspect import FileCheck
 from tikv_br.restore.plan import REGION_BYTES
+from tikv_br.resume_options import MAY_CHANGE, compared_as
 from tikv_br.storage.url import StorageLocation
 from tikv_br.tasks.executor import ExecutorOptions
 
@@ -48,44 +49,44 @@ class Restamp(enum.StrEnum):
 class RestoreOptions:
     """Options of one restore. Keys are user keys; an empty end means unbounded."""
 
-    cluster: ClusterConfig
-    storage: StorageLocation
-    start: bytes = b""
-    end: bytes = b""
-    keyspace: int | None = None
+    cluster: ClusterConfig = field(metadata=compared_as("id"))
+    storage: StorageLocation = field(metadata=compared_as("id"))
+    start: bytes = field(default=b"", metadata=MAY_CHANGE)
+    end: bytes = field(default=b"", metadata=MAY_CHANGE)
+    keyspace: int | None = field(default=None, metadata=MAY_CHANGE)
     """Keyspace of the backup to restore (API V2); None = all."""
-    via: Via = Via.AUTO
-    to_keyspace: str = ""
+    via: Via = field(default=Via.AUTO, metadata=MAY_CHANGE)
+    to_keyspace: str = field(default="", metadata=compared_as("id"))
     """Id or name of the target keyspace (API V2); ``""`` = the same as in the backup."""
-    rewrite_prefix: tuple[bytes, bytes] = (b"", b"")
+    rewrite_prefix: tuple[bytes, bytes] = field(default=(b"", b""), metadata=compared_as("id"))
     """Old and new prefix of user keys: only keys with the old prefix are restored, with the new one instead."""
-    mode: Mode = Mode.INGEST
-    region_bytes: int = REGION_BYTES
+    mode: Mode = field(default=Mode.INGEST, metadata=MAY_CHANGE)
+    region_bytes: int = field(default=REGION_BYTES, metadata=MAY_CHANGE)
     """Maximum size of a region that the target is split into, in bytes of keys and values."""
     restamp: Restamp = Restamp.AUTO
-    concurrency: int = DEFAULT_CONCURRENCY
+    concurrency: int = field(default=DEFAULT_CONCURRENCY, metadata=MAY_CHANGE)
     """Number of files restored in parallel."""
-    file_check: FileCheck = FileCheck.AUTO
-    checksum: bool = True
+    file_check: FileCheck = field(default=FileCheck.AUTO, metadata=MAY_CHANGE)
+    checksum: bool = field(default=True, metadata=MAY_CHANGE)
     """Whether to compare the cluster's checksums with the backup's afterwards."""
-    allow_overwrite: bool = False
-    allow_empty: bool = False
+    allow_overwrite: bool = field(default=False, metadata=MAY_CHANGE)
+    allow_empty: bool = field(default=False, metadata=MAY_CHANGE)
     """Whether the backup may have no row in an explicit range, keyspace or prefix."""
-    allow_followers: bool = False
+    allow_followers: bool = field(default=False, metadata=MAY_CHANGE)
     """Whether to ingest although followers of the cluster do not learn of it, such as TiKV-CDC."""
-    command: str = "restore raw"
+    command: str = field(default="restore raw", metadata=MAY_CHANGE)
     """What the announcement of the ingest names."""
-    import_mode: bool = False
+    import_mode: bool = field(default=False, metadata=MAY_CHANGE)
     """Whether to switch stores to import mode and pause PD's balancing during the ingest; not for `Mode.PUT`."""
-    rate_limit: int = 0
+    rate_limit: int = field(default=0, metadata=MAY_CHANGE)
     """Maximum download rate per store, in bytes per second; 0 = unlimited."""
-    send_credentials: bool = True
+    send_credentials: bool = field(default=True, metadata=MAY_CHANGE)
     """Whether to send this process's storage credentials to the stores; otherwise they use their own."""
-    resume: bool = True
+    resume: bool = field(default=True, metadata=MAY_CHANGE)
     """Whether to resume an unfinished restore of the same backup into the same cluster."""
-    state: StorageLocation | None = None
+    state: StorageLocation | None = field(default=None, metadata=MAY_CHANGE)
     """Where to save the state for resuming; None = next to the backup."""
-    lock_wait: float = 0.0
+    lock_wait: float = field(default=0.0, metadata=MAY_CHANGE)
     """Seconds to wait for another restore of the same backup into the same cluster."""
-    dry_run: bool = False
-    executor: ExecutorOptions = field(default_factory=lambda: ExecutorOptions("driver"))
+    dry_run: bool = field(default=False, metadata=MAY_CHANGE)
+    executor: ExecutorOptions = field(default_factory=lambda: ExecutorOptions("driver"), metadata=MAY_CHANGE)

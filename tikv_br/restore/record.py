@@ -14,10 +14,10 @@ import json
 import logging
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from tikv_br.backupset import layout, lease
-from tikv_br.backupset.records import read_record, write_record
+from tikv_br.backupset.records import LATER, read_record, write_record
 from tikv_br.errors import BackupDamaged, StorageObjectMissing, StorageUnreachable
 from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.retry import STORAGE_UNREACHABLE, RetryPolicy
@@ -48,6 +48,8 @@ class RestoreCheckpoint:
     """Restored key ranges, RPC keys as in the backup's files; empty until the restore is complete."""
     record: str = ""
     """Id of the `RestoreRecord` that contains the checkpoint."""
+    options: tuple[str, ...] | None = field(default=None, metadata=LATER)
+    """The options that a resumed restore must share, by `resume_options.chosen`; None = not recorded."""
 
 
 @dataclass(frozen=True, slots=True)

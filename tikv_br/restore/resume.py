@@ -8,7 +8,7 @@ from dataclasses import replace
 from tikv_br.backupset import layout
 from tikv_br.cluster.import_mode import DownloadLimit, ImportMode, active_balance_schedulers
 from tikv_br.cluster.timestamps import show_time
-from tikv_br.errors import BackupDamaged, ClusterError, StorageDenied, StorageError, StorageReadOnly
+from tikv_br.errors import BackupDamaged, ClusterError, ResumeRefused, StorageDenied, StorageError, StorageReadOnly
 from tikv_br.formats.keys.ranges import KeyRange, intersection, subtract
 from tikv_br.progress_events import Notice
 from tikv_br.restore.context import RestoreContext
@@ -20,7 +20,10 @@ from tikv_br.restore.record import (
     import_mode_records,
     schedulers_of,
 )
+from tikv_br.resume_options import chosen, chosen_differences
 from tikv_br.storage.open import open_store
+
+_START_OVER = "Pass --no-resume to start over; the target must be empty then, unless you also pass --allow-overwrite."
 
 
 def find_resumable_restore(context: RestoreContext) -> None:
@@ -33,6 +36,13 @@ def find_resumable_restore(context: RestoreContext) -> None:
         return
     context.restamp_ts = context.checkpoint.restamp_ts
     context.todo = remaining_parts(context.parts, context.resumed)
+    differences = chosen_differences(context.checkpoint.options, chosen(context.options))
+    if differences and context.todo:
+        raise ResumeRefused(
+            f"cannot resume the unfinished restore of {context.backup.store.location}: "
+            f"it was started with other options: {'; '.join(differences)}",
+            hint=f"Pass the same options. {_START_OVER}",
+        )
     began = show_time(context.checkpoint.started_ms)
     context.reporter(
         Notice(
@@ -58,7 +68,13 @@ def save_checkpoint(context: RestoreContext) -> None:
     try:
         if context.checkpoint is None:
             started = time.time_ns() // 1_000_000
-            context.checkpoint = RestoreCheckpoint(context.info.cluster_id, tuple(found), started, context.restamp_ts)
+            context.checkpoint = RestoreCheckpoint(
+                context.info.cluster_id,
+                tuple(found),
+                started,
+                context.restamp_ts,
+                options=chosen(context.options),
+            )
             context.record.create_checkpoint(context.checkpoint)
             return
         more = subtract(found, context.checkpoint.empty)
@@ -88,8 +104,7 @@ def _read_record(context: RestoreContext, record: RestoreRecord) -> None:
         context.checkpoint = record.read_checkpoint()
         context.resumed = record.restored_ranges(context.checkpoint) if context.checkpoint is not None else []
     except BackupDamaged as error:  # the record is damaged, not the backup
-        hint = "Pass --no-resume to start over; the target must be empty then, unless you also pass --allow-overwrite."
-        raise BackupDamaged(error.message, hint=hint) from None
+        raise BackupDamaged(error.message, hint=_START_OVER) from None
 
 
 def record_of(context: RestoreContext) -> RestoreRecord:

@@ -26,6 +26,7 @@ from typing import Any, Literal, TypeAlias
 from urllib.parse import SplitResult, quote, unquote, urlsplit
 
 from tikv_br.errors import UsageError
+from tikv_br.resume_options import MAY_CHANGE
 from tikv_br.storage import outage
 from tikv_br.storage.crypter import Crypter, SecretText
 
@@ -50,21 +51,21 @@ class S3Options:
     endpoint: str = ""
     """``http://`` or ``https://`` URL; ``""`` = Amazon's of the region."""
     region: str = ""
-    storage_class: str = ""
-    sse: str = ""
-    sse_kms_key_id: str = ""
-    acl: str = ""
+    storage_class: str = field(default="", metadata=MAY_CHANGE)
+    sse: str = field(default="", metadata=MAY_CHANGE)
+    sse_kms_key_id: str = field(default="", metadata=MAY_CHANGE)
+    acl: str = field(default="", metadata=MAY_CHANGE)
     """Always refused. The Go tool's flag is known so that the refusal has a reason."""
     provider: str = ""
-    ca: str = ""
+    ca: str = field(default="", metadata=MAY_CHANGE)
     """Path of a PEM file of authorities to trust besides the system's, wherever a task runs; only a flag, for it is of the machine."""
-    force_path_style: bool | None = None
+    force_path_style: bool | None = field(default=None, metadata=MAY_CHANGE)
     """Bucket in the path, not in the host name; ``None`` = yes, but for `VIRTUAL_HOST_PROVIDERS`."""
-    patience: float = field(default=outage.PATIENCE_SECONDS, compare=False)
+    patience: float = field(default=outage.PATIENCE_SECONDS, compare=False, metadata=MAY_CHANGE)
     """Maximum seconds of an outage to wait, at any cloud: see `StorageLocation.patience`. Only a flag, not part of the URL."""
-    access_key: SecretText = field(default_factory=SecretText)
-    secret_access_key: SecretText = field(default_factory=SecretText)
-    session_token: SecretText = field(default_factory=SecretText)
+    access_key: SecretText = field(default_factory=SecretText, metadata=MAY_CHANGE)
+    secret_access_key: SecretText = field(default_factory=SecretText, metadata=MAY_CHANGE)
+    session_token: SecretText = field(default_factory=SecretText, metadata=MAY_CHANGE)
 
     @property
     def path_style(self) -> bool:
@@ -80,10 +81,10 @@ class AzureOptions:
 
     endpoint: str = ""
     """``http://`` or ``https://`` URL of the account, without the container; ``""`` = Azure's of the account."""
-    access_tier: str = ""
+    access_tier: str = field(default="", metadata=MAY_CHANGE)
     account_name: str = ""
-    account_key: SecretText = field(default_factory=SecretText)
-    sas_token: SecretText = field(default_factory=SecretText)
+    account_key: SecretText = field(default_factory=SecretText, metadata=MAY_CHANGE)
+    sas_token: SecretText = field(default_factory=SecretText, metadata=MAY_CHANGE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,10 +93,10 @@ class GcsOptions:
 
     endpoint: str = ""
     """``http://`` or ``https://`` URL; ``""`` = Google's."""
-    storage_class: str = ""
-    predefined_acl: str = ""
+    storage_class: str = field(default="", metadata=MAY_CHANGE)
+    predefined_acl: str = field(default="", metadata=MAY_CHANGE)
     """Always refused. The Go tool's flag is known so that the refusal has a reason."""
-    credentials_file: str = ""
+    credentials_file: str = field(default="", metadata=MAY_CHANGE)
     """Path of a service account's key on each machine that runs tasks; no secret itself."""
 
 

@@ -22,11 +22,12 @@ from tikv_br.errors import (
     BackupDamaged,
     ChecksumMismatch,
     LeaseHeld,
+    ResumeRefused,
     StorageReadOnly,
     TargetNotEmpty,
 )
 from tikv_br.progress_events import Event, Notice
-from tikv_br.restore.options import Mode
+from tikv_br.restore.options import Mode, Restamp
 from tikv_br.restore.record import remove_all
 from tikv_br.restore.run import restore
 from tikv_br.storage.local import LocalObjectStore
@@ -232,4 +233,15 @@ def test_two_at_once_are_told_apart(source: StorageLocation, target: LiveCluster
         os.kill(pid, signal.SIGCONT)
         assert restore(options_of(target, source, lock_wait=120.0)).resumed_files >= FILES
         assert forks.wait() == 0
+    assert rows_of(target) == ROWS
+
+
+def test_a_resumed_restore_keeps_its_kind_of_timestamps(source: StorageLocation, target: LiveCluster) -> None:
+    """Another --restamp is refused while files are left, and changes nothing; the options of the first run resume."""
+    break_off(target, source, restamp=Restamp.NEVER)
+    before = rows_of(target)
+    with pytest.raises(ResumeRefused, match="restamp was never, is always"):
+        restore(options_of(target, source, restamp=Restamp.ALWAYS))
+    assert rows_of(target) == before
+    assert restore(options_of(target, source, restamp=Restamp.NEVER, checksum=False)).resumed_files > 0
     assert rows_of(target) == ROWS

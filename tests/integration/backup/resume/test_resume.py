@@ -151,6 +151,7 @@ def test_regions_may_have_changed(v2: LiveCluster, options: Options, tmp_path: P
         ({"engine": "store"}, "engine was scan, is store"),
         ({"checksum": True}, "checksum was False, is True"),
         ({"assume_no_ttl": True}, "assume no ttl was False, is True"),
+        ({"compression_level": 9}, "compression level was the default, is 9"),
     ],
 )
 def test_other_parameters_are_refused(
