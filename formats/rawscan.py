@@ -48,7 +48,7 @@ def measure(response: bytes) -> RawPage | None:
     """Parse a serialized ``kvrpcpb.RawScanResponse``; None if it contains anything but well-formed pairs.
 
     A region error, an error in a pair, an unknown field, an unusual order or damaged bytes all give None: protobuf then
-    says which.
+    finds the cause.
     """
     from tikv_br.formats import columns
     from tikv_br.formats.kernels import rawscan as kernels

@@ -23,7 +23,7 @@ class TaskCancelled(Exception):
 
 
 class Cancellation:
-    """What a piece of work and its threads are cancelled by; it cannot be withdrawn."""
+    """Cancellation of a piece of work and its threads; it cannot be withdrawn."""
 
     def __init__(self) -> None:
         self._event = threading.Event()
@@ -32,7 +32,7 @@ class Cancellation:
 
     @property
     def is_cancelled(self) -> bool:
-        """Whether `cancel` was called."""
+        """Return whether `cancel` was called."""
         return self._event.is_set()
 
     def cancel(self) -> None:
@@ -93,7 +93,7 @@ def check() -> None:
 
 
 def sleep(seconds: float) -> None:
-    """As `time.sleep`. Raises `TaskCancelled` as soon as the current thread's work is cancelled."""
+    """Sleep as `time.sleep`. Raises `TaskCancelled` as soon as the current thread's work is cancelled."""
     cancellation = _current.get()
     if cancellation is None:
         time.sleep(seconds)
@@ -129,7 +129,7 @@ class BackgroundWork:
 
     @property
     def is_stopped(self) -> bool:
-        """Whether `stop` was called."""
+        """Return whether `stop` was called."""
         return self._cancellation.is_cancelled
 
     def stop(self) -> None:
@@ -144,15 +144,15 @@ class BackgroundWork:
 
 
 CLEAN_UP_SECONDS = 5.0
-"""How long clean-up waits, in all, for servers and storage that do not answer."""
+"""Seconds that clean-up waits, in all, for servers and storage that do not answer."""
 SIGNAL_SECONDS = 3.0
 """The same after a signal, counted from the signal: the process must have ended within `CLEAN_UP_SECONDS`."""
 JOIN_SECONDS = 1.0
-"""How long clean-up waits for a thread, and what one request may take at least."""
+"""Seconds that clean-up waits for a thread, and minimum timeout of a request."""
 
 
 _clean_ups: dict[object, float] = {}
-"""Until when each clean-up of this process waits, on the monotonic clock. Threads may clean up at the same time, and end in any order."""
+"""End of each clean-up of this process, on the monotonic clock. Clean-ups of several threads may end in any order."""
 
 
 @contextlib.contextmanager
@@ -170,17 +170,17 @@ def clean_up(signalled: float | None = None) -> Iterator[None]:
 
 
 def is_cleaning_up() -> bool:
-    """Whether this process cleans up."""
+    """Return whether this process cleans up."""
     return bool(_clean_ups)
 
 
 def clean_up_seconds() -> float:
-    """For how long clean-up still waits; infinite if this process does not clean up."""
+    """Return the seconds for which clean-up still waits; infinite if this process does not clean up."""
     return min(_clean_ups.copy().values(), default=math.inf) - time.monotonic()
 
 
 def request_seconds(timeout: float) -> float:
-    """How long one request may take: ``timeout``, or less at clean-up."""
+    """Return the timeout of one request: ``timeout``, or less during clean-up."""
     return min(timeout, max(clean_up_seconds(), JOIN_SECONDS))
 
 

@@ -1,4 +1,4 @@
-"""Keeps pandas out of this process until PySpark needs it.
+"""Delayed import of pandas, until PySpark needs it.
 
 Arrow imports pandas, if it is installed, for its first array: that takes half a second, more than the rest of a small backup.
 """

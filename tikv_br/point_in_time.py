@@ -41,9 +41,9 @@ class PointOptions:
     ts: int = field(metadata=compared_as("ts"))
     """0 = the last one possible."""
     before_ts: int = field(default=0, metadata=compared_as("ts"))
-    """No write of this time or later may be among the rows: `ts` is earlier by the age of stores' timestamps; 0 = not asked for."""
+    """Exclusive upper limit of the rows' times: `ts` is earlier by the age of stores' timestamps; 0 = no such limit."""
     allow_inexact: bool = field(default=False, metadata=compared_as("allow_inexact"))
-    """See `MergeOptions.allow_inexact`."""
+    """Value of `MergeOptions.allow_inexact`."""
     work: StorageLocation | None = field(default=None, metadata=MAY_CHANGE)
     """Folder for the temporary backup; None = beside the log or, without one, beside the backup."""
 
@@ -55,11 +55,11 @@ class PointSummary:
     ts: int
     """The restored rows are those of this timestamp."""
     uncertainty: str
-    """Which writes about that time the rows have or lack: a sentence; empty for the last time possible."""
+    """Sentence about the writes near that time that the rows have or lack; empty for the last time possible."""
     window: tuple[int, int]
     """First and last timestamp that could be restored."""
     sources: tuple[str, ...]
-    """What was read: URLs of backups and log, without credentials."""
+    """URLs of the backups and the log that were read, without credentials."""
     merged: BackupReport | None
     """None if an earlier run had merged everything."""
     restored: RestoreSummary | None
@@ -130,7 +130,7 @@ def restore_to_point(
 
 
 def temporary_location(options: PointOptions, sources: MergeSources) -> StorageLocation:
-    """Where the merged rows are kept until they are restored: the same for the same target and options that decide on them."""
+    """Return the location of the merged rows until they are restored: it depends on target, sources and options."""
     wanted = options.restore
     exactness = ["inexact"] if options.allow_inexact else []
     identity = "\n".join([*sources.urls, str(options.ts), ",".join(wanted.cluster.pd), *exactness, *chosen(options)])

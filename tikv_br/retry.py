@@ -56,7 +56,7 @@ class Backoff:
     cap: float
     jitter: bool = False
     busy: bool = False
-    """Whether waits count against the budget for busy stores instead of the call's own."""
+    """Count waits against the budget for busy stores instead of the call's own."""
 
     def delay(self, tries: int, chance: float) -> float:
         """Seconds to wait after `tries` earlier waits of this kind; `chance` is random in [0, 1)."""
@@ -80,16 +80,16 @@ STORAGE_UNREACHABLE = Backoff("storage unreachable", 0.1, 2.0, jitter=True)
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """How long a call is retried after its first failure. Times are in seconds."""
+    """Limits of retrying a call after its first failure. Times are in seconds."""
 
     budget: float = math.inf
     busy_budget: float = 0.0
-    """For waits for busy stores, on top of `budget`."""
+    """Budget for waits for busy stores, in addition to `budget`."""
     max_tries: float = math.inf
     error: Callable[[str], TikvBrError] | None = RetryBudgetExhausted
     """Makes the error of a call whose budget is spent; None: the last failure itself is raised."""
     nested: bool = True
-    """Whether waits also spend the budget of the call that this one is a part of."""
+    """Let waits also spend the budget of the call that this one is a part of."""
 
     def run(self, what: str, action: Callable[[], T], backoff: Backoff, retried: type[TikvBrError]) -> T:
         """Run `action` until it raises no `retried` error. `what` names it in the message of a spent budget."""
@@ -102,7 +102,7 @@ class RetryPolicy:
 
 
 REPORT_SECONDS = 10.0
-"""For how long a server is silent before that is logged."""
+"""Seconds of a server's silence before it is logged."""
 GAP_SECONDS = 40.0
 """A failure so long after the last one begins another outage: longer than a request and the wait before it take."""
 
@@ -148,13 +148,13 @@ class Outage:
 
     @property
     def seconds(self) -> float:
-        """For how long it has not answered; 0 = nothing is known against it."""
+        """Return the seconds since it stopped answering; 0 = no failure is known."""
         since = self._since
         return 0.0 if since is None or self._clock() - self._failed > GAP_SECONDS else self._clock() - since
 
     @property
     def is_spent(self) -> bool:
-        """Whether the budget is spent: the server is asked once per call then."""
+        """Return whether the budget is spent: the server is then asked once per call."""
         return self.seconds >= self.budget
 
     def check(self) -> None:

@@ -28,7 +28,7 @@ class Step(Protocol[Context_contra]):
 
     @property
     def name(self) -> str:
-        """What the step does, in the imperative: "check the target"."""
+        """Name of the step, in the imperative: "check the target"."""
 
     def run(self, context: Context_contra) -> None:
         """Do the step. Raises a `TikvBrError` if it fails."""
@@ -118,7 +118,7 @@ class _Signals:
     def __init__(self) -> None:
         self._ignored = False
         self.came_at: float | None = None
-        """When the first one came, on the monotonic clock."""
+        """Time of the first signal, on the monotonic clock."""
 
     def ignore(self) -> None:
         self._ignored = True

@@ -46,7 +46,7 @@ TASK_BYTES = 256 << 20
 FILE_BYTES = 96 << 20
 """Keys and values of a file, about."""
 ROW_GROUPS = 64
-"""Of a file, about: a task that merges some of the keys reads little more than their rows."""
+"""Approximate number of row groups of a file: a task that merges some of the keys reads little more than their rows."""
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ class CompactionOptions:
     storage: StorageLocation
     log_id: str
     until_ts: int = 0
-    """Only segments that end at or before this are replaced; 0 = all."""
+    """End of the last segment to replace; 0 = all."""
     grace: float = GRACE_SECONDS
     """Seconds for which replaced segments are kept."""
     executor: ExecutorChoice = "auto"
@@ -69,7 +69,7 @@ class CompactionOptions:
     rate_limit: int = 0
     """Maximum upload rate in bytes per second; 0 = unlimited."""
     lock_wait: float = 0.0
-    """How long to wait for the lock of the log, in seconds."""
+    """Seconds to wait for the lock of the log."""
     dry_run: bool = False
     task_bytes: int = TASK_BYTES
     file_bytes: int = FILE_BYTES
@@ -90,11 +90,11 @@ class Chunk:
     """Adjacent segments of one span that become one; the work of one task."""
 
     segments: tuple[Segment, ...]
-    """By `from_ts`, without a gap."""
+    """Segments by `from_ts`, without a gap."""
 
     @property
     def span(self) -> KeyRange:
-        """That of each segment."""
+        """Span of each segment."""
         return self.segments[0].span
 
     @property
@@ -131,7 +131,7 @@ class CompactionSummary:
     segments: int
     """Segments that were replaced, or would be."""
     files: int
-    """Their files."""
+    """Number of their files."""
     size: int
     """Bytes of their files as stored."""
     rows: int
@@ -305,7 +305,7 @@ def _groups(segments: Sequence[Segment], task_bytes: int) -> Iterator[list[Segme
 
 
 def _is_worth_rewriting(group: Sequence[Segment]) -> bool:
-    """Whether rewriting makes fewer objects, or partitions files that are not."""
+    """Return whether rewriting yields fewer objects, or partitions files that are not partitioned."""
     return len(group) > 1 or (not group[0].replaces and len(group[0].files) > 1)
 
 
@@ -376,7 +376,7 @@ def remove_replaced(context: CompactionContext) -> None:
 
 @dataclass(frozen=True, slots=True)
 class CompactionJob:
-    """What all tasks of a run share. Picklable."""
+    """Parameters that all tasks of a run share. Picklable."""
 
     storage: StorageLocation
     log_id: str
@@ -388,10 +388,10 @@ class CompactionJob:
 
 @dataclass(frozen=True, slots=True)
 class RewrittenChunk:
-    """What a task has written."""
+    """Result of a task."""
 
     index: int
-    """Of the chunk."""
+    """Index of the chunk."""
     files: tuple[FileEntry, ...]
 
 

@@ -34,12 +34,12 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 READERS = 16
-"""How many segments are read at once."""
+"""Number of segments read at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogSource:
-    """Where a log is. Raises `UsageError` for an invalid id."""
+    """Location and id of a log. Raises `UsageError` for an invalid id."""
 
     storage: StorageLocation
     id: str
@@ -83,7 +83,7 @@ class LogArchive:
     store: ObjectStore
     description: LogDescription
     segments: tuple[Segment, ...]
-    """By `from_ts`; without those that are damaged or lack a file, and those in `replaced`."""
+    """Segments by `from_ts`, except those that are damaged, lack a file or are in `replaced`."""
     replaced: tuple[Segment, ...] = ()
     """Those that others of `segments` replace, as long as they are not removed. Readers do not need them."""
     damage: tuple[DamagedObject, ...] = ()
@@ -107,7 +107,7 @@ class LogArchive:
 
     @staticmethod
     def describe(store: ObjectStore, log_id: str) -> LogDescription:
-        """Only the description. Raises as `open`."""
+        """Read only the description. Raises as `open`."""
         return _description(store, log_id)
 
     @classmethod
@@ -284,7 +284,7 @@ class LogArchive:
 
 @dataclass(slots=True)
 class _Coverage:
-    """How far in time segments cover each key, without a gap."""
+    """Time up to which segments cover each key without a gap."""
 
     spans: Sequence[KeyRange]
     after_ts: int
@@ -340,7 +340,7 @@ class _Coverage:
 def read_log_rows(
     store: ObjectStore, file: FileEntry, codec: KeyCodec, span: KeyRange | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """As `read_rows`, for a file of a log. Raises `LogDamaged` instead of `BackupDamaged`."""
+    """Yield rows as `read_rows`, for a file of a log. Raises `LogDamaged` instead of `BackupDamaged`."""
     try:
         yield from read_rows(store, file, codec, span)
     except BackupDamaged as error:

@@ -20,11 +20,11 @@ from tikv_br.storage.open import open_store
 
 DAY_SECONDS = 86400.0
 DELETES = 16
-"""How many objects are removed at once."""
+"""Number of objects removed at once."""
 ORPHAN_SECONDS = DAY_SECONDS
 """Age after which a data file that no segment lists is removed: no writer will list it any more."""
 GRACE_SECONDS = DAY_SECONDS
-"""How long replaced segments and their files are kept: a running restore may have chosen them."""
+"""Seconds for which replaced segments and their files are kept: a running restore may use them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +58,12 @@ class LogStatus:
     scan_window_count: int
     """Times that cannot be restored exactly; see `LogArchive.inexact_windows`."""
     scan_window_seconds: float
-    """How long they are together."""
+    """Total duration of the scan windows."""
     gaps: tuple[str, ...]
     damage: tuple[str, ...]
     encryption: str
     level: str = "meta"
-    """How thoroughly the files were read: see `log status --level`."""
+    """Level at which the files were checked: see `log status --level`."""
 
 
 def status_of(
@@ -110,7 +110,7 @@ def status_of(
 
 
 def state_of(store: ObjectStore, log_id: str) -> LogState:
-    """What the operator wants of a log. Raises `LogDamaged`, `StorageError`."""
+    """Return the state of a log that the operator has set. Raises `LogDamaged`, `StorageError`."""
     try:
         found = read_record(store, Control, f"{log_id}/{CONTROL}")
     except StorageObjectMissing:
@@ -158,7 +158,7 @@ class RemovalPlan:
     restorable_from: int
     """Changes up to this are removed; 0 = none."""
     segments: tuple[str, ...]
-    """Names of objects."""
+    """Object names of segments."""
     files: tuple[str, ...]
     size: int
     """Bytes of the files as stored."""

@@ -53,7 +53,7 @@ def check_id(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class LogDescription:
-    """What a log contains. Written once, when the log starts."""
+    """Description of a log. Written once, when the log starts."""
 
     log_id: str
     tool_version: str
@@ -61,19 +61,19 @@ class LogDescription:
     api_version: ApiVersion
     keyspace_id: int
     ranges: tuple[KeyRange, ...]
-    """RPC keys."""
+    """Ranges of the log, as RPC keys."""
     start_ts: int
     """The log has all changes after this."""
     started_ms: int
     """Milliseconds since the epoch."""
     has_checkpoint: bool
-    """Whether the writer saves its checkpoint beside the segments, so that a missing last segment is noticed."""
+    """True if the writer saves its checkpoint beside the segments, so that a missing last segment is detected."""
     encryption: str = PLAINTEXT
     """`Crypter.method` of files and records."""
 
 
 class SegmentName(NamedTuple):
-    """What the name of a segment says."""
+    """Parsed name of a segment."""
 
     from_ts: int
     to_ts: int
@@ -103,7 +103,7 @@ class InexactPeriod:
 
     @property
     def span(self) -> KeyRange:
-        """`start` and `end`."""
+        """Span from `start` to `end`."""
         return KeyRange(self.start, self.end)
 
 
@@ -135,7 +135,7 @@ class MissedIngest:
 
     @property
     def span(self) -> KeyRange:
-        """`start` and `end`."""
+        """Span from `start` to `end`."""
         return KeyRange(self.start, self.end)
 
 
@@ -152,9 +152,9 @@ class Segment:
     end: bytes
     """Exclusive; ``b""`` = unbounded."""
     from_ts: int
-    """Exclusive."""
+    """Lower bound of ts, exclusive."""
     to_ts: int
-    """Inclusive."""
+    """Upper bound of ts, inclusive."""
     files: tuple[FileEntry, ...]
     """`total_kvs` counts versions and tombstones too; `crc64xor` is 0. Rows with a ts up to `from_ts` arrived late."""
     written_ms: int
@@ -162,7 +162,7 @@ class Segment:
     token: str
     """Random: 8 hexadecimal digits."""
     inexact: tuple[InexactPeriod, ...] = field(default=(), metadata=LATER)
-    """Of these keys and times the files may lack versions; the times need not be those of the segment."""
+    """Keys and times of which the files may lack versions; the times need not be those of the segment."""
     replaces: tuple[str, ...] = field(default=(), metadata=LATER)
     """Names of segments of the same span all of whose rows and periods this one has too: made by a compaction."""
     missed: tuple[MissedIngest, ...] = field(default=(), metadata=LATER)
@@ -170,7 +170,7 @@ class Segment:
 
     @property
     def span(self) -> KeyRange:
-        """`start` and `end`."""
+        """Span from `start` to `end`."""
         return KeyRange(self.start, self.end)
 
     @property
@@ -191,13 +191,13 @@ class Truncation:
 
 
 class LogState(enum.StrEnum):
-    """What the operator wants of a log."""
+    """State of a log that the operator has set."""
 
     ACTIVE = "active"
     PAUSED = "paused"
     """The writer exits, and `log start` is refused until `log resume`."""
     STOPPED = "stopped"
-    """As paused, for good: changes after its end are lost."""
+    """Stopped for good: changes after its end are lost. Otherwise as paused."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,14 +38,14 @@ from tikv_br.storage.base import ObjectStore
 BATCH_OVERHEAD = 2048
 """Estimated memory of a batch besides its buffers; a feed may deliver single rows."""
 ROW_GROUPS = 16
-"""Of a data file, about: a task that merges some of the keys reads only their row groups."""
+"""Approximate number of row groups of a file: a task that merges some of the keys reads only theirs."""
 SMALLEST_GROUP = 256 << 10
 """Bytes of keys and values of a row group, at least."""
 
 
 @dataclass(frozen=True, slots=True)
 class FlushOptions:
-    """When rows are written, and how fast."""
+    """Options of flushes."""
 
     interval: float = 30.0
     """Seconds: how far the storage lags behind the source, about."""
@@ -125,7 +125,7 @@ class LogWriter:
         self.flushed_ts = 0
         """The log has every change up to this."""
         self.stored_bytes = self.rows = 0
-        """Of the data files written by this process."""
+        """Bytes and rows of the data files written by this process."""
 
     def start(self, ts: int) -> None:
         """Create the log, or resume it after `ts`, up to which it must have all changes.
@@ -165,7 +165,7 @@ class LogWriter:
 
     @property
     def is_due(self) -> bool:
-        """Whether it is time to `flush`."""
+        """Return whether it is time to `flush`."""
         since = self._clock() - self._flushed_at
         return since >= self._options.interval or self.buffered_bytes >= self._options.size
 

@@ -95,7 +95,7 @@ class BackupWriter:
         entries: Iterable[LedgerEntry],
         confirm: Callable[[], None] = lambda: None,
     ) -> Manifest:
-        """As `commit`, with one entry for each interval, in the order of keys. Keeps none of them, and little of each file."""
+        """Commit as `commit`, from one entry for each interval, in key order. Keeps no entry, and little of each file."""
         listed = {info.name: (info.size, info.etag) for info in self._store.list() if layout.is_data(info.name)}
         done = _Work(MetaEncoder(meta_content(description, ())), listed)
         for entry in entries:
@@ -183,7 +183,7 @@ class BackupWriter:
 
 @dataclass(slots=True)
 class _Work:
-    """What a commit takes out of the ledger."""
+    """Contents of the ledger that a commit needs."""
 
     meta: MetaEncoder
     """Raises for what `BackupSet.open` would refuse."""
@@ -192,11 +192,11 @@ class _Work:
     intervals: list[KeyRange] = field(default_factory=list)
     files: RecordList[FileEntry] = field(default_factory=lambda: RecordList(FileEntry))
     last: KeyRange | None = None
-    """Of the last file."""
+    """Range of the last file."""
     totals: Totals = field(default_factory=lambda: totals(()))
     regions: RegionList = field(default_factory=RegionList)
     has_regions: bool = False
-    """Whether any task has recorded the regions that its rows came from."""
+    """True if any task has recorded the regions that its rows came from."""
     dropped_ttls: int = 0
     dropped_tombstones: int = 0
 
@@ -239,14 +239,14 @@ class BackupSet:
 
     store: ObjectStore
     api_version: ApiVersion
-    """In which the files are written."""
+    """API version of the files."""
     cluster_id: int
     cluster_version: str
     ranges: tuple[KeyRange, ...]
     """RPC keys of `api_version`."""
     files: tuple[FileEntry, ...]
     backup_ts: int
-    """0 = none."""
+    """Backup-ts; 0 = none."""
     file_kind: FileKind
     manifest: Manifest | None
     """None for a backup of the Go tool."""
@@ -289,7 +289,7 @@ class BackupSet:
 
     @property
     def expiry_recorded(self) -> bool:
-        """Whether the entries of the files tell what expires. The Go tool's do not, nor those of V2 files by some versions of TiKV."""
+        """Return whether file entries have expiries. Entries of the Go tool do not, nor V2 ones by some versions of TiKV."""
         if self.manifest is None:
             return False
         description = self.manifest.description
@@ -298,7 +298,7 @@ class BackupSet:
 
     @classmethod
     def open_any(cls, store: ObjectStore) -> BackupSet:
-        """As `open`, for a backup that may be encrypted or not: the store's key is used only if it is."""
+        """Open as `open`, also with a key that a backup in clear does not need."""
         if store.location.crypter.encrypts:
             with contextlib.suppress(CrypterMismatch):
                 return cls.open(open_store(replace(store.location, crypter=PLAIN)))
@@ -331,7 +331,7 @@ class BackupSet:
 
     @property
     def is_increment(self) -> bool:
-        """Whether it has only the changes since another backup."""
+        """Return whether it has only the changes since another backup."""
         return self.manifest is not None and bool(self.manifest.description.parent)
 
     def require_full(self) -> None:
@@ -354,7 +354,7 @@ class BackupSet:
 
     @property
     def is_at_original_location(self) -> bool:
-        """Whether it is where it was written, so that the recorded ETags are valid."""
+        """Return whether it is at the location where it was written, so that the recorded ETags are valid."""
         return self.manifest is not None and self.manifest.description.storage == self.store.location.redacted()
 
     def verify_identity(self, file: FileEntry) -> None:
@@ -362,12 +362,12 @@ class BackupSet:
         verify_file_identity(self.store, file, etag_counts=self.is_at_original_location)
 
     def verify_content(self, file: FileEntry, readers: int = 1) -> None:
-        """See `verify_file_content`."""
+        """Verify the content as `verify_file_content`."""
         verify_file_content(self.store, file, readers)
 
 
 def _parent_location(here: StorageLocation, description: Description) -> StorageLocation:
-    """Where the parent is: at its recorded place relative to the child's, as backups may have been copied together."""
+    """Return the location of the parent: relative to the child's as recorded, since backups may have been copied together."""
     written, parent = parse_url(description.storage), parse_url(description.parent)
     if (parent.scheme, parent.bucket) != (written.scheme, written.bucket):
         return replace(parent, s3=here.s3, azure=here.azure, gcs=here.gcs, crypter=here.crypter)
@@ -377,7 +377,7 @@ def _parent_location(here: StorageLocation, description: Description) -> Storage
 
 
 def _meta_damage(data: bytes, known: Manifest, crypter: Crypter) -> str:
-    """What is wrong with a `backupmeta` that does not belong to the manifest."""
+    """Return the difference if `backupmeta` does not belong to the manifest."""
     problem = f"its hash is not the one in {layout.MANIFEST}"
     try:
         names = [file.name for file in decode(data, crypter).files]
@@ -391,7 +391,7 @@ def _meta_damage(data: bytes, known: Manifest, crypter: Crypter) -> str:
 
 
 def _differs_little(one: str, other: str) -> bool:
-    """Whether two names differ in at most one character, as after a flipped bit: names of different backups differ in many."""
+    """Return whether two names differ in at most one character, as after a flipped bit. Different backups differ in many."""
     return len(one) == len(other) and sum(map(ne, one, other)) <= 1
 
 
@@ -428,7 +428,7 @@ def _read_manifest(store: ObjectStore, backupmeta: bytes) -> Manifest | None:
 
 
 def _fits(backupmeta: bytes, crypter: Crypter) -> bool:
-    """Whether `backupmeta` reads with a key, or without one."""
+    """Return whether `backupmeta` can be decoded with a key, or without one."""
     try:
         decode(backupmeta, crypter)
     except BackupSetError:

@@ -29,7 +29,7 @@ class FileKind(enum.StrEnum):
 
     @property
     def suffix(self) -> str:
-        """What the names of such files end with."""
+        """Suffix of names of such files."""
         return f".{self.value}"
 
     @classmethod
@@ -69,7 +69,7 @@ class FileEntry:
     total_bytes: int
     """Keys and values, before encoding and compression."""
     sha256: bytes = b""
-    """Of the stored bytes."""
+    """Hash of the stored bytes."""
     tail_sha256: bytes = b""
     tail_size: int = 0
     """Bytes at the end that `tail_sha256` covers."""
@@ -80,7 +80,7 @@ class FileEntry:
     """Smallest and largest ts of the rows (TSO); 0 = the rows have none, or it is not known."""
     expiry: Expiry = field(default_factory=Expiry)
     cipher_iv: bytes = b""
-    """Of an encrypted backup; stores also return one for plain files, where it has no meaning."""
+    """Initialization vector in an encrypted backup; stores also return one for plain files, where it has no meaning."""
 
     @property
     def key_range(self) -> KeyRange:
@@ -190,7 +190,10 @@ def verify_file_identity(store: ObjectStore, file: FileEntry, *, etag_counts: bo
 
 
 def verify_file_content(store: ObjectStore, file: FileEntry, readers: int = 1) -> None:
-    """Read the whole file, by so many requests at a time, and compare its sha256. Raises `BackupDamaged`, also where none was recorded."""
+    """Compare the sha256 of a whole file, read by `readers` requests at once.
+
+    Raises `BackupDamaged`, also if none was recorded.
+    """
     if not file.sha256:
         raise BackupDamaged(f"{file.name} has no recorded sha256 to compare with")
     info = _stat(store, file)
@@ -202,7 +205,7 @@ def verify_file_content(store: ObjectStore, file: FileEntry, readers: int = 1) -
 
 
 def size_damage(size: int, recorded: int) -> str:
-    """What is wrong with a file of this size, as the end of a sentence about it; ``""`` = nothing. 0 = not recorded."""
+    """Return the damage that a file's size shows, as the end of a sentence; ``""`` = none. Recorded 0 = unknown."""
     if not size:
         return f"is empty (0 of {recorded:,} bytes)" if recorded else "is empty"
     if not recorded or size == recorded:
@@ -213,7 +216,7 @@ def size_damage(size: int, recorded: int) -> str:
 
 
 def replaced_size_damage(store: ObjectStore, file: FileEntry, size: int) -> str:
-    """As `size_damage` of a stored file, of which a sound one of another size is told apart. Reads all of its rows if the size differs."""
+    """Return the damage as `size_damage`, or that it is another valid file. Reads all rows if the size differs."""
     damage = size_damage(size, file.size)
     if size and damage and _is_sound(store, file):
         return f"{_REPLACED} ({size:,} bytes instead of {file.size:,})"
@@ -224,7 +227,7 @@ _REPLACED = "belongs to another part or to another backup: its own checksums are
 
 
 def content_damage(store: ObjectStore, file: FileEntry, expected: bytes, found: bytes, part: str = "the file") -> str:
-    """What is wrong with a file whose sha256, or that of a part, is not the recorded one. Reads all of its rows.
+    """Return the damage of a file whose sha256, or that of a part, is not the recorded one. Reads all rows.
 
     Altered bytes break the checksums that the file has inside. If these are right, it is another file.
     """
@@ -239,7 +242,7 @@ def _short_hash(digest: bytes) -> str:
 
 
 def _is_sound(store: ObjectStore, file: FileEntry) -> bool:
-    """Whether each block or page matches the checksum in the file."""
+    """Return whether each block or page matches its checksum in the file."""
     try:
         source = ObjectSource(store, file.name, file.cipher_iv)
         batches: Iterable[object]

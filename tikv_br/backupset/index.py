@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 FOREIGN_ENGINE = "go"
-"""What `IndexEntry.engine` says of backups of the Go TiKV-BR."""
+"""Value of `IndexEntry.engine` for backups of the Go TiKV-BR."""
 ID_SIZE = 16
 _ID = re.compile(rf"[0-9a-f]{{{ID_SIZE}}}")
 
@@ -54,32 +54,32 @@ class IndexEntry:
     """``scan``, ``store`` or `FOREIGN_ENGINE`."""
     file_format: str
     api_version: ApiVersion | None
-    """Of the source."""
+    """API version of the source."""
     dst_api_version: ApiVersion
-    """Of the files."""
+    """API version of the files."""
     cluster_id: int
     scope: str
     """A hash of cluster, version of the files and ranges: backups of one scope replace each other."""
     keyspaces: tuple[int, ...]
     backup_ts: int
-    """0 = none."""
+    """Backup-ts; 0 = none."""
     parent: str
     """URL of the backup that this one continues, without credentials."""
     total_kvs: int
     total_bytes: int
     """Keys and values, before encoding and compression."""
     backup_size: int
-    """Of the files as stored."""
+    """Size of the files as stored, in bytes."""
     files: int
     started_ms: int
     finished_ms: int
     tool_version: str
     encryption: str
-    """`Crypter.method`."""
+    """Value of `Crypter.method`."""
 
     @property
     def is_foreign(self) -> bool:
-        """Whether another tool made it."""
+        """Return whether another tool made the backup."""
         return self.engine == FOREIGN_ENGINE
 
 
@@ -160,7 +160,7 @@ def entry_of_backup(path: str, backup: BackupSet, modified_ms: int) -> IndexEntr
 
 
 def is_drill_path(path: str) -> bool:
-    """Whether a drill has made the backup at a path."""
+    """Return whether a drill has made the backup at a path."""
     return _DRILL_PATH.fullmatch(path) is not None
 
 
@@ -179,7 +179,7 @@ PINS = f"{FOLDER}/pins"
 REMOVALS = f"{FOLDER}/removals"
 SNAPSHOT = f"{FOLDER}/snapshot.json"
 NEWEST = "newest"
-"""What stands for the newest backup, in place of an id."""
+"""Name of the newest backup, in place of an id."""
 THREADS = 16
 """Small requests under way at once."""
 
@@ -190,7 +190,7 @@ log = logging.getLogger(__name__)
 
 
 class Place(NamedTuple):
-    """Where a backup lies, seen from the index that lists it."""
+    """Location of a backup, relative to the index that lists it."""
 
     root: StorageLocation
     path: str
@@ -203,7 +203,7 @@ class ListedBackup:
     entry: IndexEntry
     pinned: bool = False
     removing: bool = False
-    """Its removal has started, so it may not be complete any more."""
+    """True once its removal has started: it may be incomplete."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -343,7 +343,7 @@ class Index:
         return open_store(self.root.location.child(path))
 
     def is_backup(self, entry: IndexEntry) -> bool:
-        """Whether a finished backup lies where the entry says."""
+        """Return whether a finished backup is at the entry's location."""
         return exists(self.root, f"{entry.path}/{layout.META}")
 
     def ids(self) -> frozenset[str]:
@@ -443,7 +443,7 @@ def removal_name(entry_id: str) -> str:
 
 
 def _newest_per_path(entries: Iterable[IndexEntry]) -> list[IndexEntry]:
-    """At a path there is one backup: the entry of an earlier one, removed by hand, is a ghost."""
+    """Return the newest entry of each path: entries of earlier backups, removed by hand, have no backup."""
     newest: dict[str, IndexEntry] = {}
     for entry in sorted(entries, key=lambda entry: (entry.finished_ms, entry.id)):
         newest[entry.path] = entry
@@ -514,7 +514,7 @@ def _is_stale(
     found: Mapping[str, IndexEntry],
     problems: list[Problem],
 ) -> bool:
-    """Whether an entry has no backup. One that cannot be read is stale: if its backup exists, it has been found."""
+    """Return whether an entry has no backup. An unreadable entry is stale: if its backup exists, it has been found."""
     if entry_id in found:
         return False
     if entry is None:

@@ -11,7 +11,7 @@ META = "backupmeta"
 """Written last: without it there is no backup."""
 LOCK = "backup.lock"
 FOLDER = "tikv-br"
-"""What only this tool reads."""
+"""Folder of objects that only this tool reads."""
 MANIFEST = f"{FOLDER}/manifest.json"
 LEDGER = f"{FOLDER}/ledger"
 """Folder of what tasks have done; gone after the commit."""
@@ -20,7 +20,7 @@ RESTORE = f"{FOLDER}/restore"
 LEASE = f"{FOLDER}/lease"
 """Folder of who holds the path; gone when nobody does."""
 RUN = f"{FOLDER}/run.json"
-"""What the run under way is; gone when it is a backup, or nothing."""
+"""Description of the current run; absent once it is a backup or was discarded."""
 SST_FOLDER = "sst"
 DATA_FOLDERS = tuple(kind.value for kind in FileKind)
 _ENDINGS = {FileKind.SST: "_default.sst", FileKind.PARQUET: ".parquet"}
@@ -28,17 +28,17 @@ _ENDINGS = {FileKind.SST: "_default.sst", FileKind.PARQUET: ".parquet"}
 
 
 def is_data(name: str) -> bool:
-    """Whether an object is a data file of a run of ours, by its place."""
+    """Return whether an object is a data file of one of our runs, by its folder."""
     return name.partition("/")[0] in DATA_FOLDERS
 
 
 def is_record(name: str) -> bool:
-    """Whether an object is one that only this tool reads, but for a lease."""
+    """Return whether an object is one that only this tool reads, except leases."""
     return name.startswith(f"{FOLDER}/") and not name.startswith(f"{LEASE}/")
 
 
 def is_part(name: str) -> bool:
-    """Whether an object is a part of some backup: a path with one is not free. A lease is none."""
+    """Return whether an object is a part of some backup, so that its path is in use. A lease is not."""
     return is_record(name) or (not name.startswith(f"{FOLDER}/") and FileKind.of(name) is not None)
 
 

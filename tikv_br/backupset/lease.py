@@ -41,7 +41,7 @@ from tikv_br.storage.outage import StorageAway
 
 _PROC = Path("/proc")
 _START_FIELD = 19
-"""Of /proc/PID/stat, behind the name: when the process started, in ticks since the machine did."""
+"""Field of /proc/PID/stat, counted after the name: start of the process, in ticks since boot."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class Owner:
     """Boot and process namespace, in which a pid means something; ``""`` = not known."""
     pid: int
     started: int
-    """Which of the processes that had this pid; 0 = not known."""
+    """Start of the process, to distinguish processes with the same pid; 0 = unknown."""
 
     @classmethod
     def this_process(cls) -> Owner:
@@ -62,7 +62,7 @@ class Owner:
 
     @property
     def is_gone(self) -> bool:
-        """Whether the process has certainly ended: only the machine that it ran on can know."""
+        """Return whether the process has certainly ended: only the machine that it ran on can know."""
         if not self.machine or self.machine != _machine():
             return False
         started = _started(self.pid)
@@ -94,11 +94,11 @@ def _started(pid: int) -> int:
 TTL_SECONDS = 30.0
 """Beyond the outage that the storage client rides out."""
 GRACE_SECONDS = 10.0
-"""How long after its end by the holder's clock a lease is left alone."""
+"""Seconds after its end by the holder's clock for which nobody takes over a lease."""
 RENEW_SECONDS = 7.0
 RETRY_SECONDS = 1.0
 STOP_SECONDS = 10.0
-"""How long the end of a lease waits for a renewal under way."""
+"""Seconds for which the release of a lease waits for a running renewal."""
 KEPT = 8
 """Numbers that stay while the lease is held."""
 
@@ -113,7 +113,7 @@ _held: set[str] = set()
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """One number's content."""
+    """Content of one number."""
 
     token: str
     """The holder's own; the same in all its renewals."""
@@ -121,13 +121,13 @@ class Lease:
     run: str
     """Id of the holder's run, as in its log; ``""`` = it has none."""
     work: str
-    """What the path is held for, for people: ``backup``, ``prune``."""
+    """Purpose for people: ``backup``, ``prune``."""
     expires_ms: int
-    """By the holder's clock, in milliseconds since the epoch; 0 = it was broken."""
+    """End by the holder's clock, in milliseconds since the epoch; 0 = released by force."""
 
     @property
     def is_over(self) -> bool:
-        """Whether somebody else may take the path."""
+        """Return whether another run may acquire the path."""
         if self.owner.is_gone or (self.owner == Owner.this_process() and self.token not in _held):
             return True
         return time.time() * 1000 > self.expires_ms + GRACE_SECONDS * 1000
@@ -149,7 +149,7 @@ class NewestLease:
 
     @property
     def is_free(self) -> bool:
-        """Whether the path may be taken."""
+        """Return whether the path can be acquired."""
         return self.lease is None or self.lease.is_over
 
 
@@ -230,16 +230,16 @@ class PathLease:
     """A held lease, renewed in the background until `release`. Work asks `check`: a lost path is another's by now."""
 
     def __init__(self, store: ObjectStore, lease: Lease, number: int, ttl: float, began: float) -> None:
-        """Of a number just created; use `acquire`. ``began`` is when its creation started (monotonic clock)."""
+        """Wrap a number just created; use `acquire`. ``began`` is the start of its creation (monotonic clock)."""
         self.lost: LeaseLost | StorageUnreachable | None = None
-        """Why the path is not ours any more; None while it is. The storage's error where only that kept it from being renewed."""
+        """Reason why the lock was lost; None while it is held. An error of storage if only that prevented a renewal."""
         self._store = store
         self._lease = lease
         self._number = number
         self._ttl = ttl
         self._held_until = began + ttl
         self._failure: StorageError | BackupDamaged | None = None
-        """Of the last renewal."""
+        """Failure of the last renewal."""
         self._renewing = threading.Lock()
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
@@ -349,7 +349,7 @@ class PathLease:
             self._store.delete(layout.lease_name(number - KEPT))
 
     def _is_there(self) -> bool:
-        """Whether our last number is still what we wrote: after another run has released the path, numbers start again at 1."""
+        """Return whether our last number is unchanged: after another run has released the path, numbers start again at 1."""
         return _is_still(self._store, NewestLease(self._number, self._lease))
 
     def _mark_expired(self) -> None:
@@ -383,7 +383,7 @@ def _claim(store: ObjectStore, basis: NewestLease, work: str, ttl: float) -> Pat
 
 
 def _create(store: ObjectStore, basis: NewestLease, number: int, data: bytes) -> bool:
-    """Whether the number is ours, and the listing that it was chosen by is not out of date."""
+    """Create a number; return whether it is ours and the listing that it was chosen by is still current."""
     name = layout.lease_name(number)
     if not create_once(store, name, data):
         return False

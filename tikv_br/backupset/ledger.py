@@ -43,7 +43,7 @@ class LedgerEntry:
     """The attempt's own name: letters, digits and ``-``."""
     files: tuple[FileEntry, ...]
     source: Checksum = field(default_factory=Checksum)
-    """Of the rows written, as the source's stores compute it; empty if it was not requested."""
+    """Checksum of the rows written, as the source's stores compute it; empty if it was not requested."""
     vanished: int = 0
     """Rows left out because they had expired when their TTL was read."""
     dropped_ttls: int = 0
@@ -54,7 +54,7 @@ class LedgerEntry:
     regions: tuple[RegionPart, ...] = field(default=(), metadata=LATER)
     """The regions that the rows came from; empty = not recorded."""
     expiry_error_seconds: int = field(default=0, metadata=LATER)
-    """How much too early the rows' expiries may be, at most."""
+    """Maximum by which the rows' expiries may be too early."""
 
     @property
     def parts(self) -> tuple[RegionPart, ...]:
@@ -64,13 +64,13 @@ class LedgerEntry:
 
     @property
     def interval(self) -> KeyRange:
-        """`start` and `end`."""
+        """Interval from `start` to `end`."""
         return KeyRange(self.start, self.end)
 
 
 @dataclass(frozen=True, slots=True)
 class FinishedTask:
-    """What a driver keeps of an entry: which one it is, and its counts."""
+    """Identity and counts of an entry, which a driver keeps."""
 
     start: bytes
     """`start`, `end` and the counts are those of the entry."""
@@ -83,7 +83,7 @@ class FinishedTask:
 
     @classmethod
     def of(cls, entry: LedgerEntry) -> FinishedTask:
-        """Of an entry that has been written."""
+        """Return the identity and counts of a written entry."""
         return cls(
             entry.start,
             entry.end,
@@ -96,7 +96,7 @@ class FinishedTask:
 
     @property
     def interval(self) -> KeyRange:
-        """`start` and `end`."""
+        """Interval from `start` to `end`."""
         return KeyRange(self.start, self.end)
 
     @property
@@ -135,7 +135,7 @@ def missing_entry(finished: FinishedTask) -> CoverageError:
 
 
 def read_ordered(store: ObjectStore, finished: Iterable[FinishedTask]) -> Iterator[LedgerEntry]:
-    """The entries of finished tasks in the order of keys; holds a few of them at a time. Raises as `read_entry`."""
+    """Yield the entries of finished tasks in key order; holds a few of them in memory. Raises as `read_entry`."""
     ordered = sorted(finished, key=lambda each: each.interval)
     return map_ahead(lambda each: read_entry(store, each), ordered)
 
@@ -176,7 +176,7 @@ class Recorded(Protocol):
 
     @property
     def interval(self) -> KeyRange:
-        """The task's."""
+        """Interval of the task."""
 
     @property
     def attempt(self) -> str:
@@ -187,7 +187,7 @@ R = TypeVar("R", bound=Recorded)
 
 
 def one_per_interval(entries: Iterable[R]) -> list[R]:
-    """Of several attempts at the very same interval (a task ran twice), the first by name; in the order of keys."""
+    """Return one entry per interval, in key order: of several attempts at one interval, the first by name."""
     chosen: dict[KeyRange, R] = {}
     for entry in sorted(entries, key=lambda entry: (entry.interval, entry.attempt)):
         chosen.setdefault(entry.interval, entry)
@@ -195,7 +195,7 @@ def one_per_interval(entries: Iterable[R]) -> list[R]:
 
 
 def has_its_files(entry: LedgerEntry, sizes: Mapping[str, int]) -> bool:
-    """Whether all its files exist with their size; ``sizes`` by name."""
+    """Return whether all its files exist with their size; ``sizes`` by name."""
     return all(sizes.get(file.name) == file.size for file in entry.files)
 
 

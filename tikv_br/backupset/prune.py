@@ -40,7 +40,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """How many to keep by each rule; 0 = the rule is not used. Raises `UsageError` when no rule would keep anything."""
+    """Number of backups to keep by each rule; 0 = unused. Raises `UsageError` if no rule would keep any."""
 
     last: int = 0
     daily: int = 0
@@ -58,7 +58,7 @@ class Policy:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """What decides on one backup."""
+    """Properties of a backup that decide whether it is kept."""
 
     id: str
     group: str
@@ -71,7 +71,7 @@ class Candidate:
 
 
 def reasons_to_keep(candidates: Iterable[Candidate], policy: Policy) -> dict[str, tuple[str, ...]]:
-    """Why each backup is kept, by id; no reason = it is to be removed.
+    """Return the reasons to keep each backup, by id; without any it is removed.
 
     A kept backup's parents are kept with it: it cannot be restored without them.
     """
@@ -151,7 +151,7 @@ class Removal:
 
     @property
     def lock_text(self) -> bytes:
-        """What stands in the backup's lock while the removal owns the path."""
+        """Content of the backup's lock while the removal owns the path."""
         return f"DO NOT DELETE\nThe removal of backup {self.id} has begun here; `tikv-br prune` finishes it.\n".encode()
 
 
@@ -200,7 +200,7 @@ def delete(index: Index, listed: ListedBackup) -> None:
     entry = listed.entry
     unfinished = [removal for removal in interrupted_removals(index) if removal.id == entry.id]
     if not any(finish_removal(index, removal) for removal in unfinished) and not remove(index, entry):
-        raise UsageError(f"backup {entry.id} was pinned meanwhile", hint=f"Run `tikv-br unpin {entry.id}` first.")
+        raise UsageError(f"backup {entry.id} was pinned in the meantime", hint=f"Run `tikv-br unpin {entry.id}` first.")
     index.refresh()
 
 
@@ -283,7 +283,7 @@ def _remove_entry(index: Index, removal: Removal) -> None:
 
 
 def _owns_path(store: ObjectStore, removal: Removal) -> bool:
-    """Whether no other run has used the path since: it would have replaced the lock, which is removed last."""
+    """Return whether no other run has used the path since: it would have replaced the lock, which is removed last."""
     try:
         return store.get(layout.LOCK) == removal.lock_text
     except StorageObjectMissing:
@@ -295,26 +295,26 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class RetentionDecision:
-    """Whether a backup is kept."""
+    """Decision about one backup."""
 
     listed: ListedBackup
     reasons: tuple[str, ...]
-    """Why it is kept; none = it is removed."""
+    """Reasons to keep it; none = it is removed."""
 
     @property
     def keep(self) -> bool:
-        """Whether it stays."""
+        """Return whether it is kept."""
         return bool(self.reasons)
 
 
 @dataclass(frozen=True, slots=True)
 class PrunePlan:
-    """What a prune will do."""
+    """Backups to keep and to remove."""
 
     decisions: tuple[RetentionDecision, ...]
     """Newest first."""
     interrupted_removals: tuple[Removal, ...]
-    """They are finished first, or cancelled if the backup is still complete."""
+    """Removals to finish first, or to cancel if the backup is still complete."""
     ghosts: tuple[IndexEntry, ...]
     """Entries without a backup at their path; ignored here, removed by `tikv-br list --rebuild`."""
 

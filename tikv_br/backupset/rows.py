@@ -67,7 +67,7 @@ def _sst_records(source: RandomAccess, codec: KeyCodec, start: bytes, end: bytes
 
 
 def has_rows(backup: BackupSet, spans: Sequence[KeyRange]) -> bool:
-    """Whether a backup has a row, expired or not, in RPC ranges. Reads files only if none lies in a range as a whole."""
+    """Return whether a backup has rows in RPC ranges, expired ones included. Reads files only if none lies wholly in a range."""
     wanted = [
         (file, part)
         for file in backup.files
@@ -101,7 +101,7 @@ class FoundValue(NamedTuple):
 
 
 def find_value(backup: BackupSet, user_key: bytes, keyspace_id: int | None = None) -> FoundValue | None:
-    """What the backup has for a user key, expired values and tombstones too; None when it has nothing.
+    """Return the value of a user key, also an expired one or a tombstone; None if the backup has none.
 
     ``keyspace_id`` may be left out where the backup has one keyspace only. Raises `UsageError` for a key that the backup
     does not cover, `BackupDamaged` naming the file, `BackupUnsupported` for files that cannot be read row by row.
@@ -151,7 +151,7 @@ def _find_in_sst(source: RandomAccess, file: FileEntry, codec: KeyCodec, rpc_key
 
 
 def _find_in_rows(backup: BackupSet, file: FileEntry, codec: KeyCodec, rpc_key: bytes) -> FoundValue | None:
-    """By reading the one part of the file that may hold the key."""
+    """Find the key by reading the one part of the file that may contain it."""
     for batch in read_rows(backup.store, file, codec, KeyRange(rpc_key, rpc_key + b"\0")):
         newest = batch.slice(0, 1).to_pylist()[0]
         stored = StoredValue(newest["value"], newest["expire_ts"], newest["deleted"])

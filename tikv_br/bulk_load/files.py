@@ -50,7 +50,7 @@ _QUOTE, _NEWLINE = ord('"'), ord("\n")
 
 
 class NeedsSpark(UsageError):
-    """Only Spark can read the input; the message says why."""
+    """Only Spark can read the input; the message has the reason."""
 
     default_hint = "Leave out --executor, or pass --executor spark."
 

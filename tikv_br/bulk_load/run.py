@@ -1,7 +1,7 @@
 """Run a bulk load from its options to its summary: stage the rows as a temporary backup and restore it, or put them.
 
 An ingest that was killed at any moment is continued by the same command: an unfinished staging is redone, a finished one is restored,
-which resumes by itself. Puts begin again.
+which resumes. Puts begin again.
 """
 
 from __future__ import annotations

@@ -21,9 +21,9 @@ CLOCK_WARN, CLOCK_FAIL = 1.0, 5.0
 SPACE_WARN, SPACE_FAIL = 20.0, 10.0
 """Per cent of a store's disk that is left; below 20 PD moves no more regions to it (low-space-ratio)."""
 _LEAVING = "Offline"
-"""Of a store on its way out: it serves until its data has moved."""
+"""State of a store being removed: it serves until its data has moved."""
 CONFIG_SECONDS = 2.0
-"""How long the probe of versions waits for a store to name its API version."""
+"""Seconds that the probe of versions waits for a store's API version."""
 GC_WARN_HOURS = 24.0
 """Age in hours from which on a service safe point causes a warning."""
 
@@ -46,7 +46,7 @@ def probe_stores(context: ProbeContext) -> ProbeOutcome:
 
 
 def judge_stores(found: Sequence[StoreStatus]) -> ProbeOutcome:
-    """See `probe_stores`."""
+    """Judge the states of stores for `probe_stores`."""
     stores = [store for store in found if not store.is_tiflash]
     states = {store: f"store {store.id} ({store.address}) is {store.state}" for store in stores}
     away = [said for store, said in states.items() if store.state not in {"Up", _LEAVING}]
@@ -125,7 +125,7 @@ def probe_api_version(context: ProbeContext) -> ProbeOutcome:
 
 
 def probe_ttl(context: ProbeContext) -> ProbeOutcome:
-    """Whether rows may expire."""
+    """Report whether rows may expire."""
     has_ttl = context.cluster.api_version.has_ttl
     return ok("on" if has_ttl else "off: backups with expiring rows cannot be restored here")
 
@@ -136,7 +136,7 @@ def probe_clock(context: ProbeContext) -> ProbeOutcome:
 
 
 def judge_clock(difference: ClockDifference) -> ProbeOutcome:
-    """See `probe_clock`."""
+    """Judge the clock difference for `probe_clock`."""
     ahead = difference.ahead
     figure = Figure("clock", round(ahead, 3), "s", f"-{CLOCK_WARN:g}:{CLOCK_WARN:g}", f"-{CLOCK_FAIL:g}:{CLOCK_FAIL:g}")
     seen = f"{abs(ahead):.3f} s {'ahead of' if ahead >= 0 else 'behind'} PD"
@@ -156,7 +156,7 @@ def probe_space(context: ProbeContext) -> ProbeOutcome:
 
 
 def judge_space(found: Sequence[StoreStatus]) -> ProbeOutcome:
-    """See `probe_space`."""
+    """Judge the free space for `probe_space`."""
     left = {store.id: 100 * store.available / store.capacity for store in found if store.capacity}
     if not left:
         return skipped("PD knows no store's capacity")
@@ -173,7 +173,7 @@ def judge_space(found: Sequence[StoreStatus]) -> ProbeOutcome:
 
 
 def probe_gc(context: ProbeContext) -> ProbeOutcome:
-    """How far behind GC is, and who holds it."""
+    """Check the delay of GC, and which service causes it."""
     cluster = context.cluster
     return judge_gc(gc_status(cluster.pd_http), physical_ms(cluster.pd.tso()))
 
@@ -204,7 +204,7 @@ def judge_gc(status: GcStatus, now_ms: int) -> ProbeOutcome:
 
 
 def probe_schedulers(context: ProbeContext) -> ProbeOutcome:
-    """Nothing that an import paused stands still."""
+    """Check that no scheduler, and no merging of regions, is still paused by an import."""
     pd_http = context.cluster.pd_http
     paused = pd_http.schedulers(paused=True)
     merging = merges_regions(pd_http)
@@ -220,7 +220,7 @@ def probe_schedulers(context: ProbeContext) -> ProbeOutcome:
 
 
 def probe_import_mode(context: ProbeContext) -> ProbeOutcome:
-    """No store is in import mode, as far as stores report it, and no restore of the backup at the storage has left it on."""
+    """Check that no store is in import mode, and that no restore of the backup at the storage has left it on."""
     cluster = context.cluster
     folder = layout.import_mode_folder(cluster.cluster_id)
     if context.options.storage is not None and any(context.store.list(folder)):

@@ -1,4 +1,4 @@
-"""What a probe is and returns, and the connections that the probes of one run share."""
+"""Probes and their results, and the connections that the probes of one run share."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class ProbeOutcome:
-    """What a probe saw, and what to do about it."""
+    """Result of a probe, with advice."""
 
     status: Status
     seen: str
@@ -66,7 +66,7 @@ class Probe:
     name: str
     run: Callable[[ProbeContext], ProbeOutcome]
     seconds: float = 0.0
-    """What it may take at most; 0 = as all probes."""
+    """Maximum duration; 0 = as all probes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ class Result:
 
 
 def ok(seen: str, *figures: Figure) -> ProbeOutcome:
-    """All is well."""
+    """Return the result of a probe that passed."""
     return ProbeOutcome(Status.OK, seen, figures=figures)
 
 
@@ -89,12 +89,12 @@ def warn(seen: str, advice: str, *figures: Figure) -> ProbeOutcome:
 
 
 def fail(seen: str, advice: str, *figures: Figure) -> ProbeOutcome:
-    """Will not work."""
+    """Return the result of a probe that failed."""
     return ProbeOutcome(Status.FAIL, seen, advice, figures)
 
 
 def skipped(seen: str) -> ProbeOutcome:
-    """Unknown."""
+    """Return the result of a probe that could not decide."""
     return ProbeOutcome(Status.SKIPPED, seen)
 
 
@@ -111,7 +111,7 @@ SCRATCH = "tikv-br-check"
 
 @dataclass(frozen=True, slots=True)
 class CheckOptions:
-    """What to check. Times in seconds."""
+    """Options of a check. Times in seconds."""
 
     cluster: ClusterConfig
     storage: StorageLocation | None = None
@@ -120,9 +120,9 @@ class CheckOptions:
     spark_master: str = "local[*]"
     spark_settings: SparkSettings = NO_SETTINGS
     timeout: float = 10.0
-    """How long one probe may take."""
+    """Maximum duration of one probe."""
     send_credentials: bool = True
-    """Whether stores are sent the credentials of this process, as by backups and restores."""
+    """Send stores the credentials of this process, as backups and restores do."""
 
 
 class _Once(Generic[T]):

@@ -1,4 +1,4 @@
-"""What is looked at in a storage: each probe writes objects of its own in the run's scratch folder, and removes them."""
+"""Probes of a storage. Each writes objects of its own in the run's scratch folder, and removes them."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ Act = Callable[[ObjectStore, str], ProbeOutcome]
 
 
 def probe_storage(context: ProbeContext) -> ProbeOutcome:
-    """The storage answers."""
+    """Check that the storage answers."""
     return ok(f"{context.opened.location}")
 
 
 def write_and_read(store: ObjectStore, name: str) -> ProbeOutcome:
-    """What is written is read back, and overwritten."""
+    """Check that an object reads as it was written, and can be overwritten."""
     for data in (secrets.token_bytes(1000), secrets.token_bytes(500)):
         store.put(name, data)
         if store.get(name) != data or store.stat(name).size != len(data):
@@ -39,7 +39,7 @@ def write_and_read(store: ObjectStore, name: str) -> ProbeOutcome:
 
 
 def put_conditionally(store: ObjectStore, name: str) -> ProbeOutcome:
-    """Of two who create the same object, one succeeds."""
+    """Check that only the first of two conditional puts of the same object succeeds."""
     store.put_if_absent(name, b"first")
     try:
         store.put_if_absent(name, b"second")
@@ -93,7 +93,7 @@ def read_ranges(store: ObjectStore, name: str) -> ProbeOutcome:
 
 
 def delete_twice(store: ObjectStore, name: str) -> ProbeOutcome:
-    """What is deleted is gone; deleting it again is no error."""
+    """Check that a deleted object is gone, and that deleting it again is no error."""
     store.put(name, b"to be deleted")
     store.delete(name)
     store.delete(name)

@@ -15,7 +15,7 @@ from tikv_br.storage.credentials import to_backend
 
 _WITHOUT_STORES = "`backup raw --engine scan` and `restore raw --via upload` work all the same."
 _NOT_BUILT_IN = "bad storage backend"
-"""Of a TiKV that was built without a cloud."""
+"""Error text of a TiKV that was built without a cloud."""
 
 
 def probe_store_storage(context: ProbeContext) -> ProbeOutcome:

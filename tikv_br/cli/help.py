@@ -1,7 +1,7 @@
 """Groups of options in help, the options that only ``--help-all`` shows, and the text of both.
 
 An option is in the typer panel (``rich_help_panel``) of its name, and ``hidden`` if only ``--help-all`` shows it. An option without a
-help text is never shown: it was removed, and is known only to say so.
+help text is never shown: it was removed, and exists only for its error message.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ class TikvBackupDataSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """As in ``spark.read.format``. See `use_this_python`."""
+        """Name for ``spark.read.format``; also calls `use_this_python`."""
         use_this_python()
         return "tikv-backup"
 
@@ -95,7 +95,7 @@ class BackupReader(DataSourceReader):
     location: StorageLocation
     keyspace_id: int | None
     ranges: tuple[KeyRange, ...]
-    """User keys."""
+    """Ranges of user keys."""
     schema: StructType
 
     def partitions(self) -> list[InputPartition]:

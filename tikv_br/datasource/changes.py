@@ -108,7 +108,7 @@ class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """A state of the log that has nothing after an offset, so that it is not examined 100 times per second."""
 
     def initialOffset(self) -> Offset:  # noqa: N802 - Spark's name
-        """Where a new query starts. Raises `UsageError` for a time that the log does not have."""
+        """Return the start of a new query. Raises `UsageError` for a time that the log does not have."""
         with with_hints():
             archive = self._open()
             end = self._last(archive)
@@ -125,7 +125,7 @@ class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return self._offset(archive, ts)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
-        """The option ``max_bytes_per_batch``."""
+        """Return the limit of the option ``max_bytes_per_batch``."""
         return ReadMaxBytes(self.max_bytes) if self.max_bytes else ReadAllAvailable()
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802 - Spark's name
@@ -235,7 +235,7 @@ class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             )
         if ts < archive.start_ts:
             raise UsageError(
-                f"{self._place} has no changes before {show_ts(archive.start_ts)}: it was truncated, or started anew, and this query "
+                f"{self._place} has no changes before {show_ts(archive.start_ts)}: it was truncated or restarted, and this query "
                 f"needs those after {show_ts(ts)}",
                 hint=START_OVER,
             )

@@ -40,14 +40,17 @@ def ingest_writer(
 
 @dataclass
 class Staged(WriterCommitMessage):
-    """What a task has staged."""
+    """Files that a task has staged."""
 
     runs: tuple[FileEntry, ...] = field(repr=False)
 
 
 @dataclass
 class IngestWriter(DataSourceArrowWriter):
-    """Nothing is written to the cluster before `commit`. A task that is run again stages its rows again. Picklable."""
+    """Writer of a bulk load.
+
+    Nothing is written to the cluster before `commit`; a repeated task stages its rows again. Picklable.
+    """
 
     options: RunsOptions
     ahead: float

@@ -64,7 +64,7 @@ class TikvDataSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """As in ``spark.read.format``. See `use_this_python`."""
+        """Name for ``spark.read.format``; also calls `use_this_python`."""
         use_this_python()
         return "tikv"
 
@@ -134,7 +134,7 @@ class TikvDataSource(DataSource):
 
 
 def _is_stream(given: Mapping[str, str]) -> bool:
-    """Whether the options are those of a change stream; Spark asks for its columns as for those of a query."""
+    """Return whether the options are those of a change stream; Spark requests its columns as those of a query."""
     return any(name.lower() == "log" for name in given)
 
 
@@ -252,7 +252,7 @@ def _check_columns(schema: StructType) -> None:
 
 @dataclass
 class Written(WriterCommitMessage):
-    """What a task has put, and left out as expired already."""
+    """Numbers of rows that a task has put, and omitted because they had expired."""
 
     rows: int
     expired: int

@@ -39,7 +39,7 @@ def with_hints() -> Iterator[None]:
 
 
 def use_this_python() -> None:
-    """Have the workers of a local session run this Python, which has tikv-br, unless ``PYSPARK_PYTHON`` says which one.
+    """Make the workers of a local session run this Python, which has tikv-br, unless ``PYSPARK_PYTHON`` names another.
 
     Spark would start the first ``python3`` of the PATH, which is another one if a script runs without an activated environment.
     PySpark calls this by way of a source's name, right before it notes the Python of a source that is registered.
@@ -50,7 +50,7 @@ def use_this_python() -> None:
 
 
 class Options:
-    """What was passed to ``.option``. Raises `UsageError` for a name that is not among ``known``, as all methods for a wrong value."""
+    """Options passed to ``.option``. Raises `UsageError` for names not among ``known``; all methods do for invalid values."""
 
     def __init__(self, given: Mapping[str, str], known: Sequence[str]) -> None:
         self._given = {name.lower(): value for name, value in given.items()}
@@ -63,7 +63,7 @@ class Options:
         return self._given.get(name, "")
 
     def flag(self, name: str) -> bool:
-        """Whether an option is ``true``; it may also be ``false`` or missing."""
+        """Return whether an option is ``true``; it may also be ``false`` or missing."""
         text = self.text(name).lower()
         if text not in {"", "true", "false"}:
             raise UsageError(f"option {name} is {self.text(name)!r}", hint="Pass true or false.")

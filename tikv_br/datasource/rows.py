@@ -1,4 +1,4 @@
-"""Which keys are read, by options and by filters, and how rows look in Spark."""
+"""Selection of keys by options and filters, and the form of rows in Spark."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def push_filters(filters: Iterable[Filter], ranges: Sequence[KeyRange]) -> tuple
 
 
 def intersections(some: Iterable[KeyRange], others: Sequence[KeyRange]) -> tuple[KeyRange, ...]:
-    """What two lists of ranges have in common; the ranges of each list ascend and do not overlap."""
+    """Return the intersection of two lists of ranges; the ranges of each list ascend and do not overlap."""
     common = (intersection(one, other) for one in some for other in others)
     return tuple(part for part in common if not part.is_empty)
 
@@ -141,7 +141,10 @@ def _point(key: bytes) -> KeyRange:
 
 
 def written_rows(batches: Iterator[pa.RecordBatch], now: Callable[[], int]) -> Iterator[pa.RecordBatch]:
-    """What Spark writes, as `tikv_br.formats.columns.SCHEMA`. TTLs count from ``now``. Raises `UsageError` for nulls and negative TTLs."""
+    """Convert Spark's rows to `tikv_br.formats.columns.SCHEMA`.
+
+    TTLs count from ``now``. Raises `UsageError` for nulls and negative TTLs.
+    """
     for batch in batches:
         try:
             yield to_records(batch, now)

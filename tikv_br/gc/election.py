@@ -18,7 +18,7 @@ PREFIX = "/gc-worker/election/"
 
 
 class ElectionApi(Protocol):
-    """What is needed of `Etcd`."""
+    """The calls of `Etcd` that an election needs."""
 
     def range(self, prefix: str) -> Listing:
         """All keys with a prefix, as all members agree on them."""
@@ -38,13 +38,13 @@ class Candidate:
     """One candidate for as long as its lease lasts. For one thread."""
 
     def __init__(self, etcd: ElectionApi, lease: LeaseHolder, name: str) -> None:
-        """`name` tells people which process it is."""
+        """Prepare to join; `name` identifies the process for people."""
         self._etcd = etcd
         self._lease = lease
         self._name = name
         self.key = f"{PREFIX}{lease.lease:x}"
         self.revision = 0
-        """At which our key was created: smaller than those of all later candidates; 0 = not yet."""
+        """Revision that created our key: smaller than those of all later candidates; 0 = not yet created."""
 
     def join(self) -> None:
         """Become a candidate. Raises `EtcdError`."""
@@ -60,7 +60,7 @@ class Candidate:
         return min(listing.items, key=lambda item: item.create_revision)
 
     def is_leader(self) -> bool:
-        """Whether we lead, as all members of etcd agree. Raises as `leader`."""
+        """Return whether this candidate leads, by agreement of etcd's members. Raises as `leader`."""
         return self.leader().key == self.key
 
     def confirm(self, seconds: float) -> None:

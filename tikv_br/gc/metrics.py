@@ -18,10 +18,10 @@ PREFIX = "tikv_br_gc_"
 
 @dataclass(frozen=True, slots=True)
 class WorkerFigures:
-    """What a process of ``gc run`` has done since it started."""
+    """Activity of a process of ``gc run`` since it started."""
 
     revision: int = 0
-    """Of etcd, at which the leader joined the election: later leaders have larger ones. 0 = it does not lead."""
+    """Revision of etcd at which the leader joined the election: later leaders have larger ones. 0 = it does not lead."""
     rounds: int = 0
     """Rounds in which PD answered everything."""
     failures: int = 0
@@ -29,11 +29,11 @@ class WorkerFigures:
     waits_for: str = ""
     """The name of the worker that leads, if it waits for another one."""
     error: str = ""
-    """Why its last attempt failed, to do a round or to take part in the election; empty if it did not fail."""
+    """Error of the last attempt to do a round or to take part in the election; empty if it succeeded."""
 
     @property
     def is_leader(self) -> bool:
-        """Whether this process leads."""
+        """Return whether this process leads."""
         return self.revision > 0
 
 
@@ -48,7 +48,7 @@ def write_metrics(path: Path, report: GcReport | None, worker: WorkerFigures | N
 
 
 def collect(report: GcReport | None, worker: WorkerFigures | None) -> Iterator[Metric]:
-    """The metrics of what is known at the moment."""
+    """Yield the metrics of GC and of the worker; None = unknown."""
     if report is not None:
         yield from _of_report(report)
     if worker is not None:

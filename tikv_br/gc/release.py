@@ -12,12 +12,12 @@ from tikv_br.errors import SafePointInUse, UsageError
 from tikv_br.gc.status import owner_of
 
 WATCH_SECONDS = safepoint.RENEW_SECONDS + 15.0
-"""Every run of tikv-br that is alive renews its safe point within this time."""
+"""Seconds within which every live run of tikv-br renews its safe point."""
 POLL_SECONDS = 1.0
 
 
 class ReleaseApi(safepoint.SafePointApi, Protocol):
-    """What is needed of `PdClient`, and of `PdHttp`."""
+    """The calls of `PdClient` and `PdHttp` that a release needs."""
 
     def gc_status(self) -> GcStatus:
         """All safe points."""

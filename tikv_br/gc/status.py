@@ -19,7 +19,7 @@ _NEVER = 1 << 40
 
 
 class Kind(enum.StrEnum):
-    """What a service safe point belongs to."""
+    """Kind of owner of a service safe point."""
 
     BACKUP = "backup"
     """A backup of tikv-br; its name is the id of the run."""
@@ -29,7 +29,7 @@ class Kind(enum.StrEnum):
     GO_BR = "br"
     """A backup of the Go TiKV-BR, or of TiDB's BR."""
     CDC = "cdc"
-    """TiKV-CDC or TiCDC."""
+    """Changefeed of TiKV-CDC or TiCDC."""
     GLOBAL_BARRIER = "global_barrier"
     """A GC barrier for all keyspaces, which any program may have set."""
     KEYSPACE_BARRIER = "keyspace_barrier"
@@ -39,7 +39,7 @@ class Kind(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """What a service safe point belongs to, by its name."""
+    """Owner of a service safe point, according to its name."""
 
     kind: Kind
     name: str
@@ -47,14 +47,16 @@ class Owner:
 
     @property
     def is_ours(self) -> bool:
-        """Whether a run of tikv-br made it."""
+        """Return whether a run of tikv-br made it."""
         return self.kind in {Kind.BACKUP, Kind.SYNC, Kind.DRILL}
 
     def __str__(self) -> str:
         if self.kind is Kind.CDC and self.name.startswith(
             CREATING
         ):  # held for ten minutes, until the changefeed has its own
-            return f"create or resume of changefeed {self.name.removeprefix(CREATING)} of TiKV-CDC; expires by itself"
+            return (
+                f"create or resume of changefeed {self.name.removeprefix(CREATING)} of TiKV-CDC; expires automatically"
+            )
         return _TEXTS[self.kind].format(self.name)
 
 
@@ -81,7 +83,7 @@ _PREFIXES = {
 
 
 def owner_of(service: str) -> Owner:
-    """What a service belongs to, as far as its name says."""
+    """Return the owner of a service safe point, as far as its name shows it."""
     for prefix, kind in _PREFIXES.items():
         if service.startswith(prefix):
             return Owner(kind, service.removeprefix(prefix))
@@ -102,26 +104,26 @@ class ServiceReport:
 
     @property
     def has_expired(self) -> bool:
-        """Whether GC no longer waits for it; PD still lists it until its next update."""
+        """Return whether GC no longer waits for it; PD still lists it until its next update."""
         return self.ttl is not None and self.ttl <= 0
 
 
 @dataclass(frozen=True, slots=True)
 class GcReport:
-    """How far GC is at one moment, and what stops it."""
+    """Progress of GC at one moment, and the services that limit it."""
 
     now_ms: int
-    """PD's time."""
+    """Time of PD."""
     safe_point: int
     """Up to which versions may have been removed; 0 = GC has never run."""
     worker_safe_point: int
     """Up to which the last GC worker wanted to remove versions; 0 = there has been none."""
     services: tuple[ServiceReport, ...]
-    """Without GC itself, the oldest safe point first; also global and keyspace-level GC barriers."""
+    """Services without GC itself, the oldest safe point first; including global and keyspace-level GC barriers."""
     has_barriers: bool = False
-    """Whether PD has GC barriers: then the worker's safe point stops at the oldest one."""
+    """True if PD has GC barriers: the worker's safe point then stops at the oldest one."""
     unlisted: str = ""
-    """Why global and keyspace-level barriers are not among `services`."""
+    """Reason why global and keyspace-level barriers are missing from `services`; empty if they are not."""
 
     @property
     def lag(self) -> float | None:
@@ -144,7 +146,7 @@ class GcReport:
 
     @property
     def held_seconds(self) -> float:
-        """By how many seconds the holder keeps GC behind the worker; 0 without a holder, and for a PD with GC barriers."""
+        """Seconds by which the holder keeps GC behind the worker; 0 without a holder, and for a PD with GC barriers."""
         holder = self.holder
         return 0.0 if holder is None else (physical_ms(self.worker_safe_point) - physical_ms(holder.safe_point)) / 1000
 

@@ -1,4 +1,4 @@
-"""How a GC worker is doing: its status as JSON, its metrics, and when it is unhealthy."""
+"""State of a GC worker: its status as JSON, its metrics, and its health."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from tikv_br.redaction import redact
 from tikv_br.web.metrics import process_registry
 
 PATIENCE_SECONDS = 60.0
-"""For how long attempts may fail, or a round be late, before the worker is unhealthy: longer than elections of PD and etcd take."""
+"""Seconds of failing attempts, or delay of a round, before the worker is unhealthy: elections must fit in."""
 
 
 class WorkerWatch:
-    """What the worker has last shown; a `Reporter` of ``tikv_br.web.status``. Thread-safe."""
+    """Last state of the worker; a `Reporter` of ``tikv_br.web.status``. Thread-safe."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class WorkerWatch:
                 self._bad_since = now
 
     def status(self) -> dict[str, object]:
-        """What it does, its figures, and the state of GC if it leads."""
+        """Return the state of the worker, its figures, and the state of GC if it leads."""
         with self._lock:
             report, figures = self._report, self._figures
         problems, degraded = self.problems(), self.degradations()
@@ -75,15 +75,15 @@ class WorkerWatch:
         }
 
     def problems(self) -> list[str]:
-        """Why it is unhealthy, if it has not done its work for `PATIENCE_SECONDS`."""
+        """Return why it is unhealthy, if it has not done its work for `PATIENCE_SECONDS`."""
         return [text for text, seconds in self._troubles() if seconds > PATIENCE_SECONDS]
 
     def degradations(self) -> list[str]:
-        """What is being retried."""
+        """Return the problems that are being retried."""
         return [text for text, seconds in self._troubles() if seconds <= PATIENCE_SECONDS]
 
     def _troubles(self) -> list[tuple[str, float]]:
-        """What is wrong, in words and with the seconds since when; at most one."""
+        """Return the current problem as text, with its duration in seconds; at most one."""
         now = self._clock()
         with self._lock:
             figures, bad_since, last_round = self._figures, self._bad_since, self._last_round

@@ -60,7 +60,7 @@ def check_has_no_transactions(cluster: Cluster) -> None:
 
 
 class GcPd(Protocol):
-    """What is needed of `PdClient`, and of `PdHttp`."""
+    """The calls of `PdClient` and `PdHttp` that a worker needs."""
 
     def tso(self) -> int:
         """A fresh timestamp."""
@@ -91,23 +91,23 @@ class ClusterGc:
 
 
 class WorkerEtcd(LeaseApi, ElectionApi, Protocol):
-    """What is needed of `Etcd`."""
+    """The calls of `Etcd` that a worker needs."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerOptions:
-    """How GC is done; times are in seconds."""
+    """Options of GC; times are in seconds."""
 
     life_time: float
-    """How long old versions are kept at least."""
+    """Minimum time for which old versions are kept."""
     interval: float
-    """Between two rounds."""
+    """Time between two rounds."""
     lease: int = 10
-    """For how long a leader that has died keeps others from leading."""
+    """Time for which a dead leader prevents others from leading."""
 
     @property
     def margin(self) -> float:
-        """What must be left of the lease when a request that changes something is sent to PD."""
+        """Seconds that the lease must still last when a request that changes something is sent to PD."""
         return self.lease / 2
 
     def hurry(self, config: ClusterConfig) -> ClusterConfig:
@@ -122,10 +122,10 @@ class WorkerOptions:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """What one round did."""
+    """Result of one round."""
 
     report: GcReport
-    """After it."""
+    """State of GC after the round."""
     wanted: int
     """PD's time minus the life time."""
     before: int
@@ -133,7 +133,7 @@ class Round:
 
     @property
     def has_advanced(self) -> bool:
-        """Whether the GC safe point has moved."""
+        """Return whether the GC safe point has advanced."""
         return self.report.safe_point > self.before
 
 

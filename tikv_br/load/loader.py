@@ -32,7 +32,7 @@ class PutClient(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LoadSummary:
-    """What was put: pairs, bytes of user keys and values, pairs left out as expired already, seconds, bytes per second."""
+    """Pairs put, bytes of user keys and values, pairs omitted because they had expired, seconds, and bytes per second."""
 
     total_kvs: int
     total_bytes: int
@@ -91,7 +91,7 @@ def _live(batch: pa.RecordBatch, now: int) -> pa.RecordBatch:
 
 
 def _bytes(rows: pa.RecordBatch) -> int:
-    """Of keys and values."""
+    """Return the number of bytes of keys and values."""
     from tikv_br.formats import columns
 
     ends = [columns.view(rows[name])[0] for name in ("key", "value")]

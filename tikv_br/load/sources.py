@@ -1,4 +1,4 @@
-"""Where pairs to load come from: files that people have, or a generator. Each yields batches of `tikv_br.formats.columns.SCHEMA`."""
+"""Sources of pairs to load: files, or a generator. Each yields batches of `tikv_br.formats.columns.SCHEMA`."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def _csv_rows(file: Iterable[str]) -> Rows:
 
 
 class _LineError(Exception):
-    """What is wrong with a line; the name of the file is added by `_batches`."""
+    """Error in a line; `_batches` adds the name of the file."""
 
     def __init__(self, number: int, problem: str) -> None:
         super().__init__(problem)

@@ -44,7 +44,7 @@ _COLUMN_FAMILIES: Final = frozenset({"", _DEFAULT_CF, "lock", "write", "raft"})
 
 @dataclass(frozen=True, slots=True)
 class SstSummary:
-    """What an SST contains, counted over the keys and values that a client of the target sees."""
+    """Contents of an SST, counted over the keys and values that a client of the target sees."""
 
     crc64xor: int
     total_kvs: int
@@ -72,7 +72,7 @@ def write_sst(rows: Iterable[LiveRow], path: Path, options: Options, *, counted:
 
 
 def sst_options(compression: brpb_pb2.CompressionType.ValueType = brpb_pb2.UNKNOWN, level: int = 0) -> Options:
-    """As TiKV writes SSTs for backups; ``compression`` is a ``brpb.CompressionType``, level 0 the default."""
+    """Options of TiKV's SSTs for backups; ``compression`` is a ``brpb.CompressionType``, level 0 the default."""
     types = {
         brpb_pb2.UNKNOWN: DBCompressionType.lz4,  # the fastest that is built in
         brpb_pb2.LZ4: DBCompressionType.lz4,
@@ -117,7 +117,7 @@ class BackupService(brpb_pb2_grpc.BackupServicer):
     def backup(
         self, request: brpb_pb2.BackupRequest, context: grpc.ServicerContext
     ) -> Iterator[brpb_pb2.BackupResponse]:
-        """One response a region. A failure is a response too, and does not end the others."""
+        """Yield one response per region. A failure is a response too, and does not end the others."""
         if request.cf not in _COLUMN_FAMILIES:
             context.abort(grpc.StatusCode.UNKNOWN, f'InvalidCf {{ cf: "{request.cf}" }}')
         if not self._node.release.counts_backups:
@@ -150,7 +150,7 @@ class BackupService(brpb_pb2_grpc.BackupServicer):
                 yield task.run(span)
 
     def _check_version(self, request: brpb_pb2.BackupRequest) -> str | None:
-        """Why the store cannot write that API version, or (V2) has no raw data in such a range."""
+        """Return why the store cannot write that API version, or (V2) has no raw data in such a range."""
         source, target = self._node.api_version, request.dst_api_version
         start, end = request.start_key, request.end_key
         in_raw_mode = start.startswith(RAW_MODE) and (end.startswith(RAW_MODE) or end == RAW_MODE_END)
@@ -180,7 +180,7 @@ class BackupService(brpb_pb2_grpc.BackupServicer):
                 yield _RegionSpan(region, max(start, region_start), min(filter(None, (end, region_end)), default=b""))
 
     def _region_error(self, region: Region, context: grpc.ServicerContext) -> errorpb_pb2.Error | None:
-        """How a region has changed since the range was divided, or a failpoint's error."""
+        """Return the region error if a region has changed since the range was divided, or a failpoint's error."""
         node = self._node
         error = node.failpoints.intercept(BACKUP_REGION, store_id=node.store_id, region_id=region.id, context=context)
         if error is not None:

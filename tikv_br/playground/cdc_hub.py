@@ -50,13 +50,13 @@ class Subscription:
     request_id: int
     span: SubscribedRange
     raw: bool
-    """Whether it is for RawKV; one for transactions never sees a row here."""
+    """True for RawKV; a subscription for transactions never gets a row here."""
     version: int = 0
-    """Of the region's epoch, at registration."""
+    """Version of the region's epoch at registration."""
     initialized: bool = False
-    """Whether the incremental scan has ended; resolved-ts are sent from then on."""
+    """True once the incremental scan has ended; resolved-ts are sent from then on."""
     overrun_until: float = 0.0
-    """Until this monotonic time its store does not notice that it lost the leadership; 0 while it leads."""
+    """Monotonic time until which the store does not notice that it lost the leadership; 0 while it leads."""
     ended: bool = False
 
 
@@ -214,7 +214,7 @@ class ChangeHub:
             return [each for each in overrun if each.initialized and not each.ended]
 
     def _is_led(self, subscription: Subscription) -> bool:
-        """Whether its store leads the region as it was. To be called after taking a timestamp that no later leader goes below."""
+        """Return whether the store still leads the region. Take a timestamp first: no later leader goes below it."""
         region = self._regions.get(subscription.region_id)
         return (
             region is not None

@@ -43,7 +43,7 @@ class SubscribedRange:
 
 
 def committed_row(data_key: bytes, stored: bytes) -> Event.Row:
-    """One version as a row: a tombstone is a DELETE without value, an expiry is absolute, in unix seconds."""
+    """Convert one version to a row: a tombstone is a DELETE without value, an expiry is absolute, in unix seconds."""
     version = v2_version(data_key, stored)
     return Event.Row(
         start_ts=version.ts,

@@ -36,7 +36,7 @@ _SEMVER: Final = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Features:
-    """What a client supports, by the version in its first request; one that is no semantic version counts as 0.0.0."""
+    """Features of a client, by the version in its first request; an invalid version counts as 0.0.0."""
 
     batched_resolved_ts: bool
     checks_cluster: bool

@@ -65,12 +65,12 @@ from tikv_br.playground.sst_file import SstStore
 from tikv_br.playground.store_server import StoreServer
 
 PORT_SECONDS: Final = 5.0
-"""How long a restarted store waits for its ports: gRPC may not have closed one yet, or another program listens there."""
+"""Seconds that a restarted store waits for its ports: gRPC may not have closed one yet, or another program uses it."""
 PORT_POLL_SECONDS: Final = 0.05
 ANSWER_SECONDS: Final = 0.2
 """Delay before PD goes down: its port is also that of the admin API, which must answer first."""
 ELECTION_SECONDS: Final = 0.3
-"""From the election of PD's leader until it serves, and from then until stores have found it."""
+"""Seconds from the election of PD's leader until it serves, and from then until stores have found it."""
 WAKE_SECONDS: Final = 0.5
 """A signal that arrives while the process is stopped (Ctrl-Z) may reach a thread of gRPC, which does not wake the main one."""
 _IDENTITY: Final = "identity"
@@ -229,7 +229,7 @@ class Playground:
         self._pd_change.start()
 
     def describe(self) -> dict[str, Any]:
-        """What ``playground start --output json`` prints, without the process id."""
+        """Return the output of ``playground start --output json``, without the process id."""
         return {
             "pd": self.state.address,
             "pd_members": self.state.addresses,

@@ -1,4 +1,4 @@
-"""How a store of each API version encodes RawKV data in RocksDB, and which of it is live.
+"""Encodings of RawKV data in RocksDB, by API version, with the rules for live rows.
 
 Written for the playground alone, so that tests of ``formats`` against it compare two implementations.
 """
@@ -108,7 +108,7 @@ class Encoding:
         return [], [DATA_PREFIX + key]
 
     def newest(self, engine: Engine, key: bytes) -> Stored | None:
-        """What is stored for a key, live or not."""
+        """Return the stored value of a key, live or not."""
         stored = engine.get(DATA_PREFIX + key)
         return None if stored is None else self._decode(stored)
 
@@ -135,7 +135,7 @@ class Encoding:
 
 
 class V1Ttl(Encoding):
-    """As V1, with eight bytes of expiry after each value."""
+    """Encoding of V1 with eight bytes of expiry after each value."""
 
     api_version = ApiVersion.V1TTL
 
@@ -203,7 +203,7 @@ class V2(Encoding):
         return data_key[1:-8]
 
     def _newest_of_reversed(self, rows: Iterator[Row]) -> Iterator[Row]:
-        """Of rows in descending order, the last of each run of versions: the newest."""
+        """Yield the newest version of each key, from rows in descending order: the last of each run of versions."""
         held: Row | None = None
         for row in rows:
             if held is not None and held[0][:-8] != row[0][:-8]:

@@ -22,7 +22,7 @@ _TRIES: Final = 3
 _PORT_FILE: Final = "port"
 _POLL_SECONDS: Final = 0.02
 _PEER_SOCKET: Final = "localhost:1"
-"""In the directory: a single member has no peers, but must listen."""
+"""Socket for peers in the directory: a single member has none, but must listen."""
 _PEER: Final = f"unix://{_PEER_SOCKET}"
 
 

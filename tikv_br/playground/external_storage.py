@@ -1,4 +1,4 @@
-"""Where stores write and read the files of backups: the ``StorageBackend`` of a request, opened as a store opens it."""
+"""Storages that stores write backups to and read them from: the ``StorageBackend`` of a request, opened as a store does."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ _CLOUD_KINDS: Final[tuple[tuple[type[Exception], str], ...]] = (
     (UnauthenticatedError, "PermissionDenied"),
 )
 _INSTANCE_ROLES = "169.254.169.254"
-"""Where a machine in Amazon's cloud gets its credentials."""
+"""Address from which a machine in Amazon's cloud gets its credentials."""
 
 
 class StorageFault(Exception):

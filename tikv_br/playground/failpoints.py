@@ -51,7 +51,7 @@ _METHODS: Final[Mapping[str, MethodDescriptor]] = {
 
 
 def can_carry_region_error(rpc: str) -> bool:
-    """Whether the response has a field for one; True for ``*``, which is checked call by call."""
+    """Return whether the response has a field for a region error; True for ``*``, which is checked call by call."""
     method = _METHODS.get(rpc.lower())
     return rpc == ANY_RPC if method is None else _path_to_error(method.output_type) is not None
 
@@ -126,7 +126,7 @@ class StorageFailure:
     kind: str
     message: str = ""
     after: bool = False
-    """Whether the file is written all the same."""
+    """Write the file nevertheless."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +178,7 @@ class Failpoint:
     random: random.Random = field(default_factory=random.Random)
 
     def matches(self, rpc: str, store_id: int, region_id: int) -> bool:
-        """Whether it is for such a call, and not used up."""
+        """Return whether the failpoint applies to such a call and is not used up."""
         return (
             (self.rpc == rpc or (self.rpc == ANY_RPC and rpc not in FEED_POINTS | STORAGE_POINTS | {CDC_TRANSFER}))
             and self.store_id in {None, store_id}
@@ -199,7 +199,7 @@ class Failpoint:
         return True
 
     def to_json(self) -> dict[str, Any]:
-        """Its definition, with id, hits, and the remaining skip and count."""
+        """Return the definition, with id, hits, and the remaining skip and count."""
         return {**self.definition, "id": self.id, "hits": self.hits, "skip": self.skip, "count": self.count}
 
 
@@ -239,7 +239,7 @@ class FailpointTable:
             return list(self._failpoints.values())
 
     def answer(self, rpc: str, request: object, *, store_id: int, context: grpc.ServicerContext) -> Message | None:
-        """As `intercept`, for a whole call: the response to return instead of running it, or None."""
+        """Return the response to send instead of running a call; None = run it. Otherwise as `intercept`."""
         error = self.intercept(rpc, store_id=store_id, region_id=region_of(request), context=context)
         return None if error is None else with_region_error(rpc, error)
 
@@ -257,7 +257,7 @@ class FailpointTable:
     def intercept_feed(
         self, point: str, *, store_id: int, region_id: int, context: grpc.ServicerContext
     ) -> cdcpb_pb2.Error | None:
-        """As `intercept`, at a point of a change feed: the error that ends the region's subscription, or None."""
+        """Return the error that ends a region's subscription at a point of a change feed; None = continue."""
         action = self._apply(point, store_id, region_id, context)
         return action.error if isinstance(action, FeedError) else None
 

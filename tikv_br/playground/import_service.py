@@ -32,7 +32,7 @@ class ImportMode:
 
     @property
     def importing(self) -> bool:
-        """Whether import mode is on."""
+        """Return whether import mode is on."""
         return self._clock() < self._until
 
 

@@ -54,15 +54,15 @@ class Rewrite:
 
     @property
     def changes_keys(self) -> bool:
-        """Whether it changes any key of a file."""
+        """Return whether the rewrite changes any key of a file."""
         return self.old_prefix != self.new_prefix or self.new_timestamp != 0
 
     def keeps(self, key: bytes) -> bool:
-        """Whether a key of the file lies in the range."""
+        """Return whether a key of the file is in the range."""
         return self.start <= key and not self.is_past(key)
 
     def is_past(self, key: bytes) -> bool:
-        """Whether a key of the file, and so every later one, is after the range."""
+        """Return whether a key of the file, and so every later one, is after the range."""
         if self.end is None:
             return False
         return key >= self.end if self.end_exclusive else key > self.end
@@ -217,7 +217,7 @@ class IngestFault(Exception):
 
 
 def is_incompatible(meta: import_sstpb_pb2.SSTMeta, mine: ApiVersion) -> bool:
-    """Whether a store of the version ``mine`` refuses a file for the API version in its meta."""
+    """Return whether a store of the version ``mine`` refuses a file for the API version in its meta."""
     if meta.api_version == mine.value or (mine is ApiVersion.V1TTL and meta.api_version == ApiVersion.V1.value):
         return False
     start, end = meta.range.start, meta.range.end
@@ -290,7 +290,7 @@ class Ingestor:
 
 
 def _check_meta(meta: import_sstpb_pb2.SSTMeta, region: Region) -> None:
-    """What the peers check when they apply the command: that the file is for this region and epoch, with conf_ver."""
+    """Check, as peers do when they apply the command, that the file is for this region and epoch, with conf_ver."""
     epoch = meta.region_epoch
     if (meta.cf_name or COLUMN_FAMILIES[0]) not in COLUMN_FAMILIES:
         message = f"[region {region.id}] ingest failed: invalid cf name {meta.cf_name}"

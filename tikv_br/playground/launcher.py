@@ -289,7 +289,7 @@ def running_playgrounds() -> list[dict[str, Any]]:
 
 
 def answers(state: Mapping[str, Any], tls: TlsSettings | None) -> bool:
-    """Whether PD and every store of a state answer."""
+    """Return whether PD and every store of a state answer."""
     return (
         http_ok(state["pd"], "/pd/api/v1/health", tls)
         and all(http_ok(store["status_address"], "/status", tls) for store in state["stores"])
@@ -298,7 +298,7 @@ def answers(state: Mapping[str, Any], tls: TlsSettings | None) -> bool:
 
 
 def http_ok(address: str, path: str, tls: TlsSettings | None) -> bool:
-    """Whether a GET is answered with status 200."""
+    """Return whether a GET is answered with status 200."""
     if tls is None:
         connection = http.client.HTTPConnection(address, timeout=5)
     else:
@@ -328,7 +328,7 @@ def _tls(home: Home) -> TlsSettings | None:
 
 
 def _is_ours(pid: int, home: Home) -> bool:
-    """Whether a process is the server of that directory, not a later process with the same id."""
+    """Return whether a process is the server of that directory, not a later process with the same id."""
     try:
         command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     except FileNotFoundError:

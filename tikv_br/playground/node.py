@@ -1,4 +1,4 @@
-"""One store: what its services share, how long its work takes, and the requests that would have crashed it."""
+"""One store: state shared by its services, the duration of its work, and requests that would crash a real store."""
 
 from __future__ import annotations
 
@@ -192,12 +192,12 @@ class StoreNode:
 
     @property
     def has_timestamps(self) -> bool:
-        """Whether its rows have timestamps, and are in change feeds."""
+        """Return whether rows have timestamps, and are in change feeds."""
         return self.api_version is ApiVersion.V2 and self.release.encodes_v2
 
     @property
     def last_heartbeat(self) -> float:
-        """When PD last heard of the store, in unix seconds."""
+        """Return the time of PD's last contact with the store, in unix seconds."""
         return time.time() if self.alive else self.died_at
 
     def now(self) -> int:

@@ -21,7 +21,7 @@ _LEASES: Final = "etcd-leases"
 
 
 class EtcdState:
-    """What all members hold. Thread-safe."""
+    """State of all members. Thread-safe."""
 
     def __init__(self, engine: Engine, clock: Callable[[], float] = time.monotonic) -> None:
         self._engine = engine
@@ -34,7 +34,7 @@ class EtcdState:
         self._leases = {int(lease): (ttl, clock() + ttl) for lease, ttl in ttls.items()}
 
     def range(self, key: bytes, end: bytes) -> list[mvccpb_pb2.KeyValue]:
-        """One key, or all of [key, end), in order; an end of one zero byte is no end."""
+        """Return one key, or all of [key, end), in order; an end of one zero byte = unbounded."""
         if not end:
             return [self._items[key]] if key in self._items else []
         return [self._items[each] for each in sorted(self._items) if each >= key and (end == b"\0" or each < end)]
@@ -60,7 +60,7 @@ class EtcdState:
         self._save()
 
     def has_lease(self, lease: int) -> bool:
-        """Whether a lease lives; 0 is none, which is always right."""
+        """Return whether a lease exists; always true for 0 (no lease)."""
         return not lease or lease in self._leases
 
     def grant(self, ttl: int, lease: int) -> int:

@@ -40,7 +40,7 @@ class PdService:
     """``pdpb.PD`` and ``keyspacepb.Keyspace``."""
 
     def __init__(self, state: PdState, index: int = 0) -> None:
-        """The member ``index``."""
+        """Create the service of member ``index``."""
         self._state = state
         self._index = index
 
@@ -158,7 +158,7 @@ class PdService:
             )
 
     def _no_tso(self) -> str:
-        """Why this member gives no timestamps; unlike other calls, Tso does not answer UNAVAILABLE then."""
+        """Return the error text of a member that gives no timestamps; unlike other calls, Tso does not answer UNAVAILABLE."""
         state = self._state
         if state.leader == self._index:
             return ""
@@ -189,7 +189,7 @@ class PdService:
         return pdpb_pb2.GetAllStoresResponse(stores=[self._state.store(node) for node in self._state.nodes.values()])
 
     def _operator(self, _: pdpb_pb2.GetOperatorRequest) -> Message:
-        """There is never an operator: every change of a region is immediate."""
+        """Refuse: there is no operator, since every change of a region is immediate."""
         raise PdRefusal(pdpb_pb2.REGION_NOT_FOUND, "Not Found")
 
     # -- regions ------------------------------------------------------------------------------------------------

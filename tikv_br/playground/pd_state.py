@@ -1,4 +1,4 @@
-"""What PD knows, shared by its gRPC services and its HTTP API: timestamps, keyspaces, safe points, stores."""
+"""State of PD, shared by its gRPC services and its HTTP API: timestamps, keyspaces, safe points, stores."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Tso:
         self._physical = self._saved
         self._logical = 0
         self.available = True
-        """Whether stores reach PD's leader: without it they renew no timestamps and send no resolved-ts."""
+        """True while stores reach PD's leader; without it they renew no timestamps and send no resolved-ts."""
 
     def sync(self) -> None:
         """Begin above the saved time, as a new leader does: each change of the leader moves time up to 3 s ahead."""
@@ -333,7 +333,7 @@ _GLOBAL_CONFIG: Final = "global_config"
 
 @dataclass(slots=True)
 class PdState:
-    """What all members of PD share."""
+    """State that all members of PD share."""
 
     settings: Settings
     cluster_id: int
@@ -348,18 +348,18 @@ class PdState:
     addresses: list[str] = field(default_factory=list)
     """host:port of each member, known once its port is open."""
     leader: int | None = 0
-    """Which member leads; None = none does."""
+    """Index of the leader; None = there is none."""
     named: int | None = 0
-    """Which member the others name as the leader: still the one that died, or already the one that does not serve yet."""
+    """Index of the leader according to the others: still the dead one, or already one that does not serve yet."""
     former: int | None = None
-    """Which member led before."""
+    """Index of the previous leader."""
     died: int | None = None
-    """Which member is down."""
+    """Index of the member that is down."""
     started_at: int = field(default_factory=lambda: int(time.time()))
     _config_lock: threading.Lock = field(default_factory=threading.Lock)
 
     def end_leadership(self) -> None:
-        """No member leads; who led is still named as the leader."""
+        """End the leadership; other members still name the former leader."""
         self.tso.available = False
         self.former, self.leader = self.leader, None
 

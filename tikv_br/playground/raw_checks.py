@@ -1,4 +1,4 @@
-"""What a store checks of a raw request, in TiKV's order, and its error messages in TiKV's words (recorded in golden/wire)."""
+"""Checks of raw requests in TiKV's order, with TiKV's error messages (recorded in golden/wire)."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ class RawChecks:
             raise RequestFault(f"invalid cf name: {cf}", f'Error(InvalidCf("{cf}"))')
 
     def key_sizes(self, keys: Iterable[bytes]) -> None:
-        """No key to write above `MAX_KEY_SIZE`."""
+        """Raise `RequestFault` if a key to write is larger than `MAX_KEY_SIZE`."""
         for key in keys:
             if len(key) > MAX_KEY_SIZE:
                 raise RequestFault(f"max key size exceeded, size: {len(key)}, limit: {MAX_KEY_SIZE}")
@@ -127,7 +127,7 @@ class RawChecks:
         return region
 
     def region_to_write(self, context: kvrpcpb_pb2.Context, *, snapshot: bool = False) -> Region:
-        """As `region`; V2 requires synced timestamps, of a snapshot, and so words misses as reads do.
+        """Check as `region`; V2 also requires synced timestamps, and words misses as reads do.
 
         ``snapshot``: the command takes one in every version.
         """

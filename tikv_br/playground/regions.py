@@ -209,7 +209,7 @@ class RegionTable:
             self._unsynced.discard(region_id)
 
     def is_synced(self, region_id: int) -> bool:
-        """Whether the leader accepts V2 writes, which a new one does not at first."""
+        """Return whether the leader accepts V2 writes; a new one does not at first."""
         with self._lock:
             return region_id not in self._unsynced
 

@@ -21,7 +21,7 @@ TICK: Final = 0.2
 KEYSPACE_BOUNDS: Final = tuple(
     codec.encode(mode + keyspace) for mode in (b"r", b"x") for keyspace in (b"\0\0\0", b"\0\0\1")
 )
-"""Where PD splits every new cluster, of any API version."""
+"""Keys at which PD splits every new cluster, of any API version."""
 _MOVES: Final = 4
 """Maximum number of leaderships, and of replicas, moved in one round."""
 _KEYSPACES_SPLIT: Final = "keyspaces_split"
@@ -74,7 +74,7 @@ class Scheduler:
     # -- splits -------------------------------------------------------------------------------------------------
 
     def split_keyspaces(self) -> None:
-        """Once in a cluster's life, a few seconds after its first start."""
+        """Split a new cluster at keyspaces, once, a few seconds after its first start."""
         due = time.monotonic() - self._started >= self._settings.keyspace_split_delay
         if due and self._engine.get_meta(_KEYSPACES_SPLIT) is None:
             by_region: dict[int, list[bytes]] = {}

@@ -202,7 +202,7 @@ _HTTP2: Final = b"PRI * HTTP/2.0"
 _CHUNK: Final = 1 << 16
 _STOP_SECONDS: Final = 5.0
 _ACCEPT_SECONDS: Final = 0.02
-"""For connections that are being accepted: after the listener's end they would stay open, and never be answered."""
+"""Delay for connections being accepted when the listener closes; they would stay open without an answer."""
 
 
 class Front:

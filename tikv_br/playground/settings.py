@@ -66,23 +66,23 @@ class Settings:
     ts_ahead: float = 3.0
     """Maximum age of the timestamps that a store caches."""
     clock_ahead: float = 0.0
-    """How far PD's clock, and so every timestamp, is ahead of this machine's."""
+    """Seconds by which PD's clock, and so every timestamp, is ahead of this machine's."""
     resolved_ts_interval: float = 1.0
     """Interval at which stores send resolved-ts to change feeds."""
     feed_quota: int = 512 << 20
     """Maximum size of queued events per change feed; beyond it, its regions fail as congested."""
     ts_sync_delay: float = 0.02
-    """How long a new leader refuses V2 writes (max_timestamp_not_synced)."""
+    """Seconds for which a new leader refuses V2 writes (max_timestamp_not_synced)."""
     gc_barriers: bool = False
-    """Whether PD supports GC barriers also in versions before 9.0."""
+    """Support GC barriers also in versions of PD before 9.0."""
     balance: bool = True
-    """Whether PD balances leaders and replicas over the stores."""
+    """Balance leaders and replicas over the stores."""
     store_speed: int = 0
     """Maximum rate per store of backups and downloads together, in bytes per second; 0 = unlimited."""
     data_weight: int = 1
     """Factor by which each byte counts for `store_speed` and in the region sizes that PD reports."""
     etcd: bool = False
-    """Whether to run a real etcd."""
+    """Run a real etcd."""
     cluster_id: int = 0
     """0 = random at the first start."""
     tls: TlsSettings | None = None

@@ -188,15 +188,15 @@ class SstStore:
         self._temp.mkdir(parents=True, exist_ok=True)
 
     def path(self, meta: import_sstpb_pb2.SSTMeta) -> Path:
-        """Where the file waits for its ingest. Raises `BadMeta`."""
+        """Return the path of a complete file until its ingest. Raises `BadMeta`."""
         return self.folder / _name(meta)
 
     def temp_path(self, meta: import_sstpb_pb2.SSTMeta) -> Path:
-        """Where the file is until it is complete. Raises `BadMeta`."""
+        """Return the path of an incomplete file. Raises `BadMeta`."""
         return self._temp / _name(meta)
 
     def facts(self, path: Path) -> SstFacts:
-        """As `inspect`, which runs once for the same bytes. Raises `UnreadableSst`."""
+        """Return the facts of `inspect`, cached by content. Raises `UnreadableSst`."""
         with path.open("rb") as file:
             key = hashlib.file_digest(file, "sha256").hexdigest(), self._api_version
         with _facts_lock:

@@ -1,4 +1,4 @@
-"""What stores and PDs of the versions that people run do differently, as read in their sources."""
+"""Differences between versions of stores and PDs that are in use, according to their sources."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tikv_br.errors import UsageError
 
 _DEFAULT: Final = "9.0.0-beta.2"
 _DEFAULT_PD: Final = "8.5.2"
-"""What was recorded with it."""
+"""Version whose behaviour was recorded."""
 _OLDEST: Final = (5, 4)
 _NEWEST_PATCH: Final = {(5, 4): 3, (6, 1): 7, (6, 5): 12, (7, 1): 6, (7, 5): 7, (8, 1): 2, (8, 5): 7}
 _PATTERN: Final = re.compile(r"(\d+)\.(\d+)(?:\.(\d+)(?:-[0-9a-z.]+)?)?")
@@ -44,56 +44,56 @@ class ServerVersion:
 
     @property
     def has_keyspaces(self) -> bool:
-        """Whether PD knows keyspaces."""
+        """Return whether PD supports keyspaces."""
         return self.number >= (6, 3)
 
     @property
     def has_barriers(self) -> bool:
-        """Whether PD keeps GC barriers instead of service safe points."""
+        """Return whether PD keeps GC barriers instead of service safe points."""
         return int(self.pd.partition(".")[0]) >= 9
 
     # -- raw commands -------------------------------------------------------------------------------------------
 
     @property
     def encodes_v2(self) -> bool:
-        """Whether API V2 encodes keys and adds timestamps; before, it stores keys as they come."""
+        """Return whether API V2 encodes keys and adds timestamps; older versions store keys unchanged."""
         return self.number >= (6, 1)
 
     @property
     def sums_v2(self) -> bool:
-        """Whether RawChecksum encodes the bounds of API V2."""
+        """Return whether RawChecksum encodes the bounds of API V2."""
         return self.number >= (6, 1, 1)
 
     @property
     def drops_late_writes(self) -> bool:
-        """Whether raw writes past their deadline are dropped."""
+        """Return whether stores drop raw writes past their deadline."""
         return self.number >= (6, 3)
 
     @property
     def checks_cluster(self) -> bool:
-        """Whether requests for another cluster are refused."""
+        """Return whether stores refuse requests for another cluster."""
         return self.number >= (8,)
 
     # -- backups ------------------------------------------------------------------------------------------------
 
     @property
     def counts_backups(self) -> bool:
-        """Whether a backup counts its files, omits expired rows, and can convert."""
+        """Return whether a backup counts its files, omits expired rows, and can convert."""
         return self.number >= (6, 1)
 
     @property
     def flushes(self) -> bool:
-        """Whether a backup drops the store's cached timestamps."""
+        """Return whether a backup drops the store's cached timestamps."""
         return self.number >= (6, 2)
 
     @property
     def collects_rows(self) -> bool:
-        """Whether files of API V2 have properties about their rows."""
+        """Return whether files of API V2 have properties about their rows."""
         return self.number >= (6, 4)
 
     @property
     def collects_expiry(self) -> bool:
-        """Whether these properties have the expiry, and V1TTL files do not have them."""
+        """Return whether these properties have the expiry, and V1TTL files do not have them."""
         number = self.number
         return self.collects_rows and (number >= (7, 3) or (6, 5, 4) <= number < (6, 6) or (7, 1, 2) <= number < (7, 2))
 
@@ -101,17 +101,17 @@ class ServerVersion:
 
     @property
     def knows_raw_feeds(self) -> bool:
-        """Whether ``kv_api`` has a meaning; before, every feed is one of transactions, in which no raw row comes."""
+        """Return whether ``kv_api`` has an effect; in older versions every feed is one of transactions, without raw rows."""
         return self.number >= (6, 1)
 
     @property
     def resolves_raw(self) -> bool:
-        """Whether feeds of raw rows get resolved-ts."""
+        """Return whether feeds of raw rows get resolved-ts."""
         return self.number >= (6, 2)
 
     @property
     def multiplexes(self) -> bool:
-        """Whether there is EventFeedV2 and Deregister; before, a Deregister counts as a Register."""
+        """Return whether there is EventFeedV2 and Deregister; in older versions a Deregister counts as a Register."""
         return self.number >= (7, 3)
 
     def causal_config(self, ahead: float) -> dict[str, object]:

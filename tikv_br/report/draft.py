@@ -33,15 +33,15 @@ class Draft:
     began: float = field(default_factory=time.monotonic)
     started_ms: int = field(default_factory=lambda: time.time_ns() // 1_000_000)
     place: StorageLocation | None = None
-    """The backup."""
+    """Location of the backup."""
     cluster: str = ""
     """PD of the cluster, or of both; empty = none takes part."""
     summary: dict[str, Any] = field(default_factory=dict)
     figures: Sequence[tuple[str, str]] = ()
     keys: int = 0
-    """Keys checked."""
+    """Number of keys checked."""
     bytes: int = 0
-    """Bytes read."""
+    """Number of bytes read."""
     findings: list[Damage] = field(default_factory=list)
 
     def listen(self, display: Reporter) -> Reporter:
@@ -104,7 +104,7 @@ class Draft:
         )
 
     def _compared(self, recorder: Recorder) -> tuple[Compared, ...]:
-        """What the finished steps have checked; the last one has the figures."""
+        """Return the checks done by finished steps; the last one has the figures."""
         from tikv_br.report.facts import Compared
         from tikv_br.report.operation import CHECKS
 

@@ -87,11 +87,11 @@ MAP_CELLS = 400
 
 
 class Verdict(enum.StrEnum):
-    """How a command or a drill ended."""
+    """Outcome of a command or a drill."""
 
     PASSED = "passed"
     MISSED = "missed"
-    """Of a drill: the recovery worked, and an objective was missed."""
+    """Outcome of a drill whose recovery worked, but missed an objective."""
     FAILED = "failed"
     INTERRUPTED = "interrupted"
 
@@ -101,19 +101,19 @@ class BackupFacts:
     """The backup of a report. Sizes in bytes, times in unix milliseconds."""
 
     id: str
-    """In the index; ``""`` = unknown."""
+    """Id in the index; ``""`` = unknown."""
     place: str
     made_by_drill: bool
     cluster_id: int
     engine: str
     api_version: str
-    """Of its files."""
+    """API version of the files."""
     backup_ts: int
     finished_ms: int
     """0 = not recorded."""
     keys: int
     data_bytes: int
-    """Keys and values."""
+    """Bytes of keys and values."""
     stored_bytes: int
     files: int
 
@@ -140,7 +140,7 @@ class Compared:
     how: str
     keys: int
     bytes: int
-    """Read by the tool; 0 = stores read the data."""
+    """Bytes read by the tool; 0 = stores read the data."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +206,7 @@ def _sizes(part: RegionPart) -> tuple[int, int]:
 
 
 def plain(value: object) -> str:
-    """For `json.dumps`: keys are hex. Raises `TypeError`."""
+    """Convert a value for `json.dumps`: keys become hex. Raises `TypeError`."""
     if isinstance(value, bytes):
         return value.hex()
     if isinstance(value, ApiVersion):

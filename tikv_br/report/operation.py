@@ -33,7 +33,7 @@ FAILED = {
     "diff": "The comparison did not complete.",
 }
 FOUND = {"verify": "Damage was found.", "diff": "The two sides differ."}
-"""By command: the sentence of a failed report that has findings."""
+"""Sentence of a failed report with findings, by command."""
 CHECKS = {
     "backup raw": {
         "verify coverage": (
@@ -83,7 +83,7 @@ CHECKS = {
         )
     },
 }
-"""By command, and by the step that checks it: what is checked, and how."""
+"""Check and its method, by command and step."""
 CHECKS["restore point"] = CHECKS["restore raw"]
 DRY_RUN = "All checks passed and the plan is complete. This was a dry run: nothing was changed."
 
@@ -112,7 +112,7 @@ class OperationReport:
     cluster: str
     """PD of the cluster, or of both; empty = none takes part."""
     summary: dict[str, Any]
-    """As in the command's own JSON; empty if it has none."""
+    """Summary as in the command's own JSON; empty if it has none."""
     figures: tuple[tuple[str, str], ...]
     """The same in a readable form: names and values."""
     backup: BackupFacts | None
@@ -126,7 +126,7 @@ class OperationReport:
     notices: tuple[str, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
+        """Return the report as values for JSON."""
         return {"schema_version": SCHEMA_VERSION, **json.loads(json.dumps(asdict(self), default=plain))}
 
 
@@ -147,7 +147,7 @@ def _sentence(report: OperationReport) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ReportFile:
-    """Where a report is written: a page with its JSON beside it, or the JSON alone."""
+    """Output of a report: a page with its JSON beside it, or the JSON alone."""
 
     folder: StorageLocation
     name: str

@@ -23,19 +23,19 @@ class ReportData(Protocol):
 
     @property
     def seconds(self) -> float:
-        """How long it took."""
+        """Duration in seconds."""
 
     @property
     def phases(self) -> tuple[Phase, ...]:
-        """What was done when."""
+        """Phases with their times."""
 
     @property
     def samples(self) -> tuple[Sample, ...]:
-        """How far it was when."""
+        """Samples of the progress."""
 
     @property
     def keyspace_map(self) -> tuple[Cell, ...]:
-        """Where the data lie."""
+        """Distribution of the data over the key space."""
 
 
 def render(package: str, template: str, report: ReportData, *, remains: Sequence[str] = (), **more: object) -> str:
@@ -67,7 +67,7 @@ def _plots(report: ReportData) -> dict[str, Any]:
 
 
 def _average(speeds: Sequence[tuple[float, float]]) -> float:
-    """Without the time in which nothing was transferred."""
+    """Return the average speed, without the time in which nothing was transferred."""
     busy = [value for _, value in speeds if value > 0]
     return sum(busy) / len(busy) if busy else 0.0
 

@@ -12,7 +12,7 @@ from tikv_br.report.recorder import Phase, Sample
 WIDTH, HEIGHT = 640.0, 150.0
 LEFT, BOTTOM = 64.0, 20.0
 MIN_WIDTH = 1.5
-"""Of a bar, in pixels, so that short phases are visible."""
+"""Minimum width of a bar, in pixels, so that short phases are visible."""
 ROW = 20.0
 FAR = 4
 """Times the highest value."""
@@ -66,7 +66,7 @@ class Bar:
     width: float
     y: float = 0.0
     shade: float = 0.0
-    """0 to 1."""
+    """Shade from 0 to 1."""
 
 
 def curve(

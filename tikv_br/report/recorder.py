@@ -40,7 +40,7 @@ class Sample:
     seconds: float
     """Since the start of the drill."""
     step: str
-    """The drill's."""
+    """Step of the operation."""
     keys: int
     bytes: int
 

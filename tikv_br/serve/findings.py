@@ -15,7 +15,7 @@ GC_LIMIT = 86400.0
 """Age of the GC safe point, in seconds, that is worth a look: the default of ``gc status --warn``."""
 MAX_LAG = 300.0
 MAX_BACKUP_AGE = 30 * 3600.0
-"""Default limits, for nightly backups; the same as in the alerts."""
+"""Default maximum age, in seconds, for nightly backups; the same as in the alerts."""
 
 
 @dataclass(frozen=True, slots=True)

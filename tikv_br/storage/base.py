@@ -28,7 +28,7 @@ from tikv_br.storage.outage import StorageAway
 from tikv_br.storage.url import StorageLocation
 
 LOST_ANSWERS = 4
-"""How often a write whose answer was lost is repeated: a server that goes away and comes back may lose several."""
+"""Maximum repetitions of a write whose answer was lost: a server that restarts may lose several."""
 CHUNK_SIZE = 8 << 20
 """Bytes per request of `read_chunks`."""
 
@@ -38,15 +38,15 @@ _NAME = re.compile(r"(?!\.\.?(?:/|\Z))[^/\x00-\x1f\x7f\\]+(?:/(?!\.\.?(?:/|\Z))[
 
 @dataclass(frozen=True, slots=True)
 class ObjectInfo:
-    """What a store knows of an object without reading it."""
+    """Metadata of an object."""
 
     name: str
     size: int
-    """Bytes."""
+    """Size in bytes."""
     etag: str = ""
     """The store's own mark of this very content, without quotes; ``""`` where the store has none (local)."""
     modified_ms: int = field(default=0, compare=False)
-    """When it was written, by the store's clock, in milliseconds since the epoch; said by `list` and `stat` only."""
+    """Time of the write by the store's clock, in milliseconds since the epoch; only set by `list` and `stat`."""
 
 
 class Writer(Protocol):
@@ -76,7 +76,7 @@ class ObjectStore(Protocol):
 
     @property
     def location(self) -> StorageLocation:
-        """Where the objects are."""
+        """Location of the objects."""
 
     def put(self, name: str, data: bytes) -> ObjectInfo:
         """Write a small object, durable on return, replacing one of the same name. Local: makes the directories."""
@@ -92,7 +92,7 @@ class ObjectStore(Protocol):
         """All bytes of a small object. Raises `StorageObjectMissing`."""
 
     def get_range(self, name: str, offset: int, length: int) -> bytes:
-        """At most ``length`` bytes from ``offset``, fewer only at the object's end. Raises `StorageObjectMissing`."""
+        """Return at most ``length`` bytes from ``offset``, fewer only at the object's end. Raises `StorageObjectMissing`."""
 
     def stat(self, name: str) -> ObjectInfo:
         """Size and mark of an object. Raises `StorageObjectMissing`."""
@@ -130,7 +130,7 @@ def check_name(name: str) -> str:
 
 
 def exists(store: ObjectStore, name: str) -> bool:
-    """Whether the store has an object of that name."""
+    """Return whether the store has an object of that name."""
     try:
         store.stat(name)
     except StorageObjectMissing:
@@ -152,9 +152,9 @@ def put_until_answered(store: ObjectStore, name: str, data: bytes) -> None:
 
 
 def create_once(store: ObjectStore, name: str, data: bytes) -> bool:
-    """Whether the object is this call's. No other call may write the same ``data``: by it a lost answer is recognized.
+    """Create an object; return False if the name is taken. Raises `StorageError`.
 
-    False if the name is taken. Raises `StorageError`.
+    ``data`` must be unique: if the answer to a write is lost, it shows whose object it is.
     """
     try:
         put_until_answered(store, name, data)
@@ -169,9 +169,9 @@ def create_once(store: ObjectStore, name: str, data: bytes) -> bool:
 def read_chunks(
     store: ObjectStore, name: str, size: int, chunk_size: int = CHUNK_SIZE, readers: int = 1
 ) -> Iterator[bytes]:
-    """The first ``size`` bytes of an object in pieces of ``chunk_size``; fewer when the object ends before.
+    """Yield the first ``size`` bytes of an object in pieces of ``chunk_size``; fewer if the object is shorter.
 
-    ``readers``: requests at a time, beside the piece that the caller has.
+    ``readers``: concurrent requests, in addition to the piece that the caller has.
     """
     with ThreadPoolExecutor(readers, thread_name_prefix="read") as pool:
         pending: deque[Future[bytes]] = deque()

@@ -1,4 +1,4 @@
-"""What the object stores of all clouds have in common: requests over obstore, their failures, and outages."""
+"""Common code of the object stores of all clouds: requests over obstore, their failures, and outages."""
 
 from __future__ import annotations
 
@@ -77,23 +77,23 @@ class RequestFailure:
     broken: str = ""
     """obstore's kind of a failed connection: ``Connect``, ``Timeout``, ``Interrupted`` …; ``""`` = it did not fail."""
     cause: str = ""
-    """What the connection failed with; holds no name of a bucket or object."""
+    """Cause of a failed connection; contains no name of a bucket or object."""
     lacks_credentials: bool = False
-    """Whether the service that hands out credentials is what failed; nothing was sent to the storage."""
+    """True if the service that issues credentials failed; nothing was sent to the storage."""
 
     @property
     def answered(self) -> bool:
-        """Whether the server said anything at all."""
+        """Return whether the server answered."""
         return self.status != 0
 
     @property
     def is_transient(self) -> bool:
-        """Whether the same request may succeed a moment later."""
+        """Return whether the same request may succeed a moment later."""
         return bool(self.broken) if not self.answered else self.status in OVERLOADED
 
     @property
     def had_no_effect(self) -> bool:
-        """Whether the request certainly was not carried out: it was not sent, or the server reported that it failed."""
+        """Return whether the request certainly had no effect: it was not sent, or the server reported its failure."""
         return self.broken == _UNSENT or self.status in _NOT_DONE
 
 
@@ -154,23 +154,23 @@ def _element(text: str, name: str) -> str:
 
 CONNECT_TIMEOUT = timedelta(seconds=3)
 FIRST_ANSWER_TIMEOUT = timedelta(seconds=4)
-"""For a probe."""
+"""Timeout of a probe."""
 SILENCE_TIMEOUT = timedelta(seconds=20)
-"""How long a request may bring nothing, but for the large ones that write."""
+"""Time without data after which a request fails, except for large writes."""
 REQUEST_TIMEOUT = timedelta(minutes=2)
 """A request with its body, a part of an upload at most."""
 LARGE_BYTES = 1 << 20
 """Larger writes may take `REQUEST_TIMEOUT`; whether the location answers is checked in the meantime."""
 QUIET_SECONDS = 10.0
-"""How long the location may answer nothing during a large write before it is probed."""
+"""Seconds without any answer of the location during a large write before it is probed."""
 _OWN_RETRIES = 1000
-"""Of parts of uploads, by obstore: as many as fit in the patience."""
+"""Maximum retries of obstore for parts of uploads: as many as fit in the patience."""
 
 _CONFLICT_PAUSES = (0.05, 0.2, 0.8)
 """Seconds between tries of a conditional write that met another one."""
 
 _REQUEST_FAILURES = (BaseError, OSError, ValueError)
-"""What obstore raises for a request: its own classes, and builtin ones for missing objects and bad ranges."""
+"""Exceptions of obstore's requests: its own classes, and builtin ones for missing objects and bad ranges."""
 
 T = TypeVar("T")
 _runtime_owner: int | None = None
@@ -184,7 +184,7 @@ class CloudObjectStore(ObjectStore, abc.ABC):
     """
 
     _CREDENTIALS_HINT = ""
-    """What to do if obstore's own chain of credentials finds none."""
+    """Hint for the case that obstore's own chain finds no credentials."""
 
     def __init__(self, location: StorageLocation) -> None:
         self._location = location
@@ -194,7 +194,7 @@ class CloudObjectStore(ObjectStore, abc.ABC):
     @property
     @abc.abstractmethod
     def _endpoint(self) -> str:
-        """Where requests go, for messages."""
+        """Return the endpoint for messages."""
 
     @abc.abstractmethod
     def _open(self, client: ClientConfig, retries: RetryConfig) -> CloudStore:
@@ -380,7 +380,7 @@ class CloudObjectStore(ObjectStore, abc.ABC):
         return StorageError(f"{what}: {first}", hint="Check the URL and the storage's settings.")
 
     def _is_missing_object(self, failure: RequestFailure) -> bool:
-        """Whether a 404 says that the object does not exist, not the bucket."""
+        """Return whether a 404 means a missing object, not a missing bucket."""
         return failure.code in {"", "NoSuchKey"}
 
     def _wait_until_available(self, problem: TikvBrError | None = None) -> None:
@@ -412,23 +412,23 @@ class CloudObjectStore(ObjectStore, abc.ABC):
 
     @functools.cached_property
     def _store(self) -> CloudStore:
-        """For everything else."""
+        """Client for all other requests."""
         silence = min(SILENCE_TIMEOUT, max(timedelta(seconds=self._patience), FIRST_ANSWER_TIMEOUT))
         return self._client({"timeout": REQUEST_TIMEOUT, "read_timeout": silence})
 
     @functools.cached_property
     def _probe_store(self) -> CloudStore:
-        """For probes."""
+        """Client for probes."""
         return self._client({"timeout": FIRST_ANSWER_TIMEOUT})
 
     @functools.cached_property
     def _large_store(self) -> CloudStore:
-        """For objects of `LARGE_BYTES`."""
+        """Client for objects of `LARGE_BYTES`."""
         return self._client({"timeout": REQUEST_TIMEOUT})
 
     @functools.cached_property
     def _upload_store(self) -> CloudStore:
-        """For parts of uploads, which obstore retries."""
+        """Client for parts of uploads, which obstore retries."""
         retries: RetryConfig = {
             "max_retries": _OWN_RETRIES,
             "retry_timeout": timedelta(seconds=self._patience),

@@ -36,14 +36,14 @@ _PATIENCE = 0.1
 
 @dataclass(frozen=True, slots=True)
 class UploadTarget:
-    """Where an object goes, and how its failure is said."""
+    """Name and store of an object to upload, with the translation of its failures."""
 
     store: CloudStore
     name: str
     attributes: Attributes | None
     translate: Callable[[Exception], TikvBrError]
     watch: Callable[[float], None]
-    """Called while a request is under way with when it began; raises once waiting for it makes no sense any more."""
+    """Called during a request with its start time; raises when waiting for the answer is pointless."""
     health: LocationHealth
 
 
@@ -123,7 +123,7 @@ class CloudWriter(Writer):
 
 
 class _Aborted(Exception):
-    """No failure: ends obstore's pulling of parts, upon which it removes those uploaded."""
+    """Abort of an upload: ends obstore's pulling of parts, so that it removes those already uploaded."""
 
 
 class _Upload:

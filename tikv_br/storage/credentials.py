@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 CHAIN_TTL = timedelta(minutes=5)
-"""How long an answer of the chain is used before it is asked again; it renews expiring credentials itself in time."""
+"""Time for which an answer of the chain is used; the chain renews expiring credentials in time."""
 
 _NO_CREDENTIALS = "Set AWS_PROFILE, or both AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, or pass both in the URL (access-key, secret-access-key)."
 
@@ -39,7 +39,7 @@ class S3Credentials:
 
 
 def credential_source(options: S3Options) -> Callable[[], S3Credentials]:
-    """How to get credentials now and later. Raises `StorageDenied` when there are none, at the call or later."""
+    """Return a function that returns current credentials. Raises `StorageDenied` if there are none, as may that function."""
     if options.access_key:
         fixed = S3Credentials(options.access_key, options.secret_access_key, options.session_token)
         return lambda: fixed
@@ -172,7 +172,7 @@ KEY_IN_CLEAR = "the encryption key is sent to the stores in clear text, because 
 
 
 def to_cipher_info(location: StorageLocation) -> brpb_pb2.CipherInfo:
-    """How stores are to encrypt or decrypt what is at ``location``, with the key in clear: send it over TLS."""
+    """Return the encryption that stores must use at ``location``, with the key in clear: send it over TLS."""
     crypter = location.crypter
     if not crypter.encrypts:
         return brpb_pb2.CipherInfo(cipher_type=encryptionpb_pb2.PLAINTEXT)

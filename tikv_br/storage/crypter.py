@@ -91,7 +91,7 @@ class Crypter:
     """A method and its key. Travels to tasks by pickle, and never shows the key."""
 
     method: str = PLAINTEXT
-    """One of `METHODS`."""
+    """Encryption method, one of `METHODS`."""
     key: SecretText = field(default_factory=SecretText)
     """Hexadecimal; empty for `PLAINTEXT`."""
 
@@ -118,7 +118,7 @@ class Crypter:
 
     @property
     def encrypts(self) -> bool:
-        """Whether there is anything to encrypt or decrypt."""
+        """Return whether the method encrypts."""
         return self.method != PLAINTEXT
 
     @property

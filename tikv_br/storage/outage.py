@@ -1,4 +1,4 @@
-"""Whether a storage location answers: one record per process and location, which all requests to it share.
+"""Availability of a storage location: one record per process and location, which all requests to it share.
 
 An outage begins with the last answer before the first failed request and ends with the next answer to anybody. While it
 lasts, one thread sends probes, with pauses, and all others wait for its result; the last probe is sent when the
@@ -21,11 +21,11 @@ from tikv_br.retry import STORAGE_UNREACHABLE, RetryPolicy
 PATIENCE_SECONDS = 60.0
 """Default of `--storage-patience`: how long a location that has answered before may be unavailable."""
 FIRST_CONTACT_TRIES = 2
-"""For a location that has never answered: its address may be wrong."""
+"""Maximum tries for a location that has never answered: its address may be wrong."""
 HOLD_SECONDS = 3.0
 """After giving up: how long requests fail without asking the location again."""
 _CHECK_SECONDS = 0.2
-"""How often a thread that waits for another one's probe checks for cancellation."""
+"""Interval of checks for cancellation by a thread that waits for another one's probe."""
 
 _HINT = "Check the storage and the network, then run the same command again; increase --storage-patience to wait out longer outages."
 
@@ -40,12 +40,12 @@ class StorageAway(StorageUnreachable):
 
 
 def patience_policy(patience: float, hint: str | None = None) -> RetryPolicy:
-    """For calls whose servers wait for a storage that we may reach: it ends with `StorageAway`."""
+    """Return the policy for calls to servers that wait for a storage that we may reach: it ends with `StorageAway`."""
     return RetryPolicy(patience, error=partial(StorageAway, hint=hint), nested=False)
 
 
 class LocationHealth:
-    """Thread-safe."""
+    """Availability of one location. Thread-safe."""
 
     def __init__(
         self,
@@ -64,12 +64,12 @@ class LocationHealth:
 
     @property
     def is_answering(self) -> bool:
-        """Whether the last that is known of it is an answer."""
+        """Return whether the location's last known reaction is an answer."""
         return self.has_answered and self._away_since is None
 
     @property
     def has_given_up(self) -> bool:
-        """Whether the patience is spent and nothing has answered since."""
+        """Return whether the patience was exceeded and nothing has answered since."""
         return self._given_up_at is not None
 
     def quiet_seconds(self, since: float) -> float:

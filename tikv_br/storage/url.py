@@ -46,7 +46,7 @@ _FALSE = frozenset({"0", "f", "false"})
 
 @dataclass(frozen=True, slots=True)
 class S3Options:
-    """How to talk to S3: the ``--s3.*`` flags and the URL's parameters. ``""`` = not said."""
+    """Options of S3: the ``--s3.*`` flags and the URL's parameters. ``""`` = not specified."""
 
     endpoint: str = ""
     """``http://`` or ``https://`` URL; ``""`` = Amazon's of the region."""
@@ -69,7 +69,7 @@ class S3Options:
 
     @property
     def path_style(self) -> bool:
-        """`force_path_style`, decided."""
+        """`force_path_style`, or the default of the provider."""
         if self.provider.lower() in VIRTUAL_HOST_PROVIDERS:
             return False
         return self.force_path_style is not False
@@ -77,7 +77,7 @@ class S3Options:
 
 @dataclass(frozen=True, slots=True)
 class AzureOptions:
-    """How to talk to Azure Blob Storage: the ``--azblob.*`` flags and the URL's parameters. ``""`` = not said."""
+    """Options of Azure Blob Storage: the ``--azblob.*`` flags and the URL's parameters. ``""`` = not specified."""
 
     endpoint: str = ""
     """``http://`` or ``https://`` URL of the account, without the container; ``""`` = Azure's of the account."""
@@ -89,7 +89,7 @@ class AzureOptions:
 
 @dataclass(frozen=True, slots=True)
 class GcsOptions:
-    """How to talk to Google Cloud Storage: the ``--gcs.*`` flags and the URL's parameters. ``""`` = not said."""
+    """Options of Google Cloud Storage: the ``--gcs.*`` flags and the URL's parameters. ``""`` = not specified."""
 
     endpoint: str = ""
     """``http://`` or ``https://`` URL; ``""`` = Google's."""
@@ -102,7 +102,7 @@ class GcsOptions:
 
 @dataclass(frozen=True, slots=True)
 class CloudFlags:
-    """What the flags say of each cloud, for URLs to override."""
+    """Flags of all clouds; a URL's parameters override them."""
 
     s3: S3Options = field(default_factory=S3Options)
     azure: AzureOptions = field(default_factory=AzureOptions)
@@ -120,16 +120,16 @@ class StorageLocation:
     path: str
     """Local: an absolute directory. Clouds: the prefix, no slash at either end, possibly ``""``."""
     bucket: str = ""
-    """Of Azure the container."""
+    """Bucket; in Azure the container."""
     s3: S3Options = field(default_factory=S3Options)
     crypter: Crypter = field(default_factory=Crypter)
-    """How the backups there are encrypted; no part of the URL."""
+    """Encryption of the backups there; not part of the URL."""
     azure: AzureOptions = field(default_factory=AzureOptions)
     gcs: GcsOptions = field(default_factory=GcsOptions)
 
     @property
     def is_cloud(self) -> bool:
-        """Whether requests go over a network to a bucket."""
+        """Return whether the objects are in a bucket, accessed over the network."""
         return self.scheme != "local"
 
     @property
@@ -139,7 +139,7 @@ class StorageLocation:
 
     @property
     def storage_class(self) -> str:
-        """Of new objects; Azure calls it the access tier."""
+        """Storage class of new objects; in Azure the access tier."""
         match self.scheme:
             case "azure":
                 return self.azure.access_tier
@@ -150,13 +150,13 @@ class StorageLocation:
 
     @property
     def has_secrets(self) -> bool:
-        """Whether the URL or a flag contained credentials."""
+        """Return whether the URL or a flag contained credentials."""
         secrets = (self.s3.access_key, self.azure.account_key, self.azure.sas_token)
         return any(map(bool, secrets))
 
     @property
     def health_key(self) -> outage.Key:
-        """What `tikv_br.storage.outage` knows the place by."""
+        """Key of the location in `tikv_br.storage.outage`."""
         if self.scheme == "azure":
             return self.azure.endpoint or f"azure:{self.azure.account_name}", self.bucket
         if self.scheme == "gcs":
@@ -261,7 +261,7 @@ def _check_text(url: str) -> None:
 
 
 def _decoded(text: str) -> str:
-    """Percent-decoded."""
+    """Decode percent-encoding. Raises `UsageError` for invalid UTF-8."""
     try:
         return unquote(text, errors="strict")
     except UnicodeDecodeError:

@@ -162,7 +162,7 @@ def kept(frame: DataFrame) -> Iterator[None]:
 
 
 def write_bad_rows(frame: DataFrame, source: Input, folder: str) -> None:
-    """Write the rows with a problem to a folder as JSON lines: all columns, and ``_problem``. Replaces what is there."""
+    """Write the rows with a problem to a folder as JSON lines: all columns, and ``_problem``. Replaces the folder."""
     problem = _Columns.of(frame, source).problem
     with _as_usage_errors(f"Spark cannot write the bad rows to {folder}"):
         frame.where(problem.isNotNull()).withColumn("_problem", problem).write.mode("overwrite").json(folder)

@@ -57,7 +57,7 @@ def test_owners(name: str, kind: Kind, within: str) -> None:
 
 def test_a_safe_point_of_a_changefeed_that_is_created_is_explained() -> None:
     """TiKV-CDC leaves it behind for ten minutes, so nobody needs to look for its owner."""
-    text = "create or resume of changefeed repl-1 of TiKV-CDC; expires by itself"
+    text = "create or resume of changefeed repl-1 of TiKV-CDC; expires automatically"
     assert str(owner_of("tikvcdc-creating-repl-1")) == text
 
 
