@@ -240,6 +240,7 @@ class Replicator:
         timestamp_age: float = DEFAULT_TIMESTAMP_AGE,
     ) -> None:
         """`start` is where the feed starts; `checkpoints` must be claimed. Setting the event `stop` has the effect of `stop()`."""
+        self.changefeed_id = start.changefeed_id
         self._start = start
         self._feed = feed
         self._sorter = sorter

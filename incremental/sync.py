@@ -65,6 +65,8 @@ class SyncOptions(PipelineOptions):
     """One sync. Keys are user keys; an empty end key is unbounded."""
 
     changefeed_id: str
+    former_id: str = ""
+    """The sync is continued under this id if only that one has a checkpoint of the same source, range and sink."""
     source: ClusterConfig
     target: Target
     state: StorageLocation | EtcdConfig
@@ -124,6 +126,7 @@ def sync(
         if sink is None:
             return None
         subject = f"cluster {cluster.cluster_id} {span} to {sink.place}"
+        options = _continued(options, cluster.cluster_id, subject)
         checkpoints = _FencedCheckpoints(stack.enter_context(_checkpoints(options, cluster.cluster_id)), options.fence)
         start_ts = _start_ts(options, cluster, span, checkpoints, subject)
         keeper = stack.enter_context(_protected(cluster.pd, options, start_ts))
@@ -143,6 +146,23 @@ def sync(
         watch(replicator)
         replicator.run()
         return replicator.status()
+
+
+def _continued(options: SyncOptions, cluster_id: int, subject: str) -> SyncOptions:
+    """The options with the former id if this sync was started under it."""
+    former = replace(options, changefeed_id=options.former_id)
+    if former.changefeed_id in {"", options.changefeed_id} or _load(options, cluster_id) is not None:
+        return options
+    found = _load(former, cluster_id)
+    if found is None or found.subject != subject:
+        return options
+    log.info("sync %s: continues the sync %s, as its former default --id was", options.changefeed_id, former.former_id)
+    return former
+
+
+def _load(options: SyncOptions, cluster_id: int) -> Checkpoint | None:
+    with _checkpoints(options, cluster_id) as store:
+        return store.load()
 
 
 def _stop_if_paused(fence: Callable[[], object], store: ObjectStore, log_id: str, stop: threading.Event) -> None:

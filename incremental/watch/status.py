@@ -204,7 +204,8 @@ class FeedTracker:
         self._error = error
 
     def begin(self, replicator: Replicator) -> None:
-        """Note that the sync starts."""
+        """Note that the sync starts, and under which id."""
+        self._plain = replace(self._plain, name=replicator.changefeed_id)
         self._replicator = replicator
 
     @property

@@ -14,7 +14,15 @@ from tikv_br.cli.command import REQUIRED, argument, command, flag
 from tikv_br.cli.output import KeyForm, human_bytes, human_seconds, label, quote, read_key
 from tikv_br.cli.progress import progress_display
 from tikv_br.cli.sync_cmd import follow_feed
-from tikv_br.cli.sync_options import FeedFlags, StartFlags, StateFlags, StatusFlags, SyncRangeFlags, scratch_folder
+from tikv_br.cli.sync_options import (
+    LOG_ID,
+    FeedFlags,
+    StartFlags,
+    StateFlags,
+    StatusFlags,
+    SyncRangeFlags,
+    scratch_folder,
+)
 from tikv_br.cluster.timestamps import MAX_TS, parse_ts, show_time, show_ts
 from tikv_br.errors import KeyNotFound, LogDamaged, UsageError
 
@@ -32,7 +40,7 @@ UPLOAD_RATE = partial(
     "Maximum upload rate in bytes per second, as 10MiB; a plain number is MiB (0 = unlimited).",
     kind=shared.RATE,
 )
-LOG_NAME = partial(flag, "default", "Name of the log archive.", "--log-id", "--id", metavar="NAME")
+LOG_NAME = partial(flag, LOG_ID, "Name of the log archive.", "--log-id", "--id", metavar="NAME")
 PLACE = f"Directory or prefix that contains the log: {shared.URLS}"
 
 

@@ -14,6 +14,8 @@ from tikv_br.cli import shared
 from tikv_br.cli.command import Flags, command, flag
 from tikv_br.cli.output import Output
 from tikv_br.cli.sync_options import (
+    LOG_ID,
+    SYNC_ID,
     FeedFlags,
     SinkFlags,
     StartFlags,
@@ -88,7 +90,7 @@ def _follow_by_diff(flags: SyncFlags) -> None:
     from tikv_br.incremental.watch.status import PassTracker
 
     ends = ",".join(flags.cluster.config().pd), str(flags.sink.target())
-    stop, passes, out = threading.Event(), PassTracker(flags.state.name, *ends), flags.out
+    stop, passes, out = threading.Event(), PassTracker(flags.state.name or SYNC_ID, *ends), flags.out
 
     def report(done: Pass) -> None:
         passes.record(done)
@@ -162,7 +164,8 @@ def _feed_options(flags: SyncFlags) -> SyncOptions:
     from tikv_br.incremental.sync import SyncOptions
 
     return SyncOptions(
-        changefeed_id=flags.state.name,
+        changefeed_id=flags.state.id_for(target),
+        former_id="" if flags.state.name else LOG_ID,
         source=source,
         target=target,
         state=state,

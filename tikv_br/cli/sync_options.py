@@ -25,6 +25,10 @@ if TYPE_CHECKING:
 
 SHORTEST_STATUS = 0.1
 MAX_BATCH_ROWS = 65_536
+SYNC_ID = "sync"
+"""Default name of a sync."""
+LOG_ID = "default"
+"""Default name of a log archive; earlier versions had it for syncs as well."""
 SCRATCH_DIR = partial(
     flag,
     "",
@@ -273,15 +277,16 @@ class StateFlags(Flags):
     """State of a sync: its name, checkpoint and scratch space."""
 
     name: str = flag(
-        "default",
+        "",
         "Name, unique per source cluster; checkpoint and service safe point are named after it.",
         "--id",
         metavar="NAME",
+        show_default=f"{SYNC_ID}; {LOG_ID} for a log archive",
     )
     state_dir: str = flag(
         "",
-        "Directory or URL for the checkpoint: a path, s3://…, gcs://…, azure://…, or etcd:// (see --etcd). Required by `sync --mode feed`; the default for a "
-        "log archive is state/ in it.",
+        "Directory or URL for the checkpoint (required, except with --mode diff or for a log archive, where it is state/ in the archive): a path, "
+        "s3://…, gcs://…, azure://…, or etcd:// (see --etcd).",
         metavar="DIR|URL",
     )
     checkpoint_every: float = flag(
@@ -289,6 +294,12 @@ class StateFlags(Flags):
     )
     scratch_dir: str = SCRATCH_DIR()
     sorter_memory: int = SORTER_MEMORY()
+
+    def id_for(self, target: Target) -> str:
+        """The name, or the default one of a sync to this sink."""
+        from tikv_br.incremental.sinks.url import LogTarget
+
+        return self.name or (LOG_ID if isinstance(target, LogTarget) else SYNC_ID)
 
     def state(
         self, cluster: shared.ClusterFlags, storage: shared.StorageFlags, etcd: shared.EtcdFlags, target: Target
@@ -302,7 +313,7 @@ class StateFlags(Flags):
         if not self.state_dir and isinstance(target, LogTarget):
             from tikv_br.archive.records import state_location
 
-            return state_location(target.location, target.id_for(self.name))
+            return state_location(target.location, target.id_for(self.id_for(target)))
         if not self.state_dir:
             raise UsageError(
                 "--state-dir is missing: a sync resumes from the checkpoint in it", hint="Pass --state-dir DIR."

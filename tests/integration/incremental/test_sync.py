@@ -9,6 +9,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
@@ -19,7 +20,9 @@ from tests.integration.incremental.conftest import Clusters
 from tests.integration.incremental.writer import Writer
 from tests.integration.s3_servers import moto_server
 from tests.support.live_cluster import LiveCluster, contents, live_cluster
+from tikv_br.cluster.pd_http import gc_status
 from tikv_br.cluster.timestamps import minus_seconds
+from tikv_br.errors import SyncStateMismatch, UsageError
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.incremental.handover import FromNow, service_id
 from tikv_br.incremental.sinks.url import BlackholeTarget
@@ -244,6 +247,86 @@ def test_changes_as_json_lines(pair: tuple[LiveCluster, LiveCluster], tmp_path: 
         process.send_signal(signal.SIGTERM)
         assert process.communicate(timeout=60)[0] is not None
         assert process.returncode == 143
+
+
+def test_a_sync_of_the_former_default_name_is_continued(
+    clusters: Clusters, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Only if source, range and sink are the same, and nothing is stored under the present name; its safe point is kept."""
+    source, stopped, state = clusters(V2), threading.Event(), tmp_path / "state"
+    stopped.set()
+    caplog.set_level("INFO")
+    former = SyncOptions(
+        changefeed_id="default",
+        source=source.config,
+        target=BlackholeTarget(),
+        state=parse(f"local://{state}"),
+        scratch=tmp_path,
+        start=FromNow(),
+    )
+    present = replace(former, changefeed_id="sync", former_id="default", start=None)
+
+    def epochs() -> dict[str, int]:
+        return {path.name: len(list(path.glob("checkpoint-*"))) for path in state.iterdir()}
+
+    def forget_safe_points() -> None:
+        for name in ("default", "sync"):
+            source.cluster.pd.update_service_safe_point(service_id(name), 0, 0)
+
+    def safe_points() -> set[str]:
+        found = {each.service for each in gc_status(source.cluster.pd_http).services}
+        return found & {service_id("default"), service_id("sync")}
+
+    forget_safe_points()
+    sync(former, stopped, lambda _: None)
+    watched: list[str] = []
+    sync(present, stopped, lambda replicator: watched.append(replicator.changefeed_id))
+    assert watched == ["default"]
+    assert (list(epochs()), safe_points()) == (["default"], {service_id("default")})
+    assert (state / "default" / "checkpoint-0000000002.json").exists()
+    with pytest.raises(UsageError, match="no checkpoint"):
+        sync(replace(present, start_key=b"b"), stopped, lambda _: None)
+    sync(replace(present, start_key=b"b", start=FromNow()), stopped, lambda _: None)
+    assert not [text for text in caplog.messages if "already has a safe point" in text]
+    assert (set(epochs()), len(safe_points())) == ({"default", "sync"}, 2)
+    with pytest.raises(SyncStateMismatch, match="cannot resume sync sync"):
+        sync(present, stopped, lambda _: None)
+    forget_safe_points()
+
+
+def test_a_log_and_a_sync_have_safe_points_of_their_own_by_default(
+    pair: tuple[LiveCluster, LiveCluster], tmp_path: Path
+) -> None:
+    """Both run on one cluster without a name, even with their states in one place."""
+    source, target = pair
+    state = ["--state-dir", str(tmp_path / "state"), "--start-ts", "now", "--hold-back", "0s"]
+    log = [
+        "log",
+        "start",
+        "--pd",
+        source.pd,
+        "-s",
+        str(tmp_path / "log"),
+        "--flush-interval",
+        "1s",
+        "--output",
+        "json",
+        *state,
+    ]
+    with syncing(*log) as archiving, syncing(*flags(source, f"tikv://{target.pd}", *state[1:])) as process:
+        until = time.monotonic() + PATIENCE
+        while len(list((tmp_path / "state").glob("*/checkpoint-*"))) < 2:
+            assert (archiving.poll(), process.poll()) == (None, None), (archiving.communicate(), process.communicate())
+            assert time.monotonic() < until
+            time.sleep(0.2)
+        source.raw().put(b"key", b"value")
+        wait_until_equal(source, target, process)
+        services = {each.service for each in gc_status(source.cluster.pd_http).services}
+        assert {service_id("default"), service_id("sync")} <= services
+        stop(process)
+        stop(archiving)
+    for name in ("default", "sync"):
+        source.cluster.pd.update_service_safe_point(service_id(name), 0, 0)
 
 
 def test_a_name_that_another_sync_has_is_warned_of(

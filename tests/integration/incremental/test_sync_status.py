@@ -137,7 +137,7 @@ def test_a_running_sync_is_seen_from_outside(clusters: Clusters, tmp_path: Path)
         lines = sync.stop()
         assert sync.key not in json.dumps(lines)
     assert any(line["message_type"] == "summary" and line["written"] == KEYS for line in lines)
-    assert any(line["message_type"] == "status" and line["name"] == "default" for line in lines)
+    assert any(line["message_type"] == "status" and line["name"] == "sync" for line in lines)
 
 
 def test_the_lag_of_writes_is_what_their_user_sees(clusters: Clusters, tmp_path: Path) -> None:

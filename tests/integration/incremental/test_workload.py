@@ -107,7 +107,7 @@ def followed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Followed]:
             "64KiB",
         ]
         with _running([*map(str, command), *flags], log.fileno()) as process:
-            checkpoints = ObjectCheckpoints(open_store(parse(state)), "default")
+            checkpoints = ObjectCheckpoints(open_store(parse(state)), "sync")
             followed = Followed(source, target, process, folder / "log", checkpoints, folder)
             eventually(lambda: followed.checkpoint_ts() > 0, PATIENCE)
             source.raw().batch_put({key_of(number): b"at first" for number in range(KEYS)})
