@@ -136,8 +136,8 @@ def test_the_stores_write_where_timestamps_must_be_kept(v2: LiveCluster, tmp_pat
     description = json.loads((place / "tikv-br" / "manifest.json").read_text())["content"]["description"]
     assert (description["engine"], description["engine_reason"]) == ("store", summary["engine_reason"])
     assert summary["backup_size"] == sum(path.stat().st_size for path in place.rglob("*.sst"))
-    told = run("-u", v2.pd, "-s", str(tmp_path / "scanned"), *DRIVER, "--engine", "scan", "--assume-no-ttl")
-    assert "engine             scan (requested with --engine)" in told.stdout
+    reported = run("-u", v2.pd, "-s", str(tmp_path / "scanned"), *DRIVER, "--engine", "scan", "--assume-no-ttl")
+    assert "engine             scan (requested with --engine)" in reported.stdout
 
 
 @pytest.mark.slow

@@ -114,9 +114,9 @@ def test_the_life_of_a_changefeed(group: Group, source: LiveCluster) -> None:
     resumed = group("changefeed", "resume", "one").last
     assert (resumed["state"], resumed["concurrency"]) == ("normal", 8)
     assert "one  normal" in group.table("changefeed", "list")
-    told = group.table("changefeed", "query", "one").splitlines()
-    assert {"sink              blackhole://", "end               m", "sink-concurrency  8"} <= set(told)
-    assert {"hold-back         4.00s", "sink-ratelimit    512.0 KiB/s"} <= set(told)
+    reported = group.table("changefeed", "query", "one").splitlines()
+    assert {"sink              blackhole://", "end               m", "sink-concurrency  8"} <= set(reported)
+    assert {"hold-back         4.00s", "sink-ratelimit    512.0 KiB/s"} <= set(reported)
     assert "no setting to change was given" in group("changefeed", "update", "one", code=2).last["message"]
     assert "sub-spans" in group.table("capture", "list")
     assert group("processor", "list").lines == []

@@ -91,9 +91,9 @@ def test_the_pods_do_their_work(tmp_path: Path) -> None:
             stack.callback(process.kill)
         for name, process in zip(SERVERS, processes, strict=True):
             assert process.stdout is not None
-            told = json.loads(process.stdout.readline())
-            assert told["message_type"] == "listening", name
-            pod, url = container(f"components/{name}/deployment.yaml"), told["url"]
+            reported = json.loads(process.stdout.readline())
+            assert reported["message_type"] == "listening", name
+            pod, url = container(f"components/{name}/deployment.yaml"), reported["url"]
             probes = [pod[probe].get("httpGet", {}).get("path") for probe in ("readinessProbe", "livenessProbe")]
             asked = [(200, path, "") for path in probes if path] + [(401, "/metrics", ""), (200, "/metrics", KEY)]
             for expected, path, presented in asked:

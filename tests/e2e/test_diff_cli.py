@@ -22,8 +22,8 @@ def at_a_terminal(answer: str, *arguments: str) -> tuple[int, str]:
     ) as process:
         os.close(theirs)
         try:
-            told = _conversation(ours, answer.encode() + b"\n")
-            return process.wait(60), told.decode()
+            reported = _conversation(ours, answer.encode() + b"\n")
+            return process.wait(60), reported.decode()
         finally:
             process.kill()  # of no effect on one that has ended
             os.close(ours)
@@ -31,17 +31,17 @@ def at_a_terminal(answer: str, *arguments: str) -> tuple[int, str]:
 
 def _conversation(terminal: int, answer: bytes) -> bytes:
     """All that a program writes until it ends, or is silent for too long; its question is answered once."""
-    told, asked = b"", False
+    reported, asked = b"", False
     while select.select([terminal], [], [], 120)[0]:
         try:
             part = os.read(terminal, 4096)
         except OSError:  # how a terminal without a program at its other end reads
             break
-        told += part
-        if b"[y/N]" in told and not asked:
+        reported += part
+        if b"[y/N]" in reported and not asked:
             asked = True
             os.write(terminal, answer)
-    return told
+    return reported
 
 
 @pytest.fixture
@@ -90,13 +90,13 @@ def test_a_repair(pair: tuple[str, str]) -> None:
     refused = tikv_br("diff", *sides, "--repair")
     assert refused.code == 2
     assert "--yes" in refused.err
-    code, told = at_a_terminal("no", "diff", *sides, "--repair")
+    code, reported = at_a_terminal("no", "diff", *sides, "--repair")
     assert code == 60
-    assert "3 keys differ. Write 2 to B?" in told
+    assert "3 keys differ. Write 2 to B?" in reported
     assert tikv_br("raw", "get", "--pd", b, "lost").code == 13
-    code, told = at_a_terminal("yes", "diff", *sides, "--repair")
+    code, reported = at_a_terminal("yes", "diff", *sides, "--repair")
     assert code == 60
-    assert "--repair-delete" in told
+    assert "--repair-delete" in reported
     assert succeed("raw", "get", "--pd", b, "lost").out.strip() == "value"
     repaired = succeed("diff", *sides, "--repair", "--repair-delete", "--yes")
     assert "Equal" in repaired.out

@@ -48,7 +48,7 @@ work-dir = "{tmp_path}/work"
 min-keys = {KEYS}
 rto = "1h"
 textfile = "{tmp_path}/drill.prom"
-on-end = "touch {tmp_path}/told"
+on-end = "touch {tmp_path}/ended"
 """,
         encoding="utf-8",
     )
@@ -115,7 +115,7 @@ def test_the_crontab_of_the_readme_makes_a_backup_and_a_drill(live: LiveCluster,
     assert [goal["value"] for goal in report["goals"] if goal["name"] == "keys"] == [KEYS]
     assert json.loads((tmp_path / "drills" / "reports" / f"{listed['id']}.json").read_text()) == report
     assert (tmp_path / "drills" / "index.html").exists()
-    assert (tmp_path / "told").exists()
+    assert (tmp_path / "ended").exists()
     assert "tikv_br_drill_success" in (tmp_path / "drill.prom").read_text()
     assert "write the report: done" in (tmp_path / "drill.log").read_text()
     assert not list((tmp_path / "work").iterdir())

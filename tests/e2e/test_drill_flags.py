@@ -137,11 +137,11 @@ def test_all_that_can_be_asked_of_a_recovery_at_once(
     drills: Drills, source: LiveCluster, recovery: LiveCluster, listener: Listener, page: Page, tmp_path: Path
 ) -> None:
     """Backup, recovery cluster, tail, cut-over, objectives, retention, hooks: it passes, and everybody is told."""
-    beat, hook, told = tmp_path / "beat.url", tmp_path / "hook.url", tmp_path / "told.json"
+    beat, hook, reported = tmp_path / "beat.url", tmp_path / "hook.url", tmp_path / "reported.json"
     beat.write_text(listener.url("beat").reveal() + "\n")
     hook.write_text(listener.url("hook").reveal() + "\n")
-    script = tmp_path / "told.py"
-    script.write_text(f"import json, os; json.dump(dict(os.environ), open({str(told)!r}, 'w'))")
+    script = tmp_path / "report.py"
+    script.write_text(f"import json, os; json.dump(dict(os.environ), open({str(reported)!r}, 'w'))")
     summary = drills.run(
         0,
         *("--backup", "new", "--keyspace", "0", "--dst-api-version", "v2", "--safe-interval", "0s"),
@@ -165,7 +165,7 @@ def test_all_that_can_be_asked_of_a_recovery_at_once(
     assert summary["cut_over"] > 0
     assert sorted(path for _method, path, _body in listener.heard) == ["/beat", "/hook"]
     posted = next(json.loads(body) for method, _path, body in listener.heard if method == "POST")
-    environment = json.loads(told.read_text())
+    environment = json.loads(reported.read_text())
     for name in ("id", "verdict", "exit_code", "keys", "rto"):
         assert str(posted[name]) == environment[f"TIKV_BR_DRILL_{name.upper()}"] == str(summary[name])
     assert 'tikv_br_drill_success{scenario="lost-cluster"} 1.0' in (tmp_path / "drill.prom").read_text()

@@ -40,17 +40,17 @@ def test_status(playgrounds: Playgrounds, tmp_path: Path) -> None:
         never = succeed("gc", "status", "--pd", address)
         assert "warn: GC has never run" in never.out
         assert pd.update_service_safe_point("gc_worker", FOREVER, minus_seconds(now, 600)) < now
-    told = succeed("gc", "status", "--pd", address, "--output", "json").lines
+    reported = succeed("gc", "status", "--pd", address, "--output", "json").lines
     listed = PlaygroundAdmin(address).get("/pd/api/v1/gc/safepoint")["service_gc_safe_points"]
-    assert {line["service"]: line["safe_point"] for line in told[1:]} == {
+    assert {line["service"]: line["safe_point"] for line in reported[1:]} == {
         each["service_id"]: each["safe_point"] for each in listed if each["service_id"] != "gc_worker"
     }
-    assert [(line["service_kind"], line["service_name"], line["holds_gc"]) for line in told[1:]] == [
+    assert [(line["service_kind"], line["service_name"], line["holds_gc"]) for line in reported[1:]] == [
         ("sync", "east", True),
         ("cdc", "", False),
     ]
-    assert told[0]["holder"] == "tikv-br-sync-east"
-    assert told[0]["held_seconds"] == pytest.approx(30 * HOUR - 600, abs=1)
+    assert reported[0]["holder"] == "tikv-br-sync-east"
+    assert reported[0]["held_seconds"] == pytest.approx(30 * HOUR - 600, abs=1)
     text = succeed("gc", "status", "--pd", address, "--metrics-file", str(file)).out.splitlines()
     assert text[-2].startswith("tikv-br-sync-east  sync, changefeed or log east")
     assert text[-2].endswith("yes")
@@ -87,16 +87,16 @@ def test_run_until_stopped(playgrounds: Playgrounds, tmp_path: Path) -> None:
             [str(PROGRAM), *command, *options], stdout=subprocess.PIPE, text=True, env=environment(), cwd="/"
         ) as process:
             assert process.stdout is not None
-            told = [json.loads(process.stdout.readline()) for _ in range(2)]
+            reported = [json.loads(process.stdout.readline()) for _ in range(2)]
             with PdClient(ClusterConfig(pd=(address,))) as pd:
-                assert told[0]["safe_point"] < told[1]["safe_point"] <= pd.gc_safe_point() < pd.tso()
+                assert reported[0]["safe_point"] < reported[1]["safe_point"] <= pd.gc_safe_point() < pd.tso()
             assert re.search(r"^tikv_br_gc_leader 1.0$", file.read_text(), re.MULTILINE)
             assert len(etcd.range("/gc-worker/election/").items) == 1
             process.terminate()
             rest = process.stdout.read().splitlines()
             assert process.wait(60) == 143
         assert json.loads(rest[-1])["name"] == "Terminated"
-        assert {line["message_type"] for line in told} == {"gc"}
+        assert {line["message_type"] for line in reported} == {"gc"}
         assert not etcd.range("/gc-worker/election/").items
         assert re.search(r"^tikv_br_gc_leader 0.0$", file.read_text(), re.MULTILINE)
 
@@ -118,10 +118,10 @@ def test_run_serves_its_status(playgrounds: Playgrounds, tmp_path: Path) -> None
             )
             stack.callback(process.terminate)
             assert process.stdout is not None
-            told = json.loads(process.stdout.readline())
-            assert (told["message_type"], told["key_file"]) == ("listening", str(key))
-            urls.append(told["url"])
-            eventually(partial(is_well, told["url"]))
+            reported = json.loads(process.stdout.readline())
+            assert (reported["message_type"], reported["key_file"]) == ("listening", str(key))
+            urls.append(reported["url"])
+            eventually(partial(is_well, reported["url"]))
             names.append(status_of(urls[-1])["name"])
         assert get(f"{urls[0]}status")[0] == get(f"{urls[0]}metrics")[0] == 401
         leader, waiting = map(status_of, urls)
@@ -166,8 +166,8 @@ def is_out(url: str, key: str) -> bool:
 
 def status_of(url: str) -> dict[str, Any]:
     """What /status says, with the key of the test."""
-    told: dict[str, Any] = json.loads(get(f"{url}status", "0123456789abcdef")[1])
-    return told
+    reported: dict[str, Any] = json.loads(get(f"{url}status", "0123456789abcdef")[1])
+    return reported
 
 
 def test_an_address_that_cannot_be_used(playgrounds: Playgrounds, tmp_path: Path) -> None:

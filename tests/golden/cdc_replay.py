@@ -63,18 +63,18 @@ class Recording:
 
 def load(folder: Path) -> Recording:
     """Read a scenario's folder."""
-    told = json.loads((folder / "frames.json").read_text())
+    recorded = json.loads((folder / "frames.json").read_text())
     script = folder / "script.jsonl"
-    error = told["stream_error"] or {"code": "OK", "details": ""}
+    error = recorded["stream_error"] or {"code": "OK", "details": ""}
     requests = _messages(folder / "requests.bin", Request)
     frames = _messages(folder / "frames.bin", Frame)
     return Recording(
         name=folder.name,
-        method=told["method"].rpartition("/")[2],
-        metadata=[(key, value) for key, value in told["metadata"] or []],
-        start=told["stream_start_wall"],
-        requests=[(each["offset"], message) for each, message in zip(told["requests"], requests, strict=True)],
-        frames=[(each["offset"], message) for each, message in zip(told["frames"], frames, strict=True)],
+        method=recorded["method"].rpartition("/")[2],
+        metadata=[(key, value) for key, value in recorded["metadata"] or []],
+        start=recorded["stream_start_wall"],
+        requests=[(each["offset"], message) for each, message in zip(recorded["requests"], requests, strict=True)],
+        frames=[(each["offset"], message) for each, message in zip(recorded["frames"], frames, strict=True)],
         script=[json.loads(line) for line in script.read_text().splitlines()] if script.exists() else [],
         status=error["code"],
         details=error["details"],
@@ -426,15 +426,15 @@ def _shape(frame: Frame) -> str:
 
 def broken_promises(frames: Sequence[Frame]) -> Iterator[str]:
     """Each live event that came after a resolved-ts at or above it, and each resolved-ts that went back."""
-    told: defaultdict[int, int] = defaultdict(int)
+    recorded: defaultdict[int, int] = defaultdict(int)
     for frame in frames:
         for event in frame.events:
             for row in event.entries.entries:
-                if event.index and row.commit_ts <= told[event.region_id]:
-                    yield f"region {event.region_id}: {row.commit_ts} after {told[event.region_id]}"
+                if event.index and row.commit_ts <= recorded[event.region_id]:
+                    yield f"region {event.region_id}: {row.commit_ts} after {recorded[event.region_id]}"
         pairs = [(region_id, frame.resolved_ts.ts) for region_id in frame.resolved_ts.regions]
         pairs += [(event.region_id, event.resolved_ts) for event in frame.events if event.resolved_ts]
         for region_id, ts in pairs:
-            if ts < told[region_id]:
-                yield f"region {region_id}: resolved {ts} after {told[region_id]}"
-            told[region_id] = ts
+            if ts < recorded[region_id]:
+                yield f"region {region_id}: resolved {ts} after {recorded[region_id]}"
+            recorded[region_id] = ts

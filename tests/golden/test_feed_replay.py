@@ -126,10 +126,10 @@ def replay(recording: Recording) -> tuple[State, int, Replay]:
 
 def states(folder: Path, newest: State) -> tuple[dict[bytes, bytes | None], dict[bytes, bytes | None]]:
     """Value of each key that the feed told of, None where there is none: by the feed, and in the cluster afterwards."""
-    told = json.loads((folder / "final_state.json").read_text())
-    final = {bytes.fromhex(row["key"]): bytes.fromhex(row["value"]) for row in told["rows"]}
+    expected = json.loads((folder / "final_state.json").read_text())
+    final = {bytes.fromhex(row["key"]): bytes.fromhex(row["value"]) for row in expected["rows"]}
     by_feed = {
-        key: None if deleted or (expire and expire <= told["wall"]) else value
+        key: None if deleted or (expire and expire <= expected["wall"]) else value
         for key, (_, value, expire, deleted) in newest.items()
     }
     return by_feed, {key: final.get(key) for key in by_feed}

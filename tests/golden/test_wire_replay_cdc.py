@@ -93,8 +93,8 @@ class Played:
 
     def recorded(self) -> Outcome:
         """What the real store told."""
-        told = self.recording
-        return outcome(told.events(), told.last_resolved(), told.status, told.details)
+        expected = self.recording
+        return outcome(expected.events(), expected.last_resolved(), expected.status, expected.details)
 
 
 @pytest.fixture(scope="module")

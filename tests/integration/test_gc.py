@@ -87,26 +87,29 @@ def test_barriers_that_only_grpc_lists(tmp_path: Path) -> None:
         pd.update_service_safe_point("br-1", HOUR, minus_seconds(tso, 600))
         assert pd.update_service_safe_point(GC_WORKER, FOREVER, tso) == minus_seconds(tso, 1200)
         pd.update_gc_safe_point(minus_seconds(tso, 1200))
-        told = tikv_br("gc", "status", "--pd", live.pd, "--warn", "1m", "--output", "json").lines
-        assert [(line["service"], line["service_kind"], line["service_name"]) for line in told[1:]] == [
+        reported = tikv_br("gc", "status", "--pd", live.pd, "--warn", "1m", "--output", "json").lines
+        assert [(line["service"], line["service_kind"], line["service_name"]) for line in reported[1:]] == [
             ("audit", "global_barrier", "audit"),
             ("br-1", "br", "1"),
             ("young", "global_barrier", "young"),
             ("job", "keyspace_barrier", "7"),
         ]
-        assert (told[0]["holder"], [line["holds_gc"] for line in told[1:]]) == ("audit", [True, False, False, False])
-        assert "; audit holds GC back" in told[0]["seen"]
-        assert "let the program that has set it remove it" in told[0]["advice"]
+        assert (reported[0]["holder"], [line["holds_gc"] for line in reported[1:]]) == (
+            "audit",
+            [True, False, False, False],
+        )
+        assert "; audit holds GC back" in reported[0]["seen"]
+        assert "let the program that has set it remove it" in reported[0]["advice"]
         with live.failing("GetAllKeyspacesGCStates", {"abort": {"code": "UNIMPLEMENTED", "details": "unknown method"}}):
-            told = tikv_br("gc", "status", "--pd", live.pd, "--output", "json").lines
-        assert [line["service"] for line in told[1:]] == ["br-1"]
+            reported = tikv_br("gc", "status", "--pd", live.pd, "--output", "json").lines
+        assert [line["service"] for line in reported[1:]] == ["br-1"]
         assert re.search(
             "global and keyspace-level GC barriers cannot be listed: PD .*: UNIMPLEMENTED: unknown method",
-            told[0]["seen"],
+            reported[0]["seen"],
         )
     with live_cluster(tmp_path / "8.5", ApiVersion.V2, stores=1, tikv_version="8.5") as live:
-        told = tikv_br("gc", "status", "--pd", live.pd, "--output", "json").lines
-        assert told[0]["seen"] == "GC has never run"
+        reported = tikv_br("gc", "status", "--pd", live.pd, "--output", "json").lines
+        assert reported[0]["seen"] == "GC has never run"
 
 
 def write(live: LiveCluster, key: bytes, operation: kv.Op.ValueType, *, commit: bool) -> None:

@@ -134,15 +134,15 @@ def test_a_restore_holds_the_limit_and_lifts_it(live: LiveCluster, tmp_path: Pat
     place = StorageLocation("local", str(tmp_path / "backup"))
     backup(BackupOptions(live.config, place, engine="store"))
     with live_cluster(tmp_path / "target", ApiVersion.V1, stores=1) as target:
-        told = target.fail("SetDownloadSpeedLimit", {"delay": {"seconds": 0.0}}, count=-1)
+        reported = target.fail("SetDownloadSpeedLimit", {"delay": {"seconds": 0.0}}, count=-1)
         options = RestoreOptions(target.config, place, rate_limit=LIMIT, allow_overwrite=True)
         holds(lambda limit: restored_in_a_second(replace(options, rate_limit=limit)))
-        before = target.hits(told)
+        before = target.hits(reported)
         assert before % 2 == 0
         target.fail("Download", {"abort": {"code": "UNIMPLEMENTED", "details": "no such call"}}, count=-1)
         with pytest.raises(TikvBrError):
             restore(options)
-        assert target.hits(told) == before + 2
+        assert target.hits(reported) == before + 2
 
 
 def run_backup(options: BackupOptions) -> int:
@@ -165,9 +165,9 @@ def test_sigterm_ends_a_limited_backup_within_seconds(live: LiveCluster, tmp_pat
         eventually((tmp_path / "backup" / "tikv-br" / "run.json").exists)
         time.sleep(2)
         os.kill(pid, signal.SIGTERM)
-        told = time.monotonic()
+        reported = time.monotonic()
         assert forks.wait() == Terminated.exit_code
-        assert time.monotonic() - told < 60  # far less than the 150 s that the limit would take for the rest
+        assert time.monotonic() - reported < 60  # far less than the 150 s that the limit would take for the rest
 
 
 def test_uploads_hold_the_limit(live: LiveCluster, tmp_path: Path) -> None:

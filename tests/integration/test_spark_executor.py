@@ -72,8 +72,8 @@ def test_each_result_arrives_once_and_progress_adds_up(options: ExecutorOptions)
     begun = time.monotonic()
     session = run_tasks(range(20), square, options=options, on_result=results.append, reporter=events.append)
     assert (0 < session < time.monotonic() - begun) if options.executor == "spark" else session == 0
-    told = [event.message for event in events if isinstance(event, Notice)]
-    assert told == ([f"the Spark session on local[2] has started in {session:.1f} s"] if session else [])
+    reported = [event.message for event in events if isinstance(event, Notice)]
+    assert reported == ([f"the Spark session on local[2] has started in {session:.1f} s"] if session else [])
     assert sorted(results) == [(n, n * n) for n in range(20)]
     last = events[-1]
     assert isinstance(last, TasksProgress)

@@ -18,7 +18,7 @@ from tests.trust.commands import Tally
 
 KINDS = ("storage", "cluster")
 """Modules ``<kind>_seeds`` with ``clusters()`` and ``run_seed(clusters, seed)``, which raises for what must not be."""
-TOLD = 25
+REPORT_EVERY = 25
 """Seeds between two lines on how it goes."""
 
 
@@ -70,7 +70,7 @@ def run_seeds(kind: str, seeds: range) -> Totals:
                     totals.failed[seed] = f"{type(error).__name__}: {error}"[:2000]
                     print(f"seed {seed} FAILED: {''.join(traceback.format_exception(error))}", flush=True)
                     break
-                if totals.seeds % TOLD == 0:
+                if totals.seeds % REPORT_EVERY == 0:
                     print(f"{time.strftime('%H:%M:%S')} seed {seed}: {json.dumps(totals.to_json())}", flush=True)
     return totals
 

@@ -151,7 +151,7 @@ class Served:
 
     def sample(self, at: float) -> Sample:
         """As it is now."""
-        told = self._metrics()
+        reported = self._metrics()
         with self._process.oneshot():
             rss, threads = self._process.memory_info().rss, self._process.num_threads()
         return Sample(
@@ -159,10 +159,10 @@ class Served:
             rss,
             self._process.num_fds(),
             threads,
-            int(told["tikv_br_sync_sorter_memory_bytes"]),
-            int(told["tikv_br_sync_sorter_disk_bytes"]),
-            round(told["tikv_br_sync_checkpoint_lag_seconds"], 3),
-            int(told["tikv_br_sync_written_rows_total"]),
+            int(reported["tikv_br_sync_sorter_memory_bytes"]),
+            int(reported["tikv_br_sync_sorter_disk_bytes"]),
+            round(reported["tikv_br_sync_checkpoint_lag_seconds"], 3),
+            int(reported["tikv_br_sync_written_rows_total"]),
         )
 
     def wait_until_near(self, seconds: float = 30.0) -> None:
@@ -264,10 +264,10 @@ def main() -> int:
     parser.add_argument("--moves-every", type=float, default=10.0, help="seconds from one move of a leader to the next")
     parser.add_argument("--json", type=Path, help="write the outcome there, too")
     chosen = parser.parse_args()
-    told, load, started = itertools.count(), MachineLoad(), time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    reported, load, started = itertools.count(), MachineLoad(), time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
     def tell(sample: Sample) -> None:
-        if next(told) % max(1, round(60 / chosen.every)) == 0:
+        if next(reported) % max(1, round(60 / chosen.every)) == 0:
             print(json.dumps(asdict(sample)), flush=True)
 
     soaked = soak(

@@ -158,8 +158,8 @@ def test_waiting_run_goes_on_where_the_other_was_killed(live: LiveCluster, tmp_p
         until_done(place)
         with start(live, "store", place, "--lock-wait", "2m") as second:
             assert second.stdout is not None
-            told = next(line for line in second.stdout if "waiting for the lock of the path" in line)
-            assert str(first.pid) in told
+            reported = next(line for line in second.stdout if "waiting for the lock of the path" in line)
+            assert str(first.pid) in reported
             first.kill()
             slow_down(live)
             last = json.loads(list(second.stdout)[-1])

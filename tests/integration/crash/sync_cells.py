@@ -98,10 +98,10 @@ def broken(
             stop.set()
 
     def run(_reporter: object) -> None:
-        with signals_stop(stop, "") as told:
+        with signals_stop(stop, "") as reported:
             sync(options, stop, lambda _: None)
-        if told:
-            raise told[0]
+        if reported:
+            raise reported[0]
 
     with ExitStack() as stack:
         stack.enter_context(mock.patch.object(ObjectCheckpoints, "save", counted))
@@ -141,7 +141,7 @@ def run_until(options: SyncOptions, is_done: Callable[[], bool]) -> None:
     def run() -> None:
         try:
             sync(options, stop, lambda _: None)
-        except BaseException as error:  # noqa: BLE001 - told below
+        except BaseException as error:  # noqa: BLE001 - reported below
             errors.append(error)
 
     thread = threading.Thread(target=run)

@@ -91,7 +91,7 @@ def test_a_backup_whose_pd_is_gone_for_good(cell: Cell, engine: EngineKind, live
     end_without_pd(operation, cell, live)
     whole = (place / layout.META).exists()
     if not whole:
-        forget_safe_points(live)  # PD could not be told, and keeps it until its TTL ends, which the run has reported
+        forget_safe_points(live)  # PD could not be reached, and keeps it until its TTL ends, which the run has reported
     assert ending(operation, lambda _: None) in ({0, BackupPathInUse.exit_code} if whole else {0})
     check_whole(live, place)
     check_alone(live, place)

@@ -99,11 +99,11 @@ def test_a_followed_ingest_broken_at_a_boundary(
     target.cluster.flush_timestamps()
     span, ingests = KeyRange(*codec.rpc_range(b"", b"")), target.cluster.watched_ingests
     with Feed(target.cluster, codec, span, start, FeedOptions(hold_back=0.0), ingests=ingests) as feed:
-        told = FeedState(feed)
-        told.until(target.cluster.pd.tso())
+        progress = FeedState(feed)
+        progress.until(target.cluster.pd.tso())
         check(replace(INGEST, restamp=Restamp.ALWAYS), cell, made, target, forks, tmp_path)
-        told.until(target.cluster.pd.tso())
-    assert (told.state, told.missed) == (ROWS, [])
+        progress.until(target.cluster.pd.tso())
+    assert (progress.state, progress.missed) == (ROWS, [])
 
 
 def of_puts() -> list[Cell]:

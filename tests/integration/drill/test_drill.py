@@ -57,9 +57,9 @@ def test_hooks_that_fail_change_nothing_but_what_is_told(
     assert report.verdict is Verdict.PASSED
     kept = read_report(open_store(options.home), report.id)
     assert kept is not None
-    told = [notice for notice in kept["notices"] if " failed: " in notice]
-    assert [notice.partition(" failed")[0] for notice in told] == ["the webhook", "the heartbeat", "the command"]
-    assert all(problem in caplog.text for problem in told)
+    reported = [notice for notice in kept["notices"] if " failed: " in notice]
+    assert [notice.partition(" failed")[0] for notice in reported] == ["the webhook", "the heartbeat", "the command"]
+    assert all(problem in caplog.text for problem in reported)
     assert secret not in caplog.text + str(seen)
     left = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
     assert not [data for data in left if secret.encode() in data]
@@ -70,13 +70,13 @@ def test_who_is_told_hears_of_a_drill_whose_report_cannot_be_written(options: Dr
     """It did what it should, and nobody can read so: its exit code is that of the storage, and so the hooks say."""
     (tmp_path / "drills").mkdir()
     (tmp_path / "drills" / "reports").write_text("a file, where a folder has to be")
-    script = f"import json, os; json.dump(dict(os.environ), open({str(tmp_path / 'told')!r}, 'w'))"
+    script = f"import json, os; json.dump(dict(os.environ), open({str(tmp_path / 'reported')!r}, 'w'))"
     hooks = Hooks(textfile=str(tmp_path / "drill.prom"), command=(sys.executable, "-c", script))
     with pytest.raises(StorageError) as caught:
         drill(replace(options, hooks=hooks))
-    told = json.loads((tmp_path / "told").read_text())
-    assert (told["TIKV_BR_DRILL_VERDICT"], told["TIKV_BR_DRILL_PAGE"]) == ("failed", "")
-    assert told["TIKV_BR_DRILL_EXIT_CODE"] == str(caught.value.exit_code)
+    reported = json.loads((tmp_path / "reported").read_text())
+    assert (reported["TIKV_BR_DRILL_VERDICT"], reported["TIKV_BR_DRILL_PAGE"]) == ("failed", "")
+    assert reported["TIKV_BR_DRILL_EXIT_CODE"] == str(caught.value.exit_code)
     assert 'tikv_br_drill_success{scenario="lost-cluster"} 0.0' in (tmp_path / "drill.prom").read_text()
 
 

@@ -174,9 +174,9 @@ def test_a_lost_answer_is_told() -> None:
     answer = pb.TxnResponse(header=pb.ResponseHeader(revision=7), succeeded=True)
     with ScriptedServer() as server, Etcd([server.address]) as etcd:
         server.script(TXN, fail("UNAVAILABLE", "etcdserver: request timed out"), answer)
-        with pytest.raises(EtcdUnreachable) as told:
+        with pytest.raises(EtcdUnreachable) as reported:
             etcd.transact([absent("key")], [Put("key", b"")])
-        assert told.value.outcome_unknown
+        assert reported.value.outcome_unknown
         assert len(server.requests[TXN]) == 1
         server.script(TXN, fail("UNAVAILABLE", "etcdserver: leader changed"), answer)
         assert etcd.transact([absent("key")], [Put("key", b"")], repeatable=True).revision == 7

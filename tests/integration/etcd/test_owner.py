@@ -86,8 +86,8 @@ def test_a_changefeed_gets_under_way(store: GroupStore, pd: Pd) -> None:
             store.keys.progress(task.id), dump(Progress(task.changefeed, task.number, ts, ts + 10, 1, task.capture, 1))
         )
     owner.step()
-    told = store.snapshot().statuses["feed"]
-    assert (told.checkpoint_ts, told.resolved_ts, told.owner) == (2000, 2010, "a")
+    reported = store.snapshot().statuses["feed"]
+    assert (reported.checkpoint_ts, reported.resolved_ts, reported.owner) == (2000, 2010, "a")
     Owner("a", store, pd).step()
     assert pd.held == {"tikv-br-sync-feed": 1999}
 

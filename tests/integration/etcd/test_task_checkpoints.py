@@ -64,8 +64,8 @@ def test_it_begins_at_the_start_and_follows_from_holder_to_holder(store: GroupSt
     one.save(200)
     assert saved(store) == (200, 1, "one")
     one.checkpoints.save_error("the sink is away")
-    (told,) = store.snapshot().progress.values()
-    assert (told.checkpoint_ts, told.error) == (200, "the sink is away")
+    (reported,) = store.snapshot().progress.values()
+    assert (reported.checkpoint_ts, reported.error) == (200, "the sink is away")
     two = Holder(store, "two", 2)
     two.checkpoints.claim()
     assert two.checkpoints.load().checkpoint_ts == 200

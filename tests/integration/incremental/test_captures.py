@@ -126,8 +126,8 @@ def test_captures_share_and_hand_over(group: Group) -> None:
             later = group.wait("it goes on", lambda state: state.checkpoint_ts("shared") > reached)
             held = group.safe_point("shared")  # before the checkpoint is looked at, which moves on
             assert one.changefeeds["shared"].start_ts - 1 <= held < group.store.snapshot().checkpoint_ts("shared")
-            told = group.wait("the owner says so", lambda state: state.statuses["shared"].checkpoint_ts > reached)
-            assert told.statuses["shared"].checkpoint_ts <= told.checkpoint_ts("shared")
+            reported = group.wait("the owner says so", lambda state: state.statuses["shared"].checkpoint_ts > reached)
+            assert reported.statuses["shared"].checkpoint_ts <= reported.checkpoint_ts("shared")
             assert first not in later.captures
     left = group.store.snapshot()
     assert (holders(left), dict(left.captures), left.owner) == ({""}, {}, "")
@@ -160,23 +160,23 @@ def test_a_changefeed_follows_ingests(group: Group, tmp_path: Path) -> None:
 
 def test_a_changefeed_rests_goes_on_and_is_removed(group: Group) -> None:
     """Paused it writes nothing, resumed it loses nothing of what came meanwhile, and removed it leaves nothing."""
-    feeds = group.create("told", spans=3)
+    feeds = group.create("updates", spans=3)
     raw = group.source.raw()
     with group.capture():
         raw.put(b"one", b"1")
         group.wait_until_equal()
-        feeds.pause("told")
+        feeds.pause("updates")
         rested = group.wait("it rests", lambda state: holders(state) == {""})
         raw.put(b"two", b"2")
         time.sleep(1)
-        assert group.store.snapshot().checkpoint_ts("told") == rested.checkpoint_ts("told")
+        assert group.store.snapshot().checkpoint_ts("updates") == rested.checkpoint_ts("updates")
         assert b"two" not in contents(group.target)
-        feeds.resume("told")
+        feeds.resume("updates")
         group.wait_until_equal()
-        feeds.remove("told")
+        feeds.remove("updates")
         left = group.store.snapshot()
         assert (dict(left.changefeeds), dict(left.tasks), dict(left.progress), dict(left.statuses)) == ({}, {}, {}, {})
-        assert group.safe_point("told") == 0
+        assert group.safe_point("updates") == 0
 
 
 def test_what_no_try_cures_fails_the_changefeed_until_it_is_resumed(group: Group) -> None:

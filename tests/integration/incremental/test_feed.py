@@ -61,15 +61,15 @@ def test_a_feed_follows_regions_that_move(seed: int, clusters: Clusters) -> None
     live.raw().delete_range(b"", b"")
     span = KeyRange(*codec.rpc_range(b"", b""))
     with Feed(live.cluster, codec, span, now(live)) as feed:
-        told = FeedState(feed)
+        progress = FeedState(feed)
         for step in range(STEPS):
             write(live, chance, step)
             move(live, chance)
-            while told.take(0.05):
+            while progress.take(0.05):
                 pass
-        told.until(now(live))
+        progress.until(now(live))
         assert feed.status.late_rows == 0
-    assert told.state == contents(live)
+    assert progress.state == contents(live)
 
 
 def test_a_feed_outlives_its_stores(clusters: Clusters) -> None:
@@ -78,20 +78,20 @@ def test_a_feed_outlives_its_stores(clusters: Clusters) -> None:
     codec = live.raw().codec
     live.raw().delete_range(b"", b"")
     with Feed(live.cluster, codec, KeyRange(*codec.rpc_range(b"", b"")), now(live), FeedOptions(hold_back=3.0)) as feed:
-        told = FeedState(feed)
+        progress = FeedState(feed)
         write(live, chance, 0)
-        told.until(now(live))
+        progress.until(now(live))
         for store_id in live.store_ids:
             live.run("kill-store", store_id=store_id)
             try:
                 for _ in range(5):
-                    told.take(0.2)
+                    progress.take(0.2)
             finally:
                 live.run("restart-store", store_id=store_id)
             write(live, chance, store_id)
-        told.until(now(live))
+        progress.until(now(live))
         assert feed.status.errors["stream"] >= 1
-    assert told.state == contents(live)
+    assert progress.state == contents(live)
 
 
 @pytest.mark.parametrize("point", ["cdc.register", "cdc.scan", "cdc.resolved"])
@@ -105,13 +105,13 @@ def test_a_feed_goes_on_after_errors_at(point: str, clusters: Clusters) -> None:
     failpoint = live.fail(point, {"feed_error": {"region_not_found": {"region_id": "1"}}}, count=-1)
     try:
         with Feed(live.cluster, codec, KeyRange(*codec.rpc_range(b"", b"")), start, FeedOptions(hold_back=0)) as feed:
-            told = FeedState(feed)
-            told.wait(lambda: feed.status.errors.get("region_not_found", 0) >= 3)
+            progress = FeedState(feed)
+            progress.wait(lambda: feed.status.errors.get("region_not_found", 0) >= 3)
             live.relent(failpoint)
-            told.until(now(live))
+            progress.until(now(live))
     finally:
         live.relent(failpoint)
-    assert told.state == contents(live)
+    assert progress.state == contents(live)
 
 
 @pytest.mark.parametrize(("hold_back", "overrun", "loses"), [(3.0, 2.0, False), (0.0, 6.0, True)])
@@ -124,9 +124,9 @@ def test_the_hold_back_covers_a_new_leaders_older_timestamps(
     live.raw().delete_range(b"", b"")
     options = FeedOptions(hold_back=hold_back)
     with Feed(live.cluster, codec, KeyRange(*codec.rpc_range(b"", b"")), now(live), options) as feed:
-        told = FeedState(feed)
+        progress = FeedState(feed)
         live.raw().put(b"key", b"before")
-        told.until(now(live))
+        progress.until(now(live))
         bound = codec.bound(codec.rpc_key(b"key"))
         region = [each for each in live.regions() if bytes.fromhex(each["start"]) <= bound][-1]
         other = next(store_id for store_id in live.store_ids if store_id != region["leader_store"])
@@ -136,11 +136,11 @@ def test_the_hold_back_covers_a_new_leaders_older_timestamps(
             written = live.cluster.pd.tso()
             if loses:  # the other regions resolve nothing newer while their stores have older timestamps to give
                 live.cluster.flush_timestamps()
-            told.wait(lambda: "not_leader" in feed.status.errors)
-            assert (told.resolved > written) is loses
-        told.until(now(live))
+            progress.wait(lambda: "not_leader" in feed.status.errors)
+            assert (progress.resolved > written) is loses
+        progress.until(now(live))
         assert feed.status.late_rows == 0
-    assert told.state == {b"key": b"before" if loses else b"after"}
+    assert progress.state == {b"key": b"before" if loses else b"after"}
     assert contents(live) == {b"key": b"after"}
 
 
@@ -166,14 +166,14 @@ def test_feeds_tell_only_of_their_keyspace_and_range(clusters: Clusters) -> None
             feed = Feed(live.cluster, codec, KeyRange(*codec.rpc_range(first, last)), start, FeedOptions(hold_back=0.0))
             feeds[keyspace_id, first] = FeedState(stack.enter_context(feed))
         scanned = now(live)
-        for told in feeds.values():
-            told.until(scanned)
+        for progress in feeds.values():
+            progress.until(scanned)
         put_all()
         until = now(live)
-        for (keyspace_id, first), told in feeds.items():
-            told.until(until)
+        for (keyspace_id, first), progress in feeds.items():
+            progress.until(until)
             wanted = {(1, b"a"): b"ab", (1, b"c"): b"cdef", (2, b"b"): b"bcd"}[keyspace_id, first]
-            assert told.state == {b"%c" % letter: b"%d-2" % keyspace_id for letter in wanted}
+            assert progress.state == {b"%c" % letter: b"%d-2" % keyspace_id for letter in wanted}
 
 
 def test_a_feed_refuses_stores_of_another_cluster(clusters: Clusters, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,12 +198,12 @@ def test_a_feed_of_a_thousand_regions(tmp_path: Path) -> None:
         live.raw().batch_put((key, key) for key in keys)
         span = KeyRange(*codec.rpc_range(keys[0], b""))
         with Feed(live.cluster, codec, span, start, FeedOptions(hold_back=0.0)) as feed:
-            told = FeedState(feed)
-            told.until(now(live))
+            progress = FeedState(feed)
+            progress.until(now(live))
             status = feed.status
     assert (status.regions, status.stores, status.scanning, status.holes) == (1000, 3, 0, 0)
     assert (status.errors, status.rows) == ({}, 1000)
-    assert told.state == {key: key for key in keys}
+    assert progress.state == {key: key for key in keys}
 
 
 def test_a_feed_outlives_congestion(tmp_path: Path) -> None:
@@ -213,10 +213,10 @@ def test_a_feed_outlives_congestion(tmp_path: Path) -> None:
         codec = live.raw().codec
         options = FeedOptions(hold_back=0.0, queue_bytes=1 << 16)
         with Feed(live.cluster, codec, KeyRange(*codec.rpc_range(b"", b"")), now(live), options) as feed:
-            told = FeedState(feed)
-            told.until(now(live))
+            progress = FeedState(feed)
+            progress.until(now(live))
             live.raw().batch_put(rows)
             assert feed.status.queued_bytes < 2 << 20
-            told.until(now(live))
+            progress.until(now(live))
             assert feed.status.errors["congested"] >= 1
-        assert told.state == rows
+        assert progress.state == rows

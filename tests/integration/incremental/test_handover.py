@@ -112,9 +112,9 @@ def test_no_write_after_a_plain_timestamp_is_missed(v2: LiveCluster) -> None:
     start = resolve(FromTs(ts), v2.cluster, keyspace(v2))
     codec = v2.raw().codec
     with Feed(v2.cluster, codec, KeyRange(*codec.rpc_range(b"", b"")), start) as feed:
-        told = FeedState(feed)
-        told.until(v2.cluster.pd.tso())
-    assert {key: value for key, value in told.state.items() if key in rows} == rows
+        progress = FeedState(feed)
+        progress.until(v2.cluster.pd.tso())
+    assert {key: value for key, value in progress.state.items() if key in rows} == rows
 
 
 def test_a_plain_timestamp_is_started_5_s_lower(v2: LiveCluster) -> None:

@@ -97,19 +97,19 @@ def test_ingested_rows_with_new_timestamps_are_delivered_in_order(source: LiveCl
     source.raw().batch_put(ROWS)
     place = back_up(source, tmp_path / "backup")
     with feeding(source) as feed, Writer(source, 1):
-        told = FeedState(feed)
+        progress = FeedState(feed)
         source.raw().batch_put({**ROWS, **AFTER})
         for key in list(ROWS)[:100]:
             source.raw().delete(key)
-        told.until(source.cluster.pd.tso())
+        progress.until(source.cluster.pd.tso())
         restoring = threading.Thread(target=undo, args=(source, place))
         restoring.start()
         while restoring.is_alive():
-            told.take(0.05)
+            progress.take(0.05)
         restoring.join()
         ended = source.cluster.pd.tso()
-        told.until(ended)
-        assert {key: told.state.get(key) for key in ROWS} == ROWS
+        progress.until(ended)
+        assert {key: progress.state.get(key) for key in ROWS} == ROWS
     assert {key: value for key, value in contents(source).items() if key in ROWS} == ROWS
 
 
@@ -152,19 +152,19 @@ def test_a_feed_waits_for_an_unfinished_ingest(source: LiveCluster) -> None:
     """After a kill in the middle no resolved-ts passes the new timestamp until the announcement is finished."""
     span = KeyRange(*source.raw().codec.rpc_range(b"", b""))
     with feeding(source) as feed:
-        told = FeedState(feed)
-        told.until(source.cluster.pd.tso())
+        progress = FeedState(feed)
+        progress.until(source.cluster.pd.tso())
         killed = Announcer.start(source.cluster, "restore raw", "0123", [span])
         killed.begin(new := source.cluster.pd.tso())
         killed.close()
         for _ in range(20):
-            told.take(0.1)
-        assert told.resolved < new
+            progress.take(0.1)
+        assert progress.resolved < new
         assert "restore raw" in feed.status.waits_for
         resumed = Announcer.start(source.cluster, "restore raw", "0123", [span])
         assert resumed.found_unfinished
         resumed.finish()
-        told.until(source.cluster.pd.tso())
+        progress.until(source.cluster.pd.tso())
         assert not feed.status.waits_for
 
 
@@ -209,11 +209,11 @@ def test_rows_that_keep_their_timestamps_are_reported(source: LiveCluster, clust
     place = damaged(source, tmp_path / "backup")
     source.raw().delete_range(b"", b"")
     with feeding(source) as feed:
-        told = FeedState(feed)
-        told.until(before := source.cluster.pd.tso())
+        progress = FeedState(feed)
+        progress.until(before := source.cluster.pd.tso())
         undo(source, place, Restamp.NEVER)
-        told.until(source.cluster.pd.tso())
-    [found] = told.missed
+        progress.until(source.cluster.pd.tso())
+    [found] = progress.missed
     assert before <= found.from_ts < found.to_ts
     assert "restore raw" in found.cause
     assert contents(source) == ROWS

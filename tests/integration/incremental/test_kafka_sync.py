@@ -224,8 +224,8 @@ def test_a_sync_to_kafka_broken_in_a_call(
         return len(resolved) == 2 and min(resolved.values()) >= until
 
     run_until(options, is_complete)
-    told, stored = versions(found, since), recorded(folder, tmp_path / "history", since, until)
-    assert {key: changes[-1] for key, changes in told.items()} == {key: each[-1] for key, each in stored.items()}
+    reported, stored = versions(found, since), recorded(folder, tmp_path / "history", since, until)
+    assert {key: changes[-1] for key, changes in reported.items()} == {key: each[-1] for key, each in stored.items()}
     assert stored.keys() >= rows.keys()
     check_resolved(found)
 

@@ -26,8 +26,8 @@ VALUE_AT_END = """
   const path = document.querySelector(`path[data-field=${field}]`), svg = path.ownerSVGElement;
   const labels = [...svg.querySelectorAll("text[text-anchor=end]")].map(each => [parseFloat(each.textContent), +each.getAttribute("y") - 4]);
   const [low, lowY] = labels[0], [high, highY] = labels.at(-1), {x, y} = path.getPointAtLength(path.getTotalLength());
-  const read = low + (y - lowY) / (highY - lowY) * (high - low), told = cards.get("steady").points[field].at(-1);
-  return {read, told, x, width: svg.clientWidth, labels: labels.length};
+  const read = low + (y - lowY) / (highY - lowY) * (high - low), drawn = cards.get("steady").points[field].at(-1);
+  return {read, drawn, x, width: svg.clientWidth, labels: labels.length};
 })(%r)
 """
 CONTRASTS = """
@@ -127,8 +127,8 @@ def test_figures_and_plots_are_those_of_the_sync(shown: Shown) -> None:
     expected = {"checkpoint_lag": 3, "resolved_lag": 2, "events_per_second": 2000, "written_per_second": 1500}
     for field, value in expected.items():
         end = page.value(VALUE_AT_END % field)
-        assert end["told"] == pytest.approx(value, rel=0.5)  # by a clock that a busy machine reads late
-        assert end["read"] == pytest.approx(end["told"], rel=0.02)
+        assert end["drawn"] == pytest.approx(value, rel=0.5)  # by a clock that a busy machine reads late
+        assert end["read"] == pytest.approx(end["drawn"], rel=0.02)
         assert end["width"] - 20 < end["x"] < end["width"]
         assert end["labels"] >= 3
     assert page.complaints == []
@@ -182,7 +182,7 @@ def test_a_lag_that_is_over_does_not_flatten_the_plot(shown: Shown) -> None:
     page.value("cards.get('steady').draw()")
     page.wait("document.querySelector('svg .cut').textContent === 'cut off: up to 2 h 3 min before'")
     end = page.value(VALUE_AT_END % "checkpoint_lag")
-    assert end["read"] == pytest.approx(end["told"], rel=0.05)
+    assert end["read"] == pytest.approx(end["drawn"], rel=0.05)
     assert "7384" not in page.value("document.querySelector('svg').textContent")
     assert page.value("document.querySelectorAll('svg .cut').length") == 1
 

@@ -42,9 +42,9 @@ class Served:
     def __init__(self, process: subprocess.Popen[str], command: list[str]) -> None:
         assert process.stdout is not None
         self._process, self._command = process, command
-        told = json.loads(process.stdout.readline())
-        self.url: str = told["url"]
-        self.key = Path(told["key_file"]).read_text().strip()
+        reported = json.loads(process.stdout.readline())
+        self.url: str = reported["url"]
+        self.key = Path(reported["key_file"]).read_text().strip()
 
     def get(self, path: str) -> str:
         """The body of an answer that must be 200."""
@@ -56,10 +56,10 @@ class Served:
         """Until the sink has confirmed so many, by default all; 0: until the sync has begun."""
         until = time.monotonic() + PATIENCE
         while True:
-            told: dict[str, Any] = json.loads(self.get("status"))["syncs"][0]
-            if told["status"] and told["status"]["written"] >= rows:
+            reported: dict[str, Any] = json.loads(self.get("status"))["syncs"][0]
+            if reported["status"] and reported["status"]["written"] >= rows:
                 return
-            assert time.monotonic() < until, told
+            assert time.monotonic() < until, reported
             time.sleep(0.1)
 
     def health(self) -> str:

@@ -256,7 +256,7 @@ def test_sixty_regions_on_three_stores(client: Client) -> None:
     ids = {client.region(name).id: name for name in names}
     for name in names:
         eventually(functools.partial(put, client, name, name))
-    told: dict[int, bytes] = {}
+    reported: dict[int, bytes] = {}
     for store_id in client.playground.nodes:
         mine = [client.region(name) for name in names if client.region(name).leader_store == store_id]
         with feeding(client, store_id) as feed:
@@ -267,8 +267,8 @@ def test_sixty_regions_on_three_stores(client: Client) -> None:
             assert feed.errors() == []
             rows = [(event.region_id, row.value) for event in feed.events() for row in event.entries.entries if row.key]
             assert len(rows) == len(mine) == 20
-            told.update(rows)
-    assert told == ids
+            reported.update(rows)
+    assert reported == ids
 
 
 def _resolves_at_once(feed: Feed, regions: set[int]) -> bool:
@@ -279,7 +279,7 @@ def _resolves_at_once(feed: Feed, regions: set[int]) -> bool:
 def test_nothing_is_missed_while_regions_change(client: Client, seed: int) -> None:
     """Writers, splits, merges and transfers at once: what feeds told, newest first per key, is what the cluster holds.
 
-    And no row was told after a resolved-ts of its region at or above it.
+    And no row was sent after a resolved-ts of its region at or above it.
     """
     chance = random.Random(seed)
     cut(client, b"storm")
@@ -297,9 +297,9 @@ def test_nothing_is_missed_while_regions_change(client: Client, seed: int) -> No
         for node in client.playground.nodes.values():
             node.causal.flush()  # or it takes three seconds
         follower.await_resolved(client.playground.tso.next())
-        told = follower.newest()
+        reported = follower.newest()
     held = _held(client)
-    assert held == told
+    assert held == reported
     assert len(held) > 50
 
 
@@ -396,15 +396,15 @@ class Follower:
         """The newest put of each key, unless it was deleted; checks that resolved-ts were kept."""
         newest: dict[bytes, Event.Row] = {}
         for feed in self._feeds.values():
-            told: dict[int, int] = {}
+            reported: dict[int, int] = {}
             for message in feed.messages():
                 for event in message.events:
                     for row in event.entries.entries:
-                        assert not (event.index and row.commit_ts <= told.get(event.request_id, 0))
+                        assert not (event.index and row.commit_ts <= reported.get(event.request_id, 0))
                         if row.key and row.commit_ts >= newest.get(row.key, row).commit_ts:
                             newest[row.key] = row
                 if message.HasField("resolved_ts"):
-                    told[message.resolved_ts.request_id] = message.resolved_ts.ts
+                    reported[message.resolved_ts.request_id] = message.resolved_ts.ts
         return {key: bytes(row.value) for key, row in newest.items() if row.op_type == Event.Row.PUT}
 
 

@@ -94,7 +94,7 @@ def test_pd_leader_dies(tmp_path: Path) -> None:
         eventually(lambda: state.died == 0)
         leader = second.GetMembers(pdpb_pb2.GetMembersRequest(header=client.header), timeout=60).leader
         assert leader.client_urls == [f"http://{state.addresses[0]}"]
-        eventually(lambda: not accepts(client), 5)  # the port is closed after the others have been told
+        eventually(lambda: not accepts(client), 5)  # the port is closed after the others know it
         flushed, *_ = backup(client)
         assert "fail to flush causal ts, BatchRenew" in flushed.error.msg
         put = client.call("RawPut", b"k", kv.RawPutRequest(key=client.key(b"k"), value=b"v"))

@@ -49,9 +49,9 @@ def test_sigterm_ends_a_slow_restore_within_seconds(
         eventually(lambda: any("begun" not in name and "import-mode" not in name for name in leftovers(source)), 180)
         time.sleep(1)
         os.kill(pid, signal.SIGTERM)
-        told = time.monotonic()
+        reported = time.monotonic()
         assert forks.wait() == Terminated.exit_code
-        assert time.monotonic() - told < END_SECONDS
+        assert time.monotonic() - reported < END_SECONDS
     assert disturbed(target) == []
     summary = restore(replace(options, executor=DRIVER, rate_limit=0))
     assert summary.resumed_files

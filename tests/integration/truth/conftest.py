@@ -228,7 +228,10 @@ def check_failure(ended: Ended, code: int, what: str, *, is_json: bool) -> None:
         assert "Error: " in ended.err, (what, ended)
         assert "Hint: " in ended.err, (what, ended)
         return
-    told = ended.last
-    assert (told["message_type"], told["code"], told["name"]) == ("exit_error", code, EXIT_NAMES[code]), (what, told)
-    assert told["message"], what
-    assert told["hint"], what
+    reported = ended.last
+    assert (reported["message_type"], reported["code"], reported["name"]) == ("exit_error", code, EXIT_NAMES[code]), (
+        what,
+        reported,
+    )
+    assert reported["message"], what
+    assert reported["hint"], what

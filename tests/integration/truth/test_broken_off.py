@@ -50,11 +50,11 @@ SPEAKS = [
 
 def silent_pd(number: int) -> AbstractContextManager[str]:
     """An address that takes a connection, has this process sent a signal, and never says anything."""
-    told: list[int] = []
+    reported: list[int] = []
 
     def greet(_connection: socket.socket) -> None:
-        if not told:
-            told.append(number)
+        if not reported:
+            reported.append(number)
             time.sleep(LET_IT_WAIT)
             os.kill(os.getpid(), number)
 

@@ -35,10 +35,10 @@ def test_the_time_of_the_start_is_the_name(tmp_path: Path) -> None:
 
 def test_an_unfinished_run_is_continued_for_some_hours(tmp_path: Path) -> None:
     """A finished one is not, nor one of another template or of yesterday, whose folder a notice names."""
-    template, told = here(tmp_path), list[Event]()
-    first = dated_location(template, told.append, dry_run=False)
-    assert dated_location(here(tmp_path, "{time}"), told.append, dry_run=False) != first
-    assert told == []
+    template, reported = here(tmp_path), list[Event]()
+    first = dated_location(template, reported.append, dry_run=False)
+    assert dated_location(here(tmp_path, "{time}"), reported.append, dry_run=False) != first
+    assert reported == []
     open_store(first).put(layout.RUN, b"{}")
     (note,) = [path for path in tmp_path.rglob("dated/*.json") if first.path.rpartition("/")[2] in path.read_text()]
     name = str(note.relative_to(tmp_path))
@@ -46,11 +46,11 @@ def test_an_unfinished_run_is_continued_for_some_hours(tmp_path: Path) -> None:
     last = read_record(root, LastRun, name)
     earlier = replace(last, started_ms=last.started_ms - (RESUMED_FOR - 60) * 1000)
     write_record(root, name, earlier)
-    assert dated_location(template, told.append, dry_run=False) == first
+    assert dated_location(template, reported.append, dry_run=False) == first
     write_record(root, name, replace(last, started_ms=last.started_ms - RESUMED_FOR * 1000 - 1))
-    dated_location(template, told.append, dry_run=False)
-    assert [isinstance(each, Notice) and first.path in each.message for each in told] == [True, True]
+    dated_location(template, reported.append, dry_run=False)
+    assert [isinstance(each, Notice) and first.path in each.message for each in reported] == [True, True]
     assert read_record(root, LastRun, name).started_ms >= last.started_ms
     open_store(first).delete(layout.RUN)
-    dated_location(template, told.append, dry_run=False)
-    assert len(told) == 2
+    dated_location(template, reported.append, dry_run=False)
+    assert len(reported) == 2

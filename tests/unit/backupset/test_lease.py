@@ -78,15 +78,15 @@ def test_one_of_many_gets_a_path(store: ObjectStore) -> None:
 
 def test_waiting_run_gets_the_path_when_it_is_given_back(store: ObjectStore) -> None:
     """It is told once for whom it waits."""
-    told: list[str] = []
+    reported: list[str] = []
     held = acquire(store, "backup")
     with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(acquire, store, "prune", wait=60, on_wait=told.append)
-        eventually(lambda: bool(told))
+        waiting = pool.submit(acquire, store, "prune", wait=60, on_wait=reported.append)
+        eventually(lambda: bool(reported))
         assert not waiting.done()
         held.release()
         waiting.result().release()
-    assert len(told) == 1
+    assert len(reported) == 1
 
 
 def test_lease_is_renewed_and_old_numbers_go(store: ObjectStore) -> None:

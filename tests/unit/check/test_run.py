@@ -54,11 +54,11 @@ def test_one_that_hangs_has_failed_and_the_others_count() -> None:
         release.wait(60)
         return ok("too late")
 
-    told: list[str] = []
+    reported: list[str] = []
     probes = [Probe("hangs", hang, seconds=1.5), Probe("well", lambda _: ok("fine"))]
-    results = run_probes(probes, around(), lambda result: told.append(result.name))
+    results = run_probes(probes, around(), lambda result: reported.append(result.name))
     release.set()
-    assert told == ["well", "hangs"]
+    assert reported == ["well", "hangs"]
     assert [result.outcome.status for result in results] == [Status.FAIL, Status.OK]
     assert "no answer within 1.5 s" in results[0].outcome.seen
 
@@ -79,8 +79,8 @@ def test_errors_become_failures_with_their_hint() -> None:
 
 def test_a_defect_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is neither lost nor waited for until the time is over, and its traceback is told."""
-    told = threading.Event()
-    monkeypatch.setattr(threading, "excepthook", lambda _defect: told.set())
+    reported = threading.Event()
+    monkeypatch.setattr(threading, "excepthook", lambda _defect: reported.set())
 
     def break_down(_: ProbeContext) -> ProbeOutcome:
         raise ZeroDivisionError
@@ -89,7 +89,7 @@ def test_a_defect_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     assert result.outcome.status is Status.FAIL
     assert result.seconds < 50
     assert "bug in tikv-br" in result.outcome.seen
-    assert told.wait(30)
+    assert reported.wait(30)
 
 
 def test_without_pd_one_probe_fails_and_the_others_are_skipped() -> None:

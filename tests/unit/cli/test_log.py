@@ -152,11 +152,11 @@ def test_without_a_terminal_progress_is_told_in_one_place(
     Output().result("summary", {}, "all is well")
     Output().result("schedule", {}, "what was asked for")
     captured = capsys.readouterr()
-    told = captured.err + ((tmp_path / "log").read_text() if "file" in flags else "")
+    reported = captured.err + ((tmp_path / "log").read_text() if "file" in flags else "")
     assert ("step 1/2: copy" in captured.err) == shown
-    assert ("step 1/2: copy" in told) == (shown or "file" in flags)
-    assert ("a detail" in told) == ("file" in flags or not flags)
-    assert "trouble" in told
+    assert ("step 1/2: copy" in reported) == (shown or "file" in flags)
+    assert ("a detail" in reported) == ("file" in flags or not flags)
+    assert "trouble" in reported
     assert captured.out == ("" if flags.get("quiet") else "all is well\n") + "what was asked for\n"
 
 
@@ -169,10 +169,10 @@ def test_log_file_that_cannot_be_written_is_a_usage_error(tmp_path: Path, capsys
 def test_py4j_complains_in_debug_only(capsys: pytest.CaptureFixture[str]) -> None:
     """What its code logs through the root logger of a JVM that has been ended is kept from people."""
     record = logging.makeLogRecord({"msg": "lost", "levelno": logging.ERROR, "pathname": "/x/py4j/java_gateway.py"})
-    for level, told in ((LogLevel.INFO, False), (LogLevel.DEBUG, True)):
+    for level, reported in ((LogLevel.INFO, False), (LogLevel.DEBUG, True)):
         configure(level)
         logging.getLogger().handle(record)
-        assert ("lost" in capsys.readouterr().err) is told
+        assert ("lost" in capsys.readouterr().err) is reported
 
 
 HUSH = "5ec2e7" * 6
@@ -198,8 +198,8 @@ def test_no_command_tells_a_secret(form: str, tmp_path: Path, capsys: pytest.Cap
             if "storage" in flags - {flag}:
                 words += ["--storage", str(tmp_path / "none")]
             assert run(words) != 0, words
-            told = capsys.readouterr()
-            assert HUSH not in told.out + told.err, (path, flag)
+            reported = capsys.readouterr()
+            assert HUSH not in reported.out + reported.err, (path, flag)
             met.add(flag)
     assert HUSH not in file.read_text()
     assert met == SECRETS.keys()

@@ -18,7 +18,7 @@ class Stores:
     """A cluster of two stores; notes what they are told."""
 
     def __init__(self, failing: int = 0) -> None:
-        self.told: list[tuple[int, int, str, int]] = []
+        self.calls: list[tuple[int, int, str, int]] = []
         self.failing = failing
         self.often = threading.Event()
         """Set when they were told more than once."""
@@ -34,8 +34,8 @@ class Stores:
         def tell(rate: int, *, task_id: str, ttl_seconds: int) -> None:
             if store_id == self.failing:
                 raise ClusterUnreachable("gone")
-            self.told.append((store_id, rate, task_id, ttl_seconds))
-            if len(self.told) > 5:
+            self.calls.append((store_id, rate, task_id, ttl_seconds))
+            if len(self.calls) > 5:
                 self.often.set()
 
         return SimpleNamespace(set_download_speed_limit=tell)
@@ -51,16 +51,16 @@ def test_no_limit_lifts_what_another_has_left() -> None:
     stores = Stores()
     none = limit(stores, 0)
     none.start()
-    assert stores.told == [(1, 0, "me", 0), (2, 0, "me", 0)]
+    assert stores.calls == [(1, 0, "me", 0), (2, 0, "me", 0)]
     none.stop()
-    assert len(stores.told) == 2
+    assert len(stores.calls) == 2
 
 
 def test_no_limit_needs_no_store_that_is_away(caplog: pytest.LogCaptureFixture) -> None:
     """It is logged, and the work goes on."""
     stores = Stores(failing=1)
     limit(stores, 0).start()
-    assert stores.told == [(2, 0, "me", 0)]
+    assert stores.calls == [(2, 0, "me", 0)]
     assert "download limit" in caplog.text
 
 
@@ -69,10 +69,10 @@ def test_set_by_name_with_an_end_and_lifted() -> None:
     stores = Stores()
     held = limit(stores)
     held.start()
-    assert stores.told == [(1, 500, "me", 60), (2, 500, "me", 60)]
+    assert stores.calls == [(1, 500, "me", 60), (2, 500, "me", 60)]
     held.stop()
     held.stop()
-    assert stores.told[2:] == [(1, 0, "me", 0), (2, 0, "me", 0)] * 2
+    assert stores.calls[2:] == [(1, 0, "me", 0), (2, 0, "me", 0)] * 2
 
 
 def test_renewed_while_it_is_held() -> None:
@@ -82,7 +82,7 @@ def test_renewed_while_it_is_held() -> None:
     held.start()
     assert stores.often.wait(60)
     held.stop()
-    assert stores.told[-1][1] == 0
+    assert stores.calls[-1][1] == 0
 
 
 def test_a_store_that_is_away() -> None:
@@ -99,4 +99,4 @@ def test_the_others_are_freed_when_one_is_away() -> None:
     stores.failing = 1
     with pytest.raises(ClusterUnreachable, match=r"a store may keep its download limit .* gone"):
         held.stop()
-    assert stores.told[-1] == (2, 0, "me", 0)
+    assert stores.calls[-1] == (2, 0, "me", 0)

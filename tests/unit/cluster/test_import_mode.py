@@ -20,11 +20,11 @@ class Servers:
     """PD and two stores; notes what they are told."""
 
     def __init__(self, failing: int = 0) -> None:
-        self.told: list[tuple[object, int]] = []
+        self.calls: list[tuple[object, int]] = []
         self.failing = failing
         self.often = threading.Event()
         """Set when they were told more than once."""
-        self.pd_http = SimpleNamespace(pause_scheduler=lambda name, seconds: self.told.append((name, seconds)))
+        self.pd_http = SimpleNamespace(pause_scheduler=lambda name, seconds: self.calls.append((name, seconds)))
         self.config = SimpleNamespace(retry=RetryPolicy(0.0))
 
     def stores(self, *, known: bool = False) -> list[Any]:
@@ -37,8 +37,8 @@ class Servers:
         def switch(mode: int) -> None:
             if store_id == self.failing:
                 raise ClusterUnreachable("gone")
-            self.told.append((store_id, mode))
-            if len(self.told) > 5:
+            self.calls.append((store_id, mode))
+            if len(self.calls) > 5:
                 self.often.set()
 
         return SimpleNamespace(switch_mode=switch)
@@ -54,9 +54,9 @@ def test_everything_is_switched_and_put_back() -> None:
     servers = Servers()
     mode = mode_of(servers)
     mode.enter()
-    assert servers.told == [("balance-leader-scheduler", 300), (1, IMPORT), (2, IMPORT)]
+    assert servers.calls == [("balance-leader-scheduler", 300), (1, IMPORT), (2, IMPORT)]
     mode.leave()
-    assert servers.told[3:] == [("balance-leader-scheduler", 0), (1, NORMAL), (2, NORMAL)]
+    assert servers.calls[3:] == [("balance-leader-scheduler", 0), (1, NORMAL), (2, NORMAL)]
 
 
 def test_it_is_renewed_while_it_is_held() -> None:
@@ -66,7 +66,7 @@ def test_it_is_renewed_while_it_is_held() -> None:
     mode.enter()
     assert servers.often.wait(30)
     mode.leave()
-    assert servers.told[-2:] == [(1, NORMAL), (2, NORMAL)]
+    assert servers.calls[-2:] == [(1, NORMAL), (2, NORMAL)]
     assert not any(thread.name == "import-mode" for thread in threading.enumerate())
 
 
@@ -78,7 +78,7 @@ def test_a_store_that_is_away_hinders_entering_and_not_leaving() -> None:
         mode.enter()
     with pytest.raises(ClusterUnreachable, match=r"import mode or .* remain, .* within ten minutes: gone"):
         mode.leave()
-    assert servers.told[-1] == (2, NORMAL)
+    assert servers.calls[-1] == (2, NORMAL)
 
 
 def test_only_what_moves_regions_and_runs_is_paused() -> None:

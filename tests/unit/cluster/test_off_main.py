@@ -26,7 +26,7 @@ LONGEST_DELAY = 0.006
 """Seconds, about as long as it takes on a quiet machine to connect, to ask twice and to close."""
 
 
-class Told:
+class Reported:
     """A handler of SIGTERM that raises once each time that it is armed."""
 
     def __init__(self) -> None:
@@ -38,13 +38,13 @@ class Told:
         if self.armed:
             self.armed = False
             self.count += 1
-            raise Terminated("told to end")
+            raise Terminated("SIGTERM")
 
 
 @pytest.fixture
-def told() -> Iterator[Told]:
+def reported() -> Iterator[Reported]:
     """The handler for the length of a test."""
-    handler = Told()
+    handler = Reported()
     before = signal.signal(signal.SIGTERM, handler)
     yield handler
     signal.signal(signal.SIGTERM, before)
@@ -88,7 +88,7 @@ def test_one_within_another() -> None:
 
 
 @pytest.mark.parametrize("interrupts", [True, False])
-def test_a_signal_ends_the_wait(interrupts: bool, told: Told) -> None:
+def test_a_signal_ends_the_wait(interrupts: bool, reported: Reported) -> None:
     """The action goes on, and does not hold up the next, though the signal has not interrupted the wait: it came just before."""
     over = threading.Event()
 
@@ -96,7 +96,7 @@ def test_a_signal_ends_the_wait(interrupts: bool, told: Told) -> None:
         signal.pthread_kill(_main() if interrupts else threading.get_ident(), signal.SIGTERM)
         over.wait(60)
 
-    told.armed = True
+    reported.armed = True
     begin = time.monotonic()
     with pytest.raises(Terminated):
         run_in_worker_thread(work)
@@ -123,7 +123,7 @@ def work_in_a_child() -> int:
 
 
 @pytest.mark.timeout(120)
-def test_no_signal_at_whatever_moment_makes_closing_wait_for_ever(fake: FakeCluster, told: Told) -> None:
+def test_no_signal_at_whatever_moment_makes_closing_wait_for_ever(fake: FakeCluster, reported: Reported) -> None:
     """SIGTERM at random moments of connecting, asking and closing, by gRPC's futures, streams and plain calls."""
     fake.pd.script(PD + "GetGCSafePoint", pdpb_pb2.GetGCSafePointResponse(safe_point=1))
     fake.pd.script(PD + "Tso", pdpb_pb2.TsoResponse(count=1, timestamp=pdpb_pb2.Timestamp(physical=1)))
@@ -132,10 +132,10 @@ def test_no_signal_at_whatever_moment_makes_closing_wait_for_ever(fake: FakeClus
         tried += 1
         killer = end_soon(chance.uniform(0, LONGEST_DELAY))
         with contextlib.suppress(Terminated):
-            told.armed = True
+            reported.armed = True
             with PdClient(fake.config()) as pd:
                 pd.gc_safe_point()
                 pd.tso()
-            told.armed = False
+            reported.armed = False
         killer.join()
-    assert told.count > 0
+    assert reported.count > 0

@@ -77,7 +77,7 @@ def test_by_a_damaged_report_no_newer_backup_goes(tmp_path: Path, caplog: pytest
     for number in range(1, 5):
         write_json(home, passed(number))
     objects = read_objects(tmp_path / "home")
-    write_json(home, replace(passed(4), notices=("before it was told",)))
+    write_json(home, replace(passed(4), notices=("before it was damaged",)))
     older = {name: data for name, data in read_objects(tmp_path / "home").items() if data != objects[name]}
     victim, seen = Victim(tmp_path / "home", objects), set()
     sound = read_past_drills(home)

@@ -35,15 +35,15 @@ def test_everybody_is_told_of_a_drill_that_passed(listener: Listener, tmp_path: 
     hooks.check()
     assert notify(hooks, passed(), PAGE) == []
     assert [(method, path) for method, path, _ in listener.heard] == [("POST", "/hook"), ("GET", "/beat/secret")]
-    told = json.loads(listener.heard[0][2])
-    assert (told["verdict"], told["exit_code"], told["rto"], told["keys"]) == ("passed", 0, 31.0, 1000)
+    reported = json.loads(listener.heard[0][2])
+    assert (reported["verdict"], reported["exit_code"], reported["rto"], reported["keys"]) == ("passed", 0, 31.0, 1000)
     families = {family.name: family.samples[0] for family in text_string_to_metric_families(prom.read_text())}
     assert families["tikv_br_drill_success"].value == 1
     assert families["tikv_br_drill_rto_seconds"].value == 31
     ended = families["tikv_br_drill_end_timestamp_seconds"].value
     assert families["tikv_br_drill_last_success_timestamp_seconds"].value == ended
     said = json.loads(seen.read_text())
-    assert told["page"] == said["TIKV_BR_DRILL_PAGE"] == PAGE
+    assert reported["page"] == said["TIKV_BR_DRILL_PAGE"] == PAGE
     assert (said["TIKV_BR_DRILL_VERDICT"], said["TIKV_BR_DRILL_EXIT_CODE"], said["TIKV_BR_DRILL_RTO"]) == (
         "passed",
         "0",

@@ -110,10 +110,10 @@ def test_barriers_of_newer_pds(tmp_path: Path) -> None:
     assert found.holder == found.services[2]
     assert found.held_seconds == 0
     write_metrics(tmp_path / "gc.prom", found, None)
-    told = samples(tmp_path / "gc.prom")
-    assert told['tikv_br_gc_service_holds_back{kind="global_barrier",service="audit"}'] == 1
-    assert told['tikv_br_gc_service_holds_back{kind="keyspace_barrier",service="7/job"}'] == 0
-    assert told['tikv_br_gc_service_holds_back{kind="keyspace_barrier",service="8/job"}'] == 0
+    reported = samples(tmp_path / "gc.prom")
+    assert reported['tikv_br_gc_service_holds_back{kind="global_barrier",service="audit"}'] == 1
+    assert reported['tikv_br_gc_service_holds_back{kind="keyspace_barrier",service="7/job"}'] == 0
+    assert reported['tikv_br_gc_service_holds_back{kind="keyspace_barrier",service="8/job"}'] == 0
 
 
 def samples(path: Path) -> dict[str, float]:
@@ -126,16 +126,16 @@ def test_figures_for_prometheus(tmp_path: Path) -> None:
     path = tmp_path / "gc.prom"
     found = made(service("old", 7200), service("young", 5), gc=at(7200), worker=at(600))
     write_metrics(path, found, WorkerFigures(revision=9, rounds=3, failures=1))
-    told = samples(path)
-    assert told["tikv_br_gc_status_timestamp_seconds"] == NOW
-    assert told["tikv_br_gc_safe_point_timestamp_seconds"] == NOW - 7200
-    assert told["tikv_br_gc_worker_timestamp_seconds"] == NOW - 600
-    assert told["tikv_br_gc_held_back_seconds"] == 6600
-    assert told['tikv_br_gc_service_holds_back{kind="other",service="old"}'] == 1
-    assert told['tikv_br_gc_service_holds_back{kind="other",service="young"}'] == 0
-    assert told['tikv_br_gc_service_timestamp_seconds{kind="other",service="young"}'] == NOW - 5
-    assert told["tikv_br_gc_leader"] == 1
-    assert (told["tikv_br_gc_rounds_total"], told["tikv_br_gc_failures_total"]) == (3, 1)
+    reported = samples(path)
+    assert reported["tikv_br_gc_status_timestamp_seconds"] == NOW
+    assert reported["tikv_br_gc_safe_point_timestamp_seconds"] == NOW - 7200
+    assert reported["tikv_br_gc_worker_timestamp_seconds"] == NOW - 600
+    assert reported["tikv_br_gc_held_back_seconds"] == 6600
+    assert reported['tikv_br_gc_service_holds_back{kind="other",service="old"}'] == 1
+    assert reported['tikv_br_gc_service_holds_back{kind="other",service="young"}'] == 0
+    assert reported['tikv_br_gc_service_timestamp_seconds{kind="other",service="young"}'] == NOW - 5
+    assert reported["tikv_br_gc_leader"] == 1
+    assert (reported["tikv_br_gc_rounds_total"], reported["tikv_br_gc_failures_total"]) == (3, 1)
     assert [each.name for each in tmp_path.iterdir()] == ["gc.prom"]
     write_metrics(path, None, WorkerFigures())
     assert set(samples(path)) == {"tikv_br_gc_leader", "tikv_br_gc_rounds_total", "tikv_br_gc_failures_total"}
@@ -145,12 +145,12 @@ def test_documented_metrics_and_alerts(tmp_path: Path) -> None:
     """docs/gc.md names each metric with its kind; alerts ask only for what there is, and stand in the page."""
     path = tmp_path / "gc.prom"
     write_metrics(path, made(service("old", 7200)), WorkerFigures())
-    told = set(re.findall(r"^# TYPE (tikv_br_\w+) (\w+)$", path.read_text(), re.MULTILINE))
-    assert set(re.findall(r"^\| `(tikv_br_\w+)[^`]*` \| (\w+) \|", PAGE.read_text(), re.MULTILINE)) == told
+    reported = set(re.findall(r"^# TYPE (tikv_br_\w+) (\w+)$", path.read_text(), re.MULTILINE))
+    assert set(re.findall(r"^\| `(tikv_br_\w+)[^`]*` \| (\w+) \|", PAGE.read_text(), re.MULTILINE)) == reported
     groups = yaml.safe_load(PAGE.with_name("alerts.yml").read_text())["groups"]
     rules = next(group["rules"] for group in groups if group["name"] == "tikv-br-gc")
     for rule in rules:
-        assert set(re.findall(r"\btikv_br_\w+", rule["expr"])) <= {name for name, _ in told}, rule["alert"]
+        assert set(re.findall(r"\btikv_br_\w+", rule["expr"])) <= {name for name, _ in reported}, rule["alert"]
         assert rule["labels"]["severity"] in {"warning", "critical"}
         assert rule["annotations"]["summary"]
     assert re.findall(r"^\| `(TikvBr\w+)` \|", PAGE.read_text(), re.MULTILINE) == [rule["alert"] for rule in rules]

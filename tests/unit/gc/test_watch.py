@@ -98,13 +98,13 @@ def test_status(watch: WorkerWatch) -> None:
     """A leader shows the last state of GC, also after a failed round; nobody else does."""
     watch.show(state(), WorkerFigures(revision=5, rounds=1))
     watch.show(None, WorkerFigures(5, 1, 1, error="away"))
-    told: dict[str, Any] = watch.status()
-    assert (told["name"], told["leads"], told["healthy"], told["degraded"]) == ("me", True, True, True)
-    assert (told["trouble"], told["failures"]) == ("no round has succeeded for 0 s: away", 1)
-    assert told["gc"] == state().worker_safe_point
+    reported: dict[str, Any] = watch.status()
+    assert (reported["name"], reported["leads"], reported["healthy"], reported["degraded"]) == ("me", True, True, True)
+    assert (reported["trouble"], reported["failures"]) == ("no round has succeeded for 0 s: away", 1)
+    assert reported["gc"] == state().worker_safe_point
     watch.show(None, WorkerFigures(0, 1, 1, waits_for="other"))
-    told = watch.status()
-    assert (told["gc"], told["waits_for"]) == (None, "other")
+    reported = watch.status()
+    assert (reported["gc"], reported["waits_for"]) == (None, "other")
 
 
 def test_metrics(watch: WorkerWatch) -> None:

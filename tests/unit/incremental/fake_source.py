@@ -43,18 +43,18 @@ class FakeSource:
     def feed(self, start_ts: int, rounds: int) -> Iterator[Rows | Resolved]:
         """Scan what is newer than a ts (the newest of each key, and in no order), then follow: out of order, some twice.
 
-        Resolved timestamps lag behind, and are told late.
+        Resolved timestamps lag behind, and are sent late.
         """
         newest = {row.key: row for row in self.history if row.ts > start_ts}
         open_rows = list(newest.values())
         resolved = start_ts
         for _ in range(rounds):
             open_rows += self.write(self.random.randrange(1, 60))
-            told = [row for row in open_rows if self.random.random() < 0.7]
-            told += self.random.sample(told, len(told) // 5)
-            self.random.shuffle(told)
-            yield from self._rows(told)
-            missing = [row.ts for row in open_rows if row not in told]
+            reported = [row for row in open_rows if self.random.random() < 0.7]
+            reported += self.random.sample(reported, len(reported) // 5)
+            self.random.shuffle(reported)
+            yield from self._rows(reported)
+            missing = [row.ts for row in open_rows if row not in reported]
             resolved = max(resolved, min([*missing, self.ts + 1]) - 1 - self.random.randrange(3))
             open_rows = [row for row in open_rows if row.ts > resolved]
             yield Resolved(resolved)

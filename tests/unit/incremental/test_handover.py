@@ -23,7 +23,7 @@ def test_a_log_that_starts_with_a_scan_window_says_how_to_avoid_it(caplog: pytes
     warn_of_scan_window("east", minus_seconds(now, 5), now)
     assert not caplog.records
     warn_of_scan_window("east", minus_seconds(now, 73), now)
-    [told] = caplog.messages
-    assert "log east: no time of its first 73 s" in told
-    assert "--safe-interval 0s" in told
-    assert "--start-ts now" in told
+    [reported] = caplog.messages
+    assert "log east: no time of its first 73 s" in reported
+    assert "--safe-interval 0s" in reported
+    assert "--start-ts now" in reported

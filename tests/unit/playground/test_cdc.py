@@ -138,11 +138,11 @@ def test_resolved_ts_stays_below_a_write_under_way(playground: Playground) -> No
         return ts
 
     with hub.write_ts(node) as ts:
-        told = [resolved() for _ in range(3)]
+        reported = [resolved() for _ in range(3)]
         hub.write(node, region, [V2().put(b"r\0\0\0k", b"v", 0, ts)], [])
-        told.append(resolved())
-    assert max(told) < ts
-    assert told == sorted(told)
+        reported.append(resolved())
+    assert max(reported) < ts
+    assert reported == sorted(reported)
     assert [row.commit_ts for event in outbox.events for row in event.entries.entries] == [ts]
     assert resolved() > ts
 

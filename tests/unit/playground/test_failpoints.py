@@ -75,14 +75,14 @@ def test_change_feeds_have_points_and_errors_of_their_own() -> None:
     table = FailpointTable()
     table.add({"rpc": "*", "count": -1, "action": BUSY})
     table.add({"rpc": "cdc.scan", "region_id": 16, "action": {"feed_error": {"congested": {"region_id": "16"}}}})
-    told = [
+    reported = [
         table.intercept_feed(point, store_id=1, region_id=region_id, context=context())
         for point, region_id in (("cdc.register", 16), ("cdc.scan", 17), ("cdc.scan", 16), ("cdc.scan", 16))
     ]
-    assert told[:2] == [None, None]
-    assert told[2] is not None
-    assert told[2].congested.region_id == 16
-    assert told[3] is None
+    assert reported[:2] == [None, None]
+    assert reported[2] is not None
+    assert reported[2].congested.region_id == 16
+    assert reported[3] is None
     for refused in (
         {"rpc": "EventFeed", "action": {"feed_error": {"congested": {}}}},
         {"rpc": "cdc.scan", "action": BUSY},

@@ -36,7 +36,7 @@ def test_throughput_is_told_within_an_operation_only() -> None:
     """What came is spread over its time; between the last sample of one operation and the first of the next nothing came."""
     samples = [
         Sample(0, "a", 0, 0),
-        Sample(1, "a", 0, 0),  # nothing of the task was told meanwhile
+        Sample(1, "a", 0, 0),  # no event of the task in between
         Sample(2, "a", 1, 100),
         Sample(3, "b", 0, 0),
         Sample(4, "b", 1, 30),

@@ -145,11 +145,11 @@ def test_damaged_records_of_restores_count_for_nothing(store: ObjectStore, tmp_p
             record.add(span)
     objects = read_objects(tmp_path / "backup")
     victim, seen = Victim(tmp_path / "backup", objects), set()
-    sound = [told(record) for record in records]
+    sound = [reported(record) for record in records]
     for case in cases(objects, before, lambda _kind: FLIPS):
         seen.add((case.kind, case.damage))
         victim.damage(case)
-        found = [told(record) for record in records]
+        found = [reported(record) for record in records]
         if case.damage in {"missing", "older"}:
             assert all(one <= other for one, other in zip(found, sound, strict=True)), str(case)
         else:
@@ -162,7 +162,7 @@ def test_damaged_records_of_restores_count_for_nothing(store: ObjectStore, tmp_p
     }
 
 
-def told(record: RestoreRecord) -> set[object]:
+def reported(record: RestoreRecord) -> set[object]:
     """The spans that a restore may take for done or for its own, or what is said of a record that does not read."""
     try:
         begun = record.read_checkpoint()

@@ -61,8 +61,8 @@ def _events(*names: bytes) -> bytes:
 
 def test_neighbours_come_out_as_one() -> None:
     """Messages of events are put together; each resolved-ts and each error stays where it was, and nothing is lost."""
-    told = [resolved(ASKED, ms).SerializeToString() for ms in (7, 9)]
-    data = [_events(b"a"), _events(b"b", b"c"), *told, _events(b"d"), mixed().SerializeToString(), _events(b"e")]
+    reported = [resolved(ASKED, ms).SerializeToString() for ms in (7, 9)]
+    data = [_events(b"a"), _events(b"b", b"c"), *reported, _events(b"d"), mixed().SerializeToString(), _events(b"e")]
     found = list(decode_all(data))
     assert [each.changes.records(CODEC, *SPAN)["key"].to_pylist() for each in found] == [
         [b"a", b"b", b"c"],
@@ -74,7 +74,7 @@ def test_neighbours_come_out_as_one() -> None:
     ]
     assert [each.changes.resolved_ts for each in found] == [
         0,
-        *(cdcpb_pb2.ChangeDataEvent.FromString(each).resolved_ts.ts for each in told),
+        *(cdcpb_pb2.ChangeDataEvent.FromString(each).resolved_ts.ts for each in reported),
         0,
         mixed().resolved_ts.ts,
         0,
@@ -95,7 +95,7 @@ def test_nothing_depends_on_what_comes_out_together(kinds: list[str]) -> None:
     }
     data = [made[kind].SerializeToString() for kind in kinds]
 
-    def told(messages: Iterable[Message]) -> list[object]:
+    def reported(messages: Iterable[Message]) -> list[object]:
         found = list(messages)
         changes = [each.changes for each in found]
         return [
@@ -105,7 +105,7 @@ def test_nothing_depends_on_what_comes_out_together(kinds: list[str]) -> None:
             [failed for each in found for failed in each.failures],
         ]
 
-    assert told(decode_all(data)) == told(map(decode, data))
+    assert reported(decode_all(data)) == reported(map(decode, data))
 
 
 def test_two_resolved_timestamps_are_never_made_one() -> None:

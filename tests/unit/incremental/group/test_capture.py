@@ -147,6 +147,6 @@ def test_no_secret_is_kept_with_an_error(member: Member) -> None:
     member.end(ConversionUnsupported("PUT https://me:hidden@host/x?secret_access_key=hidden: refused"))
     member.tasks.update()
     kept = member.store.snapshot()
-    told = kept.changefeeds["feed"].error + "".join(each.error for each in kept.progress.values())
+    reported = kept.changefeeds["feed"].error + "".join(each.error for each in kept.progress.values())
     assert "refused" in kept.changefeeds["feed"].error
-    assert "hidden" not in told
+    assert "hidden" not in reported

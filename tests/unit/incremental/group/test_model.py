@@ -172,8 +172,14 @@ def test_the_checkpoint_of_a_changefeed() -> None:
     tasks = {"task__feed__0000": Task("feed", 0, b"", b"m"), "task__feed__0001": Task("feed", 1, b"m", b"")}
     first = {"progress__feed__0000": Progress("feed", 0, 120, 130, 1, "a", 1)}
     both = {**first, "progress__feed__0001": Progress("feed", 1, 110, 140, 1, "a", 1)}
-    told = {"status__feed": ChangefeedStatus("feed", 115, 115, 1, "a")}
-    for more, reached in (({}, 100), (first, 100), (both, 110), ({**both, **told}, 115), ({**first, **told}, 115)):
+    reported = {"status__feed": ChangefeedStatus("feed", 115, 115, 1, "a")}
+    for more, reached in (
+        ({}, 100),
+        (first, 100),
+        (both, 110),
+        ({**both, **reported}, 115),
+        ({**first, **reported}, 115),
+    ):
         assert state(changefeed__feed=FEED, **tasks, **more).checkpoint_ts("feed") == reached
 
 

@@ -70,18 +70,18 @@ def test_every_sync_has_every_metric(accept: str, parse: type) -> None:
 def test_the_documentation_lists_exactly_these() -> None:
     """docs/monitoring.md names each metric of ours, with its kind, and none that there is not."""
     text = scraped("").body.decode()
-    told = set(re.findall(r"^# TYPE (tikv_br_\w+) (\w+)$", text, re.MULTILINE))
-    assert set(re.findall(r"^\| `(tikv_br_\w+)[^`]*` \| (\w+) \|", PAGE.read_text(), re.MULTILINE)) == told
+    reported = set(re.findall(r"^# TYPE (tikv_br_\w+) (\w+)$", text, re.MULTILINE))
+    assert set(re.findall(r"^\| `(tikv_br_\w+)[^`]*` \| (\w+) \|", PAGE.read_text(), re.MULTILINE)) == reported
 
 
 def test_alerts_ask_only_for_what_there_is() -> None:
     """Every rule has an expression over metrics that are told, a severity and a summary, and stands in the docs."""
     text = scraped("").body.decode()
-    told = set(re.findall(r"^(\w+)(?:\{| )", text, re.MULTILINE)) | {"up"}
+    reported = set(re.findall(r"^(\w+)(?:\{| )", text, re.MULTILINE)) | {"up"}
     rules = [rule for group in yaml.safe_load(ALERTS.read_text())["groups"] for rule in group["rules"]]
     rules = [rule for rule in rules if rule["alert"].startswith("TikvBrSync")]  # others: test_deploy.py
     for rule in rules:
-        assert set(re.findall(r"\b(?:tikv_br_|process_|up\b)\w*", rule["expr"])) <= told, rule["alert"]
+        assert set(re.findall(r"\b(?:tikv_br_|process_|up\b)\w*", rule["expr"])) <= reported, rule["alert"]
         assert rule["labels"]["severity"] in {"warning", "critical"}
         assert rule["annotations"]["summary"]
     assert re.findall(r"^\| `(TikvBr\w+)` \|", PAGE.read_text(), re.MULTILINE) == [rule["alert"] for rule in rules]
