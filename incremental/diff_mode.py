@@ -21,14 +21,15 @@ from typing import NamedTuple
 
 from tikv_br.cluster.cluster import ClusterPool
 from tikv_br.cluster.versions import WRITE_DEADLINE
+from tikv_br.compare.report import Meter, Report
 from tikv_br.diff.options import DiffOptions
 from tikv_br.diff.places import ClusterPlace, Unit
 from tikv_br.diff.run import DiffContext, find_sides, plan_ranges
 from tikv_br.diff.task import DiffJob, Repair, RepairJob, compare_units, repair_ranges
-from tikv_br.diff.values import Meter, Report, UserRange
 from tikv_br.errors import ClusterUnreachable, RetryBudgetExhausted, TikvBrError, UsageError
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.checksum import Checksum
+from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.tasks.executor import run_tasks
 from tikv_br.tasks.task import TaskContext
 
@@ -90,7 +91,7 @@ class Sums(NamedTuple):
 class RangePass:
     """The result of one range. Picklable."""
 
-    span: UserRange
+    span: KeyRange
     sums: Sums | None
     """The checksums at which its rows were equal; None = compare it again in the next pass."""
     changed: bool
@@ -109,7 +110,7 @@ class DiffMode:
         self._options = options
         self._clusters = ClusterPool()
         self._sides: DiffContext | None = None
-        self._known: dict[UserRange, Sums] = {}
+        self._known: dict[KeyRange, Sums] = {}
         self._passes = 0
         self._stop = stop or threading.Event()
         self._exact = False
@@ -211,7 +212,7 @@ class DiffMode:
 
 
 def sync_range(
-    repair: RepairJob, source: ClusterPlace, known: Mapping[UserRange, Sums], unit: Unit, context: TaskContext
+    repair: RepairJob, source: ClusterPlace, known: Mapping[KeyRange, Sums], unit: Unit, context: TaskContext
 ) -> RangePass:
     """Make one range of the target equal to the source, unless both checksums are known."""
     job, meter, clusters = repair.diff, Meter(), context.shared(ClusterPool)
@@ -232,11 +233,11 @@ def sync_range(
     return RangePass(unit.span, sums, changed=True, report=report)
 
 
-def _checksums(clusters: ClusterPool, job: DiffJob, source: ClusterPlace, span: UserRange, meter: Meter) -> Sums:
+def _checksums(clusters: ClusterPool, job: DiffJob, source: ClusterPlace, span: KeyRange, meter: Meter) -> Sums:
     return Sums(*(place.side(clusters, meter).sums(span).sums for place in (source, job.b)))
 
 
-def _spans(report: Report) -> tuple[UserRange, ...]:
+def _spans(report: Report) -> tuple[KeyRange, ...]:
     return tuple(sorted(each.span for each in report.ranges))
 
 

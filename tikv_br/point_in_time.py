@@ -13,7 +13,6 @@ from tikv_br.archive.log import LogSource
 from tikv_br.backup.merge import MergeOptions, merge_backup
 from tikv_br.backupset import layout
 from tikv_br.backupset.backup_set import BackupSet
-from tikv_br.backupset.compare import check_same_encoding
 from tikv_br.cluster import timestamps
 from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.topology import DEFAULT_TIMESTAMP_AGE
@@ -114,7 +113,7 @@ def restore_to_point(
         reporter(Notice(f"resuming: {work} already has the merged rows of {timestamps.show_ts(ts)}"))
     else:
         with Cluster.connect(wanted.cluster) as target:  # before a merge that may take hours
-            check_same_encoding(ApiVersion.V2, target.info(reporter))
+            target.info(reporter).require_encoding(ApiVersion.V2)
         if not wanted.dry_run and not exists(store, layout.RUN):
             abort_backup(work, None, wanted.lock_wait)  # what an interrupted `remove_temporary` left
         merge = MergeOptions(

@@ -49,6 +49,11 @@ class Rewrite:
         """Return whether the rewrite changes keys."""
         return self.old != self.new
 
+    @property
+    def reversed(self) -> Rewrite:
+        """The rewrite of keys in the cluster to keys in the backup."""
+        return Rewrite(self.target, self.source)
+
     def range(self, span: KeyRange) -> KeyRange:
         """Map a non-empty range of `source` to the range of the same keys in the cluster."""
         if not self.changes:

@@ -9,29 +9,29 @@ did not change between the two comparisons, the copy is wrong.
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import reduce
 from typing import TYPE_CHECKING, NamedTuple
 
 from tikv_br.backup.engines import copy_intervals
 from tikv_br.backupset import coverage, ledger
-from tikv_br.backupset.compare import possible_sums
 from tikv_br.backupset.files import Expiry
 from tikv_br.backupset.ledger import FinishedTask, LedgerEntry
-from tikv_br.cancellation import cancelled_on_error, inherit
-from tikv_br.cluster.clock import CLOCK_SECONDS
+from tikv_br.compare.files import on_threads
+from tikv_br.compare.sides import ClusterSide, FileRows
+from tikv_br.compare.sums import RangeSums, RecordedSums
 from tikv_br.dataflow.context import BackupContext
 from tikv_br.dataflow.convert import Converter, join_expiry
 from tikv_br.dataflow.plan import Interval
 from tikv_br.errors import ChecksumMismatch
-from tikv_br.formats.checksum import Checksum, checksum
-from tikv_br.formats.keys.ranges import user_range
+from tikv_br.formats.checksum import Checksum
+from tikv_br.formats.keys.ranges import KeyRange, user_range
 from tikv_br.formats.keys.text import show_key
 from tikv_br.progress_events import Notice
 
 if TYPE_CHECKING:
-    import pyarrow as pa
+    from tikv_br.compare.rows import DifferenceSums
 
 CHECKSUM_THREADS = 16
 """Concurrent checksum requests; the stores do the work."""
@@ -45,28 +45,13 @@ class Verdict(enum.Enum):
     DIFFERENT = "different, though not known to have changed"
 
 
-class _DifferentRows(NamedTuple):
-    """Sums of the rows that differ."""
-
-    missing: Checksum
-    """Rows of the copy that the cluster lacks."""
-    other: Checksum
-    """Rows of the copy with another value in the cluster."""
-    added: Checksum
-    """Keys that only the cluster has."""
-    expiring: int
-    """Number of rows that may have expired in the cluster by now."""
-    first_key: bytes
-    """The first user key that differs."""
-
-
 class _Comparison(NamedTuple):
     """Comparison of an interval with the cluster."""
 
     verdict: Verdict
     sums: Checksum
     """The cluster's checksum."""
-    rows: _DifferentRows | None = None
+    rows: DifferenceSums | None = None
     """None if the checksums are equal."""
 
 
@@ -103,101 +88,65 @@ def compare_checksums(context: BackupContext) -> None:
 
 
 def _compare_all(context: BackupContext, finished: Sequence[FinishedTask]) -> list[tuple[FinishedTask, _Comparison]]:
-    def compare_entry(each: FinishedTask) -> _Comparison:
-        return _compare(context, ledger.read_entry(context.store, each))
+    def compare_entry(each: FinishedTask) -> tuple[FinishedTask, _Comparison]:
+        comparison = _compare(context, ledger.read_entry(context.store, each))
+        context.check_locks()
+        return each, comparison
 
-    comparisons = []
-    with ThreadPoolExecutor(CHECKSUM_THREADS, thread_name_prefix="checksum") as pool, cancelled_on_error():
-        try:
-            for each, comparison in zip(finished, pool.map(inherit(compare_entry), finished), strict=True):
-                comparisons.append((each, comparison))
-                context.check_locks()
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
-    return comparisons
+    return on_threads(compare_entry, finished, CHECKSUM_THREADS)
 
 
 def _compare(context: BackupContext, entry: LedgerEntry) -> _Comparison:
     converter = context.conversion.of(entry.interval)
-    clock = context.cluster.clock
-    first = clock.now() - CLOCK_SECONDS
-    sums = _cluster_sums(context, entry)
-    if sums in _possible_sums(entry, converter, first, clock.now() + CLOCK_SECONDS):
-        return _Comparison(Verdict.EQUAL, sums)
-    rows = _different_rows(context, entry, converter)
-    if not (rows.missing.total_kvs or rows.other.total_kvs or rows.added.total_kvs):
-        return _Comparison(Verdict.EQUAL, sums, rows)
-    changed = _only_expired(rows, entry) or (not rows.expiring and _cluster_sums(context, entry) != sums)
-    return _Comparison(Verdict.CHANGED if changed else Verdict.DIFFERENT, sums, rows)
+    cluster = ClusterSide(context.cluster.raw(converter.source.keyspace_id))
+    span = KeyRange(*user_range(converter.source, entry.interval))
+    answer = cluster.sums(span)
+    if answer.sums in _possible_sums(entry, converter, answer):
+        return _Comparison(Verdict.EQUAL, answer.sums)
+    rows = _compare_rows(context, entry, converter, cluster, span)
+    if rows.first_key is None:
+        return _Comparison(Verdict.EQUAL, answer.sums, rows)
+    changed = _only_expired(rows, entry) or (not rows.expiring and cluster.sums(span).sums != answer.sums)
+    return _Comparison(Verdict.CHANGED if changed else Verdict.DIFFERENT, answer.sums, rows)
 
 
-def _only_expired(rows: _DifferentRows, entry: LedgerEntry) -> bool:
+def _only_expired(rows: DifferenceSums, entry: LedgerEntry) -> bool:
     """Whether the differences can be rows that expired in the cluster and whose expiry the copy has lost."""
-    return not rows.other.total_kvs and not rows.added.total_kvs and rows.missing.total_kvs <= entry.dropped_ttls
+    return not rows.value.total_kvs and not rows.only_b.total_kvs and rows.only_a.total_kvs <= entry.dropped_ttls
 
 
 def _judge_second_copy(first: _Comparison, again: _Comparison) -> _Comparison:
     """The verdict on a second copy that differs too: the range has changed in between, or the copy is wrong."""
     if again.verdict is not Verdict.DIFFERENT or first.rows is None or again.rows is None:
         return again
-    expiring = first.rows.expiring or again.rows.expiring
-    same = first.rows._replace(expiring=0) == again.rows._replace(expiring=0) if expiring else first.sums == again.sums
+    if first.rows.expiring or again.rows.expiring:
+        one, other = (replace(rows, expiring=0, same=Checksum()) for rows in (first.rows, again.rows))
+        same = one == other
+    else:
+        same = first.sums == again.sums
     return again if same else again._replace(verdict=Verdict.CHANGED)
 
 
-def _cluster_sums(context: BackupContext, entry: LedgerEntry) -> Checksum:
-    codec = context.conversion.of(entry.interval).source
-    return context.cluster.raw(codec.keyspace_id).checksum(*user_range(codec, entry.interval))
-
-
-def _possible_sums(entry: LedgerEntry, converter: Converter, first: int, last: int) -> list[Checksum]:
+def _possible_sums(entry: LedgerEntry, converter: Converter, answer: RangeSums) -> list[Checksum]:
     """The cluster's possible checksums, by the ledger; none if expiring rows have another encoding in the files."""
     expiry = reduce(join_expiry, (file.expiry for file in entry.files), Expiry())
     if expiry.total_kvs and converter.source.prefix != converter.target.prefix:
-        return [entry.source] if expiry.earliest > last else []
-    return possible_sums(entry.source, expiry, first - entry.expiry_error_seconds, last)
+        return [entry.source] if expiry.earliest > answer.last else []
+    return RecordedSums(entry.source, expiry).possible(answer.first - entry.expiry_error_seconds, answer.last)
 
 
-def _different_rows(context: BackupContext, entry: LedgerEntry, converter: Converter) -> _DifferentRows:
-    """Compare the interval row by row."""
-    from tikv_br.backupset.row_differences import compare, lockstep
+def _compare_rows(
+    context: BackupContext, entry: LedgerEntry, converter: Converter, cluster: ClusterSide, span: KeyRange
+) -> DifferenceSums:
+    from tikv_br.compare.rows import DifferenceSums, compare_rows
 
-    missing = other = added = Checksum()
-    expiring, first_key = 0, b""
-    for copied, live in lockstep(_copied_rows(context, entry, converter), _cluster_rows(context, entry, converter)):
-        found = compare(copied, live, context.cluster.clock.now(), entry.expiry_error_seconds)
-        if not first_key:
-            differing = (found.only_a["key"], found.value["key"], found.only_b)
-            first_key = min((keys[0].as_py() for keys in differing if len(keys)), default=b"")
-        missing += checksum(found.only_a["key"], found.only_a["value"])
-        other += checksum(found.value["key"], found.value["value"])
-        added += checksum(found.only_b, found.only_b)
-        expiring += found.expiring
-    return _DifferentRows(missing, other, added, expiring, first_key)
-
-
-def _copied_rows(context: BackupContext, entry: LedgerEntry, converter: Converter) -> Iterator[pa.RecordBatch]:
-    """The copy's newest row of each user key, without tombstones, including expired rows."""
-    from tikv_br.backupset.rows import read_rows
-    from tikv_br.formats.rows import LiveFilter
-
-    newest = LiveFilter(now=0)
-    for file in sorted(entry.files, key=lambda file: file.start_key):
-        for batch in read_rows(context.store, file, converter.target):
-            yield newest.apply(batch)
-
-
-def _cluster_rows(context: BackupContext, entry: LedgerEntry, converter: Converter) -> Iterator[pa.RecordBatch]:
-    """The cluster's rows, with user keys."""
-    import pyarrow.compute as pc
-
-    from tikv_br.formats import columns
-
-    prefix = len(converter.source.prefix)
-    raw = context.cluster.raw(converter.source.keyspace_id)
-    for page in raw.scan_pages(entry.start, entry.end):
-        keys = pc.binary_replace_slice(page.keys, 0, prefix, b"") if prefix else page.keys
-        yield columns.records(keys, page.values)
+    files = sorted(entry.files, key=lambda file: file.start_key)
+    sides = (FileRows(context.store, file, converter.target, converter.source) for file in files)
+    copied = (batch for side in sides for batch in side.pages(span))
+    sums = DifferenceSums()
+    for found in compare_rows(copied, cluster.pages(span), cluster.now, entry.expiry_error_seconds):
+        sums.add(found)
+    return sums
 
 
 def _to_interval(entry: LedgerEntry) -> Interval:
@@ -220,9 +169,9 @@ def _remove_copies(context: BackupContext, finished: Sequence[FinishedTask]) -> 
 def _mismatch(entry: LedgerEntry, comparison: _Comparison, ranges: int, remark: str) -> ChecksumMismatch:
     copied, live, rows = entry.source, comparison.sums, comparison.rows
     differing = (
-        f"; {rows.missing.total_kvs} rows are only in the backup, {rows.added.total_kvs} only in the cluster, "
-        f"{rows.other.total_kvs} have another value; the first key is {show_key(rows.first_key)}"
-        if rows is not None
+        f"; {rows.only_a.total_kvs} rows are only in the backup, {rows.only_b.total_kvs} only in the cluster, "
+        f"{rows.value.total_kvs} have another value; the first key is {show_key(rows.first_key)}"
+        if rows is not None and rows.first_key is not None
         else ""
     )
     return ChecksumMismatch(

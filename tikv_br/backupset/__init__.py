@@ -13,7 +13,6 @@ Modules, in reading order:
 - `ledger`: what each task has done, for resuming
 - `run_record`, `lease`: the state of a backup's path with the record of its run, and the lease on it
 - `rows`: the rows of data files
-- `compare`, `row_differences`: comparing a backup with a cluster, by checksums and row by row
 - `index`: the index of the backups in a folder
 - `prune`: retention, and the removal of backups
 """

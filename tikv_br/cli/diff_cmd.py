@@ -15,9 +15,9 @@ from tikv_br.cli.progress import progress_display
 from tikv_br.errors import DifferencesFound, UsageError
 
 if TYPE_CHECKING:
+    from tikv_br.compare.report import Counts, DifferentRange
     from tikv_br.diff.options import BackupChoice, ClusterChoice
     from tikv_br.diff.run import DiffResult, DiffSummary
-    from tikv_br.diff.values import Counts, DifferentRange
 
 app = typer.Typer(rich_markup_mode=None)
 RANGES_SHOWN = 20

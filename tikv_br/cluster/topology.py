@@ -14,7 +14,7 @@ from typing import Any
 from tikv_br.cluster.config import TlsFiles
 from tikv_br.cluster.pb import metapb_pb2
 from tikv_br.cluster.pd_http import request_json
-from tikv_br.errors import ClusterError, ClusterUnfit, ClusterUnreachable, RequestRefused
+from tikv_br.errors import ApiVersionMismatch, ClusterError, ClusterUnfit, ClusterUnreachable, RequestRefused
 from tikv_br.formats.api_version import V3_NUMBER, V3_REFUSED, ApiVersion
 from tikv_br.retry import STORE_UNREACHABLE, RetryPolicy
 
@@ -77,6 +77,13 @@ class ClusterInfo:
     api_version: ApiVersion
     stores: tuple[Store, ...]
     """All that hold data; `StoreState.OFFLINE` ones too."""
+
+    def require_encoding(self, api_version: ApiVersion) -> None:
+        """Raise `ApiVersionMismatch` for the API version of a backup if it is another one than the cluster's."""
+        if api_version is not self.api_version:
+            raise ApiVersionMismatch(
+                f"the backup is in API {api_version.label} encoding, the cluster runs API {self.api_version.label}"
+            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,6 @@ Modules, in reading order:
 - run: runs the steps, returns the summary
 - places: sides A and B, and the ranges to compare
 - task: the tasks that compare ranges, and write differences to B
-- sides: a cluster or rows as a side, and the bisection of differences
-- values: ranges, differences and counts
 
-Imports spark, cluster, storage, backupset and formats. Writes only to B, and only in a repair.
+Imports compare, tasks, cluster, storage, backupset and formats. Writes only to B, and only in a repair.
 """

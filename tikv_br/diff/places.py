@@ -12,15 +12,14 @@ from tikv_br.backupset.rows import keyspaces_of
 from tikv_br.cluster import versions
 from tikv_br.cluster.cluster import ClusterPool
 from tikv_br.cluster.config import ClusterConfig
+from tikv_br.compare.report import Meter
+from tikv_br.compare.sides import ClusterSide
 from tikv_br.diff.options import BackupChoice, ClusterChoice
-from tikv_br.diff.sides import ClusterSide
-from tikv_br.diff.values import Meter, UserRange
 from tikv_br.errors import UsageError
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.errors import UnsupportedFormat
 from tikv_br.formats.keys.codec import KeyCodec
 from tikv_br.formats.keys.ranges import KeyRange, gaps, intersection, user_range
-from tikv_br.formats.keys.text import show_key
 from tikv_br.progress_events import Reporter
 from tikv_br.storage.base import ObjectStore
 from tikv_br.storage.open import open_store
@@ -68,16 +67,14 @@ Place = TypeVar("Place", ClusterPlace, BackupPlace)
 
 
 class Unit(NamedTuple):
-    """A range to compare: a region's of cluster A, or a file's of backup A. Picklable."""
+    """A range of user keys to compare: a region's of cluster A, or a file's of backup A. Picklable."""
 
-    span: UserRange
+    span: KeyRange
     file: FileEntry | None = None
     """Of a backup: the file with all its rows there; None = there are none."""
-    whole: bool = False
-    """Whether the range is all of the file's, so that its recorded sums count."""
 
     def __str__(self) -> str:
-        return f"[{show_key(self.span.start) or 'start'}, {show_key(self.span.end) or 'end'})"
+        return str(self.span)
 
 
 def find_cluster(clusters: ClusterPool, choice: ClusterChoice, flag: str, reporter: Reporter) -> ClusterPlace:
@@ -127,7 +124,7 @@ def region_units(wanted: KeyRange, bounds: Iterable[tuple[bytes, bytes]], codec:
     for start, end in bounds:
         part = intersection(KeyRange(codec.from_bound(start), codec.from_bound(end)), left)
         if not part.is_empty:
-            units.append(Unit(UserRange(*user_range(codec, part))))
+            units.append(Unit(KeyRange(*user_range(codec, part))))
             left = KeyRange(part.end, wanted.end)
     return units
 
@@ -146,7 +143,7 @@ def file_units(
         )
     units = list(_file_parts(inside, files, codec))
     spans = [file.key_range for file in files]
-    units += [Unit(UserRange(*user_range(codec, gap))) for part in inside for gap in gaps(part, spans)]
+    units += [Unit(KeyRange(*user_range(codec, gap))) for part in inside for gap in gaps(part, spans)]
     return sorted(units, key=lambda unit: unit.span)
 
 
@@ -161,4 +158,4 @@ def _file_parts(inside: Iterable[KeyRange], files: Sequence[FileEntry], codec: K
         for file in files:
             part = intersection(file.key_range, each)
             if not part.is_empty:
-                yield Unit(UserRange(*user_range(codec, part)), file, part == file.key_range)
+                yield Unit(KeyRange(*user_range(codec, part)), file)

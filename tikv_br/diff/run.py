@@ -9,11 +9,11 @@ from functools import partial
 from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.backupset.coverage import describe_ranges
 from tikv_br.cluster.cluster import ClusterPool
+from tikv_br.compare.report import DifferentRange, KeyDifference, Meter, Report
 from tikv_br.diff import places
 from tikv_br.diff.options import BackupChoice, DiffOptions
 from tikv_br.diff.places import BackupPlace, ClusterPlace, Unit, find_backup, find_cluster
 from tikv_br.diff.task import DiffJob, RepairJob, compare_units, repair_ranges, repairs
-from tikv_br.diff.values import DifferentRange, KeyDifference, Meter, Report
 from tikv_br.errors import NothingMatched, UsageError
 from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.progress_events import Notice, Reporter, silent
@@ -95,7 +95,11 @@ def compare(context: DiffContext) -> None:
 def look_for_rows(context: DiffContext) -> None:
     """Refuse an explicit range or keyspace of which no side has a row. Raises `NothingMatched`."""
     options, found = context.options, context.found
-    if options.has_choice and not options.allow_empty and not found.rows + found.counts.total + found.counts.expiring:
+    if (
+        options.has_choice
+        and not options.allow_empty
+        and not found.sums.total_kvs + found.counts.total + found.counts.expiring
+    ):
         span = KeyRange(*context.a.codec.rpc_range(options.start, options.end))
         raise NothingMatched(f"neither side has a row {describe_ranges(context.a.api_version, [span])}")
 
@@ -221,8 +225,8 @@ def _summary(context: DiffContext, seconds: float, timings: dict[str, float]) ->
         api_version=context.a.api_version.label,
         other_api_version=context.b.api_version.label,
         ranges=len(context.units),
-        rows=found.rows,
-        bytes=found.size,
+        rows=found.sums.total_kvs,
+        bytes=found.sums.total_bytes,
         different_ranges=len(found.ranges),
         only_a=counts.only_a,
         only_b=counts.only_b,

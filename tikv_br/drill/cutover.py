@@ -12,7 +12,6 @@ from tikv_br.cluster.cluster import ClusterPool
 from tikv_br.cluster.rawkv import RawClient
 from tikv_br.diff.options import ClusterChoice, DiffOptions
 from tikv_br.diff.run import DiffResult, diff
-from tikv_br.diff.values import UserRange
 from tikv_br.drill.context import DrillContext
 from tikv_br.drill.tail import (
     FollowedRange,
@@ -24,6 +23,7 @@ from tikv_br.drill.tail import (
     follow_source,
 )
 from tikv_br.errors import CutOverFailed, DifferencesFound
+from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.progress_events import Notice, Reporter
 from tikv_br.report.facts import Compared
 
@@ -212,16 +212,16 @@ def compare_live(clusters: ClusterPool, options: DiffOptions, catch_up: CatchUp,
     )
 
 
-def _again(options: DiffOptions, span: UserRange, reporter: Reporter) -> DiffResult:
+def _again(options: DiffOptions, span: KeyRange, reporter: Reporter) -> DiffResult:
     return diff(replace(options, keys=MAX_KEYS, start=span.start, end=span.end), reporter)
 
 
-def _spans(found: Sequence[DiffResult]) -> list[UserRange]:
+def _spans(found: Sequence[DiffResult]) -> list[KeyRange]:
     """The ranges that differ, with adjacent ones merged."""
-    spans: list[UserRange] = []
+    spans: list[KeyRange] = []
     for span in sorted(each.span for result in found for each in result.ranges):
         if spans and spans[-1].end == span.start:
-            spans[-1] = UserRange(spans[-1].start, span.end)
+            spans[-1] = KeyRange(spans[-1].start, span.end)
         else:
             spans.append(span)
     return spans

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 from tikv_br.archive.log import LogArchive
 from tikv_br.backupset.files import FileEntry
 from tikv_br.cluster.timestamps import show_ts
+from tikv_br.compare.report import Meter
+from tikv_br.compare.sides import ClusterSide
 from tikv_br.dataflow.merge import MergeSources
-from tikv_br.diff.sides import ClusterSide
-from tikv_br.diff.values import Meter, UserRange
 from tikv_br.drill.context import DrillContext
 from tikv_br.errors import DifferencesFound, OutsideRestoreWindow, UsageError
 from tikv_br.formats.keys.ranges import KeyRange, intersection, user_range
@@ -72,13 +72,12 @@ class SourceComparison:
         """Compare the source with the rows of a range (RPC keys): of `SCHEMA`, one per key, by key."""
         import pyarrow as pa
 
-        from tikv_br.backupset.row_differences import compare, lockstep
+        from tikv_br.compare.rows import compare_rows
 
         keys: list[pa.LargeBinaryArray] = []
         ours = (restored.slice(first, BATCH_ROWS) for first in range(0, restored.num_rows, BATCH_ROWS))
-        theirs = ClusterSide(self._raw, self._meter).pages(UserRange(*user_range(self._raw.codec, span)))
-        for one, other in lockstep(ours, theirs):
-            found = compare(one, other, self._cluster.clock.now())
+        theirs = ClusterSide(self._raw, self._meter).pages(KeyRange(*user_range(self._raw.codec, span)))
+        for found in compare_rows(ours, theirs, self._raw.now):
             keys += [found.only_a["key"], found.value["key"], found.only_b]
         if sum(map(len, keys)):
             self._pending.append(self._without_changed(pa.concat_arrays(keys), self._changes(self._log), span))

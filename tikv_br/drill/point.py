@@ -21,10 +21,10 @@ from tikv_br.backupset.index import IndexEntry
 from tikv_br.backupset.rows import read_rows
 from tikv_br.cluster.rawkv import RawClient
 from tikv_br.cluster.timestamps import minus_seconds, physical_ms, show_ts
+from tikv_br.compare.report import Meter
+from tikv_br.compare.sides import ClusterSide
 from tikv_br.dataflow.merge import MergeSources, sizes_by_key
 from tikv_br.dataflow.plan import plan_by_sizes
-from tikv_br.diff.sides import ClusterSide
-from tikv_br.diff.values import Meter, UserRange
 from tikv_br.drill import backups
 from tikv_br.drill.context import DrillContext
 from tikv_br.drill.live_source import SourceComparison, source_of
@@ -171,7 +171,7 @@ def verify(context: DrillContext) -> None:
             context.check_lease()
             span = KeyRange(interval.start, interval.end)
             expected = rows_at(_all_rows(sources, files, span), ts)
-            expiring += _compare(context, raw, meter, UserRange(*user_range(codec, span)), expected)
+            expiring += _compare(context, raw, meter, KeyRange(*user_range(codec, span)), expected)
             rows += expected.num_rows
             if source is not None:
                 source.add(span, expected)
@@ -322,15 +322,14 @@ def _all_rows(sources: MergeSources, files: Iterable[FileEntry], span: KeyRange)
                 yield batch.filter(pc.greater(batch["ts"], after))
 
 
-def _compare(context: DrillContext, raw: RawClient, meter: Meter, span: UserRange, expected: pa.RecordBatch) -> int:
+def _compare(context: DrillContext, raw: RawClient, meter: Meter, span: KeyRange, expected: pa.RecordBatch) -> int:
     """Compare a range of the target with the rows that it must have; returns how many of these are about to expire."""
-    from tikv_br.backupset.row_differences import compare, lockstep
+    from tikv_br.compare.rows import compare_rows
 
     expiring = 0
     step = 1 << 12
     parts = (expected.slice(first, step) for first in range(0, expected.num_rows, step))
-    for ours, theirs in lockstep(parts, ClusterSide(raw, meter).pages(span)):
-        found = compare(ours, theirs, raw.now())
+    for found in compare_rows(parts, ClusterSide(raw, meter).pages(span), raw.now):
         expiring += found.expiring
         kinds = (
             ("is absent", found.only_a["key"]),

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 
-from tikv_br.backupset.compare import BackupComparison
 from tikv_br.cluster import timestamps
+from tikv_br.compare.files import BackupComparison
 from tikv_br.drill.context import DrillContext
 from tikv_br.drill.ledger import Kind
 from tikv_br.errors import ChecksumMismatch, UsageError
@@ -133,8 +133,8 @@ def _compare_renamed_keys(context: DrillContext) -> Compared:
     found = prover.require_all_equal(parts, THREADS)
     gaps = subtract(destination.ranges, [part.target for part in parts])
     for gap in gaps:
-        if differences := prover.compare_empty(gap):
-            raise ChecksumMismatch(differences[0])
+        if difference := prover.compare_empty(gap):
+            raise ChecksumMismatch(difference)
     how = (
         f"{counted(len(parts) + len(gaps), 'range')} without gaps: keys, bytes and crc64 of all rows, counted by the target's "
         "stores, against the backup's files, read with the target's keys"

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Protocol
 
 from tikv_br.backupset.backup_set import BackupSet
-from tikv_br.backupset.compare import check_same_encoding
 from tikv_br.backupset.coverage import codec_of
 from tikv_br.backupset.rows import keyspaces_of
 from tikv_br.cluster import versions
@@ -206,7 +205,7 @@ class ClusterTarget:
         """The ranges that the drill will own. Raises `TargetNotEmpty`, `ClusterUnfit`, `UsageError` for the source itself."""
         with Cluster.connect(self.cluster) as cluster:
             info = cluster.info(reporter)
-            check_same_encoding(backup.api_version, info)
+            info.require_encoding(backup.api_version)
             cluster.require(versions.CHECKSUMS)
             if self.keyspace and not KeyCodec(backup.api_version).is_v2:
                 raise ClusterUnfit(

@@ -6,7 +6,6 @@ import contextlib
 from dataclasses import dataclass, field
 
 from tikv_br.backupset.backup_set import BackupSet
-from tikv_br.backupset.compare import BackgroundComparison
 from tikv_br.backupset.files import FileKind
 from tikv_br.backupset.lease import PathLease
 from tikv_br.cluster.cluster import Cluster, ClusterPool
@@ -14,6 +13,7 @@ from tikv_br.cluster.import_mode import DownloadLimit, ImportMode
 from tikv_br.cluster.ingests import Announcer
 from tikv_br.cluster.regions import Region
 from tikv_br.cluster.topology import ClusterInfo
+from tikv_br.compare.files import BackgroundComparison
 from tikv_br.errors import LeaseLost, StorageError
 from tikv_br.formats.checksum import Checksum
 from tikv_br.formats.keys.ranges import KeyRange

@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial, reduce
 from itertools import chain
@@ -16,11 +15,6 @@ from itertools import chain
 from tikv_br import run_id
 from tikv_br.backupset import lease
 from tikv_br.backupset.backup_set import BackupSet
-from tikv_br.backupset.compare import (
-    BackgroundComparison,
-    BackupComparison,
-    check_same_encoding,
-)
 from tikv_br.backupset.coverage import codec_of, describe_ranges, nothing_matched
 from tikv_br.backupset.files import FileKind
 from tikv_br.backupset.rows import has_rows
@@ -31,6 +25,7 @@ from tikv_br.cluster.ingests import Announcer, foreign_followers, unfinished
 from tikv_br.cluster.rate_limit import RateLimit
 from tikv_br.cluster.split import scatter, split_at
 from tikv_br.cluster.timestamps import show_ts
+from tikv_br.compare.files import BackgroundComparison, BackupComparison, on_threads
 from tikv_br.errors import (
     BackupDamaged,
     BackupUnsupported,
@@ -399,7 +394,7 @@ def check_fit(context: RestoreContext) -> None:
             "--via stores: stores can only ingest SSTs, but the backup's files are Parquet",
             hint="Leave out --via stores: tikv-br then converts the files. Or pass --mode put, which writes rows as any client does.",
         )
-    check_same_encoding(context.backup.api_version, context.info)
+    context.info.require_encoding(context.backup.api_version)
     if context.options.checksum:
         context.cluster.require(versions.CHECKSUMS)
     context.cluster.require(versions.WRITES)
@@ -705,10 +700,10 @@ def ingest_hidden(context: RestoreContext, comparison: BackupComparison) -> bool
 
 def _hidden(context: RestoreContext, comparison: BackupComparison) -> tuple[list[FilePart], int]:
     """The parts that differ, and how many of their rows newer deletes hide; none if anything else differs."""
-    with ThreadPoolExecutor(context.options.concurrency, thread_name_prefix="hidden") as pool:
-        answers = pool.map(lambda part: comparison.compare(*part), context.parts)
-        parts = [part for part, (_, differences) in zip(context.parts, answers, strict=True) if differences]
-        rows = list(pool.map(lambda part: comparison.hidden_rows(*part), parts))
+    threads = context.options.concurrency
+    answers = on_threads(lambda part: comparison.compare(*part), context.parts, threads)
+    parts = [part for part, (_, difference) in zip(context.parts, answers, strict=True) if difference]
+    rows = on_threads(lambda part: comparison.hidden_rows(*part), parts, threads)
     return (parts, sum(rows)) if all(rows) else ([], 0)
 
 

@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from tikv_br.backupset.compare import BackupComparison
 from tikv_br.backupset.coverage import codec_of
 from tikv_br.backupset.files import FileEntry, FileKind, content_damage, verify_file_identity
 from tikv_br.backupset.rows import kind_of
 from tikv_br.cluster.cluster import ClusterPool
 from tikv_br.cluster.config import ClusterConfig
+from tikv_br.compare.files import BackupComparison
 from tikv_br.errors import BackupDamaged, StorageObjectMissing
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.checksum import Checksum
@@ -176,16 +176,14 @@ def compare_range(job: CompareJob, task: CompareTask, context: TaskContext) -> R
     cluster = context.shared(ClusterPool).get(job.cluster)
     comparison = BackupComparison(cluster, job.store, job.api_version, expiry_recorded=job.expiry_recorded)
     try:
-        equal, differences = _compare(comparison, task)
+        if task.file is None:
+            equal, difference = Checksum(), comparison.compare_empty(task.span)
+        else:
+            equal, difference = comparison.compare(task.file, task.span)
     except BackupDamaged as error:
         return Report((Finding(str(task), error.message, Level.DATA),))
     except StorageObjectMissing:
         return Report((Finding(str(task), "was removed during the check", Level.FILES),))
     context.report(data_bytes=equal.total_bytes, keys=equal.total_kvs)
-    return Report(tuple(Finding(str(task), cause, Level.RESTORE) for cause in differences), rows=equal.total_kvs)
-
-
-def _compare(comparison: BackupComparison, task: CompareTask) -> tuple[Checksum, list[str]]:
-    if task.file is not None:
-        return comparison.compare(task.file, task.span)
-    return Checksum(), comparison.compare_empty(task.span)
+    findings = (Finding(str(task), difference, Level.RESTORE),) if difference else ()
+    return Report(findings, rows=equal.total_kvs)

@@ -10,7 +10,6 @@ from typing import TypeVar
 
 from tikv_br.backupset import layout, manifest
 from tikv_br.backupset.backup_set import BackupSet, meta_content
-from tikv_br.backupset.compare import check_same_encoding
 from tikv_br.backupset.coverage import require_disjoint
 from tikv_br.backupset.files import FileEntry, replaced_size_damage
 from tikv_br.backupset.manifest import Manifest
@@ -278,7 +277,7 @@ def check_fit(context: VerifyContext) -> None:
     """Check that the cluster has the backup's encoding and supports checksums."""
     context.backup.require_full()
     cluster = context.clusters.get(context.cluster)
-    check_same_encoding(context.backup.api_version, cluster.info(context.reporter))
+    cluster.info(context.reporter).require_encoding(context.backup.api_version)
     cluster.require(versions.CHECKSUMS)
 
 

@@ -11,8 +11,8 @@ import pytest
 
 from tests.integration.backup.data import hard_rows
 from tests.support.live_cluster import LiveCluster, live_cluster
+from tikv_br.compare.report import DifferenceKind
 from tikv_br.diff.run import DiffResult
-from tikv_br.diff.values import Kind
 from tikv_br.formats.api_version import ApiVersion
 
 ROWS = hard_rows(count=1500)
@@ -50,20 +50,20 @@ def fill(live: LiveCluster, rows: dict[bytes, bytes], keyspace_id: int = 0) -> N
     raw.batch_put(rows)
 
 
-def plant(live: LiveCluster, seed: int) -> dict[bytes, Kind]:
+def plant(live: LiveCluster, seed: int) -> dict[bytes, DifferenceKind]:
     """Lose, change and add some rows of B; returns how each differs."""
     chance = random.Random(seed)
     raw = live.raw()
     victims = chance.sample(sorted(ROWS), 9)
-    planted = dict.fromkeys(victims[:3], Kind.ONLY_A) | dict.fromkeys(victims[3:], Kind.VALUE)
+    planted = dict.fromkeys(victims[:3], DifferenceKind.ONLY_A) | dict.fromkeys(victims[3:], DifferenceKind.VALUE)
     raw.batch_delete(victims[:3])
     raw.batch_put({key: ROWS[key] + chance.randbytes(4) for key in victims[3:]})
     added = {chance.randbytes(50): b"added" for _ in range(4)}
     raw.batch_put(added)
-    return planted | dict.fromkeys(added, Kind.ONLY_B)
+    return planted | dict.fromkeys(added, DifferenceKind.ONLY_B)
 
 
-def found(result: DiffResult) -> dict[bytes, Kind]:
+def found(result: DiffResult) -> dict[bytes, DifferenceKind]:
     """All keys that differ."""
     assert len(result.keys) == result.summary.only_a + result.summary.only_b + result.summary.value
     return {difference.key: difference.kind for difference in result.keys}

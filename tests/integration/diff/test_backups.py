@@ -15,10 +15,10 @@ from tests.support.live_cluster import LiveCluster, contents, live_cluster
 from tests.support.openssl import crypter
 from tikv_br.backup.run import backup
 from tikv_br.backupset.files import FileKind
+from tikv_br.compare.report import DifferenceKind
 from tikv_br.dataflow.options import BackupOptions
 from tikv_br.diff.options import BackupChoice, ClusterChoice, DiffOptions
 from tikv_br.diff.run import diff, repair
-from tikv_br.diff.values import Kind
 from tikv_br.errors import BackupDamaged, BackupNotFound, CrypterMismatch, UsageError
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.restore.options import RestoreOptions
@@ -120,8 +120,8 @@ def test_a_range_that_cuts_files(clusters: Clusters, tmp_path: Path) -> None:
     fill(live, ROWS)
     place = back_up(live, tmp_path, ranges=((b"row00100", b"row00900"),))
     live.raw().batch_delete([b"row00050", b"row00200", b"row00300", b"row00950"])
-    assert found(diff(asked(place, live))) == dict.fromkeys((b"row00200", b"row00300"), Kind.ONLY_A)
-    assert found(diff(asked(place, live, start=b"row00250", end=b"row00301"))) == {b"row00300": Kind.ONLY_A}
+    assert found(diff(asked(place, live))) == dict.fromkeys((b"row00200", b"row00300"), DifferenceKind.ONLY_A)
+    assert found(diff(asked(place, live, start=b"row00250", end=b"row00301"))) == {b"row00300": DifferenceKind.ONLY_A}
     with pytest.raises(UsageError, match="no part of the requested range"):
         diff(asked(place, live, start=b"row00900"))
 
@@ -139,7 +139,7 @@ def test_rows_that_expire_meanwhile(clusters: Clusters, tmp_path: Path) -> None:
     live.raw().delete(b"row00700-in-an-hour")
     result = repair(diff(asked(place, live)))
     [key] = result.keys
-    assert (key.key, key.kind) == (b"row00700-in-an-hour", Kind.ONLY_A)
+    assert (key.key, key.kind) == (b"row00700-in-an-hour", DifferenceKind.ONLY_A)
     assert 2000 < key.expires_in <= 3600
     assert result.summary.puts == 1
     assert result.summary.remaining == 0
@@ -160,7 +160,7 @@ def test_a_recorded_backup(name: str, version: str, keyspace: int, golden: Path,
         raw = live.raw(keyspace)
         raw.delete(victims[0])
         raw.put(victims[1], before[victims[1]] + b"!")
-        expected = {victims[0]: Kind.ONLY_A, victims[1]: Kind.VALUE}
+        expected = {victims[0]: DifferenceKind.ONLY_A, victims[1]: DifferenceKind.VALUE}
         assert found(diff(asked(place, live))) == expected
         assert repair(diff(asked(place, live))).summary.remaining == 0
         assert contents(live, keyspace) == before

@@ -10,9 +10,9 @@ import pytest
 
 from tests.integration.diff.conftest import ROWS, Clusters, fill, found, plant
 from tests.support.live_cluster import LiveCluster, contents
+from tikv_br.compare.report import DifferenceKind
 from tikv_br.diff.options import ClusterChoice, DiffOptions
 from tikv_br.diff.run import diff, repair
-from tikv_br.diff.values import Kind
 from tikv_br.errors import ConversionUnsupported, NothingMatched, UsageError
 
 PAIRS = [
@@ -48,7 +48,7 @@ def test_planted_differences_are_found_exactly(one: str, other: str, clusters: C
     assert contents(b) != ROWS
 
     kept = repair(diff(asked(a, b)))
-    extra = {key for key, kind in planted.items() if kind is Kind.ONLY_B}
+    extra = {key for key, kind in planted.items() if kind is DifferenceKind.ONLY_B}
     assert (kept.summary.puts, kept.summary.deletes, kept.summary.remaining) == (9, 0, len(extra))
     assert {key: value for key, value in contents(b).items() if key not in extra} == ROWS
     removed = repair(diff(asked(a, b)), delete=True)
@@ -100,7 +100,7 @@ def test_one_difference_costs_little(clusters: Clusters) -> None:
     finally:
         a.heal()
         b.heal()
-    assert found(result) == {b"00012345": Kind.VALUE}
+    assert found(result) == {b"00012345": DifferenceKind.VALUE}
     assert result.summary.scanned_bytes < 0.5 * result.summary.bytes
     assert 0 < hits <= result.summary.scan_requests + 4
 
@@ -134,7 +134,7 @@ def test_changes_that_cancel_out_are_found_by_exact_only(one: str, other: str, c
     start, end = b"order000", b"order050"
     assert diff(asked(a, b, start=start, end=end)).keys == []
     exact = diff(asked(a, b, start=start, end=end, exact=True))
-    assert found(exact) == dict.fromkeys(changed, Kind.VALUE)
+    assert found(exact) == dict.fromkeys(changed, DifferenceKind.VALUE)
 
 
 def test_everything_is_missing(clusters: Clusters) -> None:
@@ -159,7 +159,7 @@ def test_keys_that_expire_are_told_apart(clusters: Clusters) -> None:
     a.raw().batch_put_with_ttls([(b"row00100-soon", b"v", 4), (b"row00100-later", b"v", 3600)])
     result = diff(asked(a, b))
     [key] = result.keys
-    assert (key.key, key.kind) == (b"row00100-later", Kind.ONLY_A)
+    assert (key.key, key.kind) == (b"row00100-later", DifferenceKind.ONLY_A)
     assert 3000 < key.expires_in <= 3600
     assert result.summary.expiring in {0, 1}  # 0 when it was gone before it was looked at
     assert repair(result).summary.remaining == 0
@@ -185,7 +185,7 @@ def test_keyspaces(clusters: Clusters) -> None:
     fill(live, ROWS, 1)
     fill(live, {**ROWS, b"row00005": b"other"}, 4242)
     options = replace(asked(live, live), a=ClusterChoice(live.config, "1"), b=ClusterChoice(live.config, "4242"))
-    assert found(diff(options)) == {b"row00005": Kind.VALUE}
+    assert found(diff(options)) == {b"row00005": DifferenceKind.VALUE}
     with pytest.raises(UsageError, match="the same keyspace"):
         diff(replace(options, b=ClusterChoice(live.config)))
     with pytest.raises(UsageError, match="--other-keyspace"):

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from tikv_br.backupset.files import FileEntry
 from tikv_br.cluster.config import ClusterConfig
+from tikv_br.compare.report import Counts, DifferenceKind, DifferentRange, KeyDifference, Report
 from tikv_br.diff.places import BackupPlace, ClusterPlace, Unit, file_units, region_units, tasks
 from tikv_br.diff.task import DiffJob, Repair, RepairJob, repairs
-from tikv_br.diff.values import Counts, DifferentRange, KeyDifference, Kind, Report, UserRange
 from tikv_br.errors import UsageError
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.codec import KeyCodec
@@ -50,15 +50,15 @@ def test_regions_cut_what_is_wanted(
 
 
 def test_files_and_the_holes_between_them() -> None:
-    """Each file's part is a unit, whole only where it is all of the file; where the backup has no file, one without."""
+    """Each file's part is a unit; where the backup has no file, there is one without a file."""
     rpc = V2.rpc_key
     covered = [KeyRange(*V2.rpc_range(b"b", b"x"))]
     files = [file(rpc(b"b"), rpc(b"f")), file(rpc(b"m"), rpc(b"x"))]
     units = file_units(KeyRange(*V2.rpc_range(b"c", b"")), covered, files, V2)
-    assert [(unit.span, unit.file and unit.file.name, unit.whole) for unit in units] == [
-        (UserRange(b"c", b"f"), files[0].name, False),
-        (UserRange(b"f", b"m"), None, False),
-        (UserRange(b"m", b"x"), files[1].name, True),
+    assert [(unit.span, unit.file and unit.file.name) for unit in units] == [
+        (KeyRange(b"c", b"f"), files[0].name),
+        (KeyRange(b"f", b"m"), None),
+        (KeyRange(b"m", b"x"), files[1].name),
     ]
     with pytest.raises(UsageError, match="no part of the requested range"):
         file_units(KeyRange(*V2.rpc_range(b"x", b"")), covered, files, V2)
@@ -67,7 +67,7 @@ def test_files_and_the_holes_between_them() -> None:
 @pytest.mark.parametrize(("count", "most"), [(0, 4), (1, 4), (4, 4), (5, 4), (10_000, 512)])
 def test_units_are_put_together(count: int, most: int) -> None:
     """No more tasks than allowed, none empty, all units in order."""
-    units = [Unit(UserRange(b"%05d" % number, b"%05d" % (number + 1))) for number in range(count)]
+    units = [Unit(KeyRange(b"%05d" % number, b"%05d" % (number + 1))) for number in range(count)]
     made = tasks(units, most)
     assert [unit for task in made for unit in task] == units
     assert len(made) <= most
@@ -76,12 +76,12 @@ def test_units_are_put_together(count: int, most: int) -> None:
 
 def test_ranges_of_a_repair_go_to_their_units() -> None:
     """Each different range to the unit it lies in, whatever order they were found in; units without one are left out."""
-    units = [Unit(UserRange(b"", b"d")), Unit(UserRange(b"d", b"m")), Unit(UserRange(b"m", b""))]
-    spans = [UserRange(b"m", b"n"), UserRange(b"a", b"b"), UserRange(b"x", b""), UserRange(b"b", b"d")]
+    units = [Unit(KeyRange(b"", b"d")), Unit(KeyRange(b"d", b"m")), Unit(KeyRange(b"m", b""))]
+    spans = [KeyRange(b"m", b"n"), KeyRange(b"a", b"b"), KeyRange(b"x", b""), KeyRange(b"b", b"d")]
     found = repairs(units, [DifferentRange(span, Counts(1)) for span in spans])
     assert found == [
-        Repair(units[0], (UserRange(b"a", b"b"), UserRange(b"b", b"d"))),
-        Repair(units[2], (UserRange(b"m", b"n"), UserRange(b"x", b""))),
+        Repair(units[0], (KeyRange(b"a", b"b"), KeyRange(b"b", b"d"))),
+        Repair(units[2], (KeyRange(b"m", b"n"), KeyRange(b"x", b""))),
     ]
 
 
@@ -93,6 +93,8 @@ def test_everything_that_travels_to_spark_pickles() -> None:
     back = pickle.loads(pickle.dumps(job))
     assert back.diff.b == cluster
     assert (back.delete, back.diff.exact, back.diff.a.store.location) == (True, True, store.location)
-    task = (Unit(UserRange(b"", b""), file(b"a", b"b"), whole=True),)
-    report = Report(Counts(1), [DifferentRange(UserRange(b"", b""), Counts(1))], [KeyDifference(Kind.ONLY_A, b"k", 5)])
+    task = (Unit(KeyRange(b"", b""), file(b"a", b"b")),)
+    report = Report(
+        Counts(1), [DifferentRange(KeyRange(b"", b""), Counts(1))], [KeyDifference(DifferenceKind.ONLY_A, b"k", 5)]
+    )
     assert pickle.loads(pickle.dumps((task, report))) == (task, report)

@@ -46,6 +46,7 @@ def test_a_rewritten_range_holds_exactly_the_rewritten_keys(
     for span in (KeyRange(old + low, old + high), KeyRange(old + low, successor(old)), rewrite.source):
         if not span.is_empty:
             assert inside(old + rest, span) == inside(new + rest, rewrite.range(span))
+            assert rewrite.reversed.range(rewrite.range(span)) == span
 
 
 def inside(key: bytes, span: KeyRange) -> bool:

@@ -1,121 +1,30 @@
-"""The two sides of a comparison, a cluster or the rows of a backup, and the bisection that narrows a difference."""
+"""The sides of a comparison: a cluster, the rows of a file of a backup, or rows in memory."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING
 
-from tikv_br.backupset.compare import LiveSums
+from tikv_br.backupset.files import FileEntry
+from tikv_br.backupset.rows import file_errors, read_rows
 from tikv_br.cancellation import inherit
 from tikv_br.cluster.clock import CLOCK_SECONDS
-from tikv_br.diff.values import Meter, UserRange
+from tikv_br.compare.bisection import middle_key
+from tikv_br.compare.report import Meter
+from tikv_br.compare.sums import RangeSums, RecordedSums, live_sums
 from tikv_br.formats.checksum import Checksum
 from tikv_br.formats.keys.codec import KeyCodec
 from tikv_br.formats.keys.ranges import KeyRange
+from tikv_br.formats.keys.rewrite import UNCHANGED, Rewrite
+from tikv_br.storage.base import ObjectStore
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from tikv_br.cluster.rawkv import RawClient
-
-
-WINDOW = 8
-"""Bytes after the common prefix that are used: enough to halve 64 times."""
-
-
-def middle_key(low: bytes, high: bytes) -> bytes | None:
-    """A short key in (low, high], about half-way as bytes count; None when ``low`` is not below ``high``.
-
-    Keys are read as fractions, so only their first bytes that differ matter.
-    """
-    if low >= high:
-        return None
-    prefix = next((at for at, (one, other) in enumerate(zip(low, high, strict=False)) if one != other), len(low))
-    first, last = (int.from_bytes(key[prefix : prefix + WINDOW].ljust(WINDOW, b"\0"), "big") for key in (low, high))
-    middle = low[:prefix] + ((first + last + 1) // 2).to_bytes(WINDOW, "big").rstrip(b"\0")
-    return middle if low < middle <= high else high
-
-
-LEAF_ROWS = 4096
-LEAF_BYTES = 4 << 20
-"""A range up to this size is scanned: more checksums would take longer."""
-MAX_FRUITLESS_SPLITS = 3
-"""After this many splits in a row whose halves both differ, the range is scanned as a whole."""
-
-
-class RangeSums(NamedTuple):
-    """A cluster's checksum of a range, and between which seconds of the stores' clocks it was computed."""
-
-    sums: Checksum
-    first: int
-    last: int
-
-
-class Reference(Protocol):
-    """Side A."""
-
-    def possible(self, span: UserRange, answer: RangeSums) -> Collection[Checksum]:
-        """The checksums that B may answer if its rows are the same: one, or one per second in which rows expire."""
-
-    def middle(self, span: UserRange) -> bytes | None:
-        """A key that cuts the rows of a range into two parts, neither empty; None when it has fewer than two."""
-
-
-class Target(Protocol):
-    """Side B."""
-
-    def sums(self, span: UserRange) -> RangeSums:
-        """The stores' checksum of a range."""
-
-    def middle(self, span: UserRange) -> bytes | None:
-        """As of `Reference`."""
-
-
-class _ComparedRange(NamedTuple):
-    span: UserRange
-    equal: bool
-    a_rows: int
-    b_rows: int
-    size: int
-    """The larger of both sides, in bytes."""
-
-    @property
-    def small(self) -> bool:
-        return max(self.a_rows, self.b_rows) <= LEAF_ROWS and self.size <= LEAF_BYTES
-
-
-def different_ranges(a: Reference, b: Target, span: UserRange, answer: RangeSums | None = None) -> Iterator[UserRange]:
-    """The ranges in which something differs, by ascending key: small ones, or larger ones full of differences.
-
-    ``answer`` is B's for the whole range, if known. Ranges where both sides change to the same rows in between are not found.
-    """
-    compared = _compare_sums(a, b, span, answer)
-    if not compared.equal:
-        yield from _narrow(a, b, compared, 0)
-
-
-def _narrow(a: Reference, b: Target, compared: _ComparedRange, streak: int) -> Iterator[UserRange]:
-    span = compared.span
-    larger: Reference | Target = a if compared.a_rows >= compared.b_rows else b
-    middle = None if compared.small or streak >= MAX_FRUITLESS_SPLITS else larger.middle(span)
-    if middle is None:
-        yield span
-        return
-    halves = (_compare_sums(a, b, UserRange(span.start, middle)), _compare_sums(a, b, UserRange(middle, span.end)))
-    differ = [half for half in halves if not half.equal]
-    for half in differ:
-        yield from _narrow(a, b, half, streak + 1 if len(differ) == len(halves) else 0)
-
-
-def _compare_sums(a: Reference, b: Target, span: UserRange, known: RangeSums | None = None) -> _ComparedRange:
-    answer = known or b.sums(span)
-    possible = a.possible(span, answer)
-    there = answer.sums
-    most = max(possible, key=lambda sums: sums.total_kvs)
-    size = max(most.total_bytes, there.total_bytes)
-    return _ComparedRange(span, there in possible, most.total_kvs, there.total_kvs, size)
-
 
 TTL_THREADS = 8
 MAX_EXPIRY = (1 << 64) - 1
@@ -127,9 +36,9 @@ CHUNK_BYTES = 16 << 20
 class ClusterSide:
     """A keyspace of a cluster."""
 
-    def __init__(self, raw: RawClient, meter: Meter) -> None:
+    def __init__(self, raw: RawClient, meter: Meter | None = None) -> None:
         self.raw = raw
-        self._meter = meter
+        self._meter = meter or Meter()
 
     @property
     def codec(self) -> KeyCodec:
@@ -140,34 +49,49 @@ class ClusterSide:
         """Seconds since the epoch, by the clock of the cluster's PD."""
         return self.raw.now()
 
-    def sums(self, span: UserRange) -> RangeSums:
-        """The stores' checksum of a range."""
-        self._meter.checksums += 1
+    def sums(self, span: KeyRange, cuts: Sequence[bytes] = ()) -> RangeSums:
+        """The stores' checksum of a range. With ascending keys ``cuts``, by one request for each part, all at once.
+
+        A store computes a checksum on one processor.
+        """
+
+        def request(part: tuple[bytes, bytes]) -> Checksum:
+            return self.raw.checksum(*part)
+
         began = self.now()
-        sums = self.raw.checksum(*span)
+        parts = list(pairwise((span.start, *cuts, span.end)))
+        self._meter.checksums += len(parts)
+        with ThreadPoolExecutor(len(parts), thread_name_prefix="checksum") as pool:
+            sums = sum(pool.map(inherit(request), parts), start=Checksum())
         return RangeSums(sums, began - CLOCK_SECONDS, self.now() + CLOCK_SECONDS)
 
-    def possible(self, span: UserRange, answer: RangeSums) -> Collection[Checksum]:
+    def recorded(self, span: KeyRange) -> None:
+        """A cluster records no checksums."""
+
+    def possible(self, span: KeyRange, answer: RangeSums) -> Collection[Checksum]:
         """The checksum that a cluster with the same key format should answer: that of this cluster's stores."""
         del answer
         return [self.sums(span).sums]
 
-    def middle(self, span: UserRange) -> bytes | None:
+    def middle(self, span: KeyRange) -> bytes | None:
         """Half-way between the first and the last key."""
         self._meter.scans += 2
-        first, last = self.raw.first_rpc_key(*self.codec.rpc_range(*span)), self.raw.last_key(*span)
+        first, last = (
+            self.raw.first_rpc_key(*self.codec.rpc_range(span.start, span.end)),
+            self.raw.last_key(span.start, span.end),
+        )
         if first is None or last is None:
             return None
         return middle_key(self.codec.user_key(first), last)
 
-    def pages(self, span: UserRange) -> Iterator[pa.RecordBatch]:
+    def pages(self, span: KeyRange) -> Iterator[pa.RecordBatch]:
         """The rows of a range, with user keys: batches of ``SCHEMA``."""
         import pyarrow.compute as pc
 
         from tikv_br.formats import columns
 
         prefix = len(self.codec.prefix)
-        for page in self.raw.scan_pages(*self.codec.rpc_range(*span)):
+        for page in self.raw.scan_pages(*self.codec.rpc_range(span.start, span.end)):
             self._meter.scans += 1
             self._meter.scanned_bytes += page.keys.nbytes + page.values.nbytes
             keys = pc.binary_replace_slice(page.keys, 0, prefix, b"") if prefix else page.keys
@@ -205,25 +129,60 @@ class ClusterSide:
         return rows.set_column(at, rows.schema.field(at), pa.array(expire_ts)).filter(pa.array(there))
 
 
+@dataclass(frozen=True, slots=True)
+class FileRows:
+    """The rows of a file of a backup, by the keys that they have in a cluster. Without a file there are none."""
+
+    store: ObjectStore
+    file: FileEntry | None
+    codec: KeyCodec
+    """That of the file's keyspace and API version."""
+    target: KeyCodec
+    """That of the cluster."""
+    rewrite: Rewrite = UNCHANGED
+
+    def recorded(self, span: KeyRange) -> RecordedSums | None:
+        """The recorded checksums of a range, if it is all of the file and the stores' checksums cover the same keys."""
+        if self.file is None:
+            return RecordedSums(Checksum())
+        same_keys = not self.rewrite.changes and self.codec.prefix == self.target.prefix
+        return RecordedSums.of(self.file) if same_keys and self._stored_range(span) == self.file.key_range else None
+
+    def pages(self, span: KeyRange) -> Iterator[pa.RecordBatch]:
+        """The rows of a range: one per key, no tombstones, including expired ones. Raises as `read_rows`."""
+        from tikv_br.formats.rows import LiveFilter
+
+        if self.file is None:
+            return
+        newest = LiveFilter(now=0)
+        with file_errors(self.file):
+            for batch in read_rows(self.store, self.file, self.codec, self._stored_range(span)):
+                yield self.rewrite.apply(newest.apply(batch), self.codec, self.target)
+
+    def _stored_range(self, span: KeyRange) -> KeyRange:
+        """The RPC keys of a range in the file."""
+        if self.rewrite.changes:
+            return self.rewrite.reversed.range(KeyRange(*self.target.rpc_range(span.start, span.end)))
+        return KeyRange(*self.codec.rpc_range(span.start, span.end))
+
+
 class RowsSide:
     """Rows in memory as a side: of ``SCHEMA``, one per key, no tombstones, by ascending key."""
 
     def __init__(
-        self, rows: pa.RecordBatch, target: KeyCodec, now: Callable[[], int], origin: ClusterSide | None = None
+        self, rows: pa.RecordBatch, prefix: bytes, now: Callable[[], int], origin: ClusterSide | None = None
     ) -> None:
-        """``target`` is the codec of the keys in checksums; ``now`` that of side B; ``origin`` the cluster that the rows come from."""
+        """``prefix`` is that of B's RPC keys; ``now`` that of B; ``origin`` the cluster that the rows come from."""
         self._rows = rows
-        self._target = target
+        self._prefix = prefix
         self._now = now
         self._origin = origin
 
-    def possible(self, span: UserRange, answer: RangeSums) -> Collection[Checksum]:
-        """The sums of the rows at each second in which the stores may have answered."""
-        sums = LiveSums(KeyRange(*self._target.rpc_range(*span)), answer.first, answer.last)
-        sums.add(self._rows, self._target)
-        return list(sums.each())
+    def possible(self, span: KeyRange, answer: RangeSums) -> Collection[Checksum]:
+        """The checksums of the rows at each second in which the stores may have answered."""
+        return live_sums(self._within(span), self._prefix, answer.first, answer.last)
 
-    def middle(self, span: UserRange) -> bytes | None:
+    def middle(self, span: KeyRange) -> bytes | None:
         """The key of the row in the middle."""
         rows = self._within(span)
         if rows.num_rows < 2:
@@ -231,7 +190,7 @@ class RowsSide:
         key: bytes = rows["key"][rows.num_rows // 2].as_py()
         return key
 
-    def pages(self, span: UserRange) -> Iterator[pa.RecordBatch]:
+    def pages(self, span: KeyRange) -> Iterator[pa.RecordBatch]:
         """The rows of a range."""
         yield self._within(span)
 
@@ -270,16 +229,27 @@ class RowsSide:
 
         return unexpired(rows, self._now())
 
-    def _within(self, span: UserRange) -> pa.RecordBatch:
+    def _within(self, span: KeyRange) -> pa.RecordBatch:
         from tikv_br.formats.rows import within
 
-        return within(self._rows, *span)
+        return within(self._rows, span.start, span.end)
 
 
 Side = ClusterSide | RowsSide
+Reference = ClusterSide | FileRows
 
 
-def row_chunks(batches: Iterable[pa.RecordBatch], span: UserRange) -> Iterator[tuple[pa.RecordBatch, UserRange]]:
+def sides_of(a: Reference, b: ClusterSide, span: KeyRange) -> Iterator[tuple[Side, KeyRange]]:
+    """Side A of a range: a cluster whose checksums cover the same keys as B's; else its rows, in chunks that fit into memory."""
+    origin = a if isinstance(a, ClusterSide) else None
+    if origin is not None and origin.codec.prefix == b.codec.prefix:
+        yield origin, span
+        return
+    for rows, part in row_chunks(a.pages(span), span):
+        yield RowsSide(rows, b.codec.prefix, b.now, origin), part
+
+
+def row_chunks(batches: Iterable[pa.RecordBatch], span: KeyRange) -> Iterator[tuple[pa.RecordBatch, KeyRange]]:
     """A range's rows in chunks of some MiB, each with its part of the range; together they cover all of it."""
     held: list[pa.RecordBatch] = []
     cursor = span.start
@@ -288,16 +258,16 @@ def row_chunks(batches: Iterable[pa.RecordBatch], span: UserRange) -> Iterator[t
         if sum(part.num_rows for part in held) >= CHUNK_ROWS or sum(part.nbytes for part in held) >= CHUNK_BYTES:
             rows, held = _concatenate(held), []
             end = rows["key"][-1].as_py() + b"\0"
-            yield rows, UserRange(cursor, end)
+            yield rows, KeyRange(cursor, end)
             cursor = end
     if not span.end or cursor < span.end:
-        yield _concatenate(held), UserRange(cursor, span.end)
+        yield _concatenate(held), KeyRange(cursor, span.end)
 
 
 def _concatenate(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
     import pyarrow as pa
 
-    from tikv_br.backupset.row_differences import empty
+    from tikv_br.compare.rows import empty
 
     filled = [batch for batch in batches if batch.num_rows]
     return pa.concat_batches(filled) if filled else empty()

@@ -7,10 +7,11 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 import fastcrc
 import pyarrow as pa
 
-from tikv_br.diff.sides import RangeSums, middle_key
-from tikv_br.diff.values import UserRange
+from tikv_br.compare.bisection import middle_key
+from tikv_br.compare.sums import RangeSums
 from tikv_br.formats import columns
 from tikv_br.formats.checksum import Checksum
+from tikv_br.formats.keys.ranges import KeyRange
 
 
 class FakeSide:
@@ -19,14 +20,14 @@ class FakeSide:
     def __init__(self, rows: Mapping[bytes, bytes], page_rows: int = 7) -> None:
         self.rows = dict(rows)
         self.page_rows = page_rows
-        self.asked: list[UserRange] = []
-        self.scanned: list[UserRange] = []
+        self.asked: list[KeyRange] = []
+        self.scanned: list[KeyRange] = []
 
-    def keys(self, span: UserRange) -> list[bytes]:
+    def keys(self, span: KeyRange) -> list[bytes]:
         """Of a range, ascending."""
         return sorted(key for key in self.rows if key >= span.start and (not span.end or key < span.end))
 
-    def sums(self, span: UserRange) -> RangeSums:
+    def sums(self, span: KeyRange) -> RangeSums:
         """What a store answers, said the long way."""
         self.asked.append(span)
         crc = size = 0
@@ -37,17 +38,17 @@ class FakeSide:
             size += len(pair)
         return RangeSums(Checksum(crc, len(keys), size), 0, 0)
 
-    def possible(self, span: UserRange, answer: RangeSums) -> Collection[Checksum]:
+    def possible(self, span: KeyRange, answer: RangeSums) -> Collection[Checksum]:
         """The one sum."""
         del answer
         return [self.sums(span).sums]
 
-    def middle(self, span: UserRange) -> bytes | None:
+    def middle(self, span: KeyRange) -> bytes | None:
         """As a cluster finds it."""
         keys = self.keys(span)
         return middle_key(keys[0], keys[-1]) if keys else None
 
-    def pages(self, span: UserRange) -> Iterator[pa.RecordBatch]:
+    def pages(self, span: KeyRange) -> Iterator[pa.RecordBatch]:
         """In small pages."""
         self.scanned.append(span)
         keys = self.keys(span)

@@ -1,4 +1,4 @@
-"""The values of a comparison: ranges of user keys, differences, and numbers of requests."""
+"""The report of a comparison: the ranges and keys that differ, and the numbers of requests."""
 
 from __future__ import annotations
 
@@ -6,15 +6,11 @@ import enum
 from dataclasses import dataclass, field, fields
 from typing import NamedTuple
 
-
-class UserRange(NamedTuple):
-    """User keys ``[start, end)`` of one keyspace; an empty end is no end."""
-
-    start: bytes
-    end: bytes
+from tikv_br.formats.checksum import Checksum
+from tikv_br.formats.keys.ranges import KeyRange
 
 
-class Kind(enum.StrEnum):
+class DifferenceKind(enum.StrEnum):
     """How a key differs. A is the reference, B is compared with it."""
 
     ONLY_A = "only_a"
@@ -25,10 +21,10 @@ class Kind(enum.StrEnum):
 class KeyDifference(NamedTuple):
     """One key that differs."""
 
-    kind: Kind
+    kind: DifferenceKind
     key: bytes
     expires_in: int = 0
-    """Seconds until the key expires on the one side that has it; 0 = never, or not asked for."""
+    """Seconds until the key expires on the one side that has it; 0 = never, or not requested."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +47,9 @@ class Counts:
 
 
 class DifferentRange(NamedTuple):
-    """A small range in which something differs."""
+    """A small range of user keys in which something differs."""
 
-    span: UserRange
+    span: KeyRange
     counts: Counts
 
 
@@ -77,16 +73,14 @@ class Meter:
 
 @dataclass
 class Report:
-    """Result of a task; reports can be added."""
+    """Result of comparisons; reports can be added."""
 
     counts: Counts = field(default_factory=Counts)
     ranges: list[DifferentRange] = field(default_factory=list)
     keys: list[KeyDifference] = field(default_factory=list)
-    """The first different keys of each task."""
-    rows: int = 0
-    """Rows of B that were compared."""
-    size: int = 0
-    """Their bytes, as B's stores count them."""
+    """The first different keys of each range."""
+    sums: Checksum = field(default_factory=Checksum)
+    """Of the rows of B that were compared, as B's stores count them."""
     meter: Meter = field(default_factory=Meter)
     puts: int = 0
     """Keys written to B."""
@@ -98,8 +92,7 @@ class Report:
         self.counts += other.counts
         self.ranges += other.ranges
         self.keys += other.keys
-        self.rows += other.rows
-        self.size += other.size
+        self.sums += other.sums
         self.meter.add(other.meter)
         self.puts += other.puts
         self.deletes += other.deletes

@@ -7,16 +7,17 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.unit.diff.fakes import FakeSide
-from tikv_br.backupset.row_differences import SOON_SECONDS, compare, lockstep
+from tests.unit.compare.fakes import FakeSide
 from tikv_br.cluster.clock import CLOCK_SECONDS
-from tikv_br.diff.task import recheck_keys
-from tikv_br.diff.values import KeyDifference, Kind, UserRange
+from tikv_br.compare.ranges import recheck_keys
+from tikv_br.compare.report import DifferenceKind, KeyDifference
+from tikv_br.compare.rows import SOON_SECONDS, compare_batches, compare_rows
 from tikv_br.formats import columns
+from tikv_br.formats.keys.ranges import KeyRange
 
 NOW = 1_800_000_000
 ROWS = st.dictionaries(st.binary(max_size=2), st.binary(max_size=2), max_size=40)
-ALL = UserRange(b"", b"")
+ALL = KeyRange(b"", b"")
 
 
 def batch(rows: dict[bytes, tuple[bytes, int]]) -> pa.RecordBatch:
@@ -34,13 +35,14 @@ def test_every_key_that_differs_is_found_whatever_the_pages(
     a: dict[bytes, bytes], b: dict[bytes, bytes], pages: tuple[int, int]
 ) -> None:
     """The three kinds of differences of two dictionaries, exactly; no key is seen twice."""
-    only_a, only_b, value = [], [], []
-    for rows, others in lockstep(FakeSide(a, pages[0]).pages(ALL), FakeSide(b, pages[1]).pages(ALL)):
-        found = compare(rows, others, NOW)
+    same, only_a, only_b, value = [], [], [], []
+    for found in compare_rows(FakeSide(a, pages[0]).pages(ALL), FakeSide(b, pages[1]).pages(ALL), lambda: NOW):
+        same += found.same["key"].to_pylist()
         only_a += found.only_a["key"].to_pylist()
         only_b += found.only_b.to_pylist()
         value += found.value["key"].to_pylist()
         assert found.expiring == 0
+    assert same == sorted(key for key in a.keys() & b.keys() if a[key] == b[key])
     assert only_a == sorted(a.keys() - b.keys())
     assert only_b == sorted(b.keys() - a.keys())
     assert value == sorted(key for key in a.keys() & b.keys() if a[key] != b[key])
@@ -60,7 +62,7 @@ def test_rows_that_expire_are_told_apart() -> None:
         }
     )
     b = batch({b"gone-b": (b"v", 0), b"soon-other": (b"w", 0)})
-    found = compare(a, b, NOW)
+    found = compare_batches(a, b, NOW)
     assert found.only_a["key"].to_pylist() == [b"later", b"never"]
     assert found.only_b.to_pylist() == [b"gone-b"]
     assert found.value["key"].to_pylist() == [b"soon-other"]
@@ -84,12 +86,12 @@ def test_a_second_look_drops_what_has_settled() -> None:
     a.ttls = {b"short": CLOCK_SECONDS, b"long": CLOCK_SECONDS + 1, b"goes": None}
     b.ttls = {}
     keys = [b"changed", b"equal", b"extra", b"goes", b"lasting", b"long", b"short", b"vanished"]
-    settled, expiring = recheck_keys([KeyDifference(Kind.ONLY_A, key) for key in keys], a, b)
+    settled, expiring = recheck_keys([KeyDifference(DifferenceKind.ONLY_A, key) for key in keys], a, b)
     assert settled == [
-        KeyDifference(Kind.VALUE, b"changed"),
-        KeyDifference(Kind.ONLY_B, b"extra"),
-        KeyDifference(Kind.ONLY_A, b"lasting"),
-        KeyDifference(Kind.ONLY_A, b"long", CLOCK_SECONDS + 1),
+        KeyDifference(DifferenceKind.VALUE, b"changed"),
+        KeyDifference(DifferenceKind.ONLY_B, b"extra"),
+        KeyDifference(DifferenceKind.ONLY_A, b"lasting"),
+        KeyDifference(DifferenceKind.ONLY_A, b"long", CLOCK_SECONDS + 1),
     ]
     assert expiring == 3
 
@@ -98,6 +100,6 @@ def test_an_expiry_that_may_be_too_early_is_no_difference() -> None:
     """A row that A calls expired may be in B for as long as A's expiries may be wrong."""
     a = batch({b"k": (b"v", NOW - CLOCK_SECONDS - 20)})
     b = batch({b"k": (b"v", 0)})
-    assert len(compare(a, b, NOW).only_b) == 1
-    found = compare(a, b, NOW, expiry_error=21)
+    assert len(compare_batches(a, b, NOW).only_b) == 1
+    found = compare_batches(a, b, NOW, expiry_error=21)
     assert (len(found.only_a), len(found.value), len(found.only_b)) == (0, 0, 0)

@@ -1,0 +1,97 @@
+"""Narrows a difference by checksums of halves."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from typing import NamedTuple, Protocol
+
+from tikv_br.compare.sums import RangeSums
+from tikv_br.formats.checksum import Checksum
+from tikv_br.formats.keys.ranges import KeyRange
+
+WINDOW = 8
+"""Bytes after the common prefix that are used: enough to halve 64 times."""
+
+
+def middle_key(low: bytes, high: bytes) -> bytes | None:
+    """A short key in (low, high], about half-way as bytes count; None when ``low`` is not below ``high``.
+
+    Keys are read as fractions, so only their first bytes that differ matter.
+    """
+    if low >= high:
+        return None
+    prefix = next((at for at, (one, other) in enumerate(zip(low, high, strict=False)) if one != other), len(low))
+    first, last = (int.from_bytes(key[prefix : prefix + WINDOW].ljust(WINDOW, b"\0"), "big") for key in (low, high))
+    middle = low[:prefix] + ((first + last + 1) // 2).to_bytes(WINDOW, "big").rstrip(b"\0")
+    return middle if low < middle <= high else high
+
+
+LEAF_ROWS = 4096
+LEAF_BYTES = 4 << 20
+"""A range up to this size is scanned: more checksums would take longer."""
+MAX_FRUITLESS_SPLITS = 3
+"""After this many splits in a row whose halves both differ, the range is scanned as a whole."""
+
+
+class Reference(Protocol):
+    """Side A."""
+
+    def possible(self, span: KeyRange, answer: RangeSums) -> Collection[Checksum]:
+        """The checksums that B may answer if its rows are the same: one, or one per second in which rows expire."""
+
+    def middle(self, span: KeyRange) -> bytes | None:
+        """A key that cuts the rows of a range into two parts, neither empty; None when it has fewer than two."""
+
+
+class Target(Protocol):
+    """Side B."""
+
+    def sums(self, span: KeyRange) -> RangeSums:
+        """The stores' checksum of a range."""
+
+    def middle(self, span: KeyRange) -> bytes | None:
+        """As of `Reference`."""
+
+
+class _ComparedRange(NamedTuple):
+    span: KeyRange
+    equal: bool
+    a_rows: int
+    b_rows: int
+    size: int
+    """The larger of both sides, in bytes."""
+
+    @property
+    def small(self) -> bool:
+        return max(self.a_rows, self.b_rows) <= LEAF_ROWS and self.size <= LEAF_BYTES
+
+
+def different_ranges(a: Reference, b: Target, span: KeyRange, answer: RangeSums) -> Iterator[KeyRange]:
+    """The ranges in which something differs, by ascending key: small ones, or larger ones full of differences.
+
+    ``answer`` is B's for the whole range. Ranges where both sides change to the same rows in between are not found.
+    """
+    compared = _compare_sums(a, span, answer)
+    if not compared.equal:
+        yield from _narrow(a, b, compared, 0)
+
+
+def _narrow(a: Reference, b: Target, compared: _ComparedRange, streak: int) -> Iterator[KeyRange]:
+    span = compared.span
+    larger: Reference | Target = a if compared.a_rows >= compared.b_rows else b
+    middle = None if compared.small or streak >= MAX_FRUITLESS_SPLITS else larger.middle(span)
+    if middle is None:
+        yield span
+        return
+    spans = KeyRange(span.start, middle), KeyRange(middle, span.end)
+    halves = [_compare_sums(a, half, b.sums(half)) for half in spans]
+    differ = [half for half in halves if not half.equal]
+    for half in differ:
+        yield from _narrow(a, b, half, streak + 1 if len(differ) == len(halves) else 0)
+
+
+def _compare_sums(a: Reference, span: KeyRange, answer: RangeSums) -> _ComparedRange:
+    possible, there = a.possible(span, answer), answer.sums
+    most = max(possible, key=lambda sums: sums.total_kvs)
+    size = max(most.total_bytes, there.total_bytes)
+    return _ComparedRange(span, there in possible, most.total_kvs, there.total_kvs, size)

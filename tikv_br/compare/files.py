@@ -1,0 +1,246 @@
+"""Compares files of a backup with a cluster: the stores' checksums with the recorded ones, and rows where these do not suffice.
+
+Recorded checksums do not suffice for a part of a file, for keys with another prefix, and while rows expire.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from functools import reduce
+from typing import TYPE_CHECKING, TypeVar
+
+from tikv_br.backupset.coverage import codec_of
+from tikv_br.backupset.files import FileEntry
+from tikv_br.cancellation import Cancellation, TaskCancelled, cancelled_on_error, inherit
+from tikv_br.cluster.cluster import Cluster
+from tikv_br.compare.ranges import compare_range
+from tikv_br.compare.report import Report
+from tikv_br.compare.sides import ClusterSide, FileRows
+from tikv_br.compare.sums import RecordedSums
+from tikv_br.errors import ChecksumMismatch, TikvBrError
+from tikv_br.formats.api_version import ApiVersion
+from tikv_br.formats.checksum import Checksum
+from tikv_br.formats.keys.ranges import KeyRange, user_range
+from tikv_br.formats.keys.rewrite import UNCHANGED, Rewrite
+from tikv_br.formats.keys.text import show_key
+from tikv_br.storage.base import ObjectStore
+
+if TYPE_CHECKING:
+    from tikv_br.compare.rows import DifferenceSums
+
+T = TypeVar("T")
+R = TypeVar("R")
+Part = tuple[FileEntry, KeyRange, Rewrite]
+"""A file, all of its range or a part of it (RPC keys as in the file), and the rewrite of its keys."""
+
+
+def on_threads(function: Callable[[T], R], items: Sequence[T], threads: int) -> list[R]:
+    """Call the function for all items, until the first one that raises."""
+    with ThreadPoolExecutor(threads, thread_name_prefix="compare") as pool, cancelled_on_error():
+        try:
+            return list(pool.map(inherit(function), items))
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+class BackupComparison:
+    """Compares files, or parts of them, with a cluster. Thread-safe."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        store: ObjectStore,
+        api_version: ApiVersion,
+        cuts: Mapping[str, Sequence[bytes]] | None = None,
+        *,
+        expiry_recorded: bool,
+        others: dict[tuple[str, KeyRange], int] | None = None,
+    ) -> None:
+        """``store`` holds the files, written in ``api_version``, which is the cluster's too.
+
+        The checksum of a whole file is requested in parts that ``cuts``, ascending RPC keys by the file's name, divide.
+        ``expiry_recorded`` is that of the `BackupSet`.
+        With ``others``, keys that the backup does not have are no difference: their numbers are stored there, by part.
+        """
+        self._cluster = cluster
+        self._store = store
+        self._api_version = api_version
+        self._cuts = cuts or {}
+        self._expiry_recorded = expiry_recorded
+        self._others = others
+
+    def require_all_equal(self, parts: Sequence[Part], threads: int) -> Checksum:
+        """`require_equal` for all ``parts`` in parallel; returns their merged checksum."""
+        return reduce(Checksum.merge, on_threads(lambda part: self.require_equal(*part), parts, threads), Checksum())
+
+    def require_same_rows(self, parts: Sequence[Part], threads: int) -> None:
+        """Compare row by row parts that have equal sums, in parallel.
+
+        Sums are XORs: they are also equal if an even number of rows has the same change. Raises `ChecksumMismatch`.
+        """
+
+        def compare(part: Part) -> None:
+            file, span, rewrite = part
+            if difference := _differing_rows(file, rewrite.range(span), self._compare_rows(*part)):
+                raise ChecksumMismatch(difference)
+
+        on_threads(compare, parts, threads)
+
+    def require_equal(self, file: FileEntry, span: KeyRange, rewrite: Rewrite = UNCHANGED) -> Checksum:
+        """The checksum of ``span``, all of the file's range or a part of it, as the cluster has it under ``rewrite``.
+
+        Raises `ChecksumMismatch` naming range and file, besides what `compare` raises.
+        """
+        equal, difference = self.compare(file, span, rewrite)
+        if difference:
+            remark = self._cluster.clock.remark()
+            raise ChecksumMismatch(f"{difference}. {remark}" if remark else difference)
+        return equal
+
+    def compare(self, file: FileEntry, span: KeyRange, rewrite: Rewrite = UNCHANGED) -> tuple[Checksum, str]:
+        """The checksum of the backup's keys in the cluster and no text, or an empty one and what differs.
+
+        The file is read only if its recorded sums do not suffice. Then raises `BackupDamaged` if it is damaged.
+        """
+        rows, cluster, there = self._sides(file, span, rewrite)
+        recorded = rows.recorded(there)
+        cuts = [cluster.codec.user_key(cut) for cut in self._cuts.get(file.name, ())] if recorded else []
+        if recorded and not self._may_expire(file):
+            found = cluster.sums(there, cuts).sums
+            difference = "" if found == recorded.everything else _differing_sums(file, span, found, recorded)
+        else:
+            report = compare_range(rows, cluster, there, keys=1, cuts=cuts)
+            found, difference = report.sums, _differing_ranges(file, cluster, report)
+        if difference and self._others is not None:
+            sums = self._compare_rows(file, span, rewrite)
+            self._others[file.name, span] = sums.only_b.total_kvs
+            found, difference = sums.same, _differing_rows(file, rewrite.range(span), sums)
+        return (Checksum(), difference) if difference else (found, "")
+
+    def hidden_rows(self, file: FileEntry, span: KeyRange, rewrite: Rewrite = UNCHANGED) -> int:
+        """How many rows of `span` newer deletes hide, where that is the only difference; else 0.
+
+        All rows that the cluster shows must be those of the file, unless others are counted, and the first missing one must have
+        a tombstone (API V2). Reads both sides, unless the cluster shows no row of a whole file. Raises as `compare`.
+        """
+        rows, cluster, there = self._sides(file, span, rewrite)
+        if span == file.key_range and not self._may_expire(file) and not cluster.sums(there).sums.total_kvs:
+            return file.total_kvs if cluster.raw.has_tombstone(next(rows.pages(there))["key"][0].as_py()) else 0
+        found = self._compare_rows(file, span, rewrite)
+        if found.value.total_kvs or (found.only_b.total_kvs and self._others is None) or found.first_only_a is None:
+            return 0
+        return found.only_a.total_kvs if cluster.raw.has_tombstone(found.first_only_a) else 0
+
+    def compare_empty(self, span: KeyRange) -> str:
+        """What differs in a range of which the backup has no row."""
+        rows = self.count_rows(span)
+        return f"the cluster holds {rows} rows in {span}, the backup none" if rows else ""
+
+    def count_rows(self, span: KeyRange) -> int:
+        """The number of rows that the cluster has in a range."""
+        codec = codec_of(self._api_version, span)
+        return self._cluster.raw(codec.keyspace_id).checksum(*user_range(codec, span)).total_kvs
+
+    def _sides(self, file: FileEntry, span: KeyRange, rewrite: Rewrite) -> tuple[FileRows, ClusterSide, KeyRange]:
+        """Both sides, and the range of user keys in the cluster."""
+        place = rewrite.range(span)
+        source, target = (codec_of(self._api_version, each) for each in (file.key_range, place))
+        rows = FileRows(self._store, file, source, target, rewrite)
+        return rows, ClusterSide(self._cluster.raw(target.keyspace_id)), KeyRange(*user_range(target, place))
+
+    def _compare_rows(self, file: FileEntry, span: KeyRange, rewrite: Rewrite) -> DifferenceSums:
+        from tikv_br.compare.rows import DifferenceSums, compare_rows
+
+        rows, cluster, there = self._sides(file, span, rewrite)
+        sums = DifferenceSums(cluster.codec.prefix)
+        for found in compare_rows(rows.pages(there), cluster.pages(there), cluster.now):
+            sums.add(found)
+        return sums
+
+    def _may_expire(self, file: FileEntry) -> bool:
+        """Whether rows may expire."""
+        return self._api_version.has_ttl and (not self._expiry_recorded or file.expiry.total_kvs > 0)
+
+
+class BackgroundComparison:
+    """Compares parts on threads of its own as they are handed in, until `stop`. Thread-safe."""
+
+    def __init__(self, comparison: BackupComparison, threads: int) -> None:
+        self._comparison = comparison
+        self._cancellation = Cancellation()
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="compare")
+        self._futures: dict[tuple[str, KeyRange], Future[Checksum | None]] = {}
+        self._at_work: list[tuple[float, float]] = []
+        """From when to when each part was compared."""
+
+    def add(self, file: FileEntry, span: KeyRange, rewrite: Rewrite) -> None:
+        """Compare a restored part; the same part may be added again."""
+        with self._cancellation.active():
+            self._futures[file.name, span] = self._pool.submit(inherit(self._compare), file, span, rewrite)
+
+    def finish(self) -> dict[tuple[str, KeyRange], Checksum]:
+        """Wait for all parts; the checksums of those that were found equal, by name of the file and span.
+
+        The others differ or could not be compared; compare them again for the reason.
+        """
+        wait(self._futures.values())
+        self._pool.shutdown()
+        found = {part: future.result() for part, future in self._futures.items()}
+        return {part: sums for part, sums in found.items() if sums is not None}
+
+    def stop(self) -> None:
+        """Cancel what is under way; idempotent."""
+        self._cancellation.cancel()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def seconds_until(self, end: float) -> float:
+        """For how long parts were compared before ``end``, by the monotonic clock; time for several at once counts once."""
+        total = 0.0
+        reached = 0.0
+        for first, last in sorted(self._at_work):
+            total += max(min(last, end) - max(first, reached), 0.0)
+            reached = max(reached, last)
+        return total
+
+    def _compare(self, file: FileEntry, span: KeyRange, rewrite: Rewrite) -> Checksum | None:
+        began = time.monotonic()
+        try:
+            sums, difference = self._comparison.compare(file, span, rewrite)
+        except (TikvBrError, TaskCancelled):
+            return None
+        finally:
+            self._at_work.append((began, time.monotonic()))
+        return None if difference else sums
+
+
+def _differing_sums(file: FileEntry, span: KeyRange, found: Checksum, recorded: RecordedSums) -> str:
+    expected = recorded.everything
+    return (
+        f"{span} of the cluster differs from {file.name}: {found.total_kvs} rows, {found.total_bytes} bytes, "
+        f"checksum {found.crc64xor:016x}, instead of {expected.total_kvs} rows, {expected.total_bytes} bytes, "
+        f"checksum {expected.crc64xor:016x}"
+    )
+
+
+def _differing_rows(file: FileEntry, span: KeyRange, found: DifferenceSums) -> str:
+    missing, changed = found.only_a.total_kvs, found.value.total_kvs
+    if not missing and not changed:
+        return ""
+    return (
+        f"{span} of the cluster differs from {file.name}: {missing} rows are missing and {changed} have another value"
+    )
+
+
+def _differing_ranges(file: FileEntry, cluster: ClusterSide, report: Report) -> str:
+    if not report.ranges:
+        return ""
+    counts, span = report.counts, report.ranges[0].span
+    where = str(KeyRange(*cluster.codec.rpc_range(span.start, span.end)))
+    if len(report.ranges) > 1:
+        where += f" and {len(report.ranges) - 1} more ranges"
+    return (
+        f"{where} of the cluster differs from {file.name}: {counts.only_a} rows are missing, {counts.value} have another value, "
+        f"{counts.only_b} are not in the backup; the first key is {show_key(report.keys[0].key)}"
+    )

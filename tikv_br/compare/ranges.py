@@ -1,0 +1,106 @@
+"""Compares one range of both sides, from its checksum down to the keys that differ."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from tikv_br.cluster.clock import CLOCK_SECONDS
+from tikv_br.compare.bisection import different_ranges
+from tikv_br.compare.report import Counts, DifferenceKind, DifferentRange, KeyDifference, Report
+from tikv_br.compare.sides import ClusterSide, Reference, Side, sides_of
+from tikv_br.formats.keys.ranges import KeyRange
+
+if TYPE_CHECKING:
+    from tikv_br.compare.rows import RowDifferences
+
+RECHECKED_KEYS = 512
+"""Maximum number of different keys of a small range that are read again; more are not due to concurrent writes."""
+
+
+def compare_range(
+    a: Reference, b: ClusterSide, span: KeyRange, *, keys: int = 0, exact: bool = False, cuts: Sequence[bytes] = ()
+) -> Report:
+    """Compare a range of user keys. The report lists at most ``keys`` keys.
+
+    A is not read if its recorded checksums are B's, which is requested in parts that ``cuts`` divide. With ``exact`` all rows are
+    compared, whatever the checksums are. Raises as reading A does, `ClusterError`.
+    """
+    report = Report()
+    recorded = None if exact else a.recorded(span)
+    whole = b.sums(span, cuts) if recorded else None
+    if recorded and whole and whole.sums in recorded.possible(whole.first, whole.last):
+        report.sums = whole.sums
+        return report
+    for side, part in sides_of(a, b, span):
+        answer = whole if whole and part == span else b.sums(part)
+        report.sums += answer.sums
+        for leaf in [part] if exact else different_ranges(side, b, part, answer):
+            report.add(compare_leaf(side, b, leaf, keys))
+            del report.keys[keys:]
+    return report
+
+
+def compare_leaf(a: Side, b: ClusterSide, span: KeyRange, keys: int) -> Report:
+    """Compare a range row by row, and list the first keys that differ.
+
+    A few are read again on both sides: keys that are just changing, or about to expire, are no differences.
+    """
+    from tikv_br.compare.rows import compare_rows
+
+    most = max(keys, RECHECKED_KEYS)
+    counts = Counts()
+    found: list[KeyDifference] = []
+    for part in compare_rows(a.pages(span), b.pages(span), b.now):
+        counts += Counts(len(part.only_a), len(part.only_b), len(part.value), part.expiring)
+        if len(found) <= most:
+            found += _first_keys(part, most + 1 - len(found))
+    if counts.total <= RECHECKED_KEYS:
+        found, expiring = recheck_keys(found, a, b)
+        kinds = Counter(difference.kind.value for difference in found)
+        counts = Counts(**kinds, expiring=counts.expiring + expiring)
+    return Report(counts, [DifferentRange(span, counts)] if counts.total else [], found[:keys])
+
+
+class PointReads(Protocol):
+    """Single keys of a side."""
+
+    def values(self, keys: Sequence[bytes]) -> Mapping[bytes, bytes]:
+        """The values of those that exist."""
+
+    def ttl(self, key: bytes) -> int | None:
+        """Seconds until a key expires, 0 for never; None if it does not exist."""
+
+
+def recheck_keys(found: Sequence[KeyDifference], a: PointReads, b: PointReads) -> tuple[list[KeyDifference], int]:
+    """The keys that still differ, with the seconds until they expire, and how many have expired or are about to."""
+    if not found:
+        return [], 0
+    keys = [difference.key for difference in found]
+    in_a, in_b = a.values(keys), b.values(keys)
+    confirmed: list[KeyDifference] = []
+    expiring = 0
+    for key in keys:
+        here, there = in_a.get(key), in_b.get(key)
+        if here is not None and there is not None:
+            confirmed += [KeyDifference(DifferenceKind.VALUE, key)] if here != there else []
+            continue
+        ttl = None if here is there else (a if there is None else b).ttl(key)
+        if ttl is None or 0 < ttl <= CLOCK_SECONDS:
+            expiring += 1
+        else:
+            kind = DifferenceKind.ONLY_A if there is None else DifferenceKind.ONLY_B
+            confirmed.append(KeyDifference(kind, key, ttl))
+    return confirmed, expiring
+
+
+def _first_keys(part: RowDifferences, most: int) -> list[KeyDifference]:
+    """The first keys as objects, for those that are listed or read again."""
+    columns = (
+        (DifferenceKind.ONLY_A, part.only_a["key"]),
+        (DifferenceKind.VALUE, part.value["key"]),
+        (DifferenceKind.ONLY_B, part.only_b),
+    )
+    found = [KeyDifference(kind, key) for kind, column in columns for key in column[:most].to_pylist()]
+    return sorted(found, key=lambda difference: difference.key)[:most]

@@ -1,0 +1,149 @@
+"""Compares rows of two sides batch by batch, as Arrow columns. Loads Arrow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tikv_br.cluster.clock import CLOCK_SECONDS
+from tikv_br.formats import columns
+from tikv_br.formats.checksum import Checksum, checksum
+from tikv_br.formats.columns import SCHEMA, Flags
+
+SOON_SECONDS = 60
+"""A row of a backup that expires within this time may be gone from the cluster before it is compared."""
+
+
+class RowDifferences(NamedTuple):
+    """The differences between two ranges of rows."""
+
+    same: pa.RecordBatch
+    """Rows of A, of ``SCHEMA``, that B has too."""
+    only_a: pa.RecordBatch
+    """Rows of A."""
+    value: pa.RecordBatch
+    """Rows of A whose value in B is another."""
+    only_b: pa.LargeBinaryArray
+    """Keys of B."""
+    expiring: int
+    """Rows that A has and B may lack by now."""
+
+    @property
+    def first_key(self) -> bytes | None:
+        """The first key that differs."""
+        columns = (self.only_a["key"], self.value["key"], self.only_b)
+        return min((keys[0].as_py() for keys in columns if len(keys)), default=None)
+
+
+Now = Callable[[], int]
+"""Returns the seconds since the epoch, by the clock of B's PD."""
+
+
+def compare_rows(
+    a: Iterable[pa.RecordBatch], b: Iterable[pa.RecordBatch], now: Now, expiry_error: int = 0
+) -> Iterator[RowDifferences]:
+    """`compare_batches` for the rows of a range of both sides, a batch of each at a time. Both come by ascending key."""
+    return (compare_batches(ours, theirs, now(), expiry_error) for ours, theirs in lockstep(a, b))
+
+
+def compare_batches(a: pa.RecordBatch, b: pa.RecordBatch, now: int, expiry_error: int = 0) -> RowDifferences:
+    """Compare rows of ``SCHEMA`` of the same range at about ``now`` (seconds since the epoch).
+
+    Expired rows of A are ignored; those that expire about now may be missing in B. Expiries of A may be up to
+    ``expiry_error`` seconds too early; those of B are ignored: scans do not return them.
+    """
+    expire_ts = columns.numbers(a["expire_ts"])
+    a = _filtered(a, (expire_ts == 0) | (expire_ts > now - CLOCK_SECONDS - expiry_error))
+    at = pc.index_in(a["key"], value_set=b["key"])
+    there = columns.flags(at.is_valid())
+    both, missing = _filtered(a, there), _filtered(a, ~there)
+    same = columns.flags(pc.equal(both["value"], b["value"].take(at.drop_null())))
+    expire_ts = columns.numbers(missing["expire_ts"])
+    lasting = (expire_ts == 0) | (expire_ts > now + SOON_SECONDS)
+    extra = b["key"].filter(pc.is_null(pc.index_in(b["key"], value_set=a["key"])))
+    return RowDifferences(
+        _filtered(both, same), _filtered(missing, lasting), _filtered(both, ~same), extra, int((~lasting).sum())
+    )
+
+
+@dataclass(slots=True)
+class DifferenceSums:
+    """Sums over the `RowDifferences` of a range. ``prefix`` turns user keys into RPC keys of ``same``."""
+
+    prefix: bytes = b""
+    same: Checksum = field(default_factory=Checksum)
+    only_a: Checksum = field(default_factory=Checksum)
+    """By user keys, as the following."""
+    value: Checksum = field(default_factory=Checksum)
+    only_b: Checksum = field(default_factory=Checksum)
+    """Of keys without values."""
+    expiring: int = 0
+    first_key: bytes | None = None
+    """The first key that differs."""
+    first_only_a: bytes | None = None
+
+    def add(self, found: RowDifferences) -> None:
+        """Add the next differences."""
+        self.same += checksum(found.same["key"], found.same["value"], self.prefix)
+        self.only_a += checksum(found.only_a["key"], found.only_a["value"])
+        self.value += checksum(found.value["key"], found.value["value"])
+        self.only_b += checksum(found.only_b, found.only_b)
+        self.expiring += found.expiring
+        if self.first_key is None:
+            self.first_key = found.first_key
+        if self.first_only_a is None and found.only_a.num_rows:
+            self.first_only_a = found.only_a["key"][0].as_py()
+
+
+def lockstep(
+    a: Iterable[pa.RecordBatch], b: Iterable[pa.RecordBatch]
+) -> Iterator[tuple[pa.RecordBatch, pa.RecordBatch]]:
+    """Batches of both sides cut so that each pair covers the same stretch of keys; holds a batch of each."""
+    one, other = _Cursor(a), _Cursor(b)
+    while one.fill() | other.fill():
+        lasts = [cursor.last for cursor in (one, other) if cursor.rest.num_rows]
+        bound = min(lasts)
+        yield one.take(bound), other.take(bound)
+
+
+class _Cursor:
+    """The rows of one side that are not compared yet."""
+
+    def __init__(self, batches: Iterable[pa.RecordBatch]) -> None:
+        self._batches = iter(batches)
+        self.rest = empty()
+
+    @property
+    def last(self) -> bytes:
+        key: bytes = self.rest["key"][-1].as_py()
+        return key
+
+    def fill(self) -> bool:
+        """Have rows, if there are any left."""
+        while not self.rest.num_rows:
+            batch = next(self._batches, None)
+            if batch is None:
+                return False
+            self.rest = batch
+        return True
+
+    def take(self, bound: bytes) -> pa.RecordBatch:
+        """The rows up to and with a key."""
+        if not self.rest.num_rows:
+            return self.rest
+        size = pc.sum(pc.less_equal(self.rest["key"], pa.scalar(bound, pa.large_binary()))).as_py()
+        taken, self.rest = self.rest.slice(0, size), self.rest.slice(size)
+        return taken
+
+
+def empty() -> pa.RecordBatch:
+    """No rows."""
+    return pa.RecordBatch.from_pylist([], schema=SCHEMA)
+
+
+def _filtered(rows: pa.RecordBatch, wanted: Flags) -> pa.RecordBatch:
+    return rows if wanted.all() else rows.filter(pa.array(wanted))
