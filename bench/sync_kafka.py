@@ -54,7 +54,7 @@ class TopicView:
     def _changes(self, message: Message) -> list[Change]:
         if message.error():
             return []
-        events = self._codec.decode(messages.Message(message.key() or b"", message.value(), _headers(message)))
+        events = self._codec.decode(messages.KafkaMessage(message.key() or b"", message.value(), _headers(message)))
         return [event for event in events if isinstance(event, Change)]
 
 

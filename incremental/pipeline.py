@@ -486,7 +486,7 @@ class PipelineOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class ChangeSource:
     """The range of a cluster to replicate, in RPC keys."""
 
     cluster: Cluster
@@ -496,7 +496,7 @@ class Source:
 
 @contextmanager
 def pipeline(
-    source: Source,
+    source: ChangeSource,
     start: Checkpoint,
     options: PipelineOptions,
     *,

@@ -44,7 +44,7 @@ from tikv_br.incremental.handover import (
     service_id,
     warn_of_scan_window,
 )
-from tikv_br.incremental.pipeline import PipelineOptions, Replicator, Source, SyncStatus, pipeline
+from tikv_br.incremental.pipeline import ChangeSource, PipelineOptions, Replicator, SyncStatus, pipeline
 from tikv_br.incremental.sinks.open import Origin, SinkOptions, SinkPatience, unfenced, wait_for_sink
 from tikv_br.incremental.sinks.url import LogTarget, Target
 from tikv_br.storage.base import ObjectStore
@@ -134,7 +134,7 @@ def sync(
         start = _take_over(checkpoints, keeper, Checkpoint(options.changefeed_id, start_ts, start_ts, 0, 0, subject))
         replicator = stack.enter_context(
             pipeline(
-                Source(cluster, codec, span),
+                ChangeSource(cluster, codec, span),
                 start,
                 options,
                 sink=sink,

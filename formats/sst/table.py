@@ -124,7 +124,7 @@ _INDEX_TYPES = range(4)  # 0 and 1 are searched in different ways but read alike
 
 
 @dataclass(frozen=True, slots=True)
-class Index:
+class SstIndex:
     """Data blocks in file order; `separators` are user keys, one a block, at or after its last key."""
 
     separators: list[bytes]
@@ -143,7 +143,7 @@ class _Form:
     first_keys: bool
 
 
-def read_index(blocks: BlockReader, handle: BlockHandle, properties: Mapping[str, bytes]) -> Index:
+def read_index(blocks: BlockReader, handle: BlockHandle, properties: Mapping[str, bytes]) -> SstIndex:
     """Read the whole index.
 
     Raises `DamagedBytes` for keys that do not ascend and for blocks that overlap or reach beyond the start of the
@@ -167,17 +167,17 @@ def read_index(blocks: BlockReader, handle: BlockHandle, properties: Mapping[str
         separators += part.separators
         handles += part.handles
     data_limit = index.handles[0].offset if index.handles else 0
-    return _checked(Index(separators, handles), data_limit, "partitioned index")
+    return _checked(SstIndex(separators, handles), data_limit, "partitioned index")
 
 
-def _decode(block: Readable, form: _Form) -> Index:
+def _decode(block: Readable, form: _Form) -> SstIndex:
     if form.deltas:
         pairs = list(_delta_entries(bytes(block), with_first_keys=form.first_keys))
     else:
         pairs = [(key, decode_handle(value)[0]) for key, value in entries(block)]
     if not form.user_keys and any(len(key) < _KEY_TRAILER for key, _ in pairs):
         raise DamagedBytes("index key shorter than its sequence number")
-    return Index([key if form.user_keys else key[:-_KEY_TRAILER] for key, _ in pairs], [at for _, at in pairs])
+    return SstIndex([key if form.user_keys else key[:-_KEY_TRAILER] for key, _ in pairs], [at for _, at in pairs])
 
 
 def _delta_entries(block: bytes, *, with_first_keys: bool) -> Iterator[tuple[bytes, BlockHandle]]:
@@ -203,7 +203,7 @@ def _delta_entries(block: bytes, *, with_first_keys: bool) -> Iterator[tuple[byt
         yield key, handle
 
 
-def _checked(index: Index, limit: int, what: str) -> Index:
+def _checked(index: SstIndex, limit: int, what: str) -> SstIndex:
     end = 0
     for number, handle in enumerate(index.handles):
         if handle.offset < end or handle.size < 0:
@@ -254,7 +254,7 @@ class Table:
         return read_properties(self.blocks, self.metaindex[BLOCK_NAME])
 
     @cached_property
-    def index(self) -> Index:
+    def index(self) -> SstIndex:
         """Extent and separator of every data block."""
         handle = self.footer.index or self.metaindex.get(_INDEX_NAME)
         if handle is None:

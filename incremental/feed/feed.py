@@ -39,10 +39,10 @@ from tikv_br.formats.keys.ranges import KeyRange, intersection
 from tikv_br.formats.keys.text import show_key
 from tikv_br.incremental.feed.frontier import RegionSpan, ResolvedFrontier
 from tikv_br.incremental.feed.stream import (
+    FeedMessage,
     Inbox,
     LocatedRegions,
     Locator,
-    Message,
     ResubscribeAdvice,
     StoreStream,
     StreamEnd,
@@ -380,7 +380,7 @@ class Feed:
             stream.cancel()
             self._handle_stream_end(stream, error)
 
-    def _handle_message(self, stream: StoreStream, message: Message) -> None:
+    def _handle_message(self, stream: StoreStream, message: FeedMessage) -> None:
         self._received, now, changes = True, time.monotonic(), message.changes
         keys = zip(changes.region_ids.tolist(), changes.request_ids.tolist(), strict=True)
         subscriptions = [stream.find(*key) for key in keys]

@@ -104,14 +104,14 @@ class SubscriptionFailed:
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
+class FeedMessage:
     """A decoded message: rows and resolved-ts, which are handled first, and subscriptions that have ended."""
 
     changes: cdc.ChangeEvent
     failures: tuple[SubscriptionFailed, ...] = ()
 
 
-def decode_all(data: Sequence[bytes]) -> Iterator[Message]:
+def decode_all(data: Sequence[bytes]) -> Iterator[FeedMessage]:
     """Decode serialized messages of one stream, in order (see `decode`); adjacent messages are merged if possible.
 
     Concatenated messages decode as one message with all their events, which costs about as much as decoding a small one.
@@ -123,20 +123,20 @@ def decode_all(data: Sequence[bytes]) -> Iterator[Message]:
         if merged is None:
             yield from map(decode, parts)
         else:
-            yield Message(merged)
+            yield FeedMessage(merged)
 
 
 def _has_only_resolved_ts(data: bytes) -> bool:
     return data.startswith(RESOLVED)
 
 
-def decode(data: bytes) -> Message:
+def decode(data: bytes) -> FeedMessage:
     """Decode a ``cdcpb.ChangeDataEvent``. Raises `RequestRefused` for damaged bytes and for transactional rows."""
     changes = cdc.parse(data)
-    return _decode_with_protobuf(data) if changes is None else Message(changes)
+    return _decode_with_protobuf(data) if changes is None else FeedMessage(changes)
 
 
-def _decode_with_protobuf(data: bytes) -> Message:
+def _decode_with_protobuf(data: bytes) -> FeedMessage:
     """Decode a message with fields that `cdc.parse` does not know: split off errors, drop unused fields, parse the rest."""
     try:
         message = cdcpb_pb2.ChangeDataEvent.FromString(data)
@@ -161,7 +161,7 @@ def _decode_with_protobuf(data: bytes) -> Message:
     changes = cdc.parse(rest.SerializeToString())
     if changes is None:
         raise RequestRefused("cannot decode a store's change event: it has rows other than RawKV puts and deletes")
-    return Message(changes, failures)
+    return FeedMessage(changes, failures)
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,14 +29,14 @@ from tikv_br.incremental.group.model import (
     MAX_POLL_SECONDS,
     MAX_WRITE_MS,
     CaptureInfo,
+    ChangefeedState,
+    ChangefeedTask,
     GroupState,
     GroupStore,
-    State,
-    Task,
     TaskId,
     dump,
 )
-from tikv_br.incremental.group.owner import Owner
+from tikv_br.incremental.group.owner import CaptureOwner
 from tikv_br.incremental.group.worker import Membership, Worker
 from tikv_br.incremental.watch.status import NamedStatus
 
@@ -109,7 +109,7 @@ class Capture:
 
     def _run_as_member(self, lease: LeaseHolder, stop: threading.Event) -> None:
         membership = self._join(lease)
-        owner = Owner(membership.id, self._store, self._source.pd)
+        owner = CaptureOwner(membership.id, self._store, self._source.pd)
         with ThreadPoolExecutor(MOST_THREADS, thread_name_prefix=membership.id) as pool:
             tasks = self._tasks = Tasks(membership, pool)
             try:
@@ -209,10 +209,12 @@ class Tasks:
         conditions = [self._membership.present, *unchanged]
         return self._store.etcd.transact(conditions, [*freed, *gone], repeatable=True).succeeded
 
-    def _begin(self, state: GroupState, task: Task, before: Worker | None = None) -> None:
+    def _begin(self, state: GroupState, task: ChangefeedTask, before: Worker | None = None) -> None:
         if task.stopping:
             self._free(state, task)
-        elif task.changefeed in state.changefeeds and state.changefeeds[task.changefeed].state is State.NORMAL:
+        elif (
+            task.changefeed in state.changefeeds and state.changefeeds[task.changefeed].state is ChangefeedState.NORMAL
+        ):
             worker = self._workers[task.id] = Worker(self._membership, state, task, before)
             worker.start(self._pool)
             log.info("task %s: started, epoch %d", task.id, task.epoch)
@@ -241,7 +243,7 @@ class Tasks:
             log.warning("task %s: failed, restarting: %s", task.id, worker.error.message)
         self._begin(state, task, None if changed else worker)
 
-    def _free(self, state: GroupState, task: Task) -> None:
+    def _free(self, state: GroupState, task: ChangefeedTask) -> None:
         key = self._keys.task(task.id)
         conditions = [self._membership.present, state.unchanged(key)]
         if self._store.etcd.transact(conditions, [Put(key, dump(_freed(task)))], repeatable=True).succeeded:
@@ -249,7 +251,7 @@ class Tasks:
 
 
 @contextlib.contextmanager
-def _in_background(pool: Executor, owner: Owner, every: float) -> Iterator[Future[None]]:
+def _in_background(pool: Executor, owner: CaptureOwner, every: float) -> Iterator[Future[None]]:
     """Run the owner in the background during the block. Raises the error that ended it."""
     stop = threading.Event()
     owning = pool.submit(owner.run, stop, every)
@@ -260,5 +262,5 @@ def _in_background(pool: Executor, owner: Owner, every: float) -> Iterator[Futur
     owning.result()
 
 
-def _freed(task: Task) -> Task:
+def _freed(task: ChangefeedTask) -> ChangefeedTask:
     return replace(task, capture="", stopping=False, write_timeout_ms=0)

@@ -20,7 +20,7 @@ from tikv_br.errors import (
     SyncStateDamaged,
     TikvBrError,
 )
-from tikv_br.incremental.group.model import ChangefeedInfo, GroupState, GroupStore, State, dump
+from tikv_br.incremental.group.model import ChangefeedInfo, ChangefeedState, GroupState, GroupStore, dump
 from tikv_br.incremental.group.scheduler import Patience
 from tikv_br.incremental.handover import MIN_TTL, Start, check_has_feed, keyspace_codec, protect, resolve, service_id
 from tikv_br.incremental.sinks.open import Origin, SinkOptions, SinkPatience, open_sink, wait_for_sink
@@ -101,7 +101,7 @@ class Changefeeds:
         Raises `ChangefeedExists`, also for the name of a plain sync, and `SafePointError` when GC has passed its start.
         """
         key, etcd = self._store.keys.changefeed(info.id), self._store.etcd
-        paused = Put(key, dump(replace(info, state=State.PAUSED)))
+        paused = Put(key, dump(replace(info, state=ChangefeedState.PAUSED)))
         made = etcd.transact([absent(key), none_with(self._store.keys.sync(info.id))], [paused])
         if not made.succeeded:
             what = "sync" if etcd.get(key) is None else "changefeed"
@@ -134,19 +134,19 @@ class Changefeeds:
                 changefeed_id,
                 error.message,
             )
-        return self._edit(changefeed_id, lambda found: replace(found, state=State.PAUSED))
+        return self._edit(changefeed_id, lambda found: replace(found, state=ChangefeedState.PAUSED))
 
     def resume(self, changefeed_id: str) -> ChangefeedInfo:
         """Resume from the checkpoint. Raises `ChangefeedNotFound`, and `SafePointError` if GC has passed it."""
         state, info = self._find(changefeed_id)
         self._protect(info, state.checkpoint_ts(changefeed_id))
-        return self._edit(changefeed_id, lambda found: replace(found, state=State.NORMAL, error=""))
+        return self._edit(changefeed_id, lambda found: replace(found, state=ChangefeedState.NORMAL, error=""))
 
     def update(self, changefeed_id: str, edit: Edit) -> ChangefeedInfo:
         """Change its options. Raises `ChangefeedNotFound`, and `ChangefeedBusy` if it is running."""
 
         def change(found: ChangefeedInfo) -> ChangefeedInfo:
-            if found.state is State.NORMAL:
+            if found.state is ChangefeedState.NORMAL:
                 raise ChangefeedBusy(
                     f"changefeed {changefeed_id} is running", hint="Pause it first, and resume it afterwards."
                 )
@@ -199,8 +199,8 @@ class Changefeeds:
         info = state.changefeeds.get(changefeed_id)
         if info is None:
             return True
-        if info.state is not State.REMOVING:
-            self._replace(state, replace(info, state=State.REMOVING))
+        if info.state is not ChangefeedState.REMOVING:
+            self._replace(state, replace(info, state=ChangefeedState.REMOVING))
             return False
         held = {task.capture for task in state.tasks_of(changefeed_id)} - {""}
         if not held <= patience.gone(state):
@@ -222,7 +222,7 @@ class Changefeeds:
     def _find(self, changefeed_id: str) -> tuple[GroupState, ChangefeedInfo]:
         state = self._store.snapshot()
         info = find(state, changefeed_id)
-        if info.state is State.REMOVING:
+        if info.state is ChangefeedState.REMOVING:
             raise ChangefeedBusy(f"changefeed {changefeed_id} is being removed", hint="Create another changefeed.")
         return state, info
 

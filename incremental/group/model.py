@@ -48,7 +48,7 @@ equals the recorded request timeout."""
 T = TypeVar("T")
 
 
-class State(enum.StrEnum):
+class ChangefeedState(enum.StrEnum):
     """The desired state of a changefeed."""
 
     NORMAL = "normal"
@@ -88,7 +88,7 @@ class ChangefeedInfo:
     start_ts: int
     """Changes with a larger ts are replicated."""
     created_ms: int
-    state: State = State.NORMAL
+    state: ChangefeedState = ChangefeedState.NORMAL
     spans: int = SPANS
     """Number of sub-spans: more captures than that are idle."""
     gc_ttl: int = 24 * 3600
@@ -139,7 +139,7 @@ class TaskId:
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class ChangefeedTask:
     """One sub-span, and the capture that follows it."""
 
     changefeed: str
@@ -207,7 +207,7 @@ class ChangefeedStatus:
     """Id of the owner that wrote it."""
 
 
-_Named = TypeVar("_Named", CaptureInfo, ChangefeedInfo, ChangefeedStatus, Progress, Task)
+_Named = TypeVar("_Named", CaptureInfo, ChangefeedInfo, ChangefeedStatus, Progress, ChangefeedTask)
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,7 +251,7 @@ class Keys:
         return f"{self.root}task/{changefeed_id}/"
 
     def task(self, task_id: TaskId) -> str:
-        """Return the key of a `Task`."""
+        """Return the key of a `ChangefeedTask`."""
         return f"{self.tasks(task_id.changefeed)}{task_id.number:04}"
 
     def progresses(self, changefeed_id: str) -> str:
@@ -272,7 +272,7 @@ class GroupState:
     owner: str
     """Id of the owner's capture; empty if there is none."""
     changefeeds: Mapping[str, ChangefeedInfo]
-    tasks: Mapping[TaskId, Task]
+    tasks: Mapping[TaskId, ChangefeedTask]
     progress: Mapping[TaskId, Progress]
     statuses: Mapping[str, ChangefeedStatus]
     items: Mapping[str, KeyValue]
@@ -289,7 +289,7 @@ class GroupState:
         """Condition: the key was not deleted (and created again) since; its value may have changed. Raises `KeyError`."""
         return created_at(key, self.items[key].create_revision)
 
-    def tasks_of(self, changefeed_id: str) -> tuple[Task, ...]:
+    def tasks_of(self, changefeed_id: str) -> tuple[ChangefeedTask, ...]:
         """The tasks of a changefeed, by number."""
         return tuple(self.tasks[each] for each in sorted(self.tasks) if each.changefeed == changefeed_id)
 
@@ -333,7 +333,7 @@ def parse(keys: Keys, items: tuple[KeyValue, ...], revision: int) -> GroupState:
     captures: dict[str, CaptureInfo] = {}
     candidates: dict[str, int] = {}
     changefeeds: dict[str, ChangefeedInfo] = {}
-    tasks: dict[TaskId, Task] = {}
+    tasks: dict[TaskId, ChangefeedTask] = {}
     progress: dict[TaskId, Progress] = {}
     statuses: dict[str, ChangefeedStatus] = {}
     damaged: dict[str, str] = {}
@@ -350,7 +350,7 @@ def parse(keys: Keys, items: tuple[KeyValue, ...], revision: int) -> GroupState:
                 case "status":
                     statuses[name] = _check_name(load(ChangefeedStatus, item), name, item)
                 case "task":
-                    tasks[_task_id(item)] = _check_name(load(Task, item), _task_id(item), item)
+                    tasks[_task_id(item)] = _check_name(load(ChangefeedTask, item), _task_id(item), item)
                 case "progress":
                     progress[_task_id(item)] = load_progress(item)
         except SyncStateDamaged as error:
@@ -412,7 +412,7 @@ class GroupStore:
         `right` is a condition that proves the caller's right to do so. Raises `EtcdError`.
         """
         key = self.keys.changefeed(changefeed_id)
-        failed = replace(state.changefeeds[changefeed_id], state=State.FAILED, error=redact(error.message))
+        failed = replace(state.changefeeds[changefeed_id], state=ChangefeedState.FAILED, error=redact(error.message))
         if self.etcd.transact([right, state.unchanged(key)], [Put(key, dump(failed))], repeatable=True).succeeded:
             log.error("changefeed %s has failed: %s", changefeed_id, error.message)
 
@@ -439,7 +439,7 @@ class GroupStore:
         timeouts: list[int] = []
         for key in self._tasks(state, changefeed_id):
             try:
-                task = load(Task, state.items[key])
+                task = load(ChangefeedTask, state.items[key])
             except SyncStateDamaged:  # it may be anybody's
                 timeouts.append(MAX_WRITE_MS)
             else:

@@ -22,7 +22,15 @@ from tikv_br.formats.errors import DamagedBytes
 from tikv_br.formats.keys.codec import KeyCodec
 from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.incremental.group import scheduler
-from tikv_br.incremental.group.model import ChangefeedInfo, ChangefeedStatus, GroupState, GroupStore, State, Task, dump
+from tikv_br.incremental.group.model import (
+    ChangefeedInfo,
+    ChangefeedState,
+    ChangefeedStatus,
+    ChangefeedTask,
+    GroupState,
+    GroupStore,
+    dump,
+)
 from tikv_br.incremental.group.scheduler import Action, Assign, Discard, Free, Patience, Split, Stop
 from tikv_br.incremental.handover import MIN_TTL, RENEW_SECONDS, service_id
 
@@ -65,7 +73,7 @@ class OwnerPd(safepoint.SafePointApi, RegionApi, Protocol):
     """The calls of `PdClient` that an owner needs."""
 
 
-class Owner:
+class CaptureOwner:
     """The owner's part of a capture; it does nothing while another capture is the owner. For one thread."""
 
     def __init__(
@@ -101,7 +109,7 @@ class Owner:
                 self._act(state, action)
         for changefeed in state.changefeeds.values():
             self._publish(state, changefeed)
-            if changefeed.state is State.NORMAL:
+            if changefeed.state is ChangefeedState.NORMAL:
                 with _pd_may_be_away():
                     self._protect(state, changefeed)
 
@@ -141,13 +149,13 @@ class Owner:
                 raise
             self._store.fail(state, changefeed.id, error, state.still_there(self._keys.owner(self._id)))
             return
-        tasks = [Task(changefeed.id, number, part.start, part.end) for number, part in enumerate(parts)]
+        tasks = [ChangefeedTask(changefeed.id, number, part.start, part.end) for number, part in enumerate(parts)]
         unchanged = state.unchanged(self._keys.changefeed(changefeed.id))
         absent = [state.unchanged(self._keys.task(tasks[0].id))]
         if self._write(state, [unchanged, *absent], [Put(self._keys.task(task.id), dump(task)) for task in tasks]):
             log.info("changefeed %s: split into %d sub-spans", changefeed.id, len(tasks))
 
-    def _put_task(self, state: GroupState, task: Task, *conditions: Compare) -> None:
+    def _put_task(self, state: GroupState, task: ChangefeedTask, *conditions: Compare) -> None:
         key = self._keys.task(task.id)
         if self._write(state, [state.unchanged(key), *conditions], [Put(key, dump(task))]):
             action = "stop requested from" if task.stopping else "assigned to"

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from tikv_br.incremental.group.model import ChangefeedInfo, GroupState, State, Task
+from tikv_br.incremental.group.model import ChangefeedInfo, ChangefeedState, ChangefeedTask, GroupState
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class Split:
 class Assign:
     """Assign a free task, or one of a dead capture, to a capture."""
 
-    task: Task
+    task: ChangefeedTask
     capture: str
 
 
@@ -34,14 +34,14 @@ class Assign:
 class Stop:
     """Ask the capture of a task to free it."""
 
-    task: Task
+    task: ChangefeedTask
 
 
 @dataclass(frozen=True, slots=True)
 class Free:
     """Free a stopping task of a dead capture."""
 
-    task: Task
+    task: ChangefeedTask
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,12 +89,12 @@ def plan(state: GroupState, gone: Collection[str]) -> list[Action]:
     return actions
 
 
-def _for_changefeed(changefeed: ChangefeedInfo, tasks: Sequence[Task], gone: Collection[str]) -> list[Action]:
+def _for_changefeed(changefeed: ChangefeedInfo, tasks: Sequence[ChangefeedTask], gone: Collection[str]) -> list[Action]:
     """The actions that do not depend on the number of captures."""
-    if changefeed.state is State.NORMAL:
+    if changefeed.state is ChangefeedState.NORMAL:
         return [] if tasks else [Split(changefeed.id)]
     held = [task for task in tasks if task.capture]
-    if not held and changefeed.state is State.REMOVING:
+    if not held and changefeed.state is ChangefeedState.REMOVING:
         return [Discard(changefeed.id)]
     freed: list[Action] = [Free(task) for task in held if task.capture in gone]
     return freed + [Stop(task) for task in held if not task.stopping and task.capture not in gone]
@@ -103,7 +103,7 @@ def _for_changefeed(changefeed: ChangefeedInfo, tasks: Sequence[Task], gone: Col
 def _balance(state: GroupState, gone: Collection[str]) -> list[Action]:
     """Assign free tasks to the captures with the fewest, and stop surplus tasks of those with too many."""
     wanted = [task for task in state.tasks.values() if _is_wanted(state, task)]
-    held: dict[str, list[Task]] = {capture: [] for capture in sorted(state.captures)}
+    held: dict[str, list[ChangefeedTask]] = {capture: [] for capture in sorted(state.captures)}
     for task in wanted:
         if task.capture in held and not task.stopping:
             held[task.capture].append(task)
@@ -116,7 +116,7 @@ def _balance(state: GroupState, gone: Collection[str]) -> list[Action]:
     return assigned + [Stop(task) for task in _surplus(held, len(wanted))]
 
 
-def _surplus(held: Mapping[str, list[Task]], total: int) -> Iterable[Task]:
+def _surplus(held: Mapping[str, list[ChangefeedTask]], total: int) -> Iterable[ChangefeedTask]:
     """The tasks beyond each capture's share; the captures with the most tasks may round their share up."""
     share, rest = divmod(total, len(held))
     for at, capture in enumerate(sorted(held, key=lambda name: -len(held[name]))):
@@ -128,10 +128,10 @@ def _surplus(held: Mapping[str, list[Task]], total: int) -> Iterable[Task]:
             yield leaving
 
 
-def _is_wanted(state: GroupState, task: Task) -> bool:
+def _is_wanted(state: GroupState, task: ChangefeedTask) -> bool:
     changefeed = state.changefeeds.get(task.changefeed)
-    return changefeed is not None and changefeed.state is State.NORMAL
+    return changefeed is not None and changefeed.state is ChangefeedState.NORMAL
 
 
-def _how_many(tasks: Iterable[Task], changefeed_id: str) -> int:
+def _how_many(tasks: Iterable[ChangefeedTask], changefeed_id: str) -> int:
     return sum(task.changefeed == changefeed_id for task in tasks)

@@ -21,16 +21,23 @@ from tikv_br.incremental.feed.feed import FeedOptions
 from tikv_br.incremental.group.model import (
     ChangefeedInfo,
     ChangefeedStatus,
+    ChangefeedTask,
     GroupState,
     GroupStore,
     Progress,
-    Task,
     dump,
     load,
     load_progress,
 )
 from tikv_br.incremental.handover import service_id
-from tikv_br.incremental.pipeline import PipelineOptions, ReplicateOptions, Replicator, Source, SyncStatus, pipeline
+from tikv_br.incremental.pipeline import (
+    ChangeSource,
+    PipelineOptions,
+    ReplicateOptions,
+    Replicator,
+    SyncStatus,
+    pipeline,
+)
 from tikv_br.incremental.sinks.open import Origin, SinkOptions, open_sink
 from tikv_br.incremental.sinks.url import check_shared, parse
 from tikv_br.incremental.watch.status import NamedStatus
@@ -44,7 +51,9 @@ class TaskCheckpoints(CheckpointStore):
     another capture's.
     """
 
-    def __init__(self, store: GroupStore, task: Task, start_ts: int, *, present: Compare, assigned: Compare) -> None:
+    def __init__(
+        self, store: GroupStore, task: ChangefeedTask, start_ts: int, *, present: Compare, assigned: Compare
+    ) -> None:
         """`present`: the capture's key still exists; `assigned`: the task is unchanged since it was assigned to us."""
         self._etcd = store.etcd
         self._key = store.keys.progress(task.id)
@@ -178,7 +187,9 @@ class LeaseGuard:
 class Worker:
     """Runs one task in a background thread until it is stopped or fails."""
 
-    def __init__(self, membership: Membership, state: GroupState, task: Task, before: Worker | None = None) -> None:
+    def __init__(
+        self, membership: Membership, state: GroupState, task: ChangefeedTask, before: Worker | None = None
+    ) -> None:
         """`state` has the task assigned to us; `before` is an earlier attempt, whose time without progress counts on."""
         self.task = task
         self.changefeed: ChangefeedInfo = state.changefeeds[task.changefeed]
@@ -258,7 +269,7 @@ class Worker:
         self.checkpoints.claim()
         start = self.checkpoints.load()
         codec = KeyCodec(membership.source.api_version, changefeed.keyspace_id)
-        source = Source(membership.source, codec, KeyRange(self.task.start, self.task.end))
+        source = ChangeSource(membership.source, codec, KeyRange(self.task.start, self.task.end))
         options = PipelineOptions(
             scratch=membership.scratch,
             sorter_bytes=changefeed.sorter_bytes,

@@ -52,7 +52,7 @@ class KeyPrefix(StrEnum):
     """Format of keys that tikv-br up to 1.0.0rc1 wrote."""
 
 
-class Encoding(StrEnum):
+class MessageEncoding(StrEnum):
     """Encoding of keys and values in the protocol json."""
 
     BASE64 = "base64"
@@ -87,7 +87,7 @@ Event = Change | ResolvedTs
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
+class KafkaMessage:
     """A Kafka message."""
 
     key: bytes
@@ -112,13 +112,13 @@ class DamagedMessage(ValueError):
 class Codec(Interface):
     """Encoder and decoder of one protocol."""
 
-    def encode(self, changes: Sequence[Change]) -> Iterator[Message]:
+    def encode(self, changes: Sequence[Change]) -> Iterator[KafkaMessage]:
         """Messages for changes of one partition, in order. Raises `UnencodableChange`."""
 
-    def resolved(self, ts: int) -> Message:
+    def resolved(self, ts: int) -> KafkaMessage:
         """The message for a resolved-ts."""
 
-    def decode(self, message: Message) -> list[Event]:
+    def decode(self, message: KafkaMessage) -> list[Event]:
         """The events of a message. Raises `DamagedMessage`."""
 
     def partition(self, key: bytes, partitions: int) -> int:
@@ -134,7 +134,7 @@ class OpenCodec(Codec):
     prefix: bytes = b""
     """Prefix of encoded keys: mode and keyspace of API V2."""
 
-    def encode(self, changes: Sequence[Change]) -> Iterator[Message]:
+    def encode(self, changes: Sequence[Change]) -> Iterator[KafkaMessage]:
         """See `Codec.encode`."""
         headers = [(KEYSPACE_HEADER, b"%d" % int.from_bytes(self.prefix[1:]))] if self.prefix else []
         keys, values, size = [_VERSION], list[bytes](), 8 + RECORD_OVERHEAD
@@ -144,20 +144,20 @@ class OpenCodec(Codec):
             if 8 + RECORD_OVERHEAD + added > self.max_message_bytes:
                 raise UnencodableChange(_too_large(8 + RECORD_OVERHEAD + added, self.max_message_bytes))
             if values and (len(values) >= 2 * self.max_batch_size or size + added > self.max_message_bytes):
-                yield Message(b"".join(keys), b"".join(values), headers)
+                yield KafkaMessage(b"".join(keys), b"".join(values), headers)
                 keys, values, size = [_VERSION], [], 8 + RECORD_OVERHEAD
             keys += (_NUMBER.pack(len(key)), key)
             values += (_NUMBER.pack(len(value)), value)
             size += added
         if values:
-            yield Message(b"".join(keys), b"".join(values), headers)
+            yield KafkaMessage(b"".join(keys), b"".join(values), headers)
 
-    def resolved(self, ts: int) -> Message:
+    def resolved(self, ts: int) -> KafkaMessage:
         """See `Codec.resolved`."""
         key = b'{"ts":%d,"t":%d}' % (ts, _RESOLVED)
-        return Message(_VERSION + _NUMBER.pack(len(key)) + key, _NO_VALUE)
+        return KafkaMessage(_VERSION + _NUMBER.pack(len(key)) + key, _NO_VALUE)
 
-    def decode(self, message: Message) -> list[Event]:
+    def decode(self, message: KafkaMessage) -> list[Event]:
         """See `Codec.decode`."""
         if message.key[:8] != _VERSION:
             raise DamagedMessage(
@@ -262,10 +262,10 @@ class UserKeys:
 class JsonCodec(Codec):
     """One message per change: the user key as Kafka key, a JSON object as value, null for a delete."""
 
-    encoding: Encoding = Encoding.BASE64
+    encoding: MessageEncoding = MessageEncoding.BASE64
     max_message_bytes: int = MAX_MESSAGE_BYTES
 
-    def encode(self, changes: Sequence[Change]) -> Iterator[Message]:
+    def encode(self, changes: Sequence[Change]) -> Iterator[KafkaMessage]:
         """See `Codec.encode`."""
         for change in changes:
             message = self._message(change)
@@ -273,11 +273,11 @@ class JsonCodec(Codec):
                 raise UnencodableChange(_too_large(message.size, self.max_message_bytes))
             yield message
 
-    def resolved(self, ts: int) -> Message:
+    def resolved(self, ts: int) -> KafkaMessage:
         """See `Codec.resolved`."""
-        return Message(RESOLVED_KEY, b'{"op":"resolved","ts":%d}' % ts, _headers("resolved", ts))
+        return KafkaMessage(RESOLVED_KEY, b'{"op":"resolved","ts":%d}' % ts, _headers("resolved", ts))
 
-    def decode(self, message: Message) -> list[Event]:
+    def decode(self, message: KafkaMessage) -> list[Event]:
         """See `Codec.decode`."""
         if message.value is None:
             return [self._deleted(message)]
@@ -295,9 +295,9 @@ class JsonCodec(Codec):
         """See `Codec.partition`: as librdkafka's partitioner ``consistent``, CRC-32."""
         return zlib.crc32(key) % partitions
 
-    def _message(self, change: Change) -> Message:
+    def _message(self, change: Change) -> KafkaMessage:
         if change.deleted:
-            return Message(change.key, None, _headers("delete", change.ts))
+            return KafkaMessage(change.key, None, _headers("delete", change.ts))
         expire_ts = b',"expire_ts":%d' % change.expire_ts if change.expire_ts else b""
         value = b'{"op":"put","key":%b,"ts":%d%b,"value":%b}' % (
             self._key_text(change.key),
@@ -305,20 +305,20 @@ class JsonCodec(Codec):
             expire_ts,
             self._value_text(change.value),
         )
-        return Message(change.key, value, _headers("put", change.ts, change.expire_ts))
+        return KafkaMessage(change.key, value, _headers("put", change.ts, change.expire_ts))
 
     def _key_text(self, data: bytes) -> bytes:
         match self.encoding:
-            case Encoding.BASE64:
+            case MessageEncoding.BASE64:
                 return b'"%b"' % base64.b64encode(data)
-            case Encoding.HEX:
+            case MessageEncoding.HEX:
                 return b'"%b"' % data.hex().encode()
-            case Encoding.UTF8 | Encoding.JSON:
+            case MessageEncoding.UTF8 | MessageEncoding.JSON:
                 return json.dumps(_text(data, "key"), ensure_ascii=False).encode()
 
     def _value_text(self, data: bytes) -> bytes:
-        if self.encoding is not Encoding.JSON:
-            return self._key_text(data) if self.encoding is not Encoding.UTF8 else _quoted(data)
+        if self.encoding is not MessageEncoding.JSON:
+            return self._key_text(data) if self.encoding is not MessageEncoding.UTF8 else _quoted(data)
         text = _text(data, "value")
         try:
             json.loads(text, parse_constant=_refuse_constant)
@@ -326,14 +326,14 @@ class JsonCodec(Codec):
             raise UnencodableChange(f"a value is not JSON, which encoding=json requires: {error}") from None
         return data
 
-    def _deleted(self, message: Message) -> Change:
+    def _deleted(self, message: KafkaMessage) -> Change:
         headers = dict(message.headers)
         if headers.get("op") != b"delete" or not headers.get("ts", b"").isdigit():
             raise DamagedMessage("its value is null, but it has no headers op=delete and ts")
         return Change(message.key, b"", int(headers["ts"]), deleted=True)
 
     def _decoded(self, value: object) -> bytes:
-        if self.encoding is Encoding.JSON:
+        if self.encoding is MessageEncoding.JSON:
             if not isinstance(value, _Raw):
                 raise DamagedMessage("it has no value")
             return value.text.encode()
@@ -342,14 +342,14 @@ class JsonCodec(Codec):
         if not isinstance(value, str):
             raise DamagedMessage(f"its value is not a string, as encoding={self.encoding} requires")
         match self.encoding:
-            case Encoding.BASE64:
+            case MessageEncoding.BASE64:
                 return _decoded64(value)
-            case Encoding.HEX:
+            case MessageEncoding.HEX:
                 try:
                     return bytes.fromhex(value)
                 except ValueError as error:
                     raise DamagedMessage(f"its value is not hex: {error}") from None
-            case Encoding.UTF8:
+            case MessageEncoding.UTF8:
                 return value.encode()
 
 

@@ -32,7 +32,7 @@ from tikv_br.incremental.kafka.messages import (
     Codec,
     DamagedMessage,
     JsonCodec,
-    Message,
+    KafkaMessage,
     OpenCodec,
     Protocol,
     UserKeys,
@@ -99,7 +99,7 @@ class _Partition:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ReplayLimits:
     """Larger messages are refused, as TiKV-CDC's consumer does; None = no limit."""
 
     message_bytes: int | None = None
@@ -117,7 +117,7 @@ class TopicFeed:
         codec: Codec,
         starts: Mapping[int, Start],
         *,
-        limits: Limits | None = None,
+        limits: ReplayLimits | None = None,
         until_ts: int | None = None,
         once: bool = False,
         keys: UserKeys | None = None,
@@ -128,7 +128,7 @@ class TopicFeed:
 
         `keys` removes prefixes; None = there are none, and resolved-ts will come. `keyspace_id` is the only one allowed; None = any.
         """
-        self._reader, self._topic, self._codec, self._limits = reader, topic, codec, limits or Limits()
+        self._reader, self._topic, self._codec, self._limits = reader, topic, codec, limits or ReplayLimits()
         self._until_ts, self._once, self._keyspace_id = until_ts, once, keyspace_id
         self._resolved_seconds = resolved_seconds
         self._keys = keys
@@ -272,7 +272,7 @@ class TopicFeed:
     def _decode(self, received: Received) -> list[TopicEvent]:
         if received.key is None:
             raise DamagedMessage("it has no key")
-        events = self._codec.decode(Message(received.key, received.value, received.headers))
+        events = self._codec.decode(KafkaMessage(received.key, received.value, received.headers))
         size, limits = len(received.key) + len(received.value or b""), self._limits
         if limits.message_bytes is not None and size > limits.message_bytes and len(events) > 1:
             raise DamagedMessage(f"it has {size:,} bytes, which is more than max-message-bytes={limits.message_bytes}")
@@ -315,7 +315,7 @@ class ReplayOptions:
     """The consumer group that has the progress."""
     patience: float = 600.0
     """Seconds for which Kafka may not answer; at the start at most 60."""
-    limits: Limits = field(default_factory=Limits)
+    limits: ReplayLimits = field(default_factory=ReplayLimits)
     once: bool = False
     """Stop at the ends that the partitions have at the start."""
     until_ts: int | None = None

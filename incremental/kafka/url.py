@@ -12,7 +12,7 @@ from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 from tikv_br.cluster.config import split_address
 from tikv_br.errors import UsageError
-from tikv_br.incremental.kafka.messages import MAX_BATCH_SIZE, MAX_MESSAGE_BYTES, Encoding, KeyPrefix, Protocol
+from tikv_br.incremental.kafka.messages import MAX_BATCH_SIZE, MAX_MESSAGE_BYTES, KeyPrefix, MessageEncoding, Protocol
 from tikv_br.storage.crypter import SecretText
 
 FORM = "kafka://HOST:PORT[,HOST:PORT]/TOPIC?protocol=open-protocol"
@@ -39,7 +39,7 @@ class KafkaUrl:
     brokers: tuple[str, ...]
     topic: str
     protocol: Protocol = Protocol.OPEN
-    encoding: Encoding = Encoding.BASE64
+    encoding: MessageEncoding = MessageEncoding.BASE64
     """Encoding of the protocol json."""
     key_prefix: KeyPrefix = KeyPrefix.AUTO
     """Key prefix of open-protocol."""
@@ -104,7 +104,7 @@ def parse(url: str, environ: Mapping[str, str] = os.environ) -> KafkaUrl:
         brokers=_brokers(hosts),
         topic=_topic(parts.path),
         protocol=_take(options, "protocol", _protocol, Protocol.OPEN),
-        encoding=_take(options, "encoding", _one_of("encoding", Encoding), Encoding.BASE64),
+        encoding=_take(options, "encoding", _one_of("encoding", MessageEncoding), MessageEncoding.BASE64),
         key_prefix=_take(options, "key-prefix", _one_of("key-prefix", KeyPrefix), KeyPrefix.AUTO),
         partition_num=_take(options, "partition-num", _number("partition-num", _MOST_PARTITIONS), 0),
         replication_factor=_take(options, "replication-factor", _number("replication-factor", _MOST_REPLICAS), 1),
@@ -137,7 +137,7 @@ def parse(url: str, environ: Mapping[str, str] = os.environ) -> KafkaUrl:
 
 def _check(given: KafkaUrl) -> None:
     """Refuse parameters that contradict each other."""
-    if given.encoding is not Encoding.BASE64 and given.protocol is not Protocol.JSON:
+    if given.encoding is not MessageEncoding.BASE64 and given.protocol is not Protocol.JSON:
         raise UsageError(f"encoding={given.encoding} requires protocol=json", hint="open-protocol always uses base64.")
     if given.key_prefix is not KeyPrefix.AUTO and given.protocol is not Protocol.OPEN:
         raise UsageError(f"key-prefix={given.key_prefix} requires protocol=open-protocol", hint="Leave it out.")

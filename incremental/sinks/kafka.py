@@ -18,8 +18,8 @@ from tikv_br.incremental.kafka.messages import (
     Change,
     Codec,
     JsonCodec,
+    KafkaMessage,
     KeyPrefix,
-    Message,
     OpenCodec,
     Protocol,
     UnencodableChange,
@@ -52,7 +52,7 @@ def _unfenced() -> None:
 class _Delivery:
     """Messages on their way to the brokers, and what these have said of them."""
 
-    messages: Sequence[tuple[int, Message]]
+    messages: Sequence[tuple[int, KafkaMessage]]
     """Messages with their partitions."""
     sent: int = 0
     """Number of messages queued in the producer, from the first."""
@@ -185,7 +185,7 @@ class KafkaSink(Sink):
         producer: confluent_kafka.Producer = kafka().Producer(config)
         return producer
 
-    def _encoded(self, batch: pa.RecordBatch) -> list[tuple[int, Message]]:
+    def _encoded(self, batch: pa.RecordBatch) -> list[tuple[int, KafkaMessage]]:
         """The batch as messages with their partitions. Encodes all of it before the first message is sent."""
         topic = self._ready()
         parts: dict[int, list[Change]] = defaultdict(list)

@@ -16,7 +16,7 @@ from tests.support.waiting import eventually
 from tests.unit.backupset.samples import describe, do_all, do_task
 from tikv_br.backupset import layout, lease, records
 from tikv_br.backupset.backup_set import BackupSet, BackupWriter
-from tikv_br.backupset.lease import Lease, Owner, PathLease
+from tikv_br.backupset.lease import Lease, LeaseOwner, PathLease
 from tikv_br.backupset.ledger import read_entries, write_entry
 from tikv_br.errors import BackupDamaged, BackupNotFound, BackupPathInUse, LeaseHeld, StorageObjectMissing
 from tikv_br.storage.open import open_store
@@ -125,7 +125,7 @@ def test_one_of_many_gets_the_lease(request: pytest.FixtureRequest, location: St
             taken = [held for held in pool.map(begin, range(6)) if held is not None]
         assert len(taken) == 1
         taken[0].release()
-        dead = Lease("0" * 16, Owner("elsewhere", "another machine", 1, 1), "", "backup", 1)
+        dead = Lease("0" * 16, LeaseOwner("elsewhere", "another machine", 1, 1), "", "backup", 1)
         open_store(location).put(layout.lease_name(1), records.dump(dead))
 
 

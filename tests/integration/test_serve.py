@@ -22,8 +22,8 @@ from tikv_br.drill.report import write_json
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.incremental.watch.server import serve
 from tikv_br.incremental.watch.status import NamedStatus
-from tikv_br.serve.findings import Limits
-from tikv_br.serve.sources import ArchiveSource, BackupSource, DrillSource, GcSource, StatusSource
+from tikv_br.serve.findings import OverviewLimits
+from tikv_br.serve.sources import ArchiveSource, BackupsSource, DrillSource, GcSource, StatusSource
 from tikv_br.serve.watcher import Sources, Watcher
 from tikv_br.storage.crypter import SecretText
 from tikv_br.storage.open import open_store
@@ -51,13 +51,13 @@ def test_all_kinds_of_sources(tmp_path: Path) -> None:
             pd.update_service_safe_point("tikv-br-sync-east", 24 * HOUR, minus_seconds(now, 30 * HOUR))
             pd.update_service_safe_point("gc_worker", (1 << 63) - 1, minus_seconds(now, 600))
         sources = Sources(
-            backups=(BackupSource(root, windows=True),),
+            backups=(BackupsSource(root, windows=True),),
             logs=(ArchiveSource(LogSource(root, "default")),),
             syncs=(StatusSource(f"http://{address}", KEY), StatusSource("http://127.0.0.1:1", KEY)),
             drills=(DrillSource(parse(str(tmp_path / "drills"))),),
             gc=(GcSource(live.config), GcSource(ClusterConfig(pd=("127.0.0.1:1",)))),
         )
-        with Watcher(sources, 0.2, Limits()) as watcher:
+        with Watcher(sources, 0.2, OverviewLimits()) as watcher:
             first = watcher.overview(120.0)
             assert [each.path for each in first.backups] == ["monday"]
             assert "there is no log default" in first.archives[0].source.error

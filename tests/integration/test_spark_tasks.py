@@ -23,7 +23,7 @@ from tikv_br.tasks import executor
 from tikv_br.tasks.channel import ProgressListener, ProgressSender
 from tikv_br.tasks.executor import ExecutorOptions, run_tasks
 from tikv_br.tasks.session import SparkSettings, spark_context
-from tikv_br.tasks.task import Message, TaskContext
+from tikv_br.tasks.task import TaskContext, TaskMessage
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -85,7 +85,7 @@ def dies_after_its_outcome(task: tuple[int, str], context: TaskContext) -> tuple
     index, seen = task
     send = ProgressSender.send
 
-    def send_and_die(sender: ProgressSender, message: Message) -> None:
+    def send_and_die(sender: ProgressSender, message: TaskMessage) -> None:
         send(sender, message)
         if message.kind == "result":
             eventually(Path(seen).exists)

@@ -11,7 +11,7 @@ from tikv_br.backupset.files import FileEntry
 from tikv_br.formats.keys.ranges import KeyRange
 
 
-class Change(NamedTuple):
+class KeyChange(NamedTuple):
     """A version of a key."""
 
     ts: int
@@ -22,7 +22,7 @@ class Change(NamedTuple):
     """Seconds since the epoch; 0 = never."""
 
 
-def changes_of(archive: LogArchive, user_key: bytes, after_ts: int, up_to_ts: int) -> list[Change]:
+def changes_of(archive: LogArchive, user_key: bytes, after_ts: int, up_to_ts: int) -> list[KeyChange]:
     """The versions of a key with after_ts < ts <= up_to_ts that the log has, by ts. It may lack some: see `gaps` and `inexact_windows`.
 
     Raises `LogDamaged`, `StorageError`.
@@ -36,14 +36,14 @@ def changes_of(archive: LogArchive, user_key: bytes, after_ts: int, up_to_ts: in
         if file.min_ts <= up_to_ts and file.max_ts > after_ts and file.key_range.contains(span)
     }
 
-    def read(file: FileEntry) -> list[Change]:
+    def read(file: FileEntry) -> list[KeyChange]:
         return [change for change in _versions(archive, file, span) if after_ts < change.ts <= up_to_ts]
 
     with ThreadPoolExecutor(READERS, thread_name_prefix="lookup") as pool:
         return sorted({change for found in pool.map(read, files.values()) for change in found})
 
 
-def _versions(archive: LogArchive, file: FileEntry, span: KeyRange) -> Iterator[Change]:
+def _versions(archive: LogArchive, file: FileEntry, span: KeyRange) -> Iterator[KeyChange]:
     for batch in archive.rows(file, span):
         for row in batch.select(["ts", "deleted", "value", "expire_ts"]).to_pylist():
-            yield Change(row["ts"], row["deleted"], b"" if row["deleted"] else row["value"], row["expire_ts"])
+            yield KeyChange(row["ts"], row["deleted"], b"" if row["deleted"] else row["value"], row["expire_ts"])

@@ -45,7 +45,7 @@ _START_FIELD = 19
 
 
 @dataclass(frozen=True, slots=True)
-class Owner:
+class LeaseOwner:
     """A process on a machine."""
 
     host: str
@@ -56,7 +56,7 @@ class Owner:
     """Start of the process, to distinguish processes with the same pid; 0 = unknown."""
 
     @classmethod
-    def this_process(cls) -> Owner:
+    def this_process(cls) -> LeaseOwner:
         """The one that asks."""
         return cls(socket.gethostname(), _machine(), os.getpid(), _started(os.getpid()))
 
@@ -117,7 +117,7 @@ class Lease:
 
     token: str
     """The holder's own; the same in all its renewals."""
-    owner: Owner
+    owner: LeaseOwner
     run: str
     """Id of the holder's run, as in its log; ``""`` = it has none."""
     work: str
@@ -128,7 +128,7 @@ class Lease:
     @property
     def is_over(self) -> bool:
         """Return whether another run may acquire the path."""
-        if self.owner.is_gone or (self.owner == Owner.this_process() and self.token not in _held):
+        if self.owner.is_gone or (self.owner == LeaseOwner.this_process() and self.token not in _held):
             return True
         return time.time() * 1000 > self.expires_ms + GRACE_SECONDS * 1000
 
@@ -221,7 +221,7 @@ def break_lease(store: ObjectStore, *, force: bool = False) -> Lease | None:
                 f"the lock at {store.location} belongs to a live run: {found.lease}",
                 hint="End that run first, or wait until the lock expires. --force removes the lock, and that run then fails.",
             )
-        broken = Lease(secrets.token_hex(8), Owner.this_process(), run_id.current(), "unlock", 0)
+        broken = Lease(secrets.token_hex(8), LeaseOwner.this_process(), run_id.current(), "unlock", 0)
         if create_once(store, layout.lease_name(found.number + 1), records.dump(broken)):
             return found.lease
 
@@ -370,7 +370,7 @@ class PathLease:
 def _claim(store: ObjectStore, basis: NewestLease, work: str, ttl: float) -> PathLease | None:
     """Create the next number; None when another was faster."""
     began, number = time.monotonic(), basis.number + 1
-    lease = Lease(secrets.token_hex(8), Owner.this_process(), run_id.current(), work, _expiry(ttl))
+    lease = Lease(secrets.token_hex(8), LeaseOwner.this_process(), run_id.current(), work, _expiry(ttl))
     _held.add(lease.token)
     try:
         if _create(store, basis, number, records.dump(lease)):

@@ -57,7 +57,7 @@ class Policy:
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class PruneCandidate:
     """Properties of a backup that decide whether it is kept."""
 
     id: str
@@ -70,7 +70,7 @@ class Candidate:
     """Id of the backup that this one continues; ``""`` = none."""
 
 
-def reasons_to_keep(candidates: Iterable[Candidate], policy: Policy) -> dict[str, tuple[str, ...]]:
+def reasons_to_keep(candidates: Iterable[PruneCandidate], policy: Policy) -> dict[str, tuple[str, ...]]:
     """Return the reasons to keep each backup, by id; without any it is removed.
 
     A kept backup's parents are kept with it: it cannot be restored without them.
@@ -83,7 +83,7 @@ def reasons_to_keep(candidates: Iterable[Candidate], policy: Policy) -> dict[str
     return {name: tuple(why) for name, why in reasons.items()}
 
 
-def _apply(newest_first: list[Candidate], policy: Policy, reasons: dict[str, list[str]]) -> None:
+def _apply(newest_first: list[PruneCandidate], policy: Policy, reasons: dict[str, list[str]]) -> None:
     for each in newest_first:
         if not each.finished_ms:
             reasons[each.id].append("age unknown")
@@ -100,9 +100,9 @@ def _apply(newest_first: list[Candidate], policy: Policy, reasons: dict[str, lis
 
 
 def _newest_of_periods(
-    newest_first: list[Candidate], count: int, period: Callable[[datetime], tuple[int, ...]]
-) -> list[Candidate]:
-    newest: dict[tuple[int, ...], Candidate] = {}
+    newest_first: list[PruneCandidate], count: int, period: Callable[[datetime], tuple[int, ...]]
+) -> list[PruneCandidate]:
+    newest: dict[tuple[int, ...], PruneCandidate] = {}
     for each in newest_first:
         newest.setdefault(period(_EPOCH + timedelta(milliseconds=each.finished_ms)), each)
     return list(newest.values())[:count]
@@ -377,10 +377,10 @@ def execute(
     return failed
 
 
-def _candidates(present: Sequence[ListedBackup], *, include_foreign: bool) -> list[Candidate]:
+def _candidates(present: Sequence[ListedBackup], *, include_foreign: bool) -> list[PruneCandidate]:
     parents = _parents(present)
     return [
-        Candidate(
+        PruneCandidate(
             id=each.entry.id,
             group=f"drills of {each.entry.scope}" if is_drill_path(each.entry.path) else each.entry.scope,
             finished_ms=each.entry.finished_ms,

@@ -88,7 +88,7 @@ class InputFile:
         return SourceFile(TailCache(ObjectSource(cast("ObjectStore", self.store), self.name, b"")))
 
 
-class Part(Protocol):
+class InputPart(Protocol):
     """A part of an input that one task reads."""
 
     @property
@@ -106,7 +106,7 @@ class Part(Protocol):
 class FileInput:
     """An input that this process can read."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[InputPart, ...]
     schema: pa.Schema
     """Schema of the columns that are used."""
     columns: tuple[str, ...]
@@ -236,7 +236,7 @@ def _parquet(source: Input, files: Sequence[InputFile], columns: list[str]) -> F
         raise NeedsSpark("--input-option is for Spark")
     schemas: list[pa.Schema] = []
     names: list[str] = []
-    parts: list[Part] = []
+    parts: list[InputPart] = []
     for file in files:
         with file.open() as opened:
             parquet = pq.ParquetFile(opened)
@@ -305,7 +305,7 @@ class _Lines:
                 yield self.parse(block)
 
 
-def _line_parts(file: InputFile, parse_block: _Parse, *, header: bool) -> list[Part]:
+def _line_parts(file: InputFile, parse_block: _Parse, *, header: bool) -> list[InputPart]:
     if file.is_compressed:
         return [_Lines(file, 0, 0, int(header), parse_block)]
     starts = range(0, file.size, PART_BYTES)

@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tikv_br.bulk_load.files import BATCH_ROWS, FileInput, NeedsSpark, Part
+from tikv_br.bulk_load.files import BATCH_ROWS, FileInput, InputPart, NeedsSpark
 from tikv_br.formats.order import key_order
 from tikv_br.progress_events import Reporter
 from tikv_br.tasks.executor import ExecutorOptions, run_tasks
@@ -153,7 +153,7 @@ def read_runs(files: FileInput, source: Input) -> SortedRuns:
         pa.system_memory_pool()
     )  # keeps what is freed, see `keep_freed_memory`: page faults are half the time
 
-    def read(part: Part, _: TaskContext) -> None:
+    def read(part: InputPart, _: TaskContext) -> None:
         buffer: list[pa.RecordBatch] = []
         size = 0
         for table in part.read():

@@ -50,7 +50,7 @@ class PutOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class PutJob:
+class LoadPutJob:
     """Parameters that all partitions share. Picklable."""
 
     cluster: ClusterConfig
@@ -118,7 +118,7 @@ def put_rows(context: PutContext) -> None:
     """Put the rows that were counted."""
     options = context.put
     slots = context.slots
-    job = PutJob(
+    job = LoadPutJob(
         context.options.cluster,
         context.codec,
         context.now,
@@ -137,7 +137,7 @@ def put_rows(context: PutContext) -> None:
         )
 
 
-def put_partition(job: PutJob, batches: Iterator[pa.RecordBatch], context: TaskContext) -> PutResult:
+def put_partition(job: LoadPutJob, batches: Iterator[pa.RecordBatch], context: TaskContext) -> PutResult:
     """Put the rows of one partition; of each key the first. Raises `ClusterError`."""
     from tikv_br.formats import columns
 

@@ -36,7 +36,7 @@ from tikv_br.formats.keys.codec import PREFIX_SIZE
 if TYPE_CHECKING:
     from tikv_br.cluster.cluster import Cluster
     from tikv_br.incremental.group.changefeeds import Changefeeds
-    from tikv_br.incremental.group.model import ChangefeedInfo, GroupState, GroupStore, Progress, Task
+    from tikv_br.incremental.group.model import ChangefeedInfo, ChangefeedTask, GroupState, GroupStore, Progress
 
 log = logging.getLogger(__name__)
 app = typer.Typer(rich_markup_mode=None, no_args_is_help=True, add_completion=False)
@@ -470,7 +470,7 @@ def _show_processors(out: Output, state: GroupState, changefeed_id: str = "") ->
     out.table(PROCESSOR_COLUMNS, rows, prose=("error",), drop=("sorter", "events/s", "regions"))
 
 
-def _processor_row(out: Output, task: Task, progress: Progress | None, state: GroupState) -> tuple[str, ...]:
+def _processor_row(out: Output, task: ChangefeedTask, progress: Progress | None, state: GroupState) -> tuple[str, ...]:
     """Write a sub-span as a JSON line; returns it as a row of a table."""
     from tikv_br.incremental.group.model import Progress
 

@@ -38,7 +38,7 @@ Function = TypeVar("Function", bound=Callable[..., None])
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class FlagKind:
     """A kind of value that is written as text, such as a duration; `parse` raises `typer.BadParameter`."""
 
     metavar: str
@@ -56,7 +56,7 @@ class _Declaration:
     default: Any
     make: Callable[..., Any]
     attributes: Mapping[str, Any]
-    kind: Kind | None = None
+    kind: FlagKind | None = None
     names: tuple[str, ...] = ()
     scope: str = ""
 
@@ -97,7 +97,7 @@ def flag(
     default: Any,  # noqa: ANN401 - what the field's type is
     text: str,
     *names: str,
-    kind: Kind | None = None,
+    kind: FlagKind | None = None,
     limits: tuple[int, int] | None = None,
     shared: bool = False,
     command_line: bool = False,

@@ -56,7 +56,7 @@ def group() -> None:
     """Show effective settings, write a config file and check it."""
 
 
-class ShowFlags(shared.CommandFlags):
+class ConfigShowFlags(shared.CommandFlags):
     command: list[str] | None = argument(
         None,
         "[COMMAND] [FLAGS]",
@@ -72,7 +72,7 @@ class ShowFlags(shared.CommandFlags):
     example="tikv-br config show backup raw --origin",
     context_settings={"ignore_unknown_options": True},
 )
-def show(asked: ShowFlags, context: typer.Context) -> None:
+def show(asked: ConfigShowFlags, context: typer.Context) -> None:
     """Show the settings of a command. Without a command, show what the config file and the environment set."""
     commands = dict(leaves(context.find_root().command))
     path, flags = _split(asked.command or [], commands)

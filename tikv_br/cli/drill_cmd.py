@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from tikv_br.cluster.config import ClusterConfig
     from tikv_br.dataflow.options import BackupOptions
     from tikv_br.drill.history import PastDrill
-    from tikv_br.drill.ledger import Kind, Remover
+    from tikv_br.drill.ledger import EntryKind, Remover
     from tikv_br.drill.notify import Summary
     from tikv_br.drill.objectives import Objectives
     from tikv_br.drill.options import Hooks, PointChoice, TailOptions
-    from tikv_br.drill.targets import Target
+    from tikv_br.drill.targets import DrillTarget
     from tikv_br.storage.url import StorageLocation
 
 app = typer.Typer(rich_markup_mode=None, no_args_is_help=True, add_completion=False)
@@ -86,7 +86,7 @@ class RehearsedBackupFlags(Flags):
         return "" if self.backup in {"new", "newest"} else self.backup
 
 
-class TargetFlags(Flags):
+class DrillTargetFlags(Flags):
     """Flags of the restore's target."""
 
     target: Literal["playground", "cluster"] | None = flag(
@@ -113,16 +113,16 @@ class TargetFlags(Flags):
         "", "Directory for the playground's data.", metavar="DIR", show_default="the system's temporary directory"
     )
 
-    def choose(self, source: shared.ClusterFlags) -> tuple[Target, dict[Kind, Remover]]:
+    def choose(self, source: shared.ClusterFlags) -> tuple[DrillTarget, dict[EntryKind, Remover]]:
         """The target, and how to remove playgrounds of earlier drills. Raises `UsageError`."""
-        from tikv_br.drill.ledger import Kind
+        from tikv_br.drill.ledger import EntryKind
         from tikv_br.drill.targets import ClusterTarget, PlaygroundTarget
         from tikv_br.playground import launcher
 
         uses_cluster = self._uses_cluster()
         parent = Path(self.work_dir) if self.work_dir else Path(tempfile.gettempdir()) / f"tikv-br-drills-{os.getuid()}"
         playground = PlaygroundTarget(launcher, parent, self.target_stores)
-        removers: dict[Kind, Remover] = {Kind.PLAYGROUND: playground}
+        removers: dict[EntryKind, Remover] = {EntryKind.PLAYGROUND: playground}
         if not uses_cluster:
             return playground, removers
         tls = (self.target_ca, self.target_cert, self.target_key)
@@ -146,7 +146,7 @@ class TargetFlags(Flags):
         return named
 
 
-class PointFlags(Flags):
+class DrillPointFlags(Flags):
     """The time that --scenario point-in-time restores."""
 
     source: shared.LogSourceFlags
@@ -274,7 +274,7 @@ class DrillFlags(shared.BackupFlags):
         limits=(0, shared.MAX_SEED),
         show_default="0 for corrupt-backup, random for point-in-time",
     )
-    point: PointFlags
+    point: DrillPointFlags
     goals: GoalFlags
     reports: str = REPORTS()
     keep_last: int = flag(
@@ -282,7 +282,7 @@ class DrillFlags(shared.BackupFlags):
         "Keep the reports of the newest N drills and the backups they made, and remove older ones (0 = keep all).",
         limits=(0, shared.MAX_BACKUPS),
     )
-    target: TargetFlags
+    target: DrillTargetFlags
     tail: TailFlags
     hooks: HookFlags
     cluster: shared.ClusterFlags
@@ -361,12 +361,12 @@ def list_drills(flags: ReportsFlags) -> None:
     flags.out.table(COLUMNS, [_row(past) for past in found], title=title, drop=("size", "keys", "scenario"))
 
 
-class ShowFlags(ReportsFlags):
+class DrillShowFlags(ReportsFlags):
     drill_id: str = argument("", "[ID]", "Drill ID or a unique prefix of it (default: the newest).")
 
 
 @command(app, "drill show", example="tikv-br drill show --reports s3://backups/drills")
-def show(flags: ShowFlags) -> None:
+def show(flags: DrillShowFlags) -> None:
     """Show the report of a drill."""
     from tikv_br.drill.history import find_report
     from tikv_br.drill.report import page_url

@@ -168,7 +168,7 @@ def _state_fields(found: GcReport | None) -> dict[str, object]:
     return {"gc": _fields(found), "services": [_service_fields(found, each) for each in found.services]}
 
 
-class StatusFlags(shared.CommandFlags):
+class GcStatusFlags(shared.CommandFlags):
     cluster: shared.ClusterFlags
     nagios: bool = flag(False, "Print one line for Nagios; exit code 0 OK, 1 warning, 2 critical, 3 unknown.")
     warn: float = flag("24h", "Age of the GC safe point that is a warning.", kind=shared.TIME)
@@ -177,7 +177,7 @@ class StatusFlags(shared.CommandFlags):
 
 
 @command(app, "gc status", example="tikv-br gc status --pd 10.0.0.1:2379")
-def status(flags: StatusFlags) -> None:
+def status(flags: GcStatusFlags) -> None:
     """Show the GC safe point, every service safe point with its owner, and which one holds GC back."""
     with _unknown_in_one_line(flags.nagios):
         if flags.critical < flags.warn:
@@ -199,7 +199,7 @@ def status(flags: StatusFlags) -> None:
 def _judge(found: GcReport, warn_seconds: float, critical_seconds: float) -> ProbeOutcome:
     """Return the state of GC, with the reason and advice if it is behind."""
     from tikv_br.check.probe import Figure, ProbeOutcome, Status
-    from tikv_br.gc.status import Kind
+    from tikv_br.gc.status import OwnerKind
 
     figures = [Figure("services", len(found.services)), Figure("held_back", round(found.held_seconds), "s")]
     unlisted = f"; global and keyspace-level GC barriers cannot be listed: {found.unlisted}" if found.unlisted else ""
@@ -215,7 +215,7 @@ def _judge(found: GcReport, warn_seconds: float, critical_seconds: float) -> Pro
     seen += unlisted
     if found.lag <= warn_seconds:
         return ProbeOutcome(Status.OK, seen, "", tuple(figures))
-    if holder is not None and holder.owner.kind is Kind.GLOBAL_BARRIER:
+    if holder is not None and holder.owner.kind is OwnerKind.GLOBAL_BARRIER:
         advice = f"If {holder.service} ({holder.owner}) is no longer needed, let the program that has set it remove it."
     elif holder is not None:
         advice = f"If {holder.service} ({holder.owner}) is no longer needed, remove its safe point: `tikv-br gc release {holder.service}`."

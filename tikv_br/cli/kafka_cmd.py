@@ -26,7 +26,7 @@ from tikv_br.cluster.timestamps import parse_ts, show_ts
 from tikv_br.errors import UsageError
 
 if TYPE_CHECKING:
-    from tikv_br.incremental.kafka.replay import Limits, Replay, ReplayOptions, ReplayStatus
+    from tikv_br.incremental.kafka.replay import Replay, ReplayLimits, ReplayOptions, ReplayStatus
     from tikv_br.incremental.kafka.url import KafkaUrl
     from tikv_br.incremental.sinks.url import TikvTarget
 
@@ -190,12 +190,14 @@ def _source(address: str) -> KafkaUrl:
         raise UsageError(f"--from: {error.message}", hint=error.hint) from None
 
 
-def _limits(address: str) -> Limits:
+def _limits(address: str) -> ReplayLimits:
     """The limits that the address names; their defaults are those of writers."""
-    from tikv_br.incremental.kafka.replay import Limits
+    from tikv_br.incremental.kafka.replay import ReplayLimits
 
     given = {name.replace("_", "-"): value for name, value in parse_qsl(urlsplit(address).query)}
-    return Limits(*(int(given[name]) if name in given else None for name in ("max-message-bytes", "max-batch-size")))
+    return ReplayLimits(
+        *(int(given[name]) if name in given else None for name in ("max-message-bytes", "max-batch-size"))
+    )
 
 
 def _show(out: Output, status: ReplayStatus) -> None:

@@ -28,7 +28,7 @@ class DirectoryFlags(shared.CommandFlags):
     directory: Path = flag(REQUIRED, "Directory of the playground.", "--dir", metavar="DIR")
 
 
-class StartFlags(DirectoryFlags):
+class PlaygroundFlags(DirectoryFlags):
     """Flags of ``playground start``; None = as before, or the default of a new playground."""
 
     directory: Path = flag(REQUIRED, "Directory of the playground.", "--dir", metavar="DIR")
@@ -72,7 +72,7 @@ class StartFlags(DirectoryFlags):
 
 
 @command(app, "playground start", example="tikv-br playground start --dir /tmp/playground --api-version v2 --detach")
-def start(flags: StartFlags) -> None:
+def start(flags: PlaygroundFlags) -> None:
     """Start a new or stopped playground. Its data and settings are kept in its directory."""
     from tikv_br.playground import launcher
     from tikv_br.playground.settings import Settings, TlsSettings

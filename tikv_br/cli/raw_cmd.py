@@ -21,7 +21,7 @@ from tikv_br.formats.errors import UnsupportedFormat
 
 if TYPE_CHECKING:
     from tikv_br.cluster.rawkv import RawClient
-    from tikv_br.load.sources import Source
+    from tikv_br.load.sources import RowSource
 
 app = typer.Typer(rich_markup_mode=None, no_args_is_help=True, add_completion=False)
 PAGE_ROWS = 10_000
@@ -287,7 +287,7 @@ def import_pairs(flags: ImportFlags) -> None:
     flags.out.summary(asdict(loaded), shown, title="raw import")
 
 
-def _source(flags: ImportFlags, now: Callable[[], int]) -> Source:
+def _source(flags: ImportFlags, now: Callable[[], int]) -> RowSource:
     from tikv_br.load.sources import made_pairs, open_source
 
     if flags.count is not None:

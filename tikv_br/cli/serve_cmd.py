@@ -16,7 +16,7 @@ from tikv_br.errors import UsageError
 
 if TYPE_CHECKING:
     from tikv_br.archive.log import LogSource
-    from tikv_br.serve.findings import Limits
+    from tikv_br.serve.findings import OverviewLimits
     from tikv_br.serve.watcher import Sources
     from tikv_br.storage.crypter import SecretText
     from tikv_br.web.address import Address
@@ -99,16 +99,16 @@ class ServeFlags(shared.CommandFlags):
         from tikv_br.serve.watcher import Sources
 
         return Sources(
-            backups=tuple(sources.BackupSource(each, windows=bool(logs)) for each in storages),
+            backups=tuple(sources.BackupsSource(each, windows=bool(logs)) for each in storages),
             logs=tuple(sources.ArchiveSource(each) for each in logs),
             syncs=tuple(sources.StatusSource(each, key, self.cluster.ca) for each in pages),
             drills=tuple(sources.DrillSource(each) for each in drills),
             gc=tuple(sources.GcSource(each) for each in clusters),
         )
 
-    def limits(self) -> Limits:
+    def limits(self) -> OverviewLimits:
         """Return the limits beyond which something needs attention. Raises `UsageError`."""
-        from tikv_br.serve.findings import AgeLimit, Limits
+        from tikv_br.serve.findings import AgeLimit, OverviewLimits
 
         ages = []
         for given in self.max_backup_age:
@@ -119,7 +119,7 @@ class ServeFlags(shared.CommandFlags):
                 raise UsageError(
                     f"--max-backup-age {given}: {error.message}", hint="Pass 30h or weekly/=8d, for example."
                 ) from None
-        return Limits(self.max_lag, tuple(ages))
+        return OverviewLimits(self.max_lag, tuple(ages))
 
     def _status_key(self) -> SecretText:
         from tikv_br.storage.crypter import SecretText

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import typer
 
 from tikv_br.cli import log, settings
-from tikv_br.cli.command import REQUIRED, Flags, Kind, argument, build, flag, given
+from tikv_br.cli.command import REQUIRED, FlagKind, Flags, argument, build, flag, given
 from tikv_br.cli.log import LogForm, LogLevel
 from tikv_br.cli.output import KeyForm, Output, OutputForm, read_range
 from tikv_br.cluster.timestamps import parse_ts
@@ -108,9 +108,9 @@ def _cut(text: str) -> str:
     return text if len(text) <= 40 else f"{text[:40]}…"
 
 
-TIME = Kind("DURATION", parse_duration)
-SIZE = Kind("SIZE", parse_size)
-RATE = Kind("RATE", parse_rate_limit)
+TIME = FlagKind("DURATION", parse_duration)
+SIZE = FlagKind("SIZE", parse_size)
+RATE = FlagKind("RATE", parse_rate_limit)
 
 
 def secret_of(name: str, value: str, file: str) -> SecretText:

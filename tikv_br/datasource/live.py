@@ -41,7 +41,7 @@ from tikv_br.formats.errors import UnsupportedFormat
 from tikv_br.formats.keys.codec import KeyCodec
 from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.load.loader import load_pairs
-from tikv_br.load.sources import Source
+from tikv_br.load.sources import RowSource
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import Filter
@@ -271,5 +271,5 @@ class TikvWriter(DataSourceArrowWriter):
         with with_hints(), Cluster.connect(self.config) as cluster:
             now = cluster.clock.now
             raw = RawClient(cluster.router, self.codec, cluster.cluster_id, now=now)
-            done = load_pairs(raw.column_writer(), Source(written_rows(iterator, now)), concurrency=self.concurrency)
+            done = load_pairs(raw.column_writer(), RowSource(written_rows(iterator, now)), concurrency=self.concurrency)
         return Written(done.total_kvs, done.expired_kvs)

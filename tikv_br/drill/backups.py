@@ -14,7 +14,7 @@ from tikv_br.check.run import check
 from tikv_br.cluster import timestamps
 from tikv_br.drill.context import DrillContext
 from tikv_br.drill.history import backup_path
-from tikv_br.drill.ledger import Creation, Kind
+from tikv_br.drill.ledger import Creation, EntryKind
 from tikv_br.drill.targets import ClusterTarget
 from tikv_br.errors import BackupNotFound, ProbesFailed, UsageError
 from tikv_br.progress_events import Notice
@@ -49,10 +49,10 @@ def make_backup(context: DrillContext) -> None:
         return
     path = backup_path(context.id)
     place = context.options.backups.child(path)
-    unfinished = Creation(Kind.BACKUP, place.redacted())
+    unfinished = Creation(EntryKind.BACKUP, place.redacted())
     context.ledger.add(unfinished)
     summary = backup(replace(options, storage=place), context.recorder.nested).summary
-    context.ledger.change(unfinished, replace(unfinished, kind=Kind.MADE_BACKUP))
+    context.ledger.change(unfinished, replace(unfinished, kind=EntryKind.MADE_BACKUP))
     context.made_backup = path
     _select_from_index(context, path)
     source = context.clusters.get(options.cluster)

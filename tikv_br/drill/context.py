@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.backupset.index import IndexEntry
 from tikv_br.cluster.cluster import ClusterPool
-from tikv_br.drill.ledger import COPIES, Cleaner, Creation, Kind, Ledger
+from tikv_br.drill.ledger import COPIES, Cleaner, Creation, EntryKind, Ledger
 from tikv_br.drill.objectives import Measured
 from tikv_br.drill.options import DrillOptions
 from tikv_br.drill.targets import Destination
@@ -74,7 +74,7 @@ class DrillContext:
     @property
     def folder(self) -> str:
         """The folder of the home for copies and states of this drill. It is added to the ledger."""
-        self.ledger.add(Creation(Kind.COPY, f"{COPIES}/{self.id}"))
+        self.ledger.add(Creation(EntryKind.COPY, f"{COPIES}/{self.id}"))
         return f"{COPIES}/{self.id}"
 
     @property

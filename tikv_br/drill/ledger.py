@@ -34,7 +34,7 @@ DAMAGED_HINT = (
 log = logging.getLogger(__name__)
 
 
-class Kind(enum.StrEnum):
+class EntryKind(enum.StrEnum):
     """Kind of thing that a drill creates."""
 
     PLAYGROUND = "playground"
@@ -71,7 +71,7 @@ class OwnedRows:
 
 @dataclass(frozen=True, slots=True)
 class OldKeys:
-    """The rows of `Kind.OLD_KEYS`."""
+    """The rows of `EntryKind.OLD_KEYS`."""
 
     cluster_id: int
     pd: tuple[str, ...]
@@ -88,7 +88,7 @@ class OldKeys:
 class Creation:
     """One thing that a drill creates."""
 
-    kind: Kind
+    kind: EntryKind
     place: str
     """A directory of the machine, a folder of the drills' home, a URL, or a description."""
     host: str = ""
@@ -100,7 +100,7 @@ class Creation:
 
 
 @dataclass(frozen=True, slots=True)
-class LedgerEntry:
+class DrillEntry:
     """The content of a ledger file."""
 
     drill: str
@@ -112,7 +112,7 @@ class Ledger:
 
     def __init__(self, store: ObjectStore, drill: str, creations: tuple[Creation, ...] = ()) -> None:
         self._store = store
-        self._entry = LedgerEntry(drill, creations)
+        self._entry = DrillEntry(drill, creations)
 
     @property
     def drill(self) -> str:
@@ -141,10 +141,10 @@ class Ledger:
     def remove_finished_backup(self) -> None:
         """Remove the drill's complete backup from the ledger once a report names it."""
         for creation in self.creations:
-            if creation.kind is Kind.MADE_BACKUP:
+            if creation.kind is EntryKind.MADE_BACKUP:
                 self.remove(creation)
 
-    def _save(self, entry: LedgerEntry) -> None:
+    def _save(self, entry: DrillEntry) -> None:
         name = _name(entry.drill)
         if entry.creations:
             self._store.put(name, records.dump(entry))
@@ -173,7 +173,7 @@ class Remover(Protocol):
 class Cleaner:
     """Removes what is in the ledger and nothing else."""
 
-    def __init__(self, home: ObjectStore, removers: Mapping[Kind, Remover]) -> None:
+    def __init__(self, home: ObjectStore, removers: Mapping[EntryKind, Remover]) -> None:
         self._home = home
         self._removers = removers
 
@@ -185,7 +185,7 @@ class Cleaner:
         """
         problems: list[TikvBrError] = []
         for creation in ledger.creations[::-1]:
-            if creation.kind is Kind.MADE_BACKUP:
+            if creation.kind is EntryKind.MADE_BACKUP:
                 continue
             try:
                 self._remove(creation, ledger.drill)
@@ -209,7 +209,7 @@ class Cleaner:
         return problems
 
     def _remove(self, creation: Creation, drill: str) -> None:
-        if creation.kind is Kind.COPY:
+        if creation.kind is EntryKind.COPY:
             self._remove_copy(creation, drill)
         elif creation.kind in self._removers:
             self._removers[creation.kind].remove(creation, drill)
@@ -253,8 +253,8 @@ def _name(drill: str) -> str:
     return f"{FOLDER}/{drill}.json"
 
 
-def _read(store: ObjectStore, name: str) -> LedgerEntry:
-    entry = records.load(LedgerEntry, store.get(name), name)
+def _read(store: ObjectStore, name: str) -> DrillEntry:
+    entry = records.load(DrillEntry, store.get(name), name)
     if name != _name(entry.drill):  # a cleanup by it would delete the other drill's ledger
         raise BackupDamaged(f"{name} is damaged: it is the ledger of drill {entry.drill}")
     return replace(entry, creations=tuple(map(_converted, entry.creations)))
@@ -263,9 +263,9 @@ def _read(store: ObjectStore, name: str) -> LedgerEntry:
 def _converted(creation: Creation) -> Creation:
     """A creation of an older ledger as it is saved now. What drills no longer make stays as it is, and is not removed."""
     old = creation.scratch
-    if creation.kind is Kind.OLD_TAIL:
-        return replace(creation, kind=Kind.SAFE_POINT)
-    if creation.kind is Kind.OLD_KEYS and old is not None and not old.prefix:
+    if creation.kind is EntryKind.OLD_TAIL:
+        return replace(creation, kind=EntryKind.SAFE_POINT)
+    if creation.kind is EntryKind.OLD_KEYS and old is not None and not old.prefix:
         rows = OwnedRows(old.cluster_id, old.api_version, old.keyspace, old.claims)
-        return Creation(Kind.ROWS, creation.place, rows=rows)
+        return Creation(EntryKind.ROWS, creation.place, rows=rows)
     return creation

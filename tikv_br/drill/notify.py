@@ -17,7 +17,7 @@ from pathlib import Path
 from tikv_br.drill.options import Hooks
 from tikv_br.drill.report import DrillReport
 from tikv_br.errors import ObjectivesMissed
-from tikv_br.report.facts import Verdict
+from tikv_br.report.facts import DrillVerdict
 from tikv_br.storage.crypter import SecretText
 
 PATIENCE = 20.0
@@ -34,7 +34,11 @@ def notify(hooks: Hooks, report: DrillReport, page: str) -> list[str]:
     actions: list[tuple[str, bool, Callable[[], None]]] = [
         ("the textfile", bool(hooks.textfile), lambda: _write_textfile(hooks.textfile, report)),
         ("the webhook", bool(hooks.webhook), lambda: _send(hooks.webhook, summary)),
-        ("the heartbeat", bool(hooks.heartbeat) and report.verdict is Verdict.PASSED, lambda: _send(hooks.heartbeat)),
+        (
+            "the heartbeat",
+            bool(hooks.heartbeat) and report.verdict is DrillVerdict.PASSED,
+            lambda: _send(hooks.heartbeat),
+        ),
         ("the command", bool(hooks.command), lambda: _run(hooks.command, summary)),
     ]
     problems = []
@@ -103,7 +107,7 @@ def _exit_code(report: DrillReport) -> int:
     """The exit code of ``drill run``."""
     if report.trouble is not None:
         return report.trouble.exit_code
-    return ObjectivesMissed.exit_code if report.verdict is Verdict.MISSED else 0
+    return ObjectivesMissed.exit_code if report.verdict is DrillVerdict.MISSED else 0
 
 
 def _write_textfile(path: str, report: DrillReport) -> None:
@@ -117,14 +121,14 @@ def _write_textfile(path: str, report: DrillReport) -> None:
         if value is not None:
             Gauge(f"{METRIC}_{name}", text, ("scenario",), registry=registry).labels(report.scenario).set(value)
 
-    gauge("success", "Whether the last drill passed.", float(report.verdict is Verdict.PASSED))
+    gauge("success", "Whether the last drill passed.", float(report.verdict is DrillVerdict.PASSED))
     gauge("end_timestamp_seconds", "When the last drill ended.", report.started_ms / 1000 + report.seconds)
     gauge("duration_seconds", "How long the last drill took.", report.seconds)
     gauge("rpo_seconds", "Recovery point: how much of the last writes would have been lost.", report.value("RPO"))
     gauge("rto_seconds", "Recovery time: how long restore and verification took.", report.value("RTO"))
     gauge("cut_over_seconds", "How long clients could not have written during the cut-over.", report.value("cut-over"))
     gauge("keys", "Keys counted after the restore.", report.value("keys"))
-    passed = [each for each in report.trend if each.verdict == Verdict.PASSED and each.scenario == report.scenario]
+    passed = [each for each in report.trend if each.verdict == DrillVerdict.PASSED and each.scenario == report.scenario]
     last_success = max((each.started_ms / 1000 + each.seconds for each in passed), default=None)
     gauge("last_success_timestamp_seconds", "When the last drill of the scenario that passed ended.", last_success)
     write_textfile(Path(path), registry)

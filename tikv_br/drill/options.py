@@ -12,9 +12,9 @@ from urllib.parse import urlsplit
 from tikv_br.archive.log import LogSource
 from tikv_br.cluster.config import ClusterConfig
 from tikv_br.dataflow.options import BackupOptions
-from tikv_br.drill.ledger import Kind, Remover
+from tikv_br.drill.ledger import EntryKind, Remover
 from tikv_br.drill.objectives import Objectives
-from tikv_br.drill.targets import ClusterTarget, Target
+from tikv_br.drill.targets import ClusterTarget, DrillTarget
 from tikv_br.errors import UsageError
 from tikv_br.incremental.feed.feed import FeedOptions
 from tikv_br.storage.crypter import SecretText
@@ -97,12 +97,12 @@ class DrillOptions:
     """The folder of the backups and their index."""
     home: StorageLocation
     """The folder for reports and the ledgers of what drills have made and not yet removed."""
-    target: Target
+    target: DrillTarget
     backup: BackupOptions | None = None
     """Options of a backup to make first; the drill sets its storage. None = an existing one is used."""
     existing: StorageLocation | None = None
     """The existing backup to use; None = the newest of the folder."""
-    removers: Mapping[Kind, Remover] = field(default_factory=dict)
+    removers: Mapping[EntryKind, Remover] = field(default_factory=dict)
     """Removers of what drills to other kinds of targets left."""
     scenario: Scenario = Scenario.LOST_CLUSTER
     objectives: Objectives = field(default_factory=Objectives)

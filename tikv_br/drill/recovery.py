@@ -8,7 +8,7 @@ from dataclasses import replace
 from tikv_br.cluster import timestamps
 from tikv_br.compare.files import BackupComparison
 from tikv_br.drill.context import DrillContext
-from tikv_br.drill.ledger import Kind
+from tikv_br.drill.ledger import EntryKind
 from tikv_br.errors import ChecksumMismatch, UsageError
 from tikv_br.formats.keys.ranges import subtract
 from tikv_br.formats.keys.text import format_key
@@ -42,7 +42,7 @@ def prepare_target(context: DrillContext) -> None:
     """
     target, _ = context.options.target, context.folder
     creation = context.target_creation = target.plan(context.id, context.backup, context.recorder)
-    if creation.kind is not Kind.ROWS:
+    if creation.kind is not EntryKind.ROWS:
         context.ledger.add(creation)
     context.destination = target.make(creation, context.id, context.backup)
 

@@ -15,7 +15,7 @@ from tikv_br.backupset.index import Index, IndexEntry
 from tikv_br.drill import backups
 from tikv_br.drill.context import DrillContext
 from tikv_br.drill.history import REPORTS, PastDrill, backup_path, past_drill_of, sealed
-from tikv_br.drill.ledger import Creation, Kind, Ledger
+from tikv_br.drill.ledger import Creation, EntryKind, Ledger
 from tikv_br.drill.objectives import Goal, Measured, Objectives, judge
 from tikv_br.drill.options import DrillOptions
 from tikv_br.drill.point import ChosenPoint
@@ -26,8 +26,8 @@ from tikv_br.report.facts import (
     BackupFacts,
     Cell,
     Compared,
+    DrillVerdict,
     ReportedError,
-    Verdict,
     cells,
     plain,
     reported_error,
@@ -52,7 +52,7 @@ class DrillReport:
     """The outcome of a drill."""
 
     id: str
-    verdict: Verdict
+    verdict: DrillVerdict
     scenario: str
     target: str
     started_ms: int
@@ -119,7 +119,7 @@ def make_report(
         keyspace_map=() if backup is None else cells(backup),
         compared=tuple(context.compared),
         notices=tuple(map(redact, recorder.notices)),
-        remains=tuple(each for each in context.ledger.creations if each.kind is not Kind.MADE_BACKUP),
+        remains=tuple(each for each in context.ledger.creations if each.kind is not EntryKind.MADE_BACKUP),
         trend=(),
         point=getattr(context, "point", None),
         source=",".join(_source_pd(context.options)),
@@ -141,7 +141,7 @@ def make_report_of_killed(context: DrillContext, killed: Ledger) -> DrillReport 
         return None
     report = DrillReport(
         id=killed.drill,
-        verdict=Verdict.INTERRUPTED,
+        verdict=DrillVerdict.INTERRUPTED,
         scenario=UNKNOWN,
         target=UNKNOWN,
         started_ms=_started_ms(killed.drill),
@@ -183,16 +183,16 @@ def _facts_of(entry: IndexEntry, place: StorageLocation, *, made_by_drill: bool)
     )
 
 
-def _verdict(failure: BaseException | None, goals: tuple[Goal, ...]) -> Verdict:
+def _verdict(failure: BaseException | None, goals: tuple[Goal, ...]) -> DrillVerdict:
     verdict = verdict_of(failure)
-    return Verdict.MISSED if verdict is Verdict.PASSED and not all(goal.met for goal in goals) else verdict
+    return DrillVerdict.MISSED if verdict is DrillVerdict.PASSED and not all(goal.met for goal in goals) else verdict
 
 
 def _backup_of_killed(context: DrillContext, killed: Ledger) -> BackupFacts | None:
     """The backup that it completed."""
     place = context.options.backups.child(backup_path(killed.drill))
     made = {(each.kind, each.place) for each in killed.creations}
-    if not made & {(Kind.BACKUP, place.redacted()), (Kind.MADE_BACKUP, place.redacted())}:
+    if not made & {(EntryKind.BACKUP, place.redacted()), (EntryKind.MADE_BACKUP, place.redacted())}:
         return None
     try:
         found = BackupSet.open_any(open_store(place))
@@ -275,15 +275,15 @@ def _sentence(report: DrillReport) -> str:
     """Return the meaning of the verdict."""
     success, failure = OUTCOMES.get(report.scenario, (RECOVERED, NOT_RECOVERED))
     match report.verdict:
-        case Verdict.PASSED:
+        case DrillVerdict.PASSED:
             if report.value("keys") == 0:
                 return f"{success} {EMPTY_BACKUP}"
             limits = [goal for goal in report.goals if goal.limit is not None]
             return f"{success} {'All objectives were met.' if limits else 'No objectives were set.'}"
-        case Verdict.MISSED:
+        case DrillVerdict.MISSED:
             missed = ", ".join(goal.name for goal in report.goals if not goal.met)
             return f"{success} But it missed objectives: {missed}."
-        case Verdict.INTERRUPTED:
+        case DrillVerdict.INTERRUPTED:
             return INTERRUPTED
         case _:
             return failure
@@ -292,7 +292,7 @@ def _sentence(report: DrillReport) -> str:
 def render_index(drills: Sequence[PastDrill]) -> str:
     """The page of all drills, the newest first."""
     newest_first = list(reversed(drills))
-    passed = next((each for each in newest_first if each.verdict == Verdict.PASSED), None)
+    passed = next((each for each in newest_first if each.verdict == DrillVerdict.PASSED), None)
     return render_list(PACKAGE, "index.html", drills=newest_first, passed=passed)
 
 

@@ -16,7 +16,7 @@ from tikv_br.cluster.cluster import ClusterPool
 from tikv_br.drill import backups, cutover, damage, point, recovery
 from tikv_br.drill.context import DrillContext
 from tikv_br.drill.history import MAX_TREND, REPORTS, PastDrill, read_past_drills, remove_old_drills
-from tikv_br.drill.ledger import BackupRemover, Cleaner, Kind, Ledger, Remover, read_ledgers
+from tikv_br.drill.ledger import BackupRemover, Cleaner, EntryKind, Ledger, Remover, read_ledgers
 from tikv_br.drill.notify import notify
 from tikv_br.drill.objectives import Goal
 from tikv_br.drill.options import DrillOptions, Scenario
@@ -33,7 +33,7 @@ from tikv_br.drill.tail import SafePointRemover
 from tikv_br.drill.targets import ClusterTarget, OwnedRowsRemover
 from tikv_br.errors import BackupDamaged, LeaseHeld, LeaseLost, ObjectivesMissed, StorageError, TikvBrError
 from tikv_br.progress_events import Notice, Reporter, silent
-from tikv_br.report.facts import Verdict, figure
+from tikv_br.report.facts import DrillVerdict, figure
 from tikv_br.report.recorder import Recorder
 from tikv_br.steps import FunctionStep, Step, run_steps
 from tikv_br.storage.base import ObjectStore
@@ -221,7 +221,7 @@ def _drill(
             failure.add_note(f"cannot write the report: {problem.message}")
         raise
     report = _report(context, None, "", held)
-    if report.verdict is Verdict.MISSED:
+    if report.verdict is DrillVerdict.MISSED:
         missed = ", ".join(_missed(goal) for goal in report.goals if not goal.met)
         raise ObjectivesMissed(
             f"the recovery of drill {report.id} worked, but missed {missed}",
@@ -230,15 +230,15 @@ def _drill(
     return report
 
 
-def _removers(options: DrillOptions, drill_id: str) -> dict[Kind, Remover]:
+def _removers(options: DrillOptions, drill_id: str) -> dict[EntryKind, Remover]:
     source = options.backup.cluster if options.backup is not None else options.source
-    removers: dict[Kind, Remover] = {
+    removers: dict[EntryKind, Remover] = {
         **options.removers,
-        Kind.BACKUP: BackupRemover(options.backups, source),
-        Kind.ROWS: OwnedRowsRemover(drill_id, options.target, source),
+        EntryKind.BACKUP: BackupRemover(options.backups, source),
+        EntryKind.ROWS: OwnedRowsRemover(drill_id, options.target, source),
     }
     if options.source is not None:
-        removers[Kind.SAFE_POINT] = SafePointRemover(options.source)
+        removers[EntryKind.SAFE_POINT] = SafePointRemover(options.source)
     return removers
 
 
@@ -297,7 +297,7 @@ def _write_report(ended: ReportContext) -> None:
 
 def _remove_old_drills(ended: ReportContext) -> None:
     """A failed drill removes nothing: earlier backups and reports help to find the cause."""
-    if ended.report.verdict in {Verdict.PASSED, Verdict.MISSED}:
+    if ended.report.verdict in {DrillVerdict.PASSED, DrillVerdict.MISSED}:
         folder = open_store(ended.options.backups)
         problems = remove_old_drills(ended.home, folder, read_past_drills(ended.home), ended.options.keep_last)
         _add_notices(ended, problems)

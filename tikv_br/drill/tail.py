@@ -16,7 +16,7 @@ from tikv_br.cluster import safepoint
 from tikv_br.cluster.cluster import Cluster, ClusterPool
 from tikv_br.cluster.config import ClusterConfig
 from tikv_br.diff.options import ClusterChoice, DiffOptions
-from tikv_br.drill.ledger import Creation, Kind
+from tikv_br.drill.ledger import Creation, EntryKind
 from tikv_br.drill.options import TailOptions
 from tikv_br.errors import CutOverFailed, DrillRemains, UsageError
 from tikv_br.formats.api_version import ApiVersion
@@ -81,7 +81,7 @@ class TailPlan:
             return []
         cluster_id = self.clusters.get(self.source).cluster_id
         return [
-            Creation(Kind.SAFE_POINT, f"{cluster_id}/{service_id(_sync_name(self.drill, number))}")
+            Creation(EntryKind.SAFE_POINT, f"{cluster_id}/{service_id(_sync_name(self.drill, number))}")
             for number in range(len(self.ranges))
         ]
 

@@ -18,7 +18,7 @@ from tikv_br.backupset.rows import keyspaces_of
 from tikv_br.cluster import versions
 from tikv_br.cluster.cluster import Cluster, first_rpc_key
 from tikv_br.cluster.config import ClusterConfig
-from tikv_br.drill.ledger import Creation, Kind, OwnedRows
+from tikv_br.drill.ledger import Creation, EntryKind, OwnedRows
 from tikv_br.errors import ClusterError, ClusterUnfit, DrillRemains, TargetNotEmpty, UsageError
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.errors import UnsupportedFormat
@@ -92,7 +92,7 @@ class Destination:
             )
 
 
-class Target(Protocol):
+class DrillTarget(Protocol):
     """A kind of place to restore to."""
 
     @property
@@ -133,7 +133,7 @@ class PlaygroundTarget:
     def plan(self, drill: str, backup: BackupSet | None = None, reporter: Reporter = silent) -> Creation:  # noqa: ARG002 - takes any backup
         """A directory that does not exist yet."""
         folder = self.parent.expanduser().absolute() / f"drill-{drill}-{secrets.token_hex(4)}"
-        return Creation(Kind.PLAYGROUND, str(folder), socket.gethostname())
+        return Creation(EntryKind.PLAYGROUND, str(folder), socket.gethostname())
 
     def make(self, creation: Creation, drill: str, backup: BackupSet) -> Destination:
         """Start a playground there. Raises `PlaygroundError`, `DrillRemains` if the directory cannot be made."""
@@ -216,7 +216,7 @@ class ClusterTarget:
         self._check_not_source(backup, info.cluster_id, keyspace)
         rows = OwnedRows(info.cluster_id, backup.api_version, keyspace, _owned_ranges(backup, keyspace))
         destination_of(self.cluster, rows).check_empty()
-        return Creation(Kind.ROWS, self.name, rows=rows)
+        return Creation(EntryKind.ROWS, self.name, rows=rows)
 
     def make(self, creation: Creation, drill: str, backup: BackupSet) -> Destination:  # noqa: ARG002 - it exists already
         """The cluster exists already."""
@@ -246,7 +246,7 @@ class OwnedRowsRemover:
 
     drill: str
     """The id of the drill that removes."""
-    target: Target
+    target: DrillTarget
     """Rows of an earlier drill are only deleted from the target of this one: the user has named it as a drill's again."""
     source: ClusterConfig | None
 

@@ -22,7 +22,7 @@ from tikv_br.dataflow.merge import MergeSources, sizes_by_key
 from tikv_br.dataflow.plan import Interval, plan_by_regions, plan_by_sizes, require_rows, source_ranges, task_bytes
 from tikv_br.errors import StorageConflict, StorageError, UsageError
 from tikv_br.export.options import ExportOptions
-from tikv_br.export.task import BackupSource, ClusterSource, ExportJob, ExportTask, Part, run_export_task
+from tikv_br.export.task import BackupSource, ClusterSource, ExportJob, ExportPart, ExportTask, run_export_task
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.errors import UnsupportedFormat
 from tikv_br.formats.keys.codec import KeyCodec
@@ -67,7 +67,7 @@ class ExportContext:
     engine: Engine = field(init=False)
     plan: list[Interval] = field(default_factory=list)
     lease: lease.PathLease | None = None
-    parts: list[Part] = field(default_factory=list)
+    parts: list[ExportPart] = field(default_factory=list)
     session_seconds: float = 0.0
 
     @property

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True)
-class Part:
+class ExportPart:
     """One file of an export, and what was counted while it was written. Picklable."""
 
     name: str
@@ -55,7 +55,7 @@ class ClusterSource:
     """Whether the TTL of each key is requested."""
     rate_limit: RateLimit = field(default_factory=RateLimit)
 
-    def batches(self, span: KeyRange, part: Part, context: TaskContext) -> Iterator[pa.RecordBatch]:
+    def batches(self, span: KeyRange, part: ExportPart, context: TaskContext) -> Iterator[pa.RecordBatch]:
         """The rows of an RPC range, page by page, one page ahead; counts in ``part`` what requests for TTLs show."""
         import pyarrow as pa
         import pyarrow.compute as pc
@@ -93,7 +93,7 @@ class BackupSource:
     now: int
     """Seconds since the epoch: rows that have expired by then are left out."""
 
-    def batches(self, span: KeyRange, part: Part, context: TaskContext) -> Iterator[pa.RecordBatch]:
+    def batches(self, span: KeyRange, part: ExportPart, context: TaskContext) -> Iterator[pa.RecordBatch]:
         """The rows of an RPC range, by ascending key; no tombstones, one version per key."""
         from tikv_br.formats.merge import rows_at
         from tikv_br.formats.rows import LiveFilter
@@ -137,16 +137,16 @@ class ExportTask:
         return f"{self.name} of {self.span}"
 
 
-def run_export_task(job: ExportJob, task: ExportTask, context: TaskContext) -> Part:
+def run_export_task(job: ExportJob, task: ExportTask, context: TaskContext) -> ExportPart:
     """Write one part, with retries. Raises the `TikvBrError` of the last attempt."""
     return try_task(lambda: _write_part(job, task, context))
 
 
-def _write_part(job: ExportJob, task: ExportTask, context: TaskContext) -> Part:
+def _write_part(job: ExportJob, task: ExportTask, context: TaskContext) -> ExportPart:
     """Write one part. After an error nothing of it is visible."""
     from tikv_br.formats.tables import UnfitText, open_table
 
-    part = Part(task.name)
+    part = ExportPart(task.name)
     with open_store(job.destination).open_writer(task.name) as writer:
         table = open_table(writer.write, job.table)
         try:

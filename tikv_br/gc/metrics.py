@@ -10,7 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from tikv_br.cluster.timestamps import physical_ms
 from tikv_br.errors import UsageError
-from tikv_br.gc.status import GcReport, Kind, ServiceReport
+from tikv_br.gc.status import GcReport, OwnerKind, ServiceReport
 from tikv_br.web.metrics import registry, write_textfile
 
 PREFIX = "tikv_br_gc_"
@@ -90,7 +90,7 @@ def _counter(name: str, meaning: str, value: float) -> Metric:
 def _labelled(name: str, meaning: str, values: Sequence[tuple[ServiceReport, float]]) -> Metric:
     family = GaugeMetricFamily(PREFIX + name, meaning, labels=["service", "kind"])
     for each, value in values:
-        of_keyspace = each.owner.kind is Kind.KEYSPACE_BARRIER  # barriers of several keyspaces may have one name
+        of_keyspace = each.owner.kind is OwnerKind.KEYSPACE_BARRIER  # barriers of several keyspaces may have one name
         name = f"{each.owner.name}/{each.service}" if of_keyspace else each.service
         family.add_metric([name, each.owner.kind.value], value)
     return family

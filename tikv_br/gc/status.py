@@ -18,7 +18,7 @@ _NEVER = 1 << 40
 """Seconds since the epoch from which on an expiry means never."""
 
 
-class Kind(enum.StrEnum):
+class OwnerKind(enum.StrEnum):
     """Kind of owner of a service safe point."""
 
     BACKUP = "backup"
@@ -38,20 +38,20 @@ class Kind(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Owner:
+class SafePointOwner:
     """Owner of a service safe point, according to its name."""
 
-    kind: Kind
+    kind: OwnerKind
     name: str
-    """Within its kind; of `Kind.OTHER` the whole name of the service."""
+    """Within its kind; of `OwnerKind.OTHER` the whole name of the service."""
 
     @property
     def is_ours(self) -> bool:
         """Return whether a run of tikv-br made it."""
-        return self.kind in {Kind.BACKUP, Kind.SYNC, Kind.DRILL}
+        return self.kind in {OwnerKind.BACKUP, OwnerKind.SYNC, OwnerKind.DRILL}
 
     def __str__(self) -> str:
-        if self.kind is Kind.CDC and self.name.startswith(
+        if self.kind is OwnerKind.CDC and self.name.startswith(
             CREATING
         ):  # held for ten minutes, until the changefeed has its own
             return (
@@ -61,33 +61,33 @@ class Owner:
 
 
 _TEXTS = {
-    Kind.BACKUP: "backup {}",
-    Kind.SYNC: "sync, changefeed or log {}",
-    Kind.DRILL: "drill {}",
-    Kind.GO_BR: "backup of the Go TiKV-BR or of BR",
-    Kind.CDC: "TiKV-CDC or TiCDC",
-    Kind.GLOBAL_BARRIER: "all keyspaces: a global GC barrier",
-    Kind.KEYSPACE_BARRIER: "keyspace {}: a barrier of its own GC",
-    Kind.OTHER: "not known",
+    OwnerKind.BACKUP: "backup {}",
+    OwnerKind.SYNC: "sync, changefeed or log {}",
+    OwnerKind.DRILL: "drill {}",
+    OwnerKind.GO_BR: "backup of the Go TiKV-BR or of BR",
+    OwnerKind.CDC: "TiKV-CDC or TiCDC",
+    OwnerKind.GLOBAL_BARRIER: "all keyspaces: a global GC barrier",
+    OwnerKind.KEYSPACE_BARRIER: "keyspace {}: a barrier of its own GC",
+    OwnerKind.OTHER: "not known",
 }
 CREATING = "-creating-"
 _PREFIXES = {
-    "tikv-br-backup-": Kind.BACKUP,
-    "tikv-br-sync-": Kind.SYNC,
-    "tikv-br-drill-": Kind.DRILL,
-    "br-": Kind.GO_BR,
-    "native_br": Kind.GO_BR,
-    "tikvcdc": Kind.CDC,
-    "ticdc": Kind.CDC,
+    "tikv-br-backup-": OwnerKind.BACKUP,
+    "tikv-br-sync-": OwnerKind.SYNC,
+    "tikv-br-drill-": OwnerKind.DRILL,
+    "br-": OwnerKind.GO_BR,
+    "native_br": OwnerKind.GO_BR,
+    "tikvcdc": OwnerKind.CDC,
+    "ticdc": OwnerKind.CDC,
 }
 
 
-def owner_of(service: str) -> Owner:
+def owner_of(service: str) -> SafePointOwner:
     """Return the owner of a service safe point, as far as its name shows it."""
     for prefix, kind in _PREFIXES.items():
         if service.startswith(prefix):
-            return Owner(kind, service.removeprefix(prefix))
-    return Owner(Kind.OTHER, service)
+            return SafePointOwner(kind, service.removeprefix(prefix))
+    return SafePointOwner(OwnerKind.OTHER, service)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ class ServiceReport:
     """A service safe point at one moment."""
 
     service: str
-    owner: Owner
+    owner: SafePointOwner
     safe_point: int
     lag: float
     """Seconds from the time of the safe point to PD's time."""
@@ -138,7 +138,7 @@ class GcReport:
     @property
     def holder(self) -> ServiceReport | None:
         """The service that GC waits for: the oldest one, if the worker would pass it."""
-        holders = (each for each in self.services if each.owner.kind is not Kind.KEYSPACE_BARRIER)
+        holders = (each for each in self.services if each.owner.kind is not OwnerKind.KEYSPACE_BARRIER)
         oldest = next((each for each in holders if not each.has_expired), None)
         # A worker that waits for a barrier stands at it.
         reached = self.worker_safe_point + self.has_barriers
@@ -189,15 +189,25 @@ def report(status: GcStatus, now_ts: int) -> GcReport:
     return GcReport(now_ms, status.safe_point, status.worker, tuple(services), status.has_barriers, status.unlisted)
 
 
-def _owner(barrier: GcBarrier) -> Owner:
+def _owner(barrier: GcBarrier) -> SafePointOwner:
     if barrier.keyspace_id is None:
-        return Owner(Kind.GLOBAL_BARRIER, barrier.name)
-    return Owner(Kind.KEYSPACE_BARRIER, str(barrier.keyspace_id))
+        return SafePointOwner(OwnerKind.GLOBAL_BARRIER, barrier.name)
+    return SafePointOwner(OwnerKind.KEYSPACE_BARRIER, str(barrier.keyspace_id))
 
 
-def _service(name: str, owner: Owner, safe_point: int, expires: int, now_ms: int) -> ServiceReport:
+def _service(name: str, owner: SafePointOwner, safe_point: int, expires: int, now_ms: int) -> ServiceReport:
     lag = (now_ms - physical_ms(safe_point)) / 1000
     return ServiceReport(name, owner, safe_point, lag, None if expires >= _NEVER else expires - now_ms / 1000)
 
 
-__all__ = ["FOREVER", "GC_WORKER", "GcReport", "Kind", "Owner", "ServiceReport", "owner_of", "read_report", "report"]
+__all__ = [
+    "FOREVER",
+    "GC_WORKER",
+    "GcReport",
+    "OwnerKind",
+    "SafePointOwner",
+    "ServiceReport",
+    "owner_of",
+    "read_report",
+    "report",
+]

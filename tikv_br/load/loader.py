@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from tikv_br.formats.columns import Flags, Numbers
-    from tikv_br.load.sources import Source
+    from tikv_br.load.sources import RowSource
 
 
 class PutClient(Protocol):
@@ -42,7 +42,7 @@ class LoadSummary:
 
 
 def load_pairs(
-    client: PutClient, source: Source, *, ttl: int = 0, concurrency: int = 8, reporter: Reporter = silent
+    client: PutClient, source: RowSource, *, ttl: int = 0, concurrency: int = 8, reporter: Reporter = silent
 ) -> LoadSummary:
     """Put every record of ``source``, in order of its batches: of equal keys the last wins.
 

@@ -32,16 +32,16 @@ Rows = Iterator[tuple[int, Fields]]  # the number of the line, its fields
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class RowSource:
     """Batches of records, and how many rows they will have where that is known (0 otherwise)."""
 
     batches: Iterable[pa.RecordBatch]
     expected_rows: int = 0
 
 
-def made_pairs(count: int, value_size: int, seed: int) -> Source:
+def made_pairs(count: int, value_size: int, seed: int) -> RowSource:
     """Return ``count`` made pairs; the same for the same seed. Raises `UsageError`, when read, for sizes that cannot be."""
-    return Source(_made(count, value_size, seed), count)
+    return RowSource(_made(count, value_size, seed), count)
 
 
 def _made(count: int, value_size: int, seed: int) -> Iterator[pa.RecordBatch]:
@@ -51,7 +51,7 @@ def _made(count: int, value_size: int, seed: int) -> Iterator[pa.RecordBatch]:
         raise UsageError(str(error)) from None
 
 
-def open_source(path: Path | None, form: str | None = None, now: Callable[[], int] = seconds_now) -> Source:
+def open_source(path: Path | None, form: str | None = None, now: Callable[[], int] = seconds_now) -> RowSource:
     """Return the pairs of a file by its suffix: .jsonl, .ndjson or .json, .csv, .parquet; None is JSON lines from stdin.
 
     Fields are ``key`` and ``value``, and if present ``expire_ts`` (absolute seconds, 0: never) or ``ttl`` (seconds from ``now``).
@@ -59,14 +59,14 @@ def open_source(path: Path | None, form: str | None = None, now: Callable[[], in
     Raises `UsageError` for a file that cannot be read, here or, with its line, while reading.
     """
     if path is None:
-        return Source(_batches(_json_rows(_stdin()), "standard input", form or "hex", now))
+        return RowSource(_batches(_json_rows(_stdin()), "standard input", form or "hex", now))
     if not path.is_file():
         raise UsageError(f"{path} is not a file")
     match path.suffix.lower():
         case ".jsonl" | ".ndjson" | ".json":
-            return Source(_batches(_file_rows(path, _json_rows), str(path), form or "hex", now))
+            return RowSource(_batches(_file_rows(path, _json_rows), str(path), form or "hex", now))
         case ".csv":
-            return Source(_batches(_file_rows(path, _csv_rows), str(path), form or "raw", now))
+            return RowSource(_batches(_file_rows(path, _csv_rows), str(path), form or "raw", now))
         case ".parquet":
             return _parquet(path, now)
     raise UsageError(f"{path}: unknown file format", hint="Use a file named .jsonl, .ndjson, .json, .csv or .parquet.")
@@ -166,7 +166,7 @@ def _seconds(fields: Fields, name: str, most: int) -> int:
     return int(text)
 
 
-def _parquet(path: Path, now: Callable[[], int]) -> Source:
+def _parquet(path: Path, now: Callable[[], int]) -> RowSource:
     import pyarrow.parquet as pq
 
     try:
@@ -177,7 +177,7 @@ def _parquet(path: Path, now: Callable[[], int]) -> Source:
     if not {"key", "value"} <= set(names):
         raise UsageError(f"{path}: columns `key` and `value` are required; the file has {', '.join(names)}", hint=HINT)
     wanted = [name for name in ("key", "value", "expire_ts", "ttl") if name in names]
-    return Source(_parquet_batches(file, wanted, str(path), now), file.metadata.num_rows)
+    return RowSource(_parquet_batches(file, wanted, str(path), now), file.metadata.num_rows)
 
 
 def _parquet_batches(file: object, wanted: list[str], name: str, now: Callable[[], int]) -> Iterator[pa.RecordBatch]:

@@ -9,7 +9,7 @@ from typing import Final
 
 from tikv_br.cluster.pb import cdcpb_pb2
 from tikv_br.playground.encoding import Row, data_range, from_memcomparable, v2_ts, v2_version
-from tikv_br.playground.engine import Engine
+from tikv_br.playground.engine import RocksEngine
 from tikv_br.playground.region import Region
 
 Event = cdcpb_pb2.Event
@@ -56,7 +56,7 @@ def committed_row(data_key: bytes, stored: bytes) -> Event.Row:
     )
 
 
-def scan(engine: Engine, region: Region, checkpoint_ts: int) -> Iterator[Event.Row]:
+def scan(engine: RocksEngine, region: Region, checkpoint_ts: int) -> Iterator[Event.Row]:
     """The newest version of each raw key in the region as of now, live or not, if it is above ``checkpoint_ts``."""
     start, end = max(region.start, _RAW_MODE[0]), min(region.end or _RAW_MODE[1], _RAW_MODE[1])
     rows = engine.iterate(*data_range(start, end))

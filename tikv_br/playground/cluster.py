@@ -28,7 +28,7 @@ from tikv_br.playground.backup_service import BackupService
 from tikv_br.playground.cdc_hub import ChangeHub
 from tikv_br.playground.cdc_stream import ChangeDataService
 from tikv_br.playground.encoding import encoding_of
-from tikv_br.playground.engine import Engine
+from tikv_br.playground.engine import RocksEngine
 from tikv_br.playground.etcd import EtcdServer
 from tikv_br.playground.failpoints import PD, FailpointInterceptor, FailpointTable
 from tikv_br.playground.import_service import DownloadLimit, ImportMode, ImportService
@@ -82,7 +82,7 @@ class Playground:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self.engine = Engine.open(settings.path / "rocksdb")
+        self.engine = RocksEngine.open(settings.path / "rocksdb")
         self.regions = RegionTable(self.engine)
         self.sizes = RegionSizes(self.engine, settings.data_weight)
         self.tso = Tso(self.engine, lambda: time.time() + settings.clock_ahead)

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.codec import DATA_PREFIX
-from tikv_br.playground.engine import Engine
+from tikv_br.playground.engine import RocksEngine
 from tikv_br.playground.versions import RECORDED, ServerVersion
 
 _MAX_TS: Final = (1 << 64) - 1
@@ -79,7 +79,7 @@ def _splitter(groups: int) -> Callable[[bytes], tuple[bytes, ...]]:
 
 
 def data_range(start: bytes, end: bytes) -> tuple[bytes, bytes]:
-    """Physical bounds as data keys for `Engine.iterate`."""
+    """Physical bounds as data keys for `RocksEngine.iterate`."""
     return DATA_PREFIX + start, DATA_PREFIX + end if end else b""
 
 
@@ -107,12 +107,12 @@ class Encoding:
         """Rows to write and keys to remove for a delete."""
         return [], [DATA_PREFIX + key]
 
-    def newest(self, engine: Engine, key: bytes) -> Stored | None:
+    def newest(self, engine: RocksEngine, key: bytes) -> Stored | None:
         """Return the stored value of a key, live or not."""
         stored = engine.get(DATA_PREFIX + key)
         return None if stored is None else self._decode(stored)
 
-    def live(self, engine: Engine, start: bytes, end: bytes, *, now: int, reverse: bool = False) -> Iterator[Row]:
+    def live(self, engine: RocksEngine, start: bytes, end: bytes, *, now: int, reverse: bool = False) -> Iterator[Row]:
         """Live (RPC key, user value) within physical bounds; ``end`` b"" is unbounded."""
         rows = engine.iterate(*data_range(start, end), reverse=reverse)
         if reverse:
@@ -172,7 +172,7 @@ class V2(Encoding):
     def delete(self, key: bytes, ts: int) -> tuple[list[Row], list[bytes]]:
         return [(self.data_key(key, ts), _TOMBSTONE)], []
 
-    def newest(self, engine: Engine, key: bytes) -> Stored | None:
+    def newest(self, engine: RocksEngine, key: bytes) -> Stored | None:
         """The version with the largest timestamp; one of timestamp 0 is invisible."""
         prefix = DATA_PREFIX + memcomparable(key)
         for _, stored in engine.iterate(prefix, prefix + _NEWEST_END):

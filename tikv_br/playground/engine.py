@@ -30,7 +30,7 @@ _BLOCK_CACHE_BYTES: Final = 64 << 20
 _MEMTABLE_BYTES: Final = 32 << 20
 
 
-class Engine:
+class RocksEngine:
     """A RocksDB with TiKV's key layout. Thread-safe; an acknowledged write survives a SIGKILL of the process."""
 
     def __init__(self, db: Rdict, path: Path) -> None:
@@ -38,7 +38,7 @@ class Engine:
         self.path = path
 
     @classmethod
-    def open(cls, path: Path) -> Engine:
+    def open(cls, path: Path) -> RocksEngine:
         """Open or create the database in the folder ``path``."""
         path.mkdir(parents=True, exist_ok=True)
         return cls(Rdict(str(path), _options()), path)

@@ -150,14 +150,14 @@ class KillStore:
 
 
 @dataclass(frozen=True, slots=True)
-class Command:
+class FailpointCommand:
     """An admin command runs, then the call continues."""
 
     name: str
     arguments: Mapping[str, Any]
 
 
-Action = RegionError | FeedError | Overrun | StorageFailure | Abort | Delay | KillStore | Command
+Action = RegionError | FeedError | Overrun | StorageFailure | Abort | Delay | KillStore | FailpointCommand
 DROP: Final = Abort(grpc.StatusCode.UNAVAILABLE, "Socket closed")
 
 
@@ -213,7 +213,7 @@ class FailpointTable:
         self._run_command: RunCommand | None = None
 
     def use_commands(self, run: RunCommand) -> None:
-        """Set what runs the commands of `Command` and `KillStore`."""
+        """Set what runs the commands of `FailpointCommand` and `KillStore`."""
         self._run_command = run
 
     def add(self, definition: Mapping[str, Any]) -> Failpoint:
@@ -280,7 +280,7 @@ class FailpointTable:
                     return action
                 case Delay(seconds):
                     time.sleep(seconds)
-                case Command(name, arguments):
+                case FailpointCommand(name, arguments):
                     self._command(name, arguments)
                 case KillStore():
                     self._command("kill-store", {"store_id": store_id})
@@ -296,7 +296,7 @@ class FailpointTable:
             for failpoint in self._failpoints.values():
                 if failpoint.matches(rpc, store_id, region_id) and failpoint.trigger():
                     triggered.append(failpoint.action)
-                    if not isinstance(failpoint.action, Delay | Command):
+                    if not isinstance(failpoint.action, Delay | FailpointCommand):
                         break
         return triggered
 
@@ -363,7 +363,7 @@ def _parse_action(definition: object) -> Action:  # noqa: C901, PLR0911 - one ca
             case "kill_store":
                 return KillStore()
             case "command":
-                return Command(fields["name"], fields.get("arguments", {}))
+                return FailpointCommand(fields["name"], fields.get("arguments", {}))
     except (json_format.ParseError, KeyError, TypeError, ValueError) as error:
         raise PlaygroundError(f"failpoint: {kind}: {error}") from error
     raise PlaygroundError(f"failpoint: unknown action {kind!r}")

@@ -18,7 +18,7 @@ from tikv_br.formats.api_version import ApiVersion
 
 if TYPE_CHECKING:
     from tikv_br.playground.cdc_hub import ChangeHub
-    from tikv_br.playground.engine import Engine
+    from tikv_br.playground.engine import RocksEngine
     from tikv_br.playground.failpoints import FailpointTable
     from tikv_br.playground.import_service import DownloadLimit, ImportMode
     from tikv_br.playground.pd_state import CausalTimestamps, Tso
@@ -173,7 +173,7 @@ class StoreNode:
     status_address: str  # host:port of its HTTP status server
     api_version: ApiVersion
     release: ServerVersion
-    engine: Engine
+    engine: RocksEngine
     regions: RegionTable
     tso: Tso
     causal: CausalTimestamps

@@ -13,7 +13,7 @@ import grpc
 
 from tikv_br.cluster.pb import etcdserverpb_pb2 as pb
 from tikv_br.cluster.pb import mvccpb_pb2
-from tikv_br.playground.engine import Engine
+from tikv_br.playground.engine import RocksEngine
 from tikv_br.playground.servers import bidi, unary
 
 _RECORD: Final = "etcd"
@@ -23,7 +23,7 @@ _LEASES: Final = "etcd-leases"
 class EtcdState:
     """State of all members. Thread-safe."""
 
-    def __init__(self, engine: Engine, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, engine: RocksEngine, clock: Callable[[], float] = time.monotonic) -> None:
         self._engine = engine
         self._clock = clock
         self.lock = threading.Lock()

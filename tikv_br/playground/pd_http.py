@@ -12,7 +12,7 @@ from typing import Any, Final
 from urllib.parse import unquote_to_bytes
 
 from tikv_br.errors import PlaygroundError
-from tikv_br.playground.engine import Engine
+from tikv_br.playground.engine import RocksEngine
 from tikv_br.playground.node import StoreNode
 from tikv_br.playground.pd_state import NAME, PdState
 from tikv_br.playground.region import Peer, Region
@@ -82,7 +82,9 @@ class PdConfig:
     Values with a TTL are lost at a restart, others are saved. Only the pauses affect what the playground does.
     """
 
-    def __init__(self, engine: Engine, *, replicas: int, stores: int, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self, engine: RocksEngine, *, replicas: int, stores: int, clock: Callable[[], float] = time.time
+    ) -> None:
         self._engine = engine
         self._clock = clock
         self._lock = threading.Lock()

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from tikv_br.cluster.pb import metapb_pb2, pdpb_pb2
 from tikv_br.errors import PlaygroundError
-from tikv_br.playground.engine import Engine
+from tikv_br.playground.engine import RocksEngine
 from tikv_br.playground.node import StoreNode
 from tikv_br.playground.pd_etcd import EtcdState
 from tikv_br.playground.region import RegionSizes
@@ -39,7 +39,7 @@ class Tso:
     As PD does, it saves a time in the near future before it allocates timestamps up to it, and starts above the saved time.
     """
 
-    def __init__(self, engine: Engine, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, engine: RocksEngine, clock: Callable[[], float] = time.time) -> None:
         self._engine = engine
         self._clock = clock
         self._lock = threading.Lock()
@@ -145,7 +145,7 @@ class KeyspaceRecord:
 class Keyspaces:
     """All keyspaces by name. Thread-safe."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: RocksEngine) -> None:
         self._engine = engine
         self._lock = threading.Lock()
         saved = json.loads(engine.get_meta(_KEYSPACES_RECORD) or b"[]")
@@ -197,7 +197,7 @@ class SafePoint:
 class GcState:
     """Safe points as PD 8.5.2 keeps them, or, with ``barriers``, as PDs with a GC state manager do. Thread-safe."""
 
-    def __init__(self, engine: Engine, *, barriers: bool = False, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, engine: RocksEngine, *, barriers: bool = False, clock: Callable[[], float] = time.time) -> None:
         self._engine = engine
         self.has_barriers = barriers
         self._clock = clock
@@ -337,7 +337,7 @@ class PdState:
 
     settings: Settings
     cluster_id: int
-    engine: Engine
+    engine: RocksEngine
     regions: RegionTable
     sizes: RegionSizes
     tso: Tso

@@ -9,7 +9,7 @@ from typing import Final
 
 from tikv_br.cluster.pb import metapb_pb2
 from tikv_br.formats.keys.codec import DATA_PREFIX
-from tikv_br.playground.engine import Engine
+from tikv_br.playground.engine import RocksEngine
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Region:
         return self.start <= bound and (not self.end or bound < self.end)
 
     def data_range(self) -> tuple[bytes, bytes]:
-        """[start, end) as data keys for `Engine.iterate`; b"" as end is the end of all data."""
+        """[start, end) as data keys for `RocksEngine.iterate`; b"" as end is the end of all data."""
         return DATA_PREFIX + self.start, DATA_PREFIX + self.end if self.end else b""
 
     def to_pb(self) -> metapb_pb2.Region:
@@ -100,7 +100,7 @@ class RegionSize:
 class RegionSizes:
     """The approximate sizes that PD and the split checker use. Thread-safe."""
 
-    def __init__(self, engine: Engine, weight: int = 1) -> None:
+    def __init__(self, engine: RocksEngine, weight: int = 1) -> None:
         """Each byte counts ``weight`` times."""
         self._engine = engine
         self._weight = weight

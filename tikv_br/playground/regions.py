@@ -14,7 +14,7 @@ from typing import Final
 from tikv_br.cluster.pb import errorpb_pb2, kvrpcpb_pb2, metapb_pb2
 from tikv_br.errors import PlaygroundError
 from tikv_br.playground import region_errors
-from tikv_br.playground.engine import Engine
+from tikv_br.playground.engine import RocksEngine
 from tikv_br.playground.region import Peer, Region
 
 _RECORD: Final = "region/"
@@ -30,7 +30,7 @@ ChangeListener = Callable[[Sequence[Region], Sequence[Region]], None]
 class RegionTable:
     """All regions of the cluster, ordered by key without gap or overlap. Thread-safe."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: RocksEngine) -> None:
         self._engine = engine
         self._lock = threading.RLock()
         self._by_id: dict[int, Region] = {}

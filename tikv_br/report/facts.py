@@ -86,7 +86,7 @@ MAP_CELLS = 400
 """Maximum number of cells in the map of the keyspace: neighbours are merged."""
 
 
-class Verdict(enum.StrEnum):
+class DrillVerdict(enum.StrEnum):
     """Outcome of a command or a drill."""
 
     PASSED = "passed"
@@ -164,11 +164,11 @@ def reported_error(failure: BaseException, step: str) -> ReportedError:
     return ReportedError(name, code, redact(message), redact(hint), step)
 
 
-def verdict_of(failure: BaseException | None) -> Verdict:
+def verdict_of(failure: BaseException | None) -> DrillVerdict:
     """The verdict of a command that ended with a failure or without one."""
     if isinstance(failure, Interrupted | Terminated | KeyboardInterrupt):
-        return Verdict.INTERRUPTED
-    return Verdict.PASSED if failure is None else Verdict.FAILED
+        return DrillVerdict.INTERRUPTED
+    return DrillVerdict.PASSED if failure is None else DrillVerdict.FAILED
 
 
 def backup_facts(backup: BackupSet, place: str) -> BackupFacts:

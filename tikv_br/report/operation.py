@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tikv_br.errors import UsageError
-from tikv_br.report.facts import BackupFacts, Cell, Compared, ReportedError, Verdict, plain
+from tikv_br.report.facts import BackupFacts, Cell, Compared, DrillVerdict, ReportedError, plain
 from tikv_br.report.page import render
 from tikv_br.report.recorder import Phase, Sample
 from tikv_br.storage.open import open_store
@@ -103,7 +103,7 @@ class OperationReport:
     command: str
     """Such as ``backup raw``."""
     run_id: str
-    verdict: Verdict
+    verdict: DrillVerdict
     exit_code: int
     dry_run: bool
     started_ms: int
@@ -137,9 +137,9 @@ def render_operation(report: OperationReport) -> str:
 
 def _sentence(report: OperationReport) -> str:
     match report.verdict:
-        case Verdict.PASSED:
+        case DrillVerdict.PASSED:
             return DRY_RUN if report.dry_run else PASSED[report.command]
-        case Verdict.INTERRUPTED:
+        case DrillVerdict.INTERRUPTED:
             return f"{INTERRUPTED} {FAILED[report.command]}"
         case _:
             return FOUND[report.command] if report.findings else FAILED[report.command]

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from tikv_br.archive.maintenance import LogStatus
 from tikv_br.archive.records import LogState
-from tikv_br.serve.model import Backup, Drills, Finding, Gc, Newest, Overview, Source
+from tikv_br.serve.model import Backup, Drills, Gc, Newest, Overview, OverviewFinding, Source
 from tikv_br.serve.sources import Sync
 
 GC_LIMIT = 86400.0
@@ -29,7 +29,7 @@ class AgeLimit:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class OverviewLimits:
     """Above which something needs attention."""
 
     max_lag: float = MAX_LAG
@@ -37,7 +37,7 @@ class Limits:
     ages: tuple[AgeLimit, ...] = (AgeLimit(MAX_BACKUP_AGE),)
 
 
-def newest_backups(place: str, backups: Sequence[Backup], limits: Limits, now_ms: int) -> tuple[Newest, ...]:
+def newest_backups(place: str, backups: Sequence[Backup], limits: OverviewLimits, now_ms: int) -> tuple[Newest, ...]:
     """The newest backup of a storage for each limit that is for it. Drills' backups, and those being removed, do not count."""
     counted = [each for each in backups if not (each.made_by_drill or each.removing)]
     root = place.partition("?")[0].rstrip("/")
@@ -69,7 +69,7 @@ def _is_below(backup: Backup, prefix: str) -> bool:
     return backup.path.startswith(prefix) or backup.url.partition("?")[0].startswith(prefix)
 
 
-def find_problems(shown: Overview, limits: Limits) -> Iterator[Finding]:
+def find_problems(shown: Overview, limits: OverviewLimits) -> Iterator[OverviewFinding]:
     """Everything that needs attention: first what cannot be read."""
     groups: tuple[tuple[str, Sequence[HasSource]], ...] = (
         ("backups", shown.storages),
@@ -81,7 +81,7 @@ def find_problems(shown: Overview, limits: Limits) -> Iterator[Finding]:
     for section, group in groups:
         for each in group:
             if each.source.error:
-                yield Finding(
+                yield OverviewFinding(
                     f"cannot read {each.source.place}: {each.source.error}", section, each.source.hint or RETRY
                 )
     for newest in (newest for storage in shown.storages for newest in storage.newest if newest.too_old):
@@ -107,44 +107,44 @@ class HasSource(Protocol):
         """Source in which the problem was found."""
 
 
-def _old_backup(newest: Newest) -> Finding:
+def _old_backup(newest: Newest) -> OverviewFinding:
     where = f"{newest.storage}, prefix {newest.prefix}" if newest.prefix else newest.storage
     hours = newest.max_age / 3600
     limit = f"{hours:g} h" if hours >= 1 else f"{newest.max_age / 60:g} min"
     text = f"the newest backup in {where} is more than {limit} old: {newest.path}"
     if not newest.path:
         text = f"there is no backup in {where}"
-    return Finding(
+    return OverviewFinding(
         text,
         "backups",
         "Check the job that makes backups and its log. If backups may be older, pass a longer --max-backup-age.",
     )
 
 
-def log_findings(status: LogStatus, max_lag: float) -> Iterator[Finding]:
+def log_findings(status: LogStatus, max_lag: float) -> Iterator[OverviewFinding]:
     """Yield the problems of a log archive."""
     name = status.log_id
     for gap in status.gaps:
         text = f"log {name} has no changes of {gap}"
-        yield Finding(text, "logs", "Times in the gap cannot be restored. Make a new backup.")
+        yield OverviewFinding(text, "logs", "Times in the gap cannot be restored. Make a new backup.")
     for damage in status.damage:
         text = f"log {name}: {damage}"
-        yield Finding(
+        yield OverviewFinding(
             text, "logs", "Run `tikv-br log status --level data` to see what is affected, and make a new backup."
         )
     if status.state is LogState.ACTIVE and status.rpo_seconds > max_lag:
         text = f"log {name} is {status.rpo_seconds:,.0f} s behind, which is more than {max_lag:g} s"
-        yield Finding(
+        yield OverviewFinding(
             text,
             "logs",
             "Check that `tikv-br log start` runs. If it does not, start the same command again: it resumes.",
         )
 
 
-def _sync_finding(sync: Sync, place: str) -> Finding:
+def _sync_finding(sync: Sync, place: str) -> OverviewFinding:
     if sync.trouble:
-        return Finding(f"{sync.name}: {sync.trouble}", "syncs", f"See {place} and the log of that process.")
-    return Finding(
+        return OverviewFinding(f"{sync.name}: {sync.trouble}", "syncs", f"See {place} and the log of that process.")
+    return OverviewFinding(
         f"{sync.name} is degraded: {sync.degraded}", "syncs", f"It may recover without help. If not, see {place}."
     )
 
@@ -152,18 +152,20 @@ def _sync_finding(sync: Sync, place: str) -> Finding:
 _OUTCOMES = {"missed": "missed an objective", "failed": "failed", "interrupted": "was interrupted"}
 
 
-def _drill_findings(drills: Drills) -> Iterator[Finding]:
+def _drill_findings(drills: Drills) -> Iterator[OverviewFinding]:
     if drills.drills and drills.drills[0].verdict != "passed":
         verdict = drills.drills[0].verdict
         text = f"the last drill {_OUTCOMES.get(verdict, verdict)}"
-        yield Finding(text, "drills", "Read its report: the first row of the table links to it.")
+        yield OverviewFinding(text, "drills", "Read its report: the first row of the table links to it.")
 
 
-def _gc_findings(gc: Gc) -> Iterator[Finding]:
+def _gc_findings(gc: Gc) -> Iterator[OverviewFinding]:
     if gc.never_ran:
         text = f"GC has never run in {gc.source.place}: old versions and deleted rows are kept forever"
-        yield Finding(text, "gc", "Start `tikv-br gc run`, unless the cluster has API V1, which has no versions.")
+        yield OverviewFinding(
+            text, "gc", "Start `tikv-br gc run`, unless the cluster has API V1, which has no versions."
+        )
     elif gc.lag is not None and gc.lag > GC_LIMIT:
         reason = f"{gc.holder} holds it back" if gc.holder else "no GC worker advances it"
         advice = "Check whether that service still runs and is needed." if gc.holder else "Start `tikv-br gc run`."
-        yield Finding(f"the GC safe point is {gc.lag / 3600:,.0f} h old: {reason}", "gc", advice)
+        yield OverviewFinding(f"the GC safe point is {gc.lag / 3600:,.0f} h old: {reason}", "gc", advice)

@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class State(Generic[T]):
+class ReadState(Generic[T]):
     """Last known state of a source."""
 
     place: str
@@ -31,11 +31,11 @@ class State(Generic[T]):
 class States:
     """Last known state of all sources."""
 
-    backups: tuple[State[Backups], ...] = ()
-    logs: tuple[State[Log], ...] = ()
-    syncs: tuple[State[tuple[Sync, ...]], ...] = ()
-    drills: tuple[State[tuple[PastDrill, ...]], ...] = ()
-    gc: tuple[State[GcReport], ...] = ()
+    backups: tuple[ReadState[Backups], ...] = ()
+    logs: tuple[ReadState[Log], ...] = ()
+    syncs: tuple[ReadState[tuple[Sync, ...]], ...] = ()
+    drills: tuple[ReadState[tuple[PastDrill, ...]], ...] = ()
+    gc: tuple[ReadState[GcReport], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +175,7 @@ class Gc:
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class OverviewFinding:
     """Something that needs attention."""
 
     text: str
@@ -195,7 +195,7 @@ class Overview:
     status_pages: tuple[StatusPage, ...]
     drills: tuple[Drills, ...]
     gc: tuple[Gc, ...]
-    findings: tuple[Finding, ...]
+    findings: tuple[OverviewFinding, ...]
 
     @property
     def backups(self) -> tuple[Backup, ...]:

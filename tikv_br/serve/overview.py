@@ -11,7 +11,7 @@ from tikv_br.backupset.index import IndexEntry, ListedBackup, is_drill_path
 from tikv_br.cluster.timestamps import physical_ms
 from tikv_br.errors import LogDamaged, UsageError
 from tikv_br.gc.status import GcReport
-from tikv_br.serve.findings import Limits, find_problems, newest_backups
+from tikv_br.serve.findings import OverviewLimits, find_problems, newest_backups
 from tikv_br.serve.model import (
     Archive,
     Backup,
@@ -19,8 +19,8 @@ from tikv_br.serve.model import (
     Gc,
     GcService,
     Overview,
+    ReadState,
     Source,
-    State,
     States,
     StatusPage,
     Storage,
@@ -33,7 +33,7 @@ Windows = Mapping[tuple[str, str], tuple[Window, ...]]
 """Restorable windows by URL of the storage and id of the backup."""
 
 
-def make_overview(states: States, windows: Windows, limits: Limits, now_ms: int) -> Overview:
+def make_overview(states: States, windows: Windows, limits: OverviewLimits, now_ms: int) -> Overview:
     """Build the overview for a time in milliseconds since the epoch."""
     by_drills = {drill.made_backup for each in states.drills for drill in each.value or ()}
     archives = tuple(Archive(_source(each), each.value.status if each.value else None) for each in states.logs)
@@ -83,12 +83,12 @@ def _window(baseline: Baseline | str, log: Log, finished_ms: int) -> Window | No
     return Window(status.log_id, status.storage, first, last, physical_ms(first), physical_ms(last), "")
 
 
-def _source(state: State[T]) -> Source:
+def _source(state: ReadState[T]) -> Source:
     return Source(state.place, state.read_ms, state.error, state.hint)
 
 
 def _storage(
-    state: State[Backups], windows: Windows, by_drills: Container[str], limits: Limits, now_ms: int
+    state: ReadState[Backups], windows: Windows, by_drills: Container[str], limits: OverviewLimits, now_ms: int
 ) -> Storage:
     if state.value is None:
         return Storage(_source(state), (), ())
@@ -160,7 +160,7 @@ def _backup(
     )
 
 
-def _gc(state: State[GcReport]) -> Gc:
+def _gc(state: ReadState[GcReport]) -> Gc:
     report = state.value
     if report is None:
         return Gc(_source(state), 0, never_ran=False, lag=None, holder="", held_seconds=0.0, services=())

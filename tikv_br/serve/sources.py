@@ -46,7 +46,7 @@ _NO_STATUS = "Pass as --status the --status-addr of `sync`, `log start` or `capt
 T_co = TypeVar("T_co", covariant=True)
 
 
-class Source(Protocol[T_co]):
+class ShownSource(Protocol[T_co]):
     """A place that one thread polls."""
 
     @property
@@ -57,7 +57,7 @@ class Source(Protocol[T_co]):
         """Read the current state. Raises `TikvBrError`."""
 
 
-class ReportSource(Source[tuple[PastDrill, ...]], Protocol):
+class ReportSource(ShownSource[tuple[PastDrill, ...]], Protocol):
     """A place with reports of drills."""
 
     def report(self, drill: str) -> bytes:
@@ -87,7 +87,7 @@ class Backups:
     """Baselines by id of backups that a log can continue; a text = the error of reading one."""
 
 
-class BackupSource:
+class BackupsSource:
     """The index of the backups at a root."""
 
     def __init__(self, root: StorageLocation, *, windows: bool) -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tikv_br.report.facts import Verdict, figure
+from tikv_br.report.facts import DrillVerdict, figure
 from tikv_br.serve.findings import GC_LIMIT
 from tikv_br.serve.model import Gc, Newest, Overview
 
 BAD = "bad"
-VERDICTS = frozenset(map(str, Verdict))
+VERDICTS = frozenset(map(str, DrillVerdict))
 
 
 def age(seconds: float) -> str:

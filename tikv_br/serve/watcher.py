@@ -14,10 +14,10 @@ from tikv_br.cancellation import Cancellation, TaskCancelled
 from tikv_br.errors import TikvBrError
 from tikv_br.gc.status import GcReport
 from tikv_br.redaction import redact
-from tikv_br.serve.findings import Limits
-from tikv_br.serve.model import Overview, State, States
+from tikv_br.serve.findings import OverviewLimits
+from tikv_br.serve.model import Overview, ReadState, States
 from tikv_br.serve.overview import find_windows, make_overview
-from tikv_br.serve.sources import Backups, Log, ReportSource, Source, Sync
+from tikv_br.serve.sources import Backups, Log, ReportSource, ShownSource, Sync
 
 log = logging.getLogger(__name__)
 JOIN_SECONDS = 2.0
@@ -28,13 +28,13 @@ JOIN_SECONDS = 2.0
 class Sources:
     """Sources by section; the fields are those of `States`."""
 
-    backups: tuple[Source[Backups], ...] = ()
-    logs: tuple[Source[Log], ...] = ()
-    syncs: tuple[Source[tuple[Sync, ...]], ...] = ()
+    backups: tuple[ShownSource[Backups], ...] = ()
+    logs: tuple[ShownSource[Log], ...] = ()
+    syncs: tuple[ShownSource[tuple[Sync, ...]], ...] = ()
     drills: tuple[ReportSource, ...] = ()
-    gc: tuple[Source[GcReport], ...] = ()
+    gc: tuple[ShownSource[GcReport], ...] = ()
 
-    def by_section(self) -> Iterator[tuple[str, tuple[Source[Any], ...]]]:
+    def by_section(self) -> Iterator[tuple[str, tuple[ShownSource[Any], ...]]]:
         """The sections and their sources."""
         yield from (
             ("backups", self.backups),
@@ -48,11 +48,11 @@ class Sources:
 class Watcher:
     """The overview, kept up to date while the context is entered. Thread-safe."""
 
-    def __init__(self, sources: Sources, interval: float, limits: Limits) -> None:
+    def __init__(self, sources: Sources, interval: float, limits: OverviewLimits) -> None:
         """`interval`: seconds between two reads of a source."""
         self._sources, self._interval, self._limits = sources, interval, limits
         self._states = States(
-            **{name: tuple(State(each.place) for each in group) for name, group in sources.by_section()}
+            **{name: tuple(ReadState(each.place) for each in group) for name, group in sources.by_section()}
         )
         self._windows = find_windows(self._states)
         self._lock = threading.Lock()
@@ -93,17 +93,17 @@ class Watcher:
             return None
         return self._sources.drills[place].report(drill)
 
-    def _run(self, section: str, at: int, source: Source[Any]) -> None:
+    def _run(self, section: str, at: int, source: ShownSource[Any]) -> None:
         with self._cancellation.active():
             while not self._stop.is_set():
                 self._read(section, at, source)
                 self._stop.wait(self._interval)
 
-    def _read(self, section: str, at: int, source: Source[Any]) -> None:
+    def _read(self, section: str, at: int, source: ShownSource[Any]) -> None:
         """Read a source once, and publish what was found."""
-        before: State[Any] = getattr(self._states, section)[at]
+        before: ReadState[Any] = getattr(self._states, section)[at]
         try:
-            found: State[Any] = State(source.place, source.read(), time.time_ns() // 1_000_000)
+            found: ReadState[Any] = ReadState(source.place, source.read(), time.time_ns() // 1_000_000)
         except TaskCancelled:
             return
         except TikvBrError as error:
@@ -115,9 +115,9 @@ class Watcher:
             log.warning("cannot read %s: %s", source.place, found.error)
         self._publish(section, at, found)
 
-    def _publish(self, section: str, at: int, state: State[Any]) -> None:
+    def _publish(self, section: str, at: int, state: ReadState[Any]) -> None:
         with self._lock:
-            group: list[State[Any]] = list(getattr(self._states, section))
+            group: list[ReadState[Any]] = list(getattr(self._states, section))
             group[at] = state
             changes: dict[str, Any] = {section: tuple(group)}
             self._states = replace(self._states, **changes)

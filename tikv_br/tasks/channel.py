@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Client, Connection, Listener
 from typing import Self
 
-from tikv_br.tasks.task import Message
+from tikv_br.tasks.task import TaskMessage
 
 logger = logging.getLogger(__name__)
 _DIGEST = "sha256"
@@ -45,7 +45,7 @@ class ProgressListener:
     """The driver's end: hands every message to ``receive``, from threads of its own. A context manager."""
 
     def __init__(
-        self, receive: Callable[[Message], None], host: str = "127.0.0.1", advertise: str | None = None
+        self, receive: Callable[[TaskMessage], None], host: str = "127.0.0.1", advertise: str | None = None
     ) -> None:
         key = secrets.token_bytes(32)
         self._receive = receive
@@ -114,11 +114,11 @@ class ProgressSender:
 
     def __init__(self, address: ChannelAddress) -> None:
         self._address = address
-        self._queue: queue.Queue[Message] = queue.Queue(_QUEUE_BOUND)
+        self._queue: queue.Queue[TaskMessage] = queue.Queue(_QUEUE_BOUND)
         self._lost = False
         threading.Thread(target=self._run, name="progress-send", daemon=True).start()
 
-    def send(self, message: Message) -> None:
+    def send(self, message: TaskMessage) -> None:
         """Queue a message; drops it when the queue is full or the driver is lost."""
         if not self._lost:
             with contextlib.suppress(queue.Full):

@@ -21,7 +21,7 @@ from tikv_br.progress_events import Notice, Reporter, TasksProgress, silent
 from tikv_br.tasks.channel import ANY_HOST, ChannelAddress, ProgressListener, RunSender
 from tikv_br.tasks.jobs import by_value, spark_job
 from tikv_br.tasks.session import NO_SETTINGS, SparkSettings, driver_host, is_local, spark_context
-from tikv_br.tasks.task import Message, SharedObjects, TaskContext, run_task
+from tikv_br.tasks.task import SharedObjects, TaskContext, TaskMessage, run_task
 
 R = TypeVar("R")
 PROGRESS_SECONDS = 0.1
@@ -38,7 +38,7 @@ class Collector(Generic[R]):
         self._reporter = reporter
         self._planned = planned_bytes  # of each task; empty = unknown, then tasks count alike
         self._planned_total = sum(planned_bytes)
-        self._queue: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[TaskMessage | None] = queue.SimpleQueue()
         self._done = bytearray(total)  # 1 = has given its result
         self._left = total
         self._progress: dict[int, tuple[int, int, int]] = {}  # of running tasks: index -> attempt, bytes, keys
@@ -49,7 +49,7 @@ class Collector(Generic[R]):
         self._begin = time.monotonic()
         self._reported = 0.0
 
-    def put(self, message: Message | None) -> None:
+    def put(self, message: TaskMessage | None) -> None:
         """Hand in a message from any thread; None only wakes `take`."""
         self._queue.put(message)
 
@@ -74,7 +74,7 @@ class Collector(Generic[R]):
             pass
         self._report()
 
-    def process(self, message: Message) -> None:
+    def process(self, message: TaskMessage) -> None:
         """Process one message; a second outcome of a task changes nothing. Raises the error that a task has sent."""
         if self._done[message.index]:
             return
@@ -94,7 +94,7 @@ class Collector(Generic[R]):
         )
         self._on_result(outcome)
 
-    def _set_progress(self, message: Message) -> None:
+    def _set_progress(self, message: TaskMessage) -> None:
         data_bytes, keys = message.totals
         before = self._progress.get(message.index, (0, 0, 0))
         self._progress[message.index] = (message.attempt, data_bytes, keys)
@@ -294,7 +294,7 @@ def _run_one(
     row: tuple[int, tuple[T, str]],
     *,
     on_cluster: bool = False,
-) -> Message:
+) -> TaskMessage:
     """Run one task inside a Spark worker. Its outcome travels at once over the channel, and for certain as the job's row.
 
     Errors on a cluster name the worker: what cannot be reached from there may be reached from here.

@@ -21,7 +21,7 @@ from tikv_br.tasks.channel import ANY_HOST, ChannelAddress, ProgressListener, Ru
 from tikv_br.tasks.executor import POLL_SECONDS, Collector, worker
 from tikv_br.tasks.jobs import by_value, first_cause, spark_job
 from tikv_br.tasks.session import NO_SETTINGS, SparkSettings, driver_host, is_local, spark_context
-from tikv_br.tasks.task import Message, TaskContext, run_task
+from tikv_br.tasks.task import TaskContext, TaskMessage, run_task
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -349,7 +349,9 @@ def _run_partition(
     spark_task = SparkTaskContext.get()
     index, attempt = (spark_task.partitionId(), spark_task.attemptNumber()) if spark_task else (0, 0)
     sender = worker.get(RunSender).to(address)
-    outcome: Message = run_task(function, batches, str(index), TaskContext(index, attempt, sender.send, shared=worker))
+    outcome: TaskMessage = run_task(
+        function, batches, str(index), TaskContext(index, attempt, sender.send, shared=worker)
+    )
     sender.send(outcome)
     for _ in batches:  # after an error: Spark waits until its rows are read
         pass

@@ -46,7 +46,7 @@ REPORT_SECONDS = 0.2
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
+class TaskMessage:
     """Message of a task: progress of the attempt, and with an outcome the pickled result or error."""
 
     kind: Literal["progress", "result", "error"]
@@ -57,7 +57,7 @@ class Message:
     body: bytes = b""
 
 
-Send = Callable[[Message], None]
+Send = Callable[[TaskMessage], None]
 
 
 class SharedObjects:
@@ -126,12 +126,12 @@ class TaskContext:
             message = self.message("progress")
         self._send(message)
 
-    def message(self, kind: Literal["progress", "result", "error"], body: bytes = b"") -> Message:
+    def message(self, kind: Literal["progress", "result", "error"], body: bytes = b"") -> TaskMessage:
         """Return a message with the totals so far."""
-        return Message(kind, self.index, self.attempt, (int(self._bytes), int(self._keys)), body)
+        return TaskMessage(kind, self.index, self.attempt, (int(self._bytes), int(self._keys)), body)
 
 
-def run_task(function: Callable[[T, TaskContext], R], task: T, name: str, context: TaskContext) -> Message:
+def run_task(function: Callable[[T, TaskContext], R], task: T, name: str, context: TaskContext) -> TaskMessage:
     """Run one task to its outcome. Everything it raises becomes an error that can be pickled."""
     keep_freed_memory()
     try:
@@ -147,5 +147,5 @@ def run_task(function: Callable[[T, TaskContext], R], task: T, name: str, contex
     return context.message("result", body)
 
 
-def _failure(context: TaskContext, error: TikvBrError) -> Message:
+def _failure(context: TaskContext, error: TikvBrError) -> TaskMessage:
     return context.message("error", pickle.dumps(error))

@@ -23,7 +23,7 @@ from tikv_br.formats.keys.codec import KeyCodec
 from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.formats.sst.compression import Compression
 from tikv_br.formats.values import decode_value
-from tikv_br.playground.engine import Engine
+from tikv_br.playground.engine import RocksEngine
 from tikv_br.progress_events import StepStarted
 from tikv_br.restore.options import RestoreOptions
 from tikv_br.restore.run import restore
@@ -257,7 +257,7 @@ def test_expiries_from_slow_stores_are_exact(tmp_path: Path, options: Options) -
         summary = backup(wanted).summary
         assert summary.ranges == 8
     assert summary.seconds > 10
-    engine = Engine.open(tmp_path / "cluster" / "rocksdb")
+    engine = RocksEngine.open(tmp_path / "cluster" / "rocksdb")
     recorded = {key: decode_value(V1TTL, value).expire_ts for key, value in engine.iterate(b"", b"")}
     engine.close()
     written = rocksdb_rows(Path(wanted.storage.path), tmp_path)

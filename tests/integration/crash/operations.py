@@ -22,7 +22,7 @@ from tikv_br.backupset.index import Index
 from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.config import ClusterConfig
 from tikv_br.dataflow.options import BackupOptions
-from tikv_br.drill.ledger import Kind as Made
+from tikv_br.drill.ledger import EntryKind as Made
 from tikv_br.drill.options import DrillOptions, PointChoice, Scenario, TailOptions
 from tikv_br.drill.run import drill_steps, report_steps
 from tikv_br.drill.targets import ClusterTarget, PlaygroundTarget

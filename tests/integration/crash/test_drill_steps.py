@@ -31,8 +31,7 @@ from tests.support.logs import write_log
 from tikv_br.backup.run import backup
 from tikv_br.backupset.index import Index
 from tikv_br.drill.history import read_past_drills
-from tikv_br.drill.ledger import Kind as Made
-from tikv_br.drill.ledger import read_ledgers
+from tikv_br.drill.ledger import EntryKind, read_ledgers
 from tikv_br.drill.options import DrillOptions
 from tikv_br.drill.run import drill, report_steps
 from tikv_br.formats.api_version import ApiVersion
@@ -151,7 +150,7 @@ def assert_nothing_left(
     A finished backup that no report tells of stands in the ledger, until the next drill has written one.
     """
     left = {made.kind for page in read_ledgers(open_store(options.home)) for made in page.creations}
-    assert left <= ({Made.MADE_BACKUP} if unreported else set())
+    assert left <= ({EntryKind.MADE_BACKUP} if unreported else set())
     assert not list((Path(options.home.path).parent / "targets").glob("*"))
     assert contents(target) == contents(target, SCRATCH) == {}
     assert not [name for name in safe_points(source) if "sync" in name]

@@ -11,7 +11,7 @@ from tests.integration.backup.data import hard_rows, load
 from tests.integration.drill.killing import Host
 from tests.support.live_cluster import LiveCluster, live_cluster
 from tikv_br.dataflow.options import BackupOptions
-from tikv_br.drill.ledger import Kind, read_ledgers
+from tikv_br.drill.ledger import EntryKind, read_ledgers
 from tikv_br.drill.options import DrillOptions
 from tikv_br.drill.targets import PlaygroundTarget
 from tikv_br.formats.api_version import ApiVersion
@@ -42,7 +42,7 @@ def options(source: LiveCluster, tmp_path: Path) -> DrillOptions:
         home=parse(str(tmp_path / "drills")),
         target=target,
         backup=BackupOptions(cluster=source.config, storage=backups, executor="driver"),
-        removers={Kind.PLAYGROUND: target},
+        removers={EntryKind.PLAYGROUND: target},
     )
 
 

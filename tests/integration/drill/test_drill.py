@@ -21,7 +21,7 @@ from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.codec import KeyCodec
 from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.progress_events import Event
-from tikv_br.report.facts import Verdict
+from tikv_br.report.facts import DrillVerdict
 from tikv_br.storage.crypter import SecretText
 from tikv_br.storage.open import open_store
 
@@ -30,7 +30,7 @@ from tikv_br.storage.open import open_store
 def test_a_lost_cluster_is_recovered_on_a_playground(options: DrillOptions) -> None:
     """All keys come back and are proven, the figures are measured, and what the drill made is gone but for the backup."""
     report = drill(replace(options, objectives=Objectives(rpo=3600, rto=3600, max_age=3600, min_keys=len(ROWS))))
-    assert report.verdict is Verdict.PASSED
+    assert report.verdict is DrillVerdict.PASSED
     assert report.value("keys") == len(ROWS)
     assert 0 < (report.value("RTO") or 0) < report.seconds
     assert [phase.name for phase in report.phases if not phase.inside][-1] == "clean up"
@@ -54,7 +54,7 @@ def test_hooks_that_fail_change_nothing_but_what_is_told(
     hooks = Hooks(url, url, command=("false", secret))
     seen: list[Event] = []
     report = drill(replace(options, hooks=hooks), seen.append)
-    assert report.verdict is Verdict.PASSED
+    assert report.verdict is DrillVerdict.PASSED
     kept = read_report(open_store(options.home), report.id)
     assert kept is not None
     reported = [notice for notice in kept["notices"] if " failed: " in notice]
@@ -91,7 +91,7 @@ def test_a_missed_objective_is_an_error_of_its_own(options: DrillOptions) -> Non
 def test_a_deleted_range_is_restored_alone(options: DrillOptions) -> None:
     """The target has lost a range and gets it back, and equals the backup again."""
     report = drill(replace(options, scenario=Scenario.DELETED_RANGE, start=b"row00100", end=b"row00300"))
-    assert report.verdict is Verdict.PASSED
+    assert report.verdict is DrillVerdict.PASSED
     assert report.value("keys") == len(ROWS)
     assert report.trend[-1].speed is None  # the time is that of a part
     assert (report.compared[0].keys, report.compared[0].how.partition(";")[0]) == (200, "from row00100 to row00300")
@@ -122,10 +122,10 @@ def test_a_range_without_a_key_proves_nothing(options: DrillOptions) -> None:
 def test_damage_to_a_copy_is_found_by_verify_and_restore(options: DrillOptions) -> None:
     """The scenario passes, names the damaged file, and leaves neither the copy nor a changed backup."""
     report = drill(replace(options, scenario=Scenario.CORRUPT_BACKUP, seed=5))
-    assert report.verdict is Verdict.PASSED
+    assert report.verdict is DrillVerdict.PASSED
     assert [each.what for each in report.compared] == ["verify of the damaged copy", "restore of the damaged copy"]
     assert_nothing_left(options)
-    assert drill(replace(options, backup=None)).verdict is Verdict.PASSED
+    assert drill(replace(options, backup=None)).verdict is DrillVerdict.PASSED
 
 
 def test_two_drills_do_not_run_at_once(options: DrillOptions) -> None:
@@ -145,6 +145,6 @@ def test_a_sync_from_a_backup_that_gc_has_passed_is_refused(options: DrillOption
     with live_cluster(tmp_path / "v2", ApiVersion.V2, stores=1) as live:
         load(live, ROWS)
         report = drill(replace(stale, backup=replace(options.backup, cluster=live.config, safe_interval=0.0)))
-    assert report.verdict is Verdict.PASSED
+    assert report.verdict is DrillVerdict.PASSED
     assert [each.what for each in report.compared] == ["start of a sync after GC"]
     assert_nothing_left(options)

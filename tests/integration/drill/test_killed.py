@@ -21,7 +21,7 @@ from tikv_br.drill.options import DrillOptions, Scenario
 from tikv_br.drill.run import drill, drill_steps
 from tikv_br.errors import Terminated
 from tikv_br.progress_events import StepStarted
-from tikv_br.report.facts import Verdict
+from tikv_br.report.facts import DrillVerdict
 from tikv_br.storage.open import open_store
 
 
@@ -45,7 +45,7 @@ def test_what_a_killed_drill_made_is_removed_by_the_next(
         forks.start(partial(killed_at, options, name))
         assert forks.wait() == -signal.SIGKILL, name
         assert len(read_ledgers(open_store(options.home))) == (number > made), name
-    assert drill(options).verdict is Verdict.PASSED
+    assert drill(options).verdict is DrillVerdict.PASSED
     assert_nothing_left(options)
 
 

@@ -19,7 +19,7 @@ from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.cluster.config import ClusterConfig
 from tikv_br.dataflow.options import BackupOptions
 from tikv_br.drill.history import read_past_drills
-from tikv_br.drill.ledger import Creation, Kind, Ledger, read_ledgers
+from tikv_br.drill.ledger import Creation, EntryKind, Ledger, read_ledgers
 from tikv_br.drill.objectives import Objectives
 from tikv_br.drill.options import DrillOptions, Scenario
 from tikv_br.drill.run import drill
@@ -29,7 +29,7 @@ from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.codec import MAX_KEYSPACE
 from tikv_br.playground import launcher
 from tikv_br.progress_events import StepStarted
-from tikv_br.report.facts import Verdict
+from tikv_br.report.facts import DrillVerdict
 from tikv_br.restore.options import RestoreOptions
 from tikv_br.restore.run import restore
 from tikv_br.storage.open import open_store
@@ -56,7 +56,7 @@ def made(source: LiveCluster, tmp_path_factory: pytest.TempPathFactory) -> Drill
     """A drill in the drill's keyspace of its source, with the backup that a first one has made."""
     folder = tmp_path_factory.mktemp("drills")
     options = in_scratch(source, folder)
-    assert drill(options).verdict is Verdict.PASSED
+    assert drill(options).verdict is DrillVerdict.PASSED
     return replace(options, backup=None)
 
 
@@ -112,7 +112,7 @@ def test_a_drill_in_a_scratch_keyspace_leaves_it_empty(
             end=b"row00300" if ranged else b"",
         )
     )
-    assert found.verdict is Verdict.PASSED
+    assert found.verdict is DrillVerdict.PASSED
     assert found.target == f"keyspace {SCRATCH} of the cluster at {source.pd}"
     if not corrupt:
         assert found.value("keys") == len(ROWS)
@@ -147,7 +147,7 @@ def test_a_recovery_cluster_gets_the_rows_and_loses_them(options: DrillOptions, 
     with live_cluster(tmp_path / "recovery", ApiVersion.V2, stores=1) as recovery:
         asked = replace(options, target=ClusterTarget(recovery.config), existing=parse(str(entry)))
         found = drill(asked)
-        assert (found.verdict, found.value("keys")) == (Verdict.PASSED, len(ROWS))
+        assert (found.verdict, found.value("keys")) == (DrillVerdict.PASSED, len(ROWS))
         assert found.backup is not None
         assert found.backup.place == f"local://{entry}"
         assert contents(recovery) == {}
@@ -179,13 +179,13 @@ def test_the_keyspace_of_a_killed_drill_is_emptied_by_the_next_in_it(
     [page] = read_ledgers(open_store(options.home))
     assert page.creations[-1].rows is not None
     playground = PlaygroundTarget(launcher, tmp_path / "targets", stores=1)
-    elsewhere = replace(options, removers={Kind.PLAYGROUND: playground})
+    elsewhere = replace(options, removers={EntryKind.PLAYGROUND: playground})
     for target in (playground, ClusterTarget(source.config, "9")):
         found = drill(replace(elsewhere, target=target))
-        assert found.verdict is Verdict.PASSED
+        assert found.verdict is DrillVerdict.PASSED
         assert any(f"rows of drill {page.drill} remain in keyspace {SCRATCH}" in notice for notice in found.notices)
         assert len(contents(source, SCRATCH)) == len(ROWS)
-    assert drill(options).verdict is Verdict.PASSED
+    assert drill(options).verdict is DrillVerdict.PASSED
     assert_nothing_left(options, source)
     verdicts = [past.verdict for past in read_past_drills(open_store(options.home))]
     assert verdicts == ["interrupted", "passed", "passed", "passed"]
@@ -206,7 +206,7 @@ def test_rows_that_may_be_a_recovery_stay(
             with pytest.raises(TargetNotEmpty):
                 drill(replace(asked, source=lost))
             assert len(contents(recovery)) == len(ROWS)
-        assert drill(asked).verdict is Verdict.PASSED
+        assert drill(asked).verdict is DrillVerdict.PASSED
         assert contents(recovery) == {}
         assert read_ledgers(open_store(asked.home)) == []
 
@@ -216,7 +216,7 @@ def test_the_same_rows_restored_by_others_are_theirs(options: DrillOptions, sour
     forks.start(partial(killed_at, options, "restore"))
     assert forks.wait() == -signal.SIGKILL
     [page] = read_ledgers(open_store(options.home))
-    assert [each.kind for each in page.creations] == [Kind.COPY]
+    assert [each.kind for each in page.creations] == [EntryKind.COPY]
     backup = next(iter(sorted(Path(options.backups.path).glob("drill-*"))))
     theirs = RestoreOptions(source.config, parse(str(backup)), to_keyspace=str(SCRATCH))
 
@@ -237,8 +237,8 @@ def test_what_a_killed_drill_put_there_is_removed_by_the_next(
     forks.start(partial(killed_within, options, step))
     assert forks.wait() == -signal.SIGKILL
     [page] = read_ledgers(open_store(options.home))
-    assert page.creations[-1].kind is Kind.ROWS
-    assert drill(options).verdict is Verdict.PASSED
+    assert page.creations[-1].kind is EntryKind.ROWS
+    assert drill(options).verdict is DrillVerdict.PASSED
     assert_nothing_left(options, source)
 
 
@@ -252,7 +252,7 @@ def test_by_a_damaged_ledger_no_row_goes(options: DrillOptions, source: LiveClus
     page = Ledger(home, "dead")
     page.add(options.target.plan("dead", backup))
     other = Ledger(home, "other")
-    other.add(Creation(Kind.COPY, "copies/other"))
+    other.add(Creation(EntryKind.COPY, "copies/other"))
     source.raw(SCRATCH).batch_put(ROWS)
     objects = {name: data for name, data in read_objects(Path(options.home.path)).items() if name.startswith("ledger/")}
     victim = Victim(Path(options.home.path), objects)
@@ -264,6 +264,6 @@ def test_by_a_damaged_ledger_no_row_goes(options: DrillOptions, source: LiveClus
             drill(options)
         assert (caught.value.exit_code, contents(source, SCRATCH)) == (32, ROWS), str(case)
         victim.mend(case)
-    assert drill(options).verdict is Verdict.PASSED
+    assert drill(options).verdict is DrillVerdict.PASSED
     assert_nothing_left(options, source)
     assert {kind_of(name) for name in read_objects(Path(options.home.path))} == {"drill report", "drill page"}

@@ -13,7 +13,7 @@ from tests.unit.drill.samples import failed, passed
 from tikv_br.drill.history import past_drill_of
 from tikv_br.drill.objectives import Measured, Objectives, judge
 from tikv_br.drill.report import NOT_RECOVERED, OUTCOMES, RECOVERED, SCENARIOS, render_index, render_report
-from tikv_br.report.facts import Compared, ReportedError, Verdict
+from tikv_br.report.facts import Compared, DrillVerdict, ReportedError
 
 PLOTS = "[...document.querySelectorAll('svg[data-plot]')].map(plot => plot.dataset.plot)"
 DRAWN = "[...document.querySelectorAll('svg[data-plot]')].every(plot => plot.getBBox().width > 100 && plot.getBBox().height > 10)"
@@ -122,7 +122,7 @@ def test_each_scenario_is_told_in_a_sentence(page: Page, tmp_path: Path, scenari
         text = show(page, tmp_path / "report.html", render_report(replace(report, scenario=scenario)))
         assert f"Recovery drill: {report.verdict.value}" in text
         assert SCENARIOS[scenario] in text
-        assert OUTCOMES.get(scenario, (RECOVERED, NOT_RECOVERED))[report.verdict is Verdict.FAILED] in text
+        assert OUTCOMES.get(scenario, (RECOVERED, NOT_RECOVERED))[report.verdict is DrillVerdict.FAILED] in text
         assert {"timeline", "map"} <= set(page.value(PLOTS))
         assert page.value(DRAWN)
 
@@ -130,7 +130,7 @@ def test_each_scenario_is_told_in_a_sentence(page: Page, tmp_path: Path, scenari
 def test_a_missed_objective_is_named_beside_what_worked(page: Page, tmp_path: Path) -> None:
     """Also where nothing is recovered: an old backup whose damage was found."""
     missed = judge(Objectives(max_age=1.0), Measured(age=70.0))
-    report = replace(passed(), verdict=Verdict.MISSED, scenario="corrupt-backup", goals=missed)
+    report = replace(passed(), verdict=DrillVerdict.MISSED, scenario="corrupt-backup", goals=missed)
     text = show(page, tmp_path / "report.html", render_report(report))
     assert f"{OUTCOMES['corrupt-backup'][0]} But it missed objectives: backup age." in text
     assert "recovery worked" not in text
@@ -152,7 +152,7 @@ def test_nothing_acts_in_hostile_texts(page: Page, tmp_path: Path) -> None:
     hostile = replace(
         report,
         id=evil,
-        verdict=Verdict.FAILED,
+        verdict=DrillVerdict.FAILED,
         target=evil,
         trouble=trouble,
         phases=(replace(report.phases[0], name=evil),),

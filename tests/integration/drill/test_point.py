@@ -28,7 +28,7 @@ from tikv_br.dataflow.merge import MergeSources
 from tikv_br.dataflow.options import BackupOptions
 from tikv_br.drill import live_source
 from tikv_br.drill.history import read_past_drills
-from tikv_br.drill.ledger import Kind, read_ledgers
+from tikv_br.drill.ledger import EntryKind, read_ledgers
 from tikv_br.drill.objectives import Objectives
 from tikv_br.drill.options import DrillOptions, PointChoice, Scenario
 from tikv_br.drill.run import drill, drill_steps
@@ -45,7 +45,7 @@ from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.columns import SCHEMA
 from tikv_br.incremental.backup import back_up_changes
 from tikv_br.progress_events import StepFinished
-from tikv_br.report.facts import Verdict
+from tikv_br.report.facts import DrillVerdict
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import StorageLocation, parse
 
@@ -138,14 +138,14 @@ def at(options: DrillOptions, ts: int) -> DrillOptions:
 def on_playground(options: DrillOptions, folder: Path) -> DrillOptions:
     """The drill with a playground of its own."""
     target = PlaygroundTarget(Host(), folder / "targets", stores=1)
-    return replace(options, target=target, removers={Kind.PLAYGROUND: target})
+    return replace(options, target=target, removers={EntryKind.PLAYGROUND: target})
 
 
 def test_a_random_time_is_restored(options: DrillOptions, world: World, tmp_path: Path) -> None:
     """Into a playground, from the newest backup that is older; the figures are there, all else is gone."""
     asked = on_playground(replace(options, objectives=Objectives(rpo=3600, rto=3600, min_keys=200)), tmp_path)
     report = drill(asked)
-    assert report.verdict is Verdict.PASSED
+    assert report.verdict is DrillVerdict.PASSED
     assert report.point is not None
     assert report.point.seed is not None
     assert report.value("keys") == len(history.rows_at(world.versions, report.point.restore_ts))
@@ -321,7 +321,7 @@ def test_a_change_that_the_log_never_received_fails_the_drill(
     log = write_log(parse(str(tmp_path / "log")), world.source.cluster.cluster_id, start_ts, [end_ts], lost)
     asked = at(with_source(options, log), end_ts)
     assert asked.point is not None
-    assert drill(replace(asked, point=replace(asked.point, compare_source=False))).verdict is Verdict.PASSED
+    assert drill(replace(asked, point=replace(asked.point, compare_source=False))).verdict is DrillVerdict.PASSED
     running = RunningLog(world, log, end_ts, tmp_path)
     with (
         Background([(running.step, 0.1)]),
@@ -427,5 +427,5 @@ def test_what_a_killed_drill_made_is_removed_by_the_next(
         forks.start(kill)
         assert forks.wait() == -signal.SIGKILL, kill
     assert len(read_ledgers(open_store(asked.home))) == 1
-    assert drill(asked).verdict is Verdict.PASSED
+    assert drill(asked).verdict is DrillVerdict.PASSED
     assert_nothing_left(asked)

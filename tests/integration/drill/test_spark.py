@@ -7,7 +7,7 @@ from dataclasses import replace
 from tests.integration.drill.conftest import ROWS, assert_nothing_left
 from tikv_br.drill.options import DrillOptions
 from tikv_br.drill.run import drill
-from tikv_br.report.facts import Verdict
+from tikv_br.report.facts import DrillVerdict
 
 
 def test_a_backup_of_spark_is_rehearsed(options: DrillOptions) -> None:
@@ -15,5 +15,5 @@ def test_a_backup_of_spark_is_rehearsed(options: DrillOptions) -> None:
     assert options.backup is not None
     by_spark = replace(options.backup, executor="spark", engine="scan", spark_master="local[1]")
     found = drill(replace(options, backup=by_spark))
-    assert (found.verdict, found.value("keys")) == (Verdict.PASSED, len(ROWS))
+    assert (found.verdict, found.value("keys")) == (DrillVerdict.PASSED, len(ROWS))
     assert_nothing_left(options)

@@ -22,7 +22,7 @@ from tikv_br.backupset import lease
 from tikv_br.dataflow.options import BackupOptions
 from tikv_br.drill import cutover
 from tikv_br.drill.cutover import SourceFollower
-from tikv_br.drill.ledger import Kind, read_ledgers
+from tikv_br.drill.ledger import EntryKind, read_ledgers
 from tikv_br.drill.objectives import Objectives
 from tikv_br.drill.options import DrillOptions, TailOptions
 from tikv_br.drill.run import drill
@@ -38,7 +38,7 @@ from tikv_br.formats.api_version import ApiVersion
 from tikv_br.incremental.feed.feed import FeedOptions
 from tikv_br.playground import launcher
 from tikv_br.progress_events import StepStarted
-from tikv_br.report.facts import Verdict
+from tikv_br.report.facts import DrillVerdict
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import parse
 
@@ -93,7 +93,7 @@ def test_a_cut_over_is_rehearsed_while_others_write(options: DrillOptions, sourc
     """Into an empty keyspace: all is equal at the end, the figures are there, all is removed."""
     with Writer(source, 1, pause=0.02):
         found = drill(replace(options, objectives=Objectives(rpo=3600, rto=3600, cut_over=3600)))
-    assert found.verdict is Verdict.PASSED
+    assert found.verdict is DrillVerdict.PASSED
     assert 0 <= (found.value("RPO") or 0) < 60
     assert 0 < (found.value("cut-over") or 0) < found.seconds
     assert found.compared[-1].what == "target and source after the cut-over"
@@ -109,7 +109,7 @@ def test_a_cut_over_to_a_playground_is_one_too(options: DrillOptions, tmp_path: 
     asked = replace(
         options,
         target=target,
-        removers={Kind.PLAYGROUND: target},
+        removers={EntryKind.PLAYGROUND: target},
         tail=replace(options.tail, seconds=0.5),
         objectives=Objectives(cut_over=0.0),
     )
@@ -146,13 +146,13 @@ def test_a_source_without_feed_is_followed_by_comparing(
         source.raw(SCRATCH).put(b"foreign", b"x")
 
     found = drill(asked, when(StepStarted, "follow the source", change))
-    assert found.verdict is Verdict.PASSED
+    assert found.verdict is DrillVerdict.PASSED
     assert (found.compared[-1].keys, found.value("keys")) == (len(ROWS), len(ROWS))
     assert "by reading all rows of both sides" in found.compared[-1].how
     assert contents(source, SCRATCH) == {}
     assert_nothing_left(asked)
     again = drill(replace(asked, backup=None), when(StepStarted, "follow the source", meddle))
-    assert again.verdict is Verdict.PASSED
+    assert again.verdict is DrillVerdict.PASSED
     assert_nothing_left(asked)
 
 
@@ -168,7 +168,7 @@ def test_several_ranges_are_followed(options: DrillOptions, source: LiveCluster)
         source.raw().delete(b"row002")
 
     found = drill(asked, when(StepStarted, "follow the source", change))
-    assert found.verdict is Verdict.PASSED
+    assert found.verdict is DrillVerdict.PASSED
     assert found.compared[-1].keys == len(ROWS) - 1 + 9
     del before[b"row002"]
     assert contents(source) == before | {b"a1": b"changed", b"row001": b"changed"}
@@ -232,7 +232,7 @@ def test_a_drill_that_loses_its_home_stops_its_tail(
     assert left_state(source, options) == left
     assert contents(source, SCRATCH)[b"row000"] == ROWS[b"row000"]
     source.raw().put(b"row000", ROWS[b"row000"])
-    assert drill(options).verdict is Verdict.PASSED
+    assert drill(options).verdict is DrillVerdict.PASSED
     assert_nothing_left(options)
 
 
@@ -259,6 +259,6 @@ def test_what_a_drill_killed_in_its_tail_has_left_is_removed_and_nothing_else(
     before = contents(source)
     assert any("drill" in name for name in safe_points(source))
     assert len(contents(source, SCRATCH)) > len(ROWS)
-    assert drill(options).verdict is Verdict.PASSED
+    assert drill(options).verdict is DrillVerdict.PASSED
     assert contents(source) == before
     assert_nothing_left(options)

@@ -17,7 +17,7 @@ from tikv_br.drill.run import drill
 from tikv_br.drill.targets import ClusterTarget
 from tikv_br.errors import UsageError
 from tikv_br.formats.api_version import ApiVersion
-from tikv_br.report.facts import Verdict
+from tikv_br.report.facts import DrillVerdict
 from tikv_br.storage.crypter import Crypter, SecretText
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import StorageLocation, parse
@@ -69,9 +69,9 @@ def test_encrypted_backups_and_reports_in_s3_are_rehearsed(
         target=ClusterTarget(source.config, str(SCRATCH)),
     )
     found = drill(asked)
-    assert (found.verdict, found.value("keys")) == (Verdict.PASSED, len(ROWS))
+    assert (found.verdict, found.value("keys")) == (DrillVerdict.PASSED, len(ROWS))
     damaged = drill(replace(asked, backup=None, scenario=Scenario.CORRUPT_BACKUP))
-    assert damaged.verdict is Verdict.PASSED
+    assert damaged.verdict is DrillVerdict.PASSED
     home = open_store(asked.home)
     assert [past.id for past in read_past_drills(home)] == [found.id, damaged.id]
     assert read_ledgers(home) == []
@@ -87,7 +87,7 @@ def test_several_keyspaces_are_rehearsed_together(options: DrillOptions, source:
     assert options.backup is not None
     asked = replace(options, backup=replace(options.backup, keyspaces=("0", str(OTHER))))
     found = drill(asked)
-    assert (found.verdict, found.value("keys")) == (Verdict.PASSED, len(ROWS) + len(OTHERS))
+    assert (found.verdict, found.value("keys")) == (DrillVerdict.PASSED, len(ROWS) + len(OTHERS))
     assert_nothing_left(asked)
     newest = replace(asked, backup=None)
     with pytest.raises(UsageError, match="cannot all go to one"):

@@ -25,10 +25,10 @@ from tikv_br.incremental.group.model import (
     MAX_LEASE_SECONDS,
     CaptureInfo,
     ChangefeedInfo,
+    ChangefeedState,
+    ChangefeedTask,
     GroupStore,
     Progress,
-    State,
-    Task,
     TaskId,
     dump,
 )
@@ -71,9 +71,9 @@ def store(etcd: Etcd) -> Iterator[GroupStore]:
     etcd.delete(store.keys.root, prefix=True)
 
 
-def run_a_task(store: GroupStore, capture: str, checkpoint_ts: int, write_timeout_ms: int = 2000) -> Task:
+def run_a_task(store: GroupStore, capture: str, checkpoint_ts: int, write_timeout_ms: int = 2000) -> ChangefeedTask:
     """As an owner and a capture leave it: one task, held and on its way."""
-    task = Task("feed", 0, b"", b"", capture, 1, write_timeout_ms=write_timeout_ms)
+    task = ChangefeedTask("feed", 0, b"", b"", capture, 1, write_timeout_ms=write_timeout_ms)
     store.etcd.put(store.keys.capture(capture), dump(CaptureInfo(capture, "", 1, "1")))
     store.etcd.put(store.keys.task(task.id), dump(task))
     store.etcd.put(
@@ -103,7 +103,7 @@ def test_the_life_of_a_changefeed(store: GroupStore, pd: SafePoints) -> None:
     with pytest.raises(ChangefeedBusy, match="running"):
         changefeeds.update("feed", lambda found: dataclasses.replace(found, concurrency=9))
     task = run_a_task(store, "", 2000)
-    assert changefeeds.pause("feed").state is State.PAUSED
+    assert changefeeds.pause("feed").state is ChangefeedState.PAUSED
     assert pd.held == {"tikv-br-sync-feed": 1999}
     assert changefeeds.update("feed", lambda found: dataclasses.replace(found, concurrency=9)).concurrency == 9
     assert changefeeds.resume("feed") == dataclasses.replace(FEED, concurrency=9)
@@ -130,12 +130,12 @@ def test_what_gc_has_passed(store: GroupStore, pd: SafePoints) -> None:
     pd.gc = 1000
     with pytest.raises(SafePointError):
         changefeeds.resume("feed")
-    assert store.snapshot().changefeeds["feed"].state is State.PAUSED
+    assert store.snapshot().changefeeds["feed"].state is ChangefeedState.PAUSED
 
 
 def test_a_failed_one_is_resumed_without_its_error(store: GroupStore, pd: SafePoints) -> None:
     """Resume is another try."""
-    failed = dataclasses.replace(FEED, state=State.FAILED, error="the sink is full")
+    failed = dataclasses.replace(FEED, state=ChangefeedState.FAILED, error="the sink is full")
     store.etcd.put(store.keys.changefeed("feed"), dump(failed))
     assert Changefeeds(store, pd).resume("feed") == FEED
 
@@ -156,7 +156,7 @@ def test_removal_waits_for_those_who_work(store: GroupStore, pd: SafePoints) -> 
     with pytest.raises(ChangefeedBusy, match="still being stopped"):
         changefeeds.remove("feed", 0.0)
     state = store.snapshot()
-    assert state.changefeeds["feed"].state is State.REMOVING
+    assert state.changefeeds["feed"].state is ChangefeedState.REMOVING
     assert state.tasks[TaskId("feed", 0)] == task
     assert pd.held
     with pytest.raises(ChangefeedBusy, match="being removed"):
@@ -190,7 +190,7 @@ def test_a_damaged_one_is_named_and_can_be_removed(store: GroupStore, pd: SafePo
     for command in (changefeeds.pause, changefeeds.resume):
         with pytest.raises(SyncStateDamaged, match=store.keys.task(task.id)):
             command("feed")
-    assert changefeeds.pause("other").state is State.PAUSED
+    assert changefeeds.pause("other").state is ChangefeedState.PAUSED
     with pytest.raises(ChangefeedBusy, match="may still arrive for 91 s"):
         changefeeds.remove("feed", 5.0)
     changefeeds.remove("feed")
@@ -261,7 +261,7 @@ def test_what_pd_does_not_answer_can_be_paused(
     changefeeds = Changefeeds(store, pd)
     changefeeds.create(FEED)
     monkeypatch.setattr(pd, "update_service_safe_point", silent)
-    assert changefeeds.pause("feed").state is State.PAUSED
+    assert changefeeds.pause("feed").state is ChangefeedState.PAUSED
     with pytest.raises(ClusterUnreachable):
         changefeeds.resume("feed")
-    assert store.snapshot().changefeeds["feed"].state is State.PAUSED
+    assert store.snapshot().changefeeds["feed"].state is ChangefeedState.PAUSED

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from tikv_br.cluster.etcd import Etcd
 from tikv_br.cluster.etcd_values import Put
-from tikv_br.incremental.group.model import CaptureInfo, GroupStore, Task, dump
+from tikv_br.incremental.group.model import CaptureInfo, ChangefeedTask, GroupStore, dump
 
 
 def test_a_snapshot_guards_what_is_written_on_its_strength(etcd: Etcd) -> None:
     """All keys of one cluster are read at once; a condition of it fails as soon as its key has changed."""
     store, other = GroupStore(etcd, 1001), GroupStore(etcd, 10011)
-    task = Task("feed", 0, b"a", b"b")
+    task = ChangefeedTask("feed", 0, b"a", b"b")
     key, capture = store.keys.task(task.id), store.keys.capture("one")
     etcd.put(key, dump(task))
     etcd.put(capture, dump(CaptureInfo("one", "", 1, "1")))

@@ -12,8 +12,8 @@ from tikv_br.cluster.etcd import Etcd
 from tikv_br.cluster.regions import Peer, Region
 from tikv_br.errors import ClusterUnreachable
 from tikv_br.formats.keys import codec
-from tikv_br.incremental.group.model import CaptureInfo, ChangefeedInfo, GroupStore, Progress, State, dump
-from tikv_br.incremental.group.owner import Owner
+from tikv_br.incremental.group.model import CaptureInfo, ChangefeedInfo, ChangefeedState, GroupStore, Progress, dump
+from tikv_br.incremental.group.owner import CaptureOwner
 
 CLUSTERS = itertools.count(7000)
 FEED = ChangefeedInfo("feed", "blackhole://", 0, b"", b"", start_ts=1000, created_ms=5)
@@ -68,7 +68,7 @@ def store(etcd: Etcd) -> Iterator[GroupStore]:
 
 def test_a_changefeed_gets_under_way(store: GroupStore, pd: Pd) -> None:
     """Split, given out, protected; then the least checkpoint is told, and the safe point follows it in time."""
-    owner = Owner("a", store, pd)
+    owner = CaptureOwner("a", store, pd)
     pd.away = True
     owner.step()
     assert store.snapshot().tasks == {}
@@ -88,16 +88,16 @@ def test_a_changefeed_gets_under_way(store: GroupStore, pd: Pd) -> None:
     owner.step()
     reported = store.snapshot().statuses["feed"]
     assert (reported.checkpoint_ts, reported.resolved_ts, reported.owner) == (2000, 2010, "a")
-    Owner("a", store, pd).step()
+    CaptureOwner("a", store, pd).step()
     assert pd.held == {"tikv-br-sync-feed": 1999}
 
 
 def test_only_the_owner_acts(store: GroupStore, pd: Pd) -> None:
     """The second in line does nothing, until the first is gone; what the first wanted then is refused."""
-    second = Owner("b", store, pd)
+    second = CaptureOwner("b", store, pd)
     second.step()
     assert store.snapshot().tasks == {}
-    first, seen = Owner("a", store, pd), store.snapshot()
+    first, seen = CaptureOwner("a", store, pd), store.snapshot()
     store.etcd.delete(store.keys.owner("a"))
     first._split(seen, FEED)
     assert store.snapshot().tasks == {}
@@ -108,7 +108,7 @@ def test_only_the_owner_acts(store: GroupStore, pd: Pd) -> None:
 def test_a_dead_captures_tasks_wait_for_what_it_has_sent(store: GroupStore, pd: Pd) -> None:
     """Not before its requests are over, counted from when the owner missed it, goes its task to another, by a new epoch."""
     now = [100.0]
-    owner = Owner("a", store, pd, lambda: now[0])
+    owner = CaptureOwner("a", store, pd, lambda: now[0])
     for _ in range(2):
         owner.step()
     store.etcd.delete(store.keys.capture("b"))
@@ -122,13 +122,13 @@ def test_a_dead_captures_tasks_wait_for_what_it_has_sent(store: GroupStore, pd: 
 
 def test_a_changefeed_behind_gc_fails(store: GroupStore, pd: Pd) -> None:
     """GC has passed its checkpoint: the changefeed says so, and its tasks are taken back."""
-    owner = Owner("a", store, pd)
+    owner = CaptureOwner("a", store, pd)
     owner.step()
     owner.step()
     pd.passed = 5000
-    Owner("a", store, pd).step()
+    CaptureOwner("a", store, pd).step()
     failed = store.snapshot().changefeeds["feed"]
-    assert failed.state is State.FAILED
+    assert failed.state is ChangefeedState.FAILED
     assert "5000" in failed.error
     owner.step()
     assert all(task.stopping for task in store.snapshot().tasks.values())
@@ -136,10 +136,10 @@ def test_a_changefeed_behind_gc_fails(store: GroupStore, pd: Pd) -> None:
 
 def test_what_is_removed_leaves_nothing(store: GroupStore, pd: Pd) -> None:
     """Once its tasks are free: the changefeed, its tasks, its progress and its safe point go."""
-    owner = Owner("a", store, pd)
+    owner = CaptureOwner("a", store, pd)
     for _ in range(2):
         owner.step()
-    store.etcd.put(store.keys.changefeed("feed"), dump(replace(FEED, state=State.REMOVING)))
+    store.etcd.put(store.keys.changefeed("feed"), dump(replace(FEED, state=ChangefeedState.REMOVING)))
     owner.step()
     for task in store.snapshot().tasks.values():
         assert task.stopping

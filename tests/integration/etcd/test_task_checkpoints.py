@@ -10,7 +10,7 @@ from tikv_br.cluster.etcd import Etcd
 from tikv_br.cluster.etcd_values import Put, created_at, unchanged
 from tikv_br.errors import SyncFenced
 from tikv_br.incremental.checkpoint import Checkpoint
-from tikv_br.incremental.group.model import CaptureInfo, GroupStore, Task, dump
+from tikv_br.incremental.group.model import CaptureInfo, ChangefeedTask, GroupStore, dump
 from tikv_br.incremental.group.worker import TaskCheckpoints
 
 START_TS = 100
@@ -21,7 +21,7 @@ class Holder:
 
     def __init__(self, store: GroupStore, name: str, epoch: int) -> None:
         self.store = store
-        self.task = Task("feed", 0, b"a", b"b", name, epoch)
+        self.task = ChangefeedTask("feed", 0, b"a", b"b", name, epoch)
         self._key = store.keys.capture(name)
         self.info = dump(CaptureInfo(name, "", 1, "1"))
         put = [Put(store.keys.task(self.task.id), dump(self.task)), Put(self._key, self.info)]

@@ -23,7 +23,7 @@ from tikv_br.dataflow.options import BackupOptions
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.incremental.group.changefeeds import Changefeeds
-from tikv_br.incremental.group.model import ChangefeedInfo, GroupState, GroupStore, State, dump
+from tikv_br.incremental.group.model import ChangefeedInfo, ChangefeedState, GroupState, GroupStore, dump
 from tikv_br.incremental.handover import FromNow, resolve, service_id
 from tikv_br.playground.etcd import EtcdServer
 from tikv_br.restore.options import Restamp, RestoreOptions
@@ -186,14 +186,14 @@ def test_what_no_try_cures_fails_the_changefeed_until_it_is_resumed(group: Group
     wrong = replace(group.store.snapshot().changefeeds["bad"], sink=f"tikv://{group.source.pd}")
     group.etcd.put(key, dump(wrong))
     with group.capture():
-        failed = group.wait("it fails", lambda state: state.changefeeds["bad"].state is State.FAILED)
+        failed = group.wait("it fails", lambda state: state.changefeeds["bad"].state is ChangefeedState.FAILED)
         assert "the same keyspace" in failed.changefeeds["bad"].error
         group.wait("its tasks are free", lambda state: holders(state) == {""})
         feeds.update("bad", lambda found: replace(found, sink=f"tikv://{group.target.pd}"))
         feeds.resume("bad")
         group.source.raw().put(b"key", b"value")
         group.wait_until_equal()
-        assert group.store.snapshot().changefeeds["bad"].state is State.NORMAL
+        assert group.store.snapshot().changefeeds["bad"].state is ChangefeedState.NORMAL
 
 
 def test_a_capture_that_the_group_forgot_joins_under_another_name(group: Group) -> None:

@@ -37,7 +37,7 @@ from tikv_br.errors import (
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.incremental.feed.feed import FeedOptions
 from tikv_br.incremental.handover import FromNow
-from tikv_br.incremental.kafka.replay import Limits, Replay, ReplayOptions, ReplayStatus
+from tikv_br.incremental.kafka.replay import Replay, ReplayLimits, ReplayOptions, ReplayStatus
 from tikv_br.incremental.kafka.replay import replay as run
 from tikv_br.incremental.kafka.url import parse
 from tikv_br.incremental.sinks.url import TikvTarget
@@ -491,9 +491,9 @@ def test_larger_messages_than_the_address_allows_are_refused(
     given = options(topic, target, tmp_path)
 
     with pytest.raises(TopicDamaged, match="3 events, which is more than max-batch-size=2"):
-        replayed(replace(given, limits=Limits(batch_size=2)))
+        replayed(replace(given, limits=ReplayLimits(batch_size=2)))
     with pytest.raises(TopicDamaged, match="more than max-message-bytes=100"):
-        replayed(replace(given, limits=Limits(message_bytes=100)))
+        replayed(replace(given, limits=ReplayLimits(message_bytes=100)))
     assert contents(target) == {}
     replayed(given)
     assert contents(target) == {b"k": b"v"}

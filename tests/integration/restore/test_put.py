@@ -19,7 +19,7 @@ from tikv_br.cluster.clock import ClusterClock
 from tikv_br.dataflow.options import BackupOptions
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.values import decode_value
-from tikv_br.playground.engine import Engine
+from tikv_br.playground.engine import RocksEngine
 from tikv_br.restore.options import Mode, RestoreOptions
 from tikv_br.restore.run import restore
 from tikv_br.storage.url import StorageLocation, parse
@@ -65,7 +65,7 @@ def test_rows_that_have_expired_are_left_out_and_counted(
 
 def expiries(playground: Path) -> dict[bytes, int]:
     """The expiry of each row that a stopped V1TTL playground holds, expired or not, in seconds since the epoch."""
-    engine = Engine.open(playground / "rocksdb")
+    engine = RocksEngine.open(playground / "rocksdb")
     try:
         return {key: decode_value(ApiVersion.V1TTL, value).expire_ts for key, value in engine.iterate(b"", b"")}
     finally:

@@ -21,7 +21,7 @@ from tikv_br.dataflow.task import PhaseSeconds, Task, TaskResult
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.checksum import Checksum
 from tikv_br.formats.keys.codec import KeyCodec
-from tikv_br.tasks.task import Message
+from tikv_br.tasks.task import TaskMessage
 
 FILE_KVS, FILE_BYTES = 960_000, 96 << 20
 CODEC = KeyCodec(ApiVersion.V2)
@@ -41,7 +41,7 @@ def main(folder: str, run: str) -> None:
         entry = finish(top, task, index, run)
         body = pickle.dumps(TaskResult(FinishedTask.of(entry), PhaseSeconds(scan=1.5, encode=0.25, upload=0.125)))
         pickle.dump(
-            Message("result", index, 0, (len(entry.files) * FILE_BYTES, len(entry.files) * FILE_KVS), body), answers
+            TaskMessage("result", index, 0, (len(entry.files) * FILE_BYTES, len(entry.files) * FILE_KVS), body), answers
         )
         answers.flush()
 

@@ -16,7 +16,7 @@ from tests.integration.backup.reading import rocksdb_rows
 from tests.integration.truth.conftest import ROWS, Ended, World, tikv_br
 from tests.support.live_cluster import contents
 from tikv_br.backupset import run_record
-from tikv_br.backupset.lease import Lease, Owner
+from tikv_br.backupset.lease import Lease, LeaseOwner
 from tikv_br.backupset.records import dump
 from tikv_br.cli.command import CommandPath
 from tikv_br.cluster.etcd import Etcd
@@ -246,6 +246,6 @@ def with_more(world: World, monkeypatch: pytest.MonkeyPatch) -> World:
     begun = Path(world.names["begun"])
     (begun / "tikv-br" / "lease").mkdir(parents=True)
     (begun / "backup.lock").write_bytes(run_record.LOCK_TEXT)
-    over = Lease("0" * 16, Owner("elsewhere", "", 1, 1), "", "backup", expires_ms=1)
+    over = Lease("0" * 16, LeaseOwner("elsewhere", "", 1, 1), "", "backup", expires_ms=1)
     (begun / "tikv-br" / "lease" / "00000001.json").write_bytes(dump(over))
     return world

@@ -23,7 +23,7 @@ from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.storage.base import ObjectStore
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import StorageLocation
-from tikv_br.tasks.task import Message, TaskContext
+from tikv_br.tasks.task import TaskContext, TaskMessage
 
 BACKUP_TS = 100
 SPAN = KeyRange(*KeyCodec(ApiVersion.V2).rpc_range(b"", b""))
@@ -49,7 +49,7 @@ def test_a_row_of_the_log_that_the_backup_superseded_stays_superseded(job: Merge
 
 def test_an_error_in_cancelled_work_stays_what_it_was(job: MergeJob, monkeypatch: pytest.MonkeyPatch) -> None:
     """The run is cancelled while the task meets an error of its own: that error counts, and no row does."""
-    work, sent = Cancellation(), list[Message]()
+    work, sent = Cancellation(), list[TaskMessage]()
 
     def fail(_store: ObjectStore, _entry: LedgerEntry) -> None:
         work.cancel()

@@ -15,7 +15,7 @@ import pytest
 from tests.support.faulty_store import FaultyStore
 from tests.support.waiting import eventually
 from tikv_br.backupset import layout, lease, records
-from tikv_br.backupset.lease import Lease, Owner, PathLease, acquire, break_lease, newest
+from tikv_br.backupset.lease import Lease, LeaseOwner, PathLease, acquire, break_lease, newest
 from tikv_br.errors import BackupDamaged, LeaseHeld, LeaseLost, StorageError, StorageUnreachable, TikvBrError
 from tikv_br.storage.base import ObjectInfo, ObjectStore
 from tikv_br.storage.open import open_store
@@ -24,7 +24,7 @@ from tikv_br.storage.url import S3Options, parse
 
 OFTEN = 0.03
 """Seconds between renewals of a lease that is to be renewed within a test."""
-ELSEWHERE = Owner("elsewhere", "another machine", 1, 1)
+ELSEWHERE = LeaseOwner("elsewhere", "another machine", 1, 1)
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def store(tmp_path: Path) -> ObjectStore:
     return open_store(parse(str(tmp_path)))
 
 
-def leave(store: ObjectStore, owner: Owner, seconds: float, number: int = 1) -> None:
+def leave(store: ObjectStore, owner: LeaseOwner, seconds: float, number: int = 1) -> None:
     """Leave a lease of another that ends in so many seconds."""
     left = Lease("f" * 16, owner, "0123abcd", "backup", int((time.time() + seconds) * 1000))
     store.put(layout.lease_name(number), records.dump(left))
@@ -116,7 +116,7 @@ def test_lease_of_a_dead_process_is_over_at_once(store: ObjectStore) -> None:
     with child:
         stat = Path(f"/proc/{child.pid}/stat").read_text()
         started = int(stat.rpartition(")")[2].split()[19])
-        owner = replace(Owner.this_process(), pid=child.pid, started=started)
+        owner = replace(LeaseOwner.this_process(), pid=child.pid, started=started)
         leave(store, owner, 20)
         assert not newest(store).is_free
         assert replace(owner, started=started - 1).is_gone
@@ -126,7 +126,7 @@ def test_lease_of_a_dead_process_is_over_at_once(store: ObjectStore) -> None:
 
 def test_own_process_may_have_left_one(store: ObjectStore) -> None:
     """What an earlier command of this very process could not remove holds nobody up."""
-    leave(store, Owner.this_process(), 20)
+    leave(store, LeaseOwner.this_process(), 20)
     acquire(store, "backup").release()
 
 
@@ -139,7 +139,7 @@ def test_broken_lease_is_lost(store: ObjectStore) -> None:
         assert "--force" in refused.value.hint
         broken = break_lease(store, force=True)
         assert broken is not None
-        assert broken.owner == Owner.this_process()
+        assert broken.owner == LeaseOwner.this_process()
         assert "broken by `tikv-br unlock`" in until_lost(held).message
         with acquire(store, "backup") as other:
             held.release()

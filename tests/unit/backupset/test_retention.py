@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tikv_br.backupset.prune import Candidate, Policy, reasons_to_keep
+from tikv_br.backupset.prune import Policy, PruneCandidate, reasons_to_keep
 from tikv_br.errors import UsageError
 
 HOUR = 3_600_000
@@ -21,12 +21,12 @@ times = st.integers(1, 3000).map(lambda hours: 1_700_000_000_000 + hours * HOUR)
 
 
 @st.composite
-def histories(draw: st.DrawFn) -> list[Candidate]:
+def histories(draw: st.DrawFn) -> list[PruneCandidate]:
     """Backups of up to three groups over some months, some pinned, some with a parent among them."""
     size = draw(st.integers(0, 25))
     names = [f"{number:02}" for number in range(size)]
     return [
-        Candidate(
+        PruneCandidate(
             name,
             draw(st.sampled_from("abc")),
             draw(st.one_of(times, st.just(0))),
@@ -42,17 +42,17 @@ def at(text: str) -> int:
     return calendar.timegm(dt.datetime.fromisoformat(text).timetuple()) * 1000
 
 
-def kept(candidates: Sequence[Candidate], policy: Policy) -> set[str]:
+def kept(candidates: Sequence[PruneCandidate], policy: Policy) -> set[str]:
     """Ids that have a reason to stay."""
     return {name for name, reasons in reasons_to_keep(candidates, policy).items() if reasons}
 
 
-def simple(*moments: str) -> list[Candidate]:
+def simple(*moments: str) -> list[PruneCandidate]:
     """One group, ids as the moments."""
-    return [Candidate(moment, "g", at(moment)) for moment in moments]
+    return [PruneCandidate(moment, "g", at(moment)) for moment in moments]
 
 
-def rule_walk(group: list[Candidate], policy: Policy) -> dict[str, set[str]]:
+def rule_walk(group: list[PruneCandidate], policy: Policy) -> dict[str, set[str]]:
     """The rules told another way: walk from the newest, and each rule takes a backup whose period it has not seen last."""
     formats = {"last": None, "daily": "%Y-%m-%d", "weekly": "%G-%V", "monthly": "%Y-%m"}
     left = {rule: getattr(policy, rule) for rule in RULES}
@@ -70,7 +70,7 @@ def rule_walk(group: list[Candidate], policy: Policy) -> dict[str, set[str]]:
 
 
 @given(histories(), policies)
-def test_rules_agree_with_a_walk_from_the_newest(history: list[Candidate], policy: Policy) -> None:
+def test_rules_agree_with_a_walk_from_the_newest(history: list[PruneCandidate], policy: Policy) -> None:
     """Every rule keeps, in each group by itself, what a walk told independently takes, and nothing else."""
     reasons = reasons_to_keep(history, policy)
     assert set(reasons) == {each.id for each in history}
@@ -81,7 +81,7 @@ def test_rules_agree_with_a_walk_from_the_newest(history: list[Candidate], polic
 
 
 @given(histories(), policies)
-def test_what_is_never_removed(history: list[Candidate], policy: Policy) -> None:
+def test_what_is_never_removed(history: list[PruneCandidate], policy: Policy) -> None:
     """Pinned backups, those of unknown age and the ancestors of whatever is kept stay under any policy."""
     stays = kept(history, policy)
     for each in history:
@@ -92,7 +92,7 @@ def test_what_is_never_removed(history: list[Candidate], policy: Policy) -> None
 
 
 @given(histories(), policies)
-def test_only_children_pins_and_rules_keep(history: list[Candidate], policy: Policy) -> None:
+def test_only_children_pins_and_rules_keep(history: list[PruneCandidate], policy: Policy) -> None:
     """Nothing stays without one of the known reasons, and a parent only for the sake of a child that stays."""
     reasons = reasons_to_keep(history, policy)
     for each in history:
@@ -106,14 +106,14 @@ def test_only_children_pins_and_rules_keep(history: list[Candidate], policy: Pol
 
 
 @given(histories(), policies)
-def test_pruning_twice_is_pruning_once(history: list[Candidate], policy: Policy) -> None:
+def test_pruning_twice_is_pruning_once(history: list[PruneCandidate], policy: Policy) -> None:
     """What one prune leaves, the next with the same policy leaves too: nothing decays by running again."""
     first = kept(history, policy)
     assert kept([each for each in history if each.id in first], policy) == first
 
 
 @given(histories(), policies)
-def test_the_newest_of_each_group_stays(history: list[Candidate], policy: Policy) -> None:
+def test_the_newest_of_each_group_stays(history: list[PruneCandidate], policy: Policy) -> None:
     """No policy takes the last good backup of a cluster."""
     stays = kept(history, policy)
     for group in "abc":
@@ -145,9 +145,9 @@ def test_months_of_different_years_differ() -> None:
 def test_groups_do_not_push_each_other_out() -> None:
     """keep-last 1 keeps one of each cluster and range."""
     history = [
-        Candidate("old", "one cluster", 1000),
-        Candidate("new", "another", 2000),
-        Candidate("x", "another", 1500),
+        PruneCandidate("old", "one cluster", 1000),
+        PruneCandidate("new", "another", 2000),
+        PruneCandidate("x", "another", 1500),
     ]
     assert kept(history, Policy(last=1)) == {"old", "new"}
 
@@ -155,10 +155,10 @@ def test_groups_do_not_push_each_other_out() -> None:
 def test_chain_of_parents_is_kept_whole() -> None:
     """An incremental of an incremental needs both of its ancestors, however old; reasons say so."""
     history = [
-        Candidate("full", "g", 1),
-        Candidate("second", "g", 2, parent="full"),
-        Candidate("third", "g", 3, parent="second"),
-        Candidate("other", "g", 2),
+        PruneCandidate("full", "g", 1),
+        PruneCandidate("second", "g", 2, parent="full"),
+        PruneCandidate("third", "g", 3, parent="second"),
+        PruneCandidate("other", "g", 2),
     ]
     assert reasons_to_keep(history, Policy(last=1)) == {
         "third": ("last",),

@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import pytest
 
-from tikv_br.cli.drill_cmd import RehearsedBackupFlags, TailFlags, TargetFlags
+from tikv_br.cli.drill_cmd import DrillTargetFlags, RehearsedBackupFlags, TailFlags
 from tikv_br.cli.shared import ClusterFlags, SparkFlags
 from tikv_br.cluster.config import ClusterConfig
-from tikv_br.drill.ledger import Kind
+from tikv_br.drill.ledger import EntryKind
 from tikv_br.drill.targets import ClusterTarget, PlaygroundTarget
 from tikv_br.errors import UsageError
 from tikv_br.storage.url import parse
@@ -13,7 +13,7 @@ from tikv_br.storage.url import parse
 SOURCE = ClusterFlags(pd=["source:2379"], ca="/ca.pem")
 
 
-def chosen(flags: TargetFlags) -> ClusterTarget:
+def chosen(flags: DrillTargetFlags) -> ClusterTarget:
     """The cluster that some flags name."""
     target, _ = flags.choose(SOURCE)
     assert isinstance(target, ClusterTarget)
@@ -22,25 +22,25 @@ def chosen(flags: TargetFlags) -> ClusterTarget:
 
 def test_flags_name_a_playground_a_cluster_or_a_keyspace() -> None:
     """Without flags it is a playground; a keyspace is the source's unless another PD is named."""
-    target, removers = TargetFlags().choose(SOURCE)
+    target, removers = DrillTargetFlags().choose(SOURCE)
     assert isinstance(target, PlaygroundTarget)
-    assert removers == {Kind.PLAYGROUND: target}
-    assert chosen(TargetFlags(target_keyspace="drills")).cluster == SOURCE.config()
-    recovery = chosen(TargetFlags(target_pd="recovery:2379"))
+    assert removers == {EntryKind.PLAYGROUND: target}
+    assert chosen(DrillTargetFlags(target_keyspace="drills")).cluster == SOURCE.config()
+    recovery = chosen(DrillTargetFlags(target_pd="recovery:2379"))
     assert (recovery.cluster.pd, recovery.cluster.tls.ca) == (("recovery:2379",), "/ca.pem")
-    assert chosen(TargetFlags(target_pd="recovery:2379", target_ca="")).cluster.tls.ca is None
-    assert chosen(TargetFlags(target_pd="recovery:2379", target_ca="/other.pem")).cluster.tls.ca == "/other.pem"
+    assert chosen(DrillTargetFlags(target_pd="recovery:2379", target_ca="")).cluster.tls.ca is None
+    assert chosen(DrillTargetFlags(target_pd="recovery:2379", target_ca="/other.pem")).cluster.tls.ca == "/other.pem"
 
 
 @pytest.mark.parametrize(
     "flags",
     [
-        TargetFlags(target="playground", target_pd="recovery:2379"),
-        TargetFlags(target="cluster"),
-        TargetFlags(target_ca="/other.pem", target_keyspace="drills"),
+        DrillTargetFlags(target="playground", target_pd="recovery:2379"),
+        DrillTargetFlags(target="cluster"),
+        DrillTargetFlags(target_ca="/other.pem", target_keyspace="drills"),
     ],
 )
-def test_flags_that_contradict_each_other_are_refused(flags: TargetFlags) -> None:
+def test_flags_that_contradict_each_other_are_refused(flags: DrillTargetFlags) -> None:
     """A playground with an address, a cluster without, an authority of nobody."""
     with pytest.raises(UsageError):
         flags.choose(SOURCE)
@@ -56,7 +56,10 @@ def test_a_tail_takes_its_times_from_the_flags() -> None:
 
 def test_removed_flags_name_the_alternatives() -> None:
     """They are still recognised, so that a config file with them gets more than "no such option"."""
-    for flags in (TargetFlags(target_prefix="7a7a"), TargetFlags(target_prefix="7a", target_keyspace="drills")):
+    for flags in (
+        DrillTargetFlags(target_prefix="7a7a"),
+        DrillTargetFlags(target_prefix="7a", target_keyspace="drills"),
+    ):
         with pytest.raises(UsageError, match="--target-prefix was removed") as caught:
             flags.choose(SOURCE)
         assert "--target-keyspace" in caught.value.hint

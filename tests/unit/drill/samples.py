@@ -9,7 +9,7 @@ from tikv_br.cluster.timestamps import compose
 from tikv_br.drill.history import past_drill_of
 from tikv_br.drill.objectives import Measured, Objectives, judge
 from tikv_br.drill.report import DrillReport
-from tikv_br.report.facts import BackupFacts, Cell, Compared, ReportedError, Verdict
+from tikv_br.report.facts import BackupFacts, Cell, Compared, DrillVerdict, ReportedError
 from tikv_br.report.recorder import Phase, Sample
 
 BEGUN_MS = 1_790_000_000_000
@@ -20,7 +20,7 @@ def passed(number: int = 1) -> DrillReport:
     """The report of the ``number``-th daily drill, with a trend of the ones before."""
     report = DrillReport(
         id=f"20260921T{number:06d}-abcdef",
-        verdict=Verdict.PASSED,
+        verdict=DrillVerdict.PASSED,
         scenario="lost-cluster",
         target="an embedded playground of 3 stores",
         started_ms=BEGUN_MS + number * DAY_MS,
@@ -68,7 +68,7 @@ def failed() -> DrillReport:
     report = passed()
     return replace(
         report,
-        verdict=Verdict.FAILED,
+        verdict=DrillVerdict.FAILED,
         goals=judge(Objectives(rto=60), Measured(rpo=65.5, rpo_method="By backup-ts.")),
         trouble=ReportedError("BackupDamaged", 32, "sst/1.sst is not what was written", "Use another copy.", "restore"),
         phases=(*report.phases[:2], Phase("restore", "", 40.0, 3.0, ended_well=False)),

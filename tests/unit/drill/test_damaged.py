@@ -11,7 +11,7 @@ import pytest
 from tests.support.damage import FLIPS, Case, Victim, cases, read_objects
 from tests.unit.drill.samples import NoHost, passed
 from tikv_br.drill.history import read_past_drills, read_report, remove_old_drills
-from tikv_br.drill.ledger import Cleaner, Creation, Kind, Ledger
+from tikv_br.drill.ledger import Cleaner, Creation, EntryKind, Ledger
 from tikv_br.drill.report import write_json
 from tikv_br.drill.targets import MARK, PlaygroundTarget
 from tikv_br.errors import BackupDamaged, DrillRemains
@@ -38,10 +38,10 @@ def killed(home: Path, *, further: bool = True) -> None:
     store = open_store(parse(str(home)))
     for drill in DRILLS:
         page = Ledger(store, drill)
-        page.add(Creation(Kind.COPY, f"copies/{drill}"))
-        page.add(Creation(Kind.ROWS, f"keys of {drill}"))
+        page.add(Creation(EntryKind.COPY, f"copies/{drill}"))
+        page.add(Creation(EntryKind.ROWS, f"keys of {drill}"))
         if further:
-            page.add(Creation(Kind.PLAYGROUND, f"folder of {drill}"))
+            page.add(Creation(EntryKind.PLAYGROUND, f"folder of {drill}"))
 
 
 def test_by_a_damaged_page_nothing_is_removed(tmp_path: Path) -> None:
@@ -51,7 +51,7 @@ def test_by_a_damaged_page_nothing_is_removed(tmp_path: Path) -> None:
     objects, home = read_objects(tmp_path / "home"), open_store(parse(str(tmp_path / "home")))
     pages = {name: data for name, data in objects.items() if name.startswith("ledger/")}
     victim, remover, seen = Victim(tmp_path / "home", objects), Noting(), set()
-    cleaner = Cleaner(home, {Kind.ROWS: remover, Kind.PLAYGROUND: remover})
+    cleaner = Cleaner(home, {EntryKind.ROWS: remover, EntryKind.PLAYGROUND: remover})
     for case in cases(pages, read_objects(tmp_path / "older"), lambda _kind: FLIPS):
         seen.add(case.damage)
         if case.damage in {"missing", "older"}:

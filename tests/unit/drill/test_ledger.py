@@ -7,7 +7,7 @@ import pytest
 
 from tests.support.tools import PREVIOUS
 from tests.unit.drill.samples import NoHost
-from tikv_br.drill.ledger import Cleaner, Creation, Kind, Ledger, OwnedRows, read_ledgers
+from tikv_br.drill.ledger import Cleaner, Creation, EntryKind, Ledger, OwnedRows, read_ledgers
 from tikv_br.drill.targets import MARK, PlaygroundTarget
 from tikv_br.errors import DrillRemains
 from tikv_br.formats.api_version import ApiVersion
@@ -16,8 +16,8 @@ from tikv_br.storage.base import ObjectStore
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import parse
 
-COPY = Creation(Kind.COPY, "copies/one")
-FOLDER = Creation(Kind.PLAYGROUND, "/somewhere", "a-host")
+COPY = Creation(EntryKind.COPY, "copies/one")
+FOLDER = Creation(EntryKind.PLAYGROUND, "/somewhere", "a-host")
 
 
 @pytest.fixture
@@ -49,7 +49,9 @@ def test_a_copy_goes_and_no_other_object(home: ObjectStore) -> None:
     assert {info.name for info in home.list()} == {"copies/two/backupmeta", "reports/one.json"}
 
 
-@pytest.mark.parametrize("creation", [Creation(Kind.COPY, "copies/two"), Creation(Kind.COPY, "reports"), FOLDER])
+@pytest.mark.parametrize(
+    "creation", [Creation(EntryKind.COPY, "copies/two"), Creation(EntryKind.COPY, "reports"), FOLDER]
+)
 def test_what_is_not_the_drills_own_stays_in_the_ledger(home: ObjectStore, creation: Creation) -> None:
     """A place that no drill of this name makes is refused, and told once more by the next drill."""
     home.put("copies/two/backupmeta", b"x")
@@ -71,20 +73,20 @@ def test_a_ledger_of_the_previous_version_is_cleaned(home: ObjectStore) -> None:
     assert [creation.kind.value for creation in killed.creations] == [
         *("made backup", "copy", "playground", "safe point", "rows", "canary")
     ]
-    rows = next(creation.rows for creation in killed.creations if creation.kind is Kind.ROWS)
+    rows = next(creation.rows for creation in killed.creations if creation.kind is EntryKind.ROWS)
     assert rows == OwnedRows(
         7000000000000000002, ApiVersion.V2, 1, (KeyRange(bytes.fromhex("72000001"), bytes.fromhex("720000017a")),)
     )
     removed = Removed()
-    removers = dict.fromkeys((Kind.PLAYGROUND, Kind.ROWS, Kind.SAFE_POINT), removed)
+    removers = dict.fromkeys((EntryKind.PLAYGROUND, EntryKind.ROWS, EntryKind.SAFE_POINT), removed)
     assert Cleaner(home, removers).clean_earlier() == [
         f"cannot remove all that drill {killed.drill} left: this command cannot remove the canary at 7000000000000000001/0/6b6579",
         f"cannot remove all that drill {prefix.drill} left: this command cannot remove the keys at the prefix 61 of the cluster at 127.0.0.1:2379",
     ]
-    assert removed.kinds == [Kind.ROWS, Kind.SAFE_POINT, Kind.PLAYGROUND]
+    assert removed.kinds == [EntryKind.ROWS, EntryKind.SAFE_POINT, EntryKind.PLAYGROUND]
     assert [[creation.kind for creation in page.creations] for page in read_ledgers(home)] == [
-        [Kind.MADE_BACKUP, Kind.OLD_CANARY],
-        [Kind.OLD_KEYS],
+        [EntryKind.MADE_BACKUP, EntryKind.OLD_CANARY],
+        [EntryKind.OLD_KEYS],
     ]
 
 
@@ -92,7 +94,7 @@ class Removed:
     """Notes what it removes."""
 
     def __init__(self) -> None:
-        self.kinds: list[Kind] = []
+        self.kinds: list[EntryKind] = []
 
     def remove(self, creation: Creation, drill: str) -> None:
         """Note it."""
@@ -107,16 +109,16 @@ class Refusing:
         raise DrillRemains(f"{creation.place} of {drill} stays")
 
 
-@pytest.mark.parametrize("kind", [Kind.SAFE_POINT, Kind.ROWS])
-def test_what_cannot_be_removed_does_not_keep_the_rest(home: ObjectStore, kind: Kind) -> None:
+@pytest.mark.parametrize("kind", [EntryKind.SAFE_POINT, EntryKind.ROWS])
+def test_what_cannot_be_removed_does_not_keep_the_rest(home: ObjectStore, kind: EntryKind) -> None:
     """What was made before it is removed all the same."""
     home.put("copies/one/sync/checkpoint", b"x")
     ledger, stays = Ledger(home, "one"), Creation(kind, "somewhere")
-    for creation in (COPY, stays, Creation(Kind.MADE_BACKUP, "x")):
+    for creation in (COPY, stays, Creation(EntryKind.MADE_BACKUP, "x")):
         ledger.add(creation)
     with pytest.raises(DrillRemains, match="somewhere of one stays"):
         Cleaner(home, {kind: Refusing()}).clean(ledger)
-    assert [each for each in ledger.creations if each.kind is not Kind.MADE_BACKUP] == [stays]
+    assert [each for each in ledger.creations if each.kind is not EntryKind.MADE_BACKUP] == [stays]
     assert list(home.list("copies")) == []
 
 
@@ -153,7 +155,7 @@ def test_what_cannot_be_looked_at_is_left_alone(tmp_path: Path) -> None:
     """What the kernel refuses on the way is told as what stays, and ends no drill."""
     place = tmp_path / "drill-one"
     place.write_text("a file where the folder was")
-    creation = Creation(Kind.PLAYGROUND, str(place), socket.gethostname())
+    creation = Creation(EntryKind.PLAYGROUND, str(place), socket.gethostname())
     with pytest.raises(DrillRemains, match=r"cannot remove .*: Not a directory"):
         PlaygroundTarget(NoHost(), tmp_path).remove(creation, "one")
     assert place.exists()
@@ -161,7 +163,7 @@ def test_what_cannot_be_looked_at_is_left_alone(tmp_path: Path) -> None:
 
 def test_a_folder_of_another_machine_is_not_looked_for_here(tmp_path: Path) -> None:
     """The same path may be something else on this one."""
-    creation = Creation(Kind.PLAYGROUND, str(tmp_path), "another-host")
+    creation = Creation(EntryKind.PLAYGROUND, str(tmp_path), "another-host")
     with pytest.raises(DrillRemains, match="not on this machine"):
         PlaygroundTarget(NoHost(), tmp_path).remove(creation, "one")
     assert tmp_path.exists()

@@ -15,7 +15,13 @@ from tikv_br.formats.sst.block import BlockReader, ChecksumType, Footer, encode_
 from tikv_br.formats.sst.coding import BlockHandle
 from tikv_br.formats.sst.encode import put_separator
 from tikv_br.formats.sst.source import MemorySource
-from tikv_br.formats.sst.table import INDEX_KEYS_ARE_USER_KEYS, INDEX_TYPE, INDEX_VALUES_ARE_DELTAS, Index, read_index
+from tikv_br.formats.sst.table import (
+    INDEX_KEYS_ARE_USER_KEYS,
+    INDEX_TYPE,
+    INDEX_VALUES_ARE_DELTAS,
+    SstIndex,
+    read_index,
+)
 from tikv_br.formats.sst.writer import IndexBuilder
 
 PLAIN = {INDEX_KEYS_ARE_USER_KEYS: b"\x01"}
@@ -59,7 +65,7 @@ def test_separators_are_short() -> None:
     assert shortest_separator(b"za", b"") == b"za"
 
 
-def read_back(block: bytes, properties: dict[str, bytes], *, before: int = 1000) -> Index:
+def read_back(block: bytes, properties: dict[str, bytes], *, before: int = 1000) -> SstIndex:
     """The index in this block of a file, after so many bytes of data."""
     handle = BlockHandle(before, len(block))
     footer = Footer(2, ChecksumType.NONE, handle, handle)
@@ -78,7 +84,7 @@ def test_builder(version: int) -> None:
         INDEX_VALUES_ARE_DELTAS: bytes([builder.deltas]),
     }
     block = builder.encode()
-    assert read_back(block, properties, before=80_000) == Index(
+    assert read_back(block, properties, before=80_000) == SstIndex(
         [b"zb", b"zbc", b"zd" * 100], [BlockHandle(0, 100), BlockHandle(105, 300), BlockHandle(410, 70_000)]
     )
     assert (builder.blocks, read_back(block, properties, before=80_000).data_end) == (3, 70_415)
@@ -115,4 +121,4 @@ def test_first_keys() -> None:
     deltas = b"\0\x01a" + handle.encode() + first_key + b"\x01\x01b" + b"\x04" + first_key
     block = deltas + bytes(4) + b"\x01\0\0\0"
     index = read_back(block, PLAIN | kind | {INDEX_VALUES_ARE_DELTAS: b"\x01"})
-    assert index == Index([b"a", b"ab"], [handle, BlockHandle(15, 12)])
+    assert index == SstIndex([b"a", b"ab"], [handle, BlockHandle(15, 12)])

@@ -10,22 +10,22 @@ from tikv_br.cluster.pd_http import GcStatus, ServiceSafePoint
 from tikv_br.cluster.timestamps import compose
 from tikv_br.errors import EtcdLeaseExpired
 from tikv_br.gc.status import FOREVER, GC_WORKER
-from tikv_br.playground.engine import Engine
+from tikv_br.playground.engine import RocksEngine
 from tikv_br.playground.pd_state import GcState
 
 
 class Memory:
-    """What `GcState` needs of an `Engine`."""
+    """What `GcState` needs of an `RocksEngine`."""
 
     def __init__(self) -> None:
         self._records: dict[str, bytes] = {}
 
     def get_meta(self, name: str) -> bytes | None:
-        """See `Engine`."""
+        """See `RocksEngine`."""
         return self._records.get(name)
 
     def put_meta(self, records: Mapping[str, bytes]) -> None:
-        """See `Engine`."""
+        """See `RocksEngine`."""
         self._records |= records
 
 
@@ -34,7 +34,7 @@ class FakePd:
 
     def __init__(self, *, barriers: bool = False) -> None:
         self.seconds = 1_800_000_000.0
-        self.state = GcState(cast("Engine", Memory()), barriers=barriers, clock=lambda: self.seconds)
+        self.state = GcState(cast("RocksEngine", Memory()), barriers=barriers, clock=lambda: self.seconds)
         self.updates: list[int] = []
         """What the GC safe point was to be moved to."""
         self.failure: Exception | None = None

@@ -13,7 +13,7 @@ from tikv_br.cluster.safepoint import service_id as backup_service
 from tikv_br.cluster.timestamps import compose
 from tikv_br.errors import UsageError
 from tikv_br.gc.metrics import WorkerFigures, write_metrics
-from tikv_br.gc.status import FOREVER, GcReport, Kind, owner_of, report
+from tikv_br.gc.status import FOREVER, GcReport, OwnerKind, owner_of, report
 from tikv_br.incremental.handover import service_id as sync_service
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "gc.md"
@@ -39,16 +39,16 @@ def made(*services: ServiceSafePoint, gc: int = 0, worker: int = 0) -> GcReport:
 @pytest.mark.parametrize(
     ("name", "kind", "within"),
     [
-        (backup_service("20260101-abc"), Kind.BACKUP, "20260101-abc"),
-        (sync_service("east-1"), Kind.SYNC, "east-1"),
-        ("tikv-br-drill-7", Kind.DRILL, "7"),
-        ("br-5f0b", Kind.GO_BR, "5f0b"),
-        ("tikvcdc", Kind.CDC, ""),
-        ("tikvcdc-creating-x", Kind.CDC, "-creating-x"),
-        ("ops-team", Kind.OTHER, "ops-team"),
+        (backup_service("20260101-abc"), OwnerKind.BACKUP, "20260101-abc"),
+        (sync_service("east-1"), OwnerKind.SYNC, "east-1"),
+        ("tikv-br-drill-7", OwnerKind.DRILL, "7"),
+        ("br-5f0b", OwnerKind.GO_BR, "5f0b"),
+        ("tikvcdc", OwnerKind.CDC, ""),
+        ("tikvcdc-creating-x", OwnerKind.CDC, "-creating-x"),
+        ("ops-team", OwnerKind.OTHER, "ops-team"),
     ],
 )
-def test_owners(name: str, kind: Kind, within: str) -> None:
+def test_owners(name: str, kind: OwnerKind, within: str) -> None:
     """By the names that the programs use themselves."""
     owner = owner_of(name)
     assert (owner.kind, owner.name) == (kind, within)

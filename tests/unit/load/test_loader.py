@@ -13,7 +13,7 @@ from tikv_br.cluster.clock import seconds_now
 from tikv_br.errors import RequestRefused, UsageError
 from tikv_br.formats import columns
 from tikv_br.load.loader import load_pairs
-from tikv_br.load.sources import Source, made_pairs
+from tikv_br.load.sources import RowSource, made_pairs
 from tikv_br.progress_events import Event, TasksProgress
 
 
@@ -50,9 +50,9 @@ class FakeClient:
         return np.zeros(len(names), np.bool_)
 
 
-def source(*batches: list[tuple[bytes, bytes, int]]) -> Source:
+def source(*batches: list[tuple[bytes, bytes, int]]) -> RowSource:
     """Return a source of (key, value, expire_ts) rows."""
-    return Source(
+    return RowSource(
         [
             columns.records(
                 columns.from_list([row[0] for row in rows]),
@@ -134,4 +134,4 @@ def test_tombstones_are_refused() -> None:
     """A deleted record cannot be put, and is not silently made a pair."""
     batch = columns.records(columns.from_list([b"a"]), columns.from_list([b""]), deleted=np.array([True], np.bool_))
     with pytest.raises(UsageError, match="tombstone"):
-        load_pairs(FakeClient(), Source([batch]))
+        load_pairs(FakeClient(), RowSource([batch]))

@@ -15,12 +15,12 @@ import pytest
 from tikv_br.errors import UsageError
 from tikv_br.formats.columns import SCHEMA
 from tikv_br.load import sources
-from tikv_br.load.sources import Source, made_pairs, open_source
+from tikv_br.load.sources import RowSource, made_pairs, open_source
 
 ROWS = [(b"k1", b"v1"), (b"\xff\x00", b""), (b"", b"\n,\"'")]
 
 
-def pairs(source: Source) -> list[tuple[bytes, bytes]]:
+def pairs(source: RowSource) -> list[tuple[bytes, bytes]]:
     """Return keys and values of all batches, which must be of the schema."""
     found: list[tuple[bytes, bytes]] = []
     for batch in source.batches:
@@ -29,7 +29,7 @@ def pairs(source: Source) -> list[tuple[bytes, bytes]]:
     return found
 
 
-def expiries(source: Source) -> list[int]:
+def expiries(source: RowSource) -> list[int]:
     """Return the expiry of every row."""
     return [expire_ts for batch in source.batches for expire_ts in batch["expire_ts"].to_pylist()]
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from tikv_br.playground.engine import Engine
+from tikv_br.playground.engine import RocksEngine
 
 
 @pytest.fixture
-def engine(tmp_path: Path) -> Iterator[Engine]:
+def engine(tmp_path: Path) -> Iterator[RocksEngine]:
     """Return an empty engine, closed at the end."""
-    opened = Engine.open(tmp_path / "engine")
+    opened = RocksEngine.open(tmp_path / "engine")
     yield opened
     opened.close()

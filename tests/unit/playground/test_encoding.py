@@ -10,7 +10,7 @@ from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.codec import DATA_PREFIX, KeyCodec
 from tikv_br.formats.values import StoredValue, encode_value
 from tikv_br.playground.encoding import DeadlyData, encoding_of
-from tikv_br.playground.engine import Engine
+from tikv_br.playground.engine import RocksEngine
 
 NOW = 1_800_000_000
 USER_KEYS = st.one_of(st.binary(max_size=20), st.sampled_from([b"", b"\x00" * 8, b"\xff" * 9, b"abcdefgh"]))
@@ -42,7 +42,7 @@ def test_rows_equal_those_of_formats(api_version: ApiVersion, user: bytes, value
 )
 @pytest.mark.parametrize("api_version", list(ApiVersion))
 def test_reads_agree_with_a_dictionary(
-    engine: Engine,
+    engine: RocksEngine,
     api_version: ApiVersion,
     operations: list[tuple[bytes, bytes | None, int]],
     bounds: tuple[bytes, bytes],
@@ -77,7 +77,7 @@ def test_reads_agree_with_a_dictionary(
     ("api_version", "stored"),
     [(ApiVersion.V2, b""), (ApiVersion.V2, b"\x07"), (ApiVersion.V2, b"short\x01"), (ApiVersion.V1TTL, b"short")],
 )
-def test_what_kills_a_real_store_is_said(engine: Engine, api_version: ApiVersion, stored: bytes) -> None:
+def test_what_kills_a_real_store_is_said(engine: RocksEngine, api_version: ApiVersion, stored: bytes) -> None:
     """A value without flags or expiry is no data of that version: point reads and scans raise `DeadlyData`."""
     encoding = encoding_of(api_version)
     key = KeyCodec(api_version).rpc_key(b"k")
@@ -88,7 +88,7 @@ def test_what_kills_a_real_store_is_said(engine: Engine, api_version: ApiVersion
         list(encoding.live(engine, b"", b"", now=NOW))
 
 
-def test_timestamp_zero_is_invisible(engine: Engine) -> None:
+def test_timestamp_zero_is_invisible(engine: RocksEngine) -> None:
     """A V2 version of ts 0 cannot be read by key, as in TiKV."""
     encoding = encoding_of(ApiVersion.V2)
     engine.write([encoding.put(b"r\0\0\0k", b"v", 0, 0)])

@@ -7,21 +7,21 @@ from pathlib import Path
 
 from rocksdict import Options, Rdict, SstFileWriter
 
-from tikv_br.playground.engine import Engine
+from tikv_br.playground.engine import RocksEngine
 
 ROWS = [(b"z%04d" % number, b"v%d" % number) for number in range(1000)]
 
 
 def test_what_is_written_is_plain_rocksdb(tmp_path: Path) -> None:
     """Another program that opens the database finds the rows under their keys, whatever our class thinks."""
-    engine = Engine.open(tmp_path)
+    engine = RocksEngine.open(tmp_path)
     engine.write([(b"za", b"1"), (b"zb", b"2"), (b"za", b"3")], [b"zb"])
     engine.close()
     with Rdict(str(tmp_path), Options(raw_mode=True)) as db:
         assert dict(db.items()) == {b"za": b"3"}
 
 
-def test_ranges_forward_and_backward(engine: Engine) -> None:
+def test_ranges_forward_and_backward(engine: RocksEngine) -> None:
     """Both bounds hold in both directions; no end means all data and nothing of the playground's own records."""
     engine.put_meta({"below": b"data"})
     engine.write([*ROWS, (b"z\xff\xff", b"last")])
@@ -33,7 +33,7 @@ def test_ranges_forward_and_backward(engine: Engine) -> None:
     assert list(engine.iterate(b"z5", b"z5")) == list(engine.iterate(b"z6", b"z5")) == []
 
 
-def test_an_iterators_bound_outlives_its_options(engine: Engine) -> None:
+def test_an_iterators_bound_outlives_its_options(engine: RocksEngine) -> None:
     """The upper bound holds although only the iterator is kept: its memory must not be given back early."""
     engine.write(ROWS)
     for _ in range(100):
@@ -45,7 +45,7 @@ def test_an_iterators_bound_outlives_its_options(engine: Engine) -> None:
         del noise
 
 
-def test_an_iterator_sees_one_moment(engine: Engine) -> None:
+def test_an_iterator_sees_one_moment(engine: RocksEngine) -> None:
     """Rows written after the first one was taken do not appear."""
     engine.write(ROWS[:2])
     rows = engine.iterate(b"", b"")
@@ -54,7 +54,7 @@ def test_an_iterator_sees_one_moment(engine: Engine) -> None:
     assert [*taken, *rows] == ROWS[:2]
 
 
-def test_delete_range(engine: Engine) -> None:
+def test_delete_range(engine: RocksEngine) -> None:
     """The range goes, its end stays, and no end takes the rest without the playground's own records."""
     engine.put_meta({"kept": b"1"})
     engine.write(ROWS)
@@ -65,7 +65,7 @@ def test_delete_range(engine: Engine) -> None:
     assert engine.get_meta("kept") == b"1"
 
 
-def test_ingest_hides_older_rows(engine: Engine, tmp_path: Path) -> None:
+def test_ingest_hides_older_rows(engine: RocksEngine, tmp_path: Path) -> None:
     """An SST that another writer made is ingested over existing rows; the file stays where it was."""
     writer = SstFileWriter(Options(raw_mode=True))
     writer.open(str(tmp_path / "some.sst"))
@@ -77,7 +77,7 @@ def test_ingest_hides_older_rows(engine: Engine, tmp_path: Path) -> None:
     assert (tmp_path / "some.sst").exists()
 
 
-def test_own_records(engine: Engine) -> None:
+def test_own_records(engine: RocksEngine) -> None:
     """Records are listed by prefix in order, and None removes one."""
     engine.put_meta({"region/2": b"b", "region/1": b"a", "regions": b"other", "tso": b"t"})
     assert list(engine.list_meta("region/")) == [("region/1", b"a"), ("region/2", b"b")]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tikv_br.playground.engine import Engine
+from tikv_br.playground.engine import RocksEngine
 from tikv_br.playground.pd_state import FOREVER, GC_WORKER, GcRefusal, GcState, SafePoint
 
 
@@ -19,7 +19,7 @@ class Clock:
         return self.now
 
 
-def test_the_lowest_claim_is_told(engine: Engine) -> None:
+def test_the_lowest_claim_is_told(engine: RocksEngine) -> None:
     """Whoever claims hears the lowest claim and its owner: gc_worker at 0 until it moves past another."""
     gc = GcState(engine)
     assert gc.update_service("br", 300, 100)[0] == GC_WORKER
@@ -27,7 +27,7 @@ def test_the_lowest_claim_is_told(engine: Engine) -> None:
     assert gc.update_service("br", 0, 0) == (GC_WORKER, SafePoint(500, FOREVER))
 
 
-def test_a_claim_behind_is_not_taken(engine: Engine) -> None:
+def test_a_claim_behind_is_not_taken(engine: RocksEngine) -> None:
     """A claim below the lowest shows only in the answer: larger than what was asked, and nothing is kept."""
     gc = GcState(engine)
     gc.update_service(GC_WORKER, FOREVER, 500)
@@ -36,7 +36,7 @@ def test_a_claim_behind_is_not_taken(engine: Engine) -> None:
     assert "late" not in gc.services()
 
 
-def test_claims_expire(engine: Engine) -> None:
+def test_claims_expire(engine: RocksEngine) -> None:
     """A claim that is not renewed is gone after its TTL, and GC may pass."""
     clock = Clock()
     gc = GcState(engine, clock=clock)
@@ -48,13 +48,13 @@ def test_claims_expire(engine: Engine) -> None:
     assert gc.update_service("x", 0, 0) == (GC_WORKER, SafePoint(500, FOREVER))
 
 
-def test_the_workers_claim_must_last(engine: Engine) -> None:
+def test_the_workers_claim_must_last(engine: RocksEngine) -> None:
     """gc_worker with a TTL is refused in PD's words."""
     with pytest.raises(GcRefusal, match="must be infinity"):
         GcState(engine).update_service(GC_WORKER, 100, 5)
 
 
-def test_the_safe_point_only_rises_and_is_kept(engine: Engine) -> None:
+def test_the_safe_point_only_rises_and_is_kept(engine: RocksEngine) -> None:
     """A smaller safe point changes nothing; claims and safe point outlive a restart."""
     gc = GcState(engine)
     assert [gc.advance(50), gc.advance(20), gc.advance(0)] == [50, 50, 50]
@@ -64,7 +64,7 @@ def test_the_safe_point_only_rises_and_is_kept(engine: Engine) -> None:
     assert again.services()["br"].ts == 70
 
 
-def test_barriers_of_newer_pds(engine: Engine) -> None:
+def test_barriers_of_newer_pds(engine: RocksEngine) -> None:
     """With barriers PD always answers with gc_worker's point, which barriers hold back; sets behind it are refused."""
     gc = GcState(engine, barriers=True)
     gc.set_barrier("b", 100, 300)
@@ -83,7 +83,7 @@ def test_barriers_of_newer_pds(engine: Engine) -> None:
         gc.set_barrier(GC_WORKER, 1000, 10)
 
 
-def test_global_barriers_and_those_of_keyspaces(engine: Engine) -> None:
+def test_global_barriers_and_those_of_keyspaces(engine: RocksEngine) -> None:
     """A global one holds the cluster's GC until it expires, one of a keyspace does not; both outlive a restart."""
     clock = Clock()
     gc = GcState(engine, barriers=True, clock=clock)

@@ -11,7 +11,7 @@ import pytest
 
 from tikv_br.errors import PlaygroundError
 from tikv_br.playground.cluster import Playground, open_playground
-from tikv_br.playground.engine import Engine
+from tikv_br.playground.engine import RocksEngine
 from tikv_br.playground.pd_http import PdConfig, PdHttp
 from tikv_br.playground.pd_state import Keyspaces
 from tikv_br.playground.region import RegionSizes
@@ -39,7 +39,7 @@ def ask(http: PdHttp, method: str, url: str, body: object = None) -> tuple[int, 
     return reply.status, json.loads(reply.body)
 
 
-def test_schedule_for_a_time(engine: Engine) -> None:
+def test_schedule_for_a_time(engine: RocksEngine) -> None:
     """Values set with a TTL hold until it ends or is set to 0; others for good, also after a restart."""
     now = [1000.0]
     config = PdConfig(engine, replicas=3, stores=3, clock=lambda: now[0])
@@ -91,7 +91,7 @@ def test_service_safe_points_by_http(http: PdHttp, playground: Playground) -> No
     assert "br" not in playground.state.gc.services()
 
 
-def test_keyspaces(http: PdHttp, engine: Engine) -> None:
+def test_keyspaces(http: PdHttp, engine: RocksEngine) -> None:
     """DEFAULT is 0, others get ids in turn, a taken name is refused, and all are there after a restart."""
     created = ask(http, "POST", "/pd/api/v2/keyspaces", {"name": "one"})[1]
     assert created["id"] == 1

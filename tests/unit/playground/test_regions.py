@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 
 from tikv_br.cluster.pb import kvrpcpb_pb2, metapb_pb2
 from tikv_br.errors import PlaygroundError
-from tikv_br.playground.engine import Engine
+from tikv_br.playground.engine import RocksEngine
 from tikv_br.playground.region import Region
 from tikv_br.playground.regions import RegionTable
 
 KEYS = st.binary(min_size=1, max_size=3)
 
 
-def table_of(engine: Engine, stores: int = 3) -> RegionTable:
+def table_of(engine: RocksEngine, stores: int = 3) -> RegionTable:
     """A bootstrapped table: stores 1, 4 and 5, region 2."""
     table = RegionTable(engine)
     table.clear()
@@ -40,7 +40,7 @@ def context(region: Region, store_id: int, **changes: int) -> kvrpcpb_pb2.Contex
     )
 
 
-def test_bootstrap_as_pd_does(engine: Engine) -> None:
+def test_bootstrap_as_pd_does(engine: RocksEngine) -> None:
     """The ids of a new cluster are those of a real one: store 1, region 2, peer 3; each replica adds 2 to conf_ver."""
     [region] = table_of(engine).all()
     assert (region.id, region.leader.id, region.leader_store) == (2, 3, 1)
@@ -48,7 +48,7 @@ def test_bootstrap_as_pd_does(engine: Engine) -> None:
     assert (region.start, region.end) == (b"", b"")
 
 
-def test_split_is_right_derived(engine: Engine) -> None:
+def test_split_is_right_derived(engine: RocksEngine) -> None:
     """The original id keeps the rightmost piece, all pieces get the version plus the number of new ones, peers ids."""
     table = table_of(engine)
     pieces = table.split(2, [b"m", b"c", b"m"])
@@ -60,7 +60,7 @@ def test_split_is_right_derived(engine: Engine) -> None:
     assert {piece.leader_store for piece in pieces} == {1}
 
 
-def test_split_keys_at_or_outside_bounds_are_dropped(engine: Engine) -> None:
+def test_split_keys_at_or_outside_bounds_are_dropped(engine: RocksEngine) -> None:
     """What would leave an empty piece splits nothing, and the epoch stays."""
     table = table_of(engine)
     _, right = table.split(2, [b"m"])
@@ -69,7 +69,7 @@ def test_split_keys_at_or_outside_bounds_are_dropped(engine: Engine) -> None:
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], max_examples=60)
 @given(keys=st.lists(KEYS, max_size=20), probes=st.lists(st.binary(max_size=4), max_size=10))
-def test_regions_cover_all_keys_once(engine: Engine, keys: list[bytes], probes: list[bytes]) -> None:
+def test_regions_cover_all_keys_once(engine: RocksEngine, keys: list[bytes], probes: list[bytes]) -> None:
     """After any splits the regions join without hole or overlap, and every lookup agrees with a linear search."""
     table = table_of(engine)
     for key in keys:
@@ -89,7 +89,7 @@ def test_regions_cover_all_keys_once(engine: Engine, keys: list[bytes], probes: 
     assert RegionTable(engine).all() == regions
 
 
-def test_merge_needs_neighbours_and_raises_the_version(engine: Engine) -> None:
+def test_merge_needs_neighbours_and_raises_the_version(engine: RocksEngine) -> None:
     """The target swallows its neighbour from either side; others are refused."""
     table = table_of(engine)
     left, middle, right = table.split(2, [b"c", b"m"])
@@ -101,7 +101,7 @@ def test_merge_needs_neighbours_and_raises_the_version(engine: Engine) -> None:
     assert RegionTable(engine).all() == [left, merged]
 
 
-def test_leader_transfer_and_move(engine: Engine) -> None:
+def test_leader_transfer_and_move(engine: RocksEngine) -> None:
     """Any store with a peer may lead; a moved peer gets a new id and adds 2 to conf_ver; listeners hear of leaders."""
     table = table_of(engine)
     heard: list[int] = []
@@ -120,7 +120,7 @@ def test_leader_transfer_and_move(engine: Engine) -> None:
         table.move(2, 1, 99)
 
 
-def test_a_new_leader_is_not_synced(engine: Engine) -> None:
+def test_a_new_leader_is_not_synced(engine: RocksEngine) -> None:
     """Leader transfers leave a region unsynced until it is marked, and a split hands that on."""
     table = table_of(engine)
     assert table.is_synced(2)
@@ -135,7 +135,7 @@ def test_a_new_leader_is_not_synced(engine: Engine) -> None:
     assert table.is_synced(right.id)
 
 
-def test_order_of_checks(engine: Engine) -> None:
+def test_order_of_checks(engine: RocksEngine) -> None:
     """Store, region, peer, epoch, leader for reads; the leader comes before peer and epoch for writes."""
     table = table_of(engine)
     [region] = table.all()
@@ -157,7 +157,7 @@ def test_order_of_checks(engine: Engine) -> None:
     assert kinds(context(region, 1, peer_id=77, version=9), 1, read=False) == {"mismatch_peer_id"}
 
 
-def test_conf_ver_counts_only_where_asked(engine: Engine) -> None:
+def test_conf_ver_counts_only_where_asked(engine: RocksEngine) -> None:
     """Reads and writes compare the version alone, splits and ingests conf_ver too."""
     table = table_of(engine)
     asked = context(table.all()[0], 1, conf_ver=1)
@@ -167,7 +167,7 @@ def test_conf_ver_counts_only_where_asked(engine: Engine) -> None:
     assert error.HasField("epoch_not_match")
 
 
-def test_the_hint_at_a_dead_leader_is_left_out(engine: Engine) -> None:
+def test_the_hint_at_a_dead_leader_is_left_out(engine: RocksEngine) -> None:
     """A follower does not send callers to a store that is down."""
     table = table_of(engine)
     [region] = table.all()
@@ -180,7 +180,7 @@ def test_the_hint_at_a_dead_leader_is_left_out(engine: Engine) -> None:
     assert not dead.not_leader.HasField("leader")
 
 
-def test_ids_are_never_given_twice(engine: Engine) -> None:
+def test_ids_are_never_given_twice(engine: RocksEngine) -> None:
     """Ids go on after a restart."""
     table = table_of(engine)
     last = table.alloc_id(10)

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tikv_br.playground.engine import Engine
+from tikv_br.playground.engine import RocksEngine
 from tikv_br.playground.pd_state import LOGICAL_BITS, RENEW_INTERVAL, CausalTimestamps, Tso
 
 
@@ -22,7 +22,7 @@ class Clock:
         return self.now
 
 
-def test_tso_follows_the_clock_and_never_goes_back(engine: Engine) -> None:
+def test_tso_follows_the_clock_and_never_goes_back(engine: RocksEngine) -> None:
     """Physical parts are the clock's milliseconds, also while the clock is set back."""
     clock = Clock()
     tso = Tso(engine, clock)
@@ -35,7 +35,7 @@ def test_tso_follows_the_clock_and_never_goes_back(engine: Engine) -> None:
     assert tso.next() == second + 1
 
 
-def test_tso_gives_the_last_of_a_batch(engine: Engine) -> None:
+def test_tso_gives_the_last_of_a_batch(engine: RocksEngine) -> None:
     """A batch is the timestamps up to and with the one returned, all of one millisecond."""
     tso = Tso(engine, Clock())
     first = tso.next()
@@ -43,7 +43,7 @@ def test_tso_gives_the_last_of_a_batch(engine: Engine) -> None:
     assert tso.next() == first + 101
 
 
-def test_tso_refuses_impossible_counts(engine: Engine) -> None:
+def test_tso_refuses_impossible_counts(engine: RocksEngine) -> None:
     """Nothing, or more than a millisecond holds, is refused."""
     tso = Tso(engine, Clock())
     for count in (0, -1, 1 << LOGICAL_BITS):
@@ -51,7 +51,7 @@ def test_tso_refuses_impossible_counts(engine: Engine) -> None:
             tso.next(count)
 
 
-def test_a_full_millisecond_overflows_into_the_next(engine: Engine) -> None:
+def test_a_full_millisecond_overflows_into_the_next(engine: RocksEngine) -> None:
     """The logical part stays below 2^18 whatever is asked of one millisecond."""
     tso = Tso(engine, Clock())
     lasts = [tso.next(200_000) for _ in range(4)]
@@ -59,7 +59,7 @@ def test_a_full_millisecond_overflows_into_the_next(engine: Engine) -> None:
     assert all(last & (1 << LOGICAL_BITS) - 1 == 200_000 for last in lasts)
 
 
-def test_a_restart_goes_on_above(engine: Engine) -> None:
+def test_a_restart_goes_on_above(engine: RocksEngine) -> None:
     """A new oracle on the same data starts above what an earlier one gave out, though its clock stands still."""
     clock = Clock()
     last = 0
@@ -70,7 +70,7 @@ def test_a_restart_goes_on_above(engine: Engine) -> None:
         last = given[-1]
 
 
-def test_tso_is_unique_among_threads(engine: Engine) -> None:
+def test_tso_is_unique_among_threads(engine: RocksEngine) -> None:
     """No timestamp is given to two threads."""
     tso = Tso(engine)
     with ThreadPoolExecutor(4) as pool:
@@ -85,7 +85,7 @@ def run_ahead(causal: CausalTimestamps, clock: Clock, seconds: float) -> None:
         causal.renew()
 
 
-def test_causal_timestamps_lag_by_the_time_ahead(engine: Engine) -> None:
+def test_causal_timestamps_lag_by_the_time_ahead(engine: RocksEngine) -> None:
     """An idle store's next write is three seconds behind PD, no more however long it idles (E6)."""
     clock = Clock()
     tso = Tso(engine, clock)
@@ -97,7 +97,7 @@ def test_causal_timestamps_lag_by_the_time_ahead(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("interval", [0.25, 1.0, 10.0])
-def test_causal_timestamps_are_no_older_where_renewals_are_late(engine: Engine, interval: float) -> None:
+def test_causal_timestamps_are_no_older_where_renewals_are_late(engine: RocksEngine, interval: float) -> None:
     """On a busy machine the renewals are further apart; the cache covers three seconds all the same."""
     clock = Clock()
     tso = Tso(engine, clock)
@@ -109,7 +109,7 @@ def test_causal_timestamps_are_no_older_where_renewals_are_late(engine: Engine, 
     assert 3000 - 1000 * interval <= behind <= 3000
 
 
-def test_a_flush_ends_the_lag(engine: Engine) -> None:
+def test_a_flush_ends_the_lag(engine: RocksEngine) -> None:
     """After a flush every timestamp is above those that PD had given out before it."""
     clock = Clock()
     tso = Tso(engine, clock)
@@ -121,7 +121,7 @@ def test_a_flush_ends_the_lag(engine: Engine) -> None:
     assert causal.next_ts() > given
 
 
-def test_causal_timestamps_ascend_and_are_the_stores_own(engine: Engine) -> None:
+def test_causal_timestamps_ascend_and_are_the_stores_own(engine: RocksEngine) -> None:
     """Two stores' timestamps never meet, each store's ascend, also when a cache runs dry."""
     tso = Tso(engine)
     one, other = CausalTimestamps(tso), CausalTimestamps(tso)

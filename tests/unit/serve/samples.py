@@ -14,8 +14,8 @@ from tikv_br.drill.history import PastDrill
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.gc.status import GcReport, ServiceReport, owner_of
-from tikv_br.serve.findings import Limits
-from tikv_br.serve.model import Overview, State, States
+from tikv_br.serve.findings import OverviewLimits
+from tikv_br.serve.model import Overview, ReadState, States
 from tikv_br.serve.overview import find_windows, make_overview
 from tikv_br.serve.sources import Backups, Baseline, Log, Sync
 from tikv_br.storage.open import open_store
@@ -55,7 +55,7 @@ def entry(path: str, hours: float, parent: str = "", **changes: object) -> Index
     return replace(made, **changes)  # type: ignore[arg-type]
 
 
-def backups(*entries: IndexEntry, pinned: str = "") -> State[Backups]:
+def backups(*entries: IndexEntry, pinned: str = "") -> ReadState[Backups]:
     """A storage that was read a moment ago."""
     listed = sorted(
         (ListedBackup(each, each.path == pinned) for each in entries), key=lambda each: -each.entry.finished_ms
@@ -65,7 +65,7 @@ def backups(*entries: IndexEntry, pinned: str = "") -> State[Backups]:
         for each in entries
         if each.backup_ts
     }
-    return State(ROOT.redacted(), Backups(ROOT, tuple(listed), baselines), NOW_MS - 12_000)
+    return ReadState(ROOT.redacted(), Backups(ROOT, tuple(listed), baselines), NOW_MS - 12_000)
 
 
 def log(
@@ -74,14 +74,14 @@ def log(
     lag: float = 31.4,
     inexact: tuple[InexactPeriod, ...] = (),
     **changes: object,
-) -> State[Log]:
+) -> ReadState[Log]:
     """A log archive with one segment, from so many hours ago to `lag` seconds ago; `changes` are of its status."""
     start, end = compose(NOW_MS - round(hours * HOUR_MS)), compose(NOW_MS - round(lag * 1000))
     description = LogDescription(name, "1.0.0", CLUSTER, ApiVersion.V2, 0, (SPAN,), start, 0, has_checkpoint=True)
     segment = Segment(name, SPAN.start, SPAN.end, start, end, (), NOW_MS, "0" * 8, inexact)
     archive = LogArchive(open_store(parse("/nowhere")), description, (segment,), checkpoint_ts=end)
     status = log_status(name, lag, **changes)
-    return State(f"{status.storage} (log {name})", Log(archive, status), NOW_MS - 9_000)
+    return ReadState(f"{status.storage} (log {name})", Log(archive, status), NOW_MS - 9_000)
 
 
 def log_status(name: str = "default", lag: float = 31.4, **changes: object) -> LogStatus:
@@ -164,7 +164,7 @@ def healthy() -> States:
         ),
         logs=(log(),),
         syncs=(
-            State(
+            ReadState(
                 "http://10.0.0.5:8300",
                 (
                     Sync(
@@ -176,14 +176,14 @@ def healthy() -> States:
             ),
         ),
         drills=(
-            State(
+            ReadState(
                 "s3://backups/drills",
                 tuple(drill(days, rto=380.0 + 11 * (days % 5)) for days in range(12, -1, -1)),
                 NOW_MS - 5_000,
             ),
         ),
         gc=(
-            State(
+            ReadState(
                 "10.0.0.1:2379",
                 gc_report(
                     service("tikv-br-sync-east", 2.1), service("tikv-br-backup-20260921-9f3a1c", 0.4, 252.0), hours=2.1
@@ -194,16 +194,16 @@ def healthy() -> States:
     )
 
 
-def overview(states: States | None = None, limits: Limits | None = None) -> Overview:
+def overview(states: States | None = None, limits: OverviewLimits | None = None) -> Overview:
     """The overview of states, by default of `healthy`."""
     states = healthy() if states is None else states
-    return make_overview(states, find_windows(states), limits or Limits(), NOW_MS)
+    return make_overview(states, find_windows(states), limits or OverviewLimits(), NOW_MS)
 
 
 def troubled() -> States:
     """Each source has something wrong, and text that no page must take for markup."""
     good, evil = healthy(), "<script>alert(1)</script>\"'&\u202e"
-    broken: State[Backups] = State(
+    broken: ReadState[Backups] = ReadState(
         "s3://other/full", None, 0, "s3://other/full denied access: <b>403</b>", "Check the credentials."
     )
     stale = replace(
@@ -218,10 +218,10 @@ def troubled() -> States:
         logs=(
             log("late", lag=4000.0),
             log("gaps", gaps=("keys a to b from x to y",), damage=("segments/1.json is missing",)),
-            State("s3://gone/log (log default)", None, 0, "there is no log default", "Check the URL."),
+            ReadState("s3://gone/log (log default)", None, 0, "there is no log default", "Check the URL."),
         ),
         syncs=(
-            State(
+            ReadState(
                 "http://10.0.0.5:8300",
                 (
                     Sync(evil, "2400 s behind, which is more than 300 s", "", 2400.0, 0.7, 2204.0, 91_204_551),
@@ -230,15 +230,15 @@ def troubled() -> States:
                 ),
                 NOW_MS - 4_000,
             ),
-            State("http://10.0.0.6:8300", None, 0, "http://10.0.0.6:8300 does not answer: Connection refused"),
+            ReadState("http://10.0.0.6:8300", None, 0, "http://10.0.0.6:8300 does not answer: Connection refused"),
         ),
         drills=(replace(stale, value=(*drills, drill(0, "failed", None, scenario=evil, id=evil))),),
         gc=(
-            State(
+            ReadState(
                 "10.0.0.1:2379",
                 gc_report(service("tikv-br-sync-forgotten", 210.0, 4.0), service(evil, 4.0, None), hours=210.0),
                 NOW_MS - 7_000,
             ),
-            State("10.0.0.9:2379", None),
+            ReadState("10.0.0.9:2379", None),
         ),
     )

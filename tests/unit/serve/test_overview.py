@@ -26,8 +26,8 @@ from tikv_br.archive.records import InexactPeriod, LogState
 from tikv_br.backupset.index import IndexEntry
 from tikv_br.cluster.timestamps import compose, physical_ms
 from tikv_br.formats.keys.ranges import KeyRange
-from tikv_br.serve.findings import AgeLimit, Limits
-from tikv_br.serve.model import State, States, Window
+from tikv_br.serve.findings import AgeLimit, OverviewLimits
+from tikv_br.serve.model import ReadState, States, Window
 from tikv_br.serve.overview import find_windows
 from tikv_br.serve.sources import Backups, Baseline, Log
 
@@ -63,7 +63,7 @@ def test_a_circle_of_backups_is_shown() -> None:
     assert sorted(each.path for each in storage.backups) == ["a", "b", "self"]
 
 
-def windows(made: State[Log], *, hours: float = 10.0, baseline: Baseline | str | None = None) -> tuple[Window, ...]:
+def windows(made: ReadState[Log], *, hours: float = 10.0, baseline: Baseline | str | None = None) -> tuple[Window, ...]:
     """The windows of one backup and one log."""
     state = backups(entry("b", hours))
     assert state.value is not None
@@ -98,7 +98,7 @@ def test_a_window_ends_before_a_scan_window_at_the_end() -> None:
     ],
     ids=["the log starts later", "another cluster", "more keys", "unreadable, and older than the log"],
 )
-def test_no_window(made: State[Log], baseline: Baseline | str | None) -> None:
+def test_no_window(made: ReadState[Log], baseline: Baseline | str | None) -> None:
     """A log that cannot continue the backup is not named beside it."""
     assert windows(made, baseline=baseline) == ()
 
@@ -160,13 +160,17 @@ def test_findings() -> None:
         (States(logs=(log(lag=299.0),)), 0),
         (States(logs=(log(lag=301.0),)), 1),
         (States(logs=(log(lag=90_000.0, state=LogState.PAUSED),)), 0),
-        (States(gc=(State("pd", gc_report(hours=23.9)),)), 0),
-        (States(gc=(State("pd", gc_report(service("x", 24.2), hours=24.2)),)), 1),
-        (States(drills=(State("d", (drill(2, "failed"), drill(1))),)), 0),
-        (States(drills=(State("d", (drill(2), drill(1, "missed"))),)), 1),
+        (States(gc=(ReadState("pd", gc_report(hours=23.9)),)), 0),
+        (States(gc=(ReadState("pd", gc_report(service("x", 24.2), hours=24.2)),)), 1),
+        (States(drills=(ReadState("d", (drill(2, "failed"), drill(1))),)), 0),
+        (States(drills=(ReadState("d", (drill(2), drill(1, "missed"))),)), 1),
         (
             States(
-                gc=(State("pd"),), logs=(State("l"),), drills=(State("d"),), backups=(State("b"),), syncs=(State("s"),)
+                gc=(ReadState("pd"),),
+                logs=(ReadState("l"),),
+                drills=(ReadState("d"),),
+                backups=(ReadState("b"),),
+                syncs=(ReadState("s"),),
             ),
             0,
         ),
@@ -199,7 +203,7 @@ def test_the_newest_backup_may_not_be_too_old(entries: list[IndexEntry], old: li
     ages = tuple(
         each for each in AGES if not each.prefix or any(one.path.startswith(names[each.prefix]) for one in entries)
     )
-    found = overview(States(backups=(backups(*entries),)), Limits(ages=ages))
+    found = overview(States(backups=(backups(*entries),)), OverviewLimits(ages=ages))
     assert [each.prefix for each in found.storages[0].newest if each.too_old] == old
     assert [each.section for each in found.findings] == ["backups"] * len(old)
     assert all("--max-backup-age" in each.advice for each in found.findings)
@@ -210,23 +214,23 @@ def test_no_backup_at_all() -> None:
     empty = States(backups=(backups(),))
     (finding,) = overview(empty).findings
     assert finding.text.startswith("there is no backup in s3://backups/full")
-    assert overview(empty, Limits(ages=(AgeLimit(0.0),))).findings == ()
+    assert overview(empty, OverviewLimits(ages=(AgeLimit(0.0),))).findings == ()
     made = entry("by-hand", 1.0)
-    known = States(backups=(backups(made),), drills=(State("d", (drill(1, made_backup=made.id),)),))
+    known = States(backups=(backups(made),), drills=(ReadState("d", (drill(1, made_backup=made.id),)),))
     assert [each.path for each in overview(known).storages[0].newest] == [""]
     assert overview(known).backups[0].made_by_drill
 
 
 def test_gc_that_never_ran() -> None:
     """It keeps everything for ever; a PD that was not read yet is no finding."""
-    (finding,) = overview(States(gc=(State("pd", replace(gc_report(), safe_point=0), NOW_MS),))).findings
+    (finding,) = overview(States(gc=(ReadState("pd", replace(gc_report(), safe_point=0), NOW_MS),))).findings
     assert finding.text.startswith("GC has never run in pd")
     assert "tikv-br gc run" in finding.advice
 
 
 def test_each_finding_says_what_to_do() -> None:
     """Also an error without a hint."""
-    found = overview(replace(troubled(), backups=(State("b", error="away"),))).findings
+    found = overview(replace(troubled(), backups=(ReadState("b", error="away"),))).findings
     assert len(found) > 10
     assert all(each.advice for each in found)
 

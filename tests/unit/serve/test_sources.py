@@ -24,8 +24,8 @@ from tikv_br.drill.objectives import Measured, Objectives, judge
 from tikv_br.errors import StorageUnreachable, TikvBrError
 from tikv_br.incremental.watch.server import serve
 from tikv_br.incremental.watch.status import NamedStatus
-from tikv_br.serve.findings import Limits
-from tikv_br.serve.sources import BackupSource, DrillSource, StatusSource, Sync
+from tikv_br.serve.findings import OverviewLimits
+from tikv_br.serve.sources import BackupsSource, DrillSource, StatusSource, Sync
 from tikv_br.serve.watcher import Sources, Watcher
 from tikv_br.storage.crypter import SecretText
 from tikv_br.storage.open import open_store
@@ -35,7 +35,7 @@ from tikv_br.web.server import HttpRequest, HttpResponse, listening
 
 LOOPBACK = Address("127.0.0.1", 0)
 KEY = SecretText("a-key-of-the-test")
-NO_LIMITS = Limits(ages=())
+NO_LIMITS = OverviewLimits(ages=())
 
 
 def test_the_status_of_syncs() -> None:
@@ -147,13 +147,13 @@ def test_an_index_without_the_backups(tmp_path: Path) -> None:
     index = Index(open_store(root))
     for each in (entry("a", 2.0), entry("go", 1.0, engine="go")):
         index.add(each)
-    found = BackupSource(root, windows=True).read()
+    found = BackupsSource(root, windows=True).read()
     assert [each.entry.path for each in found.listed] == ["go", "a"]
     ((name, problem),) = found.baselines.items()
     assert name == entry("a", 2.0).id
     assert isinstance(problem, str)
     assert "a" in problem
-    assert BackupSource(root, windows=False).read().baselines == {}
+    assert BackupsSource(root, windows=False).read().baselines == {}
 
 
 class Fake:

@@ -14,8 +14,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.unit.serve.samples import HOUR_MS, NOW_MS, backups, entry, gc_report, healthy, overview, troubled
 from tikv_br.errors import StorageUnreachable, UsageError
 from tikv_br.serve.access import check_access, is_local_name, parse_status_url
-from tikv_br.serve.findings import AgeLimit, Limits
-from tikv_br.serve.model import Overview, State, States
+from tikv_br.serve.findings import AgeLimit, OverviewLimits
+from tikv_br.serve.model import Overview, ReadState, States
 from tikv_br.serve.tiles import age
 from tikv_br.serve.web import MAX_SHOWN, Site
 from tikv_br.storage.crypter import SecretText
@@ -196,7 +196,7 @@ def test_source_and_target_of_a_sync_are_named() -> None:
 
 def test_tiles_of_what_needs_attention_are_red() -> None:
     """The newest backup, and GC that never ran."""
-    never = State("10.0.0.1:2379", replace(gc_report(), safe_point=0), NOW_MS)
+    never = ReadState("10.0.0.1:2379", replace(gc_report(), safe_point=0), NOW_MS)
     page = ask(site(overview(States(backups=(backups(entry("a", 31.0)),), gc=(never,))))).body.decode()
     assert '<dd class="bad">1 d 7 h ago<small>a; allowed: 1 d 6 h</small>' in page
     assert '<dd class="bad">never ran<small>10.0.0.1:2379</small>' in page
@@ -205,7 +205,7 @@ def test_tiles_of_what_needs_attention_are_red() -> None:
 def test_metrics() -> None:
     """The newest backup of each limit, the limit, and the number of findings by section."""
     ages = (AgeLimit(3600.0, "2026"), AgeLimit(0.0, "none/"))
-    text = ask(site(overview(limits=Limits(ages=ages))), "/metrics").body.decode()
+    text = ask(site(overview(limits=OverviewLimits(ages=ages))), "/metrics").body.decode()
     found = {
         (each.name, *sorted(each.labels.values(), reverse=True)): each.value
         for family in text_string_to_metric_families(text)

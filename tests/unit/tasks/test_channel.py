@@ -12,17 +12,17 @@ from multiprocessing.connection import Client
 import pytest
 
 from tikv_br.tasks.channel import ChannelAddress, ProgressListener, ProgressSender, RunSender
-from tikv_br.tasks.task import Message
+from tikv_br.tasks.task import TaskMessage
 
-MESSAGE = Message("progress", 3, 0, (10, 1))
+MESSAGE = TaskMessage("progress", 3, 0, (10, 1))
 
 
 def test_messages_arrive_in_order() -> None:
     """What a task sends is what the driver receives."""
-    received: queue.Queue[Message] = queue.Queue()
+    received: queue.Queue[TaskMessage] = queue.Queue()
     with ProgressListener(received.put) as listener:
         sender = ProgressSender(listener.address)
-        sent = [Message("progress", 0, 0, (n, n)) for n in range(100)]
+        sent = [TaskMessage("progress", 0, 0, (n, n)) for n in range(100)]
         for message in sent:
             sender.send(message)
         assert [received.get(timeout=60) for _ in sent] == sent
@@ -36,7 +36,7 @@ def test_listener_is_on_loopback_only_unless_told_otherwise() -> None:
 
 def test_wrong_key_is_refused() -> None:
     """Who does not know the key of the run is hung up on, before a message of theirs is read."""
-    received: list[Message] = []
+    received: list[TaskMessage] = []
     with ProgressListener(received.append) as listener:
         other = dataclasses.replace(listener.address, key=b"guess")
         with Client((other.host, other.port)) as connection:
@@ -48,7 +48,7 @@ def test_wrong_key_is_refused() -> None:
 
 def test_silent_connections_hold_nobody_up() -> None:
     """Connections that never answer the challenge, as of a port scanner, are open while others report."""
-    received: queue.Queue[Message] = queue.Queue()
+    received: queue.Queue[TaskMessage] = queue.Queue()
     with ProgressListener(received.put) as listener, contextlib.ExitStack() as stack:
         for _ in range(3):
             stack.enter_context(Client((listener.address.host, listener.address.port)))
@@ -58,7 +58,7 @@ def test_silent_connections_hold_nobody_up() -> None:
 
 def test_unsigned_message_is_dropped_unread() -> None:
     """A packet put into a connection by somebody else is not even unpickled."""
-    received: list[Message] = []
+    received: list[TaskMessage] = []
     address: ChannelAddress
     with ProgressListener(received.append) as listener:
         address = listener.address

@@ -10,21 +10,21 @@ import pytest
 from tikv_br.errors import StorageFull
 from tikv_br.progress_events import Event, TasksProgress
 from tikv_br.tasks.executor import Collector
-from tikv_br.tasks.task import Message
+from tikv_br.tasks.task import TaskMessage
 
 
-def progress(index: int, data_bytes: int, attempt: int = 0) -> Message:
+def progress(index: int, data_bytes: int, attempt: int = 0) -> TaskMessage:
     """Return a progress message with a tenth as many keys."""
-    return Message("progress", index, attempt, (data_bytes, data_bytes // 10))
+    return TaskMessage("progress", index, attempt, (data_bytes, data_bytes // 10))
 
 
-def result(index: int, value: object, attempt: int = 0, data_bytes: int = 0) -> Message:
+def result(index: int, value: object, attempt: int = 0, data_bytes: int = 0) -> TaskMessage:
     """Return a result message, with a tenth as many keys."""
-    return Message("result", index, attempt, (data_bytes, data_bytes // 10), pickle.dumps(value))
+    return TaskMessage("result", index, attempt, (data_bytes, data_bytes // 10), pickle.dumps(value))
 
 
 def book_all(
-    messages: list[Message], total: int, planned: Sequence[int] = ()
+    messages: list[TaskMessage], total: int, planned: Sequence[int] = ()
 ) -> tuple[list[object], list[TasksProgress]]:
     """Book messages one by one, and return results and progress."""
     results: list[object] = []
@@ -73,7 +73,7 @@ def test_a_task_counts_by_its_planned_bytes() -> None:
 def test_error_is_raised() -> None:
     """The error that a task has sent is raised from the book."""
     with pytest.raises(StorageFull, match="no room"):
-        book_all([Message("error", 0, 0, (0, 0), pickle.dumps(StorageFull("no room")))], 1)
+        book_all([TaskMessage("error", 0, 0, (0, 0), pickle.dumps(StorageFull("no room")))], 1)
 
 
 def test_progress_after_the_result_is_ignored() -> None:

@@ -9,12 +9,12 @@ import pytest
 
 from tikv_br.cancellation import Cancellation, TaskCancelled
 from tikv_br.errors import StorageFull, TaskFailed
-from tikv_br.tasks.task import Message, TaskContext, run_task
+from tikv_br.tasks.task import TaskContext, TaskMessage, run_task
 
 
-def run(function: object) -> tuple[Message, list[Message]]:
+def run(function: object) -> tuple[TaskMessage, list[TaskMessage]]:
     """Run one task of index 4 at attempt 2."""
-    sent: list[Message] = []
+    sent: list[TaskMessage] = []
     outcome = run_task(function, "input", "interval-4", TaskContext(4, 2, sent.append))  # type: ignore[arg-type]
     return outcome, sent
 
@@ -68,7 +68,7 @@ def test_cancelled_task_stops_at_its_next_report() -> None:
 
 def test_counts_are_taken_back_in_cancelled_work() -> None:
     """What was reported, also by the report that told of the cancellation, sums up to nothing, and the driver gets to know."""
-    cancelled, sent = Cancellation(), list[Message]()
+    cancelled, sent = Cancellation(), list[TaskMessage]()
     context = TaskContext(0, 0, sent.append, cancelled)
     context.report(data_bytes=5, keys=1)
     cancelled.cancel()

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.unit.incremental.feed.fakes import CODEC, Request, failure, not_leader, resolved, rows
 from tikv_br.cluster.pb import cdcpb_pb2
 from tikv_br.errors import RequestRefused
-from tikv_br.incremental.feed.stream import Message, decode, decode_all
+from tikv_br.incremental.feed.stream import FeedMessage, decode, decode_all
 
 ASKED = Request(region_id=3, request_id=9)
 SPAN = CODEC.rpc_range(b"", b"")
@@ -95,7 +95,7 @@ def test_nothing_depends_on_what_comes_out_together(kinds: list[str]) -> None:
     }
     data = [made[kind].SerializeToString() for kind in kinds]
 
-    def reported(messages: Iterable[Message]) -> list[object]:
+    def reported(messages: Iterable[FeedMessage]) -> list[object]:
         found = list(messages)
         changes = [each.changes for each in found]
         return [

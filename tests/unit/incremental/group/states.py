@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from tikv_br.cluster.regions import Region
-from tikv_br.incremental.group.model import CaptureInfo, ChangefeedInfo, GroupState, State, Task
+from tikv_br.incremental.group.model import CaptureInfo, ChangefeedInfo, ChangefeedState, ChangefeedTask, GroupState
 
 
 def capture(name: str) -> CaptureInfo:
@@ -13,12 +13,14 @@ def capture(name: str) -> CaptureInfo:
     return CaptureInfo(name, "", 0, "1", write_timeout_ms=3000)
 
 
-def changefeed(name: str, state: State = State.NORMAL) -> ChangefeedInfo:
+def changefeed(name: str, state: ChangefeedState = ChangefeedState.NORMAL) -> ChangefeedInfo:
     """A changefeed."""
     return ChangefeedInfo(name, "blackhole://", 0, b"", b"", start_ts=1, created_ms=1, state=state)
 
 
-def state_of(captures: Iterable[str], changefeeds: Iterable[ChangefeedInfo], tasks: Iterable[Task]) -> GroupState:
+def state_of(
+    captures: Iterable[str], changefeeds: Iterable[ChangefeedInfo], tasks: Iterable[ChangefeedTask]
+) -> GroupState:
     """What etcd would hold."""
     return GroupState(
         revision=1,

@@ -16,11 +16,11 @@ from tikv_br.cluster.config import TlsFiles
 from tikv_br.cluster.etcd_values import created_at
 from tikv_br.errors import ConversionUnsupported, SyncStateDamaged, TikvBrError
 from tikv_br.incremental.group.capture import Tasks
-from tikv_br.incremental.group.model import GroupStore, Progress, State, Task, dump
+from tikv_br.incremental.group.model import ChangefeedState, ChangefeedTask, GroupStore, Progress, dump
 from tikv_br.incremental.group.worker import Membership, Worker
 
 FEED = changefeed("feed")
-TASK = Task("feed", 0, b"a", b"b", capture="one", epoch=1)
+TASK = ChangefeedTask("feed", 0, b"a", b"b", capture="one", epoch=1)
 
 
 class Pool(Executor):
@@ -94,20 +94,20 @@ def test_a_change_takes_effect_though_the_owner_missed_the_pause(member: Member)
 
 def test_who_works_ends_with_the_pause(member: Member) -> None:
     """It does not wait for an owner to ask for the task, and does not go on before the changefeed does."""
-    member.change(state=State.PAUSED)
+    member.change(state=ChangefeedState.PAUSED)
     member.tasks.update()
     assert member.is_told_to_stop()
     member.end()
     member.tasks.update()
     member.tasks.update()
     assert (member.worker, len(member.pool.begun)) == (None, 1)
-    member.change(state=State.NORMAL)
+    member.change(state=ChangefeedState.NORMAL)
     member.tasks.update()
     assert (member.worker is not None, len(member.pool.begun)) == (True, 2)
 
 
-@pytest.mark.parametrize("state", [State.PAUSED, State.REMOVING])
-def test_what_fails_while_it_is_stopped_does_not_undo_that(member: Member, state: State) -> None:
+@pytest.mark.parametrize("state", [ChangefeedState.PAUSED, ChangefeedState.REMOVING])
+def test_what_fails_while_it_is_stopped_does_not_undo_that(member: Member, state: ChangefeedState) -> None:
     """A changefeed that was paused stays so, and one that is being removed goes."""
     member.change(state=state)
     member.end(ConversionUnsupported("the sink keeps no TTLs"))
@@ -123,7 +123,7 @@ def test_what_has_failed_does_not_begin_anew(member: Member) -> None:
     member.tasks.update()
     member.tasks.update()
     state = member.store.snapshot()
-    assert (state.changefeeds["feed"].state, len(member.pool.begun)) == (State.FAILED, 1)
+    assert (state.changefeeds["feed"].state, len(member.pool.begun)) == (ChangefeedState.FAILED, 1)
     progress: Progress = state.progress[TASK.id]
     assert "keeps no TTLs" in progress.error
 

@@ -15,12 +15,12 @@ from tikv_br.errors import SyncStateDamaged
 from tikv_br.incremental.group.model import (
     CaptureInfo,
     ChangefeedInfo,
+    ChangefeedState,
     ChangefeedStatus,
+    ChangefeedTask,
     GroupState,
     Keys,
     Progress,
-    State,
-    Task,
     TaskId,
     dump,
     load,
@@ -47,8 +47,8 @@ def state(**values: object) -> GroupState:
 
 VALUES = st.one_of(
     *map(st.from_type, (CaptureInfo, Progress, ChangefeedStatus)),
-    st.builds(ChangefeedInfo, state=st.sampled_from(State)),
-    st.builds(Task),
+    st.builds(ChangefeedInfo, state=st.sampled_from(ChangefeedState)),
+    st.builds(ChangefeedTask),
 )
 
 
@@ -69,13 +69,13 @@ def test_a_group_from_its_keys() -> None:
         owner__b=b"b",
         owner__a=b"a",
         capture__a=CaptureInfo("a", "", 1, "1"),
-        changefeed__feed=dataclasses.replace(FEED, state=State.PAUSED),
-        task__feed__0001=Task("feed", 1, b"m", b""),
-        task__feed__0000=Task("feed", 0, b"", b"m", "a", 3),
+        changefeed__feed=dataclasses.replace(FEED, state=ChangefeedState.PAUSED),
+        task__feed__0001=ChangefeedTask("feed", 1, b"m", b""),
+        task__feed__0000=ChangefeedTask("feed", 0, b"", b"m", "a", 3),
         progress__feed__0000=Progress("feed", 0, 120, 130, 3, "a", 1),
         novelty__x=b"?",
     )
-    assert (found.owner, list(found.captures), found.changefeeds["feed"].state) == ("b", ["a"], State.PAUSED)
+    assert (found.owner, list(found.captures), found.changefeeds["feed"].state) == ("b", ["a"], ChangefeedState.PAUSED)
     assert [task.start for task in found.tasks_of("feed")] == [b"", b"m"]
     assert found.progress[TaskId("feed", 0)].checkpoint_ts == 120
     assert found.unchanged(KEYS.status("feed")) == absent(KEYS.status("feed"))
@@ -89,9 +89,9 @@ def test_a_group_from_its_keys() -> None:
         {"changefeed__bad": b"?"},
         {"status__bad": b""},
         {"task__bad__0000": b"{}"},
-        {"task__bad__0000": Task("bad", 1, b"", b"")},
-        {"task__bad__x": Task("bad", 1, b"", b"")},
-        {"task__bad__0000": Task("feed", 0, b"", b"")},
+        {"task__bad__0000": ChangefeedTask("bad", 1, b"", b"")},
+        {"task__bad__x": ChangefeedTask("bad", 1, b"", b"")},
+        {"task__bad__0000": ChangefeedTask("feed", 0, b"", b"")},
         {"progress__bad__0000": dump(Progress("bad", 0, 1, 1, 1, "a", 1))[:-1]},
         {"progress__bad__0000": Progress("bad", 1, 1, 1, 1, "a", 1)},
         {"status__bad": ChangefeedStatus("feed", 1, 1, 1, "a")},
@@ -101,10 +101,10 @@ def test_a_group_from_its_keys() -> None:
 )
 def test_a_damaged_value_costs_its_own_changefeed(odd: dict[str, object]) -> None:
     """Of that one nothing is told but what is wrong with it; the others stand, whichever of its values it is."""
-    sound = {"changefeed__feed": FEED, "task__feed__0000": Task("feed", 0, b"", b"")}
+    sound = {"changefeed__feed": FEED, "task__feed__0000": ChangefeedTask("feed", 0, b"", b"")}
     bad = {
         "changefeed__bad": dataclasses.replace(FEED, id="bad"),
-        "task__bad__0001": Task("bad", 1, b"", b""),
+        "task__bad__0001": ChangefeedTask("bad", 1, b"", b""),
         "status__bad": ChangefeedStatus("bad", 1, 1, 1, "a"),
     }
     found = state(**sound, **{**bad, **odd})
@@ -126,7 +126,7 @@ def group(reached: int) -> dict[str, bytes]:
         values[KEYS.changefeed(name)] = dataclasses.replace(FEED, id=name, created_ms=reached)
         values[KEYS.status(name)] = ChangefeedStatus(name, reached + far, reached + far, 1, "a")
         for number in (0, 1):
-            task = Task(name, number, b"%d" % number, b"%d" % (number + 1), "a", reached)
+            task = ChangefeedTask(name, number, b"%d" % number, b"%d" % (number + 1), "a", reached)
             values[KEYS.task(task.id)] = task
             ts = reached + 100 * far + 10 * number
             values[KEYS.progress(task.id)] = Progress(name, number, ts, ts, 1, "a", 1)
@@ -169,7 +169,10 @@ def test_a_damaged_capture_is_there_all_the_same() -> None:
 
 def test_the_checkpoint_of_a_changefeed() -> None:
     """It is the least of all its tasks, the start before they all have one, and never less than the owner has said."""
-    tasks = {"task__feed__0000": Task("feed", 0, b"", b"m"), "task__feed__0001": Task("feed", 1, b"m", b"")}
+    tasks = {
+        "task__feed__0000": ChangefeedTask("feed", 0, b"", b"m"),
+        "task__feed__0001": ChangefeedTask("feed", 1, b"m", b""),
+    }
     first = {"progress__feed__0000": Progress("feed", 0, 120, 130, 1, "a", 1)}
     both = {**first, "progress__feed__0001": Progress("feed", 1, 110, 140, 1, "a", 1)}
     reported = {"status__feed": ChangefeedStatus("feed", 115, 115, 1, "a")}

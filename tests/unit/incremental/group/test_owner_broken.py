@@ -13,7 +13,7 @@ from tests.unit.incremental.group.memory_etcd import MemoryEtcd
 from tests.unit.incremental.group.states import SERVICE, SafePointBook, capture, changefeed
 from tikv_br.incremental.group.changefeeds import Changefeeds
 from tikv_br.incremental.group.model import GroupState, GroupStore, dump
-from tikv_br.incremental.group.owner import Owner
+from tikv_br.incremental.group.owner import CaptureOwner
 
 FEED = replace(changefeed("feed"), start_ts=1000, gc_ttl=3600)
 CHANGES = ((MemoryEtcd, "transact"), (SafePointBook, "update_service_safe_point"))
@@ -37,7 +37,7 @@ class Group:
         for name in ("one", "two"):
             self.store.etcd.put(self.store.keys.owner(name), b"")
             self.store.etcd.put(self.store.keys.capture(name), dump(capture(name)))
-        self._owners = {name: Owner(name, self.store, self.pd, lambda: self._now) for name in ("one", "two")}
+        self._owners = {name: CaptureOwner(name, self.store, self.pd, lambda: self._now) for name in ("one", "two")}
         self.changefeeds = Changefeeds(self.store, self.pd, lambda _seconds: self.look())
 
     def settle(self) -> GroupState:

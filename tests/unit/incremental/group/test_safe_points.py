@@ -9,8 +9,8 @@ import pytest
 from tests.unit.incremental.group.memory_etcd import MemoryEtcd
 from tests.unit.incremental.group.states import SERVICE, SafePointBook, capture, changefeed
 from tikv_br.incremental.group.changefeeds import Changefeeds
-from tikv_br.incremental.group.model import GroupStore, State, dump
-from tikv_br.incremental.group.owner import Owner
+from tikv_br.incremental.group.model import ChangefeedState, GroupStore, dump
+from tikv_br.incremental.group.owner import CaptureOwner
 
 FEED = replace(changefeed("feed"), start_ts=1000)
 
@@ -39,7 +39,7 @@ def test_no_gc_ttl_is_so_short_that_nothing_is_protected(
     changefeeds.create(replace(FEED, gc_ttl=gc_ttl))
     assert pd.held == {SERVICE: (999, kept)}
     pd.held.clear()
-    Owner("one", store, pd).step()
+    CaptureOwner("one", store, pd).step()
     assert pd.held == {SERVICE: (999, kept)}
     changefeeds.pause("feed")
     assert pd.held == {SERVICE: (999, kept)}
@@ -47,12 +47,12 @@ def test_no_gc_ttl_is_so_short_that_nothing_is_protected(
 
 def test_one_that_follows_a_removed_one_of_its_name_is_protected_at_once(store: GroupStore, pd: SafePointBook) -> None:
     """When the owner last renewed that of the other does not matter."""
-    key, owner = store.keys.changefeed("feed"), Owner("one", store, pd)
-    store.etcd.put(key, dump(replace(FEED, state=State.NORMAL)))
+    key, owner = store.keys.changefeed("feed"), CaptureOwner("one", store, pd)
+    store.etcd.put(key, dump(replace(FEED, state=ChangefeedState.NORMAL)))
     owner.step()
     assert SERVICE in pd.held
     store.etcd.delete(store.keys.tasks("feed"), prefix=True)
-    store.etcd.put(key, dump(replace(FEED, state=State.REMOVING)))
+    store.etcd.put(key, dump(replace(FEED, state=ChangefeedState.REMOVING)))
     owner.step()
     assert (store.snapshot().changefeeds, pd.held) == ({}, {})
     store.etcd.put(key, dump(FEED))

@@ -9,16 +9,16 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from tests.unit.incremental.group.states import changefeed, state_of
-from tikv_br.incremental.group.model import GroupState, State, Task, TaskId
+from tikv_br.incremental.group.model import ChangefeedState, ChangefeedTask, GroupState, TaskId
 from tikv_br.incremental.group.scheduler import Assign, Discard, Free, Patience, Split, Stop, plan
 
-NORMAL, PAUSED, REMOVING = State.NORMAL, State.PAUSED, State.REMOVING
+NORMAL, PAUSED, REMOVING = ChangefeedState.NORMAL, ChangefeedState.PAUSED, ChangefeedState.REMOVING
 GRACE = 3
 
 
-def task(number: int, holder: str = "", *, of: str = "one", stopping: bool = False) -> Task:
+def task(number: int, holder: str = "", *, of: str = "one", stopping: bool = False) -> ChangefeedTask:
     """A sub-span of a changefeed."""
-    return Task(
+    return ChangefeedTask(
         of,
         number,
         b"%d" % number,

@@ -12,9 +12,9 @@ from tikv_br.incremental.kafka.messages import (
     Change,
     Codec,
     DamagedMessage,
-    Encoding,
     JsonCodec,
-    Message,
+    KafkaMessage,
+    MessageEncoding,
     OpenCodec,
     ResolvedTs,
     UnencodableChange,
@@ -62,7 +62,7 @@ def test_open_protocol_has_the_bytes_of_tikv_cdc() -> None:
 def test_a_resolved_ts_of_open_protocol() -> None:
     """One event of type 3, and a value that is a length of 0."""
     message = OpenCodec().resolved(418658114257813518)
-    assert message == Message(VERSION + prefixed('{"ts":418658114257813518,"t":3}'), bytes(8))
+    assert message == KafkaMessage(VERSION + prefixed('{"ts":418658114257813518,"t":3}'), bytes(8))
     assert OpenCodec().decode(message) == [ResolvedTs(418658114257813518)]
 
 
@@ -103,20 +103,22 @@ def test_json_is_as_documented() -> None:
     assert put.key == b"a\xff"
     assert put.value == b'{"op":"put","key":"Yf8=","ts":7,"expire_ts":1700000000,"value":"AA=="}'
     assert put.headers == [("op", b"put"), ("ts", b"7"), ("expire_ts", b"1700000000")]
-    assert delete == Message(b"b", None, [("op", b"delete"), ("ts", b"8")])
-    assert JsonCodec().resolved(9) == Message(b"", b'{"op":"resolved","ts":9}', [("op", b"resolved"), ("ts", b"9")])
+    assert delete == KafkaMessage(b"b", None, [("op", b"delete"), ("ts", b"8")])
+    assert JsonCodec().resolved(9) == KafkaMessage(
+        b"", b'{"op":"resolved","ts":9}', [("op", b"resolved"), ("ts", b"9")]
+    )
 
 
 @pytest.mark.parametrize(
     ("encoding", "key", "value"),
     [
-        (Encoding.BASE64, '"w6Qi"', '"eyJhIjogWzEsMi41MF19"'),
-        (Encoding.HEX, '"c3a422"', '"7b2261223a205b312c322e35305d7d"'),
-        (Encoding.UTF8, '"ä\\""', '"{\\"a\\": [1,2.50]}"'),
-        (Encoding.JSON, '"ä\\""', '{"a": [1,2.50]}'),
+        (MessageEncoding.BASE64, '"w6Qi"', '"eyJhIjogWzEsMi41MF19"'),
+        (MessageEncoding.HEX, '"c3a422"', '"7b2261223a205b312c322e35305d7d"'),
+        (MessageEncoding.UTF8, '"ä\\""', '"{\\"a\\": [1,2.50]}"'),
+        (MessageEncoding.JSON, '"ä\\""', '{"a": [1,2.50]}'),
     ],
 )
-def test_encodings_of_keys_and_values(encoding: Encoding, key: str, value: str) -> None:
+def test_encodings_of_keys_and_values(encoding: MessageEncoding, key: str, value: str) -> None:
     """Each is readable as JSON, and gives back the same bytes; embedded JSON keeps its own."""
     change = Change('ä"'.encode(), b'{"a": [1,2.50]}', 5)
     [message] = JsonCodec(encoding).encode([change])
@@ -129,23 +131,23 @@ def test_encodings_of_keys_and_values(encoding: Encoding, key: str, value: str) 
 @pytest.mark.parametrize(
     ("encoding", "value", "why"),
     [
-        (Encoding.UTF8, b"\xff", "not UTF-8"),
-        (Encoding.JSON, b"\xff", "not UTF-8"),
-        (Encoding.JSON, b"", "not JSON"),
-        (Encoding.JSON, b"{", "not JSON"),
-        (Encoding.JSON, b"NaN", "not JSON"),
-        (Encoding.JSON, b"1 2", "not JSON"),
-        (Encoding.JSON, b"[" * 100_000, "not JSON"),
+        (MessageEncoding.UTF8, b"\xff", "not UTF-8"),
+        (MessageEncoding.JSON, b"\xff", "not UTF-8"),
+        (MessageEncoding.JSON, b"", "not JSON"),
+        (MessageEncoding.JSON, b"{", "not JSON"),
+        (MessageEncoding.JSON, b"NaN", "not JSON"),
+        (MessageEncoding.JSON, b"1 2", "not JSON"),
+        (MessageEncoding.JSON, b"[" * 100_000, "not JSON"),
     ],
 )
-def test_values_that_an_encoding_cannot_express(encoding: Encoding, value: bytes, why: str) -> None:
+def test_values_that_an_encoding_cannot_express(encoding: MessageEncoding, value: bytes, why: str) -> None:
     """They are refused rather than changed; the text does not show the value."""
     with pytest.raises(UnencodableChange, match=why):
         list(JsonCodec(encoding).encode([Change(b"k", value, 1)]))
 
 
-@given(CHANGES, st.sampled_from([Encoding.BASE64, Encoding.HEX]))
-def test_json_brings_back_every_change(changes: list[Change], encoding: Encoding) -> None:
+@given(CHANGES, st.sampled_from([MessageEncoding.BASE64, MessageEncoding.HEX]))
+def test_json_brings_back_every_change(changes: list[Change], encoding: MessageEncoding) -> None:
     """Bytes of all kinds."""
     codec = JsonCodec(encoding)
     assert [event for message in codec.encode(changes) for event in codec.decode(message)] == changes
@@ -162,35 +164,35 @@ def test_embedded_json_keeps_its_bytes(key: str, value: object) -> None:
     for ascii_only in (False, True):
         text = json.dumps(value, ensure_ascii=ascii_only).encode()
         change = Change(key.encode(), text, 1)
-        [message] = JsonCodec(Encoding.JSON).encode([change])
+        [message] = JsonCodec(MessageEncoding.JSON).encode([change])
         assert message.value is not None
         assert json.loads(message.value)["value"] == value
-        assert JsonCodec(Encoding.JSON).decode(message) == [change]
+        assert JsonCodec(MessageEncoding.JSON).decode(message) == [change]
 
 
 @pytest.mark.parametrize(
     ("codec", "message"),
     [
-        (OpenCodec(), Message(b"", b"")),
-        (OpenCodec(), Message(bytes(8), b"")),
-        (OpenCodec(), Message(VERSION, b"")),
-        (OpenCodec(), Message(VERSION + prefixed('{"ts":1,"t":4}'), b"")),
-        (OpenCodec(), Message(VERSION + prefixed('{"ts":1,"t":4}')[:-1], prefixed('{"op":1}'))),
-        (OpenCodec(), Message(VERSION + prefixed('{"ts":1,"t":9}'), prefixed('{"op":1}'))),
-        (OpenCodec(), Message(VERSION + prefixed('{"ts":1,"t":4}'), prefixed('{"op":3}'))),
-        (OpenCodec(), Message(VERSION + prefixed('{"ts":-1,"t":4}'), prefixed('{"op":1}'))),
-        (OpenCodec(), Message(VERSION + prefixed('{"ts":1,"k":"!","t":4}'), prefixed('{"op":1}'))),
-        (OpenCodec(), Message(VERSION + prefixed("[]"), prefixed('{"op":1}'))),
-        (JsonCodec(), Message(b"k", None)),
-        (JsonCodec(), Message(b"k", b"\xff")),
-        (JsonCodec(), Message(b"k", b'{"op":"put","ts":1}')),
-        (JsonCodec(), Message(b"k", b'{"op":"put","ts":true,"value":""}')),
-        (JsonCodec(), Message(b"k", b'{"op":"put","ts":1,"value":"!"}')),
-        (JsonCodec(Encoding.HEX), Message(b"k", b'{"op":"put","ts":1,"value":"0"}')),
-        (JsonCodec(), Message(b"k", b'{"op":"other","ts":1}')),
+        (OpenCodec(), KafkaMessage(b"", b"")),
+        (OpenCodec(), KafkaMessage(bytes(8), b"")),
+        (OpenCodec(), KafkaMessage(VERSION, b"")),
+        (OpenCodec(), KafkaMessage(VERSION + prefixed('{"ts":1,"t":4}'), b"")),
+        (OpenCodec(), KafkaMessage(VERSION + prefixed('{"ts":1,"t":4}')[:-1], prefixed('{"op":1}'))),
+        (OpenCodec(), KafkaMessage(VERSION + prefixed('{"ts":1,"t":9}'), prefixed('{"op":1}'))),
+        (OpenCodec(), KafkaMessage(VERSION + prefixed('{"ts":1,"t":4}'), prefixed('{"op":3}'))),
+        (OpenCodec(), KafkaMessage(VERSION + prefixed('{"ts":-1,"t":4}'), prefixed('{"op":1}'))),
+        (OpenCodec(), KafkaMessage(VERSION + prefixed('{"ts":1,"k":"!","t":4}'), prefixed('{"op":1}'))),
+        (OpenCodec(), KafkaMessage(VERSION + prefixed("[]"), prefixed('{"op":1}'))),
+        (JsonCodec(), KafkaMessage(b"k", None)),
+        (JsonCodec(), KafkaMessage(b"k", b"\xff")),
+        (JsonCodec(), KafkaMessage(b"k", b'{"op":"put","ts":1}')),
+        (JsonCodec(), KafkaMessage(b"k", b'{"op":"put","ts":true,"value":""}')),
+        (JsonCodec(), KafkaMessage(b"k", b'{"op":"put","ts":1,"value":"!"}')),
+        (JsonCodec(MessageEncoding.HEX), KafkaMessage(b"k", b'{"op":"put","ts":1,"value":"0"}')),
+        (JsonCodec(), KafkaMessage(b"k", b'{"op":"other","ts":1}')),
     ],
 )
-def test_what_is_no_message_of_the_protocol(codec: Codec, message: Message) -> None:
+def test_what_is_no_message_of_the_protocol(codec: Codec, message: KafkaMessage) -> None:
     """Other people's messages in the topic are named as such."""
     with pytest.raises(DamagedMessage):
         codec.decode(message)

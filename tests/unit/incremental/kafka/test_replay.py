@@ -19,7 +19,7 @@ from tikv_br.incremental.checkpoint import Checkpoint, CheckpointStore
 from tikv_br.incremental.feed.feed import Resolved, Rows
 from tikv_br.incremental.kafka.group import PartitionEnd, Received, Record, Start
 from tikv_br.incremental.kafka.messages import Change, OpenCodec, UserKeys
-from tikv_br.incremental.kafka.replay import Limits, TopicFeed, Unapplied
+from tikv_br.incremental.kafka.replay import ReplayLimits, TopicFeed, Unapplied
 from tikv_br.incremental.pipeline import ReplicateOptions, Replicator
 from tikv_br.incremental.sinks.base import Sink
 from tikv_br.incremental.sorter import Sorter
@@ -151,7 +151,7 @@ def test_what_comes_before_a_damaged_message_is_yielded() -> None:
 
 def test_limits_are_those_of_the_consumer_of_tikv_cdc() -> None:
     """A single event may be above max-message-bytes; two may not."""
-    stop, limits = threading.Event(), Limits(message_bytes=60)
+    stop, limits = threading.Event(), ReplayLimits(message_bytes=60)
     one, two = Log(1), Log(1)
     one.change(0, put(1, value=b"v" * 100))
     two.change(0, put(1), put(2))

@@ -7,7 +7,7 @@ import pytest
 
 from tikv_br.errors import UsageError
 from tikv_br.incremental.kafka.client import client_config, kafka
-from tikv_br.incremental.kafka.messages import Encoding, Protocol
+from tikv_br.incremental.kafka.messages import MessageEncoding, Protocol
 from tikv_br.incremental.kafka.url import KafkaUrl, parse
 from tikv_br.incremental.sinks.url import check_shared
 from tikv_br.incremental.sinks.url import parse as parse_sink
@@ -39,7 +39,7 @@ def test_defaults_are_those_of_tikv_cdc() -> None:
         ("kafka://a,b:1,[::1]:2/t", {"brokers": ("a:9092", "b:1", "[::1]:2"), "topic": "t"}),
         ("kafka://h:9092/my.topic_-1/", {"topic": "my.topic_-1"}),
         (f"{BARE}?protocol=default", {"protocol": Protocol.OPEN}),
-        (f"{BARE}?protocol=json&encoding=hex", {"protocol": Protocol.JSON, "encoding": Encoding.HEX}),
+        (f"{BARE}?protocol=json&encoding=hex", {"protocol": Protocol.JSON, "encoding": MessageEncoding.HEX}),
         (f"{BARE}?partition-num=7&replication-factor=3", {"partition_num": 7, "replication_factor": 3}),
         (f"{BARE}?max-message-bytes=1048576&max_batch_size=4", {"max_message_bytes": 1 << 20, "max_batch_size": 4}),
         (f"{BARE}?compression=ZSTD&kafka-client-id=me.1", {"compression": "zstd", "kafka_client_id": "me.1"}),
