@@ -21,9 +21,7 @@ from tests.support.background import Background
 from tests.support.tools import CACHE
 
 TOO_LONG = 1800
-_MODULES = (
-    "tikv_br.cli.main, tikv_br.cli.backup_cmd, tikv_br.cli.restore_cmd, tikv_br.dataflow.run, tikv_br.restore.run"
-)
+_MODULES = "tikv_br.cli.main, tikv_br.cli.backup_cmd, tikv_br.cli.restore_cmd, tikv_br.backup.run, tikv_br.restore.run"
 
 
 class Took(NamedTuple):

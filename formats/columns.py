@@ -8,8 +8,10 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from tikv_br.formats.errors import DamagedBytes, FormatError
+from tikv_br.formats.keys.codec import KeyCodec
 
 Bytes = npt.NDArray[np.uint8]
 Offsets = npt.NDArray[np.int64]
@@ -92,6 +94,15 @@ def from_list(rows: Sequence[bytes]) -> pa.LargeBinaryArray:
 def from_bytes(data: bytes) -> Bytes:
     """A read-only view of these bytes."""
     return np.frombuffer(data, np.uint8)
+
+
+def user_keys(keys: pa.LargeBinaryArray, codec: KeyCodec) -> pa.LargeBinaryArray:
+    """The user keys of RPC keys. Raises `DamagedBytes` for keys outside the codec's keyspace."""
+    if not codec.prefix:
+        return keys
+    if not pc.all(pc.starts_with(keys, codec.prefix)).as_py():
+        raise DamagedBytes(f"the cluster returned keys outside keyspace {codec.keyspace_id}")
+    return pc.binary_replace_slice(keys, 0, len(codec.prefix), b"")
 
 
 def records(

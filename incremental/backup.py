@@ -7,7 +7,6 @@ has changed it has the newest version at the time of the scan, tombstones includ
 from __future__ import annotations
 
 import hashlib
-import secrets
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -17,7 +16,6 @@ from typing import TYPE_CHECKING
 from tikv_br.backupset import layout
 from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.backupset.coverage import codec_of
-from tikv_br.backupset.ledger import FinishedTask, LedgerEntry, write_entry
 from tikv_br.cluster.cluster import ClusterPool
 from tikv_br.cluster.safepoint import safe_point_keeper
 from tikv_br.dataflow import path, steps
@@ -26,12 +24,11 @@ from tikv_br.dataflow.convert import Conversion, ConvertedRows, expiry_of
 from tikv_br.dataflow.engine import Engine
 from tikv_br.dataflow.options import BackupOptions
 from tikv_br.dataflow.run import BackupReport, run_backup
-from tikv_br.dataflow.task import PhaseSeconds, Task, TaskResult, try_task
-from tikv_br.dataflow.write import DataFiles
+from tikv_br.dataflow.task import Task, TaskResult, try_task
+from tikv_br.dataflow.write import write_interval
 from tikv_br.errors import ClusterUnfit, SafePointError, UsageError
 from tikv_br.formats.api_version import ApiVersion
-from tikv_br.formats.checksum import Checksum
-from tikv_br.formats.keys.codec import MAX_TS
+from tikv_br.formats.keys.codec import MAX_TS, KeyCodec
 from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.incremental.feed.feed import Feed, Resolved, Rows
 from tikv_br.incremental.handover import backup_ts
@@ -203,32 +200,21 @@ class ChangesJob:
 
 def run_changes_task(job: ChangesJob, task: Task, context: TaskContext) -> TaskResult:
     """Copy the changes of one interval, with retries. Raises the `TikvBrError` of the last attempt."""
-    return try_task(lambda: _copy_interval(job, task, context))
+    return try_task(context, lambda: _copy_interval(job, task, context))
 
 
 def _copy_interval(job: ChangesJob, task: Task, context: TaskContext) -> TaskResult:
     from tikv_br.formats.merge import newest_versions
 
-    attempt, began = secrets.token_hex(8), time.perf_counter()
-    store, converter = open_store(job.options.storage), Conversion(ApiVersion.V2, ApiVersion.V2).of(task.interval)
-    codec = converter.target
+    began = time.perf_counter()
+    converter = Conversion(ApiVersion.V2, ApiVersion.V2).of(task.interval)
     rows = newest_versions(_changes(job, task.interval, context), MAX_TS)
     scanned = time.perf_counter() - began
-    files = DataFiles(store, task.interval, attempt, converter, job.options)
-    source = Checksum()
-    try:
-        for first in range(0, rows.num_rows, BATCH_ROWS):
-            counted = _count(rows.slice(first, BATCH_ROWS), codec.prefix, codec.rpc_key(rows["key"][first].as_py()))
-            files.add(counted)
-            source += counted.source
-        entry = LedgerEntry(task.start, task.end, attempt, files.finish(), source=source, run=job.run)
-        write_entry(store, entry)
-    except BaseException:
-        files.abandon()
-        raise
-    uploading = files.seconds_uploading
-    encoding = time.perf_counter() - began - scanned - uploading
-    return TaskResult(FinishedTask.of(entry), PhaseSeconds(scan=scanned, encode=encoding, upload=uploading))
+    batches = (rows.slice(first, BATCH_ROWS) for first in range(0, rows.num_rows, BATCH_ROWS))
+    counted = (_count(batch, converter.target) for batch in batches)
+    result = write_interval(job.options, job.run, task, converter, counted)
+    result.seconds.scan = scanned
+    return result
 
 
 def _changes(job: ChangesJob, interval: KeyRange, context: TaskContext) -> Iterator[pa.RecordBatch]:
@@ -246,7 +232,7 @@ def _changes(job: ChangesJob, interval: KeyRange, context: TaskContext) -> Itera
                     return
 
 
-def _count(rows: pa.RecordBatch, prefix: bytes, first_key: bytes) -> ConvertedRows:
+def _count(rows: pa.RecordBatch, codec: KeyCodec) -> ConvertedRows:
     """The rows with the sums of those that are no tombstones."""
     import pyarrow as pa
 
@@ -255,12 +241,12 @@ def _count(rows: pa.RecordBatch, prefix: bytes, first_key: bytes) -> ConvertedRo
 
     live = rows.filter(pa.array(~columns.flags(rows["deleted"])))
     ts = columns.numbers(rows["ts"])
-    sums = checksum(live["key"], live["value"], prefix)
+    sums = checksum(live["key"], live["value"], codec.prefix)
     return ConvertedRows(
         records=rows,
-        first_key=first_key,
+        first_key=codec.rpc_key(rows["key"][0].as_py()),
         target=sums,
         source=sums,
-        expiry=expiry_of(live["key"], live["value"], columns.numbers(live["expire_ts"]), prefix),
+        expiry=expiry_of(live["key"], live["value"], columns.numbers(live["expire_ts"]), codec.prefix),
         timestamps=(int(ts.min()), int(ts.max())),
     )

@@ -10,8 +10,6 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-import pyarrow as pa
-
 from tikv_br.backupset.ledger import FinishedTask, LedgerEntry, write_entry
 from tikv_br.cancellation import inherit
 from tikv_br.cluster.cluster import Cluster, ClusterPool
@@ -76,7 +74,6 @@ class RangeScan:
     ttls: TtlFetcher | None
     """Fetches each row's expiry; None if rows have none."""
     source: Checksum = field(default_factory=Checksum)
-    vanished: int = 0
     dropped_ttls: int = 0
     seconds: PhaseSeconds = field(default_factory=PhaseSeconds)
 
@@ -118,10 +115,7 @@ class RangeScan:
     def _copy_expiring(self, page: ScanPage, first_key: bytes, ttls: TtlFetcher) -> None:
 
         marks = [time.perf_counter()]
-        expire_ts, there = ttls.fetch(page.keys)
-        mask = pa.array(there)
-        page, expire_ts = ScanPage(page.keys.filter(mask), page.values.filter(mask)), expire_ts[there]
-        self.vanished += len(there) - len(expire_ts)
+        page, expire_ts = ttls.live_rows(page)
         marks.append(time.perf_counter())
         if len(page.keys):
             converted = self.converter.convert_page(page, expire_ts)
@@ -171,7 +165,7 @@ def run_scan_task(job: BackupJob, task: Task, context: TaskContext) -> TaskResul
     """Copy one interval, with retries. Raises the `TikvBrError` of the last attempt."""
     options, clusters = job.options, context.shared(ClusterPool)
     return try_task(
-        lambda: _Attempt(job, task, context, clusters.get(options.cluster), open_store(options.storage)).run()
+        context, lambda: _Attempt(job, task, context, clusters.get(options.cluster), open_store(options.storage)).run()
     )
 
 
@@ -199,8 +193,6 @@ class _Attempt:
         except BaseException:
             for scan in self.scans:
                 scan.files.abandon()
-            source = self._source
-            self.context.retract(data_bytes=source.total_bytes, keys=source.total_kvs)
             raise
 
     def _copy_rest(self, raw: RawClient, converter: Converter, rest: RemainingRange) -> None:
@@ -243,7 +235,7 @@ class _Attempt:
             self.name,
             tuple(file for scan in self.scans for file in scan.files.finish()),
             source=self._source,
-            vanished=sum(scan.vanished for scan in self.scans),
+            vanished=sum(scan.ttls.vanished if scan.ttls else 0 for scan in self.scans),
             dropped_ttls=sum(scan.dropped_ttls for scan in self.scans),
             expiry_error_seconds=max(scan.ttls.error_seconds if scan.ttls else 0 for scan in self.scans),
             run=self.job.run,

@@ -144,7 +144,7 @@ def run_store_task(job: BackupJob, task: Task, context: TaskContext) -> TaskResu
     """Back up one interval, with retries. Raises the `TikvBrError` of the last attempt."""
     options, clusters = job.options, context.shared(ClusterPool)
     return try_task(
-        lambda: _Attempt(job, task, context, clusters.get(options.cluster), open_store(options.storage)).run()
+        context, lambda: _Attempt(job, task, context, clusters.get(options.cluster), open_store(options.storage)).run()
     )
 
 
@@ -167,7 +167,6 @@ class _Attempt:
         self._answers = ResponseSet(task.interval)
         self._rewritten: DataFiles | None = None
         self._requests = 0
-        self._reported = Checksum()
 
     def run(self) -> TaskResult:
         """Write the files and the ledger entry; after an error the files are removed."""
@@ -182,7 +181,6 @@ class _Attempt:
             if self._rewritten is not None:
                 self._rewritten.abandon()
             self._remove_files(keep=set())
-            self._context.retract(data_bytes=self._reported.total_bytes, keys=self._reported.total_kvs)
             raise
         seconds = PhaseSeconds(store=written - began, inspect=time.perf_counter() - written)
         return TaskResult(FinishedTask.of(entry), seconds)
@@ -369,7 +367,6 @@ class _Attempt:
     def _report(self, answer: StoreAnswer, sign: int) -> None:
         for written in answer.files:
             size, rows = sign * written.file.total_bytes, sign * written.file.total_kvs
-            self._reported += Checksum(0, rows, size)
             self._context.report(data_bytes=size, keys=rows)
 
     def _remove_files(self, keep: set[str]) -> None:

@@ -173,7 +173,7 @@ class RunsContext(PartitionContext):
 def merge_steps() -> list[Step[RunsContext]]:
     """The steps that make the temporary backup, in order."""
     return [
-        FunctionStep("check the input", lambda context: context.options.check()),
+        FunctionStep("check the input", steps.check_input),
         FunctionStep("connect", steps.connect),
         FunctionStep("check the cluster", check_cluster),
         FunctionStep("check the storage", path.check_storage),

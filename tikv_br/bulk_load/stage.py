@@ -159,7 +159,7 @@ class StageContext(PartitionContext):
 def stage_steps(*, dry_run: bool) -> list[Step[StageContext]]:
     """The steps, in order. A dry run reads the input, and writes nothing."""
     checks: list[Step[StageContext]] = [
-        FunctionStep("check the input", lambda context: context.options.check()),
+        FunctionStep("check the input", steps.check_input),
         FunctionStep("connect", steps.connect),
         FunctionStep("check the cluster", check_cluster),
     ]

@@ -7,11 +7,9 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import grpc
-import numpy as np
-import pyarrow as pa
 
 from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.pb import kvrpcpb_pb2
@@ -20,8 +18,13 @@ from tikv_br.cluster.regions import Region
 from tikv_br.cluster.store import check_get_ttl
 from tikv_br.cluster.timestamps import physical_ms
 from tikv_br.errors import ClusterError
-from tikv_br.formats.columns import Flags, Numbers
 from tikv_br.formats.errors import DamagedBytes
+from tikv_br.formats.rawscan import ScanPage
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from tikv_br.formats.columns import Flags, Numbers
 
 IN_FLIGHT = 256
 """Maximum number of requests in flight; each is a few hundred bytes."""
@@ -109,12 +112,25 @@ class TtlFetcher:
         """Outstanding answers to requests that were sent before the window last shrank."""
         self.error_seconds = 0
         """Maximum number of seconds by which an expiry so far may be too early."""
+        self.vanished = 0
+        """Rows that no longer existed when their TTL was read."""
+
+    def live_rows(self, page: ScanPage) -> tuple[ScanPage, Numbers]:
+        """The rows of a page that still exist, and the expiry of each, in seconds since the epoch (0 = never); see `fetch`."""
+        import pyarrow as pa
+
+        expire_ts, there = self.fetch(page.keys)
+        mask = pa.array(there)
+        self.vanished += len(there) - int(there.sum())
+        return ScanPage(page.keys.filter(mask), page.values.filter(mask)), expire_ts[there]
 
     def fetch(self, keys: pa.LargeBinaryArray) -> tuple[Numbers, Flags]:
         """The expiry of each RPC key, in seconds since the epoch (0 = never), and whether the key still exists.
 
         Raises `ClusterError` if a key's request fails after its retries.
         """
+        import numpy as np
+
         expiries: list[_Expiry | None] = [None] * len(keys)
         pending: deque[_Request] = deque()
         self._fastest = math.inf

@@ -6,13 +6,14 @@ Modules, in reading order:
 - plan: divides key ranges into intervals, one per task
 - engine: the choice of the engine and of who runs the tasks
 - task: what tasks have in common: the interval, retries, the result
+- read: the rows of a cluster page by page, and of backups and a log from their files
 - convert: converts rows between API versions
 - write: writes rows into SST or Parquet files
-- merge: backups and a log that are read together, as of one timestamp
+- merge: backups and a log that are read together: which timestamps they have, and how they are divided into tasks
 - context: what the steps of a backup share
 - path: the lock of the backup's path, and resuming an unfinished run
 - steps: the steps that several operations have, from connecting to committing
 - run: runs the steps, returns the summary; removes an unfinished backup
 
-Rows come page by page from `tikv_br.cluster` (scan, prefetch, ttl) or from files (`tikv_br.backupset.rows`). Knows no operation.
+Pages come from `tikv_br.cluster` (scan, prefetch, ttl), rows of files from `tikv_br.backupset.rows`. Knows no operation.
 """

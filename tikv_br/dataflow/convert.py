@@ -12,7 +12,7 @@ from tikv_br.backupset.coverage import codec_of
 from tikv_br.backupset.files import Expiry
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.checksum import Checksum, FoldedRows, checksum, checksums
-from tikv_br.formats.errors import DamagedBytes, UnsupportedFormat
+from tikv_br.formats.errors import UnsupportedFormat
 from tikv_br.formats.keys.codec import KeyCodec
 from tikv_br.formats.keys.ranges import KeyRange, user_range
 from tikv_br.formats.rawscan import RawPage, ScanPage
@@ -87,7 +87,9 @@ class Converter:
         """
         from tikv_br.formats import columns
 
-        return self.convert(columns.records(self._user_keys(page.keys), page.values, expire_ts=expire_ts))
+        return self.convert(
+            columns.records(columns.user_keys(page.keys, self.source), page.values, expire_ts=expire_ts)
+        )
 
     def convert(self, records: pa.RecordBatch) -> ConvertedRows:
         """Convert at least one live record (`SCHEMA`); a ts of 0 becomes `ts`.
@@ -122,16 +124,6 @@ class Converter:
         if not self.target.is_v2:
             return np.zeros_like(given)
         return np.where(given == 0, np.uint64(self.ts), given)
-
-    def _user_keys(self, keys: pa.LargeBinaryArray) -> pa.LargeBinaryArray:
-        import pyarrow.compute as pc
-
-        prefix = self.source.prefix
-        if not prefix:
-            return keys
-        if not pc.all(pc.starts_with(keys, prefix)).as_py():
-            raise DamagedBytes(f"the cluster returned keys outside keyspace {self.source.keyspace_id}")
-        return pc.binary_replace_slice(keys, 0, len(prefix), b"")
 
 
 @dataclass(frozen=True, slots=True)

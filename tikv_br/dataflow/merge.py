@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 from tikv_br.archive.log import LogArchive, LogSource
@@ -11,16 +12,19 @@ from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.backupset.files import FileEntry
 from tikv_br.backupset.rows import file_errors, open_file
 from tikv_br.cluster.timestamps import compose, show_ts
-from tikv_br.dataflow.plan import spread_sizes
+from tikv_br.dataflow.plan import Interval, plan_by_sizes, spread_sizes, task_bytes
 from tikv_br.errors import BackupUnsupported, OutsideRestoreWindow, UsageError
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.codec import KeyCodec
+from tikv_br.formats.keys.ranges import KeyRange, intersection
 from tikv_br.storage.base import ObjectStore
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import StorageLocation
 
 CLOCK_MARGIN_MS = 60_000
 """How far the clock of the machine that made a backup may be ahead of PD's: for backups without `scanned_ts`."""
+CHECK_THREADS = 16
+"""Files that are checked at the same time."""
 SAMPLED_LOG_FILES = 32
 """Log files whose row groups are looked at to divide the keys into intervals of equal size."""
 
@@ -39,14 +43,19 @@ class MergeSources:
 
         Raises as `BackupSet.open`, `BackupSet.chain` and `LogArchive.open`; `BackupUnsupported`, `UsageError`.
         """
-        base, *increments = BackupSet.open(open_store(newest)).chain()
-        if base.api_version is not ApiVersion.V2 or not base.backup_ts:
+        found = cls.of_backup(newest)
+        if found.base.api_version is not ApiVersion.V2 or not found.base.backup_ts:
             raise BackupUnsupported(
-                f"{base.store.location} has no backup-ts: its rows have no time",
+                f"{found.base.store.location} has no backup-ts: its rows have no time",
                 hint="Point-in-time recovery needs a backup of an API V2 cluster that tikv-br made.",
             )
-        found = cls(base, tuple(increments))
         return found if log is None else found.with_log(LogArchive.open(open_store(log.storage), log.id))
+
+    @classmethod
+    def of_backup(cls, newest: StorageLocation) -> MergeSources:
+        """Open a backup of any API version, and the backups that it continues. Raises as `BackupSet.open` and `BackupSet.chain`."""
+        base, *increments = BackupSet.open(open_store(newest)).chain()
+        return cls(base, tuple(increments))
 
     def with_log(self, log: LogArchive) -> MergeSources:
         """These backups and a log. Raises `UsageError` for the log of another cluster or range, or that starts after the backups."""
@@ -75,6 +84,29 @@ class MergeSources:
     def backups(self) -> tuple[BackupSet, ...]:
         """The base and the increments."""
         return (self.base, *self.increments)
+
+    def files(self, spans: Sequence[KeyRange]) -> list[tuple[BackupSet, tuple[FileEntry, ...]]]:
+        """The files of each backup with keys in RPC ranges, by key."""
+        found = []
+        for each in self.backups:
+            files = (
+                file for file in each.files if any(not intersection(file.key_range, span).is_empty for span in spans)
+            )
+            found.append((each, tuple(sorted(files, key=lambda file: file.key_range))))
+        return found
+
+    def verify_identity(self, spans: Sequence[KeyRange]) -> None:
+        """Check length and end of every file of the backups with keys in RPC ranges. Raises `BackupDamaged`."""
+        with ThreadPoolExecutor(CHECK_THREADS, thread_name_prefix="check") as pool:
+            checks = [pool.submit(each.verify_identity, file) for each, files in self.files(spans) for file in files]
+            for check in checks:
+                check.result()
+
+    def plan(self, log_files: Sequence[FileEntry], parts: Sequence[KeyRange], slots: int) -> list[Interval]:
+        """Divide RPC ranges into tasks of about equal size, by the sizes of files. ``slots``: concurrent tasks."""
+        sizes = sizes_by_key(self, log_files)
+        wanted = task_bytes(sum(size for _, size in sizes), slots)
+        return [interval for part in parts for interval in plan_by_sizes(part, sizes, wanted)]
 
     def log_files(self, ts: int) -> tuple[FileEntry, ...]:
         """The files of the log with changes after the newest backup, up to a timestamp. Raises as `LogArchive.check`."""

@@ -17,6 +17,7 @@ from tikv_br.dataflow.options import BackupOptions
 from tikv_br.errors import RetryBudgetExhausted, TikvBrError
 from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.retry import Backoff, Backoffer, RetryPolicy
+from tikv_br.tasks.task import TaskContext
 
 Result = TypeVar("Result")
 ATTEMPTS = 3
@@ -93,15 +94,16 @@ class TaskResult:
     seconds: PhaseSeconds
 
 
-def try_task(attempt: Callable[[], Result]) -> Result:
+def try_task(context: TaskContext, attempt: Callable[[], Result]) -> Result:
     """Run a task, and retry it after retryable errors. Raises the `TikvBrError` of the last attempt.
 
-    `RetryBudgetExhausted` is not retried: another attempt would only wait for the same thing again.
+    The progress of a failed attempt is taken back. `RetryBudgetExhausted` is not retried: another attempt would only wait for the same thing again.
     """
     backoffer = Backoffer("task", RetryPolicy(max_tries=ATTEMPTS, error=None))
     while True:
         try:
-            return attempt()
+            with context.retract_on_error():
+                return attempt()
         except TikvBrError as error:
             if not error.retryable or isinstance(error, RetryBudgetExhausted):
                 raise

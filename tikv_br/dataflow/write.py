@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import logging
+import secrets
+import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from tikv_br.backupset import layout
 from tikv_br.backupset.coverage import RegionPart
 from tikv_br.backupset.files import Expiry, FileEntry, FileKind, FileWriter
+from tikv_br.backupset.ledger import FinishedTask, LedgerEntry, write_entry
 from tikv_br.cluster.regions import RegionCache
 from tikv_br.dataflow.convert import CONVERTED_TS, BatchStats, ConvertedRows, Converter, join_expiry
 from tikv_br.dataflow.options import BackupOptions
+from tikv_br.dataflow.task import PhaseSeconds, Task, TaskResult
 from tikv_br.errors import StorageError
 from tikv_br.formats.checksum import Checksum
 from tikv_br.formats.errors import DamagedBytes
 from tikv_br.formats.keys.ranges import KeyRange, intersection, user_range
 from tikv_br.formats.rawscan import RawPage
 from tikv_br.storage.base import ObjectStore
+from tikv_br.storage.open import open_store
 
 if TYPE_CHECKING:
     from tikv_br.formats.parquet import ParquetWriter
@@ -25,6 +31,31 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 PARQUET_FORMAT_VERSION = "1"
+
+
+def write_interval(
+    options: BackupOptions, run: str, task: Task, converter: Converter, rows: Iterable[ConvertedRows]
+) -> TaskResult:
+    """Write the rows of a task's interval, and its ledger entry; after an error the files are removed.
+
+    Takes the rows one after another; the time that this needs counts as encoding.
+    """
+    attempt, began = secrets.token_hex(8), time.perf_counter()
+    store = open_store(options.storage)
+    files = DataFiles(store, task.interval, attempt, converter, options)
+    source = Checksum()
+    try:
+        for each in rows:
+            files.add(each)
+            source += each.source
+        entry = LedgerEntry(task.start, task.end, attempt, files.finish(), source=source, run=run)
+        write_entry(store, entry)
+    except BaseException:
+        files.abandon()
+        raise
+    uploading = files.seconds_uploading
+    seconds = PhaseSeconds(encode=time.perf_counter() - began - uploading, upload=uploading)
+    return TaskResult(FinishedTask.of(entry), seconds)
 
 
 @dataclass(slots=True)

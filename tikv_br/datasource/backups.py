@@ -15,15 +15,14 @@ from pyspark.sql.types import StructType
 from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.backupset.coverage import codec_of
 from tikv_br.backupset.files import FileEntry, verify_file_identity
-from tikv_br.backupset.rows import file_errors, keyspaces_of, read_rows
+from tikv_br.backupset.rows import keyspaces_of
+from tikv_br.dataflow.read import StoredRows
 from tikv_br.datasource.options import Options, use_this_python, with_hints
 from tikv_br.datasource.rows import check_schema, intersections, push_filters, spark_batches, spark_schema
 from tikv_br.errors import UsageError
 from tikv_br.formats.errors import UnsupportedFormat
 from tikv_br.formats.keys.codec import MAX_TS, KeyCodec
 from tikv_br.formats.keys.ranges import KeyRange, intersection
-from tikv_br.formats.merge import rows_at
-from tikv_br.formats.rows import LiveFilter
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import StorageLocation
 
@@ -142,8 +141,7 @@ class BackupReader(DataSourceReader):
                 for file in files:
                     verify_file_identity(open_store(location), file, etag_counts=False)
             for span in partition.ranges:
-                runs = [_rows_of(location, files, partition.codec, span) for location, files in partition.runs]
-                for rows in _live(runs, now):
+                for rows in StoredRows(partition.runs, MAX_TS, now).batches(span, partition.codec):
                     yield from spark_batches(rows, self.schema)
 
 
@@ -169,25 +167,3 @@ def _runs(chain: Sequence[BackupSet], part: KeyRange) -> tuple[tuple[StorageLoca
         for each in chain
     )
     return tuple(run for run in found if run[1])
-
-
-def _rows_of(
-    location: StorageLocation, files: Sequence[FileEntry], codec: KeyCodec, span: KeyRange
-) -> Iterator[pa.RecordBatch]:
-    store = open_store(location)
-    for file in files:
-        part = intersection(file.key_range, span)
-        if not part.is_empty:
-            with file_errors(file):
-                yield from read_rows(store, file, codec, part)
-
-
-def _live(runs: Sequence[Iterator[pa.RecordBatch]], now: int) -> Iterator[pa.RecordBatch]:
-    """The rows that are live now, of each key the newest version."""
-    if len(runs) > 1:
-        yield from rows_at(runs, MAX_TS, now)
-        return
-    newest = LiveFilter(now)
-    for run in runs:
-        for batch in run:
-            yield newest.apply(batch)

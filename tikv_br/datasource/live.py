@@ -19,11 +19,11 @@ from pyspark.sql.types import BinaryType, DataType, IntegerType, LongType, Struc
 
 from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.config import ClusterConfig
-from tikv_br.cluster.prefetch import Prefetcher
 from tikv_br.cluster.rawkv import RawClient
 from tikv_br.cluster.ttl import TtlFetcher
 from tikv_br.cluster.versions import RAW, WRITES
 from tikv_br.dataflow.plan import plan_intervals
+from tikv_br.dataflow.read import scan_rows
 from tikv_br.datasource.ingest import ingest_writer
 from tikv_br.datasource.options import Options, use_this_python, with_hints
 from tikv_br.datasource.rows import (
@@ -36,7 +36,6 @@ from tikv_br.datasource.rows import (
     written_rows,
 )
 from tikv_br.errors import UsageError
-from tikv_br.formats import columns
 from tikv_br.formats.errors import UnsupportedFormat
 from tikv_br.formats.keys.codec import KeyCodec
 from tikv_br.formats.keys.ranges import KeyRange
@@ -210,16 +209,8 @@ class TikvReader(DataSourceReader):
             raw = RawClient(cluster.router, codec, cluster.cluster_id)
             ttls = TtlFetcher(cluster, raw) if self.with_ttl else None
             for span in partition.ranges:
-                for page in Prefetcher(raw.scan_pages(span.start, span.end)):
-                    expire_ts, there = (None, None) if ttls is None else ttls.fetch(page.keys)
-                    rows = columns.records(_user_keys(page.keys, codec), page.values, expire_ts=expire_ts)
-                    yield from spark_batches(rows if there is None else rows.filter(pa.array(there)), self.schema)
-
-
-def _user_keys(keys: pa.LargeBinaryArray, codec: KeyCodec) -> pa.LargeBinaryArray:
-    import pyarrow.compute as pc
-
-    return pc.binary_replace_slice(keys, 0, len(codec.prefix), b"") if codec.prefix else keys
+                for rows in scan_rows(raw, span, ttls):
+                    yield from spark_batches(rows, self.schema)
 
 
 class PushdownReader(TikvReader):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import time
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -12,14 +11,14 @@ from tikv_br import __version__, run_id
 from tikv_br.backupset import layout, lease, records
 from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.backupset.coverage import codec_of, nothing_matched
-from tikv_br.backupset.files import FileEntry
 from tikv_br.backupset.rows import has_rows, keyspaces_of
 from tikv_br.cancellation import clean_up
 from tikv_br.cluster.cluster import ClusterPool
 from tikv_br.cluster.rate_limit import RateLimit
 from tikv_br.dataflow.engine import Engine
-from tikv_br.dataflow.merge import MergeSources, sizes_by_key
-from tikv_br.dataflow.plan import Interval, plan_by_regions, plan_by_sizes, require_rows, source_ranges, task_bytes
+from tikv_br.dataflow.merge import MergeSources
+from tikv_br.dataflow.plan import Interval, plan_by_regions, require_rows, source_ranges
+from tikv_br.dataflow.read import StoredRows
 from tikv_br.errors import StorageConflict, StorageError, UsageError
 from tikv_br.export.options import ExportOptions
 from tikv_br.export.task import BackupSource, ClusterSource, ExportJob, ExportPart, ExportTask, run_export_task
@@ -38,7 +37,6 @@ SUCCESS = "_SUCCESS"
 """Written last, as Hadoop and Spark do: without it the export is not complete."""
 DESCRIPTION = "_export.json"
 """What the export is. Spark and Arrow take no object whose name starts with ``_`` for data."""
-CHECK_THREADS = 16
 _PART = re.compile(r"part-\d{5,}\.(parquet|csv|jsonl)")
 
 
@@ -95,7 +93,7 @@ def open_source(context: ExportContext) -> None:
     """Connect to the cluster or read the records of the backup, and find the ranges. Raises `UsageError`."""
     options, read = context.options, context.options.read
     if options.backup is not None:
-        _open_backup(context, MergeSources(*_chain(BackupSet.open(open_store(options.backup)))))
+        _open_backup(context, MergeSources.of_backup(options.backup))
         return
     cluster = context.clusters.get(read.cluster)
     info = cluster.info(context.reporter)
@@ -111,11 +109,6 @@ def open_source(context: ExportContext) -> None:
         context.reporter(
             Notice("every key costs one extra request, for its TTL; if no key has a TTL, --assume-no-ttl avoids that")
         )
-
-
-def _chain(newest: BackupSet) -> tuple[BackupSet, tuple[BackupSet, ...]]:
-    base, *increments = newest.chain()
-    return base, tuple(increments)
 
 
 def _open_backup(context: ExportContext, sources: MergeSources) -> None:
@@ -139,12 +132,9 @@ def _open_backup(context: ExportContext, sources: MergeSources) -> None:
         )
     context.sources, context.cluster_id = sources, base.cluster_id
     context.backup_ts = sources.newest.backup_ts
-    context.source = BackupSource(
-        tuple((each.store.location, _by_key(each, context.ranges)) for each in sources.backups),
-        codec,
-        sources.window[1] if sources.increments else 0,
-        int(time.time()),
-    )
+    files = tuple((each.store.location, files) for each, files in sources.files(context.ranges))
+    ts = sources.window[1] if sources.increments else 0
+    context.source = BackupSource(StoredRows(files, ts, int(time.time())), codec)
     context.engine = Engine.of_tasks("merge", "read from a backup", read)
 
 
@@ -161,12 +151,6 @@ def _keyspace(base: BackupSet, names: tuple[str, ...]) -> KeyCodec:
         return KeyCodec(base.api_version, int(names[0]) if names else ids[0])
     except UnsupportedFormat as error:
         raise UsageError(f"--keyspace: {error}") from None
-
-
-def _by_key(backup: BackupSet, ranges: tuple[KeyRange, ...]) -> tuple[FileEntry, ...]:
-    """The files with keys in the ranges."""
-    found = [file for file in backup.files if any(not intersection(file.key_range, span).is_empty for span in ranges)]
-    return tuple(sorted(found, key=lambda file: file.key_range))
 
 
 def check_destination(context: ExportContext) -> None:
@@ -199,16 +183,8 @@ def _earlier_objects(context: ExportContext) -> list[str]:
 
 def check_files(context: ExportContext) -> None:
     """Check length and end of every file of a backup to be read. Raises `BackupDamaged`."""
-    if context.sources is None:
-        return
-    with ThreadPoolExecutor(CHECK_THREADS, thread_name_prefix="check") as pool:
-        checks = [
-            pool.submit(each.verify_identity, file)
-            for each in context.sources.backups
-            for file in _by_key(each, context.ranges)
-        ]
-        for check in checks:
-            check.result()
+    if context.sources is not None:
+        context.sources.verify_identity(context.ranges)
 
 
 def look_for_rows(context: ExportContext) -> None:
@@ -226,9 +202,7 @@ def make_plan(context: ExportContext) -> None:
     """Divide the ranges into tasks of about equal size: at regions, or at files of the backup."""
     slots = context.engine.slots
     if context.sources is not None:
-        sizes = sizes_by_key(context.sources, ())
-        wanted = task_bytes(sum(size for _, size in sizes), slots)
-        context.plan = [interval for span in context.ranges for interval in plan_by_sizes(span, sizes, wanted)]
+        context.plan = context.sources.plan((), context.ranges, slots)
     else:
         cluster, codec = context.clusters.get(context.options.read.cluster), context.source.codec
         context.plan = plan_by_regions(cluster, codec, [(span, [span]) for span in context.ranges], slots)

@@ -5,20 +5,20 @@ A task writes one object, which becomes visible as a whole and replaces that of 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from tikv_br.backupset.files import FileEntry
-from tikv_br.backupset.rows import read_rows
 from tikv_br.cluster.cluster import ClusterPool
 from tikv_br.cluster.config import ClusterConfig
 from tikv_br.cluster.rate_limit import RateLimit
 from tikv_br.cluster.rawkv import RawClient
+from tikv_br.cluster.ttl import TtlFetcher
+from tikv_br.dataflow.read import StoredRows, scan_rows
 from tikv_br.dataflow.task import try_task
 from tikv_br.errors import UsageError
 from tikv_br.formats.keys.codec import KeyCodec
-from tikv_br.formats.keys.ranges import KeyRange, intersection
+from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import StorageLocation
 from tikv_br.tasks.task import TaskContext
@@ -57,64 +57,26 @@ class ClusterSource:
 
     def batches(self, span: KeyRange, part: ExportPart, context: TaskContext) -> Iterator[pa.RecordBatch]:
         """The rows of an RPC range, page by page, one page ahead; counts in ``part`` what requests for TTLs show."""
-        import pyarrow as pa
-        import pyarrow.compute as pc
-
-        from tikv_br.cluster.prefetch import Prefetcher
-        from tikv_br.cluster.ttl import TtlFetcher
-        from tikv_br.formats import columns
-
         cluster = context.shared(ClusterPool).get(self.config)
         raw = RawClient(cluster.router, self.codec, cluster.cluster_id)
         ttls = TtlFetcher(cluster, raw) if self.with_ttl else None
-        prefix = len(self.codec.prefix)
-        for page in Prefetcher(raw.scan_raw_pages(span.start, span.end, rate_limit=self.rate_limit)):
-            rows = page.split()
-            keys, values, expire_ts = rows.keys, rows.values, None
+        for rows in scan_rows(raw, span, ttls, self.rate_limit):
             if ttls is not None:
-                expire_ts, there = ttls.fetch(keys)
-                part.vanished += int((~there).sum())
-                part.expiry_error_seconds = max(part.expiry_error_seconds, ttls.error_seconds)
-                keys, values, expire_ts = keys.filter(pa.array(there)), values.filter(pa.array(there)), expire_ts[there]
-            if prefix:
-                keys = pc.binary_replace_slice(keys, 0, prefix, b"")
-            yield columns.records(keys, values, expire_ts=expire_ts)
+                part.vanished, part.expiry_error_seconds = ttls.vanished, ttls.error_seconds
+            yield rows
 
 
 @dataclass(frozen=True, slots=True)
 class BackupSource:
     """A keyspace of a full backup, and of the increments on it. Picklable."""
 
-    backups: tuple[tuple[StorageLocation, tuple[FileEntry, ...]], ...]
-    """In the order of their time; the files of each by key."""
+    rows: StoredRows
     codec: KeyCodec
-    ts: int
-    """With increments: the rows of this timestamp are read."""
-    now: int
-    """Seconds since the epoch: rows that have expired by then are left out."""
 
     def batches(self, span: KeyRange, part: ExportPart, context: TaskContext) -> Iterator[pa.RecordBatch]:
         """The rows of an RPC range, by ascending key; no tombstones, one version per key."""
-        from tikv_br.formats.merge import rows_at
-        from tikv_br.formats.rows import LiveFilter
-
         del part, context
-        runs = [self._stored_rows(location, files, span) for location, files in self.backups]
-        if len(runs) > 1:
-            yield from rows_at(runs, self.ts, self.now)
-            return
-        newest = LiveFilter(self.now)
-        for batch in runs[0]:
-            yield newest.apply(batch)
-
-    def _stored_rows(
-        self, location: StorageLocation, files: Sequence[FileEntry], span: KeyRange
-    ) -> Iterator[pa.RecordBatch]:
-        store = open_store(location)
-        for file in files:
-            within = intersection(file.key_range, span)
-            if not within.is_empty:
-                yield from read_rows(store, file, self.codec, within)
+        return self.rows.batches(span, self.codec)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +101,7 @@ class ExportTask:
 
 def run_export_task(job: ExportJob, task: ExportTask, context: TaskContext) -> ExportPart:
     """Write one part, with retries. Raises the `TikvBrError` of the last attempt."""
-    return try_task(lambda: _write_part(job, task, context))
+    return try_task(context, lambda: _write_part(job, task, context))
 
 
 def _write_part(job: ExportJob, task: ExportTask, context: TaskContext) -> ExportPart:
@@ -159,7 +121,6 @@ def _write_part(job: ExportJob, task: ExportTask, context: TaskContext) -> Expor
             table.finish()
         except BaseException as error:
             table.abort()
-            context.report(data_bytes=-part.data_bytes, keys=-part.rows)
             if isinstance(error, UnfitText):
                 hint = "Pass --encoding hex or escaped, or --format parquet."
                 raise UsageError(f"{error}, so it cannot be written with --encoding raw", hint=hint) from None

@@ -6,6 +6,7 @@ abandoned: the driver (`executor.Collector`) uses the first outcome of a task an
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import pickle
@@ -13,7 +14,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal, TypeVar, cast
 
@@ -118,13 +119,18 @@ class TaskContext:
             message = self.message("progress")
         self._send(message)
 
-    def retract(self, *, data_bytes: int, keys: int) -> None:
-        """Take back what a failed attempt has reported. For clean-up: does not raise `TaskCancelled`."""
-        with self._lock:
-            self._bytes -= data_bytes
-            self._keys -= keys
-            message = self.message("progress")
-        self._send(message)
+    @contextlib.contextmanager
+    def retract_on_error(self) -> Iterator[None]:
+        """Take back what was reported within, by the end of all its threads, if it fails. Does not raise `TaskCancelled`."""
+        before = self._bytes, self._keys
+        try:
+            yield
+        except BaseException:
+            with self._lock:
+                self._bytes, self._keys = before
+                message = self.message("progress")
+            self._send(message)
+            raise
 
     def message(self, kind: Literal["progress", "result", "error"], body: bytes = b"") -> TaskMessage:
         """Return a message with the totals so far."""

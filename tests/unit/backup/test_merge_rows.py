@@ -11,10 +11,11 @@ from tests.support.history import Version
 from tests.support.logs import LOG_ID, write_log
 from tests.unit.dataflow.samples import options
 from tikv_br.archive.log import LogArchive
-from tikv_br.backup import merge
 from tikv_br.backup.merge import MergeJob, run_merge_task
 from tikv_br.backupset.ledger import LedgerEntry, read_entry
 from tikv_br.cancellation import Cancellation
+from tikv_br.dataflow import write
+from tikv_br.dataflow.read import StoredRows
 from tikv_br.dataflow.task import Task
 from tikv_br.errors import StorageFull
 from tikv_br.formats.api_version import ApiVersion
@@ -38,7 +39,8 @@ def job(tmp_path: Path) -> MergeJob:
     log = LogArchive.open(open_store(place), LOG_ID)
     wanted = replace(options(), storage=StorageLocation("local", str(tmp_path / "merged")))
     files = tuple(log.files_for(SPAN, BACKUP_TS, 120))
-    return MergeJob("run", wanted, (), place, files, after_ts=BACKUP_TS, ts=120)
+    stored = StoredRows((), ts=120, now=0, log=place, log_files=files, after_ts=BACKUP_TS)
+    return MergeJob("run", wanted, stored)
 
 
 def test_a_row_of_the_log_that_the_backup_superseded_stays_superseded(job: MergeJob) -> None:
@@ -55,7 +57,7 @@ def test_an_error_in_cancelled_work_stays_what_it_was(job: MergeJob, monkeypatch
         work.cancel()
         raise StorageFull("no room")
 
-    monkeypatch.setattr(merge, "write_entry", fail)
+    monkeypatch.setattr(write, "write_entry", fail)
     with pytest.raises(StorageFull):
         run_merge_task(job, Task(SPAN.start, SPAN.end), TaskContext(0, 0, sent.append, work))
     assert sent[0].totals[1] == 1

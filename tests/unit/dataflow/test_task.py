@@ -10,6 +10,7 @@ from tikv_br.dataflow import task
 from tikv_br.dataflow.task import TaskResult, try_task
 from tikv_br.errors import ClusterUnreachable, RetryBudgetExhausted, StorageDenied, TikvBrError
 from tikv_br.storage.outage import StorageAway
+from tikv_br.tasks.task import TaskContext
 
 
 @pytest.mark.parametrize(
@@ -33,7 +34,7 @@ def test_a_spent_budget_is_not_spent_again(error: TikvBrError, attempts: int, mo
         raise error
 
     with pytest.raises(type(error)):
-        try_task(attempt)
+        try_task(TaskContext(0, 0, lambda _: None), attempt)
     assert made == attempts
     assert len(pauses) == attempts - 1
     assert all(pause > 0.1 for pause in pauses)
