@@ -30,6 +30,7 @@ from tikv_br.errors import ClusterUnreachable, RetryBudgetExhausted, TikvBrError
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.checksum import Checksum
 from tikv_br.formats.keys.ranges import KeyRange
+from tikv_br.patience import Patience
 from tikv_br.tasks.executor import run_tasks
 from tikv_br.tasks.task import TaskContext
 
@@ -137,22 +138,18 @@ class DiffMode:
         on_failure: Callable[[TikvBrError], object],
     ) -> None:
         every = self._options.exact_every
-        failing_since: float | None = None
+        failures = Patience(self._options.patience, "--sink-patience")
         while not self._stop.is_set():
             began, wait = time.monotonic(), self._options.interval
             try:
                 on_start()
                 exact = self._exact or (bool(every) and (self._passes + 1) % every == 0)
                 on_pass(self.run_pass(exact=exact))
-                failing_since = None
+                failures.end()
             except _Stopped:
                 return
             except (ClusterUnreachable, RetryBudgetExhausted) as error:
-                failing_since = failing_since or began
-                if (failing := time.monotonic() - failing_since) > self._options.patience:
-                    raise type(error)(
-                        f"{error.message} (for {failing:.0f} s, which is longer than --sink-patience)", hint=error.hint
-                    ) from None
+                failures.fail(error, began)
                 log.warning("the pass failed, retrying: %s", error.message)
                 on_failure(error)
                 wait = min(wait, RETRY_SECONDS)

@@ -36,6 +36,7 @@ from tikv_br.incremental.checkpoint import Checkpoint, CheckpointStore
 from tikv_br.incremental.feed.feed import Event, Feed, FeedOptions, FeedStatus, Missed, Resolved, Rows, Scanned
 from tikv_br.incremental.sinks.base import Sink
 from tikv_br.incremental.sorter import Sorter
+from tikv_br.patience import Patience
 from tikv_br.retry import Backoff
 from tikv_br.tasks.task import keep_freed_memory
 
@@ -256,7 +257,9 @@ class Replicator:
         """The sink was given all changes up to this."""
         self._saved_at = time.monotonic()
         self._events = self._written = self._sink_failures = 0
-        self._failing_since: float | None = None
+        self._failures = Patience(
+            self._options.patience, "--sink-patience", f"the sink, {sink.place}, accepts no writes"
+        )
         self._last_error = ""
         self._missed = start.missed
         self.unanswered_at: float | None = None
@@ -304,7 +307,7 @@ class Replicator:
 
     def status(self) -> SyncStatus:
         """The current status."""
-        now_ms, failing_since = time.time() * 1000, self._failing_since
+        now_ms = time.time() * 1000
         return SyncStatus(
             checkpoint_ts=self._checkpoint_ts,
             resolved_ts=self._resolved_ts,
@@ -318,7 +321,7 @@ class Replicator:
             sorter_disk_bytes=self._sorter.disk_bytes,
             late_rows=self._sorter.late_rows,
             sink_failures=self._sink_failures,
-            sink_failing_seconds=0.0 if failing_since is None else time.monotonic() - failing_since,
+            sink_failing_seconds=self._failures.failing_seconds,
             sink_rate_limit=self._options.rate_limit,
             sink_limited_share=min(self._limited.value(self._limited_seconds), 1.0),
             last_error=self._last_error,
@@ -416,16 +419,9 @@ class Replicator:
                 self._sink_failures += 1
                 self._last_error = error.message
                 log.warning("cannot write to the sink, retrying: %s", error.message)
-                if self._failing_since is None:
-                    self._failing_since = began  # not now: the sink's own retries have taken a while
-                elif (failing := time.monotonic() - self._failing_since) > self._options.patience:
-                    raise type(error)(
-                        f"the sink, {self._sink.place}, has accepted no writes for {failing:.0f} s, which is longer than "
-                        f"--sink-patience: {error.message}",
-                        hint=error.hint,
-                    ) from None
+                self._failures.fail(error, began)  # not from now: the sink's own retries have taken a while
             else:
-                self._failing_since = None
+                self._failures.end()
                 return result
             self._safe_point.check()
             tries += 1

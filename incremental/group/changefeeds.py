@@ -21,10 +21,11 @@ from tikv_br.errors import (
     TikvBrError,
 )
 from tikv_br.incremental.group.model import ChangefeedInfo, ChangefeedState, GroupState, GroupStore, dump
-from tikv_br.incremental.group.scheduler import Patience
+from tikv_br.incremental.group.scheduler import DeadCaptures
 from tikv_br.incremental.handover import MIN_TTL, Start, check_has_feed, keyspace_codec, protect, resolve, service_id
 from tikv_br.incremental.sinks.open import Origin, SinkOptions, SinkPatience, open_sink, wait_for_sink
 from tikv_br.incremental.sinks.url import LogTarget, parse
+from tikv_br.patience import wait_until
 
 
 def resolved(asked: ChangefeedInfo, source: Cluster, keyspace: str, start: Start, sink: SinkOptions) -> ChangefeedInfo:
@@ -164,14 +165,13 @@ class Changefeeds:
         if changefeed_id in state.damaged:
             return self._remove_damaged(state, changefeed_id, seconds)
         find(state, changefeed_id)
-        gone, deadline = Patience(), time.monotonic() + seconds
-        while not self._try_remove(changefeed_id, gone):
-            if time.monotonic() > deadline:
-                raise ChangefeedBusy(
-                    f"changefeed {changefeed_id} is still being stopped",
-                    hint="Run the same command again to keep waiting.",
-                )
-            self._sleep(POLL_SECONDS)
+        busy = ChangefeedBusy(
+            f"changefeed {changefeed_id} is still being stopped", hint="Run the same command again to keep waiting."
+        )
+        dead = DeadCaptures()
+        wait_until(
+            lambda: self._try_remove(changefeed_id, dead), seconds, lambda: busy, poll=POLL_SECONDS, sleep=self._sleep
+        )
         return None
 
     def _remove_damaged(self, state: GroupState, changefeed_id: str, seconds: float) -> None:
@@ -192,7 +192,7 @@ class Changefeeds:
         if not self._store.discard(state, changefeed_id):
             raise changed
 
-    def _try_remove(self, changefeed_id: str, patience: Patience) -> bool:
+    def _try_remove(self, changefeed_id: str, dead: DeadCaptures) -> bool:
         """Take the next step of a removal; True when it is complete."""
         state = self._store.snapshot()
         check_sound(state, changefeed_id)
@@ -203,7 +203,7 @@ class Changefeeds:
             self._replace(state, replace(info, state=ChangefeedState.REMOVING))
             return False
         held = {task.capture for task in state.tasks_of(changefeed_id)} - {""}
-        if not held <= patience.gone(state):
+        if not held <= dead.gone(state):
             return False
         release(self._pd, service_id(changefeed_id))
         return self._store.discard(state, changefeed_id)

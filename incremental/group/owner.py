@@ -31,7 +31,7 @@ from tikv_br.incremental.group.model import (
     GroupStore,
     dump,
 )
-from tikv_br.incremental.group.scheduler import Action, Assign, Discard, Free, Patience, Split, Stop
+from tikv_br.incremental.group.scheduler import Action, Assign, DeadCaptures, Discard, Free, Split, Stop
 from tikv_br.incremental.handover import MIN_TTL, RENEW_SECONDS, service_id
 
 
@@ -85,7 +85,7 @@ class CaptureOwner:
         self._keys = store.keys
         self._pd = pd
         self._clock = clock
-        self._patience = Patience(clock)
+        self._dead_captures = DeadCaptures(clock)
         self._protected: dict[str, float] = {}
         self._reported_damaged: dict[str, str] = {}
 
@@ -101,10 +101,10 @@ class CaptureOwner:
         """Take all actions that are due now; those that need PD are retried in the next step. Raises `EtcdError`."""
         state = self._store.snapshot()
         if state.owner != self._id:
-            self._patience, self._protected = Patience(self._clock), {}
+            self._dead_captures, self._protected = DeadCaptures(self._clock), {}
             return
         self._report_damaged(state)
-        for action in scheduler.plan(state, self._patience.gone(state)):
+        for action in scheduler.plan(state, self._dead_captures.gone(state)):
             with _pd_may_be_away():
                 self._act(state, action)
         for changefeed in state.changefeeds.values():

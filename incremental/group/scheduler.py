@@ -2,7 +2,7 @@
 
 A task has three states: *free* (no capture), *assigned*, and *stopping* (assigned, and its capture has been asked to free it).
 Only a free task is assigned, so that no two captures ever have it. A task of a dead capture counts as free as soon as none of
-its writes can still arrive at a sink (`Patience`).
+its writes can still arrive at a sink (`DeadCaptures`).
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Discard:
 Action = Split | Assign | Stop | Free | Discard
 
 
-class Patience:
+class DeadCaptures:
     """Measures, by this process's clock, how long captures have been missing.
 
     A capture that has lost its lease starts no more writes, but those in flight may arrive until its request timeout.
@@ -76,7 +76,7 @@ class Patience:
 
 
 def plan(state: GroupState, gone: Collection[str]) -> list[Action]:
-    """The actions to take, in order. `gone`: see `Patience`.
+    """The actions to take, in order. `gone`: see `DeadCaptures`.
 
     Every task of a normal changefeed is assigned. The numbers of tasks of two captures differ by at most one, and as few tasks
     as possible are moved.

@@ -28,6 +28,7 @@ from tikv_br.errors import (
 )
 from tikv_br.incremental.kafka.client import REQUEST_SECONDS, as_error, client_config, kafka, kafka_errors
 from tikv_br.incremental.kafka.url import KafkaUrl
+from tikv_br.patience import Patience
 
 if TYPE_CHECKING:
     import confluent_kafka
@@ -127,7 +128,7 @@ class TopicGroup:
         self._module = kafka()
         self._denied: KafkaError | None = None
         self._failure: Exception | None = None
-        self._failing_since: float | None = None
+        self._failures = Patience(patience, "--kafka-patience")
         self._last_error: KafkaError | None = None
         self._probed_at = self._checked_at = self._warned_at = 0.0
         self._pending: deque[Received | PartitionEnd] = deque()
@@ -160,8 +161,7 @@ class TopicGroup:
     @property
     def failing_seconds(self) -> float:
         """Return the seconds since brokers stopped answering; 0 while they answer."""
-        since = self._failing_since
-        return 0.0 if since is None else time.monotonic() - since
+        return self._failures.failing_seconds
 
     @property
     def last_error(self) -> str:
@@ -350,23 +350,24 @@ class TopicGroup:
         self._last_error = error
         if isinstance(error, KafkaDenied):
             self._denied = error
-        if self._failing_since is None:
-            self._failing_since = self._probed_at = time.monotonic()
-            self._warned_at = 0.0
+        if not self._failures.is_failing:
+            self._failures.begin()
+            self._probed_at, self._warned_at = time.monotonic(), 0.0
 
     def _recovered(self) -> None:
-        self._failing_since = self._denied = None
+        self._denied = None
+        self._failures.end()
 
     def _probe(self) -> None:
         """Ask the brokers if they seem not to answer. Raises the last error after the patience."""
-        if self._failing_since is None or time.monotonic() - self._probed_at < PROBE_SECONDS:
+        if not self._failures.is_failing or time.monotonic() - self._probed_at < PROBE_SECONDS:
             return
         try:
             self._describe()
         except self._module.KafkaException as error:
             found = self._error(error.args[0])
         else:
-            if self._failing_since is not None:
+            if self._failures.is_failing:
                 log.info("Kafka answers again, after %.0f s", self.failing_seconds)
             self._recovered()
             return
@@ -375,11 +376,7 @@ class TopicGroup:
         if not isinstance(found, KafkaUnreachable | KafkaDenied):
             raise found
         error_now = self._denied or self._last_error or found
-        if self.failing_seconds > self._patience:
-            raise type(error_now)(
-                f"{error_now.message} (for {self.failing_seconds:.0f} s, which is longer than --kafka-patience)",
-                hint=error_now.hint,
-            )
+        self._failures.fail(error_now)
         if time.monotonic() - self._warned_at > WARN_SECONDS:
             self._warned_at = time.monotonic()
             log.warning("Kafka does not answer, waiting: %s", error_now.message)

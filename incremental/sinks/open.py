@@ -35,6 +35,7 @@ from tikv_br.incremental.sinks.kafka import KafkaSink
 from tikv_br.incremental.sinks.log import LogSink
 from tikv_br.incremental.sinks.tikv import CONCURRENCY, TikvSink
 from tikv_br.incremental.sinks.url import BlackholeTarget, FileTarget, LogTarget, StdoutTarget, Target, TikvTarget
+from tikv_br.patience import Patience
 from tikv_br.retry import Backoff
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import StorageLocation
@@ -137,16 +138,12 @@ def wait_for_sink(
 
     Raises as `open_sink`; `ClusterUnreachable` and `RetryBudgetExhausted` only after the patience is exceeded.
     """
-    began, tries = time.monotonic(), 0
+    failures, began, tries = Patience(patience.seconds, "--sink-patience"), time.monotonic(), 0
     while True:
         try:
             return stack.enter_context(open_sink(target, origin, options))
         except (ClusterUnreachable, RetryBudgetExhausted, KafkaUnreachable) as error:
-            failing = time.monotonic() - began
-            if failing >= patience.seconds:
-                raise type(error)(
-                    f"{error.message} (for {failing:.0f} s, which is longer than --sink-patience)", hint=error.hint
-                ) from None
+            failures.fail(error, began)
             log.warning("cannot start yet, retrying: %s", error.message)
             patience.report(error.message)
         tries += 1

@@ -16,6 +16,7 @@ from tikv_br.errors import TikvBrError
 from tikv_br.incremental.diff_mode import Pass
 from tikv_br.incremental.feed.feed import FeedStatus
 from tikv_br.incremental.pipeline import Replicator, SyncStatus
+from tikv_br.patience import Patience
 from tikv_br.redaction import redact
 
 
@@ -194,13 +195,12 @@ class FeedTracker:
         """`source`, `sink`: see `NamedStatus`."""
         self._plain = NamedStatus(name, None, source=source, sink=sink)
         self._replicator: Replicator | None = None
-        self._failing_since = 0.0
+        self._failures = Patience()
         self._error = ""
 
     def wait(self, error: str) -> None:
         """Note that the sink does not answer yet."""
-        if not self._error:
-            self._failing_since = time.monotonic()
+        self._failures.begin()
         self._error = error
 
     def begin(self, replicator: Replicator) -> None:
@@ -219,7 +219,7 @@ class FeedTracker:
             return [replace(self._plain, status=self._replicator.status())]
         waiting = ""
         if self._error:
-            waiting = f"the sink has not answered for {time.monotonic() - self._failing_since:.0f} s: {self._error}"
+            waiting = f"the sink has not answered for {self._failures.failing_seconds:.0f} s: {self._error}"
         return [replace(self._plain, waiting=waiting)]
 
 
@@ -231,24 +231,23 @@ class PassTracker:
         self._plain, self._clock = NamedStatus(name, None, source=source, sink=sink), clock
         self._state: tuple[Pass, int] | None = None
         """The last pass, and the number of rows changed by all passes."""
-        self._failures, self._last_error = 0, ""
-        self._failing_since: float | None = None
+        self._failure_count, self._last_error = 0, ""
+        self._failures = Patience(clock=clock)
 
     def record(self, done: Pass) -> None:
         """Record a finished pass."""
         before = self._state[1] if self._state is not None else 0
         self._state = done, before + done.puts + done.deletes
-        self._failing_since = None
+        self._failures.end()
 
     def record_failure(self, error: TikvBrError) -> None:
         """Record a pass that failed and will be retried."""
-        self._failures, self._last_error = self._failures + 1, error.message
-        if self._failing_since is None:
-            self._failing_since = self._clock()
+        self._failure_count, self._last_error = self._failure_count + 1, error.message
+        self._failures.begin()
 
     def __call__(self) -> Sequence[NamedStatus]:
         """The current status, as a `StatusSource`: without figures until the first pass has finished."""
-        failing = 0.0 if self._failing_since is None else self._clock() - self._failing_since
+        failing = self._failures.failing_seconds
         if self._state is None:
             why = f", failing for {failing:.0f} s: {self._last_error}" if failing else ""
             return [replace(self._plain, error=f"the first pass has not finished yet{why}")]
@@ -266,7 +265,7 @@ class PassTracker:
             sorter_memory_bytes=0,
             sorter_disk_bytes=0,
             late_rows=0,
-            sink_failures=self._failures,
+            sink_failures=self._failure_count,
             sink_failing_seconds=failing,
             sink_rate_limit=0,
             sink_limited_share=0.0,

@@ -24,6 +24,7 @@ from tikv_br.drill.tail import (
 )
 from tikv_br.errors import CutOverFailed, DifferencesFound
 from tikv_br.formats.keys.ranges import KeyRange
+from tikv_br.patience import wait_until
 from tikv_br.progress_events import Notice, Reporter
 from tikv_br.report.facts import Compared
 
@@ -68,12 +69,11 @@ class SourceFollower:
     def wait(self, is_reached: Callable[[], bool], failure: str) -> None:
         """Wait for a state of the tail. Raises `CutOverFailed` when that takes too long."""
         patience = self.plan.options.patience
-        until = time.monotonic() + patience
-        while not is_reached():
-            self.plan.check_lease()
-            if time.monotonic() > until:
-                raise CutOverFailed(f"the tail {failure} within {patience:g} s: it is {self.lag():.1f} s behind")
-            time.sleep(POLL_SECONDS)
+
+        def too_late() -> CutOverFailed:
+            return CutOverFailed(f"the tail {failure} within {patience:g} s: it is {self.lag():.1f} s behind")
+
+        wait_until(is_reached, patience, too_late, poll=POLL_SECONDS, check=self.plan.check_lease)
 
 
 def check_source(context: DrillContext) -> None:

@@ -6,7 +6,6 @@ a key that differs must have a newer change in the log, if need be once the log 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -19,6 +18,7 @@ from tikv_br.dataflow.merge import MergeSources
 from tikv_br.drill.context import DrillContext
 from tikv_br.errors import DifferencesFound, OutsideRestoreWindow, UsageError
 from tikv_br.formats.keys.ranges import KeyRange, intersection, user_range
+from tikv_br.patience import wait_until
 from tikv_br.report.facts import Compared, counted
 
 if TYPE_CHECKING:
@@ -134,16 +134,21 @@ class SourceComparison:
 
     def _wait_for_log(self, ts: int) -> LogArchive:
         """The log once it has all changes up to a timestamp. Raises `OutsideRestoreWindow` after `PATIENCE`."""
-        until = time.monotonic() + PATIENCE
-        while (end := self._log.end_ts(self._sources.newest.backup_ts, self._sources.base.ranges)) < ts:
-            self._check_lease()
-            if time.monotonic() > until:
-                raise OutsideRestoreWindow(
-                    f"the log did not reach {show_ts(ts)} within {PATIENCE:g} s, and ends at {show_ts(end)}",
-                    hint=STOPPED_HINT,
-                )
-            time.sleep(POLL_SECONDS)
+
+        def end() -> int:
+            return self._log.end_ts(self._sources.newest.backup_ts, self._sources.base.ranges)
+
+        def is_reached() -> bool:
             self._log = self._read_log(self._log)
+            return end() >= ts
+
+        def too_late() -> OutsideRestoreWindow:
+            return OutsideRestoreWindow(
+                f"the log did not reach {show_ts(ts)} within {PATIENCE:g} s, and ends at {show_ts(end())}",
+                hint=STOPPED_HINT,
+            )
+
+        wait_until(is_reached, PATIENCE, too_late, poll=POLL_SECONDS, check=self._check_lease)
         return self._log
 
     @staticmethod

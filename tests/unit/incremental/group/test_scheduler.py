@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from tests.unit.incremental.group.states import changefeed, state_of
 from tikv_br.incremental.group.model import ChangefeedState, ChangefeedTask, GroupState, TaskId
-from tikv_br.incremental.group.scheduler import Assign, Discard, Free, Patience, Split, Stop, plan
+from tikv_br.incremental.group.scheduler import Assign, DeadCaptures, Discard, Free, Split, Stop, plan
 
 NORMAL, PAUSED, REMOVING = ChangefeedState.NORMAL, ChangefeedState.PAUSED, ChangefeedState.REMOVING
 GRACE = 3
@@ -113,7 +113,7 @@ def test_sub_spans_of_one_changefeed_are_spread() -> None:
 def test_patience_counts_from_when_a_capture_was_first_missed() -> None:
     """Not before the grace is over, anew for each capture, and never for one that is there."""
     now = [100.0]
-    patience = Patience(lambda: now[0])
+    patience = DeadCaptures(lambda: now[0])
     state = state_of(["a"], [changefeed("one")], [task(0, "a"), task(1, "b"), task(2)])
     assert patience.gone(state) == frozenset()
     now[0] = 102.0
@@ -151,7 +151,7 @@ class Group(RuleBasedStateMachine):
         self.names = iter(string.ascii_letters)
         self.tasks = {TaskId("one", number): task(number) for number in range(self.TASKS)}
         self.picture = self.state()
-        self.patience = Patience(lambda: self.now)
+        self.patience = DeadCaptures(lambda: self.now)
         self.under_way: dict[int, tuple[str, int]] = {}
 
     def state(self) -> GroupState:

@@ -1,0 +1,76 @@
+"""How long something may fail, and how long a state is waited for."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+
+from tikv_br.errors import TikvBrError
+
+
+class Patience:
+    """Since when something fails, and for how long it may. Written by one thread, read by any."""
+
+    def __init__(
+        self,
+        seconds: float = math.inf,
+        option: str = "",
+        what: str = "",
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """``option``: the flag that sets the seconds; ``what``: what fails, if errors do not say it. Both are for the message."""
+        self._seconds, self._option, self._what = seconds, option, what
+        self._clock = clock
+        self._since: float | None = None
+
+    @property
+    def failing_seconds(self) -> float:
+        """The time since the first failure in a row; 0 = it does not fail."""
+        since = self._since
+        return 0.0 if since is None else self._clock() - since
+
+    @property
+    def is_failing(self) -> bool:
+        """Whether the last attempt failed."""
+        return self._since is not None
+
+    def begin(self, began: float | None = None) -> None:
+        """Note a failure, of an attempt that began then; by default it counts from now."""
+        if self._since is None:
+            self._since = self._clock() if began is None else began
+
+    def end(self) -> None:
+        """Note a success."""
+        self._since = None
+
+    def fail(self, error: TikvBrError, began: float | None = None) -> None:
+        """As `begin`; raises the error, with the time in its message, if that is longer than allowed."""
+        self.begin(began)
+        if (seconds := self.failing_seconds) > self._seconds:
+            what = f"{self._what}: " if self._what else ""
+            raise type(error)(
+                f"{what}{error.message} (for {seconds:.0f} s, which is longer than {self._option})", hint=error.hint
+            ) from None
+
+
+def wait_until(
+    is_reached: Callable[[], bool],
+    seconds: float,
+    too_late: Callable[[], TikvBrError],
+    *,
+    poll: float,
+    check: Callable[[], object] = lambda: None,
+    sleep: Callable[[float], object] = time.sleep,
+) -> None:
+    """Wait for a state, which is looked at every ``poll`` seconds. Raises ``too_late()`` after so many seconds.
+
+    ``check`` is called after each look; what it raises ends the wait.
+    """
+    until = time.monotonic() + seconds
+    while not is_reached():
+        check()
+        if time.monotonic() > until:
+            raise too_late()
+        sleep(poll)
