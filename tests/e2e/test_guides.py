@@ -261,12 +261,12 @@ def test_managing_backups(source: LiveCluster, tmp_path: Path) -> None:
         for day in ("2026-11-20", "2026-11-21"):
             path = page.backup(source, f"backups/prod/{day}")
         page.places |= {"ROOT": root, "PATH": path, "KEY": "key007", "…": ""}
-        listed = page.run("list -s ROOT").lines
+        listed = page.run("list ROOT").lines
         assert len(listed) == 2
-        assert page.run("list -s ROOT --rebuild").lines[0]["found"] == 2
+        assert page.run("list ROOT --rebuild").lines[0]["found"] == 2
         page.places["ID"] = listed[0]["id"]
-        assert page.run("show -s ROOT").last["total_kvs"] == page.run("show -s PATH").last["total_kvs"] == len(ROWS)
-        for start in ("cat -s ROOT", "cat -s PATH"):
+        assert page.run("show -s ROOT").last["total_kvs"] == page.run("show PATH").last["total_kvs"] == len(ROWS)
+        for start in ("cat -s ROOT", "cat PATH"):
             assert bytes.fromhex(page.run(start).last["value"]) == ROWS[b"key007"]
         page.run("pin")
         page.run("unpin")

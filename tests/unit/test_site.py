@@ -18,8 +18,8 @@ DOCS = ROOT / "docs"
 GENERATED = {"cli-json.md", "exit-codes.md"}
 """Tables made by scripts/generate_*.py: they are looked up, not read."""
 LONGEST_LINE = 200
-MOST_WORDS = 48_000
-"""Of guides and reference, with their examples. The aim is 45,000: lower this when words go, never raise it."""
+MOST_WORDS = 45_000
+"""Of guides and reference, with their examples."""
 
 
 @pytest.fixture(scope="module")

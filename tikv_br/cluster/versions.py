@@ -115,7 +115,7 @@ WRITE_DEADLINE = Capability(
     "the deadline of raw writes",
     "sync, capture",
     Version(6, 3),
-    "a store may execute a request late, after its sender has stopped waiting; a notice says so",
+    "a store may execute a request late, after its sender has stopped waiting; a notice warns of it",
 )
 KEYSPACE_NAMES = Capability("names of keyspaces (PD)", "`--keyspace NAME`", Version(6, 3), "PD refuses; pass the id")
 EXPIRY_PROPERTIES = Capability(
