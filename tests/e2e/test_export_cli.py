@@ -50,5 +50,12 @@ def test_backup_as_json_lines(live: LiveCluster, tmp_path: Path) -> None:
     source = ("--from-backup", str(tmp_path / "backup"), "--format", "jsonl", "--executor", "driver")
     done = succeed("export", *source, "-s", str(tmp_path / "out"), *range_flags, "--output", "json").last
     assert (done["total_kvs"], done["encoding"]) == (1, "hex")
+    text = (tmp_path / "out" / "part-00000.jsonl").read_text()
+    named = {"url": (f"{tmp_path}/backup",), "newest": ("newest", "--from-backup", str(tmp_path))}
+    for name, chosen in named.items():
+        succeed("export", *chosen, *source[2:], "-s", str(tmp_path / name), *range_flags)
+        assert (tmp_path / name / "part-00000.jsonl").read_text() == text
+    assert tikv_br("export", f"{tmp_path}/backup", "-s", str(tmp_path / "no"), "--pd", live.pd).code == 2
+    assert tikv_br("export", "newest", "-s", str(tmp_path / "no")).code == 2
     line = '{"key":"6e616d65","value":"5a6fc3ab","expire_ts":null}\n'
     assert (tmp_path / "out" / "part-00000.jsonl").read_text() == line

@@ -97,6 +97,10 @@ def test_the_example(place: Place) -> None:
     assert changed[0]["ts"] < place.time < changed[1]["ts"]
     planned = place.run(dry_run).last
     assert "up to 3 s later may be included" in planned["uncertainty"]
+    full = "--full-backup-storage s3://backups/full"
+    for chosen in ("s3://backups/full", "newest --full-backup-storage s3://backups/"):
+        assert full in dry_run
+        assert place.run(dry_run.replace(full, chosen)).last["sources"] == planned["sources"]
     later = str(timestamps.compose(timestamps.physical_ms(place.time) + 3000))
     before = succeed(
         *place.words(restore.replace("--until 2026-11-22T14:31:00Z", f"--before {later} --dry-run")),
@@ -147,6 +151,9 @@ def test_incremental_backups(place: Place) -> None:
     listed = succeed("list", "--storage", f"local://{place.folder}", "--output", "json").lines
     parents = {Path(line["url"]).name: Path(line["parent"]).name for line in listed}
     assert parents == {"sunday": "", "monday": "sunday", "tuesday": "monday", "new-full": ""}
+    tuesday_id = next(line["id"] for line in listed if Path(line["url"]).name == "tuesday")
+    again = place.run(f"backup merge {tuesday_id} --base s3://backups/ --storage s3://backups/again")
+    assert again.last["total_kvs"] == merged.last["total_kvs"]
     nothing = tikv_br(
         *place.words(commands("A new full backup without reading the cluster")[0].replace("tuesday", "sunday"))
     )

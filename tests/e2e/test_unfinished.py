@@ -40,6 +40,7 @@ def test_unlock_says_whose_the_lease_was(store: ObjectStore) -> None:
     with lease.acquire(store, "backup"):
         pass
     assert not succeed("unlock", *place, *JSON).last["held"]
+    assert not succeed("unlock", store.location.path, *JSON).last["held"]
 
 
 @pytest.mark.core("resume")
@@ -57,7 +58,7 @@ def test_abort_removes_what_is_unfinished(store: ObjectStore) -> None:
     assert succeed("abort", *place).out == "removed 0 objects\n"
     make_backup(store.location)
     before = names(store)
-    refused = tikv_br("abort", *place)
+    refused = tikv_br("abort", store.location.path)
     assert (refused.code, "complete backup" in refused.err) == (BackupPathInUse.exit_code, True)
     assert names(store) == before
 
@@ -75,3 +76,13 @@ def test_prune_leaves_a_path_that_is_worked_at(tmp_path: Path) -> None:
         assert (tmp_path / "old" / "backupmeta").exists()
     succeed(*command)
     assert not (tmp_path / "old").exists()
+
+
+def test_abort_and_unlock_find_a_backup_by_its_id(tmp_path: Path) -> None:
+    """It is complete, so only its unfinished restores can be discarded."""
+    entry = shelve(index_at(tmp_path), "one")
+    root = ("-s", str(tmp_path))
+    assert succeed("abort", entry.id[:8], *root, "--restores", *JSON).last["forgotten_restores"] == 0
+    assert tikv_br("abort", "newest", *root).code == BackupPathInUse.exit_code
+    assert not succeed("unlock", "newest", *root, *JSON).last["held"]
+    assert tikv_br("unlock", str(tmp_path / "one"), *root).code == 2

@@ -266,7 +266,7 @@ class Index:
         if not found:
             raise BackupNotFound(
                 f"the index at {self.root.location} has no backup {prefix!r}",
-                hint="Run `tikv-br list`; --storage is the folder that contains the backups.",
+                hint="Run `tikv-br list`, and pass the folder that contains the backups.",
             )
         if len(found) > 1:
             ids = ", ".join(each.entry.id for each in found[:4])
@@ -286,7 +286,7 @@ class Index:
         """The newest backup. Raises `BackupNotFound`, and `UsageError` if there are backups of several clusters or ranges."""
         found = [each for each in self.read() if not each.removing]
         if not found:
-            raise BackupNotFound(f"the index at {self.root.location} lists no backup", hint="Check --storage.")
+            raise BackupNotFound(f"the index at {self.root.location} lists no backup", hint="Check the URL.")
         scopes = {each.entry.scope: each.entry.id for each in reversed(found)}
         if len(scopes) > 1:
             raise UsageError(

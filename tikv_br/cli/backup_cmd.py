@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 import typer
 
 from tikv_br.cli import shared
-from tikv_br.cli.command import REQUIRED, DefaultCommandGroup, command, flag
+from tikv_br.cli.command import DefaultCommandGroup, command, flag
 from tikv_br.cli.output import KeyForm, Output, human_bytes, human_seconds, listed, read_key, reporting
 from tikv_br.cli.progress import progress_display
 from tikv_br.cluster.timestamps import show_ts
@@ -187,10 +187,12 @@ def _back_up(options: BackupOptions, flags: RawBackupFlags, reporter: Reporter) 
 
 
 class MergeFlags(shared.BackupFlags):
+    chosen: str = shared.chosen_backup("--base")
     storage: str = shared.storage(f"URL for the new backup: {shared.URLS}")
     base: str = flag(
-        REQUIRED,
-        "Newest backup to merge, full or incremental. The backups it is based on are found and merged too.",
+        "",
+        "Newest backup to merge, full or incremental, or with ID or newest, parent URL of the backups. The backups it is based on are "
+        "found and merged too.",
         metavar="URL",
     )
     log: shared.LogSourceFlags
@@ -211,9 +213,9 @@ class MergeFlags(shared.BackupFlags):
 @command(
     app,
     "backup merge",
-    example="tikv-br backup merge --base s3://backups/monday --log s3://backups/log --storage s3://backups/tuesday",
+    example="tikv-br backup merge s3://backups/monday --log s3://backups/log --storage s3://backups/tuesday",
 )
-def merge_backups(flags: MergeFlags) -> None:
+def merge_backups(flags: MergeFlags, context: typer.Context) -> None:
     """Make a full backup from a full backup, its incremental backups and a log archive, without access to the cluster (API V2)."""
     log, ts = flags.log.source(flags.storage_flags), shared.parse_ts_or_latest(flags.until, "--until")
     from tikv_br.backup.merge import MergeOptions, merge_backup
@@ -232,7 +234,7 @@ def merge_backups(flags: MergeFlags) -> None:
     )
     wanted = MergeOptions(
         output,
-        flags.storage_flags.locate(flags.base),
+        shared.choose(context, flags.storage_flags, "base", flags.chosen, flags.base),
         log,
         ts,
         flags.allow_inexact,

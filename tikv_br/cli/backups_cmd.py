@@ -281,7 +281,7 @@ class OptionalClusterFlags(shared.ClusterFlags):
     pd: list[str] = shared.pd("PD endpoints of the cluster, to remove the backup's service safe point too.", default=())
 
 
-class AbortFlags(shared.BackupFlags):
+class AbortFlags(shared.ChosenBackupFlags):
     cluster: OptionalClusterFlags
     lock_wait: float = shared.LOCK_WAIT()
     restores: bool = flag(
@@ -291,36 +291,36 @@ class AbortFlags(shared.BackupFlags):
     )
 
 
-@command(abort_app, "abort", example="tikv-br abort --storage s3://backups/monday")
-def abort(flags: AbortFlags) -> None:
+@command(abort_app, "abort", example="tikv-br abort s3://backups/monday")
+def abort(flags: AbortFlags, context: typer.Context) -> None:
     """Remove an unfinished backup. Fails if the backup is complete."""
     from tikv_br.dataflow.run import abort_backup
     from tikv_br.restore.run import abort_restores
 
-    cluster = flags.cluster.config() if flags.cluster.pd else None
+    cluster, location = flags.cluster.config() if flags.cluster.pd else None, flags.choose(context)
     if flags.restores:
-        gone = abort_restores(flags.location, cluster)
+        gone = abort_restores(location, cluster)
         put_back = "; import mode is off" if gone.put_back else ""
         text = f"deleted the checkpoints of {gone.forgotten_restores} unfinished restores{put_back}"
         flags.out.result("summary", asdict(gone), text)
         return
-    done = abort_backup(flags.location, cluster, flags.lock_wait)
+    done = abort_backup(location, cluster, flags.lock_wait)
     run = f" of run {done.unfinished_run}" if done.unfinished_run else ""
     released = "; its safe point is removed" if done.released else ""
     flags.out.result("summary", asdict(done), f"removed {done.removed_objects} objects{run}{released}")
 
 
-class UnlockFlags(shared.BackupFlags):
+class UnlockFlags(shared.ChosenBackupFlags):
     force: bool = flag(False, "Also remove the lock of a live run. That run then fails.", command_line=True)
 
 
-@command(unlock_app, "unlock", example="tikv-br unlock --storage s3://backups/monday")
-def unlock(flags: UnlockFlags) -> None:
+@command(unlock_app, "unlock", example="tikv-br unlock s3://backups/monday")
+def unlock(flags: UnlockFlags, context: typer.Context) -> None:
     """Remove the lock that a dead run left in a backup, and show its owner."""
     from tikv_br.backupset.lease import break_lease
     from tikv_br.storage.open import open_store
 
-    ended = break_lease(open_store(flags.location), force=flags.force)
+    ended = break_lease(open_store(flags.choose(context)), force=flags.force)
     fields = {
         "held": ended is not None,
         "work": ended.work if ended else "",

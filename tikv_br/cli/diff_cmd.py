@@ -33,7 +33,7 @@ class FirstClusterFlags(shared.ClusterFlags):
 
 
 class DiffFlags(shared.ChosenBackupFlags):
-    chosen: str = shared.CHOSEN()
+    chosen: str = shared.chosen_backup("--storage")
     cluster: FirstClusterFlags
     keyspace: str = flag(
         "", "Keyspace of A, by id or name (API V2; default: 0, or that of the backup).", shared=True, metavar="ID|NAME"

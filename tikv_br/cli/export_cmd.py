@@ -9,7 +9,7 @@ import typer
 
 from tikv_br.cli import shared
 from tikv_br.cli.backup_cmd import notice_ranges, parse_ranges
-from tikv_br.cli.command import DefaultCommandGroup, command, flag, given
+from tikv_br.cli.command import DefaultCommandGroup, argument, command, flag, given
 from tikv_br.cli.output import KeyForm, human_bytes, human_seconds, listed
 from tikv_br.cli.progress import progress_display
 from tikv_br.errors import UsageError
@@ -21,6 +21,12 @@ app = typer.Typer(cls=DefaultCommandGroup, rich_markup_mode=None, no_args_is_hel
 
 
 class ExportFlags(shared.BackupFlags):
+    chosen: str = argument(
+        "",
+        "[URL|ID|newest]",
+        "Backup to read instead of a cluster: its URL, or the id or newest of those below --from-backup.",
+        autocompletion=shared.complete_id,
+    )
     storage: str = shared.storage(f"URL of an empty place for the files: {shared.URLS}")
     format: Literal["parquet", "csv", "jsonl"] = flag("parquet", "Format of the files.")
     encoding: Literal["raw", "hex", "escaped"] | None = flag(
@@ -31,7 +37,8 @@ class ExportFlags(shared.BackupFlags):
     cluster: shared.ClusterFlags
     from_backup: str = flag(
         "",
-        "Read this backup instead of a cluster. If it is incremental, the backups it is based on are found and read too.",
+        "Read this backup instead of a cluster, or with ID or newest, one below this URL. If it is incremental, the backups it is based "
+        "on are found and read too.",
         metavar="URL",
     )
     keyspace: str = shared.KEYSPACE()
@@ -69,16 +76,17 @@ def group() -> None:
 def export_raw(flags: ExportFlags, context: typer.Context) -> None:
     """Export rows of a cluster or a backup as Parquet, CSV or JSON lines.
 
-    The file _SUCCESS is written last: without it an export is not complete. --crypter.* is the key of --from-backup; exports are not
+    The file _SUCCESS is written last: without it an export is not complete. --crypter.* is the key of a backup to read; exports are not
     encrypted.
     """
+    reads_backup = bool(flags.chosen or flags.from_backup)
     wanted = parse_ranges(flags.start, flags.end, flags.ranges or [], flags.key_format)
-    if flags.from_backup and given(context, "pd"):
-        raise UsageError("--pd and --from-backup cannot be combined", hint="Pass the source once.")
-    if not flags.from_backup and (flags.storage_flags.key or flags.storage_flags.key_file):
-        raise UsageError("an export is not encrypted: a key is only used with --from-backup", hint="Use --s3.sse.")
-    if flags.from_backup and given(context, "rate_limit"):
-        raise UsageError("--ratelimit limits the reads from stores: it cannot be used with --from-backup")
+    if reads_backup and given(context, "pd"):
+        raise UsageError("--pd cannot be combined with a backup to read", hint="Pass the source once.")
+    if not reads_backup and (flags.storage_flags.key or flags.storage_flags.key_file):
+        raise UsageError("an export is not encrypted: a key is only used with a backup to read", hint="Use --s3.sse.")
+    if reads_backup and given(context, "rate_limit"):
+        raise UsageError("--ratelimit limits the reads from stores: it cannot be combined with a backup to read")
     from tikv_br.cluster.config import ClusterConfig
     from tikv_br.dataflow.options import BackupOptions
     from tikv_br.export.options import ExportOptions
@@ -86,13 +94,17 @@ def export_raw(flags: ExportFlags, context: typer.Context) -> None:
 
     read = flags.fill(
         BackupOptions,
-        cluster=ClusterConfig(pd=()) if flags.from_backup else flags.cluster.config(),
+        cluster=ClusterConfig(pd=()) if reads_backup else flags.cluster.config(),
         storage=flags.storage_flags.s3.locate(flags.storage),
         ranges=wanted,
         keyspaces=(flags.keyspace,) if flags.keyspace else (),
         spark_settings=flags.tasks.spark_settings(),
     )
-    backup = flags.storage_flags.locate(flags.from_backup) if flags.from_backup else None
+    backup = (
+        shared.choose(context, flags.storage_flags, "from_backup", flags.chosen, flags.from_backup)
+        if reads_backup
+        else None
+    )
     options = ExportOptions(read, backup, flags.format, flags.encoding, flags.overwrite)
     with progress_display(flags.out) as display:
         notice_ranges(display, flags.key_format, flags.start, flags.end, flags.ranges or [])

@@ -11,7 +11,7 @@ import typer
 
 from tikv_br.cli import shared
 from tikv_br.cli.backup_cmd import split_range
-from tikv_br.cli.command import REQUIRED, Command, DefaultCommandGroup, Flags, command, flag
+from tikv_br.cli.command import Command, DefaultCommandGroup, Flags, command, flag
 from tikv_br.cli.output import KeyForm, Output, human_bytes, human_seconds, listed, read_key, reporting
 from tikv_br.cli.progress import progress_display
 from tikv_br.cluster.timestamps import parse_ts, show_ts
@@ -173,15 +173,20 @@ class RestoreFlags(shared.BackupFlags):
 
 
 class RawRestoreFlags(RestoreFlags, shared.ChosenBackupFlags):
-    chosen: str = shared.CHOSEN()
+    chosen: str = shared.chosen_backup("--storage")
     storage: str = shared.CHOSEN_STORAGE()
     point: PointFlags
 
 
 class PointRestoreFlags(RestoreFlags):
+    chosen: str = shared.chosen_backup("--full-backup-storage")
     storage: str = shared.storage(f"URL of the log archive: {shared.URLS}")
     log_id: str = shared.LOG_ID()
-    full_backup_storage: str = flag(REQUIRED, "URL of the backup to start from, full or incremental.", metavar="URL")
+    full_backup_storage: str = flag(
+        "",
+        "URL of the backup to start from, full or incremental, or with ID or newest, parent URL of the backups.",
+        metavar="URL",
+    )
     until: str = flag(
         "latest",
         "Time to restore to: latest, a PD timestamp, a time or an age.",
@@ -228,15 +233,15 @@ def restore_raw(flags: RawRestoreFlags, context: typer.Context) -> None:
 @command(
     app,
     "restore point",
-    example="tikv-br restore point --pd 10.0.1.1:2379 --storage s3://backups/log --full-backup-storage s3://backups/monday --until 2026-05-02T14:31:00Z",
+    example="tikv-br restore point s3://backups/monday --pd 10.0.1.1:2379 --storage s3://backups/log --until 2026-05-02T14:31:00Z",
     cls=RestoreCommand,
 )
-def restore_point(flags: PointRestoreFlags) -> None:
+def restore_point(flags: PointRestoreFlags, context: typer.Context) -> None:
     """Restore the data as of a point in time from a backup and a log archive (API V2). Same as `restore raw --log URL --until TIME`."""
     from tikv_br.archive.log import LogSource
 
     log = LogSource(flags.location, flags.log_id)
-    backup = flags.storage_flags.locate(flags.full_backup_storage)
+    backup = shared.choose(context, flags.storage_flags, "full_backup_storage", flags.chosen, flags.full_backup_storage)
     _restore(
         "restore point",
         flags,

@@ -559,9 +559,48 @@ class IndexFlags(BackupFlags):
         return Index(open_store(self.location))
 
 
+ROOTS = ("full_backup_storage", "from_backup", "base", "storage")
+"""Parameters that name a backup, or the root of those below which an id is looked up; --storage has another use beside the others."""
+
+
+def choose(context: typer.Context, storage_flags: StorageFlags, name: str, chosen: str, root: str) -> StorageLocation:
+    """The place of a backup: the URL `chosen`, or what `root`, the value of the parameter `name`, and the id ``chosen`` say.
+
+    A URL takes precedence over the environment. Raises `UsageError`, and as `Index.find`.
+    """
+    if _is_url(context, name, chosen):
+        return storage_flags.locate(chosen)
+    _check_root(context, name, root)
+    location = storage_flags.locate(root)
+    if not chosen:
+        return location
+    from tikv_br.backupset.index import Index
+    from tikv_br.storage.open import open_store
+
+    return Index(open_store(location)).location_of(chosen)
+
+
+def _is_url(context: typer.Context, name: str, chosen: str) -> bool:
+    if "/" in chosen and given(context, name):
+        raise UsageError(f"URL and {_flag_of(name)} cannot be combined", hint="Pass one of them.")
+    return "/" in chosen
+
+
+def _check_root(context: typer.Context, name: str, root: str) -> None:
+    if not root:
+        raise UsageError(
+            "no backup was given",
+            hint=f"Pass `{context.command_path} URL`, or {_flag_of(name)} URL, if needed with an id or newest.",
+        )
+
+
+def _flag_of(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
 def complete_id(context: typer.Context, incomplete: str) -> list[str]:
-    """Ids of the index at --storage, for the shell: silent whatever is wrong."""
-    storage = context.params.get("storage")
+    """Ids of the index at the flag that names its root, for the shell: silent whatever is wrong."""
+    storage = next(filter(None, map(context.params.get, ROOTS)), None)
     if not storage:
         return []
     with contextlib.suppress(TikvBrError, KeyError):
@@ -570,13 +609,12 @@ def complete_id(context: typer.Context, incomplete: str) -> list[str]:
     return []
 
 
-CHOSEN = partial(
-    argument,
-    "",
-    "[URL|ID|newest]",
-    "Backup: its URL, or the id or newest of those below --storage (default: the backup at --storage itself).",
-    autocompletion=complete_id,
-)
+def chosen_backup(name: str) -> Any:  # noqa: ANN401 - as `argument`
+    """The declaration of the backup as an argument; the flag `name` may have its URL or that of a root instead."""
+    text = f"Backup: its URL, or the id or newest of those below {name} (default: the backup at {name} itself)."
+    return argument("", "[URL|ID|newest]", text, autocompletion=complete_id)
+
+
 CHOSEN_STORAGE = partial(
     storage, f"URL of one backup or, with ID or newest, parent URL of the backups: {URLS}", default=""
 )
@@ -585,41 +623,26 @@ CHOSEN_STORAGE = partial(
 class ChosenBackupFlags(IndexFlags):
     """The backup that a command reads: by its URL, or by the root and its id or ``newest``."""
 
-    chosen: str = CHOSEN()
+    chosen: str = chosen_backup("--storage")
     storage: str = CHOSEN_STORAGE()
 
     def choose(self, context: typer.Context) -> StorageLocation:
-        """The place of the backup. The argument takes precedence over TIKV_BR_STORAGE. Raises `UsageError`, and as `Index.find`."""
-        if self._is_url(context):
-            return self.storage_flags.locate(self.chosen)
-        self._need_storage(context)
-        return self.index.location_of(self.chosen) if self.chosen else self.location
+        """The place of the backup. Raises as `choose`."""
+        return choose(context, self.storage_flags, "storage", self.chosen, self.storage)
 
     def find(self, context: typer.Context) -> tuple[Index, ListedBackup]:
         """The entry of the backup, and the index that has it. Raises `UsageError` and `BackupNotFound`."""
         from tikv_br.backupset.index import Index, place_of
         from tikv_br.storage.open import open_store
 
-        if not self._is_url(context):
-            self._need_storage(context)
+        if not _is_url(context, "storage", self.chosen):
+            _check_root(context, "storage", self.storage)
             return self.index, self.index.find(self.chosen)
         place = place_of(self.storage_flags.locate(self.chosen))
         if place is None:
             raise UsageError(f"{self.chosen} is the root of its storage, which no index lists", hint="Check the URL.")
         index = Index(open_store(place.root))
         return index, index.find_path(place.path)
-
-    def _is_url(self, context: typer.Context) -> bool:
-        if "/" in self.chosen and given(context, "storage"):
-            raise UsageError("URL and --storage cannot be combined", hint="Pass one of them.")
-        return "/" in self.chosen
-
-    def _need_storage(self, context: typer.Context) -> None:
-        if not self.storage:
-            raise UsageError(
-                "no backup was given",
-                hint=f"Pass `{context.command_path} URL`, or --storage URL, if needed with an id or newest.",
-            )
 
     def backup(self, context: typer.Context) -> BackupSet:
         """The backup, opened."""

@@ -31,7 +31,7 @@ cat_app = typer.Typer(rich_markup_mode=None)
 
 
 class ShowFlags(shared.ChosenBackupFlags):
-    chosen: str = shared.CHOSEN()
+    chosen: str = shared.chosen_backup("--storage")
     view: Literal["summary", "ranges", "files"] = flag("summary", "Part of the backup to show.")
     source: shared.LogSourceFlags
 
@@ -155,7 +155,7 @@ def _bounds(span: KeyRange) -> tuple[str, str]:
 class CatFlags(shared.ChosenBackupFlags, shared.KeyFormatFlags):
     """Flags of ``cat``; a single argument is in `chosen`, even if it is the key."""
 
-    chosen: str = shared.CHOSEN()
+    chosen: str = shared.chosen_backup("--storage")
     key: str | None = argument(None, "KEY", "User key, as --key-format says: text with \\xNN escapes, or hex:…")
     key_format: KeyForm | None = shared.KEY_FORMAT()
     value_form: KeyForm | None = shared.VALUE_FORM()

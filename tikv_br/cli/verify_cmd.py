@@ -26,7 +26,7 @@ class ComparedFlags(shared.ClusterFlags):
 
 
 class VerifyFlags(shared.ChosenBackupFlags):
-    chosen: str = shared.CHOSEN()
+    chosen: str = shared.chosen_backup("--storage")
     storage: str = shared.CHOSEN_STORAGE()
     level: Literal["meta", "files", "data", "restore"] = flag(
         "files",
