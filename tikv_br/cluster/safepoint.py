@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol, Self
 
 from tikv_br import cancellation
 from tikv_br.cancellation import BackgroundWork
-from tikv_br.cluster.ingests import kept_until
+from tikv_br.cluster.ingest_announcer import kept_until
 from tikv_br.cluster.timestamps import minus_seconds, show_ts
 from tikv_br.errors import SafePointError, TikvBrError, UsageError
 

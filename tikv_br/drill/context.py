@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.backupset.index import IndexEntry
 from tikv_br.cluster.cluster import ClusterPool
+from tikv_br.cluster.timestamps import show_ts
 from tikv_br.drill.ledger import COPIES, Cleaner, Creation, EntryKind, Ledger
 from tikv_br.drill.objectives import Measured
 from tikv_br.drill.options import DrillOptions
@@ -22,8 +23,29 @@ from tikv_br.storage.url import StorageLocation
 
 if TYPE_CHECKING:
     from tikv_br.dataflow.merge import MergeSources
-    from tikv_br.drill.cutover import SourceFollower
-    from tikv_br.drill.point import ChosenPoint
+    from tikv_br.drill.follower import SourceFollower
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenPoint:
+    """The time that a drill restores, for its report. Times are PD timestamps."""
+
+    log: str
+    """URL and id of the log."""
+    restore_ts: int
+    seed: int | None
+    """Seed that chose the time; None = it was requested."""
+    first_ts: int
+    last_ts: int
+    """The period that it was chosen from. The second is the last time that can be restored."""
+
+    def __str__(self) -> str:
+        period = f"{show_ts(self.first_ts, age=False)} to {show_ts(self.last_ts, age=False)}"
+        how = "requested" if self.seed is None else f"chosen by seed {self.seed}"
+        return (
+            f"restores {show_ts(self.restore_ts, age=False)}, {how} from {period}, with the log {self.log}; to repeat it: --until "
+            f"{self.restore_ts}"
+        )
 
 
 @dataclass

@@ -7,28 +7,26 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from tikv_br.cluster import timestamps, versions
+from tikv_br.cluster import versions
 from tikv_br.cluster.cluster import ClusterPool
 from tikv_br.cluster.rawkv import RawClient
 from tikv_br.diff.options import ClusterChoice, DiffOptions
 from tikv_br.diff.run import DiffResult, diff
 from tikv_br.drill.context import DrillContext
+from tikv_br.drill.follower import SourceFollower, seconds_between
 from tikv_br.drill.tail import (
     FollowedRange,
-    Tail,
     TailPlan,
     check_backup,
     check_versions,
     diff_options,
     follow_source,
 )
-from tikv_br.errors import CutOverFailed, DifferencesFound
+from tikv_br.errors import DifferencesFound
 from tikv_br.formats.keys.ranges import KeyRange
-from tikv_br.patience import wait_until
 from tikv_br.progress_events import Notice, Reporter
 from tikv_br.report.facts import Compared
 
-POLL_SECONDS = 0.1
 CHECK_SECONDS = 1.0
 RPO_METHOD = (
     "With a tail, by the source's timestamps: from the checkpoint, up to which the target had every write, until the assumed "
@@ -38,42 +36,6 @@ BY_CHECKSUMS = "by the stores' checksums of both sides, down to the rows where t
 BY_ROWS = (
     "by reading all rows of both sides, because comparing passes rely on checksums, which do not show every change"
 )
-
-
-@dataclass
-class SourceFollower:
-    """The tail, with how far it is behind."""
-
-    plan: TailPlan
-    tail: Tail
-
-    def now_ts(self) -> int:
-        """A timestamp of the source: whatever was written there before has a smaller one."""
-        return self.plan.clusters.get(self.plan.source).pd.tso()
-
-    def lag(self) -> float:
-        """Seconds, by the source's timestamps, that the target is behind."""
-        checkpoint = self.tail.checkpoint_ts()
-        return _seconds_between(checkpoint, self.now_ts()) if checkpoint else float("inf")
-
-    def catch_up(self, poll: Callable[[], None]) -> None:
-        """Return when the target has all that the source has now, calling ``poll`` until then. Raises `CutOverFailed`."""
-        now = self.now_ts()
-
-        def is_reached() -> bool:
-            poll()
-            return self.tail.checkpoint_ts() >= now
-
-        self.wait(is_reached, "did not reach the source's current timestamp")
-
-    def wait(self, is_reached: Callable[[], bool], failure: str) -> None:
-        """Wait for a state of the tail. Raises `CutOverFailed` when that takes too long."""
-        patience = self.plan.options.patience
-
-        def too_late() -> CutOverFailed:
-            return CutOverFailed(f"the tail {failure} within {patience:g} s: it is {self.lag():.1f} s behind")
-
-        wait_until(is_reached, patience, too_late, poll=POLL_SECONDS, check=self.plan.check_lease)
 
 
 def check_source(context: DrillContext) -> None:
@@ -124,7 +86,7 @@ def cut_over(context: DrillContext) -> None:
     follower = context.follower
     follower.tail.force_exact()
     start, end_ts = context.recorder.now, follower.now_ts()
-    lost = _seconds_between(follower.tail.checkpoint_ts(), end_ts)
+    lost = seconds_between(follower.tail.checkpoint_ts(), end_ts)
     context.measured = replace(context.measured, rpo=lost, rpo_method=RPO_METHOD)
     follower.wait(lambda: follower.tail.checkpoint_ts() >= end_ts, "did not reach the end of the writes")
     caught_up = context.recorder.now - start
@@ -165,10 +127,6 @@ def _plan(context: DrillContext) -> TailPlan:
 
 def _comparison(plan: TailPlan, followed: FollowedRange) -> DiffOptions:
     return replace(diff_options(plan, followed), exact=not plan.uses_feed)
-
-
-def _seconds_between(earlier_ts: int, later_ts: int) -> float:
-    return max(timestamps.physical_ms(later_ts) - timestamps.physical_ms(earlier_ts), 0) / 1000
 
 
 # -- comparison with a source that is still written to ----------------------------------------------------------

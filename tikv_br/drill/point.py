@@ -26,7 +26,7 @@ from tikv_br.compare.sides import ClusterSide
 from tikv_br.dataflow.merge import MergeSources, sizes_by_key
 from tikv_br.dataflow.plan import plan_by_sizes
 from tikv_br.drill import backups
-from tikv_br.drill.context import DrillContext
+from tikv_br.drill.context import ChosenPoint, DrillContext
 from tikv_br.drill.live_source import SourceComparison, source_of
 from tikv_br.drill.options import PointChoice
 from tikv_br.drill.recovery import ownership_reporter
@@ -65,28 +65,6 @@ RTO_METHOD = (
     "rows. The time to find people, machines and decisions is not included, nor the second comparison, with backup and log."
 )
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class ChosenPoint:
-    """The time that a drill restores, for its report. Times are PD timestamps."""
-
-    log: str
-    """URL and id of the log."""
-    restore_ts: int
-    seed: int | None
-    """Seed that chose the time; None = it was requested."""
-    first_ts: int
-    last_ts: int
-    """The period that it was chosen from. The second is the last time that can be restored."""
-
-    def __str__(self) -> str:
-        period = f"{show_ts(self.first_ts, age=False)} to {show_ts(self.last_ts, age=False)}"
-        how = "requested" if self.seed is None else f"chosen by seed {self.seed}"
-        return (
-            f"restores {show_ts(self.restore_ts, age=False)}, {how} from {period}, with the log {self.log}; to repeat it: --until "
-            f"{self.restore_ts}"
-        )
 
 
 def select(context: DrillContext) -> None:

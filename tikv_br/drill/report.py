@@ -13,12 +13,11 @@ from tikv_br import __version__
 from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.backupset.index import Index, IndexEntry
 from tikv_br.drill import backups
-from tikv_br.drill.context import DrillContext
+from tikv_br.drill.context import ChosenPoint, DrillContext
 from tikv_br.drill.history import REPORTS, PastDrill, backup_path, past_drill_of, sealed
 from tikv_br.drill.ledger import Creation, EntryKind, Ledger
 from tikv_br.drill.objectives import Goal, Measured, Objectives, judge
 from tikv_br.drill.options import DrillOptions
-from tikv_br.drill.point import ChosenPoint
 from tikv_br.errors import BackupNotFound
 from tikv_br.redaction import redact
 from tikv_br.report import plot

@@ -10,7 +10,7 @@ from tikv_br.backupset.files import FileKind
 from tikv_br.backupset.lease import PathLease
 from tikv_br.cluster.cluster import Cluster, ClusterPool
 from tikv_br.cluster.import_mode import DownloadLimit, ImportMode
-from tikv_br.cluster.ingests import Announcer
+from tikv_br.cluster.ingest_announcer import Announcer
 from tikv_br.cluster.regions import Region
 from tikv_br.cluster.topology import ClusterInfo
 from tikv_br.compare.files import BackgroundComparison

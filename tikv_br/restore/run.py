@@ -13,7 +13,7 @@ from tikv_br.cancellation import clean_up
 from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.config import ClusterConfig
 from tikv_br.cluster.import_mode import DownloadLimit, ImportMode
-from tikv_br.cluster.ingests import finish_killed
+from tikv_br.cluster.ingest_announcer import finish_killed
 from tikv_br.errors import ClusterError
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.progress_events import Reporter, silent

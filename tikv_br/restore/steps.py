@@ -21,7 +21,7 @@ from tikv_br.backupset.rows import has_rows
 from tikv_br.cluster import timestamps, versions
 from tikv_br.cluster.cluster import first_rpc_key
 from tikv_br.cluster.import_mode import DownloadLimit
-from tikv_br.cluster.ingests import Announcer, foreign_followers, unfinished
+from tikv_br.cluster.ingest_announcer import Announcer, foreign_followers, unfinished
 from tikv_br.cluster.rate_limit import RateLimit
 from tikv_br.cluster.split import scatter, split_at
 from tikv_br.cluster.timestamps import show_ts

@@ -29,7 +29,6 @@ from tikv_br.errors import (
 from tikv_br.retry import STORAGE_UNREACHABLE, Backoffer, RetryPolicy
 from tikv_br.storage.base import ObjectInfo, ObjectStore, Writer, check_name
 from tikv_br.storage.cloud_writer import CloudStore, CloudWriter, UploadTarget, in_background, plain_etag
-from tikv_br.storage.open import open_store
 from tikv_br.storage.outage import health_of
 from tikv_br.storage.url import StorageLocation
 
@@ -205,7 +204,7 @@ class CloudObjectStore(ObjectStore, abc.ABC):
         """The error of ours for an answer of the server; ``what`` is "cannot write ``place``" or the like."""
 
     def __reduce__(self) -> tuple[Callable[[StorageLocation], ObjectStore], tuple[StorageLocation]]:
-        return (open_store, (self._location,))
+        return (type(self), (self._location,))
 
     @property
     def location(self) -> StorageLocation:

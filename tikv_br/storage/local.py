@@ -22,7 +22,6 @@ from tikv_br.errors import (
     StorageReadOnly,
 )
 from tikv_br.storage.base import ObjectInfo, ObjectStore, Writer, check_name
-from tikv_br.storage.open import open_store
 from tikv_br.storage.url import StorageLocation
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
@@ -92,7 +91,7 @@ class LocalObjectStore(ObjectStore):
         self._root = Path(location.path)
 
     def __reduce__(self) -> tuple[Callable[[StorageLocation], ObjectStore], tuple[StorageLocation]]:
-        return (open_store, (self._location,))
+        return (type(self), (self._location,))
 
     @property
     def location(self) -> StorageLocation:

@@ -21,7 +21,7 @@ from tests.support.live_cluster import LiveCluster, contents, live_cluster
 from tikv_br.backupset import lease
 from tikv_br.dataflow.options import BackupOptions
 from tikv_br.drill import cutover
-from tikv_br.drill.cutover import SourceFollower
+from tikv_br.drill.follower import SourceFollower
 from tikv_br.drill.ledger import EntryKind, read_ledgers
 from tikv_br.drill.objectives import Objectives
 from tikv_br.drill.options import DrillOptions, TailOptions

@@ -23,7 +23,8 @@ from tests.support.waiting import eventually
 from tikv_br.archive.log import LogArchive
 from tikv_br.archive.maintenance import status_of
 from tikv_br.cluster.etcd import Etcd
-from tikv_br.cluster.ingests import Announcer, Ingest
+from tikv_br.cluster.ingest_announcer import Announcer
+from tikv_br.cluster.ingests import Ingest
 from tikv_br.cluster.store import StoreClient
 from tikv_br.errors import ClusterFollowed, ClusterUnfit
 from tikv_br.formats.api_version import ApiVersion
