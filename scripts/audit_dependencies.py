@@ -34,7 +34,7 @@ def report(packages: list[dict[str, Any]]) -> tuple[list[str], int]:
     """Lines to print, and the exit code."""
     known = [package for package in packages if "skip_reason" not in package]
     lines = [
-        f"{package['name']} {package['version']}: {found['id']}, mended in {', '.join(found['fix_versions']) or 'no version'}"
+        f"{package['name']} {package['version']}: {found['id']}, fixed in {', '.join(found['fix_versions']) or 'no version'}"
         for package in known
         for found in package["vulns"]
         if found["id"] not in ACCEPTED

@@ -1,4 +1,4 @@
-"""What the audit of dependencies makes of what pip-audit says."""
+"""Verdict of the audit of dependencies on pip-audit's output."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ BAD = {"name": "bad", "version": "2.0", "vulns": [{"id": "PYSEC-1", "fix_version
     ("packages", "said", "code"),
     [
         ([CLEAN, SKIPPED], "1 of 2 packages looked up, no known vulnerability", 0),
-        ([CLEAN, BAD], "bad 2.0: PYSEC-1, mended in 2.1", 1),
+        ([CLEAN, BAD], "bad 2.0: PYSEC-1, fixed in 2.1", 1),
         ([SKIPPED], "nothing is known", 0),
         ([], "nothing is known", 0),
     ],
 )
 def test_verdict(packages: list[dict[str, Any]], said: str, code: int) -> None:
-    """A known vulnerability fails it; that nothing could be asked is not told as a clean bill."""
+    """A known vulnerability fails it; an audit without answers is no success."""
     lines, ended = SCRIPT["report"](packages)
     assert said in "\n".join(lines)
     assert ended == code

@@ -1,4 +1,4 @@
-"""What deploy/ and the Dockerfile say is what the program has: files, commands, flags, variables, metrics."""
+"""deploy/ and the Dockerfile match the program: files, commands, flags, variables, metrics."""
 
 from __future__ import annotations
 
@@ -191,7 +191,7 @@ def test_the_variables_are_those_of_the_program(
 
 @pytest.mark.parametrize(("name", "pod"), pods(), ids=[name for name, _ in pods()])
 def test_pods_have_no_rights(name: str, pod: dict[str, Any]) -> None:
-    """What the restricted pod security standard demands, a read-only root, no token, and a /tmp to write to."""
+    """The restricted pod security standard is met: a read-only root, no token, and a /tmp to write to."""
     (container,) = pod["containers"]
     assert pod["securityContext"]["runAsNonRoot"] is True, name
     assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
@@ -210,7 +210,7 @@ def test_pods_have_no_rights(name: str, pod: dict[str, Any]) -> None:
 
 
 def test_servers_are_probed_and_scraped() -> None:
-    """Whoever serves its status has probes and the key that Prometheus presents; no liveness depends on the health."""
+    """Every server of status has probes and the key for Prometheus; no liveness depends on the health."""
     kinds: dict[str, list[dict[str, Any]]] = {}
     for _, one in documents():
         kinds.setdefault(one["kind"], []).append(one)
@@ -329,7 +329,7 @@ def panels() -> Iterator[dict[str, Any]]:
 
 
 def queries() -> Iterator[tuple[str, str, str]]:
-    """Where it is, the expression, and the text with its labels, of each query of the dashboard and of each alert."""
+    """Place, expression, and text with labels, of each query of the dashboard and of each alert."""
     for panel in panels():
         for target in panel["targets"]:
             yield panel["title"], target["expr"], target["legendFormat"]

@@ -55,7 +55,7 @@ def test_drawing_at_the_top_is_the_tree() -> None:
 
 
 def test_a_failure_goes_by_a_name_that_is_documented() -> None:
-    """What a package tells apart for its own ends is told by the class that it comes under."""
+    """An error of a package's own is reported by its documented base class."""
     assert FailedUnknown("odd").to_json()["name"] == FailedUnknown("odd").name == "RequestRefused"
 
 
@@ -97,11 +97,11 @@ def test_every_class_with_a_code_is_documented() -> None:
 
 
 END = " (exit code 2)"
-"""What may stand behind a message."""
+"""Possible suffix of a message."""
 
 
-def test_nothing_that_is_said_to_people_is_taken_for_a_secret() -> None:
-    """What blanks credentials would blank words of a message or a hint that names their flags."""
+def test_messages_are_not_redacted_as_secrets() -> None:
+    """Redaction must not blank words of a message or hint that names flags."""
     blanked = []
     for path in (path for package in ("tikv_br", "incremental") for path in (ROOT / package).rglob("*.py")):
         tree = ast.parse(path.read_text(encoding="utf-8"))

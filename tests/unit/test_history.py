@@ -17,14 +17,14 @@ def at_target(*versions: tuple[int, bytes | None]) -> dict[bytes, list[Version]]
     return {b"k": [Version(*version) for version in versions]}
 
 
-def test_what_may_be() -> None:
-    """What comes twice, goes back to what no checkpoint has passed, or leaves versions out, is in order."""
+def test_repeats_and_returns_to_the_checkpoint_are_valid() -> None:
+    """Repeated versions, returns to a version that no checkpoint has passed, and omitted versions are valid."""
     assert check(SOURCE, at_target((900, b"1"), (1500, None), (1600, b"1")), PASSED) == 0
     assert check(SOURCE, at_target((900, b"1"), (2500, None), (2600, b"2"), (3500, b"2")), PASSED) == 3
 
 
-def test_what_expires_may_be_gone() -> None:
-    """The end of a row is no delete that the source would have to know of; that of one which stays is."""
+def test_expiring_rows_may_disappear() -> None:
+    """The end of a row needs no delete of the source; that of a permanent one does."""
     expiring = {b"k": [Version(10, b"1", expires=True), Version(30, b"2")]}
     assert check(expiring, at_target((900, None)), PASSED) == 0
     for source, ts in (({b"k": [Version(10, b"1")]}, 900), (expiring, 3500)):
@@ -33,14 +33,14 @@ def test_what_expires_may_be_gone() -> None:
 
 
 @pytest.mark.parametrize("version", [(2001, b"1"), (3500, b"1"), (900, b"x")])
-def test_what_must_not_be(version: tuple[int, bytes | None]) -> None:
-    """A value that a checkpoint had left behind, and one that never was."""
+def test_regressions_and_unknown_values_are_invalid(version: tuple[int, bytes | None]) -> None:
+    """A value that a checkpoint has passed, and one that was never written."""
     with pytest.raises(AssertionError, match=r"went back|was never"):
         check(SOURCE, at_target(version), PASSED)
 
 
 def test_ends_are_compared_by_live_rows() -> None:
-    """A deleted key is the same as none; any other difference is told."""
+    """A deleted key equals a missing one; any other difference is reported."""
     assert_same_end(SOURCE, {})
     with pytest.raises(AssertionError):
         assert_same_end(SOURCE, at_target((900, b"1")))

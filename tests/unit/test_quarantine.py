@@ -26,7 +26,7 @@ def entry(test: str = TEST, expires: str = "9999-12-31") -> str:
 
 
 def test_a_test_that_passes_only_on_a_retry_fails_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The message names the test and says what to do."""
+    """The message names the test and the remedy."""
     assert check(tmp_path, "", TEST) == 1
     said = capsys.readouterr().err
     assert f"UNSTEADY: {TEST} failed and passed on a retry (fails the run: not quarantined)" in said

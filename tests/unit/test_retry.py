@@ -78,7 +78,7 @@ def test_each_cause_counts_its_own_tries() -> None:
 
 
 def test_the_budget_runs_from_the_first_failure() -> None:
-    """Time spent before the first failure does not count; the last wait is cut to what is left, so that all of it is used."""
+    """Time before the first failure does not count; the last wait is cut so that the budget is used up."""
     clock = Clock()
     waits = backoffer(clock, budget=3.0)
     clock.now += 500
@@ -108,7 +108,7 @@ def test_giving_up_tells_what_was_seen_last() -> None:
 
 
 def test_giving_up_tells_the_same_cause_once() -> None:
-    """What another of the last errors says as well is left out."""
+    """A cause that another of the last errors includes is left out."""
     waits = backoffer(Clock(), budget=1.0)
     with pytest.raises(RetryBudgetExhausted) as caught:
         wait_for_all(waits, retry.REGION_MISS, ["PD a: silent", *["nobody answers: PD a: silent"] * 50])
@@ -156,7 +156,7 @@ def test_giving_up_tells_the_time_since_the_call_began() -> None:
 
 
 def test_a_call_inside_another_one_spends_its_budget() -> None:
-    """A store that is silent and a PD that cannot tell another leader do not take a budget each; the message is the whole call's."""
+    """Silence of a store and of PD do not take a budget each; the message is the whole call's."""
     clock = Clock()
     with backoffer(clock, budget=10.0) as outer:
         for _ in range(3):
@@ -239,7 +239,7 @@ def repeat(call: Backoffer, action: Callable[[], None]) -> None:
 
 
 def test_calls_to_a_server_that_is_gone_share_one_budget() -> None:
-    """What has failed for 60 s is not asked for another 60, and a call that begins after 40 s has 20 left; an answer ends the outage."""
+    """After 60 s of failures there are no further 60, and a call that starts after 40 s has 20; an answer ends the outage."""
     clock = Clock()
     away = outage(clock)
     assert fail_until_given_up(clock, away) == pytest.approx(60)

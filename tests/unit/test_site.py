@@ -19,7 +19,7 @@ GENERATED = {"cli-json.md", "exit-codes.md"}
 """Tables made by scripts/generate_*.py: they are looked up, not read."""
 LONGEST_LINE = 200
 MOST_WORDS = 45_000
-"""Of guides and reference, with their examples."""
+"""Maximum number of words of guides and reference, with examples."""
 
 
 @pytest.fixture(scope="module")
@@ -39,12 +39,12 @@ def test_no_cell_has_a_backslash_before_a_pipe(site: Path) -> None:
 
 
 def copied(page: Path) -> list[str]:
-    """What the copy buttons of a page give."""
+    """Text that the copy buttons of a page give."""
     return [html.unescape(each) for each in re.findall(r'data-copy="([^"]*)"', page.read_text(encoding="utf-8"))]
 
 
 def test_copy_gives_commands_without_prompt_and_output(site: Path) -> None:
-    """Of a session only what is typed, with lines that continue."""
+    """Only the typed commands of a session are copied, with continuation lines."""
     sessions = copied(site / "tutorial/index.html")
     assert "tikv-br raw get --pd 127.0.0.1:12379 greeting" in sessions[1].splitlines()[-1]
     assert not [each for each in sessions if "$ " in each or "hello, TiKV\n" in each]
@@ -96,7 +96,7 @@ def test_guides_do_not_grow() -> None:
 
 
 def test_lines_are_short_enough_to_review() -> None:
-    """Of text: rows of tables, sessions and headings cannot be wrapped."""
+    """Only lines of text: rows of tables, sessions and headings cannot be wrapped."""
     found = set()
     for page in (*ROOT.glob("*.md"), *DOCS.rglob("*.md")):
         text = re.sub(r"^ *```.*?^ *```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)

@@ -1,4 +1,4 @@
-"""What a soak makes of its samples: growth is told, noise is not."""
+"""Verdict of a soak on its samples: growth is reported, noise is not."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tests.trust.soak import MIB, Limits, Sample, Soaked
 
 
 def soaked(growth: float, *, threads: int = 0) -> Soaked:
-    """Of half an hour with a warm-up that takes 100 MiB, and then so many MiB more, amid noise of 3 MiB."""
+    """Samples of half an hour with a warm-up of 100 MiB, and then so many MiB more, with noise of 3 MiB."""
     chance = random.Random(1)
 
     def sample(at: float) -> Sample:
@@ -19,7 +19,7 @@ def soaked(growth: float, *, threads: int = 0) -> Soaked:
     return Soaked.of([sample(float(at)) for at in range(0, 1801, 5)], 300.0, 180)
 
 
-def test_what_comes_and_goes_is_no_growth() -> None:
+def test_temporary_growth_is_no_fault() -> None:
     """The warm-up does not count, nor does noise; rows are those after the warm-up."""
     flat = soaked(0.0)
     assert flat.faults(Limits()) == []
@@ -27,7 +27,7 @@ def test_what_comes_and_goes_is_no_growth() -> None:
     assert flat.rows == 1500 * 500
 
 
-def test_what_grows_is_told() -> None:
-    """Memory and threads that rise past their limits are named, with how much."""
+def test_growth_is_reported() -> None:
+    """Memory and threads beyond their limits are named, with the amount."""
     assert soaked(40.0).faults(Limits())[0].startswith("rss_mib rises by 4")
     assert soaked(0.0, threads=9).faults(Limits())[0].startswith("threads rises by")

@@ -139,7 +139,7 @@ def test_steps_run_in_any_thread() -> None:
 
 
 def test_line_without_a_way_back_is_undone_without_a_word() -> None:
-    """Only steps that left something behind are reported when they are taken back."""
+    """Only steps that left something behind are reported when they are undone."""
     events = Events()
     said: list[str] = []
     lines = [

@@ -73,7 +73,7 @@ def imported_modules(source: str) -> Iterator[str]:
 
 
 def test_no_module_imports_a_test_module() -> None:
-    """What several test modules need is in tests/support or in a module beside them."""
+    """Code shared by test modules is in tests/support or in a module beside them."""
     modules = {path.stem for path in (ROOT / "tests").rglob("test_*.py")}
     for path in (ROOT / "tests").rglob("*.py"):
         found = [name for name in imported_modules(path.read_text()) if modules & set(name.split("."))]

@@ -26,7 +26,7 @@ CODEC = KeyCodec(ApiVersion.V2, 7)
 WHOLE = KeyRange(*CODEC.rpc_range(b"", b""))
 START = 100
 STEP = 10
-"""Of time, for each segment of `write_log`."""
+"""Interval of time between segments of `write_log`."""
 Rows = set[tuple[bytes, int, bytes, int, bool]]
 """Key, ts, value, expiry, and whether it is a tombstone."""
 

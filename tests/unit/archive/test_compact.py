@@ -1,4 +1,4 @@
-"""Compaction of logs: the same rows and inexact times before and after, whatever happens meanwhile."""
+"""Compaction of logs: the same rows and inexact times before and after, also with failures."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def questions(chance: random.Random, until: int) -> list[tuple[KeyRange, int, in
 
 
 def answers(log: LogArchive, asked: Sequence[tuple[KeyRange, int, int]]) -> list[object]:
-    """What a reader of a log finds out."""
+    """Answers of a log to a reader."""
     spans = [[span] for span, _, _ in asked]
     return [
         [rows_of(log, *each) for each in asked],
@@ -162,7 +162,7 @@ def answers(log: LogArchive, asked: Sequence[tuple[KeyRange, int, int]]) -> list
 @given(st.integers(0, 2**32), st.integers(1, 12), st.sampled_from([60, 300, 1 << 20]), st.booleans())
 @example(2147483647, 10, 60, False)  # a late row in the middle of a new segment, whose time an older one covers too
 def test_a_compaction_changes_no_answer(seed: int, steps: int, task_bytes: int, keeps: bool) -> None:
-    """Of rows, inexact times, gaps and bounds, for any keys and times; also of a second one after the log has grown."""
+    """Rows, inexact times, gaps and bounds stay the same for any keys and times, also after a second compaction."""
     chance = random.Random(seed)
     with tempfile.TemporaryDirectory() as folder:
         model = Model(store_at(Path(folder)), chance)
@@ -317,8 +317,8 @@ def test_rows_that_a_record_does_not_know_are_damage(tmp_path: Path) -> None:
     assert len(LogArchive.open(store, LOG).segments) == 2
 
 
-def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
-    """No log, and times outside of it: nothing is written, not even a lock."""
+def test_other_logs_and_times_outside_are_refused(tmp_path: Path) -> None:
+    """Nothing is written, not even a lock."""
     store = store_at(tmp_path)
     with pytest.raises(BackupNotFound):
         compact(options_of(store))
@@ -368,8 +368,8 @@ def test_a_writer_beside_a_compaction_loses_nothing(tmp_path: Path) -> None:
     LogWriter(store, describe(), WHOLE).start(START + 30)
 
 
-def test_what_is_interrupted_keeps_what_it_has_finished(tmp_path: Path) -> None:
-    """Failed after the first of several chunks: the log is whole, and the same command does the rest."""
+def test_an_interrupted_compaction_keeps_finished_chunks(tmp_path: Path) -> None:
+    """A failure after the first of several chunks leaves the log whole, and the same command does the rest."""
     store = store_at(tmp_path)
     write_log(store)
     log = LogArchive.open(store, LOG)
@@ -409,7 +409,7 @@ def test_late_segments_of_old_times_are_kept(tmp_path: Path) -> None:
 
 
 def test_spans_that_change(tmp_path: Path) -> None:
-    """What two processes wrote of half the keys each is between what one wrote of all: neither is part of the other."""
+    """Segments of two processes for half of the keys each lie between segments for all keys: neither contains the other."""
     store = store_at(tmp_path)
     start(store, describe(has_checkpoint=False))
     for at, spans in enumerate([[WHOLE], [WHOLE], [keys(0, 3), keys(3, KEYS)], [WHOLE], [WHOLE]]):

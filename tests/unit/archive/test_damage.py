@@ -146,7 +146,7 @@ def test_rows_that_cannot_be_read_are_damage_of_the_log(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["segment", "data file"])
 def test_two_that_were_swapped_are_named(kind: str, tmp_path: Path) -> None:
-    """The names say what is inside, and segments what is in the files."""
+    """The names of segments give their contents, and segments those of the files."""
     store = write_log(tmp_path)
     expected = restored(store)
     one, other = objects(tmp_path, kind)[1:3]
@@ -172,7 +172,7 @@ RECORDS: dict[str, tuple[type, dict[str, object], dict[str, object], str]] = {
 
 @pytest.mark.parametrize("kind", RECORDS)
 def test_records_of_another_log_and_earlier_ones(kind: str, tmp_path: Path) -> None:
-    """Records say which log they belong to; earlier ones promise no more than the log has, or gaps show."""
+    """Records name their log; earlier records promise no more than the log has, or gaps show."""
     store = write_log(tmp_path)
     expected = restored(store)
     record, other, earlier, words = RECORDS[kind]

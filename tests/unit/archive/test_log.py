@@ -169,8 +169,8 @@ def test_open_reads_what_was_written(store: ObjectStore) -> None:
     assert (log.start_ts, log.end_ts(), log.gaps()) == (110, 125, [])
 
 
-def test_what_a_truncation_removes_is_no_damage(store: ObjectStore) -> None:
-    """Seen while it is at work, or after it was killed: data files are gone, their segment is not."""
+def test_a_truncation_is_no_damage(store: ObjectStore) -> None:
+    """While it runs, or after it was killed, data files are missing whose segment is missing too."""
     start(store)
     file = data_file(store, (101, 110))
     add(store, segment(START, 110, files=[file]), segment(110, 125))
@@ -204,15 +204,15 @@ def test_names_say_what_segments_say(store: ObjectStore) -> None:
 
 
 def test_a_missing_end_is_a_gap_only_with_a_checkpoint(store: ObjectStore) -> None:
-    """The checkpoint is what says that there was more."""
+    """Only the checkpoint shows that there was more."""
     log = archive(store, [segment(START, 110)])
     assert log.gaps() == []
     log = dataclasses.replace(log, checkpoint_ts=115)
     assert log.gaps() == [LogGap(WHOLE, 110, 115)]
 
 
-def test_what_the_log_does_not_have_is_refused(store: ObjectStore) -> None:
-    """Keys, and times before and after it: no damage, but nothing to restore from."""
+def test_keys_and_times_outside_the_log_are_refused(store: ObjectStore) -> None:
+    """Such keys and times are no damage, but there is nothing to restore from."""
     log = archive(store, [segment(START, 110)], checkpoint_ts=110)
     log.check([WHOLE], START, 110)
     for spans, after, until, words in [
@@ -271,7 +271,7 @@ periods = st.builds(
 
 @given(st.lists(periods, max_size=8))
 def test_merged_periods_contain_all(found: list[InexactPeriod]) -> None:
-    """Of every key and time."""
+    """Merged periods contain every key and time of their parts."""
     merged = merge_periods(found)
     assert len(merged) <= len(found)
     for each in found:

@@ -89,8 +89,8 @@ def test_a_silent_request_is_given_up_while_its_sibling_waits_for_the_gate() -> 
     assert store.most == 1
 
 
-def test_who_waits_can_be_cancelled_and_sends_nothing() -> None:
-    """A consumer that goes leaves no request behind; the next one finds the gate open."""
+def test_a_cancelled_waiter_sends_nothing() -> None:
+    """A consumer that leaves sends no request; the next one finds the gate open."""
     gate, store = threading.Lock(), Store()
     with gate:
         stream = GatedStream(gate, store.send)
@@ -101,7 +101,7 @@ def test_who_waits_can_be_cancelled_and_sends_nothing() -> None:
     assert not gate.locked()
 
 
-def test_who_was_cancelled_does_not_send_though_the_gate_is_free() -> None:
+def test_a_cancelled_waiter_does_not_send_through_a_free_gate() -> None:
     """The gate may be opened just by the cancellation of the request before."""
     gate, store = threading.Lock(), Store()
     stream = GatedStream(gate, store.send)

@@ -33,7 +33,7 @@ def test_parts_make_up_the_range(start: bytes, end: bytes, starts: list[bytes], 
 
 @dataclass
 class Waits:
-    """How long the consumer of pages has waited for them."""
+    """Time that the consumer of pages has waited for them."""
 
     seconds_waiting: float = 0.0
 

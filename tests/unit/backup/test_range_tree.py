@@ -59,8 +59,8 @@ def test_an_answer_of_no_range_is_none() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 6), st.integers(1, 7)).filter(lambda pair: pair[0] < pair[1]), max_size=12))
-def test_what_counts_is_disjoint_and_joins_with_the_gaps(pairs: list[tuple[int, int]]) -> None:
-    """Key by key: the newest answer of each, unless another one that it shared a key with has been replaced with it."""
+def test_counted_answers_are_disjoint_and_adjoin_the_gaps(pairs: list[tuple[int, int]]) -> None:
+    """Of each key the newest answer counts, unless another one that shared a key with it was replaced."""
     tree, owners = ResponseSet(KeyRange(b"", b"")), dict.fromkeys(range(7), "")
     for number, (low, high) in enumerate(pairs):
         name = str(number)

@@ -51,7 +51,7 @@ def internal(rows: Iterable[Row]) -> list[tuple[bytes, bytes]]:
 
 
 def sums(rows: Iterable[Row], prefix: bytes) -> Checksum:
-    """What a store counts."""
+    """Sums as a store computes them."""
     crc = size = count = 0
     for key, value, *_ in rows:
         crc ^= fastcrc.crc64.xz(prefix + key + value)

@@ -1,4 +1,4 @@
-"""What ends a backup at once, and what is waited out."""
+"""Errors of stores that end a backup at once, and those that are retried."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NOWHERE = brpb_pb2.StorageBackend(noop=brpb_pb2.Noop())
 
 @pytest.mark.parametrize("kind", REACTIONS)
 def test_every_region_error_waits_as_its_table_says(kind: str) -> None:
-    """Or is fatal, where the table gives up."""
+    """Each region error has the backoff of the table, or is fatal without one."""
     error = brpb_pb2.Error()
     getattr(error.region_error, kind).SetInParent()
     if REACTIONS[kind].action is Action.FAIL:
@@ -98,7 +98,7 @@ def test_a_store_without_timestamps_waits_for_pd() -> None:
 
 
 def test_the_longest_wait_is_waited() -> None:
-    """What a store asks for comes first; with no word at all, the leaders are looked up anew."""
+    """A wait that a store requests has precedence; without one, leaders are located again."""
     busy = errorpb_pb2.Error(server_is_busy=errorpb_pb2.ServerIsBusy(backoff_ms=2500))
     moved = errorpb_pb2.Error(not_leader=errorpb_pb2.NotLeader())
     troubles = [classify_error(brpb_pb2.Error(region_error=error), "store 4", NOWHERE) for error in (moved, busy)]

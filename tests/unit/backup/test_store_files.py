@@ -28,7 +28,7 @@ def read(folder: Path, data: bytes, *answers: bytes | None) -> tuple[bytes, int]
 @pytest.mark.parametrize("data", [SMALL, LARGE])
 @pytest.mark.parametrize("damage", ["flip", "cut"])
 def test_bytes_altered_on_their_way_are_not_recorded(tmp_path: Path, data: bytes, damage: str) -> None:
-    """What is recorded is what lies in the storage: a read that is cut or altered is found out by another one."""
+    """The record matches the stored bytes: a read that is cut or altered is detected by another one."""
     tail = data[-TAIL_SIZE:]
     bad = tail[:-3] if damage == "cut" else tail[:7] + b"?" + tail[8:]
     assert read(tmp_path, data, bad)[0] == tail
@@ -46,7 +46,7 @@ def test_two_short_reads_do_not_agree(tmp_path: Path) -> None:
     assert read(tmp_path, LARGE, b"short", b"short")[0] == LARGE[-TAIL_SIZE:]
 
 
-def test_what_reads_otherwise_each_time_is_not_believed(tmp_path: Path) -> None:
-    """The task ends with an error that says to try again, rather than with a hash of anything."""
+def test_changing_reads_fail_the_task(tmp_path: Path) -> None:
+    """The error advises another try; no hash of arbitrary bytes is recorded."""
     with pytest.raises(StorageUnreachable, match="different on each read"):
         read(tmp_path, LARGE, *(b"%d" % number for number in range(TAIL_READS)))

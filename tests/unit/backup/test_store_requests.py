@@ -1,4 +1,4 @@
-"""What each store is asked for."""
+"""Requests to each store."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def region(start: bytes, end: bytes, store_id: int) -> Region:
 
 
 def test_one_span_a_store_from_its_first_to_its_last_region() -> None:
-    """Clipped to the gap; regions of others between may lie in it."""
+    """The span is clipped to the gap; regions of other stores may lie in it."""
     regions = [region(b"", b"c", 1), region(b"c", b"f", 2), region(b"f", b"k", 1), region(b"k", b"", 3)]
     assert store_ranges(KeyRange(b"b", b"m"), regions, KeyCodec(V1)) == [
         StoreRange(1, KeyRange(b"b", b"k")),

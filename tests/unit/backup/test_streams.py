@@ -58,7 +58,7 @@ def test_answers_and_errors_come_with_the_number_of_their_stream() -> None:
 
 
 def test_no_streams_are_done_at_once() -> None:
-    """Where no store could be asked."""
+    """Without any store there is no stream."""
     assert list(read_all([], 60)) == []
 
 
@@ -73,7 +73,7 @@ def test_a_consumer_that_stops_cancels_all() -> None:
 
 
 def test_streams_that_say_nothing_are_given_up() -> None:
-    """The consumer is woken meanwhile, and then sees an error as of any store that is away."""
+    """The consumer gets the error of an unreachable store."""
     silent = Scripted(hangs=True)
     events = list(read_all(streams(silent), 2 * POLL_SECONDS))
     assert events[0] is None

@@ -55,7 +55,7 @@ def write_file(store: ObjectStore, name: str, data: bytes, span: KeyRange) -> Fi
 
 
 def do_task(store: ObjectStore, number: int, attempt: str = "a1") -> LedgerEntry:
-    """What the task of interval ``number`` leaves: the first has two files, the second none, the third one."""
+    """Output of the task of interval ``number``: the first has two files, the second none, the third one."""
     interval = KeyRange(CUTS[number], CUTS[number + 1])
     cuts = {0: (b"", b"c", b"g"), 1: (), 2: (b"p", None)}[number]
     files = tuple(

@@ -51,7 +51,7 @@ def names(store: ObjectStore) -> set[str]:
 
 
 def test_backup_is_read_back(store: ObjectStore) -> None:
-    """What was committed is what is opened: files in key order, ranges, versions, sums, and the whole description."""
+    """The opened backup equals the committed one: files in key order, ranges, versions, sums, description."""
     writer = BackupWriter.create(store)
     entries = [replace(entry, dropped_ttls=number, dropped_tombstones=1) for number, entry in enumerate(do_all(store))]
     for entry in entries:
@@ -76,8 +76,8 @@ def test_backup_is_read_back(store: ObjectStore) -> None:
         opened.verify_content(file)
 
 
-def test_nothing_is_left_but_the_backup(store: ObjectStore) -> None:
-    """After the commit: lock, manifest, meta and the files it names; no ledger, nothing of failed attempts."""
+def test_a_commit_leaves_only_the_backup(store: ObjectStore) -> None:
+    """After the commit there are lock, manifest, meta and the files it names; no ledger, no files of failed attempts."""
     writer = BackupWriter.create(store)
     entries = do_all(store)
     failed_attempt = do_task(store, 0, "a0-failed")
@@ -141,7 +141,7 @@ def test_lost_or_cut_file_is_never_committed(store: ObjectStore) -> None:
 
 
 def test_file_outside_the_range_is_never_committed(store: ObjectStore) -> None:
-    """What `open` would refuse is not published."""
+    """A commit refuses what `open` would refuse."""
     writer = BackupWriter.create(store)
     description = replace(describe(store), ranges=(KeyRange(b"r\0\0\0", b"r\0\0\0h"),))
     with pytest.raises(BackupDamaged, match="outside"):
@@ -172,7 +172,7 @@ def test_rival_commit_loses(store: ObjectStore) -> None:
 
 @pytest.mark.parametrize("losing", ["before the manifest", "after it"])
 def test_path_lost_during_the_commit_is_left_alone(store: ObjectStore, losing: str) -> None:
-    """Who has the path by now finds neither its manifest replaced nor a backupmeta of ours."""
+    """The new owner of the path finds neither a replaced manifest nor our backupmeta."""
     writer = BackupWriter.create(store)
     entries = do_all(store)
     store.put(layout.MANIFEST, b"of who has the path now")
@@ -295,7 +295,7 @@ def test_flipped_and_cut_backupmeta(complete: ObjectStore) -> None:
 
 
 def test_a_flipped_bit_in_a_file_name_is_not_another_backup(complete: ObjectStore) -> None:
-    """Only the `backupmeta` of another backup is called so."""
+    """Only the `backupmeta` of another backup is reported as such."""
     data = complete.get(layout.META)
     for file in BackupSet.open(complete).files:
         at = data.index(file.name.encode())
@@ -307,7 +307,7 @@ def test_a_flipped_bit_in_a_file_name_is_not_another_backup(complete: ObjectStor
 
 
 def test_the_backupmeta_of_another_backup(complete: ObjectStore, tmp_path: Path) -> None:
-    """It is called so, although both backups have the same intervals."""
+    """It is reported although both backups have the same intervals."""
     other = open_store(parse(str(tmp_path / "other")))
     BackupWriter.create(other).commit(describe(other), [do_task(other, at, "0123456789abcdef") for at in range(3)])
     complete.put(layout.META, other.get(layout.META))
@@ -316,7 +316,7 @@ def test_the_backupmeta_of_another_backup(complete: ObjectStore, tmp_path: Path)
 
 
 def test_damaged_manifest(complete: ObjectStore) -> None:
-    """Damage to the manifest names the manifest; its loss is noticed, for backupmeta says that there was one."""
+    """Damage to the manifest names the manifest; so does its loss, because backupmeta refers to it."""
     data = complete.get(layout.MANIFEST)
     complete.put(layout.MANIFEST, data.replace(b'"scan"', b'"scam"'))
     with pytest.raises(BackupDamaged, match=layout.MANIFEST):
@@ -362,7 +362,7 @@ def test_moved_backup(complete: ObjectStore, tmp_path: Path) -> None:
 
 
 def test_directory_of_the_go_tool(complete: ObjectStore) -> None:
-    """Without manifest, a meta of another tool is read by itself."""
+    """Without a manifest, a meta of another tool suffices."""
     complete.delete(layout.MANIFEST)
     _edit_meta(complete, br_version="BR\nRelease Version: br-v1.1.0")
     opened = BackupSet.open(complete)

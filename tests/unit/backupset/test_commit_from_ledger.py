@@ -88,7 +88,7 @@ def test_an_entry_that_is_gone_is_no_backup(store: ObjectStore) -> None:
 
 @pytest.mark.parametrize("damage", ["of another task", "of another attempt", "with other counts", "cut"])
 def test_an_entry_that_is_not_the_one_reported_is_no_backup(store: ObjectStore, damage: str) -> None:
-    """What lies under its name is compared with what the task has said."""
+    """The entry in the ledger is compared with the result of its task."""
     writer = BackupWriter.create(store)
     entries = do_all(store)
     finished = record(store, entries)

@@ -105,7 +105,7 @@ def test_empty_and_reversed_parts_are_refused() -> None:
             require_coverage([KeyRange(b"a", b"z")], [KeyRange(b"a", b"z"), KeyRange(start, end)])
 
 
-def test_nothing_wanted_nothing_done() -> None:
+def test_no_ranges_are_covered_by_no_parts() -> None:
     """No ranges and no parts agree."""
     require_coverage([], [])
     require_disjoint([])

@@ -64,7 +64,7 @@ def test_records_of_unfinished_runs(tmp_path: Path, kind: str) -> None:
 
 
 def test_ledger_entries_that_changed_places_say_the_same(tmp_path: Path) -> None:
-    """What counts is what an entry says: of two in each other's place nothing is lost; of one that is gone its work is."""
+    """Entries count by content: swapping two loses nothing; removing one loses its work."""
     store = unfinished(tmp_path)
     one, other = by_kind(dict.fromkeys(read_objects(tmp_path), b""))["ledger"]
     usable_entries = ledger.read_entries(store)
@@ -101,7 +101,7 @@ def test_an_index_entry_of_another_backup_is_none(tmp_path: Path, caplog: pytest
 
 
 def test_by_a_damaged_mark_of_a_removal_nothing_goes(tmp_path: Path) -> None:
-    """Of two removals that were broken off each is told by its own mark: else prune refuses, and names the object."""
+    """Prune refuses, and names the object, unless each interrupted removal has its own intact mark."""
     index = index_at(tmp_path)
     for path in ("a", "b", "c"):
         entry = shelve(index, path)
@@ -130,7 +130,7 @@ def test_by_a_damaged_mark_of_a_removal_nothing_goes(tmp_path: Path) -> None:
 
 
 def test_a_pin_holds_whatever_it_has_become(tmp_path: Path) -> None:
-    """It is its name that pins: bytes in it say nothing. One that is missing pins nothing, which nobody can tell."""
+    """Pins count by their names, whatever their content. A missing one pins nothing, which cannot be detected."""
     index = index_at(tmp_path)
     old, new = shelve(index, "a"), shelve(index, "b", day=1)
     index.pin(old)

@@ -1,4 +1,4 @@
-"""Encrypted backups as sets of records: what is in clear, what a wrong key meets, and what is told from damage."""
+"""Encrypted backups as sets of records: parts in clear, wrong keys, and damage."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_the_wrong_key_is_said_to_be_one(tmp_path: Path, wrong: Crypter, says: s
 
 
 def test_a_key_for_a_plain_backup_is_refused(tmp_path: Path) -> None:
-    """What was to be encrypted and is not, the user should know of."""
+    """The user must know that the backup is not encrypted as intended."""
     make(tmp_path, PLAIN)
     with pytest.raises(CrypterMismatch, match="not encrypted"):
         BackupSet.open(store_at(tmp_path))
@@ -159,7 +159,7 @@ def test_damage_is_no_wrong_key() -> None:
 
 
 def test_a_folder_with_backups_of_all_kinds(tmp_path: Path) -> None:
-    """The index is made anew from those that read with the key or without one; the others keep the entries they have."""
+    """The index is rebuilt from backups that open with the key or without one; others keep their entries."""
     kinds = {"plain": PLAIN, "ours": crypter(METHOD), "theirs": OTHER_KEY}
     for name, key in kinds.items():
         make(tmp_path / name, key)

@@ -106,7 +106,7 @@ def _parquet(_folder: Path, chance: random.Random, rows: int = 1000) -> bytes:
 
 @pytest.mark.parametrize(("name", "make"), [("sst/a_default.sst", _sst), ("parquet/a.parquet", _parquet)])
 def test_the_kind_of_damage_is_told(store: ObjectStore, tmp_path: Path, name: str, make: Callable[..., bytes]) -> None:
-    """Empty, truncated, too long, altered, or the sound file of another part or backup: each says so, with both figures."""
+    """Empty, truncated, too long, altered, or the valid file of another part or backup: the message has both figures."""
     data, other = make(tmp_path, random.Random(1)), make(tmp_path, random.Random(2))
     file = write_file(store, name, data, WHOLE)
     half, size = len(data) // 2, f"{len(data):,}"
@@ -153,7 +153,7 @@ def test_mark_of_the_storage(store: ObjectStore, file: FileEntry, data: bytes) -
 
 
 def test_files_of_the_go_tool(store: ObjectStore, file: FileEntry, data: bytes) -> None:
-    """Where only length and sha256 are recorded, those are compared; a length of 0 is none recorded."""
+    """Recorded length and sha256 are compared; a length of 0 means that none was recorded."""
     recorded = FileEntry(file.name, SIZE, b"", b"", 0, 0, 0, sha256=file.sha256)
     verify_file_identity(store, recorded)
     verify_file_content(store, recorded)

@@ -80,7 +80,7 @@ class MemoryStore(FaultyStore):
 
 
 def test_backups_are_listed_newest_first(index: Index) -> None:
-    """What was entered is what is listed, whole, in the order of finishing."""
+    """The list has the entries unchanged, in the order of finishing."""
     entries = [shelve(index, f"b{day}", day) for day in (2, 0, 1)]
     assert [each.entry for each in index.read()] == [entries[0], entries[2], entries[1]]
     assert not any(each.pinned or each.removing for each in index.read())
@@ -120,7 +120,7 @@ def test_complete_snapshot_is_all_that_is_read(index: Index) -> None:
 
 @pytest.mark.parametrize("data", [None, b"", b"{", b'{"format_version": 99}', b"\xff" * 100])
 def test_snapshot_is_worth_nothing(index: Index, data: bytes | None) -> None:
-    """Lost, cut, of a newer version or nonsense: the list is the same, and the next writer mends it."""
+    """A lost, cut, newer or invalid snapshot does not change the list, and the next writer replaces it."""
     before = [shelve(index, "a", 0), shelve(index, "b", 1)]
     if data is None:
         index.root.delete(SNAPSHOT)
@@ -159,7 +159,7 @@ def test_no_order_of_two_writers_loses_an_entry(order: list[int], data: st.DataO
 
 
 def test_damaged_entry_hides_only_itself(index: Index, caplog: pytest.LogCaptureFixture) -> None:
-    """The others are listed, and a warning tells how to mend it."""
+    """The others are listed, and a warning describes the repair."""
     first, second = shelve(index, "a", 0), shelve(index, "b", 1)
     index.root.delete(SNAPSHOT)
     index.root.put(entry_name(first.id), b"{}")
@@ -193,7 +193,7 @@ def test_one_path_holds_one_backup(index: Index, tmp_path: Path) -> None:
 
 
 def test_find_takes_a_unique_beginning(index: Index) -> None:
-    """Whole ids and unique beginnings, in any case, name a backup; none and several are told apart."""
+    """Whole ids and unique prefixes, in any case, name a backup; the errors for none and several differ."""
     for number in (0xAB << 56, 0xAC << 56):
         entry = replace(index_entry(0), id=f"{number:016x}", path=f"{number}")
         index.root.put(entry_name(entry.id), records.dump(entry))
@@ -236,7 +236,7 @@ def test_pins_come_and_go(index: Index) -> None:
     assert not any(name.startswith(index_module.PINS) for name in names(index.root))
 
 
-def test_what_is_no_backup_cannot_be_pinned(index: Index) -> None:
+def test_entries_without_backup_cannot_be_pinned(index: Index) -> None:
     """A pin on a ghost would promise what it cannot hold."""
     entry = shelve(index, "a")
     index.root.delete("a/backupmeta")
@@ -263,13 +263,13 @@ def test_place_is_the_folder_above(url: str, root: str, path: str) -> None:
 
 
 @pytest.mark.parametrize("location", [StorageLocation("s3", "", "bucket", S3Options()), StorageLocation("local", "/")])
-def test_nothing_lies_above_the_top(location: StorageLocation) -> None:
+def test_a_bucket_has_no_folder_above(location: StorageLocation) -> None:
     """A backup that fills a bucket has no folder above."""
     assert place_of(location) is None
 
 
 def test_top_of_a_bucket_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Such a backup is complete, and says why no list has it."""
+    """Such a backup is complete; a warning explains why no list has it."""
     made = make_backup(parse(str(tmp_path / "b")))
     with caplog.at_level(logging.WARNING):
         add_to_index(StorageLocation("local", "/"), made)
@@ -296,7 +296,7 @@ def test_failing_index_fails_no_backup(
 
 @pytest.mark.parametrize("script", ["b", "a", ".b", ".a"])
 def test_entry_survives_a_broken_off_writer(tmp_path: Path, script: str) -> None:
-    """Broken off before the entry there is none; after it the backup is listed, whatever became of the snapshot."""
+    """An interruption before the entry leaves none; after it the backup is listed, with or without a snapshot."""
     index = index_at(tmp_path)
     made = make_backup(parse(str(tmp_path / "b")))
     entry = entry_of("b", made)

@@ -48,7 +48,7 @@ def until_lost(held: PathLease, kind: type[TikvBrError] = LeaseLost) -> TikvBrEr
 
 
 def test_path_is_held_by_one(store: ObjectStore) -> None:
-    """A second run is told who holds it; given back, the path is free and nothing stays."""
+    """A second run gets an error that names the holder; after the release the path is free and nothing remains."""
     with acquire(store, "backup") as held:
         held.check()
         with pytest.raises(LeaseHeld, match=rf"backup by process {os.getpid()} on .*, expires in \d+ s unless renewed"):
@@ -77,7 +77,7 @@ def test_one_of_many_gets_a_path(store: ObjectStore) -> None:
 
 
 def test_waiting_run_gets_the_path_when_it_is_given_back(store: ObjectStore) -> None:
-    """It is told once for whom it waits."""
+    """The message names the holder, once."""
     reported: list[str] = []
     held = acquire(store, "backup")
     with ThreadPoolExecutor(1) as pool:
@@ -111,7 +111,7 @@ def test_lease_of_another_machine_ends_by_the_clock(store: ObjectStore, seconds:
 
 
 def test_lease_of_a_dead_process_is_over_at_once(store: ObjectStore) -> None:
-    """On the same machine nobody waits for who is no more; a process that has got its pid since is another."""
+    """On the same machine nobody waits for a process that has ended, even if its pid was reused."""
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     with child:
         stat = Path(f"/proc/{child.pid}/stat").read_text()
@@ -125,7 +125,7 @@ def test_lease_of_a_dead_process_is_over_at_once(store: ObjectStore) -> None:
 
 
 def test_own_process_may_have_left_one(store: ObjectStore) -> None:
-    """What an earlier command of this very process could not remove holds nobody up."""
+    """A lease that an earlier command of this process could not remove blocks nobody."""
     leave(store, LeaseOwner.this_process(), 20)
     acquire(store, "backup").release()
 
@@ -161,7 +161,7 @@ def test_damage_at_the_end_is_a_warning(store: ObjectStore, data: bytes, caplog:
 
 
 def test_a_storage_that_fails_at_the_end_is_a_warning(store: ObjectStore, caplog: pytest.LogCaptureFixture) -> None:
-    """The lease runs out by itself."""
+    """The lease expires."""
     held = acquire(FaultyStore(store, "..b"), "backup")
     assert not held.try_release()
     assert newest(store).lease is not None
@@ -186,7 +186,7 @@ def test_takeover_is_noticed_by_who_slept(store: ObjectStore) -> None:
 
 
 def test_takeover_that_is_over_is_noticed(store: ObjectStore) -> None:
-    """Who slept through another's whole run, which has left the path as if it were free, takes nothing for its own."""
+    """A process that slept during another's whole run, which left the path free, does not own the path."""
     held = acquire(store, "backup")
     break_lease(store, force=True)
     acquire(store, "backup").release()
@@ -252,7 +252,7 @@ def test_a_lease_on_s3_outlives_the_outages_that_are_ridden_out() -> None:
 
 
 def test_a_failure_is_told_though_the_lease_cannot_be_given_back(store: ObjectStore) -> None:
-    """What went wrong under the lease counts; where nothing did, the lease that stays does."""
+    """The error of the work counts; without one, the error of the remaining lease."""
     with pytest.raises(KeyError), acquire(FaultyStore(store, "..b"), "backup"):
         raise KeyError
     with pytest.raises(StorageUnreachable), acquire(FaultyStore(store, "..b"), "backup"):
@@ -275,7 +275,7 @@ def test_lost_answer_to_a_renewal_is_no_loss(store: ObjectStore) -> None:
 
 
 def test_old_view_of_a_path_takes_nothing(store: ObjectStore) -> None:
-    """Who has seen a lease that is over, and comes late, withdraws when the path has been given back and taken since."""
+    """A run that saw an expired lease, but was overtaken by a whole other run, withdraws."""
     leave(store, ELSEWHERE, -60)
     seen = newest(store)
     store.delete(layout.lease_name(1))
@@ -294,7 +294,7 @@ class _CarelessStore(FaultyStore):
 
 
 def test_storage_without_conditional_writes_is_refused(store: ObjectStore) -> None:
-    """Where a lease would lock nothing out, we say so before a single file is written, and leave nothing."""
+    """The error comes before any file is written, and nothing remains."""
     with pytest.raises(StorageError, match="ignores conditional writes"):
         acquire(_CarelessStore(store, ""), "backup")
     assert list(store.list()) == []

@@ -32,7 +32,7 @@ def store(tmp_path: Path) -> ObjectStore:
 
 
 def test_entries_round_trip_in_key_order(store: ObjectStore) -> None:
-    """What tasks wrote, in whatever order, is read by key."""
+    """Entries are read in key order, whatever their order of writing."""
     said: dict[str, Any] = {
         "source": Checksum(2**64 - 1, 2, 3),
         "vanished": 4,

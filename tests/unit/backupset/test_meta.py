@@ -138,7 +138,7 @@ def test_unsound_metas(edit: Callable[[brpb_pb2.BackupMeta], object], kind: type
 
 
 def test_harmless_differences_are_accepted() -> None:
-    """What the Go tool takes no notice of, we do not refuse either: missing sums, layout number, unknown fields."""
+    """Differences that the Go tool ignores are accepted: missing sums, layout number, unknown fields."""
     for edit in (_set("version", 1), _set("files.sha256", b""), _set("files.size", 0), _set("cluster_id", 0)):
         manifest.decode(edited(edit))
     unknown_field_30 = b"\xf2\x01\x01x"

@@ -35,7 +35,7 @@ def store(tmp_path: Path) -> ObjectStore:
     ],
 )
 def test_path_in_use(store: ObjectStore, name: str, sentence: str) -> None:
-    """A backup, a lock of others, or any piece of another backup makes a path unfit, and the message says which."""
+    """A backup, a foreign lock, or any part of another backup makes a path unusable; the message names it."""
     store.put(name, b"x")
     with pytest.raises(BackupPathInUse, match=sentence):
         run_record.path_state(store)
@@ -49,8 +49,8 @@ def test_other_objects_do_not_matter(store: ObjectStore) -> None:
     assert run_record.path_state(store) is PathState.FREE
 
 
-def test_what_ours_leave_is_known(store: ObjectStore) -> None:
-    """A late file alone, a run that was broken off, and a backup whose run had not tidied up."""
+def test_remains_of_our_runs_are_recognized(store: ObjectStore) -> None:
+    """A late file, an interrupted run, and a backup whose run had not cleaned up."""
     store.put(LATE_FILE, b"x")
     store.put(f"tikv-br/ledger/{'0a' * 8}-{'1b' * 8}.json", b"x")
     assert run_record.path_state(store) is PathState.REMAINS

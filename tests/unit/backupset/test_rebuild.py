@@ -1,4 +1,4 @@
-"""The index made anew from the backups themselves."""
+"""Rebuilding the index from the backups."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def index(tmp_path: Path) -> Index:
 
 
 def paths(index: Index) -> set[str]:
-    """What is listed."""
+    """Paths of the listed backups."""
     return {each.entry.path for each in index.read()}
 
 
@@ -61,7 +61,7 @@ def test_ghosts_and_nonsense_go(index: Index) -> None:
 
 
 def test_wrong_entry_is_put_right(index: Index) -> None:
-    """What an entry says is checked against its backup."""
+    """The content of an entry is checked against its backup, and corrected."""
     made = make_backup(index.root.location.child("a"))
     right = entry_of("a", made)
     index.add(replace(right, total_kvs=1))

@@ -1,4 +1,4 @@
-"""Removing backups: broken off anywhere and run again it ends the same, and nothing else is ever touched."""
+"""Removal of backups: resumable after an interruption anywhere, and nothing else is ever removed."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def prune(index: Index, policy: Policy = LAST, *, include_foreign: bool = False)
 
 
 def paths(index: Index) -> list[str]:
-    """What is listed."""
+    """Paths of the listed backups."""
     return [each.entry.path for each in index.read()]
 
 
@@ -164,7 +164,7 @@ def test_new_backup_at_the_path_of_a_broken_off_removal_is_safe(index: Index, st
 
 
 def test_complete_backup_is_not_finished_off(index: Index) -> None:
-    """A mark beside a whole backup, as a broken-off prune or an older one left it, removes nothing; policy decides anew."""
+    """The mark of an interrupted or older prune beside a whole backup removes nothing; the policy decides again."""
     entry = shelve(index, "a")
     with pytest.raises(StorageUnreachable):
         remove(JournalIndex(index.root, "." * (META_GONE - 1) + "b"), entry)
@@ -213,7 +213,7 @@ def test_ghost_does_not_push_out_a_backup(index: Index) -> None:
 
 
 def test_foreign_and_unfinished_things_stay(index: Index) -> None:
-    """Backups of the Go tool, runs under way and files of others are not touched, nor do they count."""
+    """Backups of the Go tool, running backups and foreign files are neither removed nor counted."""
     shelve(index, "old", 0)
     shelve(index, "new", 1)
     foreign = shelve(index, "go", 9)
@@ -309,7 +309,7 @@ def test_parent_of_a_kept_backup_stays(index: Index) -> None:
 
 @pytest.mark.parametrize("victim", ["tikv-br/manifest.json", "backupmeta"])
 def test_damaged_backup_is_left_alone(index: Index, victim: str) -> None:
-    """Whose records do not tell which files are its own is reported, not half removed; the others go."""
+    """A backup whose records do not name its files is reported, not half removed; the others go."""
     shelve(index, "damaged", 0)
     shelve(index, "old", 1)
     shelve(index, "new", 2)
@@ -360,8 +360,8 @@ def test_path_that_a_run_works_at_is_left_to_it(index: Index) -> None:
     assert paths(index) == ["new"]
 
 
-def test_what_a_killed_prune_was_writing_goes_with_the_backup(index: Index, tmp_path: Path) -> None:
-    """Killed before the rewritten lock had its name, it leaves a file that no listing shows: neither that nor the folder stays."""
+def test_files_of_a_killed_prune_are_removed_with_the_backup(index: Index, tmp_path: Path) -> None:
+    """The temporary file of a rewritten lock, which no listing shows, is removed with its folder."""
     for day, path in enumerate(("old", "new")):
         shelve(index, path, day)
     (tmp_path / "old" / f"{TEMPORARY_PREFIX}half").write_bytes(b"DO NOT")

@@ -1,4 +1,4 @@
-"""Which backups a policy keeps."""
+"""Backups that a policy keeps."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def simple(*moments: str) -> list[PruneCandidate]:
 
 
 def rule_walk(group: list[PruneCandidate], policy: Policy) -> dict[str, set[str]]:
-    """The rules told another way: walk from the newest, and each rule takes a backup whose period it has not seen last."""
+    """Independent implementation: walk from the newest; each rule takes a backup whose period it has not seen last."""
     formats = {"last": None, "daily": "%Y-%m-%d", "weekly": "%G-%V", "monthly": "%Y-%m"}
     left = {rule: getattr(policy, rule) for rule in RULES}
     seen: dict[str, str] = dict.fromkeys(RULES, "")
@@ -71,7 +71,7 @@ def rule_walk(group: list[PruneCandidate], policy: Policy) -> dict[str, set[str]
 
 @given(histories(), policies)
 def test_rules_agree_with_a_walk_from_the_newest(history: list[PruneCandidate], policy: Policy) -> None:
-    """Every rule keeps, in each group by itself, what a walk told independently takes, and nothing else."""
+    """In each group every rule keeps exactly what the independent walk takes."""
     reasons = reasons_to_keep(history, policy)
     assert set(reasons) == {each.id for each in history}
     for group in "abc":
@@ -81,8 +81,8 @@ def test_rules_agree_with_a_walk_from_the_newest(history: list[PruneCandidate], 
 
 
 @given(histories(), policies)
-def test_what_is_never_removed(history: list[PruneCandidate], policy: Policy) -> None:
-    """Pinned backups, those of unknown age and the ancestors of whatever is kept stay under any policy."""
+def test_pinned_undated_and_ancestors_are_never_removed(history: list[PruneCandidate], policy: Policy) -> None:
+    """Pinned backups, those of unknown age and the ancestors of kept ones stay under any policy."""
     stays = kept(history, policy)
     for each in history:
         if each.pinned or not each.finished_ms:
@@ -107,7 +107,7 @@ def test_only_children_pins_and_rules_keep(history: list[PruneCandidate], policy
 
 @given(histories(), policies)
 def test_pruning_twice_is_pruning_once(history: list[PruneCandidate], policy: Policy) -> None:
-    """What one prune leaves, the next with the same policy leaves too: nothing decays by running again."""
+    """A second prune with the same policy removes nothing."""
     first = kept(history, policy)
     assert kept([each for each in history if each.id in first], policy) == first
 
@@ -124,7 +124,7 @@ def test_the_newest_of_each_group_stays(history: list[PruneCandidate], policy: P
 
 
 def test_days_are_utc_and_empty_days_do_not_count() -> None:
-    """Of each day the newest stays; days without a backup use nothing up."""
+    """The newest of each day stays; days without a backup do not count."""
     history = simple("2026-01-01T23:59:59", "2026-01-02T00:00:00", "2026-01-02T12:00:00", "2026-03-01T00:00:00")
     assert kept(history, Policy(daily=2)) == {"2026-03-01T00:00:00", "2026-01-02T12:00:00"}
 
@@ -153,7 +153,7 @@ def test_groups_do_not_push_each_other_out() -> None:
 
 
 def test_chain_of_parents_is_kept_whole() -> None:
-    """An incremental of an incremental needs both of its ancestors, however old; reasons say so."""
+    """An incremental of an incremental needs both of its ancestors, however old; the reasons name it."""
     history = [
         PruneCandidate("full", "g", 1),
         PruneCandidate("second", "g", 2, parent="full"),

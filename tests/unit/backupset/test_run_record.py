@@ -28,7 +28,7 @@ def record(store: ObjectStore) -> RunRecord:
 
 
 def test_record_is_read_back(store: ObjectStore, record: RunRecord) -> None:
-    """What was written, until it is removed; a cut one is damage, not nothing."""
+    """The record is read until it is removed; a cut one is damage, not absence."""
     assert run_record.read_run(store) is None
     run_record.write_run(store, record)
     assert run_record.read_run(store) == record

@@ -60,7 +60,7 @@ def reseal(change: dict[str, Any], **outer: object) -> bytes:
 
 @given(SAMPLES)
 def test_round_trip(sample: Sample) -> None:
-    """What is dumped is loaded, all types and all their values."""
+    """All types and values survive dump and load."""
     assert records.load(Sample, records.dump(sample), "x.json") == sample
 
 
@@ -129,7 +129,7 @@ def test_missing_field() -> None:
     [b"", b"{", b"[]", b"1", b"\xff\xfe", b"null", b"[" * 100_000, b'{"a":1,"a":1}', b'{"format_version": 1.5}', b"{}"],
 )
 def test_garbage(data: bytes) -> None:
-    """What is no document of ours at all is BackupDamaged, never another exception."""
+    """Any other bytes raise BackupDamaged, never another exception."""
     with pytest.raises(BackupDamaged, match=r"x\.json"):
         records.load(Sample, data, "x.json")
 
@@ -172,7 +172,7 @@ def test_a_field_that_came_later_may_be_missing() -> None:
 
 
 def test_newer_format() -> None:
-    """A later format is not damage; the message says which one and what to do."""
+    """A later format is not damage; the message names it and the remedy."""
     with pytest.raises(BackupUnsupported, match="format 2") as caught:
         records.load(Sample, reseal({}, format_version=2, further="field"), "x.json")
     assert "newer tikv-br" in caught.value.hint

@@ -31,12 +31,12 @@ def store(tmp_path: Path) -> ObjectStore:
 
 
 def entry(name: str = "one.sst", start: bytes = b"", end: bytes = b"") -> FileEntry:
-    """What a backup says of it."""
+    """Entry of a file in a backup."""
     return FileEntry(name, 0, start, end, 0, 0, 0)
 
 
 def rows(store: ObjectStore, file: FileEntry, codec: KeyCodec, span: KeyRange | None = None) -> list[Row]:
-    """What is read, row by row."""
+    """Rows as read."""
     found: list[Row] = []
     for batch in read_rows(store, file, codec, span):
         assert batch.num_rows
@@ -59,7 +59,7 @@ def test_rows_of_a_span(store: ObjectStore, tmp_path: Path) -> None:
 
 
 def test_versions_and_tombstones_are_kept(store: ObjectStore, tmp_path: Path) -> None:
-    """Of API V2 come the user key, every version newest first, and tombstones as such."""
+    """For API V2 rows have the user key, every version newest first, and tombstones."""
     key = b"zr\0\0\x07k\0\0\0\xfc"
     written = [(key + (~ts & 2**64 - 1).to_bytes(8, "big"), value) for ts, value in ((30, b"\x02"), (20, b"old\0"))]
     write_sst(tmp_path / "one.sst", written)
@@ -68,8 +68,8 @@ def test_versions_and_tombstones_are_kept(store: ObjectStore, tmp_path: Path) ->
     assert rows(store, file, V2, KeyRange(b"r\0\0\x07l", b"r\0\0\x08")) == []
 
 
-def test_what_is_wrong_names_the_file(store: ObjectStore, tmp_path: Path) -> None:
-    """A flipped bit and a key of another keyspace are damage; a kind that is not known is refused."""
+def test_damage_names_the_file(store: ObjectStore, tmp_path: Path) -> None:
+    """A flipped bit and a key of another keyspace are damage; an unknown kind is refused."""
     sound = write_sst(tmp_path / "one.sst", [(b"za", b"12345678")])
     (tmp_path / "one.sst").write_bytes(flip(sound, 3))
     with pytest.raises(BackupDamaged, match=r"one\.sst is damaged"):

@@ -1,4 +1,4 @@
-"""What probes make of what they see."""
+"""Outcomes of probes."""
 
 from __future__ import annotations
 

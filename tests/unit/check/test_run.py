@@ -47,7 +47,7 @@ def test_probes_run_at_the_same_time() -> None:
 
 
 def test_one_that_hangs_has_failed_and_the_others_count() -> None:
-    """It is told after its time, and what it says later is not heard."""
+    """It is reported after its time, and its late result is ignored."""
     release = threading.Event()
 
     def hang(_: ProbeContext) -> ProbeOutcome:
@@ -78,7 +78,7 @@ def test_errors_become_failures_with_their_hint() -> None:
 
 
 def test_a_defect_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is neither lost nor waited for until the time is over, and its traceback is told."""
+    """It is neither lost nor waited for, and its traceback is logged."""
     reported = threading.Event()
     monkeypatch.setattr(threading, "excepthook", lambda _defect: reported.set())
 
@@ -93,7 +93,7 @@ def test_a_defect_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_without_pd_one_probe_fails_and_the_others_are_skipped() -> None:
-    """The cause is told once."""
+    """The cause is reported once."""
     unreached = around()
     results = run_probes(
         [Probe("pd", lambda here: ok(str(here.connection))), Probe("other", lambda here: ok(str(here.cluster)))],
@@ -109,7 +109,7 @@ def result(name: str, outcome: ProbeOutcome) -> Result:
 
 FINE = result("clock", ok("in step", Figure("clock", 0.25, "s", "-1:1", "-5:5")))
 POOR = result("gc", warn("held | for long\nby cdc", "Look.", Figure("age", 90000, "s", "86400")))
-BAD = result("stores", fail("store 1 is Down", "Mend it."))
+BAD = result("stores", fail("store 1 is Down", "Repair it."))
 NOT = result("space", skipped("not known"))
 
 
@@ -129,7 +129,7 @@ def test_the_worst_decides_for_nagios(results: list[Result], code: int, word: st
 
 
 def test_the_line_is_one_line_with_figures_as_nagios_reads_them() -> None:
-    """What is wrong comes first, failures before warnings; after the only bar stand label=value with unit and ranges."""
+    """Problems come first, failures before warnings; after the only bar stand label=value with unit and ranges."""
     line = run.line([FINE, POOR, BAD, NOT])
     text, _, figures = line.partition(" | ")
     assert "\n" not in line

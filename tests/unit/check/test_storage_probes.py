@@ -55,7 +55,7 @@ class Forgetful(LocalObjectStore):
 
 
 class Remembering(LocalObjectStore):
-    """Says that it deletes."""
+    """Records its deletions."""
 
     def delete(self, name: str) -> None:
         """Keep it."""
@@ -120,6 +120,6 @@ def test_every_lie_is_found(kind: type[LocalObjectStore], act: Act, said: str, t
 
 
 def test_a_write_that_fails_is_an_error(tmp_path: Path) -> None:
-    """Which the runner turns into a failed probe."""
+    """The runner turns the error into a failed probe."""
     with pytest.raises(StorageUnreachable):
         write_and_read(FaultyStore(LocalObjectStore(place(tmp_path)), "b"), "scratch/x")

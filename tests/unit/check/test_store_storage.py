@@ -1,4 +1,4 @@
-"""What the answers of stores that were to open a storage mean."""
+"""Answers of stores that were asked to open a storage."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NO_FOLDER = 'Io(Os { code: 2, kind: NotFound, message: "No such file or director
 
 
 def test_all_stores_open_it() -> None:
-    """The number of them is told."""
+    """The outcome has the number of stores."""
     outcome = judge_answers({"store 1": "", "store 4": ""}, "gcs")
     assert (outcome.status, outcome.seen) == (Status.OK, "opened by 2 stores")
 
@@ -27,7 +27,7 @@ def test_all_stores_open_it() -> None:
     ],
 )
 def test_a_store_that_does_not(error: str, scheme: str, advice: str) -> None:
-    """It is named with its words; the advice fits the storage, and says what works without stores."""
+    """The outcome quotes the store; the advice fits the storage, and names what works without stores."""
     outcome = judge_answers({"store 1": "", "store 4": error}, scheme)
     assert (outcome.status, outcome.seen) == (Status.WARN, f"store 4 cannot open it: {error}")
     assert advice in outcome.advice
@@ -35,6 +35,6 @@ def test_a_store_that_does_not(error: str, scheme: str, advice: str) -> None:
 
 
 def test_no_store_answers() -> None:
-    """Another probe says so."""
+    """Another probe reports that."""
     with pytest.raises(ProbeSkipped):
         judge_answers({}, "gcs")

@@ -1,4 +1,4 @@
-"""What ``run`` changes in a process is put back after each test of the command line."""
+"""Restores the process state that ``run`` changes after each test of the command line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/cli-json.md says what the commands write; that real output keeps to it, every e2e test checks (tests/support/documented.py)."""
+"""docs/cli-json.md describes the output of commands; every e2e test checks real output (tests/support/documented.py)."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ def test_fields_are_read_off_the_source(
     assert generator._message(place, call)[1] == fields
 
 
-def test_what_cannot_be_seen_is_told(generator: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fields that only running tells are refused with the line, instead of being left out of the page."""
+def test_fields_made_at_run_time_are_refused(generator: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fields that static analysis cannot see are refused with the line, instead of being left out of the page."""
     (tmp_path / "hidden_cmd.py").write_text('def command(out, fields):\n    out.result("m", {**fields})\n')
     monkeypatch.syspath_prepend(str(tmp_path))
     [(place, call)] = list(generator._results("hidden_cmd", "command", set()))

@@ -35,7 +35,7 @@ EVERYWHERE = {"--help", "--help-all", "--version", "--install-completion", "--sh
 
 
 def shown(text: str) -> Iterator[str]:
-    """What stands behind ``tikv-br`` in lines of code and in code within lines, up to the end of the command."""
+    """Return the text after ``tikv-br`` in code lines and inline code, up to the end of the command."""
     for kind, block in re.findall(r"^```(\w*)\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
         if kind in {"", "console", "crontab"}:
             yield from re.findall(r"\btikv-br +([a-z][^#|;&\n]*)", block.replace("\\\n", " "))
@@ -83,7 +83,7 @@ def test_examples_parse() -> None:
 
 
 def test_commands_and_flags_are_found() -> None:
-    """The pages show most of what there is: else nothing would have been compared."""
+    """The pages show most commands and flags: otherwise nothing would have been compared."""
     commands = [command for page in PAGES for command in shown(page.read_text(encoding="utf-8"))]
     assert len({command.split()[0] for command in commands} & {path[0] for path in COMMANDS}) > 12
     assert len({flag for command in commands for flag in FLAG.findall(command)}) > 60

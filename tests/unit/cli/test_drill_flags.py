@@ -70,7 +70,7 @@ def test_removed_flags_name_the_alternatives() -> None:
 
 
 def test_a_backup_is_made_or_named() -> None:
-    """How it is made is a mistake beside one that is there."""
+    """Flags for making a backup are refused together with an existing one."""
     config, place = ClusterConfig(pd=("source:2379",)), parse("/backups")
     made = RehearsedBackupFlags(keyspaces=["all"], dst_api_version="v2", spark=SparkFlags()).new(config, place)
     assert made is not None

@@ -1,4 +1,4 @@
-"""Which etcd the flags name."""
+"""The etcd that the flags select."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def test_pd_has_one_of_its_own() -> None:
 
 
 def test_another_has_files_of_its_own_or_none() -> None:
-    """What is not said is the source's; http:// says that there is no TLS."""
+    """Missing flags take the source's values; http:// means no TLS."""
     config = EtcdFlags(etcd="https://a:1,b:2", etcd_ca="other").etcd_config(SOURCE)
     assert (config.endpoints, config.tls.ca, config.tls.cert) == (("a:1", "b:2"), "other", "cert")
     assert not EtcdFlags(etcd="http://a:1").etcd_config(SOURCE).tls.enabled

@@ -24,7 +24,7 @@ Capture = pytest.CaptureFixture[str]
 
 
 def output(capsys: Capture, *words: str) -> str:
-    """What a command that succeeds prints."""
+    """Output of a command that succeeds."""
     capsys.readouterr()
     assert run(words) == 0, capsys.readouterr().err
     return capsys.readouterr().out

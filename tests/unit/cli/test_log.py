@@ -140,7 +140,7 @@ def test_without_a_terminal_progress_is_told_in_one_place(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """On stderr where nothing else is asked for, else in the log file alone, or nowhere; warnings are told in any case."""
+    """Progress goes to stderr by default, else only to the log file, or nowhere; warnings are always shown."""
     monkeypatch.chdir(tmp_path)
     configure(**flags)
     with progress_display(Output()) as display:
@@ -150,14 +150,14 @@ def test_without_a_terminal_progress_is_told_in_one_place(
     logging.getLogger("tikv_br.x").info("a detail")
     logging.getLogger("tikv_br.x").warning("trouble")
     Output().result("summary", {}, "all is well")
-    Output().result("schedule", {}, "what was asked for")
+    Output().result("schedule", {}, "the requested result")
     captured = capsys.readouterr()
     reported = captured.err + ((tmp_path / "log").read_text() if "file" in flags else "")
     assert ("step 1/2: copy" in captured.err) == shown
     assert ("step 1/2: copy" in reported) == (shown or "file" in flags)
     assert ("a detail" in reported) == ("file" in flags or not flags)
     assert "trouble" in reported
-    assert captured.out == ("" if flags.get("quiet") else "all is well\n") + "what was asked for\n"
+    assert captured.out == ("" if flags.get("quiet") else "all is well\n") + "the requested result\n"
 
 
 def test_log_file_that_cannot_be_written_is_a_usage_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -167,7 +167,7 @@ def test_log_file_that_cannot_be_written_is_a_usage_error(tmp_path: Path, capsys
 
 
 def test_py4j_complains_in_debug_only(capsys: pytest.CaptureFixture[str]) -> None:
-    """What its code logs through the root logger of a JVM that has been ended is kept from people."""
+    """Messages that py4j logs through the root logger after its JVM has ended are hidden."""
     record = logging.makeLogRecord({"msg": "lost", "levelno": logging.ERROR, "pathname": "/x/py4j/java_gateway.py"})
     for level, reported in ((LogLevel.INFO, False), (LogLevel.DEBUG, True)):
         configure(level)
@@ -176,14 +176,14 @@ def test_py4j_complains_in_debug_only(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 HUSH = "5ec2e7" * 6
-"""No key that fits, and no word that occurs by itself."""
+"""A wrong key, and a word that occurs nowhere else."""
 SECRETS = {
     "storage": f"s3://bkt/p?access-key=AK{HUSH}&secret-access-key={HUSH}&session-token={HUSH}&nonsense=1",
     "state": f"s3://user:{HUSH}@b/p?nonsense=1",
     "crypter.key": HUSH,
     "pd": f"http://user:{HUSH}@127.0.0.1:nonsense",
 }
-"""What each flag that may carry a secret is given: wrong, so that a message has reason to quote it."""
+"""A wrong value for each flag that may carry a secret, so that a message has reason to quote it."""
 
 
 @pytest.mark.parametrize("form", [pytest.param("console", marks=pytest.mark.slow), "json"])
@@ -224,7 +224,7 @@ def test_a_credential_on_the_command_line_is_a_warning(
 
 
 def test_an_outage_is_on_the_console_beside_a_log_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Whoever waits at the console learns for whom; other lines are in the file only."""
+    """The outage is also shown on the console; other lines are in the file only."""
     file = tmp_path / "log"
     configure(file=str(file))
     logging.getLogger("tikv_br.cluster").warning("something else")
@@ -236,7 +236,7 @@ def test_an_outage_is_on_the_console_beside_a_log_file(tmp_path: Path, capsys: p
 
 
 def test_an_outage_does_not_break_the_bar() -> None:
-    """On a terminal its line is above the bar, which is drawn anew."""
+    """On a terminal its line is above the bar, which is redrawn."""
     configure()
     terminal = Terminal()
     with BarProgress(terminal) as display:

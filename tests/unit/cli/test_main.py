@@ -44,7 +44,7 @@ def test_version_in_both_forms(capsys: pytest.CaptureFixture[str]) -> None:
 def test_usage_errors_exit_2_with_the_way_to_help(
     arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What is wrong with the command line is said on stderr, and where to read more."""
+    """The error is on stderr, with a pointer to the help."""
     assert run(arguments) == 2
     out, err = capsys.readouterr()
     assert out == ""
@@ -80,7 +80,7 @@ def test_our_error_gives_its_code_message_and_hint(
 def test_a_hint_is_whole_where_the_message_ends_with_the_name_of_a_credential(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What blanks credentials does not take the hint for one."""
+    """Redaction of credentials leaves the hint alone."""
     failing(monkeypatch, StorageDenied("wrong is --etcd-password", hint="do this"))
     assert run(["version"]) == 21
     assert capsys.readouterr().err == "Error: wrong is --etcd-password\nHint: do this\n"
@@ -106,7 +106,7 @@ def test_interruption_exits_130(error: BaseException, monkeypatch: pytest.Monkey
     assert run(["version"]) == 130
 
 
-def test_nothing_asked_shows_help_on_stderr(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_bare_command_shows_help_on_stderr(capsys: pytest.CaptureFixture[str]) -> None:
     """The bare command explains itself, and is not a success for a script."""
     assert run([]) == 2
     out, err = capsys.readouterr()

@@ -92,7 +92,7 @@ def test_no_sizes(text: str) -> None:
 
 @pytest.mark.parametrize("text", ["36501d", "99999999999999999999s", "9" * 30, "9" * 400, "1h99999999d"])
 def test_durations_too_long(text: str) -> None:
-    """What no timer and no timestamp holds is refused here, not by an overflow later."""
+    """Durations beyond timers and timestamps are refused here, not by an overflow later."""
     with pytest.raises(typer.BadParameter, match=r"too long: pass at most 36500d"):
         parse_duration(text)
 

@@ -101,7 +101,7 @@ def test_an_error_whose_text_cannot_be_read_is_reported() -> None:
 
 
 def test_a_missing_option_is_named_with_what_to_pass(capsys: pytest.CaptureFixture[str]) -> None:
-    """One line says what is missing, the next what to pass."""
+    """One line names the missing option, the next a value for it."""
     assert run(["log", "status"]) == 2
     assert capsys.readouterr().err.splitlines() == [
         "Error: --storage is missing",

@@ -41,7 +41,7 @@ def test_display_fits_the_reader(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_lines_are_calm(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a pipe a step has a line each 10 s, with percent, amounts, rate, elapsed and remaining time, and one at its end."""
+    """In a pipe a step has a line every 10 s, with percent, amounts, rate, elapsed and remaining time, and a last one."""
     now = 1000.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
     stream = io.StringIO()
@@ -72,7 +72,7 @@ def test_brief_steps_leave_no_line() -> None:
     assert stream.getvalue() == "step 2/2: scan: done in 1.00s\n"
 
 
-def test_what_was_undone_is_named() -> None:
+def test_undone_steps_are_named() -> None:
     """A lock is released; other steps are named as they were when they ran."""
     assert describe(StepUndone("acquire the restore lock")) == "released the restore lock"
     assert describe(StepUndone("set the download limit")) == "undone: set the download limit"

@@ -24,14 +24,14 @@ def config(tmp_path: Path) -> Path:
 
 
 def show(capsys: Capture, *arguments: str) -> dict[str, tuple[Any, str]]:
-    """Value and origin of each setting that ``config show`` tells, by name."""
+    """Return value and origin of each setting of ``config show``, by name."""
     assert run(["config", "show", "--output", "json", *arguments]) == 0
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     return {line["name"]: (line["value"], line["origin"]) for line in lines}
 
 
 def refusal(capsys: Capture, *arguments: str) -> str:
-    """What a command says that ends with exit code 2."""
+    """Return the output of a command that ends with exit code 2."""
     assert run(arguments) == 2
     return capsys.readouterr().err
 
@@ -75,7 +75,7 @@ def test_every_flag_has_a_variable_of_its_own(capsys: Capture, monkeypatch: pyte
 def test_lists_come_from_every_origin(
     flags: list[str], variable: str, text: str, config: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Several PD addresses are several, whoever says them."""
+    """Several PD addresses are kept, from any origin."""
     config.write_text(text)
     monkeypatch.setenv("TIKV_BR_PD", variable)
     assert show(capsys, "raw", "get", "--config", str(config), *flags)["pd"][0] == ["a:1", "b:2"]

@@ -1,4 +1,4 @@
-"""What the flags of ``tikv-br sync`` come to."""
+"""Options made from the flags of ``tikv-br sync``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How syncs are shown: live on a terminal, lines in a log, JSON lines."""
+"""Display of syncs: live on a terminal, lines in a log, JSON lines."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_lines_go_to_the_log(caplog: pytest.LogCaptureFixture, monkeypatch: pyte
 
 
 def test_a_terminal_shows_it_live_and_log_lines_stay_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The table is drawn again and again; what is logged meanwhile stands above it, and stderr is as before in the end."""
+    """The table is redrawn; log messages stand above it, and stderr is restored in the end."""
     terminal, watched = Terminal(), Watched()
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setenv("TERM", "xterm")

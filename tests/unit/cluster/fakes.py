@@ -81,7 +81,7 @@ class FakeCluster:
             server.close()
 
     def config(self, **changes: object) -> ClusterConfig:
-        """A config that is patient, but for stores that say that they are busy."""
+        """Config with long budgets, except for busy stores."""
         values = {"connect_timeout": 60.0, "request_timeout": 20.0, "retry_budget": 60.0, "busy_budget": 0.0} | changes
         return ClusterConfig(pd=(self.pd.address,), **values)  # type: ignore[arg-type]
 
@@ -103,7 +103,7 @@ class FakeCluster:
         return pdpb_pb2.GetRegionResponse()
 
     def scan_answer(self, data: bytes) -> pdpb_pb2.ScanRegionsResponse:
-        """What PD answers to a scan."""
+        """PD's answer to a scan."""
         request = pdpb_pb2.ScanRegionsRequest.FromString(data)
         found = [
             each
@@ -127,7 +127,7 @@ def pd_http(server: ScriptedHttp) -> PdHttp:
 
 
 def put_answer(error: errorpb_pb2.Error | None = None) -> kvrpcpb_pb2.RawPutResponse:
-    """What a store says to a put."""
+    """A store's answer to a put."""
     return kvrpcpb_pb2.RawPutResponse(region_error=error)
 
 
@@ -156,7 +156,7 @@ class FakeSafePoints:
         return min([self.gc, *(ts for ts, _ in self.services.values())]) if safe_point >= self.gc else self.gc
 
     def gc_safe_point(self) -> int:
-        """Where GC stands."""
+        """The GC safe point."""
         return self.gc
 
     def wait_for_calls(self, calls: int) -> None:

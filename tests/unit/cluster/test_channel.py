@@ -1,4 +1,4 @@
-"""What gRPC failures mean, and TLS trouble told from silence."""
+"""Classes of gRPC failures; TLS problems differ from silence."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tikv_br.errors import ClusterError, ClusterTlsError, ClusterUnreachable, Us
 PATIENCE = 60.0
 """Seconds that a server may take to answer."""
 AT_ONCE = PATIENCE / 2
-"""Seconds within which even a busy machine tells what is not to wait for `PATIENCE`."""
+"""Seconds within which even a busy machine reports what must not wait for `PATIENCE`."""
 
 
 @pytest.fixture
@@ -181,7 +181,7 @@ def test_an_authority_that_is_no_certificate_is_told(tmp_path: Path) -> None:
 
 
 def test_nobody_there_is_unreachable() -> None:
-    """A port where nobody listens is no TLS trouble, and is told at once with its address."""
+    """A closed port is no TLS problem, and is reported at once with its address."""
     with reserved_ports(1) as [port]:
         address = f"127.0.0.1:{port}"
         began = time.monotonic()

@@ -1,4 +1,4 @@
-"""How to reach a cluster, from flags."""
+"""Cluster configuration from flags."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from tikv_br.errors import UsageError
 
 
 def test_addresses_lose_scheme_and_doubles() -> None:
-    """PD addresses may carry a scheme, spaces and repetitions; what is left is host:port."""
+    """PD addresses may have a scheme, spaces and repetitions; the result is host:port."""
     assert parse_addresses("http://a:1, b:2,https://a:1/") == ("a:1", "b:2")
 
 
 @pytest.mark.parametrize("text", ["", " , ", "nohost", ":2379", "a:", "a:0", "a:65536", "a:b", "a:-1"])
-def test_what_is_no_address_is_a_usage_error(text: str) -> None:
-    """A flag that holds no address is told as such before anything is dialled."""
+def test_invalid_addresses_are_usage_errors(text: str) -> None:
+    """The error comes before any connection attempt."""
     with pytest.raises(UsageError):
         parse_addresses(text)
 

@@ -15,13 +15,13 @@ from tikv_br.retry import RetryPolicy
 
 
 class Stores:
-    """A cluster of two stores; notes what they are told."""
+    """A cluster of two stores that records requests."""
 
     def __init__(self, failing: int = 0) -> None:
         self.calls: list[tuple[int, int, str, int]] = []
         self.failing = failing
         self.often = threading.Event()
-        """Set when they were told more than once."""
+        """Set after several requests."""
         self.config = SimpleNamespace(retry=RetryPolicy(0.0))
 
     def stores(self, *, known: bool = False) -> list[Any]:
@@ -65,7 +65,7 @@ def test_no_limit_needs_no_store_that_is_away(caplog: pytest.LogCaptureFixture) 
 
 
 def test_set_by_name_with_an_end_and_lifted() -> None:
-    """Every store that holds data is told; a killed holder's limit ends by itself; 0 lifts it, as often as one likes."""
+    """Every store that holds data gets the limit; that of a killed holder expires; 0 lifts it, repeatedly."""
     stores = Stores()
     held = limit(stores)
     held.start()
@@ -92,7 +92,7 @@ def test_a_store_that_is_away() -> None:
 
 
 def test_the_others_are_freed_when_one_is_away() -> None:
-    """A store that is gone at the end keeps none of the others limited, and the error says what is left."""
+    """An unreachable store keeps no other limited, and the error names what is left."""
     stores = Stores()
     held = limit(stores)
     held.start()

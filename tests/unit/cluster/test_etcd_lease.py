@@ -65,8 +65,8 @@ def test_it_counts_from_when_the_request_was_sent(etcd: SlowEtcd) -> None:
     assert etcd.revoked.is_set()
 
 
-def test_who_was_stopped_finds_out_by_itself(etcd: SlowEtcd) -> None:
-    """When time has passed without a renewal, the first look says that the lease may have ended, without asking etcd."""
+def test_a_suspended_holder_notices_the_possible_expiry(etcd: SlowEtcd) -> None:
+    """After a time without renewal, the first check reports a possible expiry without asking etcd."""
     with LeaseHolder(etcd, TTL, clock=etcd.clock) as held:
         etcd.trouble = EtcdUnreachable("away")
         etcd.now += PAST_THE_TTL
@@ -87,8 +87,8 @@ def test_trouble_is_lived_through(etcd: SlowEtcd, trouble: TikvBrError) -> None:
         eventually(lambda: held.remaining > 0.9, 30)
 
 
-def test_what_etcd_has_forgotten_is_gone_at_once(etcd: SlowEtcd) -> None:
-    """Seconds that were left by our count do not matter then; an etcd that is away at the end is no error."""
+def test_a_lease_that_etcd_lost_is_over_at_once(etcd: SlowEtcd) -> None:
+    """The remaining seconds by our count do not matter then; an unreachable etcd at the end is no error."""
     with LeaseHolder(etcd, TTL, clock=etcd.clock) as held:
         etcd.trouble = EtcdLeaseExpired("unknown lease")
         eventually(lambda: held.remaining <= 0, 30)

@@ -21,7 +21,7 @@ WHOLE = CODEC.rpc_range(b"", b"")
 
 
 class Stores:
-    """One store that has keys, counts who asks it at a time, and makes everyone wait until several do."""
+    """A store with keys that counts concurrent requests, and makes all wait until several have come."""
 
     def __init__(self, fake: FakeCluster, keys: list[bytes]) -> None:
         self._server = fake.stores[1]
@@ -51,7 +51,7 @@ def key(number: int) -> bytes:
 
 @pytest.fixture
 def cluster(fake: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
-    """Of API V2, with many regions, the outer ones reaching beyond the keyspace; PD tells seven at a time."""
+    """A cluster of API V2 with many regions, the outer ones reaching beyond the keyspace; PD lists seven per page."""
     monkeypatch.setattr("tikv_br.cluster.pd.SCAN_PAGE", 7)
     bounds = [b"", *(CODEC.bound(CODEC.rpc_key(key(number))) for number in range(1, REGIONS)), b""]
     fake.regions = [with_leader(region(at + 1, bounds[at], bounds[at + 1])) for at in range(REGIONS)]
@@ -70,7 +70,7 @@ def test_an_empty_range_costs_a_request_a_region(fake: FakeCluster, cluster: Clu
 
 
 def test_it_ends_at_the_first_key(fake: FakeCluster, cluster: Cluster) -> None:
-    """Of several keys the smallest is found, whichever region answers first, and few regions behind it are asked."""
+    """The smallest of several keys is found, whichever region answers first, and few later regions are asked."""
     stores = Stores(fake, [key(50) + b"x", key(51), key(55), key(150)])
     assert first_rpc_key(cluster, 0, *WHOLE) == CODEC.rpc_key(key(50) + b"x")
     assert 51 <= stores.asked() <= 50 + WINDOW
@@ -78,14 +78,14 @@ def test_it_ends_at_the_first_key(fake: FakeCluster, cluster: Cluster) -> None:
 
 
 def test_a_part_of_the_keys(fake: FakeCluster, cluster: Cluster) -> None:
-    """Neither the key before the range nor that at its end counts, and no region outside is asked."""
+    """Neither the key before the range nor the one at its end counts, and no region outside is asked."""
     stores = Stores(fake, [key(20), key(40) + b"b"])
     assert first_rpc_key(cluster, 0, *CODEC.rpc_range(key(20) + b"\0", key(40) + b"b")) is None
     assert stores.asked() == 21
 
 
 def test_a_region_that_has_split_since(fake: FakeCluster, cluster: Cluster) -> None:
-    """What PD said is only where to cut: a region that is two by now is asked in two parts."""
+    """PD's regions only divide the range: one that has split since is asked in two parts."""
     Stores(fake, [key(7) + b"z"])
     middle = CODEC.bound(CODEC.rpc_key(key(7) + b"m"))
     old = fake.regions[7].region
@@ -106,7 +106,7 @@ def test_a_region_that_has_split_since(fake: FakeCluster, cluster: Cluster) -> N
 
 
 def test_a_refusal_ends_it(fake: FakeCluster, cluster: Cluster) -> None:
-    """What one region says is raised, and the others are not asked any more."""
+    """The error of one region is raised, and the others are not asked."""
     refused = kvrpcpb_pb2.RawScanResponse(kvs=[kvrpcpb_pb2.KvPair(error=kvrpcpb_pb2.KeyError(abort="no"))])
     fake.stores[1].script(KV + "RawScan", refused)
     with pytest.raises(RequestRefused):

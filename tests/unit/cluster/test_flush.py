@@ -47,7 +47,7 @@ def test_every_store_that_is_up_is_flushed(fake: FakeCluster) -> None:
     assert len(fake.stores[1].requests[BACKUP]) == 1
 
 
-def test_nothing_is_sent_before_v2(fake: FakeCluster) -> None:
+def test_v1_stores_get_no_request(fake: FakeCluster) -> None:
     """V1 stores have no timestamps; the request would be an error there."""
     cluster(fake, ApiVersion.V1TTL).flush_timestamps()
     assert not fake.stores[1].requests

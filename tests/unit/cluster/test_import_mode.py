@@ -17,13 +17,13 @@ IMPORT, NORMAL = 1, 0
 
 
 class Servers:
-    """PD and two stores; notes what they are told."""
+    """PD and two stores that record requests."""
 
     def __init__(self, failing: int = 0) -> None:
         self.calls: list[tuple[object, int]] = []
         self.failing = failing
         self.often = threading.Event()
-        """Set when they were told more than once."""
+        """Set after several requests."""
         self.pd_http = SimpleNamespace(pause_scheduler=lambda name, seconds: self.calls.append((name, seconds)))
         self.config = SimpleNamespace(retry=RetryPolicy(0.0))
 
@@ -71,7 +71,7 @@ def test_it_is_renewed_while_it_is_held() -> None:
 
 
 def test_a_store_that_is_away_hinders_entering_and_not_leaving() -> None:
-    """To enter, every store is needed; to leave, the others are told, and it is said that one was not."""
+    """Entering needs every store; leaving continues with the others, and reports the missing one."""
     servers = Servers(failing=1)
     mode = mode_of(servers)
     with pytest.raises(RetryBudgetExhausted):

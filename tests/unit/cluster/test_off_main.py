@@ -69,7 +69,7 @@ def _main() -> int:
 
 
 def test_it_runs_in_another_thread() -> None:
-    """What comes of it is returned or raised; in any other thread but the main it runs where it is called."""
+    """Results and errors are passed on; in threads other than the main one the call runs in place."""
     assert run_in_worker_thread(threading.get_ident) != threading.get_ident()
     with pytest.raises(ZeroDivisionError):
         run_in_worker_thread(lambda: 1 // 0)

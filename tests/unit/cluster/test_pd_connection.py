@@ -53,7 +53,7 @@ def test_a_header_error_arrives_as_its_class(fake: FakeCluster, kind: int) -> No
 
 
 def test_requests_carry_the_cluster_id(fake: FakeCluster) -> None:
-    """PD refuses requests of another cluster; ours carry the id that GetMembers told."""
+    """Requests carry the cluster id of GetMembers; PD refuses those for another cluster."""
     fake.pd.script(GET_GC, GC)
     with PdClient(fake.config()) as pd:
         assert pd.gc_safe_point() == 42
@@ -73,7 +73,7 @@ def test_the_leader_is_asked_not_the_first_member() -> None:
 
 
 def test_a_leader_change_is_followed() -> None:
-    """A member that stopped leading says UNAVAILABLE "not leader"; the call goes on with the new leader."""
+    """A former leader answers UNAVAILABLE "not leader"; the call continues with the new leader."""
     with ScriptedServer() as old, ScriptedServer() as new:
         old.script(
             PD + "GetMembers", members(old.address, new.address), members(old.address, new.address, leader=new.address)
@@ -108,7 +108,7 @@ def test_texts_of_a_leader_change_are_followed(answer: Failure | pdpb_pb2.GetGCS
 
 
 def test_members_learnt_on_the_way_are_asked_when_the_first_dies() -> None:
-    """The leader dies; a member that only GetMembers told of knows the new one."""
+    """The leader dies; the new one is known to a member that only GetMembers listed."""
     with ScriptedServer() as survivor:
         doomed = ScriptedServer()
         doomed.script(PD + "GetMembers", members(doomed.address, survivor.address))
@@ -183,7 +183,7 @@ def test_a_wrong_cluster_id_is_not_retried(fake: FakeCluster) -> None:
 
 @pytest.mark.usefixtures("short_waits")
 def test_an_election_is_waited_out() -> None:
-    """The first contact asks again while members know no leader, say that they are none, start, hang up, or one of them refuses."""
+    """The first contact is retried while members know no leader, deny leadership, start, hang up, or one of them refuses."""
     dead = ScriptedServer()
     dead.close()
     with ScriptedServer() as server:
@@ -210,7 +210,7 @@ def test_a_pd_that_never_has_a_leader_is_given_up() -> None:
 
 
 def test_nobody_there_is_not_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where every address refuses connections or has no such name, nothing is waited for."""
+    """If every address refuses connections or does not resolve, there is no wait."""
     dead = ScriptedServer()
     dead.close()
     waits: list[object] = []
@@ -251,7 +251,7 @@ def test_calls_to_a_pd_that_is_gone_take_one_budget(fake: FakeCluster) -> None:
 
 
 def test_the_stores_are_known_without_pd(fake: FakeCluster) -> None:
-    """While PD does not answer, those that it has last named are told to leave import mode or lift a limit."""
+    """Without PD, the last known stores get the requests to leave import mode or lift a limit."""
     stores = pdpb_pb2.GetAllStoresResponse(stores=[metapb_pb2.Store(id=1, address="a:1")])
     method = PD + "GetAllStores"
     with Cluster.connect(fake.config(retry_budget=1.0)) as cluster:

@@ -28,7 +28,7 @@ def pd(server: ScriptedHttp) -> PdHttp:
 
 @pytest.mark.parametrize("body", [b'"8.5.2"\n', b'"v8.5.2"'])
 def test_the_version_loses_quotes_and_v(server: ScriptedHttp, pd: PdHttp, body: bytes) -> None:
-    """What is compared and shown is the bare version."""
+    """The bare version is compared and shown."""
     server.scripts["/pd/api/v1/config/cluster-version"] = [(200, body)]
     assert pd.cluster_version() == "8.5.2"
 

@@ -1,4 +1,4 @@
-"""What PD's HTTP documents mean; the documents are those of PD 8.5, shortened."""
+"""Parsing of PD's HTTP documents; the documents are those of PD 8.5, shortened."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_sizes(text: str, size: int) -> None:
     assert parse_size(text) == size
 
 
-def test_what_is_no_size_is_refused() -> None:
-    """A change of PD's form is no empty disk."""
+def test_invalid_sizes_are_refused() -> None:
+    """A change of PD's format is no empty disk."""
     with pytest.raises(RequestRefused, match="lots"):
         parse_size("lots")

@@ -14,7 +14,7 @@ class Clock:
         self.now = 50.0
 
     def __call__(self) -> float:
-        """Tell the time."""
+        """Return the time."""
         return self.now
 
     def sleep(self, seconds: float) -> None:
@@ -23,8 +23,8 @@ class Clock:
 
 
 @pytest.mark.parametrize("reading", [0.0, 0.02, 0.09])
-def test_what_requests_take_is_no_loss_of_speed(reading: float) -> None:
-    """100 reads of 1,000 bytes at 10,000 bytes a second last ten seconds, also when each takes some time by itself."""
+def test_the_duration_of_requests_does_not_slow_the_rate(reading: float) -> None:
+    """100 reads of 1,000 bytes at 10,000 bytes a second last ten seconds, also if each takes some time."""
     clock = Clock()
     limit = RateLimit(10_000, clock, clock.sleep)
     for _ in range(100):
@@ -46,7 +46,7 @@ def test_a_pause_is_made_up_for_by_a_second_at_most() -> None:
 
 
 def test_each_store_has_a_rate_of_its_own() -> None:
-    """What is read from one store does not hold up reads from another."""
+    """Reads from one store do not delay reads from another."""
     waits: list[float] = []
     limit = RateLimit(1000, lambda: 50.0, waits.append)
     for store_id, size in ((1, 10_000), (2, 1000), (1, 1000)):

@@ -98,7 +98,7 @@ def test_get_tells_empty_from_missing(
 
 
 def test_v2_keys_carry_their_keyspace(fake: FakeCluster) -> None:
-    """What is sent is r, the keyspace and the user key, unencoded; PD is asked with the encoded form."""
+    """Requests have r, the keyspace and the user key, unencoded; PD gets the encoded form."""
     fake.kv("RawPut", kvrpcpb_pb2.RawPutResponse())
     raw = client(fake, V2, 4242)
     raw.put(b"k", b"v", ttl=9)
@@ -186,7 +186,7 @@ def test_puts_keep_to_a_rate(fake: FakeCluster) -> None:
 
 
 def test_a_retry_carries_the_ttl_that_remains_then(fake: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Time passes between a request and its retry: TTLs shrink, and a row that has expired meanwhile is left out."""
+    """TTLs shrink between a request and its retry, and a row that has expired in between is left out."""
     now, seen = 1_000_000.0, list[kvrpcpb_pb2.RawBatchPutRequest]()
     monkeypatch.setattr("tikv_br.cluster.clock.time", SimpleNamespace(time=lambda: now))
 
@@ -243,7 +243,7 @@ def test_a_batch_too_large_for_raft_is_halved(fake: FakeCluster) -> None:
 
 
 def test_regions_that_split_between_batches_are_followed(fake: FakeCluster) -> None:
-    """The rest of a batch is cut anew by the regions that the store sent."""
+    """The rest of a batch is divided again by the regions that the store sent."""
     pieces = [region(2, b"", b"m", version=2), region(1, b"m", b"", version=2)]
     error = region_error(epoch_not_match=errorpb_pb2.EpochNotMatch(current_regions=pieces))
     batches: list[tuple[int, list[bytes]]] = []
@@ -355,14 +355,14 @@ def test_a_bound_amid_a_keys_versions_is_told(fake: FakeCluster) -> None:
 def test_ttl_of_a_deleted_key_is_none(
     fake: FakeCluster, version: ApiVersion, ttl_answer: Entry, get_answer: Entry | None, expected: int | None
 ) -> None:
-    """A V2 store says 0 for a tombstone; a get tells it from a key that never expires."""
+    """A V2 store answers 0 for a tombstone; a get distinguishes it from a key that never expires."""
     fake.kv("RawGetKeyTTL", ttl_answer)
     if get_answer is not None:
         fake.kv("RawGet", get_answer)
     assert client(fake, version).get_ttl(b"k") == expected
 
 
-def test_nothing_about_ttl_is_sent_to_v1(fake: FakeCluster) -> None:
+def test_v1_stores_get_no_ttl(fake: FakeCluster) -> None:
     """RawGetKeyTTL kills a V1 store, and a TTL is refused by it: both end here."""
     raw = client(fake)
     calls: list[Callable[[], object]] = [

@@ -45,7 +45,7 @@ def test_a_store_without_timestamps_is_asked_again() -> None:
 
 
 def test_an_error_with_only_a_message_is_tried_elsewhere() -> None:
-    """A store that is closing says so in words only; the region may soon be led elsewhere."""
+    """A closing store answers with text only; the region may soon be led elsewhere."""
     seen = RegionErrorSeen(errorpb_pb2.Error(message="TiKV is Closing"))
     assert seen.kind == ""
     assert seen.reaction is MESSAGE_ONLY

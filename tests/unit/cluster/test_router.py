@@ -71,7 +71,7 @@ def test_fleeting_refusals_are_tried_again(fake: FakeCluster, kind: str) -> None
 
 @pytest.mark.parametrize("kind", ["raft_entry_too_large", "FlashbackInProgress", "FlashbackNotPrepared"])
 def test_final_refusals_are_told_at_once(fake: FakeCluster, kind: str) -> None:
-    """What no retry cures is an error with the kind in its message, after one request."""
+    """Permanent errors are raised after one request, with the kind in the message."""
     fake.kv("RawPut", put_answer(one_kind(kind)))
     with pytest.raises(RequestRefused, match=f"RawPut: region 1: {kind}: scripted"):
         client(fake).put(b"k", b"v")
@@ -85,7 +85,7 @@ def test_a_message_without_a_kind_is_tried_again(fake: FakeCluster) -> None:
 
 
 def test_a_failure_without_a_meaning_is_tried_again(three: FakeCluster) -> None:
-    """What a proxy says, or a store that is ending: in RawKV as good as silence, so another store is asked."""
+    """Unknown answers of proxies or stopping stores count as silence in RawKV, so another store is asked."""
     three.kv("RawPut", fail("UNKNOWN", "Stream removed"))
     three.kv("RawPut", put_answer(), store_id=2)
     client(three).put(b"k", b"v")
@@ -93,7 +93,7 @@ def test_a_failure_without_a_meaning_is_tried_again(three: FakeCluster) -> None:
 
 
 def test_a_failure_without_a_meaning_is_told_in_the_end(fake: FakeCluster) -> None:
-    """What stays is an error with the text, after the budget; what must not be done twice is not tried again."""
+    """A lasting failure is raised with its text after the budget; requests that must not be repeated are not."""
     fake.kv("RawPut", *[fail("UNKNOWN", "odd")] * 50)
     with pytest.raises(RetryBudgetExhausted, match=r"RawPut: gave up .* UNKNOWN: odd"):
         client(fake, retry_budget=0.5).put(b"k", b"v")
@@ -103,7 +103,7 @@ def test_a_failure_without_a_meaning_is_told_in_the_end(fake: FakeCluster) -> No
 
 
 def test_a_failure_without_a_meaning_may_be_a_refusal(fake: FakeCluster) -> None:
-    """Stores refuse imports that way: unless the caller knows better it is told at once."""
+    """Stores refuse imports in this form: unless the caller knows better, it is raised at once."""
     sent: list[int] = []
 
     def send(_region: Region, _store: StoreClient) -> None:
@@ -230,7 +230,7 @@ def test_a_fence_is_asked_before_each_try_of_a_write(fake: FakeCluster) -> None:
 
 
 def test_all_stores_dead_ends_with_the_budget(fake: FakeCluster) -> None:
-    """A store that stays away is told by name, within the budget."""
+    """The error names the unreachable store, within the budget."""
     fake.stores[1].close()
     began = time.monotonic()
     with pytest.raises(RetryBudgetExhausted, match=r"RawPut: gave up after .* store 1 \(127.0.0.1:"):
@@ -264,7 +264,7 @@ def test_a_swap_of_unknown_outcome_is_not_repeated(fake: FakeCluster, kind: str)
 
 
 def test_a_swap_that_was_surely_refused_is_repeated(fake: FakeCluster) -> None:
-    """A region error that says that nothing was done is tried again even for a swap."""
+    """A region error without effect is retried even for a swap."""
     fake.kv(
         "RawCompareAndSwap",
         kvrpcpb_pb2.RawCASResponse(region_error=one_kind("epoch_not_match")),

@@ -21,7 +21,7 @@ def wait_until_lost(keeper: SafePointKeeper) -> None:
 
 
 def test_a_safe_point_ahead_of_gc_is_registered() -> None:
-    """What GC has not reached can be protected, and released again."""
+    """Timestamps ahead of GC can be protected, and released again."""
     pd = FakeSafePoints()
     pd.gc = 100
     protect(pd, "br", 100, 60)
@@ -57,7 +57,7 @@ def test_a_keeper_renews_and_releases() -> None:
 
 
 def test_a_keeper_notices_that_gc_passed() -> None:
-    """GC that overtakes a held safe point is told by check."""
+    """The check raises when GC has overtaken the safe point."""
     pd = FakeSafePoints()
     keeper = SafePointKeeper(pd, "br", 100, ttl_seconds=0.03)  # type: ignore[arg-type]
     keeper.start()
@@ -134,7 +134,7 @@ def test_a_keeper_can_leave_its_safe_point() -> None:
     assert pd.services == {"br": (100, 3600)}
 
 
-def test_what_is_lost_cannot_be_left() -> None:
+def test_a_lost_safe_point_cannot_be_handed_over() -> None:
     """A hand-over on a lost safe point is refused."""
     pd = FakeSafePoints()
     keeper = SafePointKeeper(pd, "br", 100, ttl_seconds=60)

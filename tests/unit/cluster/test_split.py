@@ -35,7 +35,7 @@ class Splitter:
             return self.answer(data)
 
     def answer(self, data: bytes) -> kvrpcpb_pb2.SplitRegionResponse:
-        """Split, or tell what has become of the region."""
+        """Split, or return the region's error."""
         request = kvrpcpb_pb2.SplitRegionRequest.FromString(data)
         assert request.is_raw_kv
         old = next(each.region for each in self.fake.regions if each.region.id == request.context.region_id)
@@ -83,7 +83,7 @@ def test_keys_that_are_bounds_already_cost_nothing(fake: FakeCluster) -> None:
 
 
 def test_another_who_was_faster_is_fine(fake: FakeCluster) -> None:
-    """A store that finds nothing left to split says so in words; that is success."""
+    """A store that finds nothing left to split reports it as text; that is success."""
     words = "Coprocessor [split_observer.rs:153]: no valid key found for split."
     fake.kv("SplitRegion", kvrpcpb_pb2.SplitRegionResponse(region_error=errorpb_pb2.Error(message=words)))
     assert split_at(Cluster.connect(fake.config()), KeyCodec(ApiVersion.V1), [b"m"]) == []
@@ -131,7 +131,7 @@ def test_scatter_waits_until_pd_is_done(fake: FakeCluster) -> None:
 
 
 def test_scatter_gives_up_in_time(fake: FakeCluster) -> None:
-    """What PD does not finish is returned, not an error: the data is there all the same."""
+    """Unfinished work of PD is returned, not an error: the data is complete."""
     meta = region(5, b"", b"")
     fake.pd.script(PD + "GetRegionByID", pdpb_pb2.GetRegionResponse(region=meta))
     fake.pd.script(PD + "ScatterRegion", pdpb_pb2.ScatterRegionResponse())

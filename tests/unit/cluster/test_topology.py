@@ -99,8 +99,8 @@ def test_no_store_is_unfit() -> None:
 
 
 @pytest.mark.parametrize("body", [b"not json", b"[]", b"{}", b'{"storage": 1}'])
-def test_what_is_no_configuration_is_refused(body: bytes) -> None:
-    """Something else listens at the status port: V1 must not be guessed."""
+def test_other_answers_at_the_status_port_are_refused(body: bytes) -> None:
+    """Another server at the status port must not be taken for V1."""
     with ScriptedHttp() as server:
         server.scripts["/config"] = [(200, body)]
         with pytest.raises(RequestRefused):

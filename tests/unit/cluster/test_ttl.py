@@ -88,7 +88,7 @@ def fetcher(
 
 
 def test_expiry_counts_from_the_sending(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of requests sent together the last is read much later: its row must not live longer for that. 0 stays never."""
+    """An answer read late must not prolong the row's life; 0 stays never."""
     response = kvrpcpb_pb2.RawGetKeyTTLResponse
     answers = {
         b"a": response(ttl=100),

@@ -1,4 +1,4 @@
-"""Which engine runs, why, and where its tasks do."""
+"""Choice of engine and executor, with reasons."""
 
 from __future__ import annotations
 
@@ -82,10 +82,10 @@ def test_auto_takes_the_stores_where_something_would_be_lost(
         (V2, V2, {"compression": Compression.NONE}, True),
     ],
 )
-def test_what_stores_do_not_write_is_rewritten(
+def test_formats_that_stores_do_not_write_are_rewritten(
     source: ApiVersion, target: ApiVersion, changes: dict[str, Any], rewrites: bool
 ) -> None:
-    """Where bytes of the stores' files pass through here, the reason says so."""
+    """The reason mentions that the bytes of the stores' files pass through this machine."""
     engine = choose_engine(options(engine="store", **changes), source, target)
     assert (engine.name, engine.rewrites_files, "rewritten" in engine.reason) == ("store", rewrites, rewrites)
     assert engine.stores_write_final_files is not rewrites

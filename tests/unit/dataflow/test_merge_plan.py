@@ -1,4 +1,4 @@
-"""How a merge divides the keys: by what there is to read, wherever the files of the log begin."""
+"""Division of keys by a merge: by the amount to read, wherever the log's files begin."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What options refuse by themselves."""
+"""Combinations that options refuse."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from tikv_br.storage.url import parse
 
 @pytest.mark.parametrize("call", ["list", "stat", "delete"])
 def test_a_lease_ends_with_its_run_also_where_the_storage_fails(tmp_path: Path, call: str) -> None:
-    """What a run cannot find out or remove at its end stays; but nobody renews the lease, so that the next run can take the path."""
+    """Remains that the failing storage hides stay, but nobody renews the lease, so that the next run can acquire the path."""
     store = LocalObjectStore(parse(f"local://{tmp_path}"))
     context = BackupContext(cast("BackupOptions", None))
     context.store, context.writer, context.owns_work = store, BackupWriter(store), True

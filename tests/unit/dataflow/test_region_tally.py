@@ -28,7 +28,7 @@ class Cluster:
 
 
 def tally(cluster: Cluster, start: bytes, end: bytes) -> RegionCounts:
-    """Of a task that converts from V1 to V2."""
+    """Tally of a task that converts from V1 to V2."""
     return RegionCounts(RegionCache(cluster.region), Converter(V1, V2, 1), KeyRange(start, end))
 
 
@@ -46,7 +46,7 @@ def test_each_region_of_an_interval_has_its_rows() -> None:
 
 
 def test_parts_do_not_overlap_where_regions_merge_and_split() -> None:
-    """What was counted stays; what comes goes to the region that is there then, from where the last part ended."""
+    """Counts stay; later rows go to the current region, from where the last part ended."""
     cluster = Cluster(b"c", b"f")
     counted = tally(cluster, b"", b"")
     counted.add(b"a", Checksum(0, 1, 1))

@@ -23,7 +23,7 @@ from tikv_br.tasks.task import TaskContext
     ],
 )
 def test_a_spent_budget_is_not_spent_again(error: TikvBrError, attempts: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else a call's 20 s become a minute, of which the message tells a third."""
+    """Otherwise a call's 20 s would become a minute, with a third of it in the message."""
     pauses: list[float] = []
     monkeypatch.setattr(time, "sleep", pauses.append)
     made = 0

@@ -75,7 +75,7 @@ class Log:
         return Change(ts, key, self._chance.randbytes(50), self._chance.choice([0, 2_000_000_000]))
 
     def rows(self, after_ts: int, up_to_ts: int, prefix: bytes = b"") -> list[Row]:
-        """What a stream must deliver between two times."""
+        """Rows that a stream must deliver between two times."""
         return sorted(
             (
                 "delete" if each.deleted else "put",

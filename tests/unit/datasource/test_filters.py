@@ -53,7 +53,7 @@ def test_ranges_are_exact(filters: list[Any]) -> None:
 
 
 def test_other_filters_are_left_to_spark() -> None:
-    """Of other columns, of other kinds, and lists so long that a request for each key would not pay."""
+    """Filters of other columns and kinds, and lists too long for one request per key."""
     filters = [
         api.EqualTo(("value",), b"a"),
         api.Not(api.EqualTo(("key",), b"a")),

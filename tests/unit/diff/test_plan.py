@@ -1,4 +1,4 @@
-"""What is compared, and what a repair looks at again: ranges that cover what is wanted, once."""
+"""Division of ranges: a comparison, and the second look of a repair, cover the requested ranges once."""
 
 from __future__ import annotations
 

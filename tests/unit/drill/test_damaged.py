@@ -34,7 +34,7 @@ class Noting:
 
 
 def killed(home: Path, *, further: bool = True) -> None:
-    """What two drills leave that were killed with rows in a cluster; with a playground, too, when they came ``further``."""
+    """Remains of two drills killed with rows in a cluster; with a playground, too, if they came ``further``."""
     store = open_store(parse(str(home)))
     for drill in DRILLS:
         page = Ledger(store, drill)
@@ -72,7 +72,7 @@ def test_by_a_damaged_page_nothing_is_removed(tmp_path: Path) -> None:
 
 
 def test_by_a_damaged_report_no_newer_backup_goes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """What is still known of drills is as it was; what is removed is what sound reports would have removed."""
+    """Drills that are still known are unchanged; exactly the removals of intact reports happen."""
     home, backups = open_store(parse(str(tmp_path / "home"))), open_store(parse(str(tmp_path / "backups")))
     for number in range(1, 5):
         write_json(home, passed(number))

@@ -26,8 +26,8 @@ def home(tmp_path: Path) -> ObjectStore:
     return open_store(parse(str(tmp_path / "home")))
 
 
-def test_what_is_noted_is_read_back_until_it_is_forgotten(home: ObjectStore) -> None:
-    """Another process sees what was made, in the order it was made; a page without a line is gone."""
+def test_creations_are_read_until_they_are_removed(home: ObjectStore) -> None:
+    """Another process reads creations in their order; a ledger without any is removed."""
     ledger = Ledger(home, "one")
     ledger.add(COPY)
     ledger.add(FOLDER)
@@ -52,8 +52,8 @@ def test_a_copy_goes_and_no_other_object(home: ObjectStore) -> None:
 @pytest.mark.parametrize(
     "creation", [Creation(EntryKind.COPY, "copies/two"), Creation(EntryKind.COPY, "reports"), FOLDER]
 )
-def test_what_is_not_the_drills_own_stays_in_the_ledger(home: ObjectStore, creation: Creation) -> None:
-    """A place that no drill of this name makes is refused, and told once more by the next drill."""
+def test_foreign_places_stay_in_the_ledger(home: ObjectStore, creation: Creation) -> None:
+    """A place that no drill of this name makes is refused, and reported again by the next drill."""
     home.put("copies/two/backupmeta", b"x")
     home.put("reports/two.json", b"x")
     ledger = Ledger(home, "one")
@@ -110,8 +110,8 @@ class Refusing:
 
 
 @pytest.mark.parametrize("kind", [EntryKind.SAFE_POINT, EntryKind.ROWS])
-def test_what_cannot_be_removed_does_not_keep_the_rest(home: ObjectStore, kind: EntryKind) -> None:
-    """What was made before it is removed all the same."""
+def test_one_failed_removal_does_not_keep_the_rest(home: ObjectStore, kind: EntryKind) -> None:
+    """Earlier creations are removed nevertheless."""
     home.put("copies/one/sync/checkpoint", b"x")
     ledger, stays = Ledger(home, "one"), Creation(kind, "somewhere")
     for creation in (COPY, stays, Creation(EntryKind.MADE_BACKUP, "x")):
@@ -151,8 +151,8 @@ def test_a_folder_without_the_drills_mark_is_left_alone(tmp_path: Path) -> None:
     assert not folder.exists()
 
 
-def test_what_cannot_be_looked_at_is_left_alone(tmp_path: Path) -> None:
-    """What the kernel refuses on the way is told as what stays, and ends no drill."""
+def test_inaccessible_creations_are_left_alone(tmp_path: Path) -> None:
+    """An error of the kernel is reported as a remaining creation, and ends no drill."""
     place = tmp_path / "drill-one"
     place.write_text("a file where the folder was")
     creation = Creation(EntryKind.PLAYGROUND, str(place), socket.gethostname())

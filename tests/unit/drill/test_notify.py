@@ -52,7 +52,7 @@ def test_everybody_is_told_of_a_drill_that_passed(listener: Listener, tmp_path: 
 
 
 def test_the_heart_does_not_beat_after_a_failure(listener: Listener, tmp_path: Path) -> None:
-    """A failed drill is told to the webhook and the textfile, and figures that it lacks are left out."""
+    """A failed drill is reported to the webhook and the textfile, without figures that it lacks."""
     prom = tmp_path / "drill.prom"
     hooks = Hooks(listener.url("beat"), listener.url("hook"), str(prom))
     assert notify(hooks, failed(), PAGE) == []
@@ -65,7 +65,7 @@ def test_the_heart_does_not_beat_after_a_failure(listener: Listener, tmp_path: P
 
 
 def test_a_hook_that_fails_keeps_nothing_from_the_others(listener: Listener, tmp_path: Path) -> None:
-    """Each trouble is told without its URL, which may hold a secret."""
+    """Each problem is reported without its URL, which may contain a secret."""
     hooks = Hooks(
         listener.url("beat"),
         listener.url("broken/secret"),
@@ -90,7 +90,7 @@ def test_a_hook_that_fails_keeps_nothing_from_the_others(listener: Listener, tmp
 def test_a_server_that_misbehaves_is_a_problem_and_no_failure(
     place: str, said: str, listener: Listener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One that talks nonsense, says nothing, or never comes to an end is told of, without its URL, and not waited for."""
+    """Nonsense, silence and an endless answer are reported without the URL, and not waited for."""
     monkeypatch.setattr("tikv_br.drill.notify.PATIENCE", 0.3 if said == "timeout" else 60.0)
     problems = notify(Hooks(listener.url(f"{place}/secret"), listener.url(f"{place}/secret")), passed(), PAGE)
     assert problems == [f"the webhook failed: {said}", f"the heartbeat failed: {said}"]
@@ -123,8 +123,8 @@ def test_urls_come_from_files_as_well(tmp_path: Path) -> None:
             wrong.hooks()
 
 
-def test_what_cannot_work_is_refused_before_the_drill(tmp_path: Path) -> None:
-    """A URL of another kind and a folder that is not there are mistakes of who said them."""
+def test_unusable_hooks_are_refused_before_the_drill(tmp_path: Path) -> None:
+    """A URL of another kind and a missing folder are usage errors."""
     for url in (
         "file:///etc/passwd",
         "http://",

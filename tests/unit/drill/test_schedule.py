@@ -39,8 +39,8 @@ def test_a_timer_names_its_day_and_the_service_its_command() -> None:
         ("03:30", "monday,thursday"),
     ],
 )
-def test_what_is_no_time_is_refused(at: str, day: str) -> None:
-    """Neither form takes an hour, a minute or a day that there is not."""
+def test_invalid_times_are_refused(at: str, day: str) -> None:
+    """Neither form takes an hour, a minute or a day that does not exist."""
     for form in (crontab, systemd):
         with pytest.raises(UsageError):
             form(COMMAND, at, day)

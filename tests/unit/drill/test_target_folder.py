@@ -56,7 +56,7 @@ def test_nobody_else_can_look_into_it(tmp_path: Path) -> None:
 
 
 def test_a_place_that_another_user_made_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever owns it could exchange what is in it."""
+    """Its owner could exchange the contents."""
     owner = tmp_path.stat().st_uid
     monkeypatch.setattr("tikv_br.drill.targets.ROOT", -1)
     monkeypatch.setattr("os.getuid", lambda: owner + 1)

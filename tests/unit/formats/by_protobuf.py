@@ -1,4 +1,4 @@
-"""What protobuf finds in messages that kernels read as well."""
+"""Contents of messages according to protobuf, for comparison with kernels."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def inside(found: Changes | None, start: bytes, end: bytes) -> Changes | None:
 
 
 def taken(found: ChangeEvent, codec: KeyCodec) -> Changes:
-    """What the kernel found of a keyspace, in the form of `changes`; keys without the prefix cannot show."""
+    """Contents of a keyspace according to the kernel, in the form of `changes`; keys without the prefix do not count."""
     columns = (found.region_ids, found.request_ids, found.initialized, found.event_resolved)
     events = list(zip(*(column.tolist() for column in columns), strict=True))
     batch = found.records(codec, *codec.rpc_range(b"", b""))

@@ -1,4 +1,4 @@
-"""What the property tests of the codecs draw, and how much of it."""
+"""Data for the codecs' property tests."""
 
 from __future__ import annotations
 

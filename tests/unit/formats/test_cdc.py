@@ -146,8 +146,8 @@ def test_regions_of_a_resolved_ts_may_be_unpacked() -> None:
     assert (found.resolved_regions.tolist(), found.resolved_ts, found.resolved_request) == ([7, 9], 5, 3)
 
 
-def test_nothing_and_large_values() -> None:
-    """An empty message is one without events; a row of 1 MiB comes out whole, and outlives its message."""
+def test_empty_and_large_messages() -> None:
+    """An empty message has no events; a row of 1 MiB is complete, and outlives its message."""
     empty = parse(b"")
     assert empty is not None
     assert taken(empty, CODEC) == ([], [], ([], 0, 0))

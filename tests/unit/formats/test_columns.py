@@ -78,7 +78,7 @@ def test_numbers_and_flags_of_slices() -> None:
 
 
 def test_batches_have_the_schemas() -> None:
-    """What is not given is 0 or false; the schemas are those of `tikv_br.formats.columns`."""
+    """Missing values are 0 or false; the schemas are those of `tikv_br.formats.columns`."""
     keys, values = columns.from_list([b"a", b"b"]), columns.from_list([b"1", b""])
     batch = columns.records(keys, values, ts=np.array([3, 4], np.uint64))
     assert batch.schema == SCHEMA

@@ -15,7 +15,7 @@ SEGFAULT = "import ctypes; ctypes.string_at(0)"
 
 
 def test_a_process_that_dies_is_noticed() -> None:
-    """A segmentation fault, an exception and a hang are each told apart from a tally."""
+    """A segmentation fault, an exception and a hang are distinguished from a tally."""
     python = [sys.executable, "-c"]
     assert run([*python, "print('{\"read\": 3}')"], 60) == Counter(read=3)
     fault = run([*python, SEGFAULT], 60)
@@ -46,8 +46,8 @@ def test_the_input_that_killed_its_reader_is_kept(
 GUARDED = "from tests.fuzzing.messages import Guarded; view = Guarded(5000).hold(b'abc')"
 
 
-def test_nothing_may_be_read_beyond_a_message() -> None:
-    """A message is held whole, and a reader that goes one byte too far dies."""
+def test_a_read_beyond_a_message_kills_the_process() -> None:
+    """A message is placed so that a read of one byte too far crashes."""
     python, beyond = (
         [sys.executable, "-c"],
         "import ctypes; ctypes.string_at(ctypes.addressof(ctypes.c_char.from_buffer(view)), 4)",
@@ -60,7 +60,7 @@ def test_nothing_may_be_read_beyond_a_message() -> None:
 
 @pytest.mark.parametrize("target", [messages.PAGE, messages.CDC], ids=["page", "cdc"])
 def test_sound_messages_are_read(target: Target, tmp_path: Path) -> None:
-    """What the damage begins with is read by the kernel, by protobuf, or refused as its errors say."""
+    """The undamaged messages are accepted by the kernel or by protobuf, or refused as their errors require."""
     ends = {target.read(data) for data in target.sound(tmp_path)}
     assert ends >= {"by the kernel"}
     assert ends <= {"by the kernel", "by protobuf", "RegionErrorSeen", "RequestRefused"}

@@ -7,7 +7,7 @@ LIGHT = ("api_version", "checksum", "errors", "keys.codec", "keys.ranges", "keys
 
 
 def test_modules_of_the_control_path_are_light() -> None:
-    """What flags and single requests need is imported without numba, numpy or pyarrow, which take half a second."""
+    """Code for flags and single requests imports no numba, numpy or pyarrow, which take half a second."""
     program = f"""
 import importlib, sys
 for name in {LIGHT}:

@@ -49,7 +49,7 @@ def test_a_kernel_whose_code_cannot_be_kept_still_runs(monkeypatch: pytest.Monke
 
 
 def test_a_kernel_runs_when_no_byte_can_be_written(tmp_path: Path) -> None:
-    """Where not even a temporary directory is found, the code is compiled, and not kept."""
+    """Without any writable directory the code is compiled, and not cached."""
     (tmp_path / "kernel.py").write_text(
         "import resource\n"
         "from tikv_br.formats.jit import njit\n"

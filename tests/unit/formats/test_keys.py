@@ -11,7 +11,7 @@ from tikv_br.formats.keys.codec import MAX_KEYSPACE, KeyCodec
 
 V1, V1TTL, V2 = (KeyCodec(api_version) for api_version in ApiVersion)
 codecs = st.sampled_from([V1, V1TTL]) | st.builds(KeyCodec, st.just(ApiVersion.V2), keyspaces)
-"""Of any API version and keyspace."""
+"""Codecs of any API version and keyspace."""
 
 
 def test_known_forms_of_v2() -> None:
@@ -24,7 +24,7 @@ def test_known_forms_of_v2() -> None:
 
 
 def test_keys_before_v2_have_one_form() -> None:
-    """V1 and V1TTL keys are the same bytes everywhere, and storage tells no ts."""
+    """V1 and V1TTL keys are the same bytes everywhere, and have no ts in storage."""
     for codec in (V1, V1TTL):
         forms = codec.rpc_key(b"k"), codec.user_key(b"k"), codec.bound(b"k"), codec.from_bound(b"k")
         assert set(forms) == {b"k"}

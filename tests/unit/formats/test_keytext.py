@@ -65,7 +65,7 @@ def test_texts_that_are_no_keys(text: str, form: str, message: str) -> None:
 
 
 def test_a_key_has_no_text_in_an_unknown_form() -> None:
-    """Formatting knows the same forms as parsing, and says so."""
+    """Formatting refuses unknown forms, as parsing does."""
     with pytest.raises(InvalidKeyText, match="text, hex, raw or escaped"):
         format_key(b"", "base64")
 
@@ -106,7 +106,7 @@ def test_hex_agrees_with_binascii(text: str) -> None:
 
 
 def test_text_of_a_key_that_looks_like_hex_is_not_hex() -> None:
-    """What is shown can be passed to a command."""
+    """The shown text can be passed to a command."""
     assert format_key(b"hex:00", "text") == r"\x68ex:00"
 
 

@@ -31,7 +31,7 @@ def test_known_forms(data: str, encoded: str) -> None:
 @many(3)
 @given(keys(), st.binary(max_size=12))
 def test_round_trip(data: bytes, tail: bytes) -> None:
-    """What was encoded decodes to itself, takes as many bytes as announced, and what follows does not matter."""
+    """Encoding round-trips, has the announced size, and ignores the bytes that follow."""
     encoded = codec.encode(data)
     assert len(encoded) == codec.encoded_size(len(data))
     assert codec.decode(encoded + tail) == (data, len(encoded))
@@ -73,6 +73,6 @@ def test_damage_never_goes_unseen(data: bytes, draw: st.DataObject) -> None:
 
 
 def test_bytes_after_the_end_are_refused_where_the_end_is_due() -> None:
-    """`decode_exact` says how many bytes are too many."""
+    """`decode_exact` reports the number of surplus bytes."""
     with pytest.raises(DamagedBytes, match="3 bytes after"):
         codec.decode_exact(codec.encode(b"key") + b"abc")

@@ -58,7 +58,7 @@ def many(count: int = 1000) -> list[Row]:
 
 
 def read(data: bytes, start: bytes = b"", end: bytes = b"") -> list[Row]:
-    """What our reader makes of a file."""
+    """Rows of a file according to our reader."""
     found: list[Row] = []
     for part in ParquetReader(MemorySource(data)).records(start, end):
         assert part.schema == SCHEMA
@@ -114,7 +114,7 @@ def test_readers_skip_what_statistics_exclude() -> None:
 
 
 def test_small_neighbours_are_read_at_once() -> None:
-    """Of many row groups, those of a range cost one read, and each byte is read once."""
+    """The row groups of a range cost one read, and each byte is read once."""
     source = Counting(written(many(10_000), ParquetOptions(group_rows=500), 500))
     reader = ParquetReader(source)
     source.reads.clear()

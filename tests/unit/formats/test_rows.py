@@ -62,7 +62,7 @@ def unstored(codec: KeyCodec, key: bytes, value: bytes) -> Row:
 @many(1)
 @given(codecs, records, st.integers(1, MAX_U64))
 def test_batches_are_stored_as_their_rows_are(codec: KeyCodec, rows: list[Row], default_ts: int) -> None:
-    """`to_storage` equals the conversion of each key and value by itself, and `from_storage` gives the rows back."""
+    """`to_storage` equals the conversion of each single key and value, and `from_storage` inverts it."""
     fitting = [fit(codec, row) for row in rows]
     storage = to_storage(batch(fitting), codec, default_ts)
     assert storage.schema == STORAGE_SCHEMA
@@ -75,7 +75,7 @@ def test_batches_are_stored_as_their_rows_are(codec: KeyCodec, rows: list[Row], 
 @many(1)
 @given(codecs, records.filter(bool), st.data())
 def test_damaged_rows_are_seen(codec: KeyCodec, rows: list[Row], draw: st.DataObject) -> None:
-    """After a change to the bytes of a row, the batch is refused just when that row by itself is; else it reads alike."""
+    """A batch with a changed row is refused exactly if the row alone is; else both read alike."""
     storage = [list(stored(codec, fit(codec, row), 1)) for row in rows]
     row, column = draw.draw(st.tuples(st.integers(0, len(rows) - 1), st.integers(0, 1)))
     data = storage[row][column]
@@ -162,8 +162,8 @@ def test_values_of_v1_are_not_copied() -> None:
     assert from_storage(storage, V1)["value"].buffers()[2].address == records["value"].buffers()[2].address
 
 
-def test_what_a_version_cannot_hold_is_refused() -> None:
-    """An expiry to V1 and a tombstone to V1 or V1TTL are errors that name the row, never dropped."""
+def test_fields_that_a_version_lacks_are_refused() -> None:
+    """An expiry in V1 and a tombstone in V1 or V1TTL are errors that name the row, never dropped."""
     plain = Row(b"a", b"")
     for codec, row in (
         (V1, Row(b"b", b"", expire_ts=9)),

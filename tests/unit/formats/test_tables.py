@@ -42,7 +42,7 @@ def written(options: TableOptions, *batches: pa.RecordBatch) -> bytes:
 
 
 def expected(rows: list[Row], options: TableOptions) -> list[dict[str, Any]]:
-    """What a reader should find."""
+    """Rows that a reader must find."""
     every = [
         {"key": key, "value": value, "expire_ts": expire_ts or None, "ts": ts} for key, value, expire_ts, ts in rows
     ]
@@ -89,7 +89,7 @@ def test_any_text_comes_back_as_text(kind: TableFormat, rows: list[Row]) -> None
 
 @pytest.mark.parametrize("kind", TableFormat)
 def test_slices_of_a_batch_are_written_alone(kind: TableFormat, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows around those that are handed over are not; text is made in small steps, and of one large row at a time."""
+    """Rows around a slice are not written; text is made in small steps, down to one large row."""
     monkeypatch.setattr(tables, "SLICE_BYTES", 100)
     rows = [(b"%03d" % number, b'"' * number, number, number) for number in range(200)]
     options = TableOptions(kind, "raw", expire_ts=True, ts=True)
@@ -107,7 +107,7 @@ def test_table_without_rows(kind: TableFormat) -> None:
 
 
 def test_row_groups_are_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A reader of Parquet, and its writer, hold a part of the rows at a time."""
+    """A reader of Parquet, and its writer, keep only a part of the rows in memory."""
     monkeypatch.setattr(tables, "GROUP_ROWS", 100)
     rows = [(b"%03d" % number, b"", 0, 0) for number in range(250)]
     data = written(TableOptions(), *(batch(rows[first : first + 50]) for first in range(0, 250, 50)))

@@ -54,13 +54,13 @@ def test_damage_is_refused(api_version: ApiVersion, data: str) -> None:
         (ApiVersion.V1TTL, StoredValue(b"", 0, deleted=True)),
     ],
 )
-def test_what_a_version_cannot_hold_is_refused(api_version: ApiVersion, stored: StoredValue) -> None:
+def test_fields_that_a_version_lacks_are_refused(api_version: ApiVersion, stored: StoredValue) -> None:
     """An expiry in V1, or a tombstone before V2, is an error and not dropped."""
     with pytest.raises(UnsupportedFormat, match=f"API {api_version.label}"):
         encode_value(api_version, stored)
 
 
-def test_who_is_alive() -> None:
+def test_live_values() -> None:
     """An expiry equal to now is over; 0 never comes; a tombstone is not read."""
     assert StoredValue(b"").is_live(99)
     assert StoredValue(b"", 100).is_live(99)

@@ -36,7 +36,7 @@ def batch(rows: Iterable[Row]) -> pa.RecordBatch:
 
 
 def write(rows: Iterable[Row], options: SstOptions | None = None, *, cut: int = 1000) -> tuple[bytes, SstSummary]:
-    """A table by our writer, appended `cut` rows at a time."""
+    """Write a table with our writer, in batches of `cut` rows."""
     rows, chunks = list(rows), list[bytes]()
     writer = SstWriter(chunks.append, options or SstOptions())
     for start in range(0, len(rows), cut):
@@ -112,7 +112,7 @@ def write_by_rocksdb(path: Path, rows: Iterable[Row], options: rocksdict.Options
 
 
 PUT = b"\x01" + bytes(7)
-"""What follows every user key in a table: sequence number 0, type 1."""
+"""Trailer of every user key in a table: sequence number 0, type 1."""
 
 
 def hand_made(
@@ -155,7 +155,7 @@ def hand_made(
 
 
 def ingest_by_rocksdb(folder: Path, data: bytes) -> list[Row]:
-    """What a RocksDB database holds after it ingested a table, checked and compacted by it."""
+    """Rows of a RocksDB database after it ingested a table, checked and compacted by it."""
     path = folder / "ingested.sst"
     path.write_bytes(data)
     database = rocksdict.Rdict(str(folder / "db"), rocksdict.Options(raw_mode=True))
@@ -171,7 +171,7 @@ def ingest_by_rocksdb(folder: Path, data: bytes) -> list[Row]:
 
 
 def sst_dump(path: Path, command: str, *arguments: str) -> str:
-    """What RocksDB's tool prints about a file; skips the test where the tool is not installed."""
+    """Output of RocksDB's tool for a file; skips the test if the tool is not installed."""
     program = find_tool("sst_dump", "rocksdb_sst_dump", hint="install rocksdb-tools")
     result = subprocess.run(
         [program, f"--file={path}", f"--command={command}", *arguments],

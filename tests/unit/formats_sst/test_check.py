@@ -26,12 +26,12 @@ def in_blocks(rows: list[Row], size: int = 100) -> list[list[Row]]:
 
 
 def structure(data: bytes, version: ApiVersion, start: bytes = b"", end: bytes = b"") -> None:
-    """What a restore checks of every file."""
+    """Checks of a restore of every file."""
     check_structure(MemorySource(data), version, start, end)
 
 
 def content(data: bytes, version: ApiVersion) -> None:
-    """What it checks where all rows are read."""
+    """Its checks when all rows are read."""
     check_rows(SstReader(MemorySource(data)), version)
 
 
@@ -255,7 +255,7 @@ class Recording:
 
 
 def test_few_bytes_are_read() -> None:
-    """Of a large file the end, the first and the last block are read, by no more than a handful of requests."""
+    """Of a large file the end, the first and the last block are read, in a handful of requests."""
     data, summary = write(storage_rows(V2, 50_000, value_size=100))
     source = Recording(data)
     facts = check_structure(source, V2)

@@ -43,7 +43,7 @@ def test_round_trip(compression: Compression, block: bytes) -> None:
 
 @given(blocks)
 def test_other_implementation(block: bytes) -> None:
-    """What we store is what the methods of cramjam unpack: raw snappy, and raw lz4 and zstd behind the size."""
+    """The methods of cramjam unpack our blocks: raw snappy, and raw lz4 and zstd behind the size."""
     size = encode_varint(len(block))
     assert bytes(cramjam.snappy.decompress_raw(packed(Compression.SNAPPY, block))) == block
     lz4 = packed(Compression.LZ4, block)

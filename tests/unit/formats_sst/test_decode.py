@@ -57,7 +57,7 @@ class Fenced:
 
 
 def by_kernel(block: bytes, rows_at_once: int = 1000, bytes_at_once: int = 1 << 12) -> list[InternalRow] | None:
-    """The same by the kernel, a few rows at a time; None when damaged."""
+    """The same by the kernel, in steps of a few rows; None when damaged."""
     data = np.frombuffer(block, np.uint8)
     cursor = np.zeros(CURSOR_SIZE, np.int64)
     cursor[POSITION] = -1
@@ -156,7 +156,7 @@ def mutated(random_: random.Random, block: bytes) -> bytes:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_mutations(seed: int) -> None:
-    """Of thousands of damaged blocks none makes the kernel differ from its twin or write beyond its buffers."""
+    """For thousands of damaged blocks the kernel agrees with its twin and stays within its buffers."""
     random_ = random.Random(seed)
     rows = [
         (b"zkey%04d" % number + b"\x01" + bytes(7), random_.randbytes(random_.choice((0, 3, 200))))

@@ -68,7 +68,7 @@ def test_unsupported() -> None:
 
 @given(st.binary(min_size=41, max_size=41), st.integers(2, 6))
 def test_any_bytes(start: bytes, version: int) -> None:
-    """Whatever stands in a footer, handles lie within the file or an error says why not."""
+    """For any bytes of a footer, handles lie within the file or an error has the reason."""
     source = file_with(start + struct.pack("<IQ", version, MAGIC))
     try:
         footer = read_footer(source)

@@ -29,7 +29,7 @@ similar_keys = st.text("\x00\x01\x7f\xfe\xff", max_size=6).map(lambda text: text
 
 
 def shortest_separator(last: bytes, following: bytes) -> bytes:
-    """What the kernel writes between two keys, without the end that makes it an internal key."""
+    """The kernel's separator of two keys, without the suffix that makes it an internal key."""
     ours, theirs = (np.frombuffer(key + bytes(1), np.uint8) for key in (last, following))
     shared = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(last, following, strict=False)))
     out = np.full(len(last) + 24, 0xEE, np.uint8)
@@ -42,7 +42,7 @@ def shortest_separator(last: bytes, following: bytes) -> bytes:
 
 
 def address(array: npt.NDArray[np.uint8]) -> int:
-    """Where it lies."""
+    """Address of an array's data."""
     return int(array.ctypes.data)
 
 
@@ -57,7 +57,7 @@ def test_shortest_separator(one: bytes, other: bytes) -> None:
 
 
 def test_separators_are_short() -> None:
-    """Keys that differ early are told apart by few bytes."""
+    """Keys that differ early have short separators."""
     assert shortest_separator(b"zuser000123", b"zuser100000") == b"zuser1"
     assert shortest_separator(b"zabcdef", b"zabf") == b"zabd"
     assert shortest_separator(b"za\xff\xff\x01", b"zb") == b"za\xff\xff\x02"

@@ -19,7 +19,7 @@ KEYS = st.binary(max_size=4).map(lambda key: b"z" + key)
 
 
 def expected(rows: Sequence[Row], key: bytes) -> Row | None:
-    """What a sorted list says."""
+    """Result of a lookup in a sorted list."""
     at = bisect_left(rows, (key, b""))
     return rows[at] if at < len(rows) else None
 

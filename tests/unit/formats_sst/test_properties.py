@@ -33,7 +33,7 @@ def test_no_identity() -> None:
 
 
 def test_absent() -> None:
-    """What is absent counts 0."""
+    """Missing properties count as 0."""
     assert names.number({}, names.NUM_ENTRIES) == names.fixed_number({}, names.GLOBAL_SEQNO) == 0
 
 

@@ -1,4 +1,4 @@
-"""What RocksDB writes, read by us."""
+"""RocksDB's files, read by us."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ any_values = st.binary(max_size=20) | st.builds(
 
 @given(any_keys, any_values, st.sampled_from(ApiVersion))
 def test_agrees_with_single_rows(key: bytes, value: bytes, version: ApiVersion) -> None:
-    """A table of one row passes exactly when the row does by itself."""
+    """A table of one row passes exactly if the row does."""
     assert passes([(key, value)], version) == is_right((key, value), version)
 
 

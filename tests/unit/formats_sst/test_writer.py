@@ -1,4 +1,4 @@
-"""What we write, judged by RocksDB and its tools."""
+"""Our files, judged by RocksDB and its tools."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_round_trip(rows: list[Row], options: SstOptions, cut: int) -> None:
 
 @pytest.mark.parametrize("version", list(ApiVersion))
 def test_own_checks_pass(version: ApiVersion) -> None:
-    """What the writer makes of a store's rows passes the checks that guard stores."""
+    """Our files from a store's rows pass the checks that protect stores."""
     rows = storage_rows(version, 5000)
     data, summary = write(rows)
     facts = check_structure(MemorySource(data), version, rows[0][0][1:], b"")

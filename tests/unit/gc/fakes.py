@@ -36,7 +36,7 @@ class FakePd:
         self.seconds = 1_800_000_000.0
         self.state = GcState(cast("RocksEngine", Memory()), barriers=barriers, clock=lambda: self.seconds)
         self.updates: list[int] = []
-        """What the GC safe point was to be moved to."""
+        """Requested GC safe points."""
         self.failure: Exception | None = None
 
     def ago(self, seconds: float) -> int:

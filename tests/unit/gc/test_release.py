@@ -69,7 +69,7 @@ def test_one_that_is_renewed(pd: FakePd, second: int) -> None:
 
 
 def test_one_that_ends_meanwhile(pd: FakePd) -> None:
-    """What was removed by its own run needs nothing more."""
+    """A safe point that its own run removed needs nothing more."""
     time = Watching()
     time.events[5] = lambda: pd.update_service_safe_point("tikv-br-sync-a", 0, 0)
     watch(pd, time)
@@ -90,8 +90,8 @@ def test_a_run_that_begins_at_that_moment(pd: FakePd) -> None:
 
 
 @pytest.mark.parametrize(("service", "why"), [("gc_worker", "GC itself"), ("unknown", "no service safe point unknown")])
-def test_what_cannot_be_removed(pd: FakePd, service: str, why: str) -> None:
-    """GC's own safe point, and one that there is not."""
+def test_gc_and_unknown_services_cannot_be_released(pd: FakePd, service: str, why: str) -> None:
+    """GC's own safe point is refused, and one that does not exist."""
     with pytest.raises(UsageError, match=why):
         find(pd, service)
 

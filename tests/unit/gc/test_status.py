@@ -1,4 +1,4 @@
-"""What PD's safe points mean: whose they are, and which one holds GC back."""
+"""Owners of PD's safe points, and the one that limits GC."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_the_oldest_that_the_worker_would_pass_holds_gc() -> None:
     assert (free.holder, free.held_seconds, free.held_since_ms) == (None, 0, 0)
 
 
-def test_what_has_expired_holds_nothing() -> None:
+def test_expired_safe_points_do_not_limit_gc() -> None:
     """PD lists it until its next update; GC does not wait for it."""
     found = made(service("gone", 7200, ttl=0), service("next", 3600, ttl=1), worker=at(600))
     assert [each.has_expired for each in found.services] == [True, False]
@@ -142,7 +142,7 @@ def test_figures_for_prometheus(tmp_path: Path) -> None:
 
 
 def test_documented_metrics_and_alerts(tmp_path: Path) -> None:
-    """docs/gc.md names each metric with its kind; alerts ask only for what there is, and stand in the page."""
+    """docs/gc.md names each metric with its kind; alerts use existing metrics, and stand in the page."""
     path = tmp_path / "gc.prom"
     write_metrics(path, made(service("old", 7200)), WorkerFigures())
     reported = set(re.findall(r"^# TYPE (tikv_br_\w+) (\w+)$", path.read_text(), re.MULTILINE))

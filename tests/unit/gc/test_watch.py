@@ -46,7 +46,7 @@ def describe(found: GcReport | None) -> dict[str, object]:
 
 
 def state() -> GcReport:
-    """Of a PD with a service that holds GC back."""
+    """State of a PD with a service that limits GC."""
     pd = FakePd()
     pd.set_worker(pd.ago(60))
     pd.update_service_safe_point("tikv-br-sync-a", 3600, pd.ago(60))

@@ -86,8 +86,8 @@ def test_a_clock_that_went_back() -> None:
 
 
 @pytest.mark.parametrize("calls", [0, 1])
-def test_who_does_not_lead_changes_nothing(calls: int) -> None:
-    """The election is asked before each change; a loss after the first leaves the GC safe point where it was."""
+def test_a_candidate_that_does_not_lead_changes_nothing(calls: int) -> None:
+    """The election is checked before each change; a loss after the first leaves the GC safe point unchanged."""
     pd, asked = FakePd(), list[int]()
 
     def confirm() -> None:
@@ -131,7 +131,7 @@ def test_gc_never_passes_a_service_and_never_steps_back(
 
 
 def test_the_first_candidate_leads() -> None:
-    """The second waits until the first is gone; one whose key is gone is told, also if the key was made again."""
+    """The second waits until the first is gone; one without a key gets an error, also if the key was created again."""
     etcd = FakeEtcd()
     with LeaseHolder(etcd, 60) as first, LeaseHolder(etcd, 60) as second:
         one, two = Candidate(etcd, first, "one"), Candidate(etcd, second, "two")
@@ -247,8 +247,8 @@ def test_a_round_that_must_not_be_done_changes_nothing() -> None:
     assert worker.error is None
 
 
-def test_what_no_retry_can_fix_ends_it() -> None:
-    """If the first round fails so, the command fails, and leaves the election."""
+def test_permanent_errors_end_the_worker() -> None:
+    """If the first round fails permanently, the command fails, and leaves the election."""
     pd, etcd = FakePd(), FakeEtcd()
     pd.failure = ClusterUnfit("the cluster is of another kind")
     with Watched(etcd, pd) as worker:

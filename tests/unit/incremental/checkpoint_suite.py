@@ -1,4 +1,4 @@
-"""What checkpoints in every kind of object store must do: subclass `CheckpointSuite`, give it `store`, and all of it runs."""
+"""Behaviour of checkpoints in every kind of object store: subclass `CheckpointSuite`, give it `store`, and all of it runs."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class CheckpointSuite:
         raise NotImplementedError
 
     def test_a_restart_finds_what_was_saved_last(self, store: ObjectStore) -> None:
-        """None before the first; then the last, whoever saved it, and syncs of other names are apart."""
+        """None before the first; then the last, from any process; syncs of other names have their own."""
         first = owner(store)
         assert first.load() is None
         first.save(at(10))
@@ -62,8 +62,8 @@ class CheckpointSuite:
         assert owner(store).load() == at(30, epoch=2)
         assert ObjectCheckpoints(store, "other").load() is None
 
-    def test_who_was_fenced_off_cannot_move_the_checkpoint(self, store: ObjectStore) -> None:
-        """After a claim the owner before it is told so at its next save, and nothing of it is read."""
+    def test_a_fenced_owner_cannot_move_the_checkpoint(self, store: ObjectStore) -> None:
+        """After a claim the previous owner gets an error at its next save, and nothing of it is read."""
         first = owner(store)
         first.save(at(10))
         second = owner(store)
@@ -72,7 +72,7 @@ class CheckpointSuite:
         assert second.load() == at(10, epoch=1)
 
     def test_a_write_under_way_during_a_takeover_does_not_count(self, store: ObjectStore) -> None:
-        """What the owner before writes after the new one has saved is not read, not even by the one after."""
+        """Late writes of the previous owner are not read, not even by the owner after the next."""
         first = owner(store)
         second = owner(store)
         second.save(at(50))
@@ -99,7 +99,7 @@ class CheckpointSuite:
                     each.save(at(epoch))
 
     def test_damage_is_said_and_never_taken_for_a_checkpoint(self, store: ObjectStore) -> None:
-        """Of two syncs each has its own; an older one is one that was, a missing one is none, and marks say nothing but by their names."""
+        """Swapped, older and missing checkpoints are what they are by content, and marks count by name only."""
         syncs = [ObjectCheckpoints(store, name) for name in ("one", "two")]
         for number, sync in enumerate(syncs):
             sync.claim()

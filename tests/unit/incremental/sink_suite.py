@@ -1,4 +1,4 @@
-"""What every sink must do: subclass `SinkSuite`, give it `sink` and `state`, and all of it runs."""
+"""Behaviour of every sink: subclass `SinkSuite`, give it `sink` and `state`, and all of it runs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tikv_br.incremental.sinks.base import Sink
 FUTURE = int(time.time()) + 100_000
 PAST = 1_000_000_000
 State = Callable[[], dict[bytes, bytes]]
-"""What one who follows the sink has: the live rows."""
+"""Live rows of a follower of the sink."""
 
 
 class SinkSuite:
@@ -27,7 +27,7 @@ class SinkSuite:
 
     @pytest.fixture
     def state(self) -> State:
-        """What the sink has after what was written."""
+        """State of the sink after the writes."""
         raise NotImplementedError
 
     def test_the_last_row_of_a_key_stays(self, sink: Sink, state: State) -> None:
@@ -38,8 +38,8 @@ class SinkSuite:
         sink.write(batch([Change(10, b"e", b"0"), Change(11, b"e", deleted=True), Change(12, b"c", b"4")]))
         assert state() == {b"a": b"2", b"c": b"4", b"d": b"2"}
 
-    def test_what_comes_twice_changes_nothing(self, sink: Sink, state: State) -> None:
-        """After batches come again, as after a restart, the state is the same."""
+    def test_repeated_batches_change_nothing(self, sink: Sink, state: State) -> None:
+        """After repeated batches, as after a restart, the state is the same."""
         batches = [
             batch([Change(1, b"a", b"1"), Change(2, b"b", b"1")]),
             batch([Change(3, b"a", deleted=True), Change(4, b"b", b"2")]),

@@ -34,7 +34,7 @@ SAMPLE = SyncStatus(
 
 
 WHOLE = replace(SAMPLE.feed, scanning=0, holes=0)
-"""Of a feed without gaps."""
+"""Status of a feed without gaps."""
 
 
 def status(**changes: Any) -> SyncStatus:  # noqa: ANN401 - the fields' own types
@@ -43,6 +43,6 @@ def status(**changes: Any) -> SyncStatus:  # noqa: ANN401 - the fields' own type
 
 
 def steady(began: float, lag: float = 3.0) -> SyncStatus:
-    """A sync that has told 2,000 events and written 1,500 rows a second since a moment (of ``time.monotonic``)."""
+    """A sync that has received 2,000 events and written 1,500 rows a second since a moment (of ``time.monotonic``)."""
     ran = time.monotonic() - began
     return status(feed=WHOLE, checkpoint_lag=lag, resolved_lag=lag - 1, events=int(2000 * ran), written=int(1500 * ran))

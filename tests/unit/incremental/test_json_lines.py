@@ -33,7 +33,7 @@ class TestFileSink(SinkSuite):
 
     @pytest.fixture
     def path(self, tmp_path: Path) -> Path:
-        """Where the lines go."""
+        """File of the lines."""
         return tmp_path / "changes.jsonl"
 
     @pytest.fixture
@@ -67,8 +67,8 @@ class TestFileSink(SinkSuite):
             sink.close()
             assert path.read_bytes() == before + b'{"op": "delete", "key": "63", "ts": 7}\n'
 
-    def test_nothing_is_cut_before_the_first_write(self, path: Path) -> None:
-        """Who opens the file, and then finds that the sync is another's, has changed nothing."""
+    def test_the_file_is_unchanged_before_the_first_write(self, path: Path) -> None:
+        """A process that opens the file, and then finds the sync claimed by another, has changed nothing."""
         path.write_bytes(b'{"op": "pu')
         FileSink(path).close()
         assert path.read_bytes() == b'{"op": "pu'
@@ -97,7 +97,7 @@ class TestFileSink(SinkSuite):
         assert [json.loads(line)["key"] for line in path.read_text().splitlines()] == ["62", "63"]
 
     def test_a_full_disk_leaves_whole_lines(self, sink: Sink, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """When the disk fills up, the error says so and the file ends with the batch before."""
+        """On a full disk the error names it, and the file ends with the last whole batch."""
         sink.write(batch([Change(1, b"a", b"1")]))
         before = path.read_bytes()
 
@@ -131,7 +131,7 @@ class TestStreamSink(SinkSuite):
 
     @pytest.fixture
     def stream(self) -> io.BytesIO:
-        """Where the lines go."""
+        """Stream of the lines."""
         return io.BytesIO()
 
     @pytest.fixture

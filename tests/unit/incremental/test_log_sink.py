@@ -29,7 +29,7 @@ NEVER = FlushOptions(interval=1e9)
 
 
 def sink_at(store: ObjectStore, options: FlushOptions = NEVER, start_ts: int = 0, **changes: object) -> LogSink:
-    """A sink that flushes when told to."""
+    """A sink that flushes on demand."""
     description = describe(start_ts=start_ts, has_checkpoint=False)
     return LogSink(LogWriter(store, description, WHOLE, options), "a test")
 
@@ -176,7 +176,7 @@ class Flaky:
         return getattr(self.store, name)
 
 
-def test_nothing_is_lost_while_the_storage_is_away(tmp_path: Path) -> None:
+def test_rows_survive_an_outage_of_the_storage(tmp_path: Path) -> None:
     """Calls that raised are repeated, as the pipeline does; memory does not grow while they fail."""
     flaky = Flaky(store_at(tmp_path))
     writer = LogWriter(flaky, describe(), WHOLE, FlushOptions(0, 3000))  # type: ignore[arg-type]

@@ -38,7 +38,7 @@ class Killed(BaseException):
 
 
 class Target(Sink):
-    """Keeps what arrives, in the order in which it does, and fails when told to."""
+    """Keeps what arrives, in order, and fails on demand."""
 
     place = "a test"
 
@@ -94,7 +94,7 @@ class Sync:
         self.stack = contextlib.ExitStack()
 
     def checkpoint(self) -> int:
-        """What a restart would find."""
+        """The checkpoint that a restart would find."""
         found = ObjectCheckpoints(self.store, "one").load()
         return START if found is None else found.checkpoint_ts
 
@@ -254,8 +254,8 @@ def test_patience_ends(sync: Sync) -> None:
     assert sync.checkpoint() == START
 
 
-def test_what_a_sink_tried_by_itself_counts(sync: Sync) -> None:
-    """For how long it has taken nothing counts from when the write began that failed, not from when it was given up."""
+def test_the_outage_of_a_sink_includes_its_own_retries(sync: Sync) -> None:
+    """The outage counts from the start of the failed write, not from its end."""
 
     class Slow(Target):
         def write(self, rows: pa.RecordBatch) -> None:
@@ -280,7 +280,7 @@ def changes_of(count: int, value: bytes) -> Rows:
 
 
 def test_a_rate_limit_bounds_what_the_sink_is_given(sync: Sync) -> None:
-    """No second has more bytes than the limit and its credit of a second, all rows arrive in order, and the status says why it lags."""
+    """No second exceeds the limit plus a credit of one second; all rows arrive in order, and the status names the limit."""
     given: list[tuple[float, int]] = []
 
     class Clocked(Target):
@@ -323,7 +323,7 @@ def test_a_row_larger_than_the_limit_s_portion_goes_alone(sync: Sync) -> None:
 
 
 def test_stop_saves_what_is_confirmed(sync: Sync) -> None:
-    """Told to stop, also while the sink is away, it ends cleanly with the checkpoint of what has arrived."""
+    """A stop, also during an outage of the sink, ends cleanly with the checkpoint of what has arrived."""
 
     def endless() -> Iterator[Rows | Resolved]:
         ts = START
@@ -395,7 +395,7 @@ def test_a_lost_safe_point_ends_it(sync: Sync) -> None:
     assert sync.target.arrived == []
 
 
-def test_who_was_replaced_stops(sync: Sync) -> None:
+def test_a_replaced_sync_stops(sync: Sync) -> None:
     """After another process has claimed the sync, this one ends and its safe point stays."""
 
     def feed() -> Iterator[Rows | Resolved]:

@@ -75,7 +75,7 @@ def test_reads_addresses(url: str, target: Target) -> None:
     ],
 )
 def test_refuses_what_is_no_address(url: str) -> None:
-    """What cannot be meant is a usage error that says --sink or the address."""
+    """Invalid addresses are usage errors that name --sink or the address."""
     with pytest.raises(UsageError):
         parse(url)
 
@@ -99,8 +99,8 @@ def test_texts_of_logs_have_their_options() -> None:
 
 
 @pytest.mark.parametrize("url", ["-", "file:///tmp/x", "local:///tmp/x"])
-def test_what_several_machines_cannot_share(url: str) -> None:
-    """A changefeed, whose captures may be anywhere, goes to a cluster or nowhere."""
+def test_sinks_that_machines_cannot_share_are_refused(url: str) -> None:
+    """A changefeed, whose captures may be anywhere, needs a cluster as sink."""
     with pytest.raises(UsageError, match="several machines"):
         check_shared(parse(url))
     clouds = ("s3://bucket/prefix", "gcs://bucket/prefix", "azure://container/prefix?account-name=acc")

@@ -34,7 +34,7 @@ STEPS = st.lists(st.one_of(st.lists(ROWS, max_size=8), st.integers(0, 4)), max_s
 
 
 class Model:
-    """What a sorter should do, said plainly."""
+    """Simple model of a sorter."""
 
     def __init__(self) -> None:
         self.held: dict[tuple[int, bytes], Change] = {}
@@ -169,7 +169,7 @@ def test_leaves_nothing_when_killed(tmp_path: Path) -> None:
 
 
 def test_a_directory_that_is_gone_is_said(tmp_path: Path) -> None:
-    """Where runs cannot be written, the error names the directory."""
+    """If runs cannot be written, the error names the directory."""
     with (
         Sorter(1, tmp_path / "gone") as sorter,
         pytest.raises(StorageError, match="gone"),

@@ -65,7 +65,7 @@ def source(*batches: list[tuple[bytes, bytes, int]]) -> RowSource:
 
 
 def test_everything_is_put_in_parallel_parts() -> None:
-    """All pairs arrive, several requests run at a time but no more than allowed, and the sums are right."""
+    """All pairs arrive, with several concurrent requests but no more than allowed, and the sums are right."""
     client = FakeClient(at_once=2)
     events: list[Event] = []
     loaded = load_pairs(client, made_pairs(40_000, 10, 1), concurrency=4, reporter=events.append)
@@ -99,7 +99,7 @@ def test_expiry_becomes_a_ttl() -> None:
 
 
 def test_rows_that_expire_before_they_are_sent_are_counted_as_expired() -> None:
-    """What the client leaves out counts as expired, neither as a pair nor in the bytes."""
+    """Omitted pairs count as expired, neither as pairs nor in the bytes."""
 
     class Late(FakeClient):
         def put(
@@ -120,7 +120,7 @@ def test_duplicates_are_not_counted_as_expired() -> None:
 
 
 def test_error_of_the_cluster_is_raised() -> None:
-    """What one request raises ends the load."""
+    """The error of one request ends the load."""
 
     class Refusing(FakeClient):
         def put(self, *rows: object) -> columns.Flags:

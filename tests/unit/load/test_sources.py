@@ -59,7 +59,7 @@ def test_csv_with_a_large_value(tmp_path: Path) -> None:
 
 
 def test_csv_with_text_and_with_hex(tmp_path: Path) -> None:
-    """CSV takes text as it is, quoted where needed, or hex when told."""
+    """CSV takes text as it is, quoted where needed, or hex on request."""
     path = write(tmp_path / "a.csv", 'value,key\n"a,b\n""c""",k1\n7a,6b\n')
     assert pairs(open_source(path)) == [(b"k1", b'a,b\n"c"'), (b"6b", b"7a")]
     path = write(tmp_path / "b.csv", "key,value\n6b,7a\n")

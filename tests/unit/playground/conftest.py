@@ -1,4 +1,4 @@
-"""What tests of the playground's parts share."""
+"""Fixtures for parts of the playground."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ class Aborted(Exception):
 
 
 class FakeContext:
-    """What services use of a context: it raises `Aborted` where a real one ends the call."""
+    """The part of a context that services use: it raises `Aborted` where a real one ends the call."""
 
     def abort(self, code: grpc.StatusCode, details: str) -> NoReturn:
         """End the call."""

@@ -41,7 +41,7 @@ def test_open_streams_are_no_work(now: list[float]) -> None:
 
 
 def test_clearing_begins_anew(now: list[float]) -> None:
-    """What was counted is forgotten; a call under way is busy from then on."""
+    """Counts are reset; a running call is busy from then on."""
     clock = CallClock()
     with clock.measure("Backup"):
         now[0] += 7

@@ -47,7 +47,7 @@ def test_features_by_version(version: str, batched: bool, checked: bool) -> None
 
 @given(st.binary(max_size=40), st.binary(max_size=9))
 def test_memcomparable_is_undone(key: bytes, behind: bytes) -> None:
-    """What another implementation encodes is decoded, whatever follows; cut short it is not."""
+    """Keys of another implementation are decoded, whatever follows; cut keys are not."""
     encoded = codec.encode(key)
     assert from_memcomparable(encoded + behind) == key
     assert from_memcomparable(encoded[:-1]) is None
@@ -127,7 +127,7 @@ def subscribed(playground: Playground, region: Region, outbox: Outbox) -> Subscr
 
 
 def test_resolved_ts_stays_below_a_write_under_way(playground: Playground) -> None:
-    """However often it is told while a write goes on, it is below the write's timestamp; afterwards it passes it."""
+    """Repeated resolved-ts during a write are below its timestamp; afterwards they pass it."""
     region, outbox, hub = playground.regions.all()[0], Outbox(), playground.changes
     subscribed(playground, region, outbox)
     node = playground.nodes[region.leader_store]
@@ -169,7 +169,7 @@ def test_a_write_is_refused_once_its_region_has_changed(playground: Playground) 
 
 
 def test_no_resolved_ts_for_a_region_that_has_moved_on(playground: Playground) -> None:
-    """From the moment a region changes its old subscription hears nothing more, even before it is told so."""
+    """Once a region changes, its old subscription gets nothing more, even before its error."""
     regions, hub, outbox = playground.regions, playground.changes, Outbox()
     region = regions.all()[0]
     node = playground.nodes[region.leader_store]

@@ -12,8 +12,8 @@ from tikv_br.playground.engine import RocksEngine
 ROWS = [(b"z%04d" % number, b"v%d" % number) for number in range(1000)]
 
 
-def test_what_is_written_is_plain_rocksdb(tmp_path: Path) -> None:
-    """Another program that opens the database finds the rows under their keys, whatever our class thinks."""
+def test_the_database_is_plain_rocksdb(tmp_path: Path) -> None:
+    """Another program that opens the database finds the rows under their keys."""
     engine = RocksEngine.open(tmp_path)
     engine.write([(b"za", b"1"), (b"zb", b"2"), (b"za", b"3")], [b"zb"])
     engine.close()

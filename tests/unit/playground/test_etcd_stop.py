@@ -31,7 +31,7 @@ HTTPServer(("127.0.0.1", int(url.rpartition(":")[2])), Healthy).serve_forever()
 
 
 def test_one_that_does_not_end_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever stops a playground does not wait for ever for an etcd that does not hear."""
+    """Stopping a playground does not wait without limit for an etcd that ignores signals."""
     program = tmp_path / "etcd"
     program.write_text(textwrap.dedent(DEAF))
     program.chmod(0o755)

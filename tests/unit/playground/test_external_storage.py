@@ -18,7 +18,7 @@ def local(path: Path) -> brpb_pb2.StorageBackend:
 
 
 def test_local_files(tmp_path: Path) -> None:
-    """What was written is read, in folders made on the way, replaced by a second write, and nothing else lies there."""
+    """A file reads as written, in folders made on demand, is replaced by a second write, and nothing else remains."""
     storage = open_storage(local(tmp_path))
     storage.write("1/x.sst", b"one")
     storage.write("1/x.sst", b"two")
@@ -29,7 +29,7 @@ def test_local_files(tmp_path: Path) -> None:
 
 
 def test_a_missing_folder_in_both_wordings(tmp_path: Path) -> None:
-    """The folder must exist: told by a backup in Rust's debug form, by an import in its display form."""
+    """The folder must exist: a backup reports it in Rust's debug form, an import in its display form."""
     with pytest.raises(StorageFault) as fault:
         open_storage(local(tmp_path / "nosuch"))
     assert fault.value.debug == MISSING

@@ -17,7 +17,7 @@ BUSY = {"region_error": {"message": "busy", "server_is_busy": {"reason": "r", "b
 
 
 def meet(table: FailpointTable, rpc: str = "RawScan", store_id: int = 1, region_id: int = 16) -> str:
-    """What a call meets: the region error's message, the status, or nothing."""
+    """Effect on a call: the region error's message, the status, or none."""
     try:
         error = table.intercept(rpc, store_id=store_id, region_id=region_id, context=context())
     except Aborted as end:

@@ -17,13 +17,13 @@ DATA = bytes(range(200))
 
 
 def files(table: FailpointTable, folder: Path, store_id: int = 1) -> Any:  # noqa: ANN401
-    """What a store keeps in a folder."""
+    """Files of a store in a folder."""
     node = cast("StoreNode", SimpleNamespace(failpoints=table, store_id=store_id))
     return open_for(node, brpb_pb2.StorageBackend(local=brpb_pb2.Local(path=str(folder))))
 
 
 def test_a_write_fails_before_or_after_its_effect(tmp_path: Path) -> None:
-    """The store says what the failpoint says; only with `after` the file is there."""
+    """The store reports the failpoint's error; only with `after` the file exists."""
     table = FailpointTable()
     table.add({"rpc": "storage.write", "action": {"storage_error": {"message": "SlowDown"}}})
     table.add({"rpc": "storage.write", "action": {"storage_error": {"message": "lost", "after": True}}})
@@ -84,6 +84,6 @@ def test_a_share_of_the_calls_is_struck(tmp_path: Path) -> None:
     [("RawPut", {"flip": {}}), ("storage.write", {"flip": {}}), ("storage.read", {"drop": {}})],
 )
 def test_trouble_of_storage_belongs_to_its_points(rpc: str, action: object) -> None:
-    """What could not happen is refused: a failpoint that never strikes would prove nothing."""
+    """Impossible combinations are refused: a failpoint that never strikes would prove nothing."""
     with pytest.raises(PlaygroundError, match="failpoint"):
         FailpointTable().add({"rpc": rpc, "action": action})

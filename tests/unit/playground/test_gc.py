@@ -20,7 +20,7 @@ class Clock:
 
 
 def test_the_lowest_claim_is_told(engine: RocksEngine) -> None:
-    """Whoever claims hears the lowest claim and its owner: gc_worker at 0 until it moves past another."""
+    """Each claim is answered with the lowest claim and its owner: gc_worker at 0 until it passes another."""
     gc = GcState(engine)
     assert gc.update_service("br", 300, 100)[0] == GC_WORKER
     assert gc.update_service(GC_WORKER, FOREVER, 500) == ("br", gc.services()["br"])
@@ -28,7 +28,7 @@ def test_the_lowest_claim_is_told(engine: RocksEngine) -> None:
 
 
 def test_a_claim_behind_is_not_taken(engine: RocksEngine) -> None:
-    """A claim below the lowest shows only in the answer: larger than what was asked, and nothing is kept."""
+    """A claim below the lowest is only visible in the answer, which is larger; it is not kept."""
     gc = GcState(engine)
     gc.update_service(GC_WORKER, FOREVER, 500)
     _, lowest = gc.update_service("late", 300, 400)

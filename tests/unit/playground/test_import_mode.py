@@ -4,7 +4,7 @@ from tikv_br.playground.import_service import TIMEOUT, ImportMode
 
 
 def test_import_mode_ends_by_itself() -> None:
-    """Ten minutes after the last switch the store is back to normal; each switch starts them anew."""
+    """Ten minutes after the last switch the store is back to normal; each switch restarts them."""
     now = 1000.0
     mode = ImportMode(lambda: now)
     seen = [mode.importing]

@@ -6,7 +6,7 @@ from tikv_br.playground.node import Pace
 
 
 def test_work_queues_and_weighs() -> None:
-    """Two pieces at once take their sum, what comes later begins anew, and each byte counts as often as was said."""
+    """Two concurrent calls take the sum, later ones start again, and each byte counts as often as configured."""
     now, slept = [100.0], list[float]()
     pace = Pace(1000, weight=10, clock=lambda: now[0], sleep=slept.append)
     pace.work(200)

@@ -61,7 +61,7 @@ def test_split_is_right_derived(engine: RocksEngine) -> None:
 
 
 def test_split_keys_at_or_outside_bounds_are_dropped(engine: RocksEngine) -> None:
-    """What would leave an empty piece splits nothing, and the epoch stays."""
+    """Keys that would leave an empty region split nothing, and the epoch stays."""
     table = table_of(engine)
     _, right = table.split(2, [b"m"])
     assert table.split(right.id, [b"m", b"a"]) == [right]

@@ -1,4 +1,4 @@
-"""How fast a store downloads."""
+"""Download speed of a store."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ KEYS = {
 
 
 def looked_into(tmp_path: Path, data: bytes, api_version: ApiVersion = ApiVersion.V1) -> SstFacts:
-    """What is found in a file of those bytes."""
+    """Facts about a file of those bytes."""
     path = tmp_path / "looked-into.sst"
     path.write_bytes(data)
     try:
@@ -46,8 +46,8 @@ def test_a_sound_file(tmp_path: Path) -> None:
         (lambda data: without_properties(data, "rocksdb.external_sst_file.version"), "A non-external sst file"),
     ],
 )
-def test_what_a_store_notices_at_once(tmp_path: Path, damage: object, said: str) -> None:
-    """Damage that Download reports: RocksDB's own words, with the file's own path."""
+def test_damage_that_a_download_reports(tmp_path: Path, damage: object, said: str) -> None:
+    """The error has RocksDB's own text, with the file's own path."""
     data = write_sst(tmp_path / "sound.sst", V1_ROWS)
     with pytest.raises(UnreadableSst, match=said) as error:
         looked_into(tmp_path, damage(data))  # type: ignore[operator]

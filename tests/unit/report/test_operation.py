@@ -70,7 +70,7 @@ def test_every_command_with_a_report_has_its_sentences(command: str, tmp_path: P
         assert json.loads((tmp_path / f"{name}.json").read_text())["verdict"] == name
 
 
-def test_nothing_acts_in_hostile_texts(tmp_path: Path) -> None:
+def test_hostile_texts_are_inert(tmp_path: Path) -> None:
     """Markup is text; controls, direction marks and halves of pairs are escapes; the JSON still reads."""
     with pytest.raises(TikvBrError):
         fail(tmp_path / "x.html", TikvBrError(HOSTILE, hint=f"{HOSTILE} --webhook-url https://hooks/s3cret"))

@@ -25,7 +25,7 @@ def test_a_curve_fills_the_plot_and_its_limit_lies_within() -> None:
 
 
 def test_a_limit_far_above_all_values_leaves_them_their_height() -> None:
-    """Two hours were asked for, and seconds measured: the trend of seconds is seen, and the limit only told."""
+    """With a limit of two hours and values in seconds, the trend is visible, and the limit is only text."""
     made = curve([0, 1], [2.0, 3.0], limit=7200.0, unit="s")
     assert made.limit is None
     assert made.points == curve([0, 1], [2.0, 3.0], unit="s").points
@@ -33,7 +33,7 @@ def test_a_limit_far_above_all_values_leaves_them_their_height() -> None:
 
 
 def test_throughput_is_told_within_an_operation_only() -> None:
-    """What came is spread over its time; between the last sample of one operation and the first of the next nothing came."""
+    """Bytes are spread over their time; between the last sample of one operation and the first of the next there are none."""
     samples = [
         Sample(0, "a", 0, 0),
         Sample(1, "a", 0, 0),  # no event of the task in between
@@ -58,7 +58,7 @@ def test_no_byte_of_throughput_is_lost_or_counted_twice() -> None:
 
 
 def test_the_timeline_keeps_steps_and_what_failed_or_took_time() -> None:
-    """Of a long drill, quick parts of steps are left out, and never a step or a failure."""
+    """Quick parts of steps of a long drill are omitted, but never a step or a failure."""
     step, quick, slow = Phase("step", "", 0, 0), Phase("quick", "step", 0, 0.1), Phase("slow", "step", 0, 50)
     failed = Phase("failed", "step", 50, 0, ended_well=False)
     assert visible_phases([step, quick, slow, failed], 100) == [step, slow, failed]

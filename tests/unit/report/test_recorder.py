@@ -5,7 +5,7 @@ from tikv_br.report.recorder import MAX_SAMPLES, Phase, Recorder
 
 
 class Clock:
-    """Time that only passes when it is told to."""
+    """A clock that the test advances."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -35,8 +35,8 @@ def test_steps_are_counted_through_and_those_within_are_kept_apart() -> None:
     ]
 
 
-def test_what_fails_within_a_step_fails_the_step() -> None:
-    """Both are recorded as broken off, and nothing is under way any more."""
+def test_a_failure_within_a_step_fails_the_step() -> None:
+    """Both are recorded as interrupted, and nothing is running any more."""
     recorder = Recorder(clock=Clock())
     recorder(StepStarted("restore", 1, 1))
     recorder.nested(StepStarted("ingest", 1, 1))

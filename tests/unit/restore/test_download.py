@@ -1,4 +1,4 @@
-"""What the words of a store about a download mean, whatever the file and its place are called."""
+"""Classification of a store's download errors, whatever the names of file and location."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TEMP = "/data/404 Not Found/import/.temp/1.sst"
 
 
 def meaning(message: str, backend: brpb_pb2.StorageBackend, name: str = FILE) -> Exception:
-    """What a download's error with that message means."""
+    """Class of a download error with that message."""
     download = cast("Any", object.__new__(Download))
     download._file = SimpleNamespace(name=name)
     download._backend = backend
@@ -48,7 +48,7 @@ def unread(cause: str, backend: brpb_pb2.StorageBackend, name: str = FILE) -> st
 
 
 def failed_request(backend: brpb_pb2.StorageBackend, name: str, outcome: str) -> str:
-    """How the storage client of a store tells of a request."""
+    """Error of a store's storage client for a request."""
     key = f"{backend.s3.prefix}/{name}"
     url = f"{backend.s3.endpoint}/{backend.s3.bucket}/{quote(key)}"
     return f"failed to get object Object at location {key} not found: Error performing GET {url} in 4ms - {outcome}"
@@ -81,8 +81,8 @@ def test_a_name_does_not_make_a_passing_error_fatal(name: str) -> None:
         ("No space left on device (os error 28)", RegionErrorSeen),
     ],
 )
-def test_what_the_storage_said_decides(outcome: str, kind: type[Exception]) -> None:
-    """Whatever the names are, its own words count."""
+def test_the_storage_error_decides(outcome: str, kind: type[Exception]) -> None:
+    """Only the storage's own text counts, whatever the names."""
     for backend in (s3(), s3(bucket="backups-404"), s3(prefix="of/Forbidden")):
         assert type(meaning(unread(failed_request(backend, FILE, outcome), backend), backend)) is kind
 

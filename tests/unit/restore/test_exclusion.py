@@ -17,7 +17,7 @@ from tikv_br.storage.url import parse
 
 
 def test_a_restore_is_complete_though_its_lease_is_damaged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """By then all rows are in and compared: what stays beside the backup is told, and not a failure."""
+    """All rows are ingested and compared by then: the remaining lease is reported, and no failure."""
     record = RestoreRecord(open_store(parse(str(tmp_path))), "0123456789abcdef")
     held = lease.acquire(record.lease_store(), "restore")
     record.lease_store().put(layout.lease_name(1), b"junk")

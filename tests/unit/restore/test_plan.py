@@ -21,7 +21,7 @@ def file(start: bytes, end: bytes, size: int = 1) -> FileEntry:
 
 
 def inside(key: bytes, span: KeyRange) -> bool:
-    """What a range means, said the long way."""
+    """Membership in a range, written out."""
     return key >= span.start and (span.end == b"" or key < span.end)
 
 
@@ -57,7 +57,7 @@ def test_splits_stand_at_file_starts_once_a_region_is_full() -> None:
 
 
 @given(st.lists(RANGES, max_size=4), st.lists(RANGES, max_size=4), KEYS)
-def test_what_is_done_is_left_out_and_nothing_else(wanted: list[KeyRange], done: list[KeyRange], key: bytes) -> None:
+def test_exactly_the_finished_parts_are_left_out(wanted: list[KeyRange], done: list[KeyRange], key: bytes) -> None:
     """A key is still to do if and only if a part has it and nothing done has."""
     parts = [FilePart(file(span.start, span.end), span) for span in wanted]
     left = any(inside(key, part.span) for part in remaining_parts(parts, done))
@@ -65,7 +65,7 @@ def test_what_is_done_is_left_out_and_nothing_else(wanted: list[KeyRange], done:
 
 
 def test_ten_thousand_parts_of_which_half_are_done() -> None:
-    """Each part meets only the holes around it: what is left is found at once, in the order of the parts."""
+    """Each part meets only the holes around it: the rest is found at once, in the order of the parts."""
     spans = [KeyRange(b"%05d" % number, b"%05d" % (number + 1)) for number in range(10_000)]
     parts = [FilePart(file(span.start, span.end), span) for span in spans]
     assert [part.span for part in remaining_parts(parts, spans[::2])] == spans[1::2]

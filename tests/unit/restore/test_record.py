@@ -1,4 +1,4 @@
-"""The record of an unfinished restore, broken off at every change to the storage."""
+"""The record of an unfinished restore, interrupted at every change to the storage."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ def store(tmp_path: Path) -> ObjectStore:
 
 
 def missing_now(store: ObjectStore) -> list[KeyRange] | None:
-    """What a run would still have to do; None when it would begin anew."""
+    """Parts that a run still has to ingest; None when it would start over."""
     record = record_in(store)
     begun = record.read_checkpoint()
     return None if begun is None else subtract([WHOLE], record.restored_ranges(begun))
 
 
-def test_what_was_added_is_not_missing(store: ObjectStore) -> None:
-    """Begun, then one part after the other, then nothing is left to be seen."""
+def test_added_parts_are_not_missing(store: ObjectStore) -> None:
+    """After its creation, parts are added until nothing is missing."""
     record = record_in(store)
     assert missing_now(store) is None
     record.create_checkpoint(BEGUN)
@@ -88,7 +88,7 @@ def test_a_restore_does_not_fail_by_its_last_deletion(store: ObjectStore, faults
 
 @pytest.mark.parametrize("step", range(5))
 def test_a_fresh_begin_broken_off_never_takes_over_old_entries(store: ObjectStore, step: int) -> None:
-    """What another restore has left must not count as done by the one that begins anew."""
+    """Parts of another restore must not count as done for a new one."""
     record = record_in(store)
     record.create_checkpoint(BEGUN)
     for span in SPANS:
@@ -102,7 +102,7 @@ def test_a_fresh_begin_broken_off_never_takes_over_old_entries(store: ObjectStor
 
 
 def test_restores_of_other_kinds_have_records_of_their_own(store: ObjectStore) -> None:
-    """Another cluster, another backup, another prefix: none goes on with what is not its own."""
+    """Restores of another cluster, backup or prefix do not resume from it."""
     ways = {
         RestoreRecord.of(store, cluster, meta, rewrites).id
         for cluster in (7, 8)
@@ -134,7 +134,7 @@ def test_all_records_of_a_backup_go_at_once(store: ObjectStore) -> None:
 
 
 def test_damaged_records_of_restores_count_for_nothing(store: ObjectStore, tmp_path: Path) -> None:
-    """Of two restores of one backup each is told by its own records: what is damaged or another's is named."""
+    """Each of two restores has its own records: damaged or foreign ones are reported."""
     records = [RestoreRecord.of(store, cluster, b"backupmeta", []) for cluster in (7, 8)]
     before: dict[str, bytes] = {}
     for number, record in enumerate(records):

@@ -1,4 +1,4 @@
-"""What sources have, made without them."""
+"""Values of sources, made without them."""
 
 from __future__ import annotations
 

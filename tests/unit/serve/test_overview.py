@@ -1,4 +1,4 @@
-"""What is made of what the sources have."""
+"""The overview made from the values of sources."""
 
 from __future__ import annotations
 
@@ -222,7 +222,7 @@ def test_no_backup_at_all() -> None:
 
 
 def test_gc_that_never_ran() -> None:
-    """It keeps everything for ever; a PD that was not read yet is no finding."""
+    """Everything is kept; a PD that was not read yet is no finding."""
     (finding,) = overview(States(gc=(ReadState("pd", replace(gc_report(), safe_point=0), NOW_MS),))).findings
     assert finding.text.startswith("GC has never run in pd")
     assert "tikv-br gc run" in finding.advice

@@ -39,7 +39,7 @@ NO_LIMITS = OverviewLimits(ages=())
 
 
 def test_the_status_of_syncs() -> None:
-    """What the status page of a process reports, with its key; without it the error names the option."""
+    """Contents of a process's status page, read with its key; without it the error names the option."""
     ends = {"source": "10.0.0.1:2379", "sink": "tikv://10.2.0.1:2379"}
     found = [NamedStatus("a", status(feed=WHOLE), **ends), NamedStatus("b", None, error="password=hunter2 is wrong")]
     with serve(LOOPBACK, lambda: found, key=KEY) as address:
@@ -101,7 +101,7 @@ def test_no_other_address_gets_the_key() -> None:
 
 
 def test_nobody_there() -> None:
-    """The reason is that of the system; the hint says what to do about a sync that was stopped."""
+    """The reason is the system's; the hint covers a stopped sync."""
     with pytest.raises(TikvBrError, match="refused") as caught:
         StatusSource("http://127.0.0.1:1", KEY).read()
     assert "run its command again" in caught.value.hint
@@ -129,7 +129,7 @@ def test_reports_of_drills(tmp_path: Path) -> None:
 
 
 def test_keys_of_the_backup_and_keys_restored(tmp_path: Path) -> None:
-    """Both are told apart; a report of an earlier version does not have the latter."""
+    """Both are distinguished; a report of an earlier version lacks the latter."""
     home = open_store(parse(str(tmp_path)))
     report = replace(passed(), goals=judge(Objectives(), Measured(keys=990)))
     new = report.to_json() | {"trend": [asdict(past_drill_of(report.to_json()))]}
@@ -212,8 +212,8 @@ def shown(watcher: Watcher) -> list[Any]:
     return [*found.storages, *found.archives, *found.status_pages, *found.drills, *found.gc]
 
 
-def test_what_was_read_stays_when_a_source_falls_silent() -> None:
-    """With the error, until it answers again."""
+def test_values_stay_when_a_source_falls_silent() -> None:
+    """They are shown with the error, until the source answers again."""
     answers: list[Any] = [backups(entry("a", 1.0)).value]
     error = StorageUnreachable("away")
 

@@ -1,4 +1,4 @@
-"""Who gets an answer, and which."""
+"""Answers to requests, and access to them."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ def test_drills_link_to_their_reports() -> None:
 
 
 def test_a_sync_that_does_not_answer_is_not_green() -> None:
-    """Its last figures say that it ran; the page says that it does not answer, and the tile is red."""
+    """The page reports that it does not answer, whatever its last figures, and the tile is red."""
     good = healthy()
     silent = replace(good, syncs=(replace(good.syncs[0], error="refused", hint="Start it."),))
     page = ask(site(overview(silent))).body.decode()
@@ -245,7 +245,7 @@ def test_paths() -> None:
 
 
 def test_health() -> None:
-    """200 whatever the sources say; what is found is told to those who may see it."""
+    """200 whatever the state of sources; findings are shown to authorized readers only."""
     assert ask(site(), "/healthz").body == b"ok\n"
     open_site, closed = site(overview(troubled())), site(overview(troubled()), TOKEN)
     assert ask(open_site, "/healthz").body.startswith(b"degraded\ncannot read s3://other/full")

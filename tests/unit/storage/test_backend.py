@@ -47,7 +47,7 @@ def test_s3_without_sending_credentials() -> None:
 
 
 def test_credentials_and_region_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the AWS chain finds is sent, as the Go tool does; the region comes from there too."""
+    """Credentials and region of the AWS chain are sent, as the Go tool does."""
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "env-key")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "env-secret")
     monkeypatch.setenv("AWS_SESSION_TOKEN", "env-token")
@@ -62,7 +62,7 @@ def test_credentials_and_region_of_the_environment(monkeypatch: pytest.MonkeyPat
 
 
 def test_no_credentials_to_send(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Asked to send credentials where there are none, we say so instead of sending empty ones."""
+    """Without credentials the request to send them is an error."""
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/none")
     monkeypatch.setenv("AWS_CONFIG_FILE", "/none")
     with pytest.raises(StorageDenied, match="no S3 credentials"):
@@ -90,7 +90,7 @@ def test_azure_with_credentials() -> None:
 
 
 def test_azure_credentials_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What Azure's own variables say is sent; an identity's token cannot be, as the message has no field for one."""
+    """Credentials in Azure's variables are sent; an identity's token cannot be, as the message has no field for one."""
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT", "envacc")
     with pytest.raises(StorageDenied, match="only an Azure account key or SAS token can be sent") as caught:
         to_backend(parse("azure://container/p"))

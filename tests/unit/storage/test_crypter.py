@@ -67,7 +67,7 @@ def test_the_length_of_the_key_tells_the_method(method: str) -> None:
         ("aes128-ctr", "abababa"),
     ],
 )
-def test_what_is_no_key_is_refused_and_not_repeated(method: str, key: str) -> None:
+def test_invalid_keys_are_refused_and_not_repeated(method: str, key: str) -> None:
     """Unknown method, no key, wrong length, no hexadecimal: a sentence and a hint without the key."""
     with pytest.raises(UsageError) as raised:
         Crypter.of(method, SecretText(key))

@@ -1,4 +1,4 @@
-"""How long a storage location that does not answer is waited for, with a clock of the test's own."""
+"""Waiting for a storage location that does not answer, with a clock of the test's own."""
 
 from __future__ import annotations
 

@@ -176,7 +176,7 @@ def test_path_style(said: str, expected: bool) -> None:
     ],
 )
 def test_refusals_say_what_and_no_secret(url: str, sentence: str) -> None:
-    """What cannot be honoured is a UsageError with a sentence; none repeats a secret from the URL."""
+    """Unsupported URLs are UsageErrors with a sentence; none repeats a secret from the URL."""
     with pytest.raises(UsageError) as caught:
         parse(url)
     assert sentence in caught.value.message
@@ -258,7 +258,7 @@ PATH = st.lists(SEGMENT, max_size=4).map("/".join)
     PATH, st.sampled_from(["", "http://h:1", "https://[::1]:9000"]), st.sampled_from(["", "eu-west-1"]), st.booleans()
 )
 def test_redacted_is_a_url_of_the_same_place(path: str, endpoint: str, region: str, style: bool) -> None:
-    """What a location shows of itself parses to the same place, whatever signs the path has."""
+    """The redacted URL of a location parses to the same place, whatever characters its path has."""
     options = S3Options(endpoint=endpoint, region=region, force_path_style=style)
     for location in (StorageLocation("s3", path, "bucket", options), StorageLocation("local", f"/{path}")):
         assert parse(location.redacted()) == location

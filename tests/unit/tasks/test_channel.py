@@ -18,7 +18,7 @@ MESSAGE = TaskMessage("progress", 3, 0, (10, 1))
 
 
 def test_messages_arrive_in_order() -> None:
-    """What a task sends is what the driver receives."""
+    """The driver receives the messages of a task in order."""
     received: queue.Queue[TaskMessage] = queue.Queue()
     with ProgressListener(received.put) as listener:
         sender = ProgressSender(listener.address)
@@ -35,7 +35,7 @@ def test_listener_is_on_loopback_only_unless_told_otherwise() -> None:
 
 
 def test_wrong_key_is_refused() -> None:
-    """Who does not know the key of the run is hung up on, before a message of theirs is read."""
+    """A sender without the key of the run is disconnected before a message of it is read."""
     received: list[TaskMessage] = []
     with ProgressListener(received.append) as listener:
         other = dataclasses.replace(listener.address, key=b"guess")

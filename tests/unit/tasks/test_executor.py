@@ -1,4 +1,4 @@
-"""Where tasks run when nobody says it."""
+"""The default executor."""
 
 from __future__ import annotations
 

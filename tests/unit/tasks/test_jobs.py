@@ -1,4 +1,4 @@
-"""What is said of workers that cannot run tasks."""
+"""Errors of workers that cannot run tasks."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_a_worker_with_another_version_says_both(tmp_path: Path) -> None:
 
 
 def test_a_worker_without_a_package_names_it(tmp_path: Path) -> None:
-    """Of tikv-br's needs, and of the function's own modules."""
+    """Packages of tikv-br, and of the function's own modules."""
     (tmp_path / "tikv_br").mkdir()
     (tmp_path / "tikv_br" / "__init__.py").write_text(f'__version__ = "{__version__}"\n')
     error = unfit_worker(RuntimeError(run_elsewhere(by_value(partial(map, double)), tmp_path)))
@@ -141,7 +141,7 @@ def test_a_cluster_is_refused_by_its_first_executor() -> None:
 
 
 def test_a_cluster_that_starts_no_task_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The error says what to look at: resources of the cluster, and the way to the driver."""
+    """The error names what to check: resources of the cluster, and the way to the driver."""
     monkeypatch.setattr(jobs, "_EXECUTOR_SECONDS", 0.3)
     monkeypatch.setattr(jobs, "_CANCEL_SECONDS", 0.1)
     with pytest.raises(SparkUnavailable, match=r"no executor of spark://h:1 ran a task") as caught:

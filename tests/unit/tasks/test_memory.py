@@ -25,5 +25,5 @@ def page_faults(how: str) -> int:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc")
 def test_freed_memory_is_used_again() -> None:
-    """Once told, the process asks the kernel for the memory of one round or two, not for that of all thirty."""
+    """The process requests the memory of one round or two from the kernel, not of all thirty."""
     assert page_faults("keep") < 50_000 < page_faults("give back")

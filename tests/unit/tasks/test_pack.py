@@ -1,4 +1,4 @@
-"""Which packages an archive holds, and how its Python starts."""
+"""Packages in an archive, and the start of its Python."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def install(folder: Path, name: str, files: dict[str, str], *more: str, requires
     (info / "RECORD").write_text("\n".join(f"{each},," for each in (*files, *more, f"{info.name}/METADATA")))
 
 
-def test_what_tikv_br_needs_is_packed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Needs of needs and of requested extras; not pyspark, not other extras, and not what a marker left out."""
+def test_requirements_of_tikv_br_are_packed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requirements of requirements and of requested extras; not pyspark, other extras, or what a marker excludes."""
     needs = (
         "A_One>=1",
         "b[fast]; python_version > '3'",
@@ -65,7 +65,7 @@ def test_a_package_in_editable_mode_is_refused(tmp_path: Path) -> None:
 
 
 def test_its_python_finds_its_packages_after_those_of_spark(tmp_path: Path) -> None:
-    """By its real path, from any folder; a host without that Python is told which one is missing."""
+    """By its real path, from any folder; a host without that Python gets an error that names it."""
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w") as archive:
         pack._add_python(archive)

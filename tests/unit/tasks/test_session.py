@@ -1,4 +1,4 @@
-"""What is checked before a JVM starts."""
+"""Checks before a JVM starts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_masters_of_spark_are_taken(master: str) -> None:
 
 @pytest.mark.parametrize("master", ["", "moon://x", "local[", "local[0]", "local(4)", "spark://"])
 def test_other_masters_are_refused_at_once(master: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A typing error is told before a JVM has started."""
+    """A typing error is reported before a JVM has started."""
     monkeypatch.setattr(session, "_launch_jvm", lambda *_: pytest.fail("a JVM is started"))
     with pytest.raises(UsageError, match="Spark master"), spark_context(master):
         pass
@@ -90,7 +90,7 @@ def test_missing_java_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_no_python_runs_between_fork_and_exec_of_the_jvm(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What pyspark would run there is left out, and Ctrl-C is kept from the JVM by a process group of its own."""
+    """The function for the child is left out, and a process group keeps Ctrl-C from the JVM."""
     given: dict[str, object] = {}
 
     def popen(_command: list[str], **arguments: object) -> None:

@@ -16,7 +16,7 @@ SECRET = "a value that is secret"
 
 
 class Known(dict[str, str]):
-    """What a JVM's SparkConf answers, for one that has read ``spark-defaults.conf``."""
+    """Stand-in for a JVM's SparkConf that has read ``spark-defaults.conf``."""
 
     def contains(self, name: str) -> bool:
         """Whether it has a setting."""
@@ -50,13 +50,13 @@ def test_secrets_are_neither_shown_nor_pickled() -> None:
 
 
 def test_the_jvm_is_launched_without_the_user_s_settings() -> None:
-    """What it is launched with is in its arguments."""
+    """The launch settings are in its arguments."""
     plan = _Plan("spark://h:1", 2, "tikv-br", SparkSettings((("spark.a", SECRET),)))
     assert SECRET not in str(plan.launch_conf().getAll())
     assert dict(plan.session_conf(Known()).getAll())["spark.a"] == SECRET
 
 
-def test_who_wins() -> None:
+def test_precedence_of_settings() -> None:
     """The user over `spark-defaults.conf`, both over our defaults, --concurrency over both."""
     assert session_conf({})["spark.task.maxFailures"] == "4"
     assert "spark.task.maxFailures" not in session_conf({"spark.task.maxFailures": "9"})

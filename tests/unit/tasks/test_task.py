@@ -47,7 +47,7 @@ def test_our_error_keeps_class_and_hint() -> None:
 
 
 def test_result_that_does_not_pickle_is_an_error_not_a_hang() -> None:
-    """A defective task cannot return a lock; it is told so."""
+    """A defective task cannot return a lock; its error names the result."""
     outcome, _ = run(lambda _task, _context: threading.Lock())
     error = pickle.loads(outcome.body)
     assert isinstance(error, TaskFailed)
@@ -55,7 +55,7 @@ def test_result_that_does_not_pickle_is_an_error_not_a_hang() -> None:
 
 
 def test_cancelled_task_stops_at_its_next_report() -> None:
-    """Reporting raises once the run has failed elsewhere, and the task's outcome says so."""
+    """Reporting raises once the run has failed elsewhere, and the task's outcome is the cancellation."""
     cancelled = Cancellation()
     context = TaskContext(0, 0, lambda _: None, cancelled)
     context.report(data_bytes=1)
@@ -67,7 +67,7 @@ def test_cancelled_task_stops_at_its_next_report() -> None:
 
 
 def test_counts_are_taken_back_in_cancelled_work() -> None:
-    """What was reported, also by the report that told of the cancellation, sums up to nothing, and the driver gets to know."""
+    """Reported counts, also those of the report that raised the cancellation, sum up to nothing at the driver."""
     cancelled, sent = Cancellation(), list[TaskMessage]()
     context = TaskContext(0, 0, sent.append, cancelled)
 

@@ -54,7 +54,7 @@ def test_an_object_that_vanishes_after_the_listing_is_a_finding(tmp_path: Path) 
 
 
 def test_a_file_without_recorded_hash_is_not_called_right(tmp_path: Path) -> None:
-    """What cannot be checked is said."""
+    """Files that cannot be checked are reported."""
     (tmp_path / "object.sst").write_bytes(b"data")
     assert check(tmp_path, entry(b"data")) == []
     [(cause, _level)] = check(tmp_path, entry(b"data", sha256=b""))

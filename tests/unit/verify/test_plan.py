@@ -1,4 +1,4 @@
-"""What is looked at, and where."""
+"""Selection of files and ranges to check."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_every_key_of_the_ranges_is_asked_for_once() -> None:
 
 
 def test_a_subset_asks_for_its_files_only() -> None:
-    """What was not chosen is no hole."""
+    """Files outside the subset are no hole."""
     files = [file(b"b", b"c"), file(b"d", b"")]
     assert compare_tasks([KeyRange(b"", b"")], files, files[:1]) == [CompareTask(files[0].key_range, files[0])]
 

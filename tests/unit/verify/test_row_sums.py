@@ -20,7 +20,7 @@ Row = tuple[bytes, int, int, bool]
 
 
 def sums(codec: KeyCodec, *batches: list[Row], start: bytes = b"", end: bytes = b"") -> tuple[int, Expiry]:
-    """How many rows are counted, and which expire."""
+    """Number of rows, and those that expire."""
     span = codec.rpc_range(start, end)
     file = FileEntry("a.parquet", 0, *span, 0, 0, 0)
     made = []
@@ -59,7 +59,7 @@ def test_sound_rows_are_counted() -> None:
     ],
     ids=["order", "order over batches", "twice", "older first", "expiry in v1", "tombstone in v1ttl", "out of range"],
 )
-def test_what_such_a_file_cannot_hold_is_refused(codec: KeyCodec, batches: list[list[Row]]) -> None:
+def test_rows_that_the_file_cannot_have_are_refused(codec: KeyCodec, batches: list[list[Row]]) -> None:
     """Order, versions, the fields of the API version, and the file's own range."""
     with pytest.raises(FormatError):
         sums(codec, *batches, end=b"m")

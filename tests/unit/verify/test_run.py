@@ -68,7 +68,7 @@ def store_of(folder: Path) -> ObjectStore:
 
 @pytest.mark.parametrize("level", [Level.META, Level.FILES])
 def test_a_sound_backup_passes(backup: Path, level: Level) -> None:
-    """The summary says how many files there are and how many of them were read, to the byte."""
+    """The summary has the number of files, and of files read, to the byte."""
     summary, notes = run(backup, level)
     size = sum((backup / name).stat().st_size for name in data_files(backup))
     assert (summary.files, summary.foreign_objects, notes) == (3, 0, [])
@@ -117,7 +117,7 @@ def test_any_damage_to_the_records_is_found_at_level_meta(
 
 
 def test_a_missing_manifest_is_a_finding(backup: Path) -> None:
-    """`backupmeta` says that there must be one; it alone suffices to look at the files."""
+    """`backupmeta` shows that there must be one, and suffices to check the files."""
     (backup / layout.MANIFEST).unlink()
     flip(backup / data_files(backup)[0], 0)
     assert [(finding.object, finding.level) for finding in findings(backup, Level.FILES)] == [
@@ -144,7 +144,7 @@ def test_records_that_are_all_unreadable_end_the_verification(backup: Path) -> N
 
 
 def test_swapped_files_are_found_by_content(backup: Path) -> None:
-    """Two neighbours of equal length under each other's names: a listing cannot tell, the bytes can."""
+    """Two neighbours of equal length under each other's names: only the content shows it."""
     one, other = (backup / name for name in data_files(backup)[:2])
     first, second = one.read_bytes(), other.read_bytes()
     assert len(first) == len(second)
@@ -226,7 +226,7 @@ def test_statistics_that_do_not_add_up_are_found(backup: Path, field: str) -> No
 
 
 def test_a_contradiction_between_the_records_is_found(backup: Path) -> None:
-    """Each record is sound by itself, but `backupmeta` is not the one that the manifest was written with."""
+    """Each record is valid, but `backupmeta` is not the one that the manifest was written with."""
     content = brpb_pb2.BackupMeta.FromString((backup / layout.META).read_bytes())
     content.cluster_version += "x"
     (backup / layout.META).write_bytes(content.SerializeToString(deterministic=True))

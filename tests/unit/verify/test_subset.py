@@ -26,20 +26,20 @@ def files(names: list[str]) -> list[FileEntry]:
 
 @pytest.mark.parametrize("text", ["", "10", "0%", "101%", "-5%", "0/4", "5/4", "1/0", "1/", "x%", "1e1%", " 10%"])
 def test_nonsense_is_refused(text: str) -> None:
-    """What is no percentage above 0 up to 100 and no part K of N is a usage error that shows both forms."""
+    """Anything but a percentage above 0 up to 100 or a part K of N is a usage error that shows both forms."""
     with pytest.raises(UsageError, match=r"10%.*3/10"):
         Subset.parse(text)
 
 
 @pytest.mark.parametrize("text", ["10%", "0.5%", "100%", "12.25%", "3/10", "1/2"])
 def test_a_subset_is_shown_as_it_was_said(text: str) -> None:
-    """The summary repeats what was asked for."""
+    """The summary repeats the option."""
     assert str(Subset.parse(text)) == text
 
 
 @given(NAMES, SEEDS, st.integers(1, 12))
 def test_all_parts_together_are_all_files_each_once(names: list[str], seed: int, parts: int) -> None:
-    """Whoever runs 1/N to N/N has looked into every file, and into none twice; parts differ by one file at most."""
+    """The subsets 1/N to N/N contain every file exactly once; their sizes differ by one at most."""
     whole = files(names)
     chosen = [Subset.parse(f"{part}/{parts}").choose(whole, seed) for part in range(1, parts + 1)]
     assert sorted(file.name for part in chosen for file in part) == sorted(names)

@@ -21,7 +21,7 @@ V1, V2 = "/cdcpb.ChangeData/EventFeed", "/cdcpb.ChangeData/EventFeedV2"
 LogType, OpType = cdcpb_pb2.Event.LogType, cdcpb_pb2.Event.Row.OpType
 MS = 1 << 18
 START = 1_000_000 * MS
-"""Where feeds start."""
+"""Start-ts of feeds."""
 
 Request = cdcpb_pb2.ChangeDataRequest
 Answer = Callable[[Request], "Sequence[cdcpb_pb2.ChangeDataEvent] | Failure"]

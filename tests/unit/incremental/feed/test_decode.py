@@ -28,7 +28,7 @@ def mixed() -> cdcpb_pb2.ChangeDataEvent:
 
 
 def test_rows_beside_an_error_are_kept() -> None:
-    """What the kernel leaves to protobuf comes out whole: rows under their regions, the resolved-ts, and the error."""
+    """Messages that the kernel leaves to protobuf are complete: rows by region, the resolved-ts, and the error."""
     found = decode(mixed().SerializeToString())
     assert [(each.region_id, each.request_id, each.error) for each in found.failures] == [(3, 9, not_leader(2))]
     assert found.changes.records(CODEC, *SPAN)["key"].to_pylist() == [b"a", b"b"]
@@ -38,7 +38,7 @@ def test_rows_beside_an_error_are_kept() -> None:
 
 
 def test_fields_without_meaning_here_are_ignored() -> None:
-    """Old values, generations and fields that are yet to be invented do not keep a row from coming out."""
+    """Old values, generations and future fields do not hide a row."""
     message = rows(ASKED, (b"a", 1))
     row = message.events[0].entries.entries[0]
     row.old_value, row.generation, row.txn_source = b"before", 3, 4
@@ -83,8 +83,8 @@ def test_neighbours_come_out_as_one() -> None:
 
 
 @given(st.lists(st.sampled_from(["one", "two", "end", "resolved", "error", "mixed"]), max_size=12))
-def test_nothing_depends_on_what_comes_out_together(kinds: list[str]) -> None:
-    """Rows, ends of scans, errors and resolved-ts are those of the messages one by one, each in its order."""
+def test_messages_give_the_same_together_and_one_by_one(kinds: list[str]) -> None:
+    """Rows, ends of scans, errors and resolved-ts are those of the single messages, in order."""
     made = {
         "one": rows(ASKED, (b"a", 1)),
         "two": rows(Request(region_id=4, request_id=9), (b"b", 2), (b"c", 3)),
@@ -109,7 +109,7 @@ def test_nothing_depends_on_what_comes_out_together(kinds: list[str]) -> None:
 
 
 def test_two_resolved_timestamps_are_never_made_one() -> None:
-    """Where events and a resolved-ts share a message, that resolved-ts counts for its own regions alone."""
+    """A resolved-ts in a message with events counts for its own regions only."""
     other = Request(region_id=8, request_id=9)
     messages = [rows(ASKED, (b"a", 1)), rows(ASKED, (b"b", 2))]
     messages[0].MergeFrom(resolved(ASKED, 7))

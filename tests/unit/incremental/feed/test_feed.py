@@ -118,7 +118,7 @@ def test_the_hold_back_follows_the_settings_of_the_stores(
         assert until_resolved(feed, 77_000)[1] == [77_000]
 
 
-def test_nothing_is_resolved_before_the_scan_has_ended(feeds: ScriptedFeeds) -> None:
+def test_a_resolved_ts_before_the_end_of_the_scan_is_ignored(feeds: ScriptedFeeds) -> None:
     """A resolved-ts before INITIALIZED belongs to an older subscription and is ignored."""
 
     def answer(request: Request) -> list[cdcpb_pb2.ChangeDataEvent]:

@@ -11,7 +11,7 @@ from tikv_br.incremental.feed.stream import Inbox, InboxClosed
 PATIENCE = 60.0
 
 
-def test_what_waits_is_bounded_and_in_order() -> None:
+def test_waiting_items_are_bounded_and_in_order() -> None:
     """A producer waits while there is no room; items without a size pass."""
     inbox: Inbox[int] = Inbox(10)
     reached = []
@@ -36,7 +36,7 @@ def test_what_waits_is_bounded_and_in_order() -> None:
     assert inbox.get(0, most=1) == []
 
 
-def test_what_waits_is_taken_together_up_to_a_bound() -> None:
+def test_items_are_taken_together_up_to_a_bound() -> None:
     """The first item always; those after it while they fit."""
     inbox: Inbox[int] = Inbox(100)
     for number in range(5):

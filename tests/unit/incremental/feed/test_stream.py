@@ -1,4 +1,4 @@
-"""What the reader of a stream puts into the inbox."""
+"""Items that the reader of a stream puts into the inbox."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PATIENCE = 60.0
 
 
 class SmallMessages:
-    """A call whose store has much to say, a row at a time."""
+    """A call whose store sends many messages of one row."""
 
     def __iter__(self) -> Iterator[bytes]:
         for _ in range(LIMIT):
@@ -32,7 +32,7 @@ class SmallMessages:
 
 
 def test_small_messages_count_with_all_that_they_take() -> None:
-    """Of thousands of rows that wait one by one most of the memory is not theirs: the bound is on all of it."""
+    """Most memory of thousands of waiting rows is overhead, which the bound includes."""
     inbox: Inbox[StreamMessages | StreamEnd | LocatedRegions] = Inbox(LIMIT)
     stream = StoreStream(cast("EventFeed", SmallMessages()), inbox, cluster_id=1)
     until = time.monotonic() + PATIENCE

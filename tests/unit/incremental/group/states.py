@@ -21,7 +21,7 @@ def changefeed(name: str, state: ChangefeedState = ChangefeedState.NORMAL) -> Ch
 def state_of(
     captures: Iterable[str], changefeeds: Iterable[ChangefeedInfo], tasks: Iterable[ChangefeedTask]
 ) -> GroupState:
-    """What etcd would hold."""
+    """Contents of etcd."""
     return GroupState(
         revision=1,
         captures={name: capture(name) for name in captures},

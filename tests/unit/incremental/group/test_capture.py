@@ -1,4 +1,4 @@
-"""What a member begins and ends on the strength of what etcd holds."""
+"""Tasks that a capture starts and ends according to etcd."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TASK = ChangefeedTask("feed", 0, b"a", b"b", capture="one", epoch=1)
 
 
 class Pool(Executor):
-    """Threads that do nothing until the test says how they end."""
+    """Threads that run nothing until the test ends them."""
 
     def __init__(self) -> None:
         self.begun: list[Future[Any]] = []
@@ -53,7 +53,7 @@ class Member:
 
     @property
     def worker(self) -> Worker | None:
-        """What works on the task now."""
+        """Current worker of the task."""
         return self.tasks._workers.get(TASK.id)
 
     def change(self, **changes: object) -> None:
@@ -80,7 +80,7 @@ def member() -> Member:
 
 
 def test_a_change_takes_effect_though_the_owner_missed_the_pause(member: Member) -> None:
-    """Paused, updated and resumed between two looks of the owner, a task is ended and begun anew with what was said."""
+    """A task paused, updated and resumed between two looks of the owner is restarted with the new settings."""
     member.change(concurrency=9)
     member.tasks.update()
     assert member.is_told_to_stop()
@@ -92,8 +92,8 @@ def test_a_change_takes_effect_though_the_owner_missed_the_pause(member: Member)
     assert not member.is_told_to_stop()
 
 
-def test_who_works_ends_with_the_pause(member: Member) -> None:
-    """It does not wait for an owner to ask for the task, and does not go on before the changefeed does."""
+def test_workers_stop_when_the_changefeed_is_paused(member: Member) -> None:
+    """They do not wait for the owner to free the task, and do not resume before the changefeed does."""
     member.change(state=ChangefeedState.PAUSED)
     member.tasks.update()
     assert member.is_told_to_stop()
@@ -107,16 +107,16 @@ def test_who_works_ends_with_the_pause(member: Member) -> None:
 
 
 @pytest.mark.parametrize("state", [ChangefeedState.PAUSED, ChangefeedState.REMOVING])
-def test_what_fails_while_it_is_stopped_does_not_undo_that(member: Member, state: ChangefeedState) -> None:
-    """A changefeed that was paused stays so, and one that is being removed goes."""
+def test_a_failure_while_stopped_does_not_undo_the_pause(member: Member, state: ChangefeedState) -> None:
+    """A paused changefeed stays paused, and one being removed goes."""
     member.change(state=state)
     member.end(ConversionUnsupported("the sink keeps no TTLs"))
     member.tasks.update()
     assert member.store.snapshot().changefeeds["feed"].state is state
 
 
-def test_what_has_failed_does_not_begin_anew(member: Member) -> None:
-    """The look that finds it out starts nothing by the picture from before; the task's trouble stays told."""
+def test_a_failed_task_is_not_restarted(member: Member) -> None:
+    """A look with an older state starts nothing; the task's error stays."""
     assert member.worker is not None
     member.worker.checkpoints.claim()
     member.end(ConversionUnsupported("the sink keeps no TTLs"))
@@ -143,7 +143,7 @@ def test_a_damaged_value_ends_the_work_on_its_changefeed_only(member: Member) ->
 
 
 def test_no_secret_is_kept_with_an_error(member: Member) -> None:
-    """What ended a task is written where others read it, without what may stand in a server's words."""
+    """The error of a task is saved for others without secrets of a server's text."""
     member.end(ConversionUnsupported("PUT https://me:hidden@host/x?secret_access_key=hidden: refused"))
     member.tasks.update()
     kept = member.store.snapshot()

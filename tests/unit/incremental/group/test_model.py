@@ -1,4 +1,4 @@
-"""What a group keeps in etcd."""
+"""Records of a group in etcd."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def items(**values: object) -> tuple[KeyValue, ...]:
 
 
 def state(**values: object) -> GroupState:
-    """What these keys tell."""
+    """State according to these keys."""
     return parse(KEYS, items(**values), 99)
 
 
@@ -100,7 +100,7 @@ def test_a_group_from_its_keys() -> None:
     ids=lambda odd: next(iter(odd)),
 )
 def test_a_damaged_value_costs_its_own_changefeed(odd: dict[str, object]) -> None:
-    """Of that one nothing is told but what is wrong with it; the others stand, whichever of its values it is."""
+    """A damaged value affects only its own changefeed, which reports just the damage."""
     sound = {"changefeed__feed": FEED, "task__feed__0000": ChangefeedTask("feed", 0, b"", b"")}
     bad = {
         "changefeed__bad": dataclasses.replace(FEED, id="bad"),
@@ -134,13 +134,13 @@ def group(reached: int) -> dict[str, bytes]:
 
 
 def read(values: Mapping[str, bytes | None]) -> GroupState:
-    """What a group makes of them."""
+    """State that a group reads from them."""
     there = [(key, data) for key, data in values.items() if data is not None]
     return parse(KEYS, tuple(KeyValue(key, data, at, at) for at, (key, data) in enumerate(there, 2)), 99)
 
 
 def test_no_damage_moves_a_checkpoint_forward() -> None:
-    """Whatever value is damaged, in another's place, older or gone: what is told of others stands, and nothing is left out."""
+    """Whichever value is damaged, swapped, older or missing: other changefeeds are unaffected, and no change is skipped."""
     objects, seen = group(1000), set()
     sound = read(objects)
     for case in cases(objects, group(900), lambda _kind: FLIPS):

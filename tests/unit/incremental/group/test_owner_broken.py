@@ -17,14 +17,14 @@ from tikv_br.incremental.group.owner import CaptureOwner
 
 FEED = replace(changefeed("feed"), start_ts=1000, gc_ttl=3600)
 CHANGES = ((MemoryEtcd, "transact"), (SafePointBook, "update_service_safe_point"))
-"""What an owner changes the world by."""
+"""Calls by which an owner changes its environment."""
 LOOK_SECONDS = 10.0
 ENOUGH = 5
 """Looks in which any state settles."""
 
 
 class Died(BaseException):
-    """Of an owner; nobody catches it."""
+    """Death of an owner; nobody catches it."""
 
 
 class Group:
@@ -83,8 +83,8 @@ class Group:
         self.store.etcd.delete(self.store.keys.capture(name))
 
 
-def test_whatever_an_owner_dies_at_the_next_one_goes_on() -> None:
-    """A changefeed begins, rests, goes on and goes; in each state all is as if nobody had died, and at the end nothing is left."""
+def test_the_next_owner_continues_wherever_one_died() -> None:
+    """A changefeed starts, pauses, resumes and is removed; each state is as without a death, and nothing remains."""
     for moment in itertools.count():
         group = Group(moment)
         group.changefeeds.create(FEED)

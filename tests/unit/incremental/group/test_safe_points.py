@@ -1,4 +1,4 @@
-"""GC stays behind a changefeed, whoever was asked to keep it there."""
+"""GC stays behind a changefeed, whichever service safe point holds it."""
 
 from __future__ import annotations
 

@@ -111,7 +111,7 @@ def test_sub_spans_of_one_changefeed_are_spread() -> None:
 
 
 def test_patience_counts_from_when_a_capture_was_first_missed() -> None:
-    """Not before the grace is over, anew for each capture, and never for one that is there."""
+    """Not before the grace period is over, for each capture again, and never for one that is present."""
     now = [100.0]
     patience = DeadCaptures(lambda: now[0])
     state = state_of(["a"], [changefeed("one")], [task(0, "a"), task(1, "b"), task(2)])
@@ -155,7 +155,7 @@ class Group(RuleBasedStateMachine):
         self.under_way: dict[int, tuple[str, int]] = {}
 
     def state(self) -> GroupState:
-        """What etcd holds."""
+        """Contents of etcd."""
         there = [each.id for each in (*self.alive.values(), *self.zombies) if each.lease_end > self.now]
         return state_of(there, [changefeed("one")], list(self.tasks.values()))
 
@@ -189,7 +189,7 @@ class Group(RuleBasedStateMachine):
 
     @rule()
     def act(self) -> None:
-        """The owner does what its picture, perhaps an old one, tells it; etcd refuses what has changed since."""
+        """The owner acts on its view, perhaps an old one; etcd refuses changes based on stale values."""
         for action in plan(self.picture, self.patience.gone(self.picture)):
             assert isinstance(action, Assign | Stop)
             key = action.task.id
@@ -219,7 +219,7 @@ class Group(RuleBasedStateMachine):
 
     @rule()
     def wake(self) -> None:
-        """Those that stood still go on where they were, if their lease lasts."""
+        """Suspended captures resume, if their lease lasts."""
         for process in self.zombies:
             if self.now < process.lease_end:
                 self.write(process)

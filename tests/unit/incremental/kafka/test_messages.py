@@ -192,8 +192,8 @@ def test_embedded_json_keeps_its_bytes(key: str, value: object) -> None:
         (JsonCodec(), KafkaMessage(b"k", b'{"op":"other","ts":1}')),
     ],
 )
-def test_what_is_no_message_of_the_protocol(codec: Codec, message: KafkaMessage) -> None:
-    """Other people's messages in the topic are named as such."""
+def test_foreign_messages_are_refused(codec: Codec, message: KafkaMessage) -> None:
+    """Messages of other protocols in the topic are reported as such."""
     with pytest.raises(DamagedMessage):
         codec.decode(message)
 

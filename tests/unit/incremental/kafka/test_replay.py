@@ -82,7 +82,7 @@ def put(ts: int, key: bytes = b"k", value: bytes = b"v") -> Change:
 
 
 def seen(feed: TopicFeed, stop: threading.Event) -> list[tuple[str, object]]:
-    """What the feed yields, in short."""
+    """Short form of what the feed yields."""
     return [
         ("rows", sorted(event.batch["ts"].to_pylist())) if isinstance(event, Rows) else ("resolved", event.ts)
         for event in feed.events(stop)
@@ -136,7 +136,7 @@ def test_changes_that_wait_are_not_applied(until_ts: int | None, *, is_trouble: 
     assert feed.has_applied_nothing == is_trouble
 
 
-def test_what_comes_before_a_damaged_message_is_yielded() -> None:
+def test_events_before_a_damaged_message_are_yielded() -> None:
     """The error comes after the rows and the resolved-ts before it."""
     log, stop = Log(1), threading.Event()
     log.change(0, put(1))
@@ -262,7 +262,7 @@ def topic_of(chance: random.Random, *, resolved: bool) -> tuple[Log, dict[bytes,
 def runs(
     log: Log, rows: dict[bytes, bytes], chance: random.Random, folder: Path, resolved_seconds: float
 ) -> Iterator[int]:
-    """Replay until a run ends by itself, each from what the previous one committed; yields how many messages each has read."""
+    """Replay until a run ends, each from the commit of the previous one; yields the number of messages of each."""
     starts = {number: Start(0, end) for number, end in enumerate(log.ends)}
     for lifetime in itertools.chain(chance.choices(range(1, 12), k=5), [1 << 30]):
         stop = threading.Event()

@@ -75,7 +75,7 @@ def test_the_documentation_lists_exactly_these() -> None:
 
 
 def test_alerts_ask_only_for_what_there_is() -> None:
-    """Every rule has an expression over metrics that are told, a severity and a summary, and stands in the docs."""
+    """Every rule has an expression over existing metrics, a severity and a summary, and stands in the docs."""
     text = scraped("").body.decode()
     reported = set(re.findall(r"^(\w+)(?:\{| )", text, re.MULTILINE)) | {"up"}
     rules = [rule for group in yaml.safe_load(ALERTS.read_text())["groups"] for rule in group["rules"]]

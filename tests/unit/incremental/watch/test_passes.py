@@ -42,7 +42,7 @@ def test_a_pass_moves_the_checkpoint_to_its_start() -> None:
 
 
 def test_failed_passes_are_reported() -> None:
-    """The status says how long passes have failed and why, before the first finished pass and after it; the next pass clears it."""
+    """The status has the duration and cause of failing passes, before and after the first finished one; a success clears it."""
     now = 100.0
     passes = PassTracker("v1", clock=lambda: now)
     passes.record_failure(ClusterUnreachable("store 1 is silent"))

@@ -257,7 +257,7 @@ def test_ipv6() -> None:
 
 
 def test_slow_clients_block_nobody_and_time_out(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Clients that stop within a request are disconnected after the timeout; others are answered meanwhile."""
+    """Clients that stop within a request are disconnected after the timeout; others are served all the time."""
     monkeypatch.setattr(web._Handler, "timeout", 2.0)
     address = (client.address.host, client.address.port)
     with ExitStack() as stack:
