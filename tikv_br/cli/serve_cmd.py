@@ -150,7 +150,10 @@ def _log_source(url: str, storage: shared.StorageFlags) -> LogSource:
     example="tikv-br serve --storage s3://backups --log s3://backups/log --drills s3://backups/drills --pd 10.0.0.1:2379",
 )
 def serve(flags: ServeFlags) -> None:
-    """Serve a read-only web page of backups, log archives, syncs, drills and garbage collection, until stopped."""
+    """Serve a read-only web page of backups, log archives, syncs, drills and garbage collection, until stopped.
+
+    Also serves /healthz for probes, and /metrics for Prometheus.
+    """
     address = flags.address()
     if flags.refresh < SHORTEST_REFRESH:
         raise UsageError(f"--refresh is too short: pass at least {SHORTEST_REFRESH:g}s")

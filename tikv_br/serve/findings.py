@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -38,7 +39,7 @@ class OverviewLimits:
 
 
 def newest_backups(place: str, backups: Sequence[Backup], limits: OverviewLimits, now_ms: int) -> tuple[Newest, ...]:
-    """The newest backup of a storage for each limit that is for it. Drills' backups, and those being removed, do not count."""
+    """The newest backup of a storage for each limit that is for it. Drills' backups, those being removed, and small ones do not count."""
     counted = [each for each in backups if not (each.made_by_drill or each.removing)]
     root = place.partition("?")[0].rstrip("/")
     prefixes = tuple(each.prefix for each in limits.ages if each.prefix)
@@ -52,11 +53,18 @@ def newest_backups(place: str, backups: Sequence[Backup], limits: OverviewLimits
             mine = [each for each in counted if not any(_is_below(each, prefix) for prefix in prefixes)]
             if counted and not mine:
                 continue
-        newest = max(mine, key=lambda each: each.finished_ms, default=None)
+        newest = max(_regular(mine), key=lambda each: each.finished_ms, default=None)
         path, finished_ms = ("", 0) if newest is None else (newest.path, newest.finished_ms)
         too_old = 0 < limit.seconds < (now_ms - finished_ms) / 1000
         found.append(Newest(place, limit.prefix, path, finished_ms, limit.seconds, too_old))
     return tuple(found)
+
+
+def _regular(backups: Sequence[Backup]) -> list[Backup]:
+    """Return the backups without occasional ones of a part: the only one of its scope, and less than half the size of the largest."""
+    scopes = Counter(each.scope for each in backups)
+    largest = max((each.total_bytes for each in backups), default=0)
+    return [each for each in backups if scopes[each.scope] > 1 or 2 * each.total_bytes >= largest]
 
 
 def _can_be_in(prefix: str, root: str) -> bool:

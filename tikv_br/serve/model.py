@@ -79,6 +79,8 @@ class Backup:
     engine: str
     api_version: str
     cluster_id: int
+    scope: str
+    """The same for backups of one cluster, version and ranges."""
     backup_ts: int
     """Backup-ts; 0 = none."""
     finished_ms: int

@@ -146,6 +146,7 @@ def _backup(
         engine=entry.engine,
         api_version=entry.dst_api_version.label,
         cluster_id=entry.cluster_id,
+        scope=entry.scope,
         backup_ts=entry.backup_ts,
         finished_ms=entry.finished_ms,
         total_kvs=entry.total_kvs,

@@ -190,15 +190,27 @@ AGES = (AgeLimit(30 * 3600.0), AgeLimit(8 * 86400.0, "weekly/"), AgeLimit(3600.0
         ([entry("a", 29.0)], []),
         ([entry("a", 31.0)], [""]),
         ([entry("a", 31.0), entry("drill-20260921T080000-abcdef", 6.0)], [""]),
+        ([entry("a", 31.0), entry("b", 2.0, scope="1" * 16, total_bytes=100)], [""]),
+        ([entry("a", 31.0), entry("b", 2.0, scope="1" * 16)], []),
         ([entry("a", 31.0), entry("weekly/a", 2.0)], [""]),
         ([entry("a", 2.0), entry("weekly/a", 31.0)], []),
         ([entry("a", 2.0), entry("weekly/a", 200.0)], ["weekly/"]),
         ([entry("a", 2.0), entry("hourly/a", 2.0)], ["s3://backups/full/hourly"]),
     ],
-    ids=["new", "old", "a drill's is new", "weekly is new", "weekly may be older", "weekly is old", "a URL"],
+    ids=[
+        "new",
+        "old",
+        "a drill's is new",
+        "one of a part is new",
+        "a larger one is new",
+        "weekly is new",
+        "weekly may be older",
+        "weekly is old",
+        "a URL",
+    ],
 )
 def test_the_newest_backup_may_not_be_too_old(entries: list[IndexEntry], old: list[str]) -> None:
-    """Backups that a limit of their own is for do not make others look new, and neither do those of drills."""
+    """Backups that a limit of their own is for do not make others look new, and neither do those of drills or an occasional one of a part."""
     names = {"weekly/": "weekly/", "s3://backups/full/hourly": "hourly/"}
     ages = tuple(
         each for each in AGES if not each.prefix or any(one.path.startswith(names[each.prefix]) for one in entries)
