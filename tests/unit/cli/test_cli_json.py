@@ -63,7 +63,9 @@ def test_fields_are_read_off_the_source(
     assert generator._message(place, call)[1] == fields
 
 
-def test_fields_made_at_run_time_are_refused(generator: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fields_made_at_run_time_are_refused(
+    generator: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Fields that static analysis cannot see are refused with the line, instead of being left out of the page."""
     (tmp_path / "hidden_cmd.py").write_text('def command(out, fields):\n    out.result("m", {**fields})\n')
     monkeypatch.syspath_prepend(str(tmp_path))

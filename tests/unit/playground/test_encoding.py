@@ -77,7 +77,9 @@ def test_reads_agree_with_a_dictionary(
     ("api_version", "stored"),
     [(ApiVersion.V2, b""), (ApiVersion.V2, b"\x07"), (ApiVersion.V2, b"short\x01"), (ApiVersion.V1TTL, b"short")],
 )
-def test_values_that_kill_a_real_store_are_reported(engine: RocksEngine, api_version: ApiVersion, stored: bytes) -> None:
+def test_values_that_kill_a_real_store_are_reported(
+    engine: RocksEngine, api_version: ApiVersion, stored: bytes
+) -> None:
     """A value without flags or expiry is invalid in that version: point reads and scans raise `DeadlyData`."""
     encoding = encoding_of(api_version)
     key = KeyCodec(api_version).rpc_key(b"k")
