@@ -234,7 +234,7 @@ def test_restore(source: LiveCluster, target: LiveCluster, places: dict[str, str
         page.backup(source, name, "--keyspace", "7")
         page.run("restore raw")
         assert contents(target, 7) == {b"user1": b"1"}
-        page.run("abort --restores")
+        page.run("abort URL --restores")
 
 
 def test_undo_delete(source: LiveCluster, places: dict[str, str], tmp_path: Path) -> None:
@@ -448,7 +448,7 @@ def test_export(source: LiveCluster, target: LiveCluster, places: dict[str, str]
         (parquet,) = (page.bucket / "lake/rows").glob("*.parquet")
         page.bucket = tmp_path / "second"
         page.backup(source)
-        page.run("export raw --from-backup")
+        page.run("export raw s3://backups")
         rows = ["export", "raw", "--pd", source.pd, "--storage", csv, "--format", "csv", "--encoding", "escaped"]
         page.call(*rows)
         page.places |= {"part-00000.parquet": str(parquet), "part-00000.csv": f"{tmp_path}/csv/part-00000.csv"}

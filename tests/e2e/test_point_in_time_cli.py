@@ -97,8 +97,9 @@ def test_the_example(place: Place) -> None:
     assert changed[0]["ts"] < place.time < changed[1]["ts"]
     planned = place.run(dry_run).last
     assert "up to 3 s later may be included" in planned["uncertainty"]
-    full = "--full-backup-storage s3://backups/full"
-    for chosen in ("s3://backups/full", "newest --full-backup-storage s3://backups/"):
+    full = "restore point s3://backups/full"
+    for flags in ("--full-backup-storage s3://backups/full", "newest --full-backup-storage s3://backups/"):
+        chosen = f"restore point {flags}"
         assert full in dry_run
         assert place.run(dry_run.replace(full, chosen)).last["sources"] == planned["sources"]
     later = str(timestamps.compose(timestamps.physical_ms(place.time) + 3000))
