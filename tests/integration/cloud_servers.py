@@ -100,6 +100,6 @@ def azurite_server(folder: Path | None = None, *, port: int = 0) -> Iterator[Azu
                 server.request("PUT", CONTAINER, "restype=container")
             yield server
         finally:
-            # It saves its index every five seconds, and at its end.
+            # It saves its index every five seconds, and when it ends.
             process.send_signal(signal.SIGTERM if folder else signal.SIGKILL)
             process.wait()

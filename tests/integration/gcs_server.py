@@ -38,9 +38,9 @@ class GcsServer:
     """A running server with `BUCKET` in it."""
 
     endpoint: str
-    """Of the XML API."""
+    """Endpoint of the XML API."""
     json_port: int
-    """Of fake-gcs-server itself, for an independent view of what is stored."""
+    """Port of fake-gcs-server, for an independent view of the storage."""
     credentials: Path
     """A key file whose tokens need no service of Google."""
     classes: dict[str, str]
@@ -60,7 +60,7 @@ class GcsServer:
         return parse(self.url(prefix, bucket, **parameters))
 
     def stored(self, prefix: str) -> dict[str, bytes]:
-        """What fake-gcs-server has below a prefix."""
+        """Objects of fake-gcs-server below a prefix."""
         listed = json.loads(call(self.json_port, "GET", f"/storage/v1/b/{BUCKET}/o?prefix={quote(prefix)}").body)
         names = [item["name"] for item in listed.get("items", [])]
         return {name: call(self.json_port, "GET", f"{path_of(BUCKET, name)}?alt=media").body for name in names}
@@ -68,7 +68,7 @@ class GcsServer:
 
 @dataclass(frozen=True)
 class Answer:
-    """Of fake-gcs-server."""
+    """Answer of fake-gcs-server."""
 
     status: int
     headers: dict[str, str]

@@ -59,7 +59,7 @@ class KafkaBroker:
 
     @property
     def log(self) -> Path:
-        """What the broker wrote to stdout and stderr."""
+        """Output of the broker on stdout and stderr."""
         return self._folder / "broker.log"
 
     def format(self) -> None:

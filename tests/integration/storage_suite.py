@@ -1,4 +1,4 @@
-"""What every object store must do: subclass `StorageSuite`, give it `location`, and all of it runs."""
+"""Behaviour of every object store: subclass `StorageSuite`, give it `location`, and all of it runs."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ class StorageSuite:
         assert store.get("folder/once") == b"third"
 
     def test_put_if_absent_has_one_winner(self, location: StorageLocation) -> None:
-        """Of many concurrent conditional puts, by stores of their own, exactly one succeeds, and its bytes stay whole."""
+        """Of many concurrent conditional puts exactly one succeeds, and its bytes stay whole."""
         racers, rounds = 8, 5
         stores = [open_store(location) for _racer in range(racers)]
         for game in range(rounds):
@@ -178,7 +178,7 @@ class StorageSuite:
 
     @pytest.mark.parametrize("size", [0, 1, PART_SIZE, PART_SIZE + 1, 3 * PART_SIZE + 12_345])
     def test_writer_streams(self, store: ObjectStore, size: int) -> None:
-        """What is written in pieces of any size, from buffers reused at once, is one object with the bytes in order."""
+        """Pieces of any size, from buffers reused at once, become one object with the bytes in order."""
         data = random.Random(size).randbytes(size)
         with store.open_writer("folder/large") as writer:
             for piece in _pieces(data):
@@ -191,7 +191,7 @@ class StorageSuite:
         assert hashlib.sha256(read).digest() == hashlib.sha256(data).digest()
 
     @pytest.mark.parametrize("size", [10, 2 * PART_SIZE + 10])
-    def test_nothing_is_visible_before_close(self, store: ObjectStore, size: int) -> None:
+    def test_an_object_is_visible_after_close_only(self, store: ObjectStore, size: int) -> None:
         """Until close there is no object, or the old one, for readers and listers."""
         with store.open_writer("object") as writer:
             writer.write(bytes(size))

@@ -94,7 +94,7 @@ def test_backup_copied_within_s3(server: AnyServer, location: StorageLocation) -
 
 
 def test_one_of_many_concurrent_runs_gets_the_path(request: pytest.FixtureRequest, location: StorageLocation) -> None:
-    """However many begin at once, one writes; the others are told that the path is in use."""
+    """One of several concurrent runs writes; the others fail because the path is in use."""
     if "moto" in request.node.name:
         pytest.skip("moto looks and writes in two steps: concurrent conditional puts prove nothing there")
 
@@ -110,7 +110,7 @@ def test_one_of_many_concurrent_runs_gets_the_path(request: pytest.FixtureReques
 
 
 def test_one_of_many_gets_the_lease(request: pytest.FixtureRequest, location: StorageLocation) -> None:
-    """Of a free path, and of one whose holder has died."""
+    """For a free path, and for one whose holder has died."""
     if "moto" in request.node.name:
         pytest.skip("moto looks and writes in two steps: concurrent conditional puts prove nothing there")
 

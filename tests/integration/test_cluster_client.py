@@ -138,7 +138,7 @@ def test_the_checksum_is_that_of_the_rows(any_version: LiveCluster) -> None:
 
 
 def test_ttls_count_down(any_version: LiveCluster) -> None:
-    """Where there are TTLs, a key says how long it has; a deleted, expired or missing one says nothing.
+    """With TTLs, a key has its remaining time; a deleted, expired or missing one has none.
 
     Where there are none the question is not sent: the playground would note the fatal_request.
     """
@@ -374,7 +374,7 @@ def test_region_sizes_are_known_for_every_region(live: LiveCluster, rows: dict[b
 
 
 def test_schedulers_can_be_paused(live: LiveCluster) -> None:
-    """What PD runs can be paused by name and resumed."""
+    """PD's schedulers can be paused by name and resumed."""
     names = live.cluster.pd_http.schedulers()
     assert names
     live.cluster.pd_http.pause_scheduler(names[0], 30)

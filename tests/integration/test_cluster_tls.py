@@ -62,6 +62,6 @@ def test_certificates_that_do_not_fit_are_told_in_seconds(
 
 
 def test_no_tls_to_a_secured_cluster_is_told(secured: tuple[str, Callable[..., TlsFiles]]) -> None:
-    """Without --ca the message says what is missing."""
+    """Without --ca the message names it."""
     with pytest.raises(ClusterTlsError, match="--ca was not passed"):
         Cluster.connect(ClusterConfig(pd=(secured[0],)))

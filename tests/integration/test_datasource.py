@@ -133,7 +133,7 @@ def test_all_rows_of_a_keyspace_once(spark: SparkSession, live: LiveCluster) -> 
 
 
 def test_regions_that_split_after_planning(live: LiveCluster) -> None:
-    """Partitions are ranges of keys: what happens to regions meanwhile neither loses nor repeats a row."""
+    """Partitions are ranges of keys: changes of regions neither lose nor repeat a row."""
     keyspace_id = 20
     raw = live.raw(keyspace_id)
     raw.batch_put(ROWS)
@@ -401,7 +401,7 @@ def test_cluster_that_cannot_be_read(v1ttl: LiveCluster) -> None:
 
 @pytest.mark.parametrize("kind", [FileKind.SST, FileKind.PARQUET])
 def test_backups(spark: SparkSession, live: LiveCluster, tmp_path: Path, kind: FileKind) -> None:
-    """Of both formats, the SSTs encrypted: a source on Spark gives what the cluster holds."""
+    """In both formats, the SSTs encrypted: a source on Spark gives the cluster's rows."""
     place = StorageLocation("local", str(tmp_path / "backup"))
     extra = {}
     if kind is FileKind.SST:
@@ -430,7 +430,7 @@ def test_examples(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """What they print is what was written."""
+    """Their output has the written rows."""
     here = ("--pd", live.pd, "--keyspace", "11")
     raw = live.raw(11)
     raw.batch_put({b"user%d" % number: b"x" * number for number in range(30)} | {b"shop1": b"y"})

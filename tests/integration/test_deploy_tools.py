@@ -38,7 +38,7 @@ def test_hadolint_finds_nothing(tmp_path: Path) -> None:
 
 
 def faults(document: dict[str, Any], schemas: dict[tuple[str, str], dict[str, Any]]) -> list[str]:
-    """What the schema of its kind refuses."""
+    """Errors of the schema of its kind."""
     schema = schemas[document["apiVersion"], document["kind"]]
     return [each.message for each in jsonschema.Draft7Validator(schema).iter_errors(document)]
 
@@ -88,7 +88,7 @@ class Case:
     series: dict[str, str]
     minute: int
     summary: str = ""
-    """Of the alert that fires; empty: none does."""
+    """Summary of the alert that fires; empty: none does."""
     labels: dict[str, str] | None = None
     """Beside its name and severity."""
 

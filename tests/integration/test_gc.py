@@ -48,7 +48,7 @@ def live(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[LiveCluster
 
 
 def now(live: LiveCluster) -> GcReport:
-    """What PD reports."""
+    """State that PD reports."""
     return report(gc_status(live.cluster.pd_http), live.cluster.pd.tso())
 
 

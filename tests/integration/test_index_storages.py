@@ -55,7 +55,7 @@ def index_of(url: str) -> Index:
 
 
 def paths(url: str) -> list[str]:
-    """What is listed."""
+    """Paths of the listed backups."""
     return [each.entry.path for each in index_of(url).read()]
 
 
@@ -134,7 +134,7 @@ def test_killed_between_any_two_changes(roots: Roots, step: int) -> None:
 
 
 class Counted(FaultyStore):
-    """Notes what is asked of a store."""
+    """Counts the requests to a store."""
 
     def __init__(self, inner: ObjectStore) -> None:
         super().__init__(inner, "")

@@ -77,7 +77,7 @@ def holds(speed: Callable[[int], float]) -> None:
 @pytest.mark.usefixtures("many_tasks")
 @pytest.mark.parametrize("engine", ["store", "scan"])
 def test_a_backup_holds_the_limit(live: LiveCluster, tmp_path: Path, engine: str) -> None:
-    """Eight tasks at once share the limit of their store, whoever writes the files."""
+    """Eight concurrent tasks share the limit of their store, whoever writes the files."""
 
     def speed(limit: int) -> float:
         place = StorageLocation("local", str(tmp_path / str(len(list(tmp_path.iterdir())))))
@@ -157,7 +157,7 @@ def run_backup(options: BackupOptions) -> int:
 @pytest.mark.usefixtures("many_tasks")
 @pytest.mark.parametrize("engine", ["store", "scan"])
 def test_sigterm_ends_a_limited_backup_within_seconds(live: LiveCluster, tmp_path: Path, engine: str) -> None:
-    """What tasks have under way is given up, also where they wait for their share of the limit."""
+    """Running tasks end, also while they wait for their share of the limit."""
     place = StorageLocation("local", str(tmp_path / "backup"))
     options = BackupOptions(live.config, place, rate_limit=MIB // 50, engine=engine, executor="driver")  # type: ignore[arg-type]
     with Forks(__name__, "tikv_br.cluster.cluster", "tikv_br.cluster.scan") as forks:
@@ -171,7 +171,7 @@ def test_sigterm_ends_a_limited_backup_within_seconds(live: LiveCluster, tmp_pat
 
 
 def test_uploads_hold_the_limit(live: LiveCluster, tmp_path: Path) -> None:
-    """Where files are sent from here, all that is sent to a store shares the limit."""
+    """Uploads from this machine to a store share the limit."""
     place = StorageLocation("local", str(tmp_path / "backup"))
     backup(BackupOptions(live.config, place, engine="store"))
     with live_cluster(tmp_path / "target", ApiVersion.V1, stores=1) as target:

@@ -36,7 +36,7 @@ HOUR = 3600
 
 @pytest.mark.core("serve")
 def test_all_kinds_of_sources(tmp_path: Path) -> None:
-    """Each section has what its servers say; those that are not there say so, and change is seen."""
+    """Each section shows its servers' state; unreachable ones are marked, and changes appear."""
     root = parse(str(tmp_path / "backups"))
     Index(open_store(root)).add(entry("monday", 1.0))
     report = replace(failed(), trend=(past_drill_of(failed().to_json()),))

@@ -110,7 +110,7 @@ def test_names_are_text(page: Page) -> None:
 
 
 def test_tables_stay_tables_on_a_phone(page: Page) -> None:
-    """Readers of the screen are told rows, headers and cells also where cells are laid out as cards."""
+    """Screen readers get rows, headers and cells also if cells are laid out as cards."""
     with opened(page, overview()):
         page.size(375, 800)
         page.wait("innerWidth === 375")

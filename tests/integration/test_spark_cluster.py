@@ -199,7 +199,7 @@ def test_a_worker_is_lost(place: Place) -> None:
         mine = [each for each in executors if each.ppid() == worker.pid]
         place.spark.lose_worker()
         for each in mine:
-            with contextlib.suppress(psutil.NoSuchProcess):  # it ends by itself when its worker has gone
+            with contextlib.suppress(psutil.NoSuchProcess):  # it ends when its worker has gone
                 each.kill()
     place.spark.add_worker()
 

@@ -119,7 +119,7 @@ def test_jvm_that_dies_is_an_error_of_ours() -> None:
     def kill_jvm(event: Event) -> None:
         if isinstance(event, TasksProgress) and event.bytes_done:
             for process in set(psutil.Process().children(recursive=True)) - before:
-                with suppress(psutil.NoSuchProcess):  # a worker may end meanwhile
+                with suppress(psutil.NoSuchProcess):  # a worker may have ended
                     if process.name() == "java":
                         process.kill()
 
@@ -129,7 +129,7 @@ def test_jvm_that_dies_is_an_error_of_ours() -> None:
 
 @BOTH
 def test_failing_consumer_ends_the_run(options: ExecutorOptions) -> None:
-    """What ``on_result`` raises is raised, and nothing is left running."""
+    """An error of ``on_result`` is raised, and nothing is left running."""
 
     def refuse(_result: int) -> None:
         raise Interrupted("enough")
@@ -140,7 +140,7 @@ def test_failing_consumer_ends_the_run(options: ExecutorOptions) -> None:
     eventually(lambda: not [each for each in set(threading.enumerate()) - threads if not each.daemon])
 
 
-def test_nothing_to_do_starts_no_java(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_empty_list_of_tasks_starts_no_java(monkeypatch: pytest.MonkeyPatch) -> None:
     """An empty list of tasks is done at once, Java or not."""
     monkeypatch.setenv("JAVA_HOME", "/nowhere")
     kinds: list[ExecutorKind] = ["spark", "driver"]

@@ -1,4 +1,4 @@
-"""Sessions whose start is broken off."""
+"""Sessions whose start is interrupted."""
 
 from __future__ import annotations
 
@@ -76,14 +76,14 @@ def count_and_be_interrupted(context: SparkContext) -> None:
 
 
 def test_interrupt_while_the_jvm_starts_leaves_no_jvm() -> None:
-    """A JVM that nobody knows yet is waited for and ended: left alone, it would run for ever."""
+    """A JVM without a session is waited for and ended: alone, it would never end."""
     before = set(jvms())
     interrupt_when(lambda: bool(set(jvms()) - before))
     assert_interrupted_without_trace()
 
 
 def test_interrupt_while_the_session_starts_leaves_no_jvm(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A session that starts on a JVM is broken off, and the interrupt is not taken for a failure of Spark."""
+    """The start of a session on a JVM is interrupted, and the interrupt is not reported as a failure of Spark."""
     launch = pyspark.java_gateway.launch_gateway
     launched = threading.Event()
 

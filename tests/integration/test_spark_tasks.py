@@ -59,7 +59,7 @@ def square(task: int, context: TaskContext) -> tuple[int, int]:
 
 
 def square_once_seen(task: tuple[int, str], context: TaskContext) -> int:
-    """Return the square once the driver has told of a first part."""
+    """Return the square once the driver has reported a first part."""
     number, seen = task
     context.report(data_bytes=100, keys=10)
     eventually(Path(seen).exists)

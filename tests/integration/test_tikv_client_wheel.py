@@ -70,7 +70,7 @@ def test_batches_and_scans_cross_regions(raw: Any, cluster: Client) -> None:  # 
     assert raw.scan(b"", b"\xff\xff", limit=10) == []
 
 
-def test_what_it_writes_is_what_we_read(raw: Any, cluster: Client) -> None:  # noqa: ANN401
+def test_pairs_of_the_wheel_are_plain_rows(raw: Any, cluster: Client) -> None:  # noqa: ANN401
     """A pair put by the wheel is the plain row in RocksDB and the value that a bare stub reads."""
     raw.put(b"from the wheel", b"\x00\x01")
     assert list(cluster.playground.engine.iterate(b"z", b"")) == [(b"zfrom the wheel", b"\x00\x01")]

@@ -66,7 +66,7 @@ def sources(clusters: Clusters, rows: dict[bytes, bytes]) -> Sources:
 
 @pytest.fixture
 def options(tmp_path: Path) -> Options:
-    """Return a function that makes the options of a backup into a fresh folder, on the driver unless told otherwise."""
+    """Return a function that makes the options of a backup into a fresh folder, by default on the driver."""
     numbers = itertools.count()
 
     def make(live: LiveCluster, **changes: object) -> BackupOptions:

@@ -103,7 +103,7 @@ def transfer_leader(live: LiveCluster) -> dict[str, Any]:
 
 
 def impatient(live: LiveCluster) -> ClusterConfig:
-    """A config whose calls give up after a few seconds, for work that fails."""
+    """Config whose calls fail after a few seconds."""
     return replace(live.config, retry_budget=4.0)
 
 

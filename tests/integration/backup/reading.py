@@ -1,4 +1,4 @@
-"""Reading a backup without any code of ours: RocksDB itself ingests the SSTs and tells what is in them."""
+"""Reading a backup without our code: RocksDB ingests the SSTs and returns their rows."""
 
 from __future__ import annotations
 

@@ -117,7 +117,7 @@ def test_a_range_that_was_written_once_is_copied_again(
 def test_a_range_that_is_being_written_is_counted(
     emptied: Callable[[ApiVersion], LiveCluster], options: Options, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It cannot be compared: the backup is made, summary and a notice say so, and the other ranges are compared."""
+    """It cannot be compared: the backup succeeds, summary and a notice report it, and the other ranges are compared."""
     live = emptied(V2)
     numbers = itertools.count()
     notices: list[str] = []

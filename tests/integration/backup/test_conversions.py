@@ -1,4 +1,4 @@
-"""Every conversion on both engines, read back by RocksDB itself and compared with rules written down here."""
+"""Every conversion on both engines, read by RocksDB and compared with the rules in this file."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def take_expiries(found: Rows, at: float, version: ApiVersion, ts: int) -> Expec
 
 
 LOSES = {(V1TTL, V1): "ttl", (V2, V1): "ttl ts keyspace", (V2, V1TTL): "ts keyspace"}
-"""What of the nine pairs must be allowed to lose."""
+"""Losses of the nine pairs that must be allowed."""
 
 
 @pytest.mark.parametrize("engine", ["scan", "store"])
@@ -85,8 +85,8 @@ def test_every_conversion_has_every_row(
     check_regions(kept, live, {key: value for key, (value, _expiry) in expected.items()})
 
 
-def test_what_would_be_lost_is_said_before_anything_is_written(sources: Sources, options: Options) -> None:
-    """Each loss that is not allowed yet by its name, and the flag with all of them; the storage is not touched."""
+def test_losses_must_be_allowed_before_anything_is_written(sources: Sources, options: Options) -> None:
+    """The error names each loss that is not allowed, and the flag with all of them; the storage is unchanged."""
     wanted = options(sources(V2).live, dst_api_version=V1, allow_loss=frozenset({Loss.TTL}))
     with pytest.raises(ConversionUnsupported, match=r"\(ts\).*\(keyspace\)") as raised:
         backup(wanted)
@@ -229,7 +229,7 @@ def test_assuming_no_ttl_asks_for_none(sources: Sources, options: Options) -> No
 
 
 def test_rows_that_go_before_their_ttl_is_known_are_left_out(sources: Sources, options: Options) -> None:
-    """A key that expires between the scan and the question for its TTL is neither kept for ever nor an error."""
+    """A key that expires between the scan and the request for its TTL is neither permanent nor an error."""
     live = sources(V1TTL).live
     # Put at the last moment; a machine that is too slow to scan all before they expire gets more time.
     for ttl in (5, 15, 45):

@@ -129,7 +129,7 @@ def test_a_broken_off_run_goes_on_with_its_own_key_only(source: LiveCluster, opt
 
     def break_off(event: Event) -> None:
         if isinstance(event, StepFinished) and event.name == "copy":
-            raise RequestRefused("broken off")
+            raise RequestRefused("interrupted")
 
     wanted = encrypted(options, source, "aes256-ctr")
     with pytest.raises(RequestRefused):

@@ -249,7 +249,7 @@ def test_a_parent_that_is_gone_or_another_is_named(chain: Chain, tmp_path: Path)
     assert [each.store.location for each in BackupSet.open(open_store(moved[2])).chain()] == moved
 
 
-def test_what_cannot_be_continued_is_refused(chain: Chain, tmp_path: Path) -> None:
+def test_unusable_bases_are_refused(chain: Chain, tmp_path: Path) -> None:
     """Other clusters, clusters without timestamps, and bases that GC has passed."""
     place = parse(f"local://{tmp_path / 'next'}")
     with live_cluster(tmp_path / "v1", ApiVersion.V1) as other, pytest.raises(ClusterUnfit, match="API V2"):

@@ -125,7 +125,7 @@ def test_a_cluster_that_comes_back_is_waited_for(
 
 
 def test_a_cluster_that_stays_away_leaves_nothing_behind(live: LiveCluster, options: Options) -> None:
-    """No backup, no file, no lock: the path can be used again, and the error says what was met."""
+    """No backup, file or lock remains: the path can be used again, and the error has the cause."""
     for store_id in live.store_ids:
         live.fail("RawScan", {"kill_store": {}}, skip=1, store_id=store_id)
     wanted = options(live, cluster=impatient(live), concurrency=1)

@@ -1,4 +1,4 @@
-"""What a backup leaves behind: all of itself when it succeeds, nothing when it does not, and GC held back in between."""
+"""Outcomes of a backup: complete on success, no remains on failure, and GC blocked in between."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_an_interruption_after_the_commit_promises_no_resume(v2: LiveCluster, op
 
 
 def test_gcttl_zero_leaves_no_safe_point(v2: LiveCluster, options: Options) -> None:
-    """Who wants no tail can say so."""
+    """With a TTL of 0 there is no tail."""
     backup(options(v2, gc_ttl=0))
     assert safe_points(v2) == {}
 
@@ -105,7 +105,7 @@ def test_writes_after_backup_ts_was_chosen_get_a_larger_ts(v2: LiveCluster, opti
 
 
 def test_gc_that_has_passed_is_refused(options: Options, tmp_path: Path) -> None:
-    """Where the versions that a tail would need are gone already, the backup does not begin."""
+    """The backup does not start if versions that a tail would need are gone."""
     with live_cluster(tmp_path / "cluster", V2, stores=1) as live:
         live.cluster.pd.update_service_safe_point("gc_worker", 2**63 - 1, live.cluster.pd.tso())
         wanted = options(live, safe_interval=60)
@@ -143,10 +143,10 @@ def shorten(pattern: str) -> Callable[[Path], object]:
         (shorten("sst/*.sst"), BackupDamaged),
     ],
 )
-def test_what_goes_missing_before_the_commit_is_noticed(
+def test_a_loss_before_the_commit_is_detected(
     act: Callable[[Path], object], error: type[TikvBrError], clusters: Clusters, options: Options
 ) -> None:
-    """A record or a file that is gone or cut makes no backup; the same command does again what was lost."""
+    """A missing or cut record or file prevents the commit; the same command makes up for the loss."""
     live = clusters(V1)
     load(live, {b"k%d" % number: b"v" for number in range(100)})
     wanted = options(live)
@@ -235,10 +235,10 @@ def test_keyspaces_go_by_name_too(v2: LiveCluster, options: Options) -> None:
         (V1, {"executor": "spark", "spark_master": "nowhere"}, UsageError),
     ],
 )
-def test_what_cannot_be_is_refused_before_anything_is_written(
+def test_impossible_options_are_refused_before_anything_is_written(
     version: ApiVersion, changes: dict[str, object], error: type[TikvBrError], clusters: Clusters, options: Options
 ) -> None:
-    """The path stays untouched."""
+    """The path stays unchanged."""
     wanted = options(clusters(version), **changes)
     with pytest.raises(error):
         backup(wanted)

@@ -91,7 +91,7 @@ def test_files_left_behind_are_recognized(server: str, tmp_path: Path) -> None:
 
 
 def entries(folder: Path) -> list[LedgerEntry]:
-    """What attempts have recorded."""
+    """Ledger entries of attempts."""
     return read_entries(open_store(StorageLocation("local", str(folder))))
 
 

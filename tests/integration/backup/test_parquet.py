@@ -217,7 +217,7 @@ def test_spark_reads_it_and_skips_what_it_need_not_read(
 def test_it_is_restored(
     source: ApiVersion, mode: Mode, sources: Sources, targets: Clusters, parquet: Options, rows: dict[bytes, bytes]
 ) -> None:
-    """A cluster serves every row again, with what is left of its TTL."""
+    """A cluster serves every row again, with its remaining TTL."""
     wanted = parquet(sources(source).live, engine="auto")
     backup(wanted)
     live = targets(source)

@@ -79,7 +79,7 @@ def test_every_row_of_every_range_is_there_and_no_other(
     options: Options,
     tmp_path: Path,
 ) -> None:
-    """In any order of flags, a keyspace named twice once; records and backupmeta say each range by itself."""
+    """In any order of flags, a repeated keyspace counts once; records and backupmeta list each range."""
     wanted = options(live, engine=engine, keyspaces=names, ranges=ranges, checksum=True)
     summary = backup(wanted).summary
     ts = summary.backup_ts
@@ -146,7 +146,7 @@ def test_all_of_an_empty_cluster_is_the_default_keyspace(targets: Clusters, opti
 
 
 def test_several_ranges_of_a_cluster_without_keyspaces(clusters: Clusters, options: Options, tmp_path: Path) -> None:
-    """Of API V1 as well, open at either end."""
+    """Also for API V1, unbounded at either end."""
     live = clusters(V1)
     load(live, rows_of(0))
     ranges = ((b"", b"k010"), (b"k090", b""))

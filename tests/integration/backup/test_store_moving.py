@@ -54,7 +54,7 @@ def live(cluster: LiveCluster) -> Iterator[LiveCluster]:
 
 
 def check_equal(live: LiveCluster, options: Options, rows: dict[bytes, bytes], scratch: Path) -> None:
-    """Back up as V2, compare with the rows, and see that no file lies about that the backup does not name."""
+    """Back up as V2, compare with the rows, and check that no file remains that the backup does not name."""
     wanted = options(live, cluster=patient(live), dst_api_version=ApiVersion.V2, engine="store")
     summary = backup(wanted).summary
     place = Path(wanted.storage.path)
@@ -126,7 +126,7 @@ def test_a_region_error_that_no_retry_cures(live: LiveCluster, options: Options)
 
 
 def test_stores_that_stay_busy_with_a_region_exhaust_the_budget(live: LiveCluster, options: Options) -> None:
-    """The error says what was met; nothing stays."""
+    """The error has the cause; nothing remains."""
     region = region_at(live, READ_FIRST)
     live.fail(POINT, {"region_error": {"not_leader": {}}}, region_id=region["id"], count=-1)
     check_nothing_stays(live, options, RetryBudgetExhausted, match="not_leader")

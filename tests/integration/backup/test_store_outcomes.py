@@ -1,4 +1,4 @@
-"""What stores wrote: whole with ts and expiry, restorable, proven; and what is refused."""
+"""Files of stores: complete with ts and expiry, restorable, verified; and refusals."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_the_rows_are_those_that_real_stores_wrote(name: str, golden: Path, opti
 @pytest.mark.parametrize(
     ("source", "target"), [(V1, V1), (V1, V2), pytest.param(V1TTL, V2, marks=pytest.mark.core("backup")), (V2, V2)]
 )
-def test_what_stores_wrote_comes_back(
+def test_a_backup_by_stores_restores_completely(
     source: ApiVersion, target: ApiVersion, clusters: Clusters, options: Options, tmp_path: Path
 ) -> None:
     """Backed up by the stores, restored into another cluster: every row is there, and the clusters' checksums agree."""
@@ -79,7 +79,7 @@ def test_an_empty_keyspace_leaves_no_folder(clusters: Clusters, options: Options
 
 @pytest.mark.parametrize("compression", [Compression.LZ4, Compression.SNAPPY, Compression.ZSTD])
 def test_the_compression_is_passed_on(compression: Compression, clusters: Clusters, options: Options) -> None:
-    """The files say that they have it."""
+    """The metadata of the files has the compression."""
     live = clusters(V1)
     load(live, {b"c%d" % number: b"v" * 100 for number in range(100)})
     wanted = options(live, engine="store", ranges=((b"c", b"d"),), compression=compression)
@@ -99,7 +99,7 @@ def test_a_range_is_cut_to_the_byte(clusters: Clusters, options: Options, tmp_pa
 
 
 def test_a_dry_run_asks_no_store_to_write(clusters: Clusters, options: Options) -> None:
-    """It says which engine would run."""
+    """The result has the engine."""
     live = clusters(V2)
     asked = live.fail("backup.region", {"delay": {"seconds": 0}}, count=-1)
     wanted = options(live, engine="auto", dry_run=True)

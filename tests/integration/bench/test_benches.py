@@ -44,7 +44,7 @@ ON_REQUEST = {
     *(("Spark tasks", name) for name in ("session start", "until the first task ends", "each further task", "closure")),
 }
 AT_TIMES = {("scan to SST", "client-go, scan alone"), ("sync growth", "lag begins to grow at")}
-"""Where client-go has been built; where a sync cannot keep up."""
+"""Cases that depend on a built client-go, or in which a sync cannot keep up."""
 SECONDS_BEHIND = 30.0
 """On the slowest machine: five servers and clients share its cores with other tests."""
 

@@ -38,7 +38,7 @@ KEYSPACE = 7
 
 @dataclass(frozen=True)
 class Starts:
-    """How often a load has asked for a session."""
+    """Counter of sessions that loads request."""
 
     masters: list[str]
 
@@ -76,7 +76,7 @@ Load = Callable[..., BulkLoadSummary]
 
 @pytest.fixture(params=["auto", pytest.param("spark", marks=pytest.mark.slow)])
 def executor(request: pytest.FixtureRequest) -> ExecutorChoice:
-    """Who reads the input: Spark, or this process if it can."""
+    """Reader of the input: Spark, or this process if it can."""
     choice: ExecutorChoice = request.param
     return choice
 
@@ -210,7 +210,7 @@ def test_nested_values_become_json(
 
 
 def test_avro_without_its_module(target: LiveCluster, tmp_path: Path, options: Callable[..., BulkLoadOptions]) -> None:
-    """The error says which module of Spark is missing, and how to get it."""
+    """The error names the missing module of Spark, and how to get it."""
     path = parquet(tmp_path, id=[b"a"], payload=[{"name": "x"}])
     with pytest.raises(UsageError, match="the Avro data source is not loaded") as caught:
         bulk_load(options(path, value_encoding="avro"))
@@ -265,7 +265,7 @@ def test_bad_rows_are_refused(target: LiveCluster, tmp_path: Path, options: Call
 
 
 def test_bad_rows_are_collected(target: LiveCluster, tmp_path: Path, options: Callable[..., BulkLoadOptions]) -> None:
-    """They are in the folder with all their columns, beside what was there; the others are loaded."""
+    """They are in the folder with all their columns, in addition to its files; the others are loaded."""
     folder = tmp_path / "bad"
     folder.mkdir()
     (folder / "notes.txt").write_text("mine")
@@ -428,7 +428,7 @@ def test_the_same_load_again_changes_nothing(
 def test_unfinished_staging_is_redone(
     target: LiveCluster, tmp_path: Path, options: Callable[..., BulkLoadOptions]
 ) -> None:
-    """What a killed run left: its lock file, a file without a record, and no description."""
+    """Remains of a killed run: its lock file, a file without a record, and no description."""
     wanted = options(write_parquet(tmp_path))
     place = Path(wanted.location.path)
     (place / "sst").mkdir(parents=True)
@@ -533,7 +533,7 @@ def test_put_refuses_what_an_ingest_refuses(
 def test_interrupted_puts_are_completed(
     target: LiveCluster, tmp_path: Path, put_options: Callable[..., BulkLoadOptions]
 ) -> None:
-    """A target with half of the rows is refused, and completed with --allow-overwrite; a key of others is noticed."""
+    """A target with half of the rows is refused, and completed with --allow-overwrite; a foreign key is reported."""
     half = dict(list(EXPECTED.items())[::2])
     target.raw().batch_put(half)
     wanted = put_options(write_parquet(tmp_path))

@@ -1,4 +1,4 @@
-"""Who reads an input makes no difference: this process and Spark give the same rows, or the same refusal, or it is left to Spark."""
+"""This process and Spark read the same rows from an input, or refuse it alike, or it is left to Spark."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LEFT = "left to Spark"
 
 
 def by_spark(session: SparkSession, source: Input) -> Found:
-    """What Spark makes of an input."""
+    """Rows of an input according to Spark."""
     try:
         rows = keyed_rows(read_input(session, source), source)
         found = sorted_rows(rows, 1).collect()
@@ -41,7 +41,7 @@ def by_spark(session: SparkSession, source: Input) -> Found:
 
 
 def by_threads(source: Input) -> Found:
-    """What this process makes of it."""
+    """Rows of an input according to this process."""
     try:
         files = open_files(source, CloudFlags(), 1 << 40)
         local.check_columns(files, source)
@@ -233,7 +233,7 @@ FIELD = st.text(st.sampled_from("ab,\"\\ \t\r\n'é;0"), max_size=4)
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(rows=st.lists(st.tuples(FIELD, FIELD), max_size=4), quoted=st.booleans())
 def test_any_csv(session: SparkSession, tmp_path: Path, rows: list[tuple[str, str]], *, quoted: bool) -> None:
-    """What this process takes, it reads as Spark does."""
+    """Inputs that this process accepts are read as Spark does."""
     sign = '"' if quoted else ""
     (tmp_path / "0.csv").write_bytes(
         b"id,v\n" + "".join(f"{sign}{key}{sign},{sign}{value}{sign}\n" for key, value in rows).encode()

@@ -51,14 +51,14 @@ def look(cluster: ClusterConfig, storage: StorageLocation | None = None, executo
 
 
 def bad(results: dict[str, Result]) -> dict[str, str]:
-    """What is not well."""
+    """Probes that did not pass."""
     wrong = {Status.WARN, Status.FAIL}
     return {name: result.outcome.seen for name, result in results.items() if result.outcome.status in wrong}
 
 
 @pytest.mark.core("check")
 def test_a_sound_cluster_and_directory(live: LiveCluster, tmp_path: Path) -> None:
-    """Nothing is wrong, what cannot be told is skipped, and the directory is left without an object."""
+    """Nothing is wrong, unknown results are skipped, and the directory is left without an object."""
     results = look(live.config, StorageLocation("local", str(tmp_path)))
     bad_ones = {name: seen for name, seen in bad(results).items() if name not in {"clock", "storage-space"}}
     assert bad_ones == {}
@@ -75,7 +75,7 @@ def test_a_sound_cluster_and_directory(live: LiveCluster, tmp_path: Path) -> Non
 
 
 def test_storage_that_stores_cannot_open(live: LiveCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A warning says why, and what works all the same: one that this machine made for itself alone, and credentials they lack."""
+    """A warning has the reason and the alternatives: a folder of this machine only, and missing credentials."""
     with azurite_server() as azurite:
         options = CheckOptions(live.config, azurite.location("p"), "driver", timeout=PATIENT)
         assert stores_of(options) == (Status.OK, "opened by 3 stores", "")
@@ -94,7 +94,7 @@ def test_storage_that_stores_cannot_open(live: LiveCluster, tmp_path: Path, monk
 
 
 def stores_of(options: CheckOptions) -> tuple[Status, str, str]:
-    """What the probe of the stores' storage found."""
+    """Result of the probe of the stores' storage."""
     with ProbeContext(options) as context:
         outcome = probe_store_storage(context)
     return outcome.status, outcome.seen, outcome.advice
@@ -114,8 +114,8 @@ def test_a_dead_store(live: LiveCluster) -> None:
     assert results["api-version"].outcome.status is Status.WARN
 
 
-def test_what_an_import_leaves_behind(live: LiveCluster) -> None:
-    """A paused scheduler and merging switched off are told, until both are undone."""
+def test_remains_of_an_import_are_reported(live: LiveCluster) -> None:
+    """A paused scheduler and disabled merging are reported, until both are undone."""
     pd = live.cluster.pd_http
     pd.pause_scheduler("balance-region-scheduler", 300)
     set_merge_size(live, 0)
@@ -148,7 +148,7 @@ def test_a_service_that_holds_gc_back(live: LiveCluster) -> None:
 
 
 def test_stores_in_import_mode(live: LiveCluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those that tell are named; the playground is as silent as TiKV 9.0, so the answer is given here."""
+    """Importing stores are named; the playground is as silent as TiKV 9.0, so the test gives the answer."""
     first = live.store_ids[0]
     monkeypatch.setattr(StoreClient, "is_importing", lambda client: client.store.id == first)
     with ProbeContext(CheckOptions(live.config)) as around:
@@ -176,8 +176,8 @@ def test_a_v1_cluster(tmp_path: Path) -> None:
     assert results["ttl"].outcome.status is Status.OK
 
 
-def test_nothing_can_be_reached(moto: S3Server) -> None:
-    """One probe of the cluster and one of the storage fail; what needs them is skipped; the machine is looked at."""
+def test_unreachable_cluster_and_storage_fail_one_probe_each(moto: S3Server) -> None:
+    """One probe of the cluster and one of the storage fail; dependent ones are skipped; the machine is probed."""
     began = time.monotonic()
     nowhere = ClusterConfig(pd=("127.0.0.1:1",), connect_timeout=2.0, retry_budget=0.5)
     results = look(nowhere, moto.location("x", bucket="no-such-bucket"), executor="auto")

@@ -18,12 +18,12 @@ from tikv_br.errors import LeaseLost, RetryBudgetExhausted, SafePointError, Stor
 from tikv_br.progress_events import Reporter, StepFinished, StepStarted
 
 FULL = "TIKV_BR_CRASH_MATRIX"
-"""Of the environment: every cell in every variant of the operation."""
+"""Environment variable: every cell in every variant of the operation."""
 Operation = Callable[[Reporter], object]
 
 
 class Kind(enum.StrEnum):
-    """How an operation is broken."""
+    """Ways to break an operation."""
 
     EXCEPTION = "exception"
     SIGTERM = "sigterm"
@@ -61,7 +61,7 @@ class Cell:
         return f"{self.kind} {self.when} {self.step}".replace(" ", "-")
 
     def reporter(self, act: Callable[[], object]) -> Reporter:
-        """What acts at the boundary and nowhere else."""
+        """Reporter that acts at the boundary and nowhere else."""
         return when(StepStarted if self.when is When.BEFORE else StepFinished, self.step, act)
 
 

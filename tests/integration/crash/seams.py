@@ -1,4 +1,4 @@
-"""Where operations change the world: each call is a moment to die at, whatever step it belongs to."""
+"""Calls by which operations change the world: each is a moment to die at, whatever its step."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ SEAMS: tuple[tuple[Any, str], ...] = (
     (StoreClient, "switch_mode"),
     (StoreClient, "set_download_speed_limit"),
 )
-"""Of a local storage, what makes a written file an object: whoever dies before it leaves a half-written one."""
+"""Call of a local storage that completes a file: a death before it leaves a half-written one."""
 EVERY = 1 if os.environ.get(FULL) else 17
-"""Which moments are tried: an odd number, so that some are before a change and some after one."""
+"""Distance of the tested moments: an odd number, so that some are before a change and some after one."""
 
 
 class Fuse:

@@ -119,13 +119,13 @@ def break_in(options: SyncOptions, until: int, part: type, name: str, when: When
     if kind is Kind.EXCEPTION:
         code, struck = broken(options, until, part, name, when, fail)
         assert struck
-        assert code in {0, StorageUnreachable.exit_code}  # 0: it was at its end, or could try again
+        assert code in {0, StorageUnreachable.exit_code}  # 0: it had finished, or could try again
     elif kind is Kind.LOST_LEASE:
         assert isinstance(options.state, StorageLocation)
         rival = ObjectCheckpoints(open_store(options.state), options.changefeed_id)
         code, struck = broken(options, until, part, name, when, rival.claim)
         assert struck
-        assert code in {0, SyncFenced.exit_code}  # 0: it was at its end, or had yet to begin
+        assert code in {0, SyncFenced.exit_code}  # 0: it had finished, or had yet to begin
     elif kind is Kind.SIGKILL:
         forks.start(partial(broken_by, signal.SIGKILL, options, until, part, name, when))
         assert forks.wait() == -signal.SIGKILL

@@ -79,7 +79,7 @@ def test_a_backup_killed_at_each_change(
     forks: Forks,
     tmp_path: Path,
 ) -> None:
-    """The same command makes it whole, and nothing stays of a write that was broken off."""
+    """The same command completes it, and nothing remains of an interrupted write."""
     for number in moments(forks, lambda number: partial(run_backup, at(live, tmp_path / f"{number}/backup", engine))):
         place = tmp_path / f"{number}/backup"
         whole = (place / "backupmeta").exists()
@@ -130,8 +130,8 @@ def test_a_prune_killed_at_each_change(live: LiveCluster, forks: Forks, tmp_path
 
 @pytest.mark.parametrize("broken", ["exception", "lost lease"])
 @pytest.mark.parametrize("work", ["prune", "abort"])
-def test_what_removes_is_broken(work: str, broken: str, live: LiveCluster, tmp_path: Path) -> None:
-    """By a failure at any change it can be run again; once its path is another's it removes nothing that is written after."""
+def test_an_interrupted_removal_can_be_repeated(work: str, broken: str, live: LiveCluster, tmp_path: Path) -> None:
+    """It resumes after a failure at any change; once another run owns the path it removes nothing of that run's."""
     for number in itertools.count():
         folder = tmp_path / str(number)
         victim = at(live, folder / "old")

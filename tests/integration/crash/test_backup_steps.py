@@ -237,7 +237,7 @@ class Broken:
         return code, True
 
     def _check_in_order(self, *, whole: bool) -> None:
-        """What ended in order keeps its work under a safe point, or nothing at all."""
+        """An orderly end keeps its work under a safe point, or nothing at all."""
         there = files(self.place).keys()
         kept = any(name.startswith(layout.LEDGER) for name in there)
         if not whole and not kept:

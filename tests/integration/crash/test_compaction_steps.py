@@ -44,7 +44,7 @@ def check_rows(place: Path, expected: object) -> None:
 
 
 def check_finished(place: Path, expected: object, options: CompactionOptions) -> None:
-    """Run it again: nothing stays of what was broken off, once it is a day old."""
+    """Run it again: nothing remains of the interrupted run, once it is a day old."""
     for path in place.rglob("*"):
         if path.is_file() and "/lease/" not in str(path):
             os.utime(path, (0, 0))

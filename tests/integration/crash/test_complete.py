@@ -1,4 +1,4 @@
-"""The matrix has every step of every operation that changes anything: whoever adds one adds it here, or says why not."""
+"""The matrix has every step of every operation that changes anything, or an exception with a reason."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tikv_br.restore.steps import restore_steps
 
 ROOT = Path(__file__).resolve().parents[3]
 RUNNERS = {"run_steps": 0, "run_backup": 1}
-"""What runs a list of steps, and the number of that argument."""
+"""Functions that run a list of steps, and the position of that argument."""
 LISTS = {
     ("tikv_br/dataflow/run.py", "steps"),
     ("tikv_br/backup/run.py", "backup_steps(options)"),
@@ -40,7 +40,7 @@ NOT_BROKEN = {
     (
         "tikv_br/diff/run.py",
         "REPAIR",
-    ): "puts and deletes as any client does: broken off, it has done less, and is run again",
+    ): "puts and deletes as any client does: interrupted, it has done less, and is run again",
     ("tikv_br/bulk_load/run.py", "put_steps(compare=options.checksum)"): "puts as any client does, and is run again",
     (
         "tikv_br/bulk_load/run.py",
@@ -53,7 +53,7 @@ NOT_BROKEN = {
     ("tikv_br/export/run.py", "EXPORT"): "without _SUCCESS its files are no export, and the next run removes them",
 }
 NO_STEPS = {"plan the changes"}
-"""Of a dry run."""
+"""Steps of a dry run."""
 FILES = (
     "tikv_br/backup/run.py",
     "tikv_br/backup/merge.py",

@@ -82,7 +82,7 @@ def test_a_drill_broken_at_a_boundary(
     forks: Forks,
     tmp_path: Path,
 ) -> None:
-    """What it made is gone at once, or with the next drill after a kill; that one passes."""
+    """Its creations are gone at once, or with the next drill after a kill; that one passes."""
     options = drill_options(variant, tmp_path, source.config, target.config)
     if not variant.makes_backup:
         options = replace(options, backups=StorageLocation("local", str(made / "backups")))
@@ -104,13 +104,13 @@ def test_a_drill_broken_at_a_boundary(
 
 @dataclass(frozen=True)
 class World:
-    """What a drill could change, but for its own folder."""
+    """Everything that a drill could change, except its own folder."""
 
     source: LiveCluster
     target: LiveCluster
 
     def look(self) -> list[object]:
-        """Rows of both clusters, and who holds GC back."""
+        """Rows of both clusters, and the services that hold GC."""
         rows = [contents(self.source), contents(self.target), contents(self.target, SCRATCH)]
         return [rows, sorted(safe_points(self.source))]
 
@@ -138,7 +138,7 @@ def break_at(cell: Cell, operation: partial[None], options: DrillOptions, world:
 
 
 def settled(found: Files) -> Files:
-    """Without what a tail writes by itself, until the drill learns that the lease is lost."""
+    """State without what a tail writes until the drill learns that the lease is lost."""
     return {name: each for name, each in found.items() if "/sync/" not in name}
 
 

@@ -39,11 +39,11 @@ from tikv_br.storage.url import StorageLocation, parse
 
 PATIENCE = 120.0
 KILLS, EACH, TIMES = (30, 5, 50) if os.environ.get(FULL) else (10, 2, 6)
-"""How many kills there are at least, how many of them one command suffers at most, and how many times are checked per backup."""
+"""Minimum number of kills, maximum per command, and number of times checked per backup."""
 MOMENTS = 40
 """A command is killed before or after one of so many first changes."""
 MOST_OBJECTS = 8
-"""How many files, segments and checkpoints the writer of the log may write before it is killed."""
+"""Maximum of files, segments and checkpoints that the writer of the log writes before it is killed."""
 NEVER = 1 << 30
 WRITERS = 3
 LOG_ID = "main"

@@ -163,5 +163,5 @@ def break_at(cell: Cell, operation: partial[None], target: LiveCluster, place: P
 
 
 def lease_place(place: Path) -> Path | None:
-    """Where the restore of a backup holds its lease; None = nowhere."""
+    """Location of the restore's lease; None = nowhere."""
     return next(iter(place.glob("tikv-br/restore/lease-*")), None)

@@ -40,7 +40,7 @@ PARTS: tuple[tuple[type, type], ...] = (
     (TikvSink, Sink),
     (Ingests, IngestSource),
 )
-"""What a sync is made of, and the class that says what is called."""
+"""Parts of a sync, with the class that describes the calls."""
 numbers = itertools.count(1)
 
 

@@ -1,4 +1,4 @@
-"""What a broken operation may have left in the world: files, safe points, import mode, schedulers."""
+"""Traces that a broken operation may have left: files, safe points, import mode, schedulers."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def disturbed(live: LiveCluster) -> list[str]:
 
 
 class Rival:
-    """Takes a path from whoever holds it, as if that had slept too long, and works there until it is told to leave."""
+    """Takes a path from its owner, as if that had slept too long, and works there until stopped."""
 
     def __init__(self, place: Path, lease_place: Callable[[], Path | None] | None = None) -> None:
         """``lease_place`` finds where the lease lies, if that is not at the place itself."""
@@ -64,7 +64,7 @@ class Rival:
         self._lease_place = lease_place or (lambda: place)
         self._lease: PathLease | None = None
         self.found: Files = {}
-        """What lay in the folder around the place when it was taken."""
+        """Contents of the folder around the place when it was taken."""
 
     def take(self) -> None:
         """Take it, if there is anyone to take it from."""

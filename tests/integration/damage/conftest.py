@@ -79,7 +79,7 @@ def rows(number: int) -> dict[bytes, bytes]:
 
 
 def options(variant: Variant, live: LiveCluster, folder: Path, **changes: object) -> BackupOptions:
-    """Of a backup of that kind into a folder."""
+    """Options of a backup of that kind into a folder."""
     wanted: dict[str, Any] = {
         "cluster": live.config,
         "storage": StorageLocation("local", str(folder), crypter=variant.crypter),
@@ -137,7 +137,7 @@ def make(tmp_path_factory: pytest.TempPathFactory, clusters: Callable[[ApiVersio
 
 @contextlib.contextmanager
 def noted_names() -> Iterator[set[str]]:
-    """The names below the folder that a backup's folder lies in, of all objects that this process writes meanwhile."""
+    """Record the names, relative to the parent of the backup's folder, of all objects that this process writes."""
     noted: set[str] = set()
     with pytest.MonkeyPatch.context() as patch:
         for method in ("open_writer", "put_if_absent"):

@@ -21,7 +21,7 @@ from tikv_br.verify.run import verify
 RECORDS = {"backupmeta", "manifest"}
 FILES = {"sst", "parquet"}
 UNREAD = {"lock"}
-"""Of a complete backup: nobody reads it any more."""
+"""Objects of a complete backup that nobody reads any more."""
 TOUCHING = {"Download", "Ingest", "MultiIngest", "Upload", "RawPut", "RawBatchPut", "RawDelete", "RawBatchDelete"}
 """RPCs by which a store sees a file, or a row is changed."""
 
@@ -48,7 +48,7 @@ def damaged(made: Made, victim: Victim, searched: Collection[str]) -> Iterator[C
 
 
 def test_objects_are_of_known_kinds(made: Made) -> None:
-    """What lies there in the end, and whatever was written meanwhile; each kind that a backup has is met."""
+    """The objects at the end, and those written in between, have known kinds; each kind of a backup occurs."""
     data = "parquet" if made.variant.file_kind.value == "parquet" else "sst"
     assert by_kind(made.objects).keys() == {"backupmeta", "lock", "manifest", data}
     assert {kind_of(name) for name in made.written} <= KINDS.keys()
@@ -56,7 +56,7 @@ def test_objects_are_of_known_kinds(made: Made) -> None:
 
 
 def found(made: Made, victim: Victim, level: Level) -> tuple[BackupSetError | None, list[Finding]]:
-    """How a verification ends, and its findings."""
+    """Exit of a verification, and its findings."""
     findings: list[Finding] = []
     try:
         verify(VerifyOptions(made.place(victim.folder), level, executor=Executor.DRIVER), on_finding=findings.append)
@@ -112,7 +112,7 @@ def test_verify_finds_it_at_the_promised_level(made: Made, victim: Victim, level
 
 
 def refusal(made: Made, victim: Victim) -> BackupSetError | None:
-    """How the steps of a restore that look at the backup end."""
+    """Error of the restore steps that check the backup."""
     try:
         backup_set = BackupSet.open(open_store(made.place(victim.folder)))
         inspect_files(backup_set, backup_set.files, FileCheck.AUTO, threads=2)
@@ -121,7 +121,7 @@ def refusal(made: Made, victim: Victim) -> BackupSetError | None:
     return None
 
 
-def test_what_restore_looks_at_shows_every_flip(made: Made, victim: Victim) -> None:
+def test_restore_checks_find_every_flip(made: Made, victim: Victim) -> None:
     """The same steps as in a whole restore, at 50 places of each kind of object."""
     assert refusal(made, victim) is None
     for case in damaged(made, victim, RECORDS | FILES):

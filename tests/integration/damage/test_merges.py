@@ -36,7 +36,7 @@ PARTS = ("full", "increment", "log")
 UNREAD = {"lock"}
 LOG_ID = "main"
 STEP = 10 << 18
-"""Of the log's segments: 10 ms."""
+"""Length of the log's segments: 10 ms."""
 Rows = dict[bytes, bytes]
 
 
@@ -125,7 +125,7 @@ def is_named(case: Case, error: TikvBrError) -> bool:
 
 
 def refusal(copy: Copy, chain: Chain, place: StorageLocation) -> TikvBrError | None:
-    """How a merge ends."""
+    """Error of a merge."""
     try:
         merge_backup(MergeOptions(merged_to(place), copy.newest, copy.log, chain.end_ts))
     except TikvBrError as error:

@@ -1,4 +1,4 @@
-"""A backup compared with a cluster, and the cluster put right from it."""
+"""A backup compared with a cluster, and the cluster repaired from it."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def test_rows_that_expire_meanwhile(clusters: Clusters, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("name", "version", "keyspace"), [("v1ttl", "V1TTL", 0), ("v2_ks4242_rpc", "V2", 4242)])
 def test_a_recorded_backup(name: str, version: str, keyspace: int, golden: Path, tmp_path: Path) -> None:
-    """A backup of the Go tool equals the cluster it was restored into; what is planted there is found and put right."""
+    """A backup of the Go tool equals the cluster it was restored into; planted differences are found and repaired."""
     place = parse(f"local://{golden / 'backups' / name / 'data'}")
     with live_cluster(tmp_path / "cluster", ApiVersion[version], stores=1) as live:
         restore(RestoreOptions(cluster=live.config, storage=place))

@@ -1,4 +1,4 @@
-"""Two clusters compared, and the second put right."""
+"""Two clusters compared, and the second repaired."""
 
 from __future__ import annotations
 

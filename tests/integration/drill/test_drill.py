@@ -48,7 +48,7 @@ def test_a_lost_cluster_is_recovered_on_a_playground(options: DrillOptions) -> N
 def test_hooks_that_fail_change_nothing_but_what_is_told(
     options: DrillOptions, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
-    """The drill passes; log and report say what did not work, and nothing that it leaves holds a URL."""
+    """The drill passes; log and report have the errors, and no output has a URL."""
     secret = "a-path-that-is-secret"
     url = SecretText(f"http://127.0.0.1:1/{secret}")
     hooks = Hooks(url, url, command=("false", secret))
@@ -66,10 +66,10 @@ def test_hooks_that_fail_change_nothing_but_what_is_told(
     assert any(b"the webhook failed" in data and b"<html" in data for data in left)
 
 
-def test_who_is_told_hears_of_a_drill_whose_report_cannot_be_written(options: DrillOptions, tmp_path: Path) -> None:
-    """It did what it should, and nobody can read so: its exit code is that of the storage, and so the hooks say."""
+def test_hooks_hear_of_a_drill_whose_report_cannot_be_written(options: DrillOptions, tmp_path: Path) -> None:
+    """The exit code is that of the storage, and the hooks report it."""
     (tmp_path / "drills").mkdir()
-    (tmp_path / "drills" / "reports").write_text("a file, where a folder has to be")
+    (tmp_path / "drills" / "reports").write_text("a file, where a folder belongs")
     script = f"import json, os; json.dump(dict(os.environ), open({str(tmp_path / 'reported')!r}, 'w'))"
     hooks = Hooks(textfile=str(tmp_path / "drill.prom"), command=(sys.executable, "-c", script))
     with pytest.raises(StorageError) as caught:
@@ -81,7 +81,7 @@ def test_who_is_told_hears_of_a_drill_whose_report_cannot_be_written(options: Dr
 
 
 def test_a_missed_objective_is_an_error_of_its_own(options: DrillOptions) -> None:
-    """One key more is asked for than there are: the report says which objective was missed, by how much."""
+    """One key more is required than exists: the report names the missed objective, and by how much."""
     with pytest.raises(ObjectivesMissed, match="missed keys"):
         drill(replace(options, objectives=Objectives(min_keys=len(ROWS) + 1, rto=3600)))
     assert [past.verdict for past in read_past_drills(open_store(options.home))] == ["missed"]

@@ -72,7 +72,7 @@ def test_a_damaged_backup_fails_the_recovery_of_a_cluster_and_of_a_range(options
 
 
 def test_damage_that_is_not_found_fails(options: DrillOptions, page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Were verify blind, the report would say so."""
+    """If verify found no damage, the report would state it."""
     monkeypatch.setattr("tikv_br.drill.damage.verify", lambda *_: None)
     text = fail(replace(options, scenario=Scenario.CORRUPT_BACKUP), DamageNotFound, page)
     assert "verify reports no damage" in text
@@ -82,7 +82,7 @@ def test_damage_that_is_not_found_fails(options: DrillOptions, page: Page, monke
 def test_a_sync_that_is_not_refused_fails(
     options: DrillOptions, page: Page, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Were a safe point granted although GC should have passed it, the report would say so."""
+    """If a safe point were granted although GC should have passed it, the report would state it."""
     monkeypatch.setattr("tikv_br.drill.damage.advance_gc", lambda _context: None)
     assert options.backup is not None
     with live_cluster(tmp_path / "v2", ApiVersion.V2, stores=1) as live:

@@ -1,4 +1,4 @@
-"""A drill that is broken off leaves nothing for good: what it made is removed at once, or by the next one after a kill."""
+"""An interrupted drill leaves nothing for good: its creations are removed at once, or by the next drill after a kill."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ def forks() -> Iterator[Forks]:
 
 
 @pytest.mark.parametrize("scenario", [Scenario.LOST_CLUSTER, Scenario.CORRUPT_BACKUP])
-def test_what_a_killed_drill_made_is_removed_by_the_next(
+def test_the_next_drill_removes_the_creations_of_a_killed_one(
     options: DrillOptions, forks: Forks, scenario: Scenario
 ) -> None:
-    """Killed at the begin of every step, drill after drill, each removes what the one before has left, the last all."""
+    """Drills are killed at the start of every step; each removes the remains of the one before, the last all."""
     drill(options)
     options = replace(options, backup=None, scenario=scenario)
     names = [step.name for step in drill_steps(options)]
-    made = 2  # the first two look for what there is
+    made = 2  # the first two steps only look
     for number, name in enumerate(names):
         forks.start(partial(killed_at, options, name))
         assert forks.wait() == -signal.SIGKILL, name
@@ -62,7 +62,7 @@ def test_a_drill_that_is_told_to_end_cleans_up_and_says_so(options: DrillOptions
 
 
 def test_old_drills_go_with_the_backups_that_they_made(options: DrillOptions) -> None:
-    """Of three drills that made a backup two stay, and two backups; one that others made would not be looked at."""
+    """Of three drills that made a backup two stay, with their backups; a foreign backup would not be touched."""
     ids = [drill(replace(options, keep_last=2)).id for _ in range(3)]
     assert [past.id for past in read_past_drills(open_store(options.home))] == ids[1:]
     names = {info.name.partition("/")[0] for info in open_store(options.backups).list()}
@@ -81,7 +81,7 @@ def test_a_backup_that_a_killed_drill_began_is_removed(options: DrillOptions, fo
 
 
 def test_a_backup_that_a_killed_drill_finished_goes_as_those_of_others_do(options: DrillOptions, forks: Forks) -> None:
-    """Killed after its backup: the next drill reports it as broken off, with its backup; --keep-last removes both."""
+    """Killed after its backup, the drill is reported as interrupted, with its backup; --keep-last removes both."""
     forks.start(partial(killed_at, options, "prepare the target"))
     assert forks.wait() == -signal.SIGKILL
     first = drill(options)

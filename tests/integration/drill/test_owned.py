@@ -38,7 +38,7 @@ from tikv_br.storage.url import parse
 ROWS = hard_rows(count=400)
 SCRATCH = 7
 BESIDE = {6: {b"six": b"6", b"\xff\xff": b"last"}, 8: {b"": b"first", b"eight": b"8"}}
-"""Rows of others, in the keyspaces on both sides of the scratch one."""
+"""Foreign rows, in the keyspaces on both sides of the scratch one."""
 
 
 @pytest.fixture(scope="module")
@@ -230,10 +230,10 @@ def test_the_same_rows_restored_by_others_are_theirs(options: DrillOptions, sour
 
 
 @pytest.mark.parametrize("step", ["split and scatter", "flush timestamps"])
-def test_what_a_killed_drill_put_there_is_removed_by_the_next(
+def test_the_next_drill_removes_rows_of_a_killed_one(
     options: DrillOptions, source: LiveCluster, forks: Forks, step: str
 ) -> None:
-    """Killed just after it has claimed the drill's keyspace, and when all rows are there: the next drill empties it, and passes."""
+    """Killed just after it has claimed the drill's keyspace, and when all rows are there: the next drill empties it."""
     forks.start(partial(killed_within, options, step))
     assert forks.wait() == -signal.SIGKILL
     [page] = read_ledgers(open_store(options.home))

@@ -117,7 +117,7 @@ def test_a_report_is_readable_by_all_and_everywhere(page: Page, tmp_path: Path, 
 
 @pytest.mark.parametrize("scenario", ["lost-cluster", "deleted-range", "corrupt-backup", "stale-safe-point"])
 def test_each_scenario_is_told_in_a_sentence(page: Page, tmp_path: Path, scenario: str) -> None:
-    """Passed and failed, the page says what was rehearsed, and draws what there is."""
+    """Passed and failed, the page describes the rehearsal, and draws its figures."""
     for report in (passed(2), failed()):
         text = show(page, tmp_path / "report.html", render_report(replace(report, scenario=scenario)))
         assert f"Recovery drill: {report.verdict.value}" in text
@@ -144,8 +144,8 @@ def test_a_backup_without_a_key_is_said_to_prove_little(page: Page, tmp_path: Pa
     assert "No transfer is recorded." in text
 
 
-def test_nothing_acts_in_hostile_texts(page: Page, tmp_path: Path) -> None:
-    """Keys, names and messages that try to be markup, script or another direction are read as text, on the page and in the index."""
+def test_hostile_texts_are_inert(page: Page, tmp_path: Path) -> None:
+    """Keys, names and messages with markup, script or another direction are text, on the page and in the index."""
     evil = "</title></style><script>document.title='owned'</script><img src=http://127.0.0.1:1/x onerror=alert(1)>\u202e\x00"
     report = passed(2)
     trouble = ReportedError(evil, 1, evil, evil, evil)

@@ -70,7 +70,7 @@ class World:
     versions: history.History
 
     def place(self, name: str) -> StorageLocation:
-        """Where a backup is."""
+        """Location of a backup."""
         return parse(str(self.folder / "backups" / name))
 
     def sources(self, name: str) -> MergeSources:
@@ -178,7 +178,7 @@ def test_rows_are_those_of_the_source(options: DrillOptions, world: World) -> No
 
 
 def test_the_newest_backup_before_the_time_is_used(options: DrillOptions, world: World) -> None:
-    """Of a folder, an increment too; a named one is used as it is."""
+    """In a folder the newest one counts, also an increment; a named one is used as it is."""
     second, third = (world.sources(name).window[0] for name in ("second", "third"))
     for ts, name in ((second - 1, "first"), (second, "second"), (third - 1, "second"), (third, "third"), (0, "third")):
         report = drill(at(options, ts))
@@ -315,7 +315,7 @@ def test_a_log_that_is_not_written_cannot_be_compared_with_the_source(
 def test_a_change_that_the_log_never_received_fails_the_drill(
     options: DrillOptions, world: World, tmp_path: Path
 ) -> None:
-    """Of a log that is whole but for one row, which only the source knows: backup and log agree without it."""
+    """The log lacks one row that only the source has: backup and log agree without it."""
     lost = {**world.versions, key(6): world.versions[key(6)][:-1]}
     start_ts, end_ts = world.sources("first").base.backup_ts - 1, world.sources("first").window[1]
     log = write_log(parse(str(tmp_path / "log")), world.source.cluster.cluster_id, start_ts, [end_ts], lost)
@@ -417,10 +417,10 @@ def forks() -> Iterator[Forks]:
         yield forks
 
 
-def test_what_a_killed_drill_made_is_removed_by_the_next(
+def test_the_next_drill_removes_the_creations_of_a_killed_one(
     options: DrillOptions, world: World, forks: Forks, tmp_path: Path
 ) -> None:
-    """Killed at the beginning of each step, and within the merge and the restore; the last drill removes all."""
+    """Killed at the start of each step, and within the merge and the restore; the last drill removes all."""
     asked = on_playground(options, tmp_path)
     inside = [partial(killed_within, asked, name) for name in ("merge", "commit", "save the restore checkpoint")]
     for kill in [*(partial(killed_at, asked, step.name) for step in drill_steps(asked)), *inside]:

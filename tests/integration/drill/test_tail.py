@@ -78,12 +78,12 @@ def the_source_is_left_clean(source: LiveCluster) -> Iterator[None]:
 
 
 def safe_points(live: LiveCluster) -> list[str]:
-    """The names of the services that hold GC back."""
+    """Names of the services that hold GC."""
     return [each["service_id"] for each in live.get("/pd/api/v1/gc/safepoint")["service_gc_safe_points"]]
 
 
 def assert_nothing_left(options: DrillOptions) -> None:
-    """Of copies, checkpoints and the ledger nothing is left."""
+    """No copy, checkpoint or ledger entry remains."""
     home = open_store(options.home)
     assert read_ledgers(home) == []
     assert {info.name.partition("/")[0] for info in home.list()} <= {"reports", "index.html"}
@@ -177,8 +177,8 @@ def test_several_ranges_are_followed(options: DrillOptions, source: LiveCluster)
     source.raw().delete_range(b"a", b"b")
 
 
-def test_what_cannot_be_followed_is_refused_before_anything_is_made(options: DrillOptions) -> None:
-    """A backup without timestamps of a source that has them."""
+def test_sources_without_timestamps_are_refused_before_anything_is_made(options: DrillOptions) -> None:
+    """The backup has no timestamps, although its source has them."""
     assert options.backup is not None
     with pytest.raises(UsageError, match="has no timestamps"):
         drill(replace(options, backup=replace(options.backup, dst_api_version=ApiVersion.V1)))
@@ -195,10 +195,10 @@ def test_a_target_that_stays_behind_fails_the_drill(options: DrillOptions, monke
     assert_nothing_left(options)
 
 
-def test_what_the_target_has_otherwise_fails_the_drill(
+def test_a_different_row_of_the_target_fails_the_drill(
     options: DrillOptions, source: LiveCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Somebody overwrites a row of the target: the comparison finds it."""
+    """A client overwrites a row of the target: the comparison finds it."""
     monkeypatch.setattr(cutover, "TRIES", 1)
 
     def meddle() -> None:
@@ -216,7 +216,7 @@ def test_what_the_target_has_otherwise_fails_the_drill(
 def test_a_drill_that_loses_its_home_stops_its_tail(
     options: DrillOptions, source: LiveCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In the midst of following: nothing that is written then reaches the target, no safe point is written."""
+    """During the replication: later writes do not reach the target, and no safe point is written."""
     monkeypatch.setattr(lease, "acquire", partial(lease.acquire, renew_every=0.05))
     assert options.tail is not None
 
@@ -237,7 +237,7 @@ def test_a_drill_that_loses_its_home_stops_its_tail(
 
 
 def left_state(source: LiveCluster, options: DrillOptions) -> list[object]:
-    """What a tail changes."""
+    """State that a tail changes."""
     files = sorted(str(path) for path in Path(options.home.path).rglob("*") if path.is_file())
     return [contents(source, SCRATCH), safe_points(source), files]
 
@@ -249,7 +249,7 @@ def forks() -> Iterator[Forks]:
         yield forks
 
 
-def test_what_a_drill_killed_in_its_tail_has_left_is_removed_and_nothing_else(
+def test_remains_of_a_drill_killed_in_its_tail_are_removed(
     options: DrillOptions, source: LiveCluster, forks: Forks
 ) -> None:
     """Killed with new rows at the target and a safe point at the source; the source keeps all of its rows."""

@@ -27,5 +27,5 @@ def etcd(server: EtcdServer) -> Iterator[Etcd]:
 
 @pytest.fixture
 def prefix(request: pytest.FixtureRequest) -> str:
-    """Where the keys of one test lie."""
+    """Prefix of the keys of one test."""
     return f"/{request.node.name}/"

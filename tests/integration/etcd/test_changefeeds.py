@@ -1,4 +1,4 @@
-"""What users do to changefeeds, in a real etcd, with a PD that only knows safe points."""
+"""Operations on changefeeds, in a real etcd, with a PD that only has safe points."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def run_a_task(store: GroupStore, capture: str, checkpoint_ts: int, write_timeou
 
 
 def test_one_that_cannot_be_protected_leaves_nothing(store: GroupStore, pd: SafePoints) -> None:
-    """Where PD has taken the safe point, and then says that GC is past it, both the safe point and the changefeed go."""
+    """If PD accepts the safe point, and then reports GC past it, both the safe point and the changefeed go."""
     pd.gc = FEED.start_ts + 1
     with pytest.raises(SafePointError):
         Changefeeds(store, pd).create(FEED)
@@ -117,7 +117,7 @@ def test_the_life_of_a_changefeed(store: GroupStore, pd: SafePoints) -> None:
             gone("feed")
 
 
-def test_what_gc_has_passed(store: GroupStore, pd: SafePoints) -> None:
+def test_starts_that_gc_has_passed_are_refused(store: GroupStore, pd: SafePoints) -> None:
     """A start that GC has passed leaves no changefeed behind; a checkpoint that it has passed is not resumed."""
     changefeeds = Changefeeds(store, pd)
     pd.gc = 1000
@@ -169,8 +169,8 @@ def test_removal_waits_for_those_who_work(store: GroupStore, pd: SafePoints) -> 
     assert (store.snapshot().changefeeds, pd.held) == ({}, {})
 
 
-def test_nothing_is_forgotten_that_has_changed(store: GroupStore, pd: SafePoints) -> None:
-    """A task that was given to a capture since it was looked at keeps its changefeed."""
+def test_a_changed_changefeed_is_not_removed(store: GroupStore, pd: SafePoints) -> None:
+    """A task that a capture got since the last look keeps its changefeed."""
     Changefeeds(store, pd).create(FEED)
     run_a_task(store, "", 2000)
     seen = store.snapshot()
@@ -221,7 +221,7 @@ def test_a_damaged_one_waits_for_who_holds_its_tasks(
 
 
 def test_one_that_is_put_right_is_not_removed_as_a_damaged_one(store: GroupStore, pd: SafePoints) -> None:
-    """Who has put its task right while the removal waited keeps it, and may ask again."""
+    """If its task was repaired while the removal waited, the changefeed stays."""
     Changefeeds(store, pd).create(FEED)
     task = run_a_task(store, "one", 2000)
     store.etcd.put(store.keys.task(task.id), b"?")
@@ -237,7 +237,7 @@ def test_one_that_is_put_right_is_not_removed_as_a_damaged_one(store: GroupStore
 
 
 def test_one_that_is_damaged_while_it_is_removed_is_not_said_to_be_gone(store: GroupStore, pd: SafePoints) -> None:
-    """What does not read is no longer told among the changefeeds, and is there all the same, as its safe point is."""
+    """An unreadable changefeed is not listed, but exists, as does its safe point."""
     Changefeeds(store, pd).create(FEED)
     task = run_a_task(store, "one", 2000)
 
@@ -250,10 +250,10 @@ def test_one_that_is_damaged_while_it_is_removed_is_not_said_to_be_gone(store: G
     assert pd.held
 
 
-def test_what_pd_does_not_answer_can_be_paused(
+def test_a_changefeed_can_be_paused_without_pd(
     store: GroupStore, pd: SafePoints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody has to wait for PD to stop a changefeed; to resume it PD must say that GC has waited."""
+    """A pause does not wait for PD; to resume, PD must confirm that GC has waited."""
 
     def silent(*_: object) -> int:
         raise ClusterUnreachable("no PD answers")

@@ -28,7 +28,7 @@ def owner(etcd: Etcd, name: str) -> EtcdCheckpoints:
 
 
 def test_a_restart_finds_what_was_saved_last(etcd: Etcd) -> None:
-    """None before the first; then the last, whoever saved it; a later owner has a higher epoch."""
+    """None before the first; then the last, from any process; a later owner has a higher epoch."""
     first = owner(etcd, "one")
     assert first.load() is None
     first.save(at("one", 10))
@@ -45,7 +45,7 @@ def test_a_restart_finds_what_was_saved_last(etcd: Etcd) -> None:
 
 
 def test_a_checkpoint_in_another_s_place_is_none(etcd: Etcd) -> None:
-    """Of two syncs whose checkpoints have changed places neither goes on from the other's."""
+    """Two syncs whose checkpoints were swapped resume from neither."""
     keys = [f"{Keys(CLUSTER).sync(name)}checkpoint" for name in ("left", "right")]
     for name, ts in (("left", 10), ("right", 90)):
         owner(etcd, name).save(at(name, ts))
@@ -59,8 +59,8 @@ def test_a_checkpoint_in_another_s_place_is_none(etcd: Etcd) -> None:
             owner(etcd, name).load()
 
 
-def test_who_was_fenced_off_writes_nothing(etcd: Etcd) -> None:
-    """Of eight that claim at once the last can save, the others are told, and so is one that has not claimed."""
+def test_a_fenced_owner_writes_nothing(etcd: Etcd) -> None:
+    """Of eight concurrent claims the last can save; the others get an error, as does a process without a claim."""
     several = [EtcdCheckpoints(etcd, CLUSTER, "fenced") for _ in range(8)]
     with ThreadPoolExecutor(8) as pool:
         epochs = list(pool.map(lambda each: each.claim(), several))
@@ -77,8 +77,8 @@ def test_who_was_fenced_off_writes_nothing(etcd: Etcd) -> None:
     assert found.checkpoint_ts == 50
 
 
-def test_what_is_refused(etcd: Etcd) -> None:
-    """A name that is none, the name of a changefeed, and a checkpoint that was altered."""
+def test_foreign_and_invalid_names_are_refused(etcd: Etcd) -> None:
+    """An invalid name, the name of a changefeed, and an altered checkpoint."""
     with pytest.raises(UsageError, match="is not a valid id"):
         EtcdCheckpoints(etcd, CLUSTER, "a/b")
     keys = Keys(CLUSTER)

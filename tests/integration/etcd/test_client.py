@@ -47,7 +47,7 @@ def base64_of(text: str) -> str:
 
 
 def test_keys_as_the_gateway_sees_them(server: EtcdServer, etcd: Etcd, prefix: str) -> None:
-    """What is put is there for others with its revisions, a listing is of one prefix, and deletes say how many went."""
+    """Other clients see puts with their revisions; a listing is of one prefix, and deletes return their number."""
     revision = etcd.put(f"{prefix}a", b"1")
     etcd.put(f"{prefix}a", b"\xff\x00")
     etcd.put(f"{prefix}b/c", b"3")
@@ -68,7 +68,7 @@ def test_keys_as_the_gateway_sees_them(server: EtcdServer, etcd: Etcd, prefix: s
 
 
 def test_a_transaction_does_one_branch_whole(etcd: Etcd, prefix: str) -> None:
-    """All conditions decide together; reads of the branch come back; a key made anew is another one."""
+    """All conditions decide together; reads of the branch return; a key created again is another one."""
     key, other = f"{prefix}key", f"{prefix}other"
     made = etcd.transact([absent(key), absent(other)], [Put(key, b"1"), Put(other, b"2")])
     assert made.succeeded
@@ -97,7 +97,7 @@ def put_for_moments(etcd: Etcd, key: str) -> int:
 
 
 def test_keys_go_with_their_lease(server: EtcdServer, etcd: Etcd, prefix: str) -> None:
-    """A held lease is renewed; one let go takes its keys at once; one forgotten takes them by itself."""
+    """A held lease is renewed; a revoked one takes its keys at once; an abandoned one at its expiry."""
     with LeaseHolder(etcd, 15) as held:
         first = held.deadline
         etcd.put(f"{prefix}held", b"", held.lease)
@@ -122,7 +122,7 @@ def test_keys_go_with_their_lease(server: EtcdServer, etcd: Etcd, prefix: str) -
 
 
 def test_another_member_takes_over(server: EtcdServer, prefix: str) -> None:
-    """Where one address is dead the other is asked, and asked first from then on; with none left it ends in time."""
+    """If one address is dead the other is asked, and asked first from then on; with none left it ends in time."""
     with Etcd.connect([DEAD, server.address]) as etcd:
         etcd.put(f"{prefix}key", b"1")
         assert etcd.delete(prefix, prefix=True) == 1
@@ -217,7 +217,7 @@ def test_every_failure_has_a_class(code: grpc.StatusCode) -> None:
 
 
 def test_passwords(tmp_path: Path) -> None:
-    """With a user and a password it works, and again after etcd has forgotten the token; else it says what is wrong."""
+    """It works with a user and a password, also after etcd has lost the token; else the error has the reason."""
     with real_etcd(tmp_path) as server:
         gateway(server, "auth/user/add", name="root", password="right")
         gateway(server, "auth/user/grant", user="root", role="root")
@@ -238,7 +238,7 @@ def test_passwords(tmp_path: Path) -> None:
 
 
 def test_tls(tmp_path: Path) -> None:
-    """Mutual TLS works with the right files; without them the message says what is missing, at once."""
+    """Mutual TLS works with the right files; without them the message names the missing flag, at once."""
     authority = Authority(tmp_path, "authority")
     pair = authority.issue("server")
     files = TlsSettings(str(authority.ca), str(pair.cert), str(pair.key), mutual=True)

@@ -31,7 +31,7 @@ def members(tmp_path: Path) -> Iterator[list[Member]]:
 
 
 class Counter:
-    """A number in etcd that only goes up by one at a time."""
+    """A number in etcd that grows by steps of one."""
 
     def __init__(self, etcd: Etcd) -> None:
         self._etcd = etcd

@@ -67,7 +67,7 @@ def store(etcd: Etcd) -> Iterator[GroupStore]:
 
 
 def test_a_changefeed_gets_under_way(store: GroupStore, pd: Pd) -> None:
-    """Split, given out, protected; then the least checkpoint is told, and the safe point follows it in time."""
+    """Split, assigned, protected; then the lowest checkpoint is shown, and the safe point follows it in time."""
     owner = CaptureOwner("a", store, pd)
     pd.away = True
     owner.step()
@@ -121,7 +121,7 @@ def test_a_dead_captures_tasks_wait_for_what_it_has_sent(store: GroupStore, pd: 
 
 
 def test_a_changefeed_behind_gc_fails(store: GroupStore, pd: Pd) -> None:
-    """GC has passed its checkpoint: the changefeed says so, and its tasks are taken back."""
+    """GC has passed its checkpoint: the changefeed has that error, and its tasks are freed."""
     owner = CaptureOwner("a", store, pd)
     owner.step()
     owner.step()
@@ -134,7 +134,7 @@ def test_a_changefeed_behind_gc_fails(store: GroupStore, pd: Pd) -> None:
     assert all(task.stopping for task in store.snapshot().tasks.values())
 
 
-def test_what_is_removed_leaves_nothing(store: GroupStore, pd: Pd) -> None:
+def test_a_removed_changefeed_leaves_nothing(store: GroupStore, pd: Pd) -> None:
     """Once its tasks are free: the changefeed, its tasks, its progress and its safe point go."""
     owner = CaptureOwner("a", store, pd)
     for _ in range(2):

@@ -76,8 +76,8 @@ def test_it_begins_at_the_start_and_follows_from_holder_to_holder(store: GroupSt
     assert saved(store) == (300, 2, "two")
 
 
-def test_who_is_no_member_saves_nothing(store: GroupStore) -> None:
-    """Also when nobody else has the task yet, and also when the key of the capture is there again."""
+def test_a_capture_without_membership_saves_nothing(store: GroupStore) -> None:
+    """Also if nobody else has the task yet, and if the key of the capture was created again."""
     one = Holder(store, "one", 1)
     one.checkpoints.claim()
     one.save(200)
@@ -99,7 +99,7 @@ def test_a_task_that_has_changed_since_is_not_claimed(store: GroupStore) -> None
 
 
 def test_an_answer_that_got_lost_does_not_fence_its_writer(store: GroupStore) -> None:
-    """What was saved without our knowing it was saved by us: we go on from there."""
+    """A save with a lost answer is recognized as ours, and the task continues."""
     one = Holder(store, "one", 1)
     one.checkpoints.claim()
     key = store.keys.progress(one.task.id)

@@ -229,7 +229,7 @@ def test_chain_of_incremental_backups(tmp_path: Path) -> None:
 
 
 def test_destination_with_something_is_refused(loaded: Sources, tmp_path: Path) -> None:
-    """Files of others always, an earlier export unless it is to be replaced; nothing changes."""
+    """Foreign files always, an earlier export unless it is to be replaced; nothing changes."""
     live, place = loaded(V1).live, tmp_path / "out"
     place.mkdir()
     (place / "notes.txt").write_text("mine")
@@ -250,7 +250,7 @@ def test_destination_with_something_is_refused(loaded: Sources, tmp_path: Path) 
 
 
 def test_ranges_without_a_row_are_refused(loaded: Sources, tmp_path: Path) -> None:
-    """Of a cluster and of a backup; an earlier export stays, and --allow-empty writes an empty one."""
+    """For a cluster and a backup; an earlier export stays, and --allow-empty writes an empty one."""
     live, place = loaded(V1).live, tmp_path / "out"
     first = exported(live, place, format="jsonl")
     copied = parse(str(tmp_path / "backup"))
@@ -272,7 +272,7 @@ def test_failure_leaves_nothing(loaded: Sources, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_killed_export_is_not_complete(loaded: Sources, tmp_path: Path) -> None:
-    """SIGKILL after the first part: no _SUCCESS. A second run waits for nobody, refuses, and replaces it if told to."""
+    """SIGKILL after the first part: no _SUCCESS. A second run does not wait; it refuses, or replaces it on request."""
     live, place = loaded(V1).live, tmp_path / "out"
     script = (
         "import sys; from tikv_br.backup import plan; plan.SMALLEST_TASK = plan.REGION_OVERHEAD; "

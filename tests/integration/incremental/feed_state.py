@@ -1,4 +1,4 @@
-"""What a change feed has delivered: the live rows, and how far it is resolved."""
+"""Output of a change feed: the live rows, and its resolved-ts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PATIENCE = 90.0
 
 
 class FeedState:
-    """What a feed has told."""
+    """Collected output of a feed."""
 
     def __init__(self, feed: Feed) -> None:
         self._feed = feed

@@ -40,7 +40,7 @@ class Syncs(Forks):
         return self.start(partial(run, ["sync", *arguments]))
 
     def kill(self, pid: int) -> None:
-        """SIGKILL, of one that has not ended by itself."""
+        """Kill it with SIGKILL, if it has not ended."""
         os.kill(pid, signal.SIGKILL)
         assert self.wait() == -signal.SIGKILL
 

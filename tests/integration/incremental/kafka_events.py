@@ -1,4 +1,4 @@
-"""What is in a Kafka topic, read with the consumer of confluent-kafka and parsed here, apart from the product's decoders."""
+"""Contents of a Kafka topic, read with the consumer of confluent-kafka and parsed without the product's decoders."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from confluent_kafka import Message
 
 PREFIX = b"r\0\0\0"
-"""Of keys of keyspace 0, as every consumer of TiKV-CDC's messages demands it."""
+"""Prefix of keys of keyspace 0, as every consumer of TiKV-CDC's messages requires it."""
 
 
 class Event(NamedTuple):
@@ -47,7 +47,7 @@ def by_key(events: Sequence[Event]) -> dict[bytes, list[Event]]:
 
 
 def live_rows(events: Sequence[Event], now: float) -> dict[bytes, bytes]:
-    """What someone has who applies the changes in the order of the topic."""
+    """Live rows of a consumer that applies the changes in the order of the topic."""
     ends = {key: changes[-1] for key, changes in by_key(events).items()}
     return {
         key: end.value

@@ -58,7 +58,7 @@ class Group:
         return made
 
     def safe_point(self, name: str) -> int:
-        """What PD holds for a changefeed; 0 = nothing."""
+        """Safe point of a changefeed in PD; 0 = none."""
         points = self.source.get("/pd/api/v1/gc/safepoint")["service_gc_safe_points"]
         found = [int(point["safe_point"]) for point in points if point["service_id"] == service_id(name)]
         return found[0] if found else 0
@@ -79,7 +79,7 @@ class Group:
 
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveCluster]:
-    """Where changes go."""
+    """Target of changes."""
     with live_cluster(tmp_path_factory.mktemp("target"), V2, stores=1, regions=3) as live:
         yield live
 
@@ -126,7 +126,9 @@ def test_captures_share_and_hand_over(group: Group) -> None:
             later = group.wait("it goes on", lambda state: state.checkpoint_ts("shared") > reached)
             held = group.safe_point("shared")  # before the checkpoint is looked at, which moves on
             assert one.changefeeds["shared"].start_ts - 1 <= held < group.store.snapshot().checkpoint_ts("shared")
-            reported = group.wait("the owner says so", lambda state: state.statuses["shared"].checkpoint_ts > reached)
+            reported = group.wait(
+                "the owner reports it", lambda state: state.statuses["shared"].checkpoint_ts > reached
+            )
             assert reported.statuses["shared"].checkpoint_ts <= reported.checkpoint_ts("shared")
             assert first not in later.captures
     left = group.store.snapshot()
@@ -159,7 +161,7 @@ def test_a_changefeed_follows_ingests(group: Group, tmp_path: Path) -> None:
 
 
 def test_a_changefeed_rests_goes_on_and_is_removed(group: Group) -> None:
-    """Paused it writes nothing, resumed it loses nothing of what came meanwhile, and removed it leaves nothing."""
+    """Paused it writes nothing, resumed it loses no change of the pause, and removed it leaves nothing."""
     feeds = group.create("updates", spans=3)
     raw = group.source.raw()
     with group.capture():
@@ -179,8 +181,8 @@ def test_a_changefeed_rests_goes_on_and_is_removed(group: Group) -> None:
         assert group.safe_point("updates") == 0
 
 
-def test_what_no_try_cures_fails_the_changefeed_until_it_is_resumed(group: Group) -> None:
-    """A sink that is the source itself: nobody tries again by himself, and what is put right goes on."""
+def test_a_permanent_error_fails_the_changefeed_until_it_is_resumed(group: Group) -> None:
+    """The sink is the source itself: there is no retry, and after the correction it continues."""
     feeds = group.create("bad")
     key = group.store.keys.changefeed("bad")
     wrong = replace(group.store.snapshot().changefeeds["bad"], sink=f"tikv://{group.source.pd}")

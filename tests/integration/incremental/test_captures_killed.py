@@ -81,7 +81,7 @@ class Captures:
         return seconds
 
     def metrics(self) -> list[str]:
-        """What each capture serves at the address that the group knows of it."""
+        """Metrics of each capture, at its address in the group."""
         pages = [f"http://{each.address}/metrics" for each in self.store.snapshot().captures.values()]
         return [urllib.request.urlopen(page, timeout=PATIENCE).read().decode() for page in pages]
 
@@ -95,7 +95,7 @@ class Captures:
         return _pid(self.wait("somebody owns the group", lambda state: state.owner).owner)
 
     def checkpoint(self) -> int:
-        """What is saved of all tasks together."""
+        """Lowest saved checkpoint of all tasks."""
         return self.store.snapshot().checkpoint_ts(NAME)
 
     def wait_until_equal(self) -> None:
@@ -130,8 +130,8 @@ def captures(tmp_path: Path) -> Iterator[Captures]:
 
 
 @pytest.mark.timeout(500)
-def test_nothing_is_lost_or_turned_back_when_captures_die_and_come_back(captures: Captures, tmp_path: Path) -> None:
-    """The owner is killed, then the other, both come back, one is frozen and wakes: within three leases others go on."""
+def test_killed_and_frozen_captures_lose_and_revert_nothing(captures: Captures, tmp_path: Path) -> None:
+    """The owner is killed, then the other, both return, one is frozen and wakes: within three leases others take over."""
     group = captures
     first, second = group.begin(), group.begin()
     with (

@@ -96,7 +96,7 @@ def test_passes_bring_what_changed_and_look_at_nothing_else(pair: Pair) -> None:
     assert 0 < third.changed_ranges < third.ranges
 
 
-def test_nothing_is_read_where_nothing_changed(pair: Pair) -> None:
+def test_unchanged_ranges_are_not_scanned(pair: Pair) -> None:
     """A quiet pass costs two checksums a range, and not a row."""
     following = settled(pair)
     scans = [live.fail("RawScan", {"delay": {"seconds": 0.0}}, count=-1) for live in pair]
@@ -218,7 +218,7 @@ class _StopSoon(threading.Event):
 
 
 def test_a_stop_does_not_wait_for_the_pass(pair: Pair) -> None:
-    """The pass under way is broken off between two ranges, and is not told as one."""
+    """The running pass is interrupted between two ranges, and does not count as finished."""
     _, target = pair
     passes: list[Pass] = []
     DiffMode(options(pair), _StopSoon()).run(passes.append)

@@ -55,7 +55,7 @@ def move(live: LiveCluster, chance: random.Random) -> None:
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_a_feed_follows_regions_that_move(seed: int, clusters: Clusters) -> None:
-    """After splits, merges and leader moves between writes, what the feed told adds up to what the cluster holds."""
+    """After splits, merges and leader moves between writes, the feed's events add up to the cluster's rows."""
     live, chance = clusters(ApiVersion.V2), random.Random(seed)
     codec = live.raw().codec
     live.raw().delete_range(b"", b"")
@@ -118,7 +118,7 @@ def test_a_feed_goes_on_after_errors_at(point: str, clusters: Clusters) -> None:
 def test_the_hold_back_covers_a_new_leaders_older_timestamps(
     hold_back: float, overrun: float, loses: bool, clusters: Clusters
 ) -> None:
-    """What a new leader writes below the old one's resolved-ts comes all the same; without hold-back it is lost."""
+    """Writes of a new leader below the old one's resolved-ts arrive; without hold-back they are lost."""
     live = clusters(ApiVersion.V2)
     codec = live.raw().codec
     live.raw().delete_range(b"", b"")
@@ -145,7 +145,7 @@ def test_the_hold_back_covers_a_new_leaders_older_timestamps(
 
 
 def test_feeds_tell_only_of_their_keyspace_and_range(clusters: Clusters) -> None:
-    """Scans send all of a region, and keyspaces from the second on share one: each feed tells what is its own."""
+    """Scans send whole regions, and keyspaces from the second on share one: each feed yields only its own rows."""
     live, step = clusters(ApiVersion.V2), 0
     raws = {keyspace_id: live.raw(keyspace_id) for keyspace_id in (1, 2)}
     for raw in raws.values():
@@ -189,7 +189,7 @@ def test_a_feed_refuses_stores_of_another_cluster(clusters: Clusters, monkeypatc
 
 
 def test_a_feed_of_a_thousand_regions(tmp_path: Path) -> None:
-    """Each is subscribed to once, at the store that leads it, and tells its row."""
+    """Each is subscribed to once, at its leader's store, and yields its row."""
     keys = [b"%04d" % number for number in range(1000)]
     with live_cluster(tmp_path, ApiVersion.V2, stores=3) as live:
         codec, start = live.raw().codec, now(live)
@@ -207,7 +207,7 @@ def test_a_feed_of_a_thousand_regions(tmp_path: Path) -> None:
 
 
 def test_a_feed_outlives_congestion(tmp_path: Path) -> None:
-    """While nobody takes what it tells, a store ends its regions; then the feed goes on from where they were."""
+    """If nobody reads it, a store ends its regions; then the feed resumes them."""
     rows = {b"%03d" % number: bytes([number]) * 100_000 for number in range(250)}
     with live_cluster(tmp_path, ApiVersion.V2, stores=1, regions=2, feed_quota=1 << 20) as live:
         codec = live.raw().codec

@@ -46,7 +46,7 @@ def v2(clusters: Clusters) -> Iterator[LiveCluster]:
 
 
 def safe_points(live: LiveCluster) -> dict[str, int]:
-    """What PD holds for services other than GC itself."""
+    """Safe points in PD, except GC's own."""
     points = live.get("/pd/api/v1/gc/safepoint")["service_gc_safe_points"]
     return {point["service_id"]: point["safe_point"] for point in points if point["service_id"] != "gc_worker"}
 
@@ -101,7 +101,7 @@ def test_now_misses_no_write_that_follows(v2: LiveCluster, tmp_path: Path) -> No
 
 
 def test_no_write_after_a_plain_timestamp_is_missed(v2: LiveCluster) -> None:
-    """Stores hand out timestamps up to 3 s old: rows put right after a ts was taken from PD arrive, also 6 s later."""
+    """Stores assign timestamps up to 3 s old: rows put right after a ts was taken from PD arrive, also 6 s later."""
     time.sleep(STORES_BEHIND)  # the caches of the stores are full: they hand out their oldest timestamps
     ts = v2.cluster.pd.tso()
     rows = {b"after-%d-%03d" % (second, at): b"v" for second in range(3) for at in range(20)}
@@ -176,7 +176,7 @@ def test_a_backup_of_less_or_of_another_cluster_is_refused(v2: LiveCluster, clus
 
 
 def test_a_start_that_gc_has_passed_is_refused_with_what_to_do(tmp_path: Path) -> None:
-    """Behind PD's safe points nothing is registered, and the hint says how to begin anew."""
+    """Behind PD's safe points nothing is registered, and the hint describes a new start."""
     with live_cluster(tmp_path, V2, stores=1) as live:  # of its own: GC never goes back
         passed = live.cluster.pd.tso()
         live.cluster.pd.update_service_safe_point("gc_worker", (1 << 63) - 1, passed)

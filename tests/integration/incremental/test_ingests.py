@@ -71,7 +71,7 @@ def damaged(live: LiveCluster, folder: Path) -> str:
 def undo(
     live: LiveCluster, place: str, restamp: Restamp = Restamp.AUTO, reporter: Reporter = silent, **changes: object
 ) -> None:
-    """Restore it over what is there."""
+    """Restore it over the current rows."""
     options = RestoreOptions(live.config, parse(place), allow_overwrite=True, restamp=restamp)
     restore(replace(options, **changes), reporter)  # type: ignore[arg-type]
 
@@ -206,7 +206,7 @@ def test_an_abort_finishes_the_announcement_of_a_killed_restore(source: LiveClus
 
 @pytest.mark.slow
 def test_rows_that_keep_their_timestamps_are_reported(source: LiveCluster, clusters: Clusters, tmp_path: Path) -> None:
-    """A feed says which range missed rows between which times; the resolved-ts goes on after that."""
+    """The feed reports range and times of the missed rows; the resolved-ts advances after that."""
     place = damaged(source, tmp_path / "backup")
     source.raw().delete_range(b"", b"")
     with feeding(source) as feed:
@@ -249,7 +249,7 @@ def test_a_restore_stops_when_a_follower_would_not_notice(source: LiveCluster, t
 
 @pytest.mark.slow
 def test_an_incremental_backup_refuses_rows_that_keep_their_timestamps(source: LiveCluster, tmp_path: Path) -> None:
-    """After a restore with new timestamps the chain goes on with its rows; after one that keeps them it is refused."""
+    """After a restore with new timestamps the chain continues with its rows; after one that keeps them it is refused."""
     place = damaged(source, tmp_path / "backup")
     undo(source, place)
     base = ["--base", place]
@@ -265,7 +265,7 @@ def test_an_incremental_backup_refuses_rows_that_keep_their_timestamps(source: L
 
 @pytest.fixture(scope="module")
 def target(targets: Clusters) -> LiveCluster:
-    """Where changes go."""
+    """Target of changes."""
     return targets(V2)
 
 
@@ -285,7 +285,7 @@ def running(*arguments: str) -> Iterator[subprocess.Popen[str]]:
 def test_a_sync_copies_what_is_restored_into_its_source(
     source: LiveCluster, target: LiveCluster, tmp_path: Path
 ) -> None:
-    """While a sync runs, rows are restored into its source: the target gets them. With their own timestamps it says so, and ends with 76, also later."""
+    """A sync copies rows restored into its source; if they keep their timestamps it reports that, and ends with 76."""
     target.raw().delete_range(b"", b"")
     place = damaged(source, tmp_path / "backup")
     quick = ["--hold-back", "0s", "--status-every", "1s", "--output", "json", "--id", "ingests", "--start-ts", "now"]

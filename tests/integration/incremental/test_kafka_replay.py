@@ -53,7 +53,7 @@ NUMBER = struct.Struct(">Q")
 
 @pytest.fixture(scope="module")
 def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    """Who signs the broker's certificate."""
+    """Authority that signs the broker's certificate."""
     return Authority(tmp_path_factory.mktemp("authority"), "kafka-ca")
 
 
@@ -66,7 +66,7 @@ def broker(authority: Authority) -> Iterator[KafkaBroker]:
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveCluster]:
-    """Where changes go."""
+    """Target of changes."""
     with live_cluster(tmp_path_factory.mktemp("target"), ApiVersion.V2, stores=1, regions=3) as live:
         yield live
 
@@ -115,7 +115,7 @@ class Topic:
     partitions: int
     name: str = ""
     rows: dict[bytes, bytes] = field(default_factory=dict)
-    """What a cluster has after the changes so far."""
+    """Rows of a cluster after the changes so far."""
 
     def __post_init__(self) -> None:
         self.name = self.broker.create_topic(partitions=self.partitions)
@@ -144,7 +144,7 @@ class Topic:
         assert not self.producer.flush(PATIENCE)
 
     def partition(self, key: bytes) -> int:
-        """Where changes of a key go: any function of the key will do."""
+        """Partition of a key: any function of the key will do."""
         return sum(key) % self.partitions
 
     def url(self, more: str = "protocol=open-protocol") -> str:
@@ -520,7 +520,7 @@ def test_changes_that_retention_has_removed_are_missed(
 def test_a_user_needs_read_on_topic_and_group(
     broker: KafkaBroker, target: LiveCluster, tmp_path: Path, authority: Authority
 ) -> None:
-    """Wrong credentials, an unknown authority and missing ACLs are told apart; with all of them right, it works over TLS."""
+    """Wrong credentials, an unknown authority and missing ACLs have different errors; without errors it works over TLS."""
     topic = Topic(broker, 1)
     topic.change(1, b"k", b"v")
     topic.resolve(1)
@@ -581,7 +581,7 @@ def test_killed_replays_lose_nothing(broker: KafkaBroker, target: LiveCluster, t
                 if json.loads(line).get("written", 0) > 100:
                     break
             else:
-                pytest.fail("it ended by itself")
+                pytest.fail("it ended unexpectedly")
             process.send_signal(signal.SIGKILL)
     topic.change(ts + 1, b"unresolved", b"1")
     del topic.rows[b"unresolved"]
@@ -594,7 +594,7 @@ def test_killed_replays_lose_nothing(broker: KafkaBroker, target: LiveCluster, t
     assert ended.last["checkpoint_ts"] == T0 + ts
 
 
-def test_what_a_sync_writes_is_replayed(
+def test_the_topic_of_a_sync_can_be_replayed(
     broker: KafkaBroker, target: LiveCluster, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """A sync to a topic and a replay of it make the target equal to the source."""

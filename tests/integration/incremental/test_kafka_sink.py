@@ -54,7 +54,7 @@ class TestKafkaSink(SinkSuite):
 
     @pytest.fixture(params=["open-protocol", "json"])
     def protocol(self, request: pytest.FixtureRequest) -> str:
-        """How changes are written."""
+        """Protocol of the changes."""
         return str(request.param)
 
     @pytest.fixture
@@ -145,7 +145,7 @@ def test_a_topic_is_created_with_the_first_write(broker: KafkaBroker) -> None:
 
 
 def test_refusals_when_the_sink_is_opened(broker: KafkaBroker) -> None:
-    """Each says what to change, and none creates a topic."""
+    """Each error has its remedy, and none creates a topic."""
     topic = broker.create_topic(partitions=2)
     for url, error, why in [
         (address(broker, topic, "partition-num=3"), UsageError, "partition-num=3 is more than the 2 partitions"),
@@ -185,7 +185,7 @@ def write_until_it_fails(sink: Sink, size: int) -> None:
 
 
 def test_a_topic_whose_limit_was_lowered(broker: KafkaBroker) -> None:
-    """A message that is too large for the broker is an error that says so, and is not retried."""
+    """A message too large for the broker is an error, and is not retried."""
     topic = broker.create_topic()
     with open_sink(parse(address(broker, topic)), ANYWHERE) as sink:
         sink.write(batch([Change(1, b"k", b"v")]))
@@ -320,7 +320,7 @@ def test_logins_and_permissions(secured: KafkaBroker, authority: Authority, tmp_
 
 
 def test_a_permission_that_is_only_to_look(secured: KafkaBroker) -> None:
-    """The write says that the ACL lacks Write, and the topic stays empty."""
+    """The error names the missing ACL for Write, and the topic stays empty."""
     topic = secured.create_topic()
     secured.allow("reader", ResourceType.TOPIC, topic, AclOperation.DESCRIBE)
     login = "sasl-user=reader&sasl-password=secret-word&sasl-mechanism=SCRAM-SHA-256"

@@ -59,13 +59,13 @@ LEASE = 60
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of the source."""
+    """Folder of the source."""
     return tmp_path_factory.mktemp("source")
 
 
 @pytest.fixture(scope="module")
 def source(folder: Path) -> Iterator[LiveCluster]:
-    """Where changes come from."""
+    """Source of changes."""
     with live_cluster(folder, ApiVersion.V2, stores=2, regions=4, resolved_ts_interval=0.2) as live:
         yield live
 
@@ -78,7 +78,7 @@ def syncs() -> Iterator[Syncs]:
 
 
 def wait_until_resolved(read: Callable[[], list[Event]], ts: int, partitions: int) -> list[Event]:
-    """Wait until each partition says that it has everything up to a ts; what is there then."""
+    """Wait until each partition is resolved up to a ts; return the events."""
     found: list[Event] = []
 
     def is_resolved() -> bool:
@@ -115,7 +115,7 @@ def recorded(folder: Path, scratch: Path, since: int, until: int) -> Versions:
 def test_every_change_is_there_and_in_order(
     source: LiveCluster, folder: Path, broker: KafkaBroker, syncs: Syncs, tmp_path: Path
 ) -> None:
-    """Without kills the topic has every version that the stores have, although the broker is restarted meanwhile."""
+    """Without kills the topic has every version that the stores have, although the broker restarts."""
     topic = broker.create_topic(partitions=3)
     since = source.cluster.pd.tso()
     url = f"kafka://{broker.address}/{topic}?protocol=json&resolved-interval=100ms"
@@ -267,7 +267,7 @@ def test_a_topic_gets_rows_that_are_ingested(
 
 
 def test_captures_share_a_changefeed_to_kafka(source: LiveCluster, broker: KafkaBroker, tmp_path: Path) -> None:
-    """Two sub-spans in two captures fill one topic; what it is told to be complete up to is what both have written."""
+    """Two sub-spans in two captures fill one topic; its resolved-ts covers only what both have written."""
     source.raw().delete_range(b"", b"")
     topic = broker.create_topic(partitions=2)
     with real_etcd(tmp_path / "etcd") as server, Etcd.connect([server.address]) as etcd:

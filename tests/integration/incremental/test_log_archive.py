@@ -24,7 +24,7 @@ from tikv_br.storage.url import parse
 
 KILLS = 12
 MOST_OBJECTS = 8
-"""How many files, segments and checkpoints a process may write before it is killed."""
+"""Maximum of files, segments and checkpoints that a process writes before it is killed."""
 PAUSE = 0.02
 PATIENCE = 120.0
 Row = tuple[bytes, int, bytes | None, bool]

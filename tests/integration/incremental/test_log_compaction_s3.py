@@ -28,7 +28,7 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 @pytest.mark.parametrize("key", ["", "07" * 32], ids=["plain", "encrypted"])
 def test_a_log_on_s3(server: S3Server, key: str) -> None:
-    """Few objects with the same rows, one run at a time."""
+    """The compacted log has few objects with the same rows; one run owns the path."""
     crypter = Crypter.of("", SecretText(key))
     store = open_store(replace(server.location(f"log-{crypter.method}"), crypter=crypter))
     write_log(store)

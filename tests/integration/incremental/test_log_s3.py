@@ -142,7 +142,7 @@ def test_captures_write_a_log_together(source: LiveCluster, full: StorageLocatio
 
 @pytest.mark.timeout(500)
 def test_a_log_rides_out_an_outage_of_its_storage(source: LiveCluster, full: StorageLocation, tmp_path: Path) -> None:
-    """Rows are written while the server is away: the process lives, its memory is bounded, its status says how far it lags."""
+    """During the outage rows are written: the process lives, its memory is bounded, its status has the lag."""
     with reserved_ports(1) as [port], contextlib.ExitStack() as stack:
 
         def begin() -> S3Server:

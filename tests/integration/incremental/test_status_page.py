@@ -18,7 +18,7 @@ from tikv_br.storage.crypter import SecretText
 from tikv_br.web.address import Address
 
 POINTS = 2
-"""How many points a plot must have: so many seconds pass."""
+"""Minimum points of a plot, and so its seconds."""
 KEY = SecretText("a-key/of the test")
 VALUE_AT_END = """
 (field => {
@@ -143,7 +143,7 @@ def test_the_key_is_asked_for(shown: Shown) -> None:
     enter = (
         "(key => { const form = document.getElementById('key'); form.elements.key.value = key; form.requestSubmit(); })"
     )
-    page.value("Storage.prototype.setItem = () => {}; sessionStorage.clear()")  # which each answer fills anew
+    page.value("Storage.prototype.setItem = () => {}; sessionStorage.clear()")  # which each answer fills again
     page.go(f"http://{shown.address}/?again")
     page.wait("document.body.innerText.includes('enter the status key') && !document.getElementById('key').hidden")
     page.value(f"{enter}('another')")
@@ -158,7 +158,7 @@ def test_the_key_is_asked_for(shown: Shown) -> None:
 
 
 def test_a_reader_can_look_back(shown: Shown) -> None:
-    """Under the pointer the legend tells the moment it is at; without it, the last one."""
+    """Under the pointer the legend shows that moment; without it, the last one."""
     page = shown.page
     shown.wait_for_plots()
     legend = "document.querySelector('.legend .faint').textContent"
@@ -172,7 +172,7 @@ def test_a_reader_can_look_back(shown: Shown) -> None:
 
 
 def test_a_lag_that_is_over_does_not_flatten_the_plot(shown: Shown) -> None:
-    """After a catch-up the axis fits the lag of the last minute, and says how high the curve was before."""
+    """After a catch-up the axis fits the lag of the last minute, and names the earlier maximum."""
     page = shown.page
     shown.wait_for_plots()
     page.value(

@@ -36,7 +36,7 @@ PATIENCE = 90.0
 
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveCluster]:
-    """Where changes go."""
+    """Target of changes."""
     with live_cluster(tmp_path_factory.mktemp("target"), V2, stores=1, regions=3) as live:
         yield live
 
@@ -155,7 +155,9 @@ def test_from_backup_to_equal(pair: tuple[LiveCluster, LiveCluster], tmp_path: P
     succeed("diff", "--pd", source.pd, "--other-pd", target.pd, "--exact", "--executor", "driver")
 
 
-def test_what_is_wrong_is_said(pair: tuple[LiveCluster, LiveCluster], clusters: Clusters, tmp_path: Path) -> None:
+def test_wrong_starts_have_their_exit_codes(
+    pair: tuple[LiveCluster, LiveCluster], clusters: Clusters, tmp_path: Path
+) -> None:
     """Each wrong start has its exit code, and none leaves a state behind."""
     source, target = pair
     state, sink = tmp_path / "state", f"tikv://{target.pd}"
@@ -332,7 +334,7 @@ def test_a_log_and_a_sync_have_safe_points_of_their_own_by_default(
 def test_a_name_that_another_sync_has_is_warned_of(
     clusters: Clusters, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Two syncs of one name share a safe point, wherever their states lie: the second is told, and one that goes on is not."""
+    """Two syncs of one name share a safe point, wherever their states are: the second gets a warning, a resumed one does not."""
     source, stopped = clusters(V2), threading.Event()
     stopped.set()
     said = []

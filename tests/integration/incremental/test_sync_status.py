@@ -73,7 +73,7 @@ class Served:
                 return f"{error.code} {error.read().decode()}"
 
     def problem(self) -> str:
-        """What is wrong with the sync, as /status says."""
+        """Problem of the sync, according to /status."""
         return str(json.loads(self.get("status"))["syncs"][0]["trouble"])
 
     def metrics(self) -> dict[str, float]:
@@ -141,7 +141,7 @@ def test_a_running_sync_is_seen_from_outside(clusters: Clusters, tmp_path: Path)
 
 
 def test_the_lag_of_writes_is_what_their_user_sees(clusters: Clusters, tmp_path: Path) -> None:
-    """With stores that hand out timestamps 3 s old, the checkpoint lags 3 s more than writes take; `write_lag` says what they take."""
+    """With timestamps of stores 3 s old, the checkpoint lags 3 s more than writes take; `write_lag` is the latter."""
     source = clusters(ApiVersion.V2)
     asked = ["--pd", source.pd, "--start-ts", "now", "--hold-back", "0s", "--state-dir", str(tmp_path / "state")]
     with live_cluster(tmp_path / "target", ApiVersion.V2, stores=1) as target:
@@ -215,7 +215,7 @@ def test_gaps_in_the_span_are_degraded(tmp_path: Path) -> None:
 
 
 def test_a_sink_that_is_down_at_the_start_is_waited_for(clusters: Clusters, tmp_path: Path) -> None:
-    """Until the target's PD answers, the status says that the sink does not; then the sync begins by itself."""
+    """Until the target's PD answers, the status names the sink as the cause; then the sync starts."""
     source = clusters(ApiVersion.V2)
     rows = {b"down-%03d" % at: b"value" for at in range(KEYS)}
     since = source.cluster.pd.tso()
@@ -256,7 +256,7 @@ def test_a_sink_that_stays_down_ends_a_sync_and_is_named(clusters: Clusters, tmp
 
 
 def test_passes_are_seen_from_outside_too(clusters: Clusters) -> None:
-    """With ``--mode diff`` the same paths tell what passes have brought, and how old the last one is."""
+    """With ``--mode diff`` the same paths have the results of passes, and the age of the last one."""
     source, target = clusters(ApiVersion.V1), clusters(ApiVersion.V2)
     for live in (source, target):
         live.raw().delete_range(b"", b"")

@@ -1,4 +1,4 @@
-"""A target that is down, busy or slow: the sync waits in bounded memory, confirms nothing meanwhile, and catches up."""
+"""A target that is down, busy or slow: the sync waits in bounded memory, confirms nothing, and catches up."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ from tikv_br.storage.url import parse
 MIB = 1 << 20
 PATIENCE = 200.0
 DOWN_SECONDS = float(os.environ.get("TIKV_BR_TEST_DOWN_SECONDS", "12"))
-"""As a rule a little longer than one write goes on by itself."""
+"""Duration of an outage: by default a little longer than the retries of one write."""
 BUSY = {"region_error": {"server_is_busy": {"reason": "test", "backoff_ms": 500}}}
 SLOW = {"delay": {"seconds": 3}}
 """So slow that a megabyte is not there before all has been written, on a slow machine either."""
 TROUBLES = {"down": None, "busy": BUSY, "slow": SLOW}
 WRITTEN = {"down": 320, "busy": 8, "slow": 8}
-"""MiB that are written meanwhile."""
+"""MiB written during the trouble."""
 MOST_GROWTH = 240
 """MiB: what gRPC reads ahead from two stores, inbox, sorter, and what allocators keep: 110 to 165, also when twice as much is written."""
 
 
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveCluster]:
-    """Where changes go."""
+    """Target of changes."""
     with live_cluster(tmp_path_factory.mktemp("target"), ApiVersion.V2, stores=1, regions=2) as live:
         yield live
 

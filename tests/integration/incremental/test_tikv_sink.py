@@ -66,7 +66,7 @@ class TestTikvSink(SinkSuite):
 
 
 @pytest.mark.parametrize("version", [V1TTL, V2])
-def test_what_is_left_of_a_time_goes_along(clusters: Clusters, version: ApiVersion) -> None:
+def test_remaining_ttls_are_kept(clusters: Clusters, version: ApiVersion) -> None:
     """TTLs at the target end at the absolute expiry, and rows without one never expire."""
     live = clusters(version)
     raw = live.raw()
@@ -131,8 +131,8 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_nothing_is_lost_to_faults(v2: LiveCluster, fault: str) -> None:
-    """Each fault, some times over for puts and for deletes: all rows end as they should."""
+def test_faults_lose_no_row(v2: LiveCluster, fault: str) -> None:
+    """Each fault, several times for puts and for deletes: all rows end as they should."""
     rows = {b"%c%04d" % (at % 250, at): b"v%d" % at for at in range(2000)}
     with (
         v2.failing("RawBatchPut", FAULTS[fault], count=2, skip=1),

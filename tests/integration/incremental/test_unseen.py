@@ -1,4 +1,4 @@
-"""What no change feed shows: the sync says nothing of it, a comparison does, and a repair brings it."""
+"""Changes that no feed shows: the sync does not report them, a comparison finds them, and a repair copies them."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Followed:
         eventually(lambda: self.target.raw().batch_get([b"mark"]) == {b"mark": mark}, PATIENCE)
 
     def compare(self) -> DiffSummary:
-        """What differs, by checksums."""
+        """Compare source and target by checksums."""
         return diff(self._options()).summary
 
     def mend(self) -> None:

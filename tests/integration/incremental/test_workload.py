@@ -54,10 +54,10 @@ class Followed:
     log: Path
     checkpoints: ObjectCheckpoints
     folder: Path
-    """Where the two clusters lie."""
+    """Folder of the two clusters."""
 
     def checkpoint_ts(self) -> int:
-        """How far the sync says it is."""
+        """Checkpoint of the sync."""
         assert self.process.poll() is None, self.log.read_text()[-5000:]
         found = self.checkpoints.load()
         return 0 if found is None else found.checkpoint_ts
@@ -69,7 +69,7 @@ class Followed:
         assert history.check(both[0], both[1], passed) > 0
 
     def catch_up(self) -> None:
-        """Wait until the sync says that all which was written until now is at the target."""
+        """Wait until all rows written so far are at the target, according to the sync."""
         ts = self.source.cluster.pd.tso()
         until = time.monotonic() + PATIENCE
         while self.checkpoint_ts() < ts:

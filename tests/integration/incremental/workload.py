@@ -29,7 +29,7 @@ WRITE_FAULTS: Faults = [
     *((rpc, {"drop": {}}) for rpc in ("RawBatchPut", "RawBatchDelete")),
     ("RawBatchPut", {"delay": {"seconds": 0.2}}),
 ]
-"""Trouble of whoever writes."""
+"""Errors of the writers."""
 MARK = b" expires"
 """At the end of each value that was written with a TTL."""
 
@@ -38,7 +38,7 @@ TOLERANCE = 2
 
 
 class Row(NamedTuple):
-    """What a cluster holds of a key."""
+    """Row of a key in a cluster."""
 
     value: bytes
     end: tuple[int, int] | None
@@ -81,7 +81,7 @@ class Writer:
 
 
 class Commotion:
-    """Splits, merges and moves a cluster's regions, arms failpoints, kills and restarts stores: one thing at a time."""
+    """Splits, merges and moves a cluster's regions, arms failpoints, kills and restarts stores, one after the other."""
 
     def __init__(self, live: LiveCluster, seed: int, regions: range, faults: Faults) -> None:
         """``regions`` is how many there are to be, more or less."""

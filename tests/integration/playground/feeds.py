@@ -54,7 +54,7 @@ class Feed:
         self._requests.put(request)
 
     def deregister(self, *, request_id: int = 1, region_id: int = 0) -> None:
-        """Give up one region of a request, or all of them."""
+        """End one region of a request, or all of them."""
         header = cdcpb_pb2.Header(cluster_id=self._client.playground.state.cluster_id, ticdc_version="6.5.0")
         deregister = Request.Deregister()
         request = Request(header=header, region_id=region_id, request_id=request_id, deregister=deregister)
@@ -99,7 +99,7 @@ class Feed:
         return next(event for event in self.events() if event.HasField("error") and event.region_id == region_id)
 
     def await_end(self) -> grpc.StatusCode | None:
-        """How the stream ends."""
+        """Wait for the end of the stream, and return its status."""
         self._reader.join(_PATIENCE)
         return self.ended
 

@@ -30,7 +30,7 @@ def api_of(client: Client) -> kvrpcpb_pb2.APIVersion.ValueType:
 
 
 def backup(client: Client, store_id: int = 0, **fields: Any) -> list[brpb_pb2.BackupResponse]:  # noqa: ANN401
-    """Every response of a raw backup of everything, to the store that leads the first region unless told."""
+    """Return every response of a raw backup of everything, by default by the store that leads the first region."""
     is_v2 = client.playground.settings.version is ApiVersion.V2
     asked: dict[str, Any] = {
         "start_key": b"r\0\0\0" if is_v2 else b"",
@@ -117,7 +117,7 @@ def upload(client: Client, region: Region, meta: import_sstpb_pb2.SSTMeta, data:
 def ingest(
     client: Client, region: Region, *metas: import_sstpb_pb2.SSTMeta, store_id: int = 0
 ) -> import_sstpb_pb2.IngestResponse:
-    """Ingest (MultiIngest, when not one) on the leader unless told."""
+    """Ingest (MultiIngest, if not one), by default on the leader."""
     stub = importer(client, store_id or region.leader_store)
     context = client.context(region)
     if len(metas) == 1:

@@ -147,7 +147,7 @@ def test_one_region_fails_and_the_others_go_on(tmp_path: Path) -> None:
     ],
 )
 def test_regions_that_change_meanwhile(tmp_path: Path, command: dict[str, object], kind: str) -> None:
-    """What was divided before a split, move or merge is answered with the error that fits, not with other data."""
+    """After a split, move or merge the answer is the error that fits, not other data."""
     with running(tmp_path, keyspace_split_delay=60.0) as client:
         admin = admin_of(client)
         admin.split(b"c")

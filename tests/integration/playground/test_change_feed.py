@@ -57,7 +57,7 @@ def followers(region: Region) -> list[int]:
 
 
 def put(client: Client, key: bytes, value: bytes) -> bool:
-    """Whether a put to whoever leads is taken."""
+    """Return whether the leader accepts a put."""
     answer = client.put(key, value)
     assert not answer.error
     return not answer.HasField("region_error")
@@ -80,7 +80,7 @@ def test_followers_and_strangers_refuse(client: Client) -> None:
 
 
 def test_splits_merges_and_moves_end_what_was_subscribed(client: Client, admin: PlaygroundAdmin) -> None:
-    """A split tells the pieces, a merge nothing, a transfer the new leader; other regions of the stream go on."""
+    """A split returns the pieces, a merge nothing, a transfer the new leader; other regions of the stream continue."""
     region, other = cut(client, b"change"), cut(client, b"stay")
     client.playground.regions.transfer_leader(other.id, region.leader_store)
     with feeding(client, region.leader_store) as feed:
@@ -128,7 +128,7 @@ def test_deregistration_of_a_whole_request(client: Client) -> None:
 def test_live_events_may_come_before_the_scan_is_over(
     client: Client, admin: PlaygroundAdmin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A write made during the scan is told at once, ahead of INITIALIZED and ahead of every resolved-ts."""
+    """A write made during the scan is sent at once, ahead of INITIALIZED and ahead of every resolved-ts."""
     region = cut(client, b"early")
     for number in range(3):
         assert put(client, b"early%d" % number, b"old")
@@ -216,7 +216,7 @@ def test_a_slow_client_is_told_of_congestion(tmp_path: Path) -> None:
 def test_an_old_leader_may_overrun_the_new_one(
     client: Client, admin: PlaygroundAdmin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On demand it tells resolved-ts above what the new leader writes, unnoticed by a scan from there, then who leads."""
+    """On demand it sends resolved-ts above the new leader's writes, unnoticed by a scan from there, then the new leader."""
     region = cut(client, b"overrun")
     target = followers(region)[0]
     now = time.monotonic()
@@ -245,7 +245,7 @@ def test_an_old_leader_may_overrun_the_new_one(
 
 
 def test_sixty_regions_on_three_stores(client: Client) -> None:
-    """Each region's row is told once, by the store that leads it; one message tells the resolved-ts of all its regions."""
+    """Each region's row is sent once, by its leader's store; one message has the resolved-ts of all its regions."""
     regions = client.playground.regions
     names = [b"many%02d" % number for number in range(60)]
     cut(client, b"many")
@@ -276,8 +276,8 @@ def _resolves_at_once(feed: Feed, regions: set[int]) -> bool:
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
-def test_nothing_is_missed_while_regions_change(client: Client, seed: int) -> None:
-    """Writers, splits, merges and transfers at once: what feeds told, newest first per key, is what the cluster holds.
+def test_region_changes_lose_no_row(client: Client, seed: int) -> None:
+    """Writers, splits, merges and transfers at once: the feeds' events, newest first per key, equal the cluster.
 
     And no row was sent after a resolved-ts of its region at or above it.
     """
@@ -383,7 +383,7 @@ class Follower:
         return request_id in self._feeds[region.leader_store].failed
 
     def await_resolved(self, ts: int) -> None:
-        """Return once every region of the range has told a resolved-ts above ``ts``."""
+        """Return once every region of the range has sent a resolved-ts above ``ts``."""
         regions = self._client.playground.regions
 
         def resolved() -> bool:

@@ -86,7 +86,7 @@ def refused_tso(client: Client, member: pdpb_pb2_grpc.PDStub) -> str:
 
 
 def test_pd_leader_dies(tmp_path: Path) -> None:
-    """The others name the dead one for a lease; meanwhile a store that has no timestamp left can neither flush nor write."""
+    """The others name the dead one for a lease; a store without timestamps can neither flush nor write until then."""
     with running(tmp_path, ApiVersion.V2, pd_members=3) as client:
         state = client.playground.state
         second = pdpb_pb2_grpc.PDStub(client.channel(state.addresses[1]))
@@ -170,7 +170,7 @@ def test_lost_connections_and_statuses(tmp_path: Path) -> None:
 
 
 def test_a_delay_holds_the_call_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The call struck waits and then succeeds; others go on meanwhile."""
+    """The delayed call waits and then succeeds; others are unaffected."""
     with running(tmp_path) as client:
         over = hold_delays(monkeypatch)
         admin_of(client).fail("RawPut", {"delay": {"seconds": 0.6}})
@@ -203,7 +203,7 @@ def test_a_store_killed_by_a_call(tmp_path: Path, rpc: str) -> None:
         with grpc.insecure_channel(address) as fresh, pytest.raises(grpc.FutureTimeoutError):
             grpc.channel_ready_future(fresh).result(0.5)
         with socket.socket() as other, pytest.raises(OSError, match="in use"):
-            other.bind(("127.0.0.1", int(address.rpartition(":")[2])))  # no other program is given it meanwhile
+            other.bind(("127.0.0.1", int(address.rpartition(":")[2])))  # so that no other program gets it
         admin_of(client).run("restart-store", store_id=region.leader_store)
         assert client.playground.nodes[region.leader_store].address == address
         get = kv.RawGetRequest(context=client.context(region), key=b"k")
@@ -257,8 +257,8 @@ def test_a_flush_by_hand(tmp_path: Path) -> None:
         assert node.causal.next_ts() > before
 
 
-def test_what_the_admin_refuses(tmp_path: Path) -> None:
-    """Unknown paths, stores, regions, arguments and failpoints are errors that say so."""
+def test_the_admin_refuses_unknown_requests(tmp_path: Path) -> None:
+    """Unknown paths, stores, regions, arguments and failpoints are errors that name them."""
     with running(tmp_path) as client:
         admin = admin_of(client)
         for said, call in (

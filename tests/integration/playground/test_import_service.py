@@ -126,7 +126,7 @@ def test_uploads_that_kill_at_the_ingest(tmp_path: Path, damage: str) -> None:
     ],
 )
 def test_downloads_that_kill_at_the_ingest(tmp_path: Path, api_version: ApiVersion, row: tuple[bytes, bytes]) -> None:
-    """Download finds nothing wrong with rows that kill whoever reads them later: the ingest is the fatal_request."""
+    """Download accepts rows that kill whoever reads them later: the ingest is the fatal_request."""
     with running(tmp_path / "cluster", api_version) as client:
         region = client.region(b"k")
         meta = download_everywhere(client, region, meta_for(client, region), **place(tmp_path, [row]))
@@ -192,7 +192,7 @@ def test_a_split_makes_files_stale(tmp_path: Path) -> None:
 
 
 def test_one_file_into_two_regions(tmp_path: Path) -> None:
-    """Each region's download cuts its part out; together they are the file; a region that gets nothing is told so."""
+    """Each region's download cuts its part out; together they are the file; a region without rows gets an empty answer."""
     with running(tmp_path / "cluster") as client:
         admin_of(client).split(b"k050", b"l")
         asked = place(tmp_path, ROWS)
@@ -253,7 +253,7 @@ def test_the_same_file_twice_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_a_file_waits_through_a_restart(tmp_path: Path) -> None:
-    """What was downloaded is on the store's disk: after kill and restart it can be ingested."""
+    """The downloaded file is on the store's disk: after kill and restart it can be ingested."""
     with running(tmp_path / "cluster") as client:
         region = client.region(b"k")
         meta = download_everywhere(client, region, meta_for(client, region), **place(tmp_path, ROWS))
@@ -323,7 +323,7 @@ def test_import_mode(tmp_path: Path) -> None:
 
 
 def test_the_speed_limit_slows_downloads(tmp_path: Path) -> None:
-    """Downloads last as long as the limit makes them; another request lifts the limit, whoever set it."""
+    """Downloads last as long as the limit makes them; any client can lift the limit."""
     request = import_sstpb_pb2.SetDownloadSpeedLimitRequest
     with running(tmp_path / "cluster") as client:
         region = client.region(b"k")

@@ -32,7 +32,7 @@ def relative(item: KeyValue, base: int) -> tuple[object, ...]:
 
 
 def outcomes(etcd: Etcd) -> list[object]:
-    """What keys, transactions and leases come to."""
+    """Results of keys, transactions and leases."""
     base = etcd.put("/a/1", b"one")
     seen: list[object] = [etcd.put("/a/2", b"two") - base, etcd.put("/a/1", b"\xff") - base, etcd.delete("/none")]
     conditions: list[list[Compare]] = [

@@ -122,7 +122,7 @@ def test_new_keyspaces_are_loaded_by_name(tmp_path: Path) -> None:
 
 
 def test_unknown_methods_and_health(tmp_path: Path) -> None:
-    """What is not served is UNIMPLEMENTED; the standard health service answers SERVING on PD and stores."""
+    """Other methods are UNIMPLEMENTED; the standard health service answers SERVING on PD and stores."""
     with running(tmp_path, stores=1) as client:
         for address in (client.playground.state.address, client.playground.nodes[1].address):
             channel = client.channel(address)

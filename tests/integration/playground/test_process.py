@@ -90,7 +90,7 @@ def test_told_to_end_while_it_is_stopped_it_ends_once_it_goes_on(folder: Path) -
 
 
 def test_a_second_start_is_refused(folder: Path) -> None:
-    """Two playgrounds in one folder would share its data: the second says so, names the first, and ends with 53."""
+    """Two playgrounds in one folder would share its data: the second names the first, and ends with 53."""
     state = launcher.start(folder, {"stores": 1}).state
     second = cli("start", "--dir", str(folder), "--detach", "--output", "json")
     error = json.loads(second.stdout)
@@ -106,7 +106,7 @@ def addresses(state: dict[str, Any]) -> list[str]:
 
 
 def assert_the_same(before: dict[str, Any], after: dict[str, Any]) -> None:
-    """A playground that came back is the one it was, but for its process, and for ports that another program has taken meanwhile."""
+    """A restarted playground is unchanged, except for its process, and for ports that another program uses."""
     if any(map(is_of_another, set(addresses(before)) - set(addresses(after)))):
         return
     assert {**after, "pid": 0} == {**before, "pid": 0}
@@ -177,7 +177,7 @@ def test_the_foreground_ends_with_a_signal(folder: Path, number: signal.Signals)
 
 
 def test_stop_leaves_foreign_processes_alone(folder: Path) -> None:
-    """A state file that names a process of somebody else (its id was used again) does not get that process killed."""
+    """A state file with the pid of a foreign process (its id was used again) does not get that process killed."""
     home = Home(folder)
     with home.locked():
         home.write_state({"pid": os.getpid()})
@@ -206,7 +206,7 @@ def test_an_etcd_beside_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_without_an_etcd_to_start(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """--etcd on a machine without etcd says how to get it, before anything is made."""
+    """--etcd on a machine without etcd describes how to get it, before anything is made."""
     monkeypatch.setenv("ETCD_BINARY", "/nowhere/etcd")
     failed = cli("start", "--dir", str(folder), "--etcd", "--detach")
     assert failed.returncode == PlaygroundError.exit_code

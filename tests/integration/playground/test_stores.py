@@ -43,7 +43,7 @@ def test_put_get_scan_delete(tmp_path: Path, api_version: ApiVersion) -> None:
 
 @pytest.mark.parametrize("api_version", [ApiVersion.V1TTL, ApiVersion.V2])
 def test_ttl_ends_on_the_stores_clock(tmp_path: Path, api_version: ApiVersion) -> None:
-    """A pair with a TTL is there, tells its remaining time, and is gone from all reads when it has passed."""
+    """A pair with a TTL is there, with its remaining time, and is gone from all reads when it has passed."""
     with running(tmp_path, api_version) as client:
         client.put(b"short", b"v", ttl=1)
         client.put(b"long", b"v", ttl=1000)
@@ -191,7 +191,7 @@ def test_a_dead_store_is_replaced_and_comes_back(tmp_path: Path) -> None:
 
 
 def test_a_store_whose_port_was_taken_comes_back_on_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While it was dead another program took its port: it waits a moment for it, then PD tells another one."""
+    """While it was dead another program took its port: it waits for it, then PD lists another one."""
     monkeypatch.setattr(cluster, "PORT_SECONDS", 0.1)
     with running(tmp_path, stores=1) as client:
         client.put(b"k", b"v")
@@ -215,7 +215,7 @@ def _answers(client: Client, key: bytes) -> bool:
 
 @pytest.mark.parametrize("api_version", [ApiVersion.V1, ApiVersion.V2])
 def test_pd_splits_at_keyspace_bounds(tmp_path: Path, api_version: ApiVersion) -> None:
-    """Every new cluster is one region at first and gets five by itself: PD 8.5.2 does so in V1 too."""
+    """Every new cluster is one region at first and gets five automatically: PD 8.5.2 does so in V1 too."""
     began = time.monotonic()
     with running(tmp_path, api_version, keyspace_split_delay=1.0) as client:
         assert len(client.playground.regions.all()) == 1 or time.monotonic() - began > 1
@@ -271,7 +271,7 @@ def test_leaders_are_spread(tmp_path: Path) -> None:
 
 
 def test_single_replicas_are_spread(tmp_path: Path) -> None:
-    """With one replica the regions themselves move to the other stores, and their epochs tell."""
+    """With one replica the regions themselves move to the other stores, which their epochs show."""
     with running(tmp_path, replicas=1, regions=6, balance=True) as client:
         regions = client.playground.regions
         eventually(lambda: len(regions.all()) == 10)

@@ -42,7 +42,7 @@ def https(address: str, path: str, ca: Path, client: KeyPair | None = None) -> i
 
 
 def test_tls_without_client_certificates(tmp_path: Path) -> None:
-    """Whoever trusts the authority gets in everywhere; PD's members carry https URLs."""
+    """Clients that trust the authority are accepted everywhere; PD's members have https URLs."""
     authority = Authority(tmp_path, "authority")
     tls = settings(authority, mutual=False)
     with running(tmp_path / "data", tls=tls, stores=1, client=credentials(authority.ca)) as client:

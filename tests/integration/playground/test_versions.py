@@ -1,4 +1,4 @@
-"""What a playground does differently when it emulates an older or newer TiKV."""
+"""Differences of a playground that emulates an older or newer TiKV."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tikv_br.playground.node import FEED_OF_RAW_ROWS
 
 
 def status_of(call: Callable[[], object]) -> grpc.StatusCode:
-    """How a call ends."""
+    """Status of a call."""
     try:
         call()
     except grpc.RpcError as error:

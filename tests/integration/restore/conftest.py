@@ -43,7 +43,7 @@ def backed_up(tmp_path_factory: pytest.TempPathFactory) -> StorageLocation:
 
 @pytest.fixture
 def source(backed_up: StorageLocation) -> Iterator[StorageLocation]:
-    """The backup, without what a restore that failed on purpose has written down beside it."""
+    """The backup, without the records of restores that failed on purpose."""
     yield backed_up
     remove_all(open_store(backed_up))
 

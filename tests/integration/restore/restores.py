@@ -31,7 +31,7 @@ WARM = (
     "tikv_br.formats.rawscan",
     *(f"tikv_br.{name}" for name in ("cluster.cluster", "cluster.scan", "backupset.rows", "storage.local")),
 )
-"""What a restore imports."""
+"""Rows that a restore imports."""
 
 
 def options_of(live: LiveCluster, location: StorageLocation, **changes: object) -> RestoreOptions:
@@ -51,7 +51,7 @@ def run_restore(options: RestoreOptions) -> int:
 
 
 def leftovers(location: StorageLocation) -> list[str]:
-    """What restores have left in the storage, but for the lease of one that was killed or is at work."""
+    """Remains of restores in the storage, except leases of killed or running ones."""
     return [info.name for info in open_store(location).list(layout.RESTORE) if "/lease-" not in info.name]
 
 

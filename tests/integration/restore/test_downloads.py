@@ -1,4 +1,4 @@
-"""How often stores fetch a file: once for each replica that gets rows of it, whatever happens on the way."""
+"""Stores fetch a file once for each replica that gets rows of it, whatever fails on the way."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ SECONDS = 120
 
 
 def run(live: LiveCluster, location: StorageLocation, **changes: object) -> RestoreSummary:
-    """Restore, with a region for every file, unless told otherwise."""
+    """Restore, by default with a region for every file."""
     return restore(RestoreOptions(live.config, location, **{"region_bytes": 1, **changes}))  # type: ignore[arg-type]
 
 
 def fetched(live: LiveCluster) -> Counter[int]:
-    """How many files were fetched how often by a store."""
+    """Number of files by how often a store fetched them."""
     return Counter(times for files in live.calls()["downloads"].values() for times in files.values())
 
 
@@ -67,7 +67,7 @@ def test_refused_ingests_fetch_nothing_again(source: StorageLocation, target: Li
 
 
 def test_a_fetch_of_unknown_end_is_begun_anew_at_all(source: StorageLocation, target: LiveCluster) -> None:
-    """A lost connection does not say that the store has stopped: what it fetches meanwhile goes by another name."""
+    """A lost connection does not mean that the store has stopped: its fetch gets another name."""
     # Until the other replicas of the region have been asked, or they would not be at all.
     target.fail("Download", {"delay": {"seconds": 1}}, count=1, skip=7)
     with target.failing("Download", {"drop": {}}, count=1, skip=7):

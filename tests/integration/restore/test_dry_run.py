@@ -1,4 +1,4 @@
-"""The plan that a dry run tells is the one that the restore then follows."""
+"""The plan of a dry run is the one that the restore then follows."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ REGION_BYTES = 60_000
 
 
 def planned(live: LiveCluster, location: StorageLocation, **changes: object) -> RestorePlan:
-    """What a dry run plans; it must change nothing."""
+    """Plan of a dry run, which must change nothing."""
     plans: list[RestorePlan] = []
     options = RestoreOptions(live.config, location, region_bytes=REGION_BYTES, dry_run=True, **changes)  # type: ignore[arg-type]
     regions, rows = live.regions(), rows_of(live)
@@ -27,7 +27,7 @@ def planned(live: LiveCluster, location: StorageLocation, **changes: object) -> 
 
 
 def starts(live: LiveCluster) -> set[bytes]:
-    """Where regions begin: RPC keys."""
+    """Start keys of regions: RPC keys."""
     codec = KeyCodec(ApiVersion.V2)
     return {codec.from_bound(bytes.fromhex(region["start"])) for region in live.regions()}
 
@@ -52,7 +52,7 @@ def test_the_restore_follows_the_plan(source: StorageLocation, target: LiveClust
 
 
 def test_the_plan_of_a_restore_that_goes_on(source: StorageLocation, target: LiveCluster) -> None:
-    """What an unfinished restore brought in is not planned again, and the dry run leaves its records alone."""
+    """Rows that an unfinished restore ingested are not planned again, and the dry run leaves its records alone."""
     break_off(target, source)
     records = leftovers(source)
     plan = planned(target, source)

@@ -97,7 +97,7 @@ def test_data_in_the_target_is_not_overwritten_unasked(golden: Path, tmp_path: P
 
 
 def test_other_rows_in_the_range_are_counted_and_left_alone(golden: Path, tmp_path: Path) -> None:
-    """--allow-overwrite compares the backup's keys only: rows of others between, before and after them are a number."""
+    """--allow-overwrite compares the backup's keys only: foreign rows between, before and after them are counted."""
     keys = sorted(row["k"] for row in golden_rows(golden / "backups" / "v1"))
     others = {key + b"-other": b"mine" for key in keys[::2]} | {b"\0mine": b"first", b"\xff\xff-mine": b"last"}
     with live_cluster(tmp_path / "cluster", ApiVersion.V1) as live:

@@ -30,12 +30,12 @@ MOVERS = {"balance-leader-scheduler", "balance-hot-region-scheduler", "balance-r
 
 
 def importing(live: LiveCluster) -> list[bool]:
-    """Which stores are in import mode."""
+    """Stores in import mode."""
     return [store["import_mode"] for store in live.get("/playground/stores")]
 
 
 def paused(live: LiveCluster) -> set[str]:
-    """Which schedulers are paused."""
+    """Paused schedulers."""
     return set(live.get("/pd/api/v1/schedulers?status=paused"))
 
 
@@ -62,7 +62,7 @@ def test_it_is_on_for_the_ingest_and_not_longer(source: StorageLocation, target:
 
 
 def test_a_restore_that_fails_puts_everything_back(source: StorageLocation, target: LiveCluster) -> None:
-    """Whatever ends the ingest, import mode ends before the failure is told."""
+    """Import mode ends before the failure is reported, whatever ended the ingest."""
 
     def fail() -> None:
         raise Terminated("for the test")
@@ -77,7 +77,7 @@ def test_a_restore_that_fails_puts_everything_back(source: StorageLocation, targ
 
 
 def test_it_lasts_until_the_last_restore_has_ended(source: StorageLocation, target: LiveCluster) -> None:
-    """Another restore of the same backup that begins and ends meanwhile, with import mode or without, and an abort end nothing."""
+    """Another restore of the same backup, with import mode or without, and an abort end nothing."""
 
     def another(new: bytes, *, import_mode: bool) -> None:
         asked = replace(first, rewrite_prefix=(b"row", new), import_mode=import_mode)
@@ -115,7 +115,7 @@ def test_the_first_to_end_leaves_it_to_the_other(source: StorageLocation, target
 
 
 def test_abort_ends_it_too(source: StorageLocation, target: LiveCluster) -> None:
-    """Who gives an unfinished restore up need not run another to have the cluster as it was."""
+    """An abort restores the cluster without another run."""
     record = RestoreRecord(open_store(source), "given-up")
     record.add_import_mode(target.cluster.cluster_id, ImportModeRecord(tuple(MOVERS)))
     for name in MOVERS:

@@ -103,7 +103,7 @@ def test_a_file_found_damaged_while_others_are_in(source: StorageLocation, targe
 
 
 def test_a_comparison_that_fails_during_the_ingest_is_made_again(source: StorageLocation, target: LiveCluster) -> None:
-    """A refusal of one answer then is no reason to fail: the step that compares has the last word, and says what it finds."""
+    """A refused answer then is no failure: the comparing step decides, and reports its findings."""
     refused = target.fail("RawChecksum", {"abort": {"code": "UNIMPLEMENTED", "details": "not now"}}, count=1)
     assert restore(options_of(target, source)).verified
     assert target.hits(refused) == 1

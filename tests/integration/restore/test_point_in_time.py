@@ -50,7 +50,7 @@ LOG_ID = "main"
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """What a source held, and what was saved of it."""
+    """State of a source, and the backups and logs of it."""
 
     source: LiveCluster
     log: LogSource
@@ -108,7 +108,7 @@ class Follower:
         self._process = self._start()
 
     def end_ts(self) -> int:
-        """How far the log has come."""
+        """End of the log so far."""
         assert self._process.poll() is None, self._output.read_text()[-3000:]
         try:
             return LogArchive.open(open_store(self.log.storage), LOG_ID).end_ts()

@@ -28,7 +28,7 @@ from tikv_br.tasks.executor import ExecutorOptions
 
 @pytest.mark.parametrize("name", ["v1", "v1ttl", "v2"])
 def test_a_recorded_backup_is_put_whole(golden: Path, tmp_path: Path, name: str) -> None:
-    """Keys, values and what is left of TTLs equal what was recorded; what had expired is counted and left out."""
+    """Keys, values and remaining TTLs equal the recording; expired rows are counted and omitted."""
     expected = golden_rows(golden / "backups" / name)
     now = time.time()
     alive = {row["k"]: row for row in expected if not row["e"] or row["e"] > now}

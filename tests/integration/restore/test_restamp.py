@@ -118,7 +118,7 @@ def test_rows_deleted_during_the_restore_come_back(
 
 
 def test_deleted_rows_come_back_beside_others(source: StorageLocation, target: LiveCluster) -> None:
-    """Rows of others in the range do not keep a restore from finding out what newer deletes hide; a newer value is still reported."""
+    """Foreign rows in the range do not hide newer deletes; a newer value is still reported."""
     others = {key + b"-other": b"mine" for key in sorted(DATA)[::3]}
     target.raw().batch_put(others)
     target.raw().batch_delete(sorted(DATA)[::7])
@@ -132,7 +132,7 @@ def test_deleted_rows_come_back_beside_others(source: StorageLocation, target: L
 
 
 def test_a_script_that_goes_on_deleting_is_reported(source: StorageLocation, target: LiveCluster) -> None:
-    """The rows are ingested again at most once; the message says what to do, and the same command then works."""
+    """The rows are ingested again at most once; the message has the remedy, and the same command then works."""
     delete = when_noticed("newer deletes", lambda: target.raw().batch_delete(sorted(DATA)))
     target.raw().batch_delete(DATA)
     options = RestoreOptions(cluster=target.config, storage=source)
@@ -161,7 +161,7 @@ def test_a_clients_write_is_never_hidden(source: StorageLocation, target: LiveCl
 def test_other_differences_are_no_deletes(
     source: StorageLocation, target: LiveCluster, change: dict[bytes, bytes]
 ) -> None:
-    """Where a client has written as well, nothing is ingested again over it."""
+    """If a client has written as well, nothing is ingested again over it."""
 
     def interfere() -> None:
         target.raw().batch_delete([b"row00001", b"row00300"])

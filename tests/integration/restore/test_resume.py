@@ -70,7 +70,7 @@ def test_a_restore_killed_at_any_moment_goes_on(source: StorageLocation, target:
 
 
 def _check_and_empty(live: LiveCluster, location: StorageLocation) -> None:
-    """See that all rows are there and nothing of the restore's own is, and make room for the next."""
+    """Check that all rows are there and no trace of the restore is, and make room for the next."""
     assert rows_of(live) == ROWS
     assert live.raw().checksum().total_kvs == len(ROWS)
     assert leftovers(location) == []
@@ -79,7 +79,7 @@ def _check_and_empty(live: LiveCluster, location: StorageLocation) -> None:
 
 @pytest.mark.core("resume")
 def test_only_what_is_missing_is_brought_in(source: StorageLocation, target: LiveCluster) -> None:
-    """After SIGTERM the summary tells what was there already, and the target is not refused for what it holds."""
+    """After SIGTERM the summary counts the rows already there, and the target's rows are no reason to refuse."""
     break_off(target, source)
     ingests = target.fail("Ingest", {"delay": {"seconds": 0}}, count=-1)
     notices: list[Event] = []
@@ -93,7 +93,7 @@ def test_only_what_is_missing_is_brought_in(source: StorageLocation, target: Liv
 
 
 def test_a_foreign_key_where_no_file_was_to_come_is_refused(source: StorageLocation, target: LiveCluster) -> None:
-    """What the unfinished restore cannot have written is data of others, also when a restore goes on."""
+    """Rows that the unfinished restore cannot have written are foreign, also when a restore resumes."""
     break_off(target, source, start=b"prefix")
     target.raw().put(b"a", b"not of the backup")
     with pytest.raises(TargetNotEmpty, match=r'first key there is "a" \(hex:61\)'):
@@ -102,7 +102,7 @@ def test_a_foreign_key_where_no_file_was_to_come_is_refused(source: StorageLocat
 
 
 def test_another_range_goes_on_as_well(source: StorageLocation, target: LiveCluster) -> None:
-    """What is in is known by its keys: a wider range brings the rest, and rows that went since are missed."""
+    """Finished parts are known by their keys: a wider range ingests the rest, and rows removed since are missing."""
     break_off(target, source, start=b"prefix")
     summary = restore(options_of(target, source))
     assert summary.resumed_files > 3
@@ -163,7 +163,7 @@ def test_a_storage_that_cannot_be_written_is_said_and_no_obstacle(
 
 
 def test_abort_can_forget_an_unfinished_restore(source: StorageLocation, target: LiveCluster) -> None:
-    """Its records go, its rows stay: then they are data of others."""
+    """Its records go, its rows stay: then they are foreign data."""
     break_off(target, source)
     store = open_store(source)
     assert remove_all(store) == 1
@@ -177,7 +177,7 @@ def test_abort_can_forget_an_unfinished_restore(source: StorageLocation, target:
 def test_a_target_that_holds_the_backup_is_left_alone(
     source: StorageLocation, target: LiveCluster, changes: dict[str, object]
 ) -> None:
-    """As after a restore killed after its last change: the same command ends well, says so, and changes nothing."""
+    """As after a restore killed after its last change: the same command succeeds with a notice, and changes nothing."""
     files = restore(options_of(target, source)).files
     notices: list[Event] = []
     calls = [
@@ -195,7 +195,7 @@ def test_a_target_that_holds_the_backup_is_left_alone(
 def test_a_target_that_holds_more_or_less_than_the_backup_is_refused(
     source: StorageLocation, target: LiveCluster
 ) -> None:
-    """One row more, one less, or another value: it is data of others. So it is where no checksums are to be compared."""
+    """One row more, one less, or another value: it is foreign data, also without checksums to compare."""
     restore(options_of(target, source))
     with pytest.raises(TargetNotEmpty):
         restore(options_of(target, source, checksum=False))
@@ -205,7 +205,7 @@ def test_a_target_that_holds_more_or_less_than_the_backup_is_refused(
     with pytest.raises(TargetNotEmpty):  # the same change of two rows cancels in a checksum
         restore(options_of(target, source))
     target.raw().batch_put({key: ROWS[key] for key in (first, second)})
-    target.raw().put(b"row00001x", b"of others")
+    target.raw().put(b"row00001x", b"foreign")
     with pytest.raises(TargetNotEmpty):
         restore(options_of(target, source))
     target.raw().delete(b"row00001x")

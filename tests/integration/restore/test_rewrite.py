@@ -132,7 +132,7 @@ def test_a_part_of_a_backup_without_a_row_is_refused(
     assert run(live, source, to_keyspace="210", allow_empty=True, **choice).total_kvs == 0
 
 
-def test_what_stores_cannot_rewrite_can_be_put(source: StorageLocation, live: LiveCluster) -> None:
+def test_prefixes_that_stores_cannot_rewrite_are_put(source: StorageLocation, live: LiveCluster) -> None:
     """In V2 a prefix of another length would shift the groups of the encoding: refused, unless rows are put."""
     changes = {"to_keyspace": "200", "rewrite_prefix": (b"row", b"a row that is ")}
     with pytest.raises(UsageError, match="multiple of 8"):
@@ -150,7 +150,7 @@ def test_a_changed_row_is_found(source: StorageLocation, live: LiveCluster) -> N
 
 
 def test_a_rewriting_restore_goes_on_too(source: StorageLocation, live: LiveCluster) -> None:
-    """What is done is written down in the backup's keys, and looked for in the target's."""
+    """Finished parts are recorded with the backup's keys, and looked up with the target's."""
     break_off(live, source, to_keyspace="400")
     with pytest.raises(TargetNotEmpty):
         run(live, source, to_keyspace="400", resume=False)

@@ -1,4 +1,4 @@
-"""Restores told to end in the midst of downloads and uploads that would take minutes."""
+"""Restores stopped during downloads and uploads that would take minutes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tikv_br.tasks.executor import ExecutorOptions
 SLOW = 600
 """Bytes a second for each store: a file takes some ten seconds, and three are under way."""
 END_SECONDS = 25
-"""Of some 80 that the rest of the restore would take."""
+"""Seconds to end, of some 80 that the rest of the restore would take."""
 DRIVER = ExecutorOptions("driver", concurrency=3)
 SPARK = ExecutorOptions("spark", "local[3]", 3)
 
@@ -64,7 +64,7 @@ def test_sigterm_ends_a_slow_restore_within_seconds(
 def test_a_limit_that_a_killed_restore_has_left_is_lifted(
     after: str, source: StorageLocation, target: LiveCluster
 ) -> None:
-    """Stores keep it for good; the next restore without a limit lifts it, and so does whoever cleans up."""
+    """Stores keep it; the next restore without a limit lifts it, and so does a clean-up."""
     limited = RestoreOptions(target.config, source, executor=DRIVER, rate_limit=SLOW)
     with Forks(*WARM) as forks:
         pid = forks.start(partial(run_restore, limited))

@@ -143,7 +143,7 @@ def test_a_store_that_dies_and_comes_back(source: StorageLocation, target: LiveC
 
 
 def test_a_store_that_stays_away_ends_the_restore(source: StorageLocation, target: LiveCluster) -> None:
-    """Every replica must have the file: with a store gone for good there is an error that says so, and no success."""
+    """Every replica must have the file: with a store gone for good the restore fails, with the reason."""
     victim = target.store_ids[2]
     reporter = when(StepStarted, "ingest", lambda: target.run("kill-store", store_id=victim))
     with pytest.raises(RetryBudgetExhausted, match=f"store {victim} "):
@@ -197,7 +197,7 @@ def test_a_file_damaged_after_the_check_is_reported_by_the_store(target: LiveClu
 
 
 def test_a_file_that_stores_cannot_see_is_named(target: LiveCluster, tmp_path: Path) -> None:
-    """A local path that the stores do not share is the commonest mistake: the hint says so."""
+    """The usual mistake is a local path that stores do not share: the hint names it."""
     location = fresh_backup(tmp_path)
     with pytest.raises(StorageObjectMissing) as raised:
         run(target, location, when(StepStarted, "ingest", sst(location).unlink))

@@ -26,14 +26,14 @@ from tikv_br.storage.url import StorageLocation, parse
 
 
 def run(live: LiveCluster, location: StorageLocation, **changes: object) -> RestoreSummary:
-    """Restore by uploads, unless told otherwise."""
+    """Restore, by default by uploads."""
     settings = {"via": Via.UPLOAD, **changes}
     return restore(RestoreOptions(cluster=live.config, storage=location, **settings))  # type: ignore[arg-type]
 
 
 @pytest.fixture
 def blind(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stores that are told of a directory which they have not: as if it were on another machine."""
+    """Make stores fail to find a directory, as if it were on another machine."""
     nowhere = brpb_pb2.StorageBackend(local=brpb_pb2.Local(path="/of/another/machine"))
     monkeypatch.setattr("tikv_br.restore.steps.to_backend", lambda *_arguments, **_more: nowhere)
 
@@ -59,7 +59,7 @@ def test_a_recorded_backup_is_uploaded_whole(golden: Path, tmp_path: Path, name:
 
 @pytest.mark.usefixtures("blind")
 def test_files_that_stores_cannot_find_are_sent(source: StorageLocation, target: LiveCluster) -> None:
-    """By default a file that we see and stores do not is uploaded; with --via stores it is an error that says so."""
+    """By default a file that only this machine sees is uploaded; with --via stores it is an error."""
     with pytest.raises(StorageObjectMissing) as raised:
         run(target, source, via=Via.STORES)
     assert "--via upload" in raised.value.hint
@@ -68,8 +68,8 @@ def test_files_that_stores_cannot_find_are_sent(source: StorageLocation, target:
     assert rows_of(target) == ROWS
 
 
-def test_what_stores_can_fetch_is_not_sent(source: StorageLocation, target: LiveCluster) -> None:
-    """The same default lets stores fetch where they can."""
+def test_files_that_stores_can_fetch_are_not_sent(source: StorageLocation, target: LiveCluster) -> None:
+    """By default stores fetch if they can."""
     assert run(target, source, via=Via.AUTO).uploaded_files == 0
 
 
@@ -93,7 +93,7 @@ def test_regions_cut_uploads_and_any_prefix_goes(source: StorageLocation, target
         ("Ingest", {"region_error": {"stale_command": {}}}),
     ],
 )
-def test_what_goes_wrong_on_the_way_is_sent_again(
+def test_failed_uploads_are_repeated(
     source: StorageLocation, target: LiveCluster, rpc: str, action: dict[str, object]
 ) -> None:
     """Each try is a file of its own at the stores: they refuse a second one of the same name."""

@@ -1,4 +1,4 @@
-"""Plans and commits a backup as the driver does, and says what that took: ``python -m …back_up_once GRPC_ADDRESS HTTP_ADDRESS FOLDER``.
+"""Plans and commits a backup as the driver does, and prints its cost: ``python -m …back_up_once GRPC_ADDRESS HTTP_ADDRESS FOLDER``.
 
 The tasks are run by a process of their own (`finished_tasks`), so that time and memory are the driver's: interpreter, packages, plan,
 outcomes, and the manifest. Prints one JSON object.
@@ -40,7 +40,7 @@ from tikv_br.storage.url import StorageLocation
 from tikv_br.tasks.executor import Collector
 
 SLOTS = 250
-"""Of the executor that is planned for; there are four tasks for each."""
+"""Slots of the planned executor; there are four tasks for each."""
 
 
 def main(grpc: str, http: str, folder: str) -> None:

@@ -78,7 +78,7 @@ def handler(ends: list[bytes]) -> type[BaseHTTPRequestHandler]:
 
 
 def document(ends: list[bytes], page: range) -> bytes:
-    """What PD's HTTP lists of these regions, with all the fields of PD 8.5.2."""
+    """PD's HTTP document of these regions, with all the fields of PD 8.5.2."""
     regions = [
         {
             "id": number + 10,

@@ -1,4 +1,4 @@
-"""Plans a backup as the driver does, and says what that took: ``python -m …plan_once GRPC_ADDRESS HTTP_ADDRESS``.
+"""Plans a backup as the driver does, and prints its cost: ``python -m …plan_once GRPC_ADDRESS HTTP_ADDRESS``.
 
 A process of its own, so that its memory is the driver's: interpreter, packages and plan. Prints one JSON object.
 """
@@ -30,7 +30,7 @@ from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.storage.url import StorageLocation
 
 SLOTS = 250
-"""Of the executor that is planned for; there are four tasks for each."""
+"""Slots of the planned executor; there are four tasks for each."""
 
 
 def main(grpc: str, http: str) -> None:

@@ -1,4 +1,4 @@
-"""Plans a restore as the driver does, and says what that took: ``python -m …plan_restore_once GRPC_ADDRESS HTTP_ADDRESS``.
+"""Plans a restore as the driver does, and prints its cost: ``python -m …plan_restore_once GRPC_ADDRESS HTTP_ADDRESS``.
 
 A file for every four regions of the target, each from within a region; every fourth is done already. A process of its own, so
 that its memory is the driver's. Prints one JSON object.

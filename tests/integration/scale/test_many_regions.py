@@ -30,7 +30,7 @@ def test_ten_thousand_regions_are_planned_in_seconds(figures: dict[str, Any]) ->
 
 
 def test_a_restore_into_ten_thousand_regions_is_planned_in_seconds() -> None:
-    """A file for every four regions, a quarter of them done: what is left, where to split and which regions that meets."""
+    """A file for every four regions, a quarter of them done: the remaining parts, split keys and regions."""
     figures = planned(10_000, "plan_restore_once")
     assert figures["regions"] == 10_000
     assert figures["files"] == 2_500
@@ -41,7 +41,7 @@ def test_a_restore_into_ten_thousand_regions_is_planned_in_seconds() -> None:
 
 
 def test_tasks_are_sent_their_interval_only(figures: dict[str, Any]) -> None:
-    """What a task is, and what all workers share, does not grow with the number of regions."""
+    """Neither a task nor what workers share grows with the number of regions."""
     few = planned(100)
     assert figures["task_bytes"] < 300
     assert abs(figures["closure_bytes"] - few["closure_bytes"]) < 50

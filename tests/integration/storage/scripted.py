@@ -14,7 +14,7 @@ S3_URL = "s3://bucket/p?region=r&access-key=a&secret-access-key=very-secret"
 
 
 class Script(BaseHTTPRequestHandler):
-    """Answers with the next status of a script, then for ever with the last."""
+    """Answers with the next status of a script, then always with the last."""
 
     answers: list[tuple[int, str]]
     seen: ClassVar[list[str]] = []

@@ -158,7 +158,7 @@ def test_wrong_signature_is_not_shown(azurite: AzureServer) -> None:
     assert "hush" not in str(error.to_json())
 
 
-def test_nothing_listens() -> None:
+def test_a_refused_connection_is_unreachable() -> None:
     """A refused connection is StorageUnreachable, with endpoint and cause."""
     with reserved_ports(1) as [port]:
         server = AzureServer(f"http://127.0.0.1:{port}/{ACCOUNT}", None)

@@ -125,7 +125,7 @@ def test_a_restart_fails_no_request(cloud: Cloud) -> None:
 
 
 def test_a_server_that_stays_away(cloud: Cloud) -> None:
-    """It is given up after the patience, with endpoint, cause and duration; whoever comes later does not wait again."""
+    """The first request fails after the patience, with endpoint, cause and duration; later ones do not wait again."""
     with cloud.start() as server:
         store = open_store(patient(server.location("p"), 3))
         store.put("object", b"x")

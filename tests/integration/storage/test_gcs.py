@@ -129,7 +129,7 @@ def test_a_default_key_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_answers_and_their_classes(
     server: GcsServer, status: int, code: str, kind: type[TikvBrError], sentence: str
 ) -> None:
-    """What Google answers to a conditional write, which fake-gcs-server never does, has its class and its sentence."""
+    """Google's answers to a conditional write, which fake-gcs-server never sends, have their class and sentence."""
     url = f"gcs://bucket/p?credentials-file={server.credentials}"
     with scripted((404, "NoSuchKey"), (status, code), url=url) as location:
         patient = dataclasses.replace(location, s3=dataclasses.replace(location.s3, patience=1.0))
@@ -146,7 +146,7 @@ def test_missing_bucket(server: GcsServer) -> None:
             call()
 
 
-def test_nothing_listens(server: GcsServer) -> None:
+def test_a_refused_connection_is_unreachable(server: GcsServer) -> None:
     """A refused connection is StorageUnreachable, with endpoint and cause."""
     with reserved_ports(1) as [port]:
         endpoint = f"http://127.0.0.1:{port}"

@@ -222,7 +222,7 @@ def test_path_that_is_a_file(tmp_path: Path) -> None:
 
 
 def test_file_system_without_links(store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where there are no hard links, writing exactly once is refused, not faked."""
+    """Without hard links, writing exactly once is refused, not faked."""
 
     def no_links(source: object, target: object) -> None:
         raise OSError(errno.EPERM, "Operation not permitted")
@@ -269,7 +269,7 @@ def test_a_path_with_a_file_in_it_says_so(tmp_path: Path) -> None:
 
 
 def test_full_disk(tiny_disk: Path) -> None:
-    """ENOSPC while writing, streaming or writing once is StorageFull; what was there stays, nothing half-written appears."""
+    """ENOSPC while writing, streaming or writing once is StorageFull; old contents stay, nothing half-written appears."""
     store = open_store(parse(str(tiny_disk)))
     store.put("small", b"fits")
     for write in (store.put, store.put_if_absent):
@@ -348,8 +348,8 @@ def test_listing_errors_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         list(open_store(parse(str(tmp_path))).list())
 
 
-def test_what_killed_writers_left_is_swept(tmp_path: Path) -> None:
-    """Temporary files, and with ``deep`` folders without objects; nothing of what lies elsewhere."""
+def test_a_sweep_removes_remains_of_killed_writers(tmp_path: Path) -> None:
+    """Temporary files, and with ``deep`` folders without objects; nothing outside."""
     store = open_store(parse(str(tmp_path)))
     left = [".tikv-br-00", "a/.tikv-br-01", "a/b/.tikv-br-02", "a/c/d/.tikv-br-03", "z/.tikv-br-04"]
     for name in left:
@@ -363,10 +363,10 @@ def test_what_killed_writers_left_is_swept(tmp_path: Path) -> None:
     assert sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")) == ["a", "a/object", "z", left[4]]
 
 
-def test_what_is_swept_while_it_is_written_is_written_again(
+def test_an_object_swept_while_it_is_written_is_written_again(
     store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who gives a lease back sweeps its folder, where a rival may be about to take it: before its file has its name, or right after."""
+    """The release of a lease sweeps its folder, where a rival may be about to acquire it: before or after the rename."""
     link, sweeps = os.link, 0
 
     def swept(source: str, target: str) -> None:
@@ -386,8 +386,8 @@ def test_what_is_swept_while_it_is_written_is_written_again(
     assert [each.name for each in Path(store.location.path, "lease").iterdir()] == ["1.json"]
 
 
-def test_what_is_always_swept_cannot_be_written(store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is given up with a sentence, and nothing stays."""
+def test_a_write_that_is_always_swept_fails(store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It fails with a sentence, and nothing stays."""
     link = os.link
 
     def swept(source: str, target: str) -> None:

@@ -64,7 +64,7 @@ def answering(data: bytes | None) -> Iterator[str]:
 
 
 def failure(endpoint: str, request: Callable[[S3Store], object]) -> RequestFailure:
-    """What `failure_of` reads of a request without retries."""
+    """Result of `failure_of` for a request without retries."""
     store = S3Store(
         "bucket",
         endpoint=endpoint,
@@ -86,7 +86,7 @@ def read(store: S3Store) -> object:
 
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 409, 412, 429, 500, 501, 503, 507])
 def test_status_and_codes_of_answers_are_read(status: int) -> None:
-    """Each refusal of a server is told apart by its status, code, message and region."""
+    """Refusals of a server differ by status, code, message and region."""
     with answering(answer(status, REFUSAL % b"TheCode")) as endpoint:
         found = failure(endpoint, read)
     assert (found.status, found.code, found.message, found.region) == (status, "TheCode", "a message", "eu")
@@ -118,7 +118,7 @@ def test_broken_connections_may_be_tried_again(data: bytes | None, kind: str) ->
 @pytest.mark.parametrize(
     ("scheme", "cause"), [("http", "Connection refused"), ("https", "InvalidContentType"), ("name", "dns error")]
 )
-def test_what_was_not_sent_had_no_effect(scheme: str, cause: str) -> None:
+def test_an_unsent_request_had_no_effect(scheme: str, cause: str) -> None:
     """Nobody listens, no TLS, no such host: transient, and safe to repeat."""
     with answering(answer(400)) as listening, reserved_ports(1) as [port]:
         plain, tls = f"http://127.0.0.1:{port}", listening.replace("http", "https")

@@ -208,14 +208,14 @@ print(peak_mib() - before)
 
 
 def test_use_after_a_fork_is_refused(versitygw: S3Server) -> None:
-    """A child forked after the parent used S3 would wait for ever; it is told so at once."""
+    """A child forked after the parent used S3 would wait without end; its error is immediate."""
     with Forks("tests.integration.storage.test_s3") as forks:
         forks.start(functools.partial(use_after_a_fork, versitygw.location(next(_prefixes))))
         assert forks.wait() == 0
 
 
 def use_after_a_fork(location: StorageLocation) -> int:
-    """Exit code of a child that uses its parent's store: 0 if it is told why it cannot."""
+    """Exit code of a child that uses its parent's store: 0 for the right error."""
     store = open_store(location)
     store.put("object", b"x")
     child = os.fork()

@@ -1,4 +1,4 @@
-"""What can be wrong with an S3 URL, a right or a network: each has its class and its sentence, on a real server."""
+"""Errors of S3 URLs, rights and networks: each has its class and its sentence, on a real server."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _calls(store: ObjectStore) -> dict[str, Callable[[], object]]:
 
 
 NOT_THE_BUDGET = outage.PATIENCE_SECONDS * 2 / 3
-"""Seconds within which even a busy machine tells that nobody is there: a server that has answered before is waited for much longer."""
+"""Seconds within which even a busy machine fails for a closed port: a known server is waited for much longer."""
 CALLS = ("get", "get_range", "stat", "list", "put", "put_if_absent", "delete", "small writer", "large writer")
 
 
@@ -114,7 +114,7 @@ def test_read_only_rights(tmp_path: Path) -> None:
 
 
 def test_object_in_the_way_of_a_folder(versitygw: S3Server) -> None:
-    """A server over a file system cannot have an object below an object: an error that says so, in its words."""
+    """A server over a file system cannot have an object below an object: an error in its own text."""
     store = open_store(versitygw.location("in-the-way"))
     store.put("name", b"x")
     with pytest.raises(StorageError, match="ObjectParentIsFile"):
@@ -122,7 +122,7 @@ def test_object_in_the_way_of_a_folder(versitygw: S3Server) -> None:
 
 
 @pytest.mark.parametrize("call", ["get", "list", "put", "put_if_absent", "large writer"])
-def test_nothing_listens(call: str) -> None:
+def test_a_refused_connection_is_unreachable(call: str) -> None:
     """A refused connection is StorageUnreachable within seconds, and names endpoint and cause."""
     with reserved_ports(1) as [port]:
         endpoint = f"http://127.0.0.1:{port}"
@@ -208,7 +208,7 @@ def test_a_server_that_is_away_for_some_seconds_fails_no_request(call: str, tmp_
 
 
 def test_all_requests_share_one_outage(tmp_path: Path) -> None:
-    """Many threads give up together, and whoever comes later does not wait again."""
+    """Many threads fail together, and later requests do not wait again."""
     with versitygw_server(tmp_path) as server:
         store = open_store(patient(server.location("p"), 10))
         store.put("object", b"x")
@@ -248,7 +248,7 @@ def test_a_frozen_server_is_given_up_within_the_patience(
 
 
 def test_a_listing_goes_on_behind_what_it_has_told(tmp_path: Path) -> None:
-    """A server that is away between two pages costs neither an object nor tells one twice."""
+    """An outage between two pages neither loses an object nor repeats one."""
     names = [f"{number:04d}" for number in range(1200)]
     with reserved_ports(1) as [port]:
         with versitygw_server(tmp_path, port=port) as server:
@@ -267,7 +267,7 @@ def test_a_listing_goes_on_behind_what_it_has_told(tmp_path: Path) -> None:
 
 
 def test_clean_up_waits_for_seconds_only(tmp_path: Path) -> None:
-    """What a failed run still has to remove does not keep it for the whole patience."""
+    """Removals of a failed run do not wait for the whole patience."""
     with versitygw_server(tmp_path) as server:
         store = open_store(server.location("p"))
         store.put("object", b"x")
@@ -319,7 +319,7 @@ def test_overload_is_retried() -> None:
 
 
 def test_a_conditional_write_that_met_another_one_is_tried_again() -> None:
-    """409 does not say that the name is taken: the next answer does, one way or the other."""
+    """409 does not mean that the name is taken: the next answer decides."""
     with scripted(
         (404, ""), (409, "ConditionalRequestConflict"), (409, "ConditionalRequestConflict"), (200, "")
     ) as location:
@@ -358,7 +358,7 @@ def test_answers_and_their_classes(status: int, code: str, kind: type[StorageErr
 
 @pytest.mark.parametrize(("status", "tries"), [(500, 2), (503, 2), (502, 1), (504, 1)])
 def test_a_conditional_write_is_repeated_only_where_it_was_not_done(status: int, tries: int) -> None:
-    """A gateway that has lost the answer does not tell whether the object is there: another try could meet its own."""
+    """After a lost answer of a gateway another try could meet its own object."""
     with scripted((404, ""), (status, "InternalError"), (404, ""), (412, "PreconditionFailed")) as location:
         store = open_store(patient(location, 5))
         with pytest.raises(StorageConflict if tries > 1 else StorageUnreachable):

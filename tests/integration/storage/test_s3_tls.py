@@ -18,14 +18,14 @@ pytestmark = pytest.mark.filterwarnings("ignore::urllib3.exceptions.InsecureRequ
 
 
 def opened(server: S3Server, ca: Path | str) -> ObjectStore:
-    """The server's bucket for whoever trusts an authority."""
+    """The server's bucket for clients that trust an authority."""
     location = server.location("tls")
     return open_store(dataclasses.replace(location, s3=dataclasses.replace(location.s3, ca=str(ca))))
 
 
 @pytest.fixture(scope="module")
 def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    """Who signs the servers."""
+    """Authority of the servers."""
     return Authority(tmp_path_factory.mktemp("authority"), "authority")
 
 

@@ -1,4 +1,4 @@
-"""How each command is called when all is well. A command that is missing here fails a test.
+"""Calls of all commands for the case without errors. A command that is missing here fails a test.
 
 A name that ends with a flag is a form of the command that does other work; what it is called with begins with the flag's value.
 """
@@ -90,7 +90,7 @@ CALLS: dict[CommandPath, str] = {
     ("version",): "",
 }
 ENDLESS = {("sync",), ("capture", "start"), ("log", "start"), ("gc", "run"), ("kafka", "replay"), ("serve",)}
-"""They run until they are told to end: exit code 0 is never theirs."""
+"""Commands that run until stopped: exit code 0 is never theirs."""
 
 
 NEEDS_STORES = (

@@ -76,7 +76,7 @@ class World:
     other: LiveCluster
     etcd: str
     names: dict[str, str] = field(default_factory=dict)
-    """What stands for the names in `CALLS`."""
+    """Values of the names in `CALLS`."""
 
     def call(self, command: CommandPath, *more: str, **instead: str) -> Ended:
         """Run a command as `CALLS` says, with other things ``instead`` of some, and ``more`` arguments."""
@@ -119,7 +119,7 @@ class World:
             done.result()
 
     def picture(self) -> Mapping[str, object]:
-        """What must be the same after a command that has failed: rows, finished backups, what their folder knows, the log, the group."""
+        """State that a failed command must not change: rows, finished backups, the folder's records, the log, the group."""
         backups = self.folder / "backups"
         return {
             "source": contents(self.source),
@@ -221,7 +221,7 @@ EXIT_NAMES = {each.exit_code: each.__name__ for each in vars(errors).values() if
 
 
 def check_failure(ended: Ended, code: int, what: str, *, is_json: bool) -> None:
-    """The code, and that people and scripts are told the same."""
+    """Check the exit code, and that console and JSON report the same."""
     assert ended.code == code, (what, ended)
     assert "Traceback" not in ended.err + ended.out, (what, ended)
     if not is_json:

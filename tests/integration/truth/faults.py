@@ -1,4 +1,4 @@
-"""What can be wrong when a command begins, and the codes that docs/exit-codes.md has for it."""
+"""Faults at the start of a command, with their codes in docs/exit-codes.md."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Fault:
         return [path for path in self.only if any(name in CALLS[path] for name in names)]
 
     def code_of(self, command: CommandPath) -> int:
-        """What a command is to end with."""
+        """Exit code that a command must have."""
         return self.others.get(command, self.code)
 
 

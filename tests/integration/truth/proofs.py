@@ -1,4 +1,4 @@
-"""Of each command that ends: the proof that what it reported is done."""
+"""Proof, for each command that ends, that it did what it reported."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Proof = Callable[[World, Ended], bool]
 
 
 def group(world: World, name: str) -> str:
-    """What etcd has of a changefeed: its keys and values as text."""
+    """Keys and values of a changefeed in etcd, as text."""
     with Etcd.connect([world.etcd]) as etcd:
         found = etcd.range("/tikv-br/").items
     return "".join(f"{item.key}\n{item.value.decode()}" for item in found if item.key.endswith(f"/{name}"))
@@ -130,7 +130,7 @@ def scanned(ended: Ended) -> dict[bytes, bytes]:
 
 
 def exported(world: World, ended: Ended) -> bool:
-    """Python's own readers find the rows, and the export says that it is complete."""
+    """Python's own readers find the rows, and the export is marked complete."""
     place, found = Path(world.names["exported"]), dict[bytes, bytes]()
     for path in place.glob("part-*.jsonl"):
         rows = map(json.loads, path.read_text().splitlines())

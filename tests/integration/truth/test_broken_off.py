@@ -119,7 +119,7 @@ def test_a_lost_lease_makes_no_backup(world: World, monkeypatch: pytest.MonkeyPa
 
 
 def test_a_full_disk_makes_no_backup(world: World) -> None:
-    """The disk takes no more in the midst of the first file: 22, and no backup."""
+    """The disk fills up within the first file: 22, and no backup."""
     before, place = world.picture(), str(world.folder / "backups" / "full")
     tables = ("--engine", "scan", "--compression", "none", "--output", "json")
     warm = world.call(("backup", "raw"), *tables, new=str(world.folder / "warm" / "backup"))

@@ -68,7 +68,7 @@ def wrong_clock(request: pytest.FixtureRequest, expiring: World, monkeypatch: py
 
 
 def check_target(world: World) -> None:
-    """The second cluster has all rows that have not expired, with what is left of their TTLs."""
+    """The second cluster has all rows that have not expired, with their remaining TTLs."""
     assert contents(world.target) == ROWS
     raw = world.target.raw()
     assert {raw.get_ttl(key) for key in LASTING} == {0}
@@ -91,7 +91,7 @@ def test_a_backup_equals_its_cluster(expiring: World, wrong_clock: float, tmp_pa
     "command", [("restore", "raw"), ("restore", "point"), ("restore", "raw", "--log"), ("restore", "raw", "--mode")]
 )
 def test_a_restored_cluster_equals_the_backup(expiring: World, wrong_clock: float, command: CommandPath) -> None:
-    """By files and by puts, to the end of the backup and to a point in time; the message says how the clocks differ."""
+    """By files and by puts, to the end of the backup and to a point in time; the message has the clocks' difference."""
     more = ["--mode", "put"] if command[-1] == "--mode" else []
     ended = expiring.call(("restore", "raw") if more else command, *more)
     assert ended.code == 0, ended
@@ -103,7 +103,7 @@ def test_a_restored_cluster_equals_the_backup(expiring: World, wrong_clock: floa
 @BOTH_WAYS
 @pytest.mark.usefixtures("wrong_clock")
 def test_verify_and_diff_find_no_difference(expiring: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the backup, and of a cluster that has its rows, whichever rows are read; the clock is measured once per cluster."""
+    """For the backup, and a cluster with its rows, whichever rows are read; the clock is measured once per cluster."""
     measured: list[object] = []
     measure = clock.measure_clock
 

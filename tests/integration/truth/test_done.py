@@ -14,18 +14,18 @@ from tests.integration.truth.proofs import PROOFS, with_more
 
 @pytest.fixture
 def prepared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
-    """A world that is used up, with a run that was broken off, and no list of playgrounds but one of its own."""
+    """A world with an interrupted run and a list of playgrounds of its own."""
     with made(tmp_path) as world:
         yield with_more(world, monkeypatch)
 
 
 def test_each_command_that_ends_has_a_proof() -> None:
-    """A new command must say what its 0 means."""
+    """A new command must define the meaning of its 0."""
     assert PROOFS.keys() | ENDLESS == CALLS.keys()
 
 
-def test_what_is_said_to_be_done_is_done(prepared: World) -> None:
-    """In an order in which each finds what it needs."""
+def test_reported_successes_are_real(prepared: World) -> None:
+    """Commands run in an order in which each finds what it needs."""
     early = [path for path in PROOFS if path not in {("prune",), ("abort",), ("playground", "stop")}]
     for command in [*early, ("prune",), ("abort",), ("playground", "stop")]:
         instead = {"pd": prepared.target.pd} if command == ("raw", "import") else {}

@@ -20,7 +20,7 @@ PAUSE = 2.0
 
 
 class LeaderChanges:
-    """Of one cluster; every so-manieth is a death."""
+    """Leader changes of one cluster; some of them are deaths."""
 
     def __init__(self, live: LiveCluster) -> None:
         self._live = live

@@ -54,7 +54,7 @@ def test_times(world: World, backup_ts: int, command: CommandPath) -> None:
 
 @pytest.mark.parametrize("command", READERS, ids=" ".join)
 def test_logs(world: World, backup_ts: int, tmp_path: Path, command: CommandPath) -> None:
-    """Of another cluster, of other keys, too late, too short, not there, with a name that is a path."""
+    """Logs of another cluster, of other keys, too late, too short, missing, with a path as name."""
     mine = world.source.cluster.cluster_id
     place = parse(f"local://{tmp_path}")
     later = backup_ts + DAY
@@ -85,7 +85,7 @@ def test_a_time_without_a_log(world: World) -> None:
 
 
 def test_places(world: World) -> None:
-    """What is there already is not written over."""
+    """Existing files are not overwritten."""
     sound = world.names["sound"]
     refused(world, ("backup", "merge"), 30, "already holds a backup", merged=sound)
     refused(world, ("backup", "raw", "--base"), 30, "already holds a backup", increment=sound)

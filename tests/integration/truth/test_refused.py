@@ -16,7 +16,7 @@ from tikv_br.cli.main import app
 
 COMMANDS = {path: command for path, command in leaves(typer.main.get_command(app)) if not command.hidden}
 FREE = (str, list[str], bool)
-"""Types of flags of which the command line alone cannot say that a text is none, or which take none."""
+"""Types of flags for which any text is valid, or which take none."""
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +29,7 @@ def refuser() -> Iterator[str]:
 
 
 def test_every_command_is_here() -> None:
-    """A new command must say how it is called, or nothing is known of its exit codes."""
+    """A new command must define its call, or its exit codes are unknown."""
     assert COMMANDS.keys() == {tuple(word for word in path if not word.startswith("-")) for path in CALLS}
 
 
@@ -50,8 +50,8 @@ def test_wrong_flags(world: World, form: str) -> None:
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=str)
-def test_what_is_wrong_is_said(world: World, refuser: str, fault: Fault) -> None:
-    """Clusters, stores of backups and backups that are not as they should be; to people and to scripts, by turns."""
+def test_faulty_inputs_have_their_exit_codes(world: World, refuser: str, fault: Fault) -> None:
+    """Clusters, stores of backups and backups with faults; alternately on the console and as JSON."""
     before, asked = world.picture(), list[CommandPath]()
     for command in fault.concerned(world):
         form = ("json", "console")[(FAULTS.index(fault) + len(asked)) % 2]

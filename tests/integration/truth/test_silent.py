@@ -1,4 +1,4 @@
-"""Servers that take every connection and never say anything: each command ends by itself, with the code of who was silent."""
+"""Servers that accept every connection and never answer: each command ends with the code of the silent one."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tikv_br.cluster.config import ClusterConfig
 from tikv_br.storage import cloud
 
 pytestmark = pytest.mark.timeout(180)
-"""What hangs fails."""
+"""A hanging command fails."""
 SHORT = timedelta(seconds=0.03)
 NOT_FOUND = b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n"
 PD_CALLS = (
@@ -39,7 +39,7 @@ PD_CALLS = (
 ASK_MORE = (("backup", "raw"), ("restore", "raw"), ("diff",), ("raw", "get"), ("raw", "scan"), ("raw", "checksum"))
 """Commands that ask PD for more than who leads."""
 WRITES = {("raw", "put"), ("raw", "delete"), ("raw", "import")}
-"""Of a request whose answer does not come nobody knows whether it was done: here it is, after the command has ended."""
+"""Commands with a write whose answer is lost: it may take effect after the command has ended."""
 SLEEP = 3.0
 """Seconds that a call takes which is to be silence: much longer than any command here waits."""
 

@@ -53,7 +53,7 @@ def options(live: LiveCluster, location: StorageLocation) -> VerifyOptions:
 
 
 def differences(asked: VerifyOptions) -> list[Finding]:
-    """What differs in the cluster."""
+    """Differences in the cluster."""
     found: list[Finding] = []
     with pytest.raises(ChecksumMismatch):
         verify(asked, on_finding=found.append)
@@ -118,7 +118,7 @@ def lasting(raw: RawClient, file: FileEntry) -> list[bytes]:
 
 
 def test_rows_that_the_backup_lacks_altogether(live: LiveCluster, tmp_path: Path) -> None:
-    """Where the backup has a range without a file, the cluster must have no row: unless only a subset was asked for."""
+    """If the backup has a range without a file, the cluster must have no row there: unless only a subset is checked."""
     asked = options(live, back_up(live, tmp_path))
     summary = verify(asked)
     assert summary.ranges_compared >= summary.files

@@ -100,10 +100,10 @@ def truncated(path: Path) -> None:
 
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("damage", [missing, empty, truncated])
-def test_what_a_listing_shows_is_found_at_every_level(
+def test_a_listing_shows_missing_empty_and_cut_files_at_every_level(
     copied: Path, damage: Callable[[Path], None], level: Level
 ) -> None:
-    """Missing, empty, cut: any file of the backup, first, last or in the middle, is named by the listing, once."""
+    """The listing names any such file of the backup, first, last or in the middle, once."""
     names = files(copied)
     for name in (names[0], names[len(names) // 2], names[-1]):
         kept = (copied / name).read_bytes()

@@ -1,4 +1,4 @@
-"""The same command again goes on from what was done; what cannot be gone on with is said, and can be removed."""
+"""The same command resumes; an unfinished run that cannot be resumed is reported, and can be removed."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_work_of_a_run_that_was_thrown_away_counts_for_nothing(
 
 
 def test_regions_may_have_changed(v2: LiveCluster, options: Options, tmp_path: Path) -> None:
-    """The rest is planned anew: intervals of the two runs need not fit the same regions."""
+    """The rest is planned again: intervals of the two runs need not fit the same regions."""
     wanted = options(v2, engine="store", concurrency=1)
     fail_half_way(v2, wanted)
     done = read_entries(open_store(wanted.storage))
@@ -157,7 +157,7 @@ def test_regions_may_have_changed(v2: LiveCluster, options: Options, tmp_path: P
 def test_other_parameters_are_refused(
     changes: dict[str, Any], sentence: str, v2: LiveCluster, options: Options, tmp_path: Path
 ) -> None:
-    """The difference is named and nothing is touched; --no-resume removes the unfinished run and starts anew."""
+    """The error names the difference and nothing changes; --no-resume removes the unfinished run and starts over."""
     wanted = options(v2, concurrency=1)
     fail_half_way(v2, wanted)
     before = files_at(wanted)
@@ -173,7 +173,7 @@ def test_other_parameters_are_refused(
 
 
 def test_key_of_an_encrypted_backup_stays_the_same(v2: LiveCluster, options: Options) -> None:
-    """No backup is written with two keys: another one, or none, is told before anything is written."""
+    """No backup is written with two keys: another key, or none, is refused before any write."""
     plain = options(v2, concurrency=1)
     keys = [Crypter.of("aes128-ctr", SecretText(digit * 32)) for digit in "ab"]
     wanted, other = (replace(plain, storage=replace(plain.storage, crypter=key)) for key in keys)
@@ -188,7 +188,7 @@ def test_key_of_an_encrypted_backup_stays_the_same(v2: LiveCluster, options: Opt
     assert summary.total_kvs == ROWS
 
 
-def test_what_decides_nothing_may_differ(v2: LiveCluster, options: Options, tmp_path: Path) -> None:
+def test_options_without_effect_on_content_may_differ(v2: LiveCluster, options: Options, tmp_path: Path) -> None:
     """Concurrency, file size and the like are free to change."""
     wanted = options(v2, concurrency=1)
     fail_half_way(v2, wanted)
@@ -223,7 +223,7 @@ def test_abort_removes_an_unfinished_run_and_never_a_backup(v2: LiveCluster, opt
 
 
 def test_file_that_a_store_finished_late(v2: LiveCluster, options: Options) -> None:
-    """The next run removes it, and says so; `abort` removes it as well."""
+    """The next run removes it with a notice; so does `abort`."""
     wanted = options(v2, engine="store", ranges=((b"", b"row00100"),), gc_ttl=0)
     late = Path(wanted.storage.path) / "sst" / f"{'0a' * 8}_{'1b' * 8}" / "0" / "4" / "17_default.sst"
     said: list[Event] = []
@@ -248,7 +248,7 @@ def test_a_full_storage_of_the_stores_is_resumed(v2: LiveCluster, options: Optio
 
 
 def test_backup_that_was_not_tidied_up_is(v2: LiveCluster, options: Options, tmp_path: Path) -> None:
-    """Broken off right after the commit, the same command tidies up and succeeds; after that the path is in use."""
+    """Interrupted right after the commit, the same command cleans up and succeeds; after that the path is in use."""
     wanted = options(v2, concurrency=2)
     with pytest.raises(RequestRefused):
         backup(wanted, raising(StepStarted, "clean up"))

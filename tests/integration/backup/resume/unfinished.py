@@ -1,4 +1,4 @@
-"""Runs that are broken off, and what is to be seen of them and of those that go on."""
+"""Interrupted runs, and the visible state of them and of those that resume."""
 
 from __future__ import annotations
 
