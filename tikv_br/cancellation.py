@@ -10,12 +10,14 @@ import contextlib
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
 from typing import ParamSpec, TypeVar
 
 P = ParamSpec("P")
 R = TypeVar("R")
+T = TypeVar("T")
 
 
 class TaskCancelled(Exception):
@@ -184,13 +186,14 @@ def request_seconds(timeout: float) -> float:
     return min(timeout, max(clean_up_seconds(), JOIN_SECONDS))
 
 
-@contextlib.contextmanager
-def cancelled_on_error() -> Iterator[None]:
-    """Work under a new cancellation while the block runs, cancelled if the block raises, as at a signal."""
+def run_on_threads(function: Callable[[T], R], items: Sequence[T], threads: int, name: str) -> list[R]:
+    """Call the function for all items. The first error, as a signal, cancels the other calls and is raised."""
     cancellation = Cancellation()
-    with cancellation.active():
+    with cancellation.active(), ThreadPoolExecutor(threads, thread_name_prefix=name) as pool:
         try:
-            yield
+            return list(pool.map(inherit(function), items))
         except BaseException:
             cancellation.cancel()
             raise
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)

@@ -18,7 +18,7 @@ from tikv_br.backup.engines import copy_intervals
 from tikv_br.backupset import coverage, ledger
 from tikv_br.backupset.files import Expiry
 from tikv_br.backupset.ledger import FinishedTask, LedgerEntry
-from tikv_br.compare.files import on_threads
+from tikv_br.cancellation import run_on_threads
 from tikv_br.compare.sides import ClusterSide, FileRows
 from tikv_br.compare.sums import RangeSums, RecordedSums
 from tikv_br.dataflow.context import BackupContext
@@ -93,7 +93,7 @@ def _compare_all(context: BackupContext, finished: Sequence[FinishedTask]) -> li
         context.check_locks()
         return each, comparison
 
-    return on_threads(compare_entry, finished, CHECKSUM_THREADS)
+    return run_on_threads(compare_entry, finished, CHECKSUM_THREADS, "checksum")
 
 
 def _compare(context: BackupContext, entry: LedgerEntry) -> _Comparison:

@@ -20,10 +20,11 @@ from tikv_br.formats.keys.codec import MAX_KEYSPACE
 
 if TYPE_CHECKING:
     from tikv_br.archive.log import LogSource
+    from tikv_br.compare.files import FilePart
     from tikv_br.point_in_time import PointOptions, PointSummary
     from tikv_br.progress_events import Reporter
     from tikv_br.restore.options import RestoreOptions
-    from tikv_br.restore.plan import FilePart, RestorePlan, RestoreRange
+    from tikv_br.restore.plan import RestorePlan, RestoreRange
     from tikv_br.restore.run import RestoreSummary
     from tikv_br.storage.url import StorageLocation
 

@@ -6,19 +6,18 @@ Recorded checksums do not suffice for a part of a file, for keys with another pr
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from functools import reduce
-from typing import TYPE_CHECKING, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
 
 from tikv_br.backupset.coverage import codec_of
 from tikv_br.backupset.files import FileEntry
-from tikv_br.cancellation import Cancellation, TaskCancelled, cancelled_on_error, inherit
+from tikv_br.cancellation import Cancellation, TaskCancelled, inherit, run_on_threads
 from tikv_br.cluster.cluster import Cluster
 from tikv_br.compare.ranges import compare_range
 from tikv_br.compare.report import Report
 from tikv_br.compare.sides import ClusterSide, FileRows
-from tikv_br.compare.sums import RecordedSums
 from tikv_br.errors import ChecksumMismatch, TikvBrError
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.checksum import Checksum
@@ -30,19 +29,27 @@ from tikv_br.storage.base import ObjectStore
 if TYPE_CHECKING:
     from tikv_br.compare.rows import DifferenceSums
 
-T = TypeVar("T")
-R = TypeVar("R")
-Part = tuple[FileEntry, KeyRange, Rewrite]
-"""A file, all of its range or a part of it (RPC keys as in the file), and the rewrite of its keys."""
 
+class FilePart(NamedTuple):
+    """A file of a backup, or a part of it, and the keys that its rows have in a cluster. Picklable."""
 
-def on_threads(function: Callable[[T], R], items: Sequence[T], threads: int) -> list[R]:
-    """Call the function for all items, until the first one that raises."""
-    with ThreadPoolExecutor(threads, thread_name_prefix="compare") as pool, cancelled_on_error():
-        try:
-            return list(pool.map(inherit(function), items))
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
+    file: FileEntry
+    span: KeyRange
+    """RPC keys as in the file."""
+    rewrite: Rewrite = UNCHANGED
+
+    @property
+    def target(self) -> KeyRange:
+        """RPC keys as in the cluster."""
+        return self.rewrite.range(self.span)
+
+    def rows(self, store: ObjectStore, api_version: ApiVersion) -> tuple[FileRows, KeyRange]:
+        """The rows of the file, and the range of user keys in a cluster of the same API version."""
+        source, target = (codec_of(api_version, span) for span in (self.file.key_range, self.target))
+        return FileRows(store, self.file, source, target, self.rewrite), KeyRange(*user_range(target, self.target))
+
+    def __str__(self) -> str:
+        return self.file.name
 
 
 class BackupComparison:
@@ -71,64 +78,56 @@ class BackupComparison:
         self._expiry_recorded = expiry_recorded
         self._others = others
 
-    def require_all_equal(self, parts: Sequence[Part], threads: int) -> Checksum:
+    def require_all_equal(self, parts: Sequence[FilePart], threads: int, *, exact: bool = False) -> Checksum:
         """`require_equal` for all ``parts`` in parallel; returns their merged checksum."""
-        return reduce(Checksum.merge, on_threads(lambda part: self.require_equal(*part), parts, threads), Checksum())
+        found = run_on_threads(partial(self.require_equal, exact=exact), parts, threads, "compare")
+        return sum(found, start=Checksum())
 
-    def require_same_rows(self, parts: Sequence[Part], threads: int) -> None:
-        """Compare row by row parts that have equal sums, in parallel.
-
-        Sums are XORs: they are also equal if an even number of rows has the same change. Raises `ChecksumMismatch`.
-        """
-
-        def compare(part: Part) -> None:
-            file, span, rewrite = part
-            if difference := _differing_rows(file, rewrite.range(span), self._compare_rows(*part)):
-                raise ChecksumMismatch(difference)
-
-        on_threads(compare, parts, threads)
-
-    def require_equal(self, file: FileEntry, span: KeyRange, rewrite: Rewrite = UNCHANGED) -> Checksum:
-        """The checksum of ``span``, all of the file's range or a part of it, as the cluster has it under ``rewrite``.
+    def require_equal(self, part: FilePart, *, exact: bool = False) -> Checksum:
+        """The checksum of a part as the cluster has it.
 
         Raises `ChecksumMismatch` naming range and file, besides what `compare` raises.
         """
-        equal, difference = self.compare(file, span, rewrite)
+        equal, difference = self.compare(part, exact=exact)
         if difference:
             remark = self._cluster.clock.remark()
             raise ChecksumMismatch(f"{difference}. {remark}" if remark else difference)
         return equal
 
-    def compare(self, file: FileEntry, span: KeyRange, rewrite: Rewrite = UNCHANGED) -> tuple[Checksum, str]:
+    def compare(self, part: FilePart, *, exact: bool = False) -> tuple[Checksum, str]:
         """The checksum of the backup's keys in the cluster and no text, or an empty one and what differs.
 
-        The file is read only if its recorded sums do not suffice. Then raises `BackupDamaged` if it is damaged.
+        The file is read only if its recorded sums do not suffice, or if ``exact``: sums are XORs, and equal as well if an even
+        number of rows has the same change. Then raises `BackupDamaged` if it is damaged.
         """
-        rows, cluster, there = self._sides(file, span, rewrite)
+        file = part.file
+        rows, cluster, there = self._sides(part)
         recorded = rows.recorded(there)
         cuts = [cluster.codec.user_key(cut) for cut in self._cuts.get(file.name, ())] if recorded else []
         if recorded and not self._may_expire(file):
             found = cluster.sums(there, cuts).sums
-            difference = "" if found == recorded.everything else _differing_sums(file, span, found, recorded)
+            difference = "" if found == recorded.everything else _differing_sums(part, found, recorded.everything)
         else:
             report = compare_range(rows, cluster, there, keys=1, cuts=cuts)
-            found, difference = report.sums, _differing_ranges(file, cluster, report)
-        if difference and self._others is not None:
-            sums = self._compare_rows(file, span, rewrite)
-            self._others[file.name, span] = sums.only_b.total_kvs
-            found, difference = sums.same, _differing_rows(file, rewrite.range(span), sums)
+            found, difference = report.sums, _differing_ranges(part, cluster, report)
+        if exact if not difference else self._others is not None:
+            sums = self._compare_rows(part)
+            found, difference = sums.same, _differing_rows(part, sums)
+            if self._others is not None:
+                self._others[file.name, part.span] = sums.only_b.total_kvs
         return (Checksum(), difference) if difference else (found, "")
 
-    def hidden_rows(self, file: FileEntry, span: KeyRange, rewrite: Rewrite = UNCHANGED) -> int:
-        """How many rows of `span` newer deletes hide, where that is the only difference; else 0.
+    def hidden_rows(self, part: FilePart) -> int:
+        """How many rows of a part newer deletes hide, where that is the only difference; else 0.
 
         All rows that the cluster shows must be those of the file, unless others are counted, and the first missing one must have
         a tombstone (API V2). Reads both sides, unless the cluster shows no row of a whole file. Raises as `compare`.
         """
-        rows, cluster, there = self._sides(file, span, rewrite)
-        if span == file.key_range and not self._may_expire(file) and not cluster.sums(there).sums.total_kvs:
+        file = part.file
+        rows, cluster, there = self._sides(part)
+        if part.span == file.key_range and not self._may_expire(file) and not cluster.sums(there).sums.total_kvs:
             return file.total_kvs if cluster.raw.has_tombstone(next(rows.pages(there))["key"][0].as_py()) else 0
-        found = self._compare_rows(file, span, rewrite)
+        found = self._compare_rows(part)
         if found.value.total_kvs or (found.only_b.total_kvs and self._others is None) or found.first_only_a is None:
             return 0
         return found.only_a.total_kvs if cluster.raw.has_tombstone(found.first_only_a) else 0
@@ -143,17 +142,15 @@ class BackupComparison:
         codec = codec_of(self._api_version, span)
         return self._cluster.raw(codec.keyspace_id).checksum(*user_range(codec, span)).total_kvs
 
-    def _sides(self, file: FileEntry, span: KeyRange, rewrite: Rewrite) -> tuple[FileRows, ClusterSide, KeyRange]:
+    def _sides(self, part: FilePart) -> tuple[FileRows, ClusterSide, KeyRange]:
         """Both sides, and the range of user keys in the cluster."""
-        place = rewrite.range(span)
-        source, target = (codec_of(self._api_version, each) for each in (file.key_range, place))
-        rows = FileRows(self._store, file, source, target, rewrite)
-        return rows, ClusterSide(self._cluster.raw(target.keyspace_id)), KeyRange(*user_range(target, place))
+        rows, there = part.rows(self._store, self._api_version)
+        return rows, ClusterSide(self._cluster.raw(rows.target.keyspace_id)), there
 
-    def _compare_rows(self, file: FileEntry, span: KeyRange, rewrite: Rewrite) -> DifferenceSums:
+    def _compare_rows(self, part: FilePart) -> DifferenceSums:
         from tikv_br.compare.rows import DifferenceSums, compare_rows
 
-        rows, cluster, there = self._sides(file, span, rewrite)
+        rows, cluster, there = self._sides(part)
         sums = DifferenceSums(cluster.codec.prefix)
         for found in compare_rows(rows.pages(there), cluster.pages(there), cluster.now):
             sums.add(found)
@@ -175,10 +172,10 @@ class BackgroundComparison:
         self._at_work: list[tuple[float, float]] = []
         """From when to when each part was compared."""
 
-    def add(self, file: FileEntry, span: KeyRange, rewrite: Rewrite) -> None:
+    def add(self, part: FilePart) -> None:
         """Compare a restored part; the same part may be added again."""
         with self._cancellation.active():
-            self._futures[file.name, span] = self._pool.submit(inherit(self._compare), file, span, rewrite)
+            self._futures[part.file.name, part.span] = self._pool.submit(inherit(self._compare), part)
 
     def finish(self) -> dict[tuple[str, KeyRange], Checksum]:
         """Wait for all parts; the checksums of those that were found equal, by name of the file and span.
@@ -204,10 +201,10 @@ class BackgroundComparison:
             reached = max(reached, last)
         return total
 
-    def _compare(self, file: FileEntry, span: KeyRange, rewrite: Rewrite) -> Checksum | None:
+    def _compare(self, part: FilePart) -> Checksum | None:
         began = time.monotonic()
         try:
-            sums, difference = self._comparison.compare(file, span, rewrite)
+            sums, difference = self._comparison.compare(part)
         except (TikvBrError, TaskCancelled):
             return None
         finally:
@@ -215,25 +212,24 @@ class BackgroundComparison:
         return None if difference else sums
 
 
-def _differing_sums(file: FileEntry, span: KeyRange, found: Checksum, recorded: RecordedSums) -> str:
-    expected = recorded.everything
+def _differing_sums(part: FilePart, found: Checksum, expected: Checksum) -> str:
     return (
-        f"{span} of the cluster differs from {file.name}: {found.total_kvs} rows, {found.total_bytes} bytes, "
+        f"{part.span} of the cluster differs from {part}: {found.total_kvs} rows, {found.total_bytes} bytes, "
         f"checksum {found.crc64xor:016x}, instead of {expected.total_kvs} rows, {expected.total_bytes} bytes, "
         f"checksum {expected.crc64xor:016x}"
     )
 
 
-def _differing_rows(file: FileEntry, span: KeyRange, found: DifferenceSums) -> str:
+def _differing_rows(part: FilePart, found: DifferenceSums) -> str:
     missing, changed = found.only_a.total_kvs, found.value.total_kvs
     if not missing and not changed:
         return ""
     return (
-        f"{span} of the cluster differs from {file.name}: {missing} rows are missing and {changed} have another value"
+        f"{part.target} of the cluster differs from {part}: {missing} rows are missing and {changed} have another value"
     )
 
 
-def _differing_ranges(file: FileEntry, cluster: ClusterSide, report: Report) -> str:
+def _differing_ranges(part: FilePart, cluster: ClusterSide, report: Report) -> str:
     if not report.ranges:
         return ""
     counts, span = report.counts, report.ranges[0].span
@@ -241,6 +237,6 @@ def _differing_ranges(file: FileEntry, cluster: ClusterSide, report: Report) -> 
     if len(report.ranges) > 1:
         where += f" and {len(report.ranges) - 1} more ranges"
     return (
-        f"{where} of the cluster differs from {file.name}: {counts.only_a} rows are missing, {counts.value} have another value, "
+        f"{where} of the cluster differs from {part}: {counts.only_a} rows are missing, {counts.value} have another value, "
         f"{counts.only_b} are not in the backup; the first key is {show_key(report.keys[0].key)}"
     )

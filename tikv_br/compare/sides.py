@@ -149,7 +149,7 @@ class FileRows:
         return RecordedSums.of(self.file) if same_keys and self._stored_range(span) == self.file.key_range else None
 
     def pages(self, span: KeyRange) -> Iterator[pa.RecordBatch]:
-        """The rows of a range: one per key, no tombstones, including expired ones. Raises as `read_rows`."""
+        """The rows of a range: one per key, no tombstones, including expired ones. No batch is empty. Raises as `read_rows`."""
         from tikv_br.formats.rows import LiveFilter
 
         if self.file is None:
@@ -157,7 +157,9 @@ class FileRows:
         newest = LiveFilter(now=0)
         with file_errors(self.file):
             for batch in read_rows(self.store, self.file, self.codec, self._stored_range(span)):
-                yield self.rewrite.apply(newest.apply(batch), self.codec, self.target)
+                rows = self.rewrite.apply(newest.apply(batch), self.codec, self.target)
+                if rows.num_rows:
+                    yield rows
 
     def _stored_range(self, span: KeyRange) -> KeyRange:
         """The RPC keys of a range in the file."""

@@ -13,14 +13,14 @@ from tikv_br.cluster.import_mode import DownloadLimit, ImportMode
 from tikv_br.cluster.ingest_announcer import Announcer
 from tikv_br.cluster.regions import Region
 from tikv_br.cluster.topology import ClusterInfo
-from tikv_br.compare.files import BackgroundComparison
+from tikv_br.compare.files import BackgroundComparison, FilePart
 from tikv_br.errors import LeaseLost, StorageError
 from tikv_br.formats.checksum import Checksum
 from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.progress_events import Reporter, silent
 from tikv_br.restore.inspect import BackgroundInspection, FileFacts
 from tikv_br.restore.options import RestoreOptions, Via
-from tikv_br.restore.plan import FilePart, IngestResult, RestorePlan, RestoreRange
+from tikv_br.restore.plan import IngestResult, RestorePlan, RestoreRange
 from tikv_br.restore.record import RestoreCheckpoint, RestoreRecord
 
 
@@ -110,6 +110,6 @@ class RestoreContext:
         """Add a task's result and start to compare its part. Raises `LeaseLost` if another restore has taken over."""
         self.done = IngestResult(*map(sum, zip(self.done, result, strict=True)))
         if self.comparing is not None:
-            self.comparing.add(*part)
+            self.comparing.add(part)
         if self.lease is not None:
             self.lease.check()

@@ -15,7 +15,6 @@ from typing import IO, TYPE_CHECKING, Protocol
 
 from tikv_br import cancellation
 from tikv_br.backupset.coverage import codec_of
-from tikv_br.backupset.rows import file_errors, read_rows
 from tikv_br.cancellation import Cancellation, TaskCancelled, inherit
 from tikv_br.cluster.cluster import Cluster, ClusterPool
 from tikv_br.cluster.config import ClusterConfig
@@ -24,6 +23,7 @@ from tikv_br.cluster.rate_limit import RateLimit
 from tikv_br.cluster.region_errors import RegionErrorSeen
 from tikv_br.cluster.regions import Peer, Region
 from tikv_br.cluster.store import StoreClient
+from tikv_br.compare.files import FilePart
 from tikv_br.errors import (
     BackupDamaged,
     ClusterUnreachable,
@@ -38,7 +38,7 @@ from tikv_br.formats.keys.codec import DATA_PREFIX, KeyCodec
 from tikv_br.formats.keys.ranges import KeyRange, intersection, user_range
 from tikv_br.formats.keys.rewrite import Rewrite, encoded_prefix
 from tikv_br.restore.options import Via
-from tikv_br.restore.plan import FilePart, IngestResult
+from tikv_br.restore.plan import IngestResult
 from tikv_br.restore.record import RestoreRecord
 from tikv_br.retry import STORAGE_UNREACHABLE, Backoffer
 from tikv_br.storage.base import ObjectStore
@@ -292,19 +292,12 @@ class Upload:
         start, end = user_range(self._codec, span)
         if not self._walk.is_before(start):
             self._walk = _RowCursor(self._all_rows())
-        with file_errors(self._part.file):
-            yield from self._walk.within(start, end)
+        yield from self._walk.within(start, end)
 
     def _all_rows(self) -> Iterator[pa.RecordBatch]:
         """The newest row of each key of the part, under the name and with the timestamp that it gets."""
-        from tikv_br.formats.rows import LiveFilter
-
-        newest, part = LiveFilter(now=0), self._part
-        source = codec_of(self._job.api_version, part.file.key_range)
-        for batch in read_rows(self._job.store, part.file, source, part.span):
-            rows = part.rewrite.apply(newest.apply(batch), source, self._codec)
-            if rows.num_rows:
-                yield self._stamped(rows)
+        rows, span = self._part.rows(self._job.store, self._job.api_version)
+        return map(self._stamped, rows.pages(span))
 
     def _stamped(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         import numpy as np

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from tikv_br.backupset.files import FileEntry
+from tikv_br.compare.files import FilePart
 from tikv_br.formats.keys.ranges import KeyRange, gaps, intersection
 from tikv_br.formats.keys.rewrite import UNCHANGED, Rewrite
 
@@ -26,23 +27,6 @@ class RestoreRange(NamedTuple):
     def target(self) -> KeyRange:
         """The range in the cluster."""
         return self.rewrite.range(self.span)
-
-
-class FilePart(NamedTuple):
-    """One task: the wanted part of one file."""
-
-    file: FileEntry
-    span: KeyRange
-    """RPC keys as in the file."""
-    rewrite: Rewrite = UNCHANGED
-
-    @property
-    def target(self) -> KeyRange:
-        """RPC keys as in the cluster."""
-        return self.rewrite.range(self.span)
-
-    def __str__(self) -> str:
-        return self.file.name
 
 
 class IngestResult(NamedTuple):

@@ -6,17 +6,15 @@ slower than an ingest.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tikv_br.backupset.coverage import codec_of
-from tikv_br.backupset.rows import file_errors, read_rows
 from tikv_br.cluster.cluster import ClusterPool
 from tikv_br.cluster.config import ClusterConfig
+from tikv_br.compare.files import FilePart
 from tikv_br.formats.api_version import ApiVersion
-from tikv_br.formats.keys.codec import KeyCodec
-from tikv_br.restore.plan import FilePart, IngestResult
+from tikv_br.restore.plan import IngestResult
 from tikv_br.restore.record import RestoreRecord
 from tikv_br.storage.base import ObjectStore
 from tikv_br.tasks.task import TaskContext
@@ -46,10 +44,10 @@ def put_part(job: PutJob, part: FilePart, context: TaskContext) -> IngestResult:
     """
     from tikv_br.formats import columns
 
-    codec = codec_of(job.api_version, part.target)
-    writer = context.shared(ClusterPool).get(job.cluster).raw(codec.keyspace_id).column_writer()
+    rows, span = part.rows(job.store, job.api_version)
+    writer = context.shared(ClusterPool).get(job.cluster).raw(rows.target.keyspace_id).column_writer()
     put = expired = 0
-    for chunk in _chunks(job, part, codec):
+    for chunk in _chunks(rows.pages(span)):
         left_out = writer.put(chunk["key"], chunk["value"], columns.numbers(chunk["expire_ts"]))
         chunk_expired = int(left_out.sum())
         put += chunk.num_rows - chunk_expired
@@ -60,14 +58,7 @@ def put_part(job: PutJob, part: FilePart, context: TaskContext) -> IngestResult:
     return IngestResult(put=put, expired=expired)
 
 
-def _chunks(job: PutJob, part: FilePart, codec: KeyCodec) -> Iterator[pa.RecordBatch]:
-    """The newest row of each key of the part, expired or not, with rewritten keys."""
-    from tikv_br.formats.rows import LiveFilter
-
-    newest = LiveFilter(now=0)
-    source = codec_of(job.api_version, part.file.key_range)
-    with file_errors(part.file):
-        for batch in read_rows(job.store, part.file, source, part.span):
-            rows = part.rewrite.apply(newest.apply(batch), source, codec)
-            for first in range(0, rows.num_rows, CHUNK_ROWS):
-                yield rows.slice(first, CHUNK_ROWS)
+def _chunks(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        for first in range(0, batch.num_rows, CHUNK_ROWS):
+            yield batch.slice(first, CHUNK_ROWS)

@@ -18,6 +18,7 @@ from tikv_br.backupset.backup_set import BackupSet
 from tikv_br.backupset.coverage import codec_of, describe_ranges, nothing_matched
 from tikv_br.backupset.files import FileKind
 from tikv_br.backupset.rows import has_rows
+from tikv_br.cancellation import run_on_threads
 from tikv_br.cluster import timestamps, versions
 from tikv_br.cluster.cluster import first_rpc_key
 from tikv_br.cluster.import_mode import DownloadLimit
@@ -25,7 +26,7 @@ from tikv_br.cluster.ingest_announcer import Announcer, foreign_followers, unfin
 from tikv_br.cluster.rate_limit import RateLimit
 from tikv_br.cluster.split import scatter, split_at
 from tikv_br.cluster.timestamps import show_ts
-from tikv_br.compare.files import BackgroundComparison, BackupComparison, on_threads
+from tikv_br.compare.files import BackgroundComparison, BackupComparison, FilePart
 from tikv_br.errors import (
     BackupDamaged,
     BackupUnsupported,
@@ -57,7 +58,7 @@ from tikv_br.restore.context import RestoreContext
 from tikv_br.restore.ingest import IngestJob, ingest_part
 from tikv_br.restore.inspect import BackgroundInspection
 from tikv_br.restore.options import Mode, Restamp, RestoreOptions, Via
-from tikv_br.restore.plan import FilePart, IngestResult, RestorePlan, RestoreRange, choose_parts, split_keys
+from tikv_br.restore.plan import IngestResult, RestorePlan, RestoreRange, choose_parts, split_keys
 from tikv_br.restore.put import PutJob, put_part
 from tikv_br.restore.resume import (
     clean_up_interrupted,
@@ -439,8 +440,7 @@ def _holds_backup(context: RestoreContext) -> bool:
     if any(comparison.compare_empty(gap) for gap in _gaps(context)):
         return False
     try:
-        context.found = comparison.require_all_equal(context.parts, context.options.concurrency)
-        comparison.require_same_rows(context.parts, context.options.concurrency)
+        context.found = comparison.require_all_equal(context.parts, context.options.concurrency, exact=True)
     except ChecksumMismatch:
         return False
     return True
@@ -701,9 +701,9 @@ def ingest_hidden(context: RestoreContext, comparison: BackupComparison) -> bool
 def _hidden(context: RestoreContext, comparison: BackupComparison) -> tuple[list[FilePart], int]:
     """The parts that differ, and how many of their rows newer deletes hide; none if anything else differs."""
     threads = context.options.concurrency
-    answers = on_threads(lambda part: comparison.compare(*part), context.parts, threads)
+    answers = run_on_threads(comparison.compare, context.parts, threads, "compare")
     parts = [part for part, (_, difference) in zip(context.parts, answers, strict=True) if difference]
-    rows = on_threads(lambda part: comparison.hidden_rows(*part), parts, threads)
+    rows = run_on_threads(comparison.hidden_rows, parts, threads, "compare")
     return (parts, sum(rows)) if all(rows) else ([], 0)
 
 

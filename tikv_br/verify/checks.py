@@ -15,7 +15,7 @@ from tikv_br.backupset.files import FileEntry, FileKind, content_damage, verify_
 from tikv_br.backupset.rows import kind_of
 from tikv_br.cluster.cluster import ClusterPool
 from tikv_br.cluster.config import ClusterConfig
-from tikv_br.compare.files import BackupComparison
+from tikv_br.compare.files import BackupComparison, FilePart
 from tikv_br.errors import BackupDamaged, StorageObjectMissing
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.checksum import Checksum
@@ -179,7 +179,7 @@ def compare_range(job: CompareJob, task: CompareTask, context: TaskContext) -> R
         if task.file is None:
             equal, difference = Checksum(), comparison.compare_empty(task.span)
         else:
-            equal, difference = comparison.compare(task.file, task.span)
+            equal, difference = comparison.compare(FilePart(task.file, task.span))
     except BackupDamaged as error:
         return Report((Finding(str(task), error.message, Level.DATA),))
     except StorageObjectMissing:

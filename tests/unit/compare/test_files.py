@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.sst_surgery import write_sst
 from tikv_br.backupset.files import Expiry, FileEntry
-from tikv_br.compare.files import BackupComparison
+from tikv_br.compare.files import BackupComparison, FilePart
 from tikv_br.errors import BackupDamaged, ChecksumMismatch
 from tikv_br.formats import columns
 from tikv_br.formats.api_version import ApiVersion
@@ -151,7 +151,10 @@ def test_expiry_breaks_no_comparison(tmp_path: Path, seconds: float, recorded: b
     rows = rows_that_expire(seconds)
     file = make(tmp_path, rows, recorded=recorded)
     cluster = FakeCluster(rows)
-    assert prover(tmp_path, cluster, recorded=recorded).require_equal(file, file.key_range).total_kvs in {20, 40}
+    assert prover(tmp_path, cluster, recorded=recorded).require_equal(FilePart(file, file.key_range)).total_kvs in {
+        20,
+        40,
+    }
 
 
 @pytest.mark.parametrize("seconds", [3600, -3600])
@@ -160,7 +163,7 @@ def test_recorded_expiry_spares_reading_the_file(tmp_path: Path, seconds: float)
     rows = rows_that_expire(seconds)
     file = make(tmp_path, rows, recorded=True)
     (tmp_path / "file.sst").unlink()
-    assert prover(tmp_path, FakeCluster(rows)).require_equal(file, file.key_range) == sums(rows, NOW)
+    assert prover(tmp_path, FakeCluster(rows)).require_equal(FilePart(file, file.key_range)) == sums(rows, NOW)
 
 
 @pytest.mark.parametrize("recorded", [True, False])
@@ -179,7 +182,7 @@ def test_a_difference_is_found_whatever_expires(tmp_path: Path, change: str, sec
         case _:
             there[b"key077"] = (b"value", 0)
     with pytest.raises(ChecksumMismatch, match=r"\[start, 6d\).*file\.sst|\[start, end\).*file\.sst"):
-        prover(tmp_path, FakeCluster(there), recorded=recorded).require_equal(file, file.key_range)
+        prover(tmp_path, FakeCluster(there), recorded=recorded).require_equal(FilePart(file, file.key_range))
 
 
 def test_a_row_that_should_have_expired_is_a_difference(tmp_path: Path) -> None:
@@ -188,7 +191,7 @@ def test_a_row_that_should_have_expired_is_a_difference(tmp_path: Path) -> None:
     file = make(tmp_path, rows, recorded=True)
     without_ttl: Rows = {key: (value, 0) for key, (value, _expire) in rows.items()}
     with pytest.raises(ChecksumMismatch):
-        prover(tmp_path, FakeCluster(without_ttl)).require_equal(file, file.key_range)
+        prover(tmp_path, FakeCluster(without_ttl)).require_equal(FilePart(file, file.key_range))
 
 
 def test_regions_may_answer_at_different_seconds(tmp_path: Path) -> None:
@@ -199,7 +202,7 @@ def test_regions_may_answer_at_different_seconds(tmp_path: Path) -> None:
     clocks = iter_clock([now - 1, now + 2])
     file = make(tmp_path, rows, recorded=True)
     cluster = FakeCluster(rows, lambda: next(clocks))
-    found = prover(tmp_path, cluster).require_equal(file, file.key_range)
+    found = prover(tmp_path, cluster).require_equal(FilePart(file, file.key_range))
     assert found == sums({k: r for k, r in rows.items() if k < b"m"}, now - 1) + sums(
         {k: r for k, r in rows.items() if k >= b"m"}, now + 2
     )
@@ -217,9 +220,9 @@ def test_a_part_of_a_file_is_compared_with_its_rows_only(tmp_path: Path) -> None
     file = make(tmp_path, rows, recorded=True)
     there = {**rows, b"key00": (b"other", 0), b"short19": (b"other", 0)}
     part = KeyRange(b"key01", b"short19")
-    assert prover(tmp_path, FakeCluster(there)).require_equal(file, part).total_kvs == 38
+    assert prover(tmp_path, FakeCluster(there)).require_equal(FilePart(file, part)).total_kvs == 38
     with pytest.raises(ChecksumMismatch):
-        prover(tmp_path, FakeCluster(there)).require_equal(file, KeyRange(b"key01", b"short2"))
+        prover(tmp_path, FakeCluster(there)).require_equal(FilePart(file, KeyRange(b"key01", b"short2")))
 
 
 def test_a_file_that_has_to_be_read_must_be_sound(tmp_path: Path) -> None:
@@ -230,7 +233,7 @@ def test_a_file_that_has_to_be_read_must_be_sound(tmp_path: Path) -> None:
     data[10] ^= 1
     (tmp_path / "file.sst").write_bytes(data)
     with pytest.raises(BackupDamaged, match=r"file\.sst"):
-        prover(tmp_path, FakeCluster({}), recorded=False).require_equal(file, file.key_range)
+        prover(tmp_path, FakeCluster({}), recorded=False).require_equal(FilePart(file, file.key_range))
 
 
 def test_rows_where_the_backup_has_none(tmp_path: Path) -> None:
@@ -246,7 +249,7 @@ def test_differences_beside_expiring_rows_are_counted(tmp_path: Path) -> None:
     file = make(tmp_path, rows, recorded=False)
     there = {**rows, b"key00": (b"other", 0), b"zzz": (b"new", 0)}
     del there[b"key03"]
-    equal, difference = prover(tmp_path, FakeCluster(there), recorded=False).compare(file, file.key_range)
+    equal, difference = prover(tmp_path, FakeCluster(there), recorded=False).compare(FilePart(file, file.key_range))
     assert equal == Checksum()
     assert "1 rows are missing, 1 have another value, 1 are not in the backup" in difference
     assert difference.endswith(b"key00".hex())
@@ -264,7 +267,7 @@ def test_rows_that_expire_each_at_a_second_of_their_own_are_compared_one_by_one(
     rows = rows_that_expire(1)
     file = make(tmp_path, rows, recorded=True)
     cluster = FakeCluster(jitter(rows))
-    prover(tmp_path, cluster).require_equal(file, file.key_range)
+    prover(tmp_path, cluster).require_equal(FilePart(file, file.key_range))
     assert cluster.scanned
 
 
@@ -274,9 +277,9 @@ def test_differences_are_found_row_by_row(tmp_path: Path, key: bytes) -> None:
     rows = rows_that_expire(2) | {b"zlasting": (b"value", 0), b"zother": (b"value", 0)}
     file = make(tmp_path, rows, recorded=True)
     there = {**jitter(rows), key: (b"other", rows[key][1] and rows[key][1] + 60)}
-    assert "1 have another value" in prover(tmp_path, FakeCluster(there)).compare(file, file.key_range)[1]
+    assert "1 have another value" in prover(tmp_path, FakeCluster(there)).compare(FilePart(file, file.key_range))[1]
     del there[b"zlasting"]
-    assert "1 rows are missing" in prover(tmp_path, FakeCluster(there)).compare(file, file.key_range)[1]
+    assert "1 rows are missing" in prover(tmp_path, FakeCluster(there)).compare(FilePart(file, file.key_range))[1]
 
 
 def test_cuts_divide_a_file_into_requests(tmp_path: Path) -> None:
@@ -285,8 +288,8 @@ def test_cuts_divide_a_file_into_requests(tmp_path: Path) -> None:
     file, cluster = make(tmp_path, rows, recorded=True), FakeCluster(rows)
     cuts = {file.name: (b"key05", b"key1")}
     divided = BackupComparison(cluster, open_store(parse(str(tmp_path))), ApiVersion.V1TTL, cuts, expiry_recorded=True)  # type: ignore[arg-type]
-    assert divided.require_equal(file, file.key_range) == sums(rows)
+    assert divided.require_equal(FilePart(file, file.key_range)) == sums(rows)
     assert sorted(cluster.asked) == [(b"", b"key05"), (b"key05", b"key1"), (b"key1", b"")]
     del cluster.rows[b"key05"]
     with pytest.raises(ChecksumMismatch, match="19 rows"):
-        divided.require_equal(file, file.key_range)
+        divided.require_equal(FilePart(file, file.key_range))

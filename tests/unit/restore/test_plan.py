@@ -6,8 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tikv_br.backupset.files import FileEntry
+from tikv_br.compare.files import FilePart
 from tikv_br.formats.keys.ranges import KeyRange, intersection
-from tikv_br.restore.plan import FilePart, RestoreRange, choose_parts, remaining_parts, split_keys
+from tikv_br.restore.plan import RestoreRange, choose_parts, remaining_parts, split_keys
 
 KEYS = st.binary(max_size=3)
 RANGES = st.builds(KeyRange, KEYS, KEYS).filter(lambda span: not span.is_empty)
