@@ -10,6 +10,7 @@ import pyarrow as pa
 import rocksdict
 from fastcrc import crc64
 
+from tests.support.stored_values import encode_value
 from tikv_br.backupset.files import FileWriter
 from tikv_br.cluster.cluster import Cluster
 from tikv_br.cluster.pb import kvrpcpb_pb2
@@ -20,7 +21,7 @@ from tikv_br.formats.keys.codec import DATA_PREFIX, KeyCodec
 from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.formats.rows import to_storage
 from tikv_br.formats.sst import Compression
-from tikv_br.formats.values import StoredValue, encode_value
+from tikv_br.formats.values import StoredValue
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import StorageLocation
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from tikv_br.formats.api_version import ApiVersion
-from tikv_br.formats.errors import DamagedBytes, UnsupportedFormat
+from tikv_br.formats.errors import DamagedBytes
 
 EXPIRE_SIZE = 8
 """Bytes of an expiry."""
@@ -34,21 +34,6 @@ class StoredValue(NamedTuple):
     def is_live(self, now: int) -> bool:
         """Return whether a reader sees the value at `now` (seconds since the epoch), at which an equal expiry is over."""
         return not self.deleted and (self.expire_ts == 0 or self.expire_ts > now)
-
-
-def encode_value(api_version: ApiVersion, stored: StoredValue) -> bytes:
-    """The bytes in RocksDB. Raises `UnsupportedFormat` for an expiry or tombstone that the version cannot hold."""
-    value, expire_ts, deleted = stored
-    if api_version is ApiVersion.V2:
-        expiry = expire_ts.to_bytes(EXPIRE_SIZE, "big") if expire_ts else b""
-        return value + expiry + bytes([FLAG_EXPIRE * bool(expire_ts) | FLAG_DELETED * deleted])
-    if deleted:
-        raise UnsupportedFormat(f"API {api_version.label} stores no tombstones")
-    if api_version is ApiVersion.V1TTL:
-        return value + expire_ts.to_bytes(EXPIRE_SIZE, "big")
-    if expire_ts:
-        raise UnsupportedFormat("API v1 stores no expiry")
-    return value
 
 
 def decode_value(api_version: ApiVersion, data: bytes) -> StoredValue:

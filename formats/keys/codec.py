@@ -16,13 +16,8 @@ FULL = 0xFF
 """The marker after a full group that is not the last."""
 
 
-def encoded_size(size: int) -> int:
-    """Bytes that `encode` makes of `size` bytes."""
-    return (size // GROUP + 1) * ENCODED_GROUP
-
-
 def encode(data: bytes) -> bytes:
-    """Encode `data`; the result has `encoded_size(len(data))` bytes."""
+    """Encode `data`, in one group more than it fills."""
     full, rest = divmod(len(data), GROUP)
     padding = GROUP - rest
     groups = [data[at * GROUP : at * GROUP + GROUP] + b"\xff" for at in range(full)]
@@ -49,14 +44,6 @@ def decode(data: bytes) -> tuple[bytes, int]:
                 raise DamagedBytes(f"memcomparable bytes: padding that is not zero before {start + GROUP}")
             return bytes(decoded), start + ENCODED_GROUP
     raise DamagedBytes(f"memcomparable bytes: no last group within {len(data)} bytes")
-
-
-def decode_exact(data: bytes) -> bytes:
-    """Decode `data`, all of it. Raises `DamagedBytes`, also when bytes follow the last group."""
-    decoded, consumed = decode(data)
-    if consumed != len(data):
-        raise DamagedBytes(f"memcomparable bytes: {len(data) - consumed} bytes after the last group")
-    return decoded
 
 
 DATA_PREFIX = b"z"

@@ -12,12 +12,13 @@ import pytest
 from tests.integration.cloud_servers import AzureServer, azurite_server
 from tests.integration.gcs_server import GcsServer, gcs_server
 from tests.integration.s3_servers import BUCKET, S3Server, moto_server, versitygw_server
+from tests.support.ledgers import read_entries
 from tests.support.waiting import eventually
 from tests.unit.backupset.samples import describe, do_all, do_task
 from tikv_br.backupset import layout, lease, records
 from tikv_br.backupset.backup_set import BackupSet, BackupWriter
 from tikv_br.backupset.lease import Lease, LeaseOwner, PathLease
-from tikv_br.backupset.ledger import read_entries, write_entry
+from tikv_br.backupset.ledger import write_entry
 from tikv_br.errors import BackupDamaged, BackupNotFound, BackupPathInUse, LeaseHeld, StorageObjectMissing
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import StorageLocation, parse

@@ -164,13 +164,6 @@ def map_ahead(function: Callable[[Item], Found], items: Sequence[Item]) -> Itera
         pool.shutdown(wait=False, cancel_futures=True)
 
 
-def read_entries(store: ObjectStore) -> list[LedgerEntry]:
-    """All entries, by interval and attempt. Raises `BackupDamaged` or `CrypterMismatch` if one cannot be read."""
-    names = [info.name for info in store.list(layout.LEDGER)]
-    entries = [read_record(store, LedgerEntry, name) for name in names]
-    return sorted(entries, key=lambda entry: (entry.interval, entry.attempt))
-
-
 class Recorded(Protocol):
     """A `LedgerEntry` or a `FinishedTask`."""
 

@@ -15,9 +15,10 @@ import pytest
 from tests.e2e.command import environment
 from tests.integration.backup.reading import Rows, rocksdb_rows
 from tests.integration.backup.resume.unfinished import REGIONS, ROWS, fill
+from tests.support.ledgers import read_entries
 from tests.support.live_cluster import LiveCluster, live_cluster
 from tikv_br.backupset.backup_set import BackupSet
-from tikv_br.backupset.ledger import LedgerEntry, read_entries
+from tikv_br.backupset.ledger import LedgerEntry
 from tikv_br.errors import BackupPathInUse, LeaseHeld
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.storage.open import open_store

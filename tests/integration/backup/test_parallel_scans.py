@@ -12,9 +12,10 @@ import pytest
 from bench.dataset import Dataset
 from bench.replay import replaying
 from bench.scan_to_sst import scan_task
+from tests.support.ledgers import read_entries
 from tikv_br.backup.scan import ScanProbe
 from tikv_br.backupset.layout import is_data
-from tikv_br.backupset.ledger import LedgerEntry, read_entries
+from tikv_br.backupset.ledger import LedgerEntry
 from tikv_br.backupset.run_record import PathState, path_state
 from tikv_br.cluster.rawkv import RawClient
 from tikv_br.errors import RequestRefused

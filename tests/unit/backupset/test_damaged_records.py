@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.damage import Victim, by_kind, cases, kind_of, read_objects
+from tests.support.ledgers import read_entries
 from tests.unit.backupset.samples import describe, do_task
 from tests.unit.backupset.shelves import index_at, shelve
 from tikv_br.backupset import lease, ledger, records, run_record
@@ -35,7 +36,7 @@ def unfinished(folder: Path) -> ObjectStore:
 
 READERS: dict[str, Callable[[ObjectStore], object]] = {
     "run": run_record.read_run,
-    "ledger": ledger.read_entries,
+    "ledger": read_entries,
     "lease": lease.newest,
 }
 
@@ -67,14 +68,14 @@ def test_ledger_entries_that_changed_places_say_the_same(tmp_path: Path) -> None
     """Entries count by content: swapping two loses nothing; removing one loses its work."""
     store = unfinished(tmp_path)
     one, other = by_kind(dict.fromkeys(read_objects(tmp_path), b""))["ledger"]
-    usable_entries = ledger.read_entries(store)
+    usable_entries = read_entries(store)
     first, second = store.get(one), store.get(other)
     store.put(one, second)
     store.put(other, first)
-    assert ledger.read_entries(store) == usable_entries
+    assert read_entries(store) == usable_entries
     store.put(other, second)
     sizes = {info.name: info.size for info in store.list()}
-    usable_entries = [entry for entry in ledger.read_entries(store) if ledger.has_its_files(entry, sizes)]
+    usable_entries = [entry for entry in read_entries(store) if ledger.has_its_files(entry, sizes)]
     assert len(ledger.without_overlaps(usable_entries)) == 1
 
 

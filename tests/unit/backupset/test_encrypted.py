@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.ledgers import read_entries
 from tests.support.openssl import KEYS, crypt, crypter
 from tests.unit.backupset.samples import describe, do_all
 from tests.unit.backupset.shelves import index_at, make_foreign
@@ -93,10 +94,10 @@ def test_the_ledger_of_another_key_is_not_continued(tmp_path: Path) -> None:
     store = store_at(tmp_path)
     entry = do_all(store)[0]
     ledger.write_entry(store, entry)
-    assert ledger.read_entries(store) == [entry]
+    assert read_entries(store) == [entry]
     for wrong in (PLAIN, OTHER_KEY):
         with pytest.raises(CrypterMismatch, match="ledger"):
-            ledger.read_entries(store_at(tmp_path, wrong))
+            read_entries(store_at(tmp_path, wrong))
 
 
 @pytest.mark.parametrize(

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
+from tests.support.ledgers import read_entries
 from tests.unit.backupset.samples import do_all, do_task
 from tikv_br.backupset import layout
 from tikv_br.backupset.ledger import (
     LedgerEntry,
     has_its_files,
     one_per_interval,
-    read_entries,
     remove_entries,
     without_overlaps,
     write_entry,

@@ -11,6 +11,7 @@ import fastcrc
 import pytest
 
 from tests.support.sst_surgery import write_sst
+from tests.support.stored_values import encode_value
 from tikv_br.backupset.files import Expiry, FileEntry
 from tikv_br.compare.files import BackupComparison, FilePart
 from tikv_br.errors import BackupDamaged, ChecksumMismatch
@@ -20,7 +21,7 @@ from tikv_br.formats.checksum import Checksum
 from tikv_br.formats.keys.codec import KeyCodec
 from tikv_br.formats.keys.ranges import KeyRange
 from tikv_br.formats.rawscan import ScanPage
-from tikv_br.formats.values import StoredValue, encode_value
+from tikv_br.formats.values import StoredValue
 from tikv_br.storage.open import open_store
 from tikv_br.storage.url import parse
 

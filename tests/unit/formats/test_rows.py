@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.stored_values import encode_value
 from tests.unit.formats.examples import MAX_U64, Row, keyspaces, many, pairs, records
 from tikv_br.formats import columns
 from tikv_br.formats.api_version import ApiVersion
@@ -15,7 +16,7 @@ from tikv_br.formats.columns import SCHEMA, STORAGE_SCHEMA
 from tikv_br.formats.errors import DamagedBytes, FormatError, UnsortedKeys, UnsupportedFormat
 from tikv_br.formats.keys.codec import DATA_PREFIX, KeyCodec
 from tikv_br.formats.rows import LiveFilter, from_storage, live, to_storage
-from tikv_br.formats.values import StoredValue, decode_value, encode_value
+from tikv_br.formats.values import StoredValue, decode_value
 
 V1, V1TTL, V2 = (KeyCodec(api_version) for api_version in ApiVersion)
 codecs = st.sampled_from([V1, V1TTL]) | keyspaces.map(lambda keyspace: KeyCodec(ApiVersion.V2, keyspace))

@@ -4,10 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.stored_values import encode_value
 from tests.unit.formats.examples import expiries, keys, many
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.errors import DamagedBytes, UnsupportedFormat
-from tikv_br.formats.values import StoredValue, decode_value, encode_value
+from tikv_br.formats.values import StoredValue, decode_value
 
 
 @pytest.mark.parametrize(

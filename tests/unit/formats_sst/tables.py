@@ -11,6 +11,7 @@ from types import MappingProxyType
 import pyarrow as pa
 import rocksdict
 
+from tests.support.stored_values import encode_value
 from tests.support.tools import find_tool
 from tikv_br.formats import columns
 from tikv_br.formats.api_version import ApiVersion
@@ -19,7 +20,7 @@ from tikv_br.formats.sst import MemorySource, SstOptions, SstReader, SstSummary,
 from tikv_br.formats.sst import table as names
 from tikv_br.formats.sst.block import ChecksumType, Footer, encode_entries
 from tikv_br.formats.sst.coding import BlockHandle, decode_handle, encode_varint
-from tikv_br.formats.values import StoredValue, encode_value
+from tikv_br.formats.values import StoredValue
 
 Row = tuple[bytes, bytes]
 

@@ -6,9 +6,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.support.stored_values import encode_value
 from tikv_br.formats.api_version import ApiVersion
 from tikv_br.formats.keys.codec import DATA_PREFIX, KeyCodec
-from tikv_br.formats.values import StoredValue, encode_value
+from tikv_br.formats.values import StoredValue
 from tikv_br.playground.encoding import DeadlyData, encoding_of
 from tikv_br.playground.engine import RocksEngine
 

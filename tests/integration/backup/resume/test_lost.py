@@ -11,10 +11,10 @@ import pytest
 from tests.integration.backup.conftest import Options
 from tests.integration.backup.data import when
 from tests.integration.backup.resume.unfinished import REGIONS, V2, fail_half_way, files_at, fill, is_whole, safe_points
+from tests.support.ledgers import read_entries
 from tests.support.live_cluster import LiveCluster, live_cluster
 from tikv_br.backup.run import backup
 from tikv_br.backupset import lease, run_record
-from tikv_br.backupset.ledger import read_entries
 from tikv_br.cluster import safepoint as backup_ts_module
 from tikv_br.cluster.safepoint import service_id
 from tikv_br.errors import LeaseLost, SafePointError

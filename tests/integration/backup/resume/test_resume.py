@@ -21,12 +21,13 @@ from tests.integration.backup.resume.unfinished import (
 )
 from tests.integration.s3_servers import versitygw_server
 from tests.support.damage import flipped
+from tests.support.ledgers import read_entries
 from tests.support.live_cluster import LiveCluster
 from tests.support.waiting import eventually
 from tikv_br.backup.run import backup
 from tikv_br.backupset import lease, run_record
 from tikv_br.backupset.backup_set import BackupSet
-from tikv_br.backupset.ledger import LedgerEntry, read_entries, write_entry
+from tikv_br.backupset.ledger import LedgerEntry, write_entry
 from tikv_br.cluster.safepoint import service_id
 from tikv_br.dataflow.run import abort_backup
 from tikv_br.errors import BackupPathInUse, CrypterMismatch, LeaseHeld, RequestRefused, ResumeRefused, StorageFull

@@ -1,0 +1,15 @@
+"""The ledger of a backup, all at once."""
+
+from __future__ import annotations
+
+from tikv_br.backupset import layout
+from tikv_br.backupset.ledger import LedgerEntry
+from tikv_br.backupset.records import read_record
+from tikv_br.storage.base import ObjectStore
+
+
+def read_entries(store: ObjectStore) -> list[LedgerEntry]:
+    """All entries, by interval and attempt. Raises `BackupDamaged` or `CrypterMismatch` if one cannot be read."""
+    names = [info.name for info in store.list(layout.LEDGER)]
+    entries = [read_record(store, LedgerEntry, name) for name in names]
+    return sorted(entries, key=lambda entry: (entry.interval, entry.attempt))
